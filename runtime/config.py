@@ -37,6 +37,16 @@ class OneDnn(StrEnum):
     """Those of more than one token."""
 
 
+class Exact(StrEnum):
+    """The function of Transformers whose bits a served model has."""
+
+    AUTO = "auto"
+    EAGER = "eager"
+    """The loop over experts."""
+    GROUPED = "grouped"
+    """`grouped_mm`, one product for all experts."""
+
+
 @dataclass(kw_only=True)
 class ModelConfig:
     name: str = REFERENCE_MODEL
@@ -55,6 +65,10 @@ class ModelConfig:
     decode_threads: int | None = None
     """Threads that compute a step of one token on a CPU; null: one or all, whichever is faster with
     experts of this size on this machine."""
+    exact: Exact = Exact.AUTO
+    """Implementation of Transformers whose bits the experts' outputs have: eager (its loop over
+    experts), grouped (its `grouped_mm`), auto (eager on a CPU; grouped on a GPU, where the model
+    and its store allow it)."""
     local_only: bool = True
     """Use only files on this machine; false: download from the Hub if needed."""
 

@@ -21,6 +21,7 @@ from runtime.errors import CheckpointError
 from runtime.generation.detokenizer import Detokenizer
 from runtime.generation.sampling import TokenListener
 from runtime.hf.decode_threads import apply_decode_threads, read_decode_threads
+from runtime.hf.exact import set_reference
 from runtime.hf.forced_routing import MEANINGLESS, force_routing
 from runtime.hf.layers import find_moe_layers
 from runtime.hf.loading import load_plain, refuse_plain
@@ -78,6 +79,7 @@ def run(config: GenerateConfig) -> dict[str, Any]:
             plain = load_plain(handle.folder, dtype=model.dtype, onednn=onednn)
             # The number that was chosen for the size of the served experts.
             apply_decode_threads(plain, read_decode_threads(model), expert_bytes=1)
+            set_reference(plain, handle.exact)
             with force_routing(find_moe_layers(plain), config.routing):
                 reference = generate(plain, prompt_tokens, config)
     answer = times.as_dict()
@@ -87,7 +89,8 @@ def run(config: GenerateConfig) -> dict[str, Any]:
     if reference is not None:
         if reference != tokens:
             raise ReferenceMismatch(f"plain Transformers generated {reference}, this run {tokens}")
-        print_line(notes, f"verified: the same {len(tokens)} tokens as plain Transformers eager")
+        plain_name = f"plain Transformers {handle.exact.value}"
+        print_line(notes, f"verified: the same {len(tokens)} tokens as {plain_name}")
     return {
         "model": spec,
         "prompt": config.prompt,

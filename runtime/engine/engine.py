@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -296,10 +297,50 @@ class Engine:
                 self._timeline.computed((layer, e), start, self._experts_done_at)
         self._pending.pop(layer, None)
 
-    def _resident_weights(self, expert: Expert) -> ExpertWeights:
+    def ready_slots(self, layer: int, wanted: list[int]) -> Iterator[dict[int, int]]:
+        """Yield the slots of wanted experts by expert: at a time all that are ready.
+
+        They are valid until the next are taken.
+
+        Raises:
+            TransferError: an expert's bytes did not arrive; the others are released.
+        """
+        order = self._pending.get(layer)
+        if order is None or sorted(order) != wanted:
+            order = self._request(layer, dict.fromkeys(wanted, 1))
+        while order:
+            if self._is_complete:
+                slots = {e: self._resident_slot((layer, e)) for e in order}
+            else:
+                slots = dict(self._wait(layer, order))
+            start = time.perf_counter()
+            try:
+                yield slots
+            finally:
+                for e in slots:
+                    order.remove(e)
+                self._record_together(layer, list(slots), start)
+                if not self._is_complete:
+                    for e, slot in slots.items():
+                        self._compute_tier.computed((layer, e), slot)
+                    self._release([(layer, e) for e in slots])
+        self._pending.pop(layer, None)
+
+    def _record_together(self, layer: int, experts: Sequence[int], start: float) -> None:
+        """Report experts that were computed together as if one after another."""
+        self._experts_done_at = time.perf_counter()
+        if self._timeline is not None:
+            times = np.linspace(start, self._experts_done_at, len(experts) + 1).tolist()
+            for e, (begin, end) in zip(experts, pairwise(times), strict=True):
+                self._timeline.computed((layer, e), begin, end)
+
+    def _resident_slot(self, expert: Expert) -> int:
         entry = self.cache.entry(expert)
         assert entry is not None
-        return self._compute_tier.weights(expert, entry.slot)
+        return entry.slot
+
+    def _resident_weights(self, expert: Expert) -> ExpertWeights:
+        return self._compute_tier.weights(expert, self._resident_slot(expert))
 
     def _release(self, experts: Sequence[Expert]) -> None:
         with self._condition:

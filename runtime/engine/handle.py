@@ -6,17 +6,19 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from predictors.spec import ModelSpec
+from runtime.config import Exact
 from runtime.engine.auto_budget import AutoBudget
 from runtime.engine.engine import Engine
 from runtime.engine.memory import unfreeze_objects
-from runtime.hf.adapters.base import ExpertSource, LayerExperts
+from runtime.hf.adapters.base import LayerExperts
 from runtime.hf.dense_stream import DenseStream
+from runtime.hf.grouped import GroupedExperts, SlotSource
 from runtime.hf.layers import MoeLayer
 from runtime.hf.probes import EventListener, Probes
 from runtime.store.dense_source import DenseCodes
 
 
-class EngineInterface(EventListener, ExpertSource, Protocol):
+class EngineInterface(EventListener, SlotSource, Protocol):
     """Receives a model's events and provides its experts."""
 
 
@@ -29,7 +31,9 @@ class ModelHandle:
     layers: Sequence[MoeLayer]
     engine: Engine
     probes: Probes
-    experts: Sequence[LayerExperts]
+    experts: Sequence[LayerExperts | GroupedExperts]
+    exact: Exact = Exact.EAGER
+    """Transformers' implementation whose bits outputs have, where experts are not quantised."""
     auto_budget: AutoBudget | None = None
     """The budget as computed from free memory; None for a budget that was given."""
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from predictors.base import Predictor, Signal
 from predictors.spec import ModelSpec
-from runtime.config import AUTO, ModelConfig, ServedConfig, StoreConfig, SystemConfig
+from runtime.config import AUTO, Exact, ModelConfig, ServedConfig, StoreConfig, SystemConfig
 from runtime.engine.assembly import (
     EngineMemory,
     EngineOptions,
@@ -29,8 +29,16 @@ from runtime.engine.learned import LearnedStore
 from runtime.engine.memory import freeze_while_loaded, release_unused
 from runtime.engine.timeline import ChromeTraceWriter
 from runtime.errors import BudgetError
+from runtime.hf.adapters.base import LayerExperts
 from runtime.hf.decode_threads import apply_decode_threads
+from runtime.hf.exact import (
+    attach_grouped,
+    choose_exact,
+    find_model_obstacle,
+    find_store_obstacle,
+)
 from runtime.hf.experts import multiplies_rows
+from runtime.hf.grouped import GroupedExperts
 from runtime.hf.kv import estimate_cache_bytes
 from runtime.hf.layers import MoeLayer, attach_experts, build_skip_predictor
 from runtime.hf.loading import StrippedModel, count_weight_bytes, load_stripped
@@ -129,7 +137,9 @@ def load_model(options: LoadOptions) -> PreTrainedModel:
     config, home = options.model, options.devices[0]
     folder = resolve(config)
     available = measure_free_memory(options.devices, num_processes=count_processes(options))
-    stripped = load_stripped(folder, config.dtype, home, onednn=config.onednn)
+    spread = find_spread_obstacle(options)
+    choose_exact(config.exact, home, spread)  # What cannot be is refused before anything is loaded.
+    stripped = load_stripped(folder, config.dtype, home, onednn=config.onednn, exact=config.exact)
     release_unused()
     plain, layers = stripped.model, stripped.layers
     spec = stripped.spec(folder, config)
@@ -141,6 +151,8 @@ def load_model(options: LoadOptions) -> PreTrainedModel:
             options.store, spec, layers, checkpoint=folder, devices=options.devices
         )
     apply_decode_threads(plain, config.decode_threads, expert_bytes=max_slot_bytes(experts))
+    obstacle = spread or find_model_obstacle(plain) or find_store_obstacle(experts.layouts)
+    exact = choose_exact(config.exact, home, obstacle)
     if note := describe_decoding(experts.layouts):
         log.info("%s: %s", options.store.path or folder, note)
     part = None
@@ -185,10 +197,13 @@ def load_model(options: LoadOptions) -> PreTrainedModel:
     )
     signals = frozenset({Signal.ROUTED}) | engine.driver.all_signals
     is_spread = len(set(options.devices)) > 1
+    attached: list[LayerExperts | GroupedExperts]
     if part is None:
-        attached = attach_experts(layers, engine, home=home if is_spread else None)
+        attached = [*attach_experts(layers, engine, home=home if is_spread else None)]
+        if exact is Exact.GROUPED:
+            attached += attach_grouped(layers, engine, engine.arenas[0])
     else:
-        attached = ranks.attach_own_experts(layers, engine, part, home)
+        attached = [*ranks.attach_own_experts(layers, engine, part, home)]
     plain.moecast = ModelHandle(
         spec=spec,
         folder=folder,
@@ -196,6 +211,7 @@ def load_model(options: LoadOptions) -> PreTrainedModel:
         engine=engine,
         probes=Probes(plain, signals, engine, layers=layers, listens=engine.driver.listens),
         experts=attached,
+        exact=exact,
         auto_budget=auto,
     )
     plain.close = plain.moecast.close
@@ -203,6 +219,15 @@ def load_model(options: LoadOptions) -> PreTrainedModel:
     release_unused()
     freeze_while_loaded()
     return plain
+
+
+def find_spread_obstacle(options: LoadOptions) -> str | None:
+    """Return why experts in several places cannot be grouped; None if they are in one."""
+    if options.expert_parallel:
+        return "several processes share the experts"
+    if len(options.devices) > 1:
+        return "the experts are on several devices, and one launch needs them on one"
+    return None
 
 
 def choose_auto_budget(

@@ -236,6 +236,9 @@ def moecast_experts(
     module: nn.Module, hidden_TD: Tensor, experts_TK: Tensor, weights_TK: Tensor
 ) -> Tensor:
     """Compute an experts module that its adapter has attached; Transformers calls this."""
+    if module.moecast_grouped is not None:
+        output: Tensor = module.moecast_grouped.compute(module, hidden_TD, experts_TK, weights_TK)
+        return output
     how: AccumulationDtype | None = module.moecast_sum
     if how is None:
         # Its parameters are placeholders that fetch the expert whose index they are given.

@@ -26,9 +26,10 @@ from transformers import (
 from transformers.utils import logging
 
 from predictors.spec import ModelSpec
-from runtime.config import ModelConfig, OneDnn, PageCache
+from runtime.config import Exact, ModelConfig, OneDnn, PageCache
 from runtime.errors import CheckpointError
 from runtime.hf import experts as experts_function
+from runtime.hf.exact import QUANTISED, choose_exact, find_model_obstacle
 from runtime.hf.experts import multiplies_rows
 from runtime.hf.gguf import choose_dtype, open_dense, plan_layers, read_gguf_config
 from runtime.hf.layers import MoeLayer, find_moe_layers, find_top_k
@@ -151,23 +152,35 @@ def load_stripped(
     device: torch.device | str = "cpu",
     *,
     onednn: OneDnn = OneDnn.AUTO,
+    exact: Exact = Exact.AUTO,
 ) -> StrippedModel:
     """Load a model without its experts: no byte of them is read.
+
+    Args:
+        exact: refused before anything is read if the model cannot have it.
 
     Raises:
         CheckpointError: no model class for it, no experts, or damaged files.
     """
     experts_function.register()
+    device = torch.device(device)
     if is_gguf(folder):
+        choose_exact(exact, device, QUANTISED)
         return load_stripped_gguf(folder, dtype, device, onednn=onednn)
     config = read_config(folder)
     indexed: dict[str, Banks] = {}
     with explain_loading(folder), progress_bars():
         cls, config = find_model_class(config)
         scheme = take_scheme(folder, config)
-        stripped = make_stripped_class(
-            cls, partial(open_safetensors, lambda banks: indexed.update(banks=banks), scheme)
-        )
+
+        def open_tensors(
+            model: PreTrainedModel, *args: Any
+        ) -> AbstractContextManager[dict[str, Any]]:
+            obstacle = find_model_obstacle(model) if scheme is None else QUANTISED
+            choose_exact(exact, device, obstacle)
+            return open_safetensors(lambda banks: indexed.update(banks=banks), scheme, model, *args)
+
+        stripped = make_stripped_class(cls, open_tensors)
         model = stripped.from_pretrained(
             folder,
             config=config,

@@ -41,6 +41,10 @@ class Arena:
         self.num_slots = num_slots
         self.num_bytes = num_slots * size
 
+    @property
+    def device(self) -> torch.device:
+        return self._slots.device
+
     def slot(self, index: int) -> Tensor:
         return self._slots[index]
 
@@ -56,6 +60,20 @@ class Arena:
         if known is None:
             known = self._weights[layer, index] = layout.weights(self._slots[index])
         return known
+
+    def stacked_weights(self, layer: int) -> dict[str, Tensor]:
+        """All slots as the layer's parameters, `(slots, ...)`: the expert dimension is the slot.
+
+        Only for layouts whose slots are the parameters.
+        """
+        stacked = {}
+        for name, first in self.weights(layer, 0).items():
+            assert isinstance(first, Tensor)
+            stride = self._slots.shape[1] // first.itemsize
+            stacked[name] = first.as_strided(
+                (self.num_slots, *first.shape), (stride, *first.stride())
+            )
+        return stacked
 
 
 class Link:

@@ -5,7 +5,7 @@ Shape suffixes: T tokens, D hidden size, K top_k, E experts.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -108,7 +108,14 @@ class LockstepScheduler:
         sequence = self._suspendable()
         if sequence is None:
             return self.engine.ready(layer, wanted)
-        return _receive_experts(sequence, layer, wanted)
+        received = _receive_experts(sequence, layer, wanted)
+        return (expert for delivery in received for expert in delivery.items())
+
+    def ready_slots(self, layer: int, wanted: list[int]) -> Iterator[dict[int, int]]:
+        sequence = self._suspendable()
+        if sequence is None:
+            return self.engine.ready_slots(layer, wanted)
+        return _receive_experts(sequence, layer, wanted, is_grouped=True)
 
     def pin(self, layer: int, expert: int) -> ExpertWeights:
         sequence = self._suspendable()
@@ -234,15 +241,24 @@ class LockstepScheduler:
                     self._resume(sequence)
                 return
             try:
-                for expert, weights in self.engine.ready(layer, wanted):
+                for delivery in self._deliver(layer, wanted, waiting[0]):
                     for sequence in waiting:
-                        if sequence.is_at(layer, SyncPoint.EXPERTS) and expert in sequence.wanted:
-                            self._resume(sequence, (expert, weights))
+                        own = {e: what for e, what in delivery.items() if e in sequence.wanted}
+                        if own and sequence.is_at(layer, SyncPoint.EXPERTS):
+                            self._resume(sequence, own)
             except MoecastError as error:
                 failed = self.engine.failed_experts(layer)
                 left = [s for s in waiting if s.is_at(layer, SyncPoint.EXPERTS)]
                 # Sequences that need none of the failed experts request theirs again.
                 self._fail([s for s in left if failed.intersection(s.wanted)] or left, error)
+
+    def _deliver(
+        self, layer: int, wanted: list[int], sequence: SequenceTask
+    ) -> Iterator[dict[int, Any]]:
+        """Yield what the sequences compute with, by expert: slots, or one expert's parameters."""
+        if sequence.pending is not None and sequence.pending.is_grouped:
+            return self.engine.ready_slots(layer, wanted)
+        return ({expert: weights} for expert, weights in self.engine.ready(layer, wanted))
 
     def _pin_next(self, layer: int, loops: Sequence[SequenceTask]) -> None:
         """Pin the lowest requested expert for the sequences whose own loops have reached it."""
@@ -258,17 +274,19 @@ class LockstepScheduler:
 
 
 def _receive_experts(
-    sequence: SequenceTask, layer: int, wanted: Sequence[int]
-) -> Iterator[tuple[int, ExpertWeights]]:
+    sequence: SequenceTask, layer: int, wanted: Sequence[int], *, is_grouped: bool = False
+) -> Iterator[dict[int, Any]]:
     """Yield the wanted experts in the order in which the scheduler distributes them."""
     missing = set(wanted)
-    received = yield_until_resumed(sequence, Yield(SyncPoint.EXPERTS, layer, missing))
+    request = Yield(SyncPoint.EXPERTS, layer, missing, is_grouped=is_grouped)
+    received = yield_until_resumed(sequence, request)
     while missing:
         yield received
-        missing.discard(received[0])
+        missing.difference_update(received)
         # Synchronise after the layer: otherwise links would idle while one sequence runs ahead.
         point = SyncPoint.EXPERTS if missing else SyncPoint.LAYER_DONE
-        received = yield_until_resumed(sequence, Yield(point, layer, missing))
+        request = Yield(point, layer, missing, is_grouped=is_grouped)
+        received = yield_until_resumed(sequence, request)
 
 
 def _concatenate(arrays: Sequence[Array | None]) -> Array | None:

@@ -39,6 +39,8 @@ class Yield:
     wanted: set[int] = field(default_factory=set)
     is_loop: bool = False
     """The module loops over experts itself and needs this one expert pinned."""
+    is_grouped: bool = False
+    """The module computes experts together and needs their slots."""
     tokens_T: Ints | None = None
     requests_T: Ints | None = None
 

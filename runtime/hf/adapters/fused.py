@@ -45,6 +45,7 @@ class InterfaceAdapter(ExpertsAdapter):
         super().attach(module, served)
         module.moecast_ready = served.in_place
         module.moecast_sum = find_accumulation(module)
+        module.moecast_grouped = None
 
 
 class LoopAdapter(ExpertsAdapter):

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import torch
 
+from predictors.errors import MoecastError
 from runtime.config import (
     REFERENCE_MODEL,
+    Exact,
     ModelConfig,
     OneDnn,
     SystemConfig,
@@ -16,6 +18,7 @@ from runtime.config import (
     VerifyReference,
 )
 from runtime.generation.loading import choose_system, configure_model
+from runtime.hf.arena_launch import GROUPED_MM
 from runtime.presets import DEFAULT_SYSTEM
 from runtime.store.model_source import resolve
 from runtime.tools.verify.answers import PromptComparison, compare_answers
@@ -80,8 +83,10 @@ class VerifyReport:
     @property
     def against(self) -> str:
         """The reference in a few words."""
-        is_eager = self.reference.experts_implementation == "eager"
-        return "Transformers eager" if is_eager else "all experts of its quantised store"
+        implementation = self.reference.experts_implementation
+        if implementation in ("eager", GROUPED_MM):
+            return f"Transformers {implementation}"
+        return "all experts of its quantised store"
 
     @property
     def is_equal(self) -> bool:
@@ -169,6 +174,15 @@ def compare_budgets(config: VerifyModelConfig, *, advance: Callable[[int], None]
         side = VerifySide.STORED
     elif has_integer_weights(folder):
         side = VerifySide.LAZY  # Transformers itself dequantises few of these formats on CPUs.
+    if side is not VerifySide.PLAIN and config.model.exact is Exact.GROUPED:
+        raise MoecastError(
+            f"model.exact=grouped: {config.model.name} cannot be verified with it; "
+            + (
+                "reference=lazy computes one expert at a time, take reference=plain"
+                if side is VerifySide.LAZY
+                else "its experts are quantised, and Transformers groups other matrices only"
+            )
+        )
     if side is VerifySide.PLAIN:
         hint = "use reference=lazy, which reads one expert at a time"
         require_memory(folder, config.model.dtype, otherwise=hint)
@@ -179,11 +193,12 @@ def compare_budgets(config: VerifyModelConfig, *, advance: Callable[[int], None]
         reference = run_side(task)
         import_bytes = measure_import_bytes(reference.model_module)
         advance(1)
-        # Each process would measure what is faster; bits are compared under one setting.
+        # Each process would choose what is faster; bits are compared under one setting.
         model = replace(
             config.model,
             onednn=OneDnn(reference.onednn),
             decode_threads=reference.decode_threads,
+            exact=Exact(reference.exact),
         )
         task = replace(task, side=VerifySide.SERVED, config=replace(config, model=model))
         for number, budget in enumerate(config.budget):

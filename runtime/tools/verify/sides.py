@@ -9,11 +9,12 @@ import torch
 import transformers
 
 from predictors.errors import MoecastError
-from runtime.config import VerifyModelConfig
+from runtime.config import Exact, VerifyModelConfig
 from runtime.engine.devices import primary_device
 from runtime.engine.loading import load_served
 from runtime.engine.memory import peak_memory_bytes
 from runtime.hf.decode_threads import read_decode_threads
+from runtime.hf.exact import set_reference
 from runtime.hf.loading import count_weight_bytes
 from runtime.hf.onednn import choose_onednn
 from runtime.tools.child_process import ChildFailure, run_in_child
@@ -64,6 +65,8 @@ class SideReport:
     """Threads of steps of one token; None on other devices than CPUs."""
     onednn: str
     """The `OneDnn` in force, never `auto`."""
+    exact: str
+    """The `Exact` in force, never `auto`."""
     experts_implementation: str | None
     weights_bytes: int
     peak_memory_bytes: int
@@ -93,14 +96,17 @@ def run_side(task: VerifyTask) -> SideReport:
 def answer_prompts(task: VerifyTask) -> dict[str, Any]:
     """Load the side's model, write its answers, and return a `SideReport` as a dictionary."""
     config = task.config
+    exact = Exact.EAGER
     if task.side is VerifySide.SERVED:
         model = load_served(config, budget=task.budget)
+        exact = model.moecast.exact
     elif task.side is VerifySide.LAZY:
         model = load_lazy(config.model)
     elif task.side is VerifySide.STORED:
         model = load_stored(config)
     else:
         model = load_plain_model(config.model, primary_device(config))
+        exact = set_reference(model, config.model.exact)
     for number, prompt in enumerate(task.prompts):
         limits = {"max_new_tokens": config.max_new_tokens, "seed": config.seed}
         write_answers(model, prompt, task.output, number, **limits)
@@ -114,6 +120,7 @@ def answer_prompts(task: VerifyTask) -> dict[str, Any]:
         threads=torch.get_num_threads(),
         decode_threads=read_decode_threads(model),
         onednn=choose_onednn(config.model.onednn, model.dtype).value,
+        exact=exact.value,
         experts_implementation=model.config._experts_implementation,
         weights_bytes=count_weight_bytes(model),
         peak_memory_bytes=peak_memory_bytes(),

@@ -1,0 +1,88 @@
+"""Whose bits a model's experts have: Transformers' eager loop's, or its grouped function's."""
+
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from runtime.config import Exact
+from runtime.errors import CheckpointError
+from runtime.hf.adapters.fused import InterfaceAdapter
+from runtime.hf.arena_launch import GROUPED_MM, GroupedLaunches
+from runtime.hf.grouped import GroupedExperts, SlotSource
+from runtime.hf.layers import MoeLayer, find_adapter, find_expert_banks
+from runtime.store.base import ExpertLayout, name_format
+from runtime.store.packed.coding import RAW
+from runtime.store.packed.layout import PackedLayout
+from runtime.transfer.link import Arena
+
+QUANTISED = "the checkpoint's experts are quantised, and Transformers groups other matrices only"
+
+
+def choose_exact(wanted: Exact, device: torch.device, obstacle: str | None) -> Exact:
+    """Return what `wanted` stands for, never `auto`.
+
+    Args:
+        obstacle: the reason why experts cannot be grouped; None: they can.
+
+    Raises:
+        CheckpointError: `grouped` in spite of an obstacle.
+    """
+    if wanted is Exact.GROUPED and obstacle is not None:
+        raise CheckpointError(
+            f"model.exact=grouped: {obstacle}; use model.exact=eager, or auto, which groups where "
+            "that is possible"
+        )
+    if wanted is Exact.AUTO:
+        return Exact.EAGER if device.type == "cpu" or obstacle is not None else Exact.GROUPED
+    return wanted
+
+
+def find_model_obstacle(model: PreTrainedModel) -> str | None:
+    """Return why Transformers does not group a model's experts; it may be on the meta device."""
+    for name, module in find_expert_banks(model).items():
+        if not isinstance(find_adapter(module), InterfaceAdapter):
+            return f"{name} ({type(module).__name__}) computes its experts with code of its own"
+    return None
+
+
+def find_store_obstacle(layouts: Sequence[ExpertLayout]) -> str | None:
+    """Return why experts that lie in memory like this are not grouped."""
+    for layout in layouts:
+        if isinstance(layout, PackedLayout):
+            is_plain = all(part.coding == RAW for part in layout.parts)
+        else:
+            is_plain = not layout.encoded
+        if not is_plain:
+            return f"experts are {name_format(layout)} in memory, and such matrices are not grouped"
+    return None
+
+
+def attach_grouped(
+    layers: Sequence[MoeLayer], source: SlotSource, arena: Arena
+) -> list[GroupedExperts]:
+    """Let layers, attached before, compute the experts in an arena together."""
+    attached = []
+    for layer in layers:
+        make = GroupedExperts if arena.device.type == "cpu" else GroupedLaunches
+        layer.experts.moecast_grouped = make(layer.experts, source, layer.index, arena)
+        attached.append(layer.experts.moecast_grouped)
+    return attached
+
+
+def set_reference(model: PreTrainedModel, wanted: Exact) -> Exact:
+    """Let a whole model, as Transformers loads it, compute what a served one is compared with.
+
+    Returns:
+        The setting in force, never `auto`.
+
+    Raises:
+        CheckpointError: `grouped`, and Transformers does not group this model's experts.
+    """
+    obstacle = find_model_obstacle(model)
+    if getattr(model.config, "quantization_config", None) is not None:
+        obstacle = QUANTISED
+    exact = choose_exact(wanted, model.device, obstacle)
+    if exact is Exact.GROUPED:
+        model.set_experts_implementation(GROUPED_MM)
+    return exact

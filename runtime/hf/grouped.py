@@ -1,0 +1,143 @@
+"""Experts that are computed together, bitwise as Transformers' `grouped_mm` computes them.
+
+Transformers sorts the pairs of a token and an expert by expert, multiplies the rows of each expert
+by its matrices, restores the order, multiplies by the routing weights and adds up each token's rows
+in the order of its choices. Here rows are multiplied as soon as their experts are ready; the rest
+follows when all are. So the order of the sum never depends on what was late.
+
+Nor does any other bit on a CPU: the rows of an expert are one product there, and they lie where
+Transformers has them, in buffers of the same size. Both matter. The address of a matrix may change
+the last bits of a product, and the position in a tensor those of an activation, whose vectors end
+with single elements that are computed by other instructions.
+
+Shape suffixes: T tokens, D hidden size, F expert width (2F where gate and up are one matrix), K
+top_k, S pairs of a token and an expert (T times K).
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate, pairwise
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from runtime.hf.adapters.base import ExpertSource
+from runtime.transfer.link import Arena
+
+
+class SlotSource(ExpertSource, Protocol):
+    """Provides the slots of several experts at once, such as an engine."""
+
+    def ready_slots(self, layer: int, wanted: list[int]) -> Iterator[dict[int, int]]:
+        """Yield the slots of wanted experts by expert: at a time all that are ready."""
+
+
+class ExpertRows(NamedTuple):
+    """The rows of one expert, where the rows of all are sorted by expert."""
+
+    start: int
+    end: int
+
+
+Rows = Mapping[int, ExpertRows]
+"""By expert, ascending."""
+
+
+class GroupedExperts:
+    """The experts of one layer in an arena, whose rows are multiplied expert by expert: for CPUs.
+
+    Args:
+        source: may be replaced between forward passes.
+    """
+
+    def __init__(self, module: nn.Module, source: SlotSource, layer: int, arena: Arena):
+        self.source = source
+        self._layer = layer
+        self._num_experts = int(module.num_experts)
+        self._up = "gate_up_proj" if module.has_gate else "up_proj"
+        self._is_transposed = bool(module.is_transposed)
+        self._stacked = arena.stacked_weights(layer)
+        self._operands: dict[int, dict[str, Tensor]] = {}
+        """By slot and name of the parameter: matrices as a product takes them, and biases."""
+
+    def compute(
+        self, module: nn.Module, hidden_TD: Tensor, experts_TK: Tensor, weights_TK: Tensor
+    ) -> Tensor:
+        """Return each token's weighted sum `(T, D)`; ids beyond the last expert add nothing."""
+        rows = find_rows(experts_TK)
+        ready = self.request(rows)
+        return self.combine(module, hidden_TD, experts_TK, weights_TK, rows, ready)
+
+    def request(self, rows: Rows) -> Iterator[dict[int, int]]:
+        """Yield the slots of the experts that have rows."""
+        wanted = [expert for expert in rows if expert < self._num_experts]
+        return self.source.ready_slots(self._layer, wanted)
+
+    def combine(
+        self,
+        module: nn.Module,
+        hidden_TD: Tensor,
+        experts_TK: Tensor,
+        weights_TK: Tensor,
+        rows: Rows,
+        ready: Iterable[Mapping[int, int]],
+    ) -> Tensor:
+        """Multiply what is ready, until all is, and add up each token's rows."""
+        # Not a stable sort: the order of an expert's rows is Transformers', too.
+        order_S = experts_TK.reshape(-1).sort().indices
+        x_SD = hidden_TD[order_S // experts_TK.shape[1]].to(self._stacked["down_proj"].dtype)
+        output_SD = torch.zeros_like(x_SD)
+        self.multiply(module, x_SD, output_SD, rows, ready)
+        if module.has_post_expert_norm:
+            output_SD = module.post_expert_norm(output_SD)
+        unsorted_SD = torch.empty_like(output_SD)
+        unsorted_SD[order_S] = output_SD
+        weighted_SD = unsorted_SD * weights_TK.reshape(-1, 1)
+        return weighted_SD.view(*experts_TK.shape, -1).sum(dim=1).to(hidden_TD.dtype)
+
+    def multiply(
+        self,
+        module: nn.Module,
+        x_SD: Tensor,
+        output_SD: Tensor,
+        rows: Rows,
+        ready: Iterable[Mapping[int, int]],
+    ) -> None:
+        """Write the rows of all experts to `output_SD`, each when its slot is given."""
+        activate = module._apply_gate if module.has_gate else module.act_fn
+        up_width = self._stacked[self._up].shape[2 if self._is_transposed else 1]
+        up_SF = x_SD.new_zeros(len(x_SD), up_width)
+        for slots in ready:
+            for expert, slot in slots.items():
+                self._multiply_expert(self._up, x_SD, up_SF, rows[expert], slot)
+            # Of all rows, though those of other experts are of no use now.
+            inner_SF = activate(up_SF)
+            for expert, slot in slots.items():
+                self._multiply_expert("down_proj", inner_SF, output_SD, rows[expert], slot)
+
+    def _multiply_expert(
+        self, name: str, x_SD: Tensor, output_SD: Tensor, rows: ExpertRows, slot: int
+    ) -> None:
+        operands = self._operands.get(slot)
+        if operands is None:
+            operands = self._operands[slot] = self._view_slot(slot)
+        output_ND = output_SD[rows.start : rows.end]
+        torch.mm(x_SD[rows.start : rows.end], operands[name], out=output_ND)
+        if (bias := operands.get(f"{name}_bias")) is not None:
+            output_ND += bias
+
+    def _view_slot(self, slot: int) -> dict[str, Tensor]:
+        views = {name: stacked[slot] for name, stacked in self._stacked.items()}
+        if self._is_transposed:
+            return views
+        return {name: view.t() if view.ndim == 2 else view for name, view in views.items()}
+
+
+def find_rows(experts_TK: Tensor) -> Rows:
+    """Count the rows of each chosen expert."""
+    counts = sorted(Counter(experts_TK.flatten().tolist()).items())
+    ends = accumulate((count for _, count in counts), initial=0)
+    return {
+        expert: ExpertRows(*part) for (expert, _), part in zip(counts, pairwise(ends), strict=True)
+    }
