@@ -7,14 +7,15 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 import runtime
-from runtime.config import ModelConfig
+from runtime.config import Exact, ModelConfig
 from runtime.engine import assembly as assemble
 from runtime.transfer.link import Link
 
 
-def serve(folder: Path, **kwargs) -> PreTrainedModel:
+def serve(folder: Path, *, exact: Exact = Exact.AUTO, **kwargs) -> PreTrainedModel:
     """`runtime.load` of a local folder on the CPU."""
-    return runtime.load(ModelConfig(name="tiny", id=str(folder)), **{"device": "cpu", **kwargs})
+    config = ModelConfig(name="tiny", id=str(folder), exact=exact)
+    return runtime.load(config, **{"device": "cpu", **kwargs})
 
 
 def serve_with_links(

@@ -108,6 +108,7 @@ def test_positional_model__is_recorded_without_the_preset(folder: Path) -> None:
         "dtype": "auto",
         "onednn": "auto",
         "decode_threads": None,
+        "exact": "auto",
         "local_only": True,
     }
     assert record["config"]["prompt"] == "A text"

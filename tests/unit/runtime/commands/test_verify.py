@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from predictors.errors import MoecastError
 from predictors.units import MIB
 from runtime.commands import verify
-from runtime.config import ModelConfig, VerifyModelConfig
+from runtime.config import Exact, ModelConfig, VerifyModelConfig, VerifyReference
 from runtime.tools.child_process import ChildFailure
 from runtime.tools.verify import reference, report, sides
 from runtime.tools.verify.answers import (
@@ -85,12 +85,24 @@ def test_verify__a_served_model_is_the_plain_one(tmp_path):
         assert said in results["compared"]
 
 
+def test_verify__grouped_is_compared_with_the_librarys_grouped_function(tmp_path):
+    folder = tiny_qwen2_moe(tmp_path / "model", dtype=torch.bfloat16)
+    grouped = ModelConfig(name="tiny", id=str(folder), exact=Exact.GROUPED)
+    results = verify.run(settings(folder, model=grouped))
+    assert "experts_implementation=grouped_mm" in results["compared"]
+    (row,) = results["rows"]
+    assert row["equal"]
+    assert row["misses"] > 0
+    with pytest.raises(MoecastError, match="one expert at a time.*reference=plain"):
+        verify.run(settings(folder, model=grouped, reference=VerifyReference.LAZY))
+
+
 @pytest.mark.parametrize(("peak", "verdict"), [(141, "within 132"), (143, "OVER 132")])
 def test_verify__over_is_more_than_imports_and_allowance(peak, verdict):
     report = SideReport(
         transformers="0", torch="0", model_class="C", model_module="json", dtype="float32",
         experts_implementation="eager", device="cpu", threads=1, decode_threads=1,
-        onednn="always", weights_bytes=6 * MIB, peak_memory_bytes=peak * MIB,
+        onednn="always", exact="eager", weights_bytes=6 * MIB, peak_memory_bytes=peak * MIB,
         stats={"arena_bytes": 4 * MIB, "misses": 0, "hits": 0, "bytes_moved": 0},
     )  # fmt: skip
     row = make_row("50%", [PromptComparison(prompt=0)], report, import_bytes=100 * MIB)
@@ -112,7 +124,7 @@ def test_verify__a_difference_is_a_failure_that_says_where(tmp_path, monkeypatch
         return SideReport(
             transformers="0", torch="0", model_class="C", model_module="json",
             experts_implementation="eager", dtype="float32", device="cpu", threads=1,
-            decode_threads=1, onednn="always", weights_bytes=1, peak_memory_bytes=3,
+            decode_threads=1, onednn="always", exact="eager", weights_bytes=1, peak_memory_bytes=3,
             stats={"arena_bytes": 1, "misses": 0, "hits": 0, "bytes_moved": 0},
         )  # fmt: skip
 

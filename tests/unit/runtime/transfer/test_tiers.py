@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from runtime.config import SystemConfig
+from runtime.config import Exact, SystemConfig
 from runtime.errors import BudgetError, CheckpointError, TransferError
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.served import serve, serve_with_links
@@ -283,7 +283,8 @@ class TestCuda:
         tokens = TOKENS.to("cuda")
         plain = self.reference(folder)
         options = {**GREEDY, "max_new_tokens": 1000}
-        model = serve(folder, device="cuda", budget="12%", host_budget="50%")
+        eager = {"exact": Exact.EAGER, "device": "cuda"}
+        model = serve(folder, **eager, budget="12%", host_budget="50%")
         with model.moecast, torch.no_grad():
             assert torch.equal(model(tokens).logits, plain(tokens).logits)
             assert torch.equal(model.generate(tokens, **options), plain.generate(tokens, **options))

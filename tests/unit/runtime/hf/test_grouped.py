@@ -1,0 +1,233 @@
+"""Experts that are computed together: bitwise Transformers' `grouped_mm`, whatever is cached."""
+
+from functools import partial
+
+import pytest
+import torch
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from runtime.config import Exact, SystemConfig
+from runtime.errors import CheckpointError, TransferError
+from runtime.generation.lockstep.group import LockstepGroup
+from runtime.hf import arena_launch, exact
+from runtime.hf.arena_launch import GROUPED_MM, GroupedLaunches
+from runtime.hf.exact import choose_exact, set_reference
+from runtime.hf.loading import load_plain
+from runtime.store.packed.coding import Coding
+from tests.builders.families.build import save_family
+from tests.builders.families.table import FAMILIES
+from tests.builders.gguf_files import gguf_file
+from tests.builders.models import tiny_qwen2_moe
+from tests.builders.packed import packed
+from tests.builders.served import serve, serve_with_links
+
+TOKENS = torch.randint(4, 60, (2, 17), generator=torch.Generator().manual_seed(3))
+GREEDY = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+serve_grouped = partial(serve, exact=Exact.GROUPED)
+
+
+def load_grouped(folder):
+    """Returns the reference: all experts in memory."""
+    plain = load_plain(folder, dtype="auto")
+    assert set_reference(plain, Exact.GROUPED) is Exact.GROUPED
+    return plain
+
+
+@torch.no_grad()
+def answer(model):
+    """Returns logits of a prefill of several rows, and greedy tokens and logits of one row."""
+    output = model.generate(TOKENS[:1], output_logits=True, return_dict_in_generate=True, **GREEDY)
+    return [model(TOKENS).logits, output.sequences, *output.logits]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["qwen2_moe", "mixtral", "gpt_oss"])
+def test_grouped__every_bit_is_the_librarys_whatever_is_cached(tmp_path, name, dtype):
+    """gpt_oss has transposed matrices, biases and a gate of its own."""
+    folder = save_family(tmp_path, FAMILIES[name], dtype=dtype)
+    expected = answer(load_grouped(folder))
+    for options in (
+        {"budget": "100%"},
+        {"budget": "25%"},
+        {"budget": "50%", "system": SystemConfig(early_preemption=False, reordered=False)},
+        {"budget": "40%", "host_budget": "80%", "predictor": "skip"},
+    ):
+        model = serve_grouped(folder, **options)
+        with model.moecast:
+            for _ in range(2):
+                assert all(map(torch.equal, answer(model), expected)), options
+
+
+def test_grouped__differs_from_the_eager_loop(tmp_path):
+    """Otherwise the test above would pass with the eager path."""
+    folder = save_family(tmp_path, FAMILIES["mixtral"], dtype=torch.bfloat16)
+    model = serve(folder)
+    with model.moecast:
+        assert not torch.equal(answer(model)[0], answer(load_grouped(folder))[0])
+
+
+def test_grouped__what_is_ready_is_computed_together(tmp_path):
+    model = serve_grouped(tiny_qwen2_moe(tmp_path / "model"), budget="100%", system="on-demand")
+    engine = model.moecast.engine
+    deliveries, ready_slots = [], engine.ready_slots
+
+    def counted(layer, wanted):
+        for slots in ready_slots(layer, wanted):
+            deliveries.append(len(slots) / len(wanted))
+            yield slots
+
+    engine.ready_slots = counted
+    with model.moecast, torch.no_grad():
+        model(TOKENS)
+        assert min(deliveries) < 1
+        deliveries.clear()
+        model(TOKENS)
+    assert deliveries == [1, 1]
+
+
+def test_grouped__ids_beyond_the_last_expert_add_nothing(tmp_path):
+    """As in the library where it knows such ids: with expert parallelism."""
+    folder = tiny_qwen2_moe(tmp_path / "model")
+    module = load_grouped(folder).model.layers[0].mlp.experts
+    module._is_expert_parallel = True
+    hidden_TD = torch.randn(5, 32, generator=torch.Generator().manual_seed(0))
+    experts_TK = torch.tensor([[0, 8], [8, 3], [8, 8], [3, 1], [7, 8]])
+    weights_TK = torch.rand(5, 2).masked_fill(experts_TK == 8, 0)
+    with torch.no_grad(), serve_grouped(folder).moecast as handle:
+        served = handle.layers[0].experts
+        expected = ALL_EXPERTS_FUNCTIONS[GROUPED_MM](module, hidden_TD, experts_TK, weights_TK)
+        assert torch.equal(served(hidden_TD, experts_TK, weights_TK), expected)
+        assert torch.equal(served(hidden_TD, torch.full((5, 2), 8), weights_TK), hidden_TD * 0)
+
+
+class FailingLink:
+    """Its transfers fail while `is_broken`."""
+
+    def __init__(self, link):
+        self._link = link
+        self.is_broken = False
+
+    def transfer(self, task):
+        if self.is_broken:
+            raise TransferError("a broken link")
+        self._link.transfer(task)
+
+    def computed(self, slot):
+        self._link.computed(slot)
+
+    def close(self):
+        self._link.close()
+
+
+@pytest.mark.parametrize("launches", [False, True])
+def test_grouped__a_failed_read_ends_one_request_and_changes_no_bit(
+    tmp_path, monkeypatch, launches
+):
+    if launches:
+        monkeypatch.setattr(exact, "GroupedExperts", GroupedLaunches)
+    folder = tiny_qwen2_moe(tmp_path / "model")
+    expected = answer(load_grouped(folder))
+    links = []
+
+    def wrap(_, link):
+        links.append(FailingLink(link))
+        return links[-1]
+
+    options = {"exact": Exact.GROUPED, "budget": "40%", "system": "on-demand"}
+    model = serve_with_links(folder, monkeypatch, wrap, **options)
+    with model.moecast as handle:
+        for _ in range(2):
+            assert all(map(torch.equal, answer(model), expected))
+            links[0].is_broken = True
+            with pytest.raises(TransferError, match="a broken link"):
+                answer(model)
+            links[0].is_broken = False
+            entries = handle.engine.cache.top.cache.entries.values()
+            assert not any(entry.pins for entry in entries)
+
+
+@pytest.mark.parametrize("budget", ["30%", "100%"])
+def test_grouped__sequences_in_lockstep_are_bitwise_alone(tmp_path, budget):
+    folder = tiny_qwen2_moe(tmp_path / "model", num_layers=3)
+    plain = load_grouped(folder)
+    prompts = [TOKENS[:1, :length] for length in (5, 1, 17, 9)]
+
+    def generate(model, tokens):
+        return model.generate(tokens, attention_mask=torch.ones_like(tokens), **GREEDY)
+
+    expected = [generate(plain, tokens) for tokens in prompts]
+    model = serve_grouped(folder, budget=budget)
+    with model.moecast, LockstepGroup(model) as group:
+        sequences = [group.start(partial(generate, model, tokens)) for tokens in prompts]
+        while group.sequences:
+            group.step()
+    for sequence, tokens in zip(sequences, expected, strict=True):
+        assert sequence.error is None
+        assert torch.equal(sequence.result, tokens)
+
+
+@pytest.mark.parametrize("max_groups", [3, 1023])
+@pytest.mark.parametrize("budget", ["25%", "100%"])
+def test_launches__are_the_librarys_own_over_the_arena(tmp_path, monkeypatch, budget, max_groups):
+    """What a GPU runs. It runs on a CPU too, where the place of a row may change its last bits."""
+    monkeypatch.setattr(exact, "GroupedExperts", GroupedLaunches)
+    monkeypatch.setattr(arena_launch, "MAX_GROUPS", max_groups)
+    groups, grouped_mm = [], ALL_EXPERTS_FUNCTIONS[GROUPED_MM]
+
+    def counted(module, *args):
+        groups.append(module.num_experts)
+        return grouped_mm(module, *args)
+
+    for name in ("qwen2_moe", "gpt_oss"):
+        folder = save_family(tmp_path / name, FAMILIES[name])
+        expected = answer(load_grouped(folder))
+        model = serve_grouped(folder, budget=budget)
+        with model.moecast, monkeypatch.context() as counting:
+            counting.setitem(ALL_EXPERTS_FUNCTIONS, GROUPED_MM, counted)
+            answers = answer(model)
+        for part, reference in zip(answers, expected, strict=True):
+            torch.testing.assert_close(part, reference, rtol=1e-5, atol=2e-6)
+    assert max(groups) <= max_groups
+
+
+def test_choose__auto_groups_on_gpus_only_where_it_can():
+    for wanted, device, obstacle, expected in [
+        (Exact.AUTO, CPU, None, Exact.EAGER),
+        (Exact.AUTO, GPU, None, Exact.GROUPED),
+        (Exact.AUTO, GPU, "a reason", Exact.EAGER),
+        (Exact.EAGER, GPU, None, Exact.EAGER),
+        (Exact.GROUPED, CPU, None, Exact.GROUPED),
+    ]:
+        assert choose_exact(wanted, device, obstacle) is expected
+
+
+def test_grouped__models_with_their_own_code_are_refused_before_a_byte_is_read(tmp_path):
+    folder = save_family(tmp_path, FAMILIES["llama4"])
+    for file in folder.glob("*.safetensors"):
+        file.write_bytes(file.read_bytes()[:100])  # reading it would be another error
+    with pytest.raises(CheckpointError, match=r"model\.exact=grouped: .*experts \(Llama4.*eager"):
+        serve_grouped(folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [({"devices": "cpu,cpu"}, "several devices"), ({"expert_parallel": True}, "several processes")],
+)
+def test_grouped__experts_in_several_places_are_refused(tmp_path, options, reason):
+    with pytest.raises(CheckpointError, match=rf"model\.exact=grouped: .*{reason}"):
+        serve_grouped(tiny_qwen2_moe(tmp_path / "model"), **options)
+
+
+def test_grouped__quantised_experts_are_refused_and_packed_ones_are_not(tmp_path):
+    folder = tiny_qwen2_moe(tmp_path / "model")
+    int8 = packed(folder, tmp_path / "int8", coding=Coding(8, 16))
+    with pytest.raises(CheckpointError, match=r"model\.exact=grouped: experts are int8 in memory"):
+        serve_grouped(folder, store=int8)
+    with pytest.raises(CheckpointError, match=r"model\.exact=grouped: .*quantised"):
+        serve_grouped(gguf_file("qwen2moe-Q8_0"))
+    expected = answer(load_grouped(folder))
+    model = serve_grouped(folder, store=packed(folder, tmp_path / "raw"), budget="40%")
+    with model.moecast:
+        assert all(map(torch.equal, answer(model), expected))
