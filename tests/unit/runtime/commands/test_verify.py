@@ -87,14 +87,15 @@ def test_verify__a_served_model_is_the_plain_one(tmp_path):
 
 def test_verify__grouped_is_compared_with_the_librarys_grouped_function(tmp_path):
     folder = tiny_qwen2_moe(tmp_path / "model", dtype=torch.bfloat16)
-    grouped = ModelConfig(name="tiny", id=str(folder), exact=Exact.GROUPED)
-    results = verify.run(settings(folder, model=grouped))
+    model = ModelConfig(name="tiny", id=str(folder), exact=Exact.GROUPED)
+    grouped = replace(settings(folder), model=model)
+    results = verify.run(grouped)
     assert "experts_implementation=grouped_mm" in results["compared"]
     (row,) = results["rows"]
     assert row["equal"]
     assert row["misses"] > 0
     with pytest.raises(MoecastError, match="one expert at a time.*reference=plain"):
-        verify.run(settings(folder, model=grouped, reference=VerifyReference.LAZY))
+        verify.run(replace(grouped, reference=VerifyReference.LAZY))
 
 
 @pytest.mark.parametrize(("peak", "verdict"), [(141, "within 132"), (143, "OVER 132")])
