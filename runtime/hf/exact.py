@@ -1,4 +1,4 @@
-"""Whose bits a model's experts have: Transformers' eager loop's, or its grouped function's."""
+"""Chooses whose bits a model's experts have: Transformers' eager loop's, or its grouped function's."""
 
 from collections.abc import Sequence
 
