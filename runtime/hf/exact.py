@@ -1,4 +1,4 @@
-"""Chooses whose bits a model's experts have: Transformers' eager loop's, or its grouped function's."""
+"""Chooses which implementation of Transformers a model's experts are computed as."""
 
 from collections.abc import Sequence
 
