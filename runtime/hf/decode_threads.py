@@ -21,7 +21,7 @@ from runtime.hf.inputs import find_tokens
 PRODUCTS = 3
 """Products of an expert with one token."""
 MAX_MATRIX_BYTES = 16 << 20
-"""Of a larger matrix a part is measured: it needs every thread."""
+"""A part of a larger matrix is measured: that needs every thread."""
 NUM_MATRICES = 6
 REPETITIONS = 7
 LEAST_RATIO = 1.25
