@@ -106,7 +106,7 @@ class ReuseEviction(EvictionPolicy):
 
     def on_forecast(self, layer: int, probability_E: Probabilities) -> None:
         if layer > self._layer_now:
-            self._probabilities[layer] = np.asarray(probability_E)
+            self._probabilities[layer] = np.asarray(probability_E, np.float64)
             self._expected.pop(layer, None)
             self._forecast_layers.add(layer)
             self._is_outdated = True
@@ -117,13 +117,14 @@ class ReuseEviction(EvictionPolicy):
 
     def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
         self._counts.on_routed(layer, tokens_per_expert)
-        mixed_E = self._mix_predictions(layer) if self._is_predicted_L[layer] else None
+        value_E = mixed_E = self._mix_predictions(layer) if self._is_predicted_L[layer] else None
         # Every step brings new predictions, unless the predictor has failed.
         self._is_predicted_L[layer] = False
         if mixed_E is not None and (ghost := self._ghosts.get(layer)) is not None:
             self._hits += float(ghost.serve(list(tokens_per_expert), mixed_E[:, None])[0])
         self._uses_predictions = mixed_E is not None and self.trusts_predictor
-        value_E = mixed_E if self._uses_predictions else self._counts.of_layer(layer)
+        if value_E is None or not self.trusts_predictor:
+            value_E = self._counts.of_layer(layer)
         self._value_LE[layer] = value_E
         self._discount.set_shares(layer, value_E)
         first = self._layer_now < 0
