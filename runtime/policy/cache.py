@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from predictors.base import Ints
 from runtime.policy.eviction.protocol import EvictionOrder, EvictionPolicy, Expert, Probabilities
 
+Victims = dict[EvictionOrder, Expert | None]
+"""The next victim of each order; None: nothing may be evicted."""
+
 
 @dataclass(slots=True)
 class CacheEntry:
@@ -134,6 +137,7 @@ class ExpertCache:
         *,
         prefetch: bool = False,
         keep: Callable[[Expert], bool] | None = None,
+        victims: Victims | None = None,
     ) -> tuple[CacheEntry | None, tuple[Expert, CacheEntry] | None]:
         """Gives the expert a slot, evicting another expert if necessary.
 
@@ -143,6 +147,8 @@ class ExpertCache:
             expert: An expert that is not resident.
             prefetch: It is predicted and not requested.
             keep: Resident experts that are not evicted for it; None: all but pinned ones may be.
+            victims: Victims that were chosen for earlier prefetches and refused, while nothing else
+                has changed: they are not chosen anew.
 
         Returns:
             The new entry, or None when no slot of its share can be freed; and the evicted expert
@@ -152,16 +158,23 @@ class ExpertCache:
         partition = self._partition_of_layer[expert[0]]
         evicted = None
         if not partition.free:
-            victim = partition.order.choose_victim(
-                self._is_evictable
-                if keep is None
-                else lambda other: self._is_evictable(other) and not keep(other)
-            )
+            if victims is not None and partition.order in victims:
+                victim = victims[partition.order]
+            else:
+                victim = partition.order.choose_victim(
+                    self._is_evictable
+                    if keep is None
+                    else lambda other: self._is_evictable(other) and not keep(other)
+                )
+                if victims is not None:
+                    victims[partition.order] = victim
             if victim is None:
                 return None, None
             if prefetch and not self.policy.may_evict_for(victim, expert):
                 return None, None
             evicted = (victim, self.remove(victim))
+        if victims:
+            victims.clear()
         entry = CacheEntry(slot=partition.free.pop())
         partition.num_used += 1
         self.entries[expert] = entry

@@ -11,7 +11,7 @@ from collections.abc import Collection, Container, Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple, Self
 
-from runtime.policy.cache import CacheEntry, ExpertCache
+from runtime.policy.cache import CacheEntry, ExpertCache, Victims
 from runtime.policy.counters import CacheCounters
 from runtime.policy.eviction.protocol import Expert
 from runtime.policy.queue import PrefetchOrder, TransferQueue
@@ -250,11 +250,13 @@ class CacheTier:
         if high_only:
             return None
         first = self.queue.first_low()
-        if first is not None and (task := self._start(first, high=False)) is not None:
-            return task
-        for expert in self.queue.low():
-            if (task := self._start(expert, high=False)) is not None:
+        if first is not None:
+            victims: Victims = {}
+            if (task := self._start(first, high=False, victims=victims)) is not None:
                 return task
+            for expert in self.queue.low()[1:]:
+                if (task := self._start(expert, high=False, victims=victims)) is not None:
+                    return task
         return self._start_idle()
 
     def _start_idle(self) -> TransferTask | None:
@@ -279,7 +281,9 @@ class CacheTier:
         self._to_fill.rotate(-1)
         return self._to_fill[-1]
 
-    def _start(self, expert: Expert, *, high: bool) -> TransferTask | None:
+    def _start(
+        self, expert: Expert, *, high: bool, victims: Victims | None = None
+    ) -> TransferTask | None:
         entry = self._entries.get(expert)
         if entry is None:
             if not high and not self._is_within_reach(expert):
@@ -287,7 +291,7 @@ class CacheTier:
                 return None
             # A prefetch that took the slot of another one would have it transferred twice.
             keep = None if high else self.queue.is_low
-            entry, evicted = self.cache.admit(expert, prefetch=not high, keep=keep)
+            entry, evicted = self.cache.admit(expert, prefetch=not high, keep=keep, victims=victims)
             if evicted is not None:
                 self._count_eviction(*evicted)
             if entry is None:

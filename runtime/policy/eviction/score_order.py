@@ -74,13 +74,12 @@ class ScoreOrder:
     def choose_victim(self, is_evictable: IsEvictable) -> Expert | None:
         score_N = np.add(self._scores(), self._absent_N, out=self._masked_N)
         for _ in range(NUM_SINGLE_TRIES):
-            index = self._lowest(score_N)
+            index = self._take_lowest(score_N)
             if index is None:
                 return None
             expert = self._expert(index)
             if is_evictable(expert):
                 return expert
-            score_N[index] = np.inf
         for index in np.lexsort((self._touched_N, score_N)).tolist():
             if score_N[index] == np.inf:
                 return None
@@ -99,14 +98,21 @@ class ScoreOrder:
         layer, e = divmod(index, self._num_experts)
         return self._first_layer + layer, e
 
-    def _lowest(self, score_N: Scores) -> int | None:
+    def _take_lowest(self, score_N: Scores) -> int | None:
+        """Returns the index of the next victim, whose score becomes infinite; None: there is none.
+
+        A second search for the lowest score is cheaper than comparing all scores with it.
+        """
         index = int(score_N.argmin())
         lowest = score_N[index]
         if lowest == np.inf:
             return None
-        ties = (score_N == lowest).nonzero()[0]
-        if len(ties) > 1:
+        score_N[index] = np.inf
+        if score_N[score_N.argmin()] == lowest:
+            score_N[index] = lowest
+            ties = (score_N == lowest).nonzero()[0]
             index = int(ties[self._touched_N[ties].argmin()])
+            score_N[index] = np.inf
         return index
 
 
