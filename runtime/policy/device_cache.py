@@ -204,11 +204,14 @@ class DeviceCache:
         if self.system.cancel:
             self.top.cancel_prefetches(layer, keep=dict(pairs))
             predicted.clear()
+        top = self.top
         for e in self._own(layer, experts if named is None else named):
             if e not in predicted:
-                predicted[e] = self._is_resident_anyway((layer, e))
-        for e, probability in pairs[: self.top.cache.share(layer)]:
-            self.top.prefetch((layer, e), probability)
+                entry = top.cache.entries.get((layer, e))
+                is_known = entry is not None and not entry.speculative_bytes
+                predicted[e] = is_known and self.is_ready((layer, e))
+        for e, probability in pairs[: top.cache.share(layer)]:
+            top.prefetch((layer, e), probability)
 
     def set_idle_prefetch(self, on: bool) -> None:
         """Sets whether idle links fetch the experts with the highest scores."""
@@ -323,10 +326,6 @@ class DeviceCache:
                 self.top.release((layer, e))
 
     # ---- counting
-
-    def _is_resident_anyway(self, expert: Expert) -> bool:
-        entry = self.top.cache.entries.get(expert)
-        return entry is not None and not entry.speculative_bytes and self.is_ready(expert)
 
     def count_routed(
         self, layer: int, experts: Collection[int], early: Mapping[int, bool] = NOTHING_EARLY
