@@ -468,7 +468,7 @@ def test_count_routed__counts_what_requests_do():
     requested.request_routed(0, once([1, 4]))
     assert counted.counters == requested.counters
     assert counted.counters[0].hits == counted.counters[0].misses == 1
-    assert counted.top.next_task() is None
+    assert counted.top.next_task(high_only=True) is None
 
 
 def test_request_early__pins_predicted_experts_until_routing():
