@@ -78,12 +78,23 @@ class Forecast:
         if self.wanted is not None:
             return list(self.wanted)
         if len(self.scores_TE) == 1:
-            chosen_K = self.chosen_TK(top_k)[0]
-            return chosen_K[self.scores_TE[0, chosen_K] > 0].tolist()
+            return self._best_of_token(top_k)
         wanted = np.unique(self.chosen_TK(top_k))
         wanted = wanted[self.expected_tokens_E[wanted] > 0]
         order = np.argsort(-self.expected_tokens_E[wanted], kind="stable")
         return wanted[order].tolist()
+
+    def _best_of_token(self, top_k: int) -> list[int]:
+        """Returns `experts` of a single token: `top_k` maxima cost less than sorting."""
+        score_E = self.scores_TE[0].copy()
+        best: list[int] = []
+        for _ in range(min(top_k, len(score_E))):
+            e = int(score_E.argmax())
+            if not score_E[e] > 0:
+                break
+            best.append(e)
+            score_E[e] = 0.0
+        return best
 
 
 Forecasts = Sequence[Forecast]

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from predictors.base import Ints
 from runtime.policy.eviction.protocol import EvictionOrder, EvictionPolicy, Expert, Probabilities
 
+Victims = dict[EvictionOrder, Expert | None]
+"""The next victim of each order; None: nothing may be evicted."""
+
 
 @dataclass(slots=True)
 class CacheEntry:
@@ -35,9 +38,8 @@ class _Partition:
 
     def check(self) -> None:
         """Asserts that every slot is free, used or quarantined."""
-        counts = len(self.free), self.num_used, self.num_quarantined
-        assert sum(counts) == self.num_slots, (counts, self.num_slots)
-        assert min(counts) >= 0, counts
+        num_rest = self.num_slots - len(self.free) - self.num_quarantined
+        assert self.num_used == num_rest >= 0, (self.num_used, num_rest)
 
 
 class ExpertCache:
@@ -61,11 +63,14 @@ class ExpertCache:
         assert num_slots >= num_partitions, (num_slots, num_partitions)
         layers_each = num_layers // num_partitions
         self._partitions: list[_Partition] = []
+        self._partition_of_layer: list[_Partition] = []
         for i in range(num_partitions):
             first, end = (-(-j * num_slots // num_partitions) for j in (i, i + 1))
             layers = range(i * layers_each, (i + 1) * layers_each)
             order = policy.make_order(num_slots=end - first, layers=layers)
-            self._partitions.append(_Partition(range(first, end), order))
+            partition = _Partition(range(first, end), order)
+            self._partitions.append(partition)
+            self._partition_of_layer += [partition] * layers_each
         self._quarantine: set[int] = set()
         self.num_changes = 0
         """Events, admissions and removals so far: until it changes, so does no eviction score."""
@@ -97,17 +102,14 @@ class ExpertCache:
 
     # ---- lookups
 
-    def _partition(self, expert: Expert) -> _Partition:
-        return self._partitions[expert[0] if self.per_layer else 0]
-
     def share(self, layer: int) -> int:
         """Returns the number of slots that the layer may hold, without quarantined ones."""
-        partition = self._partitions[layer if self.per_layer else 0]
+        partition = self._partition_of_layer[layer]
         return partition.num_slots - partition.num_quarantined
 
     def is_full(self, layer: int) -> bool:
         """Returns whether admitting another of the layer's experts needs an eviction."""
-        return not self._partitions[layer if self.per_layer else 0].free
+        return not self._partition_of_layer[layer].free
 
     @property
     def num_quarantined(self) -> int:
@@ -120,12 +122,12 @@ class ExpertCache:
 
     def on_use(self, expert: Expert) -> None:
         assert expert in self.entries, expert
-        self._partition(expert).order.on_use(expert)
+        self._partition_of_layer[expert[0]].order.on_use(expert)
 
     def on_predict(self, expert: Expert) -> None:
         """Records that a forecast named a resident expert (ProMoE, section 6.1: an access too)."""
         assert expert in self.entries, expert
-        self._partition(expert).order.on_predict(expert)
+        self._partition_of_layer[expert[0]].order.on_predict(expert)
 
     # ---- transitions
 
@@ -135,6 +137,7 @@ class ExpertCache:
         *,
         prefetch: bool = False,
         keep: Callable[[Expert], bool] | None = None,
+        victims: Victims | None = None,
     ) -> tuple[CacheEntry | None, tuple[Expert, CacheEntry] | None]:
         """Gives the expert a slot, evicting another expert if necessary.
 
@@ -144,25 +147,34 @@ class ExpertCache:
             expert: An expert that is not resident.
             prefetch: It is predicted and not requested.
             keep: Resident experts that are not evicted for it; None: all but pinned ones may be.
+            victims: Victims that were chosen for earlier prefetches and refused, while nothing else
+                has changed: they are not chosen anew.
 
         Returns:
             The new entry, or None when no slot of its share can be freed; and the evicted expert
             with its last entry, or None.
         """
         assert expert not in self.entries, expert
-        partition = self._partition(expert)
+        partition = self._partition_of_layer[expert[0]]
         evicted = None
         if not partition.free:
-            victim = partition.order.choose_victim(
-                self._is_evictable
-                if keep is None
-                else lambda other: self._is_evictable(other) and not keep(other)
-            )
+            if victims is not None and partition.order in victims:
+                victim = victims[partition.order]
+            else:
+                victim = partition.order.choose_victim(
+                    self._is_evictable
+                    if keep is None
+                    else lambda other: self._is_evictable(other) and not keep(other)
+                )
+                if victims is not None:
+                    victims[partition.order] = victim
             if victim is None:
                 return None, None
             if prefetch and not self.policy.may_evict_for(victim, expert):
                 return None, None
             evicted = (victim, self.remove(victim))
+        if victims:
+            victims.clear()
         entry = CacheEntry(slot=partition.free.pop())
         partition.num_used += 1
         self.entries[expert] = entry
@@ -179,9 +191,9 @@ class ExpertCache:
 
     def remove(self, expert: Expert) -> CacheEntry:
         assert self._is_evictable(expert), (expert, self.entries[expert])
-        entry = self._detach(expert)
-        self._partition(expert).free.append(entry.slot)
-        self._partition(expert).check()
+        entry, partition = self._detach(expert)
+        partition.free.append(entry.slot)
+        partition.check()
         return entry
 
     def quarantine(self, expert: Expert) -> int:
@@ -191,11 +203,11 @@ class ExpertCache:
         `restore`. Returns the slot. The expert may be admitted again, to another slot.
         """
         assert self.entries[expert].in_flight, (expert, self.entries[expert])
-        slot = self._detach(expert).slot
-        self._partition(expert).num_quarantined += 1
-        self._quarantine.add(slot)
-        self._partition(expert).check()
-        return slot
+        entry, partition = self._detach(expert)
+        partition.num_quarantined += 1
+        self._quarantine.add(entry.slot)
+        partition.check()
+        return entry.slot
 
     def restore(self, slot: int) -> None:
         """Frees a quarantined slot whose hung read has ended."""
@@ -214,15 +226,15 @@ class ExpertCache:
             partition.num_quarantined = len(self._quarantine.intersection(partition.slots))
             partition.free = [slot for slot in partition.slots if slot not in self._quarantine]
         for expert, entry in self.entries.items():
-            partition = self._partition(expert)
+            partition = self._partition_of_layer[expert[0]]
             partition.num_used += 1
             partition.free.remove(entry.slot)
             partition.order.on_admit(expert)
 
-    def _detach(self, expert: Expert) -> CacheEntry:
+    def _detach(self, expert: Expert) -> tuple[CacheEntry, _Partition]:
         entry = self.entries.pop(expert)
         self.num_changes += 1
-        partition = self._partition(expert)
+        partition = self._partition_of_layer[expert[0]]
         partition.num_used -= 1
         partition.order.on_remove(expert)
-        return entry
+        return entry, partition

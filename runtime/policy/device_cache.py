@@ -1,6 +1,6 @@
 """The cache of one device: ProMoE, algorithm 2, over its tiers, and the order of computation."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
@@ -13,20 +13,25 @@ from runtime.policy.eviction.protocol import Expert, Probabilities
 from runtime.policy.placement import ExpertPlacement
 from runtime.policy.tier import CacheTier, TransferTask
 
+NOTHING_EARLY: Mapping[int, bool] = MappingProxyType({})
+
 
 def order_computation(
-    system: SystemConfig, tokens_per_expert: Mapping[int, int], progress: Callable[[int], float]
+    system: SystemConfig,
+    tokens_per_expert: Mapping[int, int],
+    progress: Callable[[int], float] | None,
 ) -> list[int]:
     """Returns a layer's experts in the order in which to compute them.
 
     Resident experts come first, then those in flight by the chunks that have arrived, then missing
     ones (ProMoE, section 5.3); without reordering by id, or by the number of their tokens.
+    `progress` is None where all are resident.
     """
     order = sorted(tokens_per_expert)
     if system.hot_first:
-        order.sort(key=lambda e: -tokens_per_expert[e])
-    if system.reordered:
-        order.sort(key=lambda e: -progress(e))
+        order.sort(key=tokens_per_expert.__getitem__, reverse=True)
+    if system.reordered and progress is not None:
+        order.sort(key=progress, reverse=True)
     return order
 
 
@@ -65,6 +70,7 @@ class DeviceCache:
         if system.prefetch and self.num_slots >= self._num_owned:
             everything = [(layer, e) for layer in range(num_layers) for e in range(num_experts)]
             self.top.fill_when_idle(expert for expert in everything if self.owns(expert))
+        self.is_ready = self.top.is_ready
         self._predicted: dict[int, dict[int, bool]] = {}
         """Experts predicted for each layer since it was last routed, and whether each was resident
         then without a prediction having fetched it."""
@@ -124,9 +130,6 @@ class DeviceCache:
         """
         return self.top.num_ready == self._num_owned and not self.system.drop_used
 
-    def is_ready(self, expert: Expert) -> bool:
-        return self.top.is_ready(expert)
-
     def progress(self, expert: Expert) -> float:
         return self.top.progress(expert)
 
@@ -145,30 +148,33 @@ class DeviceCache:
         for tier in self.tiers:
             tier.queue.advance(layer_now)
 
+    @property
+    def _changing_tiers(self) -> Sequence[CacheTier]:
+        """Tiers that may still evict something; the policies of others need no events."""
+        return self.tiers[1:] if self.is_complete else self.tiers
+
     def begin_step(self, requests_T: Ints) -> None:
         self._cancel_early()
         self._advance(-1)
-        for tier in self.tiers:
+        for tier in self._changing_tiers:
             tier.cache.begin_step(requests_T)
 
     def end_step(self) -> None:
         self._cancel_early()
-        for tier in self.tiers:
+        for tier in self._changing_tiers:
             tier.cache.end_step()
 
     def on_tokens_routed(self, layer: int, experts_TK: Ints) -> None:
-        for tier in self.tiers:
+        for tier in self._changing_tiers:
             tier.cache.on_tokens_routed(layer, experts_TK)
 
     def on_forecast(self, layer: int, probability_E: Probabilities) -> None:
-        probability_E = self._mask(layer, probability_E)
-        for tier in self.tiers:
-            tier.cache.on_forecast(layer, probability_E)
+        for tier in self._changing_tiers:
+            tier.cache.on_forecast(layer, self._mask(layer, probability_E))
 
     def on_reuse_scores(self, layer: int, score_E: Probabilities) -> None:
-        score_E = self._mask(layer, score_E)
-        for tier in self.tiers:
-            tier.cache.on_reuse_scores(layer, score_E)
+        for tier in self._changing_tiers:
+            tier.cache.on_reuse_scores(layer, self._mask(layer, score_E))
 
     # ---- predictions
 
@@ -191,17 +197,21 @@ class DeviceCache:
             probabilities: The importance of each, at most 1.
             named: Experts that the forecast names, for the counters; None: `experts`.
         """
-        own = set(self._own(layer, experts))
+        pairs = list(zip(experts, probabilities, strict=True))
+        if self._placement is not None:
+            pairs = [(e, probability) for e, probability in pairs if self.owns((layer, e))]
         predicted = self._predicted.setdefault(layer, {})
         if self.system.cancel:
-            self.top.cancel_prefetches(layer, keep=frozenset(own))
+            self.top.cancel_prefetches(layer, keep=dict(pairs))
             predicted.clear()
+        top = self.top
         for e in self._own(layer, experts if named is None else named):
             if e not in predicted:
-                predicted[e] = self._is_resident_anyway((layer, e))
-        pairs = [(e, p) for e, p in zip(experts, probabilities, strict=True) if e in own]
-        for e, probability in pairs[: self.top.cache.share(layer)]:
-            self.top.prefetch((layer, e), probability)
+                entry = top.cache.entries.get((layer, e))
+                is_known = entry is not None and not entry.speculative_bytes
+                predicted[e] = is_known and self.is_ready((layer, e))
+        for e, probability in pairs[: top.cache.share(layer)]:
+            top.prefetch((layer, e), probability)
 
     def set_idle_prefetch(self, on: bool) -> None:
         """Sets whether idle links fetch the experts with the highest scores."""
@@ -223,8 +233,7 @@ class DeviceCache:
         early = self._early.setdefault(layer, {})
         new = [e for e in self._own(layer, experts) if e not in early]
         for e in new:
-            early[e] = self.top.is_ready((layer, e))
-            self._count_request(layer, e)
+            early[e] = self._count_request(layer, e, self._predicted.get(layer, {}))
             self.top.request((layer, e))
         return new
 
@@ -241,7 +250,7 @@ class DeviceCache:
     def _cancel_early(self) -> None:
         for layer, experts in self._early.items():
             self.cancel(layer, list(experts))
-            self.cancel(layer, self._pinned_early.pop(layer, []))
+            self.cancel(layer, self._pinned_early.pop(layer, ()))
         self._early.clear()
 
     def request_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> list[int]:
@@ -249,20 +258,25 @@ class DeviceCache:
 
         Experts that have a slot are pinned until `release`; others are pinned when they get one.
         """
-        own = {e: tokens_per_expert[e] for e in self._own(layer, tokens_per_expert)}
-        early = self._early.pop(layer, {})
-        self.count_routed(layer, own, early)
+        own = tokens_per_expert
+        if self._placement is not None:
+            own = {e: tokens_per_expert[e] for e in self._own(layer, tokens_per_expert)}
+        early = self._early.pop(layer, NOTHING_EARLY)
+        num_missing = self.count_routed(layer, own, early)
         self.cancel(layer, [e for e in early if e not in own])
-        pinned = self._pinned_early.pop(layer, [])
-        for tier in self.tiers:
+        pinned = self._pinned_early.pop(layer, ())
+        for tier in self._changing_tiers:
             tier.cache.on_routed(layer, own)
         self._advance(layer)
         if self.system.early_preemption or self.system.cancel:
             # ProMoE, algorithm 2, line 12; prefetches of experts that are needed go on.
-            self.top.cancel_prefetches(layer, keep=frozenset(own))
+            self.top.cancel_prefetches(layer, keep=own)
         if self.system.drop_used:
             self._evict_unused(layer, [e for one, e in self.top.cache.entries if one == layer], own)
-        order = order_computation(self.system, own, lambda e: self.progress((layer, e)))
+        all_ready = num_missing == 0 and not early
+        order = order_computation(
+            self.system, own, None if all_ready else lambda e: self.top.progress((layer, e))
+        )
         if self.system.early_preemption:
             for e in order:
                 if e not in early:
@@ -313,45 +327,49 @@ class DeviceCache:
 
     # ---- counting
 
-    def _is_resident_anyway(self, expert: Expert) -> bool:
-        entry = self.top.cache.entries.get(expert)
-        return entry is not None and self.top.is_ready(expert) and not entry.speculative_bytes
-
     def count_routed(
-        self, layer: int, experts: Collection[int], early: Mapping[int, bool] = MappingProxyType({})
-    ) -> None:
+        self, layer: int, experts: Collection[int], early: Mapping[int, bool] = NOTHING_EARLY
+    ) -> int:
         """Counts the requests of a layer and how many of its predictions were in time.
+
+        Returns the number of requests that are no hits, without early ones.
 
         Args:
             layer: The experts' layer.
             experts: What the router has chosen.
             early: Experts that were requested and counted before, and whether they were ready then.
         """
-        top, counters = self.top, self.top.counters[layer]
+        named, num_missing = self._predicted.pop(layer, {}), 0
         for e in self._own(layer, experts):
-            if e not in early:
-                self._count_request(layer, e)
-        named = self._predicted.pop(layer, {})
-        counters.predicted += len(named)
-        for e, was_resident in named.items():
-            if early[e] if e in early else top.is_ready((layer, e)):
-                counters.predicted_in_time += 1
-                counters.predicted_resident += was_resident
+            if e not in early and not self._count_request(layer, e, named):
+                num_missing += 1
+        if named:
+            counters, is_ready = self.top.counters[layer], self.is_ready
+            counters.predicted += len(named)
+            for e, was_resident in named.items():
+                if early[e] if e in early else is_ready((layer, e)):
+                    counters.predicted_in_time += 1
+                    counters.predicted_resident += was_resident
+        return num_missing
 
-    def _count_request(self, layer: int, e: int) -> None:
-        """Counts the first request of an expert in a step."""
-        top, counters, expert = self.top, self.top.counters[layer], (layer, e)
+    def _count_request(self, layer: int, e: int, named: Container[int]) -> bool:
+        """Counts the first request of an expert in a step; returns whether it is a hit.
+
+        `named`: experts of the layer that forecasts have named.
+        """
+        top, expert = self.top, (layer, e)
+        is_hit = top.count_request(expert)
         entry = top.cache.entries.get(expert)
-        ready = top.is_ready(expert)
-        is_named = e in self._predicted.get(layer, {})
-        top.count_request(expert)
-        counters.needed_predicted += is_named
-        counters.needed_predicted_in_time += ready and is_named
-        if entry is not None:
-            counters.bytes_used += entry.speculative_bytes
+        if entry is not None and entry.speculative_bytes:
+            top.counters[layer].bytes_used += entry.speculative_bytes
             entry.speculative_bytes = 0
-        if is_named and not ready:
-            top.late.add(expert)
+        if e in named:
+            top.counters[layer].needed_predicted += 1
+            if is_hit:
+                top.counters[layer].needed_predicted_in_time += 1
+            else:
+                top.late.add(expert)
+        return is_hit
 
     # ---- the whole cache
 

@@ -68,12 +68,12 @@ class ForecastScheduler:
                 continue
             if self._lookahead_layers is not None and layers_ahead > self._lookahead_layers:
                 continue
-            self.cache.on_forecast(forecast.layer, forecast.probability_E.tolist())
+            self.cache.on_forecast(forecast.layer, forecast.probability_E)
             timely.append(forecast)
         if self._candidates == "named":
             for forecast in timely:
-                experts, order_E = forecast.experts(self._top_k), forecast.order_E
-                self.cache.prefetch(forecast.layer, experts, [float(order_E[e]) for e in experts])
+                experts, order = forecast.experts(self._top_k), forecast.order_E.tolist()
+                self.cache.prefetch(forecast.layer, experts, [order[e] for e in experts])
         elif timely:
             self._prefetch_first(timely)
 

@@ -2,7 +2,7 @@
 
 import heapq
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -133,10 +133,10 @@ class TransferQueue:
         self._low.clear()
         self._heap.clear()
 
-    def remove_low_of_layer(
-        self, layer: int, *, keep: frozenset[int] = frozenset()
-    ) -> list[Expert]:
+    def remove_low_of_layer(self, layer: int, *, keep: Container[int] = ()) -> list[Expert]:
         """Removes a layer's low-priority experts (ProMoE, algorithm 2, line 12), but `keep`."""
+        if not self._low:
+            return []
         removed = [expert for expert in self._low if expert[0] == layer and expert[1] not in keep]
         for expert in removed:
             del self._low[expert]
@@ -152,9 +152,9 @@ class TransferQueue:
         """Returns the probability that a queued predicted expert was last pushed with."""
         return self._low[expert].probability
 
-    def high(self) -> list[Expert]:
-        """Returns the high-priority experts in transfer order."""
-        return list(self._high)
+    def high(self) -> Collection[Expert]:
+        """Returns the high-priority experts in transfer order; a view."""
+        return self._high.keys()
 
     def low(self) -> list[Expert]:
         """Returns the low-priority experts in transfer order; drops stale heap items."""
@@ -176,8 +176,12 @@ class TransferQueue:
     def _rebuild(self) -> None:
         """Computes all keys for the present layer and drops stale heap items."""
         self._is_outdated = False
-        self._heap = []
+        key, num_layers, next_layer = self._order.key, self._num_layers, self._layer_now + 1
+        self._heap = heap = []
         for expert, queued in self._low.items():
-            queued.key = self._key(expert[0], queued.probability)
-            self._heap.append((queued.key, queued.ticket, expert))
-        heapq.heapify(self._heap)
+            probability = queued.probability
+            if probability is not None:
+                layers_ahead = (expert[0] - next_layer) % num_layers + 1
+                queued.key = key(probability, layers_ahead, num_layers)
+            heap.append((queued.key, queued.ticket, expert))
+        heapq.heapify(heap)

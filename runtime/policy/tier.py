@@ -7,18 +7,17 @@ higher tier requests what is missing there.
 """
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Self
+from collections.abc import Collection, Container, Iterable, Sequence
+from itertools import accumulate
+from typing import NamedTuple, Self
 
-from runtime.policy.cache import CacheEntry, ExpertCache
+from runtime.policy.cache import CacheEntry, ExpertCache, Victims
 from runtime.policy.counters import CacheCounters
 from runtime.policy.eviction.protocol import Expert
 from runtime.policy.queue import PrefetchOrder, TransferQueue
 
 
-@dataclass(frozen=True, slots=True)
-class TransferTask:
+class TransferTask(NamedTuple):
     """A transfer of chunks `[first_chunk, end_chunk)` of the expert into the slot."""
 
     expert: Expert
@@ -67,7 +66,8 @@ class CacheTier:
         self._above: CacheTier | None = None
         if below is not None:
             below._above = self
-        self._chunk_bytes = tuple(map(tuple, chunk_bytes))
+        self._bytes_before = [list(accumulate(sizes, initial=0)) for sizes in chunk_bytes]
+        """Bytes of each layer's chunks before each chunk, and of all."""
         self._num_chunks = tuple(map(len, chunk_bytes))
         self._entries = cache.entries
         self._chunked = chunked
@@ -142,7 +142,7 @@ class CacheTier:
 
     def is_requested(self, expert: Expert) -> bool:
         entry = self._entries.get(expert)
-        return self._waiting[expert] > 0 if entry is None else entry.pins > 0
+        return expert in self._waiting if entry is None else entry.pins > 0
 
     # ---- requests
 
@@ -154,8 +154,9 @@ class CacheTier:
         else:
             entry.pins += 1
             self.cache.on_use(expert)
-        if not self.is_ready(expert):
-            self.queue.push_high(expert)
+            if entry.ready_chunks == self._num_chunks[expert[0]]:
+                return
+        self.queue.push_high(expert)
 
     def pin(self, expert: Expert) -> None:
         """Pins a resident expert to its slot without requesting it; to be released once."""
@@ -177,11 +178,13 @@ class CacheTier:
             assert entry.pins > 0, (expert, entry)
             entry.pins -= 1
             is_requested = entry.pins > 0
+            if entry.ready_chunks == self._num_chunks[expert[0]]:
+                return  # what has arrived is neither queued nor requested below
         if is_requested:
             return
         self.queue.remove(expert)
         self._release_below(expert)
-        if entry is not None and not self.is_ready(expert):
+        if entry is not None:
             self.late.discard(expert)
             self._evict_incomplete(expert)
 
@@ -193,12 +196,14 @@ class CacheTier:
 
     def prefetch(self, expert: Expert, probability: float | None) -> None:
         """Queues a predicted expert; None: for an idle link, behind all that a forecast names."""
-        if self._entries.get(expert) is not None:
+        entry = self._entries.get(expert)
+        if entry is not None:
             self.cache.on_predict(expert)
-        if not self.is_ready(expert):
-            self.queue.push_low(expert, probability)
+            if entry.ready_chunks == self._num_chunks[expert[0]]:
+                return
+        self.queue.push_low(expert, probability)
 
-    def cancel_prefetches(self, layer: int, *, keep: frozenset[int] = frozenset()) -> None:
+    def cancel_prefetches(self, layer: int, *, keep: Container[int] = ()) -> None:
         """Removes a layer's prefetches from the queue, but `keep`; bytes that arrived stay."""
         for expert in self.queue.remove_low_of_layer(layer, keep=keep):
             if not self.is_requested(expert):
@@ -245,11 +250,13 @@ class CacheTier:
         if high_only:
             return None
         first = self.queue.first_low()
-        if first is not None and (task := self._start(first, high=False)) is not None:
-            return task
-        for expert in self.queue.low():
-            if (task := self._start(expert, high=False)) is not None:
+        if first is not None:
+            victims: Victims = {}
+            if (task := self._start(first, high=False, victims=victims)) is not None:
                 return task
+            for expert in self.queue.low()[1:]:
+                if (task := self._start(expert, high=False, victims=victims)) is not None:
+                    return task
         return self._start_idle()
 
     def _start_idle(self) -> TransferTask | None:
@@ -274,7 +281,9 @@ class CacheTier:
         self._to_fill.rotate(-1)
         return self._to_fill[-1]
 
-    def _start(self, expert: Expert, *, high: bool) -> TransferTask | None:
+    def _start(
+        self, expert: Expert, *, high: bool, victims: Victims | None = None
+    ) -> TransferTask | None:
         entry = self._entries.get(expert)
         if entry is None:
             if not high and not self._is_within_reach(expert):
@@ -282,7 +291,7 @@ class CacheTier:
                 return None
             # A prefetch that took the slot of another one would have it transferred twice.
             keep = None if high else self.queue.is_low
-            entry, evicted = self.cache.admit(expert, prefetch=not high, keep=keep)
+            entry, evicted = self.cache.admit(expert, prefetch=not high, keep=keep, victims=victims)
             if evicted is not None:
                 self._count_eviction(*evicted)
             if entry is None:
@@ -298,7 +307,8 @@ class CacheTier:
             if source_slot is None:
                 return None
         entry.in_flight = True
-        num_bytes = sum(self._chunk_bytes[expert[0]][first:end])
+        bytes_before = self._bytes_before[expert[0]]
+        num_bytes = bytes_before[end] - bytes_before[first]
         return TransferTask(expert, entry.slot, first, end, num_bytes, high, source_slot)
 
     def _end_of_transfer(self, expert: Expert, first: int, *, high: bool) -> int:
@@ -307,11 +317,11 @@ class CacheTier:
         A lower tier goes chunk by chunk in any case, so that both links move an expert at once.
         """
         if not self._chunked:
-            return self.num_chunks(expert)
-        if not (high and self._whole_requests and self.is_top):
+            return self._num_chunks[expert[0]]
+        if not (high and self._whole_requests and self._above is None):
             return first + 1
         if self.below is None:
-            return self.num_chunks(expert)
+            return self._num_chunks[expert[0]]
         entry = self.below.cache.entries.get(expert)
         return max(first + 1, 0 if entry is None else entry.ready_chunks)
 
@@ -474,16 +484,22 @@ class CacheTier:
 
     # ---- counting
 
-    def count_request(self, expert: Expert) -> None:
-        """Counts a request as a hit, a miss or a join of a transfer that has begun."""
+    def count_request(self, expert: Expert) -> bool:
+        """Counts a request as a hit, a miss or a join of a transfer that has begun.
+
+        Returns whether it is a hit.
+        """
         counters = self.counters[expert[0]]
+        entry = self._entries.get(expert)
         counters.requests += 1
-        if self.is_ready(expert):
-            counters.hits += 1
-        elif self.progress(expert) <= 0:
+        if entry is None or not (entry.ready_chunks or entry.in_flight):
             counters.misses += 1
+        elif entry.ready_chunks == self._num_chunks[expert[0]]:
+            counters.hits += 1
+            return True
         else:
             counters.joins += 1
+        return False
 
     def _count_eviction(self, expert: Expert, entry: CacheEntry) -> None:
         counters = self.counters[expert[0]]

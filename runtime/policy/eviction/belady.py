@@ -1,6 +1,6 @@
 """Belady's MIN, with all of the coming routing or some of it: for replays, where it is known.
 
-Shape suffixes: L layers, E experts.
+Shape suffixes: L layers, E experts, A arms.
 """
 
 import itertools
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from predictors.base import Ints
 from predictors.errors import MoecastError
 from runtime.policy.eviction.protocol import EvictionOrder, EvictionPolicy, Expert
-from runtime.policy.eviction.regret import UseShares
+from runtime.policy.eviction.regret import ARMS, UseShares
 from runtime.policy.eviction.score_order import ScoreOrder, view_scores
 
 Future = Iterable[Sequence[Collection[int]]]
@@ -79,6 +79,8 @@ class BeladyEviction(EvictionPolicy):
         self._uses = uses
         self._known_steps = num_steps if known_steps is None else known_steps
         self._shares = None
+        self._share_LEA = np.zeros((num_layers, num_experts, len(ARMS)))
+        """The shares by every arm when the layer was last routed."""
         if known_steps is not None:
             self._shares = UseShares(num_layers=num_layers, num_experts=num_experts)
         self._num_past = np.zeros((num_layers, num_experts), dtype=np.int64).tolist()
@@ -125,6 +127,7 @@ class BeladyEviction(EvictionPolicy):
         self._chosen = [(layer, e) for e in tokens_per_expert]
         if self._shares is not None:
             self._shares.on_routed(layer, tokens_per_expert)
+            self._share_LEA[layer] = self._shares.of_all_arms(layer)
             nearness_E = self.nearness_LE[layer]
             unknown_E = self._unknown_nearness(layer)
             nearness_E[:] = np.where(nearness_E <= -self._never, unknown_E, nearness_E)
@@ -135,7 +138,7 @@ class BeladyEviction(EvictionPolicy):
         """Returns `[E]`: the scores of a layer's experts without a known use."""
         if self._shares is None:
             return np.full(self.nearness_LE.shape[1], -self._never)
-        return self._shares.of_layer(layer) - 1.0 - self._never
+        return self._share_LEA[layer, :, self._shares.ghosts.arm] - 1.0 - self._never
 
     def next_idle_candidate(self) -> Expert | None:
         missing = [order.next_missing() for order in self._orders]

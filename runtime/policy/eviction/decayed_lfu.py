@@ -41,6 +41,8 @@ class DecayedCounts:
         need not be touched to decay."""
         self._total_A = np.zeros(len(decays))
         """The score in this step of an expert that every step used, over the weight."""
+        self._most_A = np.ones(len(decays))
+        """The score in this step of an expert that every step used."""
 
     def begin_step(self) -> None:
         self._total_A = self._total_A * self.decay_A + 1.0
@@ -48,18 +50,26 @@ class DecayedCounts:
         if self._weight_A.max() > LARGEST_WEIGHT:
             self.score_LEA /= self._weight_A
             self._weight_A[:] = 1.0
+        self._most_A = self._weight_A * np.maximum(self._total_A, 1.0)
 
     def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
-        score_EA = self.score_LEA[layer]
-        most = max(tokens_per_expert.values(), default=1)
-        for e, num_tokens in tokens_per_expert.items():
-            share = num_tokens / most
-            score_EA[e] += self._weight_A if share == 1.0 else share * self._weight_A
+        if not tokens_per_expert:
+            return
+        chosen, tokens_K = list(tokens_per_expert), list(tokens_per_expert.values())
+        most = max(tokens_K)
+        if most == min(tokens_K):
+            self.score_LEA[layer, chosen] += self._weight_A
+        else:
+            share_K = np.array(tokens_K) / most
+            self.score_LEA[layer, chosen] += share_K[:, None] * self._weight_A
 
     def shares(self, layer: int) -> NDArray[np.float64]:
         """Returns `[E, A]`: the decayed share of past steps that used each expert, in [0, 1]."""
-        total_A = np.maximum(self._total_A, 1.0)
-        return np.asarray(self.score_LEA[layer] / (self._weight_A * total_A))
+        return np.asarray(self.score_LEA[layer] / self._most_A)
+
+    def shares_of_arm(self, layer: int, arm: int) -> NDArray[np.float64]:
+        """Returns `[E]`: one column of `shares`."""
+        return np.asarray(self.score_LEA[layer, :, arm] / self._most_A[arm])
 
 
 class DecayedLfuEviction(EvictionPolicy):

@@ -85,24 +85,26 @@ class LayerGhost:
 
     def serve(self, chosen_K: list[int], score_EA: Scores) -> NDArray[np.int64]:
         """Admits the chosen experts and evicts the lowest scores; returns `[A]` hits."""
-        hits_A = self._resident_EA[chosen_K].sum(axis=0)
+        is_hit_KA = self._resident_EA[chosen_K]
         if len(chosen_K) >= self.num_slots:
             # More than fits: the best of them stay, and the hits are no evidence of what to keep.
             key_EA = np.full_like(score_EA, -1.0)
             key_EA[chosen_K] = (score_EA * self._tie_E1)[chosen_K]
             self._keep(key_EA)
             return self._no_hits_A
-        if hits_A.min() < len(chosen_K):
+        if not is_hit_KA.all():
             key_EA = np.where(self._resident_EA, score_EA * self._tie_E1, -1.0)
             key_EA[chosen_K] = np.inf
             self._keep(key_EA)
-        return hits_A
+        return np.add.reduce(is_hit_KA, axis=0, dtype=np.int64)
 
     def _keep(self, key_EA: Scores) -> None:
         """Keeps the `num_slots` highest keys of each arm that are not negative."""
-        least_A = np.zeros(key_EA.shape[1])
         num_dropped = len(key_EA) - self.num_slots
-        if num_dropped > 0:
-            highest = np.partition(key_EA, num_dropped, axis=0)
-            np.maximum(least_A, highest[num_dropped], out=least_A)
+        if num_dropped <= 0:
+            np.greater_equal(key_EA, 0.0, out=self._resident_EA)
+            return
+        ascending_EA = key_EA.copy()
+        ascending_EA.partition(num_dropped, axis=0)
+        least_A = np.maximum(ascending_EA[num_dropped], 0.0)
         np.greater_equal(key_EA, least_A, out=self._resident_EA)

@@ -83,7 +83,7 @@ class MoeInfinityRequestEviction(ProtectingEviction):
 
     def on_forecast(self, layer: int, probability_E: Probabilities) -> None:
         proximity = 1.0 - (layer - max(0, self.layer_now)) / len(self._decay_L)
-        self.priority_LE[layer] = np.asarray(probability_E) * proximity
+        self.priority_LE[layer] = np.asarray(probability_E, np.float64) * proximity
         order = self._order_of_layer[layer]
         assert isinstance(order, TopKOrder)
         order.unprotect_outranked()

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from predictors.base import Ints
 from runtime.policy.eviction.decayed_lfu import DECAYS, DecayedCounts
+from runtime.policy.eviction.distance_discount import DistanceDiscount
 from runtime.policy.eviction.ghost_caches import GhostCaches
 from runtime.policy.eviction.protocol import EvictionOrder, EvictionPolicy
-from runtime.policy.eviction.score_order import ScoreOrder, view_scores
+from runtime.policy.eviction.score_order import ScoreOrder, Scores, view_scores
 
 BLENDED = {0.5: 0.2, 0.9: 0.3, 0.98: 0.5}
 """Decays and weights of the arm `blend`: an expert used lately and one used often both stay."""
@@ -41,7 +42,6 @@ class UseShares:
         shape = {"num_layers": num_layers, "num_experts": num_experts}
         self._counts = DecayedCounts(**shape, decays=DECAYS)
         self.ghosts = GhostCaches(**shape, num_arms=len(ARMS), sure=SURE)
-        self._share_LEA = np.zeros((num_layers, num_experts, len(ARMS)))
         self._last_step_LE = np.zeros((num_layers, num_experts))
         self._step = 0
         self._blend_A = np.array([BLENDED.get(decay, 0.0) for decay in DECAYS])
@@ -59,42 +59,37 @@ class UseShares:
     def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
         self._counts.on_routed(layer, tokens_per_expert)
         self._last_step_LE[layer, list(tokens_per_expert)] = self._step
-        age_E = self._step - self._last_step_LE[layer]
-        decayed_EA = self._counts.shares(layer)
-        share_EA = self._share_LEA[layer]
-        share_EA[:, 0] = decayed_EA @ self._blend_A
-        share_EA[:, 1] = decayed_EA[:, self._forever] / (age_E + 1.0)
-        share_EA[:, 2:] = decayed_EA
-        self.ghosts.on_routed(layer, tokens_per_expert, share_EA)
+        if layer in self.ghosts.layers:
+            self.ghosts.on_routed(layer, tokens_per_expert, self.of_all_arms(layer))
 
     def end_step(self) -> None:
         self.ghosts.end_step()
 
+    def of_all_arms(self, layer: int) -> NDArray[np.float64]:
+        """Returns `[E, A]`: the shares by every arm of a layer that this step has routed."""
+        decayed_EA = self._counts.shares(layer)
+        share_EA = np.empty((len(decayed_EA), len(ARMS)))
+        share_EA[:, 0] = decayed_EA @ self._blend_A
+        share_EA[:, 1] = decayed_EA[:, self._forever] / self._ages(layer)
+        share_EA[:, 2:] = decayed_EA
+        return share_EA
+
     def of_layer(self, layer: int) -> NDArray[np.float64]:
-        """Returns `[E]`: the shares that the best arm gave when the layer was last routed."""
-        return np.asarray(self._share_LEA[layer, :, self.ghosts.arm])
+        """Returns `[E]`: the shares by the best arm of a layer that this step has routed."""
+        arm = self.ghosts.arm
+        if arm == 0:
+            return np.asarray(self._counts.shares(layer) @ self._blend_A)
+        if arm == 1:
+            return self._counts.shares_of_arm(layer, self._forever) / self._ages(layer)
+        return self._counts.shares_of_arm(layer, arm - 2)
 
     def decayed(self, layer: int, decay: float) -> NDArray[np.float64]:
-        """Returns `[E]`: the shares at one of `DECAYS`."""
-        return np.asarray(self._share_LEA[layer, :, 2 + DECAYS.index(decay)])
+        """Returns `[E]`: the shares at one of `DECAYS` of a layer that this step has routed."""
+        return self._counts.shares_of_arm(layer, DECAYS.index(decay))
 
-
-LEAST_SHARE = 1e-6
-"""Share of steps that an expert without uses is given: far below one use in any log."""
-
-
-def discount_by_distance(share_LE: NDArray, layer_now: int) -> NDArray:
-    """Returns `[L, E]`: `1 / (1 / share + d / L)`, for layers that are `d` layers ahead.
-
-    It is the reciprocal of the expected time until the next use, in steps: an expert that every
-    second step uses is worth less where its layer has just been computed than where it is next.
-    Experts that were never used count as used once in a very long time, so that those of the
-    farthest layer go first among them, too.
-    """
-    share_LE = np.maximum(share_LE, LEAST_SHARE)
-    num_layers = len(share_LE)
-    distance_L = (np.arange(num_layers) - layer_now - 1) % num_layers / num_layers
-    return np.asarray(share_LE / (1.0 + share_LE * distance_L[:, None]))
+    def _ages(self, layer: int) -> NDArray[np.float64]:
+        """Returns `[E]`: steps since the last use of each expert, the step of the use included."""
+        return (self._step - self._last_step_LE[layer]) + 1.0
 
 
 class RegretEviction(EvictionPolicy):
@@ -106,8 +101,12 @@ class RegretEviction(EvictionPolicy):
 
     def __init__(self, *, num_layers: int, num_experts: int):
         self._shares = UseShares(num_layers=num_layers, num_experts=num_experts)
-        self._share_LE = np.zeros((num_layers, num_experts))
-        self._score_LE = np.zeros((num_layers, num_experts))
+        self._discount = DistanceDiscount(num_layers=num_layers, num_experts=num_experts)
+        self._num_experts = num_experts
+        self._layer_now = -1
+        """The last layer whose router has run."""
+        self._is_outdated = False
+        """The scores are those of an earlier layer."""
 
     @property
     def arm(self) -> str:
@@ -116,16 +115,24 @@ class RegretEviction(EvictionPolicy):
 
     def make_order(self, *, num_slots: int, layers: range) -> EvictionOrder:
         self._shares.ghosts.divide(num_slots, layers)
-        scores = view_scores(self._score_LE, layers)
-        return ScoreOrder(scores, layers=layers, num_experts=self._score_LE.shape[1])
+        view = view_scores(self._discount.score_LE, layers)
+
+        def scores() -> Scores:
+            if self._is_outdated:
+                self._is_outdated = False
+                self._discount.compute(self._layer_now)
+            return view()
+
+        return ScoreOrder(scores, layers=layers, num_experts=self._num_experts)
 
     def begin_step(self, requests_T: Ints) -> None:  # noqa: ARG002
         self._shares.begin_step()
 
     def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
         self._shares.on_routed(layer, tokens_per_expert)
-        self._share_LE[layer] = self._shares.of_layer(layer)
-        self._score_LE[:] = discount_by_distance(self._share_LE, layer)
+        self._discount.set_shares(layer, self._shares.of_layer(layer))
+        self._layer_now = layer
+        self._is_outdated = True
 
     def end_step(self) -> None:
         self._shares.end_step()

@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictors.base import Ints
+from runtime.policy.eviction.distance_discount import DistanceDiscount
 from runtime.policy.eviction.ghost_caches import MEMORY, LayerGhost
 from runtime.policy.eviction.protocol import EvictionOrder, EvictionPolicy, Expert, Probabilities
-from runtime.policy.eviction.regret import UseShares, discount_by_distance
-from runtime.policy.eviction.score_order import ScoreOrder, Scores, view_scores
+from runtime.policy.eviction.regret import UseShares
+from runtime.policy.eviction.score_order import ScoreOrder, Scores
 
 LEAST_IDLE_SCORE = 0.03
 """Share of the coming tokens that must use an expert for idle link time to be spent on it."""
@@ -43,7 +44,8 @@ class ReuseEviction(EvictionPolicy):
     tokens choose more often than a layer has experts), `p` is what balanced routing gives, so that
     a prefill keeps what its later layers are sure to need and evicts what its earlier ones have
     used. All other experts score their value, less where their layer is far ahead
-    (`discount_by_distance`).
+    (`DistanceDiscount`). The scores are computed only when an expert is evicted or idle link time
+    is spent: of what events say, mostly the last word is needed.
 
     Without a reuse predictor the value is the share of past steps that `UseShares` estimates, as it
     is where counting has hit more lately: ghost caches in a few layers run both on the same
@@ -60,13 +62,18 @@ class ReuseEviction(EvictionPolicy):
         """The last predictions."""
         self._is_predicted_L = np.zeros(num_layers, dtype=bool)
         self._value_LE = np.zeros((num_layers, num_experts))
-        self._score_LE = np.zeros((num_layers, num_experts))
+        self._discount = DistanceDiscount(num_layers=num_layers, num_experts=num_experts)
         self._idle_score_LE = np.zeros((num_layers, num_experts))
         """Scores for fetching in idle time: the value, or NOT_IDLE where a forecast of this step
         already decides what to fetch of the layer."""
-        self._expected_LE = np.zeros((num_layers, num_experts))
-        """Scores of the layers ahead whose experts this step is expected to need."""
-        self._is_expected_L = np.zeros(num_layers, dtype=bool)
+        self._probabilities: dict[int, Scores | float] = {}
+        """For each layer ahead, the probability that this step needs each expert, where known."""
+        self._forecast_layers: set[int] = set()
+        """Layers that a forecast of this step names and that it has not routed."""
+        self._expected: dict[int, Scores] = {}
+        """Scores of the layers in `_probabilities`, as far as they were needed."""
+        self._is_outdated = False
+        """The scores are those of an earlier layer or forecast."""
         self._layer_now = -1
         """The last layer whose router has run in this step."""
         self._is_long = False
@@ -82,11 +89,9 @@ class ReuseEviction(EvictionPolicy):
         self._counts.ghosts.divide(num_slots, layers)
         for layer, ghost in self._ghosts.items():
             ghost.num_slots = self._counts.ghosts.layers[layer].num_slots
-        order = ReuseOrder(
-            self._score_LE, self._idle_score_LE, layers=layers, num_experts=self._num_experts
-        )
+        order = ReuseOrder(self, layers=layers, num_experts=self._num_experts)
         self._orders.append(order)
-        share = num_slots / self._score_LE.size
+        share = num_slots / self._value_LE.size
         self._slow_weight = min(MAX_SLOW_WEIGHT, self._slow_weight + SLOW_WEIGHT * share)
         return order
 
@@ -94,20 +99,17 @@ class ReuseEviction(EvictionPolicy):
         self._counts.begin_step()
         self._layer_now = -1
         self._is_long = False
-        self._is_expected_L[:] = False
-        self._score_LE[:] = discount_by_distance(self._value_LE, -1)
-        self._idle_score_LE[:] = self._value_LE
+        self._probabilities.clear()
+        self._expected.clear()
+        self._forecast_layers.clear()
+        self._is_outdated = True
 
     def on_forecast(self, layer: int, probability_E: Probabilities) -> None:
         if layer > self._layer_now:
-            self._expect(layer, np.asarray(probability_E))
-            self._score_LE[layer] = self._expected_LE[layer]
-            self._idle_score_LE[layer] = NOT_IDLE
-
-    def _expect(self, layer: int, probability_E: NDArray | float) -> None:
-        """Scores a layer that this step has yet to reach by the probability of its experts."""
-        self._is_expected_L[layer] = True
-        self._expected_LE[layer] = probability_E + (1.0 - probability_E) * self._value_LE[layer]
+            self._probabilities[layer] = np.asarray(probability_E, np.float64)
+            self._expected.pop(layer, None)
+            self._forecast_layers.add(layer)
+            self._is_outdated = True
 
     def on_reuse_scores(self, layer: int, score_E: Probabilities) -> None:
         self._is_predicted_L[layer] = True
@@ -115,23 +117,27 @@ class ReuseEviction(EvictionPolicy):
 
     def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
         self._counts.on_routed(layer, tokens_per_expert)
-        mixed_E = self._mix_predictions(layer) if self._is_predicted_L[layer] else None
+        value_E = mixed_E = self._mix_predictions(layer) if self._is_predicted_L[layer] else None
         # Every step brings new predictions, unless the predictor has failed.
         self._is_predicted_L[layer] = False
         if mixed_E is not None and (ghost := self._ghosts.get(layer)) is not None:
             self._hits += float(ghost.serve(list(tokens_per_expert), mixed_E[:, None])[0])
         self._uses_predictions = mixed_E is not None and self.trusts_predictor
-        value_E = mixed_E if self._uses_predictions else self._counts.of_layer(layer)
-        self._value_LE[layer] = self._idle_score_LE[layer] = value_E
+        if value_E is None or not self.trusts_predictor:
+            value_E = self._counts.of_layer(layer)
+        self._value_LE[layer] = value_E
+        self._discount.set_shares(layer, value_E)
         first = self._layer_now < 0
         self._layer_now = layer
         num_choices = sum(tokens_per_expert.values())
         if first and num_choices > self._num_experts:
             self._is_long = True
             self._expect_balanced_routing(num_choices)
-        self._is_expected_L[: layer + 1] = False
-        discounted_LE = discount_by_distance(self._value_LE, layer)
-        self._score_LE[:] = np.where(self._is_expected_L[:, None], self._expected_LE, discounted_LE)
+        for routed in [ahead for ahead in self._probabilities if ahead <= layer]:
+            del self._probabilities[routed]
+            self._expected.pop(routed, None)
+        self._forecast_layers.discard(layer)
+        self._is_outdated = True
 
     def _mix_predictions(self, layer: int) -> NDArray:
         """Returns `[E]`: the last predictions, and a little of what the past hundred steps used."""
@@ -141,9 +147,34 @@ class ReuseEviction(EvictionPolicy):
     def _expect_balanced_routing(self, num_choices: int) -> None:
         """Scores the layers ahead without a forecast, for `num_choices` choices in each."""
         probability = 1.0 - (1.0 - 1.0 / self._num_experts) ** num_choices
-        for layer in range(self._layer_now + 1, len(self._score_LE)):
-            if not self._is_expected_L[layer]:
-                self._expect(layer, probability)
+        for layer in range(self._layer_now + 1, len(self._value_LE)):
+            self._probabilities.setdefault(layer, probability)
+
+    def _expect(self, layer: int) -> Scores:
+        """Returns `[E]`: the scores of a layer that this step is known to reach."""
+        expected_E = self._expected.get(layer)
+        if expected_E is None:
+            probability_E = self._probabilities[layer]
+            expected_E = probability_E + (1.0 - probability_E) * self._value_LE[layer]
+            self._expected[layer] = expected_E
+        return expected_E
+
+    def compute_scores(self) -> Scores:
+        """Returns `[L, E]`: the scores by which experts are evicted, in the same array always."""
+        score_LE = self._discount.score_LE
+        if self._is_outdated:
+            self._is_outdated = False
+            self._discount.compute(self._layer_now)
+            for layer in self._probabilities:
+                score_LE[layer] = self._expect(layer)
+        return score_LE
+
+    def compute_idle_scores(self) -> Scores:
+        """Returns `[L, E]`: the scores for fetching in idle time."""
+        np.copyto(self._idle_score_LE, self._value_LE)
+        for layer in self._forecast_layers:
+            self._idle_score_LE[layer] = NOT_IDLE
+        return self._idle_score_LE
 
     def may_evict_for(self, victim: Expert, newcomer: Expert) -> bool:
         # Without the discount: two experts used alike would take turns over an idle link.
@@ -151,8 +182,9 @@ class ReuseEviction(EvictionPolicy):
 
     def score(self, expert: Expert) -> float:
         """Returns the expert's score before it is discounted by distance, in [0, 1]."""
-        scores_LE = self._expected_LE if self._is_expected_L[expert[0]] else self._value_LE
-        return float(scores_LE[expert])
+        layer, e = expert
+        is_expected = layer in self._probabilities
+        return float(self._expect(layer)[e] if is_expected else self._value_LE[layer, e])
 
     def next_idle_candidate(self) -> Expert | None:
         # A prefill's later layers request soon enough what they need. What counts would name, the
@@ -172,9 +204,14 @@ class ReuseEviction(EvictionPolicy):
 class ReuseOrder(ScoreOrder):
     """Lowest score first, and the best absent expert by the scores for idle time."""
 
-    def __init__(self, score_LE: Scores, idle_LE: Scores, *, layers: range, num_experts: int):
-        super().__init__(view_scores(score_LE, layers), layers=layers, num_experts=num_experts)
-        self._idle_scores = view_scores(idle_LE, layers)
+    def __init__(self, policy: ReuseEviction, *, layers: range, num_experts: int):
+        rows = slice(layers.start, layers.stop)
+        super().__init__(
+            lambda: policy.compute_scores()[rows].reshape(-1),
+            layers=layers,
+            num_experts=num_experts,
+        )
+        self._idle_scores = lambda: policy.compute_idle_scores()[rows].reshape(-1)
 
     def best_absent(self) -> tuple[float, Expert]:
         """Returns the highest idle score of an absent expert, NOT_IDLE if none is, and which."""

@@ -38,6 +38,8 @@ class ScoreOrder:
         size = len(layers) * num_experts
         self._absent_N = np.full(size, np.inf)
         """0 for residents, infinity for others: added to the scores, it leaves only residents."""
+        self._masked_N = np.empty(size)
+        """Scores of residents, infinity for others: a buffer."""
         self._touched_N = np.zeros(size, dtype=np.int64)
         self._clock = 0
 
@@ -47,7 +49,8 @@ class ScoreOrder:
     def touch(self, expert: Expert) -> None:
         """Makes the expert the last among those of its score."""
         self._clock += 1
-        self._touched_N[self.index(expert)] = self._clock
+        layer, e = expert
+        self._touched_N[(layer - self._first_layer) * self._num_experts + e] = self._clock
 
     def on_admit(self, expert: Expert) -> None:
         self._absent_N[self.index(expert)] = 0.0
@@ -69,15 +72,14 @@ class ScoreOrder:
         self._absent_N.fill(np.inf)
 
     def choose_victim(self, is_evictable: IsEvictable) -> Expert | None:
-        score_N = self._scores() + self._absent_N
+        score_N = np.add(self._scores(), self._absent_N, out=self._masked_N)
         for _ in range(NUM_SINGLE_TRIES):
-            index = self._lowest(score_N)
+            index = self._take_lowest(score_N)
             if index is None:
                 return None
             expert = self._expert(index)
             if is_evictable(expert):
                 return expert
-            score_N[index] = np.inf
         for index in np.lexsort((self._touched_N, score_N)).tolist():
             if score_N[index] == np.inf:
                 return None
@@ -96,14 +98,21 @@ class ScoreOrder:
         layer, e = divmod(index, self._num_experts)
         return self._first_layer + layer, e
 
-    def _lowest(self, score_N: Scores) -> int | None:
+    def _take_lowest(self, score_N: Scores) -> int | None:
+        """Returns the index of the next victim, whose score becomes infinite; None: there is none.
+
+        A second search for the lowest score is cheaper than comparing all scores with it.
+        """
         index = int(score_N.argmin())
         lowest = score_N[index]
         if lowest == np.inf:
             return None
-        ties = (score_N == lowest).nonzero()[0]
-        if len(ties) > 1:
+        score_N[index] = np.inf
+        if score_N[score_N.argmin()] == lowest:
+            score_N[index] = lowest
+            ties = (score_N == lowest).nonzero()[0]
             index = int(ties[self._touched_N[ties].argmin()])
+            score_N[index] = np.inf
         return index
 
 

@@ -132,3 +132,13 @@ def test_forecast__lists_wanted_experts_and_none_without_a_chance() -> None:
     scores = np.array([[0.0, 0.9, 0.0, 0.2]], np.float32)
     assert Forecast(0, scores).experts(3) == [1, 3]
     assert Forecast(0, scores, wanted=[2, 1]).experts(3) == [2, 1]
+
+
+def test_forecast__names_a_tokens_best_experts_in_order() -> None:
+    """Ties go to the lower id, and what cannot be needed is left out."""
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        score_E = rng.integers(0, 4, 12).astype(np.float32) / 4
+        best = sorted((e for e in range(12) if score_E[e] > 0), key=lambda e: (-score_E[e], e))
+        for top_k in (1, 4, 12):
+            assert Forecast(0, score_E[None]).experts(top_k) == best[:top_k]

@@ -460,7 +460,7 @@ def test_is_complete__only_where_used_experts_stay():
 
 
 def test_count_routed__counts_what_requests_do():
-    counted, requested = (make_cache(slots=(LAYERS * EXPERTS,)) for _ in range(2))
+    counted, requested = make_cache(), make_cache()
     for core in (counted, requested):
         core.prefetch(0, [0, 1, 2], [0.9, 0.8, 0.7])
         drain(core)

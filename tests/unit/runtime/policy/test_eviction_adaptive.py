@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from runtime.policy.eviction.decayed_lfu import DECAYS
-from runtime.policy.eviction.regret import UseShares, discount_by_distance
+from runtime.policy.eviction.distance_discount import DistanceDiscount
+from runtime.policy.eviction.regret import UseShares
 from tests.builders.arena import policy_of, random_routing, serve
 
 
@@ -62,10 +63,14 @@ def test_regret__follows_an_arm_only_if_it_surely_hits_more():
     assert arm_after(stable(400), drifting(1600)) in ("lru", "lfru")
 
 
-def test_regret__discounts_by_the_time_until_the_layer_comes():
+def test_discount__is_the_time_until_the_layer_comes():
     share_LE = np.array([[0.5, 0.0], [0.5, 0.0], [0.0, 0.0], [1.0, 0.0]])
     # Behind layer 1: layer 2 is next, then 3, 0 and 1.
-    score_LE = discount_by_distance(share_LE, 1)
+    discount = DistanceDiscount(num_layers=4, num_experts=2)
+    for layer, share_E in enumerate(share_LE):
+        discount.set_shares(layer, share_E)
+    discount.compute(1)
+    score_LE = discount.score_LE
     assert score_LE[:, 0].tolist() == pytest.approx(
         [1 / (2 + 2 / 4), 1 / (2 + 3 / 4), 0.0, 1 / (1 + 1 / 4)], abs=1e-5
     )

@@ -192,6 +192,32 @@ def serve(cache: ExpertCache, layer: int, chosen: list[int]) -> int:
     return len(here)
 
 
+def test_reuse__scores_do_not_depend_on_when_they_are_read() -> None:
+    """They are computed when an expert is evicted: reading them after every event changes none."""
+    policies = [ReuseEviction(num_layers=LAYERS, num_experts=EXPERTS) for _ in range(2)]
+    for policy in policies:
+        policy.make_order(num_slots=4, layers=range(LAYERS))
+    for step in range(40):
+        rng = np.random.default_rng(step)
+        events: list[tuple] = [("begin_step", ONE)]
+        for layer in range(LAYERS):
+            ahead = [("on_forecast", at, rng.random(EXPERTS)) for at in range(layer, LAYERS)]
+            chosen = {int(e): int(rng.integers(1, 4)) for e in rng.permutation(EXPERTS)[:2]}
+            events += [*ahead, ("on_reuse_scores", layer, rng.random(EXPERTS))]
+            events += [("on_routed", layer, chosen), *ahead[: step % 3]]
+        for event, *arguments in events:
+            for policy in policies:
+                getattr(policy, event)(*arguments)
+            policies[0].compute_scores()
+            policies[0].compute_idle_scores()
+        read, unread = (policy.compute_scores().tolist() for policy in policies)
+        assert read == unread
+        read, unread = (policy.compute_idle_scores().tolist() for policy in policies)
+        assert read == unread
+        for policy in policies:
+            policy.end_step()
+
+
 @pytest.mark.parametrize("is_right", [True, False])
 def test_reuse__stops_trusting_a_predictor_that_hits_less(is_right: bool) -> None:
     """Two experts are used in turn, the others now and then. One forecaster says so, one the

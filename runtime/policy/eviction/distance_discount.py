@@ -1,0 +1,43 @@
+"""The discount of what an expert is worth by the time until its layer comes.
+
+Shape suffixes: L layers, E experts.
+"""
+
+import numpy as np
+
+from runtime.policy.eviction.score_order import Scores
+
+LEAST_SHARE = 1e-6
+"""Share of steps that an expert without uses is given: far below one use in any log."""
+
+
+class DistanceDiscount:
+    """Scores `1 / (1 / share + d / L)`, for layers that are `d` layers ahead.
+
+    That is the reciprocal of the expected time until the next use, in steps: an expert that every
+    second step uses is worth less where its layer has just been computed than where it is next.
+    Experts that were never used count as used once in a very long time, so that those of the
+    farthest layer go first among them, too.
+
+    Every score changes with every layer, so they are computed only where an expert is evicted.
+    """
+
+    def __init__(self, *, num_layers: int, num_experts: int):
+        self.score_LE = np.zeros((num_layers, num_experts))
+        """The scores that were computed last."""
+        self._share_LE = np.full((num_layers, num_experts), LEAST_SHARE)
+        self._slowed_LE = np.empty((num_layers, num_experts))
+        layers_L = np.arange(num_layers)
+        ahead_LL = (layers_L - layers_L[:, None] - 1) % num_layers
+        self._distance_LL1 = ahead_LL[:, :, None] / num_layers
+        """How far ahead each layer is, as a share of a step, when a layer has been routed."""
+
+    def set_shares(self, layer: int, share_E: Scores) -> None:
+        """Sets the share of steps that use each of the layer's experts."""
+        np.maximum(share_E, LEAST_SHARE, out=self._share_LE[layer])
+
+    def compute(self, layer_now: int) -> None:
+        """Computes the scores after `layer_now` was routed; -1: when a step begins."""
+        np.multiply(self._share_LE, self._distance_LL1[layer_now], out=self._slowed_LE)
+        self._slowed_LE += 1.0
+        np.divide(self._share_LE, self._slowed_LE, out=self.score_LE)
