@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -166,7 +165,7 @@ class WatchedReads(TorchDispatchMode):
         super().__init__()
         self._device = device
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ARG002
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if not func.is_view:
             for leaf in tree_leaves((args, kwargs)):

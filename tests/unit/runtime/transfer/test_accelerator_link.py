@@ -40,8 +40,7 @@ def generate(folder, monkeypatch, *, system, break_link=None):
     with model.moecast, WatchedReads(devices[0]):
         tokens = model.generate(TOKENS, **GREEDY)
         prefetched = sum(
-            counters.bytes_prefetched
-            for counters in model.moecast.engine.workers[0].tier.counters
+            counters.bytes_prefetched for counters in model.moecast.engine.workers[0].tier.counters
         )
     return tokens, devices[0], prefetched
 
@@ -56,15 +55,15 @@ def test_link__orders_every_read_and_overwrite(folder, monkeypatch, system):
     assert (prefetched > 0) == (system == "mixtral-offloading")
 
 
-def without_fence(link, device, monkeypatch):  # noqa: ARG001
-    monkeypatch.setattr(link, "computed", lambda slot: None)
+def without_fence(link, device, monkeypatch):
+    monkeypatch.setattr(link, "computed", lambda _: None)
 
 
-def without_waiting_for_the_fence(link, device, monkeypatch):  # noqa: ARG001
-    monkeypatch.setattr(link._stream, "wait_event", lambda event: None)
+def without_waiting_for_the_fence(link, device, monkeypatch):
+    monkeypatch.setattr(link._stream, "wait_event", lambda _: None)
 
 
-def without_waiting_for_the_copy(link, device, monkeypatch):  # noqa: ARG001
+def without_waiting_for_the_copy(link, device, monkeypatch):
     make_event = device.make_event
 
     def forgetful():
