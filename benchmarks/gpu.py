@@ -71,9 +71,9 @@ class ExactnessRow:
     dtype: str
     steps: int
     logits_equal: bool
-    """Of a prompt, bitwise."""
+    """The prompt's logits are the same bits."""
     tokens_equal: bool
-    """Of all decode steps."""
+    """All decode steps chose the same tokens."""
     misses: int
     """Experts that were copied while the tokens were decoded."""
     over_plain: float
@@ -373,11 +373,11 @@ def measure(
     if overlap is not None:
         print_line(f"copies and computation overlap by {100 * overlap.share:.0f} %")
     if accelerator is None:
-        large = tiny
+        large, shape = tiny, tiny_config()
     else:
-        write_model(scaled_config(config.num_layers, VOCABULARY), large, config.seed)
+        shape = scaled_config(config.num_layers, VOCABULARY)
+        write_model(shape, large, config.seed)
     speed = measure_speed(large, device, config)
-    shape = Qwen3MoeConfig.from_pretrained(large)
     return GpuReport(
         machine=machine,
         device=str(device),
