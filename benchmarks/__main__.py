@@ -45,6 +45,7 @@ TABLE = (
     ("launchers", "launchers", "recording and training by every launcher: digests, speed, kills"),
     ("klotski", "klotski.run", "batch groups live and simulated: Klotski's figures and table 3"),
     ("peers", "peers.run", "other programs with the same weights, prompts and memory"),
+    ("gpu", "gpu", "a first look at an accelerator: tests, exactness, races, overlap, speed"),
     ("random", "random_model", "writes a checkpoint of Qwen3-30B-A3B's shape, for peers"),
     ("storm", "serving.storm", "server: many clients ask for long answers and leave at once"),
     ("shutdown", "serving.shutdown", "server: SIGTERM, with and without a grace period"),

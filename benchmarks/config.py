@@ -362,6 +362,26 @@ class RandomConfig(RunConfig):
 
 
 @dataclass(kw_only=True)
+class GpuConfig(BenchmarkConfig):
+    output: Path = RESULTS / "gpu.json"
+    device: str = "auto"
+    """Accelerator to measure; cpu runs the same steps with a small model and a second tier of host
+    memory, to try the benchmark itself."""
+    work: Path = Path("runs/gpu")
+    """Folder for the models."""
+    num_layers: int = 7
+    """Layers of Qwen3-30B-A3B's shape with random weights, 1.2 GB each."""
+    budget: list[str] = field(default_factory=lambda: ["25%", "50%"])
+    """Memory for experts on the device, with commas between them."""
+    steps: int = 1000
+    """Decode steps in an arena of a few experts."""
+    max_new_tokens: int = 64
+    """Timed tokens of each system."""
+    tests: Path | None = Path("tests")
+    """Folder of tests for `pytest -m gpu`; null: none."""
+
+
+@dataclass(kw_only=True)
 class EnvironmentsConfig(RunConfig):
     name: list[str] = field(default_factory=list)
     """Environments to build, with commas between them; all unless given."""

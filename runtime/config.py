@@ -280,7 +280,7 @@ class ServedConfig(RunConfig):
     predictor: str | None = None
     """Kind (stride), zoo entry (NAME, NAME@digest) or folder; none: the system's default."""
     device: str = "auto"
-    """Device of the model: auto (a GPU if there is one), cpu, cuda, cuda:1."""
+    """Device of the model: auto (a GPU if there is one), cpu, cuda, xpu, mps, cuda:1."""
     devices: list[str] = field(default_factory=list)
     """Devices to distribute experts over (cuda:0,cuda:1), in place of `device`."""
     host_budget: str | None = None

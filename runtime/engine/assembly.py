@@ -8,6 +8,7 @@ import torch
 
 from predictors.base import Predictor
 from predictors.spec import ModelSpec
+from runtime.accelerator import is_accelerator, open_accelerator
 from runtime.config import SystemConfig
 from runtime.engine.driver import PredictorDriver
 from runtime.engine.engine import Engine
@@ -23,7 +24,7 @@ from runtime.policy.build import (
 from runtime.policy.multi_device_cache import DeviceCaches
 from runtime.policy.placement import ExpertPlacement, RankPart
 from runtime.store.base import ExpertStore, max_decoded_bytes, max_slot_bytes
-from runtime.transfer.link import Arena, CudaLink, HostLink, Link, StoreLink
+from runtime.transfer.link import AcceleratorLink, Arena, HostLink, Link, StoreLink
 from runtime.transfer.numa import find_near_cpus, run_near
 from runtime.transfer.timeline import TimelineSink
 from runtime.transfer.worker import TransferState, TransferWorker
@@ -105,8 +106,8 @@ def build_engine(
 
 
 def needs_host_tier(devices: Sequence[torch.device], host_budget: Budget | None) -> bool:
-    """Return whether host memory is a tier below: of GPUs, and where a host budget asks for it."""
-    return devices[0].type == "cuda" or host_budget is not None
+    """Return whether host memory is a tier below: of accelerators, and with a host budget."""
+    return is_accelerator(devices[0]) or host_budget is not None
 
 
 def size_tiers(
@@ -155,10 +156,14 @@ def allocate_arenas(
         if host_slots is None:
             arena = Arena(store.layouts, num_slots)
             return DeviceArenas([arena], [StoreLink(store, arena, closes=closes)], cpus)
-        is_cuda = device.type == "cuda"
+        accelerator = open_accelerator(device)
         arena = Arena(store.layouts, num_slots, device=device)
-        host = Arena(store.layouts, host_slots, pinned=is_cuda)
-        copy = CudaLink(host, arena, device) if is_cuda else HostLink(host, arena)
+        if accelerator is None:
+            host = Arena(store.layouts, host_slots)
+            copy = HostLink(host, arena)
+        else:
+            host = Arena(store.layouts, host_slots, pinned=accelerator.pins_memory)
+            copy = AcceleratorLink(host, arena, accelerator)
         return DeviceArenas([arena, host], [copy, StoreLink(store, host, closes=closes)], cpus)
 
 
@@ -166,7 +171,7 @@ def connect(
     store: ExpertStore, spec: ModelSpec, devices: Sequence[DeviceArenas], options: EngineOptions
 ) -> Engine:
     """Return an engine over arenas and the links that fill them."""
-    slows_computing = not isinstance(devices[0].links[0], CudaLink)
+    slows_computing = not isinstance(devices[0].links[0], AcceleratorLink)
     system = adapt_to_link(options.system, slows_computing=slows_computing)
     cache = _build_cache(store, spec, system, devices, options.part)
     scheduler = build_scheduler(system, spec, cache)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from predictors.units import GIB, MIB
+from runtime.accelerator import is_accelerator, read_free_memory
 from runtime.engine.memory import available_memory_bytes
 from runtime.errors import BudgetError
 from runtime.policy.budget import Budget, SlotRequirements
@@ -102,8 +103,8 @@ def choose_budget(needs: SlotRequirements, free: FreeMemory, *, share: float = 1
 def measure_free_memory(devices: Sequence[torch.device], *, num_processes: int = 1) -> list[int]:
     """Return the free memory of each device, divided among `num_processes` on the CPU."""
     return [
-        torch.cuda.mem_get_info(device)[0]
-        if device.type == "cuda"
+        read_free_memory(device)
+        if is_accelerator(device)
         else available_memory_bytes() // num_processes
         for device in devices
     ]

@@ -4,8 +4,17 @@ from collections.abc import Sequence
 
 import torch
 
+from runtime.accelerator import (
+    ACCELERATOR_TYPES,
+    find_accelerator,
+    is_accelerator,
+    list_accelerators,
+)
 from runtime.config import ServedConfig
 from runtime.errors import CheckpointError
+
+AUTO_TYPES = ("cuda", "xpu")
+"""Accelerators that `auto` chooses. MPS shares the CPU's memory: experts would be there twice."""
 
 
 def choose_device(device: str | torch.device) -> torch.device:
@@ -15,19 +24,35 @@ def choose_device(device: str | torch.device) -> torch.device:
         CheckpointError: no such device, or none that this torch can use.
     """
     if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        found = find_accelerator()
+        return found if found is not None and found.type in AUTO_TYPES else torch.device("cpu")
     try:
         chosen = torch.device(device)
     except RuntimeError as error:
-        raise CheckpointError(f"device={device}: write auto, cpu, cuda or cuda:1") from error
-    if chosen.type not in ("cpu", "cuda"):
-        raise CheckpointError(f"device={device}: experts are served on cpu and cuda only")
-    if chosen.type == "cuda" and not torch.cuda.is_available():
         raise CheckpointError(
-            f"device={device}: this torch sees no CUDA device; use device=cpu, or install a CUDA "
-            "build of torch"
+            f"device={device}: write auto, cpu, cuda, xpu, mps, or one of several such as cuda:1"
+        ) from error
+    if chosen.type != "cpu" and not is_accelerator(chosen):
+        raise CheckpointError(
+            f"device={device}: experts are served on cpu, {', '.join(ACCELERATOR_TYPES)} only"
         )
+    if is_accelerator(chosen):
+        _check_present(chosen)
     return chosen
+
+
+def _check_present(device: torch.device) -> None:
+    present = [known for known in list_accelerators() if known.type == device.type]
+    if not present:
+        others = ", ".join(["cpu", *map(str, list_accelerators())])
+        raise CheckpointError(
+            f"device={device}: this torch sees no {device.type.upper()} device, but {others}; use "
+            f"device=cpu, or install a build of torch for {device.type.upper()}"
+        )
+    if device.index is not None and device.index >= len(present):
+        raise CheckpointError(
+            f"device={device}: this machine has {', '.join(map(str, present))} only"
+        )
 
 
 def primary_device(config: ServedConfig) -> torch.device:
@@ -52,6 +77,6 @@ def choose_devices(devices: str | Sequence[str | torch.device]) -> list[torch.de
         )
     # `cuda` and `cuda:0` are the same device but not equal.
     return [
-        torch.device(device.type, device.index or 0) if device.type == "cuda" else device
+        torch.device(device.type, device.index or 0) if is_accelerator(device) else device
         for device in chosen
     ]

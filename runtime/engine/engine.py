@@ -414,8 +414,8 @@ class Engine:
         """Return the first pending expert and its slot, for which room is made."""
         self.cache.request((layer, pending[0]))
         coming = pending if len(pending) > 1 else sorted(self._pending[layer])
-        if self.cache.make_room(layer, pending[0], coming):
-            self._condition.notify_all()
+        self.cache.make_room(layer, pending[0], coming)
+        self._wake_workers()  # this thread itself reads from the disk only
         return self._wait_for_any(layer, pending[:1])
 
     def _wait_for_any(self, layer: int, candidates: Sequence[int]) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from runtime.accelerator import Event, open_accelerator
 from runtime.hf.layers import MoeLayer
 from runtime.store.dense_source import DenseExtent, DenseStore, read_extents
 from runtime.store.layout import ALIGNMENT, align
@@ -32,7 +33,7 @@ class DenseBuffer:
     memory: Tensor
     part: "DensePart | None" = None
     """The part whose bytes are in it, or are being read into it."""
-    fence: "torch.cuda.Event | None" = None
+    fence: Event | None = None
     """The last computation with it that was issued."""
 
 
@@ -149,6 +150,7 @@ class DenseStream:
         self._layers = layers
         self._store = store
         self._device = device
+        self._accelerator = open_accelerator(device)
         self._lock = threading.RLock()
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="moecast dense")
         self._after: dict[int, DensePart] = {}
@@ -230,9 +232,9 @@ class DenseStream:
     def _release(self, part: DensePart) -> None:
         with self._lock:
             part.num_users -= 1
-            if part.num_users == 0 and self._device.type == "cuda" and part.buffer is not None:
-                part.buffer.fence = torch.cuda.Event()
-                part.buffer.fence.record(torch.cuda.current_stream(self._device))
+            if part.num_users == 0 and self._accelerator is not None and part.buffer is not None:
+                part.buffer.fence = self._accelerator.make_event()
+                part.buffer.fence.record(self._accelerator.current_stream())
 
     def on_routed(self, layer: int) -> None:
         """Read the weights that are needed next: the routers of a layer have all run."""

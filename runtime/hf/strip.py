@@ -225,7 +225,7 @@ def _refuse_pickle(_protocol: object) -> NoReturn:
     )
 
 
-CONVERSIONS = ("to", "half", "float", "double", "bfloat16", "type", "cuda", "cpu")
+CONVERSIONS = ("to", "half", "float", "double", "bfloat16", "type", "cuda", "xpu", "cpu")
 """Methods of modules that convert their parameters to another dtype or device."""
 TARGETS = {
     "half": torch.float16,
@@ -241,9 +241,9 @@ def _find_target(
     name: str, args: Sequence[Any], options: Mapping[str, Any]
 ) -> tuple[torch.device | None, torch.dtype | None]:
     """Returns the device and the dtype that a conversion asks for."""
-    if name == "cuda":
+    if name in ("cuda", "xpu"):
         index = args[0] if args else options.get("device")
-        place = f"cuda:{index}" if isinstance(index, int) else (index or "cuda")
+        place = f"{name}:{index}" if isinstance(index, int) else (index or name)
         return torch.device(place), None
     if name == "type":
         kind = args[0] if args else options["dst_type"]

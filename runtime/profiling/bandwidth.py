@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from runtime.accelerator import list_accelerators, open_accelerator, synchronize
 from runtime.config import PageCache
 from runtime.store.base import allocate_aligned, as_memoryview
 from runtime.store.files import FileReader
@@ -91,15 +92,17 @@ def measure_memory_bandwidth() -> float:
 
 
 def measure_link_bandwidth() -> list[float]:
-    """Bytes a second from pinned memory to each CUDA device."""
+    """Bytes a second from pinned memory to each accelerator."""
     bandwidths = []
-    for index in range(torch.cuda.device_count()):
-        source = torch.ones(COPY_BYTES, dtype=torch.uint8, pin_memory=True)
-        target = torch.empty(COPY_BYTES, dtype=torch.uint8, device=f"cuda:{index}")
+    for device in list_accelerators():
+        accelerator = open_accelerator(device)
+        assert accelerator is not None
+        source = torch.ones(COPY_BYTES, dtype=torch.uint8, pin_memory=accelerator.pins_memory)
+        target = torch.empty(COPY_BYTES, dtype=torch.uint8, device=device)
 
         def copy(target: torch.Tensor = target, source: torch.Tensor = source) -> None:
             target.copy_(source)
-            torch.cuda.synchronize(target.device)
+            synchronize(target.device)
 
         bandwidths.append(COPY_BYTES / time_best(copy))
     return bandwidths

@@ -11,6 +11,7 @@ import torch
 
 from predictors.origin import read_processor_name
 from predictors.versions import package_versions
+from runtime.accelerator import describe_accelerator, list_accelerators
 from runtime.engine.memory import available_memory_bytes
 
 PACKAGES = ("moecast", "torch", "transformers", "onnxruntime", "safetensors", "numpy")
@@ -46,9 +47,5 @@ def count_usable_cores() -> int:
 
 
 def list_gpus() -> list[dict[str, Any]]:
-    """Name and memory of each CUDA device."""
-    devices = []
-    for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
-        devices.append({"name": properties.name, "memory_bytes": properties.total_memory})
-    return devices
+    """Name and memory of each accelerator."""
+    return [describe_accelerator(device) for device in list_accelerators()]

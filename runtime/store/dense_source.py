@@ -1,8 +1,8 @@
 """Places outside of the computing memory from which dense weights are read, bitwise.
 
 A tensor that the checkpoint stores as the model computes with it is read from there, in place. Any
-other (renamed, converted, cast) is written once to an unnamed temporary file, or, for a model on a
-GPU, kept in pinned host memory like all others.
+other (renamed, converted, cast) is written once to an unnamed temporary file, or, for a model on an
+accelerator, kept in pinned host memory like all others.
 """
 
 import os
@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from runtime.accelerator import Accelerator, Stream
 from runtime.errors import TransferError
 from runtime.store.base import allocate_aligned, as_memoryview
 from runtime.store.files import FileReader
@@ -86,15 +87,18 @@ class SpilledTensor:
 class PinnedTensor:
     """Bytes in pinned host memory, copied to a device on a stream of its own."""
 
-    def __init__(self, source: Tensor, stream: torch.cuda.Stream):
-        self._bytes = torch.empty(source.nbytes, dtype=torch.uint8, pin_memory=True)
+    def __init__(self, source: Tensor, accelerator: Accelerator, stream: Stream):
+        self._bytes = torch.empty(
+            source.nbytes, dtype=torch.uint8, pin_memory=accelerator.pins_memory
+        )
         self._bytes.copy_(source)
+        self._accelerator = accelerator
         self._stream = stream
 
     def read(self, target: Tensor) -> None:
-        with torch.cuda.stream(self._stream):
-            target.copy_(self._bytes, non_blocking=True)
-            done = torch.cuda.Event()
+        with self._accelerator.use(self._stream):
+            self._accelerator.copy(target, self._bytes)
+            done = self._accelerator.make_event()
             done.record(self._stream)
         done.synchronize()
 
@@ -153,7 +157,7 @@ class DenseStore:
     Args:
         folder: the checkpoint.
         files: reads its files.
-        stream: stream of copies to a device; None: the model computes on the CPU.
+        accelerator: the device that the model computes on; None: the CPU.
         codes: codes that some of the weights were decoded from, to read in their place.
     """
 
@@ -162,12 +166,13 @@ class DenseStore:
         folder: Path,
         files: FileReader,
         *,
-        stream: torch.cuda.Stream | None = None,
+        accelerator: Accelerator | None = None,
         codes: DenseCodes | None = None,
     ):
         self._codes = codes
         self._files = files
-        self._stream = stream
+        self._accelerator = accelerator
+        self._stream = None if accelerator is None else accelerator.make_stream()
         self._stored: Mapping[str, StoredTensor] = read_tensor_index(
             sorted(folder.glob("*.safetensors"))
         )
@@ -218,8 +223,8 @@ class DenseStore:
         return self._place_bytes(name, source)
 
     def _place_bytes(self, name: str, source: Tensor) -> PinnedTensor | SpilledTensor:
-        if self._stream is not None:
-            return PinnedTensor(source, self._stream)
+        if self._accelerator is not None and self._stream is not None:
+            return PinnedTensor(source, self._accelerator, self._stream)
         spilled = SpilledTensor(self._spill.fileno(), self.spilled_bytes, name)
         spilled.write(source)
         self.spilled_bytes += align(source.nbytes)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from runtime.accelerator import Accelerator, Event
 from runtime.policy.eviction.protocol import Expert
 from runtime.policy.placement import ExpertPlacement
 from runtime.policy.tier import TransferTask
@@ -138,8 +139,8 @@ class HostLink(Link):
             target.copy_(source)
 
 
-class CudaLink(HostLink):
-    """Copies from a pinned arena to one on the device, concurrent with the computation.
+class AcceleratorLink(HostLink):
+    """Copies from a host arena to one on a device, beside the computation if it has streams.
 
     Two orders must hold. A computation may read a slot only after its copy has ended: `transfer`
     returns when the copy's event has passed, and only then does the policy core count the chunk as
@@ -148,22 +149,22 @@ class CudaLink(HostLink):
     the copy stream waits for that event before it writes.
     """
 
-    def __init__(self, source: Arena, target: Arena, device: torch.device):
+    def __init__(self, source: Arena, target: Arena, accelerator: Accelerator):
         super().__init__(source, target)
-        self._device = device
-        self._stream = torch.cuda.Stream(device)
-        self._computed: dict[int, torch.cuda.Event] = {}
+        self._accelerator = accelerator
+        self._stream = accelerator.make_stream()
+        self._computed: dict[int, Event] = {}
         # The arena may lie where earlier work of the computing stream, still under way, writes.
-        torch.cuda.synchronize(device)
+        accelerator.synchronize()
 
     def transfer(self, task: TransferTask) -> None:
         fence = self._computed.pop(task.slot, None) if task.first_chunk == 0 else None
-        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+        with self._accelerator.use(self._stream):
             if fence is not None:
                 self._stream.wait_event(fence)
             for target, source in self.parts(task):
-                target.copy_(source, non_blocking=True)
-            done = torch.cuda.Event()
+                self._accelerator.copy(target, source)
+            done = self._accelerator.make_event()
             done.record(self._stream)
         # Releases the GIL while it waits, so that the model's thread continues.
         done.synchronize()
@@ -171,8 +172,8 @@ class CudaLink(HostLink):
     def computed(self, slot: int) -> None:
         event = self._computed.get(slot)
         if event is None:
-            event = self._computed[slot] = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self._device))
+            event = self._computed[slot] = self._accelerator.make_event()
+        event.record(self._accelerator.current_stream())
 
     def close(self) -> None:
         self._stream.synchronize()

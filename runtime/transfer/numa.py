@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+from runtime.accelerator import find_numa_node, is_accelerator
+
 NODES = Path("/sys/devices/system/node")
 PCI = Path("/sys/bus/pci/devices")
 
@@ -26,8 +28,8 @@ def find_near_cpus(
     cpus_by_node = {node: cpus for node, cpus in _nodes(nodes).items() if cpus}
     if len(cpus_by_node) < 2:
         return None
-    if device.type == "cuda":
-        node = _node_of_cuda(device, pci)
+    if is_accelerator(device):
+        node = find_numa_node(device, pci)
         return None if node is None else cpus_by_node.get(node)
     return cpus_by_node[sorted(cpus_by_node)[number % len(cpus_by_node)]]
 
@@ -50,17 +52,6 @@ def parse_cpu_list(cpulist: str) -> frozenset[int]:
         first, _, last = part.partition("-")
         cpus.update(range(int(first), int(last or first) + 1))
     return frozenset(cpus)
-
-
-def _node_of_cuda(device: torch.device, pci: Path) -> int | None:
-    properties = torch.cuda.get_device_properties(device)
-    address = (
-        f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:"
-        f"{properties.pci_device_id:02x}.0"
-    )
-    file = pci / address / "numa_node"
-    node = int(file.read_text()) if file.is_file() else -1
-    return None if node < 0 else node  # -1: the firmware does not say
 
 
 @contextmanager

@@ -20,6 +20,7 @@ ROOMS = (
     "config",
     "errors",
     "openmp",
+    "accelerator",
     "presets",
     "policy",
     "sim",
@@ -50,6 +51,9 @@ HEAVY = {
     "prometheus_client",
     "ray",
 }
+ACCELERATOR = "runtime/accelerator.py"
+"""The only file that may name one kind of accelerator's module of torch."""
+VENDOR_MODULES = ("torch.cuda", "torch.xpu", "torch.mps")
 PICKLES = {"pickle", "cloudpickle", "dill", "joblib", "shelve"}
 
 
@@ -190,6 +194,26 @@ def test_sources__unpickle_nothing() -> None:
             for node in ast.walk(source.tree)
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load"
         ]
+    assert not offenders
+
+
+def test_sources__name_no_kind_of_accelerator() -> None:
+    """All others go through `runtime.accelerator`, so that each device works as CUDA does."""
+    offenders = [
+        f"{source.path}:{node.lineno} uses {ast.unparse(node)}"
+        for source in sources(*PACKAGES, "benchmarks").values()
+        if source.path != ACCELERATOR
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in VENDOR_MODULES
+    ]
+    offenders += [
+        f"{source.path} imports {entry.module}"
+        for source in sources(*PACKAGES, "benchmarks").values()
+        if source.path != ACCELERATOR
+        for entry in source.imports
+        if entry.module.startswith(VENDOR_MODULES)
+        or (entry.module == "torch" and f"torch.{entry.name}" in VENDOR_MODULES)
+    ]
     assert not offenders
 
 

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from predictors.files import cache_folder, write_json
 from predictors.origin import read_processor_name
+from runtime.accelerator import is_accelerator, open_accelerator, synchronize
 from runtime.config import StoreConfig
 from runtime.generation.batch.dense_placement import measure_dense_transfers
 from runtime.generation.batch.group_planner import PlannerCosts
@@ -101,7 +102,9 @@ def _device_costs(
     """Costs on a GPU, where copies overlap with computation."""
     engine, device = model.moecast.engine, model.device
     size = max_slot_bytes(engine.store)
-    host = torch.zeros(size, dtype=torch.uint8).pin_memory()
+    accelerator = open_accelerator(device)
+    assert accelerator is not None
+    host = torch.zeros(size, dtype=torch.uint8, pin_memory=accelerator.pins_memory)
     slot = torch.zeros(size, dtype=torch.uint8, device=device)
     run = make_expert_call(layer, engine.store.layouts[0], slot)
     width = model.config.get_text_config().hidden_size
@@ -112,7 +115,7 @@ def _device_costs(
     def synchronised(what: Callable[[], object]) -> float:
         def both() -> None:
             what()
-            torch.cuda.synchronize(device)
+            synchronize(device)
 
         both()
         return trimmed_mean([seconds(both) for _ in range(REPEATS)])
@@ -190,8 +193,7 @@ class LayerClock:
         def hook(_module: nn.Module, *_: object) -> None:
             if not self.is_enabled:
                 return
-            if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)
+            synchronize(self._device)
             now = time.perf_counter()
             if event == "block":
                 self._began[layer] = []
@@ -250,7 +252,7 @@ def _cache_key(model: PreTrainedModel, batch: Batch, store: StoreConfig) -> str:
         "processor": read_processor_name(),
         "cores": count_usable_cores(),
         "threads": torch.get_num_threads(),
-        "gpus": list_gpus() if model.device.type == "cuda" else [],
+        "gpus": list_gpus() if is_accelerator(model.device) else [],
         "versions": versions(),
         "rows": len(batch),
         "length": max(len(one.tokens) for one in batch).bit_length(),

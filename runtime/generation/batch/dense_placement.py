@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from runtime.accelerator import open_accelerator
 from runtime.config import StoreConfig
 from runtime.hf.dense_stream import DensePart, DenseStream, find_dense_layers
 from runtime.profiling.reading import seconds, trimmed_mean
@@ -19,11 +20,10 @@ ATTENTION_CODING = Coding(bits=4, group_size=64, meta_group_size=128)
 
 def open_dense_store(model: PreTrainedModel, config: StoreConfig) -> DenseStore:
     """Return the store of a served model's dense weights."""
-    device = model.device
-    stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+    accelerator = open_accelerator(model.device)
     files = FileReader(page_cache=config.page_cache)
     handle = model.moecast
-    return DenseStore(handle.folder, files, stream=stream, codes=handle.dense_codes)
+    return DenseStore(handle.folder, files, accelerator=accelerator, codes=handle.dense_codes)
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from predictors.correlation import CorrelationPredictor
 from predictors.units import MIB
+from runtime.accelerator import is_accelerator, read_free_memory
 from runtime.config import StoreConfig
 from runtime.engine.loading import KVReserve, load_served
 from runtime.engine.memory import available_memory_bytes
@@ -111,8 +112,7 @@ def parse_kv_budget(config: GroupConfig, device: torch.device) -> int:
     """Bytes for KV caches: the configured budget, or a share of free memory."""
     if config.kv_budget is not None:
         return parse_size(config.kv_budget, name="kv_budget")
-    on_gpu = device.type == "cuda"
-    free = torch.cuda.mem_get_info(device)[0] if on_gpu else available_memory_bytes()
+    free = read_free_memory(device) if is_accelerator(device) else available_memory_bytes()
     return int(FREE_MEMORY_SHARE * free)
 
 

@@ -11,6 +11,7 @@ import torch
 from greenlet import GreenletExit, greenlet
 
 from predictors.base import Floats, Ints
+from runtime.accelerator import is_accelerator, read_random_state, write_random_state
 from runtime.hf.compute_settings import change_settings, read_settings
 from runtime.hf.probes import RequestTracker
 
@@ -64,15 +65,15 @@ class SeededRandom:
     def __init__(self, seed: int, device: torch.device):
         self._device = device
         self._states = [torch.Generator("cpu").manual_seed(seed).get_state()]
-        if device.type == "cuda":
+        if is_accelerator(device):
             self._states.append(torch.Generator(device).manual_seed(seed).get_state())
 
     def _swap(self) -> None:
         states = [torch.get_rng_state()]
         torch.set_rng_state(self._states[0])
-        if self._device.type == "cuda":
-            states.append(torch.cuda.get_rng_state(self._device))
-            torch.cuda.set_rng_state(self._states[1], self._device)
+        if is_accelerator(self._device):
+            states.append(read_random_state(self._device))
+            write_random_state(self._device, self._states[1])
         self._states = states
 
     def __enter__(self) -> None:

@@ -72,7 +72,7 @@ def test_room__of_several_devices_is_decided_by_the_fullest() -> None:
 
 def test_measure__asks_each_device(monkeypatch) -> None:
     sizes = {0: 5 * GIB, 1: 7 * GIB}
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (sizes[device.index], 9 * GIB))
+    monkeypatch.setattr(auto_budget, "read_free_memory", lambda device: sizes[device.index])
     devices = [torch.device("cuda", 0), torch.device("cuda", 1)]
     assert measure_free_memory(devices) == [5 * GIB, 7 * GIB]
     monkeypatch.setattr(auto_budget, "available_memory_bytes", lambda: 6 * GIB)

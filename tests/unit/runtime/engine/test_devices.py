@@ -219,7 +219,7 @@ def test_devices__close_ends_every_worker_and_the_files_last(folder):
 
 
 def test_load__devices_that_do_not_go_together_are_named(folder):
-    with pytest.raises(CheckpointError, match="cpu and cuda only"):
+    with pytest.raises(CheckpointError, match="cpu, cuda, xpu, mps only"):
         serve(folder, devices=["cpu", "meta"])
     with pytest.raises(CheckpointError, match="write auto, cpu"):
         serve(folder, devices="cpu,gpu7")

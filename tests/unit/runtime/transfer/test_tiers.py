@@ -131,7 +131,7 @@ def test_load__a_device_that_is_not_there_is_an_error(tmp_path):
     folder = tiny_qwen2_moe(tmp_path / "model")
     with pytest.raises(CheckpointError, match="write auto, cpu, cuda"):
         serve(folder, device="gpu0")
-    with pytest.raises(CheckpointError, match="cpu and cuda only"):
+    with pytest.raises(CheckpointError, match="cpu, cuda, xpu, mps only"):
         serve(folder, device="meta")
     if not torch.cuda.is_available():
         with pytest.raises(CheckpointError, match="sees no CUDA device"):

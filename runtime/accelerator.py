@@ -1,0 +1,208 @@
+"""Streams, events, memory and random states of accelerators, by one path for all of them.
+
+CUDA and ROCm (whose device type is also `cuda`) and XPU have streams and pinned memory. MPS has
+one queue: copies run in the order of the computation, and pinning is not needed. Calls that
+`torch.accelerator` does not offer stand here and nowhere else.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+ACCELERATOR_TYPES = ("cuda", "xpu", "mps")
+"""Device types that experts are served on, other than cpu."""
+
+
+class Event(Protocol):
+    """A point in a stream's work, which `torch.Event` is."""
+
+    def record(self, stream: Any, /) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+class Stream(Protocol):
+    """A queue of a device's work, which `torch.Stream` is."""
+
+    def wait_event(self, event: Any, /) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+class Accelerator(Protocol):
+    """The operations that copies to a device are ordered with."""
+
+    pins_memory: bool
+    """Copies from pinned memory run beside the computation."""
+
+    def make_stream(self) -> Stream: ...
+
+    def make_event(self) -> Event: ...
+
+    def current_stream(self) -> Stream:
+        """Return the stream that the calling thread computes on."""
+
+    def use(self, stream: Stream) -> AbstractContextManager[None]:
+        """Issue the calling thread's work to a stream within the context."""
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        """Issue a copy to the current stream."""
+
+    def synchronize(self) -> None:
+        """Wait for all work issued to the device."""
+
+
+class StreamAccelerator:
+    """A device with streams: CUDA, ROCm, XPU."""
+
+    pins_memory = True
+
+    def __init__(self, device: torch.device):
+        self._device = device
+
+    def make_stream(self) -> torch.Stream:
+        return torch.Stream(self._device)
+
+    def make_event(self) -> torch.Event:
+        return torch.Event(self._device)
+
+    def current_stream(self) -> torch.Stream:
+        return torch.accelerator.current_stream(self._device)
+
+    @contextmanager
+    def use(self, stream: Stream) -> Iterator[None]:
+        # `with stream` keeps what to restore in the stream object: not for threads that share it.
+        assert isinstance(stream, torch.Stream)
+        device_index = torch.accelerator.current_device_index()
+        before = torch.accelerator.current_stream(self._device)
+        torch.accelerator.set_stream(stream)  # of its device, which becomes the current one
+        try:
+            yield
+        finally:
+            torch.accelerator.set_stream(before)
+            torch.accelerator.set_device_index(device_index)
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        target.copy_(source, non_blocking=True)
+
+    def synchronize(self) -> None:
+        torch.accelerator.synchronize(self._device)
+
+
+@dataclass(frozen=True)
+class DeviceQueue:
+    """A device's only queue as a stream and as an event: its work is ordered anyway."""
+
+    device: torch.device
+
+    def wait_event(self, event: Event, /) -> None:
+        """Nothing to wait for: later work runs after all that was issued before."""
+
+    def record(self, stream: Stream, /) -> None:
+        """Nothing to record: `synchronize` waits for all work issued so far."""
+
+    def synchronize(self) -> None:
+        torch.accelerator.synchronize(self.device)
+
+
+class QueueAccelerator:
+    """A device with a single queue: MPS."""
+
+    pins_memory = False
+
+    def __init__(self, device: torch.device):
+        self._queue = DeviceQueue(device)
+
+    def make_stream(self) -> DeviceQueue:
+        return self._queue
+
+    def make_event(self) -> DeviceQueue:
+        return self._queue
+
+    def current_stream(self) -> DeviceQueue:
+        return self._queue
+
+    @contextmanager
+    def use(self, stream: Stream) -> Iterator[None]:  # noqa: ARG002
+        yield
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        target.copy_(source)
+
+    def synchronize(self) -> None:
+        self._queue.synchronize()
+
+
+def is_accelerator(device: torch.device) -> bool:
+    return device.type in ACCELERATOR_TYPES
+
+
+def open_accelerator(device: torch.device) -> Accelerator | None:
+    """Return a device's streams and events; None for the CPU, which computes at once."""
+    if not is_accelerator(device):
+        return None
+    return QueueAccelerator(device) if device.type == "mps" else StreamAccelerator(device)
+
+
+def find_accelerator() -> torch.device | None:
+    """Return the kind of accelerator that this torch can use here; None without one."""
+    return torch.accelerator.current_accelerator(check_available=True)
+
+
+def list_accelerators() -> list[torch.device]:
+    kind = find_accelerator()
+    if kind is None or not is_accelerator(kind):
+        return []
+    return [torch.device(kind.type, index) for index in range(torch.accelerator.device_count())]
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for all work issued to a device; the CPU's has ended."""
+    if is_accelerator(device):
+        torch.accelerator.synchronize(device)
+
+
+def read_free_memory(device: torch.device) -> int:
+    """Return the free bytes of an accelerator's memory."""
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+    return torch.accelerator.get_memory_info(device)[0]
+
+
+def describe_accelerator(device: torch.device) -> dict[str, Any]:
+    """Return an accelerator's name and the bytes of its memory."""
+    if device.type == "mps":
+        return {"name": "MPS", "memory_bytes": torch.mps.recommended_max_memory()}
+    properties = torch.get_device_module(device).get_device_properties(device)
+    return {"name": properties.name, "memory_bytes": properties.total_memory}
+
+
+def read_random_state(device: torch.device) -> Tensor:
+    return torch.get_device_module(device).get_rng_state(device)
+
+
+def write_random_state(device: torch.device, state: Tensor) -> None:
+    torch.get_device_module(device).set_rng_state(state, device)
+
+
+def find_numa_node(device: torch.device, pci: Path) -> int | None:
+    """Return the NUMA node of a CUDA device; None where it is not known.
+
+    Args:
+        pci: folder of the kernel's PCI devices.
+    """
+    if device.type != "cuda":
+        return None
+    properties = torch.cuda.get_device_properties(device)
+    address = (
+        f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:"
+        f"{properties.pci_device_id:02x}.0"
+    )
+    file = pci / address / "numa_node"
+    node = int(file.read_text()) if file.is_file() else -1
+    return None if node < 0 else node  # -1: the firmware does not say

@@ -1,0 +1,67 @@
+"""The benchmark of accelerators runs all its steps, on the CPU, so that the first GPU can too."""
+
+import pytest
+from pydantic import TypeAdapter
+
+from benchmarks.config import GpuConfig
+from benchmarks.gpu import ALL_RESIDENT, GpuReport, StepClock, run_gpu, run_tests
+from predictors.errors import MoecastError
+from runtime.accelerator import find_accelerator
+from runtime.errors import CheckpointError
+
+
+def test_gpu__runs_every_step_on_the_cpu(tmp_path):
+    work = tmp_path / "work"
+    run_gpu(
+        GpuConfig(
+            device="cpu",
+            output=tmp_path / "gpu.json",
+            work=work,
+            budget=["25%"],
+            steps=12,
+            max_new_tokens=4,
+            tests=None,
+        )
+    )
+    report = TypeAdapter(GpuReport).validate_json((tmp_path / "gpu.json").read_bytes())
+    assert [row.dtype for row in report.exactness] == ["float32", "bfloat16"]
+    for row in report.exactness:
+        assert row.logits_equal
+        assert row.tokens_equal
+        assert row.misses > 50
+        assert row.over_plain < 1e-2
+    systems = [row.system for row in report.speed]
+    assert systems == [ALL_RESIDENT, "on-demand", "promoe", "moecast"]
+    assert report.speed[0].hit_rate == 1
+    assert all(row.tokens_equal for row in report.speed)
+    assert report.overlap is None, "not measured on the CPU"
+    assert not list(work.iterdir())
+
+
+def test_gpu__runs_the_marked_tests_only_and_names_failures(tmp_path):
+    (tmp_path / "test_marked.py").write_text(
+        "import pytest\n"
+        "@pytest.mark.gpu\ndef test_good(): pass\n"
+        "@pytest.mark.gpu\ndef test_bad(): raise ValueError\n"
+        "def test_other(): raise ValueError\n"
+    )
+    outcome = run_tests(tmp_path)
+    assert outcome.exit_code == 1
+    assert "test_bad" in outcome.summary
+    assert "1 failed, 1 passed, 1 deselected" in outcome.summary
+
+
+@pytest.mark.skipif(find_accelerator() is not None, reason="there is an accelerator")
+def test_gpu__says_that_there_is_none(tmp_path):
+    output = tmp_path / "gpu.json"
+    with pytest.raises(MoecastError, match="no CUDA or XPU device; device=cpu"):
+        run_gpu(GpuConfig(output=output, work=tmp_path / "work"))
+    with pytest.raises(CheckpointError, match="sees no XPU device, but cpu"):
+        run_gpu(GpuConfig(output=output, work=tmp_path / "work", device="xpu"))
+    assert not output.exists()
+
+
+def test_clock__leaves_the_prompt_out():
+    clock = StepClock()
+    clock.times = [0.0, 5.0, 5.5, 7.0]
+    assert clock.steps() == [0.5, 1.5]
