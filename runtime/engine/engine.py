@@ -89,6 +89,8 @@ class Engine:
         self._closed = False
         self._is_intact = True
         """False during a step, and after one that did not end properly."""
+        if cache.system.prefetch:
+            cache.fill_when_idle(self._num_experts)
         for worker in self.workers:
             worker.start()
         if cache.system.fill_first_layers:

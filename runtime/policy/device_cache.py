@@ -67,9 +67,6 @@ class DeviceCache:
         self._num_owned = (placement or ExpertPlacement()).num_owned(
             device, num_layers=num_layers, num_experts=num_experts
         )
-        if system.prefetch and self.num_slots >= self._num_owned:
-            everything = [(layer, e) for layer in range(num_layers) for e in range(num_experts)]
-            self.top.fill_when_idle(expert for expert in everything if self.owns(expert))
         self.is_ready = self.top.is_ready
         self._predicted: dict[int, dict[int, bool]] = {}
         """Experts predicted for each layer since it was last routed, and whether each was resident
@@ -393,6 +390,13 @@ class DeviceCache:
                 rest = [expert for expert in rest if expert not in filled]
             tiers.append(own)
         return tiers
+
+    def fill_when_idle(self, num_experts: int) -> None:
+        """Lets idle links fetch all experts, in topological order, if no tier has to evict any."""
+        if min(tier.cache.num_slots for tier in self.tiers) >= self._num_owned:
+            layers = range(len(self.top.counters))
+            everything = [(layer, e) for layer in layers for e in range(num_experts)]
+            self.top.fill_when_idle(expert for expert in everything if self.owns(expert))
 
     def fill(self, num_experts: int) -> None:
         """Fills the tiers at once, where no bytes are moved."""

@@ -157,6 +157,10 @@ class MultiDeviceCache:
         """Returns the experts that each of `tiers` begins with."""
         return [tier for device in self.devices for tier in device.first_experts(num_experts)]
 
+    def fill_when_idle(self, num_experts: int) -> None:
+        for device in self.devices:
+            device.fill_when_idle(num_experts)
+
     def fill(self, num_experts: int) -> None:
         for device in self.devices:
             device.fill(num_experts)
