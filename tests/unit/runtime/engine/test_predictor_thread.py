@@ -146,6 +146,7 @@ class GatedDriver:
         self.scheduled: list[int] = []
         scheduler = SimpleNamespace(
             prefetching=True,
+            cache=SimpleNamespace(is_complete=False, tiers=()),
             schedule=lambda forecasts, **_: self.scheduled.extend(one.layer for one in forecasts),
         )
         self.predictor = Gated(stateless=stateless)
