@@ -463,6 +463,9 @@ class Engine:
             ):
                 active = time.monotonic()
                 continue
+            if self.cache.displace_early(layer):
+                condition.notify_all()
+                continue
             condition.wait(patience)
             now = time.monotonic()
             if now - checked >= patience:

@@ -76,6 +76,8 @@ class DeviceCache:
         self._early: dict[int, dict[int, bool]] = {}
         """Experts of each layer that some of the step's tokens were routed to before the others
         reached the layer, and whether they were ready then."""
+        self._displaced: set[int] = set()
+        """Layers of `_early` whose requests were ended, because an earlier layer needs the slots."""
         self._pinned_early: dict[int, list[int]] = {}
         """Experts of these layers that keep their slot though no router has requested them yet."""
 
@@ -231,7 +233,8 @@ class DeviceCache:
         new = [e for e in self._own(layer, experts) if e not in early]
         for e in new:
             early[e] = self._count_request(layer, e, self._predicted.get(layer, {}))
-            self.top.request((layer, e))
+            if layer not in self._displaced:
+                self.top.request((layer, e))
         return new
 
     def _pin_predicted(self, layer: int) -> None:
@@ -244,11 +247,30 @@ class DeviceCache:
             self.top.pin((layer, e))
         self._pinned_early[layer] = pinned
 
+    def displace_early(self, layer: int) -> bool:
+        """Ends the early requests of other layers if they leave this layer no slot.
+
+        The layer's tokens are computed first. What later tokens route to the other layers is
+        counted as before, but not requested until their routers have run for all tokens. Returns
+        whether requests were ended.
+        """
+        others = [one for one in self._early if one != layer and one not in self._displaced]
+        if not others or not all(entry.pins for entry in self.top.cache.entries.values()):
+            return False
+        for one in others:
+            self._release_early(one)
+            self._displaced.add(one)
+        return True
+
     def _cancel_early(self) -> None:
-        for layer, experts in self._early.items():
-            self.cancel(layer, list(experts))
-            self.cancel(layer, self._pinned_early.pop(layer, ()))
+        for layer in self._early.keys() - self._displaced:
+            self._release_early(layer)
         self._early.clear()
+        self._displaced.clear()
+
+    def _release_early(self, layer: int) -> None:
+        self.cancel(layer, list(self._early[layer]))
+        self.cancel(layer, self._pinned_early.pop(layer, ()))
 
     def request_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> list[int]:
         """Requests what the router has chosen (PushPreciseExperts); returns the computing order.
@@ -260,7 +282,9 @@ class DeviceCache:
             own = {e: tokens_per_expert[e] for e in self._own(layer, tokens_per_expert)}
         early = self._early.pop(layer, NOTHING_EARLY)
         num_missing = self.count_routed(layer, own, early)
-        self.cancel(layer, [e for e in early if e not in own])
+        held = NOTHING_EARLY if layer in self._displaced else early
+        self._displaced.discard(layer)
+        self.cancel(layer, [e for e in held if e not in own])
         pinned = self._pinned_early.pop(layer, ())
         for tier in self._changing_tiers:
             tier.cache.on_routed(layer, own)
@@ -276,7 +300,7 @@ class DeviceCache:
         )
         if self.system.early_preemption:
             for e in order:
-                if e not in early:
+                if e not in held:
                     self.top.request((layer, e))
         self.cancel(layer, pinned)
         if self.system.drop_used:
@@ -415,3 +439,4 @@ class DeviceCache:
         self._predicted.clear()
         self._early.clear()
         self._pinned_early.clear()
+        self._displaced.clear()

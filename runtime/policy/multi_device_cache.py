@@ -125,6 +125,9 @@ class MultiDeviceCache:
     def request_early(self, layer: int, experts: Collection[int]) -> list[int]:
         return [e for device in self.devices for e in device.request_early(layer, experts)]
 
+    def displace_early(self, layer: int) -> bool:
+        return any([device.displace_early(layer) for device in self.devices])
+
     def request_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> list[int]:
         for device in self.devices:
             device.request_routed(layer, tokens_per_expert)

@@ -74,10 +74,11 @@ class Machine(RuleBasedStateMachine):
 
     slots: tuple[int, ...] = (SLOTS,)
     cancel = False
+    per_layer = True
 
     def __init__(self):
         super().__init__()
-        self.core = make_cache(slots=self.slots, cancel=self.cancel)
+        self.core = make_cache(slots=self.slots, per_layer=self.per_layer, cancel=self.cancel)
         self.flying = [[] for _ in self.slots]
         self.lost = [[] for _ in self.slots]
         self.pending: dict[int, list[int]] = {}
@@ -118,6 +119,10 @@ class Machine(RuleBasedStateMachine):
             else:
                 self.pending[layer] = order
             self.broken = {expert for expert in self.broken if expert[0] != layer}
+
+    @rule(layer=layers)
+    def displace(self, layer):
+        self.core.displace_early(layer)
 
     @rule()
     def end_step(self):
@@ -224,7 +229,8 @@ class Machine(RuleBasedStateMachine):
     def _holders(self, layer, e):
         """Routers that requested the expert and, until the whole layer is routed, correct forecasts
         that pinned it."""
-        asked = e in self.pending.get(layer, ()) or e in self.early.get(layer, ())
+        early = () if layer in self.core._displaced else self.early.get(layer, ())
+        asked = e in self.pending.get(layer, ()) or e in early
         held = e in self.core._pinned_early.get(layer, ())
         assert layer in self.early or not held
         return asked + held
@@ -237,8 +243,7 @@ class Machine(RuleBasedStateMachine):
         assert total.bytes_prefetched == total.bytes_used + total.bytes_wasted + left
 
     def teardown(self):
-        """Every requested expert can still be computed to the end."""
-        self.core.end_step()
+        """Every requested expert can still be computed to the end, layer by layer."""
         for one, flying, lost in zip(self.core.tiers, self.flying, self.lost, strict=True):
             for task in flying:
                 one.complete(task)
@@ -247,9 +252,30 @@ class Machine(RuleBasedStateMachine):
         for layer, order in self.pending.items():
             while order:
                 drain(self.core)
-                ready = next(e for e in order if self.core.is_ready((layer, e)))
+                ready = next((e for e in order if self.core.is_ready((layer, e))), None)
+                if ready is None:
+                    assert self.core.displace_early(layer) or self._give_up_another(layer)
+                    continue
                 self.core.release((layer, ready))
                 order.remove(ready)
+        self.core.end_step()
+        self.early.clear()
+        self.pins_are_held_by_pending_experts_and_copies_only()
+
+    def _give_up_another(self, layer) -> bool:
+        """An engine has one layer pending; here others may hold all the slots."""
+        others = [one for one, order in self.pending.items() if one != layer and order]
+        for one in others:
+            self.core.cancel(one, self.pending[one])
+            self.pending[one].clear()
+        return bool(others) and not self.per_layer
+
+
+class OneShare(Machine):
+    """All layers share the slots: some tokens' requests can leave an earlier layer none."""
+
+    per_layer = False
+    slots = (4,)
 
 
 class EverythingFits(Machine):
@@ -288,6 +314,8 @@ class SmallLowerTier(Machine):
 QUICK = settings(max_examples=60, stateful_step_count=50, deadline=None)
 TestMachine = Machine.TestCase
 TestMachine.settings = QUICK
+TestOneShare = OneShare.TestCase
+TestOneShare.settings = settings(QUICK, max_examples=150)
 TestEverythingFits = EverythingFits.TestCase
 TestEverythingFits.settings = QUICK
 TestTwoTiers = TwoTiers.TestCase
