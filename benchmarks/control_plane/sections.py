@@ -73,7 +73,10 @@ def find_section(code: CodeType) -> str | None:
 def own_path(code: CodeType) -> str:
     """Return the path of a function's file in this project; empty outside of it."""
     path = Path(code.co_filename)
-    return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else ""
+    # An environment may lie within the project's folder.
+    if not path.is_relative_to(ROOT) or "site-packages" in path.parts:
+        return ""
+    return path.relative_to(ROOT).as_posix()
 
 
 class StepProfiler:

@@ -3,11 +3,13 @@
 import gc
 import itertools
 import threading
+import time
 import traceback
 import weakref
 from collections import Counter
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -94,6 +96,25 @@ def test_group__members_give_what_they_give_alone(tmp_path, system, budget):
         run(group)
         assert [sequence.error for sequence in sequences] == [None] * 4
         assert all(torch.equal(m.result, e) for m, e in zip(sequences, expected, strict=True))
+        assert pins(model) == 0
+
+
+def test_group__early_requests_leave_an_earlier_layer_its_slots(tmp_path):
+    """Members that are ahead may hold every slot while others still need the layer before."""
+    model = serve(tiny_qwen2_moe(tmp_path), budget="30%", system=SystemConfig(per_layer=False))
+    with model.moecast as handle:
+        engine = handle.engine
+        slots = engine.cache.num_slots
+        engine.begin_step(np.array([1, 2]), np.array([0, 1]))
+        assert [expert for expert, _ in engine.ready(0, [0])] == [0]
+        engine.partly_routed(1, np.arange(slots + 2).reshape(1, -1))
+        entries = engine.cache.top.cache.entries
+        while not (len(entries) == slots and all(entry.pins for entry in entries.values())):
+            time.sleep(0.001)
+        assert [expert for expert, _ in engine.ready(0, [1])] == [1]
+        computed = [expert for expert, _ in engine.ready(1, list(range(slots + 2)))]
+        assert sorted(computed) == list(range(slots + 2))
+        engine.end_step()
         assert pins(model) == 0
 
 
