@@ -63,8 +63,8 @@ class ModelConfig:
     several-tokens (steps of one token take PyTorch's own kernels, whose last bits differ), auto
     (several-tokens where that is faster on this machine)."""
     decode_threads: int | None = None
-    """Threads that compute a step of one token on a CPU; null: one or all, whichever is faster with
-    experts of this size on this machine."""
+    """Threads that compute a step of one token on a CPU; null: one or all but one, whichever is
+    faster with experts of this size on this machine."""
     exact: Exact = Exact.AUTO
     """Implementation of Transformers whose bits the experts' outputs have: eager (its loop over
     experts), grouped (its `grouped_mm`), auto (eager on a CPU; grouped on a GPU, where the model

@@ -46,10 +46,15 @@ def serve(folder, number=1):
     return runtime.load(config, budget="50%", system="on-demand")
 
 
-@pytest.mark.parametrize(("ratio", "expected"), [(1.9, 2), (1.1, 1)])
-def test_choose__needs_a_clear_gain(tmp_path, monkeypatch, two_threads, ratio, expected):
+@pytest.mark.parametrize(
+    ("processors", "ratio", "expected"), [(4, 1.9, 3), (4, 1.1, 1), (2, 1.9, 1), (1, 1.9, 1)]
+)
+def test_choose__needs_a_clear_gain_and_leaves_one_processor(
+    tmp_path, monkeypatch, processors, ratio, expected
+):
     model = load_plain(tiny_qwen2_moe(tmp_path / "model"), dtype=torch.float32)
     monkeypatch.setattr(decode_threads, "measure_ratio", lambda *_: ratio)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: processors)
     assert choose_decode_threads(model, 1 << 20) == expected
 
 
