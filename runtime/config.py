@@ -150,7 +150,8 @@ class SystemConfig:
     """Compute nothing while the predictor runs, as fMoE, section 4.3, describes its baselines; off:
     both run at the same time."""
     adaptive: bool = False
-    """Turn prefetching off while measurements show that it slows decoding."""
+    """Turn prefetching off while measurements show that it slows decoding, and each predictor that
+    takes longer than it can save."""
     watchdog_seconds: float = 2.0
     """Transfers that take longer count as hung: their slot is quarantined, their expert read
     again."""

@@ -78,6 +78,10 @@ class PredictorDriver:
         """Whether the predictor, and the reuse predictor, get this step's events."""
         self._has_begun = False
         """Whether the predictor was told of this step."""
+        self.predicts_reuse = True
+        """Whether the reuse predictor, if there is one, gets the events of the steps to come."""
+        self.inline_seconds = 0.0
+        """Total time that forecasts and their scheduling took on the model's thread."""
 
     @property
     def predictor(self) -> Predictor | None:
@@ -93,6 +97,11 @@ class PredictorDriver:
     def seconds(self) -> float:
         """Total time of the predictor, without the reuse predictor."""
         return self._guard.seconds
+
+    @property
+    def reuse_seconds(self) -> float:
+        """Total time of the reuse predictor."""
+        return self._reuse_guard.seconds
 
     @property
     def failures(self) -> dict[str, str]:
@@ -123,7 +132,9 @@ class PredictorDriver:
         self._step += 1
         self._routed_layer = -1
         is_needed = self._learned is not None or not self._scheduler.cache.is_complete
-        self._is_scoring = is_needed and self._reuse_guard.predictor is not None
+        self._is_scoring = (
+            is_needed and self.predicts_reuse and self._reuse_guard.predictor is not None
+        )
         self._is_forecasting = is_needed and self.predictor is not None
         if self._is_scoring:
             self._call_reuse("begin_step", tokens_T, requests_T)
@@ -195,7 +206,9 @@ class PredictorDriver:
             num_tokens=self._num_tokens,
         )
         if self._thread is None:
+            start = time.perf_counter()
             self._answer(event)
+            self.inline_seconds += time.perf_counter() - start
         elif not (self._thread.is_full and self._is_stateless and layer >= 0):
             self._thread.add(event)
 

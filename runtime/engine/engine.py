@@ -14,6 +14,7 @@ import numpy.ma  # np.unique imports it at its first call, when there may be no 
 
 from predictors.base import Floats, Ints
 from runtime.engine.driver import PredictorDriver
+from runtime.engine.forecast_payoff import ForecastPayoff
 from runtime.engine.stats import StepStats
 from runtime.errors import CheckpointError, TransferError
 from runtime.policy.counters import CacheCounters, sum_counters
@@ -86,6 +87,14 @@ class Engine:
         no lock is needed."""
         self._experts_done_at = time.perf_counter()
         """Time at which the last routed expert was computed."""
+        self._payoff: ForecastPayoff | None = None
+        if shared.adaptive_prefetch is not None:
+            self._payoff = ForecastPayoff(
+                driver,
+                shared.adaptive_prefetch,
+                [worker for worker in self.workers if worker.tier.is_top],
+                lambda: cache.counters,
+            )
         self._closed = False
         self._is_intact = True
         """False during a step, and after one that did not end properly."""
@@ -205,8 +214,10 @@ class Engine:
         self._is_intact = True
         if step is None:
             return
-        if self._shared.adaptive_prefetch is not None and not step.is_prefill:
+        if self._payoff is not None and not step.is_prefill:
+            assert self._shared.adaptive_prefetch is not None
             self._shared.adaptive_prefetch.record_step(step.end - step.start)
+            self._payoff.record_step()
         if self._timeline is not None:
             self._timeline.step(step.num_tokens, step.start, step.end)
 

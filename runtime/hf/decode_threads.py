@@ -2,8 +2,9 @@
 
 Such a step is many small products. Another thread has to be woken for each, which takes as long as
 a product of a small expert: with experts in 4 bits one thread was twice as fast as two. One
-processor is left to the reads and forecasts that go on meanwhile: on two processors, a second thread
-made a step a sixth faster with all experts resident and 5 to 10 % slower while experts were read.
+processor is left to the reads and forecasts that go on meanwhile: on two processors, a second
+thread made a step a sixth faster with all experts resident and 5 to 10 % slower while experts were
+read.
 Prompts and batches are computed with all threads.
 
 Attention divides a sequence by threads, so the number changes the last bits: a reference has to be

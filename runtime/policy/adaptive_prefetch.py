@@ -82,6 +82,18 @@ class AdaptivePrefetch:
             self.prefetching = prefetching
             self.on_change(prefetching)
 
+    def turn_off(self, reason: str) -> None:
+        """Turns prefetching off until a comparison finds it faster."""
+        self._chosen, self._probe = False, None
+        self._steps_left = self._stretch = FIRST_STRETCH
+        for times in self._times.values():
+            times.clear()
+        self.num_switches += 1
+        self.report(f"prefetching turned off: {reason}")
+        if self.prefetching:
+            self.prefetching = False
+            self.on_change(False)
+
     def _choose(self) -> None:
         """Ends a comparison: changes the setting or waits twice as long for the next one."""
         on_seconds, off_seconds = (median(self._times[setting]) for setting in (True, False))

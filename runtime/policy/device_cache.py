@@ -77,7 +77,7 @@ class DeviceCache:
         """Experts of each layer that some of the step's tokens were routed to before the others
         reached the layer, and whether they were ready then."""
         self._displaced: set[int] = set()
-        """Layers of `_early` whose requests were ended, because an earlier layer needs the slots."""
+        """Layers of `_early` whose requests were ended, as an earlier layer needs the slots."""
         self._pinned_early: dict[int, list[int]] = {}
         """Experts of these layers that keep their slot though no router has requested them yet."""
 

@@ -1,0 +1,88 @@
+"""Predictors are turned off where they take longer than what they can save."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from runtime.engine.forecast_payoff import FIRST_PAUSE, MEASURED_STEPS, ForecastPayoff
+from runtime.policy.adaptive_prefetch import FIRST_STRETCH, AdaptivePrefetch
+from runtime.policy.counters import CacheCounters
+
+MIB = 2**20
+
+
+@dataclass
+class Machine:
+    """Totals that grow with every decode step, of one layer."""
+
+    used_bytes: int
+    """Prefetched bytes that a step uses, at 1 MiB a millisecond, of twice as many moved."""
+    predictor_seconds: float
+    reuse_share: float = 0.0
+    """Time of the reuse predictor as a share of the link's."""
+    inline_seconds: float = 0.0
+    reuse_seconds: float = 0.0
+    busy_seconds: float = 0.0
+    predicts_reuse: bool = True
+    counters: CacheCounters = field(default_factory=CacheCounters)
+
+    def __post_init__(self):
+        self.said = []
+        self.adaptive = AdaptivePrefetch(report=self.said.append)
+        self.payoff = ForecastPayoff(self, self.adaptive, [self], lambda: [self.counters])
+
+    def run(self, steps):
+        for _ in range(steps):
+            link_seconds = 2e-3 * self.used_bytes / MIB
+            self.counters.bytes_moved += 2 * self.used_bytes
+            self.busy_seconds += link_seconds
+            if self.adaptive.prefetching:
+                self.counters.bytes_used += self.used_bytes
+                self.inline_seconds += self.predictor_seconds
+            if self.predicts_reuse:
+                self.reuse_seconds += self.reuse_share * link_seconds
+            self.payoff.record_step()
+
+
+@pytest.mark.parametrize(("predictor_seconds", "stays"), [(0.009, True), (0.011, False)])
+def test_payoff__prefetching_ends_where_forecasts_take_longer_than_the_hidden_transfers(
+    predictor_seconds, stays
+):
+    machine = Machine(used_bytes=10 * MIB, predictor_seconds=predictor_seconds)
+    machine.run(MEASURED_STEPS)
+    assert machine.adaptive.prefetching  # the measurement has not ended
+    machine.run(1)
+    assert machine.adaptive.prefetching is stays
+    assert (
+        machine.said == []
+        if stays
+        else ["prefetching turned off: forecasts took 11.00 ms a token and saved at most 10.00 ms"]
+    )
+
+
+def test_payoff__prefetching_comes_back_by_comparison():
+    machine = Machine(used_bytes=0, predictor_seconds=0.01)
+    machine.run(1 + MEASURED_STEPS)
+    assert not machine.adaptive.prefetching
+    machine.used_bytes, machine.predictor_seconds = 100 * MIB, 0.001
+    for _ in range(2 * FIRST_STRETCH):
+        machine.adaptive.record_step(0.01 if machine.adaptive.prefetching else 0.05)
+    assert machine.adaptive.prefetching
+
+
+@pytest.mark.parametrize(("share", "stays"), [(0.2, True), (0.3, False)])
+def test_payoff__reuse_is_not_predicted_where_it_takes_longer_than_eviction_can_save(share, stays):
+    machine = Machine(used_bytes=10 * MIB, predictor_seconds=0.0, reuse_share=share)
+    machine.run(1 + MEASURED_STEPS)
+    assert machine.predicts_reuse is stays
+    # Measured again later, with the predictor on.
+    machine.reuse_share = 0.1
+    machine.run(FIRST_PAUSE + MEASURED_STEPS)
+    assert machine.predicts_reuse
+
+
+def test_payoff__a_cache_that_holds_everything_is_not_judged():
+    machine = Machine(used_bytes=0, predictor_seconds=0.0)
+    machine.run(10 * FIRST_PAUSE)
+    assert machine.adaptive.prefetching
+    assert machine.predicts_reuse
