@@ -161,7 +161,7 @@ def test_run__measures_every_system_and_survives_a_budget_that_fails(
     assert plain.over_plain == 1
     assert plain.calls < 2  # its steps choose kernels and threads as those of the others do
     own = {name for name, seconds in plain.section_seconds.items() if seconds}
-    assert own == {MODEL, "experts function"}
+    assert own - {"probes"} == {MODEL, "experts function"}  # which look at the number of tokens
     for row in served:
         assert row.same_tokens
         assert row.hit_rate == 1
