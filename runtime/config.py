@@ -37,6 +37,15 @@ class OneDnn(StrEnum):
     """Those of more than one token."""
 
 
+class DenseFormat(StrEnum):
+    """The format in which linear layers outside of the experts are multiplied."""
+
+    OWN = "own"
+    """The model's dtype."""
+    INT8 = "int8"
+    INT4 = "int4"
+
+
 class Exact(StrEnum):
     """The function of Transformers whose bits a served model has."""
 
@@ -62,6 +71,10 @@ class ModelConfig:
     """Steps in bfloat16 or float16 on a CPU that oneDNN computes: always (as Transformers has it),
     several-tokens (steps of one token take PyTorch's own kernels, whose last bits differ), auto
     (several-tokens where that is faster on this machine)."""
+    dense_format: DenseFormat = DenseFormat.OWN
+    """Format of linear layers outside of the experts (attention, shared experts, output layer): own
+    (the model's dtype), int8 or int4 (made when the model is loaded, computed on a CPU as they are;
+    outputs change)."""
     decode_threads: int | None = None
     """Threads that compute a step of one token on a CPU; null: one or all but one, whichever is
     faster with experts of this size on this machine."""

@@ -91,7 +91,7 @@ def run(config: DoctorConfig) -> dict[str, Any]:
 def prepare_context(config: DoctorConfig) -> tuple[CapacityContext, Hardware, str]:
     """Record routing and measure this machine; also describes both."""
     folder = resolve(config.model)
-    stripped = load_stripped(folder, config.model.dtype)
+    stripped = load_stripped(folder, config.model.dtype, dense_format=config.model.dense_format)
     model, store = stripped.model, stripped.open_store()
     if model.config.is_encoder_decoder or not model.can_generate():
         raise CheckpointError(

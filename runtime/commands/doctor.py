@@ -71,7 +71,12 @@ def run(config: DoctorConfig) -> dict[str, Any]:
             "links_bytes_per_second": measure_link_bandwidth(),
         }
         advance(1)
-        stripped = load_stripped(folder, config.model.dtype, onednn=config.model.onednn)
+        stripped = load_stripped(
+            folder,
+            config.model.dtype,
+            onednn=config.model.onednn,
+            dense_format=config.model.dense_format,
+        )
         model, store = stripped.model, stripped.open_store()
         spec = stripped.spec(folder, config.model)
         apply_decode_threads(model, config.model.decode_threads, expert_bytes=max_slot_bytes(store))

@@ -14,7 +14,7 @@ from predictors.errors import MoecastError
 from runtime.commands.progress import print_auto_budget, print_line
 from runtime.commands.stats_table import make_stats_table
 from runtime.commands.terminal_text import strip_control_characters
-from runtime.config import GenerateConfig
+from runtime.config import DenseFormat, GenerateConfig
 from runtime.engine.loading import load_served
 from runtime.engine.memory import freeze_objects
 from runtime.errors import CheckpointError
@@ -60,6 +60,12 @@ def run(config: GenerateConfig) -> dict[str, Any]:
     notes = Console(stderr=True)
     if config.verify:
         refuse_plain(resolve(config.model))
+        if config.model.dense_format is not DenseFormat.OWN:
+            raise MoecastError(
+                f"verify=true: plain Transformers has no {config.model.dense_format.value} layers; "
+                f"compare with the same kernels: moecast verify model.id={config.model.id} "
+                f"model.dense_format={config.model.dense_format.value}"
+            )
     model = load_served(config, budget=config.budget, forced_routing=config.routing is not None)
     with model.moecast as handle, force_routing(handle.layers, config.routing):
         print_auto_budget(handle)

@@ -139,7 +139,14 @@ def load_model(options: LoadOptions) -> PreTrainedModel:
     available = measure_free_memory(options.devices, num_processes=count_processes(options))
     spread = find_spread_obstacle(options)
     choose_exact(config.exact, home, spread)  # What cannot be is refused before anything is loaded.
-    stripped = load_stripped(folder, config.dtype, home, onednn=config.onednn, exact=config.exact)
+    stripped = load_stripped(
+        folder,
+        config.dtype,
+        home,
+        onednn=config.onednn,
+        dense_format=config.dense_format,
+        exact=config.exact,
+    )
     release_unused()
     plain, layers = stripped.model, stripped.layers
     spec = stripped.spec(folder, config)

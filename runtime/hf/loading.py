@@ -26,9 +26,10 @@ from transformers import (
 from transformers.utils import logging
 
 from predictors.spec import ModelSpec
-from runtime.config import Exact, ModelConfig, OneDnn, PageCache
+from runtime.config import DenseFormat, Exact, ModelConfig, OneDnn, PageCache
 from runtime.errors import CheckpointError
 from runtime.hf import experts as experts_function
+from runtime.hf.dense_format import apply_dense_format
 from runtime.hf.exact import QUANTISED, choose_exact, find_model_obstacle
 from runtime.hf.experts import multiplies_rows
 from runtime.hf.gguf import choose_dtype, open_dense, plan_layers, read_gguf_config
@@ -152,11 +153,13 @@ def load_stripped(
     device: torch.device | str = "cpu",
     *,
     onednn: OneDnn = OneDnn.AUTO,
+    dense_format: DenseFormat = DenseFormat.OWN,
     exact: Exact = Exact.AUTO,
 ) -> StrippedModel:
     """Load a model without its experts: no byte of them is read.
 
     Args:
+        dense_format: of linear layers outside of the experts.
         exact: refused before anything is read if the model cannot have it.
 
     Raises:
@@ -166,7 +169,7 @@ def load_stripped(
     device = torch.device(device)
     if is_gguf(folder):
         choose_exact(exact, device, QUANTISED)
-        return load_stripped_gguf(folder, dtype, device, onednn=onednn)
+        return load_stripped_gguf(folder, dtype, device, onednn=onednn, dense_format=dense_format)
     config = read_config(folder)
     indexed: dict[str, Banks] = {}
     with explain_loading(folder), progress_bars():
@@ -194,6 +197,7 @@ def load_stripped(
     model = unmap_weights(model, mapped=False).to(device).eval()
     apply_onednn(model, onednn)
     layers = find_moe_layers(model)
+    apply_dense_format(model, layers, dense_format)
     banks = indexed["banks"]
     return StrippedModel(model, layers, [banks[layer.name] for layer in layers if banks], folder)
 
@@ -216,7 +220,12 @@ def take_scheme(folder: Path, config: PreTrainedConfig) -> IntegerScheme | None:
 
 
 def load_stripped_gguf(
-    file: Path, dtype: str, device: torch.device | str, *, onednn: OneDnn
+    file: Path,
+    dtype: str,
+    device: torch.device | str,
+    *,
+    onednn: OneDnn,
+    dense_format: DenseFormat,
 ) -> StrippedModel:
     """Load a model from a GGUF file, as `load_stripped` does."""
     header, config = read_header(file), read_config(file)
@@ -243,6 +252,7 @@ def load_stripped_gguf(
     model = unmap_weights(model, mapped=False).to(device).eval()
     apply_onednn(model, onednn)
     layers = find_moe_layers(model)
+    apply_dense_format(model, layers, dense_format)
     banks = {
         layer.name: {part.name: part for part in taken if part.bank == layer.name}
         for layer in layers

@@ -14,6 +14,8 @@ from runtime.store.packed.matrix import view_rows
 ROWS, COLUMNS = 256, 1024
 """The matrix that is measured; one of int8 has a row for each group."""
 REPETITIONS = 5
+COLUMN_STEP = 16
+"""The int8 kernel reads the columns in steps of 16, beyond the end of rows of another length."""
 
 
 def has_kernel(coding: Coding, num_columns: int) -> bool:
@@ -25,7 +27,7 @@ def has_kernel(coding: Coding, num_columns: int) -> bool:
         is_known = coding.block == native_block()
     else:
         is_row = coding.bits == 8 and coding.group_size == num_columns
-        is_known = is_row and native_block() is not None
+        is_known = is_row and num_columns % COLUMN_STEP == 0 and native_block() is not None
     return is_known and measure_ratio(coding) >= 1
 
 

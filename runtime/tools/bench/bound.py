@@ -40,7 +40,7 @@ def simulate_conditions(task: RequestsTask) -> dict[str, Any]:
     """
     config = task.config
     folder = resolve(config.model)
-    stripped = load_stripped(folder, config.model.dtype)
+    stripped = load_stripped(folder, config.model.dtype, dense_format=config.model.dense_format)
     model, store = stripped.model, stripped.open_store()
     spec = stripped.spec(folder, config.model)
     attach_experts(stripped.layers, OnDemandReader(store, keep_bytes=available_memory_bytes() // 2))

@@ -80,7 +80,9 @@ def load_lazy(config: ModelConfig) -> PreTrainedModel:
     For models that do not fit in memory. It shares the index of experts in the files with the
     engine, but neither cache, transfers nor the order of summation.
     """
-    stripped = load_stripped(resolve(config), config.dtype, onednn=config.onednn)
+    stripped = load_stripped(
+        resolve(config), config.dtype, onednn=config.onednn, dense_format=config.dense_format
+    )
     store = stripped.open_decoded()
     attach_experts(stripped.layers, OnDemandReader(store))
     apply_decode_threads(stripped.model, config.decode_threads, expert_bytes=max_slot_bytes(store))
@@ -89,13 +91,19 @@ def load_lazy(config: ModelConfig) -> PreTrainedModel:
 
 
 def load_stored(config: VerifyModelConfig) -> PreTrainedModel:
-    """Load the model with the quantised experts of a store or checkpoint, and the same kernels.
+    """Load the model with the experts of a store or checkpoint, and the same kernels for integers.
 
     It shares neither cache nor transfers with the engine. All experts are in memory, or, with
     `reference=lazy`, none.
     """
     folder, device = resolve(config.model), primary_device(config)
-    stripped = load_stripped(folder, config.model.dtype, device, onednn=config.model.onednn)
+    stripped = load_stripped(
+        folder,
+        config.model.dtype,
+        device,
+        onednn=config.model.onednn,
+        dense_format=config.model.dense_format,
+    )
     store: ExpertStore
     if config.store.path is None:
         store = stripped.open_store()

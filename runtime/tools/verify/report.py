@@ -10,6 +10,7 @@ import torch
 from predictors.errors import MoecastError
 from runtime.config import (
     REFERENCE_MODEL,
+    DenseFormat,
     Exact,
     ModelConfig,
     OneDnn,
@@ -34,7 +35,7 @@ from runtime.tools.verify.sides import SideReport, VerifySide, VerifyTask, run_s
 EXPERTS = {
     VerifySide.PLAIN: "all experts in memory",
     VerifySide.LAZY: "experts read one at a time",
-    VerifySide.STORED: "experts of the quantised store or GGUF file, without cache and transfers",
+    VerifySide.STORED: "the same kernels, experts without cache and transfers",
 }
 
 
@@ -170,7 +171,7 @@ def compare_budgets(config: VerifyModelConfig, *, advance: Callable[[int], None]
     folder = resolve(config.model)
     prompts, description = token_prompts(folder, config.prompts, seed=config.seed)
     side = VerifySide(config.reference.value)
-    if is_quantised(folder, config.store):
+    if is_quantised(folder, config.store) or config.model.dense_format is not DenseFormat.OWN:
         side = VerifySide.STORED
     elif has_integer_weights(folder):
         side = VerifySide.LAZY  # Transformers itself dequantises few of these formats on CPUs.
@@ -180,7 +181,7 @@ def compare_budgets(config: VerifyModelConfig, *, advance: Callable[[int], None]
             + (
                 "reference=lazy computes one expert at a time, take reference=plain"
                 if side is VerifySide.LAZY
-                else "its experts are quantised, and Transformers groups other matrices only"
+                else "its weights are quantised, and Transformers groups other matrices only"
             )
         )
     if side is VerifySide.PLAIN:

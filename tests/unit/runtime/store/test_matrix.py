@@ -51,6 +51,12 @@ def test_linear__is_the_product_with_the_decoded_weights(
     assert (found.float() - expected).abs().max() <= 0.02 * expected.abs().max()
 
 
+@pytest.mark.parametrize("num_columns", [8, 24, 40])
+def test_kernel__is_not_used_for_rows_that_it_reads_beyond(num_columns: int) -> None:
+    # The process would end with a segmentation fault.
+    assert not has_kernel(Coding(8, num_columns), num_columns)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("bits", [4, 8])
 def test_linear__a_token_has_the_same_bits_in_every_batch(

@@ -1,0 +1,137 @@
+"""Linear layers outside of the experts as integers: which, with which result, and when refused."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import runtime
+from predictors.errors import MoecastError
+from runtime.config import DenseFormat, ModelConfig, VerifyModelConfig
+from runtime.hf import dense_format
+from runtime.hf.dense_format import QuantisedLinear, apply_dense_format
+from runtime.hf.layers import find_moe_layers
+from runtime.hf.loading import count_weight_bytes, load_stripped
+from runtime.store.packed.blocks import native_block
+from runtime.tools.verify.report import compare_budgets
+from tests.builders.families.build import tiny_model
+from tests.builders.families.table import FAMILIES
+from tests.builders.models import tiny_qwen2_moe
+
+pytestmark = pytest.mark.skipif(native_block() is None, reason="NO KERNEL FOR THIS PROCESSOR")
+
+SHAPES = [(16, 32), (80, 64), (976, 256)]
+
+
+def make_linear(shape, *, bias=True, dtype=torch.bfloat16):
+    torch.manual_seed(shape[0])
+    return nn.Linear(shape[1], shape[0], bias=bias, dtype=dtype)
+
+
+def family(name):
+    return tiny_model(FAMILIES[name]).eval()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("bits", "error"), [(8, 0.015), (4, 0.1)])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_linear__is_the_product_with_rounded_weights(shape, bits, error, dtype):
+    linear = make_linear(shape, dtype=dtype)
+    quantised = QuantisedLinear(linear, bits)
+    x = torch.randn(2, 3, shape[1], dtype=dtype)
+    with torch.no_grad():
+        found, expected = quantised(x), linear(x)
+        with_own_weight = F.linear(x, quantised.weight, linear.bias)
+    assert found.dtype == dtype
+    assert found.shape == expected.shape
+    assert (found - expected).norm() < error * expected.norm()
+    # What a module sees that looks at the weights is what is multiplied.
+    assert (found - with_own_weight).float().norm() < 0.01 * expected.float().norm()
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_linear__quantised_in_steps_is_the_same(monkeypatch, bits):
+    linear = make_linear((976, 64), bias=False)
+    whole = QuantisedLinear(linear, bits)
+    monkeypatch.setattr(dense_format, "STEP", 1)
+    in_steps = QuantisedLinear(linear, bits)
+    assert torch.equal(whole.integers, in_steps.integers)
+    assert torch.equal(whole.scales, in_steps.scales)
+
+
+def test_linear__a_token_has_the_same_bits_in_every_batch():
+    quantised = QuantisedLinear(make_linear((80, 64)), 4)
+    x_TK = torch.randn(33, 64, dtype=torch.bfloat16)
+    assert all(torch.equal(quantised(x_TK)[t], quantised(x_TK[t : t + 1])[0]) for t in (0, 7, 32))
+
+
+def test_linear__takes_every_second_row():
+    quantised = QuantisedLinear(make_linear((16, 32)), 8)
+    x = torch.randn(6, 64, dtype=torch.bfloat16)
+    assert torch.equal(quantised(x[::2, :32]), quantised(x[::2, :32].contiguous()))
+
+
+def test_model__decoder_and_output_layer_are_integers_and_routers_are_not():
+    model = family("qwen2_moe")
+    before = count_weight_bytes(model)
+    layers = find_moe_layers(model)
+    routers = [layer.router for layer in layers]
+    apply_dense_format(model, layers, DenseFormat.INT8)
+    block = layers[0].block
+    assert isinstance(block.self_attn.q_proj, QuantisedLinear)
+    assert isinstance(block.mlp.shared_expert.down_proj, QuantisedLinear)
+    assert isinstance(model.lm_head, QuantisedLinear)
+    assert isinstance(block.mlp.shared_expert_gate, nn.Linear)  # one row
+    assert [layer.router for layer in find_moe_layers(model)] == routers
+    assert count_weight_bytes(model) < before
+    assert model.generate(torch.tensor([[5, 6]]), max_new_tokens=2, do_sample=False).shape == (1, 4)
+
+
+@pytest.mark.parametrize("name", ["switch_transformers", "hy_v4", "gemma4", "mixtral"])
+def test_model__families_that_look_at_weights_or_stride_inputs_compute(name):
+    model = family(name)
+    ids = torch.arange(5, 17)[None]
+    more = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
+    with torch.no_grad():
+        expected = model(input_ids=ids, **more).logits
+        apply_dense_format(model, find_moe_layers(model), DenseFormat.INT8)
+        found = model(input_ids=ids, **more).logits
+    assert any(isinstance(module, QuantisedLinear) for module in model.modules())
+    # Random routers are near ties: a token or two choose another expert.
+    assert (found - expected).norm() < 0.5 * expected.norm()
+
+
+def test_model__embeddings_tied_to_the_output_layer_stay(tmp_path):
+    model = family("mixtral")
+    model.lm_head.weight = model.model.embed_tokens.weight
+    apply_dense_format(model, find_moe_layers(model), DenseFormat.INT8)
+    assert isinstance(model.lm_head, QuantisedLinear)
+    assert model.model.embed_tokens.weight.is_floating_point()
+
+
+def test_verify__served_bits_are_those_of_the_same_kernels(tmp_path):
+    folder = tiny_qwen2_moe(tmp_path / "model", dtype=torch.bfloat16)
+    model = ModelConfig(name="tiny", id=str(folder), dense_format=DenseFormat.INT4)
+    config = VerifyModelConfig(model=model, device="cpu", budget=["30%"], max_new_tokens=4)
+    report = compare_budgets(config, advance=lambda _: None)
+    assert report.is_equal
+    assert "same kernels" in report.compared
+
+
+def test_load__changes_outputs_only_if_asked(tmp_path):
+    folder = tiny_qwen2_moe(tmp_path / "model", dtype=torch.bfloat16)
+    logits = []
+    for wanted in (DenseFormat.OWN, DenseFormat.OWN, DenseFormat.INT4):
+        config = ModelConfig(name="tiny", id=str(folder), dense_format=wanted)
+        model = runtime.load(config, budget="50%", system="on-demand")
+        with model.moecast, torch.no_grad():
+            logits.append(model(torch.tensor([[5, 6, 7]])).logits)
+    assert torch.equal(logits[0], logits[1])
+    assert not torch.equal(logits[0], logits[2])
+
+
+def test_load__is_refused_without_a_kernel(tmp_path, monkeypatch):
+    folder = tiny_qwen2_moe(tmp_path / "model", dtype=torch.bfloat16)
+    monkeypatch.setattr(dense_format, "has_kernel", lambda *_: False)
+    with pytest.raises(MoecastError, match=r"model\.dense_format=int4: PyTorch has no fast kernel"):
+        load_stripped(folder, "auto", dense_format=DenseFormat.INT4)
