@@ -23,7 +23,7 @@ from benchmarks.reports import (
 )
 from predictors.errors import MoecastError
 from runtime.commands import pack
-from runtime.config import ModelConfig, PackConfig, Quantise, StoreConfig
+from runtime.config import DenseFormat, ModelConfig, PackConfig, Quantise, StoreConfig
 from runtime.presets import load_system
 from runtime.profiling.bandwidth import drop
 from runtime.store.packed.store import open_store
@@ -36,15 +36,16 @@ from runtime.tools.comparison import Case, Condition, Variant
 @dataclass(frozen=True)
 class Format:
     dtype: str
-    """Dtype of activations and of everything other than experts."""
+    """Dtype of activations, and of weights that are not quantised."""
     quantise: Quantise = Quantise.NONE
+    dense: DenseFormat = DenseFormat.OWN
 
 
 FORMATS = {
     "float32": Format("float32"),
     "bfloat16": Format("bfloat16"),
     "int8": Format("bfloat16", Quantise.INT8),
-    "int4": Format("bfloat16", Quantise.INT4),
+    "int4": Format("bfloat16", Quantise.INT4, DenseFormat.INT4),
     "hqq": Format("bfloat16", Quantise.HQQ),
 }
 """The first is what the others are compared with."""
@@ -169,7 +170,7 @@ def run_formats(config: FormatsConfig) -> None:
     budget_bytes = int(share * next(iter(stores.values()))[1])
     benches = {
         name: BenchConfig(
-            model=replace(model, dtype=how.dtype),
+            model=replace(model, dtype=how.dtype, dense_format=how.dense),
             store=StoreConfig(path=stores[name][0]),
             system=[load_system(system) for system in config.system],
             requests=config.requests,

@@ -23,7 +23,14 @@ from benchmarks.config import QuantisedConfig
 from benchmarks.greedy import generate_greedy
 from benchmarks.reports import print_line, write_report
 from runtime.commands import inflate, pack
-from runtime.config import REFERENCE_MODEL, InflateConfig, ModelConfig, PackConfig, Quantise
+from runtime.config import (
+    REFERENCE_MODEL,
+    DenseFormat,
+    InflateConfig,
+    ModelConfig,
+    PackConfig,
+    Quantise,
+)
 from runtime.generation.batch.dense_placement import ATTENTION_CODING
 from runtime.generation.loading import configure_model
 from runtime.hf.tokens import load_tokenizer
@@ -34,6 +41,8 @@ WINDOW, WINDOWS = 512, 100
 PROMPT_TOKENS, NEW_TOKENS, PROMPTS = 32, 32, 32
 EXPERT_SIZE = "96KiB"
 """In bfloat16: 64 neurons."""
+MODEL_OPTIONS = ("name", "id", "dtype", "dense_format")
+"""Options of the model for the server that lm-evaluation-harness asks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +53,7 @@ class ServedFormat:
     dtype: str = "bfloat16"
     quantise: Quantise = Quantise.NONE
     group_size: int | None = None
+    dense: DenseFormat = DenseFormat.OWN
     attention: bool = False
     """Attention too (Klotski, section 7), as `moecast batch quantise_attention=true` serves it."""
     asks_harness: bool = False
@@ -55,6 +65,14 @@ VARIANTS = (
     ServedFormat(name="float32", dtype="float32"),
     ServedFormat(name="int8, a scale for each row", quantise=Quantise.INT8, asks_harness=True),
     ServedFormat(name="int4, groups of 32", quantise=Quantise.INT4, asks_harness=True),
+    ServedFormat(name="int8, dense layers too", quantise=Quantise.INT8, dense=DenseFormat.INT8),
+    ServedFormat(name="int4, dense layers in int8", quantise=Quantise.INT4, dense=DenseFormat.INT8),
+    ServedFormat(
+        name="int4, dense layers too",
+        quantise=Quantise.INT4,
+        dense=DenseFormat.INT4,
+        asks_harness=True,
+    ),
     ServedFormat(name="int4, groups of 64", quantise=Quantise.INT4, group_size=64),
     ServedFormat(name="int4, groups of 128", quantise=Quantise.INT4, group_size=128),
     ServedFormat(name="hqq, groups of 64", quantise=Quantise.HQQ),
@@ -111,7 +129,7 @@ def pack_variant(inflated: Path, variant: ServedFormat) -> Iterator[tuple[ModelC
                 model=model, output=store, quantise=variant.quantise, group_size=variant.group_size
             )
         )
-        yield model, store
+        yield replace(model, dense_format=variant.dense), store
 
 
 @contextmanager
@@ -171,7 +189,7 @@ def run_quantised(config: QuantisedConfig) -> None:
                     quality = measure(model, tokens)
                     num_bytes = model.moecast.engine.store.layouts[0].num_bytes
                 options = {
-                    **{f"model.{key}": getattr(packed, key) for key in ("name", "id", "dtype")},
+                    **{f"model.{key}": getattr(packed, key) for key in MODEL_OPTIONS},
                     **{"store.path": store, "budget": "100%", "system": "on-demand"},
                 }
                 accuracy = (

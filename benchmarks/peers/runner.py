@@ -117,6 +117,7 @@ class PeerRunner:
             "weights": paths.path.resolve(),
             "store": None if paths.store is None else paths.store.resolve(),
             "dtype": self.weights.dtype,
+            "dense_format": self.weights.dense_format,
             **asdict(questions),
             "budget_bytes": budget_bytes,
             "scratch": self._scratch(peer),

@@ -14,7 +14,7 @@ from benchmarks.formats import FORMATS, pack_once
 from benchmarks.peers.fused import Checkpoint, write_fused
 from benchmarks.process import run_program
 from benchmarks.reports import print_line
-from runtime.config import ModelConfig, Quantise
+from runtime.config import DenseFormat, ModelConfig, Quantise
 
 LLAMA_CPP = "llama-cpp"
 LLAMA_CPP_TYPES = {Quantise.INT8: "Q8_0", Quantise.INT4: "Q4_0"}
@@ -91,8 +91,13 @@ class ModelWeights:
 
     @property
     def dtype(self) -> str:
-        """Dtype of activations and of weights other than experts."""
+        """Dtype of activations, and of weights that are not quantised."""
         return FORMATS[self.format].dtype
+
+    @property
+    def dense_format(self) -> DenseFormat:
+        """Format of linear layers other than experts in this project."""
+        return FORMATS[self.format].dense
 
     @property
     def folder(self) -> Path:

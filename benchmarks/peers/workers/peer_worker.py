@@ -27,6 +27,8 @@ class PeerRequest:
     """This project's packed store of the experts."""
     dtype: str
     """Dtype of activations, and of weights that are not quantised."""
+    dense_format: str
+    """This project's format of linear layers other than experts."""
     warm_up: list[list[int]]
     """Prompts before the measured ones, with one new token each."""
     prompts: list[list[int]]

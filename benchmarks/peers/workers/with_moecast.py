@@ -7,14 +7,19 @@ from greedy import greedy_answers
 from peer_worker import AnswerFunction, PeerRequest, main
 
 from runtime import load as load_served
-from runtime.config import ModelConfig
+from runtime.config import DenseFormat, ModelConfig
 from runtime.presets import load_system
 
 
 def load(request: PeerRequest) -> AnswerFunction:
     torch.set_num_threads(request.threads)
     model = load_served(
-        ModelConfig(id=request.weights, dtype=request.dtype),
+        ModelConfig(
+            id=request.weights,
+            dtype=request.dtype,
+            dense_format=DenseFormat(request.dense_format),
+            decode_threads=request.threads,
+        ),
         budget=request.budget_bytes,
         system=load_system(request.options["system"]),
         device="cpu",
