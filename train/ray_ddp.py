@@ -112,7 +112,7 @@ def train_share(config: dict[str, Any]) -> None:
         families,
         settings,
         run_dir=run_dir,
-        logger=logger,
+        loggers=[logger],
         peers=Peers(RayDDPStrategy(), RayLightningEnvironment()),
     )
     if first:

@@ -1,0 +1,33 @@
+"""Curves in files of the run folder: CSV and TensorBoard."""
+
+from pathlib import Path
+
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+
+from train.tracking.tracker import Tracker
+
+
+class CsvTracker(Tracker):
+    """`RUN_DIR/logs/version_N/metrics.csv`: a file for each training, as Lightning writes them."""
+
+    def __init__(self, run_dir: Path):
+        self._run_dir = run_dir
+        self._main = CSVLogger(run_dir, name="logs")
+
+    def logger(self, prefix: str = "") -> Logger:
+        return CSVLogger(self._run_dir, name="logs", prefix=prefix) if prefix else self._main
+
+
+class TensorBoardTracker(Tracker):
+    """`RUN_DIR/tensorboard`: a resumed training continues the curves."""
+
+    def __init__(self, run_dir: Path):
+        self._run_dir = run_dir
+        self._main = self._make(run_dir)
+
+    @staticmethod
+    def _make(run_dir: Path, prefix: str = "") -> Logger:
+        return TensorBoardLogger(run_dir, name="tensorboard", version="", prefix=prefix)
+
+    def logger(self, prefix: str = "") -> Logger:
+        return self._make(self._run_dir, prefix) if prefix else self._main
