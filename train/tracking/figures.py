@@ -12,7 +12,7 @@ def summary_figures(results: Mapping[str, Mapping[str, Any]]) -> dict[str, float
     FetchRate, GoodPred and joint are those of the first machine; latency is the median time of one
     layer's events at batch 1.
     """
-    figures = {}
+    figures: dict[str, float] = {}
     for name, result in results.items():
         latency = result["latency_us"]["1"]
         values = {

@@ -2,13 +2,15 @@
 
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from lightning.pytorch.loggers import Logger, MLFlowLogger
 
 from runtime.tools.report.html_report import HtmlReport
 from train.errors import TrainError
-from train.tracking.run_ids import read_run_id, write_run_id
+from train.tracking.run_ids import FILE, read_run_id, write_run_id
 from train.tracking.tracker import TrackedEntry, Tracker
 
 SERVER = "mlflow"
@@ -37,7 +39,10 @@ class MlflowTracker(Tracker):
             self._main = self._make(read_run_id(run_dir, SERVER))
             self._id = self._main.run_id
         except MlflowException as error:
-            raise TrainError(f"logger=mlflow: {self._uri}: {error}") from error
+            raise TrainError(
+                f"logger=mlflow: {self._uri}: {error} (the run's id is in {run_dir / FILE}: remove "
+                "that file to start a new run)"
+            ) from error
         assert self._id is not None
         write_run_id(run_dir, SERVER, self._id)
 
@@ -52,6 +57,11 @@ class MlflowTracker(Tracker):
 
     def logger(self, prefix: str = "") -> Logger:
         return self._make(self._id, prefix) if prefix else self._main
+
+    def log_settings(self, settings: Mapping[str, Any]) -> None:
+        # Parameters cannot be changed: those of a continued run stay.
+        if not self._main.experiment.get_run(self._id).data.params:
+            super().log_settings(settings)
 
     def log_entry(self, entry: TrackedEntry) -> None:
         self._log_folder(entry.folder, f"entries/{entry.folder.name}")

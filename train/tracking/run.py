@@ -103,7 +103,7 @@ def open_tracker(kind: LoggerKind, config: TrainConfig, run_dir: Path) -> Tracke
         case LoggerKind.CSV:
             return CsvTracker(run_dir)
         case LoggerKind.TENSORBOARD:
-            return TensorBoardTracker(run_dir)
+            return TensorBoardTracker(run_dir, overwrite=config.overwrite)
         case LoggerKind.MLFLOW:
             return MlflowTracker(run_dir)
         case LoggerKind.WANDB:

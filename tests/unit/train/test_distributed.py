@@ -57,7 +57,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory, model: ModelConfig) -> Trace
 def together(trace: Trace, model: ModelConfig, tmp_path_factory: pytest.TempPathFactory) -> Fitted:
     folder = tmp_path_factory.mktemp("together")
     families = make_stacks(trace, RouterWeights(model, trace.spec), SETTINGS, KINDS)
-    return fit(trace, families, SETTINGS, run_dir=folder, logger=CSVLogger(folder))
+    return fit(trace, families, SETTINGS, run_dir=folder, loggers=[CSVLogger(folder)])
 
 
 def by_groups(
@@ -86,7 +86,7 @@ def by_groups(
             SETTINGS,
             launcher=LauncherConfig(workers=1, layers=layers, retries=1),
             run_dir=folder,
-            logger=CSVLogger(folder),
+            loggers=[CSVLogger(folder)],
         )
     except LaunchError as error:
         made = error

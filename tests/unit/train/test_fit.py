@@ -47,7 +47,7 @@ def run(trace: Trace, run_dir: Path, **changes) -> Fitted:
     torch.manual_seed(chosen.seed)
     networks = network_specs(trace.spec, chosen.kinds)
     family = PlainStack(trace.spec, networks, width=chosen.width, loss=chosen.loss)
-    return fit(trace, [family], chosen, run_dir=run_dir, logger=logger)
+    return fit(trace, [family], chosen, run_dir=run_dir, loggers=[logger])
 
 
 def mean_accuracy(predictor: Predictor, trace: Trace, layers: range) -> float:
