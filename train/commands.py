@@ -217,7 +217,7 @@ def train_networks(
     message = f"training {networks} networks on {len(trace.rows('train')):,} tokens"
     with timer.stage("training", message):
         if config.launcher.kind is LauncherKind.RAY and config.devices > 1:
-            fitted = fit_ray_ddp(trace, families, settings, config)
+            fitted = fit_ray_ddp(trace, families, settings, config, loggers=loggers)
         elif config.launcher.is_in_process:
             fitted = fit(
                 trace,

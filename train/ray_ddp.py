@@ -3,6 +3,7 @@
 Each takes its share of every batch (Lightning's DDP), as `devices=N` does without Ray.
 """
 
+import csv
 import sys
 import time
 from collections.abc import Sequence
@@ -26,14 +27,21 @@ from train.predictor_stack import PredictorStack
 from train.routers import RouterWeights
 
 RESULT = "ray_ddp.ckpt"
+CURVES = Path("ray", "curves")
+"""Folder, in the run folder, of the curves as the first process writes them."""
 
 
 def fit_ray_ddp(
-    trace: Trace, families: Sequence[PredictorStack], settings: FitSettings, config: TrainConfig
+    trace: Trace,
+    families: Sequence[PredictorStack],
+    settings: FitSettings,
+    config: TrainConfig,
+    *,
+    loggers: Sequence[Logger],
 ) -> Fitted:
     """Trains `families`, which are as `make_stacks` makes them; all processes share RUN_DIR.
 
-    Equals one process up to the order of additions: gradients are the mean of the shares'.
+    The loggers get the curves in the end. Equals one process up to the order of additions: gradients are the mean of the shares'.
 
     Raises:
         LaunchError: Ray Train is not installed, no such cluster, or a process failed.
@@ -79,6 +87,7 @@ def fit_ray_ddp(
     finally:
         if owns_ray:
             ray.shutdown()
+    log_curves(run_dir / CURVES, loggers)
     made = from_bytes(result.read_bytes(), what=str(result))
     for family, weights in zip(families, made["families"], strict=True):
         family.load_state_dict(weights)
@@ -106,7 +115,7 @@ def train_share(config: dict[str, Any]) -> None:
     )
     run_dir = Path(config["run_dir"])
     first = ray.train.get_context().get_world_rank() == 0
-    logger: Logger = CSVLogger(run_dir, name="logs")
+    logger: Logger = CSVLogger(run_dir, name=str(CURVES), version="")
     fitted = fit(
         trace,
         families,
@@ -124,6 +133,16 @@ def train_share(config: dict[str, Any]) -> None:
             "validation_accuracy": fitted.validation_accuracy,
         }
         write_atomic(run_dir / RESULT, to_bytes(tree))
+
+
+def log_curves(folder: Path, loggers: Sequence[Logger]) -> None:
+    """Log the rows that Lightning's CSVLogger has written into a folder."""
+    with (folder / "metrics.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            step = int(row.pop("step"))
+            figures = {name: float(value) for name, value in row.items() if value}
+            for logger in loggers:
+                logger.log_metrics(figures, step=step)
 
 
 def _last_line(error: Exception) -> str:

@@ -26,9 +26,8 @@ from zoo.entry import open_entry
 PACKAGES = {
     LoggerKind.TENSORBOARD: ("tensorboard",),
     LoggerKind.MLFLOW: ("mlflow", "sqlalchemy", "alembic"),
-    LoggerKind.WANDB: ("wandb",),
 }
-"""Imported by the loggers that need more than Lightning."""
+"""Packages of the loggers that are extras."""
 
 
 class TrackedRun:
