@@ -29,6 +29,7 @@ from train.routers import RouterWeights
 RESULT = "ray_ddp.ckpt"
 CURVES = Path("ray", "curves")
 """Folder, in the run folder, of the curves as the first process writes them."""
+CSV = "metrics.csv"
 
 
 def fit_ray_ddp(
@@ -41,7 +42,8 @@ def fit_ray_ddp(
 ) -> Fitted:
     """Trains `families`, which are as `make_stacks` makes them; all processes share RUN_DIR.
 
-    The loggers get the curves in the end. Equals one process up to the order of additions: gradients are the mean of the shares'.
+    Equals one process up to the order of additions: gradients are the mean of the shares'. The
+    loggers get the curves when it has ended.
 
     Raises:
         LaunchError: Ray Train is not installed, no such cluster, or a process failed.
@@ -61,7 +63,9 @@ def fit_ray_ddp(
         ) from error
     started = time.perf_counter()
     result = run_dir.resolve() / RESULT
-    result.unlink(missing_ok=True)
+    curves = run_dir / CURVES / CSV
+    for left_over in (result, curves):
+        left_over.unlink(missing_ok=True)
     if config.overwrite:
         # Not by one of the processes: another might still see it.
         (run_dir / CHECKPOINTS / "last.ckpt").unlink(missing_ok=True)
@@ -87,7 +91,9 @@ def fit_ray_ddp(
     finally:
         if owns_ray:
             ray.shutdown()
-    log_curves(run_dir / CURVES, loggers)
+    # A training that was finished before has none.
+    if curves.is_file():
+        log_curves(curves, loggers)
     made = from_bytes(result.read_bytes(), what=str(result))
     for family, weights in zip(families, made["families"], strict=True):
         family.load_state_dict(weights)
@@ -135,9 +141,9 @@ def train_share(config: dict[str, Any]) -> None:
         write_atomic(run_dir / RESULT, to_bytes(tree))
 
 
-def log_curves(folder: Path, loggers: Sequence[Logger]) -> None:
-    """Log the rows that Lightning's CSVLogger has written into a folder."""
-    with (folder / "metrics.csv").open(newline="") as file:
+def log_curves(path: Path, loggers: Sequence[Logger]) -> None:
+    """Log the rows that Lightning's CSVLogger has written."""
+    with path.open(newline="") as file:
         for row in csv.DictReader(file):
             step = int(row.pop("step"))
             figures = {name: float(value) for name, value in row.items() if value}
