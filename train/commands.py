@@ -43,6 +43,7 @@ from train.reuse_training import train_and_publish
 from train.routers import RouterWeights
 from train.scoring import EvalContext, score_predictor
 from train.table import show
+from train.tracking.figures import summary_figures
 from train.tracking.run import TrackedRun
 from train.tracking.settings import resolved_settings
 
@@ -147,7 +148,7 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
         setting=context.setting,
     )
     show(results, setting=context.setting)
-    tracked.log_results(results)
+    tracked.log_summary(summary_figures(results))
     sys.stderr.write(f"zoo entries: {config.run_dir / 'entries'} ({', '.join(entries)})\n")
     reuse = None
     if config.predictor.kind in WITH_REUSE and set(REUSE_SIGNALS) <= set(trace.signals):

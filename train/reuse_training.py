@@ -24,6 +24,7 @@ from train.fit import Fitted, fit, make_settings
 from train.replay import describe_machines
 from train.reuse import KIND, WIDTH, ReuseData, ReuseStack
 from train.routers import RouterWeights
+from train.tracking.figures import GROUP
 from train.tracking.run import TrackedRun
 from train.tracking.settings import resolved_settings
 from zoo.entry import write_entry
@@ -74,7 +75,8 @@ def train_and_publish(
     sys.stderr.write("replaying held-out requests under every eviction policy\n")
     tables = compare_policies(trace, predictor, hardware, num_tokens=config.replay_tokens)
     entry = config.run_dir / "entries" / KIND
-    publish_reuse(entry, predictor, tables, trace, model_name=config.model.name)
+    held_out = publish_reuse(entry, predictor, tables, trace, model_name=config.model.name)
+    tracked.log_summary({f"{GROUP}/{KIND}/{name}": rate for name, rate in held_out.items()})
     training = fitted.record(make_settings(config, (KIND,), width=WIDTH))
     return TrainedReuse(hit_rates=tables, training=training, entry=entry)
 
@@ -124,8 +126,8 @@ def publish_reuse(
     trace: Trace,
     *,
     model_name: str,
-) -> None:
-    """Write the zoo entry with the hit rates as its metrics."""
+) -> dict[str, float]:
+    """Write the zoo entry with the hit rates as its metrics; return those that were measured."""
     held_out: dict[str, float | None] = {}
     for budget in BUDGETS:
         rates = tables["generated, per-layer"][budget][KIND]
@@ -149,6 +151,7 @@ def publish_reuse(
         parity={},
         card_extra=f"{DEFINITION}; generated tokens, an arena for each layer.",
     )
+    return {name: rate for name, rate in held_out.items() if rate is not None}
 
 
 def tables_dict(tables: Mapping[str, Mapping[str, Mapping[str, HitRates]]]) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from runtime.tools.report.html_report import HtmlReport
 from train.config import TrainConfig
 from train.errors import TrainError
 from train.tracking.config import LoggerKind
-from train.tracking.figures import summary_figures
 from train.tracking.local import CsvTracker, TensorBoardTracker
 from train.tracking.mlflow_tracker import MlflowTracker
 from train.tracking.run_ids import forget_run_ids
@@ -82,10 +81,10 @@ class TrackedRun:
             tracker.log_settings(settings)
             tracker.log_trace(trace, name=name)
 
-    def log_results(self, results: Mapping[str, Mapping[str, Any]]) -> None:
-        """Log the final figures of each predictor, as results.json holds them."""
+    def log_summary(self, figures: Mapping[str, float]) -> None:
+        """Log final figures: one value each."""
         for tracker in self._trackers:
-            tracker.log_summary(summary_figures(results))
+            tracker.log_summary(figures)
 
     def log_entries(self, entries: Mapping[str, Path]) -> None:
         for entry in describe_entries(list(entries.values())):
