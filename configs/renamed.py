@@ -56,7 +56,12 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
         "fresh": "overwrite",
         "new_tokens": "replay_tokens",
     },
-    "train": {"fresh": "overwrite"},
+    "train": {
+        "fresh": "overwrite",
+        "logger.kind": "logger",
+        "logger.project": "wandb.project",
+        "logger.run_name": "wandb.name",
+    },
     "verify": {"budgets": "budget"},
     "zoo_push": {"to": "zoo"},
     "serve": {

@@ -18,6 +18,7 @@ os.environ.update(
     TOKENIZERS_PARALLELISM="false",
     WANDB_MODE="offline",
     WANDB_SILENT="true",
+    MLFLOW_DISABLE_TELEMETRY="true",
 )
 # One thread: the order of additions, and with it the last bits, stay the same.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -33,7 +33,6 @@ from train.kinds import (
     required_kinds,
     signals_of,
 )
-from train.loggers import finish, log_entries, log_report, log_summary, make_logger
 from train.nonlearned import count_baselines
 from train.pipeline import Parity, export_predictors, make_stacks, write_entries
 from train.ray_ddp import fit_ray_ddp
@@ -44,6 +43,9 @@ from train.reuse_training import train_and_publish
 from train.routers import RouterWeights
 from train.scoring import EvalContext, score_predictor
 from train.table import show
+from train.tracking.figures import summary_figures
+from train.tracking.run import TrackedRun
+from train.tracking.settings import resolved_settings
 
 
 class StageTimer:
@@ -62,6 +64,12 @@ class StageTimer:
 
 
 def train(config: TrainConfig) -> dict[str, Any]:
+    """Run `moecast train` in the tracking run of its folder; return what results.json holds."""
+    with TrackedRun(config) as tracked:
+        return run_pipeline(config, tracked)
+
+
+def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
     """Train, score and publish the predictors of a model, and return what results.json holds.
 
     The configured predictor comes first in the tables, baselines below it. The published learned
@@ -113,51 +121,42 @@ def train(config: TrainConfig) -> dict[str, Any]:
         budget_slots(config.budget, trace.spec, hardware)
     routers = RouterWeights(config.model, trace.spec)
     settings = make_settings(config, tuple(kind for kind in LEARNED if kind in kinds))
-    logger = make_logger(
-        config.logger,
-        run_dir=config.run_dir,
-        settings={"model": config.model.name, "trace": trace.digest, **asdict(settings)},
+    tracked.start(resolved_settings(config, trace, context.hardware), trace)
+    learned, parities, training = train_networks(
+        config, trace, routers, settings, tracked.loggers(), timer
     )
-    status = "failed"
-    try:
-        learned, parities, training = train_networks(
-            config, trace, routers, settings, logger, timer
-        )
-        with timer.stage("baselines", "counting the baselines"):
-            baselines = count_baselines(trace, routers, kinds, options=options, seed=config.seed)
-            predictors = order_predictors({**learned, **baselines}, config.predictor.kind)
-        results: dict[str, dict[str, Any]] = {}
-        for name, predictor in predictors.items():
-            with timer.stage(f"score {name}", f"scoring {name} on held-out requests"):
-                results[name] = score_predictor(predictor, context)
-        drifts: dict[str, Any] = {}
-        for name, predictor in predictors.items():
-            if config.drift and isinstance(predictor, LEARNERS):
-                message = f"measuring how {name} learns while serving"
-                with timer.stage(f"drift {name}", message):
-                    drifts[name] = measure_drift(predictor, trace, shifted)
-        entries = write_entries(
-            config.run_dir / "entries",
-            predictors,
-            results,
-            parities,
-            trace,
-            model_name=config.model.name,
-            setting=context.setting,
-        )
-        show(results, setting=context.setting)
-        log_summary(logger, results)
-        log_entries(logger, entries, {"model": config.model.name, "trace": trace.digest})
-        sys.stderr.write(f"zoo entries: {config.run_dir / 'entries'} ({', '.join(entries)})\n")
-        status = "success"
-    finally:
-        finish(logger, status)
+    with timer.stage("baselines", "counting the baselines"):
+        baselines = count_baselines(trace, routers, kinds, options=options, seed=config.seed)
+        predictors = order_predictors({**learned, **baselines}, config.predictor.kind)
+    results: dict[str, dict[str, Any]] = {}
+    for name, predictor in predictors.items():
+        with timer.stage(f"score {name}", f"scoring {name} on held-out requests"):
+            results[name] = score_predictor(predictor, context)
+    drifts: dict[str, Any] = {}
+    for name, predictor in predictors.items():
+        if config.drift and isinstance(predictor, LEARNERS):
+            message = f"measuring how {name} learns while serving"
+            with timer.stage(f"drift {name}", message):
+                drifts[name] = measure_drift(predictor, trace, shifted)
+    entries = write_entries(
+        config.run_dir / "entries",
+        predictors,
+        results,
+        parities,
+        trace,
+        model_name=config.model.name,
+        setting=context.setting,
+    )
+    show(results, setting=context.setting)
+    tracked.log_summary(summary_figures(results))
+    sys.stderr.write(f"zoo entries: {config.run_dir / 'entries'} ({', '.join(entries)})\n")
     reuse = None
     if config.predictor.kind in WITH_REUSE and set(REUSE_SIGNALS) <= set(trace.signals):
         with timer.stage("reuse", "reuse, for eviction"):
-            reuse = train_and_publish(config, trace, routers, context.hardware[0])
+            reuse = train_and_publish(config, trace, routers, context.hardware[0], tracked)
         entries["reuse"] = reuse.entry
         reuse.show()
+    tracked.log_entries(entries)
     record = {
         "origin": describe_origin(config.run_dir),
         "model": trace.spec.as_dict(),
@@ -190,7 +189,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
                 replay_tokens=min(REPLAY_TOKENS, config.replay_tokens),
                 provenance=read_provenance(config.run_dir),
             )
-            log_report(config.logger, page, write_report(page, config.run_dir), config.run_dir)
+            tracked.log_report(page, write_report(page, config.run_dir))
     sys.stderr.write(
         f"next: `moecast zoo push {config.run_dir / 'entries'}` adds the entries to your zoo, from "
         f"which every command with the model {config.model.name} takes them\n"
@@ -203,7 +202,7 @@ def train_networks(
     trace: Trace,
     routers: RouterWeights,
     settings: FitSettings,
-    logger: Logger,
+    loggers: Sequence[Logger],
     timer: StageTimer,
 ) -> tuple[dict[str, Predictor], dict[str, Parity], dict[str, Any] | None]:
     """Return the learned predictors, their agreement with torch and the record of the training.
@@ -219,14 +218,14 @@ def train_networks(
     message = f"training {networks} networks on {len(trace.rows('train')):,} tokens"
     with timer.stage("training", message):
         if config.launcher.kind is LauncherKind.RAY and config.devices > 1:
-            fitted = fit_ray_ddp(trace, families, settings, config)
+            fitted = fit_ray_ddp(trace, families, settings, config, loggers=loggers)
         elif config.launcher.is_in_process:
             fitted = fit(
                 trace,
                 families,
                 settings,
                 run_dir=config.run_dir,
-                logger=logger,
+                loggers=loggers,
                 overwrite=config.overwrite,
             )
         else:
@@ -237,7 +236,7 @@ def train_networks(
                 settings,
                 launcher=config.launcher,
                 run_dir=config.run_dir,
-                logger=logger,
+                loggers=loggers,
                 console=Console(stderr=True),
                 overwrite=config.overwrite,
             )

@@ -7,15 +7,9 @@ from pathlib import Path
 from collect.config import DataConfig
 from collect.launch.config import LauncherConfig
 from predictors.config import PredictorConfig, RunConfig
-from predictors.errors import MoecastError
+from predictors.errors import MoecastError, unknown
 from runtime.config import HardwareConfig, ModelConfig, ShapeConfig, SystemConfig
-
-
-class LoggerKind(StrEnum):
-    """Destination of training curves."""
-
-    CSV = "csv"
-    WANDB = "wandb"
+from train.tracking.config import LoggerKind, WandbConfig
 
 
 class Loss(StrEnum):
@@ -23,16 +17,6 @@ class Loss(StrEnum):
 
     BCE = "bce"
     LISTWISE = "listwise"
-
-
-@dataclass(kw_only=True)
-class LoggerConfig:
-    kind: LoggerKind = LoggerKind.CSV
-    """csv: RUN_DIR/logs/version_N/metrics.csv; wandb: offline unless WANDB_API_KEY is set."""
-    project: str = "moecast"
-    """Project in Weights & Biases."""
-    run_name: str | None = None
-    """Name of the run there; the run folder's unless given."""
 
 
 @dataclass(kw_only=True)
@@ -44,7 +28,7 @@ class TrainConfig(RunConfig):
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     other_hardware: HardwareConfig = field(default_factory=HardwareConfig)
     shape: ShapeConfig = field(default_factory=ShapeConfig)
-    logger: LoggerConfig = field(default_factory=LoggerConfig)
+    wandb: WandbConfig = field(default_factory=WandbConfig)
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
     trace: str | None = None
     """Folder or address of a finished trace. Default: runs/traces/MODEL/DATA, recorded if it is
@@ -58,6 +42,10 @@ class TrainConfig(RunConfig):
     """Measure how predictors that learn while they serve start from nothing, and how they do on the
     shifted prompts with and without learning: results.json, `drift`.
     """
+    logger: list[str] = field(default_factory=lambda: [LoggerKind.CSV.value])
+    """Destinations of curves, figures and entries: csv (RUN_DIR/logs), tensorboard
+    (RUN_DIR/tensorboard), wandb (offline unless you are logged in or WANDB_MODE is set), mlflow
+    (MLFLOW_TRACKING_URI)."""
     loss: Loss = Loss.BCE
     """bce: calibrated scores; listwise: softmax cross-entropy against the chosen set."""
     max_epochs: int = 5
@@ -93,6 +81,9 @@ class TrainConfig(RunConfig):
         for name in ("max_epochs", "batch_size", "replay_tokens", "patience", "devices"):
             if getattr(self, name) < 1:
                 raise MoecastError(f"{name}={getattr(self, name)}: must be at least 1")
+        for kind in self.logger:
+            if kind not in list(LoggerKind):
+                raise MoecastError(unknown("logger", kind, list(LoggerKind)))
         if self.devices > 1 and self.launcher.workers > 1:
             raise MoecastError(
                 f"devices={self.devices} and launcher.workers={self.launcher.workers}: either each "
@@ -123,5 +114,4 @@ class ReportConfig(RunConfig):
 SCHEMAS: dict[str, type] = {
     "train": TrainConfig,
     "report": ReportConfig,
-    "logger/base": LoggerConfig,
 }

@@ -39,11 +39,11 @@ from train.errors import TrainCheckpointError
 from train.fit import FitSettings, Fitted, make_trainer, quiet_lightning
 from train.networks import NetworkSpec, PlainStack, network_specs
 from train.pipeline import make_stacks
-from train.predictor_stack import PredictorStack, StackFit, mean_accuracies
+from train.predictor_stack import PredictorStack, StackFit, validation_figures
 from train.routers import RouterWeights
 
-GROUPS_VERSION = 2
-"""Part of every unit's name: raised when the same settings come to train other weights."""
+GROUPS_VERSION = 3
+"""Part of every unit's name: raised when units come to hold other weights or other figures."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def fit_distributed(
     *,
     launcher: LauncherConfig,
     run_dir: Path,
-    logger: Logger,
+    loggers: Sequence[Logger],
     console: Console | None = None,
     overwrite: bool = False,
 ) -> Fitted:
@@ -159,7 +159,7 @@ def fit_distributed(
         seed=settings.seed,
         needs=[family.needs for family in families],
     )
-    steps, best_epoch, best_accuracy = assemble(families, trained, settings, logger)
+    steps, best_epoch, best_accuracy = assemble(families, trained, settings, loggers)
     for family in families:
         family.eval()
         family.calibrate(data.validation())
@@ -178,7 +178,7 @@ def assemble(
     families: Sequence[PredictorStack],
     trained: dict[LayerGroup, dict[str, Any]],
     settings: FitSettings,
-    logger: Logger,
+    loggers: Sequence[Logger],
 ) -> tuple[int, int, float | None]:
     """Gives the families the weights of the epoch that is the best of all networks together.
 
@@ -189,18 +189,23 @@ def assemble(
     steps_per_epoch = next(iter(trained.values()))["steps_per_epoch"]
     best_epoch, best_accuracy, epoch = 0, None, 0
     for epoch in range(settings.max_epochs):
-        accuracy_F = torch.empty(len(labels))
+        accuracy_F, loss_F = torch.empty(len(labels)), torch.empty(len(labels))
         for outcome in trained.values():
             own = [index[label] for label in outcome["labels"]]
             accuracy_F[own] = outcome["epochs"][epoch]["accuracy"]
-        figures = {key: float(value) for key, value in mean_accuracies(labels, accuracy_F).items()}
-        logger.log_metrics({**figures, "epoch": epoch}, step=(epoch + 1) * steps_per_epoch - 1)
+            loss_F[own] = outcome["epochs"][epoch]["loss"]
+        found = validation_figures(labels, accuracy_F, loss_F)
+        figures = {key: float(value) for key, value in found.items()}
+        for logger in loggers:
+            step = (epoch + 1) * steps_per_epoch - 1
+            logger.log_metrics({**figures, "epoch": epoch}, step=step)
         accuracy = figures["val/mean_accuracy"]
         if best_accuracy is None or accuracy > best_accuracy:
             best_epoch, best_accuracy = epoch, accuracy
         elif epoch - best_epoch >= settings.patience:
             break
-    logger.save()
+    for logger in loggers:
+        logger.save()
     for group, outcome in trained.items():
         weights = outcome["epochs"][best_epoch]["weights"]
         restore_group(group, families, {**weights, **outcome["buffers"]})
@@ -266,7 +271,14 @@ class KeepEveryEpoch(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module.accuracy_F, Tensor)
         weights = {name: p.detach().cpu().clone() for name, p in pl_module.named_parameters()}
-        self.epochs.append({"accuracy": pl_module.accuracy_F.clone(), "weights": weights})
+        assert isinstance(pl_module.loss_F, Tensor)
+        self.epochs.append(
+            {
+                "accuracy": pl_module.accuracy_F.clone(),
+                "loss": pl_module.loss_F.clone(),
+                "weights": weights,
+            }
+        )
 
 
 def train_group(

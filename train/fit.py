@@ -15,7 +15,13 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint, RichProgressBar
+from lightning.pytorch.callbacks import (
+    Checkpoint,
+    EarlyStopping,
+    LearningRateMonitor,
+    ModelCheckpoint,
+    RichProgressBar,
+)
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.environments import ClusterEnvironment
 from lightning.pytorch.strategies import Strategy
@@ -28,6 +34,7 @@ from train.data import TraceData
 from train.errors import TrainCheckpointError
 from train.predictor_stack import PredictorStack, StackFit
 from train.reuse import ReuseData
+from train.step_figures import StepFigures
 
 CHECKPOINTS = "checkpoints"
 """Folder of the run folder with `last.ckpt`, to resume from, and `best.ckpt`."""
@@ -117,7 +124,7 @@ def fit(
     settings: FitSettings,
     *,
     run_dir: Path,
-    logger: Logger,
+    loggers: Sequence[Logger],
     overwrite: bool = False,
     data: TraceData | ReuseData | None = None,
     checkpoints: str = CHECKPOINTS,
@@ -160,8 +167,10 @@ def fit(
     last = ModelCheckpoint(
         dirpath=folder, filename="last", save_on_train_epoch_end=True, enable_version_counter=False
     )
-    callbacks = [RunRecord(record), stopping, progress, best, last]
-    trainer = make_trainer(settings, callbacks, logger=logger, peers=peers)
+    callbacks: list[Callback] = [RunRecord(record), stopping, progress, best, last]
+    if loggers:
+        callbacks += [LearningRateMonitor(logging_interval="step"), StepFigures()]
+    trainer = make_trainer(settings, callbacks, loggers=loggers, peers=peers)
     started = time.perf_counter()
     on_interrupt = signal.getsignal(signal.SIGINT)
     try:
@@ -203,7 +212,7 @@ def make_trainer(
     settings: FitSettings,
     callbacks: list[Callback],
     *,
-    logger: Logger | None = None,
+    loggers: Sequence[Logger] = (),
     peers: Peers | None = None,
 ) -> Trainer:
     """Return Lightning's trainer with safe checkpoints and without unused features."""
@@ -213,7 +222,7 @@ def make_trainer(
         strategy="auto" if peers is None else peers.strategy,
         precision=settings.precision,
         max_epochs=settings.max_epochs,
-        logger=logger or False,
+        logger=list(loggers) or False,
         log_every_n_steps=10,
         callbacks=callbacks,
         plugins=[SafeCheckpointIO(), *([] if peers is None else [peers.environment])],
@@ -311,6 +320,10 @@ class PlainProgress(Callback):
 
     def __init__(self) -> None:
         self._started = time.perf_counter()
+        self._first_epoch = 0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._started, self._first_epoch = time.perf_counter(), trainer.current_epoch
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         means = {
@@ -320,5 +333,11 @@ class PlainProgress(Callback):
         }
         shown = ", ".join(f"{kind} {mean:.4f}" for kind, mean in means.items())
         seconds = time.perf_counter() - self._started
-        epoch = f"epoch {trainer.current_epoch + 1} of {trainer.max_epochs}"
-        sys.stderr.write(f"training: {epoch}, validation accuracy {shown} ({seconds:.0f} s)\n")
+        assert trainer.max_epochs is not None
+        done = trainer.current_epoch + 1
+        left = seconds / (done - self._first_epoch) * (trainer.max_epochs - done)
+        sys.stderr.write(
+            f"training: epoch {done} of {trainer.max_epochs}, loss "
+            f"{float(trainer.callback_metrics['train/loss']):.4f}, validation accuracy {shown} "
+            f"({seconds:.0f} s, at most {left:.0f} s left)\n"
+        )

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 
@@ -83,8 +83,12 @@ class StackFit(LightningModule):
         self._total_steps = total_steps
         self._hits_F = torch.zeros(len(self.labels))
         self._wanted_F = torch.zeros(len(self.labels))
+        self._losses_F = torch.zeros(len(self.labels))
+        self._validated = 0
         self.accuracy_F = torch.zeros(len(self.labels))
         """Accuracies of the last validation."""
+        self.loss_F = torch.zeros(len(self.labels))
+        """Losses of the last validation."""
 
     def transfer_batch_to_device(
         self,
@@ -97,10 +101,16 @@ class StackFit(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:  # noqa: ARG002
         # The sum keeps each network's gradient what it would be if it were trained alone.
         losses_F = torch.cat([family.losses(batch) for family in self.families])
-        self.log("train/loss", losses_F.detach().mean(), batch_size=1)
+        self.log("train/loss", losses_F.detach().mean(), batch_size=1, prog_bar=True)
+        if is_logged_step(self.trainer):
+            self.log_dict(mean_losses("train", self.labels, losses_F.detach()), batch_size=1)
         return losses_F.sum()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:  # noqa: ARG002
+        num_tokens = batch.chosen_LBK.size(1)
+        losses = [family.losses(batch) for family in self.families]
+        self._losses_F += torch.cat(losses).cpu() * num_tokens
+        self._validated += num_tokens
         pairs = [family.hits(batch) for family in self.families]
         self._hits_F += torch.cat([hits for hits, _ in pairs]).cpu()
         self._wanted_F += torch.cat([wanted for _, wanted in pairs]).cpu()
@@ -108,7 +118,10 @@ class StackFit(LightningModule):
     def on_validation_epoch_end(self) -> None:
         # One mean over all tokens, not a mean of the batches' means.
         self.accuracy_F = self._hits_F / self._wanted_F.clamp(min=1)
-        self.log_dict(mean_accuracies(self.labels, self.accuracy_F))
+        self.loss_F = self._losses_F / max(1, self._validated)
+        self.log_dict(validation_figures(self.labels, self.accuracy_F, self.loss_F))
+        self._losses_F.zero_()
+        self._validated = 0
         self._hits_F.zero_()
         self._wanted_F.zero_()
 
@@ -116,7 +129,11 @@ class StackFit(LightningModule):
         # Fused: one pass over memory, a sixth of the time at batches as small as ours.
         optimizer = torch.optim.AdamW(
             [
-                {"params": list(family.parameters()), "lr": self._lr * family.lr_share}
+                {
+                    "params": list(family.parameters()),
+                    "lr": self._lr * family.lr_share,
+                    "name": "-".join(list_kinds(family.labels)),
+                }
                 for family in self.families
             ],
             weight_decay=self._weight_decay,
@@ -132,8 +149,36 @@ class StackFit(LightningModule):
         return min(1.0, (step + 1) / warmup, max(0.0, left))
 
 
+def is_logged_step(trainer: Trainer) -> bool:
+    """Return whether the trainer passes this step's figures to its loggers."""
+    return (trainer.global_step + 1) % trainer.log_every_n_steps == 0
+
+
+def list_kinds(labels: Sequence[str]) -> list[str]:
+    """Return the kinds of predictors that figures are of."""
+    return list(dict.fromkeys(label.partition("/")[0] for label in labels))
+
+
+def mean_losses(stage: str, labels: Sequence[str], loss_F: Tensor) -> dict[str, Tensor]:
+    """Return `STAGE/loss/KIND`, the mean over each kind's networks: kinds differ in their loss."""
+    return {
+        f"{stage}/loss/{kind}": loss_F[
+            [f for f, label in enumerate(labels) if label.partition("/")[0] == kind]
+        ].mean()
+        for kind in list_kinds(labels)
+    }
+
+
+def validation_figures(
+    labels: Sequence[str], accuracy_F: Tensor, loss_F: Tensor
+) -> dict[str, Tensor]:
+    """Return a validation's metrics: accuracies, the mean loss and that of each kind."""
+    losses = {"val/loss": loss_F.mean(), **mean_losses("val", labels, loss_F)}
+    return {**mean_accuracies(labels, accuracy_F), **losses}
+
+
 def mean_accuracies(labels: Sequence[str], accuracy_F: Tensor) -> dict[str, Tensor]:
-    """Return a validation's metrics: each figure, the mean of each group, and the mean of all."""
+    """Return accuracies: each figure, the mean of each group, and the mean of all."""
     found = {f"val/accuracy/{label}": one for label, one in zip(labels, accuracy_F, strict=True)}
     groups = [label.rpartition("/")[0] for label in labels]
     for group in dict.fromkeys(groups):

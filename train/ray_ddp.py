@@ -3,6 +3,7 @@
 Each takes its share of every batch (Lightning's DDP), as `devices=N` does without Ray.
 """
 
+import csv
 import sys
 import time
 from collections.abc import Sequence
@@ -26,14 +27,23 @@ from train.predictor_stack import PredictorStack
 from train.routers import RouterWeights
 
 RESULT = "ray_ddp.ckpt"
+CURVES = Path("ray", "curves")
+"""Folder, in the run folder, of the curves as the first process writes them."""
+CSV = "metrics.csv"
 
 
 def fit_ray_ddp(
-    trace: Trace, families: Sequence[PredictorStack], settings: FitSettings, config: TrainConfig
+    trace: Trace,
+    families: Sequence[PredictorStack],
+    settings: FitSettings,
+    config: TrainConfig,
+    *,
+    loggers: Sequence[Logger],
 ) -> Fitted:
     """Trains `families`, which are as `make_stacks` makes them; all processes share RUN_DIR.
 
-    Equals one process up to the order of additions: gradients are the mean of the shares'.
+    Equals one process up to the order of additions: gradients are the mean of the shares'. The
+    loggers get the curves when it has ended.
 
     Raises:
         LaunchError: Ray Train is not installed, no such cluster, or a process failed.
@@ -53,7 +63,9 @@ def fit_ray_ddp(
         ) from error
     started = time.perf_counter()
     result = run_dir.resolve() / RESULT
-    result.unlink(missing_ok=True)
+    curves = run_dir / CURVES / CSV
+    for left_over in (result, curves):
+        left_over.unlink(missing_ok=True)
     if config.overwrite:
         # Not by one of the processes: another might still see it.
         (run_dir / CHECKPOINTS / "last.ckpt").unlink(missing_ok=True)
@@ -79,6 +91,9 @@ def fit_ray_ddp(
     finally:
         if owns_ray:
             ray.shutdown()
+    # A training that was finished before has none.
+    if curves.is_file():
+        log_curves(curves, loggers)
     made = from_bytes(result.read_bytes(), what=str(result))
     for family, weights in zip(families, made["families"], strict=True):
         family.load_state_dict(weights)
@@ -106,13 +121,13 @@ def train_share(config: dict[str, Any]) -> None:
     )
     run_dir = Path(config["run_dir"])
     first = ray.train.get_context().get_world_rank() == 0
-    logger: Logger = CSVLogger(run_dir, name="logs")
+    logger: Logger = CSVLogger(run_dir, name=str(CURVES), version="")
     fitted = fit(
         trace,
         families,
         settings,
         run_dir=run_dir,
-        logger=logger,
+        loggers=[logger],
         peers=Peers(RayDDPStrategy(), RayLightningEnvironment()),
     )
     if first:
@@ -124,6 +139,16 @@ def train_share(config: dict[str, Any]) -> None:
             "validation_accuracy": fitted.validation_accuracy,
         }
         write_atomic(run_dir / RESULT, to_bytes(tree))
+
+
+def log_curves(path: Path, loggers: Sequence[Logger]) -> None:
+    """Log the rows that Lightning's CSVLogger has written."""
+    with path.open(newline="") as file:
+        for row in csv.DictReader(file):
+            step = int(row.pop("step"))
+            figures = {name: float(value) for name, value in row.items() if value}
+            for logger in loggers:
+                logger.log_metrics(figures, step=step)
 
 
 def _last_line(error: Exception) -> str:

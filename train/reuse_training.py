@@ -1,7 +1,7 @@
 """Trains `reuse`, the predictor behind eviction, and compares it with every eviction policy."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import seed_everything
+from lightning.pytorch.loggers import Logger
 from rich.console import Console
 
 from collect.traces import Trace, TraceSignal
@@ -20,10 +21,12 @@ from train.eviction_eval import BUDGETS, DEFINITION, HitRates, compare_policies,
 from train.export import quantise
 from train.find_trace import find_trace
 from train.fit import Fitted, fit, make_settings
-from train.loggers import finish, make_logger
 from train.replay import describe_machines
 from train.reuse import KIND, WIDTH, ReuseData, ReuseStack
 from train.routers import RouterWeights
+from train.tracking.figures import GROUP
+from train.tracking.run import TrackedRun
+from train.tracking.settings import resolved_settings
 from zoo.entry import write_entry
 from zoo.manifest import name_entry
 
@@ -55,22 +58,36 @@ class TrainedReuse:
 
 
 def train_and_publish(
-    config: TrainConfig, trace: Trace, routers: RouterWeights, hardware: Hardware
+    config: TrainConfig,
+    trace: Trace,
+    routers: RouterWeights,
+    hardware: Hardware,
+    tracked: TrackedRun,
 ) -> TrainedReuse:
-    """Train the predictor on a trace, compare it with other policies and write its entry."""
+    """Train the predictor on a trace, compare it with other policies and write its entry.
+
+    Its curves are `reuse-NAME` in the run's loggers.
+    """
     assert config.run_dir is not None
     sys.stderr.write(f"training reuse on {len(trace.rows('train')):,} tokens\n")
-    predictor, fitted = fit_reuse(config, trace, routers, run_dir=config.run_dir)
+    loggers = tracked.loggers(KIND)
+    predictor, fitted = fit_reuse(config, trace, routers, run_dir=config.run_dir, loggers=loggers)
     sys.stderr.write("replaying held-out requests under every eviction policy\n")
     tables = compare_policies(trace, predictor, hardware, num_tokens=config.replay_tokens)
     entry = config.run_dir / "entries" / KIND
-    publish_reuse(entry, predictor, tables, trace, model_name=config.model.name)
+    held_out = publish_reuse(entry, predictor, tables, trace, model_name=config.model.name)
+    tracked.log_summary({f"{GROUP}/{KIND}/{name}": rate for name, rate in held_out.items()})
     training = fitted.record(make_settings(config, (KIND,), width=WIDTH))
     return TrainedReuse(hit_rates=tables, training=training, entry=entry)
 
 
 def fit_reuse(
-    config: TrainConfig, trace: Trace, routers: RouterWeights, *, run_dir: Path
+    config: TrainConfig,
+    trace: Trace,
+    routers: RouterWeights,
+    *,
+    run_dir: Path,
+    loggers: Sequence[Logger],
 ) -> tuple[ReusePredictor, Fitted]:
     """Train on the training requests, one after another as a server runs them.
 
@@ -81,26 +98,20 @@ def fit_reuse(
     if biases_LE is None:
         biases_LE = np.zeros(matrices_LED.shape[:2], np.float32)
     settings = make_settings(config, (KIND,), width=WIDTH)
-    logger = make_logger(config.logger, run_dir=run_dir, settings={"trace": trace.digest})
     seed_everything(config.seed, verbose=False)
     stack = ReuseStack(trace.spec, matrices_LED, biases_LE)
     require_training_space(run_dir, [stack])
     data = ReuseData(trace, matrices_LED, biases_LE, batch_size=config.batch_size, seed=config.seed)
-    status = "failed"
-    try:
-        fitted = fit(
-            trace,
-            [stack],
-            settings,
-            run_dir=run_dir,
-            logger=logger,
-            overwrite=config.overwrite,
-            data=data,
-            checkpoints=CHECKPOINTS,
-        )
-        status = "success"
-    finally:
-        finish(logger, status)
+    fitted = fit(
+        trace,
+        [stack],
+        settings,
+        run_dir=run_dir,
+        loggers=loggers,
+        overwrite=config.overwrite,
+        data=data,
+        checkpoints=CHECKPOINTS,
+    )
     predictor = stack.export(trace.spec)[KIND]
     if config.predictor.int8:
         predictor = quantise(predictor)
@@ -115,8 +126,8 @@ def publish_reuse(
     trace: Trace,
     *,
     model_name: str,
-) -> None:
-    """Write the zoo entry with the hit rates as its metrics."""
+) -> dict[str, float]:
+    """Write the zoo entry with the hit rates as its metrics; return those that were measured."""
     held_out: dict[str, float | None] = {}
     for budget in BUDGETS:
         rates = tables["generated, per-layer"][budget][KIND]
@@ -140,6 +151,7 @@ def publish_reuse(
         parity={},
         card_extra=f"{DEFINITION}; generated tokens, an arena for each layer.",
     )
+    return {name: rate for name, rate in held_out.items() if rate is not None}
 
 
 def tables_dict(tables: Mapping[str, Mapping[str, Mapping[str, HitRates]]]) -> dict[str, Any]:
@@ -159,7 +171,10 @@ def train_reuse(config: TrainConfig) -> dict[str, Any]:
     trace = find_trace(config, SIGNALS, needed=SIGNALS)
     (hardware,) = describe_machines([config.hardware], config.shape, config.model)
     routers = RouterWeights(config.model, trace.spec)
-    trained = train_and_publish(config, trace, routers, hardware)
+    with TrackedRun(config) as tracked:
+        tracked.start(resolved_settings(config, trace, [hardware]), trace)
+        trained = train_and_publish(config, trace, routers, hardware, tracked)
+        tracked.log_entries({KIND: trained.entry})
     trained.show()
     return {
         "model": trace.spec.as_dict(),

@@ -43,6 +43,8 @@ HEAVY = {
     "datasets",
     "lightning",
     "wandb",
+    "tensorboard",
+    "mlflow",
     "onnxruntime",
     "onnx",
     "matplotlib",

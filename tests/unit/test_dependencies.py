@@ -23,16 +23,26 @@ NOT_IMPORTED = {
     "s3fs": "fsspec imports it for s3://",
     "gcsfs": "fsspec imports it for gs://",
     "adlfs": "fsspec imports it for az://",
+    "tensorboard": "torch.utils.tensorboard writes events with it",
+    "sqlalchemy": "MLflow's database needs it",
+    "alembic": "MLflow's database needs it",
     "atheris": "`make fuzz` needs it",
     "pyopenssl": "model-signing imports it without declaring it",
 }
 """Dependencies that no module names, with their reasons."""
-DISTRIBUTIONS = {"google": "protobuf", "gcsfs": "gcsfs", "adlfs": "adlfs"}
+DISTRIBUTIONS = {
+    "google": "protobuf",
+    "mlflow": "mlflow-skinny",
+    "gcsfs": "gcsfs",
+    "adlfs": "adlfs",
+}
 """Distribution of a module that is not installed everywhere, or whose name several share."""
 TRAINING = {
     "lightning",
     "datasets",
     "wandb",
+    "tensorboard",
+    "mlflow",
     "matplotlib",
     "onnxscript",
     "pandas",

@@ -16,6 +16,8 @@ SLOW = [
     "datasets",
     "lightning",
     "wandb",
+    "tensorboard",
+    "mlflow",
     "onnx",
     "onnxruntime",
     "pandas",

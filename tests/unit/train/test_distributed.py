@@ -1,5 +1,6 @@
 """Training by groups of layers: bitwise the weights of one process, however layers are cut."""
 
+import csv
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from train.fit import FitSettings, Fitted, digest_weights, fit
 from train.networks import PlainStack, network_specs
 from train.pipeline import make_stacks
 from train.predictor_stack import PredictorStack
+from train.ray_ddp import log_curves
 from train.routers import RouterWeights
 
 KINDS = ("mlp", "stride", "pre-attention", "residual")
@@ -54,10 +56,15 @@ def trace(tmp_path_factory: pytest.TempPathFactory, model: ModelConfig) -> Trace
 
 
 @pytest.fixture(scope="module")
-def together(trace: Trace, model: ModelConfig, tmp_path_factory: pytest.TempPathFactory) -> Fitted:
-    folder = tmp_path_factory.mktemp("together")
+def folder_together(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("together")
+
+
+@pytest.fixture(scope="module")
+def together(trace: Trace, model: ModelConfig, folder_together: Path) -> Fitted:
+    folder = folder_together
     families = make_stacks(trace, RouterWeights(model, trace.spec), SETTINGS, KINDS)
-    return fit(trace, families, SETTINGS, run_dir=folder, logger=CSVLogger(folder))
+    return fit(trace, families, SETTINGS, run_dir=folder, loggers=[CSVLogger(folder)])
 
 
 def by_groups(
@@ -86,7 +93,7 @@ def by_groups(
             SETTINGS,
             launcher=LauncherConfig(workers=1, layers=layers, retries=1),
             run_dir=folder,
-            logger=CSVLogger(folder),
+            loggers=[CSVLogger(folder)],
         )
     except LaunchError as error:
         made = error
@@ -115,6 +122,7 @@ def test_fit__by_groups_is_bitwise_what_it_is_together(
     trace: Trace,
     model: ModelConfig,
     together: Fitted,
+    folder_together: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -129,6 +137,28 @@ def test_fit__by_groups_is_bitwise_what_it_is_together(
     assert digest_weights(made.families) == digest_weights(together.families)
     assert (made.steps, made.best_epoch) == (together.steps, together.best_epoch)
     assert made.validation_accuracy == together.validation_accuracy
+    for curve in ("val/mean_accuracy", "val/loss", "val/loss/residual", "val/loss/mlp"):
+        assert read_curve(tmp_path, curve) == pytest.approx(read_curve(folder_together, curve))
+
+
+def read_curve(folder: Path, name: str) -> list[float]:
+    """Steps and values, in turn, in the file of CSVLogger."""
+    with (folder / "lightning_logs" / "version_0" / "metrics.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row[name]]
+    assert rows
+    return [number for row in rows for number in (int(row["step"]), float(row[name]))]
+
+
+def test_log_curves__gives_loggers_what_another_process_has_written(tmp_path: Path) -> None:
+    written = CSVLogger(tmp_path, name="theirs", version="")
+    written.log_metrics({"train/loss": 2.5}, step=9)
+    written.log_metrics({"val/loss": 1.5, "epoch": 0.0}, step=15)
+    written.save()
+    logger = CSVLogger(tmp_path)
+    log_curves(tmp_path / "theirs" / "metrics.csv", [logger])
+    logger.save()
+    assert read_curve(tmp_path, "train/loss") == [9, 2.5]
+    assert read_curve(tmp_path, "val/loss") == [15, 1.5]
 
 
 def test_fit__a_second_run_trains_only_the_failed_group(

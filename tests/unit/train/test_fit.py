@@ -1,5 +1,6 @@
 """Training on a synthetic trace: it learns, resumes exactly, and is scored as it is replayed."""
 
+import csv
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,7 +48,7 @@ def run(trace: Trace, run_dir: Path, **changes) -> Fitted:
     torch.manual_seed(chosen.seed)
     networks = network_specs(trace.spec, chosen.kinds)
     family = PlainStack(trace.spec, networks, width=chosen.width, loss=chosen.loss)
-    return fit(trace, [family], chosen, run_dir=run_dir, logger=logger)
+    return fit(trace, [family], chosen, run_dir=run_dir, loggers=[logger])
 
 
 def mean_accuracy(predictor: Predictor, trace: Trace, layers: range) -> float:
@@ -213,3 +214,33 @@ def test_token_and_popularity__count_the_training_requests_only(trace: Trace) ->
     ]
     found = fit_token(trace).begin_step(np.array([token]), none)[1].scores_TE[0]
     np.testing.assert_allclose(found, expected, rtol=2e-3)
+
+
+def test_fit__logs_the_loss_of_all_validation_tokens_and_the_norm_of_all_gradients(
+    trace: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    norms = []
+
+    class Norms(Callback):
+        def on_before_optimizer_step(self, trainer, pl_module, optimizer) -> None:
+            squares = [(one.grad.double() ** 2).sum() for one in pl_module.parameters()]
+            norms.append(float(sum(squares)) ** 0.5)
+
+    monkeypatch.setattr(fit_module, "PlainProgress", Norms)
+    (family,) = run(trace, tmp_path, max_epochs=1, batch_size=48).families
+    with (tmp_path / "logs" / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    losses = [
+        family.losses(batch).mul(batch.chosen_LBK.size(1)).detach()
+        for batch in TraceBatches(trace, TraceSubset.VALIDATION, batch_size=7, needs=family.needs)
+    ]
+    count = len(subset_rows(trace, TraceSubset.VALIDATION))
+    loss_F = torch.stack(losses).sum(0) / count
+    (logged,) = [row for row in rows if row["val/loss"]]
+    assert float(logged["val/loss"]) == pytest.approx(float(loss_F.mean()), rel=1e-5)
+    stride_F = loss_F[[label.startswith("stride/") for label in family.labels]]
+    assert float(logged["val/loss/stride"]) == pytest.approx(float(stride_F.mean()), rel=1e-5)
+    found = [float(row["train/grad_norm"]) for row in rows if row["train/grad_norm"]]
+    # A run logs every tenth step.
+    assert found == pytest.approx(norms[9::10], rel=1e-5)
+    assert len(found) > 1

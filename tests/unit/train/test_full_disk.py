@@ -18,7 +18,6 @@ from tests.builders.traces import make_spec, make_trace
 from train.config import TrainConfig
 from train.disk_space import COPIES, SPARE_BYTES, require_training_space
 from train.fit import make_settings
-from train.loggers import make_logger
 from train.routers import RouterWeights
 
 Usage = namedtuple("Usage", "total used free")
@@ -52,11 +51,10 @@ def test_train__on_a_full_disk_writes_no_checkpoint(
     config = TrainConfig(model=ModelConfig(name="tiny", id=str(folder)), run_dir=run_dir)
     config.predictor.width = 32
     settings = make_settings(config, ("mlp",))
-    logger = make_logger(config.logger, run_dir=run_dir, settings={})
     leave_free(monkeypatch, 1000)
     with pytest.raises(DiskSpaceError, match="1,000 are free"):
         train_networks(
-            config, trace, RouterWeights(config.model, trace.spec), settings, logger, StageTimer()
+            config, trace, RouterWeights(config.model, trace.spec), settings, [], StageTimer()
         )
     assert not (run_dir / "checkpoints").exists()
 

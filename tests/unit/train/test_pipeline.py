@@ -16,11 +16,10 @@ from runtime.sim.hardware import RooflineHardware
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.traces import make_spec, make_trace
 from train.accuracy import accuracy_table, score_layers
-from train.config import LoggerConfig, TrainConfig
+from train.config import TrainConfig
 from train.errors import TrainError
 from train.find_trace import find_trace
 from train.kinds import leave_out_deep_kinds, signals_of
-from train.loggers import finish, make_logger
 from train.nonlearned import make_skip
 from train.replay import budget_slots, describe_machines, first_tokens
 from train.routers import RouterWeights
@@ -160,15 +159,6 @@ def test_table__fits_a_terminal_with_every_kind(width: int) -> None:
     assert all(kind in text for kind in KINDS)
     assert "…" not in text
     assert ("left out for lack of width" in text) == (width <= 100)
-
-
-def test_logger__writes_the_curves_as_csv(tmp_path: Path) -> None:
-    logger = make_logger(LoggerConfig(), run_dir=tmp_path, settings={"lr": 1.0})
-    logger.log_metrics({"val/accuracy/mlp/layer_01": 0.5}, step=3)
-    finish(logger, "success")
-    lines = (tmp_path / "logs" / "version_0" / "metrics.csv").read_text().splitlines()
-    assert "val/accuracy/mlp/layer_01" in lines[0]
-    assert "0.5" in lines[1]
 
 
 @pytest.mark.parametrize("field", ["max_epochs", "batch_size", "lr", "weight_decay", "threads"])

@@ -1,0 +1,135 @@
+"""`moecast train logger=...`: what loggers have written of a run is what the run found."""
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import wandb
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from configs.cli import main
+from configs.commands import TRAIN
+from runtime.config import ModelConfig
+from runtime.store.model_source import identity
+from tests.builders.models import tiny_qwen2_moe
+from tests.builders.traces import make_spec, make_trace
+from tests.builders.wandb_files import read_wandb_files
+from zoo.entry import open_entry
+
+FIGURES = {
+    "accuracy": "mean_accuracy",
+    "worst_layer_accuracy": "worst_layer_accuracy",
+    "fetch_rate": "mean_fetch_rate",
+    "good_pred": "mean_good_pred",
+    "joint": "mean_joint",
+    "bytes": "bytes",
+}
+"""A logger's name of a figure to that in results.json."""
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    folder = tiny_qwen2_moe(tmp_path / "tiny", num_layers=4)
+    model = ModelConfig(name="tiny", id=str(folder), dtype="float32")
+    spec = make_spec(hidden_size=32)
+    spec = type(spec)(**{**spec.as_dict(), **identity(folder, model)})
+    make_trace(tmp_path / "trace", spec=spec, requests_per_unit=60)
+    # Artifacts are copied there.
+    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "staged"))
+    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
+    yield [
+        *(f"model.id={folder}", "model.name=tiny", f"trace={tmp_path / 'trace'}"),
+        *(f"run_dir={tmp_path / 'run'}", "predictor=stride", "predictor.width=32", "max_epochs=2"),
+        *("batch_size=64", "replay_tokens=50", "score_shifted=false", "figures=false"),
+    ]
+    # It keeps the environment of the first run.
+    wandb.teardown()
+
+
+def results_of(run_dir: Path) -> dict:
+    return json.loads((run_dir / "results.json").read_text())
+
+
+def test_wandb__has_settings_curves_figures_and_lineage_in_one_run_that_resumes(
+    command: list[str], tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    command += ["logger=wandb,csv", "budget=75%"]
+    assert main("train", TRAIN, command) == 0
+    assert main("train", TRAIN, command) == 0
+    first, again = read_wandb_files(run_dir)
+    assert first.run.run_id == again.run.run_id
+    assert (first.exit_code, again.exit_code) == (0, 0)
+    results = results_of(run_dir)
+
+    config = first.config
+    assert config["model"]["name"] == "tiny"
+    assert config["base_model"]["revision"] == results["model"]["revision"]
+    assert config["trace_digest"] == results["trace"]["digest"]
+    assert {config["budget"], config["data"]["name"]} == {"75%", "pydocs"}
+    assert config["system"]["name"] == "promoe"
+    assert config["hardware"]["name"] == "rtx4090-pcie4"
+
+    for predictor, found in results["predictors"].items():
+        for name, key in FIGURES.items():
+            assert again.summary.get(f"held_out/{predictor}/{name}") == found[key]
+        latency = found["latency_us"]["1"]["layer_p50"]
+        assert again.summary[f"held_out/{predictor}/latency_us"] == latency
+
+    curves = {name for row in first.history for name in row}
+    assert {
+        *("train/loss", "train/loss/stride", "train/grad_norm", "train/tokens_per_second"),
+        *("lr-AdamW/mlp-stride", "val/loss/stride", "val/accuracy/stride/layer_03"),
+    } <= curves
+    with (run_dir / "logs" / "version_0" / "metrics.csv").open() as file:
+        expected = [float(row["val/loss"]) for row in csv.DictReader(file) if row["val/loss"]]
+    logged = [row["val/loss"] for row in first.history if "val/loss" in row]
+    assert logged == pytest.approx(expected)
+    assert len(logged) == 2
+
+    trace = first.artifacts["tiny-synthetic-trace"]
+    assert (trace.type, trace.use_after_commit) == ("dataset", True)
+    assert set(trace.aliases) == {"latest", results["trace"]["digest"]}
+    best = max(
+        results["predictors"], key=lambda name: results["predictors"][name]["mean_good_pred"]
+    )
+    for name, folder in results["entries"].items():
+        artifact, manifest = again.artifacts[f"tiny-{name}"], open_entry(folder).manifest
+        assert artifact.type == "model"
+        assert not artifact.use_after_commit
+        assert set(artifact.aliases) == {"latest", manifest.digest} | (
+            {"best"} if name == best else set()
+        )
+        metadata = json.loads(artifact.metadata)
+        assert metadata["trace_digest"] == results["trace"]["digest"]
+        assert {key: metadata[key] for key in manifest.metrics} == manifest.metrics
+        files = {entry.path for entry in artifact.manifest.contents}
+        assert files == {path.relative_to(folder).as_posix() for path in Path(folder).rglob("*.*")}
+
+
+def test_tensorboard__continues_its_curves(command: list[str], tmp_path: Path) -> None:
+    command += ["logger=[tensorboard,csv]"]
+    assert main("train", TRAIN, command) == 0
+    # The training is finished: it adds no step.
+    assert main("train", TRAIN, command) == 0
+    found = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    found.Reload()
+    losses = [event.value for event in found.Scalars("val/loss/stride")]
+    assert [event.step for event in found.Scalars("val/loss/stride")] == [15, 31]
+    assert losses[1] < losses[0]
+    for name in ("train/loss/mlp", "train/grad_norm", "train/tokens_per_second"):
+        assert [event.step for event in found.Scalars(name)] == [9, 19, 29]
+        assert all(event.value > 0 for event in found.Scalars(name))
+    # Two steps of warm-up, then down to zero at step 32.
+    rates = [event.value for event in found.Scalars("lr-AdamW/mlp-stride")]
+    assert rates == pytest.approx([4e-3 * (32 - step) / 30 for step in (9, 19, 29)])
+    (first, _) = found.Scalars("held_out/stride/accuracy")
+    results = results_of(tmp_path / "run")
+    assert first.value == pytest.approx(results["predictors"]["stride"]["mean_accuracy"])
+
+    assert main("train", TRAIN, [*command, "overwrite=true", "seed=1"]) == 0
+    found = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    found.Reload()
+    assert len(found.Scalars("val/loss/stride")) == 2

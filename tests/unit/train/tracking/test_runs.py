@@ -1,0 +1,184 @@
+"""A tracked run in W&B and MLflow: its name and mode, its end, its report and its files."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import mlflow
+import pytest
+import wandb
+
+from collect.traces import Trace
+from runtime.tools.report.html_report import HtmlReport
+from tests.builders.traces import make_trace
+from tests.builders.wandb_files import WandbFile, read_wandb_files
+from train.config import TrainConfig
+from train.errors import TrainError
+from train.tracking import run as tracking
+from train.tracking.config import WandbConfig
+from train.tracking.run import TrackedRun
+from train.tracking.settings import resolved_settings
+from train.tracking.wandb_tracker import is_mode_known
+
+VARIABLES = ("MODE", "API_KEY", "PROJECT", "ENTITY", "RUN_GROUP", "TAGS", "JOB_TYPE", "NAME")
+KEY = "0123456789abcdef" * 2 + "01234567"
+
+
+@pytest.fixture(autouse=True)
+def own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No login, settings or servers but the test's."""
+    for name in VARIABLES:
+        monkeypatch.delenv(f"WANDB_{name}", raising=False)
+    for name in ("DATA_DIR", "CACHE_DIR", "CONFIG_DIR"):
+        monkeypatch.setenv(f"WANDB_{name}", str(tmp_path / name))
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    monkeypatch.chdir(tmp_path)
+    yield
+    # They keep the environment of the first run.
+    wandb.teardown()
+    mlflow.set_tracking_uri(None)
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    return make_trace(tmp_path_factory.mktemp("trace") / "t")
+
+
+def make_config(run_dir: Path, **options) -> TrainConfig:
+    return TrainConfig(run_dir=run_dir, **{"logger": ["wandb"], **options})
+
+
+def track(config: TrainConfig, trace: Trace) -> WandbFile:
+    with TrackedRun(config) as tracked:
+        tracked.start(resolved_settings(config, trace), trace)
+    assert config.run_dir is not None
+    return read_wandb_files(config.run_dir)[-1]
+
+
+def test_wandb__environment_applies_where_no_option_is_given(
+    tmp_path: Path, trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_PROJECT", "routing")
+    monkeypatch.setenv("WANDB_ENTITY", "team")
+    monkeypatch.setenv("WANDB_RUN_GROUP", "night")
+    monkeypatch.setenv("WANDB_TAGS", "a,b")
+    monkeypatch.setenv("WANDB_JOB_TYPE", "sweep")
+    run = track(make_config(tmp_path / "mine"), trace).run
+    assert (run.project, run.entity, run.run_group, run.job_type) == (
+        *("routing", "team", "night"),
+        "sweep",
+    )
+    assert (list(run.tags), run.display_name) == (["a", "b"], "mine")
+    options = WandbConfig(project="p", entity="e", group="g", tags=["c"], job_type="j", name="n")
+    run = track(make_config(tmp_path / "other", wandb=options), trace).run
+    assert (run.project, run.entity, run.run_group, run.job_type) == ("p", "e", "g", "j")
+    assert (list(run.tags), run.display_name) == (["c"], "n")
+
+
+def test_wandb__an_overwritten_run_folder_has_another_run(tmp_path: Path, trace: Trace) -> None:
+    for overwrite in (False, True):
+        track(make_config(tmp_path / "mine", overwrite=overwrite), trace)
+    files = read_wandb_files(tmp_path / "mine")
+    assert [file.run.project for file in files] == ["moecast"] * 2
+    assert len({file.run.run_id for file in files}) == 2
+
+
+@pytest.mark.parametrize(
+    ("variables", "netrc", "known"),
+    [
+        ({}, "", False),
+        ({"WANDB_MODE": "online"}, "", True),
+        ({"WANDB_API_KEY": KEY}, "", True),
+        ({}, f"machine api.wandb.ai login user password {KEY}", True),
+        ({}, f"machine elsewhere.org login user password {KEY}", False),
+    ],
+)
+def test_wandb__is_offline_only_if_nothing_else_was_said(
+    variables: dict[str, str],
+    netrc: str,
+    known: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "netrc").write_text(netrc)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert is_mode_known(wandb.setup().settings) == known
+
+
+def test_wandb__a_failed_training_is_a_failed_run(tmp_path: Path, trace: Trace) -> None:
+    config = make_config(tmp_path / "mine")
+
+    def fail() -> None:
+        with TrackedRun(config) as tracked:
+            tracked.start(resolved_settings(config, trace), trace)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    (file,) = read_wandb_files(tmp_path / "mine")
+    assert file.exit_code == 1
+
+
+def write_page(folder: Path) -> tuple[HtmlReport, Path]:
+    page = HtmlReport("Title")
+    page.figure("curve", "Curve", lambda figure: figure.subplots(), ["x", "y"], [[0, None]])
+    return page, page.write(folder)
+
+
+def test_report__is_logged_in_the_run_of_the_training(tmp_path: Path, trace: Trace) -> None:
+    config = make_config(tmp_path / "mine", logger=["wandb", "mlflow"])
+    with TrackedRun(config) as tracked:
+        tracked.start(resolved_settings(config, trace), trace)
+        tracked.log_report(*write_page(tmp_path / "mine" / "report"))
+    (file,) = read_wandb_files(tmp_path / "mine")
+    (row,) = [row for row in file.history if "report/page" in row]
+    assert row["report/page"]["_type"] == "html-file"
+    assert row["report/curve"]["_type"] == "image-file"
+    assert row["report/curve"]["caption"] == "Curve"
+    path = row["report/curve/values"]["path"]
+    (table,) = (tmp_path / "mine" / "wandb").glob(f"offline-run-*/files/{path}")
+    assert json.loads(table.read_text())["columns"] == ["x", "y"]
+    assert json.loads(table.read_text())["data"] == [[0, None]]
+
+    client = mlflow.MlflowClient()
+    (run,) = client.search_runs([client.get_experiment_by_name("moecast").experiment_id])
+    assert {one.path for one in client.list_artifacts(run.info.run_id, "report")} == {
+        *("report/report.html", "report/curve.png", "report/curve.csv")
+    }
+
+
+def test_mlflow__a_resumed_training_continues_its_run(tmp_path: Path, trace: Trace) -> None:
+    run_dir = tmp_path / "mine"
+    for resumed in (False, True):
+        # An option that may differ when a training is resumed.
+        config = make_config(run_dir, logger=["mlflow"], debug=resumed)
+        with TrackedRun(config) as tracked:
+            tracked.start(resolved_settings(config, trace), trace)
+            for prefix in ("", "reuse"):
+                (logger,) = tracked.loggers(prefix)
+                logger.log_metrics({"val/loss": 2.0 - resumed}, step=int(resumed))
+    client = mlflow.MlflowClient()
+    (run,) = client.search_runs([client.get_experiment_by_name("moecast").experiment_id])
+    for name in ("val/loss", "reuse-val/loss"):
+        history = client.get_metric_history(run.info.run_id, name)
+        assert [(one.step, one.value) for one in history] == [(0, 2.0), (1, 1.0)]
+    assert run.data.params["trace_digest"] == trace.digest
+    assert (run.info.run_name, run.info.status) == ("mine", "FINISHED")
+
+    (run_dir / "tracking.json").write_text(json.dumps({"mlflow": "f" * 32}))
+    with pytest.raises(TrainError, match=r"logger=mlflow: .*tracking.json: remove that file"):
+        TrackedRun(config).start({}, trace)
+
+
+def test_logger__a_missing_package_is_an_error_with_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages = {kind: ("surely_not_installed",) for kind in tracking.PACKAGES}
+    monkeypatch.setattr(tracking, "PACKAGES", packages)
+    for kind in packages:
+        with pytest.raises(TrainError, match=rf"pip install 'moecast\[{kind}\]'$"):
+            TrackedRun(make_config(tmp_path, logger=[kind.value]))
+    with TrackedRun(make_config(tmp_path, logger=["csv"])) as tracked:
+        assert tracked.loggers() == []
