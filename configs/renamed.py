@@ -32,6 +32,7 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
         "launcher.memory_gib": "set launcher.options={mem_gb: GIB}",
         "launcher.folder": "logs are in RUN_DIR/workers: set run_dir=FOLDER",
         "launcher.address": "launcher.ray_address",
+        "model.onednn": "model.decode_kernels=library in place of always, own of several-tokens",
         "data.new_tokens": "data.max_new_tokens",
         "shifted.new_tokens": "shifted.max_new_tokens",
     }

@@ -27,14 +27,14 @@ AUTO = "auto"
 """Value of `budget`: computed from free memory."""
 
 
-class OneDnn(StrEnum):
-    """The steps of bfloat16 and float16 models on CPUs whose products oneDNN computes."""
+class DecodeKernels(StrEnum):
+    """Kernels of steps of one token in bfloat16 and float16 on a CPU."""
 
     AUTO = "auto"
-    ALWAYS = "always"
-    """All, as Transformers has it."""
-    SEVERAL_TOKENS = "several-tokens"
-    """Those of more than one token."""
+    LIBRARY = "library"
+    """Those of all steps, as Transformers and PyTorch choose them."""
+    OWN = "own"
+    """Matrix products without oneDNN, and attention in float32."""
 
 
 class DenseFormat(StrEnum):
@@ -67,10 +67,10 @@ class ModelConfig:
     """Commit on the Hub; a branch name would let the model change under its predictors."""
     dtype: str = "auto"
     """Dtype of weights and activations: auto (the checkpoint's own), float32, bfloat16, float16."""
-    onednn: OneDnn = OneDnn.AUTO
-    """Steps in bfloat16 or float16 on a CPU that oneDNN computes: always (as Transformers has it),
-    several-tokens (steps of one token take PyTorch's own kernels, whose last bits differ), auto
-    (several-tokens where that is faster on this machine)."""
+    decode_kernels: DecodeKernels = DecodeKernels.AUTO
+    """Kernels of steps of one token in bfloat16 or float16 on a CPU: library (as Transformers has
+    them), own (products without oneDNN and attention in float32, whose last bits differ), auto
+    (own where that is faster on this machine)."""
     dense_format: DenseFormat = DenseFormat.OWN
     """Format of linear layers outside of the experts (attention, shared experts, output layer): own
     (the model's dtype), int8 or int4 (made when the model is loaded, computed on a CPU as they are;

@@ -74,7 +74,7 @@ def run(config: DoctorConfig) -> dict[str, Any]:
         stripped = load_stripped(
             folder,
             config.model.dtype,
-            onednn=config.model.onednn,
+            decode_kernels=config.model.decode_kernels,
             dense_format=config.model.dense_format,
         )
         model, store = stripped.model, stripped.open_store()

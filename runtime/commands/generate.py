@@ -81,8 +81,8 @@ def run(config: GenerateConfig) -> dict[str, Any]:
         spec = handle.spec.as_dict()
         reference = None
         if config.verify:
-            onednn = config.model.onednn
-            plain = load_plain(handle.folder, dtype=model.dtype, onednn=onednn)
+            kernels = config.model.decode_kernels
+            plain = load_plain(handle.folder, dtype=model.dtype, decode_kernels=kernels)
             # The number that was chosen for the size of the served experts.
             apply_decode_threads(plain, read_decode_threads(model), expert_bytes=1)
             set_reference(plain, handle.exact)

@@ -143,7 +143,7 @@ def load_model(options: LoadOptions) -> PreTrainedModel:
         folder,
         config.dtype,
         home,
-        onednn=config.onednn,
+        decode_kernels=config.decode_kernels,
         dense_format=config.dense_format,
         exact=config.exact,
     )

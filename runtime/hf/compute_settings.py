@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import torch
 
-from runtime.hf.onednn import set_onednn
+from runtime.hf.decode_kernels import set_onednn
 
 
 class ComputeSettings(NamedTuple):

@@ -26,16 +26,16 @@ from transformers import (
 from transformers.utils import logging
 
 from predictors.spec import ModelSpec
-from runtime.config import DenseFormat, Exact, ModelConfig, OneDnn, PageCache
+from runtime.config import DecodeKernels, DenseFormat, Exact, ModelConfig, PageCache
 from runtime.errors import CheckpointError
 from runtime.hf import experts as experts_function
+from runtime.hf.decode_kernels import apply_kernels
 from runtime.hf.dense_format import apply_dense_format
 from runtime.hf.exact import QUANTISED, choose_exact, find_model_obstacle
 from runtime.hf.experts import multiplies_rows
 from runtime.hf.gguf import choose_dtype, open_dense, plan_layers, read_gguf_config
 from runtime.hf.layers import MoeLayer, find_moe_layers, find_top_k
 from runtime.hf.model_faults import check_generation_settings, explain_loading
-from runtime.hf.onednn import apply_onednn
 from runtime.hf.strip import (
     Banks,
     make_stripped_class,
@@ -152,7 +152,7 @@ def load_stripped(
     dtype: str,
     device: torch.device | str = "cpu",
     *,
-    onednn: OneDnn = OneDnn.AUTO,
+    decode_kernels: DecodeKernels = DecodeKernels.AUTO,
     dense_format: DenseFormat = DenseFormat.OWN,
     exact: Exact = Exact.AUTO,
 ) -> StrippedModel:
@@ -169,7 +169,9 @@ def load_stripped(
     device = torch.device(device)
     if is_gguf(folder):
         choose_exact(exact, device, QUANTISED)
-        return load_stripped_gguf(folder, dtype, device, onednn=onednn, dense_format=dense_format)
+        return load_stripped_gguf(
+            folder, dtype, device, decode_kernels=decode_kernels, dense_format=dense_format
+        )
     config = read_config(folder)
     indexed: dict[str, Banks] = {}
     with explain_loading(folder), progress_bars():
@@ -195,7 +197,7 @@ def load_stripped(
     check_generation_settings(model, folder)
     model.__class__ = cls
     model = unmap_weights(model, mapped=False).to(device).eval()
-    apply_onednn(model, onednn)
+    apply_kernels(model, decode_kernels)
     layers = find_moe_layers(model)
     apply_dense_format(model, layers, dense_format)
     banks = indexed["banks"]
@@ -224,7 +226,7 @@ def load_stripped_gguf(
     dtype: str,
     device: torch.device | str,
     *,
-    onednn: OneDnn,
+    decode_kernels: DecodeKernels,
     dense_format: DenseFormat,
 ) -> StrippedModel:
     """Load a model from a GGUF file, as `load_stripped` does."""
@@ -250,7 +252,7 @@ def load_stripped_gguf(
         )
     model.__class__ = cls
     model = unmap_weights(model, mapped=False).to(device).eval()
-    apply_onednn(model, onednn)
+    apply_kernels(model, decode_kernels)
     layers = find_moe_layers(model)
     apply_dense_format(model, layers, dense_format)
     banks = {
@@ -271,7 +273,7 @@ def refuse_plain(folder: Path) -> None:
 
 
 def load_plain(
-    folder: Path, *, dtype: torch.dtype | str, onednn: OneDnn = OneDnn.AUTO
+    folder: Path, *, dtype: torch.dtype | str, decode_kernels: DecodeKernels = DecodeKernels.AUTO
 ) -> PreTrainedModel:
     """Load the whole model with Transformers' own eager experts: the reference for exactness.
 
@@ -304,7 +306,7 @@ def load_plain(
             trust_remote_code=False,
         )
     model = unmap_weights(model).eval()
-    apply_onednn(model, onednn)
+    apply_kernels(model, decode_kernels)
     return model
 
 

@@ -65,7 +65,9 @@ def require_memory(folder: Path, dtype: str, *, otherwise: str) -> None:
 def load_plain_model(config: ModelConfig, device: torch.device) -> PreTrainedModel:
     """Load the model with Transformers, all experts in memory."""
     dtype = "auto" if config.dtype == "auto" else getattr(torch, config.dtype)
-    model = load_plain(resolve(config), dtype=dtype, onednn=config.onednn).to(device)
+    model = load_plain(resolve(config), dtype=dtype, decode_kernels=config.decode_kernels).to(
+        device
+    )
     experts = find_moe_layers(model)[0]
     num_bytes = sum(weight.nbytes for weight in experts.experts.parameters())
     apply_decode_threads(
@@ -81,7 +83,10 @@ def load_lazy(config: ModelConfig) -> PreTrainedModel:
     engine, but neither cache, transfers nor the order of summation.
     """
     stripped = load_stripped(
-        resolve(config), config.dtype, onednn=config.onednn, dense_format=config.dense_format
+        resolve(config),
+        config.dtype,
+        decode_kernels=config.decode_kernels,
+        dense_format=config.dense_format,
     )
     store = stripped.open_decoded()
     attach_experts(stripped.layers, OnDemandReader(store))
@@ -101,7 +106,7 @@ def load_stored(config: VerifyModelConfig) -> PreTrainedModel:
         folder,
         config.model.dtype,
         device,
-        onednn=config.model.onednn,
+        decode_kernels=config.model.decode_kernels,
         dense_format=config.model.dense_format,
     )
     store: ExpertStore

@@ -10,10 +10,10 @@ import torch
 from predictors.errors import MoecastError
 from runtime.config import (
     REFERENCE_MODEL,
+    DecodeKernels,
     DenseFormat,
     Exact,
     ModelConfig,
-    OneDnn,
     SystemConfig,
     VerifyModelConfig,
     VerifyReference,
@@ -197,7 +197,7 @@ def compare_budgets(config: VerifyModelConfig, *, advance: Callable[[int], None]
         # Each process would choose what is faster; bits are compared under one setting.
         model = replace(
             config.model,
-            onednn=OneDnn(reference.onednn),
+            decode_kernels=DecodeKernels(reference.decode_kernels),
             decode_threads=reference.decode_threads,
             exact=Exact(reference.exact),
         )
@@ -225,8 +225,8 @@ def describe_comparison(reference: SideReport, side: VerifySide, prompts: str) -
         f"reference: Transformers {reference.transformers} {reference.model_class}, "
         f"experts_implementation={reference.experts_implementation}, {experts}, "
         f"weights aligned, {reference.dtype} on {reference.device}, torch "
-        f"{reference.torch}, {describe_threads(reference)}, onednn={reference.onednn}; {prompts}; "
-        "logits of every "
+        f"{reference.torch}, {describe_threads(reference)}, "
+        f"decode_kernels={reference.decode_kernels}; {prompts}; logits of every "
         "prompt position and every new token, bit by bit; greedy tokens"
     )
 

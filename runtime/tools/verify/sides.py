@@ -13,10 +13,10 @@ from runtime.config import Exact, VerifyModelConfig
 from runtime.engine.devices import primary_device
 from runtime.engine.loading import load_served
 from runtime.engine.memory import peak_memory_bytes
+from runtime.hf.decode_kernels import choose_kernels
 from runtime.hf.decode_threads import read_decode_threads
 from runtime.hf.exact import set_reference
 from runtime.hf.loading import count_weight_bytes
-from runtime.hf.onednn import choose_onednn
 from runtime.tools.child_process import ChildFailure, run_in_child
 from runtime.tools.verify.answers import write_answers
 from runtime.tools.verify.reference import load_lazy, load_plain_model, load_stored
@@ -63,8 +63,8 @@ class SideReport:
     threads: int
     decode_threads: int | None
     """Threads of steps of one token; None on other devices than CPUs."""
-    onednn: str
-    """The `OneDnn` in force, never `auto`."""
+    decode_kernels: str
+    """The `DecodeKernels` in force, never `auto`."""
     exact: str
     """The `Exact` in force, never `auto`."""
     experts_implementation: str | None
@@ -119,7 +119,7 @@ def answer_prompts(task: VerifyTask) -> dict[str, Any]:
         device=str(model.device),
         threads=torch.get_num_threads(),
         decode_threads=read_decode_threads(model),
-        onednn=choose_onednn(config.model.onednn, model.dtype).value,
+        decode_kernels=choose_kernels(config.model.decode_kernels, model.dtype).value,
         exact=exact.value,
         experts_implementation=model.config._experts_implementation,
         weights_bytes=count_weight_bytes(model),

@@ -103,7 +103,8 @@ def test_verify__over_is_more_than_imports_and_allowance(peak, verdict):
     report = SideReport(
         transformers="0", torch="0", model_class="C", model_module="json", dtype="float32",
         experts_implementation="eager", device="cpu", threads=1, decode_threads=1,
-        onednn="always", exact="eager", weights_bytes=6 * MIB, peak_memory_bytes=peak * MIB,
+        decode_kernels="library", exact="eager", weights_bytes=6 * MIB,
+        peak_memory_bytes=peak * MIB,
         stats={"arena_bytes": 4 * MIB, "misses": 0, "hits": 0, "bytes_moved": 0},
     )  # fmt: skip
     row = make_row("50%", [PromptComparison(prompt=0)], report, import_bytes=100 * MIB)
@@ -125,7 +126,8 @@ def test_verify__a_difference_is_a_failure_that_says_where(tmp_path, monkeypatch
         return SideReport(
             transformers="0", torch="0", model_class="C", model_module="json",
             experts_implementation="eager", dtype="float32", device="cpu", threads=1,
-            decode_threads=1, onednn="always", exact="eager", weights_bytes=1, peak_memory_bytes=3,
+            decode_threads=1, decode_kernels="library", exact="eager", weights_bytes=1,
+            peak_memory_bytes=3,
             stats={"arena_bytes": 1, "misses": 0, "hits": 0, "bytes_moved": 0},
         )  # fmt: skip
 

@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 
 import runtime
-from runtime.config import ModelConfig, OneDnn
+from runtime.config import DecodeKernels, ModelConfig
 from runtime.generation.lockstep.group import LockstepGroup
-from runtime.hf import onednn
+from runtime.hf import decode_kernels
+from runtime.hf.decode_kernels import choose_kernels
 from runtime.hf.loading import load_plain
-from runtime.hf.onednn import choose_onednn
 from tests.builders.models import tiny_qwen2_moe
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 9]])
@@ -32,33 +32,33 @@ def switch_states(monkeypatch):
     return seen
 
 
-def serve(folder, how=OneDnn.SEVERAL_TOKENS, dtype="bfloat16"):
-    config = ModelConfig(name="tiny", id=str(folder), dtype=dtype, onednn=how)
+def serve(folder, how=DecodeKernels.OWN, dtype="bfloat16"):
+    config = ModelConfig(name="tiny", id=str(folder), dtype=dtype, decode_kernels=how)
     return runtime.load(config, budget="50%", system="on-demand")
 
 
 @pytest.mark.parametrize(
     ("dtype", "ratio", "expected"),
     [
-        (torch.bfloat16, 1.9, OneDnn.SEVERAL_TOKENS),
-        (torch.bfloat16, 1.1, OneDnn.ALWAYS),
-        (torch.float16, 1.9, OneDnn.SEVERAL_TOKENS),
-        (torch.float32, 1.9, OneDnn.ALWAYS),
+        (torch.bfloat16, 1.9, DecodeKernels.OWN),
+        (torch.bfloat16, 1.1, DecodeKernels.LIBRARY),
+        (torch.float16, 1.9, DecodeKernels.OWN),
+        (torch.float32, 1.9, DecodeKernels.LIBRARY),
     ],
 )
-def test_choose_onednn__needs_a_clear_gain(monkeypatch, dtype, ratio, expected):
-    monkeypatch.setattr(onednn, "measure_ratio", lambda *_: ratio)
-    assert choose_onednn(OneDnn.AUTO, dtype) is expected
-    assert choose_onednn(OneDnn.ALWAYS, dtype) is OneDnn.ALWAYS
+def test_choose_kernels__needs_a_clear_gain(monkeypatch, dtype, ratio, expected):
+    monkeypatch.setattr(decode_kernels, "measure_ratio", lambda *_: ratio)
+    assert choose_kernels(DecodeKernels.AUTO, dtype) is expected
+    assert choose_kernels(DecodeKernels.LIBRARY, dtype) is DecodeKernels.LIBRARY
 
 
 def test_measure_ratio__leaves_the_switch_as_it_was():
-    assert onednn.measure_ratio(torch.bfloat16, torch.get_num_threads()) > 0
+    assert decode_kernels.measure_ratio(torch.bfloat16, torch.get_num_threads()) > 0
     assert torch.backends.mkldnn.enabled
 
 
 def load_reference(folder):
-    return load_plain(folder, dtype=torch.bfloat16, onednn=OneDnn.SEVERAL_TOKENS)
+    return load_plain(folder, dtype=torch.bfloat16, decode_kernels=DecodeKernels.OWN)
 
 
 @pytest.mark.parametrize("load", [serve, load_reference])
@@ -78,10 +78,10 @@ def test_generate__single_tokens_go_without(tmp_path, switch_states, load):
     assert torch.backends.mkldnn.enabled
 
 
-@pytest.mark.parametrize(("how", "dtype"), [(OneDnn.ALWAYS, "bfloat16"), (None, "float32")])
+@pytest.mark.parametrize(("how", "dtype"), [(DecodeKernels.LIBRARY, "bfloat16"), (None, "float32")])
 def test_generate__otherwise_every_step_has_it(tmp_path, switch_states, how, dtype):
     folder = tiny_qwen2_moe(tmp_path / "model")
-    model = serve(folder, how or OneDnn.SEVERAL_TOKENS, dtype)
+    model = serve(folder, how or DecodeKernels.OWN, dtype)
     with model.moecast:
         switch_states.clear()
         model.generate(PROMPT, **NEW_TOKENS)

@@ -1,11 +1,12 @@
-"""Steps of one token without oneDNN, where that is faster.
+"""Kernels of steps of one token in bfloat16 and float16 on a CPU.
 
-PyTorch hands matrix products in bfloat16 and float16 to oneDNN. On CPUs without instructions for
-these dtypes oneDNN takes about twice as long for a single row as PyTorch's own kernel, which reads
-each weight once. The last bits differ, so that a reference has to be computed alike.
+PyTorch hands matrix products in these dtypes to oneDNN. On CPUs without instructions for them
+oneDNN takes about twice as long for a single row as PyTorch's own kernel, which reads each weight
+once. Attention is slower still (`runtime.hf.decode_attention`). The last bits differ, so that a
+reference has to be computed alike.
 
-The setting belongs to the process: other threads that compute in these dtypes during such a step
-are subject to it, too.
+The switch for oneDNN belongs to the process: other threads that compute in these dtypes during such
+a step are subject to it, too.
 """
 
 import time
@@ -15,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
 
-from runtime.config import OneDnn
+from runtime.config import DecodeKernels
+from runtime.hf.decode_attention import attend_in_float32
 from runtime.hf.forward_pass import ForwardWrapper, find_generating_parts
 from runtime.hf.inputs import find_tokens
 
@@ -28,22 +30,23 @@ LEAST_RATIO = 1.25
 every process on a machine comes to the same decision."""
 
 
-def choose_onednn(wanted: OneDnn, dtype: torch.dtype) -> OneDnn:
-    """Return the setting that `auto` stands for on this machine; others stay as they are."""
-    if wanted is not OneDnn.AUTO:
+def choose_kernels(wanted: DecodeKernels, dtype: torch.dtype) -> DecodeKernels:
+    """Return the kernels that `auto` stands for on this machine; others stay as they are."""
+    if wanted is not DecodeKernels.AUTO:
         return wanted
     is_faster = dtype in DTYPES and measure_ratio(dtype, torch.get_num_threads()) >= LEAST_RATIO
-    return OneDnn.SEVERAL_TOKENS if is_faster else OneDnn.ALWAYS
+    return DecodeKernels.OWN if is_faster else DecodeKernels.LIBRARY
 
 
-def apply_onednn(model: PreTrainedModel, wanted: OneDnn) -> None:
-    """Let the model's forward passes on a CPU use oneDNN as wanted."""
+def apply_kernels(model: PreTrainedModel, wanted: DecodeKernels) -> None:
+    """Let the model's steps of one token on a CPU use the wanted kernels."""
     if model.device.type != "cpu" or model.dtype not in DTYPES:
         return
-    if choose_onednn(wanted, model.dtype) is OneDnn.SEVERAL_TOKENS:
+    if choose_kernels(wanted, model.dtype) is DecodeKernels.OWN:
         usual = torch.backends.mkldnn.enabled
         for part in find_generating_parts(model):
             ForwardWrapper(part, partial(_begin, usual), partial(set_onednn, usual))
+        attend_in_float32(model)
 
 
 def _begin(usual: bool, args: tuple, kwargs: dict) -> None:
