@@ -4,7 +4,7 @@ An expert that lies in host memory can be copied to the accelerator and computed
 where it lies. Both go on at once, so the layer waits for the longer of the two.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 
@@ -25,6 +25,10 @@ class SplitCosts:
 
     def copy_side(self, num_experts: int) -> float:
         return self.copy_fixed + self.copy_seconds * num_experts if num_experts else 0.0
+
+    def host_side(self, num_tokens: Collection[int]) -> float:
+        """Returns the time of experts with these numbers of tokens."""
+        return self.host_fixed + sum(map(self.host_seconds, num_tokens)) if num_tokens else 0.0
 
 
 def choose_host_experts(
