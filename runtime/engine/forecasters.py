@@ -181,7 +181,7 @@ def load_system_predictor(
     if system.hybrid:
         raise MoecastError(
             "system.hybrid=true: computing missed experts in host memory is simulated only "
-            "(moecast evaluate). Live, leave system.hybrid=false"
+            "(in replays of a trace). Live, leave system.hybrid=false"
         )
     what = chosen if chosen is not None else system.predictor if system.prefetch else None
     if what is None:
