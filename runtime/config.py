@@ -159,6 +159,10 @@ class SystemConfig:
     idle_prefetch: bool = False
     """Use an idle link to fetch the missing expert with the highest score of the eviction policy;
     only `reuse` and `belady` have such scores."""
+    hybrid: bool = False
+    """Compute a missed expert on the processor, in host memory, where copying it to the accelerator
+    takes longer. It changes bits on an accelerator. Replays only, on hardware that describes its
+    processor."""
     synchronous: bool = False
     """Compute nothing while the predictor runs, as fMoE, section 4.3, describes its baselines; off:
     both run at the same time."""
@@ -197,6 +201,11 @@ class HardwareConfig:
     """Bandwidth at which the compute device reads weights."""
     flops: float = 0.0
     """Dense FLOP/s in the weights' dtype."""
+    host_memory_bytes_per_second: float = 0.0
+    """Bandwidth of host memory, which copies to the device use too; 0: unknown, `system.hybrid` is
+    refused."""
+    host_flops: float = 0.0
+    """Dense FLOP/s of the host's processor."""
     kernel_us: float = 0.0
     """Launch overhead of one kernel."""
     predictor_us: float = 0.0

@@ -178,6 +178,11 @@ def load_system_predictor(
             f"system {system.name} knows the future routing: it is for replays of a trace "
             "(moecast evaluate). Live, choose another system"
         )
+    if system.hybrid:
+        raise MoecastError(
+            "system.hybrid=true: computing missed experts in host memory is simulated only "
+            "(in replays of a trace). Live, leave system.hybrid=false"
+        )
     what = chosen if chosen is not None else system.predictor if system.prefetch else None
     if what is None:
         return None, ""

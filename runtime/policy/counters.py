@@ -16,6 +16,8 @@ class CacheCounters:
     """Requests whose expert had partly arrived or was in flight: completed, not fetched again."""
     misses: int = 0
     """Requests whose expert was not there at all."""
+    computed_below: int = 0
+    """Misses whose expert was computed in host memory and not copied."""
     predicted: int = 0
     """Predicted experts of layers that were routed: the denominator of FetchRate."""
     predicted_in_time: int = 0

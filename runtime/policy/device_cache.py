@@ -272,22 +272,49 @@ class DeviceCache:
         self.cancel(layer, list(self._early[layer]))
         self.cancel(layer, self._pinned_early.pop(layer, ()))
 
-    def request_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> list[int]:
+    def missed_in_host_memory(self, layer: int, experts: Collection[int]) -> list[int]:
+        """Returns the experts of which nothing is here or requested and all is in host memory."""
+        top = self.top
+        return [
+            e
+            for e in experts
+            if (layer, e) not in top.cache.entries
+            and not top.is_requested((layer, e))
+            and (top.below is None or top.below.is_ready((layer, e)))
+        ]
+
+    def request_routed(
+        self,
+        layer: int,
+        tokens_per_expert: Mapping[int, int],
+        *,
+        computed_below: Collection[int] = (),
+    ) -> list[int]:
         """Requests what the router has chosen (PushPreciseExperts); returns the computing order.
 
         Experts that have a slot are pinned until `release`; others are pinned when they get one.
+        Experts that are `computed_below`, in host memory, are counted and not requested; each is
+        pinned there until `release_below`.
         """
         own = tokens_per_expert
         if self._placement is not None:
             own = {e: tokens_per_expert[e] for e in self._own(layer, tokens_per_expert)}
         early = self._early.pop(layer, NOTHING_EARLY)
         num_missing = self.count_routed(layer, own, early)
+        if computed_below:
+            self.top.counters[layer].computed_below += len(computed_below)
+            for e in computed_below:
+                self.top.late.discard((layer, e))
+                if self.top.below is not None:
+                    self.top.below.pin((layer, e))
         held = NOTHING_EARLY if layer in self._displaced else early
         self._displaced.discard(layer)
         self.cancel(layer, [e for e in held if e not in own])
         pinned = self._pinned_early.pop(layer, ())
         for tier in self._changing_tiers:
             tier.cache.on_routed(layer, own)
+        if computed_below:
+            own = {e: n for e, n in own.items() if e not in computed_below}
         self._advance(layer)
         if self.system.early_preemption or self.system.cancel:
             # ProMoE, algorithm 2, line 12; prefetches of experts that are needed go on.
@@ -306,6 +333,12 @@ class DeviceCache:
         if self.system.drop_used:
             self._evict_unused(layer, pinned, own)
         return order
+
+    def release_below(self, layer: int, experts: Collection[int]) -> None:
+        """Unpins experts that have been computed in host memory."""
+        if self.top.below is not None:
+            for e in experts:
+                self.top.below.release((layer, e))
 
     def _evict_unused(self, layer: int, experts: Sequence[int], used: Collection[int]) -> None:
         for e in experts:

@@ -4,7 +4,9 @@ import math
 from dataclasses import dataclass
 
 from predictors.base import Predictor
-from runtime.config import HardwareConfig, ShapeConfig
+from predictors.errors import MoecastError
+from runtime.config import HardwareConfig, ShapeConfig, SystemConfig
+from runtime.policy.host_split import SplitCosts
 from runtime.sim.predictor_latency import PredictorLatencies, nearest_latencies
 
 NUM_CHUNKS = 3
@@ -61,6 +63,9 @@ class RooflineHardware:
     store_latency_seconds: float = 0.0
     store_bytes_per_second: float = math.inf
     overheads: Overheads = Overheads()
+    host_memory_bytes_per_second: float = 0.0
+    """0: nothing is computed in host memory."""
+    host_flops: float = 0.0
     host_share: float = 1.0
     """Share of all experts that fit in host memory below the device; 1 or more: one link."""
 
@@ -82,6 +87,25 @@ class RooflineHardware:
     def expert_seconds(self, num_tokens: int) -> float:
         launches = KERNELS_PER_EXPERT * self.kernel_seconds
         return launches + self._compute_seconds(sum(self.chunk_bytes), num_tokens)
+
+    def split_costs(self, num_tokens: int) -> SplitCosts:
+        """Returns the costs of missed experts on both sides, where each has about `num_tokens`.
+
+        The processor has the bandwidth of host memory that copies leave. A round trip over the link
+        and a kernel's launch are the fixed cost of computing there.
+        """
+        num_bytes = sum(self.chunk_bytes)
+        bandwidth = self.host_memory_bytes_per_second - self.link_bytes_per_second
+        flops_per_token = 2 * num_bytes / self.bytes_per_weight
+        computing = self.expert_seconds(num_tokens)
+        return SplitCosts(
+            copy_seconds=max(sum(map(self.transfer_seconds, self.chunk_bytes)), computing),
+            copy_fixed=computing,
+            host_seconds=lambda n: max(
+                num_bytes / bandwidth, flops_per_token * n / self.host_flops
+            ),
+            host_fixed=2 * self.link_latency_seconds + self.kernel_seconds,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,8 +169,32 @@ def describe_hardware(config: HardwareConfig, shape: ShapeConfig) -> RooflineHar
         bytes_per_weight=shape.bytes_per_weight,
         store_latency_seconds=config.store_latency_us * 1e-6,
         store_bytes_per_second=config.store_bytes_per_second or math.inf,
+        host_memory_bytes_per_second=config.host_memory_bytes_per_second,
+        host_flops=config.host_flops,
         host_share=config.host_bytes / total_bytes if config.host_bytes and total_bytes else 1.0,
     )
+
+
+def hybrid_hardware(system: SystemConfig, hardware: Hardware) -> RooflineHardware | None:
+    """Returns the hardware if the system computes misses in host memory, else None.
+
+    Raises:
+        MoecastError: The hardware describes no processor beside its accelerator, or one whose
+            memory is no faster than the link.
+    """
+    if not system.hybrid:
+        return None
+    if (
+        not isinstance(hardware, RooflineHardware)
+        or hardware.host_memory_bytes_per_second <= hardware.link_bytes_per_second
+        or hardware.host_flops <= 0
+    ):
+        raise MoecastError(
+            f"system.hybrid=true: hardware={hardware.name} describes no host memory that computes; "
+            "take hardware=rtx4090-pcie4, or set hardware.host_memory_bytes_per_second (above "
+            "link_bytes_per_second) and hardware.host_flops"
+        )
+    return hardware
 
 
 def split_chunks(num_bytes: int) -> tuple[int, ...]:

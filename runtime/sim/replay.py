@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from predictors.base import Predictor, Signal
+from predictors.errors import MoecastError
 from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
 from runtime.policy.build import (
@@ -20,7 +21,7 @@ from runtime.policy.counters import CacheCounters, sum_counters
 from runtime.policy.multi_device_cache import DeviceCaches
 from runtime.sim.cluster import Interconnect, SimulatedCluster
 from runtime.sim.group import simulate_dense, simulate_experts
-from runtime.sim.hardware import Hardware, count_tier_slots, prediction_seconds
+from runtime.sim.hardware import Hardware, count_tier_slots, hybrid_hardware, prediction_seconds
 from runtime.sim.routing import RecordedRouting
 from runtime.sim.simulator import Observer, Simulator
 from runtime.sim.step import RecordedStep, replay_step
@@ -167,6 +168,9 @@ def replay(
         steps = list(steps)
         options = {**system.eviction_options, "future": RecordedRouting(steps, spec)}
         system = replace(system, eviction_options=options)
+    hybrid = hybrid_hardware(system, hardware)
+    if hybrid is not None and interconnect is not None:
+        raise MoecastError("system.hybrid=true: replays simulate it on one device only")
     fills_host = isinstance(budget_slots, int)
     if interconnect is not None:
         hardware = interconnect.device_hardware(hardware)
@@ -193,6 +197,7 @@ def replay(
             scheduler=scheduler,
             observer=None if i else observer,
             is_stateless=active is not None and active.stateless,
+            hybrid=hybrid,
         )
         for i, (device, scheduler) in enumerate(zip(devices, schedulers, strict=True))
     ]

@@ -10,8 +10,9 @@ from predictors.base import Floats, Forecasts, Ints
 from runtime.policy.device_cache import DeviceCache
 from runtime.policy.eviction.protocol import Expert
 from runtime.policy.forecast_scheduler import ForecastScheduler
+from runtime.policy.host_split import choose_host_experts
 from runtime.policy.tier import TransferTask
-from runtime.sim.hardware import Hardware
+from runtime.sim.hardware import Hardware, RooflineHardware
 
 Observer = Callable[[str, float, float, Expert | None], None]
 """Called with what happened (compute, stall, fetch, prefetch), its start, its end and the expert;
@@ -29,6 +30,7 @@ class Simulator:
         scheduler: ForecastScheduler,
         observer: Observer | None = None,
         is_stateless: bool = False,
+        hybrid: RooflineHardware | None = None,
     ):
         """Makes a simulator at time 0.
 
@@ -38,6 +40,7 @@ class Simulator:
             scheduler: Gets the forecasts.
             observer: Called with what happens.
             is_stateless: The predictor may leave out an event whose forecasts would be late.
+            hybrid: The hardware, if it may compute missed experts in host memory.
         """
         self.now = 0.0
         """Clock of the compute stream, in seconds."""
@@ -51,6 +54,7 @@ class Simulator:
         self._overheads = hardware.overheads
         self._is_synchronous = self._overheads.predictor_inline or cache.system.synchronous
         self._is_stateless = is_stateless
+        self._hybrid = hybrid
         self._scheduler = scheduler
         self._tiers = cache.tiers
         self._arrived: list[Expert] = []
@@ -181,7 +185,9 @@ class Simulator:
         """
         cache = self._cache
         self._drop_late(layer)
-        pending = cache.request_routed(layer, tokens_per_expert)
+        on_host, host_seconds = self._split(layer, tokens_per_expert)
+        pending = cache.request_routed(layer, tokens_per_expert, computed_below=on_host)
+        host_end = self.now + host_seconds
         if computed_after:
             self.compute(computed_after)
         while pending:
@@ -189,6 +195,33 @@ class Simulator:
             pending.remove(expert)
             self.compute(self._expert_seconds(tokens_per_expert[expert]), (layer, expert))
             cache.release((layer, expert))
+        if on_host:
+            self._wait_until(host_end)
+            cache.release_below(layer, on_host)
+
+    def _split(self, layer: int, tokens_per_expert: dict[int, int]) -> tuple[frozenset[int], float]:
+        """Returns the experts that the host's processor computes, and the time that it takes."""
+        if self._hybrid is None:
+            return frozenset(), 0.0
+        missed = self._cache.missed_in_host_memory(layer, tokens_per_expert)
+        if not missed:
+            return frozenset(), 0.0
+        tokens = {e: tokens_per_expert[e] for e in missed}
+        costs = self._hybrid.split_costs(math.ceil(sum(tokens.values()) / len(tokens)))
+        on_host, _ = choose_host_experts(tokens, costs)
+        return on_host, costs.host_side([tokens[e] for e in on_host])
+
+    def _wait_until(self, end: float) -> None:
+        """Waits for the host's processor while transfers go on."""
+        started = self.now
+        while True:
+            self._start_transfers()
+            event = self._next_event_time()
+            if event > end:
+                break
+            self._handle(event)
+        self.now = max(self.now, end)
+        self.stall_seconds += self.now - started
 
     def request_early(self, layer: int, tokens_per_expert: dict[int, int]) -> None:
         """Requests the experts of a micro-batch before those of the others are known."""

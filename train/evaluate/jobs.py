@@ -197,7 +197,10 @@ def measure_replay(
 ) -> ReplayRow:
     decode = sum_counters(stats.decode)
     decoding = sum(stats.tpot_seconds)
-    bound.assert_holds(stats)
+    # The bound copies every miss: computing some of them in host memory may be faster.
+    is_bounded = not case.variant.system.hybrid
+    if is_bounded:
+        bound.assert_holds(stats)
     tokens = sum(len(step.tokens_T) for step in steps if is_decode(step))
     seconds = decoding + sum(stats.ttft_seconds)
     variant, condition = case.variant, case.condition
@@ -223,9 +226,9 @@ def measure_replay(
         tpot_p95_ms=percentile_ms(stats.tpot_seconds, 95),
         tpot_p99_ms=percentile_ms(stats.tpot_seconds, 99),
         tokens_per_second=tokens / decoding,
-        bound_ttft_ms=milliseconds(bound.ttft_seconds),
-        bound_tpot_ms=milliseconds(bound.tpot_seconds),
-        of_bound=bound.decode_seconds / decoding,
+        bound_ttft_ms=milliseconds(bound.ttft_seconds) if is_bounded else None,
+        bound_tpot_ms=milliseconds(bound.tpot_seconds) if is_bounded else None,
+        of_bound=bound.decode_seconds / decoding if is_bounded else None,
         hit_rate=decode.hit_rate,
         fetch_rate=decode.fetch_rate,
         joint_rate=decode.joint_rate,

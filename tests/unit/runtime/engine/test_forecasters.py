@@ -177,3 +177,8 @@ def test_system__that_fetches_on_no_forecast_gets_none():
 def test_oracle__is_refused_live():
     with pytest.raises(ValueError, match=r"oracle knows the future.*replays.*choose another"):
         load_system_predictor(load_system("oracle"), SPEC, name="tiny")
+
+
+def test_hybrid__is_refused_live():
+    with pytest.raises(ValueError, match=r"hybrid=true.*simulated only.*system.hybrid=false"):
+        load_system_predictor(SystemConfig(hybrid=True), SPEC, name="tiny")

@@ -1,0 +1,62 @@
+"""The split of missed experts between the accelerator and the processor of host memory."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.policy.host_split import SplitCosts, choose_host_experts
+
+SECONDS = st.floats(0.0, 10.0)
+"""From costs of nothing to those that outweigh everything else."""
+
+
+@given(
+    st.dictionaries(st.integers(0, 99), st.integers(1, 40), max_size=7),
+    *(SECONDS,) * 5,
+)
+def test_split__is_as_short_as_the_best_of_all_splits(
+    tokens_per_expert, copy_seconds, copy_fixed, host_fixed, per_expert, per_token
+):
+    def side_seconds(host: set[int]) -> float:
+        copied = tokens_per_expert.keys() - host
+        copy_side = copy_fixed + copy_seconds * len(copied) if copied else 0.0
+        computed = [per_expert + per_token * tokens_per_expert[expert] for expert in host]
+        return max(copy_side, host_fixed + sum(computed) if host else 0.0)
+
+    costs = SplitCosts(
+        copy_seconds=copy_seconds,
+        copy_fixed=copy_fixed,
+        host_fixed=host_fixed,
+        host_seconds=lambda num_tokens: per_expert + per_token * num_tokens,
+    )
+    host, seconds = choose_host_experts(tokens_per_expert, costs)
+    splits = [
+        set(chosen)
+        for count in range(len(tokens_per_expert) + 1)
+        for chosen in itertools.combinations(tokens_per_expert, count)
+    ]
+    best = min(map(side_seconds, splits))
+    assert host <= tokens_per_expert.keys()
+    assert seconds == pytest.approx(best, rel=1e-9, abs=1e-12)
+    assert side_seconds(set(host)) == pytest.approx(seconds, rel=1e-9, abs=1e-12)
+    assert seconds <= side_seconds(set()) + 1e-12, "never longer than copying all"
+    assert seconds <= side_seconds(set(tokens_per_expert)) * (1 + 1e-9) + 1e-12
+
+
+def test_split__computes_experts_of_few_tokens_on_the_processor():
+    """Copies take 4 s each, tokens 1 s each: {1, 2} take 3 s there while expert 0 is copied."""
+    costs = SplitCosts(copy_seconds=4.0, host_seconds=float)
+    assert choose_host_experts({0: 30, 1: 1, 2: 2}, costs) == ({1, 2}, 4.0)
+
+
+def test_split__copies_where_both_take_as_long():
+    costs = SplitCosts(copy_seconds=1.0, host_seconds=float)
+    assert choose_host_experts({5: 1}, costs) == (frozenset(), 1.0)
+
+
+def test_split__a_fixed_cost_outweighs_what_the_processor_could_save():
+    costs = SplitCosts(copy_seconds=1.0, host_seconds=lambda _: 0.1, host_fixed=3.0)
+    assert choose_host_experts({0: 1, 1: 1}, costs) == (frozenset(), 2.0)
+    assert choose_host_experts(dict.fromkeys(range(8), 1), costs)[1] < 8.0

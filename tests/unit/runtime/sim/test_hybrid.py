@@ -1,0 +1,62 @@
+"""Replays in which the host's processor computes missed experts where they lie."""
+
+from dataclasses import replace
+
+import pytest
+
+from predictors.errors import MoecastError
+from runtime.config import SystemConfig
+from runtime.sim.hardware import RooflineHardware
+from runtime.sim.replay import replay
+from tests.unit.runtime.sim.test_simulator import SPEC, Machine, Step
+
+MACHINE = RooflineHardware(
+    name="toy",
+    link_bytes_per_second=1.0,
+    link_latency_seconds=0.0,
+    memory_bytes_per_second=6.0,
+    flops=1e9,
+    kernel_seconds=0.0,
+    predictor_seconds=0.0,
+    chunk_bytes=(2, 2, 2),
+    layer_bytes=60,
+    host_memory_bytes_per_second=4.0,
+    host_flops=1e9,
+)
+"""A layer takes 10 s, an expert 1 s, its copy 6 s, and 2 s in host memory: 6 bytes at 4 a second,
+less the 1 of the copies."""
+
+
+def run(steps, *, hybrid=True, machine=MACHINE, slots=8):
+    system = SystemConfig(prefetch=False, hybrid=hybrid)
+    return replay(steps, None, spec=SPEC, system=system, hardware=machine, budget_slots=slots)
+
+
+def test_hybrid__a_miss_takes_the_time_of_the_processor():
+    stats = run([Step((0, 1))])
+    assert run([Step((0, 1))], hybrid=False).tpot_seconds == [34.0]
+    assert stats.tpot_seconds == [24.0]
+    assert stats.total.computed_below == stats.total.misses == 2
+    assert stats.total.bytes_moved == 0
+
+
+def test_hybrid__copies_where_the_processor_is_slower():
+    slow = replace(MACHINE, host_flops=0.1)
+    stats = run([Step((0, 1))] * 2, machine=slow)
+    assert stats.tpot_seconds == [34.0, 22.0]
+    assert (stats.total.computed_below, stats.total.hits) == (0, 2)
+
+
+def test_hybrid__an_expert_must_lie_in_host_memory():
+    """Each layer's expert comes from disk once, and is then computed where it lies."""
+    machine = replace(MACHINE, store_bytes_per_second=1.0)
+    stats = run([Step((0, 1)), Step((2, 3)), Step((0, 1))], machine=machine, slots=(2, 8))
+    assert stats.total.misses == 6
+    assert stats.total.computed_below == 2
+    assert stats.tpot_seconds[2] == 24.0
+
+
+def test_hybrid__needs_hardware_that_describes_host_memory():
+    for machine in (Machine(), replace(MACHINE, host_memory_bytes_per_second=1.0)):
+        with pytest.raises(MoecastError, match="hardware=toy describes no host memory"):
+            run([Step((0, 1))], machine=machine)
