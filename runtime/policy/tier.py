@@ -290,7 +290,7 @@ class CacheTier:
                 self._prefetch_below(expert)
                 return None
             # A prefetch that took the slot of another one would have it transferred twice.
-            keep = None if high else self.queue.is_low
+            keep = None if high else self._is_awaited
             entry, evicted = self.cache.admit(expert, prefetch=not high, keep=keep, victims=victims)
             if evicted is not None:
                 self._count_eviction(*evicted)
@@ -324,6 +324,12 @@ class CacheTier:
             return self._num_chunks[expert[0]]
         entry = self.below.cache.entries.get(expert)
         return max(first + 1, 0 if entry is None else entry.ready_chunks)
+
+    def _is_awaited(self, expert: Expert) -> bool:
+        """Returns whether a prefetch into this tier or the one above has yet to use the slot."""
+        if self.queue.is_low(expert):
+            return True
+        return self._above is not None and self._above.queue.is_low(expert)
 
     def _is_within_reach(self, expert: Expert) -> bool:
         """Returns whether the first transfer of a prefetch can begin: a slot would not wait."""

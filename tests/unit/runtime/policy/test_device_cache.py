@@ -304,6 +304,12 @@ class TwoTiers(Machine):
     slots = (SLOTS, 7)
 
 
+class OneShareOfTwoTiers(OneShare):
+    """All layers share the slots of both tiers, and the lower one has fewer."""
+
+    slots = (4, 3)
+
+
 class SmallLowerTier(Machine):
     """The lower tier holds fewer experts than the upper one."""
 
@@ -320,6 +326,8 @@ TestEverythingFits = EverythingFits.TestCase
 TestEverythingFits.settings = QUICK
 TestTwoTiers = TwoTiers.TestCase
 TestTwoTiers.settings = settings(QUICK, max_examples=150)
+TestOneShareOfTwoTiers = OneShareOfTwoTiers.TestCase
+TestOneShareOfTwoTiers.settings = settings(QUICK, max_examples=100)
 TestSmallLowerTier = SmallLowerTier.TestCase
 TestSmallLowerTier.settings = settings(QUICK, max_examples=100)
 
