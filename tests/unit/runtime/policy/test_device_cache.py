@@ -249,6 +249,8 @@ class Machine(RuleBasedStateMachine):
                 one.complete(task)
             for task in lost:
                 one.restore(task)
+            flying.clear()
+            lost.clear()
         for layer, order in self.pending.items():
             while order:
                 drain(self.core)
