@@ -1,12 +1,22 @@
 """Records in the JSON files of traces, zoos and packed stores: unknown keys are refused."""
 
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
+from predictors.routers import SAMPLES
 from predictors.spec import ModelSpec
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+RouterSample = Annotated[str, Field(pattern=rf"^[0-9a-f]{{{8 * SAMPLES}}}$")]
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(gt=0)]
 
@@ -28,10 +38,26 @@ class ModelRecord(StrictRecord):
     top_k: Positive
     hidden_size: Positive
     dtype: str
+    routers: tuple[RouterSample, ...] | None = None
+    """`ModelSpec.routers`; left out where they are not known."""
+
+    @model_validator(mode="after")
+    def _sample_every_layer(self) -> Self:
+        if self.routers is not None and len(self.routers) != self.num_layers:
+            raise ValueError(f"{len(self.routers)} routers of {self.num_layers} layers")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _leave_out_unknown(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Records that were written before there were samples keep their digests.
+        fields: dict[str, Any] = handler(self)
+        if self.routers is None:
+            fields.pop("routers", None)
+        return fields
 
     @classmethod
     def from_spec(cls, spec: ModelSpec) -> Self:
-        return cls(**spec.as_dict())
+        return cls(**spec.as_dict(), routers=spec.routers)
 
     @property
     def spec(self) -> ModelSpec:

@@ -3,10 +3,11 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from predictors.errors import MoecastError
+from predictors.routers import RouterSamples, find_router_difference
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,9 +26,14 @@ class ModelSpec:
     hidden_size: int
     dtype: str
     """Dtype of the activations that predictors receive, for example `float32`."""
+    routers: RouterSamples | None = field(default=None, compare=False, repr=False)
+    """None where routers are not one matrix each, or were not recorded."""
+    base: str | None = field(default=None, compare=False)
+    """`model_id` of the model that this one is a quantisation of, if the user names it."""
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Return the properties that specs are compared by."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.compare}
 
     @property
     def identity(self) -> dict[str, str]:
@@ -54,6 +60,28 @@ class ModelSpec:
         """Returns the properties in which the two differ, with their values here."""
         values = other.as_dict()
         return {name: value for name, value in self.as_dict().items() if value != values[name]}
+
+    def serves(self, other: "ModelSpec") -> bool:
+        """Return whether predictors of this model serve the other, which may be quantised.
+
+        They do if the two differ in dtype alone; and if their sizes are equal, and the routers
+        agree or, where these were not recorded, the user names this model as the other's base.
+        """
+        different = self.differences(other).keys() - {"dtype"}
+        if not different:
+            return True
+        if different - self.identity.keys():
+            return False
+        if self.routers is not None and other.routers is not None:
+            return find_router_difference(self.routers, other.routers) is None
+        return other.base is not None and other.base == self.model_id
+
+    def describe_router_difference(self, other: "ModelSpec") -> str:
+        """Return a sentence on the routers of two models of equal sizes; empty if they agree."""
+        if self.routers is None or other.routers is None:
+            return ""
+        layer = find_router_difference(self.routers, other.routers)
+        return "" if layer is None else f"The routers differ from layer {layer} on. "
 
 
 NOT_ROUTING = (

@@ -65,6 +65,9 @@ class ModelConfig:
     ships here."""
     revision: str | None = None
     """Commit on the Hub; a branch name would let the model change under its predictors."""
+    base: str | None = None
+    """Model that this one is a quantisation of, by the `model_id` of its zoo entries: these serve
+    it too, where they do not contain samples of the routers that show it by themselves."""
     dtype: str = "auto"
     """Dtype of weights and activations: auto (the checkpoint's own), float32, bfloat16, float16."""
     decode_kernels: DecodeKernels = DecodeKernels.AUTO
@@ -88,6 +91,11 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise MoecastError(f"model.dtype={self.dtype!r}: allowed are {', '.join(DTYPES)}")
+        if self.base is not None and not self.base.strip():
+            raise MoecastError(
+                f"model.base={self.base!r}: must be the model that this one is a quantisation of, "
+                "such as Qwen/Qwen3-30B-A3B"
+            )
         if self.decode_threads is not None and self.decode_threads < 1:
             raise MoecastError(f"model.decode_threads={self.decode_threads}: must be at least 1")
 

@@ -47,7 +47,7 @@ def write_card(manifest: EntryManifest, *, extra: str = "") -> bytes:
         base_model=model.model_id if "/" in model.model_id and ":" not in model.model_id else None,
         model_name=manifest.name if results else None,
         eval_results=results or None,
-        moecast={"trace": manifest.trace_digest, "base": model.model_dump()},
+        moecast={"trace": manifest.trace_digest, "base": model.model_dump(exclude={"routers"})},
     )
     made_for = {
         "model": model.model_id,
@@ -69,7 +69,8 @@ their weights can be fetched before the layer needs them.
 
 {format_table(made_for)}
 
-Any other model, revision or shape is refused on load. Signals that it needs while the model runs:
+Quantisations of this model are served too; any other model, revision or shape is refused on load.
+Signals that it needs while the model runs:
 {", ".join(f"`{signal}`" for signal in manifest.signals) or "none"}.
 
 ## Measured on held-out requests

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from predictors.base import Predictor
 from predictors.errors import unknown
@@ -19,7 +19,7 @@ from zoo.entry import ZooEntry, open_entry
 from zoo.errors import DamagedError, MismatchError, ZooError
 from zoo.index import EntryReference, ZooIndex, parse_reference
 from zoo.locations import builtin_storage, cache_storage, configured_storages, open_zoo_storage
-from zoo.manifest import NAME, name_entry
+from zoo.manifest import NAME, EntryManifest, name_entry
 from zoo.pull import PullCache, pull_entry
 from zoo.rollback_protection import check_fresh, read_fresh_index
 from zoo.signing import check_signature
@@ -51,20 +51,23 @@ def list_names() -> set[str]:
     return {name for zoo in local_zoos() for name in read_local_index(zoo).entries}
 
 
-def find_name(predictor: str, identity: Mapping[str, str], *, model: str) -> str | None:
+def find_name(
+    predictor: str, identity: Mapping[str, str], *, model: str, spec: ModelSpec | None = None
+) -> str | None:
     """Finds the local entry of this kind for a model: its name, or None.
 
     An entry that was made for the model comes first, whatever its name says of the model; then one
-    that only has the model's name, so that loading it explains the difference. An entry that
-    cannot be read is left out with a warning.
+    of a model that it is a quantisation of; then one that only has the model's name, so that
+    loading it explains the difference. An entry that cannot be read is left out with a warning.
 
     Args:
         predictor: kind of the predictor, the second part of the entry's name.
         identity: values of `ModelSpec` that name the model.
         model: name of the model; of several entries, the one with this name is preferred.
+        spec: the whole model; None looks for entries of exactly this model.
     """
     own = name_entry(model, predictor)
-    named, matching = False, []
+    named, matching, serving = False, [], []
     for zoo in local_zoos():
         index = read_local_index(zoo)
         for name in index.entries:
@@ -72,12 +75,15 @@ def find_name(predictor: str, identity: Mapping[str, str], *, model: str) -> str
                 continue
             named = named or name == own
             try:
-                spec = zoo.open(EntryReference(name), index).manifest.spec.as_dict()
+                made_for = zoo.open(EntryReference(name), index).manifest.spec
             except ZooError as error:
                 log.warning("%s", escape_controls(str(error)))
                 continue
-            if all(spec[key] == value for key, value in identity.items()):
+            if made_for.identity == identity:
                 matching.append(name)
+            elif spec is not None and made_for.serves(spec):
+                serving.append(name)
+    matching = matching or serving
     if own in matching or (named and not matching):
         return own
     return matching[0] if matching else None
@@ -215,33 +221,54 @@ def load_predictor(
     """Loads a predictor from the zoo or a folder, every byte of it checked.
 
     `options` replace the entry's of the same names. Raises as `find_entry`, and MismatchError if
-    the entry was made for another model than `spec`; None skips the check. Another dtype is the
-    same model: its routers are the same, its hidden states differ slightly.
+    the entry was made for another model than `spec`; None skips the check. Another dtype or a
+    quantisation is the same model: its routers are the same, its hidden states differ slightly.
     """
     entry = find_entry(reference)
     manifest = entry.manifest
     made_for = manifest.spec
     if spec is not None:
-        made_for = replace(made_for, dtype=spec.dtype)
-        if made_for != manifest.spec:
-            log.info(
-                "%s was trained on %s states, the model computes in %s; the statistics of a run "
-                "have its accuracy here",
-                manifest.name,
-                manifest.spec.dtype,
-                spec.dtype,
-            )
-        made_for.require(
-            spec,
-            this=f"the zoo entry {manifest.name}",
-            that="the model",
-            error=MismatchError,
-            hint="Choose an entry made for this model (moecast zoo list), "
-            "or train one: moecast train",
-        )
+        if not made_for.serves(spec):
+            refuse(manifest, spec)
+        if made_for != spec:
+            log.info("%s", describe_transfer(manifest, spec))
+        made_for = spec
     return load_from_files(
         manifest.kind,
         made_for,
         files=entry.payload(),
         options={**manifest.options, **(options or {})},
+    )
+
+
+def refuse(manifest: EntryManifest, spec: ModelSpec) -> NoReturn:
+    """Raises MismatchError with all that differs, and what to do about it."""
+    made_for = replace(manifest.spec, dtype=spec.dtype)
+    base = ""
+    if made_for.differences(spec).keys() <= spec.identity.keys():
+        base = made_for.describe_router_difference(spec) or (
+            f"If the model is a quantisation of {made_for.model_id}, say so: "
+            f"model.base={made_for.model_id}. "
+        )
+    made_for.require(
+        spec,
+        this=f"the zoo entry {manifest.name}",
+        that="the model",
+        error=MismatchError,
+        hint=f"{base}Choose an entry made for this model (moecast zoo list), "
+        "or train one: moecast train",
+    )
+    raise AssertionError(f"{manifest.name} serves {spec}")
+
+
+def describe_transfer(manifest: EntryManifest, spec: ModelSpec) -> str:
+    """Returns a line on an entry that serves another dtype or a quantisation of its model."""
+    made_for, accuracy = manifest.spec, manifest.metrics.get("accuracy")
+    is_same = made_for.identity == spec.identity
+    states = f"{made_for.dtype} states" + ("" if is_same else f" of {made_for.model_id}")
+    measured = f", held-out accuracy {accuracy:.3f}" if isinstance(accuracy, float) else ""
+    model = "the model" if is_same else f"{spec.model_id}, a quantisation of it,"
+    return (
+        f"{manifest.name} was trained on {states}{measured}; {model} computes in {spec.dtype}: the "
+        "statistics of a run have its recall here"
     )

@@ -532,9 +532,7 @@ class Engine:
         return {
             **asdict(counters),
             "bytes_prefetched_unused_yet": pending,
-            "hit_rate": counters.hit_rate,
-            "fetch_rate": counters.fetch_rate,
-            "joint_rate": counters.joint_rate,
+            **counters.rates(),
             "predictor_seconds": self.driver.seconds,
             "predictor_failures": self.driver.failures,
             "arena_bytes": self.arena_bytes,

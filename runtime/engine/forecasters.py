@@ -26,7 +26,12 @@ the model does not allow such a predictor."""
 
 
 def locate_predictor(
-    what: str | Path, identity: Mapping[str, str], *, name: str, entries: Path | None = None
+    what: str | Path,
+    identity: Mapping[str, str],
+    *,
+    name: str,
+    entries: Path | None = None,
+    spec: ModelSpec | None = None,
 ) -> str | Path | None:
     """Return the name or the folder of a predictor; None for a kind without an entry.
 
@@ -35,6 +40,7 @@ def locate_predictor(
         identity: `ModelSpec.identity` of the model.
         name: name of the model.
         entries: folder of entries by kind, as `moecast train` writes; searched before the zoo.
+        spec: the whole model, to find entries of the model that it is a quantisation of as well.
     """
     from predictors.registry import KINDS, REUSE_PREDICTORS
     from zoo.load import find_name
@@ -43,7 +49,7 @@ def locate_predictor(
         return what
     if entries is not None and (entries / str(what)).is_dir():
         return entries / str(what)
-    return find_name(str(what), identity, model=name)
+    return find_name(str(what), identity, model=name, spec=spec)
 
 
 def load_forecaster(
@@ -65,7 +71,7 @@ def load_forecaster(
     from zoo.errors import MismatchError
     from zoo.load import load_predictor
 
-    where = locate_predictor(what, spec.identity, name=name, entries=entries)
+    where = locate_predictor(what, spec.identity, name=name, entries=entries, spec=spec)
     make = {**FROM_NOTHING, **(makers or {})}.get(str(what))
     if where is not None:
         try:
@@ -266,11 +272,11 @@ def load_if_trained(
             what, spec, name=name, options=options, entries=entries, makers=makers
         )
     except MismatchError:
-        where = locate_predictor(what, spec.identity, name=name, entries=entries)
+        where = locate_predictor(what, spec.identity, name=name, entries=entries, spec=spec)
         assert where is not None
         made_for = find_entry(where).manifest.spec.differences(spec)
         values = ", ".join(f"{key} {value}" for key, value in made_for.items())
         return None, f"{where} is for {values}"
     if forced_routing and predictor is not None and predictor.signals & STATE_SIGNALS:
         return None, f"{what} looks at states, which a forced routing does not depend on"
-    return predictor, f"no {what}"
+    return predictor, f"no {what}" + (f" of {spec.base}" if spec.base else "")

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from predictors.baselines import SkipPredictor
+from predictors.routers import RouterSamples, encode_samples, sample_positions
 from runtime.errors import CheckpointError
 from runtime.hf.adapters.base import ExpertsAdapter, ExpertSource, LayerExperts, RouterOutput
 from runtime.hf.adapters.dense import DenseAdapter
@@ -192,10 +193,27 @@ def build_skip_predictor(
     `given` are the `spec` of the model and the predictor's options. A router's bias is left out.
     """
     spec = given["spec"]
-    weights = [getattr(layer.router, "weight", None) for layer in layers]
-    shape = (spec.num_experts, spec.hidden_size)
-    matrices = [w for w in weights if isinstance(w, Tensor) and tuple(w.shape) == shape]
-    if spec.num_layers < 2 or len(matrices) < len(layers):
+    matrices = find_router_matrices(layers, hidden_size=spec.hidden_size)
+    if spec.num_layers < 2 or matrices is None:
         return None
     routers_LED = np.stack([weight.detach().float().cpu().numpy() for weight in matrices])
     return SkipPredictor(routers_LED=routers_LED, **given)
+
+
+def find_router_matrices(layers: Sequence[MoeLayer], *, hidden_size: int) -> list[Tensor] | None:
+    """Return the routers' weights, all of one shape; None where a router is not one matrix."""
+    weights = [getattr(layer.router, "weight", None) for layer in layers]
+    shape = (max(layer.num_experts for layer in layers), hidden_size)
+    matrices = [w for w in weights if isinstance(w, Tensor) and tuple(w.shape) == shape]
+    return matrices if len(matrices) == len(layers) else None
+
+
+def sample_routers(layers: Sequence[MoeLayer], *, hidden_size: int) -> RouterSamples | None:
+    """Return samples of the routers' weights; None where a router is not one matrix."""
+    matrices = find_router_matrices(layers, hidden_size=hidden_size)
+    if matrices is None or any(matrix.is_meta for matrix in matrices):
+        return None
+    positions = torch.tensor(sample_positions(matrices[0].numel()))
+    return encode_samples(
+        [w.detach().flatten()[positions.to(w.device)].float().cpu().numpy() for w in matrices]
+    )

@@ -34,7 +34,7 @@ from runtime.hf.dense_format import apply_dense_format
 from runtime.hf.exact import QUANTISED, choose_exact, find_model_obstacle
 from runtime.hf.experts import multiplies_rows
 from runtime.hf.gguf import choose_dtype, open_dense, plan_layers, read_gguf_config
-from runtime.hf.layers import MoeLayer, find_moe_layers, find_top_k
+from runtime.hf.layers import MoeLayer, find_moe_layers, find_top_k, sample_routers
 from runtime.hf.model_faults import check_generation_settings, explain_loading
 from runtime.hf.strip import (
     Banks,
@@ -105,13 +105,16 @@ class StrippedModel:
 
     def spec(self, folder: Path, config: ModelConfig) -> ModelSpec:
         """Return what predictors of this model must match."""
+        hidden_size = self.model.config.get_text_config().hidden_size
         return ModelSpec(
             **identity(folder, config),
             num_layers=len(self.layers),
             num_experts=max(layer.num_experts for layer in self.layers),
             top_k=find_top_k(self.model, self.layers),
-            hidden_size=self.model.config.get_text_config().hidden_size,
+            hidden_size=hidden_size,
             dtype=str(self.model.dtype).removeprefix("torch."),
+            routers=sample_routers(self.layers, hidden_size=hidden_size),
+            base=config.base,
         )
 
 

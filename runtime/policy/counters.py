@@ -78,6 +78,11 @@ class CacheCounters:
         """Share of needed experts that were predicted and had arrived in time."""
         return self.needed_predicted_in_time / self.requests if self.requests else None
 
+    def rates(self) -> dict[str, float | None]:
+        """Return the rates that a run's statistics show."""
+        names = ("hit_rate", "fetch_rate", "joint_rate", "recall")
+        return {name: getattr(self, name) for name in names}
+
 
 def sum_counters(layers: Iterable[CacheCounters]) -> CacheCounters:
     total = CacheCounters()

@@ -1,0 +1,169 @@
+"""Entries of a base model that serve its quantisations: their routers are the same."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import runtime
+from predictors.baselines import PopularityPredictor
+from predictors.errors import MoecastError
+from predictors.routers import SAMPLES, encode_samples, find_router_difference
+from predictors.spec import ModelSpec
+from runtime.config import ModelConfig
+from runtime.hf.loading import load_stripped
+from tests.builders.families.build import save_family
+from tests.builders.families.table import FAMILIES
+from tests.builders.gguf_files import gguf_file
+from tests.builders.integers import quantise_gptq
+from zoo.catalog import WritableZoo
+from zoo.entry import open_entry, write_entry
+from zoo.errors import MismatchError
+from zoo.locations import cache_storage
+
+Models = tuple[Path, Path]
+
+
+def save_wide(folder: Path) -> Path:
+    family = FAMILIES["qwen3_moe"]
+    changes = {**family.changes, "hidden_size": 64, "moe_intermediate_size": 64}
+    return save_family(folder, replace(family, changes=changes), dtype=torch.bfloat16)
+
+
+def make_gguf(folder: Path) -> Models:
+    return gguf_file("qwen3moe-BF16"), gguf_file("qwen3moe-Q4_0")
+
+
+def make_gptq(folder: Path) -> Models:
+    return save_wide(folder / "base"), quantise_gptq(save_wide(folder / "gptq"))
+
+
+@pytest.fixture(params=[make_gguf, make_gptq])
+def models(request: pytest.FixtureRequest, tmp_path: Path) -> Models:
+    """A base model and its quantisation."""
+    make: Callable[[Path], Models] = request.param
+    return make(tmp_path)
+
+
+def spec_of(path: Path, *, name: str, dtype: str = "auto") -> ModelSpec:
+    config = ModelConfig(name=name, id=str(path), dtype=dtype)
+    return load_stripped(path, dtype).spec(path, config)
+
+
+def publish(folder: Path, spec: ModelSpec) -> None:
+    """Put `base/popularity`, an entry for this model, into the user's zoo."""
+    shares_LE = np.full((spec.num_layers, spec.num_experts), 0.25, np.float32)
+    made = PopularityPredictor(spec, shares_LE)
+    write_entry(
+        folder / "entry",
+        name="base/popularity",
+        kind=made.kind,
+        options=made.options(),
+        spec=spec,
+        signals=made.signals,
+        files=made.files(),
+        metrics={"held_out": {"accuracy": 0.75}},
+        trace_digest=None,
+        parity={},
+    )
+    WritableZoo(cache_storage()).add(open_entry(folder / "entry"))
+
+
+def generate(path: Path, *, predictor: str, base: str | None = None) -> dict[str, object]:
+    config = ModelConfig(name="quantised", id=str(path), base=base)
+    model = runtime.load(config, device="cpu", budget="50%", system="promoe", predictor=predictor)
+    with model.moecast:
+        model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=4, do_sample=False)
+        return model.moecast.stats()
+
+
+@pytest.mark.parametrize("predictor", ["popularity", "base/popularity"])
+def test_entry__of_the_base_serves_its_quantisation(
+    models: Models, tmp_path: Path, caplog: pytest.LogCaptureFixture, predictor: str
+) -> None:
+    base, quantised = models
+    assert spec_of(base, name="base").identity != spec_of(quantised, name="quantised").identity
+    publish(tmp_path, spec_of(base, name="base"))
+    with caplog.at_level("INFO"):
+        stats = generate(quantised, predictor=predictor)
+    assert isinstance(stats["recall"], float)
+    assert "states of base, held-out accuracy 0.750; quantised, a quantisation of it" in caplog.text
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_entry__without_samples_serves_what_the_user_names_its_quantisation(
+    models: Models, tmp_path: Path
+) -> None:
+    base, quantised = models
+    publish(tmp_path, replace(spec_of(base, name="base"), routers=None))
+    assert b"routers" not in (tmp_path / "entry" / "manifest.json").read_bytes()
+    with pytest.raises(MismatchError, match=r"a quantisation of base, say so: model.base=base\."):
+        generate(quantised, predictor="base/popularity")
+    assert generate(quantised, predictor="popularity", base="base")["recall"] is not None
+    with pytest.raises(MismatchError, match="model_id"):
+        generate(quantised, predictor="base/popularity", base="another")
+
+
+def test_entry__of_a_model_with_other_routers_is_refused(tmp_path: Path) -> None:
+    quantised = quantise_gptq(save_wide(tmp_path / "gptq"))
+    spec = spec_of(quantised, name="base")
+    assert spec.routers is not None
+    tuned = load_router(quantised, "model.layers.1.mlp.gate.weight", lambda w: w * 1.01)
+    publish(tmp_path, replace(spec, revision="another"))
+    # The user's word does not stand against the routers.
+    for base in (None, "base"):
+        with pytest.raises(MismatchError, match=r"The routers differ from layer 1 on"):
+            generate(tuned, predictor="base/popularity", base=base)
+
+
+def load_router(folder: Path, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Path:
+    """Change one tensor of a checkpoint in place."""
+    index = folder / "model.safetensors.index.json"
+    file = "model.safetensors"
+    if index.is_file():
+        file = json.loads(index.read_text())["weight_map"][name]
+    tensors = load_file(folder / file)
+    save_file({**tensors, name: change(tensors[name])}, folder / file, metadata={"format": "pt"})
+    return folder
+
+
+def test_entry__of_other_sizes_is_refused_whatever_the_user_says(
+    models: Models, tmp_path: Path
+) -> None:
+    base, quantised = models
+    spec = spec_of(base, name="base")
+    publish(tmp_path, replace(spec, routers=None, top_k=spec.top_k + 1))
+    with pytest.raises(MismatchError, match="top_k") as caught:
+        generate(quantised, predictor="base/popularity", base="base")
+    assert "model.base" not in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_samples__agree_in_every_dtype(tmp_path: Path, dtype: str) -> None:
+    family = FAMILIES["qwen3_moe"]
+    folder = save_family(tmp_path / "model", family, dtype=torch.float32)
+    own = spec_of(folder, name="base").routers
+    other = spec_of(folder, name="base", dtype=dtype).routers
+    assert own is not None
+    assert other is not None
+    assert find_router_difference(own, other) is None
+
+
+def test_samples__differ_beyond_rounding() -> None:
+    weights_S = np.linspace(-1, 1, SAMPLES, dtype=np.float32)
+    own = encode_samples([weights_S, weights_S])
+    for change, layer in ((1e-3, None), (0.01, 1), (np.nan, 1)):
+        changed_S = weights_S.copy()
+        changed_S[3] *= 1 + change
+        assert find_router_difference(own, encode_samples([weights_S, changed_S])) == layer
+
+
+@pytest.mark.parametrize("base", ["", " "])
+def test_base__that_is_empty_is_refused(base: str) -> None:
+    with pytest.raises(MoecastError, match=r"model.base='.*such as Qwen/Qwen3-30B-A3B"):
+        ModelConfig(base=base)
