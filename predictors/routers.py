@@ -4,10 +4,8 @@ Formats of four to eight bits leave routers as they are, or round them to anothe
 checkpoints whose routers agree within that rounding choose experts from nearly the same states.
 """
 
+import struct
 from collections.abc import Sequence
-
-import numpy as np
-import numpy.typing as npt
 
 SAMPLES = 16
 """Weights of each layer, evenly spaced over the matrix: any training moves most of them."""
@@ -25,16 +23,20 @@ def sample_positions(num_weights: int) -> list[int]:
     return [i * (num_weights - 1) // (SAMPLES - 1) for i in range(SAMPLES)]
 
 
-def encode_samples(samples_LS: Sequence[npt.NDArray[np.float32]]) -> RouterSamples:
+def encode_samples(layers: Sequence[Sequence[float]]) -> RouterSamples:
     """Return the samples of all layers, `SAMPLES` of each."""
-    return tuple(np.asarray(samples_S, dtype="<f4").tobytes().hex() for samples_S in samples_LS)
+    return tuple(struct.pack(f"<{SAMPLES}f", *samples).hex() for samples in layers)
 
 
 def find_router_difference(ours: RouterSamples, others: RouterSamples) -> int | None:
     """Return the first layer whose routers differ by more than rounding; None if all agree."""
     for layer, pair in enumerate(zip(ours, others, strict=True)):
-        a_S, b_S = (np.frombuffer(bytes.fromhex(text), dtype="<f4") for text in pair)
-        allowed_S = ROUNDING * np.maximum(np.abs(a_S), np.abs(b_S)) + SMALLEST
-        if not np.all(np.abs(a_S - b_S) <= allowed_S):
+        own, other = (struct.unpack(f"<{SAMPLES}f", bytes.fromhex(text)) for text in pair)
+        if not all(map(are_close, own, other)):
             return layer
     return None
+
+
+def are_close(a: float, b: float) -> bool:
+    """Return whether two weights differ by rounding at most; not if one is NaN."""
+    return abs(a - b) <= ROUNDING * max(abs(a), abs(b)) + SMALLEST

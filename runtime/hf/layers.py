@@ -214,6 +214,4 @@ def sample_routers(layers: Sequence[MoeLayer], *, hidden_size: int) -> RouterSam
     if matrices is None or any(matrix.is_meta for matrix in matrices):
         return None
     positions = torch.tensor(sample_positions(matrices[0].numel()))
-    return encode_samples(
-        [w.detach().flatten()[positions.to(w.device)].float().cpu().numpy() for w in matrices]
-    )
+    return encode_samples([w.detach().flatten()[positions.to(w.device)].tolist() for w in matrices])

@@ -10,6 +10,7 @@ import math
 import os
 import stat
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -109,7 +110,8 @@ def describe_contents(
         format="moecast-packed",
         version=VERSION,
         tool=tool,
-        model=ModelRecord.from_spec(spec),
+        # Samples of the routers are read from the model, which a store does not replace.
+        model=ModelRecord.from_spec(replace(spec, routers=None)),
         fingerprint=fingerprint,
         checksum="xxh3_64",
         layers=[

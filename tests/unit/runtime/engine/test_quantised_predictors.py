@@ -156,11 +156,14 @@ def test_samples__agree_in_every_dtype(tmp_path: Path, dtype: str) -> None:
 
 def test_samples__differ_beyond_rounding() -> None:
     weights_S = np.linspace(-1, 1, SAMPLES, dtype=np.float32)
-    own = encode_samples([weights_S, weights_S])
+    own = encode_samples([weights_S.tolist(), weights_S.tolist()])
     for change, layer in ((1e-3, None), (0.01, 1), (np.nan, 1)):
         changed_S = weights_S.copy()
         changed_S[3] *= 1 + change
-        assert find_router_difference(own, encode_samples([weights_S, changed_S])) == layer
+        assert (
+            find_router_difference(own, encode_samples([weights_S.tolist(), changed_S.tolist()]))
+            == layer
+        )
 
 
 @pytest.mark.parametrize("base", ["", " "])
