@@ -105,6 +105,7 @@ def test_positional_model__is_recorded_without_the_preset(folder: Path) -> None:
         "name": "mine",
         "id": "mine",
         "revision": None,
+        "base": None,
         "dtype": "auto",
         "decode_kernels": "auto",
         "dense_format": "own",

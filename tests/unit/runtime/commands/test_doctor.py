@@ -131,14 +131,12 @@ def test_outlook__figures_of_a_hand_made_case():
 def test_skip_predictor__needs_one_matrix_for_each_layer(tmp_path):
     spec = SimpleNamespace(num_layers=2, num_experts=4, hidden_size=3)
     routers = [SimpleNamespace(weight=torch.full((4, 3), float(i))) for i in range(2)]
-    layers = [SimpleNamespace(router=router) for router in routers]
+    layers = [SimpleNamespace(router=router, num_experts=4) for router in routers]
     predictor = build_skip_predictor(layers, {"spec": spec})
     assert predictor is not None
     assert predictor.files()
-    assert (
-        build_skip_predictor([layers[0], SimpleNamespace(router=SimpleNamespace())], {"spec": spec})
-        is None
-    )
+    without = SimpleNamespace(router=SimpleNamespace(), num_experts=4)
+    assert build_skip_predictor([layers[0], without], {"spec": spec}) is None
 
 
 def test_files__truncated_missing_and_altered_are_reported(tmp_path):

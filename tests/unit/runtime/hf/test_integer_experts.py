@@ -94,7 +94,7 @@ def test_verify__compares_with_the_same_kernels(tmp_path: Path) -> None:
     )
     report = compare_budgets(config, advance=lambda _: None)
     assert report.is_equal
-    assert "quantised store" in report.compared
+    assert "same kernels" in report.compared
 
 
 @torch.no_grad()
