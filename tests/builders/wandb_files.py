@@ -5,6 +5,7 @@ record is a protobuf message of wandb's own.
 """
 
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 HEADER_BYTES, BLOCK_BYTES, RECORD_HEADER_BYTES = 7, 32 << 10, 7
 FULL, LAST = 1, 4
 """Types of the records that end a message."""
+PATIENCE_SECONDS, PAUSE_SECONDS = 60.0, 0.02
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class WandbFile:
     history: list[dict[str, Any]]
     artifacts: dict[str, Any]
     """ArtifactRecords by name."""
-    exit_code: int | None
+    exit_code: int
 
 
 def read_wandb_files(run_dir: Path) -> list[WandbFile]:
@@ -46,6 +48,8 @@ def messages(data: bytes) -> Iterator[bytes]:
         length = int.from_bytes(data[place + 4 : place + 6], "little")
         kind = data[place + 6]
         place += RECORD_HEADER_BYTES
+        if place + length > len(data):
+            return  # still being written
         message += data[place : place + length]
         place += length
         if kind in (FULL, LAST):
@@ -63,6 +67,16 @@ def set_items(values: dict[str, Any], items: Any) -> None:
 
 
 def read_file(path: Path) -> WandbFile:
+    """Reads a file when its last record is there: wandb may still write when a run has ended."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while (found := read_ended(path)) is None:
+        assert time.monotonic() < deadline, f"{path}: the run has not ended"
+        time.sleep(PAUSE_SECONDS)
+    return found
+
+
+def read_ended(path: Path) -> WandbFile | None:
+    """Reads a file; None as long as it has no record of the run's end."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     run, exit_code = None, None
@@ -70,7 +84,8 @@ def read_file(path: Path) -> WandbFile:
     summary: dict[str, Any] = {}
     history: list[dict[str, Any]] = []
     artifacts: dict[str, Any] = {}
-    for message in messages(path.read_bytes()):
+    data = path.read_bytes()
+    for message in messages(data) if data else ():
         record = Record()
         record.ParseFromString(message)
         match record.WhichOneof("record_type"):
@@ -87,4 +102,6 @@ def read_file(path: Path) -> WandbFile:
                 artifacts[record.artifact.name] = record.artifact
             case "exit":
                 exit_code = record.exit.exit_code
+    if exit_code is None:
+        return None
     return WandbFile(run, config, summary, history, artifacts, exit_code)
