@@ -87,7 +87,7 @@ class VerifyReport:
         implementation = self.reference.experts_implementation
         if implementation in ("eager", GROUPED_MM):
             return f"Transformers {implementation}"
-        return "all experts of its quantised store"
+        return "the same kernels, without a cache"
 
     @property
     def is_equal(self) -> bool:

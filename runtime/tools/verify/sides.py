@@ -32,7 +32,7 @@ class VerifySide(StrEnum):
     LAZY = "lazy"
     """Transformers' eager loop over experts that are read one at a time."""
     STORED = "stored"
-    """The experts of a quantised store, which the same kernels multiply."""
+    """Quantised weights, which the same kernels multiply."""
 
 
 @dataclass(frozen=True, kw_only=True)
