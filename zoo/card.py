@@ -2,14 +2,16 @@
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from predictors.terminal import escape_controls
 from zoo.errors import ZooError
 from zoo.manifest import EntryManifest
+from zoo.training_record import TrainingRecord
 
 if TYPE_CHECKING:
-    from huggingface_hub import ModelCard
+    from huggingface_hub import ModelCard, ModelCardData
 
 log = logging.getLogger(__name__)
 
@@ -23,32 +25,36 @@ DEFINITIONS = """\
   covered count 0."""
 
 
-def write_card(manifest: EntryManifest, *, extra: str = "") -> bytes:
+FIGURE = "figure.png"
+
+
+@dataclass(frozen=True)
+class CardFigure:
+    """The figure of a card."""
+
+    png: bytes
+    caption: str
+
+
+@dataclass(frozen=True)
+class StoredCard:
+    """A card as a zoo has it; empty if the entry has none, or it is damaged."""
+
+    text: bytes = b""
+    png: bytes | None = None
+
+
+def write_card(
+    manifest: EntryManifest,
+    *,
+    extra: str = "",
+    training: TrainingRecord | None = None,
+    figure: CardFigure | None = None,
+) -> bytes:
     """Writes front matter for the Hub and a page; `extra` precedes the section on limits."""
-    from huggingface_hub import EvalResult, ModelCard, ModelCardData
+    from huggingface_hub import ModelCard
 
     model = manifest.model
-    results = [
-        EvalResult(
-            task_type="expert-prediction",
-            dataset_type="moecast-trace",
-            dataset_name=f"held-out requests of trace {str(manifest.trace_digest)[:12]}",
-            metric_type=name,
-            metric_value=value,
-        )
-        for name, value in manifest.metrics.items()
-        if isinstance(value, float | int) and not isinstance(value, bool)
-    ]
-    data = ModelCardData(
-        license=manifest.licence.lower(),
-        library_name="moecast",
-        tags=["moecast", "mixture-of-experts", "expert-prediction", manifest.kind],
-        # A base model that is not on the Hub must not be linked there.
-        base_model=model.model_id if "/" in model.model_id and ":" not in model.model_id else None,
-        model_name=manifest.name if results else None,
-        eval_results=results or None,
-        moecast={"trace": manifest.trace_digest, "base": model.model_dump(exclude={"routers"})},
-    )
     made_for = {
         "model": model.model_id,
         "revision": model.revision,
@@ -58,6 +64,7 @@ def write_card(manifest: EntryManifest, *, extra: str = "") -> bytes:
         "hidden size": model.hidden_size,
         "dtype": model.dtype,
     }
+    drawn = "" if figure is None else f"![{figure.caption}]({FIGURE})\n\n*{figure.caption}*\n"
     body = f"""# {manifest.name}
 
 A `{manifest.kind}` predictor: it forecasts which experts `{model.model_id}` will route to, so that
@@ -69,8 +76,7 @@ their weights can be fetched before the layer needs them.
 
 {format_table(made_for)}
 
-Quantisations of this model are served too; any other model, revision or shape is refused on load.
-Signals that it needs while the model runs:
+Any other model, revision or shape is refused on load. Signals that it needs while the model runs:
 {", ".join(f"`{signal}`" for signal in manifest.signals) or "none"}.
 
 ## Measured on held-out requests
@@ -79,8 +85,12 @@ Signals that it needs while the model runs:
 
 {DEFINITIONS}
 
-`metrics.json` has every layer. Trained on the trace `{manifest.trace_digest}`; code version
-{manifest.code_version}; made {manifest.created}.
+`metrics.json` has every layer.
+
+{drawn}
+## Training
+
+{describe_training(manifest, training)}
 
 ## Export
 
@@ -95,11 +105,94 @@ accuracy. A wrong forecast costs time and never changes the output.
 
 Licence: {manifest.licence}.
 """
-    return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}")).encode()
+    front = card_data(manifest, training).to_yaml()
+    return str(ModelCard(f"---\n{front}\n---\n\n{body}")).encode()
 
 
-def write_front_page(cards: Mapping[str, bytes]) -> bytes:
-    """Writes the page of a zoo, for storages that show one.
+def card_data(manifest: EntryManifest, training: TrainingRecord | None) -> "ModelCardData":
+    """Returns the card's metadata, as the Hub knows them."""
+    from huggingface_hub import EvalResult, ModelCardData
+
+    model = manifest.model
+    trace = None if training is None else training.trace
+    hub_dataset = None if trace is None else trace.hub_dataset
+    dataset = "" if trace is None else f" ({trace.dataset})"
+    figures = {
+        name: value
+        for name, value in manifest.metrics.items()
+        if isinstance(value, float | int) and not isinstance(value, bool)
+    }
+    results = [
+        EvalResult(
+            task_type="expert-prediction",
+            task_name="Prediction of routed experts",
+            dataset_type=hub_dataset or "moecast-trace",
+            dataset_name=f"held-out requests of trace {str(manifest.trace_digest)[:12]}{dataset}",
+            dataset_split="held_out",
+            dataset_args={"trace": manifest.trace_digest},
+            metric_type=name,
+            metric_name=name.replace("_", " "),
+            metric_value=value,
+        )
+        for name, value in figures.items()
+    ]
+    # A base model that is not on the Hub must not be linked there.
+    is_on_hub = "/" in model.model_id and ":" not in model.model_id
+    return ModelCardData(
+        license=manifest.licence.lower(),
+        library_name="moecast",
+        tags=["moecast", "mixture-of-experts", "expert-prediction", manifest.kind],
+        base_model=model.model_id if is_on_hub else None,
+        base_model_revision=model.revision if is_on_hub else None,
+        datasets=None if hub_dataset is None else [hub_dataset],
+        metrics=list(figures) or None,
+        model_name=manifest.name if results else None,
+        eval_results=results or None,
+        moecast={
+            "trace": manifest.trace_digest,
+            "base": model.model_dump(exclude={"routers"}),
+        },
+    )
+
+
+def describe_training(manifest: EntryManifest, training: TrainingRecord | None) -> str:
+    """Returns the section on the training; that of earlier versions was not recorded."""
+    made = f"code version {manifest.code_version}; made {manifest.created}"
+    if training is None:
+        return (
+            f"Trained on the trace `{manifest.trace_digest}`; {made}. Command, seed and versions "
+            "were not recorded, so `moecast zoo reproduce` cannot repeat it."
+        )
+    trace = training.trace
+    versions = [f"{name} {version}" for name, version in training.versions.items() if version]
+    facts = {
+        "trace": f"`{trace.digest}`",
+        "prompts": f"{trace.dataset}, {trace.num_tokens:,} tokens",
+        "seed": training.seed,
+        "code revision": training.code_revision or f"none (moecast {manifest.code_version})",
+        "versions": ", ".join([f"Python {training.python}", *versions]),
+        "machine": f"{training.machine}, {training.threads} threads of torch",
+    }
+    command = training.command or "called from Python"
+    return f"""    {command}
+
+{format_table(facts)}
+
+`training.json` has every option. `moecast zoo reproduce {manifest.name}` repeats the training and
+compares the weights. {made[0].upper()}{made[1:]}."""
+
+
+FIGURES = "figures"
+"""Folder of a zoo with the figures of its front page."""
+
+
+def figure_path(name: str) -> str:
+    """Returns the path in a zoo of the figure of an entry's latest version."""
+    return f"{FIGURES}/{name}.png"
+
+
+def write_front_page(cards: Mapping[str, StoredCard]) -> bytes:
+    """Writes the page of a zoo, for storages that show one; its figures are at `figure_path`.
 
     A single entry's card is used as it is. Of several entries, the figures are listed so that the
     Hub shows all of them.
@@ -107,14 +200,15 @@ def write_front_page(cards: Mapping[str, bytes]) -> bytes:
     import yaml
 
     parsed = {}
-    for name, data in cards.items():
+    for name, card in cards.items():
         try:
-            if data:
-                parsed[name] = parse_card(data)
+            if card.text:
+                parsed[name] = parse_card(card.text)
         except ZooError as error:
             log.warning("%s: %s", name, escape_controls(str(error)))
     if len(parsed) == 1 == len(cards):
-        return next(iter(cards.values()))
+        ((name, card),) = cards.items()
+        return card.text.replace(f"]({FIGURE})".encode(), f"]({figure_path(name)})".encode())
     fronts = [card.data.to_dict() for card in parsed.values()]
     licences = {str(card.get("license")) for card in fronts}
     front: dict[str, object] = {
@@ -126,7 +220,13 @@ def write_front_page(cards: Mapping[str, bytes]) -> bytes:
     bases = sorted({str(card["base_model"]) for card in fronts if card.get("base_model")})
     if bases:
         front["base_model"] = bases
+    datasets = sorted({str(name) for card in fronts for name in card.get("datasets") or []})
+    if datasets:
+        front["datasets"] = datasets
     rows = "\n".join(f"| `{name}` |" for name in cards)
+    drawn = "\n\n".join(
+        f"## {name}\n\n![{name}]({figure_path(name)})" for name, card in cards.items() if card.png
+    )
     body = f"""# Predictors of expert routing
 
 Each forecasts which experts of a Mixture-of-Experts model will be needed, so that they can be \
@@ -138,8 +238,10 @@ fetched before the layer needs them (moecast).
 
     moecast zoo list zoo=hf://OWNER/REPO
     moecast zoo show hf://OWNER/REPO#NAME
+
+{drawn}
 """
-    return f"---\n{yaml.safe_dump(front, sort_keys=False)}---\n\n{body}".encode()
+    return f"---\n{yaml.safe_dump(front, sort_keys=False)}---\n\n{body.rstrip()}\n".encode()
 
 
 def parse_card(data: bytes) -> "ModelCard":

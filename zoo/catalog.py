@@ -11,9 +11,11 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from predictors.errors import unknown
 from predictors.records import explain_validation_error
 from predictors.terminal import escape_controls
-from zoo.card import write_front_page
+from zoo.card import FIGURE, FIGURES, StoredCard, figure_path, write_front_page
+from zoo.conflicts import retry_conflicts
 from zoo.digest import HEX64, check_digest, hash_bytes
 from zoo.entry import CARD, ZooEntry
 from zoo.errors import DamagedError, UnreachableError, ZooError
@@ -137,6 +139,14 @@ class Zoo:
 
 
 @dataclass(frozen=True)
+class AliasMove:
+    """The version that an alias names, and the one that it named before, if any."""
+
+    entry: ZooEntry
+    earlier: ZooEntry | None
+
+
+@dataclass(frozen=True)
 class WritableZoo(Zoo):
     """A zoo that can be changed. The index is written last, in one step."""
 
@@ -190,6 +200,44 @@ class WritableZoo(Zoo):
 
         self._update_index(list_version, files or {}, prune=replace)
 
+    def move_alias(
+        self,
+        reference: EntryReference,
+        alias: str,
+        *,
+        check: Callable[[ZooEntry, ZooEntry | None], None],
+    ) -> AliasMove:
+        """Makes an alias name the version that a reference means.
+
+        `check` is called with that version and with the one that the alias names now, or None, and
+        raises to refuse. Nobody can change the index in between: folders are locked, object stores
+        with conditional writes make the second of two check again, the Hub refuses it.
+        """
+        moves: list[AliasMove] = []
+
+        def point_alias(index: ZooIndex) -> dict[str, EntryListing]:
+            if reference.name not in index.entries:
+                raise ZooError(
+                    f"{unknown('zoo entry', reference.name, index.entries)} in "
+                    f"{self.storage.address}. moecast zoo push and pull add entries to yours; "
+                    "zoo=ADDRESS names another"
+                )
+            digest = index.resolve(reference)
+            listing = index.entries[reference.name]
+            earlier = listing.aliases.get(alias)
+            entry = self.open(EntryReference(reference.name, digest), index)
+            now = None
+            if earlier is not None:
+                now = self.open(EntryReference(reference.name, earlier), index)
+            check(entry, now)
+            moves[:] = [AliasMove(entry, now)]
+            aliases = {**listing.aliases, alias: digest}
+            changed = listing.model_copy(update={"aliases": aliases})
+            return {**index.entries, reference.name: changed}
+
+        self._update_index(point_alias, {})
+        return moves[0]
+
     def remove(self, reference: EntryReference) -> list[str]:
         """Removes an entry, or one version of it, from the index; returns the digests.
 
@@ -229,12 +277,16 @@ class WritableZoo(Zoo):
         Waits for pulls to end: until then, no index lists what they have downloaded. Of an entry
         whose manifest is damaged, the files are unknown and therefore removed.
         """
-        with self.storage.removing_blobs(), self.storage.exclusive():
-            index = self.read_index()
-            removed = self._unreferenced_blobs(index)
-            if removed:
-                self._publish({}, index, removed)
-        return removed
+
+        def remove_unreferenced() -> list[str]:
+            with self.storage.removing_blobs(), self.storage.exclusive():
+                index = self.read_index()
+                removed = self._unreferenced_blobs(index)
+                if removed:
+                    self._publish({}, index, removed)
+            return removed
+
+        return retry_conflicts(remove_unreferenced)
 
     def rebuild_index(self) -> ZooIndex:
         """Writes the index anew from the manifests among the blobs.
@@ -277,11 +329,15 @@ class WritableZoo(Zoo):
         expires = None
         if expires_days is not None:
             expires = datetime.now(UTC).replace(microsecond=0) + timedelta(days=expires_days)
-        with self.storage.exclusive():
-            index = self.read_index()
-            renewed = index.model_copy(update={"serial": index.serial + 1, "expires": expires})
-            self._publish({}, renewed, [])
-        return renewed
+
+        def renew() -> ZooIndex:
+            with self.storage.exclusive():
+                index = self.read_index()
+                renewed = index.model_copy(update={"serial": index.serial + 1, "expires": expires})
+                self._publish({}, renewed, [])
+            return renewed
+
+        return retry_conflicts(renew)
 
     def _update_index(
         self,
@@ -290,16 +346,24 @@ class WritableZoo(Zoo):
         *,
         prune: bool = False,
     ) -> None:
-        # Two writers would lose one's listing; blobs need no lock, equal names are equal bytes.
-        blobs = self.storage.removing_blobs() if prune else nullcontext()
-        with blobs, self.storage.exclusive():
-            index = self.read_index()
-            entries = dict(sorted(change(index).items()))
-            missing = {path: data for path, data in files.items() if not self._has(path, data)}
-            changed = index.model_copy(update={"serial": index.serial + 1, "entries": entries})
-            removed = self._unreferenced_blobs(changed, added=files) if prune else []
-            if entries != index.entries or missing or removed:
-                self._publish(missing, changed if entries != index.entries else index, removed)
+        """Publishes the index with the listings that `change` makes of those that it has.
+
+        `change` is called again with the newer index if another publisher was faster.
+        """
+
+        def update() -> None:
+            # Two writers would lose one's listing; blobs need no lock, equal names are equal bytes.
+            blobs = self.storage.removing_blobs() if prune else nullcontext()
+            with blobs, self.storage.exclusive():
+                index = self.read_index()
+                entries = dict(sorted(change(index).items()))
+                missing = {path: data for path, data in files.items() if not self._has(path, data)}
+                changed = index.model_copy(update={"serial": index.serial + 1, "entries": entries})
+                removed = self._unreferenced_blobs(changed, added=files) if prune else []
+                if entries != index.entries or missing or removed:
+                    self._publish(missing, changed if entries != index.entries else index, removed)
+
+        retry_conflicts(update)
 
     def _publish(self, files: Mapping[str, bytes], index: ZooIndex, removed: list[str]) -> None:
         paths = [blob_path(digest) for digest in removed]
@@ -317,10 +381,14 @@ class WritableZoo(Zoo):
         if self.key is not None:
             written[index_signature_path(data)] = sign_index(data, key=self.key)
         if self.storage.has_front_page:
-            written[CARD] = write_front_page(self._read_cards(files, index))
+            cards = self._read_cards(files, index)
+            figures = {figure_path(name): card.png for name, card in cards.items() if card.png}
+            written |= {CARD: write_front_page(cards), **figures}
+            shown = {f"{FIGURES}/{name}" for name in self.storage.names(FIGURES)}
+            paths += sorted(shown - figures.keys())
         self.storage.publish(written, index=(INDEX, data), removed=paths)
 
-    def _read_cards(self, added: Mapping[str, bytes], index: ZooIndex) -> dict[str, bytes]:
+    def _read_cards(self, added: Mapping[str, bytes], index: ZooIndex) -> dict[str, StoredCard]:
         """Returns the card of every entry's latest version; `added` blobs are not stored yet."""
         cards = {}
         for name, listing in index.entries.items():
@@ -328,21 +396,29 @@ class WritableZoo(Zoo):
             try:
                 if data is None:
                     data = self.read_manifest(listing.latest, name=name)[1]
-                record = parse_manifest(data, what=name).files.get(CARD)
-                if record is None:
-                    cards[name] = b""
-                elif blob_path(record.sha256) in added:
-                    cards[name] = added[blob_path(record.sha256)]
-                else:
-                    what = f"the card of {name} in {self.storage.address}"
-                    card = self._read_blob(record.sha256, record.size, what)
-                    cards[name] = check_digest(
-                        card, sha256=record.sha256, size=record.size, what=what
-                    )
+                records = parse_manifest(data, what=name).files
+                text, png = (
+                    self._read_added(records.get(path), added, f"{path} of {name}")
+                    for path in (CARD, FIGURE)
+                )
+                cards[name] = StoredCard(text or b"", png)
             except DamagedError as error:
                 log.warning("%s", escape_controls(str(error)))
-                cards[name] = b""
+                cards[name] = StoredCard()
         return cards
+
+    def _read_added(
+        self, record: FileRecord | None, added: Mapping[str, bytes], what: str
+    ) -> bytes | None:
+        """Returns a file's bytes, stored or to be stored; None if the entry does not have it."""
+        if record is None:
+            return None
+        path = blob_path(record.sha256)
+        if path in added:
+            return added[path]
+        what = f"{what} in {self.storage.address}"
+        data = self._read_blob(record.sha256, record.size, what)
+        return check_digest(data, sha256=record.sha256, size=record.size, what=what)
 
     def _has(self, path: str, data: bytes) -> bool:
         """Whether the same bytes are stored: a damaged blob is written again."""

@@ -46,9 +46,39 @@ class VerifyEntryConfig(RunConfig):
 
 
 @dataclass(kw_only=True)
+class CompareConfig(RunConfig):
+    name: str = MISSING
+    """Entry A: NAME, NAME@ALIAS, NAME@DIGEST, an entry's folder, or ZOO#NAME."""
+    other: str = MISSING
+    """Entry B, the same way. Differences are B less A."""
+    json: bool = False
+    """Print JSON instead of the tables."""
+
+
+@dataclass(kw_only=True)
+class PromoteConfig(RunConfig):
+    name: str = MISSING
+    """The version to promote: NAME, NAME@ALIAS or NAME@DIGEST."""
+    alias: str = MISSING
+    """Name that it gets, such as candidate or production."""
+    max_drop: float = 0.01
+    """Refuse if a held-out metric is lower by more than this than that of the version which has the
+    alias now."""
+    zoo: str | None = None
+    """Zoo to change: a folder, s3:// or hf://; default: the pulled entries."""
+    key: Path | None = None
+    """Private key (PEM, elliptic curve) that signs the index."""
+
+    def __post_init__(self) -> None:
+        if self.max_drop < 0:
+            raise MoecastError(f"max_drop={self.max_drop}: must be 0 or more")
+
+
+@dataclass(kw_only=True)
 class PullConfig(RunConfig):
     name: str | None = None
-    """NAME, NAME@latest, NAME@ALIAS or NAME@DIGEST."""
+    """NAME, NAME@latest, NAME@ALIAS or NAME@DIGEST; or MODEL or MODEL@ALIAS, for all entries that
+    `system` takes for this model."""
     zoo: str | None = None
     """Zoos to pull from, in order of preference; default: those of MOECAST_ZOO."""
     all: bool = False
@@ -74,7 +104,7 @@ class PullConfig(RunConfig):
 @dataclass(kw_only=True)
 class PushConfig(RunConfig):
     path: Path = MISSING
-    """Folder of an entry, or of several, such as RUN_DIR/entries of `moecast train`."""
+    """Folder of an entry or of several, or the run folder of `moecast train`: all its entries."""
     zoo: str | None = None
     """Zoo to publish in: a folder, `builtin`, s3:// or hf://; default: the pulled entries."""
     alias: str | None = None
@@ -105,6 +135,9 @@ class CollectGarbageConfig(RunConfig):
 class LockConfig(RunConfig):
     names: list[str] = field(default_factory=list)
     """Entries to lock; default: all pulled entries."""
+    zoo: str | None = None
+    """Zoos to name in the file, in order of preference; default: the built-in one, those that the
+    entries were pulled from, and those of MOECAST_ZOO."""
     output: Path = Path("zoo.lock")
     """File to write."""
 
@@ -138,7 +171,8 @@ SCHEMAS: dict[str, type] = {
     "zoo_list": ListConfig,
     "zoo_show": ShowConfig,
     "zoo_verify": VerifyEntryConfig,
-    "zoo_pull": PullConfig,
+    "zoo_compare": CompareConfig,
+    "zoo_promote": PromoteConfig,
     "zoo_push": PushConfig,
     "zoo_rm": RemoveConfig,
     "zoo_gc": CollectGarbageConfig,

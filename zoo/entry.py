@@ -12,7 +12,7 @@ from predictors.files import replace_folder, write_atomic
 from predictors.records import ModelRecord
 from predictors.spec import ModelSpec
 from predictors.versions import package_version
-from zoo.card import write_card
+from zoo.card import FIGURE, CardFigure, write_card
 from zoo.digest import HEX64, check_digest, hash_bytes, read_inside
 from zoo.errors import DamagedError, ZooError
 from zoo.manifest import (
@@ -26,12 +26,15 @@ from zoo.manifest import (
     Scalar,
     parse_manifest,
 )
+from zoo.training_record import TrainingRecord, parse_training_record
 
 if TYPE_CHECKING:
     import onnx
 
 MANIFEST, MANIFEST_DIGEST = "manifest.json", "manifest.sha256"
-CARD, METRICS = "README.md", "metrics.json"
+CARD, METRICS, TRAINING = "README.md", "metrics.json", "training.json"
+DESCRIPTION = (CARD, METRICS, TRAINING, FIGURE)
+"""Files that describe the predictor; the others are its payload."""
 SIGNATURE = "signature.json"
 MAX_SIGNATURE_BYTES = 1 << 20
 OPERATOR_DOMAINS = ("", "ai.onnx")
@@ -89,14 +92,31 @@ class ZooEntry:
         return data
 
     def payload(self) -> dict[str, bytes]:
-        """Reads the predictor's files: all but the card and the metrics."""
-        return {
-            path: self.read(path) for path in self.manifest.files if path not in (CARD, METRICS)
-        }
+        """Reads the predictor's files: all but those that describe it."""
+        return {path: self.read(path) for path in self.manifest.files if path not in DESCRIPTION}
 
     def metrics(self) -> dict[str, Any]:
-        """Reads `metrics.json`; empty if the entry has none."""
-        return json.loads(self.read(METRICS)) if METRICS in self.manifest.files else {}
+        """Reads `metrics.json`; empty if the entry has none.
+
+        Raises as `read`, and ZooError if it is not a table.
+        """
+        if METRICS not in self.manifest.files:
+            return {}
+        data = self.read(METRICS)
+        try:
+            metrics = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise ZooError(f"{METRICS} of {self.manifest.name} is not JSON ({error})") from error
+        if not isinstance(metrics, dict):
+            raise ZooError(f"{METRICS} of {self.manifest.name} is not a table of JSON")
+        return metrics
+
+    def training(self) -> TrainingRecord | None:
+        """Reads `training.json`; None if the entry has none, as those of earlier versions."""
+        if TRAINING not in self.manifest.files:
+            return None
+        what = f"{TRAINING} of {self.manifest.name} in {self.where}"
+        return parse_training_record(self.read(TRAINING), what=what)
 
     def verify(self) -> None:
         """Reads every file; raises as `read` at the first that differs from the manifest."""
@@ -119,12 +139,15 @@ def write_entry(
     licence: str = "Apache-2.0",
     card_extra: str = "",
     created: str | None = None,
+    training: TrainingRecord | None = None,
+    figure: CardFigure | None = None,
 ) -> EntryManifest:
     """Writes an entry's folder in one step, so that it is complete or as it was before.
 
     `files` is the predictor's payload. `metrics` is written to metrics.json; its "held_out" table
-    (name to number, None if not measured) is also in manifest and card. An entry at `folder` is
-    replaced; any other folder there is refused.
+    (name to number, None if not measured) is also in manifest and card. `training` is written to
+    training.json, so that `zoo reproduce` can repeat it. An entry at `folder` is replaced; any
+    other folder there is refused.
     """
     if not NAME.fullmatch(name):
         raise ZooError(f"the name {name!r} is not MODEL/PREDICTOR in lower case letters and digits")
@@ -148,8 +171,12 @@ def write_entry(
     all_files = {
         **files,
         METRICS: (json.dumps(metrics, indent=2, allow_nan=False) + "\n").encode(),
-        CARD: write_card(draft, extra=card_extra),
+        CARD: write_card(draft, extra=card_extra, training=training, figure=figure),
     }
+    if training is not None:
+        all_files[TRAINING] = training.to_bytes()
+    if figure is not None:
+        all_files[FIGURE] = figure.png
     records = {
         path: FileRecord(
             sha256=hash_bytes(data),

@@ -27,6 +27,10 @@ class UnreachableError(StorageError):
     """A storage that does not answer, or answers with an error."""
 
 
+class ConflictError(StorageError):
+    """A file that another publisher replaced between a read and a write, or during a read."""
+
+
 class StaleError(ZooError):
     """An index that is older than one seen before, or has expired."""
 

@@ -108,6 +108,12 @@ class ZooIndex(StrictRecord):
     def version(self, name: str, digest: str) -> EntryVersion:
         return self.entries[name].versions[digest]
 
+    def find_alias(self, reference: EntryReference) -> str | None:
+        """Returns the alias by which a reference names a version; None for other references."""
+        listing = self.entries.get(reference.name)
+        is_alias = listing is not None and reference.version in listing.aliases
+        return reference.version if is_alias else None
+
 
 def parse_reference(text: str) -> EntryReference:
     """Parses a reference; ZooError if the text cannot name an entry."""
@@ -118,6 +124,15 @@ def parse_reference(text: str) -> EntryReference:
             f"{text!r} is not NAME, NAME@latest, NAME@ALIAS or NAME@DIGEST; see: moecast zoo list"
         )
     return EntryReference(name, version or LATEST)
+
+
+def check_alias(alias: str) -> str:
+    """Returns the alias; ZooError if it could be taken for `latest` or a digest."""
+    if alias == LATEST or PREFIX.fullmatch(alias) or not ALIAS.fullmatch(alias):
+        raise ZooError(
+            f"alias={alias}: must begin with a small letter, and be neither latest nor a digest"
+        )
+    return alias
 
 
 def blob_path(digest: str) -> str:

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from predictors.base import Predictor
+from predictors.card_accuracy import CardAccuracy
 from predictors.errors import unknown
 from predictors.registry import load_from_files
 from predictors.spec import ModelSpec
 from predictors.terminal import escape_controls
 from zoo.catalog import Zoo
+from zoo.comparison import layer_figures
 from zoo.entry import ZooEntry, open_entry
 from zoo.errors import DamagedError, MismatchError, ZooError
 from zoo.index import EntryReference, ZooIndex, parse_reference
@@ -212,7 +214,8 @@ def pull_reference(zoo: Zoo, reference: EntryReference, index: ZooIndex | None =
     check = None
     if key is not None and zoo.storage.canonical_address != builtin_storage().canonical_address:
         check = partial(check_signature, key=key)
-    return pull_entry(zoo, reference.name, digest, version, cache=cache, check=check)
+    alias = index.find_alias(reference)
+    return pull_entry(zoo, reference.name, digest, version, cache=cache, check=check, alias=alias)
 
 
 def load_predictor(
@@ -233,12 +236,16 @@ def load_predictor(
         if made_for != spec:
             log.info("%s", describe_transfer(manifest, spec))
         made_for = spec
-    return load_from_files(
+    predictor = load_from_files(
         manifest.kind,
         made_for,
         files=entry.payload(),
         options={**manifest.options, **(options or {})},
     )
+    predictor.card = CardAccuracy.parse(
+        manifest.name, layer_figures(entry), num_layers=made_for.num_layers
+    )
+    return predictor
 
 
 def refuse(manifest: EntryManifest, spec: ModelSpec) -> NoReturn:

@@ -14,7 +14,7 @@ from zoo.errors import DamagedError, ZooError
 
 FORMAT_VERSION: Final = 1
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]*/[a-z0-9][a-z0-9._-]*")
-SUFFIXES = (".onnx", ".safetensors", ".json", ".md")
+SUFFIXES = (".onnx", ".safetensors", ".json", ".md", ".png")
 """Formats that an entry may contain: their parsers run no code. Pickle is none of them."""
 
 MAX_MANIFEST_BYTES = 4 << 20

@@ -20,6 +20,7 @@ from zoo.catalog import WritableZoo, Zoo
 from zoo.entry import MANIFEST, SIGNATURE, ZooEntry
 from zoo.errors import DamagedError, UnreachableError, ZooError
 from zoo.index import BLOBS, EntryReference, EntryVersion, ZooIndex, blob_path
+from zoo.origins import record_origin
 from zoo.storage import FolderStorage, Storage
 
 log = logging.getLogger(__name__)
@@ -168,6 +169,7 @@ def pull_entry(
     cache: PullCache,
     check: Callable[[ZooEntry], None] | None = None,
     progress: Callable[[int], ReportProgress] | None = None,
+    alias: str | None = None,
 ) -> ZooEntry:
     """Returns the entry with this digest from the cache, after all of it was downloaded.
 
@@ -177,9 +179,12 @@ def pull_entry(
         check: is called with the complete entry before the index lists it; if it raises, the entry
             stays unlisted.
         progress: is called with the total size; returns the function that counts arrived bytes.
+        alias: the name by which the version was asked for; it names it in the cache too.
     """
     with cache.storage.keeping_blobs():
-        return _complete_entry(source, name, digest, version, cache, check, progress)
+        entry = _complete_entry(source, name, digest, version, cache, check, progress, alias)
+    record_origin(cache.storage, digest, source.storage)
+    return entry
 
 
 def _complete_entry(
@@ -190,14 +195,16 @@ def _complete_entry(
     cache: PullCache,
     check: Callable[[ZooEntry], None] | None,
     progress: Callable[[int], ReportProgress] | None,
+    alias: str | None,
 ) -> ZooEntry:
     index = cache.read_index()
     entry = open_complete(cache, index, EntryReference(name, digest), version)
     if entry is not None:
         if check is not None:
             check(entry)
-        if index.resolve(EntryReference(name)) != digest:
-            cache.zoo.register(entry.manifest, signature=entry.read_signature())
+        is_listed = index.resolve(EntryReference(name)) == digest
+        if not is_listed or (alias and index.entries[name].aliases.get(alias) != digest):
+            cache.zoo.register(entry.manifest, signature=entry.read_signature(), alias=alias)
         return entry
     manifest, data = source.read_manifest(digest, name=name)
     blobs = {record.sha256: (record.size, path) for path, record in manifest.files.items()}
@@ -229,7 +236,7 @@ def _complete_entry(
     entry.verify()  # also the graphs
     if check is not None:
         check(entry)
-    cache.zoo.register(manifest, signature=entry.read_signature())
+    cache.zoo.register(manifest, signature=entry.read_signature(), alias=alias)
     return entry
 
 

@@ -8,10 +8,10 @@ from pydantic import ValidationError
 
 from tests.fuzz.named_file import write_input
 from zoo.catalog import Zoo
-from zoo.commands.pull import read_lockfile
 from zoo.digest import hash_bytes
 from zoo.entry import check_graph
 from zoo.index import INDEX, EntryReference, blob_path, parse_reference
+from zoo.lockfile import read_lockfile
 from zoo.manifest import EntryManifest, parse_manifest
 from zoo.storage import ByteStream, Storage
 

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from predictors.run_folder import find_run_entries
 from predictors.terminal import escape_controls
 from zoo.card import check_card
 from zoo.catalog import WritableZoo
@@ -18,7 +19,7 @@ from zoo.config import (
 )
 from zoo.entry import CARD, MANIFEST, METRICS, ZooEntry, open_entry, require_tracked_files
 from zoo.errors import DamagedError, RefusedError, ZooError
-from zoo.index import ALIAS, LATEST, PREFIX, parse_reference
+from zoo.index import check_alias, parse_reference
 from zoo.locations import cache_storage, open_writable_storage
 from zoo.pull import PARTIAL
 from zoo.signing import sign_folder
@@ -30,17 +31,10 @@ log = logging.getLogger(__name__)
 def push(config: PushConfig) -> dict[str, Any]:
     """Publishes entries that have everything that others need to trust them."""
     if config.alias is not None:
-        is_reserved = config.alias == LATEST or PREFIX.fullmatch(config.alias)
-        if is_reserved or not ALIAS.fullmatch(config.alias):
-            raise ZooError(
-                f"alias={config.alias}: must begin with a small letter, and be neither latest nor "
-                "a digest"
-            )
+        check_alias(config.alias)
     target = open_writable_zoo(config.zoo, key=config.key)
-    is_entry = (config.path / MANIFEST).is_file()
-    folders = [] if is_entry else sorted(path.parent for path in config.path.glob(f"*/{MANIFEST}"))
-    # All are checked before the first is published. Without any, `open_entry` says what is missing.
-    entries = [open_publishable(folder) for folder in folders or [config.path]]
+    # All are checked before the first is published.
+    entries = [open_publishable(folder) for folder in find_entry_folders(config.path)]
     for entry in entries:
         digest = target.add(entry, replace=config.replace, alias=config.alias)
         print_line(f"published {entry.manifest.name}@{digest[:12]} in {target.storage.address}")
@@ -48,6 +42,20 @@ def push(config: PushConfig) -> dict[str, Any]:
         "published": [asdict(summarize(entry)) for entry in entries],
         "in": target.storage.address,
     }
+
+
+def find_entry_folders(path: Path) -> list[Path]:
+    """Returns the entries' folders: the path itself, those in it, or those of a training run.
+
+    Raises PredictorError if it is a run without entries. Of any other folder without entries, the
+    path itself is returned: `open_entry` says what is missing.
+    """
+    if (path / MANIFEST).is_file():
+        return [path]
+    folders = [file.parent for file in path.glob(f"*/{MANIFEST}")]
+    if not folders and (entries := find_run_entries(path)) is not None:
+        folders = [file.parent for file in entries.glob(f"*/{MANIFEST}")]
+    return sorted(folders) or [path]
 
 
 def open_writable_zoo(where: str | None, *, key: Path | None = None) -> WritableZoo:

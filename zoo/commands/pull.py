@@ -1,36 +1,35 @@
-"""The commands pull and lock: copy entries, and record their digests in `zoo.lock`."""
+"""The command pull: copies entries into the user's zoo."""
 
-from collections.abc import Collection
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import Field, ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from predictors.files import write_atomic
-from predictors.records import Sha256, StrictRecord, explain_validation_error
 from zoo.catalog import Zoo
 from zoo.commands import print_line, summarize
-from zoo.config import LockConfig, PullConfig
-from zoo.digest import read_plain_file
+from zoo.config import PullConfig
 from zoo.entry import ZooEntry, write_folder
 from zoo.errors import ZooError
-from zoo.index import MAX_INDEX_BYTES, EntryReference, ZooIndex, parse_reference
-from zoo.load import find_entry, required_key
+from zoo.index import PREFIX, EntryReference, ZooIndex, parse_reference
+from zoo.load import required_key
 from zoo.locations import builtin_storage, cache_storage, configured_storages
-from zoo.manifest import NAME
+from zoo.lockfile import read_lockfile
+from zoo.manifest import name_entry
 from zoo.pull import PullCache, ReportProgress, pull_entry
 from zoo.rollback_protection import read_fresh_index
 from zoo.signing import check_signature
-from zoo.storage import Storage
 
 
-def pull(config: PullConfig) -> dict[str, Any]:
-    """Copies entries into the user's zoo, from which they load without a network."""
-    entries = pull_entries(config)
+def pull(config: PullConfig, *, bundle: Sequence[str] = ()) -> dict[str, Any]:
+    """Copies entries into the user's zoo, from which they load without a network.
+
+    A model as the name means its entries of the kinds in `bundle`, all of them or none.
+    """
+    entries = pull_entries(config, bundle=bundle)
     for entry in entries:
         print_line(f"pulled {entry.manifest.name}@{entry.manifest.digest[:12]} into {entry.where}")
     if config.output is not None:
@@ -39,10 +38,14 @@ def pull(config: PullConfig) -> dict[str, Any]:
     return {"pulled": summaries, "into": cache_storage().address}
 
 
-def pull_entries(config: PullConfig) -> list[ZooEntry]:
+def pull_entries(config: PullConfig, *, bundle: Sequence[str] = ()) -> list[ZooEntry]:
     """Pulls the entries that a configuration names; shows progress on a terminal."""
     key = config.require_signature or required_key()
     indexes = read_indexes(config, key=key)
+    chosen_entries = choose_entries(config, indexes, bundle=bundle)
+    if config.output is not None and len(chosen_entries) != 1:
+        names = ", ".join(chosen.name for chosen in chosen_entries)
+        raise ZooError(f"output={config.output} is for one entry: pull each by its name ({names})")
     cache = PullCache(cache_storage())
     builtin = builtin_storage().canonical_address
     entries = []
@@ -51,7 +54,8 @@ def pull_entries(config: PullConfig) -> list[ZooEntry]:
     with Progress(
         *columns, TransferSpeedColumn(), console=console, disable=not console.is_terminal
     ) as bars:
-        for zoo, name, digest in choose_entries(config, indexes):
+        for chosen in chosen_entries:
+            zoo, name, digest = chosen.zoo, chosen.name, chosen.digest
             check = None
             # The built-in zoo came with the package: only a key named here applies to it.
             if key is not None and (
@@ -66,6 +70,7 @@ def pull_entries(config: PullConfig) -> list[ZooEntry]:
                 cache=cache,
                 check=check,
                 progress=partial(add_bar, bars, name),
+                alias=chosen.alias,
             )
             entries.append(entry)
     if config.output is not None:
@@ -91,12 +96,25 @@ def read_indexes(config: PullConfig, *, key: Path | None) -> dict[Zoo, ZooIndex]
     }
 
 
-def choose_entries(config: PullConfig, indexes: dict[Zoo, ZooIndex]) -> list[tuple[Zoo, str, str]]:
-    """Returns zoo, name and digest of every entry to pull; ZooError if no zoo has one of them."""
+@dataclass(frozen=True)
+class ChosenEntry:
+    """A version to pull, and the zoo to pull it from."""
+
+    zoo: Zoo
+    name: str
+    digest: str
+    alias: str | None = None
+    """The name by which it was asked for, which it keeps."""
+
+
+def choose_entries(
+    config: PullConfig, indexes: dict[Zoo, ZooIndex], *, bundle: Sequence[str]
+) -> list[ChosenEntry]:
+    """Returns every entry to pull; ZooError if no zoo has one of them."""
     if config.all:
         # The latest of each comes last, so that it is the latest here too.
         return [
-            (zoo, name, digest)
+            ChosenEntry(zoo, name, digest)
             for zoo, index in indexes.items()
             for name, listing in index.entries.items()
             for digest in sorted(listing.versions, key=lambda digest: digest == listing.latest)
@@ -108,86 +126,50 @@ def choose_entries(config: PullConfig, indexes: dict[Zoo, ZooIndex]) -> list[tup
         ]
     else:
         assert config.name is not None
-        references = [parse_reference(config.name)]
+        references = parse_names(config.name, bundle)
+    require_bundle(references, indexes)
     chosen = []
     for reference in references:
         holders = [zoo for zoo, index in indexes.items() if index.match(reference)]
         zoo = holders[0] if holders else next(iter(indexes))
-        chosen.append((zoo, reference.name, indexes[zoo].resolve(reference)))
+        index = indexes[zoo]
+        digest = index.resolve(reference)
+        chosen.append(ChosenEntry(zoo, reference.name, digest, index.find_alias(reference)))
     return chosen
+
+
+def parse_names(name: str, bundle: Sequence[str]) -> list[EntryReference]:
+    """Parses an entry's name, or a model's (MODEL, MODEL@ALIAS): one of its bundle's entries each.
+
+    The digests of the entries differ, so that none names a whole bundle.
+    """
+    model, at, version = name.partition("@")
+    if "/" in name or not bundle:
+        return [parse_reference(name)]
+    if PREFIX.fullmatch(version):
+        raise ZooError(
+            f"{name}: {version} names one entry, {model} stands for {len(bundle)}: "
+            f"{name_entry(model, bundle[0])}@{version}, or {model}@ALIAS"
+        )
+    return [parse_reference(f"{name_entry(model, kind)}{at}{version}") for kind in bundle]
+
+
+def require_bundle(references: Sequence[EntryReference], indexes: dict[Zoo, ZooIndex]) -> None:
+    """Raises ZooError if the zoos have some of several entries, and not all."""
+    listed = [
+        reference
+        for reference in references
+        if any(reference.name in index.entries for index in indexes.values())
+    ]
+    missing = [reference.name for reference in references if reference not in listed]
+    if listed and missing:
+        zoos = " and ".join(zoo.storage.address for zoo in indexes)
+        raise ZooError(
+            f"{zoos} has no {', '.join(missing)}; one entry is pulled by its name: moecast zoo "
+            f"pull {listed[0].name}"
+        )
 
 
 def add_bar(progress: Progress, name: str, total: int) -> ReportProgress:
     task = progress.add_task(name, total=total)
     return lambda arrived: progress.advance(task, arrived)
-
-
-class LockedEntry(StrictRecord):
-    digest: Sha256
-    zoo: str
-    """Address of the zoo; another zoo that has the digest serves as well."""
-
-
-class Lockfile(StrictRecord):
-    """The content of `zoo.lock`."""
-
-    format_version: Literal[1] = 1
-    entries: dict[str, LockedEntry] = Field(default_factory=dict)
-
-
-def lock(config: LockConfig) -> dict[str, Any]:
-    """Writes the present digest of each name to a lock file."""
-    names = config.names or list(Zoo(cache_storage()).read_index().entries)
-    if not names:
-        raise ZooError("nothing was pulled yet; name entries: moecast zoo lock names=[NAME,...]")
-    entries = [find_entry(name) for name in names]
-    origins = find_origins(entries)
-    locked = {
-        entry.manifest.name: LockedEntry(
-            digest=entry.manifest.digest, zoo=origins.get(entry.manifest.digest, entry.where)
-        )
-        for entry in entries
-    }
-    # Sorted by name, so that the file suits version control.
-    lockfile = Lockfile(entries=dict(sorted(locked.items())))
-    write_atomic(config.output, (lockfile.model_dump_json(indent=2) + "\n").encode())
-    for name, record in locked.items():
-        print_line(f"{name}@{record.digest[:12]} from {record.zoo}")
-    print_line(f"written: {config.output}; moecast zoo pull locked={config.output}")
-    return {"entries": {name: record.model_dump() for name, record in locked.items()}}
-
-
-def find_origins(entries: Collection[ZooEntry]) -> dict[str, str]:
-    """Returns digest to the address of the first zoo that lists it: `builtin`, or of MOECAST_ZOO.
-
-    Pulled entries are in the cache, which other machines do not have.
-    """
-    references = {
-        entry.manifest.digest: EntryReference(entry.manifest.name, entry.manifest.digest)
-        for entry in entries
-    }
-    storages: list[tuple[str, Storage]] = [("builtin", builtin_storage())]
-    storages += [(storage.address, storage) for storage in configured_storages()]
-    origins: dict[str, str] = {}
-    for address, storage in storages:
-        if len(origins) == len(references):
-            break
-        index = Zoo(storage).read_index()
-        for digest, reference in references.items():
-            if digest not in origins and index.has(reference):
-                origins[digest] = address
-    return origins
-
-
-def read_lockfile(path: Path) -> Lockfile:
-    """Reads a lock file; ZooError if there is none, or its content is not allowed."""
-    try:
-        lockfile = Lockfile.model_validate_json(read_plain_file(path, limit=MAX_INDEX_BYTES))
-    except FileNotFoundError as error:
-        raise ZooError(f"{path} does not exist; moecast zoo lock writes it") from error
-    except ValidationError as error:
-        raise ZooError(f"{path} is not a lock file: {explain_validation_error(error)}") from error
-    for name in lockfile.entries:
-        if not NAME.fullmatch(name):
-            raise ZooError(f"{path}: {name!r} is not the name of an entry")
-    return lockfile

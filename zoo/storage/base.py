@@ -85,11 +85,13 @@ class WritableStorage(Storage):
     ) -> None:
         """Writes the files, then the index, then removes the files that it no longer names.
 
-        Interrupted at any point, the index that is in place names complete files only.
+        Interrupted at any point, the index that is in place names complete files only. Raises
+        ConflictError, with the index unchanged, if another publisher replaced it since the
+        beginning of the block of `exclusive`, where the storage has conditional writes.
         """
 
     def exclusive(self) -> AbstractContextManager[object]:
-        """Locks the index for a read and a write, if the storage has locks."""
+        """Guards the index between a read and `publish`: by a lock, or by a conditional write."""
         return nullcontext()
 
     def keeping_blobs(self) -> AbstractContextManager[object]:

@@ -15,10 +15,10 @@ from predictors.records import ModelRecord
 from predictors.spec import ModelSpec
 from tests.builders.entries import tiny_entry, tiny_graph, tiny_spec
 from zoo.digest import hash_bytes
-from zoo.entry import open_entry, require_tracked_files
+from zoo.entry import ZooEntry, open_entry, require_tracked_files
 from zoo.errors import MismatchError, ZooError
 from zoo.load import load_predictor
-from zoo.manifest import parse_manifest
+from zoo.manifest import EntryManifest, FileRecord, parse_manifest
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -33,6 +33,19 @@ def test_entry__gives_back_what_was_written(tmp_path: Path) -> None:
     assert entry.manifest.spec == tiny_spec()
     assert entry.metrics()["held_out"]["accuracy"] == 0.9
     require_tracked_files(tmp_path / "e", entry.manifest)
+
+
+@pytest.mark.parametrize(
+    "data", [b"{", b"[1]", b"\xff", b"[" * 100_000], ids=["cut", "list", "bytes", "deep"]
+)
+def test_metrics__that_are_no_table_are_an_error_of_the_zoo(tmp_path: Path, data: bytes) -> None:
+    """Loading a predictor reads them, and anyone may have written them."""
+    manifest = tiny_entry(tmp_path / "e")
+    record = FileRecord(sha256=hash_bytes(data), size=len(data))
+    forged = EntryManifest(**{**dict(manifest), "files": {"metrics.json": record}})
+    entry = ZooEntry(forged, "there", lambda *_: data)
+    with pytest.raises(ZooError, match="metrics.json of tiny/stride is not"):
+        entry.metrics()
 
 
 def test_manifest__has_every_field_of_the_spec() -> None:

@@ -12,7 +12,7 @@ import pytest
 from predictors.errors import DiskFullError
 from tests.builders.entries import tiny_entry, tiny_spec
 from tests.builders.zoos import Far, files_of, pull_tiny, zoo
-from zoo.card import check_card, write_front_page
+from zoo.card import StoredCard, check_card, write_front_page
 from zoo.digest import hash_bytes
 from zoo.entry import open_entry
 from zoo.errors import UnreachableError, ZooError
@@ -55,7 +55,7 @@ def test_card__of_another_form_is_an_error_of_the_zoo(
     manifest = tiny_entry(tmp_path / "e")
     with pytest.raises(ZooError, match=r"README\.md"):
         check_card(card, manifest)
-    assert b"tiny/a" in write_front_page({"tiny/a": card, "tiny/b": b""})
+    assert b"tiny/a" in write_front_page({"tiny/a": StoredCard(card), "tiny/b": StoredCard()})
     record = {"sha256": hash_bytes(card), "size": len(card)}
     content = manifest.model_dump()
     data = EntryManifest.model_validate(

@@ -1,0 +1,136 @@
+"""A proxy in front of an object store that fails, on request, as S3 does."""
+
+import http.client
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+HOP_BY_HOP = {"connection", "expect", "transfer-encoding"}
+
+
+@dataclass
+class StoreFault:
+    """An answer in place of the store's to requests that match, the first `times` of them."""
+
+    matches: Callable[[str, str], bool]
+    """Is called with the method and the path with its query."""
+    status: int = 503
+    code: str | None = "SlowDown"
+    """None: the connection is closed in the middle of the request's body."""
+    message: str = "Please reduce your request rate."
+    times: int = 1_000_000
+    met: int = 0
+    """How many requests have met the fault."""
+
+
+@dataclass
+class FaultyStore:
+    """Address, faults and requests of a running proxy."""
+
+    address: str
+    faults: list[StoreFault] = field(default_factory=list)
+    has_conditional_writes: bool = False
+    """Whether the proxy adds the conditional writes of S3 to a store that ignores If-Match."""
+    before: Callable[[str, str], object] = lambda _method, _path: None
+    """Is called with each request's method and path before it is served; may wait."""
+    refused: list[str] = field(default_factory=list)
+    """Paths of writes whose condition did not hold."""
+    _etags: dict[str, str] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def find_fault(self, method: str, path: str) -> StoreFault | None:
+        with self._lock:
+            for fault in self.faults:
+                if fault.met < fault.times and fault.matches(method, path):
+                    fault.met += 1
+                    return fault
+        return None
+
+
+@contextmanager
+def faulty_store(upstream: str) -> Iterator[FaultyStore]:
+    """Runs a proxy to the store at an address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def _handle(self) -> None:
+            length = int(self.headers.get("Content-Length", 0))
+            fault = store.find_fault(self.command, self.path)
+            self.close_connection = True
+            if fault is not None and fault.code is None:
+                self.rfile.read(length // 2)
+                return
+            body = self.rfile.read(length)
+            store.before(self.command, self.path)
+            if fault is not None:
+                self._refuse(fault.status, fault.code, fault.message)
+            elif store.has_conditional_writes and self.command in ("PUT", "DELETE"):
+                with store._lock:
+                    self._write(body)
+            else:
+                self._forward(body)
+
+        do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _handle
+
+        def _write(self, body: bytes) -> None:
+            name = urlsplit(self.path).path
+            etag, wanted = store._etags.get(name), self.headers.get("If-Match")
+            if (self.headers.get("If-None-Match") and etag) or wanted not in (None, etag):
+                store.refused.append(name)
+                self._refuse(412, "PreconditionFailed", "A condition did not hold.")
+                return
+            made = self._forward(body)
+            if self.command == "PUT" and made:
+                store._etags[name] = made
+            else:
+                store._etags.pop(name, None)
+
+        def _forward(self, body: bytes) -> str | None:
+            """Answers as the store does; returns the ETag in its answer."""
+            connection = http.client.HTTPConnection(urlsplit(upstream).netloc, timeout=60)
+            try:
+                connection.putrequest(
+                    self.command, self.path, skip_host=True, skip_accept_encoding=True
+                )
+                for key, value in self.headers.items():
+                    if key.lower() not in HOP_BY_HOP:
+                        connection.putheader(key, value)
+                connection.endheaders(body)
+                answer = connection.getresponse()
+                self._answer(answer.status, answer.getheaders(), answer.read())
+                return answer.getheader("ETag")
+            finally:
+                connection.close()
+
+        def _refuse(self, status: int, code: str | None, message: str) -> None:
+            text = f"<Error><Code>{code}</Code><Message>{message}</Message></Error>"
+            data = b"" if self.command == "HEAD" else text.encode()
+            headers = [("Content-Type", "application/xml"), ("Content-Length", str(len(data)))]
+            self._answer(status, headers, data)
+
+        def _answer(self, status: int, headers: list[tuple[str, str]], data: bytes) -> None:
+            self.send_response_only(status)
+            for key, value in headers:
+                if key.lower() not in HOP_BY_HOP:
+                    self.send_header(key, value)
+            self.send_header("Connection", "close")
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: object) -> None:
+            """Keeps requests out of the tests' output."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    store = FaultyStore(f"http://127.0.0.1:{server.server_port}")
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield store
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

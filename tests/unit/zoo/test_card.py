@@ -1,0 +1,110 @@
+"""Cards as the Hub's own parser reads them, and the training that they tell."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import EvalResult, ModelCard
+
+from tests.builders.entries import tiny_entry, tiny_figure, tiny_spec, tiny_training
+from tests.builders.hub import fake_hub
+from zoo.catalog import WritableZoo
+from zoo.entry import open_entry
+from zoo.errors import ZooError
+from zoo.index import parse_reference
+from zoo.storage.hub import HubStorage
+from zoo.training_record import parse_training_record
+
+
+def card_of(folder: Path, **changes: Any) -> ModelCard:
+    tiny_entry(folder, **changes)
+    return ModelCard.load(folder / "README.md")
+
+
+def test_card__has_the_metadata_of_the_hub(tmp_path: Path) -> None:
+    spec = tiny_spec(model_id="Org/Tiny-MoE", revision="b" * 40)
+    card = card_of(
+        tmp_path / "e",
+        spec=spec,
+        training=tiny_training(hub_dataset="tatsu-lab/alpaca"),
+        metrics={"held_out": {"accuracy": 0.9, "good_pred": None}},
+    )
+    assert card.data.base_model == "Org/Tiny-MoE"
+    assert card.data.to_dict()["base_model_revision"] == "b" * 40
+    assert card.data.library_name == "moecast"
+    assert card.data.datasets == ["tatsu-lab/alpaca"]
+    assert card.data.license == "apache-2.0"
+    assert card.data.metrics == ["accuracy"]
+    assert {"moecast", "mixture-of-experts", "stride"} <= set(card.data.tags)
+    assert card.data.model_name == "tiny/stride"
+    (result,) = card.data.eval_results  # what was not measured is no result
+    assert isinstance(result, EvalResult)
+    assert (result.metric_type, result.metric_value) == ("accuracy", 0.9)
+    assert result.task_type == "expert-prediction"
+    assert result.dataset_type == "tatsu-lab/alpaca"
+    assert result.dataset_split == "held_out"
+    assert result.dataset_args == {"trace": "a" * 64}
+
+
+def test_card__links_no_base_model_that_is_not_on_the_hub(tmp_path: Path) -> None:
+    front = card_of(tmp_path / "e").data.to_dict()
+    assert not {"base_model", "base_model_revision", "datasets"} & front.keys()
+    assert front["moecast"]["base"]["revision"] == "r1"
+
+
+def test_card__tells_how_the_entry_was_trained(tmp_path: Path) -> None:
+    training = tiny_training()
+    card = card_of(tmp_path / "e", training=training, figure=tiny_figure())
+    for told in (
+        "    moecast train tiny seed=7",
+        f"`{'a' * 64}`",
+        "| seed | 7 |",
+        f"| code revision | {'c' * 40} |",
+        "torch 2.13.0, transformers 5.0.0, lightning 2.6.6",
+        "moecast zoo reproduce tiny/stride",
+        "![Accuracy by layer](figure.png)",
+    ):
+        assert told in card.text
+    entry = open_entry(tmp_path / "e")
+    assert entry.training() == training
+    assert entry.read("figure.png") == tiny_figure().png
+    assert not {"training.json", "figure.png"} & entry.payload().keys()
+
+
+def test_card__of_an_entry_without_a_record_says_so(tmp_path: Path) -> None:
+    card = card_of(tmp_path / "e")
+    assert "`moecast zoo reproduce` cannot repeat it" in card.text
+    assert "![" not in card.text
+    assert open_entry(tmp_path / "e").training() is None
+
+
+def test_training_record__of_another_form_is_refused() -> None:
+    data = tiny_training().to_bytes().replace(b'"seed"', b'"sead"')
+    with pytest.raises(ZooError, match=r"training\.json is not a record of a training: .*sead"):
+        parse_training_record(data, what="training.json")
+
+
+def test_front_page__shows_the_figures_of_the_entries_that_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_TOKEN", "hf_test")
+    with fake_hub() as (address, repositories):
+        zoo = WritableZoo(HubStorage("publisher/zoo", endpoint=address))
+
+        def page(*figures: str) -> bytes:
+            _, files = repositories.head("publisher/zoo")
+            paths = [f"figures/{name}.png" for name in figures]
+            assert sorted(path for path in files if path.startswith("figures/")) == paths
+            assert all(f"]({path})".encode() in files["README.md"] for path in paths)
+            return files["README.md"]
+
+        for kind in ("mlp", "stride"):
+            tiny_entry(tmp_path / kind, name=f"tiny/{kind}", figure=tiny_figure())
+            zoo.add(open_entry(tmp_path / kind))
+        page("tiny/mlp", "tiny/stride")
+        zoo.remove(parse_reference("tiny/mlp"))
+        assert page("tiny/stride").count(b"![") == 1
+        tiny_entry(tmp_path / "plain", name="tiny/stride", created="2026-02-01T00:00:00+00:00")
+        zoo.add(open_entry(tmp_path / "plain"))
+        assert b"![" not in page()

@@ -1,0 +1,151 @@
+"""Comparing versions, and moving aliases through a gate."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from configs.cli import main
+from configs.commands import ZOO
+from tests.builders.entries import tiny_entry, tiny_spec
+from zoo.catalog import Zoo
+from zoo.load import find_entry
+from zoo.manifest import EntryManifest
+
+
+def zoo(*arguments: object) -> int:
+    return main("zoo", ZOO, [str(one) for one in arguments])
+
+
+def version(folder: Path, accuracy: float | None, **changes: object) -> EntryManifest:
+    metrics = {
+        "held_out": {"accuracy": accuracy, "joint": 0.5},
+        "layers": {
+            "accuracy": [None, accuracy],
+            "latency_us": {"1": {"layer_p50": 20.0}, "8": None},
+        },
+    }
+    return tiny_entry(folder, **{"metrics": metrics, **changes})
+
+
+def test_compare__has_metrics_costs_and_layers_and_their_differences(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    version(tmp_path / "a", 0.75)
+    version(tmp_path / "b", 0.5, trace_digest="b" * 64)
+    assert zoo("compare", tmp_path / "a", tmp_path / "b", "json=true") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["held_out"] == {"accuracy": [0.75, 0.5, -0.25], "joint": [0.5, 0.5, 0.0]}
+    assert found["costs"]["us a layer, batch 1"] == [20.0, 20.0, 0.0]
+    assert found["accuracy_by_layer"] == {"1": [0.75, 0.5, -0.25]}
+    assert not found["same_trace"]
+    assert zoo("compare", tmp_path / "a", tmp_path / "b") == 0
+    assert "different traces" in capsys.readouterr().out
+
+
+def test_compare__survives_tables_that_someone_else_wrote(tmp_path: Path) -> None:
+    version(tmp_path / "a", 0.75)
+    strange = {"accuracy": 3, "latency_us": {"1": 7}}
+    version(tmp_path / "b", 0.5, metrics={"held_out": {"accuracy": 0.5}, "layers": strange})
+    assert zoo("compare", tmp_path / "a", tmp_path / "b") == 0
+
+
+def test_compare__refuses_entries_of_two_models(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    version(tmp_path / "a", 0.75)
+    version(tmp_path / "b", 0.75, spec=tiny_spec(model_id="other"))
+    assert zoo("compare", tmp_path / "a", tmp_path / "b") == 2
+    error = capsys.readouterr().err
+    assert "model_id" in error
+    assert "moecast zoo list" in error
+
+
+@pytest.mark.parametrize("where", ["folder", "objects"])
+def test_promote__moves_the_alias_unless_a_metric_falls_too_far(
+    where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = str(tmp_path / "far") if where == "folder" else f"memory://{tmp_path.name}/zoo"
+    good, similar = version(tmp_path / "1", 0.9), version(tmp_path / "2", 0.895)
+    worse, unmeasured = version(tmp_path / "3", 0.88), version(tmp_path / "4", None)
+    for number in "1234":
+        assert zoo("push", tmp_path / number, f"zoo={target}") == 0
+
+    def promote(entry: EntryManifest, *options: str) -> int:
+        name = f"tiny/stride@{entry.digest[:12]}"
+        return zoo("promote", name, "production", f"zoo={target}", *options)
+
+    def promoted() -> str:
+        return Zoo.at(target).read_index().entries["tiny/stride"].aliases["production"]
+
+    assert promote(worse) == 0, "nothing has the alias yet"
+    assert promote(good) == 0
+    assert promote(similar) == 0
+    assert promoted() == similar.digest
+    capsys.readouterr()
+    for refused, figures in ((worse, "accuracy 0.88, was 0.895"), (unmeasured, "not measured")):
+        assert promote(refused) == 2
+        error = capsys.readouterr().err
+        assert figures in error
+        assert "joint" not in error
+        assert promoted() == similar.digest
+        command = error.strip().rpartition("All figures: moecast zoo ")[2]
+        assert zoo(*shlex.split(command)) == 0
+    assert promote(worse, "max_drop=0.05") == 0
+    assert promoted() == worse.digest
+
+
+def test_alias__is_pulled_with_its_version_and_works_offline(tmp_path: Path) -> None:
+    """After `pull NAME@production`, `predictor=NAME@production` needs no zoo."""
+    far = f"zoo={tmp_path / 'far'}"
+    first, second = version(tmp_path / "1", 0.9), version(tmp_path / "2", 0.91)
+    assert zoo("push", tmp_path / "1", far, "alias=production") == 0
+    assert zoo("push", tmp_path / "2", far) == 0
+    assert zoo("pull", "tiny/stride@production", far) == 0
+    assert find_entry("tiny/stride@production").manifest == first
+    assert zoo("promote", "tiny/stride", "production", far) == 0
+    assert zoo("pull", "tiny/stride@production", far) == 0
+    assert find_entry("tiny/stride@production").manifest == second
+    # The version is there already, and the alias is new.
+    assert zoo("promote", f"tiny/stride@{first.digest}", "candidate", far, "max_drop=1") == 0
+    assert zoo("pull", "tiny/stride@candidate", far) == 0
+    assert find_entry("tiny/stride@candidate").manifest == first
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tiny/strid", "production"], "unknown zoo entry 'tiny/strid'. Did you mean"),
+        (["tiny/stride@candidate", "production"], "unknown version of tiny/stride 'candidate'"),
+        (["tiny/stride", "latest"], "neither latest nor a digest"),
+        (["tiny/stride", "production", "max_drop=-1"], "must be 0 or more"),
+    ],
+)
+def test_promote__wrong_use_is_one_line(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    version(tmp_path / "e", 0.9)
+    assert zoo("push", tmp_path / "e") == 0
+    capsys.readouterr()
+    assert zoo("promote", *arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_push__takes_a_training_run_and_says_if_it_has_no_entries(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    (run / "entries").mkdir(parents=True)
+    assert zoo("push", run, f"zoo={tmp_path / 'far'}") == 2
+    assert "a run without entries" in capsys.readouterr().err
+    for kind in ("stride", "mlp"):
+        tiny_entry(run / "entries" / kind, name=f"tiny/{kind}")
+    assert zoo("push", run, f"zoo={tmp_path / 'far'}", "alias=candidate") == 0
+    listed = Zoo.at(str(tmp_path / "far")).read_index().entries
+    assert {name: list(listing.aliases) for name, listing in listed.items()} == {
+        "tiny/mlp": ["candidate"],
+        "tiny/stride": ["candidate"],
+    }
