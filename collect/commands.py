@@ -3,6 +3,7 @@
 import re
 import time
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*:/")
 def record(config: CollectConfig) -> dict[str, Any]:
     """Records, completes or opens the trace; returns its figures."""
     # Transformers takes seconds to import; a wrong option is reported before that.
-    from collect.record import collect
-    from collect.recording import default_folder, recording_settings
+    from collect.record import collect, collect_once
+    from collect.recording import recording_settings
 
     assert config.run_dir is not None
     settings = recording_settings(
@@ -37,11 +38,10 @@ def record(config: CollectConfig) -> dict[str, Any]:
     signals = [TraceSignal(name) for name in config.signals]
     launched: list[dict[str, int]] = []
     started = time.monotonic()
-    trace = collect(
+    record_trace = collect_once if config.output is None else partial(collect, folder=config.output)
+    trace = record_trace(
         config.model,
         config.data,
-        folder=config.output
-        or default_folder(config.model, config.data, signals=signals, settings=settings),
         signals=signals,
         settings=settings,
         budget=config.budget,

@@ -68,7 +68,8 @@ class CollectConfig(RunConfig):
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
     output: str | None = None
     """Folder of the trace, or an address (s3://BUCKET/PATH); an incomplete trace is completed.
-    Default: runs/traces/MODEL/DATA-DIGEST, with a digest of the settings."""
+    Default: a finished trace of the same prompts in runs/traces, which `moecast train` finds too,
+    or a new one, runs/traces/MODEL/DATA-DIGEST, with a digest of the settings."""
     signals: list[str] = field(default_factory=lambda: [str(signal) for signal in ALL_SIGNALS])
     """Signals to record for each token and layer."""
     batch_size: int = 64

@@ -1,6 +1,8 @@
 """Runs prompts through a model and writes a trace of its hidden states and routing."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +12,15 @@ from collect.config import DataConfig
 from collect.launch.config import LauncherConfig
 from collect.launch.pool import WorkerPool
 from collect.launch.worker import DoUnit
-from collect.plan import RecordingSettings, max_rows, require_space
-from collect.recording import RecordingJob, recording_settings
+from collect.plan import RecordingSettings, require_space
+from collect.recording import RecordingJob, default_folder, recording_settings
+from collect.same_trace import find_same_trace
+from collect.time_estimate import UnitCosts, measure_costs
 from collect.traces.layout import ALL_SIGNALS, TraceSignal, row_bytes
 from collect.traces.manifest import TracePlan, has_manifest
 from collect.traces.reader import Trace
 from collect.traces.writer import TraceWriter
-from runtime.commands.progress import progress
+from runtime.commands.progress import describe_duration, print_line, progress
 from runtime.config import ModelConfig
 
 LOGS = Path("runs", "workers")
@@ -70,23 +74,63 @@ def collect(
     if launcher is None or launcher.is_in_process:
         return _record_here(job, console)
     arguments = {"job": job.to_json()}
-    say = (lambda _: None) if console is None else console.print
     with WorkerPool(
-        launcher, "collect.record:open_recording", arguments, logs=logs, say=say
+        launcher,
+        "collect.record:open_recording",
+        arguments,
+        logs=logs,
+        name=f"collect-{model.name}",
+        say=(lambda _: None) if console is None else partial(print_line, console),
     ) as pool:
         trace = record_with(pool, job, console)
         on_launched(pool.as_dict())
     return trace
 
 
+def collect_once(
+    model: ModelConfig,
+    data: DataConfig,
+    *,
+    signals: Sequence[TraceSignal],
+    settings: RecordingSettings,
+    console: Console | None = None,
+    **options: Any,
+) -> Trace:
+    """Returns the trace of these prompts in runs/traces, after recording what is missing of it.
+
+    A finished trace with the same prompts, lengths and sampling is reused, whatever its batch size
+    and further signals. An unfinished one with all signals is completed where fewer are needed.
+    `options` are those of `collect`, which also lists the errors.
+    """
+    ordered = tuple(signal for signal in ALL_SIGNALS if signal in signals)
+    folder = default_folder(model, data, signals=ordered, settings=settings)
+    job = RecordingJob(model, data, str(folder), ordered, settings, "auto")
+    same = find_same_trace(job, folder.parent)
+    if same is not None:
+        if console is not None:
+            print_line(console, f"{same}: reused, these prompts are recorded already")
+        return Trace.open(same)
+    whole = default_folder(model, data, signals=ALL_SIGNALS, settings=settings)
+    if has_manifest(whole):
+        folder, ordered = whole, ALL_SIGNALS
+    return collect(
+        model,
+        data,
+        folder=folder,
+        signals=ordered,
+        settings=settings,
+        console=console,
+        **options,
+    )
+
+
 def _record_here(job: RecordingJob, console: Console | None) -> Trace:
     recorder = job.load()
     with recorder.model.moecast:
-        prompts = [len(unit) for unit in recorder.work]
-        rows = [max_rows(unit, job.settings) for unit in recorder.work]
-        writer, missing = _begin(job.where, recorder.plan, rows, prompts, console)
-        total = sum(prompts[unit] for unit in missing)
-        with progress(console, "recording", total=total) as advance:
+        costs = measure_costs(recorder)
+        writer, missing = _begin(job.where, recorder.plan, costs, console)
+        total = sum(costs.rows[unit] for unit in missing)
+        with progress(console, "recording", total=total, unit="tokens") as advance:
             for unit in missing:
                 writer.write(unit, *recorder.record(unit, advance))
     return writer.finish()
@@ -99,10 +143,10 @@ def record_with(pool: WorkerPool, job: RecordingJob, console: Console | None = N
         LaunchError: units failed; the others are kept.
     """
     made = pool.run([PLAN])[PLAN]
-    plan, prompts = TracePlan.model_validate(made["plan"]), made["prompts"]
-    writer, missing = _begin(job.where, plan, made["rows"], prompts, console)
-    sizes = {plan.units[unit]: prompts[unit] for unit in missing}
-    with progress(console, "recording", total=sum(sizes.values())) as advance:
+    plan, costs = TracePlan.model_validate(made["plan"]), UnitCosts(**made["costs"])
+    writer, missing = _begin(job.where, plan, costs, console, workers=pool.num_workers)
+    sizes = {plan.units[unit]: costs.rows[unit] for unit in missing}
+    with progress(console, "recording", total=sum(sizes.values()), unit="tokens") as advance:
         pool.run(list(sizes), advance=lambda digest: advance(sizes[digest]))
     return writer.finish()
 
@@ -118,8 +162,7 @@ def open_recording(job: dict[str, Any]) -> DoUnit:
         if name == PLAN:
             return {
                 "plan": recorder.plan.model_dump(mode="json"),
-                "prompts": [len(unit) for unit in recorder.work],
-                "rows": [max_rows(unit, recording.settings) for unit in recorder.work],
+                "costs": asdict(measure_costs(recorder)),
             }
         writer = TraceWriter(recording.where, recorder.plan, joins=True)
         if not writer.has(numbers[name]):
@@ -132,29 +175,32 @@ def open_recording(job: dict[str, Any]) -> DoUnit:
 def _begin(
     where: str,
     plan: TracePlan,
-    rows: Sequence[int],
-    prompts: Sequence[int],
+    costs: UnitCosts,
     console: Console | None,
+    *,
+    workers: int = 1,
 ) -> tuple[TraceWriter, list[int]]:
-    """Returns the trace's writer and the missing units, and announces their size.
-
-    `rows` are the most rows of each unit, `prompts` its number of prompts.
+    """Returns the trace's writer and the missing units, and announces their size and time.
 
     Raises:
         DiskSpaceError: they do not fit on the disk.
     """
     bytes_per_row = row_bytes(plan.spec, plan.signals)
     if not has_manifest(where):
-        require_space(where, bytes_per_row * sum(rows))
+        require_space(where, bytes_per_row * sum(costs.rows))
     writer = TraceWriter(where, plan)
     missing = writer.missing()
-    most_bytes = bytes_per_row * sum(rows[unit] for unit in missing)
-    require_space(where, most_bytes)
+    num_tokens = sum(costs.rows[unit] for unit in missing)
+    require_space(where, bytes_per_row * num_tokens)
     if console is not None:
+        time = ""
+        if costs.seconds is not None:
+            seconds = sum(costs.seconds[unit] for unit in missing) / workers
+            time = f", about {describe_duration(seconds)}"
         console.print(
-            f"{where}: {sum(prompts[unit] for unit in missing)} prompts to record in "
-            f"{len(missing)} of {len(plan.units)} parts, at most {most_bytes:,} bytes "
-            f"({bytes_per_row:,} per token)",
+            f"{where}: {sum(costs.prompts[unit] for unit in missing)} prompts to record in "
+            f"{len(missing)} of {len(plan.units)} parts, at most {num_tokens:,} tokens and "
+            f"{bytes_per_row * num_tokens:,} bytes ({bytes_per_row:,} per token){time}",
             highlight=False,
             soft_wrap=True,
         )

@@ -4,7 +4,7 @@ Shape suffixes: B prompts of the batch, S padded prompt length, T tokens of the 
 B), N rows kept of a step, D hidden size, E experts, K top_k.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,11 +29,19 @@ class SignalRecorder:
     """A `runtime.hf.probes.EventListener` that collects a unit, batch after batch.
 
     Rows of padding, and rows of a request from its end-of-text token on, are dropped.
+    `on_rows` is called after each step with its number of rows.
     """
 
-    def __init__(self, signals: Collection[TraceSignal], *, end_tokens: Collection[int]):
+    def __init__(
+        self,
+        signals: Collection[TraceSignal],
+        *,
+        end_tokens: Collection[int],
+        on_rows: Callable[[int], object] = lambda _: None,
+    ):
         self._signals = frozenset(signals)
         self._end_tokens = np.array(sorted(end_tokens), dtype=np.int64)
+        self._on_rows = on_rows
         self._pieces: dict[str, list[NDArray]] = {}
         self._requests_B = np.empty(0, np.int64)
         self._mask_BS = np.empty((0, 0), bool)
@@ -41,6 +49,7 @@ class SignalRecorder:
         self._next_position_B = np.empty(0, np.int64)
         self._prompt_is_due = False
         self._num_tokens = 0
+        self._num_rows = 0
         self._kept_N: NDArray[np.int64] | None = None
         """Rows of the step that are kept; None keeps all."""
 
@@ -84,6 +93,7 @@ class SignalRecorder:
 
     def _keep_step(self, tokens_T: Ints, requests_T: Ints, positions_T: Ints, phase: Phase) -> None:
         tokens_N = self._kept(tokens_T)
+        self._num_rows = len(tokens_N)
         values = {
             "request": self._kept(requests_T),
             "position": self._kept(positions_T),
@@ -107,7 +117,7 @@ class SignalRecorder:
         self._keep(TraceSignal.WEIGHTS, layer, weights_TK)
 
     def end_step(self) -> None:
-        """Does nothing: rows are collected as they come."""
+        self._on_rows(self._num_rows)
 
     def _keep(self, signal: TraceSignal, layer: int, values_T: NDArray | None) -> None:
         if signal not in self._signals:

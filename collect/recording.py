@@ -30,6 +30,7 @@ from collect.traces.writer import TraceWriter
 from predictors.files import expand_home, path_exists
 from predictors.spec import ModelSpec
 from runtime.config import BUILTIN, ModelConfig, SystemConfig
+from runtime.hf.decode_kernels import choose_kernels
 from runtime.hf.loading import read_config
 from runtime.hf.model_faults import check_tokens
 from runtime.hf.probes import Probes
@@ -50,12 +51,24 @@ class RecordingJob:
     budget: str
 
     def to_json(self) -> dict[str, Any]:
-        """Returns JSON values for a worker. Paths are absolute: it may run in another folder."""
+        """Returns JSON values for a worker. Paths are absolute: it may run in another folder.
+
+        `decode_kernels=auto` is decided here. Each worker would measure for itself, and the bits of
+        parts from different or busy machines would differ.
+        """
         fields = {**asdict(self), "signals": list(self.signals), "where": absolute_path(self.where)}
-        fields["model"] |= {"id": absolute_if_exists(self.model.id)}
+        kernels = choose_kernels(self.model.decode_kernels, self._dtype())
+        fields["model"] |= {"id": absolute_if_exists(self.model.id), "decode_kernels": kernels}
         if self.data.path is not None:
             fields["data"] |= {"path": absolute_if_exists(self.data.path)}
         return fields
+
+    def _dtype(self) -> torch.dtype:
+        """Returns the dtype that the model will have; float32 for a file that does not name one."""
+        name = self.model.dtype
+        if name == "auto":
+            name = read_config(resolve(self.model)).get_text_config().dtype or "float32"
+        return name if isinstance(name, torch.dtype) else getattr(torch, name)
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "RecordingJob":
@@ -91,9 +104,13 @@ class RecordingJob:
         if not has_manifest(self.where):
             return None
         spec = read_manifest(self.where).plan.spec
+        return spec if self.is_of_model(spec) else None
+
+    def is_of_model(self, spec: ModelSpec) -> bool:
+        """Returns whether a trace with this spec was made from the job's model."""
         wanted = identity(resolve(self.model), self.model)
         is_same = all(getattr(spec, name) == value for name, value in wanted.items())
-        return spec if is_same and self.model.dtype in ("auto", spec.dtype) else None
+        return is_same and self.model.dtype in ("auto", spec.dtype)
 
     def load(self) -> "UnitRecorder":
         """Loads the model, which the caller closes.
@@ -153,16 +170,17 @@ class UnitRecorder:
     ) -> tuple[dict[str, Any], list[TraceRequest]]:
         """Returns the arrays and requests of a unit, which depend on neither worker nor order.
 
-        `advance` is called after each batch with its number of prompts.
+        `advance` is called after each step of the model with the tokens that it recorded.
         """
-        recorder = SignalRecorder(self.plan.signals, end_tokens=eos_token_ids(self.model))
+        recorder = SignalRecorder(
+            self.plan.signals, end_tokens=eos_token_ids(self.model), on_rows=advance
+        )
         probes = {PROBES[signal] for signal in self.plan.signals}
         with Probes(self.model, probes, recorder, complete=True), torch.random.fork_rng():
             for number, batch in enumerate(make_batches(self.work[unit], self.settings.batch_size)):
                 seed = digest_of([self.plan.units[unit], number])
                 torch.manual_seed(int(seed[:15], 16))
                 generate(self.model, batch, self.settings, recorder.begin_batch)
-                advance(len(batch))
         arrays = recorder.take()
         rows = np.bincount(arrays["request"], minlength=self.work[unit][-1].index + 1)
         requests = [

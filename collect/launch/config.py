@@ -39,7 +39,8 @@ class LauncherConfig:
     partition: str | None = None
     """slurm: the partition that the jobs are submitted to."""
     cluster: str | None = None
-    """slurm: submitit's executor; `local` runs the jobs on this machine, for a trial."""
+    """slurm: submitit's executor, `slurm` by default; `local` runs the jobs on this machine, for a
+    trial."""
     options: dict[str, Any] = field(default_factory=dict)
     """slurm: more parameters of submitit, such as {timeout_min: 600, mem_gb: 64, slurm_account:
     NAME}. A job that reaches its time limit (24 hours by default) is replaced."""

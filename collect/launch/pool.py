@@ -40,18 +40,21 @@ class WorkerPool:
         arguments: dict[str, Any],
         *,
         logs: Path,
+        name: str = "work",
         say: Callable[[str], object] = lambda _: None,
     ):
         """Starts the workers of `entry`, as `collect.launch.worker` describes it.
 
-        `say` is called with a line for each attempt that failed.
+        `name` is part of the names of a cluster's jobs. `say` is called with a line for each
+        attempt that failed, for what happens to jobs, and for workers that cannot start.
 
         Raises:
             LaunchError: the engine is not installed or cannot be reached.
         """
         self._retries = config.retries
+        self.num_workers = config.workers
         self._say = say
-        self._engine = start_engine(config, entry, arguments, logs)
+        self._engine = start_engine(config, entry, arguments, logs, name, say)
         self.num_units = 0
         """Of the last `run`, as `num_retried`."""
         self.num_retried = 0
@@ -111,17 +114,22 @@ class WorkerPool:
 
 
 def start_engine(
-    config: LauncherConfig, entry: str, arguments: dict[str, Any], logs: Path
+    config: LauncherConfig,
+    entry: str,
+    arguments: dict[str, Any],
+    logs: Path,
+    name: str,
+    say: Callable[[str], object],
 ) -> WorkerEngine:
     worker = UnitWorker(entry, json.dumps(arguments), threads_per_worker(config))
     if config.kind is LauncherKind.RAY:
         from collect.launch.ray import RayEngine
 
-        return RayEngine(config, worker)
+        return RayEngine(config, worker, say)
     if config.kind is LauncherKind.SLURM:
         from collect.launch.slurm import SlurmEngine
 
-        return SlurmEngine(config, worker, logs)
+        return SlurmEngine(config, worker, logs, name=name, say=say)
     from collect.launch.local import LocalEngine
 
     return LocalEngine(config, worker, logs)

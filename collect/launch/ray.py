@@ -1,11 +1,16 @@
 """launcher=ray: a pool of Ray actors, on this machine or on the cluster `launcher.ray_address`."""
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from collect.errors import LaunchError
 from collect.launch.config import LauncherConfig
 from collect.launch.worker import UnitResult, UnitWorker
 from runtime.serving import ray_cluster
+
+PENDING_SECONDS = 20.0
+"""Without any worker for this time, a line says what the workers wait for."""
 
 
 def join_ray(config: LauncherConfig, *, num_cpus: int | None = None) -> bool:
@@ -27,50 +32,119 @@ def join_ray(config: LauncherConfig, *, num_cpus: int | None = None) -> bool:
 
 
 class RayEngine:
-    """Actors; Ray places them, restarts those that die, and tries their unit again."""
+    """Actors with one unit at a time, which Ray places on the nodes that have room.
+
+    An actor whose node or process has died is replaced by a new one. Ray's own restarts would keep
+    the unit for the same actor, which waits for ever if the nodes that are left are full.
+    """
 
     logs = "Ray's session folder"
 
-    def __init__(self, config: LauncherConfig, worker: UnitWorker):
+    def __init__(self, config: LauncherConfig, worker: UnitWorker, say: Callable[[str], object]):
         self._owns_ray = join_ray(config)
         import ray
-        from ray.util import ActorPool
 
         self._ray = ray
-        actor = ray.remote(UnitWorker).options(
+        self._say = say
+        self._loading: dict[Any, Any] = {}
+        """Actors that load their models, or wait for a node, by the call that ends then."""
+        self._created: dict[Any, Any] = {}
+        """Of each of these calls, one that ends when the actor has a process."""
+        self._idle: list[Any] = []
+        self._running: dict[Any, tuple[Any, str]] = {}
+        self._needs = {"CPU": config.cpus} | ({"GPU": config.gpus} if config.gpus else {})
+        if config.ray_address is None and not self._fits_a_node():
+            self.close()
+            raise LaunchError(
+                f"launcher=ray: each worker needs {describe_resources(self._needs)}; this machine "
+                "has fewer. Join a cluster with launcher.ray_address, or ask for fewer"
+            )
+        self._actor = ray.remote(UnitWorker).options(
             num_cpus=config.cpus,
             num_gpus=config.gpus,
-            max_restarts=-1,
-            max_task_retries=config.retries,
             runtime_env={"env_vars": {"OMP_NUM_THREADS": str(worker.threads)}},
         )
-        self._actors = [
-            actor.remote(worker.entry, worker.arguments, worker.threads)
-            for _ in range(config.workers)
-        ]
-        for handle in self._actors:
-            # All load their models at the same time; an error is reported by the first unit.
-            handle.open.remote()
-        self._pool = ActorPool(self._actors)
+        self._arguments = worker.entry, worker.arguments, worker.threads
+        for _ in range(config.workers):
+            self._start_actor()
 
     def run(self, units: Sequence[str]) -> Iterator[UnitResult]:
-        for unit in units:
-            self._pool.submit(lambda actor, unit: actor.run.remote(unit), unit)
-        lost, message = set(units), ""
-        while self._pool.has_next():
-            try:
-                result = UnitResult.from_json(self._pool.get_next_unordered())
-            except self._ray.exceptions.RayError as error:
-                # Ray has retried it; which unit it was is known when all others have ended.
-                message = f"its actor died: {' '.join(str(error).split())[:300]}"
+        waiting = deque(units)
+        while waiting or self._running:
+            while waiting and self._idle:
+                actor, first = self._idle.pop(), waiting.popleft()
+                self._running[actor.run.remote(first)] = actor, first
+            call = self._wait_for_call()
+            unit: str | None
+            if call in self._loading:
+                actor, unit = self._loading.pop(call), None
+                del self._created[call]
             else:
-                lost.discard(result.unit)
-                yield result
-        for unit in sorted(lost):
-            yield UnitResult(unit=unit, error=message, may_retry=False)
+                actor, unit = self._running.pop(call)
+            try:
+                text = self._ray.get(call)
+            except self._ray.exceptions.RayError as error:
+                if unit is None and isinstance(error, self._ray.exceptions.RayTaskError):
+                    # The work cannot be opened: the actor reports it with its first unit.
+                    self._idle.append(actor)
+                    continue
+                self._ray.kill(actor)
+                self._start_actor()
+                if unit is None and waiting:
+                    # It counts as a try of a unit, so that actors that cannot start are given up.
+                    unit = waiting.popleft()
+                if unit is not None:
+                    message = f"its actor died: {' '.join(str(error).split())[:300]}"
+                    yield UnitResult(unit=unit, error=message)
+                continue
+            self._idle.append(actor)
+            if unit is not None:
+                yield UnitResult.from_json(text)
+
+    def _wait_for_call(self) -> Any:
+        """Returns a call of `_loading` or `_running` that has ended."""
+        calls = [*self._running, *self._loading]
+        if not self._running:
+            ended, _ = self._ray.wait(calls, timeout=PENDING_SECONDS)
+            if ended:
+                return ended[0]
+            created, _ = self._ray.wait([self._created[call] for call in calls], timeout=0)
+            if not created:
+                self._say(
+                    f"no worker has started yet: each needs {describe_resources(self._needs)}; "
+                    f"the cluster's nodes have {self._describe_nodes()}"
+                )
+        ended, _ = self._ray.wait(calls)
+        return ended[0]
+
+    def _start_actor(self) -> None:
+        actor = self._actor.remote(*self._arguments)
+        created = actor.__ray_ready__.remote()
+        # All load their models at the same time.
+        call = actor.open.remote()
+        self._loading[call], self._created[call] = actor, created
+
+    def _fits_a_node(self) -> bool:
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        return any(
+            all(node.get(name, 0) >= amount for name, amount in self._needs.items())
+            for node in nodes
+        )
+
+    def _describe_nodes(self) -> str:
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        return "; ".join(
+            describe_resources({name: node.get(name, 0) for name in ("CPU", "GPU")})
+            for node in nodes
+        )
 
     def close(self) -> None:
-        for actor in self._actors:
+        running = [actor for actor, _ in self._running.values()]
+        for actor in (*self._loading.values(), *self._idle, *running):
             self._ray.kill(actor)
         if self._owns_ray:
             self._ray.shutdown()
+
+
+def describe_resources(resources: Mapping[str, float]) -> str:
+    return ", ".join(f"{amount:g} {name}" for name, amount in resources.items())

@@ -2,12 +2,15 @@
 
 A job that is killed, preempted or reaches its time limit costs the unit that it was doing: what is
 left of its share goes to the next array. The result of each unit is a file, so that finished units
-are known before their job ends.
+are known before their job ends, and to a job that Slurm starts again.
 """
 
+import os
+import signal
+import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -15,46 +18,103 @@ from typing import Any
 
 from collect.errors import LaunchError
 from collect.launch.config import LauncherConfig
+from collect.launch.slurm_jobs import (
+    JobStates,
+    LocalStates,
+    SlurmStates,
+    one_line,
+    outside_jobs,
+)
 from collect.launch.worker import UnitResult, UnitWorker
 from predictors.files import write_atomic
 
 POLL_SECONDS = 0.5
+CONTROLLER_PATIENCE_SECONDS = 600.0
+"""A controller that is restarted refuses jobs for as long as it takes."""
+CONTROLLER_PAUSE_SECONDS = 5.0
+NO_CONTROLLER = "Unable to contact slurm controller"
+STOPPED = "stopped"
+"""File of a job that ended before its share did, without having begun another unit."""
 
 
 def do_share(worker: UnitWorker, units: Sequence[str], folder: str) -> None:
-    """Runs in a job: does these units and writes the result of the n-th to FOLDER/n."""
+    """Runs in a job: does these units and writes the result of the n-th to FOLDER/n.
+
+    Slurm sends SIGUSR2 some time before the time limit (`signal_delay_s`): the unit that is being
+    done may end, no other is begun. SIGTERM, with which scancel begins, ends the job at once.
+    """
+    is_stopping = False
+
+    def stop(*_: object) -> None:
+        nonlocal is_stopping
+        is_stopping = True
+        log("the time limit is near: no other unit begins")
+
+    # In place of submitit's handlers: one raises an error in the unit, the other does nothing.
+    signal.signal(signal.SIGUSR2, stop)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for number, unit in enumerate(units):
-        write_atomic(Path(folder, str(number)), worker.run(unit).encode())
+        path = Path(folder, str(number))
+        if path.exists():
+            continue
+        if is_stopping:
+            Path(folder, STOPPED).touch()
+            return
+        log(f"{unit}: begins")
+        write_atomic(path, worker.run(unit).encode())
+        log(f"{unit}: ended")
+
+
+def log(line: str) -> None:
+    """Writes to the job's log, in one call: a signal handler may interrupt another's."""
+    os.write(sys.stdout.fileno(), f"moecast: {line}\n".encode())
 
 
 class SlurmEngine:
     """Arrays of at most `launcher.workers` jobs; their logs are in FOLDER/jobs."""
 
-    def __init__(self, config: LauncherConfig, worker: UnitWorker, folder: Path):
+    def __init__(
+        self,
+        config: LauncherConfig,
+        worker: UnitWorker,
+        folder: Path,
+        *,
+        name: str,
+        say: Callable[[str], object],
+    ):
         if find_spec("submitit") is None:
             raise LaunchError("launcher=slurm needs submitit: pip install 'moecast[slurm]'")
         import submitit
 
         self._num_jobs = config.workers
         self._worker = worker
+        self._say = say
+        self._name = f"moecast-{name}"
         self._folder = folder.resolve()
         self._folder.mkdir(parents=True, exist_ok=True)
         self.logs = str(self._folder / "jobs")
         self._jobs: list[Any] = []
+        self._states: JobStates | None = None
         parameters: dict[str, Any] = {
-            "name": "moecast",
+            "name": self._name,
             "timeout_min": 1440,
             "cpus_per_task": config.cpus,
-            "gpus_per_node": config.gpus,
         }
+        if config.gpus:
+            parameters["gpus_per_node"] = config.gpus
         if config.partition is not None:
             parameters["slurm_partition"] = config.partition
+        parameters |= config.options
+        # From version 22.05 on, srun does not take it from its job.
+        same_cores = [f"--cpus-per-task={parameters['cpus_per_task']}"]
+        parameters.setdefault("slurm_srun_args", same_cores)
         try:
-            self._executor = submitit.AutoExecutor(self.logs, cluster=config.cluster)
-            self._executor.update_parameters(**parameters | config.options)
-        except (RuntimeError, NameError, ValueError) as error:
+            # Without a name submitit takes its local executor where there is no Slurm.
+            self._executor = submitit.AutoExecutor(self.logs, cluster=config.cluster or "slurm")
+            self._executor.update_parameters(**parameters)
+        except (RuntimeError, NameError, ValueError, AssertionError) as error:
             raise LaunchError(
-                f"launcher=slurm: {' '.join(str(error).split())}. Run this where sbatch is, or try "
+                f"launcher=slurm: {one_line(str(error))}. Run this where sbatch is, or try "
                 "it on one machine with launcher.cluster=local"
             ) from error
 
@@ -63,27 +123,74 @@ class SlurmEngine:
         bounds = [len(units) * number // num_jobs for number in range(num_jobs + 1)]
         shares = [units[first:last] for first, last in pairwise(bounds)]
         folders = [tempfile.mkdtemp(prefix="results-", dir=self._folder) for _ in shares]
-        workers = [self._worker] * num_jobs
-        self._jobs = self._executor.map_array(do_share, workers, shares, folders)
+        self._jobs = self._submit(shares, folders)
+        self._states = self._watch()
         running = list(zip(self._jobs, shares, map(Path, folders), [0] * num_jobs, strict=True))
         while running:
+            # Asked before the files are read: what a job wrote, it wrote before it ended.
+            ended = self._states.read_ended()
             still = []
             for job, share, folder, done in running:
-                # Asked before the files are read: what a job wrote, it wrote before it ended.
-                has_ended = job.done()
+                # submitit's file is looked for, never read: results are JSON in `folder`.
+                is_over = job.paths.result_pickle.exists()
+                is_stopped = (folder / STOPPED).exists()
                 while done < len(share) and (folder / str(done)).exists():
-                    yield UnitResult.from_json((folder / str(done)).read_text())
+                    result = UnitResult.from_json((folder / str(done)).read_text())
+                    yield result.at(f"job {job.job_id}, log: {job.paths.stderr}")
                     done += 1
-                if not has_ended:
+                if job.job_id in ended or (is_over and (is_stopped or done == len(share))):
+                    if done < len(share) and not is_stopped:
+                        yield UnitResult(unit=share[done], error=self._describe(job, ended))
+                else:
                     still.append((job, share, folder, done))
-                elif done < len(share):
-                    error = f"its job {job.job_id} ended ({job.state})"
-                    yield UnitResult(unit=share[done], error=error)
             running = still
             if running:
                 time.sleep(POLL_SECONDS)
+        self._jobs = []
 
     def close(self) -> None:
-        for job in self._jobs:
-            if not job.done():
-                job.cancel(check=False)
+        if self._states is not None and self._jobs:
+            ended = self._states.read_ended()
+            alive = [
+                job.job_id
+                for job in self._jobs
+                if job.job_id not in ended and not job.paths.result_pickle.exists()
+            ]
+            if alive:
+                self._states.cancel(alive)
+
+    def _submit(self, shares: Sequence[Sequence[str]], folders: Sequence[str]) -> list[Any]:
+        """Submits an array; waits for a controller that is being restarted."""
+        from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+        deadline = time.monotonic() + CONTROLLER_PATIENCE_SECONDS
+        has_said = False
+        while True:
+            try:
+                with outside_jobs():
+                    return self._executor.map_array(
+                        do_share, [self._worker] * len(shares), shares, folders
+                    )
+            except (FailedJobError, FailedSubmissionError) as error:
+                said = one_line(str(error))
+                if NO_CONTROLLER not in said or time.monotonic() > deadline:
+                    raise LaunchError(
+                        f"sbatch refuses the jobs: {said}. launcher.partition= and "
+                        "launcher.options= say what they ask for"
+                    ) from error
+                if not has_said:
+                    self._say(f"waiting for Slurm's controller: {said}")
+                has_said = True
+                time.sleep(CONTROLLER_PAUSE_SECONDS)
+
+    def _watch(self) -> JobStates:
+        if self._executor.cluster != "slurm":
+            return LocalStates(self._jobs)
+        job_ids = [job.job_id for job in self._jobs]
+        num_jobs = f"{len(job_ids)} job{'s' * (len(job_ids) > 1)}"
+        array = job_ids[0].partition("_")[0]
+        self._say(f"Slurm {array}: {num_jobs} named {self._name}; logs: {self.logs}")
+        return SlurmStates(job_ids, self._say)
+
+    def _describe(self, job: Any, ended: dict[str, str]) -> str:
+        return f"its job {job.job_id} ended ({ended[job.job_id]}), log: {job.paths.stderr}"

@@ -10,7 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from typing import Any
 
@@ -32,6 +32,12 @@ class UnitResult:
     is_fatal: bool = False
     """A retry cannot help: the user's error, or the work cannot be opened."""
     may_retry: bool = True
+
+    def at(self, place: str) -> "UnitResult":
+        """Returns a result whose error names the place, unless the error is the user's."""
+        if not self.error or self.is_fatal:
+            return self
+        return replace(self, error=f"{self.error} ({place})")
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -68,7 +68,7 @@ class TracePlan(StrictRecord):
     """Everything that a trace's content depends on; equal plans make equal traces."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
-    source: Literal["recorded", "imported"]
+    source: Literal["recorded", "imported", "served"]
     model: TraceModel
     signals: tuple[TraceSignal, ...]
     dataset: str
@@ -91,7 +91,8 @@ class TraceManifest(StrictRecord):
     plan: TracePlan
     tool_version: str
     complete: bool
-    """True when every unit is written; only then does `datasets.load_from_disk` open the folder."""
+    """True when every unit is written. Only then does `datasets.load_from_disk` open the folder, if
+    `extra` has its two files; a trace that a server records has none."""
     shards: tuple[ShardRecord, ...]
     """In the order of units."""
     extra: tuple[TraceFile, ...] = ()

@@ -240,8 +240,13 @@ class Trace:
 
     @cached_property
     def tokens(self) -> NDArray[np.int32]:
-        """Token ids, `[N]`."""
+        """Token ids, `[N]`; -1 where they are not known."""
         return self._column("token")[:]
+
+    @cached_property
+    def has_tokens(self) -> bool:
+        """Whether token ids are known: an imported log or a server's recording may have none."""
+        return bool((self.tokens >= 0).any())
 
     @cached_property
     def positions(self) -> NDArray[np.int32]:

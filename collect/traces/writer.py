@@ -18,7 +18,14 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from collect.errors import TraceError
-from collect.traces.arrow import DATASET_INFO, STATE, dataset_info, dataset_state, write_stream
+from collect.traces.arrow import (
+    DATASET_INFO,
+    STATE,
+    Columns,
+    dataset_info,
+    dataset_state,
+    write_stream,
+)
 from collect.traces.checks import is_finite
 from collect.traces.layout import TraceSignal, column_name, signal_dtype, trace_columns
 from collect.traces.manifest import (
@@ -127,14 +134,8 @@ class TraceWriter:
         order = arrays["request"]
         assert (np.diff(order) >= 0).all(), "rows of a unit are in the order of its requests"
         assert set(arrays) == set(self._columns), "a unit has the plan's columns"
+        record = write_shard(self.storage, self.plan, unit, self._columns, arrays, requests)
         stem = unit_stem(self.plan, unit)
-        listed = REQUESTS.dump_json(list(requests), indent=1) + b"\n"
-        record = ShardRecord(
-            unit=unit,
-            rows=len(order),
-            data=self._write_data(f"{stem}.arrow", arrays),
-            requests=self._write_small(f"{stem}.requests.json", listed),
-        )
         self.storage.write(f"{stem}{RECORD}", record.model_dump_json(indent=1).encode() + b"\n")
         return record
 
@@ -149,24 +150,14 @@ class TraceWriter:
             assert not missing, f"finish with {missing} units missing"
             draft = self._manifest([done[unit] for unit in sorted(done)])
             extra = [
-                self._write_small(DATASET_INFO, dataset_info(self._columns)),
-                self._write_small(STATE, dataset_state(draft)),
+                write_small(self.storage, DATASET_INFO, dataset_info(self._columns)),
+                write_small(self.storage, STATE, dataset_state(draft)),
             ]
             whole = self._manifest(draft.shards, extra=extra, complete=True)
             self.storage.write(MANIFEST, to_json(whole))
         self._remove_records()
         self.storage.remove_temporary(everything=True)
         return Trace.open(self.storage, verify=False)
-
-    def _write_data(self, name: str, arrays: Mapping[str, NDArray]) -> TraceFile:
-        with self.storage.open_new(name) as file:
-            sink = HashingFile(file)
-            write_stream(sink, self._columns, arrays)
-        return TraceFile(name=name, sha256=sink.hexdigest(), size=sink.size)
-
-    def _write_small(self, name: str, data: bytes) -> TraceFile:
-        self.storage.write(name, data)
-        return TraceFile(name=name, sha256=hashlib.sha256(data).hexdigest(), size=len(data))
 
     def _manifest(
         self,
@@ -245,6 +236,34 @@ class TraceWriter:
                 f"{self.storage.address} is not empty and contains no trace (it has {names[0]}): "
                 "give another output=PATH"
             )
+
+
+def write_shard(
+    storage: FileStorage,
+    plan: TracePlan,
+    unit: int,
+    columns: Columns,
+    arrays: Mapping[str, NDArray],
+    requests: Sequence[TraceRequest],
+) -> ShardRecord:
+    """Writes the two files of a unit, each in one step."""
+    stem = unit_stem(plan, unit)
+    with storage.open_new(f"{stem}.arrow") as file:
+        sink = HashingFile(file)
+        write_stream(sink, columns, arrays)
+    data = TraceFile(name=f"{stem}.arrow", sha256=sink.hexdigest(), size=sink.size)
+    listed = REQUESTS.dump_json(list(requests), indent=1) + b"\n"
+    return ShardRecord(
+        unit=unit,
+        rows=len(arrays["request"]),
+        data=data,
+        requests=write_small(storage, f"{stem}.requests.json", listed),
+    )
+
+
+def write_small(storage: FileStorage, name: str, data: bytes) -> TraceFile:
+    storage.write(name, data)
+    return TraceFile(name=name, sha256=hashlib.sha256(data).hexdigest(), size=len(data))
 
 
 def unit_stem(plan: TracePlan, unit: int) -> str:

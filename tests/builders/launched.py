@@ -17,6 +17,7 @@ from predictors.errors import MoecastError
 from predictors.files import write_atomic
 
 SLOW_SECONDS = 0.4
+HELD_SECONDS = 0.05
 
 
 def open_work(folder: str, refuses: str = "", breaks: bool = False) -> DoUnit:
@@ -63,6 +64,31 @@ def open_trace(folder: str, log: str) -> DoUnit:
         with Path(log).open("a") as lines:
             lines.write(f"{unit}\n")
         time.sleep(SLOW_SECONDS)
+        writer.write(unit, *unit_content(plan, unit))
+
+    return do
+
+
+def open_held_trace(folder: str, units: int, held: list[int], home: str) -> DoUnit:
+    """Units of a synthetic trace; each of `held` waits until the file HOME/release-UNIT is there.
+
+    HOME/begun.log gets a line for each unit that is begun: the unit and its Slurm job.
+    """
+    from collect.traces import TraceWriter
+    from tests.builders.traces import make_plan, make_spec, unit_content
+
+    plan = make_plan(make_spec(), num_units=units, requests_per_unit=2)
+    names = ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")
+    job = "_".join(os.environ[name] for name in names if name in os.environ)
+
+    def do(digest: str) -> Any:
+        writer, unit = TraceWriter(folder, plan, joins=True), plan.units.index(digest)
+        if writer.has(unit):
+            return
+        with Path(home, "begun.log").open("a") as lines:
+            lines.write(f"{unit} {job}\n")
+        while unit in held and not Path(home, f"release-{unit}").exists():
+            time.sleep(HELD_SECONDS)
         writer.write(unit, *unit_content(plan, unit))
 
     return do

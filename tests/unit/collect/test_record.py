@@ -20,7 +20,8 @@ from collect.recording import RecordingJob, recording_settings
 from collect.traces import Trace
 from collect.traces.layout import ROUTING_SIGNALS
 from predictors.metrics import Phase
-from runtime.config import ModelConfig
+from runtime.config import DecodeKernels, ModelConfig
+from runtime.hf import decode_kernels
 from tests.builders.models import plain_eager
 from tests.builders.recordable import prompts_file, recordable
 from tests.builders.traces import make_spec
@@ -154,6 +155,37 @@ def test_recording_job__is_the_same_in_another_folder(
         ModelConfig(), data, "s3://b/t", ROUTING_SIGNALS, recording_settings(data), "1GiB"
     ).to_json()
     assert (builtin["model"]["id"], builtin["where"]) == ("builtin", "s3://b/t")
+
+
+def test_recording_job__decides_for_all_workers_which_kernels_are_faster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = make_data(tmp_path)
+    settings = recording_settings(data)
+    for ratio, kernels in ((2.0, "own"), (1.0, "library")):
+        monkeypatch.setattr(decode_kernels, "measure_ratio", lambda *_, found=ratio: found)
+        for model, expected in (
+            (ModelConfig(dtype="float16"), kernels),
+            (ModelConfig(dtype="float32"), "library"),
+            (ModelConfig(decode_kernels=DecodeKernels.OWN), "own"),
+        ):
+            job = RecordingJob(model, data, "trace", ROUTING_SIGNALS, settings, "100%")
+            there = RecordingJob.from_json(json.loads(json.dumps(job.to_json())))
+            assert there.model.decode_kernels.value == expected
+
+
+def test_record__reports_each_recorded_token_once(tmp_path: Path) -> None:
+    data = make_data(tmp_path, count=5)
+    settings = recording_settings(data, batch_size=2)
+    model = recordable(tmp_path / "model")
+    job = RecordingJob(model, data, str(tmp_path / "trace"), ROUTING_SIGNALS, settings, "100%")
+    recorder = job.load()
+    steps: list[int] = []
+    with recorder.model.moecast:
+        arrays, _ = recorder.record(0, steps.append)
+    assert sum(steps) == len(arrays["request"])
+    # Each of three batches has one prefill and four decode steps.
+    assert len(steps) == 3 * 5
 
 
 def test_collect__sampling_repeats_by_seed(tmp_path: Path) -> None:

@@ -91,7 +91,8 @@ def test_engine__does_every_unit_and_outlives_its_workers(
         assert pool.run(units) == values
         assert begun_units(tmp_path) == begun
         with pytest.raises(
-            LaunchError, match=r"1 of 2 units failed.* fails-2-99: OSError: fails-2-99 fails; logs"
+            LaunchError,
+            match=r"1 of 2 units failed.* fails-2-99: OSError: fails-2-99 fails.*; logs",
         ):
             pool.run(["fails-2-99", "fine-3"])
         assert (tmp_path / "fine-3").exists()
@@ -263,7 +264,7 @@ def test_slurm__a_missing_cluster_is_reported_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    config = LauncherConfig(kind=LauncherKind.SLURM, cluster="slurm")
+    config = LauncherConfig(kind=LauncherKind.SLURM)
     with pytest.raises(LaunchError, match=r"launcher\.cluster=local"):
         WorkerPool(config, ENTRY, {}, logs=tmp_path)
 

@@ -1,0 +1,248 @@
+"""A Ray cluster on this machine: a head and workers, each in its own network namespace.
+
+Needs root. A namespace has its own addresses and ports, and what runs in it is known, so that a
+node can be killed, or cut from the network, as a machine is.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from tests.docs.pages import read_commands
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = f"--object-store-memory={80 << 20} --include-log-monitor=false"
+START_SECONDS, STARTS = 150, 3
+END_SECONDS = 60
+
+
+class NoNamespaces(RuntimeError):
+    """This user or machine cannot make network namespaces; the message says why."""
+
+
+@dataclass(frozen=True)
+class RayNode:
+    """One node: a namespace, with everything that Ray has started in it."""
+
+    namespace: str
+    address: str
+    folder: Path
+    """Ray's temporary folder."""
+    environment: dict[str, str]
+
+    def command(self, *arguments: str | Path) -> list[str]:
+        """Returns the arguments that run a command on this node."""
+        return ["ip", "netns", "exec", self.namespace, *map(str, arguments)]
+
+    def start(self, block: str, options: str, *, head: str = "") -> None:
+        """Runs a block of docs/distributed.md; its last command starts Ray in the background."""
+        lines = read_commands("distributed.md", block)
+        lines[-1] += f" --node-ip-address={self.address} --temp-dir={self.folder} {SMALL} {options}"
+        script = "\n".join(lines).replace("HEAD:", f"{head}:")
+        log = self.folder.with_suffix(".log")
+        for _ in range(STARTS):
+            # A file, not a pipe, which would stay open until Ray ends.
+            with log.open("a") as file:
+                process = subprocess.Popen(
+                    self.command("bash", "-euc", script),
+                    env=self.environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=file,
+                )
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it is killed with the node
+                if process.wait(START_SECONDS) == 0:
+                    return
+            # On a busy machine it may miss Ray's own limit of 30 seconds.
+            self.kill()
+            process.wait(END_SECONDS)
+        raise AssertionError(f"{script}\n{log.read_text()}")
+
+    def processes(self) -> list[psutil.Process]:
+        """Returns all processes on this node."""
+        found = []
+        for pid in run_ip("netns", "pids", self.namespace).split():
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+                found.append(psutil.Process(int(pid)))
+        return found
+
+    def kill(self) -> None:
+        """Kills everything on this node, as a power cut does."""
+        while processes := self.processes():
+            # Ray's own process first: it would report the deaths of the others.
+            for process in sorted(processes, key=lambda one: "raylet" not in read_name(one)):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.send_signal(signal.SIGKILL)
+            psutil.wait_procs(processes, timeout=END_SECONDS)
+
+    def unplug(self) -> None:
+        """Cuts the node from the network: packets are lost, and no connection is closed."""
+        run_ip("-n", self.namespace, "link", "set", "eth0", "down")
+
+    def plug(self) -> None:
+        """Connects the node to the network."""
+        run_ip("-n", self.namespace, "link", "set", "eth0", "up")
+        # Ray looks which address it would have towards the internet; nothing is sent there.
+        run_ip("-n", self.namespace, "route", "replace", "default", "dev", "eth0")
+
+    @property
+    def is_connected(self) -> bool:
+        return bool(run_ip("-n", self.namespace, "link", "show", "eth0", "up"))
+
+    @property
+    def is_alive(self) -> bool:
+        return self.is_connected and any(read_name(one) == "raylet" for one in self.processes())
+
+
+@dataclass(frozen=True)
+class RayNodes:
+    """A running cluster."""
+
+    head: RayNode
+    workers: Sequence[RayNode]
+    gpus: int
+    """GPUs that the last worker declares."""
+
+    @property
+    def nodes(self) -> Sequence[RayNode]:
+        return (self.head, *self.workers)
+
+    def start(self) -> None:
+        """Starts Ray on the head, then on the workers."""
+        self.head.start("ray-head", "--num-cpus=0 --include-dashboard=false")
+        self.revive()
+
+    def revive(self) -> None:
+        """Starts Ray on workers that do not run, or were cut from the network."""
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(self._revive, self.workers))
+
+    def _revive(self, node: RayNode) -> None:
+        if node.is_alive:
+            return
+        node.kill()
+        node.plug()
+        num_gpus = self.gpus if node is self.workers[-1] else 0
+        # Ray wants to see as many as are declared.
+        node.environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(num_gpus)))
+        options = f"--num-cpus=1 --num-gpus={num_gpus}"
+        node.start("ray-node", options, head=self.head.address)
+
+
+@contextmanager
+def ray_nodes(num_workers: int = 3, *, gpus: int = 0) -> Iterator[RayNodes]:
+    """Starts a cluster with the commands of docs/distributed.md; at the end nothing of it is left.
+
+    The head declares no CPU and each worker one, so that all work is on the workers.
+
+    Args:
+        gpus: GPUs that the last worker declares, whether the machine has them or not.
+
+    Raises:
+        NoNamespaces: this user or machine cannot make network namespaces.
+    """
+    remove_leftovers()
+    name = f"ray{os.getpid()}"
+    with ExitStack() as stack:
+        # Short: it begins the paths of Ray's sockets, which may have 107 bytes.
+        folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir="/tmp"))
+        stack.callback(shutil.rmtree, folder)
+        environment = make_environment(folder)
+        subnet = make_bridge(name, stack)
+        nodes = []
+        for number in range(num_workers + 1):
+            namespace, address = f"{name}-{number}", f"{subnet}.{number + 2}"
+            make_namespace(namespace, address, bridge=name, number=number, stack=stack)
+            nodes.append(RayNode(namespace, address, folder / str(number), dict(environment)))
+            nodes[-1].plug()
+        for node in nodes:
+            stack.callback(node.kill)
+        cluster = RayNodes(nodes[0], nodes[1:], gpus)
+        cluster.start()
+        yield cluster
+
+
+def remove_leftovers() -> None:
+    """Removes the clusters of test processes that were killed; their ids are in the names."""
+    for namespace, owner in re.findall(r"^((ray\d+)-\d+)\b", run_ip("netns", "list"), re.MULTILINE):
+        if psutil.pid_exists(int(owner.removeprefix("ray"))):
+            continue
+        RayNode(namespace, "", Path(), {}).kill()
+        run_ip("netns", "delete", namespace)
+        if re.search(rf"\b{owner}:", run_ip("link", "show", "type", "bridge")):
+            run_ip("link", "delete", owner)
+        for folder in Path("/tmp").glob(f"{owner}-*"):
+            shutil.rmtree(folder)
+
+
+def make_environment(home: Path) -> dict[str, str]:
+    """Returns the environment of all nodes: one home folder, and this project's commands."""
+    programs = home / "bin"
+    programs.mkdir()
+    moecast = programs / "moecast"
+    moecast.write_text(f'#!/bin/sh\nexec {sys.executable} -m moecast "$@"\n')
+    moecast.chmod(0o755)
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    path = os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]])
+    return kept | {
+        "HOME": str(home),
+        "PATH": path,
+        "PYTHONPATH": str(ROOT),
+        "CUDA_VISIBLE_DEVICES": "",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+
+
+def make_bridge(name: str, stack: ExitStack) -> str:
+    """Makes the network between the nodes; returns the first three numbers of its addresses."""
+    # A private network that is not used on this machine; this machine itself is number 1.
+    used = run_ip("-4", "route", "show")
+    subnet = next(found for i in range(256) if f"{(found := f'10.213.{i}')}." not in used)
+    run_ip("link", "add", name, "type", "bridge")
+    stack.callback(run_ip, "link", "delete", name)
+    run_ip("address", "add", f"{subnet}.1/24", "dev", name)
+    run_ip("link", "set", name, "up")
+    return subnet
+
+
+def make_namespace(
+    namespace: str, address: str, *, bridge: str, number: int, stack: ExitStack
+) -> None:
+    run_ip("netns", "add", namespace)
+    stack.callback(run_ip, "netns", "delete", namespace)
+    outside = f"{bridge}v{number}"
+    run_ip("link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", namespace)
+    # Gone at once: with its namespace it would go some time later.
+    stack.callback(run_ip, "link", "delete", outside)
+    run_ip("link", "set", outside, "master", bridge, "up")
+    run_ip("-n", namespace, "address", "add", f"{address}/24", "dev", "eth0")
+    run_ip("-n", namespace, "link", "set", "lo", "up")
+
+
+def run_ip(*arguments: str) -> str:
+    program = shutil.which("ip")
+    if program is None:
+        raise NoNamespaces("`ip` is missing: apt-get install iproute2")
+    done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise NoNamespaces(f"ip {' '.join(arguments)}: {done.stderr.strip()} (needs root)")
+    return done.stdout
+
+
+def read_name(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return ""

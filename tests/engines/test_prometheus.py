@@ -1,0 +1,220 @@
+"""Debian's Prometheus scrapes a running server; the commands are those of docs/monitoring.md."""
+
+import math
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx2
+import pytest
+import yaml
+
+from benchmarks.serving.server import ServerProcess, run_server
+from runtime.serving.monitoring import ALERTS, FOLDER, SCRAPING
+from tests.builders.entries import write_popularity
+from tests.builders.monitoring import (
+    dashboard_expressions,
+    dashboard_variables,
+    read_rules,
+    rule_expressions,
+)
+from tests.builders.served import serve
+from tests.builders.serving import speaking_model
+from tests.docs.pages import ROOT, read_commands
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(560)]
+
+PATIENCE = 240.0
+CASES = Path(__file__).with_name("alert_cases.yml")
+SCRAPE_INTERVAL = "200ms"
+"""The shipped 15 s would take minutes; every other setting is as shipped."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def installed() -> None:
+    """Installs what is documented, as root, unless it is there."""
+    if all(map(shutil.which, ("prometheus", "promtool", "curl"))):
+        return
+    commands = read_commands("monitoring.md", "install")
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        pytest.skip(f"Prometheus is missing; as root on Debian: {' && '.join(commands)}")
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for command in commands:
+        subprocess.run(command, shell=True, check=True, env=environment, timeout=PATIENCE)
+    if Path("/run/systemd/system").is_dir():
+        # Debian starts the service of a package that it installs.
+        subprocess.run(
+            ["systemctl", "disable", "--now", "prometheus"], check=True, timeout=PATIENCE
+        )
+
+
+def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["promtool", *arguments], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+
+
+def test_alerts__fire_when_they_should_and_not_otherwise() -> None:
+    cases = yaml.safe_load(CASES.read_text())["tests"]
+    fired = {
+        name
+        for case in cases
+        for check in case["promql_expr_test"]
+        for sample in check["exp_samples"]
+        for name in re.findall(r'"(\w+)"', sample["labels"])
+    }
+    assert fired == {rule["alert"] for rule in read_rules() if "alert" in rule}
+    done = promtool("test", "rules", CASES)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_cases__detect_an_alert_that_does_not_fire(tmp_path: Path) -> None:
+    rules = (FOLDER / ALERTS).read_text()
+    (tmp_path / ALERTS).write_text(rules.replace("_drifted == 1", "_drifted == 2"))
+    cases = re.sub(r"^rule_files: .*", f"rule_files: [{ALERTS}]", CASES.read_text(), flags=re.M)
+    (tmp_path / CASES.name).write_text(cases)
+    done = promtool("test", "rules", tmp_path / CASES.name)
+    assert done.returncode == 1
+    assert "MoecastPredictorDrifted" in done.stdout + done.stderr
+
+
+@dataclass
+class Prometheus:
+    """A running Prometheus."""
+
+    url: str
+    server: ServerProcess
+
+    def query(self, expression: str) -> list[tuple[dict[str, str], float]]:
+        """Returns labels and value of each series."""
+        answer = httpx2.get(f"{self.url}/api/v1/query", params={"query": expression}, timeout=30)
+        body = answer.json()
+        assert body["status"] == "success", body
+        return [(one["metric"], float(one["value"][1])) for one in body["data"]["result"]]
+
+    def wait(self, expression: str) -> None:
+        """Waits until an expression returns something."""
+        deadline = time.monotonic() + PATIENCE
+        while not self.query(expression):
+            assert time.monotonic() < deadline, f"{expression}: no data"
+            time.sleep(0.1)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def drifting_entry(model: Path, folder: Path) -> Path:
+    """A predictor of the model whose card claims that every forecast is right."""
+    with serve(model, budget="50%", predictor="skip").moecast as handle:
+        spec = handle.spec
+    write_popularity(folder, spec, [1.0] * spec.num_layers)
+    return folder
+
+
+@contextmanager
+def load(server: ServerProcess) -> Iterator[None]:
+    """Eight clients that send one request after the other."""
+    ended = threading.Event()
+    body = {"prompt": "The heart", "max_tokens": 100, "ignore_eos": True}
+
+    def ask() -> None:
+        with httpx2.Client(base_url=server.url, timeout=PATIENCE) as client:
+            while not ended.is_set():
+                assert client.post("/v1/completions", json=body).status_code == 200
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join(PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """Runs the documented commands beside a server; the last one until the end of the tests."""
+    folder = tmp_path_factory.mktemp("prometheus")
+    model = speaking_model(folder / "model", num_layers=3)
+    entry = drifting_entry(model, folder / "entry")
+    options = {"model.id": model, "budget": "50%", "predictor": entry}
+    port = free_port()
+    with run_server(options, folder=folder) as server:
+        *commands, last = (
+            command.replace("http://127.0.0.1:8000", server.url)
+            .replace("moecast ", f"{sys.executable} -m moecast ", 1 if command[0] == "m" else 0)
+            .replace("127.0.0.1:9090", f"127.0.0.1:{port}")
+            for command in read_commands("monitoring.md", "prometheus")
+        )
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        for command in commands:
+            done = subprocess.run(
+                ["bash", "-o", "pipefail", "-c", command],
+                cwd=folder,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE,
+                check=False,
+            )
+            assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+        path = folder / "monitoring" / SCRAPING
+        config = path.read_text().replace("15s", SCRAPE_INTERVAL)
+        path.write_text(config.replace("127.0.0.1:8000", server.url.removeprefix("http://")))
+        with (folder / "prometheus.log").open("w") as log:
+            process = subprocess.Popen(last.split(), cwd=folder, stdout=log, stderr=log)
+        try:
+            url = f"http://127.0.0.1:{port}"
+            wait_ready(url, process, folder / "prometheus.log")
+            yield Prometheus(url, server)
+        finally:
+            process.terminate()
+            process.wait(PATIENCE)
+
+
+def wait_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            if httpx2.get(f"{url}/-/ready", timeout=30).status_code == 200:
+                return
+        except httpx2.ConnectError:
+            pass  # it does not listen yet
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.1)
+
+
+def test_prometheus__has_data_for_every_query_and_alerts(prometheus: Prometheus) -> None:
+    with load(prometheus.server):
+        # Drift is judged after thousands of tokens: everything else has been scraped by then.
+        prometheus.wait("moecast_predictor_accuracy")
+        prometheus.wait('ALERTS{alertname="MoecastPredictorDrifted"}')
+        empty = {}
+        for name, expression in (dashboard_expressions("1m") | rule_expressions()).items():
+            # With `bool` a comparison returns 0 or 1 in place of nothing where it does not hold.
+            shown = re.sub(r" (==|<|>) ", r" \1 bool ", expression)
+            found = prometheus.query(shown)
+            if not found or all(math.isnan(value) for _, value in found):
+                empty[name] = found
+        assert not empty
+        for selector, label in dashboard_variables().values():
+            assert {labels[label] for labels, _ in prometheus.query(selector)}
+    pending = {labels["alertname"] for labels, _ in prometheus.query("ALERTS")}
+    assert "MoecastPredictorDrifted" in pending
+    assert not pending & {"MoecastDown", "MoecastReadErrors", "MoecastPredictorFailed"}
+    assert prometheus.server.stop().exit_code == 0
+    prometheus.wait('ALERTS{alertname="MoecastDown"}')

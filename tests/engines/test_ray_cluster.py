@@ -1,0 +1,306 @@
+"""A cluster of Ray whose nodes are killed and cut off; the commands are docs/distributed.md's."""
+
+import json
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import httpx2
+import psutil
+import pytest
+
+from runtime.config import ModelConfig
+from runtime.store.model_source import identity
+from tests.builders.models import tiny_qwen2_moe
+from tests.builders.ray_nodes import NoNamespaces, RayNode, RayNodes, ray_nodes, run_ip
+from tests.builders.serving import speaking_model
+from tests.builders.traces import make_spec, make_trace
+from tests.docs.pages import read_commands
+
+pytestmark = [
+    pytest.mark.engines,
+    pytest.mark.timeout(540),
+    pytest.mark.allow_hosts(["127.0.0.1", "10.213.0.0/16"]),
+]
+
+PATIENCE = 240.0
+POLL_SECONDS = 0.1
+KEY = "a-key"
+RECORDING = [
+    *("data.num_prompts=15", "data.max_prompt_tokens=16", "data.max_new_tokens=16"),
+    *("shard_mib=1", "batch_size=1", "temperature=1", "launcher.threads=1"),
+    # Otherwise two commands on a busy machine may find different kernels to be faster.
+    "model.decode_kernels=library",
+]
+"""Fifteen parts of the reference model, each of less than a second."""
+ALONE = ("launcher=local", "launcher.workers=1", "launcher.ray_address=null")
+
+
+def wait_for(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(POLL_SECONDS)
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[RayNodes]:
+    try:
+        with ray_nodes(gpus=1) as nodes:
+            yield nodes
+    except NoNamespaces as error:
+        pytest.skip(f"no cluster of Ray: {error}")
+
+
+@pytest.fixture
+def cluster(running: RayNodes) -> RayNodes:
+    """Three workers, those that an earlier test has killed started again."""
+    running.revive()
+    return running
+
+
+class Command:
+    """A line of docs/distributed.md that runs on the head, with more options."""
+
+    def __init__(self, cluster: RayNodes, block: str, *options: str, folder: Path):
+        (line,) = read_commands("distributed.md", block)
+        line = line.replace("HEAD:", f"{cluster.head.address}:").replace("/shared", str(folder))
+        folder.mkdir(exist_ok=True)
+        self.run_dir = folder / "run"
+        self.log = folder / "log"
+        if "run_dir=" not in line:
+            line += f" run_dir={self.run_dir}"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [*cluster.head.command(), *line.split(), *options],
+                cwd=folder,
+                env=cluster.head.environment,
+                stdout=log,
+                stderr=log,
+            )
+
+    def wait_for(self, condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(POLL_SECONDS)
+
+    def wait_to_say(self, text: str) -> None:
+        self.wait_for(lambda: text in self.read_log())
+
+    def read_log(self) -> str:
+        """Returns what was printed, as one line: it was wrapped."""
+        return " ".join(self.log.read_text().split())
+
+    def wait(self) -> dict:
+        """Returns the results of the command once it has ended."""
+        try:
+            code = self.process.wait(PATIENCE)
+        finally:
+            self.process.kill()
+        assert code == 0, self.log.read_text()
+        return json.loads((self.run_dir / "results.json").read_text())
+
+
+def actors_on(node: RayNode, name: str) -> list[psutil.Process]:
+    """Returns the node's processes of one class of actors."""
+    found = []
+    for process in node.processes():
+        try:
+            if name in " ".join(process.cmdline()):
+                found.append(process)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def hosts_of(cluster: RayNodes, name: str) -> list[RayNode]:
+    """Returns the worker nodes on which such actors run."""
+    return [node for node in cluster.workers if actors_on(node, name)]
+
+
+def test_builder__leaves_nothing_when_a_test_fails() -> None:
+    nodes: list[RayNode] = []
+    processes: list[psutil.Process] = []
+
+    def fail() -> None:
+        with ray_nodes(1) as cluster:
+            nodes.extend(cluster.nodes)
+            processes.extend(process for node in nodes for process in node.processes())
+            raise ZeroDivisionError
+
+    try:
+        with pytest.raises(ZeroDivisionError):
+            fail()
+    except NoNamespaces as error:
+        pytest.skip(f"no cluster of Ray: {error}")
+    assert len(processes) >= 4
+    _, alive = psutil.wait_procs(processes, timeout=PATIENCE)
+    assert not alive
+    namespaces, links = run_ip("netns", "list"), run_ip("link", "show")
+    for node in nodes:
+        assert node.namespace not in namespaces
+        assert not node.folder.exists()
+    assert nodes[0].namespace.rpartition("-")[0] not in links
+
+
+def test_collect__outlives_two_nodes(cluster: RayNodes, tmp_path: Path) -> None:
+    """One is killed, another cut off; it goes on recording, and Ray misses it a minute later."""
+    whole = Command(cluster, "ray-collect", *RECORDING, *ALONE, folder=tmp_path / "whole")
+    digest = whole.wait()["digest"]
+    command = Command(cluster, "ray-collect", *RECORDING, folder=tmp_path / "lost")
+    trace = tmp_path / "lost" / "trace"
+
+    def finished() -> dict[str, int]:
+        return {path.name: path.stat().st_mtime_ns for path in trace.glob("*.arrow")}
+
+    command.wait_for(lambda: len(finished()) >= 2)
+    before = finished()
+    killed, cut_off = hosts_of(cluster, "UnitWorker")[:2]
+    killed.kill()
+    cut_off.unplug()
+    results = command.wait()
+    assert results["digest"] == digest
+    after = finished()
+    assert {name: after[name] for name in before} == before, "a finished part was written again"
+    assert len(after) > len(before) + 2, "it was over too soon"
+    assert 1 <= results["launched"]["retried"] <= 3
+
+
+def test_collect__runs_where_ray_has_a_gpu(cluster: RayNodes, tmp_path: Path) -> None:
+    """The last node declares a GPU that it does not have."""
+    few = ("data.num_prompts=2", "launcher.threads=1")
+    command = Command(cluster, "ray-collect", *few, "launcher.gpus=1", folder=tmp_path / "one")
+    hosts: set[str] = set()
+
+    def has_ended() -> bool:
+        hosts.update(node.namespace for node in hosts_of(cluster, "UnitWorker"))
+        return command.process.poll() is not None
+
+    wait_for(has_ended, "it does not end")
+    command.wait()
+    assert hosts == {cluster.workers[-1].namespace}
+    command = Command(cluster, "ray-collect", *few, "launcher.gpus=2", folder=tmp_path / "two")
+    command.wait_to_say("no worker has started yet: each needs 1 CPU, 2 GPU")
+    command.wait_to_say("1 CPU, 1 GPU")
+    command.process.send_signal(signal.SIGINT)
+    assert command.process.wait(PATIENCE) == 130
+
+
+def test_train__outlives_a_node(cluster: RayNodes, tmp_path: Path) -> None:
+    folder = tiny_qwen2_moe(tmp_path / "tiny", num_layers=4)
+    model = ModelConfig(name="tiny", id=str(folder), dtype="float32")
+    spec = make_spec(hidden_size=32)
+    spec = replace(spec, **identity(folder, model))
+    options = [
+        *(f"model.id={folder}", "model.name=tiny", "predictor=residual", "predictor.width=32"),
+        *("max_epochs=8", "batch_size=16", "score_shifted=false", "replay_tokens=12", "threads=1"),
+        *("launcher.threads=1", "launcher.layers=1"),
+    ]
+    for name in ("whole", "lost"):
+        make_trace(tmp_path / name / "trace", spec=spec, requests_per_unit=60)
+    whole = Command(cluster, "ray-train", *options, *ALONE, folder=tmp_path / "whole")
+    expected = whole.wait()["training"]
+    command = Command(cluster, "ray-train", *options, folder=tmp_path / "lost")
+
+    def finished() -> dict[str, int]:
+        return {p.name: p.stat().st_mtime_ns for p in command.run_dir.glob("groups/*.ckpt")}
+
+    command.wait_for(finished)
+    before = finished()
+    hosts_of(cluster, "UnitWorker")[0].kill()
+    training = command.wait()["training"]
+    assert training["weights_digest"] == expected["weights_digest"]
+    assert {name: finished()[name] for name in before} == before, "a finished unit was done again"
+    assert training["launched"]["retried"] >= 1, "it was over too soon"
+
+
+class ServeCommand(Command):
+    """`moecast serve` for a tiny model, with its clients."""
+
+    def __init__(self, cluster: RayNodes, *options: str, folder: Path):
+        folder.mkdir()
+        (folder / "keys").write_text(KEY)
+        model = speaking_model(folder / "model")
+        super().__init__(
+            cluster,
+            "ray-serve",
+            *(f"model.id={model}", "model.name=tiny", "device=cpu", *options),
+            folder=folder,
+        )
+        self.cluster = cluster
+        self.url = f"http://{cluster.head.address}:8000"
+
+    def ask(self) -> int:
+        """Returns the status of one request."""
+        body = {"prompt": "The heart", "max_tokens": 30, "temperature": 0, "ignore_eos": True}
+        headers = {"Authorization": f"Bearer {KEY}"}
+        url = f"{self.url}/v1/completions"
+        return httpx2.post(url, json=body, headers=headers, timeout=PATIENCE).status_code
+
+    def hosts(self) -> list[RayNode]:
+        return hosts_of(self.cluster, "ServeReplica:moecast:server")
+
+    @contextmanager
+    def load(self, num_clients: int) -> Iterator[list[int]]:
+        """Clients that send one request after the other; a list of their statuses that grows."""
+        statuses: list[int] = []
+        ended = threading.Event()
+
+        def send() -> None:
+            while not ended.is_set():
+                statuses.append(self.ask())
+
+        threads = [threading.Thread(target=send) for _ in range(num_clients)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield statuses
+        finally:
+            ended.set()
+            for thread in threads:
+                thread.join(PATIENCE)
+
+
+def test_serve__outlives_a_node_and_is_updated(cluster: RayNodes, tmp_path: Path) -> None:
+    command = ServeCommand(cluster, folder=tmp_path / "serve")
+    command.wait_to_say("(2 replicas)")
+    with command.load(3) as statuses:
+        wait_for(lambda: len(statuses) >= 10, "no answers")
+        victim = command.hosts()[0]
+        victim.kill()
+        num_asked = len(statuses)
+        wait_for(lambda: statuses[num_asked:].count(200) >= 30, "it does not answer any more")
+    assert set(statuses) <= {200, 500}
+    assert statuses.count(500) <= 3, "more than each client's request of that moment is lost"
+    # The other node, and the one that had been free.
+    wait_for(lambda: len(command.hosts()) == 2, "there is no second replica")
+    cluster.revive()
+    pids = {p.pid for node in command.hosts() for p in actors_on(node, "ServeReplica")}
+    with command.load(3) as statuses:
+        command.process.send_signal(signal.SIGHUP)
+        command.wait_to_say("replaced")
+    assert set(statuses) == {200}
+    assert not pids & {p.pid for node in command.hosts() for p in actors_on(node, "ServeReplica")}
+    command.process.send_signal(signal.SIGTERM)
+    assert command.wait()["updates"] == 1
+
+
+def test_serve__has_as_many_replicas_as_are_needed(cluster: RayNodes, tmp_path: Path) -> None:
+    scaled = ("replicas=1", "max_replicas=3", "scale_down_seconds=5", "max_running=2")
+    command = ServeCommand(cluster, *scaled, folder=tmp_path / "serve")
+    command.wait_to_say("(1 to 3 replicas)")
+    assert len(command.hosts()) == 1
+    with command.load(8) as statuses:
+        wait_for(lambda: len(command.hosts()) == 3, "no replicas are added")
+    wait_for(lambda: len(command.hosts()) == 1, "no replicas are stopped")
+    assert set(statuses) == {200}
+    assert command.ask() == 200
+    command.process.send_signal(signal.SIGTERM)
+    command.wait()

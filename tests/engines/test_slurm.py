@@ -1,0 +1,499 @@
+"""Debian's Slurm runs collect and train; the commands are those of docs/distributed.md."""
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+
+from collect.errors import LaunchError
+from collect.launch.config import LauncherConfig, LauncherKind
+from collect.launch.pool import WorkerPool
+from collect.traces import Trace, TraceWriter
+from configs.cli import main
+from configs.commands import COLLECT, TRAIN
+from tests.builders.recordable import prompts_file, recordable
+from tests.builders.slurm_cluster import (
+    CPUS_PER_NODE,
+    MORTAL,
+    NODES,
+    SlurmCluster,
+    install,
+    slurm_cluster,
+    wait_for,
+    why_impossible,
+)
+from tests.builders.traces import make_plan, make_spec, make_trace
+from tests.docs.pages import ROOT, read_commands
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(480)]
+
+NUM_UNITS = 12
+HELD = (2, 6, 10)
+"""The third unit of each of three jobs: before it, two are finished."""
+ENTRY = "tests.builders.launched:open_held_trace"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    reason = why_impossible()
+    if reason is not None:
+        pytest.skip(reason)
+    install()
+    with slurm_cluster(tmp_path_factory.mktemp("slurm") / "cluster") as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def in_cluster(cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What runs here is a client of the cluster, whose nodes find the code."""
+    monkeypatch.setenv("SLURM_CONF", str(cluster.config))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    yield
+    cluster.wait_until_idle()
+
+
+@dataclass
+class HeldRecording:
+    """Three jobs that record a trace and wait, each in the middle of its share."""
+
+    cluster: SlurmCluster
+    home: Path
+    said: list[str] = field(default_factory=list)
+    options: dict = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.plan = make_plan(make_spec(), num_units=NUM_UNITS, requests_per_unit=2)
+        self.writer = TraceWriter(self.home / "trace", self.plan)
+        self.finished: dict[int, int] = {}
+        """Inode of each part that was there before the fault."""
+        self.retried = 0
+
+    def run(self, advance: Callable[[str], object] = lambda _: None) -> None:
+        config = LauncherConfig(
+            kind=LauncherKind.SLURM, workers=3, cpus=CPUS_PER_NODE, threads=1, options=self.options
+        )
+        arguments = {
+            "folder": str(self.home / "trace"),
+            "units": NUM_UNITS,
+            "held": list(HELD),
+            "home": str(self.home),
+        }
+        with WorkerPool(
+            config,
+            ENTRY,
+            arguments,
+            logs=self.home / "logs",
+            name="collect-held",
+            say=self.said.append,
+        ) as pool:
+            missing = [self.plan.units[unit] for unit in self.writer.missing()]
+            pool.run(missing, advance=advance)
+            self.retried = pool.num_retried
+
+    def begun(self) -> list[tuple[int, str]]:
+        """Returns unit and job of each attempt."""
+        log = self.home / "begun.log"
+        lines = log.read_text().splitlines() if log.exists() else []
+        return [(int(unit), job) for unit, job in (line.split() for line in lines)]
+
+    def wait_until_held(self) -> dict[int, str]:
+        """Waits until each job is in its held unit; returns its job by unit."""
+        wait_for(lambda: set(HELD) <= {unit for unit, _ in self.begun()}, "units that are held")
+        self.finished = {
+            unit: self.part(unit).stat().st_ino
+            for unit, _ in self.begun()
+            if unit not in HELD and self.writer.has(unit)
+        }
+        assert len(self.finished) == 6
+        return dict(self.begun())
+
+    def part(self, unit: int) -> Path:
+        (found,) = (self.home / "trace").glob(f"*{unit:05d}-*.arrow")
+        return found
+
+    def release(self, *units: int) -> None:
+        for unit in units:
+            (self.home / f"release-{unit}").touch()
+
+    def logs(self, job: str) -> str:
+        paths = (self.home / "logs" / "jobs").glob(f"{job}_*_log.*")
+        return "".join(path.read_text() for path in paths)
+
+    def assert_whole(self, *, begun_twice: set[int]) -> None:
+        """The trace is that of one process, and no finished unit was begun again."""
+        whole = make_trace(self.home / "whole", num_units=NUM_UNITS, requests_per_unit=2)
+        assert self.writer.finish().digest == whole.digest
+        counts = Counter(unit for unit, _ in self.begun())
+        assert counts == {unit: 1 + (unit in begun_twice) for unit in range(NUM_UNITS)}
+        assert {unit: self.part(unit).stat().st_ino for unit in self.finished} == self.finished
+        # A job that Slurm starts again does not even look at units that it has done.
+        ended = count_ended(self.home / "logs", self.plan.units)
+        assert ended == dict.fromkeys(self.plan.units, 1)
+
+
+def count_ended(logs: Path, units: Collection[str]) -> Counter[str]:
+    """Returns how often each unit was done, by the jobs' logs, when all of `units` are in them.
+
+    Slurm writes them a little later.
+    """
+    counts: Counter[str] = Counter()
+
+    def has_all() -> bool:
+        counts.clear()
+        for log in (logs / "jobs").glob("*_log.out"):
+            counts.update(re.findall(r"^moecast: (\S+): ended$", log.read_text(), re.MULTILINE))
+        return set(units) <= set(counts)
+
+    wait_for(has_all, "a line for each unit")
+    return counts
+
+
+@pytest.fixture
+def recording(cluster: SlurmCluster, tmp_path: Path) -> HeldRecording:
+    return HeldRecording(cluster, tmp_path)
+
+
+@pytest.fixture
+def background() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+def node_of(cluster: SlurmCluster, job: str) -> str:
+    ((_, _, state, node),) = cluster.jobs("-j", job)
+    assert state == "RUNNING"
+    return node
+
+
+def state_of(cluster: SlurmCluster, job: str) -> str:
+    ((_, _, state, _),) = cluster.jobs("-t", "all", "-j", job)
+    return state
+
+
+def test_node__that_dies_costs_one_unit(
+    cluster: SlurmCluster, recording: HeldRecording, background: ThreadPoolExecutor
+) -> None:
+    done: Future[None] = background.submit(recording.run)
+    jobs = recording.wait_until_held()
+    assert {name for _, name, _, _ in cluster.jobs()} == {"moecast-collect-held"}
+    node = node_of(cluster, jobs[HELD[0]])
+    cluster.kill(node)
+    wait_for(lambda: state_of(cluster, jobs[HELD[0]]) == "PENDING", "Slurm requeues the job")
+    recording.release(*HELD)
+    done.result(timeout=200)
+    recording.assert_whole(begun_twice={HELD[0]})
+    cluster.start(node)
+
+
+@pytest.mark.parametrize("fault", ["requeue", "preemption"])
+def test_job__that_is_requeued_goes_on_where_it_was(
+    fault: str,
+    cluster: SlurmCluster,
+    recording: HeldRecording,
+    background: ThreadPoolExecutor,
+) -> None:
+    done: Future[None] = background.submit(recording.run)
+    job = recording.wait_until_held()[HELD[1]]
+    if fault == "requeue":
+        cluster.run("scontrol", "requeue", job)
+    else:
+        node = node_of(cluster, job)
+        urgent = ["--partition=urgent", f"--nodelist={node}", f"--cpus-per-task={CPUS_PER_NODE}"]
+        cluster.run("sbatch", *urgent, "--output=/dev/null", "--wrap=true")
+    wait_for(lambda: state_of(cluster, job) == "PENDING", "a requeued job")
+    recording.release(*HELD)
+    done.result(timeout=200)
+    recording.assert_whole(begun_twice={HELD[1]})
+    assert dict(recording.begun())[HELD[1]] == job, "the same job did it again"
+    assert recording.retried == 0
+
+
+def test_job__that_is_cancelled_is_replaced_and_named(
+    cluster: SlurmCluster, recording: HeldRecording, background: ThreadPoolExecutor
+) -> None:
+    done: Future[None] = background.submit(recording.run)
+    job = recording.wait_until_held()[HELD[2]]
+    cluster.run("scancel", job)
+    wait_for(lambda: state_of(cluster, job) == "CANCELLED", "a cancelled job")
+    recording.release(*HELD)
+    done.result(timeout=200)
+    recording.assert_whole(begun_twice={HELD[2]})
+    assert recording.retried == 1
+    (line,) = [line for line in recording.said if "tried again" in line]
+    log = recording.home / "logs" / "jobs" / f"{job}_0_log.err"
+    assert f"its job {job} ended (CANCELLED, exit code 0:15" in line
+    assert f"log: {log}" in line
+    assert "CANCELLED" in log.read_text()
+
+
+def test_time_limit__lets_a_unit_end_and_kills_one_that_does_not(
+    cluster: SlurmCluster, recording: HeldRecording, background: ThreadPoolExecutor
+) -> None:
+    done: Future[None] = background.submit(recording.run)
+    jobs = recording.wait_until_held()
+    for job in jobs.values():
+        cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=1")
+    for unit in HELD:
+        wait_for(lambda unit=unit: "limit is near" in recording.logs(jobs[unit]), "the signal")
+    recording.release(*HELD[1:])
+    wait_for(lambda: state_of(cluster, jobs[HELD[0]]) == "TIMEOUT", "the time limit")
+    recording.release(HELD[0])
+    done.result(timeout=200)
+    recording.assert_whole(begun_twice={HELD[0]})
+    assert recording.retried == 1, "a job that stops in time costs nothing"
+    (line,) = [line for line in recording.said if "tried again" in line]
+    assert f"its job {jobs[HELD[0]]} ended (TIMEOUT" in line
+
+
+def test_controller__may_restart_before_and_while_jobs_run(
+    cluster: SlurmCluster, recording: HeldRecording, background: ThreadPoolExecutor
+) -> None:
+    cluster.kill("slurmctld")
+    done: Future[None] = background.submit(recording.run)
+    wait_for(lambda: any("waiting for Slurm" in line for line in recording.said), "a line")
+    cluster.start("slurmctld")
+    recording.wait_until_held()
+    cluster.kill("slurmctld")
+    wait_for(lambda: any("squeue failed" in line for line in recording.said), "another line")
+    recording.release(*HELD)
+    wait_for(lambda: len(recording.begun()) == NUM_UNITS, "jobs go on without it")
+    cluster.start("slurmctld")
+    done.result(timeout=200)
+    recording.assert_whole(begun_twice=set())
+    assert recording.retried == 0
+
+
+def test_interrupt__cancels_the_jobs_and_keeps_what_they_did(
+    cluster: SlurmCluster, recording: HeldRecording
+) -> None:
+    def interrupt(_: str) -> None:
+        recording.wait_until_held()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        recording.run(advance=interrupt)
+    wait_for(lambda: not cluster.jobs(), "cancelled jobs")
+    recording.release(*HELD)
+    recording.run()
+    recording.assert_whole(begun_twice=set(HELD))
+
+
+def test_job__that_cannot_start_is_explained(
+    cluster: SlurmCluster, recording: HeldRecording, background: ThreadPoolExecutor
+) -> None:
+    """It asks for a day in a partition of half an hour."""
+    recording.options = {"slurm_partition": "short"}
+    done: Future[None] = background.submit(recording.run)
+    wait_for(lambda: any("waits" in line for line in recording.said), "a line")
+    (line,) = [line for line in recording.said if "waits" in line]
+    array = re.search(r"Slurm job (\d+)_0 waits: PartitionTimeLimit; scontrol show job \1_0", line)
+    assert array is not None, line
+    cluster.run("scontrol", "update", f"JobId={array[1]}", "TimeLimit=30")
+    recording.release(*HELD)
+    done.result(timeout=200)
+    recording.assert_whole(begun_twice=set())
+
+
+def test_submission__that_slurm_refuses_names_its_reason(recording: HeldRecording) -> None:
+    recording.options = {"slurm_partition": "no-such"}
+    with pytest.raises(LaunchError, match=r"sbatch refuses the jobs: .*invalid partition") as said:
+        recording.run()
+    assert re.search(r"launcher\.partition=", str(said.value))
+
+
+def test_job__that_fails_is_named_with_its_exit_code_and_log(
+    cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    config = LauncherConfig(kind=LauncherKind.SLURM, workers=1, threads=1, retries=0)
+    with (
+        WorkerPool(
+            config,
+            "tests.builders.launched:open_work",
+            {"folder": str(tmp_path)},
+            logs=tmp_path / "logs",
+        ) as pool,
+        pytest.raises(LaunchError) as failed,
+    ):
+        pool.run(["fine-1", "kills-1-99"])
+    found = re.search(
+        r"kills-1-99: its job (\d+) ended \(FAILED, exit code (\S+) on node\d\), log: (\S+);",
+        str(failed.value),
+    )
+    assert found is not None, failed.value
+    assert found[2] == "137:0", "srun's exit code for SIGKILL"
+    log = Path(found[3])
+    assert f"{found[1]}_0_log.err" == log.name
+    assert "Killed" in log.read_text()
+
+
+@dataclass(frozen=True)
+class Page:
+    """The commands of the page, on a tiny model."""
+
+    folder: Path
+    model: str
+    """Options for a trace of some ten parts."""
+    training: str
+
+    def adapt(self, command: str) -> str:
+        """Gives a command the tiny model, and this folder as the shared disk."""
+        return (
+            command.replace("/shared", str(self.folder))
+            # A job's variables must not reach the jobs that it submits.
+            .replace("sbatch ", "sbatch --ntasks=2 ")
+            .replace("moecast collect", f"moecast collect {self.model}")
+            .replace("moecast train", f"moecast train {self.training}")
+        )
+
+    def start(self, command: str, cluster: SlurmCluster) -> subprocess.Popen[str]:
+        moecast = self.folder / "bin" / "moecast"
+        moecast.parent.mkdir(exist_ok=True)
+        moecast.write_text(f'#!/bin/sh\nexec {sys.executable} -m moecast "$@"\n')
+        moecast.chmod(0o755)
+        path = f"{moecast.parent}{os.pathsep}{os.environ['PATH']}"
+        return subprocess.Popen(
+            [*MORTAL, *shlex.split(command)],
+            cwd=self.folder,
+            env=cluster.environment | {"PATH": path, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def end(self, process: subprocess.Popen[str]) -> str:
+        """Waits for a command and returns what it said."""
+        said, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, said
+        return said
+
+    def results(self, name: str) -> dict:
+        return json.loads((self.folder / name / "results.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    folder = tmp_path_factory.mktemp("shared")
+    recordable(folder / "model", hidden_size=512, num_layers=4)
+    prompts_file(folder / "prompts.jsonl", count=40)
+    model = f"model.name=tiny model.id={folder / 'model'} model.dtype=float32 launcher.threads=1"
+    data = f"data=jsonl data.path={folder / 'prompts.jsonl'} data.min_chars=1"
+    sizes = "data.max_new_tokens=8 data.max_prompt_tokens=4000 shard_mib=1 temperature=1"
+    training = (
+        "predictor=residual predictor.width=32 max_epochs=2 batch_size=64 score_shifted=false "
+        "replay_tokens=1 figures=false threads=1 launcher.layers=2"
+    )
+    return Page(folder, f"{model} {data} {sizes}", f"{model} {training}")
+
+
+@pytest.fixture(scope="module")
+def collected(page: Page, cluster: SlurmCluster) -> str:
+    """Runs the page's collect, asks its squeue meanwhile; returns what the command said."""
+    collect, squeue, _ = map(page.adapt, read_commands("distributed.md", "slurm"))
+    with page.start(collect, cluster) as process:
+        wait_for(lambda: cluster.jobs("-t", "RUNNING") or process.poll(), "a job")
+        listed = subprocess.check_output(shlex.split(squeue), env=cluster.environment, text=True)
+        said = page.end(process)
+    assert "moecast-collect-tiny RUNNING node" in listed
+    return said
+
+
+def test_collect__of_the_page_has_the_digest_of_one_process(page: Page, collected: str) -> None:
+    assert re.search(r"Slurm \d+: 2 jobs named moecast-collect-tiny; logs: ", collected)
+    whole = page.folder / "whole"
+    options = [*shlex.split(page.model), f"output={whole}", f"run_dir={page.folder / 'here'}"]
+    assert main("collect", COLLECT, options) == 0
+    assert page.results("collect")["digest"] == page.results("here")["digest"]
+    units = ["plan", *Trace.open(whole).manifest.plan.units]
+    assert len(units) >= 6
+    logs = page.folder / "collect" / "workers"
+    assert count_ended(logs, units) == dict.fromkeys(units, 1)
+
+
+def test_train__of_the_page_has_the_digest_of_one_process(
+    page: Page, cluster: SlurmCluster, collected: str
+) -> None:
+    train = page.adapt(read_commands("distributed.md", "slurm")[2])
+    with page.start(train, cluster) as process:
+        page.end(process)
+    log = (page.folder / "train.log").read_text()
+    assert re.search(r"Slurm \d+: 2 jobs named moecast-train-tiny; logs: ", log)
+    alone = [f"trace={page.folder / 'trace'}", f"run_dir={page.folder / 'alone'}"]
+    assert main("train", TRAIN, [*shlex.split(page.training), *alone]) == 0
+    trained = page.results("train")["training"]
+    assert trained["weights_digest"] == page.results("alone")["training"]["weights_digest"]
+    assert trained["launched"] == {"units": 3, "retried": 0}
+    groups = [path.name for path in (page.folder / "train" / "groups").iterdir()]
+    assert count_ended(page.folder / "train" / "workers", groups) == dict.fromkeys(groups, 1)
+
+
+def pid_namespace(pid: int) -> str:
+    return str(Path(f"/proc/{pid}/ns/pid").readlink())
+
+
+def processes_of(config: Path, namespaces: set[str]) -> list[str]:
+    """Returns processes that name the cluster's configuration, or run on its nodes."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            namespace = pid_namespace(process.pid)
+            words = [*process.cmdline(), process.environ().get("SLURM_CONF", "")]
+            if namespace in namespaces or str(config) in words:
+                found.append(f"{process.pid} {process.status()} {words}")
+    return found
+
+
+def test_cluster__leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_CONF")
+    mounts = Path("/proc/self/mountinfo").read_text()
+    with slurm_cluster(tmp_path / "another") as cluster:
+        wrap = "--wrap=srun sleep 600 & sleep 600"
+        cluster.run("sbatch", f"--output={tmp_path / 'job.log'}", wrap)
+        wait_for(lambda: cluster.jobs("-t", "RUNNING"), "a job")
+        namespaces = {
+            pid_namespace(slurmd.pid)
+            for node in NODES
+            for slurmd in psutil.Process(cluster.daemons[node].pid).children()
+        }
+        assert len(namespaces) == len(NODES)
+        assert len(processes_of(cluster.config, namespaces)) >= len(cluster.daemons)
+    wait_for(lambda: not processes_of(cluster.config, namespaces), "processes that end")
+    assert Path("/proc/self/mountinfo").read_text() == mounts
+
+
+UP = """
+import sys
+from pathlib import Path
+from tests.builders.slurm_cluster import slurm_cluster
+with slurm_cluster(Path(sys.argv[1])):
+    print("up", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_cluster__ends_with_the_process_that_started_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_CONF")
+    folder = tmp_path / "another"
+    with subprocess.Popen(
+        [sys.executable, "-c", UP, str(folder)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        assert processes_of(folder / "slurm.conf", set())
+        process.kill()
+    wait_for(lambda: not processes_of(folder / "slurm.conf", set()), "processes that end")

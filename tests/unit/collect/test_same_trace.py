@@ -1,0 +1,94 @@
+"""Nothing is recorded twice: `collect` and `train` find each other's traces."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from collect.config import DataConfig, SourceKind
+from collect.record import collect, collect_once
+from collect.recording import RecordingJob, recording_settings
+from collect.same_trace import find_same_trace
+from collect.traces.layout import ALL_SIGNALS, ROUTING_SIGNALS
+from runtime.config import ModelConfig
+from tests.builders.recordable import prompts_file, recordable
+from train.config import TrainConfig
+from train.find_trace import find_trace
+
+
+@pytest.fixture
+def recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[ModelConfig, DataConfig, str]:
+    """A model, its data, and the digest of their trace; no model can be loaded any more."""
+    monkeypatch.chdir(tmp_path)
+    model = recordable(tmp_path / "model", num_layers=2)
+    data = DataConfig(
+        name="letters",
+        kind=SourceKind.JSONL,
+        path=str(prompts_file(tmp_path / "prompts.jsonl", count=4)),
+        min_chars=1,
+        max_new_tokens=1,
+    )
+    settings = recording_settings(data, batch_size=2)
+    digest = collect_once(model, data, signals=ALL_SIGNALS, settings=settings).digest
+    monkeypatch.setattr("runtime.load", lambda *_, **__: pytest.fail("loaded the model"))
+    return model, data, digest
+
+
+def test_collect_once__reuses_a_trace_of_other_batches_and_more_signals(recorded) -> None:
+    model, data, digest = recorded
+    out = io.StringIO()
+    settings = recording_settings(data)
+    again = collect_once(
+        model, data, signals=ROUTING_SIGNALS, settings=settings, console=Console(file=out)
+    )
+    assert again.digest == digest
+    (line,) = out.getvalue().splitlines()
+    assert line == f"{again.where}: reused, these prompts are recorded already"
+
+
+def test_train__finds_what_collect_recorded(recorded, tmp_path: Path) -> None:
+    model, data, digest = recorded
+    config = TrainConfig(model=model, data=data, run_dir=tmp_path / "run")
+    assert find_trace(config, ROUTING_SIGNALS).digest == digest
+
+
+@pytest.mark.parametrize("changed", ["seed", "temperature", "new_tokens", "prompts", "dtype"])
+def test_find_same_trace__is_none_for_another_content(recorded, tmp_path, changed: str) -> None:
+    model, data, _ = recorded
+    settings = recording_settings(data)
+    if changed == "prompts":
+        data = replace(data, num_prompts=3)
+    elif changed == "dtype":
+        model = replace(model, dtype="bfloat16")
+    else:
+        settings = replace(settings, **{changed: 3})
+    job = RecordingJob(model, data, "trace", ROUTING_SIGNALS, settings, "auto")
+    assert find_same_trace(job, tmp_path / "runs/traces/tiny") is None
+
+
+def test_find_same_trace__skips_a_damaged_trace_and_says_so(
+    recorded, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, data, _ = recorded
+    folder = tmp_path / "runs/traces/tiny"
+    job = RecordingJob(model, data, "t", ROUTING_SIGNALS, recording_settings(data), "auto")
+    (folder / "a-damaged-one").mkdir()
+    (folder / "a-damaged-one/trace.json").write_text("{")
+    assert find_same_trace(job, folder) is not None
+    assert "a-damaged-one/trace.json is damaged" in caplog.text
+
+
+def test_find_same_trace__needs_all_signals(tmp_path: Path) -> None:
+    model = recordable(tmp_path / "model", num_layers=2)
+    path = prompts_file(tmp_path / "prompts.jsonl", count=2)
+    data = DataConfig(kind=SourceKind.JSONL, path=str(path), min_chars=1, max_new_tokens=1)
+    settings = recording_settings(data)
+    folder = tmp_path / "traces"
+    collect(model, data, folder=folder / "a", signals=ROUTING_SIGNALS, settings=settings)
+    job = RecordingJob(model, data, "t", ROUTING_SIGNALS, settings, "auto")
+    assert find_same_trace(job, folder) == folder / "a"
+    assert find_same_trace(replace(job, signals=ALL_SIGNALS), folder) is None
