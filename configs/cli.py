@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from configs.command import Command
 from configs.invocation import Invocation
-from predictors.errors import MoecastError
+from predictors.errors import MoecastError, NegativeResult
 from predictors.terminal import escape_controls
 from runtime.openmp import let_waiting_threads_sleep
 
@@ -28,7 +28,8 @@ def main(
     `called` is the program as the user called it, for the help; default: `python -m PROGRAM`.
 
     Every exception becomes one line on stderr here: a MoecastError is a fault that the user can
-    correct (2), any other is a failure (1). `debug=true` prints the traceback of both.
+    correct (2), a NegativeResult the answer "no" (1), any other is a failure (1). `debug=true`
+    prints the traceback too.
     """
     let_waiting_threads_sleep()
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -49,6 +50,9 @@ def main(
     except MoecastError as error:
         print_error(invocation, f"error: {join_lines(error)}", debug)
         return USAGE
+    except NegativeResult as result:
+        print_error(invocation, join_lines(result), debug)
+        return FAILED
     except Exception as error:
         hint = "" if debug else " (debug=true shows the traceback)"
         print_error(invocation, f"error: {type(error).__name__}: {join_lines(error)}{hint}", debug)

@@ -13,11 +13,11 @@ CHECKS = {
 RUN = ("model", "model.local_only", "budget", "predictor", "system")
 """Basic options of the commands that run a model."""
 
-RUNTIME = tuple(
+MODEL_COMMANDS = tuple(
     Command(
         name=name,
         config=name,
-        run=f"runtime.commands.{name}:run",
+        run="collect.serve:run" if name == "serve" else f"runtime.commands.{name}:run",
         check=CHECKS.get(name, CHECK_MODEL),
         summary=summary,
         example=example,
@@ -42,7 +42,7 @@ RUNTIME = tuple(
             "serve",
             "Runs an OpenAI-compatible server, whose clients share one budget.",
             "Qwen/Qwen3-30B-A3B model.local_only=false budget=50% port=8000",
-            (*RUN, "host", "port", "api_key", "max_running", "kv_budget", "device"),
+            (*RUN, "host", "port", "api_key", "max_running", "kv_budget", "record", "device"),
         ),
         (
             "batch",
@@ -89,6 +89,19 @@ RUNTIME = tuple(
     )
 )
 
+RUNTIME = (
+    *MODEL_COMMANDS,
+    Command(
+        name="monitor",
+        config="monitor",
+        run="runtime.commands.monitor:run",
+        summary="Writes alert rules for Prometheus and a dashboard for Grafana.",
+        example="monitoring",
+        positional=("output",),
+        keeps_run=False,
+    ),
+)
+
 DATA = ("data", "data.path", "data.num_prompts", "data.max_new_tokens")
 """Basic options of the prompts that a trace is recorded from."""
 
@@ -121,6 +134,8 @@ TRAIN = (
         config="train",
         run="train.commands:train",
         check=CHECK_MODEL,
+        objective="accuracy",
+        after_search="train.search_report:report",
         summary=(
             "Collects a trace if there is none, trains the predictors of all layers together, "
             "scores them and baselines, exports ONNX and writes zoo entries. By default those "
@@ -185,85 +200,124 @@ REFERENCE = (
         run="train.reference.commands:run",
         summary="Trains, audits and writes the reference model qwen2-moe-tiny.",
         example="corpus.root=texts",
-        basic=("corpus.root", "output", "run_dir"),
+        basic=("corpus.root", "output", "prompts", "run_dir"),
     ),
 )
+
+ZOO_BASIC = {
+    "pull": (
+        *("name", "system", "zoo", "all", "locked", "output", "require_signature"),
+        "accept_rollback",
+    ),
+    "score": ("name", "model", "trace", *DATA, "max_drop", "json"),
+}
+"""Options of `zoo` commands that have groups of options, without the groups' own."""
 
 ZOO = tuple(
     Command(
         name=name,
         config=f"zoo_{name}",
-        run=f"zoo.commands.{run}",
+        run=run if "." in run else f"zoo.commands.{run}",
         summary=summary,
         example=example,
-        positional=(positional,) if positional else (),
-        keeps_run=False,
+        positional=positional,
+        basic=ZOO_BASIC.get(name, ()),
+        keeps_run=name == "reproduce",
+        check="train.config:check_new_run" if name == "reproduce" else None,
     )
     for name, run, positional, example, summary in (
         (
             "list",
             "list:list_entries",
-            None,
+            (),
             "model=qwen2-moe-tiny",
             "Lists the entries that `predictor=` accepts.",
         ),
         (
             "show",
             "list:show",
-            "name",
+            ("name",),
             "qwen2-moe-tiny/stride",
             "Shows an entry's card and manifest.",
         ),
         (
             "verify",
             "list:verify",
-            "name",
+            ("name",),
             "qwen2-moe-tiny/stride",
             "Checks the digest of every file of an entry.",
         ),
         (
+            "compare",
+            "compare:compare",
+            ("name", "other"),
+            "qwen2-moe-tiny/residual qwen2-moe-tiny/stride",
+            "Compares two entries: held-out metrics, latency, bytes and accuracy by layer.",
+        ),
+        (
+            "score",
+            "train.score:score",
+            ("name",),
+            "qwen2-moe-tiny/residual data=jsonl data.path=prompts.jsonl",
+            "Scores an entry on prompts of yours, beside its card, and says whether it fits them.",
+        ),
+        (
+            "reproduce",
+            "train.reproduce:reproduce",
+            ("name",),
+            "qwen2-moe-tiny/residual",
+            "Repeats the training of an entry and compares the digests of its files.",
+        ),
+        (
+            "promote",
+            "promote:promote",
+            ("name", "alias"),
+            "qwen2-moe-tiny/stride@candidate production max_drop=0.01",
+            "Gives a version an alias, unless its metrics are worse than those of the one there.",
+        ),
+        (
             "pull",
-            "pull:pull",
-            "name",
-            "qwen2-moe-tiny/stride zoo=https://example.org/zoo",
-            "Copies entries from another zoo into the user's.",
+            "runtime.commands.pull:run",
+            ("name",),
+            "qwen2-moe-tiny zoo=https://example.org/zoo",
+            "Copies entries from another zoo into the user's: one, or all that a system needs.",
         ),
         (
             "lock",
-            "pull:lock",
-            None,
+            "lock:lock",
+            (),
             "names=qwen2-moe-tiny/stride",
-            "Writes zoo.lock, the digest of each entry.",
+            "Writes zoo.lock: the digest of each entry, and a zoo that other machines reach.",
         ),
         (
             "push",
             "publish:push",
-            "path",
-            "runs/mine/entries zoo=hf://ORG/NAME",
+            ("path",),
+            "runs/mine zoo=hf://ORG/NAME",
             "Publishes entries in a zoo, by default the user's.",
         ),
         (
             "sign",
             "publish:sign",
-            "path",
+            ("path",),
             "runs/mine/entries/stride key=private.pem",
             "Signs an entry's folder (OpenSSF model signing).",
         ),
         (
             "index",
             "publish:index",
-            "path",
+            ("path",),
             "runs/mine/entries output=zoo",
             "Makes a zoo of a folder of entries, for a web server.",
         ),
         (
             "rm",
             "publish:remove",
-            "name",
+            ("name",),
             "qwen2-moe-tiny/stride",
             "Removes an entry, or a version of it, from a zoo.",
         ),
-        ("gc", "publish:collect_garbage", None, "", "Removes the files that no entry references."),
+        ("gc", "publish:collect_garbage", (), "", "Removes the files that no entry references."),
     )
 )
 

@@ -5,7 +5,9 @@ Hydra composes; its error messages are replaced by one line with the choices and
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +50,10 @@ class ConfigGroups:
 
 
 @contextmanager
-def hydra_session(root: str) -> Iterator[None]:
-    """Initialises Hydra for one composition; translates its errors to ConfigError."""
-    register_schemas(root)
+def config_errors(root: str) -> Iterator[None]:
+    """Translates the errors of Hydra and OmegaConf to ConfigError."""
     try:
-        with initialize_config_dir(config_dir=str(FOLDER), version_base="1.3"):
-            yield
+        yield
     except (HydraException, OmegaConfBaseException) as error:
         # A file of the user's may have an old key too.
         raise ConfigError(explain_option(root, full_key(error)) or one_line(error)) from error
@@ -80,20 +80,34 @@ def one_line(error: BaseException) -> str:
 
 
 def compose_defaults(root: str) -> tuple[DictConfig, ConfigGroups]:
-    """Composes the root configuration without arguments; returns it and its groups."""
-    with hydra_session(root):
-        composed = compose(root, return_hydra_config=True)
-        chosen, choices, names = {}, {}, {}
-        for name, choice in composed.hydra.runtime.choices.items():
-            if name.startswith("hydra/"):
-                continue
-            hydra_group, _, key = name.partition("@")
-            group = key or hydra_group
-            chosen[group], names[group] = str(choice), name
-            choices[group] = group_choices(hydra_group)
-        with open_dict(composed):
-            del composed["hydra"]
-        return composed, ConfigGroups(chosen, choices, names)
+    """Returns the root configuration as it is without arguments, and its groups."""
+    composed, groups = compose_root(root, FOLDER)
+    return deepcopy(composed), groups
+
+
+@cache
+def compose_root(
+    root: str, folder: Path, selections: tuple[str, ...] = ()
+) -> tuple[DictConfig, ConfigGroups]:
+    """Composes a root configuration with other choices of groups, `GROUP=CHOICE`.
+
+    Hydra takes a tenth of a second and more, and one command needs the same configuration several
+    times: for the types of its options, for each run of a sweep. Who changes it copies it first.
+    """
+    register_schemas(root)
+    with config_errors(root), initialize_config_dir(config_dir=str(folder), version_base="1.3"):
+        composed = compose(root, overrides=list(selections), return_hydra_config=True)
+    chosen, choices, names = {}, {}, {}
+    for name, choice in composed.hydra.runtime.choices.items():
+        if name.startswith("hydra/"):
+            continue
+        hydra_group, _, key = name.partition("@")
+        group = key or hydra_group
+        chosen[group], names[group] = str(choice), name
+        choices[group] = group_choices(hydra_group)
+    with open_dict(composed):
+        del composed["hydra"]
+    return composed, ConfigGroups(chosen, choices, names)
 
 
 def compose_typed(
@@ -109,7 +123,7 @@ def compose_typed(
 
     Raises ConfigError if an option does not match the schema.
     """
-    base, groups = compose_defaults(root)
+    _, groups = compose_root(root, FOLDER)
     options = read_options(arguments, files)
     if MODEL in groups.chosen:
         options = choose_model(options, groups.choices[MODEL])
@@ -118,11 +132,10 @@ def compose_typed(
         if option.key in groups.chosen:
             with named_file(option):
                 chosen[option.key] = find_choice(option, groups.choices[option.key])
+    selections = tuple(f"{groups.hydra_names[key]}={name}" for key, name in chosen.items())
+    base = deepcopy(compose_root(root, FOLDER, selections)[0])
     texts: Texts = {}
-    with hydra_session(root):
-        if chosen:
-            selections = [f"{groups.hydra_names[key]}={name}" for key, name in chosen.items()]
-            base = compose(root, overrides=selections)
+    with config_errors(root):
         several = multi_choice_defaults(root)
         for option in options:
             if option.key in chosen:

@@ -1,9 +1,12 @@
 """Runs a command once or as a sweep, and records what it did."""
 
+import gc
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from difflib import get_close_matches
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,14 @@ from configs.options import read_options
 from configs.path_errors import explain_path_error
 from configs.renamed import explain_command
 from configs.run_record import default_run_dir, describe_run
+from configs.search import (
+    INSTALL,
+    is_interval,
+    read_axis,
+    read_settings,
+    search,
+    split_settings,
+)
 from configs.secrets import HIDDEN, secret_names
 from configs.sweep import expand_sweep
 from configs.typed import flatten_values
@@ -123,6 +134,9 @@ def run_recorded(
     folder = config.run_dir
     if command.check:
         import_function(command.check)(config)
+    if command.resumes and folder is not None and folder == invocation.run_dir:
+        # A kill leaves no time to say it.
+        sys.stderr.write(f"run folder: {folder} (run_dir={folder} continues an interrupted run)\n")
     run = import_function(command.run)
     if folder is not None and command.records:
         names = invocation.secret_names or ()
@@ -148,10 +162,12 @@ def run_sweep(label: str, command: Command, arguments: Arguments, invocation: In
         folders = [default_run_dir(label)]
         invocation.run_dir = folders[0]
     folder = folders[-1]
-    jobs = expand_sweep(
-        command.config,
-        [option for option in arguments.options if not option.startswith(f"{RUN_DIR}=")],
-    )
+    varied = [option for option in arguments.options if not option.startswith(f"{RUN_DIR}=")]
+    own, varied = split_settings(varied)
+    if own or any(map(is_interval, varied)):
+        run_search(label, command, arguments, invocation, folder=folder, own=own, varied=varied)
+        return
+    jobs = expand_sweep(command.config, varied)
     record = []
     for number, job in enumerate(jobs):
         target = folder / str(number)
@@ -163,7 +179,64 @@ def run_sweep(label: str, command: Command, arguments: Arguments, invocation: In
         write_json(folder / "sweep.json", record)
 
 
-def import_function(path: str) -> Callable[[Any], Any]:
-    """Returns the function that `package.module:function` names."""
+def run_search(
+    label: str,
+    command: Command,
+    arguments: Arguments,
+    invocation: Invocation,
+    *,
+    folder: Path,
+    own: Mapping[str, str],
+    varied: Sequence[str],
+) -> None:
+    """Runs trials (`-m` with intervals or `sweep.` options) in numbered folders.
+
+    Args:
+        folder: Folder of the search.
+        own: `sweep.` options by name.
+        varied: The other options, some of them intervals or lists.
+    """
+    settings = read_settings(own, objective=command.objective)
+    if not settings.objective:
+        raise ConfigError("sweep.objective=NAME: which number of results.json is to be maximised?")
+    if find_spec("optuna") is None:
+        raise ConfigError(INSTALL)
+    find_type = find_type_of(command)
+    axes, fixed = {}, []
+    for option in varied:
+        key = option.partition("=")[0]
+        axis = read_axis(option, find_type(key))
+        if axis is None:
+            fixed.append(option)
+        else:
+            axes[key] = axis
+    if not axes:
+        raise ConfigError("a search needs an option to vary: KEY='interval(LOW,HIGH)', or KEY=A,B")
+
+    def run(options: Mapping[str, Any], target: Path) -> Any:
+        job = [*fixed, *(f"{key}={value}" for key, value in options.items())]
+        single = Arguments(argv=job, options=job, files=arguments.files)
+        return run_once(label, command, single, invocation, folder=target)
+
+    trials = search(axes, settings, folder=folder, run=run)
+    found = [asdict(one) for one in trials]
+    record = {"objective": settings.objective, "trials": found}
+    write_json(folder / "sweep.json", invocation.hide(record))
+    if command.after_search is not None:
+        import_function(command.after_search)(folder, found, settings.objective)
+
+
+def import_function(path: str) -> Callable[..., Any]:
+    """Returns the function that `package.module:function` names.
+
+    Imports make a million objects that stay: to look for garbage among them meanwhile finds none,
+    and takes a tenth of the time.
+    """
     module, _, function = path.partition(":")
-    return getattr(import_module(module), function)
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return getattr(import_module(module), function)
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -8,10 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from predictors.origin import name_machine, read_git_revision
-from predictors.versions import package_versions
-
-RECORDED = ("moecast", "torch", "transformers", "numpy", "onnxruntime", "lightning", "datasets")
-"""Packages whose version may change a result."""
+from predictors.versions import RESULT_PACKAGES, package_versions
 
 
 def default_run_dir(command: str) -> Path:
@@ -40,6 +37,6 @@ def describe_run(
         "platform": platform.platform(),
         "cpu_count": os.cpu_count(),
         "machine": name_machine(),
-        "versions": package_versions(RECORDED),
+        "versions": package_versions(RESULT_PACKAGES),
         "config": config,
     }

@@ -19,6 +19,7 @@ PACKAGES = (
     "runtime.serving",
     "runtime.generation.chat",
     "runtime.generation.batch",
+    "runtime.commands",
     "collect.launch",
     "collect",
     "train",

@@ -8,13 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from predictors.errors import PredictorError, unknown
 from predictors.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from predictors.card_accuracy import CardAccuracy
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -32,6 +35,10 @@ class Signal(StrEnum):
     routing logs lack them."""
     WEIGHTS = "weights"
     """The numbers by which the chosen experts' outputs are multiplied; for recordings."""
+
+
+HORIZONS = (1, 2, 4, 8, 16)
+"""Tokens within which `predictors.next_use` forecasts that an expert is used again."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +91,11 @@ class Forecast:
         order = np.argsort(-self.expected_tokens_E[wanted], kind="stable")
         return wanted[order].tolist()
 
+    def ranked(self, top_k: int) -> tuple[list[int], list[float]]:
+        """Returns `experts` and the value of `order_E` of each."""
+        experts, order = self.experts(top_k), self.order_E.tolist()
+        return experts, [order[e] for e in experts]
+
     def _best_of_token(self, top_k: int) -> list[int]:
         """Returns `experts` of a single token: `top_k` maxima cost less than sorting."""
         score_E = self.scores_TE[0].copy()
@@ -116,6 +128,8 @@ class Predictor:
 
     def __init__(self, spec: ModelSpec):
         self.spec = spec
+        self.card: CardAccuracy | None = None
+        """Accuracy on the card of its zoo entry; None where there is none."""
 
     def listens(self, signal: Signal, layer: int) -> bool:
         """Returns whether it uses this signal of this layer; others need not be captured."""

@@ -11,6 +11,10 @@ class MoecastError(ValueError):
     """A fault of the user; the message names the cause and the next command, without traceback."""
 
 
+class NegativeResult(Exception):
+    """A check that the user asked for ends with "no": exit code 1, the message as it is."""
+
+
 class DiskFullError(MoecastError):
     """A file could not be written because the disk is full; nothing half-written is left."""
 

@@ -3,6 +3,11 @@
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 
+RESULT_PACKAGES = (
+    *("moecast", "torch", "transformers", "numpy", "onnxruntime", "lightning", "datasets"),
+)
+"""Packages whose version may change a result."""
+
 
 def package_version(name: str) -> str | None:
     """Return the installed version of a package, or None where it is not installed."""

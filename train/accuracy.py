@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from collect.traces import Trace, TraceSignal
 from collect.traces.reader import StepSignals, TraceStep
-from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal
-from predictors.metrics import CalibrationBins, LayerScore, Phase, sum_means
+from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor
+from predictors.card_accuracy import name_distance
+from predictors.metrics import CalibrationBins, LayerScore, Phase, match_chosen_TK, sum_means
 from predictors.registry import load_from_files
 from runtime.sim.step import RecordedStep, StepEvent, replay_step
 
@@ -96,10 +97,47 @@ class PendingScores:
         self._num_tokens = 0
 
 
+class RequestAccuracy:
+    """Accuracy of layers, summed by request: tokens of one request are alike."""
+
+    def __init__(self, num_requests: int, *, num_layers: int):
+        self._hits_LR = np.zeros((num_layers, num_requests))
+        self._chosen_LR = np.zeros((num_layers, num_requests))
+
+    def add(self, forecast: Forecast, chosen_TK: Ints, requests_T: Ints) -> None:
+        top_k = chosen_TK.shape[1]
+        hits_T = match_chosen_TK(forecast.chosen_TK(top_k), chosen_TK).sum(axis=1)
+        np.add.at(self._hits_LR[forecast.layer], requests_T, hits_T)
+        np.add.at(self._chosen_LR[forecast.layer], requests_T, top_k)
+
+    def standard_error(self, layer: int | None = None) -> float | None:
+        """Return the standard error of a layer's accuracy, or of the mean over all layers.
+
+        It follows from differences between requests, as that of a ratio of sums with requests as
+        clusters; None for fewer than two requests.
+        """
+        layers = slice(None) if layer is None else slice(layer, layer + 1)
+        hits_R, chosen_R = self._hits_LR[layers].sum(axis=0), self._chosen_LR[layers].sum(axis=0)
+        is_used_R = chosen_R > 0
+        hits_R, chosen_R = hits_R[is_used_R], chosen_R[is_used_R]
+        num_requests = len(hits_R)
+        if num_requests < 2:
+            return None
+        residual_R = hits_R - chosen_R * (hits_R.sum() / chosen_R.sum())
+        variance = num_requests / (num_requests - 1) * (residual_R**2).sum() / chosen_R.sum() ** 2
+        return float(np.sqrt(variance))
+
+
 def score_layers(
-    predictor: Predictor, trace: Trace, split: str | None = "held_out"
+    predictor: Predictor,
+    trace: Trace,
+    split: str | None = "held_out",
+    *,
+    by_request: RequestAccuracy | None = None,
 ) -> list[LayerScore]:
     """Return a LayerScore for each target layer, empty for one that was never forecast.
+
+    The same forecasts are added to `by_request`, if it is given.
 
     A layer forecast several times in a step is scored on the last forecast before its router. A
     predictor that learns while it serves is scored on each step before it learns from it.
@@ -112,6 +150,8 @@ def score_layers(
         for layer, forecast in last.items():
             weights_TK = step.weights(layer) if weighted else None
             pending[layer].add(forecast.scores_TE, step.experts(layer), phases_T, weights_TK)
+            if by_request is not None:
+                by_request.add(forecast, step.experts(layer), step.requests_T)
     for one in pending:
         one.settle()
     return [one.score for one in pending]
@@ -149,10 +189,6 @@ def accuracy_table(scores: list[LayerScore]) -> dict[str, Any]:
 
 def recall(score: LayerScore, extra: int) -> float | None:
     return score.recall[extra].value if extra in score.recall else None
-
-
-ENTRY = "entry"
-"""Name of the distance of forecasts at a step's start or from the first layer's input."""
 
 
 class HorizonPredictor(Predictor):
@@ -215,11 +251,8 @@ def measure_horizons(predictor: Predictor, trace: Trace) -> dict[str, Any]:
 
 
 def distance(event: StepEvent, forecast: Forecast) -> str:
-    """Return the number of layers that a forecast looks ahead, or `ENTRY`."""
-    # The input of the first layer is all that its first forecasts can have.
-    if event.layer < 0 or (event.signal is Signal.LAYER_INPUT and event.layer == 0):
-        return ENTRY
-    return f"{forecast.layer - event.layer}"
+    """Return the name of the distance at which an event's forecast looks ahead."""
+    return name_distance(event.signal, event.layer, forecast.layer)
 
 
 def horizon_table(pending: dict[int, PendingScores], num_layers: int) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from predictors.base import Predictor
 from predictors.files import write_json
 from predictors.metrics import DEFINITIONS
 from predictors.registry import KINDS, LEARNED
+from runtime.presets import describe_choice
 from runtime.tools.report.provenance import describe_origin, read_provenance
 from train.config import TrainConfig
 from train.disk_space import require_training_space
@@ -30,18 +31,20 @@ from train.kinds import (
     compared_kinds,
     kinds_with_signals,
     leave_out_deep_kinds,
+    leave_out_token_kinds,
     required_kinds,
     signals_of,
 )
 from train.nonlearned import count_baselines
 from train.pipeline import Parity, export_predictors, make_stacks, write_entries
 from train.ray_ddp import fit_ray_ddp
+from train.record_training import record_training
 from train.replay import budget_slots, describe_machines
 from train.report.build import REPLAY_TOKENS, load_reuse, make_page, write_report
 from train.reuse_training import SIGNALS as REUSE_SIGNALS
 from train.reuse_training import train_and_publish
 from train.routers import RouterWeights
-from train.scoring import EvalContext, score_predictor
+from train.scoring import EvalContext, score_predictor, score_shifted
 from train.table import show
 from train.tracking.figures import summary_figures
 from train.tracking.run import TrackedRun
@@ -98,6 +101,9 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
         sys.stderr.write(f"left out, because the trace lacks their signals: {sorted(left_out)}\n")
         kinds = kinds_with_signals(kinds, trace.signals)
         signals = signals_of(kinds)
+    if blind := leave_out_token_kinds(config.predictor, kinds, has_tokens=trace.has_tokens):
+        sys.stderr.write(f"left out, because the trace has no token ids: {blind}\n")
+        kinds = tuple(kind for kind in kinds if kind not in blind)
     if deep := leave_out_deep_kinds(config.predictor, kinds, trace.spec):
         count = trace.spec.num_layers
         sys.stderr.write(f"left out, because the model has {count} layers with experts: {deep}\n")
@@ -107,6 +113,12 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
         message = f"trace of {config.model.name} on {config.shifted.name}"
         with timer.stage("shifted trace", message):
             shifted = find_shifted_trace(config, signals)
+    others = {
+        kind: find_trace(
+            replace(config, trace=where), signals, needed=needed, key=f"other_kinds.{kind}"
+        )
+        for kind, where in config.other_kinds.items()
+    }
     machines = [config.hardware, config.other_hardware]
     context = EvalContext(
         trace=trace,
@@ -132,6 +144,9 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
     for name, predictor in predictors.items():
         with timer.stage(f"score {name}", f"scoring {name} on held-out requests"):
             results[name] = score_predictor(predictor, context)
+            results[name]["other_kinds"] = {
+                kind: score_shifted(predictor, other) for kind, other in others.items()
+            }
     drifts: dict[str, Any] = {}
     for name, predictor in predictors.items():
         if config.drift and isinstance(predictor, LEARNERS):
@@ -146,6 +161,8 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
         trace,
         model_name=config.model.name,
         setting=context.setting,
+        training=record_training(config, trace),
+        draws_figures=config.figures,
     )
     show(results, setting=context.setting)
     tracked.log_summary(summary_figures(results))
@@ -154,13 +171,14 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
     if config.predictor.kind in WITH_REUSE and set(REUSE_SIGNALS) <= set(trace.signals):
         with timer.stage("reuse", "reuse, for eviction"):
             reuse = train_and_publish(config, trace, routers, context.hardware[0], tracked)
-        entries["reuse"] = reuse.entry
+        entries |= reuse.entries
         reuse.show()
     tracked.log_entries(entries)
     record = {
         "origin": describe_origin(config.run_dir),
         "model": trace.spec.as_dict(),
         "predictor": config.predictor.kind,
+        "accuracy": headline_accuracy(results, config.predictor.kind),
         "trace": {
             "path": str(trace.path.resolve()) if trace.where == str(trace.path) else trace.where,
             "digest": trace.digest,
@@ -185,14 +203,17 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
             page = make_page(
                 record,
                 trace,
-                reuse_predictor=load_reuse(config.run_dir, trace.spec),
+                reuse_predictors=load_reuse(config.run_dir, trace.spec),
                 replay_tokens=min(REPLAY_TOKENS, config.replay_tokens),
                 provenance=read_provenance(config.run_dir),
             )
             tracked.log_report(page, write_report(page, config.run_dir))
+    model, kind = describe_choice(config.model), config.predictor.kind
+    own = config.run_dir if kind in WITH_REUSE else config.run_dir / "entries" / kind
     sys.stderr.write(
-        f"next: `moecast zoo push {config.run_dir / 'entries'}` adds the entries to your zoo, from "
-        f"which every command with the model {config.model.name} takes them\n"
+        f"next: `moecast zoo push {config.run_dir}` adds the entries to your zoo, from which every "
+        f"command with this model takes them; `moecast chat {model} predictor={own}` uses them "
+        "without\n"
     )
     return record
 
@@ -243,6 +264,14 @@ def train_networks(
     with timer.stage("export", "exporting to ONNX and comparing with torch"):
         learned, agreement = export_predictors(fitted.families, trace, int8=config.predictor.int8)
     return learned, agreement, fitted.record(settings)
+
+
+def headline_accuracy(results: Mapping[str, Mapping[str, Any]], kind: str) -> float | None:
+    """Return the held-out accuracy of the configured kind; the mean over kinds for `all`."""
+    if kind in results:
+        return results[kind]["mean_accuracy"]
+    known = [one["mean_accuracy"] for one in results.values() if one["mean_accuracy"] is not None]
+    return sum(known) / len(known) if known else None
 
 
 def order_predictors(predictors: dict[str, Predictor], first: str) -> dict[str, Predictor]:

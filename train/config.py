@@ -4,11 +4,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from omegaconf import MISSING
+
 from collect.config import DataConfig
 from collect.launch.config import LauncherConfig
 from predictors.config import PredictorConfig, RunConfig
 from predictors.errors import MoecastError, unknown
 from runtime.config import HardwareConfig, ModelConfig, ShapeConfig, SystemConfig
+from train.errors import TrainError
 from train.tracking.config import LoggerKind, WandbConfig
 
 
@@ -38,6 +41,9 @@ class TrainConfig(RunConfig):
     """The same for prompts of another distribution, on which predictors are scored too."""
     score_shifted: bool = True
     """Score on the shifted prompts; false saves recording them."""
+    other_kinds: dict[str, str] = field(default_factory=dict)
+    """Finished traces of prompts of other kinds, as in `{chat: runs/traces/chat}`: each predictor's
+    accuracy on them is in results.json, and in the card and the metrics of its entry."""
     drift: bool = False
     """Measure how predictors that learn while they serve start from nothing, and how they do on the
     shifted prompts with and without learning: results.json, `drift`.
@@ -111,7 +117,63 @@ class ReportConfig(RunConfig):
             raise MoecastError(f"replay_tokens={self.replay_tokens}: must be at least 1")
 
 
+@dataclass(kw_only=True)
+class ReproduceConfig(RunConfig):
+    name: str = MISSING
+    """NAME, NAME@latest, NAME@ALIAS, NAME@DIGEST, an entry's folder, or ZOO#NAME."""
+    model: str | None = None
+    """Folder or id of the model; default: as the training was given it, but without its folder."""
+    trace: str | None = None
+    """Folder or address of the trace that the entry was trained on; default: the one in runs/traces
+    with its digest, recorded again if there is none."""
+
+
+def check_new_run(config: ReproduceConfig) -> None:
+    """Refuses a folder with a training, which would be resumed and not repeated, and replaced.
+
+    Raises:
+        TrainError: the folder has checkpoints or entries.
+    """
+    folder = config.run_dir
+    if folder is not None and any((folder / part).exists() for part in ("checkpoints", "entries")):
+        raise TrainError(
+            f"run_dir={folder} has a training already, and reproduce trains from the beginning: "
+            "name a new folder, or leave run_dir out"
+        )
+
+
+@dataclass(kw_only=True)
+class ScoreConfig(RunConfig):
+    name: str = MISSING
+    """NAME, NAME@latest, NAME@ALIAS, NAME@DIGEST, an entry's folder, or ZOO#NAME."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    trace: str | None = None
+    """Folder or address of a finished trace. Default: runs/traces/MODEL/DATA, recorded if it is
+    missing. All of its requests are scored; of the entry's own trace the held-out ones."""
+    system: SystemConfig = field(default_factory=SystemConfig)
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    shape: ShapeConfig = field(default_factory=ShapeConfig)
+    budget: str = "50%"
+    """Memory for experts in the replay behind fetch_rate: a size or a share of all experts."""
+    replay_tokens: int = 500
+    """Generated tokens to replay for fetch_rate; accuracy is taken on all tokens."""
+    max_drop: float = 0.02
+    """Drop of the accuracy below the card's, beyond two standard errors, from which on the entry
+    does not fit these prompts; the same for the accuracy of the worst layer."""
+    json: bool = False
+    """Print JSON instead of the table."""
+
+    def __post_init__(self) -> None:
+        if self.replay_tokens < 1:
+            raise MoecastError(f"replay_tokens={self.replay_tokens}: must be at least 1")
+        if self.max_drop < 0:
+            raise MoecastError(f"max_drop={self.max_drop}: must be 0 or more")
+
+
 SCHEMAS: dict[str, type] = {
     "train": TrainConfig,
+    "zoo_score": ScoreConfig,
+    "zoo_reproduce": ReproduceConfig,
     "report": ReportConfig,
 }

@@ -10,6 +10,7 @@ known only when every group is done: each keeps the weights of every epoch.
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from collect.traces.manifest import digest_of
 from predictors.files import write_atomic
 from predictors.registry import FEED_FORWARD
 from predictors.spec import ModelSpec
-from runtime.commands.progress import progress
+from runtime.commands.progress import print_line, progress
 from runtime.config import ModelConfig
 from train.checkpoint import from_bytes, to_bytes
 from train.data import TraceBatches, TraceData, merge_inputs, pool_rows_for
@@ -146,7 +147,8 @@ def fit_distributed(
                 "train.distributed:open_groups",
                 arguments,
                 logs=run_dir / "workers",
-                say=(lambda _: None) if console is None else console.print,
+                name=f"train-{model.name}",
+                say=(lambda _: None) if console is None else partial(print_line, console),
             ) as pool,
             progress(console, "training", total=len(missing)) as advance,
         ):

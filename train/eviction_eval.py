@@ -7,7 +7,7 @@ from collect.traces import Trace
 from collect.traces.reader import TraceStep
 from predictors.base import Predictor
 from predictors.metrics import Phase
-from predictors.reuse import ReusePredictor
+from predictors.registry import REUSE_PREDICTORS
 from predictors.spec import ModelSpec
 from predictors.text_table import TextTable
 from runtime.config import SystemConfig
@@ -32,9 +32,10 @@ POLICIES = (
     "least-stale",
     "moe-infinity-sequence",
     "moe-infinity-request",
-    ReusePredictor.kind,
+    *REUSE_PREDICTORS,
     "belady",
 )
+"""Eviction policies; the kinds of `REUSE_PREDICTORS` stand for `reuse` eviction by them."""
 BUDGETS = ("10%", "25%", "50%", "75%")
 
 DEFINITION = (
@@ -76,20 +77,25 @@ class RoutedStream:
     """
 
     steps: Sequence[RoutedStep]
-    reuse: RecordedForecasts | None
-    """None: the stream cannot be replayed under `reuse`."""
+    forecasts: Mapping[str, RecordedForecasts]
+    """By kind of predictor."""
+
+    @property
+    def policies(self) -> list[str]:
+        """The policies under which it can be replayed."""
+        return [one for one in POLICIES if one not in REUSE_PREDICTORS or one in self.forecasts]
 
 
 def record_stream(
-    steps: Sequence[RecordedStep], reuse_predictor: Predictor | None, spec: ModelSpec
+    steps: Sequence[RecordedStep], reuse_predictors: Iterable[Predictor], spec: ModelSpec
 ) -> RoutedStream:
-    """Read the steps' routing, and show them to a new copy of the reuse predictor."""
-    reuse = None
-    if reuse_predictor is not None:
+    """Read the steps' routing, and show them to new copies of the reuse predictors."""
+    forecasts = {}
+    for predictor in reuse_predictors:
         # A new one: it remembers the requests that it has seen.
-        own = ReusePredictor.from_files(spec, reuse_predictor.files(), reuse_predictor.options())
-        reuse = record_forecasts(own, steps)
-    return RoutedStream([routing_only(step, spec.num_layers) for step in steps], reuse)
+        own = type(predictor).from_files(spec, predictor.files(), predictor.options())
+        forecasts[predictor.kind] = record_forecasts(own, steps)
+    return RoutedStream([routing_only(step, spec.num_layers) for step in steps], forecasts)
 
 
 def replay_policy(
@@ -102,15 +108,15 @@ def replay_policy(
     slots: int,
 ) -> ReplayStats:
     """Replay the stream under one eviction policy."""
-    reuse = stream.reuse if policy == ReusePredictor.kind else None
+    forecasts = stream.forecasts.get(policy)
     return replay(
         stream.steps,
         None,
         spec=spec,
-        system=replace(system, eviction=policy),
+        system=replace(system, eviction=policy if forecasts is None else "reuse"),
         hardware=hardware,
         budget_slots=slots,
-        reuse_predictor=None if reuse is None else reuse.predictor(spec),
+        reuse_predictor=None if forecasts is None else forecasts.predictor(spec),
     )
 
 
@@ -125,7 +131,12 @@ def token_by_token(steps: Iterable[TraceStep], num_tokens: int) -> Iterator[Trac
 
 
 def compare_policies(
-    trace: Trace, reuse_predictor: ReusePredictor, hardware: Hardware, *, num_tokens: int
+    trace: Trace,
+    reuse_predictors: Sequence[Predictor],
+    hardware: Hardware,
+    *,
+    num_tokens: int,
+    split: str | None = "held_out",
 ) -> dict[str, dict[str, dict[str, HitRates]]]:
     """Return hit rates by stream and arena, budget and policy.
 
@@ -133,10 +144,10 @@ def compare_policies(
     too, as many as `num_tokens`.
     """
     generated = record_stream(
-        list(first_tokens(trace.steps("held_out"), num_tokens)), reuse_predictor, trace.spec
+        list(first_tokens(trace.steps(split), num_tokens)), reuse_predictors, trace.spec
     )
     every_token = record_stream(
-        list(token_by_token(trace.steps("held_out"), num_tokens)), reuse_predictor, trace.spec
+        list(token_by_token(trace.steps(split), num_tokens)), reuse_predictors, trace.spec
     )
     per_layer = eviction_system()
     everything = replace(per_layer, per_layer=False)
@@ -151,7 +162,7 @@ def compare_policies(
         tables[name] = {}
         for budget in BUDGETS:
             rates = {}
-            for policy in POLICIES:
+            for policy in stream.policies:
                 stats = replay_policy(
                     policy,
                     stream,
@@ -190,7 +201,7 @@ def gap_table(tables: PolicyTables) -> TextTable:
     rows: list[list[str] | str] = []
     for name, by_budget in tables.items():
         rows.append(name)
-        for policy in POLICIES:
+        for policy in by_budget[BUDGETS[0]]:
             cells = []
             for budget in BUDGETS:
                 rates = by_budget[budget][policy]

@@ -7,21 +7,19 @@ from pathlib import Path
 from rich.console import Console
 
 from collect.launch.config import LauncherConfig
-from collect.record import LOGS, collect
-from collect.recording import default_folder, recording_settings
+from collect.record import LOGS, collect_once
+from collect.recording import recording_settings
 from collect.traces import Trace, TraceSignal
-from collect.traces.layout import ALL_SIGNALS
-from collect.traces.manifest import has_manifest
 from runtime.config import ModelConfig
 from runtime.store.model_source import identity, resolve
-from train.config import TrainConfig
+from train.config import ScoreConfig, TrainConfig
 from train.errors import TrainError
 from train.evaluate.config import EvaluateConfig
 from train.named_trace import open_named_trace
 
 
 def find_trace(
-    config: TrainConfig | EvaluateConfig,
+    config: TrainConfig | EvaluateConfig | ScoreConfig,
     signals: tuple[TraceSignal, ...],
     *,
     needed: tuple[TraceSignal, ...] | None = None,
@@ -34,7 +32,7 @@ def find_trace(
     A trace that was named must be finished and is used whatever its prompts were, if it is of this
     model and has the signals in `needed`, by default all of them; the model of an imported one is
     not checked. Nothing is recorded into a named folder: its name may be mistyped. A trace of the
-    same prompts with all signals is used where fewer are needed. Messages call the option `key`.
+    same prompts is reused, as `collect.record.collect_once` says. Messages call the option `key`.
 
     Raises:
         TrainError: the trace that was named is not there or incomplete, is of another model, or
@@ -61,16 +59,11 @@ def find_trace(
                 f"[{','.join(needed)}], or name a new folder"
             )
         return trace
-    model, data = config.model, config.data
-    settings = recording_settings(data, seed=config.seed)
-    if has_manifest(default_folder(model, data, signals=ALL_SIGNALS, settings=settings)):
-        signals = ALL_SIGNALS
-    return collect(
-        model,
-        data,
-        folder=default_folder(model, data, signals=signals, settings=settings),
+    return collect_once(
+        config.model,
+        config.data,
         signals=signals,
-        settings=settings,
+        settings=recording_settings(config.data, seed=config.seed),
         console=Console(stderr=True),
         launcher=launcher,
         logs=logs,

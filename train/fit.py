@@ -23,17 +23,16 @@ from lightning.pytorch.callbacks import (
     RichProgressBar,
 )
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.plugins.environments import ClusterEnvironment
+from lightning.pytorch.plugins.environments import ClusterEnvironment, LightningEnvironment
 from lightning.pytorch.strategies import Strategy
 from torch import nn
 
 from collect.traces import Trace
 from train.checkpoint import SafeCheckpointIO
 from train.config import TrainConfig
-from train.data import TraceData
+from train.data import EpochData, TraceData
 from train.errors import TrainCheckpointError
 from train.predictor_stack import PredictorStack, StackFit
-from train.reuse import ReuseData
 from train.step_figures import StepFigures
 
 CHECKPOINTS = "checkpoints"
@@ -126,7 +125,7 @@ def fit(
     run_dir: Path,
     loggers: Sequence[Logger],
     overwrite: bool = False,
-    data: TraceData | ReuseData | None = None,
+    data: EpochData | None = None,
     checkpoints: str = CHECKPOINTS,
     peers: Peers | None = None,
 ) -> Fitted:
@@ -216,6 +215,8 @@ def make_trainer(
     peers: Peers | None = None,
 ) -> Trainer:
     """Return Lightning's trainer with safe checkpoints and without unused features."""
+    # In a Slurm job, Lightning would take this process for one of the job's tasks.
+    environment = LightningEnvironment() if peers is None else peers.environment
     return Trainer(
         accelerator="auto",
         devices=settings.devices if peers is None else "auto",
@@ -225,7 +226,7 @@ def make_trainer(
         logger=list(loggers) or False,
         log_every_n_steps=10,
         callbacks=callbacks,
-        plugins=[SafeCheckpointIO(), *([] if peers is None else [peers.environment])],
+        plugins=[SafeCheckpointIO(), environment],
         enable_checkpointing=any(isinstance(one, Checkpoint) for one in callbacks),
         enable_model_summary=False,
         enable_progress_bar=any(isinstance(one, RichProgressBar) for one in callbacks),

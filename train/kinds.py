@@ -6,10 +6,13 @@ from typing import Any
 
 from collect.traces import TraceSignal
 from predictors.base import Signal, known_options
+from predictors.baselines import TokenPredictor
 from predictors.config import ALL, PredictorConfig
 from predictors.errors import PredictorError
 from predictors.expert_map import DISTANCE, ExpertMapPredictor
-from predictors.registry import FEED_FORWARD, KINDS, LEARNED, predictor_class
+from predictors.next_use import NextUsePredictor
+from predictors.registry import FEED_FORWARD, KINDS, LEARNED, REUSE_PREDICTORS, predictor_class
+from predictors.reuse import ReusePredictor
 from predictors.spec import ModelSpec
 from train.errors import TrainError
 
@@ -21,8 +24,24 @@ COMPARED = ("mlp", "stride")
 The others take several times the work and twice the trace: they are trained only if selected."""
 
 WITH_REUSE = (ALL, "residual")
-"""Selections that train `reuse` as well: the system `moecast` prefetches what `residual` forecasts
-and evicts by `reuse`."""
+"""Selections that train a predictor for eviction as well: the system `moecast` prefetches what
+`residual` forecasts and evicts by `OWN_REUSE`."""
+
+OWN_REUSE = ReusePredictor.kind
+
+
+def reuse_kinds(kind: str) -> tuple[str, ...]:
+    """Returns the kinds for eviction that are trained with a selection, or as one.
+
+    With `residual`, that is the one of the system `moecast`.
+    """
+    if kind == ALL:
+        return tuple(REUSE_PREDICTORS)
+    return (kind if kind in REUSE_PREDICTORS else OWN_REUSE,)
+
+
+TOKEN_KINDS = (TokenPredictor.kind, NextUsePredictor.kind)
+"""Kinds that look at token ids; the other kinds with `Signal.TOKENS` look at their number."""
 
 RECORDED: Mapping[Signal, TraceSignal | None] = MappingProxyType(
     {
@@ -42,6 +61,8 @@ def compared_kinds(kind: str) -> tuple[str, ...]:
     Raises:
         PredictorError: there is no such kind; the message lists the choices.
     """
+    if kind in REUSE_PREDICTORS:
+        raise PredictorError(f"{kind} is for eviction: moecast train reuse predictor={kind}")
     if kind == ALL:
         return tuple(KINDS)
     compared = COMPARED if predictor_class(kind).kind in LEARNED else ()
@@ -83,6 +104,23 @@ def leave_out_deep_kinds(
             f"{spec.model_id} has {spec.num_layers} with experts: choose another predictor"
         )
     return deep
+
+
+def leave_out_token_kinds(
+    config: PredictorConfig, kinds: Iterable[str], *, has_tokens: bool
+) -> list[str]:
+    """Returns the kinds that look at token ids, if the trace has none.
+
+    Raises:
+        TrainError: the selected kind is one of them.
+    """
+    blind = [kind for kind in kinds if kind in TOKEN_KINDS and not has_tokens]
+    if config.kind in blind:
+        raise TrainError(
+            f"predictor={config.kind} needs token ids, which this trace does not have (a server "
+            "records none): choose another predictor, or record a trace with moecast collect"
+        )
+    return blind
 
 
 def check_options(config: PredictorConfig) -> dict[str, dict[str, Any]]:

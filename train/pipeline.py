@@ -11,6 +11,7 @@ from collect.traces import Trace, TraceSignal
 from predictors.base import Floats, Forecasts, Predictor, Signal
 from predictors.metrics import DEFINITIONS
 from predictors.registry import FEED_FORWARD
+from train.card_figures import draw_accuracy_figure
 from train.data import Batch, TraceBatches, TraceSubset
 from train.errors import ParityError, TrainError
 from train.export import quantise
@@ -19,8 +20,10 @@ from train.networks import PlainStack, network_specs
 from train.predictor_stack import PredictorStack, ReferenceScores
 from train.residual import ResidualStack
 from train.routers import RouterWeights
+from zoo.card import format_figure
 from zoo.entry import write_entry
 from zoo.manifest import name_entry
+from zoo.training_record import TrainingRecord
 
 HORIZONS = 3
 """Layers that one state of `residual` is good for."""
@@ -161,6 +164,20 @@ def export_predictors(
     return made, agreement
 
 
+def describe_kinds(table: Mapping[str, Any]) -> str:
+    """Return the card's table of the accuracy on other kinds of prompts; empty without any."""
+    kinds = table.get("other_kinds")
+    if not kinds:
+        return ""
+    rows = [
+        f"| {kind} | {format_figure(one['mean_accuracy'])} "
+        f"| {format_figure(one['worst_layer_accuracy'])} | {one['tokens']:,} |"
+        for kind, one in kinds.items()
+    ]
+    head = ["| prompts | accuracy | worst layer | tokens |", "|---|---|---|---|"]
+    return "\n".join(["## Accuracy by kind of prompts", "", *head, *rows])
+
+
 def write_entries(
     folder: Path,
     predictors: Mapping[str, Predictor],
@@ -170,6 +187,8 @@ def write_entries(
     *,
     model_name: str,
     setting: str,
+    training: TrainingRecord,
+    draws_figures: bool = True,
 ) -> dict[str, Path]:
     """Write a zoo entry for each predictor, with its held-out metrics; return their folders."""
     written = {}
@@ -196,7 +215,9 @@ def write_entries(
             },
             trace_digest=trace.digest,
             parity=asdict(agreement[name]) if name in agreement else {},
-            card_extra=f"fetch_rate and good_pred: {setting}.",
+            card_extra=f"fetch_rate and good_pred: {setting}.\n\n{describe_kinds(table)}",
+            training=training,
+            figure=draw_accuracy_figure(name, results) if draws_figures else None,
         )
         written[name] = folder / name
     return written

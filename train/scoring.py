@@ -12,11 +12,11 @@ import numpy as np
 
 from collect.traces import Trace
 from predictors.base import Predictor, Signal
+from predictors.card_accuracy import ENTRY
 from predictors.metrics import Phase
 from runtime.config import SystemConfig
 from runtime.sim.hardware import Hardware
 from train.accuracy import (
-    ENTRY,
     HorizonPredictor,
     TraceBlock,
     accuracy_table,

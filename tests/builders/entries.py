@@ -9,10 +9,13 @@ from onnx import TensorProto, helper, numpy_helper
 from safetensors.numpy import save
 
 from predictors.base import Signal
+from predictors.baselines import PopularityPredictor
 from predictors.learned import INPUT, OUTPUT
 from predictors.spec import ModelSpec
+from zoo.card import CardFigure
 from zoo.entry import write_entry
 from zoo.manifest import EntryManifest
+from zoo.training_record import TrainingRecord, TrainingTrace
 
 
 def tiny_spec(**changes: Any) -> ModelSpec:
@@ -67,3 +70,53 @@ def tiny_entry(folder: Path, **changes: Any) -> EntryManifest:
         "created": "2026-01-01T00:00:00+00:00",
     }
     return write_entry(folder, **{**arguments, **changes})
+
+
+def tiny_training(*, hub_dataset: str | None = None, **changes: Any) -> TrainingRecord:
+    """The record of a training with seed 7."""
+    fields: dict[str, Any] = {
+        "command": "moecast train tiny seed=7",
+        "options": {"seed": 7},
+        "seed": 7,
+        "threads": 2,
+        "code_revision": "c" * 40,
+        "versions": {"torch": "2.13.0", "transformers": "5.0.0", "lightning": "2.6.6"},
+        "python": "3.12.0",
+        "platform": "Linux",
+        "machine": "2 cores of a processor",
+        "trace": TrainingTrace(
+            digest="a" * 64,
+            dataset="pydocs",
+            hub_dataset=hub_dataset,
+            signals=("gate_input", "experts"),
+            num_tokens=1000,
+            prompts_digest="b" * 64,
+            recording={"seed": 7},
+            was_named=False,
+        ),
+    }
+    return TrainingRecord(**{**fields, **changes})
+
+
+def tiny_figure() -> CardFigure:
+    """A figure whose bytes nothing parses."""
+    return CardFigure(b"\x89PNG\r\n\x1a\n", "Accuracy by layer")
+
+
+def write_popularity(path: Path, spec, accuracies: list[float | None]) -> Path:
+    """An entry whose card has these accuracies."""
+    random = np.random.default_rng(0)
+    predictor = PopularityPredictor(spec, random.random((spec.num_layers, spec.num_experts)))
+    write_entry(
+        path,
+        name="tiny/popularity",
+        kind=predictor.kind,
+        options=predictor.options(),
+        spec=spec,
+        signals=predictor.signals,
+        files=predictor.files(),
+        metrics={"layers": {"accuracy": accuracies, "accuracy_decode": accuracies}},
+        trace_digest=None,
+        parity={},
+    )
+    return path

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from huggingface_hub import ModelCard
 
 from configs.cli import main
 from configs.commands import COLLECT, TRAIN
 from predictors.base import Signal
-from predictors.registry import KINDS
-from predictors.reuse import ReusePredictor
+from predictors.registry import KINDS, REUSE_PREDICTORS
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.traces import make_spec, make_trace
 from train.eviction_eval import BUDGETS
-from zoo.entry import open_entry
+from zoo.entry import ZooEntry, open_entry
 from zoo.load import load_predictor
 
 
@@ -46,7 +46,8 @@ def setup(tmp_path: Path) -> list[str]:
 def test_train__writes_every_figure_and_entries_that_load(
     setup: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main("train", TRAIN, setup) == 0
+    others = f"other_kinds={{chat: {tmp_path / 'shifted'}}}"
+    assert main("train", TRAIN, [*setup, others]) == 0
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     figures = results["predictors"]
     assert list(figures)[0] == "residual"
@@ -72,11 +73,36 @@ def test_train__writes_every_figure_and_entries_that_load(
             asked += predictor.layer_input(0, hidden)
         asked += predictor.gate_input(0, hidden)
         assert asked[0].scores_TE.shape == (2, 8)
+        check_card(entry, tmp_path)
+        # Here the same prompts as the shifted ones.
+        chat = figures[name]["other_kinds"]["chat"]
+        assert chat["mean_accuracy"] == figures[name]["shifted"]["mean_accuracy"]
+        assert f"| chat | {chat['mean_accuracy']:.4g} |" in entry.read("README.md").decode()
     assert results["parity"]["stride"]["same_top_k"] >= 0.999
-    assert open_entry(results["entries"]["reuse"]).manifest.kind == "reuse"
+    reuse = open_entry(results["entries"]["reuse"])
+    assert reuse.manifest.kind == "reuse"
+    check_card(reuse, tmp_path)
     shown, progress = capsys.readouterr()
     assert "mean over held-out tokens of |predicted top_k and chosen|" in shown
-    assert f"`moecast zoo push {tmp_path / 'run' / 'entries'}`" in progress
+    assert f"`moecast zoo push {tmp_path / 'run'}`" in progress
+
+
+def check_card(entry: ZooEntry, folder: Path) -> None:
+    """Checks the record of the training and the figure: for others, so without local folders."""
+    record = entry.training()
+    assert record is not None
+    assert record.trace.digest == entry.manifest.trace_digest
+    assert record.trace.was_named
+    assert record.options["max_epochs"] == 2
+    assert record.versions.keys() >= {"torch", "transformers", "lightning"}
+    assert str(folder) not in entry.read("training.json").decode()
+    card = ModelCard(entry.read("README.md").decode())
+    assert str(folder) not in card.content
+    assert {
+        result.metric_type for result in card.data.eval_results
+    } <= entry.manifest.metrics.keys()
+    assert "max_epochs=2" in card.text
+    assert entry.read("figure.png").startswith(b"\x89PNG")
 
 
 def test_train__run_again_resumes_to_the_same_weights(setup: list[str], tmp_path: Path) -> None:
@@ -148,8 +174,8 @@ def test_train__all_makes_one_table_of_every_kind_and_entries_that_load(
     assert set(results["drift"]) == {"eam-sequence", "eam-request", "expert-map", "correlation"}
     assert "belady" in shown
     assert list(results["keeping"]["hit_rates"]["generated, per-layer"]) == list(BUDGETS)
-    reuse_predictor = load_predictor(results["entries"]["reuse"], spec=None)
-    assert isinstance(reuse_predictor, ReusePredictor)
+    for kind, cls in REUSE_PREDICTORS.items():
+        assert isinstance(load_predictor(results["entries"][kind], spec=None), cls)
 
 
 def test_train__of_a_kind_that_is_not_learned_trains_nothing(
@@ -195,6 +221,7 @@ def test_train__on_a_routing_log_skips_kinds_without_signals(
     assert main("collect", COLLECT, [*importing, "hidden_size=32"]) == 0
     assert main("train", TRAIN, [*setup, *options]) == 0
     results = json.loads((tmp_path / "run" / "results.json").read_text())
-    assert list(results["predictors"]) == ["eam-request", "token", "popularity"]
-    assert results["predictors"]["token"]["mean_accuracy"] is None
-    assert "left out, because the trace lacks their signals: ['skip']" in capsys.readouterr().err
+    assert list(results["predictors"]) == ["eam-request", "popularity"]
+    said = capsys.readouterr().err
+    assert "left out, because the trace lacks their signals: ['skip']" in said
+    assert "left out, because the trace has no token ids: ['token']" in said

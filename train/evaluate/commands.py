@@ -4,7 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from rich.console import Console
 from collect.traces import Trace
 from collect.traces.layout import ALL_SIGNALS
 from predictors.errors import MoecastError
+from predictors.run_folder import separate_run
 from runtime.commands.progress import progress
 from runtime.config import HardwareConfig, ModelConfig, ShapeConfig
 from runtime.errors import CheckpointError
@@ -64,6 +65,8 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     there, named by the digest of everything that decides its figures.
     """
     started = time.perf_counter()
+    predictor, entries = separate_run(config.predictor, config.entries)
+    config = replace(config, predictor=predictor, entries=entries)
     trace = open_trace(config)
     model = traced_model(trace, config.model)
     machines = list_machines(config.hardware, config.shape, model)

@@ -40,9 +40,11 @@ class EvaluateConfig(RunConfig):
     batch_size: list[str] = field(default_factory=lambda: ["1", "2", "4", "8"])
     """Requests that decode together, with commas between them."""
     predictor: str | None = None
-    """Predictor of every system that prefetches, instead of its own: kind, zoo entry or folder."""
+    """Predictor of every system that prefetches, instead of its own: kind, zoo entry or folder of
+    one; or a run folder, as for `entries`."""
     entries: Path | None = None
-    """Folder of zoo entries (RUN_DIR/entries of `moecast train`) that come before the zoo's."""
+    """Run folder of `moecast train`, or a folder with an entry for each kind; these come before the
+    zoo's."""
     replay_tokens: int = 500
     """Generated held-out tokens to replay, in whole requests."""
     figures: bool = True

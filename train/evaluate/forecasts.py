@@ -25,13 +25,20 @@ EventKey = tuple[Signal, int]
 class RecordedForecast(Forecast):
     """A forecast that computes its experts once and caches them."""
 
-    _experts: dict[int, list[int]] = field(default_factory=dict, repr=False, compare=False)
+    _ranked: dict[int, tuple[list[int], list[float]]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     def experts(self, top_k: int) -> list[int]:
         """Return the experts to fetch, the most likely first."""
-        if top_k not in self._experts:
-            self._experts[top_k] = super().experts(top_k)
-        return list(self._experts[top_k])
+        return list(self.ranked(top_k)[0])
+
+    def ranked(self, top_k: int) -> tuple[list[int], list[float]]:
+        """Return the experts to fetch and their values of `order_E`, not to be written to."""
+        if top_k not in self._ranked:
+            experts, order = super().experts(top_k), self.order_E.tolist()
+            self._ranked[top_k] = experts, [order[e] for e in experts]
+        return self._ranked[top_k]
 
 
 @dataclass(frozen=True)

@@ -14,19 +14,27 @@ from transformers import Qwen2MoeForCausalLM
 from predictors.errors import MoecastError
 from train.reference import corpus
 from train.reference.audit import audit
-from train.reference.config import ReferenceConfig
+from train.reference.config import ReferenceConfig, ReferenceShape
 from train.reference.corpus import wrap_tokenizer
 from train.reference.fit import fit
+from train.reference.prompts import write_prompts
 
 
 def run(config: ReferenceConfig) -> dict[str, Any]:
-    """Train and write the model; a killed run resumes when it is given the same `run_dir`."""
+    """Train and write the model; a killed run resumes when it is given the same `run_dir`.
+
+    With `prompts`, write these alone.
+    """
+    if config.prompts is not None:
+        config.prompts.mkdir(parents=True, exist_ok=True)
+        root = require_corpus(config.corpus.root)
+        return write_prompts(root, config.prompts, seed=config.fit.seed)
     assert config.run_dir is not None
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     folder = config.run_dir
     prepare(config, folder)
-    model = fit(config.fit, folder)
+    model = fit(config.fit, folder, config.shape)
     # The audit is of what ships: the weights rounded to bf16, computed in float32.
     model.to(torch.bfloat16).to(torch.float32)
     report = audit(
@@ -36,9 +44,14 @@ def run(config: ReferenceConfig) -> dict[str, Any]:
     )
     fitted = config.fit
     report["trained_tokens"] = fitted.steps * fitted.batch_size * fitted.context
-    output = config.output or folder / "qwen2-moe-tiny"
-    publish(model, Tokenizer.from_file(str(folder / "tokenizer.json")), output, audit=report)
-    Console().print((output / "README.md").read_text(), markup=False)
+    output = config.output or folder / f"qwen2-moe-{config.shape.value}"
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    publish(model, tokenizer, output, audit=report, shape=config.shape)
+    loss, hits = report["loss_nats"], report["routing"]["lru_hit_rate_50"]
+    Console().print(
+        f"{output}: {loss['model']:.3f} nats per held-out token (bigram {loss['bigram']:.3f}); "
+        f"an LRU cache of half the experts hits {hits:.3f}"
+    )
     return report
 
 
@@ -46,12 +59,7 @@ def prepare(config: ReferenceConfig, folder: Path) -> None:
     """Tokenizer and packed tokens, unless an earlier run made them."""
     if (folder / "held_out.bin").exists():
         return
-    root = config.corpus.root
-    if root is None or not (root / "text/openstax").is_dir():
-        raise MoecastError(
-            f"corpus.root={root}: give the folder that holds text/openstax, text/novels, instruct "
-            "and prompts/gsm8k_train.jsonl (corpus.root=PATH); train/reference/card.md lists them"
-        )
+    root = require_corpus(config.corpus.root)
     folder.mkdir(parents=True, exist_ok=True)
     sources = corpus.documents(root)
     learnt = corpus.fit_tokenizer(sources, seed=config.fit.seed)
@@ -59,18 +67,37 @@ def prepare(config: ReferenceConfig, folder: Path) -> None:
     corpus.pack(config.corpus, learnt, folder, seed=config.fit.seed)
 
 
+def require_corpus(root: Path | None) -> Path:
+    """Return the folder of the corpus; MoecastError if it is not there."""
+    if root is None or not (root / "text/openstax").is_dir():
+        raise MoecastError(
+            f"corpus.root={root}: give the folder that holds text/openstax, text/novels, instruct "
+            "and prompts/gsm8k_train.jsonl (corpus.root=PATH); train/reference/card.md lists them"
+        )
+    return root
+
+
 CARD = Path(__file__).parent / "card.md"
 
 
 def publish(
-    model: Qwen2MoeForCausalLM, tokenizer: Tokenizer, folder: Path, *, audit: dict[str, Any]
+    model: Qwen2MoeForCausalLM,
+    tokenizer: Tokenizer,
+    folder: Path,
+    *,
+    audit: dict[str, Any],
+    shape: ReferenceShape,
 ) -> None:
-    """`folder` in the Hub's layout, with `audit.json` and `digests.json` over all of it."""
+    """`folder` in the Hub's layout, with `audit.json` and `digests.json` over all of it.
+
+    The card describes the published model.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     model.to(torch.bfloat16).save_pretrained(folder)
     wrap_tokenizer(tokenizer).save_pretrained(folder)
     (folder / "audit.json").write_text(json.dumps(audit, indent=2) + "\n")
-    (folder / "README.md").write_text(card(audit))
+    if shape is ReferenceShape.TINY:
+        (folder / "README.md").write_text(card(audit))
     files = sorted(path for path in folder.iterdir() if path.name != "digests.json")
     for path in files:
         path.chmod(0o644)

@@ -6,6 +6,7 @@ import math
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
 
-from train.reference.config import FitConfig
+from train.reference.config import FitConfig, ReferenceShape
 
 log = logging.getLogger(__name__)
 
@@ -27,23 +28,38 @@ SAVE_EVERY = 50
 """Steps between checkpoints; a killed run resumes from the last one."""
 
 
-def architecture() -> Qwen2MoeConfig:
-    """28 M parameters: 12 layers, top-4 of 60 narrow experts as in Qwen1.5-MoE, a shared expert.
+SHAPES: dict[ReferenceShape, dict[str, Any]] = {
+    # 28 M parameters: narrow experts as in Qwen1.5-MoE. One is 60 KiB in bf16 (width 40), so that
+    # each linear layer is whole pages of 4 KiB: a transfer of one never needs a partial page.
+    ReferenceShape.TINY: {
+        "num_hidden_layers": 12,
+        "intermediate_size": 160,
+        "num_experts": 60,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 40,
+        "shared_expert_intermediate_size": 160,
+    },
+    # 21 M parameters: as many computed for a token, in fewer and larger experts (144 KiB in bf16).
+    ReferenceShape.COARSE: {
+        "num_hidden_layers": 8,
+        "mlp_only_layers": [0],
+        "intermediate_size": 320,
+        "num_experts": 32,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 96,
+        "shared_expert_intermediate_size": 96,
+    },
+}
 
-    One expert is 60 KiB in bf16 (width 40), so that each linear layer is five 4 KiB pages: a
-    transfer of one never needs a partial page.
-    """
+
+def architecture(shape: ReferenceShape) -> Qwen2MoeConfig:
+    """Return a model's configuration; what the shapes share is here."""
     return Qwen2MoeConfig(
+        **SHAPES[shape],
         vocab_size=8_192,
         hidden_size=256,
-        num_hidden_layers=12,
         num_attention_heads=4,
         num_key_value_heads=2,
-        intermediate_size=160,
-        num_experts=60,
-        num_experts_per_tok=4,
-        moe_intermediate_size=40,
-        shared_expert_intermediate_size=160,
         decoder_sparse_step=1,
         norm_topk_prob=True,
         tie_word_embeddings=True,
@@ -138,11 +154,13 @@ def restore(folder: Path, model, optims: list[torch.optim.Optimizer]) -> int:
     return step
 
 
-def fit(config: FitConfig, folder: Path) -> Qwen2MoeForCausalLM:
+def fit(
+    config: FitConfig, folder: Path, shape: ReferenceShape = ReferenceShape.TINY
+) -> Qwen2MoeForCausalLM:
     """Trains on `folder/train.bin`; appends a line a step to `folder/log.jsonl`."""
     torch.manual_seed(config.seed)
     model = Qwen2MoeForCausalLM._from_config(
-        architecture(), experts_implementation="grouped_mm", attn_implementation="sdpa"
+        architecture(shape), experts_implementation="grouped_mm", attn_implementation="sdpa"
     )
     optims = make_optimisers(model)
     first = restore(folder, model, optims)

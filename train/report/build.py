@@ -2,13 +2,14 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from collect.traces import Trace
 from predictors.base import Predictor
 from predictors.metrics import DEFINITIONS
+from predictors.registry import REUSE_PREDICTORS
 from predictors.spec import ModelSpec
 from runtime.tools.report.html_report import HtmlReport
 from runtime.tools.report.provenance import Provenance, read_provenance
@@ -37,7 +38,7 @@ def make_page(
     results: Mapping[str, Any],
     trace: Trace,
     *,
-    reuse_predictor: Predictor | None = None,
+    reuse_predictors: Sequence[Predictor] = (),
     ceiling: Mapping[str, Any] | None = None,
     replay_tokens: int = REPLAY_TOKENS,
     provenance: Provenance | None = None,
@@ -74,7 +75,7 @@ def make_page(
         routing.heatmaps(page, patterns, spec)
         routing.entropies(page, patterns, spec)
         routing.popularity(page, patterns, spec)
-    rates = measure_hit_rates(trace, reuse_predictor, num_tokens=replay_tokens)
+    rates = measure_hit_rates(trace, reuse_predictors, num_tokens=replay_tokens)
     serving.hit_rate(page, rates, num_tokens=replay_tokens)
     serving.keeping(page, results.get("keeping"))
     return page
@@ -136,9 +137,6 @@ def write_report(page: HtmlReport, run_dir: Path) -> Path:
     return path
 
 
-REUSE = "reuse"
-
-
 def report(config: ReportConfig) -> dict[str, Any]:
     """Draws the report from the run's results.json and its trace; returns where it is.
 
@@ -156,7 +154,7 @@ def report(config: ReportConfig) -> dict[str, Any]:
     page = make_page(
         results,
         trace,
-        reuse_predictor=load_reuse(config.run_dir, trace.spec),
+        reuse_predictors=load_reuse(config.run_dir, trace.spec),
         ceiling=ceiling,
         replay_tokens=config.replay_tokens,
         provenance=read_provenance(config.run_dir),
@@ -206,6 +204,7 @@ def read_ceiling(path: Path, digest: str) -> dict[str, Any]:
     return found
 
 
-def load_reuse(run_dir: Path, spec: ModelSpec) -> Predictor | None:
-    entry = run_dir / "entries" / REUSE
-    return load_predictor(str(entry), spec=spec) if entry.is_dir() else None
+def load_reuse(run_dir: Path, spec: ModelSpec) -> list[Predictor]:
+    """Return the run's predictors for eviction."""
+    entries = [run_dir / "entries" / kind for kind in REUSE_PREDICTORS]
+    return [load_predictor(str(entry), spec=spec) for entry in entries if entry.is_dir()]

@@ -6,12 +6,12 @@ Every function adds sections to a page from what results.json holds of the predi
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from predictors.card_accuracy import ENTRY
 from runtime.tools.report.figures import muted_color
 from runtime.tools.report.html_report import HtmlReport
 from runtime.tools.report.line_labels import draw_legend, draw_lines, label_lines
 from runtime.tools.report.series_styles import series_style
 from runtime.tools.report.table_cells import Cell
-from train.accuracy import ENTRY
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,31 +21,36 @@ Table = Mapping[str, Mapping[str, Any]]
 AGAIN = "the same `moecast train` command on the same run folder adds it and trains nothing anew"
 
 
+ACCURACY_HEADING = "Accuracy of the forecasts by layer"
+ACCURACY_INCHES = (8, 4.8)
+
+
+def draw_accuracy(figure: "Figure", table: Table) -> None:
+    """Draw a line for each predictor: the accuracy of each layer."""
+    axes = figure.subplots()
+    series = {name: (range(len(one["accuracy"])), one["accuracy"]) for name, one in table.items()}
+    draw_lines(axes, series)
+    axes.set(xlabel="layer", ylabel="accuracy", ylim=(0, 1))
+    axes.set_xmargin(0.02)
+    axes.locator_params(axis="x", integer=True)
+    label_lines(axes)
+
+
 def accuracy_by_layer(page: HtmlReport, table: Table) -> None:
     """Draw the accuracy of each layer (ProMoE, figure 8)."""
     names, num_layers = list(table), len(next(iter(table.values()))["accuracy"])
-
-    def draw(figure: "Figure") -> None:
-        axes = figure.subplots()
-        series = {name: (range(num_layers), table[name]["accuracy"]) for name in names}
-        draw_lines(axes, series)
-        axes.set(xlabel="layer", ylabel="accuracy", ylim=(0, 1))
-        axes.set_xmargin(0.02)
-        axes.locator_params(axis="x", integer=True)
-        label_lines(axes)
-
     rows: list[list[Cell]] = [
         [layer, *(table[name]["accuracy"][layer] for name in names)] for layer in range(num_layers)
     ]
     page.figure(
         "accuracy-by-layer",
-        "Accuracy of the forecasts by layer",
-        draw,
+        ACCURACY_HEADING,
+        lambda figure: draw_accuracy(figure, table),
         ["layer", *names],
         rows,
         note="Share of the chosen experts that were forecast, on held-out tokens. A line begins at "
         "the first layer that its predictor forecasts. As in ProMoE, figure 8.",
-        inches=(8, 4.8),
+        inches=ACCURACY_INCHES,
     )
 
 

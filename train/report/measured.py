@@ -1,7 +1,7 @@
 """Measurements of the report on the trace: hit rates by cache size, accuracy by trace size."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from collect.traces.reader import TraceStep
 from predictors.base import Predictor
 from predictors.baselines import PopularityPredictor, TokenPredictor
 from predictors.metrics import sum_means
-from predictors.reuse import ReusePredictor
+from predictors.registry import REUSE_PREDICTORS
 from runtime.policy.counters import sum_counters
 from runtime.policy.eviction.registry import EVICTIONS
 from runtime.sim.hardware import RooflineHardware
@@ -51,22 +51,22 @@ class HitRateRow:
 
 
 def measure_hit_rates(
-    trace: Trace, reuse_predictor: Predictor | None, *, num_tokens: int
+    trace: Trace, reuse_predictors: Sequence[Predictor], *, num_tokens: int
 ) -> list[HitRateRow]:
-    """Return a row for each budget and policy; without its predictor, `reuse` is left out.
+    """Return a row for each budget and policy; `reuse` is named by its predictors.
 
     The arena is divided by layers, and nothing is prefetched (ProMoE, figure 5 b). The replay is
     long enough to rank the policies; `moecast train reuse` has a longer one.
     """
     steps = list(first_tokens(trace.steps("held_out"), num_tokens))
-    stream = record_stream(steps, reuse_predictor, trace.spec)
+    stream = record_stream(steps, reuse_predictors, trace.spec)
+    policies = [one for one in EVICTIONS if one not in REUSE_PREDICTORS]
+    policies += stream.forecasts
     system = eviction_system()
     rows: list[HitRateRow] = []
     for budget in BUDGETS:
         rates: dict[str, HitRateRow] = {}
-        for policy in EVICTIONS:
-            if policy == ReusePredictor.kind and reuse_predictor is None:
-                continue
+        for policy in policies:
             stats = replay_policy(
                 policy,
                 stream,

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from predictors.registry import REUSE_PREDICTORS
 from runtime.tools.report.figures import muted_color
 from runtime.tools.report.html_report import HtmlReport
 from runtime.tools.report.line_labels import draw_legend, label_lines
@@ -31,7 +32,7 @@ def hit_rate(page: HtmlReport, rows: Sequence[HitRateRow], *, num_tokens: int) -
         f"asks; nothing is prefetched, the arena is divided by layers, {num_tokens:,} generated "
         "held-out tokens. The line is `lru`; `belady` knows the future: the bound."
     )
-    if "reuse" not in rates:
+    if not REUSE_PREDICTORS.keys() & rates.keys():
         note += " `reuse` asks a trained forecaster: `moecast train predictor=all` trains it."
     columns = ("cache_percent", "eviction", "hit_rate", "gap_closed")
     page.figure(
@@ -93,22 +94,27 @@ def by_policy(rows: Sequence[HitRateRow], key: str) -> dict[str, list[float | No
 
 
 def keeping(page: HtmlReport, found: Mapping[str, Any] | None) -> None:
-    """Hit rates of the learned `reuse` among the other policies, on the longer replay."""
+    """Hit rates of learned eviction among the other policies, on the longer replay."""
     if not found:
         return
     policies: list[str] = []
+    learned: list[str] = []
     rows: list[list[Cell]] = []
     for stream, budgets in found["hit_rates"].items():
         for phase in ("decode", "prefill"):
             for budget, one in budgets.items():
                 policies = list(one)
+                learned = [policy for policy in policies if policy in REUSE_PREDICTORS]
                 rates = [one[policy][phase] for policy in policies]
                 if rates[0] is not None:
-                    gap = one["reuse"][f"{phase}_gap_closed"]
-                    rows.append([stream, phase, budget, *rates, gap])
+                    gaps = [one[policy][f"{phase}_gap_closed"] for policy in learned]
+                    rows.append([stream, phase, budget, *rates, *gaps])
     page.table(
-        "What reuse keeps",
-        ["requests, arena", "phase", "cache", *policies, "gap closed by reuse"],
+        "What learned eviction keeps",
+        [
+            *("requests, arena", "phase", "cache", *policies),
+            *(f"gap closed by {policy}" for policy in learned),
+        ],
         rows,
         note=f"{found['definition']}.",
         name="reuse",

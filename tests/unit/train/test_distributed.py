@@ -79,7 +79,7 @@ def by_groups(
     """What came of it, and the groups that were trained."""
     engines: list[InlineEngine] = []
 
-    def start_inline(_: LauncherConfig, entry: str, arguments: dict, __: Path) -> InlineEngine:
+    def start_inline(_: LauncherConfig, entry: str, arguments: dict, *__: object) -> InlineEngine:
         engines.append(InlineEngine(UnitWorker(entry, json.dumps(arguments), 1), broken=broken))
         return engines[-1]
 

@@ -4,16 +4,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from runtime.sim.replay import replay
 from tests.builders.traces import make_spec, make_trace
 from train.eviction_eval import eviction_system, record_stream, replay_policy
 from train.report.measured import ANY
-from train.reuse import ReuseStack
+from train.reuse_training import NETWORKS
 
 
-def test_replay_policy__recorded_reuse_evicts_as_the_predictor(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_replay_policy__recorded_reuse_evicts_as_the_predictor(tmp_path: Path, kind: str) -> None:
     spec = make_spec()
     random = np.random.default_rng(0)
     routers = random.standard_normal(
@@ -21,15 +23,15 @@ def test_replay_policy__recorded_reuse_evicts_as_the_predictor(tmp_path: Path) -
     )
     biases = np.zeros((spec.num_layers, spec.num_experts), np.float32)
     torch.manual_seed(0)
-    reuse_predictor = ReuseStack(spec, routers, biases, width=8).export(spec)["reuse"]
+    reuse_predictor = NETWORKS[kind].stack(spec, routers, biases, width=8).export(spec)[kind]
     steps = list(make_trace(tmp_path / "t", spec=spec).steps("held_out"))
     slots = spec.num_layers * max(spec.top_k, spec.num_experts // 2)
     system = eviction_system()
-    stream = record_stream(steps, reuse_predictor, spec)
+    stream = record_stream(steps, [reuse_predictor], spec)
     setting = {"spec": spec, "hardware": ANY}
     # Twice: the stream keeps no state of a replay.
     recorded = [
-        replay_policy("reuse", stream, system=system, slots=slots, **setting) for _ in range(2)
+        replay_policy(kind, stream, system=system, slots=slots, **setting) for _ in range(2)
     ]
     expected = replay(
         steps,

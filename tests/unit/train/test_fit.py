@@ -17,7 +17,7 @@ from train import fit as fit_module
 from train.accuracy import replay_forecasts, score_layers, steps_with_phases
 from train.data import TraceBatches, TraceSubset, shuffle_rows, subset_rows
 from train.errors import TrainCheckpointError, TrainError
-from train.fit import CHECKPOINTS, FitSettings, Fitted, digest_weights, fit
+from train.fit import CHECKPOINTS, FitSettings, Fitted, digest_weights, fit, make_trainer
 from train.networks import PlainStack, network_specs
 from train.nonlearned import fit_popularity, fit_token
 from train.pipeline import export_predictors
@@ -244,3 +244,10 @@ def test_fit__logs_the_loss_of_all_validation_tokens_and_the_norm_of_all_gradien
     # A run logs every tenth step.
     assert found == pytest.approx(norms[9::10], rel=1e-5)
     assert len(found) > 1
+
+
+def test_trainer__in_a_slurm_job_is_not_one_of_its_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SLURM_JOB_ID", "SLURM_NTASKS"):
+        monkeypatch.setenv(name, "2")
+    monkeypatch.setenv("SLURM_JOB_NAME", "training")
+    assert make_trainer(settings(), []).world_size == 1

@@ -1,6 +1,7 @@
 """The reuse forecaster: its target, its features while it serves, its graphs, and that it keeps
 what is used again."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,11 @@ import torch
 from collect.traces import Trace
 from predictors.base import softmax
 from predictors.reuse import CHANCE_DECAYS, COUNT_DECAYS, ReusePredictor
+from tests.builders.stretches import fit_stretches
 from tests.builders.traces import make_spec, make_trace
 from train.data import TraceSubset, subset_rows
-from train.reuse import ReuseBatches, ReuseStack, future, read_stretch
+from train.reuse import ReuseStack, future, read_stretch
+from train.stretches import StretchBatches
 
 SPEC = make_spec()
 RANDOM = np.random.default_rng(2)
@@ -105,19 +108,8 @@ def test_forecaster__goes_into_files_and_back() -> None:
 def test_family__learns_which_experts_are_used_again(trace: Trace) -> None:
     torch.manual_seed(0)
     family = ReuseStack(SPEC, ROUTERS, BIASES, width=16)
-
-    def batches(epoch):
-        return ReuseBatches(trace, TraceSubset.FIT, ROUTERS, BIASES, batch_size=64, epoch=epoch)
-
-    family.normalise_by(next(iter(batches(0))))
-    optimiser = torch.optim.AdamW(family.parameters(), lr=1e-2)
-    losses = []
-    for epoch in range(4):
-        for batch in batches(epoch):
-            loss = family.losses(batch).sum()
-            losses.append(loss.item())
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-    assert len(losses) == 4 * len(batches(0))
+    read = partial(read_stretch, trace, routers_LED=ROUTERS, biases_LE=BIASES)
+    batches = partial(StretchBatches, trace, TraceSubset.FIT, read, batch_size=64)
+    losses = fit_stretches(family, batches, num_epochs=4)
+    assert len(losses) == 4 * len(batches(epoch=0))
     assert np.mean(losses[-3:]) < 0.9 * losses[0]

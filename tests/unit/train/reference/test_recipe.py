@@ -6,11 +6,12 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from transformers import Qwen2MoeForCausalLM
 
 from predictors.errors import MoecastError
 from train.reference.audit import entropy_share, lru_hit_rate, ngram_losses
 from train.reference.commands import prepare
-from train.reference.config import FitConfig, ReferenceConfig
+from train.reference.config import FitConfig, ReferenceConfig, ReferenceShape
 from train.reference.corpus import chat, is_held_out
 from train.reference.fit import (
     Muon,
@@ -97,7 +98,20 @@ def test_prepare__without_a_corpus_names_the_options(tmp_path):
 
 
 def test_architecture__is_the_size_that_ships():
-    config = architecture()
+    config = architecture(ReferenceShape.TINY)
     assert (config.num_hidden_layers, config.num_experts, config.num_experts_per_tok) == (12, 60, 4)
     expert_bytes = 3 * config.hidden_size * config.moe_intermediate_size * 2
     assert expert_bytes % (3 * 4096) == 0, "each linear layer is whole pages"
+
+
+def test_architecture__coarse_has_a_layer_without_experts_and_as_many_weights_per_token():
+    shapes = [architecture(shape) for shape in (ReferenceShape.TINY, ReferenceShape.COARSE)]
+    model = Qwen2MoeForCausalLM(shapes[1])
+    assert not hasattr(model.model.layers[0].mlp, "experts")
+    assert all(hasattr(layer.mlp, "experts") for layer in model.model.layers[1:])
+    widths = [
+        config.num_experts_per_tok * config.moe_intermediate_size
+        + config.shared_expert_intermediate_size
+        for config in shapes
+    ]
+    assert widths == [320, 288]

@@ -17,7 +17,7 @@ def test_hit_rates__lru_is_a_plain_lru_and_belady_bounds_all(tmp_path: Path) -> 
     spec = make_spec(top_k=1)
     trace = make_trace(tmp_path / "t", spec=spec, prompt_tokens=1, new_tokens=20)
     steps = list(trace.steps("held_out"))
-    rows = measure_hit_rates(trace, None, num_tokens=len(steps))
+    rows = measure_hit_rates(trace, [], num_tokens=len(steps))
     for budget in BUDGETS:
         slots = spec.num_experts * budget // 100
         if not slots:

@@ -1,0 +1,105 @@
+"""Trains again and again, each time killed at another point and then run again.
+
+    python -m tests.builders.killed_trainings FOLDER
+
+makes FOLDER/uninterrupted, and FOLDER/POINT for each of `POINTS`, whose first command got a SIGKILL
+there. Prints, as JSON by folder, the digests of the files of its entries' predictors. One process
+forks all commands: importing takes longer than such a training.
+"""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import train.commands
+import train.pipeline
+from collect.traces import TraceWriter
+from configs.cli import main
+from configs.commands import TRAIN
+from tests.builders.recordable import prompts_file, recordable
+from train.checkpoint import SafeCheckpointIO
+from train.predictor_stack import StackFit
+from train.reproduce import payload_digests
+from train.reuse import ReuseStack
+from zoo.entry import open_entry
+
+UNINTERRUPTED = "uninterrupted"
+POINTS: dict[str, tuple[Any, str, int]] = {
+    "recording": (TraceWriter, "write", 0),
+    "second-epoch": (StackFit, "on_validation_epoch_end", 1),
+    "checkpoint": (SafeCheckpointIO, "save_checkpoint", 3),
+    "entries": (train.pipeline, "write_entry", 1),
+    "epoch-of-next-kind": (ReuseStack, "losses", 5),
+    "results": (train.commands, "write_json", 0),
+}
+"""What is killed: before the call, with this number from 0, of a function."""
+
+
+def kill_before(place: Any, name: str, number: int) -> None:
+    """SIGKILL for this process, in place of a call."""
+    real, left = getattr(place, name), number
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal left
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        left -= 1
+        return real(*args, **kwargs)
+
+    setattr(place, name, counted)
+
+
+def train_in_a_child(folder: Path, arguments: Sequence[str], point: str | None) -> int:
+    """Runs `moecast train` in a folder; returns its exit code, negative for a signal."""
+    child = os.fork()
+    if child == 0:
+        with (folder / "log").open("a") as log:
+            os.dup2(log.fileno(), sys.stdout.fileno())
+            os.dup2(log.fileno(), sys.stderr.fileno())
+        os.chdir(folder)
+        if point is not None:
+            kill_before(*POINTS[point])
+        code = main("train", TRAIN, arguments)
+        sys.stdout.flush()
+        os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def make_model(folder: Path) -> None:
+    """Writes a model and prompts, in a child: a fork copies no threads of torch."""
+    child = os.fork()
+    if child == 0:
+        recordable(folder / "model", num_layers=5)
+        prompts_file(folder / "prompts.jsonl", count=40)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def run_all(folder: Path, points: Sequence[str]) -> dict[str, dict[str, dict[str, str]]]:
+    make_model(folder)
+    arguments = [
+        *(f"model.id={folder / 'model'}", "model.name=tiny", "run_dir=run", "data=jsonl"),
+        *(f"data.path={folder / 'prompts.jsonl'}", "data.min_chars=1", "data.max_new_tokens=8"),
+        *("predictor.width=16", "max_epochs=3", "batch_size=64", "replay_tokens=10", "lr=0.02"),
+        *("score_shifted=false", "hardware=rtx3090-pcie4", "other_hardware=rtx4090-pcie4"),
+        *("shape=qwen2-moe", "threads=1", "logger=[]", "figures=false"),
+    ]
+    found = {}
+    for name in (UNINTERRUPTED, *points):
+        run = folder / name
+        run.mkdir()
+        if name != UNINTERRUPTED:
+            assert train_in_a_child(run, arguments, name) == -signal.SIGKILL, name
+        code = train_in_a_child(run, arguments, None)
+        assert code == 0, f"{name}: {(run / 'log').read_text()[-2000:]}"
+        entries = sorted((run / "run" / "entries").iterdir())
+        found[name] = {path.name: payload_digests(open_entry(path)) for path in entries}
+    return found
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(run_all(Path(sys.argv[1]), tuple(POINTS))))

@@ -1,0 +1,76 @@
+"""The record of a training for its entries, without folders of the machine and without secrets."""
+
+import platform
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+
+from collect.config import SourceKind
+from collect.traces import Trace
+from predictors.origin import name_machine, read_git_revision
+from predictors.versions import RESULT_PACKAGES, package_versions
+from runtime.tools.report.provenance import read_provenance
+from train.config import TrainConfig
+from zoo.training_record import TrainingRecord, TrainingTrace
+
+DESTINATIONS = ("run_dir", "debug", "overwrite", "figures", "logger", "wandb", "launcher")
+"""Options that no result depends on: where it goes, and which processes make it."""
+SCORING = ("other_kinds",)
+"""Options that no weight depends on, and that name folders of the machine."""
+LOGIN = re.compile(r"(?<=://)[^/@]+@")
+"""User name and password of an address."""
+
+
+def record_training(config: TrainConfig, trace: Trace) -> TrainingRecord:
+    """Returns what repeats this training: options, trace, seed, code and versions."""
+    origin = None if config.run_dir is None else read_provenance(config.run_dir)
+    plan, data = trace.manifest.plan, config.data
+    is_hub = config.trace is None and data.kind is SourceKind.HUB
+    return TrainingRecord(
+        command=None if origin is None else LOGIN.sub("", origin.command),
+        options=resolved_options(config),
+        seed=config.seed,
+        threads=torch.get_num_threads(),
+        code_revision=read_git_revision(),
+        versions=package_versions(RESULT_PACKAGES),
+        python=platform.python_version(),
+        platform=platform.platform(),
+        machine=name_machine(),
+        trace=TrainingTrace(
+            digest=trace.digest,
+            dataset=plan.dataset,
+            hub_dataset=data.path if is_hub else None,
+            hub_revision=data.revision if is_hub else None,
+            signals=tuple(map(str, plan.signals)),
+            num_tokens=trace.num_tokens,
+            prompts_digest=plan.prompts_digest,
+            recording=plan.settings,
+            was_named=config.trace is not None,
+        ),
+    )
+
+
+def resolved_options(config: TrainConfig) -> dict[str, Any]:
+    """Returns the configuration as plain values that compose to the same configuration."""
+    tree = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
+    assert isinstance(tree, dict)
+    left_out = {*DESTINATIONS, *SCORING}
+    return {str(key): hide_place(value) for key, value in tree.items() if key not in left_out}
+
+
+def hide_place(value: Any) -> Any:
+    """Returns a tree with the last part of each absolute path, and addresses without logins."""
+    if isinstance(value, dict):
+        return {key: hide_place(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [hide_place(part) for part in value]
+    if isinstance(value, Path):
+        value = str(value)
+    if isinstance(value, str):
+        if value.startswith(("/", "~")):
+            return Path(value).name
+        return LOGIN.sub("", value)
+    return value

@@ -1,0 +1,208 @@
+"""`moecast zoo score`: an entry on prompts of the user's, with the figures of its card."""
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+
+from collect.traces import Trace
+from predictors.errors import NegativeResult
+from predictors.registry import REUSE_PREDICTORS
+from predictors.text_table import TextTable
+from runtime.config import ModelConfig
+from runtime.presets import describe_choice
+from runtime.sim.hardware import Hardware
+from runtime.store.model_source import identity, resolve
+from train.accuracy import RequestAccuracy, accuracy_table, score_layers, untouched
+from train.config import ScoreConfig
+from train.errors import TrainError
+from train.eviction_eval import BUDGETS, compare_policies
+from train.find_trace import find_trace
+from train.kinds import signals_of
+from train.replay import budget_slots, describe_machines, first_tokens, measure_fetching
+from train.reuse_training import PER_LAYER
+from train.reuse_training import SIGNALS as REUSE_SIGNALS
+from train.scoring import worst_layer
+from zoo.card import format_figure
+from zoo.commands import print_line
+from zoo.entry import ZooEntry
+from zoo.load import find_entry, load_predictor
+
+STANDARD_ERRORS = 2.0
+"""A drop within this many standard errors of the accuracy may be chance."""
+
+
+class DoesNotFit(NegativeResult):
+    """The entry is less accurate on these prompts than on those of its card."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether an accuracy is what the card says, within sampling error and tolerance."""
+
+    on_card: float
+    here: float
+    standard_error: float | None
+    """None: too few requests to know."""
+    max_drop: float
+    name: str = "accuracy"
+
+    @property
+    def drop(self) -> float:
+        return self.on_card - self.here
+
+    @property
+    def allowed(self) -> float:
+        return self.max_drop + STANDARD_ERRORS * (self.standard_error or 0.0)
+
+    @property
+    def fits(self) -> bool:
+        return self.drop <= self.allowed
+
+    def describe_drop(self) -> str:
+        return (
+            f"{self.name} {self.here:.3f}, {self.drop:.3f} below its card, of which "
+            f"{self.allowed:.3f} would be chance and tolerance"
+        )
+
+
+def score(config: ScoreConfig) -> dict[str, Any]:
+    """Score an entry and print its figures and the card's.
+
+    Raises:
+        DoesNotFit: the accuracy, of all layers or of the worst one, is lower than on the card by
+            more than chance and `max_drop`.
+        TrainError, TraceError, PromptError: no trace to score on.
+        ZooError: no such entry, or one of another model than the trace's.
+    """
+    entry = find_entry(config.name)
+    if config.trace is None:
+        require_own_model(entry, config.model)
+    is_reuse = entry.manifest.kind in REUSE_PREDICTORS
+    signals = REUSE_SIGNALS if is_reuse else signals_of((entry.manifest.kind,))
+    trace = find_trace(config, signals, needed=signals)
+    split = "held_out" if trace.digest == entry.manifest.trace_digest else None
+    (hardware,) = describe_machines([config.hardware], config.shape, config.model)
+    verdicts: list[Verdict] = []
+    if is_reuse:
+        figures = score_reuse(config, trace, split, hardware)
+    else:
+        figures, verdicts = score_forecasts(config, entry, trace, split, hardware)
+    results = {
+        "entry": f"{entry.manifest.name}@{entry.manifest.digest[:12]}",
+        "trace": {"digest": trace.digest, "where": trace.where, "split": split},
+        "card": dict(entry.manifest.metrics),
+        "here": figures,
+        "standard_error": {one.name: one.standard_error for one in verdicts},
+        "fits": all(one.fits for one in verdicts) if verdicts else None,
+    }
+    if config.json:
+        print_line(json.dumps(results, indent=2))
+    else:
+        print_figures(results, trace, verdicts)
+    if drops := [one.describe_drop() for one in verdicts if not one.fits]:
+        command = f"moecast train {describe_choice(config.model)}"
+        raise DoesNotFit(
+            f"{results['entry']} does not fit these prompts: {'; '.join(drops)}. To train on them: "
+            f"{command} predictor={entry.manifest.kind} trace={shlex.quote(trace.where)}"
+        )
+    return results
+
+
+def require_own_model(entry: ZooEntry, model: ModelConfig) -> None:
+    """Raise TrainError if the prompts would be recorded from another model than the entry's."""
+    made_for, given = entry.manifest.spec.as_dict(), identity(resolve(model), model)
+    wrong = [key for key, value in given.items() if key != "dtype" and made_for[key] != value]
+    if wrong:
+        listed = ", ".join(f"{key} {made_for[key]}, not {given[key]}" for key in wrong)
+        raise TrainError(
+            f"{entry.manifest.name} was made for another model than model={model.name} ({listed}): "
+            "name its model (model=), or a trace of a quantisation of it (trace=PATH)"
+        )
+
+
+def score_forecasts(
+    config: ScoreConfig,
+    entry: ZooEntry,
+    trace: Trace,
+    split: str | None,
+    hardware: Hardware,
+) -> tuple[dict[str, float | None], list[Verdict]]:
+    """Return the figures of the card, by its names, and verdicts on the accuracies that it has."""
+    predictor = load_predictor(config.name, spec=trace.spec)
+    by_request = RequestAccuracy(len(trace.request_table), num_layers=trace.spec.num_layers)
+    layers = score_layers(untouched(predictor), trace, split, by_request=by_request)
+    table = accuracy_table(layers)
+    fetched = measure_fetching(
+        first_tokens(trace.steps(split), config.replay_tokens),
+        untouched(predictor),
+        system=config.system,
+        hardware=hardware,
+        spec=trace.spec,
+        slots=budget_slots(config.budget, trace.spec, hardware),
+    )
+    figures = {
+        "accuracy": table["mean_accuracy"],
+        "worst_layer_accuracy": worst_layer(table["accuracy"]),
+        "fetch_rate": fetched["mean_fetch_rate"],
+        "good_pred": fetched["mean_good_pred"],
+        "joint": fetched["mean_joint"],
+    }
+    known = [value for value in table["accuracy"] if value is not None]
+    worst = table["accuracy"].index(min(known)) if known else None
+    verdicts = []
+    for metric, layer in (("accuracy", None), ("worst_layer_accuracy", worst)):
+        on_card, here = entry.manifest.metrics.get(metric), figures[metric]
+        if isinstance(on_card, float) and here is not None:
+            error = by_request.standard_error(layer)
+            name = "accuracy" if layer is None else f"accuracy of layer {layer} (the worst)"
+            verdicts.append(Verdict(on_card, here, error, max_drop=config.max_drop, name=name))
+    return figures, verdicts
+
+
+def score_reuse(
+    config: ScoreConfig, trace: Trace, split: str | None, hardware: Hardware
+) -> dict[str, float | None]:
+    """Return hit rates, and the share of the gap between LRU and Belady that `reuse` closes.
+
+    Hit rates depend on the prompts as much as on the predictor, so there is no verdict on them.
+    """
+    predictor = load_predictor(config.name, spec=trace.spec)
+    tables = compare_policies(
+        trace, [predictor], hardware, num_tokens=config.replay_tokens, split=split
+    )
+    figures: dict[str, float | None] = {}
+    for budget in BUDGETS:
+        rates = tables[PER_LAYER][budget][predictor.kind]
+        percent = budget.rstrip("%")
+        figures[f"hit_rate_{percent}"] = rates.decode
+        figures[f"gap_closed_{percent}"] = rates.decode_gap_closed
+    return figures
+
+
+def print_figures(results: dict[str, Any], trace: Trace, verdicts: Sequence[Verdict]) -> None:
+    which = "held-out requests of its own trace" if results["trace"]["split"] else "all requests"
+    rows = len(trace.rows("held_out")) if results["trace"]["split"] else trace.num_tokens
+    print_line(f"{results['entry']} on {which}, {rows:,} tokens of {trace.where}")
+    card, here = results["card"], results["here"]
+    TextTable(
+        columns=["", "card", "here", "here - card"],
+        rows=[
+            [
+                name.replace("_", " "),
+                format_figure(card.get(name)),
+                format_figure(value),
+                "" if value is None or card.get(name) is None else f"{value - card[name]:+.4f}",
+            ]
+            for name, value in here.items()
+        ],
+        elsewhere="json=true prints them",
+    ).print(Console())
+    if not verdicts:
+        print_line("no verdict: the card has no accuracy, and hit rates depend on the prompts too")
+    elif results["fits"]:
+        allowed = ", ".join(f"{one.name.rstrip(',')} by {one.allowed:.3f}" for one in verdicts)
+        print_line(f"it fits: not below its card by more than chance and tolerance ({allowed})")
