@@ -1,9 +1,12 @@
 """Kernels of steps of one token in bfloat16 and float16 on a CPU.
 
-PyTorch hands matrix products in these dtypes to oneDNN. On CPUs without instructions for them
+PyTorch hands matrix products in these dtypes to oneDNN. On CPUs without instructions for bfloat16
 oneDNN takes about twice as long for a single row as PyTorch's own kernel, which reads each weight
-once. Attention is slower still (`runtime.hf.decode_attention`). The last bits differ, so that a
-reference has to be computed alike.
+once; with AVX-512's instructions for it they take the same time for small matrices, and PyTorch's
+kernel two thirds of the time for large ones. Attention is slower still
+(`runtime.hf.decode_attention`). The last bits differ, so that a reference has to be computed alike,
+and every process of a machine has to come to the same decision: it is measured only where the
+result is not known.
 
 The switch for oneDNN belongs to the process: other threads that compute in these dtypes during such
 a step are subject to it, too.
@@ -24,16 +27,19 @@ from runtime.hf.inputs import find_tokens
 DTYPES = (torch.bfloat16, torch.float16)
 ROWS, COLUMNS, MATRICES = 768, 2048, 4
 """The matrices that are measured: together larger than a core's own cache."""
-REPETITIONS = 5
-LEAST_RATIO = 1.25
-"""Speed without oneDNN over that with it, from which on it is left out: above noise, so that
-every process on a machine comes to the same decision."""
+REPETITIONS = 20
+"""The least of this many times hardly depends on other load."""
+LEAST_RATIO = 1.5
+"""Speed without oneDNN over that with it, from which on it is left out. Ratios of 1 and of 2 were
+found, and none between."""
 
 
 def choose_kernels(wanted: DecodeKernels, dtype: torch.dtype) -> DecodeKernels:
     """Return the kernels that `auto` stands for on this machine; others stay as they are."""
     if wanted is not DecodeKernels.AUTO:
         return wanted
+    if dtype is torch.bfloat16 and not torch.cpu._is_amx_tile_supported():
+        return DecodeKernels.OWN
     is_faster = dtype in DTYPES and measure_ratio(dtype, torch.get_num_threads()) >= LEAST_RATIO
     return DecodeKernels.OWN if is_faster else DecodeKernels.LIBRARY
 
@@ -63,7 +69,7 @@ def set_onednn(is_enabled: bool) -> bool:
 @cache
 @torch.no_grad()
 def measure_ratio(dtype: torch.dtype, num_threads: int) -> float:
-    """Return the time of one row's product with oneDNN over the time without, in milliseconds.
+    """Return the time of one row's product with oneDNN over the time without.
 
     Args:
         num_threads: PyTorch's; a part of the key, as the ratio depends on it.

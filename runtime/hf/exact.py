@@ -74,7 +74,8 @@ def set_reference(model: PreTrainedModel, wanted: Exact) -> Exact:
     """Let a whole model, as Transformers loads it, compute what a served one is compared with.
 
     Returns:
-        The setting in force, never `auto`.
+        The setting in force, never `auto`; `eager` for `shared`, which is the same for a sequence
+        that is not in a block.
 
     Raises:
         CheckpointError: `grouped`, and Transformers does not group this model's experts.
@@ -85,4 +86,4 @@ def set_reference(model: PreTrainedModel, wanted: Exact) -> Exact:
     exact = choose_exact(wanted, model.device, obstacle)
     if exact is Exact.GROUPED:
         model.set_experts_implementation(GROUPED_MM)
-    return exact
+    return Exact.EAGER if exact is Exact.SHARED else exact

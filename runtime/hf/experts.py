@@ -5,6 +5,7 @@ Shape suffixes: T tokens, D hidden size, K top_k, E experts, N tokens of one exp
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from enum import StrEnum
 from weakref import WeakKeyDictionary
 
@@ -16,6 +17,10 @@ from transformers.integrations.moe import ExpertsInterface
 from runtime.store.packed.matrix import ExpertWeights, QuantisedMatrix
 
 IMPLEMENTATION = "moecast"
+
+separate_rows: ContextVar[int] = ContextVar("separate_rows", default=0)
+"""Number of rows of which each is computed as if it were alone; 0: rows are tokens of one batch.
+Rows beyond are spare, and get zeros."""
 
 Ready = Callable[[list[int]], Iterator[tuple[int, ExpertWeights]]]
 """`(experts of the step) -> (expert, its parameters)`, in order of readiness."""
@@ -195,14 +200,52 @@ def _compute_one_token(
     return final_TD.to(hidden_TD.dtype)
 
 
+def compute_separate_rows(
+    module: nn.Module,
+    ready: Ready,
+    how: AccumulationDtype,
+    hidden_TD: Tensor,
+    experts_TK: Tensor,
+    weights_TK: Tensor,
+) -> Tensor:
+    """Compute the rows of a block, each bitwise as `compute_experts` computes it alone.
+
+    An expert is requested once for all rows, and multiplied with each of its rows. Outputs are
+    weighted and added up for all rows together, which changes no bit.
+    """
+    num_rows, (num_spare, top_k) = separate_rows.get(), experts_TK.shape
+    num_spare -= num_rows
+    sorted_RK, order_RK = experts_TK[:num_rows].sort(dim=1)
+    weights_RK1 = weights_TK[:num_rows].gather(1, order_RK).unsqueeze(-1)
+    # Copies, as gathering makes them: where a tensor is aligned may change the last bits.
+    rows = [hidden_TD[row : row + 1].clone() for row in range(num_rows)]
+    pairs: dict[int, list[int]] = {}
+    for pair, expert in enumerate(sorted_RK.flatten().tolist()):
+        if expert < module.num_experts:
+            pairs.setdefault(expert, []).append(pair)
+    outputs = [torch.zeros_like(rows[0])] * sorted_RK.numel()
+    for expert, weights in ready(sorted(pairs)):
+        for pair in pairs[expert]:
+            outputs[pair] = compute_expert(module, weights, rows[pair // top_k])
+    weighted_RKD = torch.cat(outputs).view(num_rows, top_k, -1) * weights_RK1
+    dtype = how.dtype(hidden_TD, weights_TK)
+    final_RD = torch.zeros_like(hidden_TD[:num_rows], dtype=dtype)
+    for output_RD in weighted_RKD.to(dtype).unbind(1):
+        final_RD += output_RD
+    return F.pad(final_RD.to(hidden_TD.dtype), (0, 0, 0, num_spare))
+
+
 def multiplies_rows(module: nn.Module) -> bool:
     """Returns whether `compute_expert` multiplies by the rows of an expert's matrices.
 
     Then they may be `QuantisedMatrix`; others get tensors.
     """
-    return hasattr(module, "has_gate") and bool(
-        not module.is_transposed and find_accumulation(module)
-    )
+    return runs_our_loop(module) and not module.is_transposed
+
+
+def runs_our_loop(module: nn.Module) -> bool:
+    """Returns whether `compute_experts` computes the module's experts, not a loop of its own."""
+    return hasattr(module, "has_gate") and find_accumulation(module) is not None
 
 
 def find_accumulation(module: nn.Module) -> AccumulationDtype | None:
@@ -243,7 +286,8 @@ def moecast_experts(
     if how is None:
         # Its parameters are placeholders that fetch the expert whose index they are given.
         return run_own_loop(module, hidden_TD, experts_TK, weights_TK)
-    return compute_experts(module, module.moecast_ready, how, hidden_TD, experts_TK, weights_TK)
+    compute = compute_separate_rows if separate_rows.get() else compute_experts
+    return compute(module, module.moecast_ready, how, hidden_TD, experts_TK, weights_TK)
 
 
 def register() -> None:

@@ -22,7 +22,33 @@ def find_generating_parts(model: PreTrainedModel) -> list[nn.Module]:
     return [child for child in children if child.can_generate()]
 
 
-class ForwardWrapper:
+class ForwardReplacement:
+    """Computes `forward` in place of a module's own forward pass, until it is removed."""
+
+    def __init__(self, module: nn.Module, forward: Callable[..., Any]):
+        self._module = module
+        self._before = vars(module).get("forward")
+        self._is_removed = False
+        own = module.forward
+
+        @functools.wraps(own)
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            return (own if self._is_removed else forward)(*args, **kwargs)
+
+        module.forward = self._replacement = replacement
+
+    def remove(self) -> None:
+        """The module is as it was; others that came around it later stay."""
+        self._is_removed = True
+        if self._module.forward is not self._replacement:
+            return
+        if self._before is None:
+            del self._module.forward
+        else:
+            self._module.forward = self._before
+
+
+class ForwardWrapper(ForwardReplacement):
     """Calls `begin` before a module's forward pass and `end` after it, however it ends.
 
     A pair of hooks would not do: PyTorch calls none after a Ctrl-C.
@@ -31,29 +57,13 @@ class ForwardWrapper:
     def __init__(
         self, module: nn.Module, begin: Callable[[tuple, dict], None], end: Callable[[], object]
     ):
-        self._module = module
-        self._before = vars(module).get("forward")
-        self._is_removed = False
         forward = module.forward
 
-        @functools.wraps(forward)
         def around(*args: Any, **kwargs: Any) -> Any:
-            if self._is_removed:
-                return forward(*args, **kwargs)
             try:
                 begin(args, kwargs)
                 return forward(*args, **kwargs)
             finally:
                 end()
 
-        module.forward = self._around = around
-
-    def remove(self) -> None:
-        """The module is as it was; others that came around it later stay."""
-        self._is_removed = True
-        if self._module.forward is not self._around:
-            return
-        if self._before is None:
-            del self._module.forward
-        else:
-            self._module.forward = self._before
+        super().__init__(module, around)

@@ -144,7 +144,7 @@ class Probes:
         layers: the model's layers with experts, if they were found before.
         complete: raise an error for routers that do not return their choice; otherwise the listener
             gets no events of such layers.
-        listens: asked before a hidden state is captured; None: every state is used.
+        listens: asked before a hidden state or a routing is captured; None: all are used.
     """
 
     def __init__(
@@ -215,6 +215,8 @@ class Probes:
         num_experts, skipped = layer.num_experts, self._num_experts
 
         def hook(_module: nn.Module, _args: tuple, output: object) -> None:
+            if not self._listens(Signal.ROUTED, layer.index):
+                return
             try:
                 indices, logits, weights = layer.routing(output)
             except CheckpointError:

@@ -1,4 +1,4 @@
-"""Converts one expert's tensors of a checkpoint with Transformers' own operations."""
+"""Converts one expert's tensors of a checkpoint as Transformers' own operations do."""
 
 import math
 import weakref
@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
 from runtime.errors import CheckpointError
+from runtime.store.dequantise import find_dequantiser
 from runtime.store.tensor_index import StoredTensor
 from runtime.store.weight_plan import WeightPlan
 
@@ -41,6 +42,7 @@ class ExpertConversion:
     def __init__(self, model: PreTrainedModel, plan: WeightPlan):
         self._model = model
         self._plan = plan
+        self._dequantise = find_dequantiser(plan)
 
     @torch.no_grad()
     def convert(self, tensors: list[Tensor]) -> Tensor:
@@ -55,6 +57,10 @@ class ExpertConversion:
         plan = self._plan
         converter, parameter = plan.converter, plan.parameter
         assert converter is not None
+        if self._dequantise is not None and tensors[0].device.type == "cpu":
+            dequantised = self._dequantise(tensors)
+            tensors.clear()
+            return dequantised
         values: dict[str, Any] = {}
         for pattern in plan.sources:
             tensor = tensors.pop(0)

@@ -110,6 +110,20 @@ def resolve(config: ModelConfig) -> Path:
     Raises:
         CheckpointError: it is not there, cannot be served, or a bundled file was altered.
     """
+    folder = find_folder(config)
+    if is_gguf(folder):
+        check_gguf(folder)
+    elif config.id != BUILTIN:
+        check_folder(folder)
+    return folder
+
+
+def find_folder(config: ModelConfig) -> Path:
+    """Return the folder, or GGUF file, of a model of any architecture.
+
+    Raises:
+        CheckpointError: it is not there, or a bundled file was altered.
+    """
     if config.id == BUILTIN:
         folder = BUILTIN_MODELS / config.name.replace("-", "_")
         if not (folder / CONFIG).is_file():
@@ -119,7 +133,6 @@ def resolve(config: ModelConfig) -> Path:
     folder = expand_home(config.id)
     if folder.is_file():
         if is_gguf(folder):
-            check_gguf(folder)
             return folder
         raise CheckpointError(f"{folder} is a file: give the model's folder, {folder.parent}")
     if not folder.is_dir():
@@ -129,7 +142,6 @@ def resolve(config: ModelConfig) -> Path:
                 f"of the Hub is ORG/NAME. {describe_folders(nearest_parent(folder))}"
             )
         folder = find_snapshot(config)
-    check_folder(folder)
     return folder
 
 

@@ -106,9 +106,19 @@ class WeightPlan:
             return names == ["Concatenate"] and operations[0].dim == 1
         if names == [DEALS_OUT]:
             return (operations[0].stack_dim, operations[0].concat_dim) == (0, 1)
-        if names not in (["MergeModulelist"], ["MergeModulelist", "Concatenate"]):
+        return self.joins_experts(names)
+
+    def joins_experts(self, last: list[str]) -> bool:
+        """Return whether the last operations, of these names, stack experts and join each's parts.
+
+        The parts are joined along their first dimension.
+        """
+        if self.converter is None or not self.is_per_expert:
             return False
-        return all(getattr(op, "dim", 0) == i for i, op in enumerate(operations))
+        operations = self.converter.operations[-len(last) :]
+        return last in (["MergeModulelist"], ["MergeModulelist", "Concatenate"]) and all(
+            getattr(op, "dim", 0) == i for i, op in enumerate(operations)
+        )
 
     @property
     def casts_first(self) -> bool:

@@ -1,5 +1,6 @@
 """Quantised checkpoints in the layouts of the Hub, made of tiny unquantised ones."""
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from tests.builders.families.build import save_family
+from tests.builders.families.table import FAMILIES, Family
 
 FP8_LARGEST = 448.0
 """The largest float8_e4m3fn."""
@@ -98,3 +102,23 @@ def quantise_mxfp4(folder: Path) -> Path:
             ],
         },
     )
+
+
+def wide_gpt_oss() -> Family:
+    """mxfp4 has blocks of 32."""
+    family = FAMILIES["gpt_oss"]
+    changes = {**family.changes, "hidden_size": 64, "intermediate_size": 32}
+    return dataclasses.replace(family, changes=changes)
+
+
+def quantised(folder: Path, name: str) -> Path:
+    """Saves a tiny model of a family in the format in which it is published."""
+    family = wide_gpt_oss() if name == "gpt_oss" else FAMILIES[name]
+    save_family(folder, family, dtype=torch.bfloat16)
+    if name == "gpt_oss":
+        return quantise_mxfp4(folder)
+    scale_dtype = torch.float8_e8m0fnu if name == "minimax_m2" else torch.float32
+    return quantise_fp8(folder, scale_dtype=scale_dtype)
+
+
+QUANTISED = ["qwen3_moe", "deepseek_v3", "minimax_m2", "gpt_oss"]

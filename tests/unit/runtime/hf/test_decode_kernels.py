@@ -38,16 +38,27 @@ def serve(folder, how=DecodeKernels.OWN, dtype="bfloat16"):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "ratio", "expected"),
+    ("dtype", "has_amx", "ratio", "expected"),
     [
-        (torch.bfloat16, 1.9, DecodeKernels.OWN),
-        (torch.bfloat16, 1.1, DecodeKernels.LIBRARY),
-        (torch.float16, 1.9, DecodeKernels.OWN),
-        (torch.float32, 1.9, DecodeKernels.LIBRARY),
+        (torch.bfloat16, False, None, DecodeKernels.OWN),
+        (torch.bfloat16, True, 1.9, DecodeKernels.OWN),
+        (torch.bfloat16, True, 1.1, DecodeKernels.LIBRARY),
+        (torch.float16, False, 1.9, DecodeKernels.OWN),
+        (torch.float16, False, 1.1, DecodeKernels.LIBRARY),
+        (torch.float32, False, None, DecodeKernels.LIBRARY),
     ],
 )
-def test_choose_kernels__needs_a_clear_gain(monkeypatch, dtype, ratio, expected):
-    monkeypatch.setattr(decode_kernels, "measure_ratio", lambda *_: ratio)
+def test_choose_kernels__is_measured_only_where_it_is_not_known(
+    monkeypatch, dtype, has_amx, ratio, expected
+):
+    """A measurement may differ from process to process, and with it the bits."""
+
+    def measure(*_):
+        assert ratio is not None, "nothing is to be measured"
+        return ratio
+
+    monkeypatch.setattr(decode_kernels, "measure_ratio", measure)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_amx)
     assert choose_kernels(DecodeKernels.AUTO, dtype) is expected
     assert choose_kernels(DecodeKernels.LIBRARY, dtype) is DecodeKernels.LIBRARY
 

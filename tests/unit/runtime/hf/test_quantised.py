@@ -1,6 +1,5 @@
 """Checkpoints that are not the parameters' own bytes: quantised, transposed, dealt out, stacked."""
 
-import dataclasses
 import struct
 import threading
 
@@ -19,27 +18,8 @@ from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
 from tests.builders.memory import measure_allocated
 from tests.builders.models import tiny_qwen2_moe
-from tests.builders.quantised import quantise_fp8, quantise_mxfp4, rewrite
+from tests.builders.quantised import QUANTISED, quantise_fp8, quantised, rewrite
 from tests.builders.served import serve
-
-
-def wide_gpt_oss():
-    """mxfp4 has blocks of 32."""
-    family = FAMILIES["gpt_oss"]
-    changes = {**family.changes, "hidden_size": 64, "intermediate_size": 32}
-    return dataclasses.replace(family, changes=changes)
-
-
-def quantised(folder, name):
-    family = wide_gpt_oss() if name == "gpt_oss" else FAMILIES[name]
-    save_family(folder, family, dtype=torch.bfloat16)
-    if name == "gpt_oss":
-        return quantise_mxfp4(folder)
-    scale_dtype = torch.float8_e8m0fnu if name == "minimax_m2" else torch.float32
-    return quantise_fp8(folder, scale_dtype=scale_dtype)
-
-
-QUANTISED = ["qwen3_moe", "deepseek_v3", "minimax_m2", "gpt_oss"]
 
 
 @torch.no_grad()

@@ -1,0 +1,166 @@
+"""Chooses whether a model's sequences are computed in blocks of rows (`runtime.hf.row_block`)."""
+
+import copy
+import inspect
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache, PreTrainedConfig, PreTrainedModel
+
+from predictors.errors import MoecastError
+from runtime.hf import decode_attention
+from runtime.hf.exact import find_model_obstacle
+from runtime.hf.experts import find_accumulation
+from runtime.hf.forward_pass import find_generating_parts
+from runtime.hf.layers import find_expert_banks
+from runtime.hf.row_block import NUM_ROWS, SMALL_BLOCK_ROWS, compute_block, read_decode_step
+
+log = logging.getLogger(__name__)
+
+LENGTHS = (5, 3)
+"""Tokens of the prompts of a check."""
+STEPS = 2
+TOLERANCE = {torch.float32: 1e-3}
+COARSE_TOLERANCE = 0.1
+"""Largest difference of logits from those of a sequence that is computed alone, as a share of the
+largest logit: a mask or a state that blocks do not know makes a larger one."""
+ROPE_BY_LENGTH = ("dynamic", "longrope")
+"""Rotary embeddings that depend on the longest sequence of a batch."""
+
+
+def choose_heights(model: PreTrainedModel, obstacle: str | None) -> tuple[int, ...]:
+    """Return the numbers of rows that blocks of the model's sequences may have, ascending.
+
+    There are none if its sequences cannot share products; the log has the reason.
+
+    Args:
+        obstacle: a known reason why they cannot.
+
+    Raises:
+        TransferError: experts of a served model cannot be read.
+    """
+    obstacle = obstacle or find_sharing_obstacle(model)
+    if obstacle is None:
+        decode_attention.register_attention()
+        obstacle = find_row_dependence(model)
+    if obstacle is None:
+        return (SMALL_BLOCK_ROWS, NUM_ROWS) if has_small_blocks(model) else (NUM_ROWS,)
+    log.warning("model.exact=shared: %s; sequences are computed one by one (eager)", obstacle)
+    return ()
+
+
+def find_sharing_obstacle(model: PreTrainedModel) -> str | None:
+    """Return a reason in the model's architecture why its sequences cannot share products."""
+    if (obstacle := find_model_obstacle(model)) is not None:
+        return obstacle
+    config, text = model.config, model.config.get_text_config()
+    if not all(find_accumulation(module) for module in find_expert_banks(model).values()):
+        return "its experts run their own loop"
+    if find_generating_parts(model) != [model]:
+        return "it generates with several parts"
+    if {config._attn_implementation, text._attn_implementation} != {decode_attention.NAME}:
+        return f"its attention is {text._attn_implementation}, not {decode_attention.NAME}"
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        return "it takes no position_ids"
+    if _attends_in_chunks(text):
+        return "it attends within chunks of tokens"
+    if rope := next((kind for kind in _rope_types(text) if kind in ROPE_BY_LENGTH), None):
+        return f"its rotary embeddings ({rope}) depend on the longest sequence of a batch"
+    return None
+
+
+def _attends_in_chunks(config: PreTrainedConfig) -> bool:
+    return "chunked_attention" in (getattr(config, "layer_types", None) or ())
+
+
+def _rope_types(config: PreTrainedConfig) -> Iterator[str]:
+    """Yield the kinds of rotary embeddings; layers of different types may have different ones."""
+    waiting = [getattr(config, "rope_parameters", None)]
+    while waiting:
+        parameters = waiting.pop()
+        if isinstance(parameters, Mapping):
+            waiting += parameters.values()
+            if isinstance(kind := parameters.get("rope_type"), str):
+                yield kind
+
+
+@torch.no_grad()
+def find_row_dependence(model: PreTrainedModel) -> str | None:
+    """Decode two short sequences apart and together; return what differs, None if no bit does.
+
+    Raises:
+        TransferError: experts of a served model cannot be read.
+    """
+    try:
+        states = [_read_prompt(model, length) for length in LENGTHS]
+        first = states[0]
+        one_by_one = _decode(model, [first])[0]
+        together = _decode(model, states[::-1])[1]
+        alone = _decode_alone(model, first)
+    except MoecastError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
+        # Its code does not know the block's KV cache, or returns no logits.
+        return f"its forward pass takes no block of sequences ({type(e).__name__}: {e})"
+    if not torch.equal(one_by_one, together):
+        return "a kernel of this machine computes a row with other bits beside other rows"
+    difference = float((one_by_one - alone).abs().max() / alone.abs().max())
+    # Not a number is no small number either.
+    if not difference <= TOLERANCE.get(model.dtype, COARSE_TOLERANCE):
+        return f"logits of a block differ from those of one sequence by {difference:.1%}"
+    return None
+
+
+@torch.no_grad()
+def has_small_blocks(model: PreTrainedModel) -> bool:
+    """Returns whether a small block's rows have the bits of the largest one's.
+
+    In bfloat16 a few do not, and rounding hides that from most logits of a check.
+
+    Raises:
+        TransferError: experts of a served model cannot be read.
+    """
+    if model.dtype != torch.float32:
+        return False
+    state = _read_prompt(model, LENGTHS[0])
+    small, large = (_decode(model, [state], rows)[0] for rows in (SMALL_BLOCK_ROWS, NUM_ROWS))
+    return torch.equal(small, large)
+
+
+State = tuple[Tensor, Cache]
+"""A sequence's next token and its KV cache."""
+
+
+def _read_prompt(model: PreTrainedModel, num_tokens: int) -> State:
+    vocab_size = model.config.get_text_config().vocab_size
+    tokens_1T = torch.arange(1, num_tokens + 1, device=model.device)[None] % vocab_size
+    output: Any = model(input_ids=tokens_1T, use_cache=True)
+    return tokens_1T[:, -1:], output.past_key_values
+
+
+def _decode(model: PreTrainedModel, states: list[State], num_rows: int = NUM_ROWS) -> list[Tensor]:
+    """Return each sequence's logits of some steps, computed as one block of `num_rows`."""
+    steps = []
+    for token_11, cache in states:
+        given = {"input_ids": token_11, "past_key_values": copy.deepcopy(cache), "use_cache": True}
+        if (step := read_decode_step((), given)) is None:
+            raise ValueError(f"its {type(cache).__name__} has layers of another kind")
+        steps.append(step)
+    outputs = []
+    for _ in range(STEPS):
+        outputs.append(
+            [output.logits for output in compute_block(model.forward, steps, [num_rows])]
+        )
+        steps = [step.advance() for step in steps]
+    return [torch.cat(logits).float() for logits in zip(*outputs, strict=True)]
+
+
+def _decode_alone(model: PreTrainedModel, state: State) -> Tensor:
+    token_11, cache = state
+    outputs: list[Any] = [
+        model(input_ids=token_11, past_key_values=cache, use_cache=True) for _ in range(STEPS)
+    ]
+    return torch.cat([output.logits for output in outputs]).float()

@@ -1,0 +1,95 @@
+"""MXFP4 and FP8 matrices have the bits that Transformers' operations give them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+from runtime.hf.loading import load_stripped
+from runtime.store.conversion import ExpertConversion
+from runtime.store.dequantise import dequantise_fp8, dequantise_mxfp4
+from tests.builders.families.build import save_family
+from tests.builders.families.table import FAMILIES
+from tests.builders.quantised import QUANTISED, quantise_fp8, quantised
+
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+
+
+def assert_bits(found: Tensor, expected: Tensor) -> None:
+    """Equal to the sign of zeros; any NaN is as good as another."""
+    assert found.dtype == expected.dtype
+    assert found.is_contiguous()
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    numbers = ~expected.isnan()
+    assert torch.equal(found.signbit()[numbers], expected.signbit()[numbers])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scales", [(0, 256), (110, 140)])
+def test_mxfp4__is_the_librarys(dtype: torch.dtype, scales: tuple[int, int]) -> None:
+    """With every scale there is, infinite and not normal ones included, and every byte."""
+    generator = torch.Generator().manual_seed(0)
+    blocks = torch.randint(256, (1, 48, 6, 16), dtype=torch.uint8, generator=generator)
+    exponents = torch.randint(*scales, (1, 48, 6), dtype=torch.uint8, generator=generator)
+    expected = convert_moe_packed_tensors(blocks, exponents, dtype=dtype)[0]
+    assert_bits(dequantise_mxfp4(blocks[0], exponents[0], dtype), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("weight_dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("scale_dtype", [torch.float32, torch.bfloat16, torch.float8_e8m0fnu])
+@pytest.mark.parametrize("block", [(128, 128), (16, 32), (1, 32), (256, 64)])
+def test_fp8__is_the_librarys(
+    dtype: torch.dtype,
+    weight_dtype: torch.dtype,
+    scale_dtype: torch.dtype,
+    block: tuple[int, int],
+) -> None:
+    """With every byte, infinities and NaNs included, in blocks of any shape."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randint(256, (512, 256), dtype=torch.uint8, generator=generator)
+    weight = weight.view(weight_dtype)
+    scale = torch.rand(512 // block[0], 256 // block[1], generator=generator).to(scale_dtype)
+    expected = Fp8Dequantize(None)._dequantize_one(weight, scale, dtype)
+    found = torch.empty(512, 256, dtype=dtype)
+    dequantise_fp8(weight, scale, found)
+    assert_bits(found, expected)
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_conversion__of_every_format_takes_the_fast_way(tmp_path: Path, name: str) -> None:
+    store = load_stripped(quantised(tmp_path, name), "auto").open_store()
+    conversions = [one for bank in store._conversions for one in bank.values()]
+    fused = [one for one in conversions if one._plan.is_compressed]
+    assert fused
+    assert all(one._dequantise is not None for one in fused)
+    for conversion in fused:
+        assert_same_as_operations(conversion)
+
+
+def assert_same_as_operations(conversion: ExpertConversion) -> None:
+    generator = torch.Generator().manual_seed(2)
+
+    def tensors() -> list[Tensor]:
+        generator.manual_seed(2)
+        return [
+            torch.randint(90, 126, (extent.num_bytes,), dtype=torch.uint8, generator=generator)
+            .view(extent.dtype)
+            .view(extent.shape)
+            for extent in conversion._plan.extents(0)
+        ]
+
+    found = conversion.decode(tensors())
+    conversion._dequantise = None
+    assert_bits(found, conversion.decode(tensors()))
+
+
+def test_conversion__other_tensors_are_left_to_the_library(tmp_path: Path) -> None:
+    """Scales that are integers are another format of the same operation."""
+    folder = save_family(tmp_path, FAMILIES["qwen3_moe"], dtype=torch.bfloat16)
+    store = load_stripped(quantise_fp8(folder, scale_dtype=torch.int32), "auto").open_store()
+    conversions = [one for bank in store._conversions for one in bank.values()]
+    assert all(one._dequantise is None for one in conversions)
