@@ -183,13 +183,20 @@ class FiniteScores(LogitsProcessor):
 
 
 class TokenListener(StoppingCriteria):
-    """Calls `on_token` with each token as soon as `generate` has drawn it; True ends the answer."""
+    """Calls `on_token` with each token as soon as `generate` has drawn it; True ends the answer.
+
+    The first step draws one token; later ones several where drafted tokens were accepted.
+    """
 
     def __init__(self, on_token: Callable[[int], bool]):
         self._on_token = on_token
+        self._num_seen: int | None = None
 
     def __call__(self, input_ids: Tensor, _scores: Any, **_kwargs: Any) -> Tensor:
-        is_last = self._on_token(int(input_ids[0, -1]))
+        num_tokens = input_ids.shape[1]
+        first = num_tokens - 1 if self._num_seen is None else self._num_seen
+        self._num_seen = num_tokens
+        is_last = any(self._on_token(token) for token in input_ids[0, first:].tolist())
         return torch.tensor([is_last], device=input_ids.device)
 
 

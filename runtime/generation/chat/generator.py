@@ -1,8 +1,9 @@
 """Generate a chat answer, stream its text and stop at Ctrl-C."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -48,6 +49,7 @@ class ChatGenerator:
         temperature: float,
         top_p: float,
         on_text: Callable[[str], None],
+        drafting: Mapping[str, Any] = MappingProxyType({}),
     ):
         self._model = model
         self._tokenizer = tokenizer
@@ -63,6 +65,7 @@ class ChatGenerator:
                 "top_k": model.generation_config.top_k or 0,
             }
         self._on_text = on_text
+        self._drafting = drafting
 
     def answer(self, prompt: list[int], *, max_new_tokens: int) -> ChatAnswer:
         """Generate the answer to a prompt and stream its text.
@@ -100,6 +103,7 @@ class ChatGenerator:
                 pad_token_id=end_ids[0] if end_ids else 0,
                 stopping_criteria=StoppingCriteriaList([TokenListener(on_token)]),
                 **self._sampling,
+                **self._drafting,
             )
         except KeyboardInterrupt:
             answer.interrupted = True

@@ -6,5 +6,7 @@ experts that they need is requested once. Each task therefore produces bitwise w
 alone, and each expert is read once for all of them (Klotski, section 5).
 
 Batching the rows into one matrix product would read dense weights once, but products of another
-height round differently, so tokens would depend on which other requests are running.
+height round differently, so tokens would depend on which other requests are running. With
+`exact=shared` single tokens are computed in blocks of four or eight rows instead, of which each has
+the same bits.
 """

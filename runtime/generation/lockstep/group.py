@@ -7,6 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from runtime.errors import GroupError
+from runtime.generation.lockstep.blocks import BlockForward, BlockTask, form_blocks
 from runtime.generation.lockstep.scheduler import LockstepScheduler
 from runtime.generation.lockstep.sequence import SeededRandom, SequenceTask, SyncPoint
 
@@ -34,6 +35,12 @@ class LockstepGroup:
         )
         handle.connect(self._scheduler)
         self._sequences: list[SequenceTask] = []
+        self._shared = BlockForward(model, heights) if (heights := handle.block_heights) else None
+        """Lets sequences share products; None: each has forward passes of its own."""
+        self._blocks: list[BlockTask] = []
+        """Of the current step."""
+        self._alone: set[SequenceTask] = set()
+        """Sequences of a block that failed: one of them may be the cause."""
         self._is_closed = False
 
     @property
@@ -70,11 +77,13 @@ class LockstepGroup:
                 for sequence in self._sequences:
                     if sequence.pending is None and not sequence.is_done:
                         self._scheduler.run_to_forward_pass(sequence)
-                if sequences := self._select_tasks():
+                if sequences := self._form_blocks(self._select_tasks()):
                     self._scheduler.run_forward_pass(sequences)
                     for sequence in sequences:
                         if not sequence.is_done:
                             self._scheduler.run_to_forward_pass(sequence)
+                while self._blocks:
+                    self._end_block(self._blocks.pop())
             except BaseException:
                 self.close()  # the other tasks are in an unknown state and cannot continue
                 raise
@@ -89,6 +98,27 @@ class LockstepGroup:
             is_selected = sequence.lane.part == part
             sequence.num_steps_waited = 0 if is_selected else sequence.num_steps_waited + 1
         return [sequence for sequence in waiting if sequence.lane.part == part]
+
+    def _form_blocks(self, sequences: Sequence[SequenceTask]) -> Sequence[SequenceTask]:
+        """Return what goes through the layers: blocks of sequences, and the other sequences."""
+        if self._shared is None:
+            return sequences
+        tasks = list(form_blocks(self._shared, sequences, alone=self._alone))
+        self._alone.clear()
+        self._blocks = [task for task in tasks if isinstance(task, BlockTask)]
+        for block in self._blocks:
+            self._scheduler.run_to_forward_pass(block)
+        return [task for task in tasks if not task.is_done]
+
+    def _end_block(self, block: BlockTask) -> None:
+        """Give a block's outputs to its members; after an error each repeats the step alone."""
+        if block.error is None:
+            for member, output in zip(block.members, block.result, strict=True):
+                self._scheduler.run_to_forward_pass(member, output)
+        elif len(block.members) > 1:
+            self._alone.update(block.members)
+        else:
+            self._scheduler.fail_forward_pass(block.members[0], block.error)
 
     def _remove_ended(self) -> list[SequenceTask]:
         ended = [sequence for sequence in self._sequences if sequence.is_done]
@@ -106,8 +136,10 @@ class LockstepGroup:
         if self._is_closed:
             return
         self._is_closed = True
-        for sequence in self._sequences:
+        for sequence in (*self._blocks, *self._sequences):
             self.cancel(sequence)
+        if self._shared is not None:
+            self._shared.remove()
         self._handle.connect(self._scheduler.engine)
 
     def __enter__(self) -> "LockstepGroup":

@@ -62,10 +62,10 @@ class LockstepScheduler:
         if sequence is None:
             self.engine.begin_step(tokens_T, requests_T)
         else:
-            request = Yield(SyncPoint.FORWARD_PASS, tokens_T=tokens_T, requests_T=requests_T)
-            yield_until_resumed(sequence, request)
+            yield_until_resumed(sequence, sequence.request_step(tokens_T, requests_T))
 
     def layer_input(self, layer: int, hidden_TD: Floats) -> None:
+        hidden_TD = _drop_spare_rows(hidden_TD)
         sequence = self._suspendable()
         if sequence is None:
             self.engine.layer_input(layer, hidden_TD)
@@ -74,6 +74,7 @@ class LockstepScheduler:
             yield_until_resumed(sequence, Yield(SyncPoint.INPUT, layer))
 
     def gate_input(self, layer: int, hidden_TD: Floats) -> None:
+        hidden_TD = _drop_spare_rows(hidden_TD)
         sequence = self._suspendable()
         if sequence is None:
             self.engine.gate_input(layer, hidden_TD)
@@ -84,6 +85,8 @@ class LockstepScheduler:
     def routed(
         self, layer: int, experts_TK: Ints, logits_TE: Floats | None, weights_TK: Floats | None
     ) -> None:
+        experts_TK = _drop_spare_rows(experts_TK)
+        logits_TE = None if logits_TE is None else _drop_spare_rows(logits_TE)
         sequence = self._suspendable()
         if sequence is None:
             self.engine.routed(layer, experts_TK, logits_TE, weights_TK)
@@ -126,10 +129,15 @@ class LockstepScheduler:
 
     # ---- called by the group
 
-    def run_to_forward_pass(self, sequence: SequenceTask) -> None:
-        """Run what lies between two forward passes of a sequence."""
+    def run_to_forward_pass(self, sequence: SequenceTask, value: object = None) -> None:
+        """Run what lies between two forward passes of a sequence; `value` is what it waits for."""
         with self._lane(sequence):
-            sequence.resume()
+            sequence.resume(value)
+
+    def fail_forward_pass(self, sequence: SequenceTask, error: Exception) -> None:
+        """Raise the error of its forward pass in a sequence."""
+        with self._lane(sequence):
+            sequence.throw(error)
 
     def run_forward_pass(self, sequences: Sequence[SequenceTask]) -> None:
         """Run one forward pass of all the sequences, from its first layer to its end."""
@@ -287,6 +295,12 @@ def _receive_experts(
         point = SyncPoint.EXPERTS if missing else SyncPoint.LAYER_DONE
         request = Yield(point, layer, missing, is_grouped=is_grouped)
         received = yield_until_resumed(sequence, request)
+
+
+def _drop_spare_rows(array: Array) -> Array:
+    """Return the rows of the calling sequence's tokens."""
+    sequence = current_sequence()
+    return array if sequence is None else array[: sequence.num_rows]
 
 
 def _concatenate(arrays: Sequence[Array | None]) -> Array | None:

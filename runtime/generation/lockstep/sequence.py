@@ -14,6 +14,7 @@ from predictors.base import Floats, Ints
 from runtime.accelerator import is_accelerator, read_random_state, write_random_state
 from runtime.hf.compute_settings import change_settings, read_settings
 from runtime.hf.probes import RequestTracker
+from runtime.hf.row_block import DecodeStep
 
 
 class SyncPoint(IntEnum):
@@ -44,6 +45,8 @@ class Yield:
     """The module computes experts together and needs their slots."""
     tokens_T: Ints | None = None
     requests_T: Ints | None = None
+    decode: DecodeStep | None = None
+    """The forward pass of one token, which a block computes for it."""
 
 
 @dataclass
@@ -104,6 +107,8 @@ class SequenceTask:
         self._run: Callable[[], Any] | None = run
         self._coroutine: SequenceCoroutine | None = SequenceCoroutine(self._body)
         self._coroutine.sequence = self
+        self.num_rows: int | None = None
+        """Tokens of its forward pass that are not spare; None: all."""
         self.num_steps_waited = 0
         """Steps of the group that it has waited for at the beginning of a forward pass."""
         self._random = random
@@ -137,6 +142,10 @@ class SequenceTask:
     @property
     def wanted(self) -> set[int]:
         return set() if self.pending is None else self.pending.wanted
+
+    def request_step(self, tokens_T: Ints, requests_T: Ints) -> Yield:
+        """Return what it yields at the beginning of a forward pass of these tokens."""
+        return Yield(SyncPoint.FORWARD_PASS, tokens_T=tokens_T, requests_T=requests_T)
 
     def resume(self, value: object = None) -> None:
         """Run it until it yields again or ends; `value` is what it waited for."""

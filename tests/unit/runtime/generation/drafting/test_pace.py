@@ -1,0 +1,92 @@
+"""Drafts are verified where that pays, and never cost more than a small share of the time."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.generation.drafting.pace import ALLOWED_LOSS, LONGEST, DraftPace
+
+
+def run(
+    pace: DraftPace,
+    *,
+    acceptance: float,
+    extra: float,
+    num_tokens: int = 400,
+    seed: int = 0,
+    noise: float = 0.0,
+) -> tuple[float, float]:
+    """Returns the seconds of so many tokens with drafts and without, at .05 s a plain step."""
+    source = random.Random(seed)
+    seconds = tokens = 0.0
+    while tokens < num_tokens:
+        n = pace.choose(4, 20)
+        accepted = 0
+        while accepted < n and source.random() < acceptance:
+            accepted += 1
+        step = (0.05 + n * extra) * (1 + noise * (source.random() - 0.5))
+        pace.record(step, matched=4, drafted=n, accepted=accepted)
+        seconds += step
+        tokens += 1 + accepted
+    return seconds, tokens * 0.05
+
+
+def test_pace__of_text_that_repeats_is_several_times_as_fast() -> None:
+    with_drafts, without = run(DraftPace(), acceptance=1.0, extra=0.01)
+    assert with_drafts < without / 2
+    assert DraftPace().choose(4, 9) == 0, "nothing is known of a plain step's time"
+
+
+@given(
+    acceptance=st.floats(0, 1),
+    extra=st.floats(0, 0.2),
+    seed=st.integers(0, 99),
+    num_tokens=st.integers(5, 600),
+)
+@settings(max_examples=150, deadline=None)
+def test_pace__never_costs_more_than_it_may(
+    acceptance: float, extra: float, seed: int, num_tokens: int
+) -> None:
+    """One draft, before its cost is known, may cost what was not expected of it."""
+    with_drafts, without = run(
+        DraftPace(), acceptance=acceptance, extra=extra, num_tokens=num_tokens, seed=seed
+    )
+    surprise = LONGEST * max(0.0, extra - 0.35 * 0.05)
+    assert with_drafts <= without * (1 + ALLOWED_LOSS) / (1 - ALLOWED_LOSS) + surprise
+
+
+def test_pace__stops_where_tokens_are_rejected() -> None:
+    pace = DraftPace()
+    run(pace, acceptance=0.0, extra=0.02)
+    before = pace.num_drafted
+    run(pace, acceptance=0.0, extra=0.02)
+    assert pace.num_drafted - before <= 20
+    assert pace.choose(4, 8) == 0
+
+
+def test_pace__drafts_fewer_tokens_where_each_costs_more() -> None:
+    cheap, dear = DraftPace(), DraftPace()
+    run(cheap, acceptance=0.8, extra=0.002)
+    run(dear, acceptance=0.8, extra=0.03)
+    assert cheap.choose(4, 8) > dear.choose(4, 8)
+
+
+def test_pace__keeps_to_what_is_available() -> None:
+    pace = DraftPace()
+    run(pace, acceptance=1.0, extra=0.0)
+    assert pace.choose(4, 3) == 3
+    assert pace.choose(4, 0) == 0
+    assert pace.choose(4, 100) == LONGEST
+
+
+def test_pace__texts_with_longer_matches_are_judged_apart() -> None:
+    pace = DraftPace()
+    for _ in range(60):
+        pace.record(0.05, matched=0, drafted=0, accepted=0)
+    for _ in range(30):
+        pace.record(0.06, matched=4, drafted=4, accepted=4)
+        pace.record(0.06, matched=2, drafted=1, accepted=0)
+    assert pace.acceptance[4] == pytest.approx(1.0, abs=0.05)
+    assert pace.acceptance[2] == pytest.approx(0.0, abs=0.05)

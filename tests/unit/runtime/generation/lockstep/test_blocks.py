@@ -1,0 +1,302 @@
+"""Sequences that share products: none has other bits because of the others, or of their number."""
+
+import logging
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from predictors.base import Predictor, Signal
+from runtime.config import Exact, SystemConfig
+from runtime.errors import TransferError
+from runtime.generation.lockstep.group import LockstepGroup
+from runtime.generation.lockstep.sequence import SequenceTask
+from runtime.hf.loading import load_plain
+from runtime.hf.row_block import NUM_ROWS, SMALL_BLOCK_ROWS
+from runtime.hf.row_copies import set_shared_reference
+from runtime.hf.sharing import choose_heights, find_row_dependence
+from tests.builders.families.build import save_family
+from tests.builders.families.table import FAMILIES
+from tests.builders.models import tiny_qwen2_moe
+from tests.builders.predictors import small_spec
+from tests.builders.served import serve, serve_with_links
+
+NUM_CLIENTS = NUM_ROWS + 1
+"""More than one block has room for."""
+ANSWER_TOKENS = 6
+SHARING = ("qwen2_moe", "dots1", "mixtral", "olmoe", "qwen3_moe", "glm4_moe", "gemma4")
+"""Families with and without shared experts, biased routers, grouped queries, and windows."""
+
+
+def prompts() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    lengths = (5, 1, 9, 3, 12, 7, 2, 8, 4)[:NUM_CLIENTS]
+    return [torch.randint(2, 60, (1, length), generator=generator) for length in lengths]
+
+
+def answer(model, tokens: Tensor, **options) -> Tensor:
+    """Return the logits of each new token; greedy tokens follow from them."""
+    options = {"max_new_tokens": ANSWER_TOKENS, "do_sample": False, "pad_token_id": 0, **options}
+    output = model.generate(
+        tokens,
+        attention_mask=torch.ones_like(tokens),
+        output_logits=True,
+        return_dict_in_generate=True,
+        **options,
+    )
+    return torch.stack(output.logits)
+
+
+def run(group: LockstepGroup) -> None:
+    while group.sequences:
+        group.step()
+
+
+def answer_alone(model, tokens: Tensor, **options) -> Tensor:
+    with LockstepGroup(model) as group:
+        task = group.start(partial(answer, model, tokens, **options))
+        run(group)
+    assert task.error is None
+    return task.result
+
+
+def assert_equal(tasks: list[SequenceTask], expected: list[Tensor]) -> None:
+    assert [task.error for task in tasks] == [None] * len(tasks)
+    equal = [torch.equal(t.result, e) for t, e in zip(tasks, expected, strict=True)]
+    assert equal == [True] * len(tasks)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", SHARING)
+def test_block__is_what_transformers_computes_for_a_batch_of_copies(tmp_path, name, dtype):
+    folder = save_family(tmp_path, FAMILIES[name], dtype=dtype)
+    plain = load_plain(folder, dtype=dtype)
+    assert set_shared_reference(plain) is Exact.SHARED
+    expected = [answer(plain, tokens) for tokens in prompts()]
+    model = serve(folder, budget="50%", system=SystemConfig(), exact=Exact.SHARED)
+    with model.moecast, LockstepGroup(model) as group:
+        assert model.moecast.exact is Exact.SHARED
+        tasks = []
+        for tokens in prompts():  # each joins a step later than the one before
+            tasks.append(group.start(partial(answer, model, tokens)))
+            group.step()
+        run(group)
+        assert_equal(tasks, expected)
+
+
+def test_block__has_the_bits_of_copies_with_several_threads_too(tmp_path):
+    """Threads divide the keys of one sequence, which changes bits, but not those of a batch."""
+    folder = tiny_qwen2_moe(tmp_path)
+    plain = load_plain(folder, dtype=torch.float32)
+    number = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        set_shared_reference(plain)
+        expected = [answer(plain, tokens) for tokens in prompts()[:3]]
+        model = serve(folder, budget="100%", exact=Exact.SHARED)
+        with model.moecast, LockstepGroup(model) as group:
+            tasks = [group.start(partial(answer, model, tokens)) for tokens in prompts()[:3]]
+            run(group)
+            assert_equal(tasks, expected)
+            assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(number)
+
+
+@pytest.mark.parametrize("num_clients", [2, SMALL_BLOCK_ROWS, NUM_ROWS, NUM_CLIENTS])
+def test_block__companions_change_no_bit(tmp_path, num_clients):
+    """They begin, end and are cancelled at different steps, with prompts of different lengths."""
+    model = serve(tiny_qwen2_moe(tmp_path), budget="40%", exact=Exact.SHARED)
+    chosen = prompts()[:num_clients]
+    lengths = [3 + 2 * (number % 4) for number in range(num_clients)]
+    expected = [
+        answer_alone(model, tokens, max_new_tokens=length)
+        for tokens, length in zip(chosen, lengths, strict=True)
+    ]
+    with model.moecast, LockstepGroup(model) as group:
+        leaving = group.start(partial(answer, model, prompts()[4]))
+        tasks = []
+        for tokens, length in zip(chosen, lengths, strict=True):
+            tasks.insert(0, group.start(partial(answer, model, tokens, max_new_tokens=length)))
+            group.step()
+            if len(tasks) == 2:
+                group.cancel(leaving)
+        run(group)
+        assert_equal(tasks[::-1], expected)
+
+
+class Watching(Predictor):
+    """Keeps the numbers of rows that it was shown in each step, by event."""
+
+    kind = "watching"
+    signals = frozenset(Signal)
+
+    def __init__(self):
+        super().__init__(small_spec(num_layers=2, num_experts=8, top_k=2, hidden_size=32))
+        self.requests: list[list[int]] = []
+        self.rows: set[tuple[int, int]] = set()
+        """(tokens of the step, rows of an event)"""
+
+    def begin_step(self, tokens_T, requests_T):
+        self.requests.append(requests_T.tolist())
+        self.rows.add((len(requests_T), len(tokens_T)))
+        return ()
+
+    def see(self, array):
+        self.rows.add((len(self.requests[-1]), len(array)))
+        return ()
+
+    def layer_input(self, layer, hidden_TD):
+        return self.see(hidden_TD)
+
+    def gate_input(self, layer, hidden_TD):
+        return self.see(hidden_TD)
+
+    def routed(self, layer, experts_TK, logits_TE):
+        return self.see(experts_TK) or self.see(logits_TE)
+
+
+@pytest.mark.parametrize("num_clients", [1, 3])
+def test_block__predictors_see_the_sequences_and_no_spare_row(tmp_path, num_clients):
+    watching = Watching()
+    model = serve(tiny_qwen2_moe(tmp_path), budget="40%", exact=Exact.SHARED, predictor=watching)
+    with model.moecast, LockstepGroup(model) as group:
+        watching.requests.clear()
+        watching.rows.clear()
+        for _ in range(num_clients):
+            group.start(partial(answer, model, torch.tensor([[5]])))
+        run(group)
+        assert watching.rows == {(num_clients, num_clients)}
+        first, *later = watching.requests
+        assert len(set(first)) == num_clients
+        assert later == [first] * (ANSWER_TOKENS - 1)
+
+
+def test_block__a_failed_read_ends_those_who_needed_the_expert(tmp_path, monkeypatch):
+    """The others repeat the step, with the KV caches that they had before."""
+    broken: set[tuple[int, int]] = set()
+    read_experts: set[tuple[int, int]] = set()
+
+    def failing(_name, link):
+        read = link.transfer
+
+        def transfer(task):
+            read_experts.add(task.expert)
+            if task.expert in broken:
+                raise TransferError(f"{task.expert} is broken")
+            return read(task)
+
+        link.transfer = transfer
+        return link
+
+    model = serve_with_links(
+        tiny_qwen2_moe(tmp_path, num_experts=16, top_k=1),
+        monkeypatch,
+        failing,
+        budget="30%",
+        system=SystemConfig(prefetch=False, drop_used=True),
+        exact=Exact.SHARED,
+    )
+    single = [tokens[:, :1] for tokens in prompts()[:4]]
+    with model.moecast:
+        expected, chosen = [], []
+        for tokens in single:
+            read_experts.clear()
+            expected.append(answer_alone(model, tokens))
+            chosen.append(set(read_experts))
+        victim = next(
+            number
+            for number, experts in enumerate(chosen)
+            if experts - set().union(*chosen[:number], *chosen[number + 1 :])
+        )
+        others = set().union(*chosen[:victim], *chosen[victim + 1 :])
+        with LockstepGroup(model) as group:
+            tasks = [group.start(partial(answer, model, tokens)) for tokens in single]
+            group.step()
+            broken.update(chosen[victim] - others)
+            run(group)
+        failed = tasks.pop(victim)
+        expected.pop(victim)
+        assert isinstance(failed.error, TransferError)
+        assert_equal(tasks, expected)
+
+
+def test_block__draws_are_those_of_the_seed(tmp_path):
+    model = serve(tiny_qwen2_moe(tmp_path), budget="40%", exact=Exact.SHARED)
+    sampling = {"do_sample": True, "temperature": 2.0}
+
+    def sample(seeds: list[int]) -> list[Tensor]:
+        with LockstepGroup(model) as group:
+            tasks = [
+                group.start(partial(answer, model, torch.tensor([[7, 8]]), **sampling), seed=seed)
+                for seed in seeds
+            ]
+            run(group)
+        return [task.result for task in tasks]
+
+    with model.moecast:
+        together = sample([1, 2, 3])
+        assert torch.equal(together[1], sample([2])[0])
+        assert not torch.equal(together[0], together[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("dbrx", "code of its own"),
+        ("gpt_oss", "its attention is eager"),
+        ("deepseek_v3", "cached states outside of attention"),
+        ("qwen3_next", "layers of another kind"),
+    ],
+)
+def test_sharing__falls_back_to_eager_and_says_why(tmp_path, caplog, name, reason):
+    folder = save_family(tmp_path, FAMILIES[name])
+    tokens = prompts()[2]
+    expected = answer(load_plain(folder, dtype=torch.float32), tokens)
+    with caplog.at_level(logging.WARNING):
+        model = serve(folder, budget="100%", exact=Exact.SHARED)
+    (line,) = [r.getMessage() for r in caplog.records if "exact=shared" in r.getMessage()]
+    assert reason in line
+    with model.moecast, LockstepGroup(model) as group:
+        assert model.moecast.exact is Exact.EAGER
+        tasks = [group.start(partial(answer, model, tokens)) for _ in range(2)]
+        run(group)
+        assert_equal(tasks, [expected, expected])
+
+
+def test_check__keeps_to_the_largest_block_where_small_ones_have_other_bits(tmp_path):
+    model = serve(tiny_qwen2_moe(tmp_path), budget="100%", exact=Exact.SHARED)
+
+    def disturb(_module: nn.Module, _args: tuple, output: Tensor) -> Tensor:
+        return output * (1 + 1e-6) if output.shape[0] == SMALL_BLOCK_ROWS else output
+
+    with model.moecast:
+        assert model.moecast.block_heights == (SMALL_BLOCK_ROWS, NUM_ROWS)
+        model.model.norm.register_forward_hook(disturb)
+        assert choose_heights(model, None) == (NUM_ROWS,)
+
+
+def test_check__notices_rows_that_depend_on_others(tmp_path):
+    model = serve(tiny_qwen2_moe(tmp_path), budget="100%", exact=Exact.SHARED)
+
+    def mix(_module: nn.Module, _args: tuple, output: Tensor) -> Tensor:
+        return output + 1e-6 * output.sum(dim=0, keepdim=True)
+
+    with model.moecast:
+        assert find_row_dependence(model) is None
+        handle = model.model.norm.register_forward_hook(mix)
+        assert "beside other rows" in find_row_dependence(model)
+        handle.remove()
+
+
+def test_check__notices_states_that_a_block_does_not_know(tmp_path):
+    model = serve(tiny_qwen2_moe(tmp_path), budget="100%", exact=Exact.SHARED)
+
+    def remember(_module: nn.Module, _args: tuple, output: Tensor) -> Tensor:
+        return output * 2 if output.shape[0] == NUM_ROWS else output
+
+    with model.moecast:
+        handle = model.model.norm.register_forward_hook(remember)
+        assert "differ from those of one sequence" in find_row_dependence(model)
+        handle.remove()
