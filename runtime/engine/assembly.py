@@ -12,8 +12,10 @@ from runtime.accelerator import is_accelerator, open_accelerator
 from runtime.config import SystemConfig
 from runtime.engine.driver import PredictorDriver
 from runtime.engine.engine import Engine
+from runtime.engine.host_compute import HostCompute
 from runtime.engine.learned import LearnedStore
 from runtime.engine.memory import available_memory_bytes
+from runtime.engine.predictor_drift import DriftMonitor
 from runtime.policy.budget import Budget, SlotRequirements, count_slots, divide_slots
 from runtime.policy.build import (
     adapt_to_link,
@@ -21,8 +23,9 @@ from runtime.policy.build import (
     build_multi_device_cache,
     build_scheduler,
 )
+from runtime.policy.device_cache import DeviceCache
 from runtime.policy.multi_device_cache import DeviceCaches
-from runtime.policy.placement import ExpertPlacement, RankPart
+from runtime.policy.placement import ExpertPlacement, RankPart, place_experts
 from runtime.store.base import ExpertStore, max_decoded_bytes, max_slot_bytes
 from runtime.transfer.link import AcceleratorLink, Arena, HostLink, Link, StoreLink
 from runtime.transfer.numa import find_near_cpus, run_near
@@ -60,6 +63,8 @@ class EngineOptions:
     timeline: TimelineSink | None = None
     learned: LearnedStore | None = None
     """Keeps what the predictor learns; None: it is lost when the model is closed."""
+    drift: DriftMonitor | None = None
+    """Compares the predictor's accuracy with its card; None: there is nothing to compare with."""
     part: RankPart | None = None
     """Experts that this process serves, of a model on one device; None: all."""
 
@@ -86,11 +91,12 @@ def build_engine(
     part, devices = options.part, memory.devices
     has_host = needs_host_tier(devices, memory.host_budget)
     sized, top, host = size_tiers(store, spec, has_host=has_host, part=part)
-    num_slots = count_device_slots(memory.budget, top, sized, len(devices))
+    placement = place_experts(store.experts_per_layer, len(devices))
+    num_slots = count_device_slots(memory.budget, top, sized, placement)
     host_slots: list[int | None] = [None] * len(devices)
     if has_host:
         budget = memory.host_budget or choose_host_budget(host)
-        host_slots = [*count_device_slots(budget, host, sized, len(devices))]
+        host_slots = [*count_device_slots(budget, host, sized, placement)]
     arenas = [
         allocate_arenas(
             store,
@@ -121,16 +127,19 @@ def size_tiers(
         slot_bytes=max_slot_bytes(store),
         scratch_bytes=decoded if has_host else scratch_bytes + decoded,
     )
+    if part is None:
+        # A few layers may have less than the others.
+        top = replace(top, num_experts=sum(store.experts_per_layer))
     return sized, top, replace(top, scratch_bytes=scratch_bytes)
 
 
 def count_device_slots(
-    budget: Budget, needs: SlotRequirements, spec: ModelSpec, num_devices: int
+    budget: Budget, needs: SlotRequirements, spec: ModelSpec, placement: ExpertPlacement
 ) -> list[int]:
     """Return the slots of each device; the budget is that of all of them together."""
+    num_devices = placement.num_devices
     if num_devices == 1:
         return [count_slots(budget, needs)]
-    placement = ExpertPlacement(num_devices)
     shape = {"num_layers": spec.num_layers, "num_experts": spec.num_experts}
     owned = [placement.num_owned(device, **shape) for device in range(num_devices)]
     return divide_slots(budget, needs, owned)
@@ -188,6 +197,10 @@ def connect(
         )
         for tier, (link, number) in zip(cache.tiers, links, strict=True)
     ]
+    host_compute = None
+    if system.hybrid:
+        assert isinstance(cache, DeviceCache)
+        host_compute = HostCompute(cache, devices[0].arenas[1], workers[0])
     return Engine(
         store=store,
         arenas=[arena for device in devices for arena in device.arenas],
@@ -200,10 +213,12 @@ def connect(
             shared,
             options.reuse_predictor,
             learned=options.learned,
+            drift=options.drift if system.prefetch else None,
             is_synchronous=system.synchronous or (slows_computing and not has_spare_processor()),
         ),
         watchdog_seconds=system.watchdog_seconds,
-        placement=ExpertPlacement(len(devices)),
+        placement=place_experts(store.experts_per_layer, len(devices)),
+        host_compute=host_compute,
     )
 
 
@@ -221,13 +236,18 @@ def _build_cache(
 ) -> DeviceCaches:
     num_slots = [[arena.num_slots for arena in device.arenas] for device in devices]
     chunk_bytes = [layout.chunk_bytes for layout in store.layouts]
+    placement = place_experts(store.experts_per_layer, len(devices))
     if len(devices) > 1:
-        return build_multi_device_cache(system, spec, num_slots=num_slots, chunk_bytes=chunk_bytes)
+        return build_multi_device_cache(
+            system, spec, num_slots=num_slots, chunk_bytes=chunk_bytes, placement=placement
+        )
+    if part is not None:
+        placement = part.blocks
     return build_device_cache(
         system,
         spec,
         num_slots=num_slots[0],
         chunk_bytes=chunk_bytes,
-        placement=None if part is None else part.blocks,
+        placement=None if placement == ExpertPlacement() else placement,
         device=0 if part is None else part.rank,
     )

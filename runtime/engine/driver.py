@@ -8,6 +8,7 @@ from typing import Any
 
 from predictors.base import Floats, Forecasts, Ints, Predictor, Signal
 from runtime.engine.learned import LearnedStore
+from runtime.engine.predictor_drift import SAMPLE_STEPS, DriftMonitor, DriftReport, SampledStep
 from runtime.engine.predictor_guard import PredictorGuard
 from runtime.engine.predictor_thread import PredictorEvent, PredictorThread
 from runtime.policy.forecast_scheduler import ForecastScheduler
@@ -33,6 +34,7 @@ class PredictorDriver:
         shared: The lock and the timeline.
         reuse_predictor: None: eviction uses its own counts.
         learned: Keeps what the predictor learns.
+        drift: Compares its accuracy with its card; None: there is nothing to compare with.
         is_synchronous: The predictor runs on the model's thread.
     """
 
@@ -44,9 +46,15 @@ class PredictorDriver:
         reuse_predictor: Predictor | None = None,
         *,
         learned: LearnedStore | None = None,
+        drift: DriftMonitor | None = None,
         is_synchronous: bool = True,
     ):
         self._learned = learned
+        self._drift = drift
+        self._num_in_row = 0
+        """Decode steps since the last sampled one, all of which the predictor got."""
+        self._sample: SampledStep | None = None
+        """The step, if it is sampled."""
         self._guard = PredictorGuard(
             predictor, role="predictor", consequence="experts are fetched on demand"
         )
@@ -127,7 +135,16 @@ class PredictorDriver:
         predictor = self._reuse_guard.predictor
         return None if predictor is None else predictor.kind
 
-    def begin_step(self, tokens_T: Ints, requests_T: Ints) -> None:
+    @property
+    def drift_report(self) -> DriftReport | None:
+        """None where there is no card to compare with."""
+        return None if self._drift is None else self._drift.report
+
+    def begin_step(self, tokens_T: Ints, requests_T: Ints, *, is_decode: bool = False) -> None:
+        """Begins a step; `is_decode`: every request has one token, and none of them is its first.
+
+        Only such steps are compared with the card.
+        """
         self._num_tokens = len(tokens_T)
         self._step += 1
         self._routed_layer = -1
@@ -138,8 +155,16 @@ class PredictorDriver:
         self._is_forecasting = is_needed and self.predictor is not None
         if self._is_scoring:
             self._call_reuse("begin_step", tokens_T, requests_T)
+        self._sample = None
         if not self._is_forecasting:
+            self._num_in_row = 0
             return
+        if self._drift is not None:
+            # What a predictor missed while prefetching was off, it may lack for a few tokens.
+            self._num_in_row = self._num_in_row + is_decode if self._scheduler.prefetching else 0
+            if is_decode and self._num_in_row == SAMPLE_STEPS:
+                self._num_in_row = 0
+                self._sample = SampledStep()
         if self._thread is not None and not self._is_stateless:
             self._thread.wait()
         self._send("begin_step", tokens_T, requests_T)
@@ -148,10 +173,15 @@ class PredictorDriver:
         self._is_forecasting = self._scheduler.prefetching
 
     def listens(self, signal: Signal, layer: int) -> bool:
-        """Returns whether a predictor uses this signal of this layer in this step."""
+        """Returns whether this signal of this layer is used in this step.
+
+        The routing always is: the engine requests experts by it. States are used by predictors.
+        """
         event = signal, layer
-        return (self._is_forecasting and event in self._heard) or (
-            self._is_scoring and event in self._reuse_heard
+        return (
+            signal is Signal.ROUTED
+            or (self._is_forecasting and event in self._heard)
+            or (self._is_scoring and event in self._reuse_heard)
         )
 
     def layer_input(self, layer: int, hidden_TD: Floats) -> None:
@@ -167,13 +197,15 @@ class PredictorDriver:
     def before_request(self, layer: int, experts_TK: Ints) -> None:
         """Handle a layer's routing before its experts are requested."""
         self._routed_layer = layer
+        if self._sample is not None:
+            self._sample.add_routing(layer, experts_TK)
         if not self._is_scoring:
             return
         forecasts = self._call_reuse("routed", layer, experts_TK, None)
         if forecasts:
             with self._shared.condition:
                 for forecast in forecasts:
-                    self._scheduler.cache.on_reuse_scores(forecast.layer, forecast.scores_TE[0])
+                    self._scheduler.cache.on_reuse_scores(forecast.layer, forecast.scores_TE)
 
     def routed(self, layer: int, experts_TK: Ints, logits_TE: Floats | None) -> None:
         if self._is_forecasting and (Signal.ROUTED, layer) in self._heard:
@@ -204,6 +236,7 @@ class PredictorDriver:
             layer_now=layer_now,
             step=self._step,
             num_tokens=self._num_tokens,
+            sample=self._sample,
         )
         if self._thread is None:
             start = time.perf_counter()
@@ -220,12 +253,23 @@ class PredictorDriver:
         forecasts = self._guard.call(event.name, *event.args, num_tokens=event.num_tokens)
         if event.name == "end_step" and self._learned and self._guard.predictor is not None:
             self._learned.step_ended(self._guard.predictor)
+        if event.sample is not None:
+            self._compare(event, event.sample, forecasts)
         if forecasts:
             self._last_target[event.name, event.layer] = max(one.layer for one in forecasts)
             if self._scheduler.prefetching:
                 self._schedule(forecasts, event)
         if self._shared.timeline is not None and event.name != "end_step":
             self._shared.timeline.predicted(event.name, event.layer_now, start, time.perf_counter())
+
+    def _compare(self, event: PredictorEvent, sample: SampledStep, forecasts: Forecasts) -> None:
+        """Add an event of a sampled step; late forecasts count too: the card has them all."""
+        assert self._drift is not None
+        sample.add_forecasts(
+            forecasts, signal=event.name, layer=event.layer, layer_now=event.layer_now
+        )
+        if event.name == "end_step":
+            self._drift.add(sample)
 
     def _is_outdated(self, event: PredictorEvent) -> bool:
         """Returns whether a stateless predictor's answer would be late."""

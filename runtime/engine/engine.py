@@ -1,8 +1,6 @@
 """The engine: runs the policy core on a model's events with real memory and transfers."""
 
-import contextlib
 import sys
-import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
@@ -15,6 +13,8 @@ import numpy.ma  # np.unique imports it at its first call, when there may be no 
 from predictors.base import Floats, Ints
 from runtime.engine.driver import PredictorDriver
 from runtime.engine.forecast_payoff import ForecastPayoff
+from runtime.engine.forward_pass_lock import ForwardPassLock, release_held
+from runtime.engine.host_compute import HostCompute
 from runtime.engine.stats import StepStats
 from runtime.errors import CheckpointError, TransferError
 from runtime.policy.counters import CacheCounters, sum_counters
@@ -37,6 +37,7 @@ class Engine:
     Args:
         arenas: in the order of `workers` and `cache.tiers`: by device, the computing tier first.
         placement: maps experts to devices.
+        host_compute: chooses missed experts to compute in the second arena; None: all are copied.
         watchdog_seconds: transfers that take longer count as hung.
     """
 
@@ -51,6 +52,7 @@ class Engine:
         driver: PredictorDriver,
         watchdog_seconds: float,
         placement: ExpertPlacement | None = None,
+        host_compute: HostCompute | None = None,
     ):
         self.store = store
         self.arenas = tuple(arenas)
@@ -78,6 +80,7 @@ class Engine:
         """Expert that `pin` returned last and that is still pinned."""
         self._pending: dict[int, list[int]] = {}
         """Requested experts by layer that have not been computed yet."""
+        self._host_compute = host_compute
         self._requests: frozenset[int] = frozenset()
         """Requests whose tokens the last step computed."""
         self._num_tokens = 0
@@ -99,11 +102,11 @@ class Engine:
         self._is_intact = True
         """False during a step, and after one that did not end properly."""
         if cache.system.prefetch:
-            cache.fill_when_idle(self._num_experts)
+            cache.fill_when_idle()
         for worker in self.workers:
             worker.start()
         if cache.system.fill_first_layers:
-            self._fill(cache.first_experts(self._num_experts))
+            self._fill(cache.first_experts())
 
     def _fill(self, first_experts: Sequence[Sequence[Expert]]) -> None:
         """Read the experts that each tier begins with (MoE-Infinity, sequence level, section 6.1).
@@ -143,6 +146,8 @@ class Engine:
             if not self._is_intact:
                 self._pinned = None
                 self._pending.clear()
+                if self._host_compute is not None:
+                    self._host_compute.forget()
                 self._inline_thread.task = None
                 self.cache.repair([worker.active_tasks for worker in self.workers])
             self._is_intact = False
@@ -156,7 +161,7 @@ class Engine:
         is_prefill = new_request or len(tokens_T) > len(requests)
         self.stats.begin_step(len(tokens_T), is_prefill=is_prefill)
         self._experts_done_at = time.perf_counter()
-        self.driver.begin_step(tokens_T, requests_T)
+        self.driver.begin_step(tokens_T, requests_T, is_decode=not is_prefill)
 
     def layer_input(self, layer: int, hidden_TD: Floats) -> None:
         self.driver.layer_input(layer, hidden_TD)
@@ -214,6 +219,8 @@ class Engine:
         self._is_intact = True
         if step is None:
             return
+        if self._host_compute is not None and not step.is_prefill:
+            self._host_compute.switch.record_step(step.end - step.start)
         if self._payoff is not None and not step.is_prefill:
             assert self._shared.adaptive_prefetch is not None
             self._shared.adaptive_prefetch.record_step(step.end - step.start)
@@ -239,8 +246,8 @@ class Engine:
             self._forget_failures(layer, [e for e in tokens_per_expert if e not in early])
             if experts_TK is not None and len(experts_TK) == self._num_tokens:
                 self.cache.on_tokens_routed(layer, experts_TK)
-            order = self.cache.request_routed(layer, tokens_per_expert)
-            self._pending[layer] = order
+            cache = self._host_compute or self.cache
+            order = self._pending[layer] = cache.request_routed(layer, tokens_per_expert)
             self._wake_workers()
         return order
 
@@ -267,6 +274,8 @@ class Engine:
         for layer, order in self._pending.items():
             self.cache.cancel(layer, order)
         self._pending.clear()
+        if self._host_compute is not None:
+            self._host_compute.cancel()
 
     def ready(self, layer: int, wanted: list[int]) -> Iterator[tuple[int, ExpertWeights]]:
         """Yield the wanted experts, each when it is ready; valid until the next is taken.
@@ -275,13 +284,15 @@ class Engine:
             TransferError: an expert's bytes did not arrive; the others are released.
         """
         order = self._pending.get(layer)
-        if order is None or sorted(order) != wanted:
+        if order is None or sorted([*order, *self._on_host(layer)]) != wanted:
             # The layer has no probed router, or its block changed the choice: `wanted` is right.
             order = self._request(layer, dict.fromkeys(wanted, 1))
         if self._is_complete:
             yield from self._in_place(layer, order)
             return
         while order:
+            if self._on_host(layer) and self._find_ready(layer, order) is None:
+                yield from self._in_host_memory(layer)
             computed: list[Expert] = []
             try:
                 for expert, slot in self._wait(layer, order):
@@ -297,6 +308,7 @@ class Engine:
                             self._timeline.computed((layer, expert), start, self._experts_done_at)
             finally:
                 self._release(computed)
+        yield from self._in_host_memory(layer)
         with self._condition:
             self._pending.pop(layer, None)
 
@@ -309,6 +321,23 @@ class Engine:
             if self._timeline is not None:
                 self._timeline.computed((layer, e), start, self._experts_done_at)
         self._pending.pop(layer, None)
+
+    def _in_host_memory(self, layer: int) -> Iterator[tuple[int, ExpertWeights]]:
+        """Yield the experts that are computed in host memory, while others are copied."""
+        for e in self._on_host(layer):
+            assert self._host_compute is not None
+            start = time.perf_counter()
+            try:
+                yield e, self._host_compute.weights(layer, e)
+            finally:
+                self._experts_done_at = time.perf_counter()
+                with self._condition:
+                    self._host_compute.computed(layer, e, self._experts_done_at - start)
+                if self._timeline is not None:
+                    self._timeline.computed((layer, e), start, self._experts_done_at)
+
+    def _on_host(self, layer: int) -> list[int]:
+        return [] if self._host_compute is None else self._host_compute.waiting(layer)
 
     def ready_slots(self, layer: int, wanted: list[int]) -> Iterator[dict[int, int]]:
         """Yield the slots of wanted experts by expert: at a time all that are ready.
@@ -528,64 +557,23 @@ class Engine:
                 for worker in self.workers
                 if not worker.tier.is_top
             }
-        adaptive = self._shared.adaptive_prefetch
+        adaptive, drift = self._shared.adaptive_prefetch, self.driver.drift_report
         return {
             **asdict(counters),
             "bytes_prefetched_unused_yet": pending,
             **counters.rates(),
             "predictor_seconds": self.driver.seconds,
             "predictor_failures": self.driver.failures,
+            "predictor_drift": None if drift is None else asdict(drift),
             "arena_bytes": self.arena_bytes,
             "arena_slots": self.cache.num_slots,
             "lower_tiers": below,
             "adaptive_prefetch": None
             if adaptive is None
-            else {"prefetching": adaptive.prefetching, "switches": adaptive.num_switches},
+            else {"prefetching": adaptive.is_on, "switches": adaptive.num_switches},
             "lost_threads": sum(worker.num_lost for worker in self.workers),
             **self.stats.as_dict(),
         }
-
-
-class ForwardPassLock:
-    """Lets one thread run forward passes at a time; acquired in one hook, released in another.
-
-    It is reentrant: an encoder's pass may begin within its model's pass.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._owner: int | None = None
-        self._depth = 0
-
-    def begin(self) -> None:
-        self._lock.acquire()
-        self._owner = threading.get_ident()
-        self._depth += 1
-
-    @property
-    def is_mine(self) -> bool:
-        """True if this thread has the lock, which it has not if its pass did not begin."""
-        return self._owner == threading.get_ident()
-
-    def end(self) -> None:
-        assert self.is_mine
-        self._depth -= 1
-        if self._depth > 0:
-            self._lock.release()
-            return
-        self._depth, self._owner = 0, None
-        release_held(self._lock)
-
-    def release_held(self) -> None:
-        """Release the lock if an interrupted `begin` of this thread left it acquired."""
-        release_held(self._lock)
-
-
-def release_held(lock: Any) -> None:
-    """Release a reentrant lock however often this thread has acquired it."""
-    with contextlib.suppress(RuntimeError):  # raised when this thread does not hold it
-        while True:
-            lock.release()
 
 
 def count_tokens(experts_TK: Ints, num_experts: int) -> dict[int, int]:

@@ -2,7 +2,7 @@
 
 A prefetched expert saves its transfer, and better eviction a share of all transfers. Experts of a
 few hundred KiB arrive sooner than a forecast is computed. The comparison of steps with and without
-prefetching (`AdaptivePrefetch`) finds that too, after some hundred tokens and from noisy times;
+prefetching (`AdaptiveSwitch`) finds that too, after some hundred tokens and from noisy times;
 this bound needs a few and no trial.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from runtime.engine.driver import PredictorDriver
-from runtime.policy.adaptive_prefetch import AdaptivePrefetch
+from runtime.policy.adaptive_switch import AdaptiveSwitch
 from runtime.policy.counters import CacheCounters, sum_counters
 from runtime.transfer.worker import TransferWorker
 
@@ -51,7 +51,7 @@ class ForecastPayoff:
     def __init__(
         self,
         driver: PredictorDriver,
-        adaptive: AdaptivePrefetch,
+        adaptive: AdaptiveSwitch,
         workers: Sequence[TransferWorker],
         counters: Callable[[], Sequence[CacheCounters]],
     ):
@@ -92,7 +92,7 @@ class ForecastPayoff:
         predictor_seconds = after.predictor_seconds - before.predictor_seconds
         reuse_seconds = after.reuse_seconds - before.reuse_seconds
         hidden_seconds = link_seconds * used / moved if moved else 0.0
-        if self._adaptive.prefetching and hidden_seconds < predictor_seconds:
+        if self._adaptive.is_on and hidden_seconds < predictor_seconds:
             self._adaptive.turn_off(
                 f"forecasts took {1e3 * predictor_seconds / MEASURED_STEPS:.2f} ms a token and "
                 f"saved at most {1e3 * hidden_seconds / MEASURED_STEPS:.2f} ms"

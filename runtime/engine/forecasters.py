@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from predictors.base import Predictor, Signal
-from predictors.errors import MoecastError
+from predictors.errors import MoecastError, PredictorError
 from predictors.spec import ModelSpec
 from runtime.config import ModelConfig, SystemConfig
 from runtime.presets import describe_choice
@@ -129,8 +129,16 @@ def load_system_predictors(
     Raises:
         MoecastError: the system is for replays only.
         ZooError: a named entry or folder cannot be used.
+        PredictorError: a run's folder is named that has no entries, or not the system's.
     """
     name, predictor, changes = model.name, chosen, []
+    if not isinstance(chosen, Predictor) and (chosen is not None or entries is not None):
+        # Imported here because kinds take memory, which serving on demand does not need.
+        from predictors.run_folder import separate_run
+
+        predictor, entries = separate_run(chosen, entries)
+        if predictor is None and chosen is not None:
+            require_kind(system, chosen, entries)
     if not isinstance(predictor, Predictor):
         predictor, change = load_system_predictor(
             system,
@@ -160,6 +168,21 @@ def load_system_predictors(
     return SystemPredictors(forecast=predictor, reuse=reuse)
 
 
+def require_kind(system: SystemConfig, run: str | Path, entries: Path | None) -> None:
+    """Raises PredictorError unless a chosen run has the predictor that the system forecasts with.
+
+    Another one of the zoo would take its place, which the user did not name.
+    """
+    assert entries is not None
+    kind = system.predictor
+    if system.prefetch and kind is not None and not (entries / kind).is_dir():
+        kinds = sorted(path.name for path in entries.iterdir() if path.is_dir())
+        raise PredictorError(
+            f"predictor={run} has no {kind}, with which system {system.name} forecasts; it has "
+            f"{', '.join(kinds)}: name one, as in predictor={entries / kinds[0]}"
+        )
+
+
 def load_system_predictor(
     system: SystemConfig,
     spec: ModelSpec,
@@ -183,11 +206,6 @@ def load_system_predictor(
         raise MoecastError(
             f"system {system.name} knows the future routing: it is for replays of a trace "
             "(moecast evaluate). Live, choose another system"
-        )
-    if system.hybrid:
-        raise MoecastError(
-            "system.hybrid=true: computing missed experts in host memory is simulated only "
-            "(in replays of a trace). Live, leave system.hybrid=false"
         )
     what = chosen if chosen is not None else system.predictor if system.prefetch else None
     if what is None:

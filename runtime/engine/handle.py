@@ -34,6 +34,9 @@ class ModelHandle:
     experts: Sequence[LayerExperts | GroupedExperts]
     exact: Exact = Exact.EAGER
     """Transformers' implementation whose bits outputs have, where experts are not quantised."""
+    block_heights: Sequence[int] = ()
+    """Numbers of rows of blocks in which sequences of a group share products, ascending; none if
+    each is computed by itself."""
     auto_budget: AutoBudget | None = None
     """The budget as computed from free memory; None for a budget that was given."""
 

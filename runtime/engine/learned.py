@@ -48,7 +48,9 @@ class LearnedStore:
                 f"learned={self._folder}: it was learned by {kind}, the model is served with "
                 f"{predictor.kind}. Name another folder"
             )
-        return load_predictor(self._folder, spec=predictor.spec, options=predictor.options())
+        restored = load_predictor(self._folder, spec=predictor.spec, options=predictor.options())
+        restored.card = predictor.card
+        return restored
 
     def step_ended(self, predictor: Predictor) -> None:
         """Records that the predictor may have learned something; saves it when that is due."""

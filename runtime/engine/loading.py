@@ -27,8 +27,9 @@ from runtime.engine.forecasters import load_system_predictors
 from runtime.engine.handle import ModelHandle
 from runtime.engine.learned import LearnedStore
 from runtime.engine.memory import freeze_while_loaded, release_unused
+from runtime.engine.predictor_drift import DriftMonitor
 from runtime.engine.timeline import ChromeTraceWriter
-from runtime.errors import BudgetError
+from runtime.errors import BudgetError, PlanError
 from runtime.hf.adapters.base import LayerExperts
 from runtime.hf.decode_threads import apply_decode_threads
 from runtime.hf.exact import (
@@ -37,16 +38,18 @@ from runtime.hf.exact import (
     find_model_obstacle,
     find_store_obstacle,
 )
-from runtime.hf.experts import multiplies_rows
+from runtime.hf.experts import multiplies_rows, runs_our_loop
 from runtime.hf.grouped import GroupedExperts
 from runtime.hf.kv import estimate_cache_bytes
 from runtime.hf.layers import MoeLayer, attach_experts, build_skip_predictor
 from runtime.hf.loading import StrippedModel, count_weight_bytes, load_stripped
 from runtime.hf.probes import Probes
+from runtime.hf.sharing import choose_heights
 from runtime.hf.strip import guard_model
 from runtime.hf.tokens import context_length
 from runtime.policy.budget import Budget
 from runtime.policy.placement import RankPart
+from runtime.presets import describe_choice
 from runtime.store.base import ExpertStore, describe_decoding, max_slot_bytes
 from runtime.store.model_source import resolve
 
@@ -137,6 +140,7 @@ def load_model(options: LoadOptions) -> PreTrainedModel:
     config, home = options.model, options.devices[0]
     folder = resolve(config)
     available = measure_free_memory(options.devices, num_processes=count_processes(options))
+    check_hybrid(options)
     spread = find_spread_obstacle(options)
     choose_exact(config.exact, home, spread)  # What cannot be is refused before anything is loaded.
     stripped = load_stripped(
@@ -156,6 +160,11 @@ def load_model(options: LoadOptions) -> PreTrainedModel:
     else:
         experts = open_packed_store(
             options.store, spec, layers, checkpoint=folder, devices=options.devices
+        )
+    if options.system.hybrid and not all(runs_our_loop(one.experts) for one in layers):
+        raise PlanError(
+            f"system.hybrid=true: {type(plain).__name__} computes its experts with code of its "
+            "own, on one device; leave system.hybrid=false"
         )
     apply_decode_threads(plain, config.decode_threads, expert_bytes=max_slot_bytes(experts))
     obstacle = spread or find_model_obstacle(plain) or find_store_obstacle(experts.layouts)
@@ -195,6 +204,7 @@ def load_model(options: LoadOptions) -> PreTrainedModel:
             system=options.system,
             predictor=forecast,
             learned=learned,
+            drift=build_drift_monitor(forecast, config),
             reuse_predictor=predictors.reuse,
             timeline=None
             if options.trace_events is None
@@ -223,9 +233,27 @@ def load_model(options: LoadOptions) -> PreTrainedModel:
     )
     plain.close = plain.moecast.close
     guard_model(plain, layers)
+    if exact is Exact.SHARED:
+        processes = "several processes share the experts" if options.expert_parallel else None
+        plain.moecast.block_heights = choose_heights(plain, processes)
+        if not plain.moecast.block_heights:
+            plain.moecast.exact = Exact.EAGER
     release_unused()
     freeze_while_loaded()
     return plain
+
+
+def build_drift_monitor(predictor: Predictor | None, model: ModelConfig) -> DriftMonitor | None:
+    """Return what compares a predictor with its card; None for one without a card."""
+    if predictor is None or predictor.card is None:
+        return None
+    prompts = f"{describe_choice(model)} data=jsonl data.path=FILE"
+    return DriftMonitor(
+        predictor.card,
+        top_k=predictor.spec.top_k,
+        score_command=f"moecast zoo score {predictor.card.entry} {prompts}",
+        train_command=f"moecast train {prompts}",
+    )
 
 
 def find_spread_obstacle(options: LoadOptions) -> str | None:
@@ -234,7 +262,25 @@ def find_spread_obstacle(options: LoadOptions) -> str | None:
         return "several processes share the experts"
     if len(options.devices) > 1:
         return "the experts are on several devices, and one launch needs them on one"
+    if options.system.hybrid:
+        return "system.hybrid=true computes some experts in host memory"
     return None
+
+
+def check_hybrid(options: LoadOptions) -> None:
+    """Raise PlanError if missed experts are to be computed in host memory and cannot be."""
+    if not options.system.hybrid:
+        return
+    if options.expert_parallel or len(options.devices) > 1:
+        raise PlanError(
+            "system.hybrid=true: missed experts are computed in host memory for one device only; "
+            "leave system.hybrid=false with several"
+        )
+    if not needs_host_tier(options.devices, options.host_budget):
+        raise PlanError(
+            "system.hybrid=true: on a CPU every expert is computed in host memory; try it there "
+            "with a second tier (host_budget=100%), or leave system.hybrid=false"
+        )
 
 
 def choose_auto_budget(

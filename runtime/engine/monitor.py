@@ -8,6 +8,7 @@ from copy import copy
 from dataclasses import dataclass
 
 from runtime.engine.engine import Engine
+from runtime.engine.predictor_drift import DriftReport
 from runtime.policy.cache import CacheEntry
 from runtime.policy.counters import CacheCounters, sum_counters
 from runtime.policy.eviction.protocol import Expert
@@ -64,6 +65,8 @@ class EngineSnapshot:
     predictor_seconds: float
     predictor_failures: dict[str, str]
     """Reasons why predictors were turned off, by `predictor` and `reuse_predictor`."""
+    predictor_drift: DriftReport | None
+    """The predictor's accuracy and that of its card; None: it has no card."""
     link_seconds: dict[str, float]
     """Time that each link's transfers took, added up, by the link's name."""
     prefetching: bool | None
@@ -110,8 +113,9 @@ class EngineMonitor:
             stall_seconds=engine.stats.stall_seconds,
             predictor_seconds=engine.driver.seconds,
             predictor_failures=engine.driver.failures,
+            predictor_drift=engine.driver.drift_report,
             link_seconds=link_seconds,
-            prefetching=None if adaptive_prefetch is None else adaptive_prefetch.prefetching,
+            prefetching=None if adaptive_prefetch is None else adaptive_prefetch.is_on,
         )
 
     def cells(self) -> list[str]:

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from runtime.engine.predictor_drift import SampledStep
+
 log = logging.getLogger(__name__)
 
 MAX_WAITING = 4
@@ -36,6 +38,8 @@ class PredictorEvent(NamedTuple):
     """The layer that the event is of; -1: the beginning or the end of a step."""
     layer_now: int = -1
     """The first layer that a forecast can still be for."""
+    sample: SampledStep | None = None
+    """The step, if its forecasts are compared with its routing."""
 
     def with_copies(self) -> "PredictorEvent":
         """Returns the event with copies of its arrays, which the model may change later."""

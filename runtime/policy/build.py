@@ -7,7 +7,7 @@ import numpy as np
 
 from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
-from runtime.policy.adaptive_prefetch import AdaptivePrefetch
+from runtime.policy.adaptive_switch import AdaptiveSwitch
 from runtime.policy.cache import ExpertCache
 from runtime.policy.device_cache import DeviceCache
 from runtime.policy.eviction.layer_window import LayerWindowEviction
@@ -114,9 +114,10 @@ def build_multi_device_cache(
     *,
     num_slots: Sequence[Sequence[int]],
     chunk_bytes: Sequence[Sequence[int]],
+    placement: ExpertPlacement | None = None,
 ) -> MultiDeviceCache:
     """Builds a cache for each of several devices, with tiers of `num_slots[device]` experts."""
-    placement = ExpertPlacement(len(num_slots))
+    placement = placement or ExpertPlacement(len(num_slots))
     devices = [
         build_device_cache(
             system,
@@ -161,7 +162,7 @@ def build_scheduler(
     """Builds the scheduler of forecasts, adaptive if the system is."""
     adaptive_prefetch = None
     if system.adaptive:
-        adaptive_prefetch = AdaptivePrefetch()
+        adaptive_prefetch = AdaptiveSwitch()
         if system.idle_prefetch:
             adaptive_prefetch.on_change = cache.set_idle_prefetch
     return ForecastScheduler(

@@ -92,9 +92,9 @@ class ExpertCache:
         self.num_changes += 1
         self.policy.on_forecast(layer, probability_E)
 
-    def on_reuse_scores(self, layer: int, score_E: Probabilities) -> None:
+    def on_reuse_scores(self, layer: int, score_HE: Probabilities) -> None:
         self.num_changes += 1
-        self.policy.on_reuse_scores(layer, score_E)
+        self.policy.on_reuse_scores(layer, score_HE)
 
     def end_step(self) -> None:
         self.num_changes += 1
@@ -172,10 +172,13 @@ class ExpertCache:
                 return None, None
             if prefetch and not self.policy.may_evict_for(victim, expert):
                 return None, None
-            evicted = (victim, self.remove(victim))
+            assert self._is_evictable(victim), (victim, self.entries[victim])
+            freed, _ = self._detach(victim)
+            partition.free.append(freed.slot)
+            evicted = (victim, freed)
         if victims:
             victims.clear()
-        entry = CacheEntry(slot=partition.free.pop())
+        entry = CacheEntry(partition.free.pop())
         partition.num_used += 1
         self.entries[expert] = entry
         self.num_changes += 1

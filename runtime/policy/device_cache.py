@@ -43,7 +43,7 @@ class DeviceCache:
 
     Args:
         tiers: The computing tier, then the one below it, and so on.
-        num_experts: Experts of each layer, those of other devices included.
+        num_experts: Most experts of a layer, those of other devices included.
         system: What to request and in which order (ProMoE, figure 12; MoE-Infinity; Klotski).
         placement: Experts of each device; None: all experts are on this one.
         device: Number of this device in the placement.
@@ -63,6 +63,7 @@ class DeviceCache:
         self.system = system
         self._placement = placement
         self._device = device
+        self._num_experts = num_experts
         num_layers = len(self.top.counters)
         self._num_owned = (placement or ExpertPlacement()).num_owned(
             device, num_layers=num_layers, num_experts=num_experts
@@ -95,7 +96,7 @@ class DeviceCache:
         """Returns 0 for other devices' experts: the eviction policy must not fetch them."""
         if self._placement is None:
             return value_E
-        mask_E = self._placement.mask(layer, self._device, len(value_E))
+        mask_E = self._placement.mask(layer, self._device, np.shape(value_E)[-1])
         return np.where(mask_E, value_E, 0.0)
 
     # ---- counters and sizes
@@ -171,9 +172,9 @@ class DeviceCache:
         for tier in self._changing_tiers:
             tier.cache.on_forecast(layer, self._mask(layer, probability_E))
 
-    def on_reuse_scores(self, layer: int, score_E: Probabilities) -> None:
+    def on_reuse_scores(self, layer: int, score_HE: Probabilities) -> None:
         for tier in self._changing_tiers:
-            tier.cache.on_reuse_scores(layer, self._mask(layer, score_E))
+            tier.cache.on_reuse_scores(layer, self._mask(layer, score_HE))
 
     # ---- predictions
 
@@ -199,7 +200,9 @@ class DeviceCache:
         pairs = list(zip(experts, probabilities, strict=True))
         if self._placement is not None:
             pairs = [(e, probability) for e, probability in pairs if self.owns((layer, e))]
-        predicted = self._predicted.setdefault(layer, {})
+        predicted = self._predicted.get(layer)
+        if predicted is None:
+            predicted = self._predicted[layer] = {}
         if self.system.cancel:
             self.top.cancel_prefetches(layer, keep=dict(pairs))
             predicted.clear()
@@ -209,8 +212,9 @@ class DeviceCache:
                 entry = top.cache.entries.get((layer, e))
                 is_known = entry is not None and not entry.speculative_bytes
                 predicted[e] = is_known and self.is_ready((layer, e))
-        for e, probability in pairs[: top.cache.share(layer)]:
-            top.prefetch((layer, e), probability)
+        if len(pairs) > (share := top.cache.share(layer)):
+            del pairs[share:]
+        top.prefetch_all(layer, pairs)
 
     def set_idle_prefetch(self, on: bool) -> None:
         """Sets whether idle links fetch the experts with the highest scores."""
@@ -427,7 +431,7 @@ class DeviceCache:
 
     # ---- the whole cache
 
-    def first_experts(self, num_experts: int) -> list[list[Expert]]:
+    def first_experts(self) -> list[list[Expert]]:
         """Returns the experts of each tier when it begins full, in topological order.
 
         "The GPU cache is initialized with experts with topological order where experts are filled
@@ -435,9 +439,7 @@ class DeviceCache:
         experts that cannot fit into GPU" (MoE-Infinity, sequence level, section 6.1). Without
         `fill_first_layers` the computing tier begins empty.
         """
-        layers = range(len(self.top.counters))
-        rest = [(layer, e) for layer in layers for e in range(num_experts)]
-        rest = [expert for expert in rest if self.owns(expert)]
+        rest = self._list_owned()
         tiers: list[list[Expert]] = []
         for tier in self.tiers:
             own: list[Expert] = []
@@ -448,16 +450,19 @@ class DeviceCache:
             tiers.append(own)
         return tiers
 
-    def fill_when_idle(self, num_experts: int) -> None:
+    def fill_when_idle(self) -> None:
         """Lets idle links fetch all experts, in topological order, if no tier has to evict any."""
         if min(tier.cache.num_slots for tier in self.tiers) >= self._num_owned:
-            layers = range(len(self.top.counters))
-            everything = [(layer, e) for layer in layers for e in range(num_experts)]
-            self.top.fill_when_idle(expert for expert in everything if self.owns(expert))
+            self.top.fill_when_idle(self._list_owned())
 
-    def fill(self, num_experts: int) -> None:
+    def _list_owned(self) -> list[Expert]:
+        """Return the device's experts, in topological order."""
+        experts = np.ndindex(len(self.top.counters), self._num_experts)
+        return [(layer, e) for layer, e in experts if self.owns((layer, e))]
+
+    def fill(self) -> None:
         """Fills the tiers at once, where no bytes are moved."""
-        for tier, experts in zip(self.tiers, self.first_experts(num_experts), strict=True):
+        for tier, experts in zip(self.tiers, self.first_experts(), strict=True):
             tier.fill(experts)
 
     def repair(self, transfers: Sequence[Collection[TransferTask]]) -> None:

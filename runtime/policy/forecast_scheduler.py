@@ -7,7 +7,7 @@ import numpy as np
 
 from predictors.base import Forecast
 from predictors.errors import MoecastError, unknown
-from runtime.policy.adaptive_prefetch import AdaptivePrefetch
+from runtime.policy.adaptive_switch import AdaptiveSwitch
 from runtime.policy.multi_device_cache import DeviceCaches
 from runtime.policy.queue import find_prefetch_order
 
@@ -35,7 +35,7 @@ class ForecastScheduler:
         cache: DeviceCaches,
         *,
         top_k: int,
-        adaptive_prefetch: AdaptivePrefetch | None = None,
+        adaptive_prefetch: AdaptiveSwitch | None = None,
         lookahead_layers: int | None = None,
     ):
         self.cache = cache
@@ -51,7 +51,7 @@ class ForecastScheduler:
     @property
     def prefetching(self) -> bool:
         """Whether forecasts are used in this step."""
-        return self.adaptive_prefetch is None or self.adaptive_prefetch.prefetching
+        return self.adaptive_prefetch is None or self.adaptive_prefetch.is_on
 
     def schedule(self, forecasts: Iterable[Forecast], *, layer_now: int) -> None:
         """Requests the experts of every forecast that is not late.
@@ -72,8 +72,7 @@ class ForecastScheduler:
             timely.append(forecast)
         if self._candidates == "named":
             for forecast in timely:
-                experts, order = forecast.experts(self._top_k), forecast.order_E.tolist()
-                self.cache.prefetch(forecast.layer, experts, [order[e] for e in experts])
+                self.cache.prefetch(forecast.layer, *forecast.ranked(self._top_k))
         elif timely:
             self._prefetch_first(timely)
 

@@ -103,9 +103,9 @@ class MultiDeviceCache:
         for device in self.devices:
             device.on_forecast(layer, probability_E)
 
-    def on_reuse_scores(self, layer: int, score_E: Probabilities) -> None:
+    def on_reuse_scores(self, layer: int, score_HE: Probabilities) -> None:
         for device in self.devices:
-            device.on_reuse_scores(layer, score_E)
+            device.on_reuse_scores(layer, score_HE)
 
     def prefetch(
         self,
@@ -156,17 +156,17 @@ class MultiDeviceCache:
 
     # ---- the whole cache
 
-    def first_experts(self, num_experts: int) -> list[list[Expert]]:
+    def first_experts(self) -> list[list[Expert]]:
         """Returns the experts that each of `tiers` begins with."""
-        return [tier for device in self.devices for tier in device.first_experts(num_experts)]
+        return [tier for device in self.devices for tier in device.first_experts()]
 
-    def fill_when_idle(self, num_experts: int) -> None:
+    def fill_when_idle(self) -> None:
         for device in self.devices:
-            device.fill_when_idle(num_experts)
+            device.fill_when_idle()
 
-    def fill(self, num_experts: int) -> None:
+    def fill(self) -> None:
         for device in self.devices:
-            device.fill(num_experts)
+            device.fill()
 
     def repair(self, transfers: Sequence[Collection[TransferTask]]) -> None:
         """Restores consistency; `transfers` are those running into each of `tiers`."""

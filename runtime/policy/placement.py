@@ -3,12 +3,15 @@
 Shape suffixes: E experts.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from runtime.policy.eviction.protocol import Expert
+
+NO_DEVICE = -1
 
 
 @dataclass(frozen=True)
@@ -22,20 +25,36 @@ class ExpertPlacement:
     """
 
     num_devices: int = 1
+    experts_per_layer: tuple[int, ...] = ()
+    """Experts of each layer, where a few layers have less than the others; empty: all have as many.
+    Ids at or above a layer's own are on no device."""
 
     def __post_init__(self) -> None:
         assert self.num_devices >= 1, self.num_devices
 
     def device(self, expert: Expert) -> int:
-        return (expert[0] + expert[1]) % self.num_devices
+        """Return the expert's device, NO_DEVICE if there is no such expert."""
+        layer, e = expert
+        if self.experts_per_layer and e >= self.experts_per_layer[layer]:
+            return NO_DEVICE
+        return (layer + e) % self.num_devices
 
     def mask(self, layer: int, device: int, num_experts: int) -> NDArray[np.bool_]:
         """Returns `[E]`: whether each of the layer's experts is the device's."""
-        return (np.arange(num_experts) + layer) % self.num_devices == device
+        own_E: NDArray[np.bool_] = (np.arange(num_experts) + layer) % self.num_devices == device
+        if self.experts_per_layer:
+            own_E[self.experts_per_layer[layer] :] = False
+        return own_E
 
     def num_owned(self, device: int, *, num_layers: int, num_experts: int) -> int:
         layers = range(num_layers)
         return sum(int(self.mask(layer, device, num_experts).sum()) for layer in layers)
+
+
+def place_experts(experts_per_layer: Sequence[int], num_devices: int = 1) -> ExpertPlacement:
+    """Return the placement of layers with these numbers of experts."""
+    is_even = len(set(experts_per_layer)) == 1
+    return ExpertPlacement(num_devices, () if is_even else tuple(experts_per_layer))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 import heapq
 import itertools
-from collections.abc import Callable, Collection, Container, Mapping
+import math
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -80,6 +81,10 @@ class TransferQueue:
         self._layer_now = -1
         self._high: dict[Expert, None] = {}
         self._low: dict[Expert, _QueuedPrefetch] = {}
+        self.requested = self._high.keys()
+        """The high-priority experts in transfer order; a view."""
+        self.predicted = self._low.keys()
+        """The low-priority experts; a view."""
         self._heap: list[tuple[float, int, Expert]] = []
         self._is_outdated = False
         """The heap's keys are those of an earlier layer."""
@@ -99,7 +104,8 @@ class TransferQueue:
 
     def push_high(self, expert: Expert) -> None:
         """Adds an expert that a router has chosen, after those chosen earlier."""
-        self._low.pop(expert, None)
+        if expert in self._low:
+            del self._low[expert]
         self._high.setdefault(expert)
 
     def push_low(self, expert: Expert, probability: float | None) -> None:
@@ -112,21 +118,33 @@ class TransferQueue:
         if expert in self._high:
             return
         queued = self._low.get(expert)
-        ticket = next(self._tickets) if queued is None else queued.ticket
+        if queued is None:
+            queued = _QueuedPrefetch(probability, next(self._tickets), math.inf)
+            self._low[expert] = queued
+            is_new = True
+        else:
+            queued.probability = probability
+            is_new = False
+        if self._is_outdated:
+            queued.key = math.inf  # `_rebuild` computes it and fills the heap
+            return
         key = self._key(expert[0], probability)
-        self._low[expert] = _QueuedPrefetch(probability, ticket, key)
-        heapq.heappush(self._heap, (key, ticket, expert))
+        if is_new or key != queued.key:
+            queued.key = key
+            heapq.heappush(self._heap, (key, queued.ticket, expert))
 
     def _key(self, layer: int, probability: float | None) -> float:
         if probability is None:
-            return float("inf")
+            return math.inf
         # A layer that has been routed comes next in the step after this one.
         layers_ahead = (layer - self._layer_now - 1) % self._num_layers + 1
         return self._order.key(probability, layers_ahead, self._num_layers)
 
     def remove(self, expert: Expert) -> None:
-        self._high.pop(expert, None)
-        self._low.pop(expert, None)
+        if expert in self._high:
+            del self._high[expert]
+        elif expert in self._low:
+            del self._low[expert]
 
     def clear(self) -> None:
         self._high.clear()
@@ -151,10 +169,6 @@ class TransferQueue:
     def probability(self, expert: Expert) -> float | None:
         """Returns the probability that a queued predicted expert was last pushed with."""
         return self._low[expert].probability
-
-    def high(self) -> Collection[Expert]:
-        """Returns the high-priority experts in transfer order; a view."""
-        return self._high.keys()
 
     def low(self) -> list[Expert]:
         """Returns the low-priority experts in transfer order; drops stale heap items."""

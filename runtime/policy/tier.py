@@ -61,6 +61,7 @@ class CacheTier:
     ):
         self.cache = cache
         self.queue = TransferQueue(order, num_layers=len(chunk_bytes))
+        self._requested, self._predicted = self.queue.requested, self.queue.predicted
         self.counters = [CacheCounters() for _ in chunk_bytes]
         self.below = below
         self._above: CacheTier | None = None
@@ -133,6 +134,15 @@ class CacheTier:
         entry = self._entries.get(expert)
         return entry is not None and entry.ready_chunks == self._num_chunks[expert[0]]
 
+    def first_ready(self, layer: int, experts: Iterable[int]) -> int | None:
+        """Returns the first of a layer's experts that is ready; None: none is."""
+        entries, num_chunks = self._entries, self._num_chunks[layer]
+        for e in experts:
+            entry = entries.get((layer, e))
+            if entry is not None and entry.ready_chunks == num_chunks:
+                return e
+        return None
+
     def progress(self, expert: Expert) -> float:
         """Returns a number that is larger the sooner the expert is ready; -1 without a slot."""
         entry = self._entries.get(expert)
@@ -196,12 +206,19 @@ class CacheTier:
 
     def prefetch(self, expert: Expert, probability: float | None) -> None:
         """Queues a predicted expert; None: for an idle link, behind all that a forecast names."""
-        entry = self._entries.get(expert)
-        if entry is not None:
-            self.cache.on_predict(expert)
-            if entry.ready_chunks == self._num_chunks[expert[0]]:
-                return
-        self.queue.push_low(expert, probability)
+        self.prefetch_all(expert[0], [(expert[1], probability)])
+
+    def prefetch_all(self, layer: int, pairs: Iterable[tuple[int, float | None]]) -> None:
+        """Calls `prefetch` with each of a layer's predicted experts and its probability."""
+        entries, num_chunks, queue = self._entries, self._num_chunks[layer], self.queue
+        for e, probability in pairs:
+            expert = layer, e
+            entry = entries.get(expert)
+            if entry is not None:
+                self.cache.on_predict(expert)
+                if entry.ready_chunks == num_chunks:
+                    continue
+            queue.push_low(expert, probability)
 
     def cancel_prefetches(self, layer: int, *, keep: Container[int] = ()) -> None:
         """Removes a layer's prefetches from the queue, but `keep`; bytes that arrived stay."""
@@ -233,8 +250,9 @@ class CacheTier:
     @property
     def may_start(self) -> bool:
         """Whether `next_task` may have a task; a cheap test to save the call."""
-        may_idle = self.idle_prefetch and self._idle_refused_at != self.cache.num_changes
-        return may_idle or len(self.queue) > 0
+        if self._requested or self._predicted:
+            return True
+        return self.idle_prefetch and self._idle_refused_at != self.cache.num_changes
 
     def next_task(self, *, high_only: bool = False) -> TransferTask | None:
         """Returns the next transfer of the link, or None (ProMoE, algorithm 1, lines 2-8).
@@ -244,12 +262,12 @@ class CacheTier:
         the tier below can deliver its first chunk, and never the slot of a queued prefetch: so
         every transfer is progress, whatever the two tiers hold.
         """
-        for expert in self.queue.high():
+        for expert in self._requested:
             if (task := self._start(expert, high=True)) is not None:
                 return task
         if high_only:
             return None
-        first = self.queue.first_low()
+        first = self.queue.first_low() if self._predicted else None
         if first is not None:
             victims: Victims = {}
             if (task := self._start(first, high=False, victims=victims)) is not None:
@@ -296,7 +314,8 @@ class CacheTier:
                 self._count_eviction(*evicted)
             if entry is None:
                 return None
-            entry.pins = self._waiting.pop(expert, 0)
+            if expert in self._waiting:
+                entry.pins = self._waiting.pop(expert)
         if entry.in_flight:
             return None
         first = entry.ready_chunks
@@ -398,21 +417,23 @@ class CacheTier:
         """Records that the task's bytes are in the slot (ProMoE, algorithm 1, line 10)."""
         entry = self._take_out_of_flight(task)
         entry.ready_chunks = task.end_chunk
-        counters = self.counters[task.expert[0]]
-        counters.bytes_moved += task.num_bytes
+        expert, num_bytes = task.expert, task.num_bytes
+        layer = expert[0]
+        counters = self.counters[layer]
+        counters.bytes_moved += num_bytes
         if not task.high:
-            counters.bytes_prefetched += task.num_bytes
-            if self.queue.is_high(task.expert) or entry.pins:
-                counters.bytes_used += task.num_bytes
+            counters.bytes_prefetched += num_bytes
+            if expert in self._requested or entry.pins:
+                counters.bytes_used += num_bytes
             else:
-                entry.speculative_bytes += task.num_bytes
-        if task.expert in self.late:
-            counters.bytes_late += task.num_bytes
-        if entry.ready_chunks == self.num_chunks(task.expert):
+                entry.speculative_bytes += num_bytes
+        if expert in self.late:
+            counters.bytes_late += num_bytes
+        if entry.ready_chunks == self._num_chunks[layer]:
             self.num_ready += 1
-            self.queue.remove(task.expert)
-            self.late.discard(task.expert)
-            self._release_below(task.expert)
+            self.queue.remove(expert)
+            self.late.discard(expert)
+            self._release_below(expert)
 
     def fail(self, task: TransferTask) -> None:
         """Records that the task's bytes did not arrive; the expert is not tried again.
@@ -495,8 +516,7 @@ class CacheTier:
 
         Returns whether it is a hit.
         """
-        counters = self.counters[expert[0]]
-        entry = self._entries.get(expert)
+        counters, entry = self.counters[expert[0]], self._entries.get(expert)
         counters.requests += 1
         if entry is None or not (entry.ready_chunks or entry.in_flight):
             counters.misses += 1
@@ -510,5 +530,5 @@ class CacheTier:
     def _count_eviction(self, expert: Expert, entry: CacheEntry) -> None:
         counters = self.counters[expert[0]]
         counters.evictions += 1
-        self.num_ready -= entry.ready_chunks == self.num_chunks(expert)
+        self.num_ready -= entry.ready_chunks == self._num_chunks[expert[0]]
         counters.bytes_wasted += entry.speculative_bytes

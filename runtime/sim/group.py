@@ -84,8 +84,10 @@ def simulate_dense(
 
     The experts of each are requested when its router has run, as in a live group.
     """
-    micro_batches = split_micro_batches(step)
-    load_bytes = step.load_bytes if isinstance(step, GroupStep) else ()
+    if not isinstance(step, GroupStep):
+        simulator.compute(layer_seconds(len(step.tokens_T)))
+        return
+    micro_batches, load_bytes = step.micro_batches, step.load_bytes
     if load_bytes and layer == 0:
         simulator.start_load(load_bytes[0])
     for i, batch in enumerate(micro_batches):

@@ -206,7 +206,7 @@ def replay(
     else:
         simulator = SimulatedCluster(simulators, devices, interconnect)
     if fills_host or system.fill_first_layers:
-        cache.fill(spec.num_experts)
+        cache.fill()
     stats = ReplayStats(
         prefill=[CacheCounters() for _ in range(spec.num_layers)],
         decode=[CacheCounters() for _ in range(spec.num_layers)],
@@ -295,7 +295,10 @@ def _simulate_step(
     events = replay_step(predictor, step, num_layers=spec.num_layers)
     reuse_events = replay_step(reuse_predictor, step, num_layers=spec.num_layers)
     for event, reuse_event in zip(events, reuse_events, strict=True):
-        simulator.forecast(event.forecasts, layer_now=event.layer_now, seconds=predictor_seconds)
+        if event.forecasts:
+            simulator.forecast(
+                event.forecasts, layer_now=event.layer_now, seconds=predictor_seconds
+            )
         if event.signal is Signal.LAYER_INPUT:
             simulate_dense(
                 simulator,
@@ -306,7 +309,7 @@ def _simulate_step(
             )
         elif event.signal is Signal.ROUTED:
             for forecast in reuse_event.forecasts:
-                simulator.on_reuse_scores(event.layer, forecast.scores_TE[0])
+                simulator.on_reuse_scores(event.layer, forecast.scores_TE)
             simulator.on_tokens_routed(event.layer, step.experts(event.layer))
             simulate_experts(
                 simulator,

@@ -67,6 +67,10 @@ class Simulator:
             for _ in self._tiers
         ]
         """Transfers of each tier's link."""
+        self._tiers_and_links = tuple(
+            (i, tier, self._links[i]) for i, tier in enumerate(self._tiers)
+        )
+        self._is_slowed_by_computing = self._overheads.transfer_speed_computing != 1.0
         self._transfer_seconds = functools.cache(hardware.transfer_seconds)
         self._expert_seconds = functools.cache(hardware.expert_seconds)
         self._predictions: deque[_Prediction] = deque()
@@ -118,6 +122,8 @@ class Simulator:
 
         Without forecasts left, an event that waits is dropped if the predictor has no state.
         """
+        if not self._predictions:
+            return
         kept: deque[_Prediction] = deque()
         for prediction in self._predictions:
             prediction.forecasts = [
@@ -154,7 +160,8 @@ class Simulator:
         """Computes for a while: one expert, or a layer's other weights."""
         started, left = self.now, seconds
         bottom, speed = self._links[-1], 1.0
-        bottom.set_computing(started, True)
+        if self._is_slowed_by_computing:
+            bottom.set_computing(started, True)
         while True:
             self._start_transfers()
             if bottom.is_worker_busy:
@@ -173,8 +180,8 @@ class Simulator:
     def on_tokens_routed(self, layer: int, experts_TK: Ints) -> None:
         self._cache.on_tokens_routed(layer, experts_TK)
 
-    def on_reuse_scores(self, layer: int, score_E: Floats) -> None:
-        self._cache.on_reuse_scores(layer, score_E)
+    def on_reuse_scores(self, layer: int, score_HE: Floats) -> None:
+        self._cache.on_reuse_scores(layer, score_HE)
 
     def run_experts(
         self, layer: int, tokens_per_expert: dict[int, int], *, computed_after: float = 0.0
@@ -260,22 +267,21 @@ class Simulator:
 
     def _wait_for_any(self, layer: int, candidates: Sequence[int]) -> int:
         """Waits until an expert is ready; returns the first one that is."""
-        is_ready = self._cache.top.is_ready
-        for e in candidates:
-            if is_ready((layer, e)):
-                return e
-        started = self.now
-        while True:
-            self._arrived.clear()
+        top = self._cache.top
+        ready = top.first_ready(layer, candidates)
+        if ready is not None:
+            return ready
+        started, arrived = self.now, self._arrived
+        while ready is None:
+            arrived.clear()
             self._wait()
             # Only what has just arrived can have become ready.
-            ready = {e for at, e in self._arrived if at == layer and is_ready((at, e))}
-            for e in candidates if ready else ():
-                if e in ready:
-                    self.stall_seconds += self.now - started
-                    if self._observer is not None and self.now > started:
-                        self._observer("stall", started, self.now, (layer, e))
-                    return e
+            if any(at == layer and e in candidates for at, e in arrived):
+                ready = top.first_ready(layer, candidates)
+        self.stall_seconds += self.now - started
+        if self._observer is not None and self.now > started:
+            self._observer("stall", started, self.now, (layer, ready))
+        return ready
 
     def _wait(self) -> bool:
         """Waits for the next event; returns whether a transfer has ended.
@@ -283,7 +289,8 @@ class Simulator:
         A computation that reads by itself does one requested transfer, if there is one.
         """
         bottom = self._links[-1]
-        bottom.set_computing(self.now, False)
+        if self._is_slowed_by_computing:
+            bottom.set_computing(self.now, False)
         if self._overheads.computation_reads and bottom.num < 2:
             task = self._tiers[-1].next_task(high_only=True)
             if task is not None:
@@ -308,8 +315,9 @@ class Simulator:
 
     def _handle(self, event: float) -> bool:
         """Moves the clock to the event and handles it; returns whether a transfer has ended."""
-        self.now = max(self.now, event)
-        for i, link in enumerate(self._links):
+        if event > self.now:
+            self.now = event
+        for i, _, link in self._tiers_and_links:
             if link.first_end <= event:
                 self._finish(i, link.finish_first())
                 return True
@@ -322,8 +330,8 @@ class Simulator:
 
     def _start_transfers(self) -> None:
         # From the top down: what a tier requests of the one below can start at once.
-        for i, tier in enumerate(self._tiers):
-            if not self._links[i].is_worker_busy and tier.may_start:
+        for i, tier, link in self._tiers_and_links:
+            if not link.is_worker_busy and tier.may_start:
                 task = tier.next_task()
                 if task is not None:
                     self._start(i, task, by_worker=True)
@@ -415,11 +423,16 @@ class LinkTransfers:
 
     def finish_first(self) -> tuple[TransferTask, float]:
         """Removes the transfer that ends first; returns its task and when it started."""
-        first = min(self._running, key=lambda running: running.end)
-        self._running.remove(first)
+        if len(self._running) == 1:
+            first = self._running.pop()
+            self.first_end = math.inf
+        else:
+            first = min(self._running, key=lambda running: running.end)
+            self._running.remove(first)
         if first.by_worker:
             self.is_worker_busy = False
-        self._stretch(first.end, self._together)
+        if self._running:
+            self._stretch(first.end, self._together)
         return first.task, first.started
 
     def _stretch(self, now: float, factor: float) -> None:

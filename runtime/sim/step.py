@@ -3,6 +3,7 @@
 Shape suffixes: T tokens of the step, D hidden size, E experts, K top_k.
 """
 
+import functools
 import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -65,28 +66,38 @@ def replay_step(
     iterator is exhausted. Without a predictor the events are the same and nothing is forecast.
     """
     if predictor is None:
-        yield StepEvent(Signal.TOKENS, -1, ())
-        for layer in range(num_layers):
-            for signal in (Signal.LAYER_INPUT, Signal.GATE_INPUT, Signal.ROUTED):
-                yield StepEvent(signal, layer, ())
+        yield from unanswered_events(num_layers)
         return
-    signals = predictor.signals
-    yield StepEvent(Signal.TOKENS, -1, predictor.begin_step(step.tokens_T, step.requests_T))
+    signals, unanswered = predictor.signals, iter(unanswered_events(num_layers))
+    sees_input, sees_gate = Signal.LAYER_INPUT in signals, Signal.GATE_INPUT in signals
+    sees_routing, sees_logits = Signal.ROUTED in signals, Signal.LOGITS in signals
+    forecasts = predictor.begin_step(step.tokens_T, step.requests_T)
+    yield answer(next(unanswered), forecasts)
     for layer in range(num_layers):
-        forecasts: Forecasts = ()
-        if Signal.LAYER_INPUT in signals:
-            forecasts = predictor.layer_input(layer, step.layer_input(layer))
-        yield StepEvent(Signal.LAYER_INPUT, layer, forecasts)
-        forecasts = ()
-        if Signal.GATE_INPUT in signals:
-            forecasts = predictor.gate_input(layer, step.gate_input(layer))
-        yield StepEvent(Signal.GATE_INPUT, layer, forecasts)
-        forecasts = ()
-        if Signal.ROUTED in signals:
-            logits_TE = step.logits(layer) if Signal.LOGITS in signals else None
+        forecasts = predictor.layer_input(layer, step.layer_input(layer)) if sees_input else ()
+        yield answer(next(unanswered), forecasts)
+        forecasts = predictor.gate_input(layer, step.gate_input(layer)) if sees_gate else ()
+        yield answer(next(unanswered), forecasts)
+        if sees_routing:
+            logits_TE = step.logits(layer) if sees_logits else None
             forecasts = predictor.routed(layer, step.experts(layer), logits_TE)
-        yield StepEvent(Signal.ROUTED, layer, forecasts)
+        else:
+            forecasts = ()
+        yield answer(next(unanswered), forecasts)
     predictor.end_step()
+
+
+def answer(event: StepEvent, forecasts: Forecasts) -> StepEvent:
+    """Returns the event with the predictor's answer to it."""
+    return StepEvent(event.signal, event.layer, forecasts) if forecasts else event
+
+
+@functools.cache
+def unanswered_events(num_layers: int) -> Sequence[StepEvent]:
+    """Returns the events of every step without a predictor: making them anew takes longer."""
+    signals = (Signal.LAYER_INPUT, Signal.GATE_INPUT, Signal.ROUTED)
+    events = [StepEvent(signal, layer, ()) for layer in range(num_layers) for signal in signals]
+    return (StepEvent(Signal.TOKENS, -1, ()), *events)
 
 
 class BatchedStep:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from runtime.errors import Fault, TransferError
-from runtime.policy.adaptive_prefetch import AdaptivePrefetch
+from runtime.policy.adaptive_switch import AdaptiveSwitch
 from runtime.policy.eviction.protocol import Expert
 from runtime.policy.tier import CacheTier, TransferTask
 from runtime.transfer.link import Link
@@ -32,7 +32,7 @@ class TransferState:
     """
 
     timeline: TimelineSink | None = None
-    adaptive_prefetch: AdaptivePrefetch | None = None
+    adaptive_prefetch: AdaptiveSwitch | None = None
     condition: threading.Condition = field(default_factory=threading.Condition)
     errors: dict[Expert, TransferError] = field(default_factory=dict)
     joined: set[Expert] = field(default_factory=set)
@@ -71,6 +71,12 @@ class TransferWorker:
     """Processors near the memory that its link writes to; None: any."""
     busy_seconds: float = 0.0
     """Total time of successful transfers."""
+    occupied_seconds: float = 0.0
+    """Time during which at least one transfer ran, until the last moment when none did."""
+    moved_bytes: int = 0
+    """Bytes of successful transfers."""
+    _num_running: int = 0
+    _running_since: float = 0.0
     _threads: list[TransferThread] = field(default_factory=list)
     _closing: bool = False
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
@@ -97,7 +103,7 @@ class TransferWorker:
                     self.shared.condition.wait()
                 if task is None:
                     return
-                thread.task, thread.since = task, time.monotonic()
+                self._begin_task(thread, task)
             self._run_task(thread, task)
 
     def _next(self, *, high_only: bool = False) -> TransferTask | None:
@@ -106,6 +112,12 @@ class TransferWorker:
         if self.tier.num_requests_below != requests_before:
             self.shared.condition.notify_all()  # the tier below has something to do
         return task
+
+    def _begin_task(self, thread: TransferThread, task: TransferTask) -> None:
+        thread.task, thread.since = task, time.monotonic()
+        if self._num_running == 0:
+            self._running_since = time.perf_counter()
+        self._num_running += 1
 
     def _run_task(self, thread: TransferThread, task: TransferTask) -> None:
         error = None
@@ -134,6 +146,9 @@ class TransferWorker:
         end = time.perf_counter()
         with self.shared.condition:
             thread.task = None
+            self._num_running -= 1
+            if self._num_running == 0:
+                self.occupied_seconds += end - self._running_since
             if thread.is_lost:
                 log.warning("%s: a hanging transfer has ended", self.name)
                 self.tier.restore(task)
@@ -143,6 +158,7 @@ class TransferWorker:
                 self.shared.joined.discard(task.expert)
                 self.tier.complete(task)
                 self.busy_seconds += end - start
+                self.moved_bytes += task.num_bytes
                 if self.shared.timeline is not None:
                     self.shared.timeline.transferred(self.name, task, start, end, track=thread.name)
             else:
@@ -164,7 +180,7 @@ class TransferWorker:
         task = self._next(high_only=True)
         if task is None:
             return False
-        thread.task, thread.since = task, time.monotonic()
+        self._begin_task(thread, task)
         try:
             # Within the block: after a Ctrl-C the lock is acquired again.
             self.shared.condition.release()

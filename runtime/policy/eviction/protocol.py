@@ -81,10 +81,11 @@ class EvictionPolicy:
     def on_forecast(self, layer: int, probability_E: Probabilities) -> None:
         """Records a forecast: the probability of each expert that some token needs it."""
 
-    def on_reuse_scores(self, layer: int, score_E: Probabilities) -> None:
-        """Records predictions of how much each expert will be used over the coming tokens.
+    def on_reuse_scores(self, layer: int, score_HE: Probabilities) -> None:
+        """Records predictions of the experts' use by the coming tokens.
 
-        They come from `predictors.reuse`, just before `on_routed` of the same layer.
+        They come just before `on_routed` of the same layer: one row from `predictors.reuse`, and
+        one for each of `HORIZONS` from `predictors.next_use`.
         """
 
     def end_step(self) -> None:

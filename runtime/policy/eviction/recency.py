@@ -35,7 +35,10 @@ class RecencyOrder:
         self._order.clear()
 
     def choose_victim(self, is_evictable: IsEvictable) -> Expert | None:
-        return next((expert for expert in self._order if is_evictable(expert)), None)
+        for expert in self._order:
+            if is_evictable(expert):
+                return expert
+        return None
 
 
 class ArrivalOrder(RecencyOrder):

@@ -14,6 +14,7 @@ from runtime.policy.eviction.ghost_caches import MEMORY, LayerGhost
 from runtime.policy.eviction.protocol import EvictionOrder, EvictionPolicy, Expert, Probabilities
 from runtime.policy.eviction.regret import UseShares
 from runtime.policy.eviction.score_order import ScoreOrder, Scores
+from runtime.policy.eviction.use_rate import discounted_rate
 
 LEAST_IDLE_SCORE = 0.03
 """Share of the coming tokens that must use an expert for idle link time to be spent on it."""
@@ -36,8 +37,9 @@ NOT_IDLE = -1.0
 class ReuseEviction(EvictionPolicy):
     """Evicts the expert with the lowest predicted use. Ours.
 
-    The value of an expert is the share of the coming tokens that use it, as `predictors.reuse` last
-    predicted, the next tokens counting most, mixed with a little of its share of the past ones.
+    The value of an expert is the share of the coming tokens that use it, as `predictors.reuse` or
+    `predictors.next_use` last predicted, the next tokens counting most, mixed with a little of its
+    share of the past ones.
 
     Experts of a layer that this step has yet to reach score `p + (1 - p) value`: `p` is the
     forecast that some token of the step needs the expert. Without a forecast, in a long step (whose
@@ -80,6 +82,7 @@ class ReuseEviction(EvictionPolicy):
         """The step's tokens choose more often in a layer than it has experts: a prefill."""
         self._orders: list[ReuseOrder] = []
         self._slow_weight = 0.0
+        self._slots_per_layer = 0.0
         self._uses_predictions = False
         """Whether predictions gave the last layer's value."""
         self.trusts_predictor = True
@@ -92,6 +95,7 @@ class ReuseEviction(EvictionPolicy):
         order = ReuseOrder(self, layers=layers, num_experts=self._num_experts)
         self._orders.append(order)
         share = num_slots / self._value_LE.size
+        self._slots_per_layer += num_slots / len(self._value_LE)
         self._slow_weight = min(MAX_SLOW_WEIGHT, self._slow_weight + SLOW_WEIGHT * share)
         return order
 
@@ -111,9 +115,12 @@ class ReuseEviction(EvictionPolicy):
             self._forecast_layers.add(layer)
             self._is_outdated = True
 
-    def on_reuse_scores(self, layer: int, score_E: Probabilities) -> None:
+    def on_reuse_scores(self, layer: int, score_HE: Probabilities) -> None:
         self._is_predicted_L[layer] = True
-        self._predicted_LE[layer] = score_E
+        if len(score_HE) == 1:
+            self._predicted_LE[layer] = score_HE[0]
+        else:
+            self._predicted_LE[layer] = discounted_rate(np.asarray(score_HE), self._slots_per_layer)
 
     def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
         self._counts.on_routed(layer, tokens_per_expert)

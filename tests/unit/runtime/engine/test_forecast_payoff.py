@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from runtime.engine.forecast_payoff import FIRST_PAUSE, MEASURED_STEPS, ForecastPayoff
-from runtime.policy.adaptive_prefetch import FIRST_STRETCH, AdaptivePrefetch
+from runtime.policy.adaptive_switch import FIRST_STRETCH, AdaptiveSwitch
 from runtime.policy.counters import CacheCounters
 
 MIB = 2**20
@@ -28,7 +28,7 @@ class Machine:
 
     def __post_init__(self):
         self.said = []
-        self.adaptive = AdaptivePrefetch(report=self.said.append)
+        self.adaptive = AdaptiveSwitch(report=self.said.append)
         self.payoff = ForecastPayoff(self, self.adaptive, [self], lambda: [self.counters])
 
     def run(self, steps):
@@ -36,7 +36,7 @@ class Machine:
             link_seconds = 2e-3 * self.used_bytes / MIB
             self.counters.bytes_moved += 2 * self.used_bytes
             self.busy_seconds += link_seconds
-            if self.adaptive.prefetching:
+            if self.adaptive.is_on:
                 self.counters.bytes_used += self.used_bytes
                 self.inline_seconds += self.predictor_seconds
             if self.predicts_reuse:
@@ -50,9 +50,9 @@ def test_payoff__prefetching_ends_where_forecasts_take_longer_than_the_hidden_tr
 ):
     machine = Machine(used_bytes=10 * MIB, predictor_seconds=predictor_seconds)
     machine.run(MEASURED_STEPS)
-    assert machine.adaptive.prefetching  # the measurement has not ended
+    assert machine.adaptive.is_on  # the measurement has not ended
     machine.run(1)
-    assert machine.adaptive.prefetching is stays
+    assert machine.adaptive.is_on is stays
     assert (
         machine.said == []
         if stays
@@ -63,11 +63,11 @@ def test_payoff__prefetching_ends_where_forecasts_take_longer_than_the_hidden_tr
 def test_payoff__prefetching_comes_back_by_comparison():
     machine = Machine(used_bytes=0, predictor_seconds=0.01)
     machine.run(1 + MEASURED_STEPS)
-    assert not machine.adaptive.prefetching
+    assert not machine.adaptive.is_on
     machine.used_bytes, machine.predictor_seconds = 100 * MIB, 0.001
     for _ in range(2 * FIRST_STRETCH):
-        machine.adaptive.record_step(0.01 if machine.adaptive.prefetching else 0.05)
-    assert machine.adaptive.prefetching
+        machine.adaptive.record_step(0.01 if machine.adaptive.is_on else 0.05)
+    assert machine.adaptive.is_on
 
 
 @pytest.mark.parametrize(("share", "stays"), [(0.2, True), (0.3, False)])
@@ -84,5 +84,5 @@ def test_payoff__reuse_is_not_predicted_where_it_takes_longer_than_eviction_can_
 def test_payoff__a_cache_that_holds_everything_is_not_judged():
     machine = Machine(used_bytes=0, predictor_seconds=0.0)
     machine.run(10 * FIRST_PAUSE)
-    assert machine.adaptive.prefetching
+    assert machine.adaptive.is_on
     assert machine.predicts_reuse

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from predictors.baselines import DependencyPredictor, PopularityPredictor, SkipPredictor
+from predictors.errors import PredictorError
 from runtime.config import ModelConfig, SystemConfig
 from runtime.engine.forecasters import (
     SystemPredictors,
@@ -179,6 +180,32 @@ def test_oracle__is_refused_live():
         load_system_predictor(load_system("oracle"), SPEC, name="tiny")
 
 
-def test_hybrid__is_refused_live():
-    with pytest.raises(ValueError, match=r"hybrid=true.*simulated only.*system.hybrid=false"):
-        load_system_predictor(SystemConfig(hybrid=True), SPEC, name="tiny")
+def test_run__stands_for_its_entries_of_the_kinds_that_the_system_names(tmp_path):
+    run = tmp_path / "run"
+    popularity(run / "entries")
+    (run / "run.json").write_text("{}")
+    system = SystemConfig(predictor="popularity")
+    model = ModelConfig(name="tiny")
+    for chosen in (run, str(run)):
+        loaded = load_system_predictors(system, SPEC, model, chosen=chosen).forecast
+        assert loaded is not None
+        assert loaded.kind == "popularity"
+    assert load_system_predictors(system, SPEC, model, entries=run).forecast is not None
+    with pytest.raises(PredictorError, match="has no stride.*it has popularity: name one"):
+        load_system_predictors(SystemConfig(predictor="stride"), SPEC, model, chosen=run)
+
+
+def test_run__without_entries_is_refused(tmp_path):
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(PredictorError, match="is a run without entries"):
+        load_system_predictors(SystemConfig(), SPEC, ModelConfig(name="tiny"), chosen=tmp_path)
+
+
+def test_kind__is_one_even_if_a_run_has_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dependency").mkdir()
+    (tmp_path / "dependency/run.json").write_text("{}")
+    chosen = load_system_predictors(
+        SystemConfig(), SPEC, ModelConfig(name="tiny"), chosen="dependency"
+    )
+    assert isinstance(chosen.forecast, DependencyPredictor)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from predictors.card_accuracy import CardAccuracy
 from predictors.eam.request import EamRequestPredictor
 from predictors.eam.sequence import EamSequencePredictor
 from predictors.errors import MoecastError
@@ -58,3 +59,12 @@ def test_learned__of_another_kind_is_refused(tmp_path) -> None:
     store.save(EamRequestPredictor.empty(small_spec()))
     with pytest.raises(MoecastError, match="learned by eam-request, the model is served"):
         store.restore(EamSequencePredictor.empty(small_spec()))
+
+
+def test_learned__is_compared_with_the_card_of_the_entry_it_began_as(tmp_path) -> None:
+    store = LearnedStore(tmp_path / "learned", model="tiny")
+    predictor = EamRequestPredictor.empty(small_spec())
+    predictor.card = CardAccuracy(entry="tiny/eam", decode=(0.5,), overall=(0.5,))
+    store.step_ended(predictor)
+    store.save(predictor)
+    assert store.restore(predictor).card == predictor.card

@@ -12,7 +12,7 @@ from configs.compose import compose_typed
 from predictors.base import Forecast, Predictor, Signal
 from runtime.config import ModelConfig
 from runtime.engine.forecasters import SystemPredictors
-from runtime.policy.adaptive_prefetch import PROBE_STEPS, WARM_UP
+from runtime.policy.adaptive_switch import PROBE_STEPS, WARM_UP
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 
 LAYERS, EXPERTS = 4, 8

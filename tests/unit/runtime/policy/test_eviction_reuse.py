@@ -22,7 +22,7 @@ def said(cache: ExpertCache, value_LE: list[list[float]]) -> None:
     """A step in which every layer was valued and chose its expert 0."""
     cache.begin_step(ONE)
     for layer, value_E in enumerate(value_LE):
-        cache.on_reuse_scores(layer, value_E)
+        cache.on_reuse_scores(layer, [value_E])
         cache.on_routed(layer, once([0]))
     cache.end_step()
 
@@ -65,7 +65,7 @@ def test_reuse__forecasts_count_until_their_layer_is_routed() -> None:
     # Worth .9 + .1 x .08 = .91 and 0 + .52 now: (0, 1), worth .16, is the least.
     cache.on_forecast(1, [0.0, 0.9, 0.0, 0.0])
     assert next_victim(cache) == (0, 1)
-    cache.on_reuse_scores(1, VALUES[1])
+    cache.on_reuse_scores(1, [VALUES[1]])
     cache.on_routed(1, once([2]))
     # Its turn has passed: below .1 again, and a forecast that comes too late changes nothing.
     cache.on_forecast(1, [0.0, 0.9, 0.0, 0.0])
@@ -80,7 +80,7 @@ def test_reuse__a_prefill_keeps_experts_of_later_layers() -> None:
     for expert in [(0, 0), (0, 2), (2, 0), (2, 2)]:
         cache.admit(expert)
     cache.begin_step(ONE)
-    cache.on_reuse_scores(0, VALUES[0])
+    cache.on_reuse_scores(0, [VALUES[0]])
     cache.on_routed(0, {0: 20, 1: 20})
     # 40 choices among 4 experts: all of layer 2 will be needed, worth more than the .6 of (0, 0).
     assert next_victim(cache) == (0, 2)
@@ -93,7 +93,7 @@ def test_reuse__a_prefill_expects_balanced_routing() -> None:
     policy, cache = reuse()
     said(cache, VALUES)
     cache.begin_step(ONE)
-    cache.on_reuse_scores(0, VALUES[0])
+    cache.on_reuse_scores(0, [VALUES[0]])
     cache.on_routed(0, {0: 3, 1: 2})
     chance = 1 - (3 / 4) ** 5
     worth = {e: chance + (1 - chance) * WORTH[1][e] for e in range(EXPERTS)}
@@ -111,7 +111,7 @@ def test_reuse__few_tokens_expect_no_balanced_routing() -> None:
     policy, cache = reuse(2)
     said(cache, VALUES)
     cache.begin_step(ONE)
-    cache.on_reuse_scores(0, VALUES[0])
+    cache.on_reuse_scores(0, [VALUES[0]])
     cache.on_routed(0, {0: 2, 1: 2})
     assert policy.may_evict_for((1, 1), (0, 0))
     assert not policy.may_evict_for((0, 0), (1, 1))
@@ -203,7 +203,7 @@ def test_reuse__scores_do_not_depend_on_when_they_are_read() -> None:
         for layer in range(LAYERS):
             ahead = [("on_forecast", at, rng.random(EXPERTS)) for at in range(layer, LAYERS)]
             chosen = {int(e): int(rng.integers(1, 4)) for e in rng.permutation(EXPERTS)[:2]}
-            events += [*ahead, ("on_reuse_scores", layer, rng.random(EXPERTS))]
+            events += [*ahead, ("on_reuse_scores", layer, rng.random((1, EXPERTS)))]
             events += [("on_routed", layer, chosen), *ahead[: step % 3]]
         for event, *arguments in events:
             for policy in policies:
@@ -230,7 +230,7 @@ def test_reuse__stops_trusting_a_predictor_that_hits_less(is_right: bool) -> Non
     hits = 0
     for step in range(200):
         cache.begin_step(ONE)
-        cache.on_reuse_scores(0, value_E)
+        cache.on_reuse_scores(0, [value_E])
         others = rng.choice(np.arange(2, 12), 2, replace=False).tolist()
         found = serve(cache, 0, [step % 2, *others])
         hits += found if step >= 100 else 0

@@ -36,7 +36,7 @@ def step(one: DeviceCache, values: dict[int, list[float]], chosen: dict[int, lis
     one.begin_step(ONE)
     for layer in range(LAYERS):
         experts = chosen.get(layer, [0])
-        one.on_reuse_scores(layer, values.get(layer, [0.0] * EXPERTS))
+        one.on_reuse_scores(layer, [values.get(layer, [0.0] * EXPERTS)])
         one.request_routed(layer, once(experts))
         while not all(one.is_ready((layer, e)) for e in experts):
             task = one.top.next_task()
@@ -79,7 +79,7 @@ def test_idle_prefetch__comes_after_forecasts_and_ends_with_routing() -> None:
     assert second.expert == (2, 4)
     one.top.complete(second)
     one.begin_step(ONE)
-    one.on_reuse_scores(1, [0.0] * EXPERTS)
+    one.on_reuse_scores(1, [[0.0] * EXPERTS])
     one.request_routed(1, once([5]))
     assert not one.top.queue.is_low((1, 1))
     one.cancel(1, [5])
@@ -116,7 +116,7 @@ def test_idle_prefetch__keeps_all_invariants_on_two_tiers() -> None:
                     one.prefetch(layer, rng.sample(range(EXPERTS), 2), [0.1, 0.2])
                 for _ in range(rng.randrange(4)):
                     advance(one)
-                one.on_reuse_scores(layer, values[layer])
+                one.on_reuse_scores(layer, [values[layer]])
                 chosen = rng.sample(range(EXPERTS), 2)
                 pending = one.request_routed(layer, once(chosen))
                 for _ in range(200):
@@ -132,7 +132,7 @@ def test_idle_prefetch__keeps_all_invariants_on_two_tiers() -> None:
         for tier in one.tiers:
             slots = [entry.slot for entry in tier.cache.entries.values()]
             assert len(set(slots)) == len(slots) <= tier.cache.num_slots
-            assert not tier.queue.high()
+            assert not tier.queue.requested
         drain(one)
         assert all(not entry.pins for entry in one.top.cache.entries.values())
 

@@ -45,7 +45,7 @@ def route(core, layer, *experts):
 
 def test_window__reads_the_next_layers_and_gives_up_the_last():
     core = tiers_of(3, 6)  # a layer and one hot expert above, three layers below
-    core.fill(2)
+    core.fill()
     assert layers_below(core) == [0, 1, 2]
     core.begin_step(np.array([0]))
     assert run_tasks(core) == []

@@ -72,7 +72,7 @@ def test_multi_device_cache__keeps_experts_on_their_device(seed, num_devices, ev
         core.begin_step(ONE)
         for layer in range(SPEC.num_layers):
             core.on_forecast(layer, [rng.random() for _ in range(8)])
-            core.on_reuse_scores(layer, np.array([rng.random() for _ in range(8)]))
+            core.on_reuse_scores(layer, np.array([[rng.random() for _ in range(8)]]))
             some = rng.sample(range(8), 3)
             core.prefetch(layer, some, [rng.random() for _ in some])
             drain(core)
@@ -203,7 +203,7 @@ def test_multi_device_cache__divides_a_static_set():
 
 def test_multi_device_cache__fills_host_tiers_with_own_experts():
     core = make_caches(2, slots=(2, 5))
-    core.fill(SPEC.num_experts)
+    core.fill()
     for device, device_cache in enumerate(core.devices):
         held = list(device_cache.tiers[1].cache)
         assert len(held) == 5
@@ -214,7 +214,7 @@ def test_multi_device_cache__fills_host_tiers_with_own_experts():
 @pytest.mark.parametrize("num_devices", [1, 2])
 def test_fill__in_topological_order_without_duplicates(num_devices):
     core = make_caches(num_devices, slots=(5, 4), fill_first_layers=True)
-    core.fill(SPEC.num_experts)
+    core.fill()
     for device, device_cache in enumerate(core.devices):
         top, host = (sorted(tier.cache) for tier in device_cache.tiers)
         own = [(layer, e) for layer in range(SPEC.num_layers) for e in range(SPEC.num_experts)]
@@ -233,7 +233,7 @@ def test_fill__of_a_large_model_takes_no_minute():
         num_slots=[num_slots],
         chunk_bytes=[(1,)] * spec.num_layers,
     )
-    assert len(core.first_experts(spec.num_experts)[0]) == num_slots
+    assert len(core.first_experts()[0]) == num_slots
 
 
 def test_multi_device_cache__early_requests_go_to_their_device():

@@ -4,31 +4,31 @@ import numpy as np
 import pytest
 
 from runtime.config import SystemConfig
-from runtime.policy.adaptive_prefetch import (
+from runtime.policy.adaptive_switch import (
     FIRST_STRETCH,
     LONGEST_STRETCH,
     PERIOD,
     PROBE_STEPS,
     TURN_STEPS,
     WARM_UP,
-    AdaptivePrefetch,
+    AdaptiveSwitch,
 )
 from runtime.policy.build import adapt_to_link, build_device_cache, build_scheduler
 from tests.unit.runtime.policy.test_device_cache import CHUNKS
 from tests.unit.runtime.policy.test_idle_prefetch import SPEC
 
 
-def run(adaptive: AdaptivePrefetch, steps: int, *, with_it: float, without: float) -> list[bool]:
+def run(adaptive: AdaptiveSwitch, steps: int, *, with_it: float, without: float) -> list[bool]:
     settings = []
     for _ in range(steps):
-        settings.append(adaptive.prefetching)
-        adaptive.record_step(with_it if adaptive.prefetching else without)
+        settings.append(adaptive.is_on)
+        adaptive.record_step(with_it if adaptive.is_on else without)
     return settings
 
 
 def test_adaptive_prefetch__turns_off_a_loss_and_reports_it():
     said = []
-    adaptive = AdaptivePrefetch(report=said.append)
+    adaptive = AdaptiveSwitch(report=said.append)
     settings = run(adaptive, WARM_UP + PROBE_STEPS + FIRST_STRETCH, with_it=0.030, without=0.025)
     assert settings[:WARM_UP] == [True] * WARM_UP
     turns = settings[WARM_UP : WARM_UP + PROBE_STEPS]
@@ -42,7 +42,7 @@ def test_adaptive_prefetch__turns_off_a_loss_and_reports_it():
 
 
 def test_adaptive_prefetch__keeps_the_faster_and_compares_rarely():
-    adaptive = AdaptivePrefetch(report=lambda _: None)
+    adaptive = AdaptiveSwitch(report=lambda _: None)
     settings = run(adaptive, 40_000, with_it=0.020, without=0.025)
     assert adaptive.num_switches == 0
     off = settings.count(False)
@@ -53,16 +53,16 @@ def test_adaptive_prefetch__keeps_the_faster_and_compares_rarely():
 
 
 def test_adaptive_prefetch__turns_on_again_when_it_pays():
-    adaptive = AdaptivePrefetch(report=lambda _: None)
+    adaptive = AdaptiveSwitch(report=lambda _: None)
     run(adaptive, WARM_UP + PROBE_STEPS, with_it=0.03, without=0.02)
-    assert not adaptive.prefetching
+    assert not adaptive.is_on
     run(adaptive, FIRST_STRETCH + PROBE_STEPS, with_it=0.01, without=0.02)
-    assert adaptive.prefetching
+    assert adaptive.is_on
     assert adaptive.num_switches == 2
 
 
 def test_adaptive_prefetch__ignores_jitter():
-    adaptive = AdaptivePrefetch(report=lambda _: None)
+    adaptive = AdaptiveSwitch(report=lambda _: None)
     noise = np.random.default_rng(0).normal(0.02, 0.0002, 5000)
     for seconds in noise:
         adaptive.record_step(float(seconds))
@@ -74,38 +74,38 @@ def test_adaptive_prefetch__stays_on_despite_varying_misses():
     luck of a few tokens, or comes back at the next comparison."""
     off = 0
     for seed in range(20):
-        adaptive = AdaptivePrefetch(report=lambda _: None)
+        adaptive = AdaptiveSwitch(report=lambda _: None)
         noise = np.random.default_rng(seed).normal(1.0, 0.33, 3000).clip(0.2)
         for one in noise:
-            off += not adaptive.prefetching
-            adaptive.record_step(float(one) * (0.018 if adaptive.prefetching else 0.020))
+            off += not adaptive.is_on
+            adaptive.record_step(float(one) * (0.018 if adaptive.is_on else 0.020))
     assert off < 0.05 * 20 * 3000
 
 
 def test_adaptive_prefetch__finds_a_loss_of_a_third():
     on = 0
     for seed in range(20):
-        adaptive = AdaptivePrefetch(report=lambda _: None)
+        adaptive = AdaptiveSwitch(report=lambda _: None)
         noise = np.random.default_rng(seed).normal(1.0, 0.33, 6000).clip(0.2)
         for one in noise:
-            on += adaptive.prefetching
-            adaptive.record_step(float(one) * (0.0267 if adaptive.prefetching else 0.020))
+            on += adaptive.is_on
+            adaptive.record_step(float(one) * (0.0267 if adaptive.is_on else 0.020))
     assert on < 0.5 * 20 * 6000
 
 
 def test_adaptive_prefetch__ignores_slow_first_tokens():
     """Every 20th token takes ten times as long, whatever the setting: medians of turns that
     alternate do not see it."""
-    adaptive = AdaptivePrefetch(report=lambda _: None)
+    adaptive = AdaptiveSwitch(report=lambda _: None)
     for step in range(3000):
-        base = 0.020 if adaptive.prefetching else 0.022
+        base = 0.020 if adaptive.is_on else 0.022
         adaptive.record_step(base * (10 if step % 20 == 0 else 1))
     assert adaptive.num_switches == 0
 
 
 def test_adaptive_prefetch__reports_each_change():
     reported = []
-    adaptive = AdaptivePrefetch(report=lambda _: None, on_change=reported.append)
+    adaptive = AdaptiveSwitch(report=lambda _: None, on_change=reported.append)
     settings = run(adaptive, WARM_UP + PROBE_STEPS + 2, with_it=0.02, without=0.03)
     changes = [b for a, b in zip(settings, settings[1:], strict=False) if a != b]
     assert reported == changes
@@ -122,7 +122,7 @@ def test_build_scheduler__adaptive_ends_idle_prefetch_too(idle_prefetch):
     assert scheduler.adaptive_prefetch is not None
     assert core.top.idle_prefetch is idle_prefetch
     run(scheduler.adaptive_prefetch, WARM_UP + PROBE_STEPS, with_it=0.03, without=0.02)
-    assert not scheduler.adaptive_prefetch.prefetching
+    assert not scheduler.adaptive_prefetch.is_on
     assert core.top.idle_prefetch is False
 
 

@@ -1,7 +1,7 @@
-"""Decides whether to prefetch at all, from the times of decode steps that the caller measures.
+"""Decides whether to do something that may not pay, from the times of decode steps.
 
-Prefetching moves bytes over the link that misses need too, and predicting takes compute time.
-Where misses cost less than that, prefetching loses.
+First of all whether to prefetch. Prefetching moves bytes over the link that misses need too, and
+predicting takes compute time. Where misses cost less than that, prefetching loses.
 
 How many bytes to prefetch is not decided here: bounding them by bandwidth x time to the target
 layer was tried and lost 5 to 12 % (benchmarks/README.md, moecast), because an expert that has
@@ -40,18 +40,20 @@ only the smaller median."""
 
 
 @dataclass
-class AdaptivePrefetch:
-    """Turns prefetching on or off from the measured times of decode steps.
+class AdaptiveSwitch:
+    """Turns prefetching, or `what` it is named for, on or off by the times of decode steps.
 
     Now and then the other setting takes turns with the present one for some steps. The faster one
-    is kept until the next comparison; prefetching is turned off only if the loss is significant.
+    is kept until the next comparison; it is turned off only if the loss is significant.
     """
 
-    prefetching: bool = True
-    """Whether forecasts are used in this step."""
+    what: str = "prefetching"
+    """Name in messages."""
+    is_on: bool = True
+    """The setting of this step."""
     num_switches: int = 0
     report: Callable[[str], None] = field(default=log.info, repr=False)
-    """Called with a message when a comparison turns prefetching on or off."""
+    """Called with a message when a comparison changes the setting."""
     on_change: Callable[[bool], None] = field(default=lambda _: None, repr=False)
     """Called with the new setting whenever a step's setting differs from the previous step's."""
     _chosen: bool = True
@@ -71,27 +73,27 @@ class AdaptivePrefetch:
         else:
             # The first step after a change still has what the other setting fetched.
             if self._probe % PERIOD not in (0, TURN_STEPS):
-                self._times[self.prefetching].append(seconds)
+                self._times[self.is_on].append(seconds)
             self._probe += 1
         if self._probe == PROBE_STEPS:
             self._choose()
             self._probe = None
         is_turn = self._probe is not None and self._probe % PERIOD < TURN_STEPS
-        prefetching = self._chosen ^ is_turn
-        if prefetching != self.prefetching:
-            self.prefetching = prefetching
-            self.on_change(prefetching)
+        is_on = self._chosen ^ is_turn
+        if is_on != self.is_on:
+            self.is_on = is_on
+            self.on_change(is_on)
 
     def turn_off(self, reason: str) -> None:
-        """Turns prefetching off until a comparison finds it faster."""
+        """Turns it off until a comparison finds it faster."""
         self._chosen, self._probe = False, None
         self._steps_left = self._stretch = FIRST_STRETCH
         for times in self._times.values():
             times.clear()
         self.num_switches += 1
-        self.report(f"prefetching turned off: {reason}")
-        if self.prefetching:
-            self.prefetching = False
+        self.report(f"{self.what} turned off: {reason}")
+        if self.is_on:
+            self.is_on = False
             self.on_change(False)
 
     def _choose(self) -> None:
@@ -106,7 +108,7 @@ class AdaptivePrefetch:
             self._stretch = FIRST_STRETCH
             self.num_switches += 1
             self.report(
-                f"prefetching turned {'on' if self._chosen else 'off'}: time per output token is "
+                f"{self.what} turned {'on' if self._chosen else 'off'}: time per output token is "
                 f"{1e3 * on_seconds:.2f} ms with it, {1e3 * off_seconds:.2f} ms without"
             )
         else:

@@ -1,0 +1,189 @@
+"""`system.hybrid=true`: missed experts are computed in host memory where that is sooner."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from runtime.config import Exact, SystemConfig
+from runtime.engine.host_compute import HostCompute
+from runtime.errors import CheckpointError, PlanError
+from tests.builders.families.build import save_family
+from tests.builders.families.table import FAMILIES
+from tests.builders.models import plain_eager, tiny_qwen2_moe
+from tests.builders.served import serve, serve_with_links
+
+TOKENS = torch.randint(0, 64, (2, 7), generator=torch.Generator().manual_seed(3))
+GREEDY = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
+HYBRID = SystemConfig(hybrid=True)
+EXPERT_BYTES = 1000
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_qwen2_moe(tmp_path_factory.mktemp("hybrid") / "tiny", num_experts=12)
+
+
+@dataclass
+class SlowLink:
+    """Copies late."""
+
+    link: Any
+
+    def transfer(self, task: Any) -> None:
+        time.sleep(0.002)
+        self.link.transfer(task)
+
+    def computed(self, slot: int) -> None:
+        self.link.computed(slot)
+
+    def close(self) -> None:
+        self.link.close()
+
+
+@pytest.mark.parametrize(
+    "system",
+    [HYBRID, SystemConfig(hybrid=True, prefetch=False), SystemConfig(hybrid=True, reordered=False)],
+)
+@pytest.mark.parametrize("host_budget", ["100%", "40%"])
+def test_hybrid__no_bit_changes_between_two_tiers_of_one_kind(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, system: SystemConfig, host_budget: str
+) -> None:
+    plain = plain_eager(folder)
+    expected = plain(TOKENS).logits, plain.generate(TOKENS, **GREEDY)
+    model = serve_with_links(
+        folder,
+        monkeypatch,
+        lambda name, link: SlowLink(link) if name == "copy" else link,
+        budget="25%",
+        host_budget=host_budget,
+        system=system,
+    )
+    with model.moecast as handle:
+        for _ in range(2):
+            assert torch.equal(model(TOKENS).logits, expected[0])
+            assert torch.equal(model.generate(TOKENS, **GREEDY), expected[1])
+        stats = handle.stats()
+        assert stats["computed_below"] > 0
+        pins = [
+            entry.pins
+            for tier in handle.engine.cache.tiers
+            for entry in tier.cache.entries.values()
+        ]
+        assert not any(pins), "nothing stays pinned"
+        assert stats["requests"] == stats["hits"] + stats["joins"] + stats["misses"]
+
+
+def test_hybrid__a_step_that_fails_releases_what_it_did_not_compute(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = serve_with_links(
+        folder,
+        monkeypatch,
+        lambda name, link: SlowLink(link) if name == "copy" else link,
+        budget="25%",
+        host_budget="100%",
+        system=HYBRID,
+    )
+    with model.moecast as handle:
+        expected = model.generate(TOKENS, **GREEDY)
+        compute = handle.engine._host_compute
+        failed = []
+
+        def fail(layer: int, expert: int) -> Any:
+            failed.append((layer, expert))
+            raise RuntimeError("no weights")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(compute, "weights", fail)
+            patch.setattr(compute.switch, "is_on", True)
+            with pytest.raises(RuntimeError, match="no weights"):
+                model.generate(torch.randint(0, 64, (1, 9)), **GREEDY)
+        assert failed
+        assert torch.equal(model.generate(TOKENS, **GREEDY), expected)
+        assert compute.waiting(failed[0][0]) == []
+
+
+class FakeCache:
+    """Everything is missed and lies in host memory."""
+
+    def __init__(self) -> None:
+        self.pinned: set[tuple[int, int]] = set()
+
+    def missed_in_host_memory(self, _layer: int, experts: Any) -> list[int]:
+        return list(experts)
+
+    def request_routed(self, layer: int, tokens: Any, *, computed_below: Any) -> list[int]:
+        self.pinned |= {(layer, e) for e in computed_below}
+        return [e for e in tokens if e not in computed_below]
+
+    def release_below(self, layer: int, experts: Any) -> None:
+        self.pinned -= {(layer, e) for e in experts}
+
+
+def make(*, copy_seconds: float, host_seconds: float) -> tuple[HostCompute, FakeCache]:
+    """Measurements of copies of one expert, and of one expert's token in host memory."""
+    copies = SimpleNamespace(moved_bytes=10 * EXPERT_BYTES, occupied_seconds=10 * copy_seconds)
+    arena = SimpleNamespace(chunk_ranges=lambda _layer: [[(0, 600)], [(600, EXPERT_BYTES)]])
+    cache: Any = FakeCache()
+    compute = HostCompute(cache, arena, copies)  # type: ignore[arg-type]
+    (first,) = set(range(3)) - set(compute.request_routed(0, dict.fromkeys(range(3), 1)))
+    compute.computed(0, first, host_seconds)
+    return compute, cache
+
+
+@pytest.mark.parametrize(
+    ("copy_seconds", "host_seconds", "on_host"),
+    [(1.0, 1.0, 2), (1.0, 9.0, 0), (9.0, 1.0, 4), (3.0, 1.0, 3)],
+)
+def test_choice__is_the_split_whose_longer_side_is_shortest(
+    copy_seconds: float, host_seconds: float, on_host: int
+) -> None:
+    """Four experts: 2 and 2; copies alone; computation alone; one copy and three computations."""
+    compute, cache = make(copy_seconds=copy_seconds, host_seconds=host_seconds)
+    order = compute.request_routed(1, dict.fromkeys(range(4), 1))
+    assert len(order) == 4 - on_host
+    assert cache.pinned == {(1, e) for e in compute.waiting(1)}
+    compute.cancel()
+    assert not cache.pinned
+    assert compute.waiting(1) == []
+
+
+def test_choice__nothing_is_tried_before_a_copy_was_measured() -> None:
+    cache: Any = FakeCache()
+    copies: Any = SimpleNamespace(moved_bytes=0, occupied_seconds=0.0)
+    compute = HostCompute(cache, SimpleNamespace(chunk_ranges=lambda _: [[(0, 1)]]), copies)  # type: ignore[arg-type]
+    assert compute.request_routed(0, {1: 1, 2: 1}) == [1, 2]
+
+
+def test_choice__more_tokens_cost_what_they_have_cost() -> None:
+    compute, _ = make(copy_seconds=3.0, host_seconds=1.0)
+    for _ in range(200):
+        compute._record(1, 1.0)
+        compute._record(5, 9.0)
+    # Two seconds for each further token: 1 + 3 x 2 = 7 with four tokens against two copies.
+    assert compute.request_routed(1, {0: 4, 1: 4}) == [0, 1]
+    assert compute.request_routed(2, {0: 4, 1: 1}) == [0]
+
+
+def test_choice__ends_where_steps_are_slower_with_it() -> None:
+    compute, _ = make(copy_seconds=1.0, host_seconds=1.0)
+    for _ in range(400):
+        compute.switch.record_step(2.0 if compute.switch.is_on else 1.0)
+    assert not compute.switch._chosen
+    compute.switch.is_on = False
+    assert compute.request_routed(1, {0: 1, 1: 1}) == [0, 1]
+
+
+def test_hybrid__is_refused_where_it_has_no_sense(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="on a CPU every expert.*host_budget=100%"):
+        serve(folder, budget="50%", system=HYBRID)
+    with pytest.raises(CheckpointError, match="grouped: system.hybrid=true computes some experts"):
+        serve(folder, budget="50%", host_budget="100%", system=HYBRID, exact=Exact.GROUPED)
+    own_loop = save_family(tmp_path / "own", FAMILIES["longcat_flash"])
+    with pytest.raises(PlanError, match="computes its experts with code of its own"):
+        serve(own_loop, budget="50%", host_budget="100%", system=HYBRID)

@@ -1,0 +1,76 @@
+"""Models of which some layers have fewer experts than the others."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import runtime
+from runtime.policy.placement import NO_DEVICE, place_experts
+from tests.builders.families.build import save_family
+from tests.builders.families.table import FAMILIES
+from tests.builders.models import plain_eager
+
+COUNTS = [8, 8, 4]
+"""Experts of the layers of `dots3_note`."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_family(tmp_path_factory.mktemp("uneven") / "tiny", FAMILIES["dots3_note"])
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[int]:
+    return generate(plain_eager(folder, dtype=torch.float32))
+
+
+def generate(model) -> list[int]:
+    output = model.generate(
+        torch.tensor([[5, 6, 7, 8, 9]]), max_new_tokens=6, do_sample=False, pad_token_id=0
+    )
+    return output[0].tolist()
+
+
+@pytest.fixture
+def no_errors(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    yield
+    assert [one.message for one in caplog.records if one.levelno >= logging.ERROR] == []
+
+
+@pytest.mark.usefixtures("no_errors")
+@pytest.mark.parametrize("budget", ["50%", "100%"])
+@pytest.mark.parametrize("system", ["moecast", "promoe", "moe-infinity-sequence", "klotski"])
+def test_uneven_layers__are_served_without_reading_experts_that_do_not_exist(
+    folder: Path, expected: list[int], system: str, budget: str
+) -> None:
+    model = runtime.load(folder, budget=budget, dtype=torch.float32, system=system)
+    with model.moecast:
+        assert generate(model) == expected
+
+
+@pytest.mark.usefixtures("no_errors")
+def test_uneven_layers__are_complete_when_every_expert_is_there(folder: Path) -> None:
+    model = runtime.load(folder, budget="100%", dtype=torch.float32, system="moecast")
+    with model.moecast as handle:
+        engine = handle.engine
+        assert engine.cache.num_slots == sum(COUNTS)
+        with engine._condition:
+            assert engine._condition.wait_for(lambda: engine.cache.is_complete, timeout=60)
+
+
+def test_placement__has_no_device_for_experts_that_do_not_exist() -> None:
+    for num_devices in (1, 2, 3):
+        placement = place_experts(COUNTS, num_devices)
+        owners = {(layer, e): placement.device((layer, e)) for layer in range(3) for e in range(8)}
+        assert [expert for expert, device in owners.items() if device == NO_DEVICE] == [
+            (2, e) for e in range(4, 8)
+        ]
+        for device in range(num_devices):
+            masks = [placement.mask(layer, device, 8).tolist() for layer in range(3)]
+            assert masks == [[owners[layer, e] == device for e in range(8)] for layer in range(3)]
+            owned = placement.num_owned(device, num_layers=3, num_experts=8)
+            assert owned == sum(map(sum, masks))
+    assert place_experts([8, 8]).experts_per_layer == ()
