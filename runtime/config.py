@@ -26,6 +26,9 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 AUTO = "auto"
 """Value of `budget`: computed from free memory."""
 
+PROMPT_LOOKUP = "prompt-lookup"
+"""Value of `draft`: tokens that followed the same text before, in the prompt or the answer."""
+
 
 class DecodeKernels(StrEnum):
     """Kernels of steps of one token in bfloat16 and float16 on a CPU."""
@@ -54,6 +57,9 @@ class Exact(StrEnum):
     """The loop over experts."""
     GROUPED = "grouped"
     """`grouped_mm`, one product for all experts."""
+    SHARED = "shared"
+    """The loop over experts, and all else in a batch of eight copies of each sequence, where
+    sequences that are generated together share matrix products."""
 
 
 @dataclass(kw_only=True)
@@ -84,7 +90,9 @@ class ModelConfig:
     exact: Exact = Exact.AUTO
     """Implementation of Transformers whose bits the experts' outputs have: eager (its loop over
     experts), grouped (its `grouped_mm`), auto (eager on a CPU; grouped on a GPU, where the model
-    and its store allow it)."""
+    and its store allow it); shared: eager, and sequences that are generated together (serve, batch)
+    share the products of attention and other dense layers, whose last bits are those of a batch of
+    eight copies of each."""
     local_only: bool = True
     """Use only files on this machine; false: download from the Hub if needed."""
 
@@ -169,8 +177,8 @@ class SystemConfig:
     only `reuse` and `belady` have such scores."""
     hybrid: bool = False
     """Compute a missed expert on the processor, in host memory, where copying it to the accelerator
-    takes longer. It changes bits on an accelerator. Replays only, on hardware that describes its
-    processor."""
+    takes longer, as far as it makes steps shorter. It changes bits on an accelerator. Replays need
+    hardware that describes its processor."""
     synchronous: bool = False
     """Compute nothing while the predictor runs, as fMoE, section 4.3, describes its baselines; off:
     both run at the same time."""
@@ -309,7 +317,8 @@ class ServedConfig(RunConfig):
     system: SystemConfig = field(default_factory=SystemConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
     predictor: str | None = None
-    """Kind (stride), zoo entry (NAME, NAME@digest) or folder; none: the system's default."""
+    """Kind (stride), zoo entry (NAME, NAME@ALIAS, NAME@DIGEST), folder of an entry, or run folder
+    of `moecast train`, whose entries the system takes; none: the system's default."""
     device: str = "auto"
     """Device of the model: auto (a GPU if there is one), cpu, cuda, xpu, mps, cuda:1."""
     devices: list[str] = field(default_factory=list)
@@ -334,6 +343,11 @@ class GenerateConfig(ServedConfig):
     """Maximum number of tokens to generate."""
     temperature: float = 0.0
     """Sampling temperature; 0: greedy."""
+    draft: str | None = None
+    """Verify drafted tokens, several in a step, where that pays: prompt-lookup (what followed the
+    same text before), or a small model with the same tokenizer (its folder, or ORG/NAME on the
+    Hub); none: never. The tokens are the served model's own; the last bits of its numbers may
+    differ."""
     verify: bool = False
     """Compare the tokens with plain Transformers, which needs memory for all experts."""
     routing: Path | None = None

@@ -21,6 +21,8 @@ from runtime.generation.chat.config import ChatConfig
 from runtime.generation.chat.conversation import Conversation
 from runtime.generation.chat.generator import ChatAnswer, ChatGenerator
 from runtime.generation.chat_template import end_of_turn
+from runtime.generation.drafting.decoding import drafting_options
+from runtime.generation.drafting.draft_model import load_draft_model
 from runtime.hf.tokens import context_length, load_tokenizer
 from zoo.digest import refuse_pipes
 
@@ -35,6 +37,7 @@ def run(config: ChatConfig) -> dict[str, Any]:
     """Chat until the user quits; returns counts and statistics, but no text."""
     console = Console(highlight=False)
     torch.manual_seed(config.seed)
+    draft_model = load_draft_model(config.draft, config.model)
     model = load_served(config, budget=config.budget)
     with model.moecast as handle:
         freeze_objects()
@@ -61,6 +64,7 @@ def run(config: ChatConfig) -> dict[str, Any]:
                 temperature=config.temperature,
                 top_p=config.top_p,
                 on_text=show,
+                drafting=drafting_options(model, config.draft, draft_model=draft_model),
             ),
         )
         chat.talk()

@@ -2,8 +2,9 @@
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,6 +20,9 @@ from runtime.engine.loading import load_served
 from runtime.engine.memory import freeze_objects
 from runtime.errors import CheckpointError
 from runtime.generation.detokenizer import Detokenizer
+from runtime.generation.drafting.decoding import drafting_options
+from runtime.generation.drafting.draft_model import load_draft_model
+from runtime.generation.drafting.pace import DraftPace
 from runtime.generation.sampling import TokenListener
 from runtime.hf.decode_threads import apply_decode_threads, read_decode_threads
 from runtime.hf.exact import set_reference
@@ -66,6 +70,7 @@ def run(config: GenerateConfig) -> dict[str, Any]:
                 f"compare with the same kernels: moecast verify model.id={config.model.id} "
                 f"model.dense_format={config.model.dense_format.value}"
             )
+    draft_model = load_draft_model(config.draft, config.model)
     model = load_served(config, budget=config.budget, forced_routing=config.routing is not None)
     with model.moecast as handle, force_routing(handle.layers, config.routing):
         print_auto_budget(handle)
@@ -76,16 +81,18 @@ def run(config: GenerateConfig) -> dict[str, Any]:
         prompt_tokens = encode(config.prompt, tokenizer, model, config.max_new_tokens)
         if sys.stdout.isatty():
             Console().print(config.prompt, style="bold", end="", markup=False, highlight=False)
-        tokens, times = generate_streamed(model, prompt_tokens, config, tokenizer)
+        pace = DraftPace()
+        drafting = drafting_options(model, config.draft, pace, draft_model=draft_model)
+        tokens, times = generate_streamed(model, prompt_tokens, config, tokenizer, drafting)
         stats = handle.stats()
         spec = handle.spec.as_dict()
-        reference = None
+        reference, plain_name = None, ""
         if config.verify:
             kernels = config.model.decode_kernels
             plain = load_plain(handle.folder, dtype=model.dtype, decode_kernels=kernels)
             # The number that was chosen for the size of the served experts.
             apply_decode_threads(plain, read_decode_threads(model), expert_bytes=1)
-            set_reference(plain, handle.exact)
+            plain_name = f"plain Transformers {set_reference(plain, handle.exact).value}"
             with force_routing(find_moe_layers(plain), config.routing):
                 reference = generate(plain, prompt_tokens, config)
     answer = times.as_dict()
@@ -94,8 +101,9 @@ def run(config: GenerateConfig) -> dict[str, Any]:
     )
     if reference is not None:
         if reference != tokens:
-            raise ReferenceMismatch(f"plain Transformers generated {reference}, this run {tokens}")
-        plain_name = f"plain Transformers {handle.exact.value}"
+            raise ReferenceMismatch(
+                f"plain Transformers generated {reference}, this run {tokens}{note_drafts(config)}"
+            )
         print_line(notes, f"verified: the same {len(tokens)} tokens as {plain_name}")
     return {
         "model": spec,
@@ -106,8 +114,18 @@ def run(config: GenerateConfig) -> dict[str, Any]:
         "tokens": tokens,
         "verified": None if reference is None else True,
         "answer": answer,
+        "drafts": None if config.draft is None else asdict(pace),
         "stats": stats,
     }
+
+
+def note_drafts(config: GenerateConfig) -> str:
+    if config.draft is None:
+        return ""
+    return (
+        ": with draft= last bits differ, and between equally likely tokens so may the choice; "
+        "without it, the numbers are the same to the last bit"
+    )
 
 
 def encode(
@@ -137,6 +155,7 @@ def generate_streamed(
     prompt_tokens: list[int],
     config: GenerateConfig,
     tokenizer: PreTrainedTokenizerBase,
+    drafting: Mapping[str, Any],
 ) -> tuple[list[int], AnswerTimes]:
     """Generate and write each piece of text to stdout as soon as its characters are complete."""
     detokenizer = Detokenizer(tokenizer)
@@ -148,7 +167,7 @@ def generate_streamed(
         return False
 
     try:
-        tokens = generate(model, prompt_tokens, config, on_token)
+        tokens = generate(model, prompt_tokens, config, on_token, drafting)
         # Models with their own loop, such as diffusion models, report no single tokens.
         for token in tokens[times.num_tokens :]:
             on_token(token)
@@ -170,6 +189,7 @@ def generate(
     prompt_tokens: list[int],
     config: GenerateConfig,
     on_token: Callable[[int], bool] | None = None,
+    drafting: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[int]:
     """Generate; returns the ids of the new tokens, and calls `on_token` with each."""
     torch.manual_seed(config.seed)
@@ -184,6 +204,7 @@ def generate(
         attention_mask=torch.ones_like(inputs),
         max_new_tokens=config.max_new_tokens,
         **sampling,
+        **drafting,
     )
     # An encoder-decoder model's output begins with its decoder's start token.
     num_given = 1 if model.config.is_encoder_decoder else len(prompt_tokens)

@@ -6,7 +6,9 @@ import gc
 import logging
 import os
 import sys
-from typing import Any
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -16,13 +18,22 @@ from runtime.engine.memory import share_one_heap
 from runtime.serving.config import RAY, ServeConfig
 from runtime.serving.ray_cluster import prepare
 
+if TYPE_CHECKING:
+    from runtime.serving.recording import RequestRecorder
+
 
 class EngineFailed(RuntimeError):
     """An internal error ended the engine thread while the server was running."""
 
 
-def run(config: ServeConfig) -> dict[str, Any]:
-    """Serve until a signal; returns why the server ended, and the engine's statistics."""
+def run(
+    config: ServeConfig, *, make_recorder: "Callable[[], RequestRecorder] | None" = None
+) -> dict[str, Any]:
+    """Serve until a signal; returns why the server ended, and the engine's statistics.
+
+    Args:
+        make_recorder: makes what records requests; None: nothing does.
+    """
     share_one_heap()
     # Imported here: libraries that these import start threads, which then share the heap.
     from runtime.serving.app_factory import create_server
@@ -31,6 +42,7 @@ def run(config: ServeConfig) -> dict[str, Any]:
     from runtime.serving.logs import configure_json_logging
     from runtime.serving.model_loading import served_name
     from runtime.serving.server import listen, serve, server_url
+    from runtime.serving.tracing_settings import open_tracing
 
     keys = load_api_keys(config.api_key, os.environ)
     if not (keys or config.is_local or config.insecure):
@@ -45,9 +57,13 @@ def run(config: ServeConfig) -> dict[str, Any]:
         from runtime.serving.replicas import run as serve_replicas
 
         return serve_replicas(config, keys, version)
+    tracing = open_tracing(os.environ, version=version)
     configure_json_logging(secrets=keys)
     table = ConnectionTable()
-    service, app = create_server(config, keys=keys, version=version, table=table)
+    recorder = None if make_recorder is None else make_recorder()
+    service, app = create_server(
+        config, keys=keys, version=version, table=table, tracing=tracing, recorder=recorder
+    )
     with listen(config.host, config.port) as listener:
         url = server_url(listener)
 
@@ -64,6 +80,10 @@ def run(config: ServeConfig) -> dict[str, Any]:
                 table=table,
             )
         )
+    if tracing is not None:
+        tracing.close()
+    if recorder is not None:
+        recorder.close()
     # A last garbage collection over all objects of Torch and Transformers would take seconds of the
     # short time between SIGTERM and SIGKILL.
     gc.freeze()
@@ -79,6 +99,7 @@ def run(config: ServeConfig) -> dict[str, Any]:
         "url": url,
         "ended": reason,
         "stats": None if loaded is None else loaded.model.moecast.stats(),
+        "recording": None if recorder is None else asdict(recorder.counts()),
     }
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.telemetry import TelemetryConfig
 from starlette.exceptions import HTTPException
 
 from runtime.errors import ChatError
@@ -26,6 +27,10 @@ from runtime.serving.service import GenerationService
 
 MAX_MESSAGE_LENGTH = 500
 """Characters of an error message that may quote the client's input."""
+NO_TELEMETRY = TelemetryConfig(
+    tracing=False, metrics=False, logs=False, operation_spans=False, auto_configure=False
+)
+"""FastAPI would otherwise use what another library has set up, and send errors with their texts."""
 ERROR_KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -40,6 +45,7 @@ class AppSettings:
     body_seconds: float = BODY_SECONDS
     limits: RequestLimits = field(default_factory=RequestLimits)
     log_prompts: bool = False
+    telemetry: TelemetryConfig = field(default_factory=lambda: NO_TELEMETRY)
 
 
 def create_app(
@@ -61,6 +67,7 @@ def create_app(
         version=settings.version or "0",
         docs_url=None,
         redoc_url=None,
+        telemetry=settings.telemetry,
         responses={
             "default": {"model": ErrorResponse, "description": "An error in OpenAI's shape"}
         },

@@ -2,21 +2,26 @@
 
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp
 
 from runtime.engine.memory import freeze_objects, return_free_heap
 from runtime.policy.budget import parse_size
-from runtime.serving.app import AppSettings, create_app
+from runtime.serving.app import NO_TELEMETRY, AppSettings, create_app
 from runtime.serving.choice import CompletionChoice
 from runtime.serving.config import ServeConfig
 from runtime.serving.connections import ConnectionTable
 from runtime.serving.generation_requests import RequestLimits
 from runtime.serving.middleware import RequestLogMiddleware
-from runtime.serving.model_loading import LoadedModel, load_model
+from runtime.serving.model_loading import LoadedModel, load_model, served_name
+from runtime.serving.recording import RequestRecorder
 from runtime.serving.routes import metrics_routes, status_routes
 from runtime.serving.service import GenerationService, ServiceObserver
 from runtime.serving.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from runtime.serving.tracing import Tracing
 
 
 def create_server(
@@ -25,19 +30,27 @@ def create_server(
     keys: frozenset[str],
     version: str,
     table: ConnectionTable | None = None,
+    tracing: "Tracing | None" = None,
+    recorder: RequestRecorder | None = None,
 ) -> tuple[GenerationService, ASGIApp]:
     """Create a service that has not been started, and its application.
 
     Args:
         keys: the API keys; none disables authentication.
         table: the server's connections, for the metrics; None: another program has them.
+        tracing: records the requests; the caller closes it.
+        recorder: records what the requests compute; the caller closes it.
 
     Raises:
         MoecastError: an invalid size.
     """
 
     def load_permanently() -> LoadedModel:
-        loaded = load_model(config)
+        loaded = (
+            load_model(config)
+            if recorder is None
+            else load_model(config, on_loaded=recorder.attach)
+        )
         freeze_objects()
         return loaded
 
@@ -45,9 +58,9 @@ def create_server(
         load_permanently,
         max_running=config.max_running,
         max_waiting=config.max_waiting,
-        observers=[HeapTrimmer()],
+        observers=[HeapTrimmer()] if recorder is None else [HeapTrimmer(), recorder],
     )
-    telemetry = Telemetry(service, config, version=version)
+    telemetry = Telemetry(service, config, version=version, recorder=recorder)
     if table is not None:
         telemetry.metrics.requests.watch_connections(table)
     settings = AppSettings(
@@ -62,9 +75,13 @@ def create_server(
             max_total_choices=config.max_running + config.max_waiting,
         ),
         log_prompts=config.log_prompts,
+        telemetry=NO_TELEMETRY if tracing is None else tracing.telemetry(),
     )
     routers = [metrics_routes(telemetry.metrics), status_routes(telemetry.status)]
-    return service, RequestLogMiddleware(create_app(service, settings, routers=routers))
+    app = create_app(service, settings, routers=routers)
+    if tracing is not None:
+        tracing.install(service, app, model_name=served_name(config))
+    return service, RequestLogMiddleware(app)
 
 
 TRIM_INTERVAL_SECONDS = 30.0

@@ -1,14 +1,17 @@
 """One of a request's n answers: runs the model's own `generate` and reports each token."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
 
 from runtime.generation.detokenizer import Detokenizer, StopStringMatcher
+from runtime.generation.lockstep.sequence import SequenceTask
 from runtime.generation.sampling import (
     LogprobRecorder,
     SamplingParams,
@@ -82,6 +85,8 @@ class CompletionChoice:
         self.request_id = request_id
         self._deliver = deliver
         self._pending_events: list[ChoiceEvent] = []
+        self.task: SequenceTask | None = None
+        """The coroutine that generates it, from when it is started."""
         self.num_tokens = 0
         self.is_cancelled = False
         self.arrived_at = time.monotonic()
@@ -90,6 +95,8 @@ class CompletionChoice:
         self.last_token_at: float | None = None
         self.ended_at: float | None = None
         self.finish_reason: FinishReason | None = None
+        self.error_code: str | None = None
+        """Code or kind of the error that ended it. The error itself would keep frames alive."""
         self._detokenizer: Detokenizer | None = None
         self._stops = StopStringMatcher(sampling.stop)
         self._recorder: LogprobRecorder | None = None
@@ -107,8 +114,19 @@ class CompletionChoice:
 
     # ---- in the coroutine of its sequence task
 
-    def run(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Read the prompt and generate; `flush` delivers the events."""
+    def run(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        drafting: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """Read the prompt and generate; `flush` delivers the events.
+
+        Args:
+            drafting: Options of `generate` for drafted tokens. Without them if the request asks
+                for log-probabilities, which are those of one token a step.
+        """
         sampling = self.sampling
         self._detokenizer = Detokenizer(tokenizer)
         inputs = torch.tensor([self.prompt], device=model.device)
@@ -129,6 +147,7 @@ class CompletionChoice:
                 sampling, num_prompt=len(self.prompt), recorder=self._recorder, device=model.device
             ),
             stopping_criteria=StoppingCriteriaList([TokenListener(self.on_token)]),
+            **(drafting if self._recorder is None else {}),
         )
 
     def on_token(self, token: int) -> bool:
@@ -175,6 +194,7 @@ class CompletionChoice:
 
     def fail(self, error: RequestError) -> None:
         """End the answer in an error; events before it are still delivered."""
+        self.error_code = error.code or error.kind
         self._end(FinishReason.ERROR, ChoiceFailed(error))
 
     def _end(self, reason: FinishReason, event: ChoiceEvent) -> None:

@@ -1,10 +1,10 @@
-"""Configuration of `moecast serve`."""
+"""Configuration of `moecast serve` and `moecast monitor`."""
 
 import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from predictors.config import SECRET
+from predictors.config import SECRET, RunConfig
 from predictors.errors import MoecastError, unknown
 from runtime.config import AUTO, ServedConfig
 from runtime.policy.budget import parse_size
@@ -20,6 +20,13 @@ class ServeConfig(ServedConfig):
     """local: serve in this process; ray: replicas behind Ray Serve (needs `moecast[ray]`)."""
     replicas: int = 1
     """With launcher=ray: number of servers, each with its own model and budget."""
+    max_replicas: int | None = None
+    """With launcher=ray: Ray Serve starts replicas up to this number when there are more requests
+    than max_running of each; none: always `replicas`."""
+    scale_down_seconds: float = 600.0
+    """With max_replicas: replicas that have been too many for so long are stopped."""
+    replica_cpus: int | None = None
+    """With launcher=ray: cores that each replica requests; none: its share of this machine's."""
     ray_address: str | None = None
     """With launcher=ray: address of a Ray cluster to join with a token; none: this machine only."""
     budget: str = AUTO
@@ -45,6 +52,10 @@ class ServeConfig(ServedConfig):
     and max_tokens fit; one that can never fit gets 400. None: max_running alone limits them."""
     max_new_tokens: int = 4096
     """Largest max_tokens of a request."""
+    draft: str | None = None
+    """Verify drafted tokens, several in a step, where that pays: prompt-lookup (what followed
+    the same text before), or a small model with the same tokenizer (its folder, or ORG/NAME on the
+    Hub); none: never."""
     max_choices: int = 4
     """Largest n of a request: answers to one prompt."""
     max_stop: int = 4
@@ -55,6 +66,15 @@ class ServeConfig(ServedConfig):
     """Seconds that running requests get to finish after SIGTERM or Ctrl-C; 0: none."""
     log_prompts: bool = False
     """Write prompts and answers to the log too."""
+    record: Path | None = None
+    """Folder for a trace of a sample of the requests (states, routing; no texts and no token ids),
+    to train predictors on; one that is there is continued; none: nothing is recorded."""
+    record_fraction: float = 0.1
+    """Share of the requests to record, drawn at random."""
+    record_bytes: str = "1GiB"
+    """Size of the trace at which recording ends."""
+    record_tokens: int = 128
+    """Last tokens of a prompt, and first tokens of its answer, to record."""
     chat_template: Path | None = None
     """File with a chat template (Jinja) that replaces the tokenizer's; without any template, turns
     are written as plain text."""
@@ -62,20 +82,25 @@ class ServeConfig(ServedConfig):
     def __post_init__(self) -> None:
         minima = {"max_running": 1, "max_waiting": 0, "max_new_tokens": 1, "max_choices": 1}
         minima |= {"max_stop": 0, "port": 0, "grace": 0, "replicas": 1}
+        minima |= {"max_replicas": self.replicas, "replica_cpus": 1, "scale_down_seconds": 0}
         for name, minimum in minima.items():
-            if getattr(self, name) < minimum:
-                raise MoecastError(f"{name}={getattr(self, name)}: must be at least {minimum}")
+            value = getattr(self, name)
+            if value is not None and value < minimum:
+                raise MoecastError(f"{name}={value}: must be at least {minimum}")
+        self._check_recording()
         if parse_size(self.max_body, name="max_body") < 1:
             raise MoecastError(f"max_body={self.max_body}: must be at least 1 byte")
         if self.port > MAX_PORT:
             raise MoecastError(f"port={self.port}: must be at most {MAX_PORT}")
         if self.launcher not in (LOCAL, RAY):
             raise MoecastError(unknown("launcher", self.launcher, (LOCAL, RAY)))
-        if self.launcher == LOCAL and (self.replicas > 1 or self.ray_address):
-            raise MoecastError(
-                f"replicas={self.replicas}, ray_address={self.ray_address}: launcher=local serves "
-                "one replica in this process; use launcher=ray"
-            )
+        of_ray = {"replicas": 1, "max_replicas": None, "replica_cpus": None, "ray_address": None}
+        for name, default in of_ray.items():
+            if self.launcher == LOCAL and getattr(self, name) != default:
+                raise MoecastError(
+                    f"{name}={getattr(self, name)}: launcher=local serves one replica in this "
+                    "process; use launcher=ray"
+                )
         if self.launcher == RAY and self.budget == AUTO:
             raise MoecastError(
                 "budget=auto: with launcher=ray, replicas share a machine's memory; set the budget "
@@ -83,6 +108,24 @@ class ServeConfig(ServedConfig):
             )
         if self.launcher == RAY and self.port == 0:
             raise MoecastError("port=0: launcher=ray needs a port number")
+
+    def _check_recording(self) -> None:
+        if not 0 < self.record_fraction <= 1:
+            raise MoecastError(
+                f"record_fraction={self.record_fraction}: must be above 0 and at most 1"
+            )
+        if self.record_tokens < 1:
+            raise MoecastError(f"record_tokens={self.record_tokens}: must be at least 1")
+        if parse_size(self.record_bytes, name="record_bytes") < 1:
+            raise MoecastError(f"record_bytes={self.record_bytes}: must be at least 1 byte")
+        if self.record is not None and self.launcher == RAY:
+            raise MoecastError(
+                f"record={self.record}: launcher=ray records nothing; serve with launcher=local"
+            )
+
+    @property
+    def most_replicas(self) -> int:
+        return self.max_replicas or self.replicas
 
     @property
     def is_local(self) -> bool:
@@ -100,4 +143,10 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-SCHEMAS: dict[str, type] = {"serve": ServeConfig}
+@dataclass(kw_only=True)
+class MonitorConfig(RunConfig):
+    output: Path = Path("monitoring")
+    """Folder for the files, which must not be there yet."""
+
+
+SCHEMAS: dict[str, type] = {"serve": ServeConfig, "monitor": MonitorConfig}

@@ -124,8 +124,23 @@ REQUEST_METRICS = (
     gauge("moecast_dropped_log_lines", SERVER,
           "Number of lines of the log that were dropped because its reader did not take them in "
           "time."),
+    gauge("moecast_recording", SERVER,
+          "1 while requests are recorded (record=FOLDER), 0 when recording is off or has ended."),
+    gauge("moecast_recorded_requests", SERVER, "Number of requests recorded since the start."),
+    gauge("moecast_dropped_recordings", SERVER,
+          "Number of requests of the sample that were not recorded: they came faster than they "
+          "could be written, or the trace was full or could not be written."),
+    gauge("moecast_recorded_bytes", SERVER, "Size of the recorded trace."),
 )  # fmt: skip
 """Metrics that `runtime.serving.metrics.RequestMetrics` fills."""
+
+RECORDING_GAUGES = {
+    "moecast_recording": "is_active",
+    "moecast_recorded_requests": "num_requests",
+    "moecast_dropped_recordings": "num_dropped",
+    "moecast_recorded_bytes": "num_bytes",
+}
+"""Gauges with the fields of `runtime.serving.recording.RecordingCounts`."""
 
 EXPERT_METRICS = (
     counter("moecast_expert_cache_hits_total", TIER_LAYER,
@@ -163,6 +178,15 @@ EXPERT_METRICS = (
     gauge("moecast_predictor_recall", LAYER,
           "Share of a layer's requested experts that had been predicted, since the start; absent "
           "for layers without predictions."),
+    gauge("moecast_predictor_accuracy", LAYER,
+          "Accuracy of the layer's forecasts over the last 500 sampled tokens of decode steps; "
+          "absent until there were so many, and for predictors without a card."),
+    gauge("moecast_predictor_card_accuracy", LAYER,
+          "Accuracy to compare it with: that on the card of the predictor's entry, forecast as "
+          "many layers ahead as here."),
+    gauge("moecast_predictor_drifted", SERVER,
+          "1 while the mean accuracy is lower than the card's by 0.05 or more, until the drop is "
+          "0.025 or less; else 0. Absent for predictors without a card."),
     counter("moecast_predictor_seconds_total", SERVER, "Time spent in the predictor."),
     gauge("moecast_failed_predictors", SERVER,
           "Number of predictors that were turned off because they raised an error, took too long "

@@ -27,21 +27,24 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from runtime.engine.monitor import EngineMonitor, EngineSnapshot
+from runtime.engine.predictor_drift import DriftReport
 from runtime.errors import Fault
 from runtime.serving.choice import CompletionChoice, FinishReason
 from runtime.serving.connections import ConnectionTable, EndReason
-from runtime.serving.errors import RequestError
+from runtime.serving.errors import NotReady, QueueFull, RequestError
 from runtime.serving.log_queue import count_dropped_lines
 from runtime.serving.metric_definitions import (
     DEFINITIONS,
     EXPERT_METRICS,
     LAYER,
+    RECORDING_GAUGES,
     REQUEST_METRICS,
     TIER_LAYER,
     MetricDefinition,
     MetricKind,
 )
 from runtime.serving.model_info import KVCacheBudget
+from runtime.serving.recording import RequestRecorder
 from runtime.serving.service import ServiceObserver
 
 
@@ -112,9 +115,10 @@ class RequestMetrics(ServiceObserver):
                 self.series(metric.name)
         for reason in FinishReason:
             self.series("vllm:request_success_total", finished_reason=reason)
-
         for end in EndReason:
             self.series("moecast_connections_ended_total", reason=end)
+        for error in (QueueFull, NotReady):
+            self.series("moecast_requests_rejected_total", status=str(error.status))
 
     def watch_connections(self, table: ConnectionTable) -> None:
         """Expose the number and the ends of a server's connections."""
@@ -123,6 +127,12 @@ class RequestMetrics(ServiceObserver):
         table.on_end = lambda reason: self.series(
             "moecast_connections_ended_total", reason=reason
         ).inc()
+
+    def watch_recorder(self, recorder: RequestRecorder) -> None:
+        """Expose what is recorded of the requests."""
+        for name, field in RECORDING_GAUGES.items():
+            read = attrgetter(field)
+            self.series(name).set_function(lambda read=read: read(recorder.counts()))
 
     def series(self, name: str, **labels: str) -> Any:
         """The family's series with this server's labels and the given ones."""
@@ -284,6 +294,8 @@ class EngineCollector(Collector):
         for layer, counters in enumerate(state.computing_layers):
             if counters.recall is not None:
                 yield "moecast_predictor_recall", [str(layer)], counters.recall
+        if state.predictor_drift is not None:
+            yield from self._drift_samples(state.predictor_drift)
         for link, seconds in state.link_seconds.items():
             yield "moecast_link_busy_seconds_total", [link], seconds
         for fault in Fault:
@@ -296,3 +308,13 @@ class EngineCollector(Collector):
             yield "moecast_prefetching", [], float(state.prefetching)
         labels = [self._info[key] for key in ("version", "system", "predictor", "eviction")]
         yield "moecast_server_info", labels, 1
+
+    def _drift_samples(self, drift: DriftReport) -> Iterable[tuple[str, list[str], float]]:
+        yield "moecast_predictor_drifted", [], float(drift.has_drifted)
+        for name, accuracies in (
+            ("moecast_predictor_accuracy", drift.accuracy),
+            ("moecast_predictor_card_accuracy", drift.card_accuracy),
+        ):
+            for layer, accuracy in enumerate(accuracies):
+                if accuracy is not None:
+                    yield name, [str(layer)], accuracy

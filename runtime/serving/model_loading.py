@@ -1,13 +1,17 @@
 """Loads the served model in the engine thread."""
 
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from transformers import PreTrainedModel
 
 from runtime.config import BUILTIN
 from runtime.engine.loading import KVReserve, load_served
 from runtime.errors import CheckpointError
+from runtime.generation.drafting.decoding import drafting_options
+from runtime.generation.drafting.draft_model import load_draft_model
 from runtime.generation.lockstep.group import LockstepGroup
 from runtime.hf.kv import measure_cache_size
 from runtime.hf.tokens import load_tokenizer
@@ -23,6 +27,8 @@ class LoadedModel:
     model: PreTrainedModel
     group: LockstepGroup
     info: ModelInfo
+    drafting: Mapping[str, Any] = field(default_factory=dict)
+    """Options of `generate` by which drafted tokens are verified."""
 
 
 def served_name(config: ServeConfig) -> str:
@@ -30,8 +36,13 @@ def served_name(config: ServeConfig) -> str:
     return config.served_name or config.model.name
 
 
-def load_model(config: ServeConfig) -> LoadedModel:
+def load_model(
+    config: ServeConfig, *, on_loaded: Callable[[PreTrainedModel], None] = lambda _: None
+) -> LoadedModel:
     """Load the model, its predictor and its tokenizer.
+
+    Args:
+        on_loaded: may attach to the model, before its sequences form blocks.
 
     Raises:
         MoecastError: the model, its predictor, its tokenizer or the chat template is missing or
@@ -40,6 +51,7 @@ def load_model(config: ServeConfig) -> LoadedModel:
     kv_budget = None if config.kv_budget is None else parse_size(config.kv_budget, name="kv_budget")
     with ExitStack() as on_failure:
         reserve = KVReserve(num_sequences=config.max_running, num_bytes=kv_budget)
+        draft_model = load_draft_model(config.draft, config.model)
         model = load_served(config, budget=config.budget, kv_reserve=reserve)
         on_failure.callback(model.close)
         budget = None if kv_budget is None else KVCacheBudget(measure_cache_size(model), kv_budget)
@@ -59,5 +71,7 @@ def load_model(config: ServeConfig) -> LoadedModel:
                 f"chat_template={config.chat_template} is not usable ({error}); name a file "
                 "with a chat template (Jinja)"
             ) from error
+        drafting = drafting_options(model, config.draft, draft_model=draft_model)
+        on_loaded(model)
         on_failure.pop_all()
-    return LoadedModel(model=model, group=LockstepGroup(model), info=info)
+    return LoadedModel(model=model, group=LockstepGroup(model), info=info, drafting=drafting)

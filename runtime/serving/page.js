@@ -341,6 +341,13 @@ function showPrefetch(experts) {
   ]);
 }
 
+function describeDrift(drift) {
+  if (drift === null) return "not compared: the predictor has no card";
+  if (drift.mean_drop === null) return "not measured yet";
+  const change = `${Math.abs(drift.mean_drop).toFixed(3)} ${drift.mean_drop > 0 ? "below" : "above"} its card`;
+  return drift.has_drifted ? `${change}: it no longer fits, see the log` : change;
+}
+
 function showFacts(now) {
   const faults = Object.entries(now.faults).map(([kind, times]) => `${readable(kind)}: ${times}`).join(", ");
   const served = now.served;
@@ -351,6 +358,7 @@ function showFacts(now) {
     "eviction": served.eviction,
     "budget": now.tiers.map((tier) => `${tier.name} ${bytes(tier.budget_bytes)}`).join(", "),
     "prefetching": now.prefetching === null ? "not adaptive" : now.prefetching ? "on" : "off: it slowed decoding",
+    "accuracy of forecasts": describeDrift(now.predictor_drift),
     "failed transfers": faults || "none",
     "hung threads": number(now.lost_threads),
     "uptime": duration(now.uptime_seconds),

@@ -2,13 +2,15 @@
 
 import asyncio
 import logging
+import os
 import queue
 import signal
 from typing import Any
 
 import ray
 from ray import serve
-from ray.serve.config import BackpressureConfig, HTTPOptions
+from ray.serve.config import AutoscalingConfig, BackpressureConfig, HTTPOptions
+from ray.serve.context import _get_global_client as get_serve_client
 from rich.console import Console
 from starlette.types import ASGIApp
 
@@ -21,6 +23,7 @@ from runtime.serving.errors import QueueFull
 from runtime.serving.model_loading import served_name
 from runtime.serving.ray_cluster import join, keep_to_loopback
 from runtime.serving.service import ServiceState
+from runtime.serving.tracing_settings import open_tracing
 
 APPLICATION = "moecast"
 SPARE_REQUESTS = 64
@@ -29,6 +32,10 @@ those that its own queue rejects with 429."""
 HEALTH_SECONDS = 5.0
 """Interval of Ray's health checks."""
 LOAD_POLL_SECONDS = 0.05
+SCALE_UP_SECONDS = 10.0
+"""Requests must have been too many for so long before Ray starts another replica."""
+LOOK_BACK_SECONDS = 15.0
+"""Time over which Ray takes the mean of requests; replicas report them every 10 seconds."""
 SHUTDOWN_SECONDS = 5.0
 """Time beyond `grace` before Ray kills a replica that does not end."""
 
@@ -53,7 +60,10 @@ class ServerReplica:
             keep_to_loopback()
         self.revision = revision
         self._grace = config.grace
-        self._service, self._app = create_server(config, keys=keys, version=version)
+        self._tracing = open_tracing(os.environ, version=version)
+        self._service, self._app = create_server(
+            config, keys=keys, version=version, tracing=self._tracing
+        )
 
     async def __serve_build_asgi_app__(self) -> ASGIApp:
         """Load the model, then return the application; Ray calls this once per replica."""
@@ -78,26 +88,32 @@ class ServerReplica:
         self._service.drain()
         await asyncio.to_thread(self._service.wait_idle, self._grace)
         await asyncio.to_thread(self._service.close, timeout_seconds=2.0)
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
 
 
 class ReplicaSet:
-    """One Ray Serve application with `config.replicas` replicas of the server.
+    """One Ray Serve application with `config.replicas` or more replicas of the server.
+
+    On a cluster it takes over the replicas of a command that was killed.
 
     Raises:
         ClusterError: no Ray, no token, or no such cluster.
-        ReplicasFailed: the port is taken.
+        ReplicasFailed: the port is taken, or the cluster serves something else.
     """
 
     def __init__(self, config: ServeConfig, keys: frozenset[str], version: str):
         self._config, self._keys, self._version = config, keys, version
         self._revision = 0
         # An equal share of this machine's cores for each replica.
-        self._cpus = max(1, count_usable_cores() // config.replicas)
+        share = max(1, count_usable_cores() // config.most_replicas)
+        self._cpus = config.replica_cpus or share
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         self._owns_ray = join(
-            config.ray_address, num_cpus=self._cpus * config.replicas, option="ray_address"
+            config.ray_address, num_cpus=self._cpus * config.most_replicas, option="ray_address"
         )
         try:
+            check_cluster_is_free(config)
             serve.start(
                 http_options=HTTPOptions(
                     host=config.host, port=config.port, location="HeadOnly", request_timeout_s=None
@@ -109,6 +125,9 @@ class ReplicaSet:
                 f"host={config.host} port={config.port}: Ray Serve cannot listen there "
                 f"({one_line(error)}); choose another port"
             ) from error
+        except ReplicasFailed:
+            ray.shutdown()
+            raise
 
     def deploy(self) -> None:
         """Start the replicas, or replace the running ones one after another.
@@ -124,10 +143,11 @@ class ReplicaSet:
         deployment = serve.deployment(
             serve.ingress()(ServerReplica),
             name="server",
-            num_replicas=config.replicas,
+            num_replicas=None if config.max_replicas else config.replicas,
+            autoscaling_config=make_autoscaling(config),
             # The server's own queue rejects what it cannot hold, with 429.
             max_ongoing_requests=config.max_running + config.max_waiting + SPARE_REQUESTS,
-            max_queued_requests=config.replicas * (config.max_running + config.max_waiting),
+            max_queued_requests=config.most_replicas * (config.max_running + config.max_waiting),
             backpressure_config=BackpressureConfig(
                 status_code=QueueFull.status, retry_after_s=QueueFull.retry_after_seconds
             ),
@@ -146,11 +166,55 @@ class ReplicaSet:
             raise ReplicasFailed(f"the replicas did not start: {one_line(error)}") from error
 
     def close(self) -> None:
-        """Finish accepted requests, then stop Ray Serve."""
+        """Finish accepted requests, then stop Ray Serve unless it serves something else by now."""
         serve.delete(APPLICATION)
-        serve.shutdown()
+        if not serve.status().applications:
+            serve.shutdown()
         if self._owns_ray:
             ray.shutdown()
+
+
+def check_cluster_is_free(config: ServeConfig) -> None:
+    """Check that Ray Serve does not run on the cluster, or is what this command would start.
+
+    Raises:
+        ReplicasFailed: it serves another application, or listens at another address.
+    """
+    client = get_serve_client(raise_if_no_controller_running=False)
+    if client is None:
+        return
+    others = sorted(set(serve.status().applications) - {APPLICATION})
+    if others:
+        raise ReplicasFailed(
+            f"ray_address={config.ray_address}: this cluster already serves {', '.join(others)}, "
+            "and has one port for all; delete it, or use another cluster"
+        )
+    running = client.http_config
+    if (running.host, running.port) != (config.host, config.port):
+        raise ReplicasFailed(
+            f"ray_address={config.ray_address}: Ray Serve already listens at host={running.host} "
+            f"port={running.port} of this cluster; use these to replace its replicas"
+        )
+
+
+def make_autoscaling(config: ServeConfig) -> AutoscalingConfig | None:
+    if config.max_replicas is None:
+        return None
+    return AutoscalingConfig(
+        min_replicas=config.replicas,
+        max_replicas=config.max_replicas,
+        # More than these wait in a replica's queue.
+        target_ongoing_requests=config.max_running,
+        look_back_period_s=LOOK_BACK_SECONDS,
+        upscale_delay_s=SCALE_UP_SECONDS,
+        downscale_delay_s=config.scale_down_seconds,
+    )
+
+
+def describe_replicas(config: ServeConfig) -> str:
+    if config.max_replicas is None:
+        return f"{config.replicas} replicas"
+    return f"{config.replicas} to {config.max_replicas} replicas"
 
 
 def one_line(error: Exception) -> str:
@@ -168,7 +232,7 @@ def run(config: ServeConfig, keys: frozenset[str], version: str) -> dict[str, An
         replicas.deploy()
         console.print(
             f"{served_name(config)} at http://{config.host}:{config.port}/v1 "
-            f"({config.replicas} replicas)",
+            f"({describe_replicas(config)})",
             highlight=False,
             soft_wrap=True,
         )

@@ -286,14 +286,17 @@ class GenerationService:
 
     def _start_waiting(self) -> None:
         assert self.loaded is not None
-        model, tokenizer = self.loaded.model, self.loaded.info.tokenizer
+        loaded = self.loaded
         while True:
             with self._condition:
                 if not self._waiting or not self._can_start(self._waiting[0]):
                     return
                 choice = self._waiting.popleft()
-                self._running[choice] = self.loaded.group.start(
-                    partial(choice.run, model, tokenizer), seed=choice.sampling.seed
+                self._running[choice] = choice.task = self.loaded.group.start(
+                    partial(
+                        choice.run, loaded.model, loaded.info.tokenizer, drafting=loaded.drafting
+                    ),
+                    seed=choice.sampling.seed,
                 )
             choice.started_at = time.monotonic()
             self._notify("on_started", choice)

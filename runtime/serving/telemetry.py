@@ -11,6 +11,7 @@ from runtime.serving.config import ServeConfig
 from runtime.serving.metrics import ServerMetrics
 from runtime.serving.model_loading import served_name
 from runtime.serving.recent_answers import RecentAnswers
+from runtime.serving.recording import RequestRecorder
 from runtime.serving.service import GenerationService, ServiceState
 
 TIER_FIELDS = ("name", "num_slots", "num_used", "num_pinned", "num_in_flight", "used_bytes",
@@ -24,8 +25,16 @@ class Telemetry:
     Create it before the service starts. `status` and `metrics` may be read from any thread.
     """
 
-    def __init__(self, service: GenerationService, config: ServeConfig, *, version: str = ""):
+    def __init__(
+        self,
+        service: GenerationService,
+        config: ServeConfig,
+        *,
+        version: str = "",
+        recorder: RequestRecorder | None = None,
+    ):
         self._service = service
+        self._recorder = recorder
         self._model_name = served_name(config)
         self._version = version
         self._queue = {"max_running": config.max_running, "max_waiting": config.max_waiting}
@@ -35,6 +44,8 @@ class Telemetry:
         self._monitor: EngineMonitor | None = None
         self._served: dict[str, Any] | None = None
         self.metrics = ServerMetrics(model_name=self._model_name, max_running=config.max_running)
+        if recorder is not None:
+            self.metrics.requests.watch_recorder(recorder)
         self.recent = RecentAnswers()
         service.add_observer(self.metrics.requests)
         service.add_observer(self.recent)
@@ -81,6 +92,7 @@ class Telemetry:
             "latency": self.recent.latencies(),
             "answers": self.recent.last(),
             "memory": {"resident_bytes": self._process.memory_info().rss},
+            "recording": None if self._recorder is None else asdict(self._recorder.counts()),
             "served": self._served,
         }
         if self._monitor is not None:
@@ -91,6 +103,7 @@ class Telemetry:
 
 def engine_status(state: EngineSnapshot) -> dict[str, Any]:
     """The engine's part of the status, without `cells`."""
+    drift = state.predictor_drift
     return {
         "experts": asdict(state.computing) | {"hit_rate": state.computing.hit_rate},
         "bytes_from": count_sources(state),
@@ -102,6 +115,7 @@ def engine_status(state: EngineSnapshot) -> dict[str, Any]:
         "seconds": {"stall": state.stall_seconds, "predictor": state.predictor_seconds},
         "prefetching": state.prefetching,
         "predictor_failures": state.predictor_failures,
+        "predictor_drift": None if drift is None else asdict(drift),
         "faults": state.faults,
         "lost_threads": state.num_lost_threads,
     }

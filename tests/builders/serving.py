@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx2
 import openai
+from fastapi import FastAPI
 
 from runtime.config import BUILTIN_MODELS, ModelConfig
 from runtime.serving.app import AppSettings, create_app
@@ -120,15 +121,21 @@ def running_server(
     grace_seconds: float = 30.0,
     ready: bool = True,
     limits: RequestLimits | None = None,
+    install: Callable[[GenerationService, FastAPI], None] = lambda *_: None,
     **settings: Any,
 ) -> Iterator[RunningServer]:
-    """Serve on a free port of the loopback until the end of the block."""
+    """Serve on a free port of the loopback until the end of the block.
+
+    `install` may add to the service and the application.
+    """
     steps = StepGate()
     service = GenerationService(
         open_model, max_running=max_running, max_waiting=max_waiting, observers=[steps]
     )
     limits = limits or RequestLimits(max_total_choices=max_running + max_waiting)
-    app = RequestLogMiddleware(create_app(service, AppSettings(limits=limits, **settings)))
+    inner = create_app(service, AppSettings(limits=limits, **settings))
+    install(service, inner)
+    app = RequestLogMiddleware(inner)
     shutdown = ShutdownRequest()
     loops: list[asyncio.AbstractEventLoop] = []
     listening, loaded = threading.Event(), threading.Event()

@@ -1,5 +1,6 @@
 """`moecast chat` as people and pipes use it."""
 
+import io
 import json
 import os
 import pty
@@ -12,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from configs.program import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "runtime", "chat", "temperature=0", "budget=50%"]
@@ -54,13 +57,17 @@ def test_pipe__gets_answers_and_nothing_else(tmp_path: Path) -> None:
     assert "Hello" not in (tmp_path / "results.json").read_text()
 
 
-def test_pipe__a_message_too_long_is_refused_and_the_next_one_answered(tmp_path: Path) -> None:
-    text = "word " * 3000 + "\nHello\\\nagain"
-    done = piped(text, tmp_path, "system_prompt=You are kind.")
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"error: this message takes \d+ tokens .* context is 2048", done.stderr)
+def test_pipe__a_message_too_long_is_refused_and_the_next_one_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("word " * 3000 + "\nHello\\\nagain"))
+    options = ["temperature=0", "budget=50%", "max_new_tokens=12", f"run_dir={tmp_path}"]
+    code = run_program("runtime", ["chat", *options, "system_prompt=You are kind."])
+    shown = capsys.readouterr()
+    assert code == 0, shown.err
+    assert re.search(r"error: this message takes \d+ tokens .* context is 2048", shown.err)
     assert json.loads((tmp_path / "results.json").read_text())["num_answers"] == 1
-    assert done.stdout.strip()
+    assert shown.out.strip()
 
 
 class Terminal:

@@ -121,6 +121,7 @@ def hostile_status(name: str, place: str) -> dict[str, Any]:
         "tiers": [{"name": put("tiers", "cpu"), "used_bytes": 1, "budget_bytes": 2}],
         "seconds": {"stall": 0.0, "predictor": 0.0},
         "prefetching": None,
+        "predictor_drift": None,
         "faults": {put("faults", "none"): 1},
         "lost_threads": 0,
         "cells": ["pcf."],

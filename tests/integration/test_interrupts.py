@@ -38,5 +38,8 @@ def test_interrupt__is_one_line_with_the_command_that_continues(tmp_path: Path) 
     assert code == 130
     expected = f"interrupted; to continue: moecast {' '.join(arguments)} run_dir="
     assert lines[-1].startswith(expected)
-    assert (tmp_path / lines[-1].removeprefix(expected) / "run.json").exists()
+    run_dir = lines[-1].removeprefix(expected)
+    assert (tmp_path / run_dir / "run.json").exists()
+    # At the start as well, for a command that is killed.
+    assert lines[0] == f"run folder: {run_dir} (run_dir={run_dir} continues an interrupted run)"
     assert not any("Traceback" in text or "Exception" in text for text in lines)

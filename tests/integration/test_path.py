@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from runtime.config import BUILTIN_MODELS
+from configs.program import run_program
+from runtime.config import BUILTIN_MODELS, DecodeKernels
 from runtime.hf.loading import load_plain
 
 MODEL = BUILTIN_MODELS / "qwen2_moe_tiny"
@@ -32,6 +33,21 @@ def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.fixture
+def call(monkeypatch, capsys):
+    """Runs a program's command in this process, from a folder: importing PyTorch takes seconds.
+
+    Returns its exit code and what it wrote to stderr.
+    """
+
+    def run(folder: Path, program: str, *arguments: str) -> tuple[int, str]:
+        monkeypatch.chdir(folder)
+        code = run_program(program, arguments)
+        return code, capsys.readouterr().err
+
+    return run
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
     """A small run of the front door: 24 prompts, one pass."""
@@ -49,7 +65,7 @@ def trained(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def expected() -> list[int]:
     """What plain Transformers generates, computed here and not by the code under test."""
-    plain = load_plain(MODEL, dtype="auto")
+    plain = load_plain(MODEL, dtype="auto", decode_kernels=DecodeKernels.LIBRARY)
     inputs = AutoTokenizer.from_pretrained(MODEL)(PROMPT, return_tensors="pt")
     output = plain.generate(**inputs, max_new_tokens=TOKENS, do_sample=False)
     return output[0, inputs["input_ids"].shape[1] :].tolist()
@@ -70,43 +86,51 @@ def test_train__results_hold_every_predictor_and_layer(trained):
     assert run["argv"][:1] == ["model=qwen2-moe-tiny"]
 
 
-def test_train__every_predictor_becomes_an_entry_that_verifies(trained):
+def test_train__every_predictor_becomes_an_entry_that_verifies(trained, call):
     for name in ("stride", "mlp", "skip", "token", "popularity"):
-        done = command(trained, "zoo", "verify", f"runs/r/entries/{name}")
-        assert done.returncode == 0, done.stderr
+        code, errors = call(trained, "zoo", "verify", f"runs/r/entries/{name}")
+        assert code == 0, errors
 
 
-@pytest.mark.parametrize("budget", ["15%", "50%", "100%"])
-def test_generate__tokens_are_those_of_plain_transformers(trained, expected, budget):
-    done = command(
-        trained,
+@pytest.mark.parametrize(
+    ("budget", "own_process"), [("15%", False), ("50%", True), ("100%", False)]
+)
+def test_generate__tokens_are_those_of_plain_transformers(
+    trained, expected, call, budget, own_process
+):
+    arguments = (
         *("runtime", "generate", "model=qwen2-moe-tiny", "predictor=runs/r/entries/stride"),
         *(f"budget={budget}", f"prompt={PROMPT}", f"max_new_tokens={TOKENS}"),
-        f"run_dir=runs/{budget.strip('%')}",
+        *("model.decode_kernels=library", f"run_dir=runs/{budget.strip('%')}"),
     )
-    assert done.returncode == 0, done.stderr
+    if own_process:
+        done = command(trained, *arguments)
+        assert done.returncode == 0, done.stderr
+    else:
+        code, errors = call(trained, *arguments)
+        assert code == 0, errors
     results = json.loads((trained / f"runs/{budget.strip('%')}/results.json").read_text())
     assert results["tokens"] == expected
     stats = results["stats"]
     assert stats["requests"] == stats["hits"] + stats["joins"] + stats["misses"]
     assert stats["bytes_prefetched"] > 0
     assert stats["arena_bytes"] <= 720 * 122_880 * float(budget.strip("%")) / 100 + 40_960
-    assert stats["fetch_rate"] is not None
+    if budget != "100%":  # where every expert may be there before the first forecast
+        assert stats["fetch_rate"] is not None
 
 
-def test_generate__a_budget_below_one_step_names_the_least(trained):
-    done = command(trained, "runtime", "generate", "budget=1KiB")
-    assert done.returncode == 2
-    assert "the least budget is" in done.stderr
-    assert "Traceback" not in done.stderr
-    least = done.stderr.rpartition("budget=")[2].strip().rstrip(")")
-    again = command(
-        trained, "runtime", "generate", f"budget={least}", "max_new_tokens=2", "run_dir=runs/least"
-    )
-    assert again.returncode == 0, again.stderr
+def test_generate__a_budget_below_one_step_names_the_least(trained, call):
+    code, errors = call(trained, "runtime", "generate", "budget=1KiB")
+    assert code == 2
+    assert "the least budget is" in errors
+    assert "Traceback" not in errors
+    least = errors.rpartition("budget=")[2].strip().rstrip(")")
+    arguments = (f"budget={least}", "max_new_tokens=2", "run_dir=runs/least")
+    code, errors = call(trained, "runtime", "generate", *arguments)
+    assert code == 0, errors
 
 
-def test_generate__a_predictor_of_another_model_names_both_sides(trained):
+def test_generate__a_predictor_of_another_model_names_both_sides(trained, call):
     manifest = trained / "runs/r/entries/stride/manifest.json"
     other = trained / "other"
     (other / "entries").mkdir(parents=True, exist_ok=True)
@@ -116,11 +140,11 @@ def test_generate__a_predictor_of_another_model_names_both_sides(trained):
     (copy / "manifest.json").write_bytes(altered)
     digest = hashlib.sha256(altered).hexdigest()
     (copy / "manifest.sha256").write_text(f"{digest}  manifest.json\n")
-    done = command(trained, "runtime", "generate", f"predictor={copy}")
-    assert done.returncode == 2
-    assert "top_k" in done.stderr
-    assert "8" in done.stderr
-    assert "4" in done.stderr
+    code, errors = call(trained, "runtime", "generate", f"predictor={copy}")
+    assert code == 2
+    assert "top_k" in errors
+    assert "8" in errors
+    assert "4" in errors
 
 
 @pytest.mark.parametrize(
@@ -136,11 +160,11 @@ def test_generate__a_predictor_of_another_model_names_both_sides(trained):
         (("collect", "data=jsonl", "data.path=none.jsonl"), "none.jsonl"),
     ],
 )
-def test_commands__wrong_use_names_the_cause_in_one_line(tmp_path, arguments, says):
-    done = command(tmp_path, *arguments)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert says in done.stderr
-    assert "Traceback" not in done.stderr
+def test_commands__wrong_use_names_the_cause_in_one_line(tmp_path, call, arguments, says):
+    code, errors = call(tmp_path, *arguments)
+    assert code == 2, errors
+    assert says in errors
+    assert "Traceback" not in errors
 
 
 def test_models__an_altered_reference_model_is_refused(tmp_path):

@@ -1,11 +1,13 @@
 """`moecast serve` as a process: its output, its results and its exit."""
 
+import http.server
 import json
 import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from configs.commands import RUNTIME
 from runtime.config import BUILTIN_MODELS
 from tests.builders.models import plain_eager
 from tests.builders.serving import speaking_model
+from tests.docs.pages import read_commands
 
 REFERENCE = BUILTIN_MODELS / "qwen2_moe_tiny"
 PROMPTS = [
@@ -112,6 +115,89 @@ def test_signal__without_grace_ends_at_once(folder: Path, tmp_path: Path) -> Non
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "shutting_down"
         assert done == "data: [DONE]"
         assert served.process.wait(PATIENCE) == 0
+
+
+class Collector(http.server.ThreadingHTTPServer):
+    """Receives spans as OpenTelemetry's collectors do, by OTLP over HTTP."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), CollectorHandler)
+        self.bodies: list[tuple[str, bytes]] = []
+
+
+class CollectorHandler(http.server.BaseHTTPRequestHandler):
+    server: Collector
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.bodies.append((self.path, body))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+def documented_variables() -> list[dict[str, str]]:
+    """The variables of each command of docs/monitoring.md that turns traces on."""
+    commands = read_commands("monitoring.md", "traces")
+    assert all(command.endswith(" moecast serve") for command in commands)
+    return [dict(re.findall(r"(OTEL_\w+)=(\S+)", command)) for command in commands]
+
+
+def test_traces__are_printed(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("opentelemetry.sdk", reason="pip install 'moecast[tracing]'")
+    environment, _ = documented_variables()
+    with run_server({"model.id": folder}, environment=environment, folder=tmp_path) as served:
+        body = {"prompt": "The", "max_tokens": 3}
+        assert httpx2.post(f"{served.api}/completions", json=body).status_code == 200
+        assert served.stop().exit_code == 0
+        assert served.process.stdout is not None
+        printed = served.process.stdout.read().decode()
+    assert '"name": "POST /v1/completions"' in printed
+    assert '"name": "decode"' in printed
+
+
+def test_traces__are_sent_to_a_collector_by_the_end(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("opentelemetry.exporter", reason="pip install 'moecast[tracing]'")
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+    with Collector() as collector:
+        threading.Thread(target=collector.serve_forever, daemon=True).start()
+        _, documented = documented_variables()
+        environment = {
+            name: value.replace("4318", str(collector.server_port))
+            for name, value in documented.items()
+        } | {"OTEL_SERVICE_NAME": "mine", "OTEL_BSP_SCHEDULE_DELAY": "3600000"}
+        with run_server({"model.id": folder}, environment=environment, folder=tmp_path) as served:
+            body = {"prompt": "The", "max_tokens": 3}
+            assert httpx2.post(f"{served.api}/completions", json=body).status_code == 200
+            assert not collector.bodies
+            assert served.stop().exit_code == 0
+            lines = served.log.read_text().splitlines()
+        collector.shutdown()
+    ((path, body),) = collector.bodies
+    assert path == "/v1/traces"
+    (resource,) = ExportTraceServiceRequest.FromString(body).resource_spans
+    names = {one.key: one.value.string_value for one in resource.resource.attributes}
+    assert names["service.name"] == "mine"
+    spans = {span.name: span for scope in resource.scope_spans for span in scope.spans}
+    assert set(spans) == {
+        "POST /v1/completions",
+        f"text_completion {folder.name}",
+        *("queue", "prefill", "decode"),
+    }
+    log = [json.loads(line) for line in lines if line.startswith("{")]
+    (request,) = [line for line in log if line.get("path") == "/v1/completions"]
+    assert {span.trace_id.hex() for span in spans.values()} == {request["trace_id"]}
+
+
+def test_traces__of_an_unsupported_kind_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "zipkin")
+    assert main("runtime", RUNTIME, ["serve", f"run_dir={tmp_path}", "port=0"]) == 2
+    assert "error: unknown OTEL_TRACES_EXPORTER 'zipkin'" in capsys.readouterr().err
 
 
 def test_signal__during_loading_ends_the_server(tmp_path: Path) -> None:

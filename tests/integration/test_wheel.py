@@ -13,7 +13,8 @@ from tests.builders.shadows import shadowing_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("collect", "configs", "moecast", "predictors", "runtime", "train", "zoo")
-MOST_BYTES = 70_000_000
+MOST_BYTES = 85_000_000
+"""PyPI takes 100 MB. The reference model has 45 MB, the built-in zoo 33."""
 
 
 def list_files(package: str) -> set[str]:

@@ -36,10 +36,11 @@ class BenchConfig(RunConfig):
     ablation: bool = False
     """Also promoe without each of chunks, early preemption and reordering (ProMoE, figure 12)."""
     predictor: str | None = None
-    """Kind, zoo entry or folder of one, in place of what each system names itself."""
+    """Kind, zoo entry or folder of one, in place of what each system names itself; or a run folder,
+    as for `entries`."""
     entries: Path | None = None
-    """Folder with an entry for each kind, as `moecast train predictor=all` leaves in
-    `entries`; looked at before the zoo."""
+    """Run folder of `moecast train`, or a folder with an entry for each kind; looked at before the
+    zoo."""
     prompts: list[str] = field(default_factory=lambda: list(PROMPTS))
     """Prompts, taken in turn: the first ones warm up, the next are measured."""
     routing: Path | None = None

@@ -1,6 +1,7 @@
 """The origin of a report's numbers: command, date, revision, machine and seed."""
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,6 +11,10 @@ RUN_FILE = "run.json"
 LONGEST_COMMAND = 96
 """Characters of a command in a figure; run.json has all of it."""
 REVISION_CHARACTERS = 10
+
+
+NESTED_PATH = re.compile(r"(?<![\w:/.])/(?:[^\s,{}\[\]/]+/)*([^\s,{}\[\]/]+)")
+"""An absolute path in a list or mapping; its last part."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,5 +79,7 @@ def spell_command(label: str, arguments: Sequence[str]) -> str:
     for argument in arguments:
         key, equals, value = argument.partition("=")
         if key != "run_dir":
+            if value[:1] in ("{", "["):
+                value = NESTED_PATH.sub(r"\1", value)
             words.append(key + equals + (Path(value).name if value.startswith("/") else value))
     return " ".join(words)

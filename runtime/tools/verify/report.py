@@ -20,6 +20,7 @@ from runtime.config import (
 )
 from runtime.generation.loading import choose_system, configure_model
 from runtime.hf.arena_launch import GROUPED_MM
+from runtime.hf.row_block import NUM_ROWS
 from runtime.presets import DEFAULT_SYSTEM
 from runtime.store.model_source import resolve
 from runtime.tools.verify.answers import PromptComparison, compare_answers
@@ -220,10 +221,13 @@ def compare_budgets(config: VerifyModelConfig, *, advance: Callable[[int], None]
 
 def describe_comparison(reference: SideReport, side: VerifySide, prompts: str) -> str:
     """Return the reference and what is compared, in words."""
-    experts = EXPERTS[side]
+    experts, implementation = EXPERTS[side], reference.experts_implementation
+    if reference.exact == Exact.SHARED:
+        implementation = f"{Exact.EAGER.value} (each row alone)"
+        experts += f", each new token in a batch of {NUM_ROWS} copies of its sequence"
     return (
         f"reference: Transformers {reference.transformers} {reference.model_class}, "
-        f"experts_implementation={reference.experts_implementation}, {experts}, "
+        f"experts_implementation={implementation}, {experts}, "
         f"weights aligned, {reference.dtype} on {reference.device}, torch "
         f"{reference.torch}, {describe_threads(reference)}, "
         f"decode_kernels={reference.decode_kernels}; {prompts}; logits of every "

@@ -1,22 +1,27 @@
 """The two sides of a verification, each of which answers the prompts in its own child process."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from transformers import PreTrainedModel
 
 from predictors.errors import MoecastError
 from runtime.config import Exact, VerifyModelConfig
 from runtime.engine.devices import primary_device
 from runtime.engine.loading import load_served
 from runtime.engine.memory import peak_memory_bytes
+from runtime.generation.lockstep.group import LockstepGroup
 from runtime.hf.decode_kernels import choose_kernels
 from runtime.hf.decode_threads import read_decode_threads
 from runtime.hf.exact import set_reference
 from runtime.hf.loading import count_weight_bytes
+from runtime.hf.row_copies import set_shared_reference
 from runtime.tools.child_process import ChildFailure, run_in_child
 from runtime.tools.verify.answers import write_answers
 from runtime.tools.verify.reference import load_lazy, load_plain_model, load_stored
@@ -93,6 +98,17 @@ def run_side(task: VerifyTask) -> SideReport:
     return SideReport(**result)
 
 
+def run_together(model: PreTrainedModel, answers: Sequence[Callable[[], None]]) -> None:
+    """Write all answers at once, as a server does: the reference writes one after another."""
+    with LockstepGroup(model) as group:
+        tasks = [group.start(answer) for answer in answers]
+        while group.sequences:
+            group.step()
+    for task in tasks:
+        if task.error is not None:
+            raise task.error
+
+
 def answer_prompts(task: VerifyTask) -> dict[str, Any]:
     """Load the side's model, write its answers, and return a `SideReport` as a dictionary."""
     config = task.config
@@ -107,9 +123,18 @@ def answer_prompts(task: VerifyTask) -> dict[str, Any]:
     else:
         model = load_plain_model(config.model, primary_device(config))
         exact = set_reference(model, config.model.exact)
-    for number, prompt in enumerate(task.prompts):
-        limits = {"max_new_tokens": config.max_new_tokens, "seed": config.seed}
-        write_answers(model, prompt, task.output, number, **limits)
+    if config.model.exact is Exact.SHARED and task.side is not VerifySide.SERVED:
+        exact = set_shared_reference(model)
+    limits = {"max_new_tokens": config.max_new_tokens, "seed": config.seed}
+    answers = [
+        partial(write_answers, model, prompt, task.output, number, **limits)
+        for number, prompt in enumerate(task.prompts)
+    ]
+    if task.side is VerifySide.SERVED and exact is Exact.SHARED:
+        run_together(model, answers)
+    else:
+        for answer in answers:
+            answer()
     report = SideReport(
         model_class=type(model).__name__,
         model_module=type(model).__module__,

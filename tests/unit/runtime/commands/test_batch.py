@@ -27,6 +27,12 @@ def _own_cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("MOECAST_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
+@pytest.fixture(autouse=True)
+def _no_freezing(monkeypatch):
+    """A collection of all objects of the tests' process takes longer than a batch's answers."""
+    monkeypatch.setattr(command, "freeze_objects", lambda: None)
+
+
 def write_prompts(path: Path, count: int = COUNT, new_tokens: int = 6) -> Path:
     lines = [
         {"id": f"p{i}", "tokens": [1 + (7 * i + j) % 60 for j in range(2 + i % 9)]}

@@ -2,13 +2,14 @@
 
 import io
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from runtime.commands import generate
 from runtime.commands.generate import generate_streamed, run
-from runtime.config import BUILTIN_MODELS, GenerateConfig
+from runtime.config import BUILTIN_MODELS, GenerateConfig, ModelConfig
 from runtime.hf.tokens import load_tokenizer
 
 TOKENIZER = load_tokenizer(BUILTIN_MODELS / "qwen2_moe_tiny")
@@ -37,14 +38,16 @@ def stream(
     stdout = RecordedStdout(is_terminal=is_terminal)
     monkeypatch.setattr(sys, "stdout", stdout)
 
-    def fake_generate(_model: Any, _prompt: Any, _config: Any, on_token: Any) -> list[int]:
+    def fake_generate(
+        _model: Any, _prompt: Any, _config: Any, on_token: Any, _drafting: Any
+    ) -> list[int]:
         for token in tokens:
             on_token(token)
         return tokens
 
     monkeypatch.setattr(generate, "generate", fake_generate)
     model: Any = None
-    _, times = generate_streamed(model, [1, 2], GenerateConfig(), TOKENIZER)
+    _, times = generate_streamed(model, [1, 2], GenerateConfig(), TOKENIZER, {})
     assert (times.num_prompt_tokens, times.num_tokens) == (2, len(tokens))
     assert 0 < times.first_token_seconds <= times.seconds
     return stdout.pieces
@@ -58,6 +61,23 @@ def test_generate__stdout_has_the_text_alone(capsys: pytest.CaptureFixture[str])
     assert "time to first token (TTFT)" in captured.err
     assert results["answer"]["num_tokens"] == len(results["tokens"]) == 6
     assert results["answer"]["num_prompt_tokens"] == len(results["prompt_tokens"])
+
+
+@pytest.mark.parametrize("draft", ["prompt-lookup", str(BUILTIN_MODELS / "qwen2_moe_tiny")])
+def test_generate__with_drafts_has_the_same_tokens(draft: str) -> None:
+    """The model itself is the draft model: nothing that it drafts is rejected."""
+    config = GenerateConfig(
+        prompt="one two three one two three one two",
+        max_new_tokens=12,
+        budget="100%",
+        model=ModelConfig(dtype="float32"),
+    )
+    results = run(replace(config, draft=draft))
+    assert results["tokens"] == run(config)["tokens"]
+    drafts = results["drafts"]
+    assert drafts["plain_seconds"] > 0
+    if draft != "prompt-lookup":
+        assert drafts["num_accepted"] == drafts["num_drafted"]
 
 
 def test_stream__a_characters_bytes_are_held_back(monkeypatch: pytest.MonkeyPatch) -> None:

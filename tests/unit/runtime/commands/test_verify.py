@@ -98,6 +98,17 @@ def test_verify__grouped_is_compared_with_the_librarys_grouped_function(tmp_path
         verify.run(replace(grouped, reference=VerifyReference.LAZY))
 
 
+@pytest.mark.parametrize("reference", [VerifyReference.PLAIN, VerifyReference.LAZY])
+def test_verify__shared_is_compared_with_a_batch_of_copies(tmp_path, reference):
+    folder = tiny_qwen2_moe(tmp_path / "model", dtype=torch.bfloat16)
+    model = ModelConfig(name="tiny", id=str(folder), exact=Exact.SHARED)
+    results = verify.run(replace(settings(folder), model=model, reference=reference))
+    assert "each new token in a batch of 8 copies" in results["compared"]
+    (row,) = results["rows"]
+    assert row["equal"]
+    assert row["tokens_compared"] == 15
+
+
 @pytest.mark.parametrize(("peak", "verdict"), [(141, "within 132"), (143, "OVER 132")])
 def test_verify__over_is_more_than_imports_and_allowance(peak, verdict):
     report = SideReport(

@@ -13,7 +13,11 @@ from runtime.serving.config import ServeConfig
         ({"replicas": 2}, "launcher=ray"),
         ({"ray_address": "10.0.0.1:6379"}, "launcher=ray"),
         ({"launcher": "slurm"}, "unknown launcher"),
+        ({"max_replicas": 2}, "max_replicas=2: .*launcher=ray"),
         ({"launcher": "ray", "replicas": 0}, "replicas=0"),
+        ({"launcher": "ray", "replicas": 3, "max_replicas": 2}, "max_replicas=2: .*at least 3"),
+        ({"launcher": "ray", "replica_cpus": 0}, "replica_cpus=0"),
+        ({"launcher": "ray", "scale_down_seconds": -1.0}, "scale_down_seconds=-1"),
         ({"launcher": "ray", "port": 0, "budget": "50%"}, "port=0"),
         ({"launcher": "ray"}, "budget=auto: with launcher=ray.*budget=4GiB"),
     ],
@@ -24,4 +28,6 @@ def test_serve_config__rejects_invalid_options(options, message):
 
 
 def test_serve_config__accepts_replicas_with_ray():
-    assert ServeConfig(launcher="ray", replicas=2, budget="50%").replicas == 2
+    config = ServeConfig(launcher="ray", replicas=2, budget="50%")
+    assert (config.replicas, config.most_replicas) == (2, 2)
+    assert ServeConfig(launcher="ray", max_replicas=3, budget="50%").most_replicas == 3

@@ -37,6 +37,11 @@ from tests.unit.runtime.serving.test_connections import FakeConnection
 
 MODEL = {"model_name": "m", "engine": "0"}
 INFO = {"version": "1", "system": "promoe", "predictor": "skip", "eviction": "lru"}
+NOT_HERE = {
+    "moecast_prefetching",
+    *("moecast_predictor_accuracy", "moecast_predictor_card_accuracy", "moecast_predictor_drifted"),
+}
+"""Metrics of adaptive prefetching, and of predictors with a card: tested below."""
 VLLMS_DASHBOARD = {
     "vllm:e2e_request_latency_seconds_bucket",
     "vllm:e2e_request_latency_seconds_sum",
@@ -122,8 +127,8 @@ def test_metrics__expose_every_definition_with_labels_and_kind(
     assert content_type.startswith("text/plain")
     families = {family.name: family for family in parse_text(body.decode())}
     for metric in DEFINITIONS.values():
-        if metric.name == "moecast_prefetching":
-            continue  # this system has no adaptive prefetching: see below
+        if metric.name in NOT_HERE:
+            continue
         family = families[metric.family]
         assert family.type == metric.kind
         assert family.documentation == metric.help
@@ -228,6 +233,13 @@ def test_connections__are_counted_with_the_reasons_of_their_ends(metrics: Server
     assert ends == dict.fromkeys(EndReason, 1)
     assert value(metrics, "moecast_connections", model_name="m") == len(table)
     assert value(metrics, "moecast_connections_limit", model_name="m") == MIN_CONNECTIONS
+
+
+def test_rejections__are_counted_from_zero(metrics: ServerMetrics) -> None:
+    """A rate misses the first event of a series that appears with it."""
+    for status in ("429", "503"):
+        labels = {"model_name": "m", "status": status}
+        assert value(metrics, "moecast_requests_rejected_total", **labels) == 0
 
 
 def test_kv_cache_usage__is_nan_without_a_context_length() -> None:
@@ -335,13 +347,13 @@ def test_prefetching_gauge__exists_for_adaptive_systems_only(metrics: ServerMetr
     before, shared.adaptive_prefetch = shared.adaptive_prefetch, None
 
     class Adaptive:
-        prefetching = True
+        is_on = True
 
     try:
         assert value(metrics, "moecast_prefetching", model_name="m") is None
         shared.adaptive_prefetch = Adaptive
         assert value(metrics, "moecast_prefetching", model_name="m") == 1
-        Adaptive.prefetching = False
+        Adaptive.is_on = False
         assert value(metrics, "moecast_prefetching", model_name="m") == 0
     finally:
         shared.adaptive_prefetch = before

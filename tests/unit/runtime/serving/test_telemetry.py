@@ -106,5 +106,6 @@ def test_status__includes_the_engine_once_it_is_ready(
     assert status["bytes_from"]["disk"] > 0
     assert status["seconds"]["predictor"] > 0
     assert (status["faults"], status["lost_threads"]) == ({}, 0)
+    assert status["predictor_drift"] is None  # no entry, no card
     assert status["prefetching"] in (True, False)  # the default system is adaptive
     assert telemetry.metrics.requests.max_length == 64

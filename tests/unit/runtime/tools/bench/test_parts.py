@@ -11,6 +11,7 @@ from rich.console import Console
 
 from predictors.baselines import PopularityPredictor
 from predictors.errors import MoecastError
+from runtime.commands.bench import choose_fastest
 from runtime.config import ModelConfig, SystemConfig
 from runtime.tools.bench import rounds
 from runtime.tools.bench.config import BenchConfig
@@ -231,3 +232,12 @@ def test_remembered_bytes__counts_pages_that_were_read(tmp_path):
     empty.touch()
     file.read_bytes()
     assert cached_bytes([file, empty]) == 4 * mmap.PAGESIZE
+
+
+def test_choose_fastest__is_the_machine_when_nothing_else_ran():
+    slow, fast, failed = ({"step_seconds": 0.045}, []), ({"step_seconds": 0.03}, []), (None, [])
+    assert choose_fastest([slow, fast]) is fast
+    assert choose_fastest([fast, slow]) is fast
+    assert choose_fastest([failed, slow]) is slow
+    assert choose_fastest([failed, failed]) is failed
+    assert choose_fastest([]) == (None, [])

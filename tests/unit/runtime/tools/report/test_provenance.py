@@ -76,3 +76,14 @@ def test_figures__have_title_and_origin(tmp_path: Path) -> None:
     assert embedded is not None
     # Below its heading on the page, the figure does not repeat it.
     assert base64.b64decode(embedded[1]) != (tmp_path / "curve.svg").read_bytes()
+
+
+def test_command__has_only_the_last_part_of_paths() -> None:
+    spelt = spell_command(
+        "moecast-train",
+        ["trace=/data/traces/mine", "other_kinds={chat: /data/chat,code: runs/code}", "a=[/x/y]"],
+    )
+    assert spelt == "moecast train trace=mine other_kinds={chat: chat,code: runs/code} a=[y]"
+    assert (
+        spell_command("zoo", ["zoo=[s3://a/b,hf://c/d]"]) == "python -m zoo zoo=[s3://a/b,hf://c/d]"
+    )

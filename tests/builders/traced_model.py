@@ -1,0 +1,22 @@
+"""A tiny model in a folder, with two traces that are bound to it."""
+
+from pathlib import Path
+
+from runtime.config import ModelConfig
+from runtime.store.model_source import identity
+from tests.builders.models import tiny_qwen2_moe
+from tests.builders.traces import make_spec, make_trace
+
+
+def make_traced_model(folder: Path, *, other: str) -> Path:
+    """Writes `tiny`, and the traces `trace` and `other`, of another distribution, into the folder.
+
+    Returns the model's folder.
+    """
+    model = tiny_qwen2_moe(folder / "tiny", num_layers=4)
+    spec = make_spec(hidden_size=32)
+    config = ModelConfig(name="tiny", id=str(model), dtype="float32")
+    spec = type(spec)(**{**spec.as_dict(), **identity(model, config)})
+    make_trace(folder / "trace", spec=spec, requests_per_unit=60)
+    make_trace(folder / other, spec=spec, requests_per_unit=60, seed=1)
+    return model

@@ -1,0 +1,238 @@
+"""The shipped alert rules and dashboard name existing metrics and are what Grafana reads."""
+
+import enum
+import json
+import re
+import types
+import typing
+from itertools import combinations, product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from configs.cli import main
+from configs.commands import RUNTIME
+from runtime.serving.metric_definitions import DEFINITIONS, MetricKind
+from runtime.serving.metrics import ServerMetrics
+from runtime.serving.monitoring import ALERTS, FILES, FOLDER, SCRAPING
+from tests.builders.monitoring import (
+    dashboard_expressions,
+    dashboard_variables,
+    read_dashboard,
+    read_grouping,
+    read_rules,
+    read_selectors,
+    rule_expressions,
+)
+from tests.docs.pages import DOCS
+
+OF_PROMETHEUS = {"job", "instance"}
+"""Labels that Prometheus adds to what it scrapes."""
+COLUMNS = 24
+"""Width of Grafana's grid."""
+
+
+def exposed_labels() -> dict[str, set[str]]:
+    """Labels of every series that queries can name."""
+    series: dict[str, set[str]] = {"up": set()}
+    for metric in DEFINITIONS.values():
+        labels = set(metric.labels)
+        if metric.kind is MetricKind.HISTOGRAM:
+            series[f"{metric.name}_bucket"] = labels | {"le"}
+            series[f"{metric.name}_sum"] = series[f"{metric.name}_count"] = labels
+        else:
+            series[metric.name] = labels
+    for family in ServerMetrics(model_name="m", max_running=1).registry.collect():
+        for sample in family.samples:
+            series.setdefault(sample.name, set(sample.labels))
+    for rule in read_rules():
+        if "record" in rule:
+            series[rule["record"]] = {"model_name", "tier"}
+    return series
+
+
+def all_targets() -> list[dict[str, Any]]:
+    return [one for panel in read_dashboard()["panels"] for one in panel.get("targets", [])]
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        pytest.param(expression, id=name)
+        for name, expression in (dashboard_expressions("5m") | rule_expressions()).items()
+    ],
+)
+def test_expression__selects_existing_metrics_by_their_labels(expression: str) -> None:
+    exposed = exposed_labels()
+    selectors = list(read_selectors(expression))
+    assert selectors
+    for name, labels in selectors:
+        assert name in exposed
+        assert set(labels) <= exposed[name] | OF_PROMETHEUS
+    known = OF_PROMETHEUS.union(*(exposed[name] for name, _ in selectors))
+    assert read_grouping(expression) <= known
+
+
+@pytest.mark.parametrize("name", dashboard_variables())
+def test_variable__lists_a_label_that_the_panels_select_by(name: str) -> None:
+    selector, label = dashboard_variables()[name]
+    assert label == name
+    ((metric, _),) = read_selectors(selector)
+    assert label in exposed_labels()[metric] | OF_PROMETHEUS
+    assert any(f"${name}" in target["expr"] for target in all_targets())
+
+
+def test_monitoring__covers_what_matters() -> None:
+    """Hit rate, stalls, bytes, TTFT, TPOT, queue and drift, in the rules and on the dashboard."""
+    topics = {
+        "moecast_expert_cache_hits_total",
+        "moecast_stall_seconds_total",
+        "moecast_prefetch_wasted_bytes_total",
+        "vllm:time_to_first_token_seconds_bucket",
+        "vllm:request_time_per_output_token_seconds_bucket",
+        "vllm:num_requests_waiting",
+        "moecast_predictor_drifted",
+    }
+    for expressions in (dashboard_expressions("5m"), rule_expressions()):
+        names = {name for text in expressions.values() for name, _ in read_selectors(text)}
+        assert topics <= names
+
+
+def test_rules__have_what_a_person_needs() -> None:
+    alerts = [rule for rule in read_rules() if "alert" in rule]
+    assert len({rule["alert"] for rule in alerts}) == len(alerts)
+    for rule in alerts:
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        assert set(rule["annotations"]) == {"summary", "description"}
+        assert "$labels.instance" in rule["annotations"]["summary"]
+    page = (DOCS / "monitoring.md").read_text()
+    assert re.findall(r"^\| `(Moecast\w+)`", page, re.MULTILINE) == [one["alert"] for one in alerts]
+    scraping = yaml.safe_load((FOLDER / SCRAPING).read_text())
+    assert scraping["rule_files"] == [ALERTS]
+    # The alert of a server that does not answer selects the job by its name.
+    (job,) = scraping["scrape_configs"]
+    assert rule_expressions()["MoecastDown"] == f'up{{job="{job["job_name"]}"}} == 0'
+
+
+def test_dashboard__is_complete_and_has_unique_ids() -> None:
+    dashboard = read_dashboard()
+    assert dashboard["title"]
+    assert "id" not in dashboard, "a number of the installation that it was exported from"
+    assert 8 <= len(dashboard["uid"]) <= 40
+    variables = {one["name"]: one for one in dashboard["templating"]["list"]}
+    assert variables["datasource"]["type"] == "datasource"
+    assert variables["datasource"]["query"] == "prometheus"
+    panels = dashboard["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    titles = [panel["title"] for panel in panels if panel["type"] != "row"]
+    assert len(set(titles)) == len(titles)
+    sources = [panel["datasource"] for panel in panels if panel["type"] != "row"]
+    sources += [one["datasource"] for one in variables.values() if one["type"] == "query"]
+    assert all(one == {"type": "prometheus", "uid": "${datasource}"} for one in sources)
+    for panel in panels:
+        targets = panel.get("targets", [])
+        assert bool(targets) == (panel["type"] != "row")
+        assert len({target["refId"] for target in targets}) == len(targets)
+        if targets:
+            assert panel["description"]
+            assert panel["fieldConfig"]["defaults"]["unit"]
+
+
+def test_dashboard__panels_are_within_the_grid_and_do_not_overlap() -> None:
+    places = [panel["gridPos"] for panel in read_dashboard()["panels"]]
+    cells = [
+        set(product(range(at["x"], at["x"] + at["w"]), range(at["y"], at["y"] + at["h"])))
+        for at in places
+    ]
+    assert all(0 <= x < COLUMNS and y >= 0 for one in cells for x, y in one)
+    assert all(not first & second for first, second in combinations(cells, 2))
+
+
+def check_schema(value: Any, annotation: Any, path: str) -> None:
+    """Compare an object of Grafana's classes, and what it consists of, with its annotations."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        errors = []
+        for option in arguments:
+            try:
+                return check_schema(value, option, path)
+            except AssertionError as error:
+                errors.append(str(error))
+        raise AssertionError(f"{path}: {errors}")
+    if annotation in (typing.Any, object):
+        # A panel's options: of the class of its type.
+        return check_schema(value, type(value), path) if hasattr(value, "to_json") else None
+    if origin is typing.Literal:
+        assert value in arguments, f"{path}={value!r}: not one of {arguments}"
+    elif origin is list:
+        assert isinstance(value, list), f"{path}={value!r}: not a list"
+        for number, item in enumerate(value):
+            check_schema(item, arguments[0], f"{path}[{number}]")
+    elif origin is dict:
+        assert isinstance(value, dict), f"{path}={value!r}: not an object"
+        for key, item in value.items():
+            check_schema(item, arguments[1], f"{path}.{key}")
+    elif issubclass(annotation, enum.Enum):
+        allowed = [member.value for member in annotation]
+        assert value in allowed, f"{path}={value!r}: not one of {allowed}"
+    elif annotation is float:
+        assert isinstance(value, int | float), f"{path}={value!r}: not a number"
+    else:
+        assert isinstance(value, annotation), f"{path}={value!r}: not {annotation.__name__}"
+        for name, kind in typing.get_type_hints(type(value)).items():
+            check_schema(getattr(value, name), kind, f"{path}.{name}")
+    return None
+
+
+def find_unknown(given: Any, kept: Any, path: str = "dashboard") -> list[str]:
+    """Return the paths of values that Grafana's classes did not keep."""
+    if isinstance(given, dict) and isinstance(kept, dict):
+        missing = [f"{path}.{key}" for key in given if key not in kept]
+        return missing + [
+            unknown
+            for key in given
+            if key in kept
+            for unknown in find_unknown(given[key], kept[key], f"{path}.{key}")
+        ]
+    if isinstance(given, list) and isinstance(kept, list) and len(given) == len(kept):
+        return [
+            unknown
+            for number, (one, other) in enumerate(zip(given, kept, strict=True))
+            for unknown in find_unknown(one, other, f"{path}[{number}]")
+        ]
+    return [] if given == kept else [path]
+
+
+def test_dashboard__fits_grafanas_schema() -> None:
+    """Grafana publishes its schemas as classes that are generated from them."""
+    pytest.importorskip("grafana_foundation_sdk", reason="pip install 'moecast[dev]'")
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+    from grafana_foundation_sdk.cog.plugins import register_default_plugins
+    from grafana_foundation_sdk.models.dashboard import Dashboard
+
+    register_default_plugins()
+    given = read_dashboard()
+    parsed = Dashboard.from_json(given)
+    check_schema(parsed, Dashboard, "dashboard")
+    kept = json.loads(json.dumps(parsed, cls=JSONEncoder))
+    assert find_unknown(given, kept) == []
+
+
+def test_monitor__writes_the_files_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main("runtime", RUNTIME, ["monitor"]) == 0
+    folder = tmp_path / "monitoring"
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
+        name: (FOLDER / name).read_bytes() for name in FILES
+    }
+    assert "prometheus --config.file=monitoring/prometheus.yml" in capsys.readouterr().out
+    assert {path.name for path in tmp_path.iterdir()} == {"monitoring"}
+    (folder / ALERTS).write_text("changed")
+    (folder / SCRAPING).unlink()
+    assert main("runtime", RUNTIME, ["monitor"]) == 2
+    assert "alerts.yml exists" in capsys.readouterr().err
+    assert (folder / ALERTS).read_text() == "changed"

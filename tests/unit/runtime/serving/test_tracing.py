@@ -1,0 +1,260 @@
+"""The spans of requests to a running server, read back from OpenTelemetry's in-memory exporter."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from fastapi import FastAPI
+
+from tests.builders.serving import WAIT_SECONDS, RunningServer, running_server, tiny
+
+pytest.importorskip("opentelemetry.sdk", reason="pip install 'moecast[tracing]'")
+
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
+from opentelemetry.trace import SpanKind, StatusCode
+
+from runtime.serving import tracing
+from runtime.serving.service import GenerationService, ServiceObserver
+from runtime.serving.tracing import STALL_SECONDS, Tracing, make_provider
+
+BODY = {"prompt": "The heart", "max_tokens": 6, "ignore_eos": True, "temperature": 0}
+TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+"""Of the example in W3C's Trace Context."""
+
+
+class StalledSteps(ServiceObserver):
+    """Adds stalls to steps of the engine, by their number from 1."""
+
+    def __init__(self, service: GenerationService):
+        self.seconds: dict[int, float] = {}
+        self._service, self._number = service, 0
+
+    def on_step(self, seconds: float, choices: list[Any]) -> None:
+        self._number += 1
+        stats = self._service.loaded.model.moecast.engine.stats
+        stats.stall_seconds += self.seconds.get(self._number, 0.0)
+
+
+@dataclass
+class TracedServer:
+    server: RunningServer
+    stalls: StalledSteps
+    exporter: InMemorySpanExporter
+
+    def spans(self) -> dict[str, list[ReadableSpan]]:
+        """By name, in the order of their starts; ends the server, which completes them."""
+        self.server.end()
+        self.server.thread.join(WAIT_SECONDS)
+        spans: dict[str, list[ReadableSpan]] = {}
+        for span in sorted(self.exporter.get_finished_spans(), key=lambda span: span.start_time):
+            spans.setdefault(span.name, []).append(span)
+        return spans
+
+
+@pytest.fixture
+def traced(folder: Path) -> Iterator[TracedServer]:
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    stalls: list[StalledSteps] = []
+
+    def install(service: GenerationService, app: FastAPI) -> None:
+        stalls.append(StalledSteps(service))
+        service.add_observer(stalls[0])
+        recorded.install(service, app, model_name="tiny")
+
+    recorded = Tracing(provider)
+    with running_server(
+        lambda: tiny(folder),
+        max_running=1,
+        max_waiting=3,
+        install=install,
+        telemetry=recorded.telemetry(),
+    ) as server:
+        yield TracedServer(server, stalls[0], exporter)
+
+
+def post(server: RunningServer, body: dict[str, Any], **options: Any) -> httpx2.Response:
+    path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+    with server.http() as client:
+        return client.post(path, json=body, **options)
+
+
+def parent_of(span: ReadableSpan) -> int | None:
+    return None if span.parent is None else span.parent.span_id
+
+
+def test_request__is_a_span_in_the_clients_trace(traced: TracedServer) -> None:
+    headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "X-Request-Id": "mine"}
+    response = post(traced.server, BODY, headers=headers)
+    spans = traced.spans()
+    (request,), (answer,) = spans["POST /v1/completions"], spans["text_completion tiny"]
+    assert request.kind is SpanKind.SERVER
+    assert f"{parent_of(request):016x}" == PARENT
+    assert (request.attributes or {})["http.route"] == "/v1/completions"
+    assert (request.attributes or {})["http.response.status_code"] == 200
+    for span in (child for found in spans.values() for child in found):
+        assert f"{span.context.trace_id:032x}" == TRACE
+    usage = response.json()["usage"]
+    attributes = dict(answer.attributes or {})
+    assert attributes["gen_ai.operation.name"] == "text_completion"
+    assert attributes["gen_ai.request.max_tokens"] == usage["completion_tokens"] == 6
+    assert attributes["gen_ai.usage.input_tokens"] == usage["prompt_tokens"]
+    assert attributes["gen_ai.usage.output_tokens"] == 6
+    assert attributes["gen_ai.response.finish_reasons"] == ("length",)
+    assert attributes["moecast.request_id"] == "mine"
+    assert "The heart" not in str([span.to_json() for found in spans.values() for span in found])
+
+
+def test_answer__consists_of_queue_prefill_and_decode(traced: TracedServer) -> None:
+    post(traced.server, BODY)
+    spans = traced.spans()
+    (request,), (answer,) = spans["POST /v1/completions"], spans["text_completion tiny"]
+    phases = [spans[name][0] for name in ("queue", "prefill", "decode")]
+    assert parent_of(request) is None
+    assert parent_of(answer) == request.context.span_id
+    assert {parent_of(phase) for phase in phases} == {answer.context.span_id}
+    times = [time for phase in phases for time in (phase.start_time, phase.end_time)]
+    assert times == sorted(times)
+    assert times[1::2][:2] == times[2::2]  # each begins where the last one ends
+    assert (times[0], times[-1]) == (answer.start_time, answer.end_time)
+    assert request.start_time <= answer.start_time
+    assert answer.end_time <= request.end_time
+    steps = [(phase.attributes or {}).get("moecast.num_steps") for phase in phases]
+    assert steps == [None, 1, 5]
+
+
+def test_attributes__are_of_the_semantic_conventions(traced: TracedServer) -> None:
+    post(traced.server, BODY | {"top_k": 3})
+    known = {value for name, value in vars(gen_ai_attributes).items() if name.startswith("GEN_AI_")}
+    (answer,) = traced.spans()["text_completion tiny"]
+    names = {name for name in answer.attributes or {} if not name.startswith("moecast.")}
+    assert names <= known
+    assert "gen_ai.request.top_k" in names
+    operations = {entry.value for entry in gen_ai_attributes.GenAiOperationNameValues}
+    assert set(tracing.OPERATIONS.values()) <= operations
+
+
+def test_chat__has_a_span_for_each_answer_streamed_or_not(traced: TracedServer) -> None:
+    messages = [{"role": "user", "content": "The heart"}]
+    body = {"messages": messages, "max_tokens": 3, "ignore_eos": True, "n": 2, "stream": True}
+    assert post(traced.server, body).text.endswith("data: [DONE]\n\n")
+    spans = traced.spans()
+    (request,) = spans["POST /v1/chat/completions"]
+    answers = spans["chat tiny"]
+    assert [parent_of(answer) for answer in answers] == [request.context.span_id] * 2
+    assert max(answer.end_time for answer in answers) <= request.end_time
+    first, second = ((answer.attributes or {})["gen_ai.request.seed"] for answer in answers)
+    assert second == first + 1
+
+
+def test_queue__lasts_until_the_answer_before_has_ended(traced: TracedServer) -> None:
+    body = BODY | {"n": 2}
+    assert post(traced.server, body).status_code == 200
+    spans = traced.spans()
+    first = spans["text_completion tiny"][0].context.span_id
+    ends = {parent_of(span): span.end_time for span in spans["decode"]}
+    queues = {parent_of(span): span.end_time for span in spans["queue"]}
+    (second,) = set(queues) - {first}
+    assert queues[second] >= ends[first] > queues[first]
+
+
+def test_stalls__are_sums_and_events_above_a_threshold(traced: TracedServer) -> None:
+    stats = traced.server.service.loaded.model.moecast.engine.stats
+    before = stats.stall_seconds
+    traced.stalls.seconds = {1: 3.0, 2: STALL_SECONDS / 10, 4: 2.0}
+    post(traced.server, BODY)
+    spans = traced.spans()
+    (prefill,), (decode,) = spans["prefill"], spans["decode"]
+    for span, step, seconds in ((prefill, 1, 3.0), (decode, 4, 2.0)):
+        (event,) = span.events
+        assert event.name == "stall"
+        attributes = dict(event.attributes or {})
+        assert attributes["moecast.stall_seconds"] == pytest.approx(seconds, abs=0.5)
+        assert attributes["moecast.num_tokens"] == step
+        assert attributes["moecast.num_sequences"] == 1
+        assert attributes["moecast.step_seconds"] > 0
+        assert span.start_time <= event.timestamp <= span.end_time
+    total = sum((span.attributes or {})["moecast.stall_seconds"] for span in (prefill, decode))
+    assert total == pytest.approx(stats.stall_seconds - before)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [({"prompt": "a", "max_tokens": -1}, 400), (BODY | {"model": "other"}, 404)],
+)
+def test_refused_request__has_its_status_and_no_answer(
+    traced: TracedServer, body: dict[str, Any], status: int
+) -> None:
+    assert post(traced.server, body).status_code == status
+    ((request,),) = traced.spans().values()
+    assert (request.attributes or {})["http.response.status_code"] == status
+    assert request.status.status_code is StatusCode.UNSET  # the client's fault
+
+
+def test_other_paths__have_no_spans(traced: TracedServer) -> None:
+    with traced.server.http() as client:
+        assert client.get("/v1/models").status_code == 200
+        assert client.post("/tokenize", json={"prompt": "a"}).status_code == 200
+    assert traced.spans() == {}
+
+
+def test_answer__that_fails_has_the_errors_code(traced: TracedServer) -> None:
+    server = traced.server
+    server.steps.hold()
+    statuses: list[int] = []
+    thread = threading.Thread(target=lambda: statuses.append(post(server, BODY).status_code))
+    thread.start()
+    while not server.service.num_running:
+        pass
+    server.end()
+    server.end()
+    server.steps.release()
+    thread.join(60)
+    spans = traced.spans()
+    (answer,), (request,) = spans["text_completion tiny"], spans["POST /v1/completions"]
+    assert statuses == [503]
+    assert answer.status.status_code is request.status.status_code is StatusCode.ERROR
+    assert (answer.attributes or {})["error.type"] == "shutting_down"
+    assert (request.attributes or {})["error.type"] == "503"
+
+
+def test_server__without_tracing_uses_no_provider_of_others(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
+    with running_server(lambda: tiny(folder)) as server:
+        assert post(server, BODY).status_code == 200
+    assert exporter.get_finished_spans() == ()
+
+
+def test_provider__takes_its_names_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    def resource() -> dict[str, Any]:
+        provider = make_provider("1.2", prints=True)
+        provider.shutdown()
+        return dict(provider.resource.attributes)
+
+    found = resource()
+    assert (found["service.name"], found["service.version"]) == ("moecast", "1.2")
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")
+    found = resource()
+    assert (found["service.name"], found["service.version"]) == ("mine", "1.2")
+    assert found["deployment.environment.name"] == "test"
+
+
+def test_close__does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracing, "CLOSE_SECONDS", 0.05)
+    provider, stuck = TracerProvider(shutdown_on_exit=False), threading.Event()
+    monkeypatch.setattr(provider, "shutdown", stuck.wait)
+    Tracing(provider).close()
+    stuck.set()
