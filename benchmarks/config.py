@@ -49,6 +49,45 @@ class CeilingConfig(BenchmarkConfig):
 
 
 @dataclass(kw_only=True)
+class CapacityConfig(BenchmarkConfig):
+    output: Path = RESULTS / "capacity.json"
+    repetitions: int = 3
+    """Pairs of recordings, a short and a long one; the median of their differences is reported."""
+    prompts: int = 24
+    """Prompts of the long recording; the short one has an eighth of them."""
+    machines: int = 10_000
+    """Machines that pull an entry."""
+    trace_tokens: int = 10**9
+    """Tokens of the planned trace."""
+    users: int = 12
+    """Users of each model at a time."""
+    context_tokens: int = 8192
+    """Tokens of each user's prompt and answer."""
+
+
+@dataclass(kw_only=True)
+class LockstepConfig(BenchmarkConfig):
+    output: Path = RESULTS / "lockstep.json"
+    clients: list[int] = field(default_factory=lambda: [1, 2, 4, 8])
+    """Numbers of sequences that are generated together, with commas between them."""
+    exact: list[str] = field(default_factory=lambda: ["eager", "shared"])
+    """Settings of `model.exact`, with commas between them; the first with one sequence is the
+    reference."""
+    dtype: str = "float32"
+    """Dtype of the reference model."""
+    budget: str = "100%"
+    """Memory for experts."""
+    system: str = "on-demand"
+    """System that serves."""
+    repetitions: int = 5
+    """Rounds; the median of their ratios is reported."""
+    steps: int = 24
+    """Decode steps of a measurement."""
+    threads: int = 2
+    """Threads of PyTorch."""
+
+
+@dataclass(kw_only=True)
 class ControlPlaneConfig(BenchmarkConfig):
     output: Path = RESULTS / "control_plane.json"
     shape: list[str] = field(default_factory=lambda: [*CONTROL_PLANE_SHAPES])
@@ -93,6 +132,62 @@ class MoecastConfig(BenchmarkConfig):
     """Folder of the entries residual, reuse and stride, as `python -m train predictor=all` writes
     them."""
     output: Path = RESULTS / "moecast.json"
+
+
+@dataclass(kw_only=True)
+class DraftsConfig(BenchmarkConfig):
+    kinds: dict[str, Path]
+    """File of JSON lines with prompts for each kind: `{code: PATH, chat: PATH}`."""
+    model: str = "qwen2-moe-tiny"
+    """Model: its short name, or a folder."""
+    budget: str = "25%"
+    """Memory for experts."""
+    system: str = "moecast"
+    prompts: int = 4
+    """Prompts of each kind."""
+    prompt_tokens: int = 192
+    new_tokens: int = 64
+    repetitions: int = 3
+    threads: int = 1
+    """Threads of PyTorch."""
+    output: Path = RESULTS / "drafts.json"
+
+
+@dataclass(kw_only=True)
+class PrefillConfig(BenchmarkConfig):
+    model: str = "qwen2-moe-tiny"
+    """Model: its short name, or a folder."""
+    budget: str = "25%"
+    """Memory for experts."""
+    system: list[str] = field(default_factory=lambda: ["on-demand", "promoe", "moecast"])
+    """Systems, with commas between them."""
+    prompts: int = 8
+    """Prompts: sources of as many modules of the standard library."""
+    prompt_tokens: int = 512
+    threads: int = 2
+    """Threads of PyTorch."""
+    output: Path = RESULTS / "prefill.json"
+
+
+@dataclass(kw_only=True)
+class DequantiseConfig(BenchmarkConfig):
+    repetitions: int = 15
+    """Rounds; the median is reported."""
+    threads: int = 1
+    """Threads of PyTorch."""
+    output: Path = RESULTS / "dequantise.json"
+
+
+@dataclass(kw_only=True)
+class LookaheadConfig(BenchmarkConfig):
+    traces: dict[str, Path]
+    """Trace of each kind of prompts: `{docs: PATH, code: PATH}`."""
+    entries: dict[str, str] = field(default_factory=dict)
+    """Zoo entries of predictors for eviction, by the name to show."""
+    split: str | None = None
+    """Requests to replay: held_out, train; none: all."""
+    tokens: int = 1000
+    output: Path = RESULTS / "lookahead.json"
 
 
 @dataclass(kw_only=True)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from datetime import UTC, datetime
+from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -78,10 +79,19 @@ def command_line(command: str, config: RunConfig) -> str:
         default = field.default if field.default_factory is MISSING else field.default_factory()
         if value == default or field.name in ("output", "run_dir", "debug"):
             continue
-        if isinstance(value, list):
-            value = ",".join(str(getattr(item, "name", item)) for item in value)
-        words.append(f"{field.name}={value.name if isinstance(value, Path) else value}")
+        words.append(f"{field.name}={_format_option(value)}")
     return " ".join(words)
+
+
+def _format_option(value: Any) -> str:
+    """Returns an option's value as it is written on a command line, paths by their last part."""
+    if isinstance(value, list):
+        return ",".join(map(_format_option, value))
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}: {_format_option(item)}' for key, item in value.items())}}}"
+    if isinstance(value, str) and "/" in value and Path(value).expanduser().is_absolute():
+        return Path(value).name
+    return str(value.value if isinstance(value, Enum) else getattr(value, "name", value))
 
 
 def describe_origin(config: RunConfig) -> Provenance:

@@ -28,7 +28,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "planning": (
         "runtime/policy/forecast_scheduler.py",
         "runtime/policy/queue.py",
-        "runtime/policy/adaptive_prefetch.py",
+        "runtime/policy/adaptive_switch.py",
     ),
     "requests": ("runtime/policy/",),
     "eviction": ("runtime/policy/eviction/", "runtime/policy/cache.py"),

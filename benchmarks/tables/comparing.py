@@ -6,7 +6,7 @@ from typing import Any
 from benchmarks.papers.run import PapersReport
 from benchmarks.peers.rows import PeerRow, PeersReport, format_read_ahead, peers_table
 from benchmarks.reports import read_report
-from benchmarks.tables.evaluation import read_evaluation, read_live
+from benchmarks.tables.evaluation import beaten_line, read_evaluation, read_live
 from benchmarks.tables.markdown import (
     TPOT_COLUMNS,
     format_figure,
@@ -134,7 +134,7 @@ def live_table(*, every: bool = False) -> list[str]:
         f"{hardware['processor']} (times faster than `on-demand`, by medians within a "
         f"repetition): {report['compared']}. Intervals are over the requests of all repetitions. "
         "`oracle` and the bound are simulated; all tokens are those of plain Transformers. "
-        f"{first_live()}",
+        f"{first_live()}{beaten_line()}",
         "",
         *markdown_table(columns, lines),
         "",
@@ -213,7 +213,7 @@ def speed_table() -> list[str]:
         "",
         *markdown_table(["", *budgets], lines),
         "",
-        f"{first_live()} {compared}All of moecast's tokens are "
+        f"{first_live()}{beaten_line()} {compared}All of moecast's tokens are "
         "those of Transformers. Programs that map their weights depend on the disk's read-ahead; "
         f"each ran at {read_ahead}{', and its faster time is shown' * (len(settings) > 1)}. "
         "[How it was measured](docs/results.md#other-programs)",

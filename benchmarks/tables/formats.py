@@ -1,6 +1,8 @@
 """Tables of the formats that experts can be served in."""
 
+from benchmarks.dequantise import DequantiseReport
 from benchmarks.formats import FormatsReport
+from benchmarks.lockstep import LockstepReport
 from benchmarks.quantised import QuantisedReport
 from benchmarks.reports import read_report
 from benchmarks.tables.markdown import format_figure, format_percent, format_size, markdown_table
@@ -69,4 +71,60 @@ def quality_table() -> list[str]:
         *markdown_table(columns, lines),
         "",
         *origin_line("quantised"),
+    ]
+
+
+def dequantise_table() -> list[str]:
+    """Returns the time of dequantising an expert, next to that of Transformers' operations."""
+    report = read_report("dequantise", DequantiseReport)
+    if report is None:
+        return []
+    rows = [
+        [
+            row.format,
+            *(
+                format_figure(1e3 * seconds, 1, " ms")
+                for seconds in (row.ours_seconds, row.library_seconds)
+            ),
+            format_figure(row.speed, 1, "x"),
+            format_figure(1e3 * row.product_seconds, 1, " ms"),
+        ]
+        for row in report.rows
+    ]
+    return [
+        f"Dequantising one expert to bfloat16, bit for bit alike, {report.machine.threads} thread "
+        f"(medians of {report.repetitions} rounds, in turns), and the products of one token:",
+        "",
+        *markdown_table(["format", "moecast", "Transformers", "speed", "products"], rows),
+        "",
+        *origin_line("dequantise"),
+        "",
+    ]
+
+
+def lockstep_table() -> list[str]:
+    """Returns the throughput of several sequences over that of one, by `model.exact`."""
+    report = read_report("lockstep", LockstepReport)
+    if report is None:
+        return []
+    rows = [
+        [
+            f"`{row.exact}`",
+            str(row.clients),
+            format_figure(row.tokens_per_second, 0),
+            format_figure(row.over_one, 2, "x"),
+            format_figure(row.over_reference, 2, "x"),
+        ]
+        for row in report.rows
+    ]
+    columns = ["`model.exact`", "sequences", "tokens/s", "over one", "over one `eager`"]
+    return [
+        f"Sequences that are generated together: {report.model} in {report.dtype}, {report.budget} "
+        f"of the experts in memory, {report.machine.threads} thread, decode steps (medians of "
+        f"{report.repetitions} rounds, ratios within a round):",
+        "",
+        *markdown_table(columns, rows),
+        "",
+        *origin_line("lockstep"),
+        "",
     ]

@@ -7,13 +7,17 @@ from benchmarks.config import TablesConfig
 from benchmarks.process import ROOT
 from benchmarks.tables import (
     ablation,
+    capacity,
     comparing,
     control_plane,
+    drafts,
     earlier,
     forecasting,
     formats,
     grouping,
     launching,
+    lookahead,
+    prefill,
     real_size,
     routing,
     serving,
@@ -53,6 +57,7 @@ def list_tables() -> dict[str, list[list[str]]]:
     return {
         "README.md": [comparing.speed_table()],
         "docs/limits.md": [routing.routing_table()],
+        "docs/lookahead.md": [lookahead.lookahead_tables(), drafts.drafts_tables()],
         "docs/results.md": [
             ["## Forecasts", ""],
             forecasting.predictors_table(),
@@ -72,6 +77,7 @@ def list_tables() -> dict[str, list[list[str]]]:
             ["## Live runs", ""],
             comparing.live_table(),
             show_figure("tpot-against-budget", "Live TPOT against the budget"),
+            prefill.prefill_table(),
             ["## The simulator", ""],
             comparing.validated_table(),
             ["## Other programs", ""],
@@ -87,9 +93,12 @@ def list_tables() -> dict[str, list[list[str]]]:
         "docs/formats.md": [
             formats.formats_table(),
             formats.quality_table(),
+            formats.dequantise_table(),
+            formats.lockstep_table(),
             real_size.real_size_table(),
         ],
         "docs/control-plane.md": [control_plane.control_plane_tables()],
+        "docs/capacity.md": [capacity.capacity_tables()],
         "docs/comparison.md": [earlier.changes_table()],
         "benchmarks/README.md": [
             forecasting.predictors_table(),

@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks import reports
 from benchmarks.config import ReadsConfig
 from benchmarks.process import ROOT
-from benchmarks.tables import ablation, comparing, earlier, markdown, origins
+from benchmarks.tables import ablation, comparing, earlier, evaluation, markdown, origins
 from benchmarks.tables.readmes import BEGIN, END, list_tables
 
 
@@ -32,6 +32,23 @@ def test_speed_table__is_led_by_what_is_simulated() -> None:
 def test_speed_table__is_empty_without_results(monkeypatch) -> None:
     monkeypatch.setattr(comparing, "read_document", lambda _: None)
     assert comparing.speed_table() == []
+
+
+def test_bounds__that_a_run_has_beaten_are_left_out() -> None:
+    def row(budget: str, system: str, seconds: float) -> dict[str, Any]:
+        simulated = system in ("oracle", "bound")
+        figures = {"tpot_mean_seconds": seconds, "simulated": simulated}
+        return {"budget": budget, "system": system, **figures}
+
+    rows = [
+        row("50%", "moecast", 0.06),
+        row("50%", "bound", 0.05),
+        row("100%", "moecast", 0.04),
+        row("100%", "promoe", 0.07),
+        row("100%", "bound", 0.05),
+        row("75%", "bound", 0.05),
+    ]
+    assert evaluation.find_beaten_bounds(rows) == ["100%"]
 
 
 @dataclass

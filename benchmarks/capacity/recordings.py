@@ -1,0 +1,158 @@
+"""Disk, files, workers and hours of very long traces, and of training on them."""
+
+import json
+import math
+import resource
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.process import python_module, run_program
+
+FILES_PER_PART = 2
+"""The columns, and the requests that they are from."""
+SECONDS_PER_DAY = 86400
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedRun:
+    """A recording of prompts with the reference model, on one core."""
+
+    prompts: int
+    tokens: int
+    num_bytes: int
+    parts: int
+    cpu_seconds: float
+    """Processor time of the whole command, its start included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordingCost:
+    """Costs of a token, from two recordings of different length."""
+
+    bytes_per_token: float
+    planned_bytes_per_token: int
+    """The recorder's own figure before it starts (`row_bytes`)."""
+    core_seconds_per_token: list[float]
+    """Differences between the long and the short recording; their median is used."""
+
+    @property
+    def tokens_per_core_second(self) -> float:
+        return 1 / statistics.median(self.core_seconds_per_token)
+
+
+def record_prompts(prompts: int, folder: Path) -> RecordedRun:
+    """Records prompts with the command, on one core."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    run_program(
+        [
+            *python_module("collect"),
+            "qwen2-moe-tiny",
+            f"data.num_prompts={prompts}",
+            f"output={folder / 'trace'}",
+            f"run_dir={folder / 'run'}",
+        ],
+        environment={"OMP_NUM_THREADS": "1"},
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    results = json.loads((folder / "run" / "results.json").read_text())
+    used = [usage.ru_utime + usage.ru_stime for usage in (before, after)]
+    return RecordedRun(
+        prompts=prompts,
+        tokens=results["tokens"],
+        num_bytes=results["bytes"],
+        parts=len(list((folder / "trace").glob("*.arrow"))),
+        cpu_seconds=used[1] - used[0],
+    )
+
+
+def compare_runs(
+    pairs: list[tuple[RecordedRun, RecordedRun]], *, planned_bytes_per_token: int
+) -> RecordingCost:
+    """Returns the costs of a token without those of starting; pairs of a short and a long run."""
+    long = pairs[0][1]
+    return RecordingCost(
+        bytes_per_token=long.num_bytes / long.tokens,
+        planned_bytes_per_token=planned_bytes_per_token,
+        core_seconds_per_token=[
+            (long.cpu_seconds - short.cpu_seconds) / (long.tokens - short.tokens)
+            for short, long in pairs
+        ],
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongTracePlan:
+    """A trace of many tokens."""
+
+    name: str
+    tokens: int
+    num_bytes: float
+    files: int
+    core_hours: float | None
+    """None: the speed of recording this model was not measured."""
+    workers_for_a_day: int | None
+    """Cores that record it within 24 hours."""
+
+
+def plan_trace(
+    name: str,
+    *,
+    tokens: int,
+    bytes_per_token: float,
+    part_bytes: int,
+    core_seconds_per_token: float | None,
+) -> LongTracePlan:
+    """Returns disk, files and hours; the parts of a trace are recorded by independent workers.
+
+    Args:
+        name: The model.
+        tokens: Tokens of the trace.
+        bytes_per_token: All signals.
+        part_bytes: Size at which the recorder begins a new part.
+        core_seconds_per_token: Processor time of a recorded token.
+    """
+    seconds = None if core_seconds_per_token is None else tokens * core_seconds_per_token
+    num_bytes = tokens * bytes_per_token
+    return LongTracePlan(
+        name=name,
+        tokens=tokens,
+        num_bytes=num_bytes,
+        files=FILES_PER_PART * math.ceil(num_bytes / part_bytes),
+        core_hours=None if seconds is None else seconds / 3600,
+        workers_for_a_day=None if seconds is None else math.ceil(seconds / SECONDS_PER_DAY),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingCost:
+    """Speed of a training run whose results are committed."""
+
+    what: str
+    machine: str
+    token_visits: int
+    """Tokens that the run was shown, those of every epoch counted."""
+    seconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.token_visits / self.seconds
+
+    def hours(self, tokens: int, *, epochs: int) -> float:
+        """Returns the time of training on a trace of this model on the same machine."""
+        return tokens * epochs / self.tokens_per_second / 3600
+
+
+def read_training(document: dict[str, Any]) -> list[TrainingCost]:
+    """Returns the speeds in `results/train.json`: forecasts of all kinds together, and reuse."""
+    parts = [document["training"], document["keeping"]["training"]]
+    return [
+        TrainingCost(
+            what=f"{', '.join(part['kinds'])} ({part['networks']} networks together)",
+            machine=document["origin"]["machine"],
+            token_visits=part["steps"] * part["batch_size"],
+            seconds=part["seconds"],
+        )
+        for part in parts
+    ]

@@ -1,0 +1,202 @@
+"""Measures the pieces of `docs/capacity.md` and computes its figures from them.
+
+Takes some minutes of one core: recordings of a few prompts, and two pulls of each entry.
+"""
+
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.capacity.egress import Egress, PullCost, measure_pull, plan_egress
+from benchmarks.capacity.memory import MODELS, MachinePlan, count_memory, plan_machine
+from benchmarks.capacity.recordings import (
+    LongTracePlan,
+    RecordedRun,
+    RecordingCost,
+    TrainingCost,
+    compare_runs,
+    plan_trace,
+    read_training,
+    record_prompts,
+)
+from benchmarks.config import CapacityConfig
+from benchmarks.reports import RESULTS, MachineFacts, describe_machine, print_line, write_report
+from collect.traces import Trace
+from collect.traces.layout import ALL_SIGNALS, ROUTING_SIGNALS, row_bytes
+from predictors.errors import MoecastError
+from predictors.spec import ModelSpec
+from predictors.units import GIB, MIB
+from runtime.presets import load_shape
+from zoo.catalog import Zoo
+from zoo.locations import BUILTIN, builtin_storage
+
+PART_BYTES = 256 * MIB
+"""`data.shard_mib`, at its default."""
+EDGES = 50
+SITES = 20
+UPLINK_BYTES_PER_SECOND = 125e6
+"""One gigabit per second."""
+MODEL = "qwen2-moe-tiny"
+REAL_SIZE = "qwen3-30b-a3b"
+EPOCHS = 1
+"""A trace of this size is read once; the reference model's predictors read theirs five times."""
+
+INSTALLATIONS: Sequence[tuple[str, int, tuple[str, ...]]] = (
+    ("a desktop", 64 * GIB, ("qwen3-30b-a3b",)),
+    ("a desktop, two models", 64 * GIB, ("qwen3-30b-a3b", "qwen1.5-moe")),
+    ("a server", 256 * GIB, ("qwen3-30b-a3b", "phi-3.5-moe", "mixtral-8x7b")),
+    (
+        "the same, all four models",
+        256 * GIB,
+        ("qwen1.5-moe", "qwen3-30b-a3b", "phi-3.5-moe", "mixtral-8x7b"),
+    ),
+)
+"""Machine, its memory and the models that share it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Installation:
+    name: str
+    plan: MachinePlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class PulledWhat:
+    """A pull, and the origin's part where very many machines do it."""
+
+    cost: PullCost
+    egress: list[Egress]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapacityReport:
+    machine: MachineFacts
+    users: int
+    context_tokens: int
+    one_user: list[Installation]
+    all_users: list[Installation]
+    machines: int
+    edges: int
+    sites: int
+    uplink_bytes_per_second: float
+    pulls: list[PulledWhat]
+    recordings: list[tuple[RecordedRun, RecordedRun]]
+    recording: RecordingCost
+    part_bytes: int
+    traces: list[LongTracePlan]
+    epochs: int
+    training: list[TrainingCost]
+
+
+def plan_installations(*, users: int, context_tokens: int) -> list[Installation]:
+    models = {
+        model.shape: count_memory(model, users=users, context_tokens=context_tokens)
+        for model in MODELS
+    }
+    return [
+        Installation(name=name, plan=plan_machine(memory, [models[shape] for shape in shapes]))
+        for name, memory, shapes in INSTALLATIONS
+    ]
+
+
+def measure_pulls(config: CapacityConfig) -> list[PulledWhat]:
+    """Pulls the built-in zoo's largest and smallest entry, and what the system moecast takes."""
+    index = Zoo(builtin_storage()).read_index()
+    sizes = {name: listing.versions[listing.latest].size for name, listing in index.entries.items()}
+    names = [max(sizes, key=sizes.__getitem__), min(sizes, key=sizes.__getitem__)]
+    costs = [measure_pull(name, BUILTIN) for name in names]
+    costs.insert(0, measure_pull(MODEL, BUILTIN, ["system=moecast"]))
+    return [
+        PulledWhat(
+            cost=cost,
+            egress=plan_egress(
+                cost,
+                machines=config.machines,
+                edges=EDGES,
+                sites=SITES,
+                uplink_bytes_per_second=UPLINK_BYTES_PER_SECOND,
+            ),
+        )
+        for cost in costs
+    ]
+
+
+def record_pairs(
+    config: CapacityConfig, folder: Path
+) -> tuple[list[tuple[RecordedRun, RecordedRun]], ModelSpec]:
+    """Records a short and a long trace several times; returns the costs and the traced model."""
+    pairs = []
+    for repetition in range(config.repetitions):
+        runs = []
+        for prompts in (max(1, config.prompts // 8), config.prompts):
+            run = record_prompts(prompts, folder / f"{repetition}-{prompts}")
+            print_line(f"{run.tokens} tokens: {run.cpu_seconds:.1f} s of processor time")
+            runs.append(run)
+        pairs.append((runs[0], runs[1]))
+    trace = Trace.open(folder / f"0-{config.prompts}" / "trace", verify=False)
+    return pairs, trace.spec
+
+
+def plan_traces(spec: ModelSpec, cost: RecordingCost, tokens: int) -> list[LongTracePlan]:
+    """Plans traces of the reference model, and of a real one, whose recording was not measured."""
+    seconds = 1 / cost.tokens_per_core_second
+    shape = load_shape(REAL_SIZE)
+    real = ModelSpec(
+        model_id=REAL_SIZE,
+        revision="",
+        config_hash="",
+        num_layers=shape.num_layers,
+        num_experts=shape.num_experts,
+        top_k=shape.top_k,
+        hidden_size=shape.hidden_size,
+        dtype="bfloat16",
+    )
+    plans = [
+        ("all signals", MODEL, cost.bytes_per_token, seconds),
+        ("routing only", MODEL, row_bytes(spec, ROUTING_SIGNALS), None),
+        ("all signals", REAL_SIZE, row_bytes(real, ALL_SIGNALS), None),
+        ("routing only", REAL_SIZE, row_bytes(real, ROUTING_SIGNALS), None),
+    ]
+    return [
+        plan_trace(
+            f"{model}, {signals}",
+            tokens=tokens,
+            bytes_per_token=num_bytes,
+            part_bytes=PART_BYTES,
+            core_seconds_per_token=speed,
+        )
+        for signals, model, num_bytes, speed in plans
+    ]
+
+
+def run_capacity(config: CapacityConfig) -> None:
+    if config.prompts < 2:
+        raise MoecastError(
+            f"prompts={config.prompts}: at least 2, so that a short recording can be compared"
+        )
+    machine = describe_machine(1)
+    with tempfile.TemporaryDirectory() as folder:
+        pairs, spec = record_pairs(config, Path(folder))
+    cost = compare_runs(pairs, planned_bytes_per_token=row_bytes(spec, ALL_SIGNALS))
+    users = {"context_tokens": config.context_tokens}
+    report = CapacityReport(
+        machine=machine,
+        users=config.users,
+        context_tokens=config.context_tokens,
+        one_user=plan_installations(users=1, **users),
+        all_users=plan_installations(users=config.users, **users),
+        machines=config.machines,
+        edges=EDGES,
+        sites=SITES,
+        uplink_bytes_per_second=UPLINK_BYTES_PER_SECOND,
+        pulls=measure_pulls(config),
+        recordings=pairs,
+        recording=cost,
+        part_bytes=PART_BYTES,
+        traces=plan_traces(spec, cost, config.trace_tokens),
+        epochs=EPOCHS,
+        training=read_training(json.loads((RESULTS / "train.json").read_bytes())),
+    )
+    write_report(config, report)

@@ -1,0 +1,28 @@
+"""The benchmark of dequantising, with small matrices."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import dequantise
+from benchmarks.config import DequantiseConfig
+from benchmarks.tables import formats
+
+
+def test_dequantise__is_timed_beside_the_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experts = {
+        "mxfp4": (dequantise.make_mxfp4, ((64, 64),)),
+        "fp8": (dequantise.make_fp8, ((128, 256),)),
+    }
+    monkeypatch.setattr(dequantise, "EXPERTS", experts)
+    output = tmp_path / "dequantise.json"
+    dequantise.run_dequantise(DequantiseConfig(repetitions=2, output=output))
+    rows = json.loads(output.read_text())["rows"]
+    assert [row["format"] for row in rows] == ["mxfp4", "fp8"]
+    assert all(row["ours_seconds"] > 0 and row["speed"] > 0 for row in rows)
+
+    monkeypatch.setattr("benchmarks.reports.RESULTS", tmp_path)
+    assert "| mxfp4 | " in "\n".join(formats.dequantise_table())

@@ -1,0 +1,48 @@
+"""The benchmark of prompts, on a tiny model."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.config import PrefillConfig
+from benchmarks.prefill import MODULES, PrefillTimes, make_row, run_prefill
+from benchmarks.tables import markdown, origins, prefill
+from tests.builders.serving import speaking_model
+
+
+def test_prefill__is_measured_beside_its_bounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = PrefillConfig(
+        model=str(speaking_model(tmp_path / "model")),
+        budget="50%",
+        system=["on-demand", "promoe"],
+        prompts=2,
+        prompt_tokens=40,
+        output=tmp_path / "prefill.json",
+    )
+    run_prefill(config)
+    report = json.loads(config.output.read_text())
+    assert [row["system"] for row in report["rows"]] == config.system
+    assert report["disk_bytes_per_second"] > 0
+    for row in report["rows"]:
+        assert row["seconds"] > 0
+        assert row["moved_mib"] > 0
+
+    for module in (markdown, origins):
+        monkeypatch.setattr(module, "RESULTS", tmp_path)
+    assert "| promoe | " in "\n".join(prefill.prefill_table())
+
+
+def test_row__takes_ratios_prompt_by_prompt() -> None:
+    """The machine ran at a third of its speed in the second turn, which changes no ratio."""
+    times = [
+        PrefillTimes(seconds=1.2, compute_seconds=0.5, link_seconds=1.0),
+        PrefillTimes(seconds=3.6, compute_seconds=1.5, link_seconds=3.0),
+    ]
+    assert make_row("promoe", times, [1 << 20, 3 << 20]).over_bound == pytest.approx(1.2)
+
+
+def test_prompts__are_long_enough() -> None:
+    assert len(set(MODULES)) >= PrefillConfig().prompts
