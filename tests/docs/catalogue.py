@@ -33,9 +33,9 @@ def render_catalogue() -> str:
     shares = " | ".join(f"{share} %" for share in CACHE_SHARES)
     lines += [
         "",
-        "Predictors of reuse, which decide what to evict: hit rate by share of the experts ",
+        "Predictors of reuse, which decide what to evict: hit rate on held-out prompts of their "
+        "own trace, by share of the experts that fit in the cache, with nothing prefetched.",
     ]
-    lines[-1] += "that fit in the cache, with nothing prefetched."
     lines += ["", f"| entry | {shares} |", "|---|---|---|---|---|", *rates]
     return "\n".join(lines) + "\n"
 
