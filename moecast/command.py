@@ -12,6 +12,7 @@ COMMANDS = {
         "chat": (RUNTIME, "talks with a model in the terminal"),
         "serve": (RUNTIME, "runs an OpenAI-compatible server"),
         "batch": (RUNTIME, "continues a file of prompts at the highest throughput"),
+        "monitor": (RUNTIME, "writes Prometheus's alert rules and a Grafana dashboard for servers"),
     },
     "Measure": {
         "doctor": (RUNTIME, "measures this machine with a model and suggests a budget"),

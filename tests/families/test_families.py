@@ -63,7 +63,7 @@ def outputs(model: PreTrainedModel) -> dict[str, Tensor]:
     if model.can_generate():
         prompt = {"input_ids": tokens[:1]}
         batch = {"input_ids": tokens, "attention_mask": mask}
-        for name, inputs, length in [("prompt", prompt, 32), ("padded batch", batch, 6)]:
+        for name, inputs, length in [("prompt", prompt, 16), ("padded batch", batch, 6)]:
             torch.manual_seed(0)
             options = {"max_new_tokens": length, "min_new_tokens": length, "pad_token_id": 0}
             result = model.generate(**inputs, **options, do_sample=False)

@@ -27,6 +27,8 @@ NOT_IMPORTED = {
     "sqlalchemy": "MLflow's database needs it",
     "alembic": "MLflow's database needs it",
     "atheris": "`make fuzz` needs it",
+    "opentelemetry-sdk": "a part of the package opentelemetry, as the next",
+    "opentelemetry-exporter-otlp-proto-http": "a part of the package opentelemetry",
     "pyopenssl": "model-signing imports it without declaring it",
 }
 """Dependencies that no module names, with their reasons."""
@@ -35,6 +37,7 @@ DISTRIBUTIONS = {
     "mlflow": "mlflow-skinny",
     "gcsfs": "gcsfs",
     "adlfs": "adlfs",
+    "opentelemetry": "opentelemetry-api",
 }
 """Distribution of a module that is not installed everywhere, or whose name several share."""
 TRAINING = {
@@ -47,13 +50,13 @@ TRAINING = {
     "onnxscript",
     "pandas",
     "train",
-    "collect",
+    "pyarrow",
 }
 SERVES = """
 import json, sys
 from moecast.command import main
 code = main(["generate", "max_new_tokens=2", "budget=50%", "run_dir=run"])
-import runtime.commands.batch, runtime.commands.chat, runtime.commands.serve
+import collect.serve, runtime.commands.batch, runtime.commands.chat
 import runtime.serving.app_factory, runtime.serving.server
 loaded = sorted({name.split(".")[0] for name in sys.modules})
 print(json.dumps({"code": code, "loaded": loaded}), file=sys.stderr)
@@ -101,14 +104,17 @@ def test_imports__are_all_declared() -> None:
 
 
 def test_extras__are_imported_where_they_are_used() -> None:
-    """`runtime.serving.replicas` is imported by the option that needs Ray."""
+    """`serve` imports two modules where an option needs Ray, and a variable OpenTelemetry."""
     offenders = [
         f"{module} imports {name}"
         for name, users in third_party_imports().items()
         for module, entry in users
         if name in EXTRAS - CORE and entry.at_once and not entry.for_types
     ]
-    assert set(offenders) == {"runtime.serving.replicas imports ray"}
+    assert set(offenders) == {
+        "runtime.serving.replicas imports ray",
+        "runtime.serving.tracing imports opentelemetry-api",
+    }
 
 
 def test_constraints__pin_every_dependency() -> None:
