@@ -112,7 +112,7 @@ def describe_comparison(config: BenchConfig, prompts: str) -> str:
     """Describe what was run, for the reader of the table."""
     tokens = config.warm_up_tokens
     forced = "" if config.routing is None else f"; {MEANINGLESS} ({config.routing.name})"
-    warm_up = f"a warm-up request of {tokens} tokens" if tokens else "no warm-up"
+    warm_up = f"a warm-up request of {tokens} tokens, until links rest" if tokens else "no warm-up"
     return (
         f"each run in its own process, from an empty arena: {warm_up}, then "
         f"{config.requests} requests of {config.max_new_tokens} greedy tokens for each row of the "

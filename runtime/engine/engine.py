@@ -547,6 +547,14 @@ class Engine:
             + max_decoded_bytes(self.store)
         )
 
+    @property
+    def is_transferring(self) -> bool:
+        """Whether a transfer runs or may start, be it in idle time."""
+        with self._condition:
+            return not all(worker.is_idle for worker in self.workers) or any(
+                tier.may_start for tier in self.cache.tiers
+            )
+
     def report(self) -> dict[str, Any]:
         """Return counters of the policy core, times (seconds) and memory (bytes)."""
         with self._condition:

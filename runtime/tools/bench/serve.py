@@ -31,6 +31,9 @@ from runtime.tools.bench.config import BenchConfig
 from runtime.tools.bench.tasks import BenchRequest, RequestsTask, ServedRun, ServeTask, Tokens
 from runtime.tools.verify.reference import load_plain_model
 
+QUIET_SECONDS = 1.0
+"""Time without a transfer after which links rest; a queued prefetch may find no slot."""
+
 
 class PrefillMark(LogitsProcessor):
     """Reads the engine's counters after the first forward pass, which is the prefill."""
@@ -53,6 +56,19 @@ def read_counters(engine: Engine) -> dict[str, float]:
         "predictor_seconds": engine.driver.seconds,
         "link_seconds": sum(worker.busy_seconds for worker in engine.workers[-1:]),
     }
+
+
+def wait_for_links(engine: Engine) -> None:
+    """Wait until links rest, as they would while a user reads the first answer.
+
+    Systems that fetch in idle time would else fill their memory during the measured requests.
+    """
+    moved_bytes, quiet_since = -1, time.monotonic()
+    while engine.is_transferring and time.monotonic() - quiet_since < QUIET_SECONDS:
+        moved = sum(worker.moved_bytes for worker in engine.workers)
+        if moved != moved_bytes:
+            moved_bytes, quiet_since = moved, time.monotonic()
+        time.sleep(0.01)
 
 
 def generate_tokens(
@@ -122,6 +138,7 @@ def run_serve_task(task: ServeTask) -> dict[str, Any]:
             started = time.perf_counter()
             tokens.append(generate_tokens(model, request, mark))
             if not request.is_measured:
+                wait_for_links(engine)
                 continue
             seconds += time.perf_counter() - started
             assert mark.after_prefill is not None

@@ -2,15 +2,24 @@
 
 import itertools
 import threading
-import time
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 
-from runtime.engine.monitor import ABSENT, BELOW, CACHED, COMING, PINNED, EngineMonitor, EngineSnapshot
+from runtime.engine.engine import Engine
+from runtime.engine.monitor import (
+    ABSENT,
+    BELOW,
+    CACHED,
+    COMING,
+    PINNED,
+    EngineMonitor,
+    EngineSnapshot,
+)
 from runtime.errors import Fault, TransferError
+from runtime.tools.bench.serve import wait_for_links
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.served import serve
 
@@ -25,16 +34,14 @@ def generate(model, *, tokens: int = 6) -> None:
     model.generate(prompt, max_new_tokens=tokens, do_sample=False, pad_token_id=0)
 
 
-def settled(monitor: EngineMonitor) -> tuple[str, EngineSnapshot]:
-    """All cells and a snapshot of the same moment, with no transfer under way.
+def settled(engine: Engine) -> tuple[list[str], EngineSnapshot]:
+    """All cells and a snapshot, once nothing is transferred any more.
 
     Transfers go on after a generation: an adaptive system fetches while nothing computes.
     """
-    while True:
-        before, snapshot, after = monitor.cells(), monitor.snapshot(), monitor.cells()
-        if before == after and not any(tier.num_in_flight for tier in snapshot.tiers):
-            return "".join(after), snapshot
-        time.sleep(0.01)
+    wait_for_links(engine)
+    monitor = EngineMonitor(engine)
+    return monitor.cells(), monitor.snapshot()
 
 
 def test_snapshot__is_what_the_report_says(folder: Path) -> None:
@@ -92,10 +99,9 @@ def test_cells__show_every_expert_once_and_agree_with_the_slots(folder: Path) ->
     model = serve(folder, budget="50%")
     with model.moecast as handle:
         generate(model)
-        monitor = EngineMonitor(handle.engine)
-        text, snapshot = settled(monitor)
-        cells = monitor.cells()
+        cells, snapshot = settled(handle.engine)
     (tier,) = snapshot.tiers
+    text = "".join(cells)
     assert [len(row) for row in cells] == [8, 8, 8]
     assert set(text) <= {ABSENT, CACHED}
     assert text.count(CACHED) == tier.num_used == 12
@@ -106,8 +112,8 @@ def test_cells__with_a_tier_below_tell_host_from_device(folder: Path) -> None:
     model = serve(folder, budget="25%", host_budget="100%")
     with model.moecast as handle:
         generate(model)
-        text, snapshot = settled(EngineMonitor(handle.engine))
-    tiers = snapshot.tiers
+        cells, snapshot = settled(handle.engine)
+    text, tiers = "".join(cells), snapshot.tiers
     assert [(tier.name, tier.computes) for tier in tiers] == [("device", True), ("host", False)]
     assert text.count(CACHED) == 6
     assert text.count(BELOW) == tiers[1].num_used - 6 > 0
@@ -149,7 +155,7 @@ def test_faults__are_counted_for_unused_prefetches_too(folder: Path) -> None:
         engine.store.read = real
         generate(model)
         # Reads that were under way have failed too.
-        _, snapshot = settled(EngineMonitor(engine))
+        _, snapshot = settled(engine)
         assert snapshot.faults == {"truncated": next(failed)}
 
 
@@ -185,12 +191,11 @@ def test_several_devices__are_distinguished_in_one_map(folder: Path) -> None:
     model = serve(folder, devices=["cpu", "cpu"], budget="50%", host_budget="100%")
     with model.moecast as handle:
         generate(model)
-        monitor = EngineMonitor(handle.engine)
-        text, snapshot = settled(monitor)
+        cells, snapshot = settled(handle.engine)
         requests = handle.stats()["requests"]
+    text = "".join(cells)
     names = [(tier.name, tier.computes) for tier in snapshot.tiers]
     assert names == [("device0", True), ("host0", False), ("device1", True), ("host1", False)]
     assert snapshot.computing.requests == requests
-    # A prefetch may still be under way.
     num_used = sum(tier.num_used for tier in snapshot.tiers if tier.computes)
     assert text.count(CACHED) + text.count(COMING) == num_used
