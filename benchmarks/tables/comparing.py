@@ -164,48 +164,20 @@ def format_milliseconds(seconds: float | None, digits: int = 1) -> str:
 
 
 def speed_table() -> list[str]:
-    """Returns the time of a token by share of memory: the bound, own systems, other programs."""
+    """Returns the time of a token by share of memory, and that of other programs."""
     live, parts = read_document("bench"), read_peers()
     if live is None or (peers := parts.get(SHORT_PART)) is None:
         return []
     rows = read_live()
     times = {(row["system"], row["budget"]): row["tpot_mean_seconds"] for row in rows}
     steps = min(len(row["steps"]) for row in rows if row["steps"] and not row["simulated"])
-    others = fastest_rows(peers)
-    own = min(
-        (row for row in others.values() if row.peer == "moecast" and row.over_reference),
-        key=lambda row: row.limit_bytes,
-        default=None,
-    )
-    compared = ""
-    if own is not None:
-        compared = (
-            f"moecast took {format_milliseconds(1 / own.tokens_per_second, 0)} at {own.budget} "
-            f"next to the other programs: {own.over_reference:.1f} times the throughput of "
-            "Accelerate. "
-        )
     budgets = sorted({budget for _, budget in times}, key=lambda budget: float(budget.rstrip("%")))
     lines = [
         [label, *(format_milliseconds(times.get((system, budget)), 0) for budget in budgets)]
         for system, label in OWN.items()
         if any((system, budget) in times for budget in budgets)
     ]
-    lines += [
-        [
-            label,
-            *(
-                format_milliseconds(1 / row.tokens_per_second, 0)
-                if (row := others.get((peer, budget)))
-                else "-"
-                for budget in budgets
-            ),
-        ]
-        for peer, label in OTHERS.items()
-        if any((peer, budget) in others for budget in budgets)
-    ]
     cores = live["machine"]["hardware"]["cores"]
-    settings = {row.read_ahead_kib for row in peers.rows if row.read_ahead_kib is not None}
-    read_ahead = " or ".join(map(format_read_ahead, sorted(settings, reverse=True)))
     return [
         "Mean time per generated token when only this share of the experts fits in memory (2 GiB "
         f"of float32 experts, read from a disk, {cores} CPU cores; {steps} tokens or more for "
@@ -213,14 +185,43 @@ def speed_table() -> list[str]:
         "",
         *markdown_table(["", *budgets], lines),
         "",
-        f"{first_live()}{beaten_line()} {compared}All of moecast's tokens are "
-        "those of Transformers. Programs that map their weights depend on the disk's read-ahead; "
-        f"each ran at {read_ahead}{', and its faster time is shown' * (len(settings) > 1)}. "
-        "[How it was measured](docs/results.md#other-programs)",
+        f"{first_live()}{beaten_line()} All of moecast's tokens are those of Transformers.",
         "",
-        *quantised_lines(parts),
         *origin_line("bench"),
+        *others_table(peers),
+        *quantised_lines(parts),
         *origin_line("peers", SHORT_PART),
+    ]
+
+
+def others_table(peers: PeersReport) -> list[str]:
+    """Returns the time of a token of other programs, and of moecast in the same run."""
+    fastest = fastest_rows(peers)
+    labels = {"moecast": OWN["moecast"], **OTHERS}
+    budgets = list(dict.fromkeys(budget for peer, budget in fastest if peer in OTHERS))
+    lines = [
+        [
+            label,
+            *(
+                format_milliseconds(1 / row.tokens_per_second, 0)
+                if (row := fastest.get((peer, budget)))
+                else "-"
+                for budget in budgets
+            ),
+        ]
+        for peer, label in labels.items()
+        if any((peer, budget) in fastest for budget in budgets)
+    ]
+    settings = {row.read_ahead_kib for row in peers.rows if row.read_ahead_kib is not None}
+    read_ahead = " or ".join(map(format_read_ahead, sorted(settings, reverse=True)))
+    return [
+        "Other programs and moecast in one run, with the same weights, prompts and memory; those "
+        f"that map their weights depend on the disk's read-ahead, and ran at {read_ahead}"
+        f"{', the faster of which is shown' * (len(settings) > 1)} "
+        "([how it was measured](docs/results.md#other-programs)):",
+        "",
+        *markdown_table(["", *budgets], lines),
+        "",
     ]
 
 

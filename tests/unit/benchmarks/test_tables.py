@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +13,38 @@ from benchmarks.tables import ablation, comparing, earlier, evaluation, markdown
 from benchmarks.tables.readmes import BEGIN, END, list_tables
 
 
+def read_tables(lines: list[str]) -> list[dict[str, list[str]]]:
+    """Rows of each table: the cells after the first by the first."""
+    tables: list[dict[str, list[str]]] = []
+    for before, line in pairwise(["", *lines]):
+        if line.startswith("|"):
+            if not before.startswith("|"):
+                tables.append({})
+            label, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+            tables[-1][label] = cells
+    return tables
+
+
 def test_speed_table__is_led_by_what_is_simulated() -> None:
-    rows = {
-        cells[1].strip(): cells[2:-1]
-        for line in comparing.speed_table()
-        if len(cells := line.split("|")) > 2
+    own, _ = read_tables(comparing.speed_table())
+    at_25 = {
+        label: float(cells[own[""].index("25%")].removesuffix(" ms"))
+        for label, cells in own.items()
+        if "ms" in cells[0]
     }
-    shared = rows["Accelerate, disk offload"]
-    column = next(number for number, cell in enumerate(shared) if "ms" in cell)
-    times = {
-        label: float(cells[column].removesuffix("ms "))
-        for label, cells in rows.items()
-        if "ms" in cells[column]
-    }
-    assert min(times, key=times.get).startswith("the bound")
-    assert "llama.cpp, weights mapped from the file" in times
+    assert min(at_25, key=at_25.get).startswith("the bound")
+    assert "**moecast**" in at_25
+
+
+def test_speed_table__compares_other_programs_with_moecast_in_their_run() -> None:
+    own, others = read_tables(comparing.speed_table())
+    assert {
+        "**moecast**",
+        "Accelerate, disk offload",
+        "llama.cpp, weights mapped from the file",
+    } <= {*others}
+    assert not {*others} & {*own} - {"", "---", "**moecast**"}
+    assert all(len(cells) == len(others[""]) for cells in others.values())
 
 
 def test_speed_table__is_empty_without_results(monkeypatch) -> None:
