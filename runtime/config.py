@@ -154,6 +154,9 @@ class SystemConfig:
     whole_requests: bool = False
     """Fetch the rest of a requested expert in one transfer, as nothing may interrupt it; off: chunk
     by chunk too."""
+    least_prefetch: int = 0
+    """Bytes that a chunked prefetch moves at once at least: smaller chunks cost more time than an
+    interruption saves; 0: linear layer by linear layer."""
     early_preemption: bool = True
     """When a layer's router has run, request all of its experts and drop its other prefetches
     (ProMoE, section 5.2); off: request each expert when it is the next to be computed."""

@@ -83,6 +83,7 @@ def build_device_cache(
             chunk_bytes=chunk_bytes,
             chunked=system.chunked,
             whole_requests=system.whole_requests,
+            least_prefetch=system.least_prefetch,
             order=find_prefetch_order(system.priority),
             below=below,
             idle_prefetch=system.idle_prefetch or isinstance(policy, LayerWindowEviction),

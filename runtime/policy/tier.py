@@ -6,6 +6,7 @@ The lowest tier's link reads a store. A higher tier's link copies from the tier 
 higher tier requests what is missing there.
 """
 
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Collection, Container, Iterable, Sequence
 from itertools import accumulate
@@ -45,6 +46,7 @@ class CacheTier:
         order: Order in which predicted experts are transferred.
         below: The tier to copy from; None: the store.
         whole_requests: Transfer the rest of a requested expert at once: nothing may interrupt it.
+        least_prefetch: Bytes that a prefetch transfers at once at least, if as many are missing.
         idle_prefetch: Fetch the eviction policy's candidates while nothing is requested.
     """
 
@@ -57,6 +59,7 @@ class CacheTier:
         order: PrefetchOrder,
         below: Self | None = None,
         whole_requests: bool = False,
+        least_prefetch: int = 0,
         idle_prefetch: bool = False,
     ):
         self.cache = cache
@@ -73,6 +76,7 @@ class CacheTier:
         self._entries = cache.entries
         self._chunked = chunked
         self._whole_requests = whole_requests
+        self._least_prefetch = least_prefetch
         self.idle_prefetch = idle_prefetch
         self._idle_refused_at = -1
         """`cache.num_changes` when no idle candidate could be fetched; nothing to try until it
@@ -333,11 +337,16 @@ class CacheTier:
     def _end_of_transfer(self, expert: Expert, first: int, *, high: bool) -> int:
         """Returns the chunk after the last one of a transfer that begins with chunk `first`.
 
-        A lower tier goes chunk by chunk in any case, so that both links move an expert at once.
+        A lower tier serves requests chunk by chunk in any case, so that both links move an expert
+        at once.
         """
         if not self._chunked:
             return self._num_chunks[expert[0]]
-        if not (high and self._whole_requests and self._above is None):
+        if not high:
+            bytes_before = self._bytes_before[expert[0]]
+            end = bisect_left(bytes_before, bytes_before[first] + self._least_prefetch, first + 1)
+            return min(end, self._num_chunks[expert[0]])
+        if not (self._whole_requests and self._above is None):
             return first + 1
         if self.below is None:
             return self._num_chunks[expert[0]]

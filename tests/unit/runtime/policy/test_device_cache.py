@@ -29,6 +29,7 @@ def make_tier(slots, system, *, per_layer, below=None) -> CacheTier:
         chunk_bytes=[CHUNKS] * LAYERS,
         chunked=system.chunked,
         whole_requests=system.whole_requests,
+        least_prefetch=system.least_prefetch,
         order=find_prefetch_order(system.priority),
         below=below,
     )
@@ -75,10 +76,16 @@ class Machine(RuleBasedStateMachine):
     slots: tuple[int, ...] = (SLOTS,)
     cancel = False
     per_layer = True
+    least_prefetch = 0
 
     def __init__(self):
         super().__init__()
-        self.core = make_cache(slots=self.slots, per_layer=self.per_layer, cancel=self.cancel)
+        self.core = make_cache(
+            slots=self.slots,
+            per_layer=self.per_layer,
+            cancel=self.cancel,
+            least_prefetch=self.least_prefetch,
+        )
         self.flying = [[] for _ in self.slots]
         self.lost = [[] for _ in self.slots]
         self.pending: dict[int, list[int]] = {}
@@ -284,6 +291,7 @@ class EverythingFits(Machine):
     """Slots for every expert, of which few are missing: the cache is often complete."""
 
     slots = (LAYERS * EXPERTS,)
+    least_prefetch = CHUNKS[0] + 1
 
     def __init__(self):
         super().__init__()
@@ -310,6 +318,7 @@ class OneShareOfTwoTiers(OneShare):
     """All layers share the slots of both tiers, and the lower one has fewer."""
 
     slots = (4, 3)
+    least_prefetch = CHUNKS[0] + 1
 
 
 class SmallLowerTier(Machine):
@@ -465,6 +474,26 @@ def test_device_cache__whole_requests_leave_prefetches_in_chunks():
     core.request_routed(1, once([2, 3]))
     chunks = [(task.expert[1], task.first_chunk, task.end_chunk) for task in drain(core)]
     assert [(2, first.first_chunk, first.end_chunk), *chunks] == [(2, 0, 1), (2, 1, 3), (3, 0, 3)]
+
+
+def test_device_cache__prefetches_move_the_least_bytes_at_once():
+    for least, ends in ((0, [1, 2, 3]), (10, [1, 2, 3]), (11, [2, 3]), (21, [3]), (99, [3])):
+        core = make_cache(least_prefetch=least)
+        core.prefetch(1, [2], [0.9])
+        assert [task.end_chunk for task in drain(core)] == ends, least
+        core.request_routed(0, once([3]))
+        assert [task.end_chunk for task in drain(core)] == [1, 2, 3], least
+
+
+def test_device_cache__a_request_interrupts_a_prefetch_after_the_least_bytes():
+    core = make_cache(least_prefetch=11, whole_requests=True)
+    core.prefetch(1, [2], [0.9])
+    first = core.top.next_task()
+    assert (first.first_chunk, first.end_chunk, first.num_bytes) == (0, 2, 20)
+    core.request_routed(0, once([3]))
+    core.top.complete(first)
+    chunks = [(task.expert, task.first_chunk, task.end_chunk) for task in drain(core)]
+    assert chunks == [((0, 3), 0, 3), ((1, 2), 2, 3)]
 
 
 def test_device_cache__whole_requests_copy_what_the_lower_tier_holds():
