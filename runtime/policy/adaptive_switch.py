@@ -9,7 +9,8 @@ arrived in part is a join and not a miss, and the rest is dropped when the layer
 """
 
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -17,6 +18,8 @@ log = logging.getLogger(__name__)
 
 TURN_STEPS = 2
 """Consecutive decode steps with the other setting during a comparison."""
+DOUBTFUL_TURN_STEPS = 4
+"""The same while the present setting is in doubt."""
 PERIOD = 8
 """Steps from one turn of the other setting to the next: short, so that a request's first tokens,
 which miss more, affect both settings alike, and mostly spent in the present, likely faster one."""
@@ -37,6 +40,11 @@ SURE = 2.5
 it off (Mann and Whitney's test). A token's time varies by a third with its misses: medians alone
 turned prefetching off at a budget of 50 %, where it saved a quarter. Turning it on again needs
 only the smaller median."""
+DOUBTFUL = 0.5
+"""Standard deviations from which on a comparison is repeated at once: what loses a fifth is turned
+off within some 150 tokens in place of 2,000, and what saves a tenth costs no more than before (by
+times that vary by a third)."""
+MOST_REPEATS = 8
 
 
 @dataclass
@@ -62,7 +70,12 @@ class AdaptiveSwitch:
     """Steps until the next comparison."""
     _probe: int | None = None
     """Steps of the running comparison that are over; None: no comparison is running."""
-    _times: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})
+    _turn_steps: int = TURN_STEPS
+    _num_repeats: int = 0
+    _comparisons: deque[dict[bool, list[float]]] = field(
+        default_factory=lambda: deque(maxlen=REMEMBERED)
+    )
+    """Times of the steps of the latest comparisons, by setting."""
 
     def record_step(self, seconds: float) -> None:
         """Records the time of a decode step and decides on the setting of the next one."""
@@ -70,15 +83,16 @@ class AdaptiveSwitch:
             self._steps_left -= 1
             if self._steps_left <= 0:
                 self._probe = 0
+                self._comparisons.append({True: [], False: []})
         else:
             # The first step after a change still has what the other setting fetched.
-            if self._probe % PERIOD not in (0, TURN_STEPS):
-                self._times[self.is_on].append(seconds)
+            if self._probe % PERIOD not in (0, self._turn_steps):
+                self._comparisons[-1][self.is_on].append(seconds)
             self._probe += 1
         if self._probe == PROBE_STEPS:
             self._choose()
             self._probe = None
-        is_turn = self._probe is not None and self._probe % PERIOD < TURN_STEPS
+        is_turn = self._probe is not None and self._probe % PERIOD < self._turn_steps
         is_on = self._chosen ^ is_turn
         if is_on != self.is_on:
             self.is_on = is_on
@@ -88,8 +102,8 @@ class AdaptiveSwitch:
         """Turns it off until a comparison finds it faster."""
         self._chosen, self._probe = False, None
         self._steps_left = self._stretch = FIRST_STRETCH
-        for times in self._times.values():
-            times.clear()
+        self._end_doubt()
+        self._comparisons.clear()
         self.num_switches += 1
         self.report(f"{self.what} turned off: {reason}")
         if self.is_on:
@@ -97,36 +111,48 @@ class AdaptiveSwitch:
             self.on_change(False)
 
     def _choose(self) -> None:
-        """Ends a comparison: changes the setting or waits twice as long for the next one."""
-        on_seconds, off_seconds = (median(self._times[setting]) for setting in (True, False))
+        """Ends a comparison: changes the setting, repeats it, or waits twice as long as before."""
+        off_times, on_times = (
+            [seconds for times in self._comparisons for seconds in times[setting]]
+            for setting in (False, True)
+        )
+        off_seconds, on_seconds = median(off_times), median(on_times)
         if self._chosen:
-            change = off_seconds < on_seconds * (1 - MARGIN) and self._rank_without() > SURE
+            is_slower = off_seconds < on_seconds * (1 - MARGIN)
+            rank = rank_sooner(off_times, on_times) if is_slower else 0.0
+            change, is_doubtful = rank > SURE, rank > DOUBTFUL
         else:
-            change = on_seconds < off_seconds * (1 - MARGIN)
+            change, is_doubtful = on_seconds < off_seconds * (1 - MARGIN), False
         if change:
             self._chosen = not self._chosen
             self._stretch = FIRST_STRETCH
             self.num_switches += 1
+            self._comparisons.clear()
             self.report(
                 f"{self.what} turned {'on' if self._chosen else 'off'}: time per output token is "
                 f"{1e3 * on_seconds:.2f} ms with it, {1e3 * off_seconds:.2f} ms without"
             )
+        elif is_doubtful and self._num_repeats < MOST_REPEATS:
+            self._num_repeats += 1
+            self._turn_steps = DOUBTFUL_TURN_STEPS
+            self._steps_left = 1
+            return
         else:
             self._stretch = min(LONGEST_STRETCH, 2 * self._stretch)
-        for setting, times in self._times.items():
-            turn = PERIOD - TURN_STEPS if setting is self._chosen else TURN_STEPS
-            kept = 0 if change else (REMEMBERED - 1) * TURNS * (turn - 1)
-            del times[: len(times) - min(kept, len(times))]
+        self._end_doubt()
         self._steps_left = self._stretch
 
-    def _rank_without(self) -> float:
-        """Returns how much lower times without prefetching rank than times with it.
+    def _end_doubt(self) -> None:
+        self._num_repeats, self._turn_steps = 0, TURN_STEPS
 
-        The unit is the standard deviation of the rank sum of two equal distributions (Mann and
-        Whitney's test).
-        """
-        off_times, on_times = self._times[False], self._times[True]
-        sooner = sum((a < b) + 0.5 * (a == b) for a in off_times for b in on_times)
-        num_pairs = len(off_times) * len(on_times)
-        deviation = (num_pairs * (len(off_times) + len(on_times) + 1) / 12) ** 0.5
-        return (sooner - num_pairs / 2) / deviation
+
+def rank_sooner(times: Sequence[float], others: Sequence[float]) -> float:
+    """Returns how much lower the times rank than the others.
+
+    The unit is the standard deviation of the rank sum of two equal distributions (Mann and
+    Whitney's test).
+    """
+    sooner = sum((a < b) + 0.5 * (a == b) for a in times for b in others)
+    num_pairs = len(times) * len(others)
+    deviation = (num_pairs * (len(times) + len(others) + 1) / 12) ** 0.5
+    return (sooner - num_pairs / 2) / deviation

@@ -4,12 +4,16 @@ import numpy as np
 import pytest
 
 from runtime.config import SystemConfig
+from runtime.policy import adaptive_switch
 from runtime.policy.adaptive_switch import (
+    DOUBTFUL_TURN_STEPS,
     FIRST_STRETCH,
     LONGEST_STRETCH,
+    MOST_REPEATS,
     PERIOD,
     PROBE_STEPS,
     TURN_STEPS,
+    TURNS,
     WARM_UP,
     AdaptiveSwitch,
 )
@@ -82,15 +86,34 @@ def test_adaptive_prefetch__stays_on_despite_varying_misses():
     assert off < 0.05 * 20 * 3000
 
 
-def test_adaptive_prefetch__finds_a_loss_of_a_third():
-    on = 0
+@pytest.mark.parametrize(
+    ("loss", "steps", "least_off"), [(1.33, 300, 0.5), (1.2, 1000, 0.5), (1.33, 4000, 0.9)]
+)
+def test_adaptive_prefetch__finds_a_loss_despite_varying_misses(loss, steps, least_off):
+    off = 0
     for seed in range(20):
         adaptive = AdaptiveSwitch(report=lambda _: None)
-        noise = np.random.default_rng(seed).normal(1.0, 0.33, 6000).clip(0.2)
+        noise = np.random.default_rng(seed).normal(1.0, 0.33, steps).clip(0.2)
         for one in noise:
-            on += adaptive.is_on
-            adaptive.record_step(float(one) * (0.0267 if adaptive.is_on else 0.020))
-    assert on < 0.5 * 20 * 6000
+            off += not adaptive.is_on
+            adaptive.record_step(float(one) * (loss if adaptive.is_on else 1.0))
+    assert off > least_off * 20 * steps
+
+
+def test_adaptive_prefetch__repeats_a_doubtful_comparison_at_once_but_not_forever(monkeypatch):
+    monkeypatch.setattr(adaptive_switch, "SURE", np.inf)
+    adaptive = AdaptiveSwitch(report=lambda _: None)
+    compared = WARM_UP + (1 + MOST_REPEATS) * (PROBE_STEPS + 1)
+    settings = run(adaptive, compared + FIRST_STRETCH - 1, with_it=0.03, without=0.02)
+    assert settings[:WARM_UP].count(False) == 0
+    first, rest = np.split(np.array(settings[WARM_UP : compared - 1]), [PROBE_STEPS])
+    assert np.count_nonzero(~first) == TURNS * TURN_STEPS
+    # One step lies between two comparisons.
+    repeats = rest.reshape(MOST_REPEATS, 1 + PROBE_STEPS)
+    assert repeats[:, 0].all()
+    assert (np.count_nonzero(~repeats, axis=1) == TURNS * DOUBTFUL_TURN_STEPS).all()
+    assert all(settings[compared:])
+    assert adaptive.num_switches == 0
 
 
 def test_adaptive_prefetch__ignores_slow_first_tokens():
