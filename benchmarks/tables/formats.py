@@ -61,7 +61,8 @@ def quality_table() -> list[str]:
         ]
         for row in report.rows
     ]
-    columns = ["experts", "bytes", "nats", "more than bfloat16", "most likely token the same"]
+    columns = ["format", "experts' bytes", "nats", "more than bfloat16"]
+    columns += ["most likely token the same"]
     columns += [f"equal greedy tokens of {report.new_tokens}", "right continuations"]
     return [
         f"Quality of the reference model on {report.tokens:,} tokens of held-out text, served in "
