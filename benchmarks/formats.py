@@ -73,6 +73,8 @@ class FormatRow:
     """Peak memory less weights other than experts and the arena."""
     tokens_equal: bool
     """The same tokens in every run of this format, whatever the system."""
+    dense: DenseFormat = DenseFormat.OWN
+    """Format of linear layers outside of the experts; absent from older results."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +135,7 @@ def describe_runs(
     *,
     experts_bytes: int,
     tokens_equal: bool,
+    dense: DenseFormat,
 ) -> FormatRow:
     def speed(run: ServedRun) -> float:
         return len(run.tpot_seconds) / sum(run.tpot_seconds)
@@ -157,6 +160,7 @@ def describe_runs(
             run.peak_memory_bytes - run.weights_bytes - run.arena_bytes for run in runs
         ),
         tokens_equal=tokens_equal,
+        dense=dense,
     )
 
 
@@ -206,6 +210,7 @@ def run_formats(config: FormatsConfig) -> None:
                 runs[next(iter(FORMATS)), label],
                 experts_bytes=stores[name][1],
                 tokens_equal=all(run.tokens == first.tokens for run in own),
+                dense=FORMATS[name].dense,
             )
         )
         print_line(str(rows[-1]))

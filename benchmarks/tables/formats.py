@@ -7,6 +7,7 @@ from benchmarks.quantised import QuantisedReport
 from benchmarks.reports import read_report
 from benchmarks.tables.markdown import format_figure, format_percent, format_size, markdown_table
 from benchmarks.tables.origins import origin_line
+from runtime.config import DenseFormat
 
 
 def formats_table() -> list[str]:
@@ -16,7 +17,8 @@ def formats_table() -> list[str]:
         return []
     lines = [
         [
-            f"`{row.format}`",
+            f"`{row.format}`"
+            + ("" if row.dense is DenseFormat.OWN else f", dense layers in `{row.dense.value}`"),
             f"`{row.system}`",
             format_size(row.experts_bytes),
             format_percent(row.share),
@@ -61,12 +63,17 @@ def quality_table() -> list[str]:
         ]
         for row in report.rows
     ]
-    columns = ["experts", "bytes", "nats", "more than bfloat16", "most likely token the same"]
-    columns += [f"equal greedy tokens of {report.new_tokens}", "right continuations"]
+    columns = ["format", "experts' bytes", "nats", "more than bfloat16"]
+    columns += [
+        "most likely token the same",
+        f"equal greedy tokens of {report.new_tokens}",
+        "right continuations",
+    ]
     return [
         f"Quality of the reference model on {report.tokens:,} tokens of held-out text, served in "
         f"each format; right continuations: lm-evaluation-harness through the server, "
-        f"{report.documents} documents with {report.choices} choices each:",
+        f"{report.documents} documents with {report.choices} choices each; bytes include "
+        "the padding of these small experts to whole blocks of the disk:",
         "",
         *markdown_table(columns, lines),
         "",

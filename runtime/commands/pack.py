@@ -19,6 +19,7 @@ from runtime.hf.loading import load_stripped
 from runtime.hf.strip import list_source_tensors
 from runtime.store.base import ExpertStore
 from runtime.store.dense_folder import write_dense_folder
+from runtime.store.gguf.header import is_gguf
 from runtime.store.layout import SlotLayout
 from runtime.store.model_source import fingerprint, identity, resolve
 from runtime.store.packed.blocks import DEFAULT_BLOCK, native_block
@@ -84,14 +85,14 @@ def run(config: PackConfig) -> dict[str, Any]:
     coding = choose_coding(config.quantise, config.group_size)
     output = expand_home(config.output).resolve()
     folder = resolve(config.model)
+    if config.dense_output is not None and is_gguf(folder):
+        raise StoreError(
+            f"dense_output: {folder} is a GGUF file, which cannot be written without its experts; "
+            "leave dense_output out and keep the file"
+        )
     stripped = load_stripped(folder, config.model.dtype)
     keeps_integers = stripped.holds_integers and coding == RAW
     source = stripped.open_store() if keeps_integers else stripped.open_decoded()
-    if config.dense_output is not None and stripped.holds_integers:
-        raise StoreError(
-            f"dense_output: {folder} has quantised weights outside of its experts too, which are "
-            "read from there; leave it out and keep the checkpoint"
-        )
     if not all(multiplies_rows(layer.experts) for layer in stripped.layers):
         coding = replace(coding, block=0)
     layouts = plan_records(source, coding, folder)

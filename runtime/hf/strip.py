@@ -58,15 +58,20 @@ def list_taken_parameters(layers: Iterable[MoeLayer]) -> list[FusedParameter]:
 
 
 def list_source_tensors(banks: Iterable[Mapping[str, WeightPlan]]) -> set[str]:
-    """Names of the checkpoint's tensors that only experts are made of: not those tied to others."""
-    return {
-        extent.key
+    """Names of the checkpoint's tensors that only experts are made of: not those tied to others.
+
+    Packed integers are listed by the name of the weight that they stand for, and by their own.
+    """
+    extents = [
+        extent
         for bank in banks
         for plan in bank.values()
         if plan.parameter.tied_to is None
         for extents in plan.sources.values()
         for extent in extents
-    }
+    ]
+    packed = [extent for extent in extents if isinstance(extent, IntegerTensor)]
+    return {extent.key for extent in extents}.union(*(extent.stored_names for extent in packed))
 
 
 def open_unmapped(files: Sequence[str], stack: ExitStack, *, without: set[str]) -> dict[str, Any]:

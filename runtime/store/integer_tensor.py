@@ -59,6 +59,12 @@ class IntegerTensor(StoredTensor):
     scheme: IntegerScheme
 
     @property
+    def stored_names(self) -> list[str]:
+        """Names of the tensors that the checkpoint has in place of the weight, read or not."""
+        module = self.key.rpartition(".")[0]
+        return [f"{module}.{part}" for part in PARTS[self.scheme.method]]
+
+    @property
     def num_groups(self) -> int:
         scales = self.parts["scales"].shape
         if self.scheme.method == "compressed-tensors":

@@ -1,10 +1,15 @@
 """A model without its experts is served from its packed store, and is nothing without it."""
 
+import dataclasses
+import re
 import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import runtime
 from predictors.errors import MoecastError
@@ -12,7 +17,38 @@ from runtime.commands import pack
 from runtime.config import ModelConfig, PackConfig, Quantise
 from runtime.errors import CheckpointError, StoreError
 from runtime.hf.loading import load_plain
+from tests.builders.families.build import save_family
+from tests.builders.families.table import FAMILIES
+from tests.builders.gguf_files import gguf_file
+from tests.builders.integers import quantise_awq, quantise_compressed_tensors, quantise_gptq
 from tests.builders.models import tiny_qwen2_moe
+from tests.builders.quantised import QUANTISED, quantised
+
+PACKED_INTEGERS: dict[str, Callable[[Path], Path]] = {
+    "compressed-tensors": quantise_compressed_tensors,
+    "gptq": quantise_gptq,
+    "gptq int8": partial(quantise_gptq, bits=8),
+    "awq": quantise_awq,
+}
+
+
+def save_checkpoint(folder: Path, kind: str) -> Path:
+    """A tiny checkpoint: of a family whose models are published quantised, or packed integers."""
+    if kind in QUANTISED:
+        return quantised(folder, kind)
+    family = FAMILIES["qwen3_moe"]
+    changes = {**family.changes, "hidden_size": 64, "moe_intermediate_size": 64}
+    wide = dataclasses.replace(family, changes=changes)
+    return PACKED_INTEGERS[kind](save_family(folder, wide, dtype=torch.bfloat16))
+
+
+def list_tensors(folder: Path) -> dict[str, int]:
+    """Bytes of each tensor by name."""
+    return {
+        name: tensor.nbytes
+        for file in folder.glob("*.safetensors")
+        for name, tensor in load_file(file).items()
+    }
 
 
 def pack_model(folder: Path, *, seed: int = 0) -> tuple[Path, Path, Path]:
@@ -43,6 +79,37 @@ def test_write_dense_folder__serves_as_the_whole_checkpoint_that_is_gone(tmp_pat
     shutil.rmtree(model)
     assert torch.equal(compute_logits(dense, store), expected)
     assert sum(file.stat().st_size for file in dense.glob("*.safetensors")) < weights / 2
+
+
+@pytest.mark.parametrize("quantise", [Quantise.NONE, Quantise.INT8])
+@pytest.mark.parametrize("kind", [*QUANTISED, *PACKED_INTEGERS])
+def test_write_dense_folder__serves_as_the_quantised_checkpoint_that_is_gone(
+    tmp_path, kind, quantise
+):
+    model, store, dense = save_checkpoint(tmp_path / "model", kind), tmp_path / "s", tmp_path / "d"
+    config = ModelConfig(name="model", id=str(model))
+    pack.run(PackConfig(model=config, output=store, dense_output=dense, quantise=quantise))
+    expected, stored = compute_logits(model, store), list_tensors(model)
+    shutil.rmtree(model)
+    assert torch.equal(compute_logits(dense, store), expected)
+    # Weights that are not experts keep their bytes: what is dequantised would take more.
+    routed = re.compile(r"\.experts\.(\d+\.|gate_up_proj|down_proj)")
+    kept = {name: size for name, size in stored.items() if not routed.search(name)}
+    assert list_tensors(dense) == kept
+    assert len(kept) < len(stored)
+
+
+def test_pack__refuses_a_gguf_file_without_its_experts(tmp_path):
+    file = gguf_file("qwen3moe-Q4_0")
+    with pytest.raises(StoreError, match="cannot be written without its experts"):
+        pack.run(
+            PackConfig(
+                model=ModelConfig(name="model", id=str(file)),
+                output=tmp_path / "store",
+                dense_output=tmp_path / "dense",
+            )
+        )
+    assert not list(tmp_path.iterdir())
 
 
 def test_write_dense_folder__is_refused_without_its_store(tmp_path):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from runtime.commands import pack
 from runtime.config import ModelConfig, PackConfig, StoreConfig
-from runtime.errors import CheckpointError, StoreError, TransferError
+from runtime.errors import CheckpointError, TransferError
 from runtime.hf.loading import load_plain, load_stripped
 from runtime.store.base import name_format
 from runtime.store.packed.blocks import native_block
@@ -192,10 +192,6 @@ def test_pack__keeps_the_integers(tmp_path, name):
             answers.append(logits_of(model, tokens))
             assert name_format(handle.engine.store.layouts[0]) == f"int{8 if 'int8' in name else 4}"
     assert torch.equal(*answers)
-    with pytest.raises(StoreError, match="leave it out and keep the checkpoint"):
-        pack.run(
-            PackConfig(model=config, output=tmp_path / "other", dense_output=tmp_path / "dense")
-        )
 
 
 def test_transformers__decompresses_to_what_is_served(tmp_path):
