@@ -24,7 +24,7 @@ from runtime.hf.row_block import NUM_ROWS
 from runtime.presets import DEFAULT_SYSTEM
 from runtime.store.model_source import resolve
 from runtime.tools.verify.answers import PromptComparison, compare_answers
-from runtime.tools.verify.imports import ALLOWANCE_BYTES, measure_import_bytes
+from runtime.tools.verify.library_memory import ALLOWANCE_BYTES, measure_library_bytes
 from runtime.tools.verify.reference import (
     has_integer_weights,
     is_quantised,
@@ -77,7 +77,7 @@ class VerifyReport:
     compared: str
     """The reference and what was compared, in words."""
     reference: SideReport
-    import_bytes: int
+    library_bytes: int
     """Peak memory of a process that only imports PyTorch and Transformers."""
     rows: list[VerifyRow]
     """One for each budget."""
@@ -193,7 +193,7 @@ def compare_budgets(config: VerifyModelConfig, *, advance: Callable[[int], None]
         expected = Path(scratch, "reference")
         task = VerifyTask(side=side, config=config, prompts=prompts, output=expected)
         reference = run_side(task)
-        import_bytes = measure_import_bytes(reference.model_module)
+        library_bytes = measure_library_bytes(reference.model_module, reference.dtype)
         advance(1)
         # Each process would choose what is faster; bits are compared under one setting.
         model = replace(
@@ -207,14 +207,14 @@ def compare_budgets(config: VerifyModelConfig, *, advance: Callable[[int], None]
             served = Path(scratch, f"served-{number}")
             report = run_side(replace(task, budget=budget, output=served))
             comparisons = [compare_answers(expected, served, i) for i in range(len(prompts))]
-            rows.append(make_row(budget, comparisons, report, import_bytes=import_bytes))
+            rows.append(make_row(budget, comparisons, report, library_bytes=library_bytes))
             advance(1)
     return VerifyReport(
         model=config.model.name,
         folder=str(folder),
         compared=describe_comparison(reference, side, description),
         reference=reference,
-        import_bytes=import_bytes,
+        library_bytes=library_bytes,
         rows=rows,
     )
 
@@ -243,7 +243,7 @@ def describe_threads(side: SideReport) -> str:
 
 
 def make_row(
-    budget: str, comparisons: list[PromptComparison], report: SideReport, *, import_bytes: int
+    budget: str, comparisons: list[PromptComparison], report: SideReport, *, library_bytes: int
 ) -> VerifyRow:
     """Summarise the comparisons at one budget and the memory of the serving process."""
     differences = [comparison.max_abs_difference for comparison in comparisons]
@@ -252,7 +252,7 @@ def make_row(
     arena_bytes = report.stats["arena_bytes"]
     overhead = report.peak_memory_bytes - report.weights_bytes - arena_bytes
     on_host = report.device == "cpu"
-    bound_bytes = import_bytes + ALLOWANCE_BYTES
+    bound_bytes = library_bytes + ALLOWANCE_BYTES
     return VerifyRow(
         budget=budget,
         equal=all(comparison.equal for comparison in comparisons),

@@ -79,8 +79,8 @@ def test_verify__a_served_model_is_the_plain_one(tmp_path):
     )
     # Both were measured in processes of the same environment.
     assert row["overhead_within_bound"], row
-    assert row["overhead_bound_bytes"] == results["import_bytes"] + 32 * MIB
-    assert results["import_bytes"] > 100 * MIB
+    assert row["overhead_bound_bytes"] == results["library_bytes"] + 32 * MIB
+    assert results["library_bytes"] > 100 * MIB
     for said in ("Transformers", "experts_implementation=eager", "bfloat16 on cpu", "no tokenizer"):
         assert said in results["compared"]
 
@@ -118,7 +118,7 @@ def test_verify__over_is_more_than_imports_and_allowance(peak, verdict):
         peak_memory_bytes=peak * MIB,
         stats={"arena_bytes": 4 * MIB, "misses": 0, "hits": 0, "bytes_moved": 0},
     )  # fmt: skip
-    row = make_row("50%", [PromptComparison(prompt=0)], report, import_bytes=100 * MIB)
+    row = make_row("50%", [PromptComparison(prompt=0)], report, library_bytes=100 * MIB)
     assert row.overhead_bytes == (peak - 10) * MIB
     assert verify.memory_table([row], "tiny").rows[0][-1] == verdict
 
@@ -143,7 +143,7 @@ def test_verify__a_difference_is_a_failure_that_says_where(tmp_path, monkeypatch
         )  # fmt: skip
 
     monkeypatch.setattr(report, "run_side", answered)
-    monkeypatch.setattr(report, "measure_import_bytes", lambda _: 1)
+    monkeypatch.setattr(report, "measure_library_bytes", lambda *_: 1)
     with pytest.raises(NotExact, match=r"budgets 30%.*position 1 of logits") as failure:
         verify.run(settings(folder))
     assert "'max_abs_difference': 0.5" in str(failure.value)
