@@ -35,10 +35,11 @@ from predictors.reuse import (
     fade_token,
     mark_used,
     normalize_sums,
+    read_layer_networks,
 )
 from predictors.routing_history import MATCHED, RoutingHistory, flag_match
 from predictors.spec import ModelSpec
-from predictors.tensors import WEIGHTS, read_tensors, write_tensors
+from predictors.tensors import write_tensors
 
 CONTEXT_DECAYS = (0.0, 0.5, 0.8, 0.95)
 """Decays per token of the means over the last layer's earlier states; 0 is the token before."""
@@ -198,14 +199,9 @@ class NextUsePredictor(Predictor):
         files: Mapping[str, bytes],
         options: Mapping[str, Any],  # noqa: ARG003
     ) -> Self:
-        paths = {layer: network_path(layer) for layer in range(spec.num_layers)}
-        missing = [path for path in [CONTEXT, *paths.values(), WEIGHTS] if path not in files]
-        if missing:
-            raise PredictorError(f"a next-use predictor needs {', '.join(missing[:3])}")
-        table = (spec.num_layers, spec.num_experts)
-        shapes = {"routers": (*table, spec.hidden_size), "biases": table}
-        arrays = read_tensors(files, shapes, kind=cls.kind)
-        graphs = {layer: files[path] for layer, path in paths.items()}
+        graphs, arrays = read_layer_networks(
+            spec, files, kind=cls.kind, path_of_layer=network_path, others=[CONTEXT]
+        )
         return cls(spec, files[CONTEXT], graphs, arrays["routers"], arrays["biases"])
 
 
