@@ -71,18 +71,22 @@ TABLE = (
     ("soak", "serving.soak", "server: memory, threads and descriptors under a long mixed load"),
     ("attack", "serving.attack", "server: honest clients beside hostile ones, with little memory"),
 )
-"""Name, module and summary; the module has the function `run_NAME`, with _ in place of -."""
+"""Name, module and summary; the module has the function `run_NAME`, with _ in place of -, and
+`config.py` in its folder the options."""
 
-COMMANDS = tuple(
-    Command(
+
+def describe_command(name: str, module: str, summary: str) -> Command:
+    folder, dot, _ = module.rpartition(".")
+    return Command(
         name=name,
-        config=f"benchmarks.config:{name.title().replace('-', '')}Config",
+        config=f"benchmarks.{folder}{dot}config:{name.title().replace('-', '')}Config",
         run=f"benchmarks.{module}:run_{name.replace('-', '_')}",
         summary=summary,
         keeps_run=False,
     )
-    for name, module, summary in TABLE
-)
+
+
+COMMANDS = tuple(describe_command(*row) for row in TABLE)
 
 if __name__ == "__main__":
     sys.exit(main("benchmarks", COMMANDS))

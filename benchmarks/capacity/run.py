@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.capacity.config import CapacityConfig
 from benchmarks.capacity.egress import Egress, PullCost, measure_pull, plan_egress
 from benchmarks.capacity.memory import MODELS, MachinePlan, count_memory, plan_machine
 from benchmarks.capacity.recordings import (
@@ -21,7 +22,6 @@ from benchmarks.capacity.recordings import (
     read_training,
     record_prompts,
 )
-from benchmarks.config import CapacityConfig
 from benchmarks.reports import RESULTS, MachineFacts, describe_machine, print_line, write_report
 from collect.traces import Trace
 from collect.traces.layout import ALL_SIGNALS, ROUTING_SIGNALS, row_bytes

@@ -11,7 +11,7 @@ from statistics import median, median_low
 
 from pydantic import TypeAdapter
 
-from benchmarks.config import KlotskiConfig
+from benchmarks.klotski.config import KlotskiConfig
 from benchmarks.klotski.rows import (
     AccelerateRow,
     FailedRow,

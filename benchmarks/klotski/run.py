@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
-from benchmarks.config import KlotskiConfig
+from benchmarks.klotski.config import KlotskiConfig
 from benchmarks.klotski.live import run_accelerate, run_live
 from benchmarks.klotski.page import build_page
 from benchmarks.klotski.rows import (

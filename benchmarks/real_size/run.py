@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from benchmarks.config import RealSizeConfig
 from benchmarks.real_size.computation import ComputationTask
+from benchmarks.real_size.config import RealSizeConfig
 from benchmarks.real_size.model import DTYPE, RandomModel, read_shape, write_random_model
 from benchmarks.reports import (
     MachineFacts,

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from transformers import AutoTokenizer
 
-from benchmarks.config import ArrivalsConfig
 from benchmarks.reports import default_threads, describe_machine, describe_origin, print_line
+from benchmarks.serving.config import ArrivalsConfig
 from benchmarks.serving.distributions import build_page
 from benchmarks.serving.replay import TimedCompletion, replay_arrivals, send_one_by_one
 from benchmarks.serving.rows import (

@@ -27,11 +27,11 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from benchmarks.config import AttackConfig
 from benchmarks.peers.limit import MemoryLimiter
 from benchmarks.peers.run import ALLOWANCE_BYTES
 from benchmarks.peers.weights import weight_bytes
 from benchmarks.reports import default_threads, describe_machine, print_line
+from benchmarks.serving.config import AttackConfig
 from benchmarks.serving.disconnects import PROMPTS, fill_pool, idle_footprint
 from benchmarks.serving.hostile import ATTACKS, BUSY, Statuses, Victim, run_hostile
 from benchmarks.serving.rows import (

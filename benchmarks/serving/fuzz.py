@@ -21,8 +21,8 @@ from hypothesis import seed as seeded
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 
-from benchmarks.config import FuzzConfig
 from benchmarks.reports import default_threads, describe_machine
+from benchmarks.serving.config import FuzzConfig
 from benchmarks.serving.rows import FuzzReport, WrongAnswer, count_values, write_part
 from benchmarks.serving.server import ServerProcess, run_server
 

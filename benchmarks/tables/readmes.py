@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-from benchmarks.config import TablesConfig
 from benchmarks.process import ROOT
 from benchmarks.tables import (
     ablation,
@@ -23,6 +22,7 @@ from benchmarks.tables import (
     serving,
     spreading,
 )
+from benchmarks.tables.config import TablesConfig
 from benchmarks.tables.figures import draw_figures
 from benchmarks.tables.markdown import show_figure
 

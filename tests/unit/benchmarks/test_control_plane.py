@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from benchmarks import reports
-from benchmarks.config import CONTROL_PLANE_SHAPES, ControlPlaneConfig
 from benchmarks.control_plane import run, sections
+from benchmarks.control_plane.config import CONTROL_PLANE_SHAPES, ControlPlaneConfig
 from benchmarks.control_plane.measure import PLAIN
 from benchmarks.control_plane.model import SHAPES, RandomShape
 from benchmarks.control_plane.sections import MODEL, SECTIONS, StepProfiler, find_section, own_path

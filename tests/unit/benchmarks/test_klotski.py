@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.config import KlotskiConfig
+from benchmarks.klotski.config import KlotskiConfig
 from benchmarks.klotski.live import AnswersDiffer, TokenCheck, list_requests
 from benchmarks.klotski.measures import (
     ExpertSpans,

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from benchmarks import reports
-from benchmarks.config import RealSizeConfig
 from benchmarks.real_size import run as real_size
+from benchmarks.real_size.config import RealSizeConfig
 from benchmarks.real_size.model import read_shape, write_random_model
 from benchmarks.tables import markdown, origins
 from benchmarks.tables.real_size import real_size_table
