@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.config import ENVIRONMENTS, RESULTS, BenchmarkConfig
+from benchmarks.config import RESULTS, BenchmarkConfig
 
 
 @dataclass(kw_only=True)
@@ -32,11 +32,3 @@ class KlotskiConfig(BenchmarkConfig):
     """Runs of each variant, interleaved."""
     threads: int = field(default_factory=lambda: os.cpu_count() or 1)
     """Threads of PyTorch."""
-    accelerate: bool = True
-    """Compare with Accelerate's disk offload; needs its environment, Linux and root."""
-    work: Path = Path("runs/peers")
-    """Folder for Accelerate's weights and logs."""
-    environments: Path = ENVIRONMENTS
-    """Folder of the environments that `python -m benchmarks environments` builds."""
-    page: Path = Path("runs/klotski")
-    """Folder for the page with the figures."""

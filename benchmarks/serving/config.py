@@ -87,8 +87,6 @@ class ArrivalsConfig(ServingConfig):
     """Replays of each system, interleaved; answers of all of them are pooled."""
     part: str = "arrivals"
     """Key of the results in the file."""
-    page: Path = Path("runs/serving/arrivals")
-    """Folder for the page with the distributions, its figures and CSV files."""
 
 
 @dataclass(kw_only=True)
