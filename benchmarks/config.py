@@ -229,7 +229,7 @@ class FormatsConfig(BenchmarkConfig):
     model: Path
     """Folder of the reference model inflated by `python -m runtime inflate`."""
     stores: Path | None = None
-    """Folder for the packed experts of each format; by default beside the model. Kept."""
+    """Folder for the packed experts of each format; by default next to the model. Kept."""
     output: Path = RESULTS / "formats.json"
     budget: str = "25%"
     """Memory for experts, as a share of the float32 experts' bytes, for every format."""
@@ -241,15 +241,6 @@ class FormatsConfig(BenchmarkConfig):
     """Greedy tokens of each request."""
     warm_up_tokens: int = 64
     """Greedy tokens of the request before them."""
-
-
-@dataclass(kw_only=True)
-class ReadsConfig(BenchmarkConfig):
-    model: Path
-    """Folder of a model: `python -m runtime inflate expert_size=8MiB model.dtype=bfloat16`."""
-    store: Path
-    """The same model's packed store: `python -m runtime pack`."""
-    output: Path = RESULTS / "reads.json"
 
 
 @dataclass(kw_only=True)
