@@ -193,16 +193,14 @@ def is_openai_error(answer: httpx2.Response) -> bool:
     return isinstance(error["message"], str) and {"type", "param", "code"} <= error.keys()
 
 
-def send_cases(
-    target: ServerProcess, *, cases: int, seed: int, together: int = TOGETHER
-) -> FuzzReport:
+def send_cases(target: ServerProcess, *, cases: int, seed: int) -> FuzzReport:
     """Sends all cases in random order, and checks the server afterwards."""
     sent = [
         *schema_cases(target.url, cases * 2 // 3, seed),
         *damaged_cases(target.url, cases // 3, seed),
     ]
     random.Random(seed).shuffle(sent)
-    with httpx2.Client(timeout=120) as client, ThreadPoolExecutor(together) as pool:
+    with httpx2.Client(timeout=120) as client, ThreadPoolExecutor(TOGETHER) as pool:
         results = list(pool.map(lambda case: send_case(client, case), sent))
     target.wait_idle()
     body = {"prompt": "The heart", "max_tokens": 4}
