@@ -109,13 +109,13 @@ class NextUsePredictor(Predictor):
         context = shapes_of(self._context_session)
         summary = context[1][0]
         wanted = [[num_features(spec) + summary], [len(HORIZONS) * spec.num_experts]]
-        found = {layer: shapes_of(session) for layer, session in self._sessions.items()}
+        layer_shapes = {layer: shapes_of(session) for layer, session in self._sessions.items()}
         if context[0] != [len(CONTEXT_DECAYS) * spec.hidden_size] or any(
-            shapes != wanted for shapes in found.values()
+            shapes != wanted for shapes in layer_shapes.values()
         ):
             raise PredictorError(
-                f"the next-use networks have the shapes {context} and {found}; {spec.model_id} "
-                f"needs {wanted} in every layer: they were made for another model"
+                f"the next-use networks have the shapes {context} and {layer_shapes}; "
+                f"{spec.model_id} needs {wanted} in every layer: they were made for another model"
             )
         return int(summary)
 

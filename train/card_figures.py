@@ -13,7 +13,7 @@ BASELINE = "skip"
 
 
 def draw_accuracy_figure(name: str, table: Table) -> CardFigure | None:
-    """Draws a predictor's accuracy by layer, beside that of `skip`; None if it has none."""
+    """Draws a predictor's accuracy by layer, next to that of `skip`; None if it has none."""
     shown = {key: table[key] for key in dict.fromkeys((name, BASELINE)) if key in table}
     if not any(value is not None for value in shown[name]["accuracy"]):
         return None

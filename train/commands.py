@@ -270,7 +270,11 @@ def headline_accuracy(results: Mapping[str, Mapping[str, Any]], kind: str) -> fl
     """Return the held-out accuracy of the configured kind; the mean over kinds for `all`."""
     if kind in results:
         return results[kind]["mean_accuracy"]
-    known = [one["mean_accuracy"] for one in results.values() if one["mean_accuracy"] is not None]
+    known = [
+        result["mean_accuracy"]
+        for result in results.values()
+        if result["mean_accuracy"] is not None
+    ]
     return sum(known) / len(known) if known else None
 
 

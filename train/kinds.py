@@ -71,7 +71,9 @@ def compared_kinds(kind: str) -> tuple[str, ...]:
 
 def required_kinds(kind: str) -> tuple[str, ...]:
     """Returns the kinds of `compared_kinds` whose signals a trace must have: all but baselines."""
-    return tuple(one for one in compared_kinds(kind) if kind in (ALL, one) or one not in BASELINES)
+    return tuple(
+        other for other in compared_kinds(kind) if kind in (ALL, other) or other not in BASELINES
+    )
 
 
 def signals_of(kinds: Iterable[str]) -> tuple[TraceSignal, ...]:

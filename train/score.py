@@ -96,14 +96,14 @@ def score(config: ScoreConfig) -> dict[str, Any]:
         "trace": {"digest": trace.digest, "where": trace.where, "split": split},
         "card": dict(entry.manifest.metrics),
         "here": figures,
-        "standard_error": {one.name: one.standard_error for one in verdicts},
-        "fits": all(one.fits for one in verdicts) if verdicts else None,
+        "standard_error": {verdict.name: verdict.standard_error for verdict in verdicts},
+        "fits": all(verdict.fits for verdict in verdicts) if verdicts else None,
     }
     if config.json:
         print_line(json.dumps(results, indent=2))
     else:
         print_figures(results, trace, verdicts)
-    if drops := [one.describe_drop() for one in verdicts if not one.fits]:
+    if drops := [verdict.describe_drop() for verdict in verdicts if not verdict.fits]:
         command = f"moecast train {describe_choice(config.model)}"
         raise DoesNotFit(
             f"{results['entry']} does not fit these prompts: {'; '.join(drops)}. To train on them: "

@@ -44,7 +44,7 @@ class EvalContext:
     @property
     def setting(self) -> str:
         """Description for tables and model cards."""
-        machines = " and ".join(one.name for one in self.hardware)
+        machines = " and ".join(machine.name for machine in self.hardware)
         return (
             f"system {self.system.name}, hardware {machines}, budget {self.budget}, "
             f"replay of {self.num_replayed:,} generated held-out tokens"
@@ -74,13 +74,16 @@ def score_predictor(predictor: Predictor, context: EvalContext) -> dict[str, Any
     table = accuracy_table(score_layers(untouched(predictor), context.trace))
     table["worst_layer_accuracy"] = worst_layer(table["accuracy"])
     machines = {
-        one.name: replay_context(untouched(predictor), context, one) for one in context.hardware
+        machine.name: replay_context(untouched(predictor), context, machine)
+        for machine in context.hardware
     }
     first = machines[context.hardware[0].name]
     return {
         **table,
         **first,
-        "hardware": {name: {key: one[key] for key in OF_MACHINE} for name, one in machines.items()},
+        "hardware": {
+            name: {key: figures[key] for key in OF_MACHINE} for name, figures in machines.items()
+        },
         "shifted": None if context.shifted is None else score_shifted(predictor, context.shifted),
         "latency_us": measure_latency(predictor, context.trace),
         "bytes": sum(map(len, predictor.files().values())),
@@ -93,14 +96,14 @@ def score_predictor(predictor: Predictor, context: EvalContext) -> dict[str, Any
 
 def score_horizons(predictor: Predictor, context: EvalContext) -> dict[str, Any]:
     """Return accuracy and, on the first machine, FetchRate of each horizon by itself."""
-    found = measure_horizons(untouched(predictor), context.trace)
-    for name, one in found.items():
+    scores = measure_horizons(untouched(predictor), context.trace)
+    for name, row in scores.items():
         if name != ENTRY:
             alone = HorizonPredictor(untouched(predictor), int(name))
             fetched = replay_context(alone, context, context.hardware[0])
             for key in ("mean_replay_accuracy", "mean_fetch_rate", "mean_good_pred"):
-                one[key] = fetched[key]
-    return found
+                row[key] = fetched[key]
+    return scores
 
 
 def replay_context(
@@ -134,7 +137,7 @@ def score_shifted(predictor: Predictor, shifted: Trace) -> dict[str, Any]:
 
 
 def worst_layer(accuracy: list[float | None]) -> float | None:
-    return min((one for one in accuracy if one is not None), default=None)
+    return min((value for value in accuracy if value is not None), default=None)
 
 
 BATCHES = (1, 8, 64)

@@ -42,16 +42,16 @@ def summary_table(results: Mapping[str, Mapping[str, Any]]) -> TextTable:
     columns += [f"{name} {i}" for i in range(1, len(machines) + 1) for name in names]
     columns += ["us", "bytes", "shifted"]
     rows = []
-    for name, one in results.items():
-        cells = [cell(one["mean_accuracy"]), cell(one["worst_layer_accuracy"])]
+    for name, result in results.items():
+        cells = [cell(result["mean_accuracy"]), cell(result["worst_layer_accuracy"])]
         for machine in machines:
-            figures = one["hardware"][machine]
+            figures = result["hardware"][machine]
             cells += [cell(figures[key]) for key in MACHINE_COLUMNS]
-        alone = one["latency_us"]["1"]
-        shifted = one["shifted"]
+        alone = result["latency_us"]["1"]
+        shifted = result["shifted"]
         cells += [
             "-" if alone is None else f"{alone['layer_p50']:.0f}",
-            size(one["bytes"]),
+            size(result["bytes"]),
             cell(None if shifted is None else shifted["mean_accuracy"]),
         ]
         rows.append([name, *cells])

@@ -25,7 +25,7 @@ class ControlPlaneConfig(BenchmarkConfig):
     steps: int = 12
     """Decode steps of a turn."""
     threads: int = field(default_factory=lambda: os.cpu_count() or 1)
-    """Threads of PyTorch. With fewer than processors, predictors have a thread of their own."""
+    """Threads of PyTorch. With fewer than processors, predictors have a separate thread."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -26,7 +26,7 @@ from zoo.entry import write_entry
 from zoo.manifest import name_entry
 
 DTYPE = "float32"
-"""Has no kernels of its own on some processors only, unlike bfloat16."""
+"""Has the same kernels on all processors, unlike bfloat16."""
 VOCABULARY = 512
 NAME = "random"
 

@@ -245,7 +245,7 @@ def choose_predictor(config: RealSizeConfig, system: SystemConfig) -> str | None
 
 
 def serve_once(task: ServeTask, model: RandomModel, scratch: Path) -> ServedRun:
-    """Serve the requests in a process of its own, with nothing of the model in the page cache.
+    """Serve the requests in a separate process, with nothing of the model in the page cache.
 
     Raises:
         MoecastError: the process failed.

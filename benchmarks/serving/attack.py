@@ -1,4 +1,4 @@
-"""Honest clients beside hostile ones, on a server with little memory.
+"""Honest clients next to hostile ones, on a server with little memory.
 
 Honest clients ask questions whose answers are known from the server alone, before the first attack:
 each must be answered, with the same text and log-probabilities bit by bit. Refusals that say when
@@ -160,7 +160,7 @@ async def run_honest(
 
 
 class HealthProbe:
-    """Asks for /health in a thread of its own, which no attack in this process holds up."""
+    """Requests /health in a separate thread, which no attack in this process delays."""
 
     def __init__(self, url: str) -> None:
         self._netloc = urlsplit(url).netloc.rpartition("@")[2]

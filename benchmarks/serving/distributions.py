@@ -49,7 +49,9 @@ def build_page(report: ArrivalsReport, provenance: Provenance | None = None) -> 
         page.figure(
             f"distribution-of-{latency.replace(' ', '-')}-latency",
             heading,
-            draw_rows({name: latencies(one)[latency].all for name, one in report.systems.items()}),
+            draw_rows(
+                {name: latencies(system)[latency].all for name, system in report.systems.items()}
+            ),
             ["system", "seconds", "share of requests"],
             [[name, *point] for name, points in curves.items() for point in points],
             note=SPREADS_NOTE,

@@ -246,7 +246,7 @@ def quantised_lines(parts: Mapping[str, PeersReport]) -> list[str]:
         for (peer, budget), row in fastest_rows(report).items():
             if peer in OWN and row.over_reference is not None:
                 other = best.setdefault(budget, row)
-                best[budget] = max(row, other, key=lambda one: one.tokens_per_second)
+                best[budget] = max(row, other, key=lambda peer_row: peer_row.tokens_per_second)
         ratios = ", ".join(
             f"{format_figure(row.over_reference, 2)} at {budget} (`{row.peer}`)"
             for budget, row in best.items()

@@ -7,4 +7,4 @@ from predictors.config import RunConfig
 
 @dataclass(kw_only=True)
 class TablesConfig(RunConfig):
-    """`python -m benchmarks tables` has no options of its own."""
+    """`python -m benchmarks tables` has no options."""

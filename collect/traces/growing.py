@@ -206,8 +206,8 @@ class GrowingTrace:
         model = TraceModel.from_spec(self._spec)
         before = None if self._manifest is None else self._manifest.plan
         settings: dict[str, Any] = {"served_version": SERVED_VERSION}
-        listed = [[one.index, one.digest, one.prompt_tokens, one.generated_tokens]
-                  for one in requests]  # fmt: skip
+        listed = [[request.index, request.digest, request.prompt_tokens, request.generated_tokens]
+                  for request in requests]  # fmt: skip
         unit = digest_of([settings, model.model_dump(mode="json"), list(signals), listed])
         digests = [request.digest for request in requests]
         return TracePlan(
@@ -225,7 +225,10 @@ class GrowingTrace:
         numbers = np.arange(self._num_requests, self._num_requests + len(requests))
         lengths = [request.num_rows for request in requests]
         firsts = [request.first_position for request in requests]
-        parts = [(one.prompt_tokens, one.num_rows - one.prompt_tokens) for one in requests]
+        parts = [
+            (request.prompt_tokens, request.num_rows - request.prompt_tokens)
+            for request in requests
+        ]
         arrays = {
             "request": np.repeat(numbers, lengths),
             "position": np.concatenate(

@@ -164,9 +164,9 @@ def _read_csv(path: Path, lines: Iterable[str]) -> Iterator[Located]:
     reader.fieldnames = names
     unknown = [name for name in names if name not in COLUMNS]
     if unknown or not {"layer", "expert"}.issubset(names) or {"position", "step"}.issubset(names):
-        found = ", ".join(names)[:200] or "none"
+        present = ", ".join(names)[:200] or "none"
         raise RoutingLogError(
-            f"{path}, line 1: columns {found}; expected layer, expert, and if known "
+            f"{path}, line 1: columns {present}; expected layer, expert, and if known "
             "weight, request, position (or step), token, phase"
         )
     same = [name for name in names if name not in ("expert", "weight")]

@@ -191,7 +191,7 @@ def draw_ablation(page: HtmlReport, results: Row, subject: str) -> None:
         height = 0.8 / len(names)
         for axes, column, title in zip(panels, (5, 4), ("Prefill", "Decode"), strict=True):
             for place, machine in enumerate(names):
-                widths = [one[column] or 0.0 for one in values if one[0] == machine]
+                widths = [row[column] or 0.0 for row in values if row[0] == machine]
                 below = [i + (place - (len(names) - 1) / 2) * height for i in range(len(stages))]
                 hue = hue_color(("red", "salmon", "maroon", "orange")[place % 4])
                 bars = axes.barh(below, widths, height * 0.88, label=machine, color=hue)
@@ -414,7 +414,10 @@ def draw_timeline(
         "Timeline of a few layers of one token",
         draw,
         columns,
-        [(one.system, one.kind, one.start_ms, one.end_ms, one.layer, one.expert) for one in spans],
+        [
+            (span.system, span.kind, span.start_ms, span.end_ms, span.layer, span.expert)
+            for span in spans
+        ],
         note=f"{hardware}, {condition}: the same layers of the same token. Above, "
         "the computation and its stalls; below, the link.",
         inches=(9.5, 1.0 + 0.8 * max(1, len(systems))),

@@ -74,7 +74,11 @@ def condition_grid(
     }
     budgets = list(dict.fromkeys(budget for _, _, budget in by_place))
     rows = [
-        [hardware, str(batch), *(by_place.get((hardware, batch, one), "-") for one in budgets)]
+        [
+            hardware,
+            str(batch),
+            *(by_place.get((hardware, batch, budget), "-") for budget in budgets),
+        ]
         for hardware, batch in dict.fromkeys(place[:2] for place in by_place)
     ]
     return ["hardware", "batch", *budgets], rows

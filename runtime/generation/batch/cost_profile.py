@@ -234,9 +234,9 @@ def load_or_measure(
     path = cache_folder("measured") / f"{_cache_key(model, batch, store)}.json"
     if (known := _read_profile(path)) is not None:
         return known, True
-    found = measure_costs(model, batch, store)
-    write_json(path, {"format": FORMAT, **asdict(found)})
-    return found, False
+    profile = measure_costs(model, batch, store)
+    write_json(path, {"format": FORMAT, **asdict(profile)})
+    return profile, False
 
 
 def _cache_key(model: PreTrainedModel, batch: Batch, store: StoreConfig) -> str:
@@ -255,7 +255,7 @@ def _cache_key(model: PreTrainedModel, batch: Batch, store: StoreConfig) -> str:
         "gpus": list_gpus() if is_accelerator(model.device) else [],
         "versions": versions(),
         "rows": len(batch),
-        "length": max(len(one.tokens) for one in batch).bit_length(),
+        "length": max(len(prompt.tokens) for prompt in batch).bit_length(),
     }
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
 

@@ -22,7 +22,7 @@ often than not, and the tokens behind it with it."""
 
 
 class DraftModelTokens:
-    """Drafts one text's tokens greedily, with a KV cache of its own.
+    """Drafts one text's tokens greedily, with a separate KV cache.
 
     Args:
         vocab_size: number of the served model's tokens; the draft model may have spare ones.

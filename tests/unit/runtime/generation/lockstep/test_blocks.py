@@ -286,7 +286,7 @@ def test_check__notices_rows_that_depend_on_others(tmp_path):
     with model.moecast:
         assert find_row_dependence(model) is None
         handle = model.model.norm.register_forward_hook(mix)
-        assert "beside other rows" in find_row_dependence(model)
+        assert "next to other rows" in find_row_dependence(model)
         handle.remove()
 
 
