@@ -162,8 +162,6 @@ class LaunchersConfig(BenchmarkConfig):
     others stay as they are in the file."""
     without: list[str] = field(default_factory=list)
     """Launchers to leave out: ray, slurm, local."""
-    quick: bool = False
-    """A tenth of the prompts, and one repetition."""
 
 
 @dataclass(kw_only=True)
