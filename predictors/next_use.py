@@ -106,10 +106,10 @@ class NextUsePredictor(Predictor):
     def _check_shapes(self) -> int:
         """Returns the numbers of the summary; PredictorError if a graph is not of this model."""
         spec = self.spec
-        context = shapes_of(self._context_session)
+        context = graph_shapes(self._context_session)
         summary = context[1][0]
         wanted = [[num_features(spec) + summary], [len(HORIZONS) * spec.num_experts]]
-        layer_shapes = {layer: shapes_of(session) for layer, session in self._sessions.items()}
+        layer_shapes = {layer: graph_shapes(session) for layer, session in self._sessions.items()}
         if context[0] != [len(CONTEXT_DECAYS) * spec.hidden_size] or any(
             shapes != wanted for shapes in layer_shapes.values()
         ):
@@ -205,6 +205,6 @@ class NextUsePredictor(Predictor):
         return cls(spec, files[CONTEXT], graphs, arrays["routers"], arrays["biases"])
 
 
-def shapes_of(session: Any) -> list[list[int]]:
+def graph_shapes(session: Any) -> list[list[int]]:
     """Returns the shapes of a graph's input and output without the rows."""
     return [session.get_inputs()[0].shape[1:], session.get_outputs()[0].shape[1:]]

@@ -157,7 +157,7 @@ def score_layers(
     return [scores.score for scores in pending]
 
 
-def untouched(predictor: Predictor) -> Predictor:
+def restart_predictor(predictor: Predictor) -> Predictor:
     """Return the predictor as it was before it served anything.
 
     One that learns while it serves is loaded anew from its files.

@@ -21,8 +21,8 @@ from train.accuracy import (
     TraceBlock,
     accuracy_table,
     measure_horizons,
+    restart_predictor,
     score_layers,
-    untouched,
 )
 from train.replay import budget_slots, first_tokens, is_decode, measure_fetching
 
@@ -71,10 +71,10 @@ def score_predictor(predictor: Predictor, context: EvalContext) -> dict[str, Any
     Each part begins with an untouched copy: what the predictor learns while it serves one part does
     not help it in the next.
     """
-    table = accuracy_table(score_layers(untouched(predictor), context.trace))
+    table = accuracy_table(score_layers(restart_predictor(predictor), context.trace))
     table["worst_layer_accuracy"] = worst_layer(table["accuracy"])
     machines = {
-        machine.name: replay_context(untouched(predictor), context, machine)
+        machine.name: replay_context(restart_predictor(predictor), context, machine)
         for machine in context.hardware
     }
     first = machines[context.hardware[0].name]
@@ -96,10 +96,10 @@ def score_predictor(predictor: Predictor, context: EvalContext) -> dict[str, Any
 
 def score_horizons(predictor: Predictor, context: EvalContext) -> dict[str, Any]:
     """Return accuracy and, on the first machine, FetchRate of each horizon by itself."""
-    scores = measure_horizons(untouched(predictor), context.trace)
+    scores = measure_horizons(restart_predictor(predictor), context.trace)
     for name, row in scores.items():
         if name != ENTRY:
-            alone = HorizonPredictor(untouched(predictor), int(name))
+            alone = HorizonPredictor(restart_predictor(predictor), int(name))
             fetched = replay_context(alone, context, context.hardware[0])
             for key in ("mean_replay_accuracy", "mean_fetch_rate", "mean_good_pred"):
                 row[key] = fetched[key]
@@ -125,7 +125,7 @@ def score_shifted(predictor: Predictor, shifted: Trace) -> dict[str, Any]:
 
     A predictor that learns while it serves learns from them.
     """
-    table = accuracy_table(score_layers(untouched(predictor), shifted, None))
+    table = accuracy_table(score_layers(restart_predictor(predictor), shifted, None))
     return {
         "accuracy": table["accuracy"],
         "mean_accuracy": table["mean_accuracy"],
@@ -167,14 +167,14 @@ def measure_latency(predictor: Predictor, trace: Trace, *, num_steps: int = 40) 
     null if the trace has no generated tokens.
     """
     return {
-        str(batch): _timed(
-            untouched(predictor), list(decode_steps(trace, batch, num_steps, "held_out"))
+        str(batch): _time_steps(
+            restart_predictor(predictor), list(decode_steps(trace, batch, num_steps, "held_out"))
         )
         for batch in BATCHES
     }
 
 
-def _timed(predictor: Predictor, steps: list[TraceBlock]) -> dict[str, float] | None:
+def _time_steps(predictor: Predictor, steps: list[TraceBlock]) -> dict[str, float] | None:
     signals = predictor.signals
     layers: list[float] = []
     ends: list[float] = []

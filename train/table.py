@@ -36,7 +36,7 @@ def summary_table(results: Mapping[str, Mapping[str, Any]]) -> TextTable:
     the covered ones and the share that was resident anyway, median latency of one layer's events at
     batch 1, bytes, accuracy on another distribution.
     """
-    machines = machines_of(results)
+    machines = list_machines(results)
     columns = ["predictor", "acc", "worst"]
     names = ("fetch", "good", "covered", "resident")
     columns += [f"{name} {i}" for i in range(1, len(machines) + 1) for name in names]
@@ -63,7 +63,7 @@ def summary_table(results: Mapping[str, Mapping[str, Any]]) -> TextTable:
     )
 
 
-def machines_of(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def list_machines(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return list(next(iter(results.values()))["hardware"])
 
 
@@ -76,7 +76,7 @@ def show(
         console.print(f"{metric}: {DEFINITIONS[metric]}", highlight=False)
     console.print()
     summary_table(results).print(console)
-    numbered = (f"{i} is {name}" for i, name in enumerate(machines_of(results), start=1))
+    numbered = (f"{i} is {name}" for i, name in enumerate(list_machines(results), start=1))
     console.print(
         "acc, worst: accuracy, mean and worst layer; fetch, good, covered, resident: fetch_rate, "
         "good_pred, good_pred over the covered layers and resident, "

@@ -142,7 +142,7 @@ def request_arguments(
     return {name: given[name] for name in names if name in given}
 
 
-def damaged_cases(url: str, number: int, seed: int) -> Iterator[FuzzCase]:
+def make_damaged_cases(url: str, number: int, seed: int) -> Iterator[FuzzCase]:
     """Yields valid requests with a few bytes changed, left out, doubled, or cut off."""
     rng = random.Random(seed)
     for _ in range(number):
@@ -197,7 +197,7 @@ def send_cases(target: ServerProcess, *, cases: int, seed: int) -> FuzzReport:
     """Sends all cases in random order, and checks the server afterwards."""
     sent = [
         *schema_cases(target.url, cases * 2 // 3, seed),
-        *damaged_cases(target.url, cases // 3, seed),
+        *make_damaged_cases(target.url, cases // 3, seed),
     ]
     random.Random(seed).shuffle(sent)
     with httpx2.Client(timeout=120) as client, ThreadPoolExecutor(TOGETHER) as pool:

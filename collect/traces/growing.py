@@ -26,8 +26,8 @@ from collect.traces.manifest import (
     TraceModel,
     TracePlan,
     TraceRequest,
-    digest_of,
     has_manifest,
+    hash_value,
     make_manifest,
     read_manifest,
     to_json,
@@ -208,14 +208,14 @@ class GrowingTrace:
         settings: dict[str, Any] = {"served_version": SERVED_VERSION}
         listed = [[request.index, request.digest, request.prompt_tokens, request.generated_tokens]
                   for request in requests]  # fmt: skip
-        unit = digest_of([settings, model.model_dump(mode="json"), list(signals), listed])
+        unit = hash_value([settings, model.model_dump(mode="json"), list(signals), listed])
         digests = [request.digest for request in requests]
         return TracePlan(
             source="served",
             model=model,
             signals=signals,
             dataset=DATASET,
-            prompts_digest=digest_of([before.prompts_digest if before else None, *digests]),
+            prompts_digest=hash_value([before.prompts_digest if before else None, *digests]),
             settings=settings,
             units=(*(before.units if before else ()), unit),
         )

@@ -96,14 +96,14 @@ def read_routing_log(path: Path) -> RoutingLog:
         RoutingLogError: not a routing log; the message names the line or the token.
     """
     lines = _LogLines()
-    for line in _parsed(path):
+    for line in _parse(path):
         lines.add(line)
     if not lines.keys:
         raise RoutingLogError(f"{path} is empty")
-    return _arranged(path, lines)
+    return _arrange(path, lines)
 
 
-def _parsed(path: Path) -> Iterator[LogLine]:
+def _parse(path: Path) -> Iterator[LogLine]:
     if not path.is_file():
         raise RoutingLogError(f"source={path}: no such file")
     top_k = None
@@ -227,7 +227,7 @@ def _validate(fields: Any, where: str) -> LogLine:
         raise RoutingLogError(f"{where}: {key}: {first['msg']}. Keys: {known}") from None
 
 
-def _arranged(path: Path, lines: _LogLines) -> RoutingLog:
+def _arrange(path: Path, lines: _LogLines) -> RoutingLog:
     keys_M5 = np.array(lines.keys, dtype=np.int64)
     layers = np.unique(keys_M5[:, 2])
     order = np.lexsort((keys_M5[:, 2], keys_M5[:, 1], keys_M5[:, 0]))

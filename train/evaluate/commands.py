@@ -68,7 +68,7 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     predictor, entries = separate_run(config.predictor, config.entries)
     config = replace(config, predictor=predictor, entries=entries)
     trace = open_trace(config)
-    model = traced_model(trace, config.model)
+    model = find_traced_model(trace, config.model)
     machines = list_machines(config.hardware, config.shape, model)
     check_budgets(config, trace, machines)
     sources = PredictorSources(trace, model=model, entries=config.entries, seed=config.seed)
@@ -191,7 +191,7 @@ def open_trace(config: EvaluateConfig) -> Trace:
     return find_trace(config, ALL_SIGNALS)
 
 
-def traced_model(trace: Trace, model: ModelConfig) -> ModelConfig | None:
+def find_traced_model(trace: Trace, model: ModelConfig) -> ModelConfig | None:
     """Return the configured model if it is the traced one and on this machine, else None."""
     try:
         made_for = identity(resolve(model), model)

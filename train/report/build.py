@@ -18,7 +18,7 @@ from train.config import ReportConfig
 from train.errors import TrainError
 from train.report import forecasts, routing, serving
 from train.report.measured import measure_growth, measure_hit_rates
-from train.table import MACHINE_COLUMNS, machines_of
+from train.table import MACHINE_COLUMNS, list_machines
 from zoo.load import load_predictor
 
 FOLDER = "report"
@@ -101,7 +101,7 @@ def own_rows(results: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def summary(page: HtmlReport, table: forecasts.Table, setting: str) -> None:
-    machines = machines_of(table)
+    machines = list_machines(table)
     columns = ["predictor", "layers ahead", "accuracy", "worst layer"]
     columns += [f"{figure}, {name}" for name in machines for figure in MACHINE_FIGURES.values()]
     columns += ["shifted set", "us a layer", "KiB"]

@@ -112,7 +112,7 @@ def _device_costs(
         torch.zeros(count, width, dtype=model.dtype, device=device) for count in TIMED_TOKENS
     )
 
-    def synchronised(what: Callable[[], object]) -> float:
+    def time_synchronised(what: Callable[[], object]) -> float:
         def both() -> None:
             what()
             synchronize(device)
@@ -120,13 +120,13 @@ def _device_costs(
         both()
         return trimmed_mean([seconds(both) for _ in range(REPEATS)])
 
-    one, more = synchronised(lambda: run(few)), synchronised(lambda: run(many))
+    one, more = time_synchronised(lambda: run(few)), time_synchronised(lambda: run(many))
     return PlannerCosts(
         attention=attention,
         gate=gate,
         expert_fixed=one,
         expert_per_token=max(0.0, more - one) / (TIMED_TOKENS[1] - TIMED_TOKENS[0]),
-        expert_io=synchronised(lambda: slot.copy_(host, non_blocking=True)),
+        expert_io=time_synchronised(lambda: slot.copy_(host, non_blocking=True)),
         attention_io=dense_io[0],
         gate_io=dense_io[1],
     )

@@ -123,7 +123,7 @@ def dense_size(model: PreTrainedModel, placement: DensePlacement, costs: Planner
     return count_buffer_bytes(layers) if streams else count_dense_bytes(layers)
 
 
-def costs_of(placement: DensePlacement, costs: PlannerCosts) -> PlannerCosts:
+def choose_costs(placement: DensePlacement, costs: PlannerCosts) -> PlannerCosts:
     """Return the costs of a run with this placement of dense weights."""
     return costs if placement is DensePlacement.STREAM else costs.with_dense_in_memory()
 
@@ -144,7 +144,7 @@ def plan_batches(
     budget = parse_kv_budget(config, model.device)
     made = plan_group(
         kv_demand(model, batches, profile, config),
-        costs_of(dense, profile.costs),
+        choose_costs(dense, profile.costs),
         expert_popularity(model),
         kv_budget=budget,
         offloads=config.kv_budget is not None and config.kv_offload is not Offload.NONE,
@@ -243,7 +243,7 @@ def plan_memory(
             expert_bytes, plan = split_memory(
                 memory,
                 kv_demand(model, batches, profile, config, with_activations=True),
-                costs_of(placement, profile.costs),
+                choose_costs(placement, profile.costs),
                 expert_popularity(model),
                 least_experts=_least_expert_bytes(model),
                 dense_bytes=size,

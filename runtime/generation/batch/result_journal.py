@@ -135,7 +135,7 @@ class ResultJournal:
         torn: int | None = None
         for number, line in enumerate(raw.split(b"\n")[:-1], start=1):
             position += len(line) + 1
-            answer_id = _id_of(line)
+            answer_id = _parse_id(line)
             if answer_id is None:
                 torn = torn or number
                 continue
@@ -201,7 +201,7 @@ def _line(result: BatchResult) -> bytes:
         return (json.dumps(asdict(result)) + "\n").encode()
 
 
-def _id_of(line: bytes) -> PromptId | None:
+def _parse_id(line: bytes) -> PromptId | None:
     """Return the id of a complete result, else None."""
     try:
         answer = json.loads(line)
