@@ -24,8 +24,8 @@ def draw_accuracy_figure(name: str, table: Table) -> CardFigure | None:
         kind="png",
         title=ACCURACY_HEADING,
     )
-    beside = f", and of {BASELINE}, which is not trained" if len(shown) > 1 else ""
-    return CardFigure(png, f"Accuracy of {name} by layer on held-out tokens{beside}")
+    baseline = f", and of {BASELINE}, which is not trained" if len(shown) > 1 else ""
+    return CardFigure(png, f"Accuracy of {name} by layer on held-out tokens{baseline}")
 
 
 def draw_reuse_figure(tables: Mapping[str, Mapping[str, HitRates]]) -> CardFigure | None:

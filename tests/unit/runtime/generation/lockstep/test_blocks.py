@@ -244,7 +244,7 @@ def test_block__draws_are_those_of_the_seed(tmp_path):
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("dbrx", "code of its own"),
+        ("dbrx", "with other code"),
         ("gpt_oss", "its attention is eager"),
         ("deepseek_v3", "cached states outside of attention"),
         ("qwen3_next", "layers of another kind"),
