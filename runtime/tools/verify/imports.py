@@ -12,7 +12,7 @@ from predictors.units import MIB
 from runtime.engine.memory import peak_memory_bytes
 
 ALLOWANCE_BYTES = 32 * MIB
-"""Memory besides imports, weights and arena: activations, logits and KV caches of short prompts,
+"""Memory beside imports, weights and arena: activations, logits and KV caches of short prompts,
 transfer threads, the predictor and its library."""
 
 
