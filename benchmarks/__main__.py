@@ -36,7 +36,6 @@ TABLE = (
     ),
     ("latency", "latency", "latency of each kind of predictor, by the shape of the model"),
     ("validate", "validate", "the simulator next to live runs of the same steps on this machine"),
-    ("reads", "reads", "read throughput of experts, in place and packed, by page-cache setting"),
     (
         "quantised",
         "quantised",
@@ -69,20 +68,24 @@ TABLE = (
     ("clients", "serving.clients", "server: openai, litellm, lm-eval, locust, aiperf, unmodified"),
     ("arrivals", "serving.arrivals", "server: latency under a public trace's arrivals, by system"),
     ("soak", "serving.soak", "server: memory, threads and descriptors under a long mixed load"),
-    ("attack", "serving.attack", "server: honest clients beside hostile ones, with little memory"),
+    ("attack", "serving.attack", "server: honest clients next to hostile ones, with little memory"),
 )
-"""Name, module and summary; the module has the function `run_NAME`, with _ in place of -."""
+"""Name, module and summary; the module has the function `run_NAME`, with _ in place of -, and
+`config.py` in its folder the options."""
 
-COMMANDS = tuple(
-    Command(
+
+def describe_command(name: str, module: str, summary: str) -> Command:
+    folder, dot, _ = module.rpartition(".")
+    return Command(
         name=name,
-        config=f"benchmarks.config:{name.title().replace('-', '')}Config",
+        config=f"benchmarks.{folder}{dot}config:{name.title().replace('-', '')}Config",
         run=f"benchmarks.{module}:run_{name.replace('-', '_')}",
         summary=summary,
         keeps_run=False,
     )
-    for name, module, summary in TABLE
-)
+
+
+COMMANDS = tuple(describe_command(*row) for row in TABLE)
 
 if __name__ == "__main__":
     sys.exit(main("benchmarks", COMMANDS))

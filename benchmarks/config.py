@@ -1,6 +1,8 @@
-"""Settings of the benchmarks; the docstring under a field is its help text."""
+"""Settings of the benchmarks of one file; those of a folder have theirs next to them.
 
-import os
+The docstring under a field is its help text.
+"""
+
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,8 +13,6 @@ from runtime.sim.predictor_latency import LATENCY_FILE
 
 RESULTS = Path("benchmarks/results")
 ENVIRONMENTS = Path("runs/environments")
-CONTROL_PLANE_SHAPES = ("12x8", "12x60", "24x64", "48x128", "60x512")
-"""Layers and experts; `benchmarks.control_plane.model` has their other sizes."""
 
 
 @dataclass(kw_only=True)
@@ -29,6 +29,10 @@ class BenchmarkConfig(RunConfig):
             "replay_tokens",
             "cases",
             "clients",
+            "steps",
+            "threads",
+            "prompt_tokens",
+            "warm_up_tokens",
         ):
             value = getattr(self, name, 1)
             if isinstance(value, int) and value < 1:
@@ -46,23 +50,6 @@ class CeilingConfig(BenchmarkConfig):
     """Leave out runs of more passes over the training data."""
     threads: int = 1
     """Threads of PyTorch."""
-
-
-@dataclass(kw_only=True)
-class CapacityConfig(BenchmarkConfig):
-    output: Path = RESULTS / "capacity.json"
-    repetitions: int = 3
-    """Pairs of recordings, a short and a long one; the median of their differences is reported."""
-    prompts: int = 24
-    """Prompts of the long recording; the short one has an eighth of them."""
-    machines: int = 10_000
-    """Machines that pull an entry."""
-    trace_tokens: int = 10**9
-    """Tokens of the planned trace."""
-    users: int = 12
-    """Users of each model at a time."""
-    context_tokens: int = 8192
-    """Tokens of each user's prompt and answer."""
 
 
 @dataclass(kw_only=True)
@@ -85,36 +72,6 @@ class LockstepConfig(BenchmarkConfig):
     """Decode steps of a measurement."""
     threads: int = 2
     """Threads of PyTorch."""
-
-
-@dataclass(kw_only=True)
-class ControlPlaneConfig(BenchmarkConfig):
-    output: Path = RESULTS / "control_plane.json"
-    shape: list[str] = field(default_factory=lambda: [*CONTROL_PLANE_SHAPES])
-    """Layers and experts of the random models, with commas between them."""
-    budget: list[str] = field(default_factory=lambda: ["100%", "25%"])
-    """Memory for experts. At 100% all are there from the beginning."""
-    system: list[str] = field(default_factory=lambda: ["on-demand", "promoe", "moecast"])
-    """Systems to compare with plain Transformers, with commas between them."""
-    repetitions: int = 5
-    """Turns that each system gets, one after another."""
-    steps: int = 12
-    """Decode steps of a turn."""
-    threads: int = field(default_factory=lambda: os.cpu_count() or 1)
-    """Threads of PyTorch. With fewer than processors, predictors have a thread of their own."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for shape in self.shape:
-            if shape not in CONTROL_PLANE_SHAPES:
-                raise MoecastError(unknown("shape", shape, CONTROL_PLANE_SHAPES))
-        for name in ("steps", "threads"):
-            if getattr(self, name) < 1:
-                raise MoecastError(f"{name}={getattr(self, name)}: must be at least 1")
-        if self.repetitions < 3:
-            raise MoecastError(
-                f"repetitions={self.repetitions}: must be at least 3, of which a median is taken"
-            )
 
 
 @dataclass(kw_only=True)
@@ -205,27 +162,6 @@ class LaunchersConfig(BenchmarkConfig):
     others stay as they are in the file."""
     without: list[str] = field(default_factory=list)
     """Launchers to leave out: ray, slurm, local."""
-    quick: bool = False
-    """A tenth of the prompts, and one repetition."""
-
-
-@dataclass(kw_only=True)
-class PapersConfig(BenchmarkConfig):
-    trace: Path
-    """Folder of a trace with all signals: signals=[layer_input,gate_input,gate_logits,experts,
-    weights] of `python -m collect`."""
-    entries: Path | None = None
-    """Folder of trained entries that come before the zoo's."""
-    output: Path = RESULTS / "papers.json"
-    requests: int = 300
-    """Held-out requests of each replay."""
-    warm_requests: int = 20
-    """Training requests before them, which fill the arena and are in no figure."""
-    paper: str | None = None
-    """Replay the figures of one paper: promoe, fmoe, moe-infinity-request, moe-infinity-sequence or
-    klotski."""
-    workers: int | None = None
-    """Processes that replay; default: one for each core."""
 
 
 @dataclass(kw_only=True)
@@ -291,7 +227,7 @@ class FormatsConfig(BenchmarkConfig):
     model: Path
     """Folder of the reference model inflated by `python -m runtime inflate`."""
     stores: Path | None = None
-    """Folder for the packed experts of each format; by default beside the model. Kept."""
+    """Folder for the packed experts of each format; by default next to the model. Kept."""
     output: Path = RESULTS / "formats.json"
     budget: str = "25%"
     """Memory for experts, as a share of the float32 experts' bytes, for every format."""
@@ -303,52 +239,6 @@ class FormatsConfig(BenchmarkConfig):
     """Greedy tokens of each request."""
     warm_up_tokens: int = 64
     """Greedy tokens of the request before them."""
-
-
-@dataclass(kw_only=True)
-class RealSizeConfig(BenchmarkConfig):
-    output: Path = RESULTS / "real_size.json"
-    work: Path = Path("runs/real-size")
-    """Folder for the model, about 21 GB: written once, then verified and kept."""
-    shape: Path | None = None
-    """config.json of another Qwen3-MoE model, in place of Qwen3-30B-A3B's."""
-    routing: Path | None = None
-    """Routing log (as `collect import` reads it) that the routers choose by; the model then takes
-    as many experts per token as the log. Without one, random routers choose."""
-    budget: list[str] = field(default_factory=lambda: ["2GiB", "4GiB", "8GiB"])
-    """Memory for experts, with commas between the sizes."""
-    system: list[str] = field(default_factory=lambda: ["on-demand", "promoe", "moecast"])
-    """Systems to serve with, with commas between them."""
-    predictor: str = "correlation"
-    """Kind in place of a trained one, which random weights have not, for systems without a
-    fallback."""
-    prompt_tokens: int = 16
-    """Random tokens of each prompt."""
-    warm_up_tokens: int = 33
-    """Greedy tokens of the request before the measured ones."""
-    requests: int = 1
-    """Measured requests of each run, one after another."""
-    max_new_tokens: int = 65
-    """Greedy tokens of each measured request."""
-    repetitions: int = 1
-    """Runs of each budget and system, in turns."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("prompt_tokens", "warm_up_tokens"):
-            if getattr(self, name) < 1:
-                raise MoecastError(f"{name}={getattr(self, name)}: must be at least 1")
-        if self.max_new_tokens < 3:
-            raise MoecastError(f"max_new_tokens={self.max_new_tokens}: must be at least 3")
-
-
-@dataclass(kw_only=True)
-class ReadsConfig(BenchmarkConfig):
-    model: Path
-    """Folder of a model: `python -m runtime inflate expert_size=8MiB model.dtype=bfloat16`."""
-    store: Path
-    """The same model's packed store: `python -m runtime pack`."""
-    output: Path = RESULTS / "reads.json"
 
 
 @dataclass(kw_only=True)
@@ -364,88 +254,6 @@ class ValidateConfig(BenchmarkConfig):
     """Runs of each budget and system, interleaved."""
     max_new_tokens: int = 32
     """Tokens to generate for each prompt."""
-
-
-@dataclass(kw_only=True)
-class KlotskiConfig(BenchmarkConfig):
-    model: Path
-    """Folder of a model: `python -m runtime inflate total_size=2GiB model.dtype=float32`."""
-    trace: Path | None = None
-    """Folder of a trace; without one nothing is simulated and no quality is measured."""
-    output: Path = RESULTS / "klotski.json"
-    budget: str = "25%"
-    """Memory for experts."""
-    batch_size: int = 16
-    """Requests of a batch, in the ablation."""
-    n: int = 8
-    """Batches of a group, in the ablation."""
-    sizes: list[int] = field(default_factory=lambda: [4, 16])
-    """Batch sizes of figure 14, with commas between them."""
-    groups: list[int] = field(default_factory=lambda: [1, 2, 4, 8])
-    """Batches of a group of figure 14, with commas between them."""
-    prompt_tokens: int = 16
-    """Tokens of each prompt."""
-    max_new_tokens: int = 12
-    """Tokens to generate for each prompt."""
-    repetitions: int = 1
-    """Runs of each variant, interleaved."""
-    threads: int = field(default_factory=lambda: os.cpu_count() or 1)
-    """Threads of PyTorch."""
-    accelerate: bool = True
-    """Compare with Accelerate's disk offload; needs its environment, Linux and root."""
-    work: Path = Path("runs/peers")
-    """Folder for Accelerate's weights and logs."""
-    environments: Path = ENVIRONMENTS
-    """Folder of the environments that `python -m benchmarks environments` builds."""
-    page: Path = Path("runs/klotski")
-    """Folder for the page with the figures."""
-
-
-@dataclass(kw_only=True)
-class PeersConfig(BenchmarkConfig):
-    model: Path
-    """Folder of a model: `python -m runtime inflate total_size=2GiB model.dtype=float32`, or
-    `python -m benchmarks random`."""
-    output: Path = RESULTS / "peers.json"
-    format: list[str] = field(default_factory=lambda: ["float32", "bfloat16", "int8", "int4"])
-    """Formats of the experts, with commas between them: float32, bfloat16, int8, int4. llama.cpp
-    has Q8_0 for int8 and Q4_0 for int4. Others in the results stay as they are."""
-    peer: list[str] = field(default_factory=list)
-    """Programs and systems to run, with commas between them; all unless given."""
-    budget: list[str] = field(default_factory=lambda: ["25%", "50%", "100%"])
-    """Memory for experts, with commas between the sizes; a share is one of all experts as this
-    project packs them in the format."""
-    read_ahead: list[int] = field(default_factory=lambda: [128])
-    """KiB of the disk's read-ahead, besides the machine's own, at which programs that map their
-    weights run while not all experts fit; needs root. [] for none."""
-    repetitions: int = 3
-    """Runs of each peer and budget, interleaved."""
-    max_new_tokens: int = 24
-    """Tokens to generate for each prompt."""
-    seconds_per_prompt: float = 4.0
-    """An answer that takes longer ends early, after three tokens or more."""
-    warm_ups: int = 2
-    """Prompts of 64 random tokens before the measured ones, which fill the memory."""
-    threads: list[int] = field(default_factory=lambda: [os.cpu_count() or 1])
-    """Threads of each program, with commas between the numbers."""
-    entries: Path | None = None
-    """Folder of trained entries that come before the zoo's."""
-    work: Path = Path("runs/peers")
-    """Folder for other layouts of the weights, scratch files and logs."""
-    environments: Path = ENVIRONMENTS
-    """Folder of the environments that `python -m benchmarks environments` builds."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, values, least in (
-            ("threads", self.threads, 1),
-            ("read_ahead", self.read_ahead, 0),
-            ("warm_ups", [self.warm_ups], 0),
-        ):
-            if any(value < least for value in values):
-                raise MoecastError(f"{name}={getattr(self, name)}: must be at least {least}")
-        if not self.threads:
-            raise MoecastError("threads=[]: give at least one number")
 
 
 @dataclass(kw_only=True)
@@ -482,133 +290,3 @@ class EnvironmentsConfig(RunConfig):
     """Environments to build, with commas between them; all unless given."""
     folder: Path = ENVIRONMENTS
     """Folder for the environments."""
-
-
-@dataclass(kw_only=True)
-class ServingConfig(BenchmarkConfig):
-    output: Path = RESULTS / "serving.json"
-
-
-@dataclass(kw_only=True)
-class StormConfig(ServingConfig):
-    requests: int = 200
-    """Requests that are sent together."""
-    max_new_tokens: int = 10_000
-    """Tokens that each asks for."""
-    repetitions: int = 3
-    """Storms, one after another."""
-
-
-@dataclass(kw_only=True)
-class ShutdownConfig(ServingConfig):
-    requests: int = 12
-    """Answers in progress when SIGTERM is sent."""
-    max_new_tokens: int = 64
-    """Tokens of each answer, where the server has a grace period."""
-    repetitions: int = 3
-    """Shutdowns with and without a grace period."""
-
-
-@dataclass(kw_only=True)
-class QueueConfig(ServingConfig):
-    requests: int = 500
-    """Requests to the full server, one after another and again eight at a time."""
-    max_new_tokens: int = 500
-    """Tokens of each of the answers that fill it."""
-
-
-@dataclass(kw_only=True)
-class FuzzConfig(ServingConfig):
-    cases: int = 1500
-    """Requests to send."""
-
-
-@dataclass(kw_only=True)
-class DisconnectsConfig(ServingConfig):
-    requests: int = 1000
-    """Clients that leave."""
-    max_new_tokens: int = 1500
-    """Tokens that each asks for."""
-
-
-@dataclass(kw_only=True)
-class ClientsConfig(ServingConfig):
-    client: list[str] = field(default_factory=list)
-    """Programs to run, with commas between them; all unless given."""
-    environments: Path = ENVIRONMENTS
-    """Folder of the environments that `python -m benchmarks environments` builds."""
-
-
-@dataclass(kw_only=True)
-class ArrivalsConfig(ServingConfig):
-    trace: Path
-    """AzureLLMInferenceTrace_conv.csv or ..._code.csv of github.com/Azure/AzurePublicDataset."""
-    model: Path | None = None
-    """Folder of a model; the reference model unless given."""
-    system: list[str] = field(
-        default_factory=lambda: ["on-demand", "promoe", "moe-infinity-request", "fmoe", "moecast"]
-    )
-    """Systems to serve with, one after another, with commas between them."""
-    budget: str = "25%"
-    """Memory for experts."""
-    requests: int = 32
-    """Successive requests of the trace; the seed chooses the first."""
-    mean_prompt_tokens: float = 48.0
-    """Mean prompt length to scale the trace to."""
-    mean_new_tokens: float = 16.0
-    """Mean answer length to scale the trace to."""
-    load: float = 0.8
-    """Request rate, as a share of what the first system serves one after another."""
-    rate: float | None = None
-    """Requests per second, in place of `load`."""
-    repetitions: int = 1
-    """Replays of each system, interleaved; answers of all of them are pooled."""
-    part: str = "arrivals"
-    """Key of the results in the file."""
-    page: Path = Path("runs/serving/arrivals")
-    """Folder for the page with the distributions, its figures and CSV files."""
-
-
-@dataclass(kw_only=True)
-class SoakConfig(ServingConfig):
-    minutes: float = 20.0
-    """Duration of the load."""
-    round_seconds: float = 60.0
-    """Seconds of load between two looks at the idle server's memory."""
-    clients: int = 6
-    """Clients that send one request after another."""
-    model: Path | None = None
-    """Folder of a model; the reference model unless given."""
-    budget: str = "50%"
-    """Memory for experts."""
-
-
-@dataclass(kw_only=True)
-class AttackConfig(ServingConfig):
-    minutes: float = 60.0
-    """Duration of the attacks."""
-    honest: int = 3
-    """Clients that ask questions with known answers, one after another."""
-    hostile: int = 4
-    """Clients that attack, one way after another."""
-    model: Path | None = None
-    """Folder of a model; the reference model unless given."""
-    budget: str = "50%"
-    """Memory for experts."""
-    predictor: str | None = None
-    """Predictor of the server; its own choice unless given."""
-
-
-@dataclass(kw_only=True)
-class ScreenshotConfig(BenchmarkConfig):
-    output: Path = Path("docs/images/status-page.png")
-    """PNG file of the status page."""
-    budget: str = "50%"
-    """Memory for experts, of the reference model."""
-    seconds: float = 75.0
-    """Time for which the page is open and requests are sent."""
-
-
-@dataclass(kw_only=True)
-class TablesConfig(RunConfig):
-    """`python -m benchmarks tables` has no options of its own."""

@@ -109,11 +109,11 @@ def summarise(is_alone: bool, every: dict[str, list[ContentionTimes]]) -> Conten
         is_alone=is_alone,
         every=every,
         token_seconds={
-            policy: statistics.median(one.token_seconds for one in times)
+            policy: statistics.median(run.token_seconds for run in times)
             for policy, times in every.items()
         },
         recorded_tokens_per_second={
-            policy: statistics.median(one.recorded_tokens_per_second for one in times)
+            policy: statistics.median(run.recorded_tokens_per_second for run in times)
             for policy, times in every.items()
         },
         decoding_speedup={

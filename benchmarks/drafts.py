@@ -166,29 +166,29 @@ def measure(
         for turn in range(config.repetitions):
             plain_first = turn % 2 == 0
             first, second = (
-                answer(model, prompt, new_tokens=config.new_tokens, pace=one)
-                for one in ((None, pace) if plain_first else (pace, None))
+                answer(model, prompt, new_tokens=config.new_tokens, pace=side_pace)
+                for side_pace in ((None, pace) if plain_first else (pace, None))
             )
             plain, fast = (first, second) if plain_first else (second, first)
             pairs.append((plain, fast))
             drafted_answers.append(fast)
             same += plain.tokens == fast.tokens
         seconds = [
-            statistics.median(one.seconds for one in side) for side in zip(*pairs, strict=True)
+            statistics.median(run.seconds for run in side) for side in zip(*pairs, strict=True)
         ]
         plain_seconds += seconds[0]
         draft_seconds += seconds[1]
         speeds.append(seconds[0] / seconds[1])
-    drafted = sum(one.drafted for one in drafted_answers)
+    drafted = sum(run.drafted for run in drafted_answers)
     row = DraftsRow(
         kind=kind,
         prompts=len(prompts),
         speed=plain_seconds / draft_seconds,
         lowest=min(speeds),
         highest=max(speeds),
-        tokens_per_step=sum(len(one.tokens) - 1 for one in drafted_answers)
-        / sum(one.steps for one in drafted_answers),
-        accepted=sum(one.accepted for one in drafted_answers) / drafted if drafted else None,
+        tokens_per_step=sum(len(run.tokens) - 1 for run in drafted_answers)
+        / sum(run.steps for run in drafted_answers),
+        accepted=sum(run.accepted for run in drafted_answers) / drafted if drafted else None,
         same_tokens=same,
     )
     print_line(

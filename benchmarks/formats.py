@@ -112,7 +112,7 @@ def pack_once(model: ModelConfig, how: Format, output: Path) -> tuple[Path, int]
 def serve_once(
     config: BenchConfig, case: Case, requests: Sequence[BenchRequest], scratch: Path
 ) -> ServedRun:
-    """Serves the requests in a process of its own, with nothing of the store in the page cache.
+    """Serves the requests in a separate process, with nothing of the store in the page cache.
 
     Raises:
         MoecastError: the process failed.

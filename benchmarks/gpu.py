@@ -137,7 +137,7 @@ class StepClock:
 
 
 def run_tests(folder: Path) -> GpuTests:
-    """Runs the tests that need an accelerator, in a process of their own.
+    """Runs the tests that need an accelerator, in a separate process.
 
     Raises:
         MoecastError: they take too long.
@@ -231,18 +231,18 @@ def compare_exactness(
     folder: Path, device: torch.device, dtype: str, config: GpuConfig
 ) -> ExactnessRow:
     prompt = make_prompt(device, config.seed)
-    found = {}
+    runs = {}
     for budget in (EVERYTHING, TINY_BUDGET):
         with served(folder, device, budget=budget, system="promoe", dtype=dtype) as model:
             logits = model(prompt).logits
             tokens = generate(model, prompt, config.steps, StepClock())
-            found[budget] = logits, tokens, model.moecast.stats()["misses"]
+            runs[budget] = logits, tokens, model.moecast.stats()["misses"]
     plain = AutoModelForCausalLM.from_pretrained(
         folder, dtype=getattr(torch, dtype), experts_implementation="eager", trust_remote_code=False
     )
     with torch.no_grad():
         reference = plain.to(device)(prompt).logits
-    (all_logits, all_tokens, _), (logits, tokens, misses) = found[EVERYTHING], found[TINY_BUDGET]
+    (all_logits, all_tokens, _), (logits, tokens, misses) = runs[EVERYTHING], runs[TINY_BUDGET]
     return ExactnessRow(
         dtype=dtype,
         steps=config.steps,

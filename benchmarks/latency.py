@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from benchmarks.config import LatencyConfig
-from benchmarks.papers.paper_context import load_shape
+from benchmarks.papers.paper_context import describe_model, load_shape
 from benchmarks.reports import (
     MachineFacts,
     command_line,
@@ -116,7 +116,7 @@ def run_latency(config: LatencyConfig) -> None:
     shapes = {}
     for shape in (REFERENCE_SHAPE, *map(load_shape, SHAPES)):
         kinds = {}
-        for kind, make in predictor_makers(model_spec(shape)).items():
+        for kind, make in predictor_makers(describe_model(shape)).items():
             predictor = make()
             kinds[kind] = measure_kind(predictor, repetitions=config.repetitions)
             print_line(f"{shape.name} {kind}: {kinds[kind]}")
@@ -129,19 +129,6 @@ def run_latency(config: LatencyConfig) -> None:
         )
     command = command_line("latency", config)
     write_report(config, LatencyReport(command=command, machine=machine, shapes=shapes))
-
-
-def model_spec(shape: ShapeConfig) -> ModelSpec:
-    return ModelSpec(
-        model_id=shape.name,
-        revision="",
-        config_hash="",
-        num_layers=shape.num_layers,
-        num_experts=shape.num_experts,
-        top_k=shape.top_k,
-        hidden_size=shape.hidden_size,
-        dtype="float32",
-    )
 
 
 def predictor_makers(spec: ModelSpec) -> dict[str, Callable[[], Predictor]]:

@@ -37,10 +37,11 @@ from runtime.config import ModelConfig
 
 MODEL = ModelConfig(dtype="float32")
 """The reference model as `model=qwen2-moe-tiny` computes it."""
-PROMPTS, QUICK_PROMPTS = 192, 19
+PROMPTS = 192
 PART_BYTES = 192 << 10
 """Size of a part's rows: some thousand tokens, about two seconds of one core."""
 REPETITIONS = 3
+TRAIN_PROMPTS, TRAIN_EPOCHS = 256, 3
 KILL_EVERY_SECONDS = 5.0
 LAUNCHERS = {
     "local, 1 worker": LauncherConfig(threads=1),
@@ -129,8 +130,8 @@ class LaunchersReport:
     train: dict[str, TrainedWeights] = field(default_factory=dict)
 
 
-def make_job(folder: Path, *, num_prompts: int) -> RecordingJob:
-    data = DataConfig(num_prompts=num_prompts, max_prompt_tokens=128, max_new_tokens=16)
+def make_job(folder: Path) -> RecordingJob:
+    data = DataConfig(num_prompts=PROMPTS, max_prompt_tokens=128, max_new_tokens=16)
     settings = replace(recording_settings(data, batch_size=16), shard_bytes=PART_BYTES)
     return RecordingJob(MODEL, data, str(folder), ROUTING_SIGNALS, settings, "100%")
 
@@ -180,45 +181,45 @@ def kill_workers(killed: list[int], stop: threading.Event) -> None:
             worker.kill()
 
 
-def measure_launchers(folder: Path, *, num_prompts: int, without: list[str]) -> EngineRuns:
+def measure_launchers(folder: Path, *, without: list[str]) -> EngineRuns:
     runs = {}
     for number, (name, launcher) in enumerate(LAUNCHERS.items()):
         if launcher.kind.value in without:
             continue
-        job = make_job(folder / f"engine-{number}", num_prompts=num_prompts)
+        job = make_job(folder / f"engine-{number}")
         runs[name] = record(job, launcher, folder / f"logs-{number}")
         print_line(f"{name}: {runs[name]}")
-    job = make_job(folder / "here", num_prompts=num_prompts)
+    job = make_job(folder / "here")
     trace = collect(
         job.model, job.data, folder=job.where, signals=job.signals, settings=job.settings
     )
     return EngineRuns(digest=trace.digest, runs=runs)
 
 
-def measure_second_worker(folder: Path, *, num_prompts: int, repetitions: int) -> SecondWorker:
+def measure_second_worker(folder: Path) -> SecondWorker:
     """Records with one and with two workers, interleaved."""
     seconds: dict[int, list[float]] = {1: [], 2: []}
-    for repetition in range(repetitions):
+    for repetition in range(REPETITIONS):
         for workers, times in seconds.items():
             name = f"worker-{repetition}-{workers}"
             launcher = LauncherConfig(workers=workers, threads=1)
-            job = make_job(folder / name, num_prompts=num_prompts)
+            job = make_job(folder / name)
             times.append(record(job, launcher, folder / f"logs-{name}").seconds)
             print_line(f"{workers} workers: {times[-1]} s")
     one, two = (statistics.median(seconds[workers]) for workers in (1, 2))
     return SecondWorker(seconds=seconds, speedup=round(one / two, 3))
 
 
-def measure_killed(folder: Path, *, num_prompts: int) -> KilledRun:
-    job = make_job(folder / "killed", num_prompts=num_prompts)
+def measure_killed(folder: Path) -> KilledRun:
+    job = make_job(folder / "killed")
     launcher = LauncherConfig(workers=2, threads=1, retries=99)
     run = record(job, launcher, folder / "logs-killed", kills=True)
     return KilledRun(**vars(run), every_seconds=KILL_EVERY_SECONDS)
 
 
-def measure_training(folder: Path, *, num_prompts: int, epochs: int) -> dict[str, TrainedWeights]:
+def measure_training(folder: Path) -> dict[str, TrainedWeights]:
     """Trains all networks in one process, and by groups of layers in two."""
-    data = DataConfig(num_prompts=num_prompts, max_prompt_tokens=128, max_new_tokens=16)
+    data = DataConfig(num_prompts=TRAIN_PROMPTS, max_prompt_tokens=128, max_new_tokens=16)
     trace = collect(MODEL, data, folder=folder / "trace")
     weights = {}
     for name, options in {
@@ -229,7 +230,12 @@ def measure_training(folder: Path, *, num_prompts: int, epochs: int) -> dict[str
         run_program(
             [
                 *python_module("train"),
-                *("predictor=mlp", f"trace={trace.path}", f"max_epochs={epochs}", "threads=1"),
+                *(
+                    "predictor=mlp",
+                    f"trace={trace.path}",
+                    f"max_epochs={TRAIN_EPOCHS}",
+                    "threads=1",
+                ),
                 *("score_shifted=false", "replay_tokens=20", f"run_dir={run_dir}", *options),
             ],
             environment={"OMP_NUM_THREADS": "1"},
@@ -264,35 +270,22 @@ def measure_core() -> CoreCosts:
 
 
 def run_launchers(config: LaunchersConfig) -> None:
-    num_prompts = QUICK_PROMPTS if config.quick else PROMPTS
-    repetitions = 1 if config.quick else REPETITIONS
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)  # torch has read the environment before
     report = LaunchersReport(
-        machine=asdict(describe_machine(1)), prompts=num_prompts, repetitions=repetitions
+        machine=asdict(describe_machine(1)), prompts=PROMPTS, repetitions=REPETITIONS
     )
     if config.output.exists():
         known = TypeAdapter(LaunchersReport).validate_json(config.output.read_bytes())
-        report = replace(
-            known, machine=report.machine, prompts=num_prompts, repetitions=repetitions
-        )
+        report = replace(known, machine=report.machine, prompts=PROMPTS, repetitions=REPETITIONS)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         measures: dict[str, Callable[[], Any]] = {
             "core": measure_core,
-            "engines": partial(
-                measure_launchers, folder, num_prompts=num_prompts, without=config.without
-            ),
-            "second_worker": partial(
-                measure_second_worker, folder, num_prompts=num_prompts, repetitions=repetitions
-            ),
-            "killed": partial(measure_killed, folder, num_prompts=num_prompts),
-            "train": partial(
-                measure_training,
-                folder,
-                num_prompts=32 if config.quick else 256,
-                epochs=1 if config.quick else 3,
-            ),
+            "engines": partial(measure_launchers, folder, without=config.without),
+            "second_worker": partial(measure_second_worker, folder),
+            "killed": partial(measure_killed, folder),
+            "train": partial(measure_training, folder),
         }
         for name in config.part:
             if name not in measures:

@@ -129,8 +129,8 @@ def run_lookahead(config: LookaheadConfig) -> None:
             steps = list(cut(trace.steps(config.split), config.tokens))
             stream = record_stream(steps, (), trace.spec)
             recorded = [
-                (label, record_stream(steps, [one], trace.spec))
-                for label, one in predictors.items()
+                (label, record_stream(steps, [predictor], trace.spec))
+                for label, predictor in predictors.items()
             ]
             block = measure(prompts, name, stream, trace.spec, recorded)
             for policy in dict.fromkeys(row.policy for row in block):

@@ -157,10 +157,10 @@ def measure_bandwidth(folder: Path, *, seed: int) -> float:
 def make_row(system: str, times: list[PrefillTimes], moved: list[int]) -> PrefillRow:
     return PrefillRow(
         system=system,
-        seconds=statistics.median(one.seconds for one in times),
-        compute_seconds=statistics.median(one.compute_seconds for one in times),
-        link_seconds=statistics.median(one.link_seconds for one in times),
-        over_bound=statistics.median(one.over_bound for one in times),
+        seconds=statistics.median(run.seconds for run in times),
+        compute_seconds=statistics.median(run.compute_seconds for run in times),
+        link_seconds=statistics.median(run.link_seconds for run in times),
+        over_bound=statistics.median(run.over_bound for run in times),
         moved_mib=statistics.median(moved) / MIB,
     )
 

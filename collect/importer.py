@@ -12,7 +12,7 @@ from collect.config import ImportSplit
 from collect.errors import TraceError
 from collect.plan import require_space
 from collect.traces.layout import Split, TraceSignal, choose_split, prompt_digest, row_bytes
-from collect.traces.manifest import TraceModel, TracePlan, TraceRequest, digest_of
+from collect.traces.manifest import TraceModel, TracePlan, TraceRequest, hash_value
 from collect.traces.reader import Trace
 from collect.traces.writer import TraceWriter, column_arrays
 from predictors.metrics import Phase
@@ -89,9 +89,9 @@ def import_routing(
         model=model,
         signals=signals,
         dataset=dataset,
-        prompts_digest=digest_of(log.requests),
+        prompts_digest=hash_value(log.requests),
         settings=settings,
-        units=(digest_of([settings, model.model_dump(), signals]),),
+        units=(hash_value([settings, model.model_dump(), signals]),),
     )
     require_space(folder, len(log.token_N) * row_bytes(plan.spec, signals))
     writer = TraceWriter(folder, plan)

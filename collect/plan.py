@@ -10,7 +10,7 @@ from collect.config import DataConfig
 from collect.errors import DiskSpaceError, PromptError
 from collect.prompts import PromptText
 from collect.traces.layout import TraceSignal
-from collect.traces.manifest import TraceModel, TracePlan, digest_of, open_writable_storage
+from collect.traces.manifest import TraceModel, TracePlan, hash_value, open_writable_storage
 from predictors.spec import ModelSpec
 
 RECORDING_VERSION = 1
@@ -140,10 +140,10 @@ def make_plan(
         model=TraceModel.from_spec(spec),
         signals=tuple(signals),
         dataset=data.name,
-        prompts_digest=digest_of([prompt.digest for unit in work for prompt in unit]),
+        prompts_digest=hash_value([prompt.digest for unit in work for prompt in unit]),
         settings=asdict(settings),
         units=tuple(
-            digest_of({**shared, "prompts": [[p.index, p.digest, p.tokens] for p in unit]})
+            hash_value({**shared, "prompts": [[p.index, p.digest, p.tokens] for p in unit]})
             for unit in work
         ),
     )

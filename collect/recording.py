@@ -24,7 +24,7 @@ from collect.plan import (
 from collect.prompts import load_prompts
 from collect.recorder import PROBES, SignalRecorder
 from collect.traces.layout import TraceSignal, choose_split, row_bytes
-from collect.traces.manifest import TracePlan, TraceRequest, digest_of, has_manifest, read_manifest
+from collect.traces.manifest import TracePlan, TraceRequest, has_manifest, hash_value, read_manifest
 from collect.traces.reader import Trace
 from collect.traces.writer import TraceWriter
 from predictors.files import expand_home, path_exists
@@ -178,7 +178,7 @@ class UnitRecorder:
         probes = {PROBES[signal] for signal in self.plan.signals}
         with Probes(self.model, probes, recorder, complete=True), torch.random.fork_rng():
             for number, batch in enumerate(make_batches(self.work[unit], self.settings.batch_size)):
-                seed = digest_of([self.plan.units[unit], number])
+                seed = hash_value([self.plan.units[unit], number])
                 torch.manual_seed(int(seed[:15], 16))
                 generate(self.model, batch, self.settings, recorder.begin_batch)
         arrays = recorder.take()
@@ -250,7 +250,7 @@ def default_folder(
 ) -> Path:
     """Returns runs/traces/MODEL/DATA-DIGEST: other settings, another folder."""
     parts = [vars(model), vars(data), list(signals), vars(settings)]
-    return Path("runs", "traces", model.name, f"{data.name}-{digest_of(parts)[:8]}")
+    return Path("runs", "traces", model.name, f"{data.name}-{hash_value(parts)[:8]}")
 
 
 def absolute_path(where: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from collect.errors import TraceError
 from collect.recording import RecordingJob
-from collect.traces.manifest import MANIFEST, TraceManifest, digest_of, read_manifest
+from collect.traces.manifest import MANIFEST, TraceManifest, hash_value, read_manifest
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def contains(manifest: TraceManifest, job: RecordingJob) -> bool:
         and set(job.signals) <= set(plan.signals)
         and without_packing(plan.settings) == without_packing(asdict(job.settings))
         and job.is_of_model(plan.spec)
-        and plan.prompts_digest == digest_of([prompt.digest for prompt in job.prompts])
+        and plan.prompts_digest == hash_value([prompt.digest for prompt in job.prompts])
     )
 
 

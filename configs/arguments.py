@@ -66,7 +66,7 @@ def read_arguments(
 def read_flag(argument: str, rest: deque[str], find_type: Callable[[str], Any]) -> str:
     """Returns `--key value`, `--key=value`, `--switch` or `--no-switch` as `key=value`.
 
-    Takes the value, if it is an argument of its own, from `rest`.
+    Takes the value, if it is a separate argument, from `rest`.
     """
     name, equals, value = argument.removeprefix("--").partition("=")
     key = normalise_key(name)

@@ -259,7 +259,7 @@ ZOO = tuple(
             "train.score:score",
             ("name",),
             "qwen2-moe-tiny/residual data=jsonl data.path=prompts.jsonl",
-            "Scores an entry on prompts of yours, beside its card, and says whether it fits them.",
+            "Scores an entry on your prompts next to its card, and says whether it fits them.",
         ),
         (
             "reproduce",

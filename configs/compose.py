@@ -69,7 +69,7 @@ def full_key(error: BaseException) -> str:
 
 def one_line(error: BaseException) -> str:
     """Returns the message of a Hydra or OmegaConf error with the key and the file it is about."""
-    # The cause of an error of the grammar has no message of its own.
+    # The cause of an error of the grammar has no message.
     causes = [error.__cause__, error]
     text = next(text for text in map(str, causes) if text.strip() not in ("", "None"))
     lines = [line.strip() for line in text.splitlines() if line.strip()]

@@ -219,11 +219,11 @@ def run_search(
         return run_once(label, command, single, invocation, folder=target)
 
     trials = search(axes, settings, folder=folder, run=run)
-    found = [asdict(one) for one in trials]
-    record = {"objective": settings.objective, "trials": found}
+    rows = [asdict(trial) for trial in trials]
+    record = {"objective": settings.objective, "trials": rows}
     write_json(folder / "sweep.json", invocation.hide(record))
     if command.after_search is not None:
-        import_function(command.after_search)(folder, found, settings.objective)
+        import_function(command.after_search)(folder, rows, settings.objective)
 
 
 def import_function(path: str) -> Callable[..., Any]:

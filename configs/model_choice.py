@@ -1,7 +1,6 @@
 """The forms of `model=VALUE`: a preset, a folder, a GGUF file, or a repository of the Hub."""
 
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from difflib import get_close_matches
@@ -11,12 +10,12 @@ from configs.options import Option
 from configs.renamed import explain_choice
 from predictors.files import expand_home, path_exists
 from runtime.config import BUILTIN, GGUF, ModelConfig
+from runtime.store.hub_snapshot import HUB_ID
 
 GROUP = "model"
 ID = "model.id"
 IDENTITY = (GROUP, ID, "model.name", "model.revision")
 """Options that say which model it is; the others say how to load it."""
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def choose_model(options: Sequence[Option], presets: Sequence[str]) -> list[Option]:

@@ -144,10 +144,10 @@ def search(
             study.tell(number, value)
         sys.stderr.write(f"trial {number}: {settings.objective} {value:.6g}\n")
     trials = [
-        Trial(number=one.number, options=one.params, objective=one.value)
-        for one in completed(study)
+        Trial(number=trial.number, options=trial.params, objective=trial.value)
+        for trial in completed(study)
     ]
-    return sorted(trials, key=lambda one: (-one.objective, one.number))
+    return sorted(trials, key=lambda trial: (-trial.objective, trial.number))
 
 
 def open_study(
@@ -211,11 +211,11 @@ def ask(
 
     running = study.get_trials(deepcopy=False, states=[TrialState.RUNNING])
     alive = 0
-    for one in running:
-        if is_locked(lock_path(folder, one.number)):
+    for trial in running:
+        if is_locked(lock_path(folder, trial.number)):
             alive += 1
         else:
-            study.tell(one.number, state=failed())  # its process was killed
+            study.tell(trial.number, state=failed())  # its process was killed
     if len(completed(study)) + alive >= settings.trials:
         return None
     return study.ask(dict(axes)).number

@@ -76,7 +76,7 @@ def parse_value(key: str, text: str, kind: Any) -> Any:
 def escape(value: Any) -> Any:
     """Keeps OmegaConf from taking `${...}` in a user's value, or in its parts, for a reference."""
     if isinstance(value, str):
-        return REFERENCE.sub(lambda found: f"{found[1] * 2}\\${{", value)
+        return REFERENCE.sub(lambda match: f"{match[1] * 2}\\${{", value)
     if isinstance(value, dict):
         return {escape(key): escape(part) for key, part in value.items()}
     if isinstance(value, list):

@@ -35,10 +35,11 @@ from predictors.reuse import (
     fade_token,
     mark_used,
     normalize_sums,
+    read_layer_networks,
 )
 from predictors.routing_history import MATCHED, RoutingHistory, flag_match
 from predictors.spec import ModelSpec
-from predictors.tensors import WEIGHTS, read_tensors, write_tensors
+from predictors.tensors import write_tensors
 
 CONTEXT_DECAYS = (0.0, 0.5, 0.8, 0.95)
 """Decays per token of the means over the last layer's earlier states; 0 is the token before."""
@@ -105,16 +106,16 @@ class NextUsePredictor(Predictor):
     def _check_shapes(self) -> int:
         """Returns the numbers of the summary; PredictorError if a graph is not of this model."""
         spec = self.spec
-        context = shapes_of(self._context_session)
+        context = graph_shapes(self._context_session)
         summary = context[1][0]
         wanted = [[num_features(spec) + summary], [len(HORIZONS) * spec.num_experts]]
-        found = {layer: shapes_of(session) for layer, session in self._sessions.items()}
+        layer_shapes = {layer: graph_shapes(session) for layer, session in self._sessions.items()}
         if context[0] != [len(CONTEXT_DECAYS) * spec.hidden_size] or any(
-            shapes != wanted for shapes in found.values()
+            shapes != wanted for shapes in layer_shapes.values()
         ):
             raise PredictorError(
-                f"the next-use networks have the shapes {context} and {found}; {spec.model_id} "
-                f"needs {wanted} in every layer: they were made for another model"
+                f"the next-use networks have the shapes {context} and {layer_shapes}; "
+                f"{spec.model_id} needs {wanted} in every layer: they were made for another model"
             )
         return int(summary)
 
@@ -198,17 +199,12 @@ class NextUsePredictor(Predictor):
         files: Mapping[str, bytes],
         options: Mapping[str, Any],  # noqa: ARG003
     ) -> Self:
-        paths = {layer: network_path(layer) for layer in range(spec.num_layers)}
-        missing = [path for path in [CONTEXT, *paths.values(), WEIGHTS] if path not in files]
-        if missing:
-            raise PredictorError(f"a next-use predictor needs {', '.join(missing[:3])}")
-        table = (spec.num_layers, spec.num_experts)
-        shapes = {"routers": (*table, spec.hidden_size), "biases": table}
-        arrays = read_tensors(files, shapes, kind=cls.kind)
-        graphs = {layer: files[path] for layer, path in paths.items()}
+        graphs, arrays = read_layer_networks(
+            spec, files, kind=cls.kind, path_of_layer=network_path, others=[CONTEXT]
+        )
         return cls(spec, files[CONTEXT], graphs, arrays["routers"], arrays["biases"])
 
 
-def shapes_of(session: Any) -> list[list[int]]:
+def graph_shapes(session: Any) -> list[list[int]]:
     """Returns the shapes of a graph's input and output without the rows."""
     return [session.get_inputs()[0].shape[1:], session.get_outputs()[0].shape[1:]]

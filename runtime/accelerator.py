@@ -38,7 +38,7 @@ class Accelerator(Protocol):
     """The operations that copies to a device are ordered with."""
 
     pins_memory: bool
-    """Copies from pinned memory run beside the computation."""
+    """Copies from pinned memory run during the computation."""
 
     def make_stream(self) -> Stream: ...
 

@@ -152,12 +152,12 @@ def score_layers(
             pending[layer].add(forecast.scores_TE, step.experts(layer), phases_T, weights_TK)
             if by_request is not None:
                 by_request.add(forecast, step.experts(layer), step.requests_T)
-    for one in pending:
-        one.settle()
-    return [one.score for one in pending]
+    for scores in pending:
+        scores.settle()
+    return [scores.score for scores in pending]
 
 
-def untouched(predictor: Predictor) -> Predictor:
+def restart_predictor(predictor: Predictor) -> Predictor:
     """Return the predictor as it was before it served anything.
 
     One that learns while it serves is loaded anew from its files.
@@ -175,15 +175,15 @@ def accuracy_table(scores: list[LayerScore]) -> dict[str, Any]:
     """Return figures per layer and their mean over forecast layers; None: not forecast."""
     extras = scores[0].extras
     return {
-        "accuracy": [one.overall.value for one in scores],
-        "accuracy_prefill": [one.accuracy[Phase.PREFILL].value for one in scores],
-        "accuracy_decode": [one.accuracy[Phase.DECODE].value for one in scores],
-        "gate_mass_recall": [one.gate_mass.value for one in scores],
-        **{f"recall_plus_{m}": [recall(one, m) for one in scores] for m in extras},
-        "calibration_error": [one.calibration.error for one in scores],
-        "calibration": sum((one.calibration for one in scores), CalibrationBins()).as_dict(),
-        "tokens": int(max(one.overall.count / one.top_k for one in scores)),
-        "mean_accuracy": sum_means([one.overall for one in scores]).value,
+        "accuracy": [score.overall.value for score in scores],
+        "accuracy_prefill": [score.accuracy[Phase.PREFILL].value for score in scores],
+        "accuracy_decode": [score.accuracy[Phase.DECODE].value for score in scores],
+        "gate_mass_recall": [score.gate_mass.value for score in scores],
+        **{f"recall_plus_{m}": [recall(score, m) for score in scores] for m in extras},
+        "calibration_error": [score.calibration.error for score in scores],
+        "calibration": sum((score.calibration for score in scores), CalibrationBins()).as_dict(),
+        "tokens": int(max(score.overall.count / score.top_k for score in scores)),
+        "mean_accuracy": sum_means([score.overall for score in scores]).value,
     }
 
 
@@ -211,8 +211,8 @@ class HorizonPredictor(Predictor):
         return ()
 
     def layer_input(self, layer: int, hidden_TD: Floats) -> Forecasts:
-        found = self._kept(layer, self._whole.layer_input(layer, hidden_TD))
-        return found if layer else ()
+        forecasts = self._kept(layer, self._whole.layer_input(layer, hidden_TD))
+        return forecasts if layer else ()
 
     def gate_input(self, layer: int, hidden_TD: Floats) -> Forecasts:
         return self._kept(layer, self._whole.gate_input(layer, hidden_TD))
@@ -223,8 +223,8 @@ class HorizonPredictor(Predictor):
     def end_step(self) -> None:
         self._whole.end_step()
 
-    def _kept(self, layer: int, found: Forecasts) -> Forecasts:
-        return [one for one in found if one.layer - layer == self._horizon]
+    def _kept(self, layer: int, forecasts: Forecasts) -> Forecasts:
+        return [forecast for forecast in forecasts if forecast.layer - layer == self._horizon]
 
 
 def measure_horizons(predictor: Predictor, trace: Trace) -> dict[str, Any]:
@@ -256,11 +256,11 @@ def distance(event: StepEvent, forecast: Forecast) -> str:
 
 
 def horizon_table(pending: dict[int, PendingScores], num_layers: int) -> dict[str, Any]:
-    found = {layer: one.score.overall for layer, one in pending.items()}
-    values = [found[layer].value if layer in found else None for layer in range(num_layers)]
+    scores = {layer: layer_scores.score.overall for layer, layer_scores in pending.items()}
+    values = [scores[layer].value if layer in scores else None for layer in range(num_layers)]
     return {
         "accuracy": values,
-        "mean_accuracy": sum_means(list(found.values())).value,
+        "mean_accuracy": sum_means(list(scores.values())).value,
         "worst_layer_accuracy": min(value for value in values if value is not None),
         "calibration_error": [
             pending[layer].score.calibration.error if layer in pending else None

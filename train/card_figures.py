@@ -13,7 +13,7 @@ BASELINE = "skip"
 
 
 def draw_accuracy_figure(name: str, table: Table) -> CardFigure | None:
-    """Draws a predictor's accuracy by layer, beside that of `skip`; None if it has none."""
+    """Draws a predictor's accuracy by layer, next to that of `skip`; None if it has none."""
     shown = {key: table[key] for key in dict.fromkeys((name, BASELINE)) if key in table}
     if not any(value is not None for value in shown[name]["accuracy"]):
         return None
@@ -24,8 +24,8 @@ def draw_accuracy_figure(name: str, table: Table) -> CardFigure | None:
         kind="png",
         title=ACCURACY_HEADING,
     )
-    beside = f", and of {BASELINE}, which is not trained" if len(shown) > 1 else ""
-    return CardFigure(png, f"Accuracy of {name} by layer on held-out tokens{beside}")
+    baseline = f", and of {BASELINE}, which is not trained" if len(shown) > 1 else ""
+    return CardFigure(png, f"Accuracy of {name} by layer on held-out tokens{baseline}")
 
 
 def draw_reuse_figure(tables: Mapping[str, Mapping[str, HitRates]]) -> CardFigure | None:

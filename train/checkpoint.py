@@ -36,16 +36,16 @@ def pack(tree: Any, tensors: dict[str, torch.Tensor]) -> Any:
         # JSON's keys are strings; an optimiser numbers its parameters.
         return {PAIRS: [[pack(key, tensors), pack(value, tensors)] for key, value in tree.items()]}
     if isinstance(tree, tuple):
-        return {TUPLE: [pack(one, tensors) for one in tree]}
+        return {TUPLE: [pack(branch, tensors) for branch in tree]}
     if isinstance(tree, list):
-        return [pack(one, tensors) for one in tree]
+        return [pack(branch, tensors) for branch in tree]
     assert tree is None or isinstance(tree, bool | int | float | str), type(tree)
     return tree
 
 
 def unpack(tree: Any, tensors: dict[str, torch.Tensor]) -> Any:
     if isinstance(tree, list):
-        return [unpack(one, tensors) for one in tree]
+        return [unpack(branch, tensors) for branch in tree]
     if not isinstance(tree, dict):
         return tree
     if TENSOR in tree:
@@ -53,7 +53,7 @@ def unpack(tree: Any, tensors: dict[str, torch.Tensor]) -> Any:
     if PAIRS in tree:
         return {unpack(key, tensors): unpack(value, tensors) for key, value in tree[PAIRS]}
     if TUPLE in tree:
-        return tuple(unpack(one, tensors) for one in tree[TUPLE])
+        return tuple(unpack(branch, tensors) for branch in tree[TUPLE])
     return {key: unpack(value, tensors) for key, value in tree.items()}
 
 

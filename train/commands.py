@@ -28,12 +28,12 @@ from train.fit import FitSettings, fit, make_settings
 from train.kinds import (
     WITH_REUSE,
     check_options,
-    compared_kinds,
+    collect_signals,
     kinds_with_signals,
     leave_out_deep_kinds,
     leave_out_token_kinds,
-    required_kinds,
-    signals_of,
+    list_compared_kinds,
+    list_required_kinds,
 )
 from train.nonlearned import count_baselines
 from train.pipeline import Parity, export_predictors, make_stacks, write_entries
@@ -80,15 +80,15 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
     resumes from the last complete epoch and the recorded parts of the trace.
     """
     assert config.run_dir is not None
-    kinds = compared_kinds(config.predictor.kind)
+    kinds = list_compared_kinds(config.predictor.kind)
     options = check_options(config.predictor)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     timer = StageTimer()
-    signals = signals_of(kinds)
+    signals = collect_signals(kinds)
     source = config.trace or config.data.name
     with timer.stage("trace", f"trace of {config.model.name}: {source}"):
-        needed = signals_of(required_kinds(config.predictor.kind))
+        needed = collect_signals(list_required_kinds(config.predictor.kind))
         trace = find_trace(
             config,
             signals,
@@ -100,7 +100,7 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
     if left_out:
         sys.stderr.write(f"left out, because the trace lacks their signals: {sorted(left_out)}\n")
         kinds = kinds_with_signals(kinds, trace.signals)
-        signals = signals_of(kinds)
+        signals = collect_signals(kinds)
     if blind := leave_out_token_kinds(config.predictor, kinds, has_tokens=trace.has_tokens):
         sys.stderr.write(f"left out, because the trace has no token ids: {blind}\n")
         kinds = tuple(kind for kind in kinds if kind not in blind)
@@ -270,7 +270,11 @@ def headline_accuracy(results: Mapping[str, Mapping[str, Any]], kind: str) -> fl
     """Return the held-out accuracy of the configured kind; the mean over kinds for `all`."""
     if kind in results:
         return results[kind]["mean_accuracy"]
-    known = [one["mean_accuracy"] for one in results.values() if one["mean_accuracy"] is not None]
+    known = [
+        result["mean_accuracy"]
+        for result in results.values()
+        if result["mean_accuracy"] is not None
+    ]
     return sum(known) / len(known) if known else None
 
 

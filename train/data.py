@@ -85,8 +85,8 @@ class Batch:
         """Return the batch on another device; called by Lightning."""
         return Batch(
             self.chosen_LBK.to(device),
-            {signal: one.to(device) for signal, one in self.states.items()},
-            {signal: one.to(device) for signal, one in self.contexts.items()},
+            {signal: state.to(device) for signal, state in self.states.items()},
+            {signal: context.to(device) for signal, context in self.contexts.items()},
             None if self.weight_GB is None else self.weight_GB.to(device),
         )
 
@@ -115,8 +115,8 @@ class Pool:
 
         return Batch(
             torch.from_numpy(self.chosen_LNK[:, take]),
-            {signal: tensor(one) for signal, one in self.states.items()},
-            {signal: tensor(one) for signal, one in self.contexts.items()},
+            {signal: tensor(state) for signal, state in self.states.items()},
+            {signal: tensor(context) for signal, context in self.contexts.items()},
             None if self.weight_GN is None else torch.from_numpy(self.weight_GN[:, take]),
         )
 
@@ -293,8 +293,8 @@ class TraceData(EpochData):
 
 def merge_inputs(needs: Collection[InputSpec]) -> InputSpec:
     """Return the union of the inputs, all of which have the same decays of contexts."""
-    signals = frozenset({TraceSignal.GATE_INPUT}).union(*(one.signals for one in needs))
-    decays = {one.decays for one in needs if one.decays}
+    signals = frozenset({TraceSignal.GATE_INPUT}).union(*(need.signals for need in needs))
+    decays = {need.decays for need in needs if need.decays}
     assert len(decays) <= 1, decays
     return InputSpec(signals, decays.pop() if decays else ())
 
@@ -327,7 +327,7 @@ def read_contexts(
     decay d. `rows_N` ascends; there is a column for each layer.
     """
     width = columns[0].shape[1]
-    found = np.zeros((len(decays), len(columns), len(rows_N), width), np.float16)
+    contexts = np.zeros((len(decays), len(columns), len(rows_N), width), np.float16)
     weight_GN = np.zeros((len(decays), len(rows_N)), np.float32)
     for first, last in request_runs(rows_N, requests):
         row = int(rows_N[first])
@@ -336,9 +336,9 @@ def read_contexts(
         # The row at `start` has no past that is looked at; row t has the mean over those before.
         for g, decay in enumerate(decays):
             mean_TLD, weight_T = decaying_means(past.astype(np.float32), decay)
-            found[g, :, first:last] = mean_TLD[row - start :].swapaxes(0, 1)
+            contexts[g, :, first:last] = mean_TLD[row - start :].swapaxes(0, 1)
             weight_GN[g, first:last] = weight_T[row - start :]
-    return found, weight_GN
+    return contexts, weight_GN
 
 
 def decaying_means(past_PLD: Floats, decay: float) -> tuple[Floats, Floats]:

@@ -28,7 +28,7 @@ from collect.launch.worker import DoUnit
 from collect.recording import absolute_if_exists, absolute_path
 from collect.traces import Trace
 from collect.traces.column import Column
-from collect.traces.manifest import digest_of
+from collect.traces.manifest import hash_value
 from predictors.files import write_atomic
 from predictors.registry import FEED_FORWARD
 from predictors.spec import ModelSpec
@@ -66,7 +66,7 @@ class LayerGroup:
         """Name of the unit's file: the group, and a digest of all that its weights depend on."""
         # The patience is applied when all groups are done.
         decides = {key: value for key, value in asdict(settings).items() if key != "patience"}
-        digest = digest_of([GROUPS_VERSION, trace.digest, decides, self.labels(families)])
+        digest = hash_value([GROUPS_VERSION, trace.digest, decides, self.labels(families)])
         return f"{self.kind}-layers-{self.first:02d}-{self.last:02d}-{digest[:12]}.ckpt"
 
     def family(self, families: Sequence[PredictorStack]) -> PredictorStack:

@@ -30,16 +30,16 @@ def measure_drift(predictor: LEARNERS, trace: Trace, shifted: Trace | None) -> d
     """
     options = predictor.options()
     cold = type(predictor).empty(predictor.spec, **{**options, "learning": True})
-    found: dict[str, Any] = {
+    report: dict[str, Any] = {
         "cold_start": accuracy_curve(cold, trace.steps("train")),
         "shifted": None,
     }
     if shifted is not None:
-        found["shifted"] = {
+        report["shifted"] = {
             name: accuracy_curve(reload_predictor(predictor, learning=learning), shifted.steps())
             for name, learning in (("learning", True), ("frozen", False))
         }
-    return found
+    return report
 
 
 def accuracy_curve(predictor: Predictor, steps: Iterable[TraceStep]) -> list[dict[str, Any]]:
@@ -73,7 +73,7 @@ def _pending(predictor: Predictor) -> list[PendingScores]:
 
 
 def _point(pending: list[PendingScores], num_requests: int) -> dict[str, Any]:
-    for one in pending:
-        one.settle()
-    accuracy = sum_means([one.score.overall for one in pending]).value
+    for scores in pending:
+        scores.settle()
+    accuracy = sum_means([scores.score.overall for scores in pending]).value
     return {"requests": num_requests, "accuracy": accuracy}

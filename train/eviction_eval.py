@@ -83,7 +83,11 @@ class RoutedStream:
     @property
     def policies(self) -> list[str]:
         """The policies under which it can be replayed."""
-        return [one for one in POLICIES if one not in REUSE_PREDICTORS or one in self.forecasts]
+        return [
+            policy
+            for policy in POLICIES
+            if policy not in REUSE_PREDICTORS or policy in self.forecasts
+        ]
 
 
 def record_stream(

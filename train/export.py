@@ -47,7 +47,7 @@ def graph_bytes(
 ) -> bytes:
     """A checked graph as the bytes of one file, the same bytes every time."""
     if normaliser is not None:
-        held = (one.astype(np.float32) for one in normaliser)
+        held = (array.astype(np.float32) for array in normaliser)
         tensors = {**tensors, **dict(zip((MEAN, DEVIATION), held, strict=True))}
 
     def declared(shapes: Mapping[str, Shape]) -> list[onnx.ValueInfoProto]:
@@ -190,7 +190,7 @@ def residual_graph(
     ]
     num_experts = outputs // num_targets
     answers: dict[str, Shape] = {
-        one: ["tokens", sizes[one]] for one in (STATE, TOKEN) if one in sizes
+        name: ["tokens", sizes[name]] for name in (STATE, TOKEN) if name in sizes
     }
     return graph_bytes(
         name,
@@ -233,7 +233,7 @@ def normalise_first(graph: onnx.GraphProto) -> None:
 
     A graph that does not say how it was normalised stays as it is.
     """
-    held = {one.name: one for one in graph.initializer}
+    held = {tensor.name: tensor for tensor in graph.initializer}
     if MEAN not in held:
         return
     first = next(node for node in graph.node if node.op_type == "Gemm")

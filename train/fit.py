@@ -83,11 +83,11 @@ class Fitted:
 
     def record(self, settings: FitSettings) -> dict[str, Any]:
         """Return the training's part of results.json."""
-        parameters = [one for family in self.families for one in family.parameters()]
+        parameters = [parameter for family in self.families for parameter in family.parameters()]
         return {
             **asdict(settings),
             "networks": sum(len(family.labels) for family in self.families),
-            "parameters": sum(one.numel() for one in parameters),
+            "parameters": sum(parameter.numel() for parameter in parameters),
             "steps": self.steps,
             "seconds": round(self.seconds, 3),
             "resumed": self.resumed,
@@ -227,9 +227,9 @@ def make_trainer(
         log_every_n_steps=10,
         callbacks=callbacks,
         plugins=[SafeCheckpointIO(), environment],
-        enable_checkpointing=any(isinstance(one, Checkpoint) for one in callbacks),
+        enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),
         enable_model_summary=False,
-        enable_progress_bar=any(isinstance(one, RichProgressBar) for one in callbacks),
+        enable_progress_bar=any(isinstance(callback, RichProgressBar) for callback in callbacks),
         num_sanity_val_steps=0,
         reload_dataloaders_every_n_epochs=1,
         use_distributed_sampler=False,

@@ -55,7 +55,7 @@ RECORDED: Mapping[Signal, TraceSignal | None] = MappingProxyType(
 """Trace column of each signal of predictors; None: every trace has it."""
 
 
-def compared_kinds(kind: str) -> tuple[str, ...]:
+def list_compared_kinds(kind: str) -> tuple[str, ...]:
     """Returns the selected kind, followed by those that it is compared with.
 
     Raises:
@@ -69,12 +69,16 @@ def compared_kinds(kind: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((kind, *compared, *BASELINES)))
 
 
-def required_kinds(kind: str) -> tuple[str, ...]:
-    """Returns the kinds of `compared_kinds` whose signals a trace must have: all but baselines."""
-    return tuple(one for one in compared_kinds(kind) if kind in (ALL, one) or one not in BASELINES)
+def list_required_kinds(kind: str) -> tuple[str, ...]:
+    """Returns the compared kinds whose signals a trace must have: all but baselines."""
+    return tuple(
+        other
+        for other in list_compared_kinds(kind)
+        if kind in (ALL, other) or other not in BASELINES
+    )
 
 
-def signals_of(kinds: Iterable[str]) -> tuple[TraceSignal, ...]:
+def collect_signals(kinds: Iterable[str]) -> tuple[TraceSignal, ...]:
     """Returns the signals that a trace must have to fit and score these kinds."""
     needed = {RECORDED[signal] for kind in kinds for signal in KINDS[kind].signals}
     needed |= {TraceSignal.EXPERTS, TraceSignal.WEIGHTS}
@@ -83,7 +87,7 @@ def signals_of(kinds: Iterable[str]) -> tuple[TraceSignal, ...]:
 
 def kinds_with_signals(kinds: Iterable[str], signals: Iterable[TraceSignal]) -> tuple[str, ...]:
     have = {TraceSignal.WEIGHTS, *signals}
-    return tuple(kind for kind in kinds if set(signals_of([kind])) <= have)
+    return tuple(kind for kind in kinds if set(collect_signals([kind])) <= have)
 
 
 def leave_out_deep_kinds(

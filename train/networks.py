@@ -49,17 +49,17 @@ class NetworkSpec:
 
 def network_specs(spec: ModelSpec, kinds: Sequence[str]) -> list[NetworkSpec]:
     """Return every network of these kinds, kind by kind, bottom layer first."""
-    found = [
+    specs = [
         NetworkSpec(kind, source, source + FEED_FORWARD[kind].horizon)
         for kind in kinds
         for source in range(spec.num_layers - FEED_FORWARD[kind].horizon)
     ]
-    if not found:
+    if not specs:
         raise TrainError(
             f"{spec.model_id} has {spec.num_layers} layers with experts: "
             f"no layer lies ahead of another for {', '.join(kinds)}"
         )
-    return found
+    return specs
 
 
 class NetworkStack(nn.Module):

@@ -76,4 +76,4 @@ def read_chosen(trace: Trace, rows_N: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def mark_layers(chosen_LNK: NDArray[np.int64], num_experts: int) -> Floats:
     """Return `[N, L, E]`: 1 for each chosen expert."""
-    return np.stack([mark_used(one, num_experts) for one in chosen_LNK], axis=1)
+    return np.stack([mark_used(layer_NK, num_experts) for layer_NK in chosen_LNK], axis=1)

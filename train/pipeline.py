@@ -55,7 +55,7 @@ class _Count:
 
     def add(self, expected_BE: Floats, found_BE: Floats, top_k: int) -> None:
         pair = (expected_BE, found_BE)
-        best = [np.sort(np.argsort(-one, kind="stable")[:, :top_k]) for one in pair]
+        best = [np.sort(np.argsort(-scores, kind="stable")[:, :top_k]) for scores in pair]
         self.same += int((best[0] == best[1]).all(axis=1).sum())
         self.seen += len(expected_BE)
         self.worst = max(self.worst, float(np.abs(expected_BE - found_BE).max(initial=0.0)))
@@ -85,9 +85,14 @@ def check_parity(
             key = answer[:3]
             if key not in answered:
                 answered[key] = answer_event(exported[answer.kind], answer, batch)
-            (forecast,) = (one for one in answered[key] if one.layer == answer.target)
+            (forecast,) = (
+                forecast for forecast in answered[key] if forecast.layer == answer.target
+            )
             counts[answer.kind].add(answer.scores_BE, forecast.scores_TE, top_k)
-    found = {kind: Parity(one.seen, one.same / one.seen, one.worst) for kind, one in counts.items()}
+    found = {
+        kind: Parity(count.seen, count.same / count.seen, count.worst)
+        for kind, count in counts.items()
+    }
     for kind, one in found.items():
         if one.same_top_k < LEAST_PARITY:
             raise ParityError(
@@ -116,13 +121,13 @@ def make_stacks(
 
     spec = trace.spec
     seed_everything(settings.seed, verbose=False)
-    found: list[PredictorStack] = []
+    stacks: list[PredictorStack] = []
     plain = [kind for kind in FEED_FORWARD if kind in kinds]
     if plain:
         networks = network_specs(spec, plain)
-        found.append(PlainStack(spec, networks, width=settings.width, loss=settings.loss))
+        stacks.append(PlainStack(spec, networks, width=settings.width, loss=settings.loss))
     if "residual" in kinds:
-        found.append(
+        stacks.append(
             ResidualStack(
                 spec,
                 routers.matrices_LED,
@@ -131,13 +136,13 @@ def make_stacks(
                 width=settings.width,
             )
         )
-    for signal in {one for family in found for one in family.needs.signals}:
+    for signal in {signal_name for family in stacks for signal_name in family.needs.signals}:
         if signal not in trace.signals:
             raise TrainError(
                 f"trace={trace.where} has no {signal}, which {', '.join(kinds)} need: collect one "
                 f"with signals=[{','.join(sorted({*trace.signals, signal}))}]"
             )
-    return found
+    return stacks
 
 
 def export_predictors(
@@ -160,7 +165,7 @@ def export_predictors(
         agreement |= check_parity(family, own, batches, top_k=trace.spec.top_k)
         # Made again: the compared predictors have state from the comparison.
         again = dict(family.export(trace.spec))
-        made |= {kind: quantise(one) for kind, one in again.items()} if int8 else again
+        made |= {kind: quantise(predictor) for kind, predictor in again.items()} if int8 else again
     return made, agreement
 
 

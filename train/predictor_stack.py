@@ -179,9 +179,12 @@ def validation_figures(
 
 def mean_accuracies(labels: Sequence[str], accuracy_F: Tensor) -> dict[str, Tensor]:
     """Return accuracies: each figure, the mean of each group, and the mean of all."""
-    found = {f"val/accuracy/{label}": one for label, one in zip(labels, accuracy_F, strict=True)}
+    figures = {
+        f"val/accuracy/{label}": accuracy
+        for label, accuracy in zip(labels, accuracy_F, strict=True)
+    }
     groups = [label.rpartition("/")[0] for label in labels]
     for group in dict.fromkeys(groups):
-        mine = [f for f, one in enumerate(groups) if one == group]
-        found[f"val/mean_accuracy/{group}"] = accuracy_F[mine].mean()
-    return found | {"val/mean_accuracy": accuracy_F.mean()}
+        mine = [f for f, other in enumerate(groups) if other == group]
+        figures[f"val/mean_accuracy/{group}"] = accuracy_F[mine].mean()
+    return figures | {"val/mean_accuracy": accuracy_F.mean()}

@@ -58,17 +58,18 @@ def measure_fetching(
         steps, predictor, spec=spec, system=system, hardware=hardware, budget_slots=slots
     )
     total = sum_counters(stats.decode)
-    covered = sum_counters(one for one in stats.decode if one.predicted)
+    covered = sum_counters(counters for counters in stats.decode if counters.predicted)
     return {
-        "replay_accuracy": [one.recall for one in stats.decode],
-        "fetch_rate": [one.fetch_rate for one in stats.decode],
-        "good_pred": [good_pred(one.recall, one.fetch_rate) for one in stats.decode],
-        "joint": [one.joint_rate if one.predicted else None for one in stats.decode],
+        "replay_accuracy": [counters.recall for counters in stats.decode],
+        "fetch_rate": [counters.fetch_rate for counters in stats.decode],
+        "good_pred": [good_pred(counters.recall, counters.fetch_rate) for counters in stats.decode],
+        "joint": [counters.joint_rate if counters.predicted else None for counters in stats.decode],
         "mean_replay_accuracy": total.recall,
         "mean_fetch_rate": total.fetch_rate,
         "mean_good_pred": good_pred(total.recall, total.fetch_rate),
         "mean_good_pred_covered": good_pred(covered.recall, covered.fetch_rate),
-        "covered_layers": sum(one.predicted > 0 for one in stats.decode) / len(stats.decode),
+        "covered_layers": sum(counters.predicted > 0 for counters in stats.decode)
+        / len(stats.decode),
         "predicted_per_needed": total.predicted / total.requests if total.requests else None,
         "mean_resident": total.resident_rate,
         "mean_moved_fetch_rate": total.moved_fetch_rate,

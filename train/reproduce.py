@@ -49,7 +49,7 @@ def reproduce(config: ReproduceConfig) -> dict[str, Any]:
             f"{entry.manifest.name} has no training.json: it was made by an earlier version, which "
             "did not record how"
         )
-    repeated = repeated_config(entry, record, config)
+    repeated = repeat_config(entry, record, config)
     trace = find_entry_trace(entry.manifest.name, record.trace, repeated)
     # By name: `reuse` alone needs fewer signals, and would look for a trace with those only.
     repeated = replace(repeated, trace=trace.where)
@@ -82,9 +82,7 @@ def reproduce(config: ReproduceConfig) -> dict[str, Any]:
     return {"entry": entry.manifest.name, "files": digests, "changes": changes}
 
 
-def repeated_config(
-    entry: ZooEntry, record: TrainingRecord, config: ReproduceConfig
-) -> TrainConfig:
+def repeat_config(entry: ZooEntry, record: TrainingRecord, config: ReproduceConfig) -> TrainConfig:
     """Return the recorded options, and the trace and folder of this command.
 
     Nothing is drawn, tracked or scored on other prompts: no weight depends on it.

@@ -74,16 +74,18 @@ class SourceStack(nn.Module):
         super().__init__()
         self.spec, self.sources = spec, list(sources)
         self.horizons, self.decays = horizons, decays
-        targets = [list(one.targets(spec.num_layers, horizons)) for one in sources]
+        targets = [list(source.targets(spec.num_layers, horizons)) for source in sources]
         self.num_targets = max(map(len, targets))
         # Sources near the top have fewer targets: the rest of their stack repeats the last one.
-        padded = [one + [one[-1]] * (self.num_targets - len(one)) for one in targets]
+        padded = [layers + [layers[-1]] * (self.num_targets - len(layers)) for layers in targets]
         self.targets_NH = torch.tensor(padded)
-        self._used = [(n, h) for n, one in enumerate(targets) for h in range(len(one))]
+        self._used = [(n, h) for n, layers in enumerate(targets) for h in range(len(layers))]
         self.labels = [
             f"{KIND}/{group(self.sources[n], h)}/layer_{targets[n][h]:02d}" for n, h in self._used
         ]
-        self.needs = InputSpec(frozenset(TraceSignal(str(one.signal)) for one in sources), decays)
+        self.needs = InputSpec(
+            frozenset(TraceSignal(str(source.signal)) for source in sources), decays
+        )
         num, hidden, experts = len(self.sources), spec.hidden_size, spec.num_experts
         outputs = self.num_targets * experts
         self.weight_in_NDF = nn.Parameter(uniform(num, hidden, width, inputs=hidden))
@@ -308,7 +310,7 @@ class ResidualStack(PredictorStack):
 
     @torch.no_grad()
     def calibrate(self, batches: Iterable[Batch]) -> None:
-        sample = [(one, self._token(one)) for one in islice(batches, CALIBRATION_BATCHES)]
+        sample = [(batch, self._token(batch)) for batch in islice(batches, CALIBRATION_BATCHES)]
         for stack in self.stacks:
             stack.calibrate(sample)
 

@@ -105,7 +105,7 @@ class ReuseStack(PredictorStack):
                 straight_XE,
                 self.bias_out_LE[layer].double() - mean_X @ straight_XE,
             )
-            arrays = [one.float().cpu().numpy() for one in weights]
+            arrays = [weight.float().cpu().numpy() for weight in weights]
             graphs[layer] = skipping_graph(
                 *arrays,
                 name=f"{KIND}_{layer}",
@@ -154,7 +154,7 @@ class ReuseBatch(Batch):
 
     def to(self, device: torch.device) -> "ReuseBatch":
         moved = [self.gate_LBD, self.chosen_LBK, self.fading_LBX, self.value_LBE]
-        return ReuseBatch.of(*(one.to(device) for one in moved))
+        return ReuseBatch.of(*(tensor.to(device) for tensor in moved))
 
 
 def future(used_NLE: Floats, gamma: float) -> Floats:

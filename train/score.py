@@ -16,12 +16,12 @@ from runtime.config import ModelConfig
 from runtime.presets import describe_choice
 from runtime.sim.hardware import Hardware
 from runtime.store.model_source import identity, resolve
-from train.accuracy import RequestAccuracy, accuracy_table, score_layers, untouched
+from train.accuracy import RequestAccuracy, accuracy_table, restart_predictor, score_layers
 from train.config import ScoreConfig
 from train.errors import TrainError
 from train.eviction_eval import BUDGETS, compare_policies
 from train.find_trace import find_trace
-from train.kinds import signals_of
+from train.kinds import collect_signals
 from train.replay import budget_slots, describe_machines, first_tokens, measure_fetching
 from train.reuse_training import PER_LAYER
 from train.reuse_training import SIGNALS as REUSE_SIGNALS
@@ -82,7 +82,7 @@ def score(config: ScoreConfig) -> dict[str, Any]:
     if config.trace is None:
         require_own_model(entry, config.model)
     is_reuse = entry.manifest.kind in REUSE_PREDICTORS
-    signals = REUSE_SIGNALS if is_reuse else signals_of((entry.manifest.kind,))
+    signals = REUSE_SIGNALS if is_reuse else collect_signals((entry.manifest.kind,))
     trace = find_trace(config, signals, needed=signals)
     split = "held_out" if trace.digest == entry.manifest.trace_digest else None
     (hardware,) = describe_machines([config.hardware], config.shape, config.model)
@@ -96,14 +96,14 @@ def score(config: ScoreConfig) -> dict[str, Any]:
         "trace": {"digest": trace.digest, "where": trace.where, "split": split},
         "card": dict(entry.manifest.metrics),
         "here": figures,
-        "standard_error": {one.name: one.standard_error for one in verdicts},
-        "fits": all(one.fits for one in verdicts) if verdicts else None,
+        "standard_error": {verdict.name: verdict.standard_error for verdict in verdicts},
+        "fits": all(verdict.fits for verdict in verdicts) if verdicts else None,
     }
     if config.json:
         print_line(json.dumps(results, indent=2))
     else:
         print_figures(results, trace, verdicts)
-    if drops := [one.describe_drop() for one in verdicts if not one.fits]:
+    if drops := [verdict.describe_drop() for verdict in verdicts if not verdict.fits]:
         command = f"moecast train {describe_choice(config.model)}"
         raise DoesNotFit(
             f"{results['entry']} does not fit these prompts: {'; '.join(drops)}. To train on them: "
@@ -134,11 +134,11 @@ def score_forecasts(
     """Return the figures of the card, by its names, and verdicts on the accuracies that it has."""
     predictor = load_predictor(config.name, spec=trace.spec)
     by_request = RequestAccuracy(len(trace.request_table), num_layers=trace.spec.num_layers)
-    layers = score_layers(untouched(predictor), trace, split, by_request=by_request)
+    layers = score_layers(restart_predictor(predictor), trace, split, by_request=by_request)
     table = accuracy_table(layers)
     fetched = measure_fetching(
         first_tokens(trace.steps(split), config.replay_tokens),
-        untouched(predictor),
+        restart_predictor(predictor),
         system=config.system,
         hardware=hardware,
         spec=trace.spec,

@@ -21,8 +21,8 @@ from train.accuracy import (
     TraceBlock,
     accuracy_table,
     measure_horizons,
+    restart_predictor,
     score_layers,
-    untouched,
 )
 from train.replay import budget_slots, first_tokens, is_decode, measure_fetching
 
@@ -44,7 +44,7 @@ class EvalContext:
     @property
     def setting(self) -> str:
         """Description for tables and model cards."""
-        machines = " and ".join(one.name for one in self.hardware)
+        machines = " and ".join(machine.name for machine in self.hardware)
         return (
             f"system {self.system.name}, hardware {machines}, budget {self.budget}, "
             f"replay of {self.num_replayed:,} generated held-out tokens"
@@ -71,16 +71,19 @@ def score_predictor(predictor: Predictor, context: EvalContext) -> dict[str, Any
     Each part begins with an untouched copy: what the predictor learns while it serves one part does
     not help it in the next.
     """
-    table = accuracy_table(score_layers(untouched(predictor), context.trace))
+    table = accuracy_table(score_layers(restart_predictor(predictor), context.trace))
     table["worst_layer_accuracy"] = worst_layer(table["accuracy"])
     machines = {
-        one.name: replay_context(untouched(predictor), context, one) for one in context.hardware
+        machine.name: replay_context(restart_predictor(predictor), context, machine)
+        for machine in context.hardware
     }
     first = machines[context.hardware[0].name]
     return {
         **table,
         **first,
-        "hardware": {name: {key: one[key] for key in OF_MACHINE} for name, one in machines.items()},
+        "hardware": {
+            name: {key: figures[key] for key in OF_MACHINE} for name, figures in machines.items()
+        },
         "shifted": None if context.shifted is None else score_shifted(predictor, context.shifted),
         "latency_us": measure_latency(predictor, context.trace),
         "bytes": sum(map(len, predictor.files().values())),
@@ -93,14 +96,14 @@ def score_predictor(predictor: Predictor, context: EvalContext) -> dict[str, Any
 
 def score_horizons(predictor: Predictor, context: EvalContext) -> dict[str, Any]:
     """Return accuracy and, on the first machine, FetchRate of each horizon by itself."""
-    found = measure_horizons(untouched(predictor), context.trace)
-    for name, one in found.items():
+    scores = measure_horizons(restart_predictor(predictor), context.trace)
+    for name, row in scores.items():
         if name != ENTRY:
-            alone = HorizonPredictor(untouched(predictor), int(name))
+            alone = HorizonPredictor(restart_predictor(predictor), int(name))
             fetched = replay_context(alone, context, context.hardware[0])
             for key in ("mean_replay_accuracy", "mean_fetch_rate", "mean_good_pred"):
-                one[key] = fetched[key]
-    return found
+                row[key] = fetched[key]
+    return scores
 
 
 def replay_context(
@@ -122,7 +125,7 @@ def score_shifted(predictor: Predictor, shifted: Trace) -> dict[str, Any]:
 
     A predictor that learns while it serves learns from them.
     """
-    table = accuracy_table(score_layers(untouched(predictor), shifted, None))
+    table = accuracy_table(score_layers(restart_predictor(predictor), shifted, None))
     return {
         "accuracy": table["accuracy"],
         "mean_accuracy": table["mean_accuracy"],
@@ -134,7 +137,7 @@ def score_shifted(predictor: Predictor, shifted: Trace) -> dict[str, Any]:
 
 
 def worst_layer(accuracy: list[float | None]) -> float | None:
-    return min((one for one in accuracy if one is not None), default=None)
+    return min((value for value in accuracy if value is not None), default=None)
 
 
 BATCHES = (1, 8, 64)
@@ -164,14 +167,14 @@ def measure_latency(predictor: Predictor, trace: Trace, *, num_steps: int = 40) 
     null if the trace has no generated tokens.
     """
     return {
-        str(batch): _timed(
-            untouched(predictor), list(decode_steps(trace, batch, num_steps, "held_out"))
+        str(batch): _time_steps(
+            restart_predictor(predictor), list(decode_steps(trace, batch, num_steps, "held_out"))
         )
         for batch in BATCHES
     }
 
 
-def _timed(predictor: Predictor, steps: list[TraceBlock]) -> dict[str, float] | None:
+def _time_steps(predictor: Predictor, steps: list[TraceBlock]) -> dict[str, float] | None:
     signals = predictor.signals
     layers: list[float] = []
     ends: list[float] = []

@@ -30,8 +30,8 @@ def report(folder: Path, trials: Sequence[Mapping[str, Any]], objective: str) ->
     """
     names = list(trials[0]["options"])
     rows: list[list[Any]] = [
-        [one["number"], *(one["options"][name] for name in names), one["objective"]]
-        for one in trials
+        [trial["number"], *(trial["options"][name] for name in names), trial["objective"]]
+        for trial in trials
     ]
     with (folder / "sweep.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([["trial", *names, objective], *rows])
@@ -66,18 +66,20 @@ def draw(figure: "Figure", trials: Sequence[Mapping[str, Any]], objective: str) 
     """Draw the best value against the number of trials, and every value against each option."""
     names = list(trials[0]["options"])
     progress, *panels = figure.subplots(1, 1 + len(names), sharey=True)
-    in_order = sorted(trials, key=lambda one: one["number"])
-    best = [max(one["objective"] for one in in_order[: i + 1]) for i in range(len(in_order))]
+    in_order = sorted(trials, key=lambda trial: trial["number"])
+    best = [max(trial["objective"] for trial in in_order[: i + 1]) for i in range(len(in_order))]
     count = range(1, len(in_order) + 1)
-    progress.plot(count, [one["objective"] for one in in_order], "o", markersize=4)
+    progress.plot(count, [trial["objective"] for trial in in_order], "o", markersize=4)
     progress.step(count, best, where="post")
     progress.set(xlabel="trials", ylabel=objective)
     progress.locator_params(axis="x", integer=True)
     for axes, name in zip(panels, names, strict=True):
         axes.plot(
-            [one["options"][name] for one in trials], [one["objective"] for one in trials], "o"
+            [trial["options"][name] for trial in trials],
+            [trial["objective"] for trial in trials],
+            "o",
         )
-        values = [one["options"][name] for one in trials]
+        values = [trial["options"][name] for trial in trials]
         if all(isinstance(value, int | float) for value in values) and min(values) > 0:
             axes.set_xscale("log" if max(values) > 5 * min(values) else "linear")
         axes.set(xlabel=name)

@@ -35,7 +35,9 @@ class StepFigures(Callback):
     ) -> None:
         if not is_logged_step(trainer):
             return
-        gradients = [one.grad for one in pl_module.parameters() if one.grad is not None]
+        gradients = [
+            parameter.grad for parameter in pl_module.parameters() if parameter.grad is not None
+        ]
         pl_module.log("train/grad_norm", torch.nn.utils.get_total_norm(gradients))
         now = time.perf_counter()
         pl_module.log("train/tokens_per_second", self._tokens / (now - self._since))

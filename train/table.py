@@ -36,22 +36,22 @@ def summary_table(results: Mapping[str, Mapping[str, Any]]) -> TextTable:
     the covered ones and the share that was resident anyway, median latency of one layer's events at
     batch 1, bytes, accuracy on another distribution.
     """
-    machines = machines_of(results)
+    machines = list_machines(results)
     columns = ["predictor", "acc", "worst"]
     names = ("fetch", "good", "covered", "resident")
     columns += [f"{name} {i}" for i in range(1, len(machines) + 1) for name in names]
     columns += ["us", "bytes", "shifted"]
     rows = []
-    for name, one in results.items():
-        cells = [cell(one["mean_accuracy"]), cell(one["worst_layer_accuracy"])]
+    for name, result in results.items():
+        cells = [cell(result["mean_accuracy"]), cell(result["worst_layer_accuracy"])]
         for machine in machines:
-            figures = one["hardware"][machine]
+            figures = result["hardware"][machine]
             cells += [cell(figures[key]) for key in MACHINE_COLUMNS]
-        alone = one["latency_us"]["1"]
-        shifted = one["shifted"]
+        alone = result["latency_us"]["1"]
+        shifted = result["shifted"]
         cells += [
             "-" if alone is None else f"{alone['layer_p50']:.0f}",
-            size(one["bytes"]),
+            size(result["bytes"]),
             cell(None if shifted is None else shifted["mean_accuracy"]),
         ]
         rows.append([name, *cells])
@@ -63,7 +63,7 @@ def summary_table(results: Mapping[str, Mapping[str, Any]]) -> TextTable:
     )
 
 
-def machines_of(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def list_machines(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return list(next(iter(results.values()))["hardware"])
 
 
@@ -76,7 +76,7 @@ def show(
         console.print(f"{metric}: {DEFINITIONS[metric]}", highlight=False)
     console.print()
     summary_table(results).print(console)
-    numbered = (f"{i} is {name}" for i, name in enumerate(machines_of(results), start=1))
+    numbered = (f"{i} is {name}" for i, name in enumerate(list_machines(results), start=1))
     console.print(
         "acc, worst: accuracy, mean and worst layer; fetch, good, covered, resident: fetch_rate, "
         "good_pred, good_pred over the covered layers and resident, "

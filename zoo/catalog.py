@@ -295,8 +295,8 @@ class WritableZoo(Zoo):
         expiry are lost, and the serial too unless it can be read in the damaged index.
         """
         with self.storage.exclusive():
-            found = re.search(rb'"serial": *([0-9]{1,9})\b', self.read_index_bytes() or b"")
-            index = ZooIndex(serial=int(found[1]) + 1 if found else 1, entries=self._find_entries())
+            match = re.search(rb'"serial": *([0-9]{1,9})\b', self.read_index_bytes() or b"")
+            index = ZooIndex(serial=int(match[1]) + 1 if match else 1, entries=self._find_entries())
             self._publish({}, index, [])
         return index
 

@@ -5,9 +5,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from predictors.base import Signal
+from predictors.base import Predictor, Signal
 from predictors.files import replace_folder, write_atomic
 from predictors.records import ModelRecord
 from predictors.spec import ModelSpec
@@ -189,6 +190,28 @@ def write_entry(
     manifest = EntryManifest(**{**dict(draft), "files": records})
     write_folder(folder, manifest, all_files)
     return manifest
+
+
+def write_untrained_entry(
+    folder: Path,
+    predictor: Predictor,
+    *,
+    name: str,
+    metrics: Mapping[str, Any] = MappingProxyType({}),
+) -> EntryManifest:
+    """Writes the entry of a predictor that no trace was used for."""
+    return write_entry(
+        folder,
+        name=name,
+        kind=predictor.kind,
+        options=predictor.options(),
+        spec=predictor.spec,
+        signals=predictor.signals,
+        files=predictor.files(),
+        metrics=dict(metrics),
+        trace_digest=None,
+        parity={},
+    )
 
 
 def write_folder(

@@ -1,15 +1,15 @@
 """Requests and bytes of a pull from a zoo on a web server, and of very many of them."""
 
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
+from benchmarks.loopback import serve_loopback
 from benchmarks.process import python_module, run_program
 
 INDEX = "index.json"
@@ -31,17 +31,9 @@ class CountingHandler(SimpleHTTPRequestHandler):
 def count_answers(folder: Path) -> Iterator[tuple[str, list[tuple[str, int]]]]:
     """Serves a folder on the loopback; yields the address and path and bytes of each answer."""
     handler = partial(CountingHandler, directory=str(folder))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     sent: list[tuple[str, int]] = []
-    server.sent = sent  # type: ignore[attr-defined]
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", sent
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serve_loopback(handler, sent=sent) as address:
+        yield address, sent
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.capacity.config import CapacityConfig
 from benchmarks.capacity.egress import Egress, PullCost, measure_pull, plan_egress
 from benchmarks.capacity.memory import MODELS, MachinePlan, count_memory, plan_machine
 from benchmarks.capacity.recordings import (
@@ -21,7 +22,7 @@ from benchmarks.capacity.recordings import (
     read_training,
     record_prompts,
 )
-from benchmarks.config import CapacityConfig
+from benchmarks.papers.paper_context import describe_model
 from benchmarks.reports import RESULTS, MachineFacts, describe_machine, print_line, write_report
 from collect.traces import Trace
 from collect.traces.layout import ALL_SIGNALS, ROUTING_SIGNALS, row_bytes
@@ -142,17 +143,7 @@ def record_pairs(
 def plan_traces(spec: ModelSpec, cost: RecordingCost, tokens: int) -> list[LongTracePlan]:
     """Plans traces of the reference model, and of a real one, whose recording was not measured."""
     seconds = 1 / cost.tokens_per_core_second
-    shape = load_shape(REAL_SIZE)
-    real = ModelSpec(
-        model_id=REAL_SIZE,
-        revision="",
-        config_hash="",
-        num_layers=shape.num_layers,
-        num_experts=shape.num_experts,
-        top_k=shape.top_k,
-        hidden_size=shape.hidden_size,
-        dtype="bfloat16",
-    )
+    real = describe_model(load_shape(REAL_SIZE), dtype="bfloat16")
     plans = [
         ("all signals", MODEL, cost.bytes_per_token, seconds),
         ("routing only", MODEL, row_bytes(spec, ROUTING_SIGNALS), None),

@@ -13,7 +13,6 @@ import torch
 from transformers import Qwen3MoeConfig
 
 from benchmarks.random_model import write_checkpoint
-from predictors.base import Predictor
 from predictors.config import PredictorConfig
 from runtime.config import ModelConfig
 from runtime.hf.skeleton import build_skeleton
@@ -22,11 +21,11 @@ from train.pipeline import HORIZONS
 from train.residual import ResidualStack
 from train.reuse import ReuseStack
 from train.routers import RouterWeights
-from zoo.entry import write_entry
+from zoo.entry import write_untrained_entry
 from zoo.manifest import name_entry
 
 DTYPE = "float32"
-"""Has no kernels of its own on some processors only, unlike bfloat16."""
+"""Has the same kernels on all processors, unlike bfloat16."""
 VOCABULARY = 512
 NAME = "random"
 
@@ -106,20 +105,5 @@ def write_predictors(model: ModelConfig, folder: Path, *, seed: int) -> None:
         lambda: ReuseStack(spec, routers.matrices_LED, biases_LE),
     ):
         for predictor in make().export(spec).values():
-            write_untrained(predictor, folder / predictor.kind)
-
-
-def write_untrained(predictor: Predictor, folder: Path) -> None:
-    """Write a zoo entry that has no metrics."""
-    write_entry(
-        folder,
-        name=name_entry(NAME, predictor.kind),
-        kind=predictor.kind,
-        options=predictor.options(),
-        spec=predictor.spec,
-        signals=predictor.signals,
-        files=predictor.files(),
-        metrics={},
-        trace_digest=None,
-        parity={},
-    )
+            name = name_entry(NAME, predictor.kind)
+            write_untrained_entry(folder / predictor.kind, predictor, name=name)

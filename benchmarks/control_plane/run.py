@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from benchmarks.config import ControlPlaneConfig
+from benchmarks.control_plane.config import ControlPlaneConfig
 from benchmarks.control_plane.measure import ControlPlaneRow, ControlPlaneTask
 from benchmarks.control_plane.model import SHAPES, RandomShape, write_model, write_predictors
 from benchmarks.reports import MachineFacts, describe_machine, print_line, write_report

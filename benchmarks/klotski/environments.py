@@ -57,7 +57,7 @@ class GroupEnvironment:
     def workload(
         self, *, batch: int, n: int, merges_experts: bool, weight_ratio: float = 1.0
     ) -> GroupWorkload:
-        """Returns a group's requests; what does not fit on the GPU beside experts is moved."""
+        """Returns a group's requests; what does not fit on the GPU next to the experts is moved."""
         layer_bytes = int(weight_ratio * self.model.layer_bytes)
         dense_bytes = layer_bytes * self.model.num_layers
         return GroupWorkload(
@@ -168,7 +168,6 @@ def replay_groups(
     predictor: Predictor | None,
     pool: TokenPool,
     groups: int,
-    seed: int = 0,
 ) -> GroupTimes:
     """Replays groups one after another, after a step that fills the caches.
 
@@ -181,9 +180,8 @@ def replay_groups(
         predictor: The system's predictor.
         pool: Tokens to draw requests from.
         groups: Number of groups.
-        seed: Seed of the draws.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
 
     def draw_steps() -> Iterator[GroupStep]:
         yield from workload.draw_decode_steps(pool, 1, rng)

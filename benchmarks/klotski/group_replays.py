@@ -66,7 +66,7 @@ class GroupReplays:
         if cell.measures_accuracy:
             predictor = new_predictor()
             assert predictor is not None, cell
-            ranked = [(one.prefetched, one.hot) for one in count_hot(predictor, steps)]
+            ranked = [(counts.prefetched, counts.hot) for counts in count_hot(predictor, steps)]
         ttft, tpot = stats.ttft_seconds[1:], stats.tpot_seconds[SIMULATED_STEPS:]
         return CellResult(
             units=UnitSums.of_replay(stats, warm_units=1, ranked=ranked),

@@ -1,41 +1,28 @@
 """Live variants on one machine: throughput, and whether the pipeline is full.
 
-Klotski's figures 12, 14 and 15 and its table 3.
+Klotski's figure 14 and its table 3.
 """
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import median, median_low
 
 from pydantic import TypeAdapter
 
-from benchmarks.config import KlotskiConfig
+from benchmarks.klotski.config import KlotskiConfig
 from benchmarks.klotski.rows import (
-    AccelerateRow,
     FailedRow,
     LiveRow,
     VariantFigures,
     VariantRequest,
 )
-from benchmarks.klotski.variants import VariantReport, make_prompts
-from benchmarks.peers.peers import Peer
-from benchmarks.peers.run import ALLOWANCE_BYTES
-from benchmarks.peers.runner import PeerRunner, Questions
-from benchmarks.peers.weights import ModelWeights, WeightLayout, weight_bytes
+from benchmarks.klotski.variants import VariantReport
 from benchmarks.process import ProcessFailed, python_module, start_worker
 from benchmarks.reports import print_line
-from runtime.policy.budget import Budget
 
 TIMEOUT_SECONDS = 600.0
-ACCELERATE = Peer(
-    name="accelerate-batched",
-    worker=Path(__file__).with_name("with_accelerate.py"),
-    weights=WeightLayout.FUSED,
-    how="device_map as in peers; all prompts in one batch",
-    environment="accelerate",
-)
 
 
 def list_requests(config: KlotskiConfig) -> dict[str, VariantRequest]:
@@ -147,38 +134,3 @@ def run_live(config: KlotskiConfig) -> list[LiveRow | FailedRow]:
         else summarize_variant(name, request, runs[name])
         for name, request in requests.items()
     ]
-
-
-def run_accelerate(config: KlotskiConfig) -> AccelerateRow:
-    """Runs batched `generate` under Accelerate's disk offload with the same memory.
-
-    All prompts of the group are one batch.
-    """
-    experts_bytes, others_bytes = weight_bytes(config.model)
-    budget_bytes = Budget.parse(config.budget).resolve(total_bytes=experts_bytes)
-    prompts = make_prompts(
-        config.model,
-        config.batch_size * config.n,
-        num_tokens=config.prompt_tokens,
-        new_tokens=config.max_new_tokens,
-    )
-    questions = Questions(
-        prompts=[list(prompt.tokens) for prompt in prompts],
-        new_tokens=config.max_new_tokens,
-        seconds_per_prompt=0.0,
-        threads=config.threads,
-    )
-    runner = PeerRunner(ModelWeights(config.model, config.work, config.environments))
-    row = AccelerateRow(name="accelerate, one batch of all", rows=len(prompts))
-    try:
-        report, memory = runner.run(
-            ACCELERATE,
-            questions,
-            budget_bytes=budget_bytes,
-            limit_bytes=others_bytes + budget_bytes + ALLOWANCE_BYTES,
-        )
-    except ProcessFailed as error:
-        return replace(row, failed=str(error))
-    report.pop("answers")
-    print_line(f"accelerate: {report['tokens_per_second']:.2f} tokens/s")
-    return replace(row, **report, **asdict(memory))

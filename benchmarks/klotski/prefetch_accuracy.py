@@ -37,5 +37,7 @@ def count_hot(predictor: Predictor, steps: Iterable[RecordedStep]) -> Iterator[H
                 prefetched += len(chosen)
                 involved += len(chosen & tokens.keys())
                 hot += len(chosen.intersection(hottest))
-            wanted |= {one.layer: set(one.experts(spec.top_k)) for one in event.forecasts}
+            wanted |= {
+                forecast.layer: set(forecast.experts(spec.top_k)) for forecast in event.forecasts
+            }
         yield HotCounts(prefetched, involved, hot)

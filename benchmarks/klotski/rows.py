@@ -1,6 +1,6 @@
 """Requests, rows and the report of the batch benchmark."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from benchmarks.reports import MachineFacts
 
@@ -21,7 +21,6 @@ class VariantRequest:
     new_tokens: int
     threads: int
     kv_budget: str | None = None
-    store: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,19 +45,6 @@ class ReadsPerStep:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerTimeline:
-    """Spans of some layers of one step, in ms from the first layer's start."""
-
-    layers: list[int]
-    milliseconds: float
-    other_layers: list[tuple[float, float]]
-    """Everything but routed experts."""
-    experts: list[tuple[float, float]]
-    stalls: list[tuple[float, float]]
-    transfers: list[tuple[float, float]]
-
-
-@dataclass(frozen=True, kw_only=True)
 class VariantFigures:
     """Figures of one live run."""
 
@@ -75,9 +61,6 @@ class VariantFigures:
     arena_bytes: int
     weights_bytes: int
     peak_memory_bytes: int
-    memory: list[tuple[float, int, int]] = field(default_factory=list)
-    """Seconds, resident bytes, experts in the arena."""
-    timeline: LayerTimeline | None = None
 
     @property
     def extra_bytes(self) -> int:
@@ -108,26 +91,6 @@ class FailedRow(VariantRequest):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AccelerateRow:
-    """Plain batched `generate` under Accelerate's disk offload."""
-
-    name: str
-    rows: int
-    """Requests of the one batch."""
-    failed: str | None = None
-    versions: dict[str, str] = field(default_factory=dict)
-    seconds: float | None = None
-    tokens_per_second: float | None = None
-    read_bytes: int | None = None
-    peak_resident_bytes: int | None = None
-    peak_anonymous_bytes: int | None = None
-    peak_cached_bytes: int | None = None
-    peak_charged_bytes: int | None = None
-    mean_charged_bytes: float | None = None
-    limiter_busy_seconds: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class SimulatedRow:
     """One point of figure 14."""
 
@@ -155,14 +118,13 @@ class QualityRow:
 
 @dataclass(frozen=True, kw_only=True)
 class KlotskiFigures:
-    """Ratios of the variants; None where one was not measured."""
+    """Ratios of the variants."""
 
     n: int
     batch_size: int
     over_single_batch_on_demand: float
     """Ratio of throughputs, median over the repetitions."""
     decode_over_single_batch_on_demand: float
-    over_accelerate: float | None
     busiest_share: float
     """Share of the steady state in which the busier of link and computation is busy."""
     link_share: float
@@ -184,7 +146,6 @@ class KlotskiReport:
     tokens_equal: bool
     figures: KlotskiFigures | None
     live: list[LiveRow | FailedRow]
-    accelerate: AccelerateRow | None
     simulated: list[SimulatedRow] | None
     quality: list[QualityRow] | None
     seconds: float

@@ -1,38 +1,31 @@
-"""Batch groups, live and simulated: Klotski's figures 12, 14 and 15 and its table 3.
+"""Batch groups, live and simulated: Klotski's figure 14 and its table 3.
 
-Some ten minutes on two cores of a quiet machine. Needs a model of `python -m runtime inflate`;
-Accelerate also needs its environment (`python -m benchmarks environments name=accelerate`).
+Some ten minutes on two cores of a quiet machine. Needs a model of `python -m runtime inflate`.
 """
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from statistics import median
 
-from benchmarks.config import KlotskiConfig
-from benchmarks.klotski.live import run_accelerate, run_live
-from benchmarks.klotski.page import build_page
+from benchmarks.klotski.config import KlotskiConfig
+from benchmarks.klotski.live import run_live
 from benchmarks.klotski.rows import (
-    AccelerateRow,
     FailedRow,
     KlotskiFigures,
     KlotskiReport,
     LiveRow,
 )
-from benchmarks.reports import describe_machine, describe_origin, print_line, write_report
+from benchmarks.reports import describe_machine, print_line, write_report
 
 BASE, OURS = "single batch, on demand", "+ order (klotski)"
 
 
-def summarize(
-    live: Sequence[LiveRow | FailedRow], accelerate: AccelerateRow | None
-) -> KlotskiFigures | None:
+def summarize(live: Sequence[LiveRow | FailedRow]) -> KlotskiFigures | None:
     """Returns the ratios of the variants; None if the baseline or Klotski failed."""
     rows = {row.name: row for row in live if isinstance(row, LiveRow)}
     base, ours = rows.get(BASE), rows.get(OURS)
     if base is None or ours is None:
         return None
-    speed = accelerate.tokens_per_second if accelerate else None
     ratios = [fast / slow for fast, slow in zip(ours.speeds, base.speeds, strict=True)]
     return KlotskiFigures(
         n=ours.n,
@@ -41,7 +34,6 @@ def summarize(
         decode_over_single_batch_on_demand=(
             ours.decode_tokens_per_second / base.decode_tokens_per_second
         ),
-        over_accelerate=ours.tokens_per_second / speed if speed else None,
         busiest_share=max(ours.steady.link, ours.steady.compute),
         link_share=ours.steady.link,
         compute_share=ours.steady.compute,
@@ -57,7 +49,6 @@ def run_klotski(config: KlotskiConfig) -> None:
     started = time.monotonic()
     machine = describe_machine(config.threads)
     live = run_live(config)
-    accelerate = run_accelerate(config) if config.accelerate else None
     simulated, quality = None, None
     if config.trace is not None:
         # These import the training packages.
@@ -73,17 +64,11 @@ def run_klotski(config: KlotskiConfig) -> None:
         repetitions=config.repetitions,
         machine=machine,
         tokens_equal=True,
-        figures=summarize(live, accelerate),
+        figures=summarize(live),
         live=live,
-        accelerate=accelerate,
         simulated=simulated,
         quality=quality,
         seconds=round(time.monotonic() - started),
     )
-    page = build_page(report, describe_origin(config)).write(config.page)
-    # The page's CSV files have the samples; the committed report stays small.
-    small = [
-        replace(row, memory=[], timeline=None) if isinstance(row, LiveRow) else row for row in live
-    ]
-    write_report(config, replace(report, live=small))
-    print_line(f"{report.figures}\n{page}")
+    write_report(config, report)
+    print_line(str(report.figures))

@@ -15,8 +15,6 @@ from transformers import AutoTokenizer
 import runtime
 from benchmarks.klotski.measures import (
     ExpertSpans,
-    MemorySampler,
-    cut_timeline,
     measure_reads,
     measure_shares,
 )
@@ -103,7 +101,6 @@ def run_variant(request: VariantRequest) -> VariantReport:
         ModelConfig(name=model_path.name, id=request.model, dtype="float32"),
         system=variant_system(request.variant),
         budget=request.budget,
-        store=request.store,
     )
     model.generation_config.eos_token_id = None  # every answer has all its tokens
     config = GroupConfig(kv_budget=request.kv_budget)
@@ -118,12 +115,10 @@ def run_variant(request: VariantRequest) -> VariantReport:
         handle.engine.swap_timeline(spans)
         caches = make_kv_caches(model, config, parse_kv_budget(config, model.device))
         start = time.perf_counter()
-        with MemorySampler(model) as memory:
-            done = run_micro_batches(model, batches, n=request.n, caches=caches, emit=emit)
+        done = run_micro_batches(model, batches, n=request.n, caches=caches, emit=emit)
         seconds = time.perf_counter() - start
         caches.close()
         stats = handle.stats()
-        middle = handle.spec.num_layers // 2
         return VariantReport(
             tokens=done.num_tokens,
             seconds=seconds,
@@ -136,8 +131,6 @@ def run_variant(request: VariantRequest) -> VariantReport:
             arena_bytes=stats["arena_bytes"],
             weights_bytes=weights_bytes,
             peak_memory_bytes=stats["peak_memory_bytes"],
-            memory=memory.thin(),
-            timeline=cut_timeline(spans, layers=[middle, middle + 1]),
             answers=[answers[prompt.id] for prompt in prompts],
         )
 

@@ -134,12 +134,12 @@ class PaperReplays:
             if predictor is None:
                 # No forecasts to record once for all of them: smaller jobs share the work better.
                 key = (*key, cell.system.eviction, cell.shape.num_experts)
-            found = self._sources.found
+            stored = self._sources.found
             job = groups.get(key) or PaperJob(
                 trace=self._trace.path,
                 requests=self._requests,
                 predictor=predictor,
-                predictors={} if predictor is None else {predictor: found[predictor]},
+                predictors={} if predictor is None else {predictor: stored[predictor]},
                 cells=(),
             )
             groups[key] = replace(job, cells=(*job.cells, (digest, cell)))

@@ -44,7 +44,7 @@ def models() -> dict[str, ShapeConfig]:
     return {"switch-large-128": SWITCH_LARGE, "nllb-moe": load_shape("nllb-moe")}
 
 
-def share_of(shape: ShapeConfig) -> float:
+def cached_share(shape: ShapeConfig) -> float:
     return CACHED[shape.name] / (shape.num_layers * shape.num_experts)
 
 
@@ -60,7 +60,7 @@ def figure_9(table: ReplayTable) -> FigureReplay:
             load_system(system),
             SWITCH_LARGE,
             machine(),
-            share=share_of(SWITCH_LARGE),
+            share=cached_share(SWITCH_LARGE),
             measures_accuracy=True,
         )
         figure.claim(f"figure-9/{name}", cell.accuracy, basis="60 experts, decode")
@@ -73,11 +73,11 @@ def figure_10(table: ReplayTable) -> FigureReplay:
     own = load_system("moe-infinity-sequence")
     for title, shape in models().items():
         for bandwidth in BANDWIDTHS:
-            cell = table.replay(own, shape, machine(bandwidth), share=share_of(shape))
+            cell = table.replay(own, shape, machine(bandwidth), share=cached_share(shape))
             figure.claim(f"figure-10/{title}/{bandwidth}", cell.hit_rate, basis=ROUTING)
     for shape, share in (
-        (load_shape("switch-base-128"), share_of(SWITCH_LARGE)),
-        (load_shape("nllb-moe"), share_of(load_shape("nllb-moe"))),
+        (load_shape("switch-base-128"), cached_share(SWITCH_LARGE)),
+        (load_shape("nllb-moe"), cached_share(load_shape("nllb-moe"))),
     ):
         refined, once = (
             table.replay(own, shape, machine(), share=share, only_first_forecast=only_first)
@@ -102,7 +102,7 @@ def figure_11(table: ReplayTable) -> FigureReplay:
             system = rename(replace(own, eviction=eviction, eviction_options=options), eviction)
             if eviction == own.eviction:
                 system = own
-            cell = table.replay(system, shape, machine(), share=share_of(shape))
+            cell = table.replay(system, shape, machine(), share=cached_share(shape))
             hits[eviction] = cell.hit_rate
         for name, value in (
             ("moe-infinity", hits[own.eviction]),

@@ -56,6 +56,20 @@ load_system = cache(presets.load_system)
 """Presets, each read once; they are not to be changed."""
 
 
+def describe_model(shape: ShapeConfig, *, dtype: str = "float32") -> ModelSpec:
+    """Returns the specification of a model of this shape, without a revision."""
+    return ModelSpec(
+        model_id=shape.name,
+        revision="",
+        config_hash="",
+        num_layers=shape.num_layers,
+        num_experts=shape.num_experts,
+        top_k=shape.top_k,
+        hidden_size=shape.hidden_size,
+        dtype=dtype,
+    )
+
+
 @dataclass(frozen=True)
 class ExpertFold:
     """Mapping of the traced model's experts to a shape's fewer experts."""

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.config import PapersConfig
 from benchmarks.papers import (
     fmoe,
     klotski,
@@ -22,6 +21,7 @@ from benchmarks.papers import (
 )
 from benchmarks.papers.cells import CellResult, FinishedTable, PaperCell, ReplayTable
 from benchmarks.papers.claims import Claim, FigureReplay, Figures, make_claims
+from benchmarks.papers.config import PapersConfig
 from benchmarks.papers.jobs import PaperReplays
 from benchmarks.papers.paper_context import ReplayedRequests
 from benchmarks.papers.published import read_published

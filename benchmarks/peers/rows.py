@@ -152,7 +152,9 @@ def summarize_runs(
     speeds = [run.tokens_per_second for run in runs]
     equal = None
     if expected is not None:
-        texts = [first_difference([one.tokens for one in run.answers], expected) for run in runs]
+        texts = [
+            first_difference([answer.tokens for answer in run.answers], expected) for run in runs
+        ]
         equal = next((text for text in texts if text != SAME), SAME)
     return PeerRow(
         **vars(key),

@@ -21,8 +21,8 @@ from pydantic import TypeAdapter
 from rich.console import Console
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from benchmarks.config import PeersConfig
 from benchmarks.greedy import generate_greedy
+from benchmarks.peers.config import PeersConfig
 from benchmarks.peers.peers import EXACT, PEERS, REFERENCES, Peer
 from benchmarks.peers.read_ahead import check_settable, read_ahead, setting_file
 from benchmarks.peers.rows import (

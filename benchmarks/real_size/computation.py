@@ -30,7 +30,7 @@ class ComputationTask:
 def run_computation_task(task: ComputationTask) -> dict[str, Any]:
     """Compute the same token again and again; returns the median in seconds.
 
-    Each of its experts has memory of its own, so that no cache of the processor holds them all, as
+    Each of its experts has separate memory, so that no cache of the processor holds them all, as
     in a served run. There are no probes, no arena and no threads that read.
     """
     device = torch.device("cpu")

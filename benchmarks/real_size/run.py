@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from benchmarks.config import RealSizeConfig
 from benchmarks.real_size.computation import ComputationTask
+from benchmarks.real_size.config import RealSizeConfig
 from benchmarks.real_size.model import DTYPE, RandomModel, read_shape, write_random_model
 from benchmarks.reports import (
     MachineFacts,
@@ -245,7 +245,7 @@ def choose_predictor(config: RealSizeConfig, system: SystemConfig) -> str | None
 
 
 def serve_once(task: ServeTask, model: RandomModel, scratch: Path) -> ServedRun:
-    """Serve the requests in a process of its own, with nothing of the model in the page cache.
+    """Serve the requests in a separate process, with nothing of the model in the page cache.
 
     Raises:
         MoecastError: the process failed.

@@ -15,9 +15,8 @@ from pathlib import Path
 import numpy as np
 from transformers import AutoTokenizer
 
-from benchmarks.config import ArrivalsConfig
-from benchmarks.reports import default_threads, describe_machine, describe_origin, print_line
-from benchmarks.serving.distributions import build_page
+from benchmarks.reports import default_threads, describe_machine, print_line
+from benchmarks.serving.config import ArrivalsConfig
 from benchmarks.serving.replay import TimedCompletion, replay_arrivals, send_one_by_one
 from benchmarks.serving.rows import (
     Arrival,
@@ -174,6 +173,4 @@ def run_arrivals(config: ArrivalsConfig) -> None:
         same_answers=len({runs.texts for runs in systems.values()}) == 1,
         systems={name: runs.summarize() for name, runs in systems.items()},
     )
-    page = build_page(report, describe_origin(config)).write(config.page)
     write_part(config.part, config, machine, report)
-    print_line(str(page))

@@ -1,4 +1,4 @@
-"""Honest clients beside hostile ones, on a server with little memory.
+"""Honest clients next to hostile ones, on a server with little memory.
 
 Honest clients ask questions whose answers are known from the server alone, before the first attack:
 each must be answered, with the same text and log-probabilities bit by bit. Refusals that say when
@@ -27,11 +27,11 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from benchmarks.config import AttackConfig
 from benchmarks.peers.limit import MemoryLimiter
 from benchmarks.peers.run import ALLOWANCE_BYTES
 from benchmarks.peers.weights import weight_bytes
 from benchmarks.reports import default_threads, describe_machine, print_line
+from benchmarks.serving.config import AttackConfig
 from benchmarks.serving.disconnects import PROMPTS, fill_pool, idle_footprint
 from benchmarks.serving.hostile import ATTACKS, BUSY, Statuses, Victim, run_hostile
 from benchmarks.serving.rows import (
@@ -160,7 +160,7 @@ async def run_honest(
 
 
 class HealthProbe:
-    """Asks for /health in a thread of its own, which no attack in this process holds up."""
+    """Requests /health in a separate thread, which no attack in this process delays."""
 
     def __init__(self, url: str) -> None:
         self._netloc = urlsplit(url).netloc.rpartition("@")[2]

@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer
 
-from benchmarks.config import ClientsConfig
 from benchmarks.environments import interpreter, is_built
 from benchmarks.process import ProcessFailed, run_program, start_worker
 from benchmarks.reports import default_threads, describe_machine
+from benchmarks.serving.config import ClientsConfig
 from benchmarks.serving.rows import ClientResult, ClientsReport, write_part
 from benchmarks.serving.server import ServerProcess, run_server
 from predictors.errors import MoecastError, unknown

@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from benchmarks.config import DisconnectsConfig
 from benchmarks.reports import default_threads, describe_machine
+from benchmarks.serving.config import DisconnectsConfig
 from benchmarks.serving.rows import DisconnectsReport, Footprint, count_values, write_part
 from benchmarks.serving.server import ServerProcess, run_server
 

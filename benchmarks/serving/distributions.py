@@ -1,4 +1,4 @@
-"""A page with the distributions of latency, a row for each system (fMoE, figure 10)."""
+"""Figures of the distributions of latency, a row for each system (fMoE, figure 10)."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from benchmarks.serving.rows import ArrivalsReport, Percentiles, SystemLatencies
-from predictors.units import GIB
 from runtime.tools.report.html_report import HtmlReport
 from runtime.tools.report.provenance import Provenance
 from runtime.tools.report.spreads import (
@@ -35,26 +34,13 @@ def latencies(system: SystemLatencies) -> dict[str, Percentiles]:
 
 
 def build_page(report: ArrivalsReport, provenance: Provenance | None = None) -> HtmlReport:
+    """Returns a section with a figure for each latency."""
     page = HtmlReport(
         "Latency of replayed arrivals",
         f"{report.requests} requests of `{report.trace}`, {report.rate:.3f} a second, "
         f"{report.repetitions} times; model `{report.model}`, budget {report.budget}",
         provenance=provenance,
     )
-    page.table(
-        "Latency",
-        ["system", *(f"{name} {at}, s" for name in LATENCIES for at in ("p50", "p99")),
-         "hit rate", "GiB read"],
-        [
-            [
-                name,
-                *(v for latency in latencies(system).values() for v in (latency.p50, latency.p99)),
-                system.counted.hit_rate,
-                system.counted.bytes / GIB,
-            ]
-            for name, system in report.systems.items()
-        ],
-    )  # fmt: skip
     for latency, heading in LATENCIES.items():
         curves = {
             name: cumulative_shares(latencies(system)[latency].all)
@@ -63,7 +49,9 @@ def build_page(report: ArrivalsReport, provenance: Provenance | None = None) -> 
         page.figure(
             f"distribution-of-{latency.replace(' ', '-')}-latency",
             heading,
-            draw_rows({name: latencies(one)[latency].all for name, one in report.systems.items()}),
+            draw_rows(
+                {name: latencies(system)[latency].all for name, system in report.systems.items()}
+            ),
             ["system", "seconds", "share of requests"],
             [[name, *point] for name, points in curves.items() for point in points],
             note=SPREADS_NOTE,

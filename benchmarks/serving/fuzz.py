@@ -21,8 +21,8 @@ from hypothesis import seed as seeded
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 
-from benchmarks.config import FuzzConfig
 from benchmarks.reports import default_threads, describe_machine
+from benchmarks.serving.config import FuzzConfig
 from benchmarks.serving.rows import FuzzReport, WrongAnswer, count_values, write_part
 from benchmarks.serving.server import ServerProcess, run_server
 
@@ -142,7 +142,7 @@ def request_arguments(
     return {name: given[name] for name in names if name in given}
 
 
-def damaged_cases(url: str, number: int, seed: int) -> Iterator[FuzzCase]:
+def make_damaged_cases(url: str, number: int, seed: int) -> Iterator[FuzzCase]:
     """Yields valid requests with a few bytes changed, left out, doubled, or cut off."""
     rng = random.Random(seed)
     for _ in range(number):
@@ -193,16 +193,14 @@ def is_openai_error(answer: httpx2.Response) -> bool:
     return isinstance(error["message"], str) and {"type", "param", "code"} <= error.keys()
 
 
-def send_cases(
-    target: ServerProcess, *, cases: int, seed: int, together: int = TOGETHER
-) -> FuzzReport:
+def send_cases(target: ServerProcess, *, cases: int, seed: int) -> FuzzReport:
     """Sends all cases in random order, and checks the server afterwards."""
     sent = [
         *schema_cases(target.url, cases * 2 // 3, seed),
-        *damaged_cases(target.url, cases // 3, seed),
+        *make_damaged_cases(target.url, cases // 3, seed),
     ]
     random.Random(seed).shuffle(sent)
-    with httpx2.Client(timeout=120) as client, ThreadPoolExecutor(together) as pool:
+    with httpx2.Client(timeout=120) as client, ThreadPoolExecutor(TOGETHER) as pool:
         results = list(pool.map(lambda case: send_case(client, case), sent))
     target.wait_idle()
     body = {"prompt": "The heart", "max_tokens": 4}

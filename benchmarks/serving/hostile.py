@@ -220,7 +220,9 @@ async def leave_in_the_middle(victim: Victim) -> Statuses:
     departures = random_departures(
         12, seed=victim.rng.randrange(10**9), tokens=400, prompts=PROMPTS
     )
-    statuses = await asyncio.gather(*(leave(victim.url, one, key=victim.key) for one in departures))
+    statuses = await asyncio.gather(
+        *(leave(victim.url, departure, key=victim.key) for departure in departures)
+    )
     return ["left" if status is None else str(status) for status in statuses]
 
 
@@ -338,7 +340,7 @@ async def run_hostile(
     """Attacks in turns, each client beginning elsewhere.
 
     Args:
-        note: is told the name of an attack and what was answered.
+        note: is called with the name of an attack and the statuses of its answers.
     """
     names: Sequence[str] = list(ATTACKS)
     place = victim.rng.randrange(len(names))

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import httpx2
 import numpy as np
 
-from benchmarks.config import QueueConfig
 from benchmarks.reports import default_threads, describe_machine
+from benchmarks.serving.config import QueueConfig
 from benchmarks.serving.rows import QueueReport, QueueRun, Refusals, count_values, write_part
 from benchmarks.serving.server import ServerProcess, run_server
 from benchmarks.serving.shutdown import PROMPT, start_requests

@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.config import ServingConfig
 from benchmarks.reports import MachineFacts, describe_origin, write_report
+from benchmarks.serving.config import ServingConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,8 @@ from typing import Any
 import httpx2
 from PIL import Image
 
-from benchmarks.config import ScreenshotConfig
 from benchmarks.reports import print_line
+from benchmarks.serving.config import ScreenshotConfig
 from benchmarks.serving.server import ServerProcess, run_server
 from predictors.errors import MoecastError
 from predictors.files import write_atomic

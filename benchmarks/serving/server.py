@@ -90,11 +90,11 @@ class ServerProcess:
             threads=process.num_threads(),
         )
 
-    def stop(self, number: int = signal.SIGTERM, *, timeout_seconds: float = 240.0) -> ServerExit:
-        """Sends a signal and waits for the end."""
+    def stop(self, *, timeout_seconds: float = 240.0) -> ServerExit:
+        """Sends SIGTERM and waits for the end."""
         children = psutil.Process(self.process.pid).children(recursive=True)
         start = time.monotonic()
-        self.process.send_signal(number)
+        self.process.send_signal(signal.SIGTERM)
         code = self.process.wait(timeout_seconds)
         seconds = time.monotonic() - start
         _, alive = psutil.wait_procs(children, timeout=10)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import httpx2
 
-from benchmarks.config import ShutdownConfig
 from benchmarks.reports import default_threads, describe_machine
+from benchmarks.serving.config import ShutdownConfig
 from benchmarks.serving.rows import (
     AbruptExit,
     GracefulExit,

@@ -17,8 +17,8 @@ from typing import Any
 import httpx2
 import numpy as np
 
-from benchmarks.config import SoakConfig
 from benchmarks.reports import default_threads, describe_machine
+from benchmarks.serving.config import SoakConfig
 from benchmarks.serving.disconnects import (
     PROMPTS,
     fill_pool,

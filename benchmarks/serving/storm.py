@@ -12,8 +12,8 @@ from pathlib import Path
 
 import httpx2
 
-from benchmarks.config import StormConfig
 from benchmarks.reports import default_threads, describe_machine
+from benchmarks.serving.config import StormConfig
 from benchmarks.serving.rows import StormReport, StormRun, count_values, write_part
 from benchmarks.serving.server import ENDED_COUNTER, ServerProcess, extend_context, run_server
 

@@ -18,7 +18,7 @@ from benchmarks.tables.markdown import (
 )
 from benchmarks.tables.origins import origin_line
 from benchmarks.validate import ValidateReport
-from runtime.tools.report.tables import dashed
+from runtime.tools.report.tables import format_or_dash
 from train.evaluate.table import KNOWN_NOTE, describe_sample, describe_tally, known_grid
 
 SHORT = ("on-demand", "promoe", "moecast", "oracle")
@@ -113,7 +113,7 @@ def live_table(*, every: bool = False) -> list[str]:
             row["budget"],
             f"`{row['system']}`" + " (simulated)" * row["simulated"],
             format_milliseconds(row["tpot_mean_seconds"]),
-            dashed(
+            format_or_dash(
                 row["tpot_interval_seconds"],
                 lambda ends: f"{1e3 * ends[0]:.1f} to {1e3 * ends[1]:.1f}",
             ),
@@ -247,7 +247,7 @@ def quantised_lines(parts: Mapping[str, PeersReport]) -> list[str]:
         for (peer, budget), row in fastest_rows(report).items():
             if peer in OWN and row.over_reference is not None:
                 other = best.setdefault(budget, row)
-                best[budget] = max(row, other, key=lambda one: one.tokens_per_second)
+                best[budget] = max(row, other, key=lambda peer_row: peer_row.tokens_per_second)
         ratios = ", ".join(
             f"{format_figure(row.over_reference, 2)} at {budget} (`{row.peer}`)"
             for budget, row in best.items()

@@ -54,16 +54,16 @@ def live_tpot() -> HtmlReport:
         if row["system"] in SHORT
     ]
     rows.sort(key=lambda row: (SHORT.index(row.system), float(row.budget.rstrip("%"))))
-    found = collect_series(rows, "budget", "tpot_mean_seconds", 1000)
+    series = collect_series(rows, "budget", "tpot_mean_seconds", 1000)
     hardware = read_existing("bench")["machine"]["hardware"]
     page = HtmlReport("Live", provenance=read_origin("bench"))
     page.figure(
         "tpot-against-budget",
         f"TPOT against the memory budget: live, {hardware['cores']} cores of "
         f"{hardware['processor']}, disk",
-        draw_series(found, "memory for experts, share of all", "mean time per output token, ms"),
+        draw_series(series, "memory for experts, share of all", "mean time per output token, ms"),
         ["system", "budget", "TPOT ms"],
-        long_rows(found),
+        long_rows(series),
         inches=(8.0, 4.0),
     )
     return page

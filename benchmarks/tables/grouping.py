@@ -37,11 +37,6 @@ def groups_tables(*, every: bool = False) -> list[str]:
         for row in report.completed
         if row.name in NAMES
     ]
-    peer = report.accelerate
-    if peer is not None and peer.tokens_per_second is not None:
-        speed = peer.tokens_per_second
-        cells = [peer.name, str(peer.rows), "1", format_figure(speed, 1), format_ratio(speed, base)]
-        lines.append([*cells, "-", "-", "-"])
     columns = ["variant", "batch", "n", "tokens/s", "over single", "link", "compute", "reads"]
     text = [
         f"Batches in groups, live, {report.budget} of the experts in memory, prompts of "

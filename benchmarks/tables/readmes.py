@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-from benchmarks.config import TablesConfig
 from benchmarks.process import ROOT
 from benchmarks.tables import (
     ablation,
@@ -23,6 +22,7 @@ from benchmarks.tables import (
     serving,
     spreading,
 )
+from benchmarks.tables.config import TablesConfig
 from benchmarks.tables.figures import draw_figures
 from benchmarks.tables.markdown import show_figure
 
@@ -101,7 +101,6 @@ def list_tables() -> dict[str, list[list[str]]]:
         "docs/capacity.md": [capacity.capacity_tables()],
         "docs/comparison.md": [earlier.changes_table()],
         "benchmarks/README.md": [
-            forecasting.predictors_table(),
             forecasting.horizons_table(),
             forecasting.ceiling_table(),
             forecasting.eviction_tables(),
@@ -109,14 +108,10 @@ def list_tables() -> dict[str, list[list[str]]]:
             comparing.replayed_table(batch=8, every=True),
             ablation.ablation_table(),
             comparing.live_table(every=True),
-            comparing.validated_table(),
-            comparing.peers_section(),
             grouping.groups_tables(every=True),
             comparing.papers_table(),
             spreading.scaling_tables(),
             launching.launchers_table(),
-            serving.robustness_table(),
-            serving.arrivals_table(),
         ],
     }
 

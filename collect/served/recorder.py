@@ -158,7 +158,6 @@ class SignalSampler(RequestRecorder):
         fraction: share of the requests that are recorded, drawn at random.
         num_tokens: last tokens of a prompt, and first tokens of an answer, to record.
         max_bytes: size of the trace at which recording ends.
-        option: the user's option for the folder, for messages.
         draw: draws a number of [0, 1).
     """
 
@@ -169,14 +168,12 @@ class SignalSampler(RequestRecorder):
         fraction: float,
         num_tokens: int,
         max_bytes: int,
-        option: str = "record",
         draw: Callable[[], float] = random.random,
     ):
         self._folder = folder
         self._fraction = fraction
         self._num_tokens = num_tokens
         self._max_bytes = max_bytes
-        self._option = option
         self._draw = draw
         # Equal prompts get equal digests, and so the same split; nobody can test a guess with them.
         self._key = secrets.token_bytes(32)
@@ -191,15 +188,15 @@ class SignalSampler(RequestRecorder):
         handle = model.moecast
         if model.config.is_encoder_decoder:
             raise TraceError(
-                f"{self._option}={self._folder}: {type(model).__name__} has an encoder, and a "
-                f"trace has all layers for each token. Leave {self._option} out"
+                f"record={self._folder}: {type(model).__name__} has an encoder, and a "
+                f"trace has all layers for each token. Leave record out"
             )
         self._set_sizes(handle.spec)
         try:
-            trace = GrowingTrace(self._folder, handle.spec, option=self._option)
+            trace = GrowingTrace(self._folder, handle.spec)
         except OSError as error:
             raise TraceError(
-                f"{self._option}={self._folder} cannot be written ({error}): name another folder"
+                f"record={self._folder} cannot be written ({error}): name another folder"
             ) from error
         self._thread = TraceThread(trace, max_bytes=self._max_bytes)
         log.info(
@@ -221,7 +218,7 @@ class SignalSampler(RequestRecorder):
         most = MEMORY_BYTES // self._row_bytes // 2
         if self._num_tokens > most:
             raise TraceError(
-                f"{self._option}_tokens={self._num_tokens}: with this model one request could take "
+                f"record_tokens={self._num_tokens}: with this model one request could take "
                 f"{2 * self._num_tokens * self._row_bytes:,} bytes of memory, of {MEMORY_BYTES:,}; "
                 f"at most {most}"
             )

@@ -1,4 +1,4 @@
-"""Writes recorded requests on a thread of its own, within bounds of memory and of disk."""
+"""Writes recorded requests on a separate thread, within bounds of memory and of disk."""
 
 import logging
 import threading
@@ -140,7 +140,7 @@ class TraceThread:
                     self.fail(error)
                 finally:
                     with self._condition:
-                        self._reserved_bytes -= sum(one.reserved_bytes for one in requests)
+                        self._reserved_bytes -= sum(request.reserved_bytes for request in requests)
         finally:
             self._trace.close()
 
@@ -151,7 +151,7 @@ class TraceThread:
             while not self._is_closing:
                 if self._finished and due is None:
                     due = time.monotonic() + self._shard_seconds
-                waiting = sum(one.reserved_bytes for one in self._finished)
+                waiting = sum(request.reserved_bytes for request in self._finished)
                 left = None if due is None else due - time.monotonic()
                 if waiting >= self._shard_bytes or (left is not None and left <= 0):
                     break

@@ -26,8 +26,8 @@ from collect.traces.manifest import (
     TraceModel,
     TracePlan,
     TraceRequest,
-    digest_of,
     has_manifest,
+    hash_value,
     make_manifest,
     read_manifest,
     to_json,
@@ -76,11 +76,9 @@ class GrowingTrace:
         OSError: the folder cannot be written.
     """
 
-    def __init__(self, folder: Path, spec: ModelSpec, *, option: str):
+    def __init__(self, folder: Path, spec: ModelSpec):
         self._storage = FolderStorage(folder)
         self._spec = spec
-        self._option = option
-        """The user's option for the folder, for messages."""
         self._open()
 
     @property
@@ -114,8 +112,7 @@ class GrowingTrace:
             self._lock.acquire()
         except Timeout:
             raise TraceError(
-                f"{self._option}={self.folder}: another server records into this folder; name "
-                "another one"
+                f"record={self.folder}: another server records into this folder; name another one"
             ) from None
         self._manifest: TraceManifest | None = None
         self._num_requests = 0
@@ -126,7 +123,7 @@ class GrowingTrace:
             self._num_requests = read_requests(self.folder / last.requests.name)[-1].index + 1
         elif others := [name for name in names if not SHARD_FILE.fullmatch(name)]:
             raise TraceError(
-                f"{self._option}={self.folder} is not empty and contains no trace (it has "
+                f"record={self.folder} is not empty and contains no trace (it has "
                 f"{others[0]}): name another folder"
             )
         listed = {record.name for record in self._manifest.files()} if self._manifest else set()
@@ -140,7 +137,7 @@ class GrowingTrace:
         manifest = read_manifest(self._storage)
         if manifest.plan.source != "served" or not manifest.shards:
             raise TraceError(
-                f"{self._option}={self.folder} contains a trace that no server recorded: name "
+                f"record={self.folder} contains a trace that no server recorded: name "
                 "another folder"
             )
         manifest.plan.spec.require(
@@ -148,7 +145,7 @@ class GrowingTrace:
             this=f"the trace {self.folder}",
             that="the served model",
             error=TraceError,
-            hint=f"Name another folder with {self._option}=PATH.",
+            hint="Name another folder with record=PATH.",
         )
         for record in manifest.files():
             check_file(self._storage, record, verify=False)
@@ -166,7 +163,7 @@ class GrowingTrace:
         signals = find_signals(requests[0].columns, self._spec)
         if self._manifest is not None and signals != self._manifest.plan.signals:
             raise TraceError(
-                f"{self._option}={self.folder} has the signals "
+                f"record={self.folder} has the signals "
                 f"{', '.join(self._manifest.plan.signals)}, this model gives {', '.join(signals)}: "
                 "name another folder"
             )
@@ -206,16 +203,16 @@ class GrowingTrace:
         model = TraceModel.from_spec(self._spec)
         before = None if self._manifest is None else self._manifest.plan
         settings: dict[str, Any] = {"served_version": SERVED_VERSION}
-        listed = [[one.index, one.digest, one.prompt_tokens, one.generated_tokens]
-                  for one in requests]  # fmt: skip
-        unit = digest_of([settings, model.model_dump(mode="json"), list(signals), listed])
+        listed = [[request.index, request.digest, request.prompt_tokens, request.generated_tokens]
+                  for request in requests]  # fmt: skip
+        unit = hash_value([settings, model.model_dump(mode="json"), list(signals), listed])
         digests = [request.digest for request in requests]
         return TracePlan(
             source="served",
             model=model,
             signals=signals,
             dataset=DATASET,
-            prompts_digest=digest_of([before.prompts_digest if before else None, *digests]),
+            prompts_digest=hash_value([before.prompts_digest if before else None, *digests]),
             settings=settings,
             units=(*(before.units if before else ()), unit),
         )
@@ -225,7 +222,10 @@ class GrowingTrace:
         numbers = np.arange(self._num_requests, self._num_requests + len(requests))
         lengths = [request.num_rows for request in requests]
         firsts = [request.first_position for request in requests]
-        parts = [(one.prompt_tokens, one.num_rows - one.prompt_tokens) for one in requests]
+        parts = [
+            (request.prompt_tokens, request.num_rows - request.prompt_tokens)
+            for request in requests
+        ]
         arrays = {
             "request": np.repeat(numbers, lengths),
             "position": np.concatenate(

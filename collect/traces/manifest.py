@@ -110,7 +110,7 @@ class TraceManifest(StrictRecord):
         return [*named, *self.extra]
 
 
-def digest_of(value: Any) -> str:
+def hash_value(value: Any) -> str:
     """Returns the sha256 of a value's canonical JSON."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
@@ -122,7 +122,7 @@ def make_manifest(**fields: Any) -> TraceManifest:
 
 
 def _own_digest(manifest: TraceManifest) -> str:
-    return digest_of(manifest.model_dump(mode="json", exclude={"digest"}))
+    return hash_value(manifest.model_dump(mode="json", exclude={"digest"}))
 
 
 def to_json(manifest: TraceManifest) -> bytes:

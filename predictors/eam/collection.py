@@ -126,9 +126,7 @@ def find_nearest(similarity_RC: Floats, count: int) -> Ints:
     return np.argpartition(similarity_RC, -count, axis=1)[:, -count:]
 
 
-def choose_representatives(
-    matrices_NLE: Floats, num_clusters: int, random: Generator, *, max_rounds: int = MAX_ROUNDS
-) -> Ints:
+def choose_representatives(matrices_NLE: Floats, num_clusters: int, random: Generator) -> Ints:
     """Returns the index of the member closest to each cluster's centroid, ascending.
 
     K-means by MoE-Infinity (sequence level), section 4.2 and equation 1. With every row at length
@@ -142,7 +140,7 @@ def choose_representatives(
     units_NV = normalize_rows(matrices_NLE).reshape(num_matrices, -1)
     centroids_MV = units_NV[_seed_centroids(units_NV, num_clusters, random)]
     cluster_N = np.full(num_matrices, -1)
-    for _ in range(max_rounds):
+    for _ in range(MAX_ROUNDS):
         nearest_N = (units_NV @ centroids_MV.T).argmax(axis=1)
         if np.array_equal(nearest_N, cluster_N):
             break

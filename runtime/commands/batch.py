@@ -106,7 +106,7 @@ def result_settings(config: BatchConfig, folder: Path, digest: str) -> dict[str,
     return {
         "input_sha256": digest,
         "model": {**identity(folder, config.model), "dtype": config.model.dtype},
-        "store": stored_codings(config.store.path),
+        "store": read_codings(config.store.path),
         "quantise_attention": config.quantise_attention or None,
         "batch_size": config.batch_size,
         "max_new_tokens": config.max_new_tokens,
@@ -115,7 +115,7 @@ def result_settings(config: BatchConfig, folder: Path, digest: str) -> dict[str,
     }
 
 
-def stored_codings(store: Path | None) -> list[list[int]] | None:
+def read_codings(store: Path | None) -> list[list[int]] | None:
     """Return bits and group sizes of a quantised packed store, else None."""
     if store is None:
         return None

@@ -171,7 +171,7 @@ def choose_fastest(
     """
     return min(
         simulations,
-        key=lambda one: math.inf if one[0] is None else one[0]["step_seconds"],
+        key=lambda row: math.inf if row[0] is None else row[0]["step_seconds"],
         default=(None, []),
     )
 

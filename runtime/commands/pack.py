@@ -53,7 +53,7 @@ def find_unquantised(layouts: Sequence[PackedLayout], coding: Coding) -> list[st
     Raises:
         StoreError: no matrix can.
     """
-    parts = [(one.parameter, one.coding) for layout in layouts for one in layout.matrices]
+    parts = [(matrix.parameter, matrix.coding) for layout in layouts for matrix in layout.matrices]
     left = sorted({name for name, how in parts if how.bits != coding.bits})
     if left and all(how.bits != coding.bits for _, how in parts):
         raise StoreError(

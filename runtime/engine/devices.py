@@ -24,8 +24,12 @@ def choose_device(device: str | torch.device) -> torch.device:
         CheckpointError: no such device, or none that this torch can use.
     """
     if device == "auto":
-        found = find_accelerator()
-        return found if found is not None and found.type in AUTO_TYPES else torch.device("cpu")
+        accelerator = find_accelerator()
+        return (
+            accelerator
+            if accelerator is not None and accelerator.type in AUTO_TYPES
+            else torch.device("cpu")
+        )
     try:
         chosen = torch.device(device)
     except RuntimeError as error:

@@ -85,7 +85,7 @@ class PredictorDriver:
         self._is_forecasting = self._is_scoring = False
         """Whether the predictor, and the reuse predictor, get this step's events."""
         self._has_begun = False
-        """Whether the predictor was told of this step."""
+        """Whether the predictor's `begin_step` ran for this step."""
         self.predicts_reuse = True
         """Whether the reuse predictor, if there is one, gets the events of the steps to come."""
         self.inline_seconds = 0.0
@@ -256,7 +256,9 @@ class PredictorDriver:
         if event.sample is not None:
             self._compare(event, event.sample, forecasts)
         if forecasts:
-            self._last_target[event.name, event.layer] = max(one.layer for one in forecasts)
+            self._last_target[event.name, event.layer] = max(
+                forecast.layer for forecast in forecasts
+            )
             if self._scheduler.prefetching:
                 self._schedule(forecasts, event)
         if self._shared.timeline is not None and event.name != "end_step":
@@ -282,7 +284,7 @@ class PredictorDriver:
         with self._shared.condition:
             if event.step != self._step:
                 return
-            in_time = [one for one in forecasts if one.layer > self._routed_layer]
+            in_time = [forecast for forecast in forecasts if forecast.layer > self._routed_layer]
             self._scheduler.schedule(in_time, layer_now=event.layer_now)
             if any(tier.may_start for tier in self._scheduler.cache.tiers):
                 self._shared.condition.notify_all()

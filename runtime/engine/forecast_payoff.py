@@ -42,8 +42,8 @@ class ForecastPayoff:
     Only predictors on the model's thread are judged: on another one they delay no step.
 
     Args:
-        driver: Runs the predictors; it is told whether reuse is predicted.
-        adaptive: Told when prefetching cannot pay.
+        driver: Runs the predictors, with or without those of reuse.
+        adaptive: Is turned off when prefetching cannot pay.
         workers: Move bytes to the computing tiers.
         counters: Returns the counters of the computing tiers.
     """

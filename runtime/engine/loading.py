@@ -161,10 +161,10 @@ def load_model(options: LoadOptions) -> PreTrainedModel:
         experts = open_packed_store(
             options.store, spec, layers, checkpoint=folder, devices=options.devices
         )
-    if options.system.hybrid and not all(runs_our_loop(one.experts) for one in layers):
+    if options.system.hybrid and not all(runs_our_loop(layer.experts) for layer in layers):
         raise PlanError(
-            f"system.hybrid=true: {type(plain).__name__} computes its experts with code of its "
-            "own, on one device; leave system.hybrid=false"
+            f"system.hybrid=true: {type(plain).__name__} computes its experts with other code, "
+            "on one device; leave system.hybrid=false"
         )
     apply_decode_threads(plain, config.decode_threads, expert_bytes=max_slot_bytes(experts))
     obstacle = spread or find_model_obstacle(plain) or find_store_obstacle(experts.layouts)

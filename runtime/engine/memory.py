@@ -15,7 +15,7 @@ MADV_DONTNEED = 4
 """Linux: the pages go, and come back from their file when they are touched again."""
 M_ARENA_MAX, M_MMAP_THRESHOLD = -8, -3
 """glibc's `mallopt`: the number of heaps that threads may have together, and the size from which
-blocks have pages of their own, which go back to the system when they are freed."""
+blocks have separate pages, which go back to the system when they are freed."""
 LARGE_BLOCK_BYTES = 256 << 10
 """Bodies, texts and their tokens; activations of one token are smaller."""
 

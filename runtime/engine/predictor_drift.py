@@ -42,11 +42,11 @@ class SampledStep:
             layer: Layer of the event; negative at the beginning of the step.
             layer_now: First layer that has not been routed when the event happens.
         """
-        for one in forecasts:
-            if one.layer >= layer_now:
+        for forecast in forecasts:
+            if forecast.layer >= layer_now:
                 # A copy: the array may be the predictor's own memory, and change.
-                kept = Forecast(one.layer, one.scores_TE.copy())
-                self._forecasts[one.layer] = name_distance(signal, layer, one.layer), kept
+                kept = Forecast(forecast.layer, forecast.scores_TE.copy())
+                self._forecasts[forecast.layer] = name_distance(signal, layer, forecast.layer), kept
 
     def pairs(self) -> Iterator[tuple[str, Forecast, Ints]]:
         """Yields distance, forecast and routing of each layer that has both for all tokens."""
@@ -135,8 +135,8 @@ class DriftMonitor:
         report = DriftReport(
             entry=self._card.entry,
             num_tokens=self._num_tokens,
-            accuracy=tuple(one.value for one in self._live),
-            card_accuracy=tuple(one.value for one in self._expected),
+            accuracy=tuple(mean.value for mean in self._live),
+            card_accuracy=tuple(mean.value for mean in self._expected),
             mean_drop=drop,
             has_drifted=drop > CLEARED_DROP if before else drop >= MAX_DROP,
         )

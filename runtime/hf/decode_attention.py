@@ -33,7 +33,7 @@ def attend(
     """Return what Transformers' `sdpa` returns, `[B, T, H, D]` of a query `[B, H, T, D]`."""
     if isinstance(key, SequenceStates):
         if attention_mask is not None:
-            raise TypeError("a block of sequences has no mask of its own")
+            raise TypeError("a block of sequences takes no mask")
         return attend_by_sequence(
             lambda *states: attend(module, *states, **kwargs), query, key, value
         )

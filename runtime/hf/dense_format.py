@@ -147,11 +147,11 @@ def find_linears(
         if isinstance(module, nn.ModuleList) and any(id(block) in blocks for block in module)
     ]
     output = model.get_output_embeddings()
-    found = [
+    modules = [
         (parent, name, child)
         for parent in model.modules()
         for name, child in parent.named_children()
         if type(child) is nn.Linear and id(child) not in kept
     ]
     within = {id(part) for stack in stacks for part in stack.modules()} | {id(output)}
-    yield from (one for one in found if id(one[2]) in within)
+    yield from (linear for linear in modules if id(linear[2]) in within)

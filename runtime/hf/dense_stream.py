@@ -80,7 +80,7 @@ def find_dense_layers(
     Args:
         model: the loaded model.
         layers: its layers with routed experts.
-        with_gates: routers are parts of their own; off: of their blocks, for models that compute
+        with_gates: routers are separate parts; off: parts of their blocks, for models that compute
             with a router's weights without calling it.
     """
     named = list(model.named_parameters(remove_duplicate=False))

@@ -42,7 +42,7 @@ def find_model_obstacle(model: PreTrainedModel) -> str | None:
     """Return why Transformers does not group a model's experts; it may be on the meta device."""
     for name, module in find_expert_banks(model).items():
         if not isinstance(find_adapter(module), InterfaceAdapter):
-            return f"{name} ({type(module).__name__}) computes its experts with code of its own"
+            return f"{name} ({type(module).__name__}) computes its experts with other code"
     return None
 
 

@@ -244,7 +244,7 @@ def multiplies_rows(module: nn.Module) -> bool:
 
 
 def runs_our_loop(module: nn.Module) -> bool:
-    """Returns whether `compute_experts` computes the module's experts, not a loop of its own."""
+    """Returns whether `compute_experts` computes the module's experts, not the module itself."""
     return hasattr(module, "has_gate") and find_accumulation(module) is not None
 
 

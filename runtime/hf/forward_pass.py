@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 
 def find_generating_parts(model: PreTrainedModel) -> list[nn.Module]:
-    """Return the modules that `generate` calls, each with forward passes of its own.
+    """Return the modules that `generate` calls, each of which runs forward passes.
 
     They are an encoder and its decoder; otherwise the model, or parts that generate separately. An
     example of the latter is qwen3_omni_moe, with a thinker and a talker.

@@ -230,8 +230,8 @@ def _look_up(header: GgufHeader, model: PreTrainedModel) -> Names:
             keys[key + suffix] = name
         else:
             processor.perform_fallback_tensor_mapping(keys, suffix, "", name)
-        if found := [key for key in keys if key in header.tensors]:
-            names[name] = found[0], None
+        if present := [key for key in keys if key in header.tensors]:
+            names[name] = present[0], None
     return names
 
 

@@ -379,8 +379,8 @@ def _classes(config: PreTrainedConfig, auto: Any) -> tuple[type[PreTrainedModel]
     mapping = auto._model_mapping
     if type(config) not in mapping:
         return ()
-    found = mapping[type(config)]
-    return tuple(found) if isinstance(found, (list, tuple)) else (found,)
+    classes = mapping[type(config)]
+    return tuple(classes) if isinstance(classes, (list, tuple)) else (classes,)
 
 
 def find_model_class(

@@ -106,7 +106,7 @@ def find_row_dependence(model: PreTrainedModel) -> str | None:
         # Its code does not know the block's KV cache, or returns no logits.
         return f"its forward pass takes no block of sequences ({type(e).__name__}: {e})"
     if not torch.equal(one_by_one, together):
-        return "a kernel of this machine computes a row with other bits beside other rows"
+        return "a kernel of this machine computes a row with other bits next to other rows"
     difference = float((one_by_one - alone).abs().max() / alone.abs().max())
     # Not a number is no small number either.
     if not difference <= TOLERANCE.get(model.dtype, COARSE_TOLERANCE):

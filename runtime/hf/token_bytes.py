@@ -8,7 +8,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerBase
 
 KEEPING_PRE_TOKENIZERS = frozenset({"ByteLevel", "Digits", "Metaspace", "Sequence", "Split"})
-"""Parts that cut a text and drop nothing of it, unless `Split` is told to."""
+"""Parts that cut a text and drop nothing of it, except `Split` where it is configured to."""
 NFC_SHRINKAGE = 3
 """NFC leaves at least this part of a text's bytes (the Kelvin sign, three bytes, becomes K)."""
 SPACE_MARK = "\u2581"

@@ -258,7 +258,7 @@ class DeviceCache:
         counted as before, but not requested until their routers have run for all tokens. Returns
         whether requests were ended.
         """
-        others = [one for one in self._early if one != layer and one not in self._displaced]
+        others = [other for other in self._early if other != layer and other not in self._displaced]
         if not others or not all(entry.pins for entry in self.top.cache.entries.values()):
             return False
         for one in others:
@@ -324,7 +324,9 @@ class DeviceCache:
             # ProMoE, algorithm 2, line 12; prefetches of experts that are needed go on.
             self.top.cancel_prefetches(layer, keep=own)
         if self.system.drop_used:
-            self._evict_unused(layer, [e for one, e in self.top.cache.entries if one == layer], own)
+            self._evict_unused(
+                layer, [e for owner, e in self.top.cache.entries if owner == layer], own
+            )
         all_ready = num_missing == 0 and not early
         order = order_computation(
             self.system, own, None if all_ready else lambda e: self.top.progress((layer, e))

@@ -27,7 +27,7 @@ MAX_REFUSALS = 16
 SHED_AT_ONCE = 16
 """Idle connections that are closed together, so that a flood does not need a search for each."""
 ADDRESS_SHARE = 2
-"""One address other than loopback may have one of so many parts of all connections."""
+"""One address other than loopback may have this fraction (1 / N) of all connections."""
 OWNED_NETWORK_BITS = 64
 """Leading bits of an IPv6 address that name a site; it chooses the others freely."""
 
@@ -230,11 +230,21 @@ class ConnectionTable:
         if excess <= 0:
             return True
         running = ConnectionPhase.RUNNING
-        found = [one for one in among if one.phase is not running and one is not exempt]
-        found.sort(key=lambda one: (one.phase, -self._addresses[one.address], one.since))
+        candidates = [
+            connection
+            for connection in among
+            if connection.phase is not running and connection is not exempt
+        ]
+        candidates.sort(
+            key=lambda connection: (
+                connection.phase,
+                -self._addresses[connection.address],
+                connection.since,
+            )
+        )
         # Bodies and answers may be an honest client's: no more of them than needed.
-        num_waiting = sum(one.phase < ConnectionPhase.UNREAD for one in found)
-        chosen = found[: max(excess, min(SHED_AT_ONCE, num_waiting, self._limit // 8))]
+        num_waiting = sum(connection.phase < ConnectionPhase.UNREAD for connection in candidates)
+        chosen = candidates[: max(excess, min(SHED_AT_ONCE, num_waiting, self._limit // 8))]
         for connection in chosen:
             self._shed_log.add(connections=len(self._open))
             self.on_end(EndReason.SHED)

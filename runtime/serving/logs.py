@@ -72,7 +72,7 @@ def utc_timestamp(seconds: float) -> str:
 
 
 def configure_json_logging(
-    *, secrets: Iterable[str] = (), level: int = logging.INFO, stream: TextIO | None = None
+    *, secrets: Iterable[str] = (), stream: TextIO | None = None
 ) -> logging.Handler:
     """Send all log records and warnings of this process to `stream` (stderr) as JSON lines.
 
@@ -83,7 +83,7 @@ def configure_json_logging(
     handler.setFormatter(JsonFormatter(secrets=secrets))
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(level)
+    root.setLevel(logging.INFO)
     logging.captureWarnings(True)
     for name in LIBRARY_LOGGERS:
         logger = logging.getLogger(name)

@@ -180,7 +180,7 @@ EXPERT_METRICS = (
           "for layers without predictions."),
     gauge("moecast_predictor_accuracy", LAYER,
           "Accuracy of the layer's forecasts over the last 500 sampled tokens of decode steps; "
-          "absent until there were so many, and for predictors without a card."),
+          "absent until then, and for predictors without a card."),
     gauge("moecast_predictor_card_accuracy", LAYER,
           "Accuracy to compare it with: that on the card of the predictor's entry, forecast as "
           "many layers ahead as here."),

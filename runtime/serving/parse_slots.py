@@ -29,7 +29,7 @@ BUSY = f"too many bodies of more than {SMALL_BYTES} bytes arrive at once; try ag
 class ParseSlots:
     """The slots of one server, used within its event loop.
 
-    Requests without a body, with a small and with a large one have slots of their own, so that none
+    Requests without a body, with a small and with a large one have separate slots, so that none
     waits for another kind.
     """
 

@@ -125,10 +125,10 @@ class GenerationService:
 
     # ---- called by requests
 
-    def require_capacity(self, num_choices: int = 1) -> None:
+    def require_capacity(self) -> None:
         """Raise what `submit` would raise now, before any work is done for the request."""
         with self._condition:
-            rejection = self._rejection(num_choices)
+            rejection = self._rejection(1)
         if rejection is not None:
             self._notify("on_rejected", rejection)
             raise rejection

@@ -179,7 +179,7 @@ def hybrid_hardware(system: SystemConfig, hardware: Hardware) -> RooflineHardwar
     """Returns the hardware if the system computes misses in host memory, else None.
 
     Raises:
-        MoecastError: The hardware describes no processor beside its accelerator, or one whose
+        MoecastError: The hardware describes no processor next to its accelerator, or one whose
             memory is no faster than the link.
     """
     if not system.hybrid:

@@ -96,14 +96,14 @@ def read_routing_log(path: Path) -> RoutingLog:
         RoutingLogError: not a routing log; the message names the line or the token.
     """
     lines = _LogLines()
-    for line in _parsed(path):
+    for line in _parse(path):
         lines.add(line)
     if not lines.keys:
         raise RoutingLogError(f"{path} is empty")
-    return _arranged(path, lines)
+    return _arrange(path, lines)
 
 
-def _parsed(path: Path) -> Iterator[LogLine]:
+def _parse(path: Path) -> Iterator[LogLine]:
     if not path.is_file():
         raise RoutingLogError(f"source={path}: no such file")
     top_k = None
@@ -164,9 +164,9 @@ def _read_csv(path: Path, lines: Iterable[str]) -> Iterator[Located]:
     reader.fieldnames = names
     unknown = [name for name in names if name not in COLUMNS]
     if unknown or not {"layer", "expert"}.issubset(names) or {"position", "step"}.issubset(names):
-        found = ", ".join(names)[:200] or "none"
+        present = ", ".join(names)[:200] or "none"
         raise RoutingLogError(
-            f"{path}, line 1: columns {found}; expected layer, expert, and if known "
+            f"{path}, line 1: columns {present}; expected layer, expert, and if known "
             "weight, request, position (or step), token, phase"
         )
     same = [name for name in names if name not in ("expert", "weight")]
@@ -227,7 +227,7 @@ def _validate(fields: Any, where: str) -> LogLine:
         raise RoutingLogError(f"{where}: {key}: {first['msg']}. Keys: {known}") from None
 
 
-def _arranged(path: Path, lines: _LogLines) -> RoutingLog:
+def _arrange(path: Path, lines: _LogLines) -> RoutingLog:
     keys_M5 = np.array(lines.keys, dtype=np.int64)
     layers = np.unique(keys_M5[:, 2])
     order = np.lexsort((keys_M5[:, 2], keys_M5[:, 1], keys_M5[:, 0]))

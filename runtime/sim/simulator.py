@@ -50,7 +50,6 @@ class Simulator:
         """Time of predictions."""
         self._observer = observer
         self._cache = cache
-        self._hardware = hardware
         self._overheads = hardware.overheads
         self._is_synchronous = self._overheads.predictor_inline or cache.system.synchronous
         self._is_stateless = is_stateless

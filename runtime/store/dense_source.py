@@ -85,7 +85,7 @@ class SpilledTensor:
 
 
 class PinnedTensor:
-    """Bytes in pinned host memory, copied to a device on a stream of its own."""
+    """Bytes in pinned host memory, copied to a device on a separate stream."""
 
     def __init__(self, source: Tensor, accelerator: Accelerator, stream: Stream):
         self._bytes = torch.empty(

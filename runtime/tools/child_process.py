@@ -82,8 +82,8 @@ def own_folder_first() -> Iterator[None]:
     A child searches the parent's path; the fork server, which Python starts with the first child,
     searches the current folder unless PYTHONSAFEPATH is set.
     """
-    found = PathFinder.find_spec("runtime")
-    if found is None or str(found.origin).startswith(f"{ROOT}/"):
+    spec = PathFinder.find_spec("runtime")
+    if spec is None or str(spec.origin).startswith(f"{ROOT}/"):
         yield
         return
     before = os.environ.get("PYTHONSAFEPATH")

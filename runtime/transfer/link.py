@@ -164,7 +164,7 @@ class HostLink(Link):
 
 
 class AcceleratorLink(HostLink):
-    """Copies from a host arena to one on a device, beside the computation if it has streams.
+    """Copies from a host arena to one on a device, during the computation if it has streams.
 
     Two orders must hold. A computation may read a slot only after its copy has ended: `transfer`
     returns when the copy's event has passed, and only then does the policy core count the chunk as

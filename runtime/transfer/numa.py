@@ -18,7 +18,7 @@ PCI = Path("/sys/bus/pci/devices")
 
 
 def find_near_cpus(
-    device: torch.device, number: int, *, nodes: Path = NODES, pci: Path = PCI
+    device: torch.device, number: int, *, nodes: Path = NODES
 ) -> frozenset[int] | None:
     """Processors of the device's node; None where there is one node, or none is known.
 
@@ -29,7 +29,7 @@ def find_near_cpus(
     if len(cpus_by_node) < 2:
         return None
     if is_accelerator(device):
-        node = find_numa_node(device, pci)
+        node = find_numa_node(device, PCI)
         return None if node is None else cpus_by_node.get(node)
     return cpus_by_node[sorted(cpus_by_node)[number % len(cpus_by_node)]]
 

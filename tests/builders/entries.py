@@ -13,7 +13,7 @@ from predictors.baselines import PopularityPredictor
 from predictors.learned import INPUT, OUTPUT
 from predictors.spec import ModelSpec
 from zoo.card import CardFigure
-from zoo.entry import write_entry
+from zoo.entry import write_entry, write_untrained_entry
 from zoo.manifest import EntryManifest
 from zoo.training_record import TrainingRecord, TrainingTrace
 
@@ -107,16 +107,10 @@ def write_popularity(path: Path, spec, accuracies: list[float | None]) -> Path:
     """An entry whose card has these accuracies."""
     random = np.random.default_rng(0)
     predictor = PopularityPredictor(spec, random.random((spec.num_layers, spec.num_experts)))
-    write_entry(
+    write_untrained_entry(
         path,
+        predictor,
         name="tiny/popularity",
-        kind=predictor.kind,
-        options=predictor.options(),
-        spec=spec,
-        signals=predictor.signals,
-        files=predictor.files(),
         metrics={"layers": {"accuracy": accuracies, "accuracy_decode": accuracies}},
-        trace_digest=None,
-        parity={},
     )
     return path

@@ -20,7 +20,7 @@ SIGNALS = (TraceSignal.GATE_INPUT, TraceSignal.EXPERTS, TraceSignal.WEIGHTS)
 
 
 def open_growing(folder: Path) -> GrowingTrace:
-    return GrowingTrace(folder, make_spec(), option="record")
+    return GrowingTrace(folder, make_spec())
 
 
 def make_request(number: int) -> ServedRequest:

@@ -6,8 +6,10 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import unquote, urlsplit
+
+from benchmarks.loopback import serve_loopback
 
 
 class FakeHub:
@@ -161,13 +163,6 @@ class Handler(BaseHTTPRequestHandler):
 @contextmanager
 def fake_hub() -> Iterator[tuple[str, FakeHub]]:
     """Its address, and what it holds."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.hub = hub = FakeHub()  # type: ignore[attr-defined]
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", hub
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    hub = FakeHub()
+    with serve_loopback(Handler, hub=hub) as address:
+        yield address, hub

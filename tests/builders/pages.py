@@ -42,7 +42,7 @@ def run_command(line: str) -> None:
 
 @contextmanager
 def serve_in_background(line: str, *, port: int) -> Iterator[None]:
-    """Runs `moecast serve ...` as a process of its own, from when it listens to the end."""
+    """Runs `moecast serve ...` as a separate process, from when it listens to the end."""
     command = [sys.executable, "-m", *shlex.split(line)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         try:

@@ -9,7 +9,7 @@ import numpy as np
 
 from collect.traces import Trace, TracePlan, TraceRequest, TraceSignal, TraceWriter
 from collect.traces.layout import ALL_SIGNALS, choose_split, prompt_digest
-from collect.traces.manifest import TraceModel, digest_of
+from collect.traces.manifest import TraceModel, hash_value
 from collect.traces.writer import column_arrays
 from predictors.spec import ModelSpec
 
@@ -47,9 +47,9 @@ def make_plan(
         model=TraceModel.from_spec(spec),
         signals=tuple(signals),
         dataset="synthetic",
-        prompts_digest=digest_of(settings),
+        prompts_digest=hash_value(settings),
         settings=settings,
-        units=tuple(digest_of([settings, unit]) for unit in range(num_units)),
+        units=tuple(hash_value([settings, unit]) for unit in range(num_units)),
     )
 
 

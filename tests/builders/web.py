@@ -1,11 +1,12 @@
 """A web server for a folder, on the loopback, that counts requests and fails on demand."""
 
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+
+from benchmarks.loopback import serve_loopback
 
 
 class Site:
@@ -57,13 +58,6 @@ class Handler(BaseHTTPRequestHandler):
 @contextmanager
 def served(folder: Path) -> Iterator[tuple[str, Site]]:
     """Serves the folder; yields the address and the server's controls."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.site = site = Site(folder)  # type: ignore[attr-defined]
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", site
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    site = Site(folder)
+    with serve_loopback(Handler, site=site) as address:
+        yield address, site

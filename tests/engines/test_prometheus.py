@@ -146,7 +146,7 @@ def load(server: ServerProcess) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """Runs the documented commands beside a server; the last one until the end of the tests."""
+    """Runs the documented commands next to a server; the last one until the end of the tests."""
     folder = tmp_path_factory.mktemp("prometheus")
     model = speaking_model(folder / "model", num_layers=3)
     entry = drifting_entry(model, folder / "entry")

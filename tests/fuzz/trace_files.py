@@ -3,7 +3,7 @@
 import json
 
 from collect.traces.checks import check_manifest
-from collect.traces.manifest import MANIFEST, digest_of, read_manifest
+from collect.traces.manifest import MANIFEST, hash_value, read_manifest
 from tests.fuzz.zoo_files import MemoryStorage
 
 
@@ -31,6 +31,6 @@ def with_digest(data: bytes) -> bytes:
         return data
     fields.pop("digest", None)
     try:
-        return json.dumps({**fields, "digest": digest_of(fields)}).encode()
+        return json.dumps({**fields, "digest": hash_value(fields)}).encode()
     except (ValueError, RecursionError):
         return data

@@ -20,7 +20,7 @@ LAYERS, EXPERTS, TOP_K, REQUESTS, TOKENS = 3, 8, 2, 4, 30
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    """Requests with favourites of their own, as JSON lines."""
+    """Requests that each prefer other experts, as JSON lines."""
     folder = tmp_path_factory.mktemp("log")
     rng = np.random.default_rng(0)
     lines = []

@@ -29,7 +29,7 @@ def test_notebooks__are_the_two_of_the_documentation() -> None:
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks__run(path: Path, tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
-    # A process of its own: the kernel listens on the loopback. Its folder is empty.
+    # A separate process: the kernel listens on the loopback. Its folder is empty.
     done = subprocess.run(
         [sys.executable, "-c", RUN, str(path)],
         cwd=tmp_path,

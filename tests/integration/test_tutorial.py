@@ -72,7 +72,7 @@ def test_tutorial__leads_from_a_checkpoint_to_a_server_with_its_predictors(
             push_to_hub(line)
             continue
         if line.startswith("moecast zoo pull"):
-            # The other machine has a zoo of its own.
+            # The other machine has another zoo.
             monkeypatch.setenv("MOECAST_CACHE", str(workplace / "other machine"))
         run_command(shorten(line))
     assert (workplace / "runs/mine/report/report.html").is_file()

@@ -68,7 +68,7 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     predictor, entries = separate_run(config.predictor, config.entries)
     config = replace(config, predictor=predictor, entries=entries)
     trace = open_trace(config)
-    model = traced_model(trace, config.model)
+    model = find_traced_model(trace, config.model)
     machines = list_machines(config.hardware, config.shape, model)
     check_budgets(config, trace, machines)
     sources = PredictorSources(trace, model=model, entries=config.entries, seed=config.seed)
@@ -108,8 +108,8 @@ def draw_report(
         for variant in shown
         if variant is not None
     ]
-    found = comparison.sources.found
-    spans = [span for case in cases for span in record_timeline(case, comparison.trace, found)]
+    stored = comparison.sources.found
+    spans = [span for case in cases for span in record_timeline(case, comparison.trace, stored)]
     return write_report(results, rows, spans, folder=comparison.run_dir, condition=condition)
 
 
@@ -138,7 +138,7 @@ def replay_all(cases: Sequence[ReplayCase], comparison: Comparison) -> list[Repl
 def name_replays(cases: Sequence[ReplayCase], comparison: Comparison) -> list[str]:
     """Return a digest for each case: equal digests mean equal figures."""
     code = code_digest()
-    of_predictor = {key: one.digest for key, one in comparison.sources.found.items()}
+    of_predictor = {key: stored.digest for key, stored in comparison.sources.found.items()}
     digests = []
     for case in cases:
         keys = (case.variant.predictor, case.variant.reuse_predictor)
@@ -191,7 +191,7 @@ def open_trace(config: EvaluateConfig) -> Trace:
     return find_trace(config, ALL_SIGNALS)
 
 
-def traced_model(trace: Trace, model: ModelConfig) -> ModelConfig | None:
+def find_traced_model(trace: Trace, model: ModelConfig) -> ModelConfig | None:
     """Return the configured model if it is the traced one and on this machine, else None."""
     try:
         made_for = identity(resolve(model), model)

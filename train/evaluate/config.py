@@ -77,7 +77,7 @@ class EvaluateConfig(RunConfig):
 
     @property
     def batches(self) -> list[int]:
-        return sorted({int(one) for one in self.batch_size})
+        return sorted({int(size) for size in self.batch_size})
 
 
 def check_model(config: EvaluateConfig) -> None:

@@ -87,7 +87,7 @@ def draw_systems(
 
     for system, own in by_system(rows).items():
         draw_lines(axes, {system: ([ticks[row[across]] for row in own], [row[key] for row in own])})
-    limits = {ticks[row[across]]: bound_of(row, key) for row in rows}
+    limits = {ticks[row[across]]: read_bound(row, key) for row in rows}
     draw_lines(axes, {BOUND: (list(limits), list(limits.values()))})
     axes.set_yscale("log")
     # 12 rather than 1.2 x 10^1.
@@ -100,7 +100,7 @@ def draw_systems(
     label_lines(axes)
 
 
-def bound_of(row: Row, key: str) -> float | None:
+def read_bound(row: Row, key: str) -> float | None:
     """Return the bound of a figure of this row's condition."""
     if key == "ttft_mean_ms":
         return row["bound_ttft_ms"]
@@ -137,7 +137,7 @@ def draw_budgets(page: HtmlReport, results: Row, batch: int) -> None:
         def draw(figure: "Figure", key: str = key, latency: str = latency) -> None:
             def draw_panel(axes: "Axes", machine: str) -> None:
                 here = [row for row in rows if row["hardware"] == machine]
-                ticks = axis_of(list(dict.fromkeys(row["budget"] for row in here)))
+                ticks = place_budgets(list(dict.fromkeys(row["budget"] for row in here)))
                 draw_systems(axes, here, key, "budget", ticks)
 
             xlabel, ylabel = "memory for experts, share of all", f"{latency}, ms (log scale)"
@@ -161,7 +161,7 @@ def draw_budgets(page: HtmlReport, results: Row, batch: int) -> None:
         )
 
 
-def axis_of(budgets: Sequence[str]) -> dict[str, float]:
+def place_budgets(budgets: Sequence[str]) -> dict[str, float]:
     """Return the place of each budget on the axis: shares to scale, sizes at equal distances."""
     if all(budget.endswith("%") for budget in budgets):
         return {budget: float(budget[:-1]) for budget in budgets}
@@ -191,7 +191,7 @@ def draw_ablation(page: HtmlReport, results: Row, subject: str) -> None:
         height = 0.8 / len(names)
         for axes, column, title in zip(panels, (5, 4), ("Prefill", "Decode"), strict=True):
             for place, machine in enumerate(names):
-                widths = [one[column] or 0.0 for one in values if one[0] == machine]
+                widths = [row[column] or 0.0 for row in values if row[0] == machine]
                 below = [i + (place - (len(names) - 1) / 2) * height for i in range(len(stages))]
                 hue = hue_color(("red", "salmon", "maroon", "orange")[place % 4])
                 bars = axes.barh(below, widths, height * 0.88, label=machine, color=hue)
@@ -414,7 +414,10 @@ def draw_timeline(
         "Timeline of a few layers of one token",
         draw,
         columns,
-        [(one.system, one.kind, one.start_ms, one.end_ms, one.layer, one.expert) for one in spans],
+        [
+            (span.system, span.kind, span.start_ms, span.end_ms, span.layer, span.expert)
+            for span in spans
+        ],
         note=f"{hardware}, {condition}: the same layers of the same token. Above, "
         "the computation and its stalls; below, the link.",
         inches=(9.5, 1.0 + 0.8 * max(1, len(systems))),

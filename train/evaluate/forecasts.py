@@ -61,7 +61,11 @@ class RecordedForecasts:
             {
                 event: near
                 for event, forecasts in step.items()
-                if (near := [one for one in forecasts if one.layer - event[1] == distance])
+                if (
+                    near := [
+                        forecast for forecast in forecasts if forecast.layer - event[1] == distance
+                    ]
+                )
             }
             for step in self.steps
         ]
@@ -72,7 +76,7 @@ def record_forecasts(predictor: Predictor, steps: Iterable[RecordedStep]) -> Rec
     """Show a predictor the steps in order, as a replay does, and keep its answers."""
     recorded = [
         {
-            (event.signal, event.layer): [copy_forecast(one) for one in event.forecasts]
+            (event.signal, event.layer): [copy_forecast(forecast) for forecast in event.forecasts]
             for event in replay_step(predictor, step, num_layers=predictor.spec.num_layers)
             if event.forecasts
         }

@@ -166,7 +166,7 @@ def replay_case(
     reuse = variant.reuse_predictor
     return replay(
         steps,
-        replayed_predictor(variant, recorded, spec),
+        replay_predictor(variant, recorded, spec),
         spec=spec,
         system=variant.system,
         hardware=case.hardware,
@@ -176,7 +176,7 @@ def replay_case(
     )
 
 
-def replayed_predictor(
+def replay_predictor(
     variant: Variant, recorded: Mapping[str, RecordedForecasts], spec: ModelSpec
 ) -> Predictor | None:
     """Return the recorded forecasts from the first step on; None where nothing is forecast."""

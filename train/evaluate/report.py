@@ -7,7 +7,7 @@ from typing import Any
 from runtime.tools.comparison import Condition
 from runtime.tools.report.html_report import HtmlReport
 from runtime.tools.report.provenance import read_provenance
-from runtime.tools.report.tables import Row, dashed, percent
+from runtime.tools.report.tables import Row, format_or_dash, percent
 from train.evaluate.figures import (
     draw_ablation,
     draw_batches,
@@ -111,7 +111,7 @@ def bound_note(results: Row) -> str:
     return (
         "The least mean TPOT on the machine (the transfers that Belady's policy needs with all "
         "routing known, or the computation) as a share of ours. At worst "
-        f"{dashed(results['tally']['worst_of_bound'], percent)}."
+        f"{format_or_dash(results['tally']['worst_of_bound'], percent)}."
     )
 
 

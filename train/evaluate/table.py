@@ -9,8 +9,8 @@ from predictors.text_table import TextTable
 from runtime.tools.report.tables import (
     FigureColumn,
     Row,
-    dashed,
     decimals,
+    format_or_dash,
     interval,
     mebibytes,
     milliseconds,
@@ -74,7 +74,11 @@ def condition_grid(
     }
     budgets = list(dict.fromkeys(budget for _, _, budget in by_place))
     rows = [
-        [hardware, str(batch), *(by_place.get((hardware, batch, one), "-") for one in budgets)]
+        [
+            hardware,
+            str(batch),
+            *(by_place.get((hardware, batch, budget), "-") for budget in budgets),
+        ]
         for hardware, batch in dict.fromkeys(place[:2] for place in by_place)
     ]
     return ["hardware", "batch", *budgets], rows
@@ -90,7 +94,7 @@ def winners_grid(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]
 def bound_grid(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Return the share of the bound that our system reaches in each condition."""
     standings = results["winners"]
-    texts = [dashed(standing["of_bound"], percent) for standing in standings]
+    texts = [format_or_dash(standing["of_bound"], percent) for standing in standings]
     return condition_grid(standings, texts)
 
 
@@ -99,17 +103,20 @@ def known_grid(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     rows = results["known"]
     labels = list(dict.fromkeys(row["system"] for row in rows))
     body = []
-    for hardware, budget, batch in dict.fromkeys(map(place_of, rows)):
+    for hardware, budget, batch in dict.fromkeys(map(row_place, rows)):
         place = hardware, budget, batch
         ours = [row for row in results["rows"] if row["system"] == results["ours"]]
-        shares = {row["system"]: row["of_bound"] for row in rows if place_of(row) == place}
-        own = next((row["of_bound"] for row in ours if place_of(row) == place), None)
-        cells = [dashed(own, percent), *(dashed(shares[label], percent) for label in labels)]
+        shares = {row["system"]: row["of_bound"] for row in rows if row_place(row) == place}
+        own = next((row["of_bound"] for row in ours if row_place(row) == place), None)
+        cells = [
+            format_or_dash(own, percent),
+            *(format_or_dash(shares[label], percent) for label in labels),
+        ]
         body.append([hardware, budget, *cells])
     return ["hardware", "budget", f"{results['ours']} (0)", *labels], body
 
 
-def place_of(row: Row) -> tuple[str, str, int]:
+def row_place(row: Row) -> tuple[str, str, int]:
     return row["hardware"], row["budget"], row["batch"]
 
 
@@ -142,8 +149,8 @@ def overview(rows: Sequence[Row], budgets: Sequence[str]) -> list[list[str]]:
     for system in dict.fromkeys(row["system"] for row in rows):
         by_budget = {row["budget"]: row for row in rows if row["system"] == system}
         cells = [
-            f"{dashed(by_budget[budget]['tpot_mean_ms'], milliseconds)} "
-            f"{dashed(by_budget[budget]['speedup_decode'], speed_up)}"
+            f"{format_or_dash(by_budget[budget]['tpot_mean_ms'], milliseconds)} "
+            f"{format_or_dash(by_budget[budget]['speedup_decode'], speed_up)}"
             for budget in budgets
         ]
         body.append([system, *cells])
@@ -214,6 +221,6 @@ def print_tally(results: Mapping[str, Any], console: Console) -> None:
     tally = results["tally"]
     console.print(
         f"{results['ours']}: {describe_tally(tally)}; at least "
-        f"{dashed(tally['worst_of_bound'], percent)} of the bound",
+        f"{format_or_dash(tally['worst_of_bound'], percent)} of the bound",
         highlight=False,
     )

@@ -18,7 +18,7 @@ from train.config import ReportConfig
 from train.errors import TrainError
 from train.report import forecasts, routing, serving
 from train.report.measured import measure_growth, measure_hit_rates
-from train.table import MACHINE_COLUMNS, machines_of
+from train.table import MACHINE_COLUMNS, list_machines
 from zoo.load import load_predictor
 
 FOLDER = "report"
@@ -101,23 +101,23 @@ def own_rows(results: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def summary(page: HtmlReport, table: forecasts.Table, setting: str) -> None:
-    machines = machines_of(table)
+    machines = list_machines(table)
     columns = ["predictor", "layers ahead", "accuracy", "worst layer"]
     columns += [f"{figure}, {name}" for name in machines for figure in MACHINE_FIGURES.values()]
     columns += ["shifted set", "us a layer", "KiB"]
     rows: list[list[Cell]] = []
-    for name, one in table.items():
-        distances = [at for at in one["by_horizon"] or {} if at.isdigit()]
-        ahead = f"{min(distances)} to {max(distances)}" if distances else one["horizon"]
-        cells: list[Cell] = [name, ahead, one["mean_accuracy"], one["worst_layer_accuracy"]]
+    for name, row in table.items():
+        distances = [at for at in row["by_horizon"] or {} if at.isdigit()]
+        ahead = f"{min(distances)} to {max(distances)}" if distances else row["horizon"]
+        cells: list[Cell] = [name, ahead, row["mean_accuracy"], row["worst_layer_accuracy"]]
         for machine in machines:
-            figures = one["hardware"][machine]
+            figures = row["hardware"][machine]
             cells += [figures[key] for key in MACHINE_FIGURES]
-        alone = one["latency_us"]["1"]
+        alone = row["latency_us"]["1"]
         cells += [
-            one["shifted"]["mean_accuracy"] if one["shifted"] else None,
+            row["shifted"]["mean_accuracy"] if row["shifted"] else None,
             None if alone is None else alone["layer_p50"],
-            one["bytes"] / 1024,
+            row["bytes"] / 1024,
         ]
         rows.append(cells)
     page.table(
@@ -194,14 +194,14 @@ def read_ceiling(path: Path, digest: str) -> dict[str, Any]:
     """Read the results of `benchmarks/ceiling.py` on the same trace."""
     if not path.is_file():
         raise TrainError(f"ceiling={path} is missing: `python -m benchmarks ceiling` writes it")
-    found = json.loads(path.read_text())
-    if found.get("trace") != digest:
+    results = json.loads(path.read_text())
+    if results.get("trace") != digest:
         raise TrainError(
-            f"ceiling={path} is of the trace {str(found.get('trace'))[:12]}, the run of "
+            f"ceiling={path} is of the trace {str(results.get('trace'))[:12]}, the run of "
             f"{digest[:12]}: measure this one with `python -m benchmarks ceiling`, or "
             "leave ceiling out"
         )
-    return found
+    return results
 
 
 def load_reuse(run_dir: Path, spec: ModelSpec) -> list[Predictor]:

@@ -28,7 +28,7 @@ ACCURACY_INCHES = (8, 4.8)
 def draw_accuracy(figure: "Figure", table: Table) -> None:
     """Draw a line for each predictor: the accuracy of each layer."""
     axes = figure.subplots()
-    series = {name: (range(len(one["accuracy"])), one["accuracy"]) for name, one in table.items()}
+    series = {name: (range(len(row["accuracy"])), row["accuracy"]) for name, row in table.items()}
     draw_lines(axes, series)
     axes.set(xlabel="layer", ylabel="accuracy", ylim=(0, 1))
     axes.set_xmargin(0.02)
@@ -121,18 +121,18 @@ def good_pred_by_horizon(page: HtmlReport, table: Table, setting: str) -> None:
 def calibration(page: HtmlReport, table: Table) -> None:
     """Reliability diagram and expected calibration error."""
     known = {
-        name: one["calibration"]
-        for name, one in table.items()
+        name: row["calibration"]
+        for name, row in table.items()
         # A kind that forecast nothing has bins, and nothing in them.
-        if one.get("calibration") and one["calibration"]["error"] is not None
+        if row.get("calibration") and row["calibration"]["error"] is not None
     }
     if not known:
         page.text("Calibration", [f"Not in these results: {AGAIN}."])
         return
     rows: list[list[Cell]] = [
-        [name, one["error"], place, *values]
-        for name, one in known.items()
-        for place, values in enumerate(zip(one["pairs"], one["score"], one["chosen"], strict=True))
+        [name, row["error"], place, *values]
+        for name, row in known.items()
+        for place, values in enumerate(zip(row["pairs"], row["score"], row["chosen"], strict=True))
     ]
 
     order = sorted(known, key=lambda name: known[name]["error"])

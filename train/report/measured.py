@@ -60,7 +60,7 @@ def measure_hit_rates(
     """
     steps = list(first_tokens(trace.steps("held_out"), num_tokens))
     stream = record_stream(steps, reuse_predictors, trace.spec)
-    policies = [one for one in EVICTIONS if one not in REUSE_PREDICTORS]
+    policies = [policy for policy in EVICTIONS if policy not in REUSE_PREDICTORS]
     policies += stream.forecasts
     system = eviction_system()
     rows: list[HitRateRow] = []
@@ -115,9 +115,11 @@ class TraceShare(Trace):
 
 def take_share(trace: Trace, share: float) -> TraceShare:
     """A share of the training requests; a smaller one is part of a larger one."""
-    train = [one for one in trace.request_table if one.split is Split.TRAIN]
+    train = [request for request in trace.request_table if request.split is Split.TRAIN]
     train.sort(key=lambda one: hashlib.sha256(f"ceiling {one.digest}".encode()).hexdigest())
-    return TraceShare(trace, {one.index for one in train[: max(1, round(len(train) * share))]})
+    return TraceShare(
+        trace, {request.index for request in train[: max(1, round(len(train) * share))]}
+    )
 
 
 def measure_growth(trace: Trace) -> list[dict[str, Any]]:
@@ -127,8 +129,8 @@ def measure_growth(trace: Trace) -> list[dict[str, Any]]:
         part = take_share(trace, share)
         seen = part.rows("train")
         for kind, fit in COUNTED.items():
-            layers = [one.overall for one in score_layers(fit(part), trace)]
-            known = [one.value for one in layers if one.value is not None]
+            layers = [score.overall for score in score_layers(fit(part), trace)]
+            known = [score.value for score in layers if score.value is not None]
             if not known:
                 continue  # it forecasts nothing from what this trace has
             rows.append(

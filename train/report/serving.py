@@ -93,14 +93,14 @@ def by_policy(rows: Sequence[HitRateRow], key: str) -> dict[str, list[float | No
     return policies
 
 
-def keeping(page: HtmlReport, found: Mapping[str, Any] | None) -> None:
+def keeping(page: HtmlReport, results: Mapping[str, Any] | None) -> None:
     """Hit rates of learned eviction among the other policies, on the longer replay."""
-    if not found:
+    if not results:
         return
     policies: list[str] = []
     learned: list[str] = []
     rows: list[list[Cell]] = []
-    for stream, budgets in found["hit_rates"].items():
+    for stream, budgets in results["hit_rates"].items():
         for phase in ("decode", "prefill"):
             for budget, one in budgets.items():
                 policies = list(one)
@@ -116,7 +116,7 @@ def keeping(page: HtmlReport, found: Mapping[str, Any] | None) -> None:
             *(f"gap closed by {policy}" for policy in learned),
         ],
         rows,
-        note=f"{found['definition']}.",
+        note=f"{results['definition']}.",
         name="reuse",
     )
 
@@ -147,10 +147,10 @@ def trace_size(page: HtmlReport, rows: Sequence[Mapping[str, Any]], *, others: s
 
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
-        for name, found in points.items():
+        for name, rows in points.items():
             axes.plot(
-                [tokens for tokens, _ in found],
-                [row["mean_accuracy"] for _, row in found],
+                [tokens for tokens, _ in rows],
+                [row["mean_accuracy"] for _, row in rows],
                 label=name,
                 **line_style(name),
             )
@@ -191,7 +191,7 @@ def thousands(number: int) -> str:
 
 
 def latency_table(page: HtmlReport, table: Table, num_layers: int) -> None:
-    batches = sorted({int(batch) for one in table.values() for batch in one["latency_us"]})
+    batches = sorted({int(batch) for row in table.values() for batch in row["latency_us"]})
     columns = ["predictor", "size, KiB"]
     columns += [f"{what}, batch {batch}, us" for batch in batches for what in ("p50", "p99")]
     columns.append("a whole step, batch 1, us")
@@ -218,7 +218,7 @@ def latency_table(page: HtmlReport, table: Table, num_layers: int) -> None:
 
 def shifted_table(page: HtmlReport, table: Table) -> None:
     """Accuracy on prompts of another distribution."""
-    known = {name: one["shifted"] for name, one in table.items() if one["shifted"]}
+    known = {name: row["shifted"] for name, row in table.items() if row["shifted"]}
     if not known:
         reason = f"Not scored (`score_shifted=false`): {AGAIN}."
         page.text("Prompts of another distribution", [reason])
@@ -241,9 +241,9 @@ def shifted_table(page: HtmlReport, table: Table) -> None:
     )
 
 
-def drift(page: HtmlReport, found: Mapping[str, Any] | None) -> None:
+def drift(page: HtmlReport, results: Mapping[str, Any] | None) -> None:
     """Cold start, and another distribution with and without learning."""
-    if not found:
+    if not results:
         page.text(
             "Learning while serving",
             ["Not measured: `moecast train drift=true` with the same options measures it, for "
@@ -251,17 +251,17 @@ def drift(page: HtmlReport, found: Mapping[str, Any] | None) -> None:
         )  # fmt: skip
         return
     rows: list[list[Any]] = []
-    for name, one in found.items():
+    for name, one in results.items():
         curves = {"from nothing": one["cold_start"], **(one["shifted"] or {})}
         for what, points in curves.items():
             rows += [[name, what, point["requests"], point["accuracy"]] for point in points]
-    marks = [one for one in MARKS if one <= max(row[2] for row in rows)]
+    marks = [mark for mark in MARKS if mark <= max(row[2] for row in rows)]
     titles = {"from nothing": "From nothing, training requests", "learning": "Another distribution"}
 
     def draw(figure: "Figure") -> None:
         panels = figure.subplots(1, 2, sharey=True)
         for axes, (what, title) in zip(panels, titles.items(), strict=True):
-            for name in found:
+            for name in results:
                 style = {**line_style(name), "linestyle": SOLID}
                 _curve(axes, rows, name, what, label=name, **style)
                 if what == "learning":

@@ -74,29 +74,29 @@ def find_addresses(entries: Collection[ZooEntry], *, zoo: str | None) -> dict[st
     }
     if zoo is not None:
         return find_holders(wanted, configured_storages(zoo))
-    found = find_holders(wanted, [builtin_storage()])
+    holders = find_holders(wanted, [builtin_storage()])
     recorded = read_origins(cache_storage())
     pulled = {digest: recorded[digest] for digest in wanted if digest in recorded}
     far = {digest: place for digest, place in pulled.items() if is_portable_address(place)}
-    found = {**far, **found}
+    holders = {**far, **holders}
     configured = sorted(configured_storages(), key=is_portable, reverse=True)
-    missing = {digest: name for digest, name in wanted.items() if digest not in found}
-    return {**pulled, **find_holders(missing, configured), **found}
+    missing = {digest: name for digest, name in wanted.items() if digest not in holders}
+    return {**pulled, **find_holders(missing, configured), **holders}
 
 
 def find_holders(wanted: dict[str, EntryReference], storages: Sequence[Storage]) -> dict[str, str]:
     """Returns digest to the address of the first zoo that lists it."""
     builtin = builtin_storage().canonical_address
-    found: dict[str, str] = {}
+    locked: dict[str, str] = {}
     for storage in storages:
-        if len(found) == len(wanted):
+        if len(locked) == len(wanted):
             break
         index = Zoo(storage).read_index()
         address = BUILTIN if storage.canonical_address == builtin else storage.address
         for digest, reference in wanted.items():
-            if digest not in found and index.has(reference):
-                found[digest] = address
-    return found
+            if digest not in locked and index.has(reference):
+                locked[digest] = address
+    return locked
 
 
 def is_portable_address(address: str) -> bool:

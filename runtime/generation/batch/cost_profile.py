@@ -112,7 +112,7 @@ def _device_costs(
         torch.zeros(count, width, dtype=model.dtype, device=device) for count in TIMED_TOKENS
     )
 
-    def synchronised(what: Callable[[], object]) -> float:
+    def time_synchronised(what: Callable[[], object]) -> float:
         def both() -> None:
             what()
             synchronize(device)
@@ -120,13 +120,13 @@ def _device_costs(
         both()
         return trimmed_mean([seconds(both) for _ in range(REPEATS)])
 
-    one, more = synchronised(lambda: run(few)), synchronised(lambda: run(many))
+    one, more = time_synchronised(lambda: run(few)), time_synchronised(lambda: run(many))
     return PlannerCosts(
         attention=attention,
         gate=gate,
         expert_fixed=one,
         expert_per_token=max(0.0, more - one) / (TIMED_TOKENS[1] - TIMED_TOKENS[0]),
-        expert_io=synchronised(lambda: slot.copy_(host, non_blocking=True)),
+        expert_io=time_synchronised(lambda: slot.copy_(host, non_blocking=True)),
         attention_io=dense_io[0],
         gate_io=dense_io[1],
     )
@@ -234,9 +234,9 @@ def load_or_measure(
     path = cache_folder("measured") / f"{_cache_key(model, batch, store)}.json"
     if (known := _read_profile(path)) is not None:
         return known, True
-    found = measure_costs(model, batch, store)
-    write_json(path, {"format": FORMAT, **asdict(found)})
-    return found, False
+    profile = measure_costs(model, batch, store)
+    write_json(path, {"format": FORMAT, **asdict(profile)})
+    return profile, False
 
 
 def _cache_key(model: PreTrainedModel, batch: Batch, store: StoreConfig) -> str:
@@ -255,7 +255,7 @@ def _cache_key(model: PreTrainedModel, batch: Batch, store: StoreConfig) -> str:
         "gpus": list_gpus() if is_accelerator(model.device) else [],
         "versions": versions(),
         "rows": len(batch),
-        "length": max(len(one.tokens) for one in batch).bit_length(),
+        "length": max(len(prompt.tokens) for prompt in batch).bit_length(),
     }
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
 

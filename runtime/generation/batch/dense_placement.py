@@ -39,10 +39,10 @@ def quantise_attention(model: PreTrainedModel) -> None:
     codes: dict[str, Tensor] = {}
     for layer in find_dense_layers(model, handle.layers):
         parents = [handle.layers[number].parent for number in layer.layers]
-        beside = {id(weight) for parent in parents for weight in parent.parameters()}
+        siblings = {id(weight) for parent in parents for weight in parent.parameters()}
         for name, parameter in layer.attention.parameters.items():
             is_matrix = parameter.ndim == 2 and parameter.numel() % ATTENTION_CODING.group_size == 0
-            if not is_matrix or id(parameter) in beside or not parameter.is_floating_point():
+            if not is_matrix or id(parameter) in siblings or not parameter.is_floating_point():
                 continue
             flat = parameter.data.view(-1)
             size = ATTENTION_CODING.num_bytes(len(flat), flat.dtype)

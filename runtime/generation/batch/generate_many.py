@@ -100,4 +100,4 @@ def generate_many(
         raise TransferError(
             f"{len(given) - len(results)} of {len(given)} prompts failed: {ran.failed[0][1]}"
         )
-    return [results[one.id] for one in given]
+    return [results[prompt.id] for prompt in given]

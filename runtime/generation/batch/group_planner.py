@@ -175,7 +175,10 @@ class GroupPlan:
     def as_dict(self) -> dict[str, Any]:
         return {
             **asdict(self),
-            "inequalities": [{**asdict(one), "holds": one.holds} for one in self.inequalities],
+            "inequalities": [
+                {**asdict(inequality), "holds": inequality.holds}
+                for inequality in self.inequalities
+            ],
         }
 
 

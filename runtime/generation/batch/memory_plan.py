@@ -66,7 +66,7 @@ class PlannedRun:
 def kv_demand(
     model: PreTrainedModel,
     batches: Sequence[Batch],
-    found: CostProfile,
+    profile: CostProfile,
     config: GroupConfig,
     *,
     with_activations: bool = False,
@@ -81,7 +81,7 @@ def kv_demand(
         tokens = max_cache_length(batch)
         if config.window:
             tokens = min(tokens, config.sinks + config.window + 1)
-        row_bytes = found.kv_bytes_fixed + tokens * found.kv_bytes_per_token
+        row_bytes = profile.kv_bytes_fixed + tokens * profile.kv_bytes_per_token
         if with_activations:
             row_bytes += max(len(prompt.tokens) for prompt in batch) * activation_bytes
         return len(batch) * row_bytes
@@ -123,7 +123,7 @@ def dense_size(model: PreTrainedModel, placement: DensePlacement, costs: Planner
     return count_buffer_bytes(layers) if streams else count_dense_bytes(layers)
 
 
-def costs_of(placement: DensePlacement, costs: PlannerCosts) -> PlannerCosts:
+def choose_costs(placement: DensePlacement, costs: PlannerCosts) -> PlannerCosts:
     """Return the costs of a run with this placement of dense weights."""
     return costs if placement is DensePlacement.STREAM else costs.with_dense_in_memory()
 
@@ -138,20 +138,20 @@ def plan_batches(
     Raises:
         PlanError: KV caches would not fit.
     """
-    found, was_known = load_or_measure(model, batches[0], store=store)
+    profile, was_known = load_or_measure(model, batches[0], store=store)
     streams = config.dense is DensePlacement.STREAM
     dense = DensePlacement.STREAM if streams else DensePlacement.MEMORY
     budget = parse_kv_budget(config, model.device)
     made = plan_group(
-        kv_demand(model, batches, found, config),
-        costs_of(dense, found.costs),
+        kv_demand(model, batches, profile, config),
+        choose_costs(dense, profile.costs),
         expert_popularity(model),
         kv_budget=budget,
         offloads=config.kv_budget is not None and config.kv_offload is not Offload.NONE,
         asked=config.asked_n,
     )
-    size = dense_size(model, dense, found.costs)
-    return PlannedRun(made, found, was_known, budget, dense, size)
+    size = dense_size(model, dense, profile.costs)
+    return PlannedRun(made, profile, was_known, budget, dense, size)
 
 
 def make_kv_caches(model: PreTrainedModel, config: GroupConfig, kv_budget: int) -> KVCacheFactory:
@@ -195,12 +195,12 @@ def load_with_plan(config: BatchConfig, batches: list[Batch]) -> tuple[PreTraine
             _place_dense(model, planned, config.store)
             closing.pop_all()
             return model, planned
-        found, was_known = load_or_measure(model, batches[0], store=config.store)
+        profile, was_known = load_or_measure(model, batches[0], store=config.store)
         if memory is None:
             assert auto is not None
-            in_memory = dense_size(model, DensePlacement.MEMORY, found.costs)
+            in_memory = dense_size(model, DensePlacement.MEMORY, profile.costs)
             memory = auto.free.room + in_memory
-        expert_bytes, planned = plan_memory(memory, model, batches, found, config)
+        expert_bytes, planned = plan_memory(memory, model, batches, profile, config)
     planned = replace(planned, was_known=was_known)
     # Nothing counts the bytes of Transformers' own caches: the plan alone keeps them within memory.
     model = load_served(replace(config, memory=None), budget=expert_bytes)
@@ -218,7 +218,7 @@ def plan_memory(
     memory: int,
     model: PreTrainedModel,
     batches: Sequence[Batch],
-    found: CostProfile,
+    profile: CostProfile,
     config: GroupConfig,
 ) -> tuple[int, PlannedRun]:
     """Split memory between experts, KV caches and dense weights, and choose the latter's place.
@@ -238,12 +238,12 @@ def plan_memory(
     for placement in (DensePlacement.MEMORY, DensePlacement.STREAM):
         if config.dense not in (DensePlacement.AUTO, placement):
             continue
-        size = dense_size(model, placement, found.costs)
+        size = dense_size(model, placement, profile.costs)
         try:
             expert_bytes, plan = split_memory(
                 memory,
-                kv_demand(model, batches, found, config, with_activations=True),
-                costs_of(placement, found.costs),
+                kv_demand(model, batches, profile, config, with_activations=True),
+                choose_costs(placement, profile.costs),
                 expert_popularity(model),
                 least_experts=_least_expert_bytes(model),
                 dense_bytes=size,
@@ -258,7 +258,7 @@ def plan_memory(
             f"MiB for KV caches and activations, {size / MIB:.1f} MiB for {buffers}dense weights"
         )
         plan = replace(plan, notes=[*plan.notes, note])
-        planned = PlannedRun(plan, found, False, plan.kv_bytes, placement, size)
+        planned = PlannedRun(plan, profile, False, plan.kv_bytes, placement, size)
         made[placement] = expert_bytes, planned
     if not made:
         assert error is not None

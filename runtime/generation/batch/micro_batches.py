@@ -84,7 +84,7 @@ def generate_batch(
         model.generate(
             tokens_BT.to(model.device),
             attention_mask=mask_BT.to(model.device),
-            max_new_tokens=max(one.max_new_tokens for one in batch),
+            max_new_tokens=max(prompt.max_new_tokens for prompt in batch),
             stopping_criteria=StoppingCriteriaList([rows]),
             pad_token_id=pad_token_id(model),
             **options,
@@ -142,7 +142,7 @@ def run_micro_batches(
     waiting = deque(
         (place, batch)
         for place, batch in enumerate(batches)
-        if any(one.id not in done for one in batch)
+        if any(prompt.id not in done for prompt in batch)
     )
     generate = partial(generate_batch, model, caches=caches, ended=ended, temperature=temperature)
     living: dict[SequenceTask, Batch] = {}

@@ -69,10 +69,10 @@ def read_prompts(
         for number, line in enumerate(raw.split(b"\n"), start=1)
         if line.strip()
     )
-    found = _parse_entries(entries, encoder, max_new_tokens=max_new_tokens)
-    if not found:
+    prompts = _parse_entries(entries, encoder, max_new_tokens=max_new_tokens)
+    if not prompts:
         raise PromptFileError(f"input={path}: contains no prompt; write one JSON object per line")
-    return found, hashlib.sha256(raw).hexdigest()
+    return prompts, hashlib.sha256(raw).hexdigest()
 
 
 def parse_prompts(
@@ -85,7 +85,9 @@ def parse_prompts(
     Raises:
         PromptFileError: a prompt is none of these.
     """
-    entries = ((f"prompts[{place}]", place, _as_entry(one)) for place, one in enumerate(prompts))
+    entries = (
+        (f"prompts[{place}]", place, _as_entry(prompt)) for place, prompt in enumerate(prompts)
+    )
     return _parse_entries(entries, encoder, max_new_tokens=max_new_tokens)
 
 
@@ -113,7 +115,7 @@ def _parse_line(path: Path, number: int, line: bytes) -> Any:
 def _parse_entries(
     entries: Iterable[tuple[str, int, Any]], encoder: PromptEncoder, *, max_new_tokens: int
 ) -> list[BatchPrompt]:
-    found: list[BatchPrompt] = []
+    prompts: list[BatchPrompt] = []
     seen: dict[PromptId, str] = {}
     for where, number, entry in entries:
         prompt = _parse_entry(where, number, entry, encoder, max_new_tokens)
@@ -122,8 +124,8 @@ def _parse_entries(
                 f"{where}: id {prompt.id!r} is already used by {seen[prompt.id]}; make ids unique"
             )
         seen[prompt.id] = where
-        found.append(prompt)
-    return found
+        prompts.append(prompt)
+    return prompts
 
 
 def _parse_entry(
@@ -265,10 +267,12 @@ def make_batches(prompts: Sequence[BatchPrompt], batch_size: int) -> list[Batch]
 
 def max_cache_length(batch: Batch) -> int:
     """Columns of the batch's KV cache when its last row ends."""
-    return max(len(one.tokens) for one in batch) + max(one.max_new_tokens for one in batch)
+    return max(len(prompt.tokens) for prompt in batch) + max(
+        prompt.max_new_tokens for prompt in batch
+    )
 
 
 def padding_share(batches: Sequence[Batch]) -> float:
-    used = sum(len(one.tokens) for batch in batches for one in batch)
-    computed = sum(len(batch) * max(len(one.tokens) for one in batch) for batch in batches)
+    used = sum(len(prompt.tokens) for batch in batches for prompt in batch)
+    computed = sum(len(batch) * max(len(prompt.tokens) for prompt in batch) for batch in batches)
     return 1 - used / computed if computed else 0.0

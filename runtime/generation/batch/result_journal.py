@@ -135,8 +135,8 @@ class ResultJournal:
         torn: int | None = None
         for number, line in enumerate(raw.split(b"\n")[:-1], start=1):
             position += len(line) + 1
-            found = _id_of(line)
-            if found is None:
+            answer_id = _parse_id(line)
+            if answer_id is None:
                 torn = torn or number
                 continue
             if torn is not None:
@@ -144,13 +144,13 @@ class ResultJournal:
                     f"output={self.path}, line {torn}: damaged, and complete results follow; give "
                     "another file, or start again with overwrite=true"
                 )
-            if found not in known or found in done:
-                fault = "appears twice" if found in done else "is not an id of the input"
+            if answer_id not in known or answer_id in done:
+                fault = "appears twice" if answer_id in done else "is not an id of the input"
                 raise ResultFileError(
-                    f"output={self.path}, line {number}: id {found!r} {fault}: another program "
+                    f"output={self.path}, line {number}: id {answer_id!r} {fault}: another program "
                     "wrote it; give another file, or start again with overwrite=true"
                 )
-            done[found] = None
+            done[answer_id] = None
             length = position
         return done, length
 
@@ -201,13 +201,13 @@ def _line(result: BatchResult) -> bytes:
         return (json.dumps(asdict(result)) + "\n").encode()
 
 
-def _id_of(line: bytes) -> PromptId | None:
+def _parse_id(line: bytes) -> PromptId | None:
     """Return the id of a complete result, else None."""
     try:
-        found = json.loads(line)
+        answer = json.loads(line)
     except ValueError:
         return None
-    if not isinstance(found, dict) or set(found) != KEYS:
+    if not isinstance(answer, dict) or set(answer) != KEYS:
         return None
-    own = found["id"]
+    own = answer["id"]
     return own if isinstance(own, str) or is_integer(own) else None

@@ -54,13 +54,13 @@ class Conversation:
                 nothing is dropped then.
         """
         kept = list(self.messages)
-        tokens = self._rendered(kept)
+        tokens = self._render(kept)
         if self.context is None:
             return ChatPrompt(tokens, 0, None)
         least = min(self.max_new_tokens, max(1, self.context // SHARE_FOR_ANSWER))
         while len(tokens) + least > self.context and (start := _next_turn(kept)) is not None:
             del kept[:start]
-            tokens = self._rendered(kept)
+            tokens = self._render(kept)
         room = self.context - len(tokens)
         if room < 1:
             raise ChatError(
@@ -71,7 +71,7 @@ class Conversation:
         self.messages = kept
         return ChatPrompt(tokens, num_dropped, room)
 
-    def _rendered(self, messages: list[Message]) -> list[int]:
+    def _render(self, messages: list[Message]) -> list[int]:
         system: list[Message] = []
         if self.system_prompt:
             system = [{"role": "system", "content": self.system_prompt}]

@@ -6,11 +6,13 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from predictors.errors import MoecastError
+from predictors.errors import MoecastError, unknown
+from predictors.files import expand_home
 from runtime.config import PROMPT_LOOKUP, ModelConfig
 from runtime.errors import PlanError
 from runtime.hf.loading import load_plain
 from runtime.hf.tokens import load_tokenizer
+from runtime.store.hub_snapshot import HUB_ID
 from runtime.store.model_check import check_weight_files
 from runtime.store.model_source import find_folder, resolve
 
@@ -20,7 +22,7 @@ often than not, and the tokens behind it with it."""
 
 
 class DraftModelTokens:
-    """Drafts one text's tokens greedily, with a KV cache of its own.
+    """Drafts one text's tokens greedily, with a separate KV cache.
 
     Args:
         vocab_size: number of the served model's tokens; the draft model may have spare ones.
@@ -79,6 +81,11 @@ def load_draft_model(draft: str | None, served: ModelConfig) -> PreTrainedModel 
     """
     if draft is None or draft == PROMPT_LOOKUP:
         return None
+    if not (HUB_ID.fullmatch(draft) or expand_home(draft).exists()):
+        raise PlanError(
+            f"{unknown('draft', draft, [PROMPT_LOOKUP])}, or a small model with the same "
+            "tokenizer: its folder, or ORG/NAME on the Hub"
+        )
     try:
         folder = find_folder(ModelConfig(name=draft, id=draft, local_only=served.local_only))
         check_weight_files(folder)

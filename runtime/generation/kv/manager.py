@@ -117,7 +117,9 @@ class KVCacheManager:
             self._ahead[1].exception()  # wait: the offload target is closed next
             self._ahead = None
         self._admitted.pop(layer, None)
-        self._next = {one: after for one, after in self._next.items() if layer not in (one, after)}
+        self._next = {
+            before: after for before, after in self._next.items() if layer not in (before, after)
+        }
         if self._last is layer:
             self._last = None
 

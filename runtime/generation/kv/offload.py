@@ -50,8 +50,8 @@ class DiskOffload:
     def read(self, num_tokens: int) -> Tensor:
         """Read the first tokens as `[T, B, H, D]` on the CPU."""
         assert self._shape is not None
-        found = torch.empty((num_tokens, *self._shape), dtype=self._dtype)
-        view = memoryview(_as_bytes(found).numpy())
+        buffer = torch.empty((num_tokens, *self._shape), dtype=self._dtype)
+        view = memoryview(_as_bytes(buffer).numpy())
         try:
             size = read_whole(self._handle, view, 0)
         except OSError as error:
@@ -60,7 +60,7 @@ class DiskOffload:
             ) from error
         if size < len(view):
             raise TransferError(f"a KV cache in {self._where} was truncated after {size} bytes")
-        return found
+        return buffer
 
     def close(self) -> None:
         self._file.close()

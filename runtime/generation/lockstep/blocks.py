@@ -25,7 +25,7 @@ Forward = Callable[..., Any]
 class BlockTask(SequenceTask):
     """The forward pass of a block, which goes through the layers as one sequence.
 
-    It begins no requests of its own: its tokens are those of its members' requests.
+    It begins no requests: its tokens are those of its members' requests.
 
     Args:
         members: wait with a `DecodeStep` each.

@@ -36,7 +36,7 @@ class LockstepGroup:
         handle.connect(self._scheduler)
         self._sequences: list[SequenceTask] = []
         self._shared = BlockForward(model, heights) if (heights := handle.block_heights) else None
-        """Lets sequences share products; None: each has forward passes of its own."""
+        """Lets sequences share products; None: each has separate forward passes."""
         self._blocks: list[BlockTask] = []
         """Of the current step."""
         self._alone: set[SequenceTask] = set()

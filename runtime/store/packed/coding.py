@@ -43,7 +43,7 @@ class Coding:
     group_size: int = 0
     """0: a row."""
     meta_group_size: int = 0
-    """Groups whose scales and zeros are bytes with a scale and an offset of their own, of int4; 0:
+    """Groups whose scales and zeros are bytes with a common scale and offset, of int4; 0:
     scales and zeros are stored as they are."""
     block: int = 0
     """Rows of a block of int4 (`runtime.store.packed.blocks`); 0: weights row by row."""

@@ -100,27 +100,27 @@ def describe_machine(results: dict[str, Any]) -> list[str]:
 
 def collect_series(rows: Sequence[BenchRow], axis: str, key: str, scale: float) -> Series:
     """Collect each system's values along an axis, in the order of the rows."""
-    found: Series = {}
+    series: Series = {}
     for row in rows:
         if getattr(row, key) is not None:
-            places, values = found.setdefault(row_label(row), ([], []))
+            places, values = series.setdefault(row_label(row), ([], []))
             places.append(str(getattr(row, axis)))
             values.append(getattr(row, key) * scale)
-    return found
+    return series
 
 
-def draw_series(found: Series, x_label: str, y_label: str) -> Callable[["Figure"], None]:
+def draw_series(series: Series, x_label: str, y_label: str) -> Callable[["Figure"], None]:
     """Return a function that draws a line for each system and shades what lies below the bound."""
 
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
-        ticks = axis_places([place for places, _ in found.values() for place in places])
-        for name, (places, values) in found.items():
+        ticks = axis_places([place for places, _ in series.values() for place in places])
+        for name, (places, values) in series.items():
             axes.plot([ticks[at] for at in places], values, label=name, **line_style(name))
         axes.set_xticks(list(ticks.values()), list(ticks))
         axes.set(ylim=(0, None), xlabel=x_label, ylabel=y_label)
-        if BOUND_LABEL in found:
-            places, values = found[BOUND_LABEL]
+        if BOUND_LABEL in series:
+            places, values = series[BOUND_LABEL]
             x = [ticks[at] for at in places]
             axes.fill_between(x, values, 0, color=muted_color(), alpha=0.13, linewidth=0)
         label_lines(axes)
@@ -136,8 +136,8 @@ def axis_places(labels: Sequence[str]) -> dict[str, float]:
     return {name: float(place) for place, name in enumerate(names)}
 
 
-def long_rows(found: Series) -> list[list[Any]]:
-    return [[name, *pair] for name, (x, y) in found.items() for pair in zip(x, y, strict=True)]
+def long_rows(series: Series) -> list[list[Any]]:
+    return [[name, *pair] for name, (x, y) in series.items() for pair in zip(x, y, strict=True)]
 
 
 def add_budgets(page: HtmlReport, rows: Sequence[BenchRow], batch: int) -> None:
@@ -146,13 +146,13 @@ def add_budgets(page: HtmlReport, rows: Sequence[BenchRow], batch: int) -> None:
     if len({row.budget for row in rows}) < 2:
         return
     for name, key in (("TPOT", "tpot_mean_seconds"), ("TTFT", "ttft_mean_seconds")):
-        found = collect_series(rows, "budget", key, 1000)
+        series = collect_series(rows, "budget", key, 1000)
         page.figure(
             f"{name.lower()}-against-budget-batch-{batch}",
             f"{name} against the memory budget, batch {batch}",
-            draw_series(found, "memory for experts, share of all", f"{name}, ms"),
+            draw_series(series, "memory for experts, share of all", f"{name}, ms"),
             ["system", "budget", f"{name} ms"],
-            long_rows(found),
+            long_rows(series),
             note="Means, lower is better. `oracle` knows the routing of each step when it begins. "
             "The shaded area below the bound is out of reach: the transfers that any system needs "
             "that knows all routing, or the computation, on this machine as it was measured.",
@@ -166,20 +166,20 @@ def add_batches(page: HtmlReport, rows: Sequence[BenchRow]) -> None:
         return
     for budget in dict.fromkeys(row.budget for row in rows):
         of_budget = [row for row in rows if row.budget == budget]
-        found = collect_series(of_budget, "batch", "tpot_mean_seconds", 1000)
+        series = collect_series(of_budget, "batch", "tpot_mean_seconds", 1000)
         page.figure(
             f"tpot-against-batch-size-{file_label(budget)}",
             f"TPOT against the batch size, budget {budget}",
-            draw_series(found, "batch size", "TPOT, ms"),
+            draw_series(series, "batch size", "TPOT, ms"),
             ["system", "batch", "TPOT ms"],
-            long_rows(found),
+            long_rows(series),
         )
 
 
 def add_distribution(page: HtmlReport, rows: Sequence[BenchRow], batch: int, budget: str) -> None:
     """Add the distribution of the decode steps' times (fMoE, figure 10)."""
     shares = list(range(101))
-    found: Series = {
+    series: Series = {
         row_label(row): (shares, [1000 * float(t) for t in np.percentile(row.steps, shares)])
         for row in rows
         if row.steps
@@ -187,9 +187,9 @@ def add_distribution(page: HtmlReport, rows: Sequence[BenchRow], batch: int, bud
 
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
-        medians = {name: np.percentile(times, MEDIAN) for name, (_, times) in found.items()}
+        medians = {name: np.percentile(times, MEDIAN) for name, (_, times) in series.items()}
         spreads = {
-            name: [float(time) for time in np.percentile(found[name][1], PERCENTILES)]
+            name: [float(time) for time in np.percentile(series[name][1], PERCENTILES)]
             for name in sorted(medians, key=lambda name: medians[name])
         }
         draw_spreads(axes, spreads)
@@ -200,9 +200,9 @@ def add_distribution(page: HtmlReport, rows: Sequence[BenchRow], batch: int, bud
         f"Times of the decode steps, budget {budget}, batch {batch}",
         draw,
         ["system", "percent of steps", "ms"],
-        long_rows(found),
+        long_rows(series),
         note=SPREADS_NOTE,
-        inches=(8.0, spreads_height(len(found))),
+        inches=(8.0, spreads_height(len(series))),
     )
 
 
@@ -212,13 +212,13 @@ def add_ablation(page: HtmlReport, rows: Sequence[BenchRow], batch: int) -> None
     kept = [row for row in rows if row.system in names]
     if not any(row.system in ABLATIONS for row in kept):
         return
-    found = collect_series(kept, "budget", "tpot_seconds", 1000)
+    series = collect_series(kept, "budget", "tpot_seconds", 1000)
     budgets = list(dict.fromkeys(row.budget for row in kept))
 
     def draw(figure: "Figure") -> None:
         panels = figure.subplots(1, len(budgets), squeeze=False, sharey=True)[0]
         for axes, budget in zip(panels, budgets, strict=True):
-            for row, (name, (places, values)) in enumerate(found.items()):
+            for row, (name, (places, values)) in enumerate(series.items()):
                 if budget in places:
                     time = values[places.index(budget)]
                     bar = axes.barh(row, time, 0.66, color=series_style(name).color)
@@ -226,7 +226,7 @@ def add_ablation(page: HtmlReport, rows: Sequence[BenchRow], batch: int) -> None
             axes.set(title=f"budget {budget}", xlabel="TPOT, ms", xlim=(0, None))
             axes.set_xmargin(0.14)
             axes.grid(visible=False, axis="y")
-        panels[0].set_yticks(range(len(found)), list(found))
+        panels[0].set_yticks(range(len(series)), list(series))
         panels[0].invert_yaxis()
 
     page.figure(
@@ -234,9 +234,9 @@ def add_ablation(page: HtmlReport, rows: Sequence[BenchRow], batch: int) -> None
         f"TPOT of promoe without each technique, batch {batch}",
         draw,
         ["system", "budget", "TPOT ms"],
-        long_rows(found),
+        long_rows(series),
         note="Medians, lower is better; techniques as in ProMoE, figure 12.",
-        inches=(max(8.0, 3.0 * len(budgets)), 1.2 + 0.36 * len(found)),
+        inches=(max(8.0, 3.0 * len(budgets)), 1.2 + 0.36 * len(series)),
     )
 
 

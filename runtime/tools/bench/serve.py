@@ -237,6 +237,8 @@ def with_counts(system: SystemConfig, model: ModelConfig, entries: Path | None) 
         return system
     popularity = load_predictor(where, spec=None, options={"ahead": None})
     token = np.zeros(1, dtype=np.int64)
-    shares_LE = np.stack([one.scores_TE[0] for one in popularity.begin_step(token, token)])
+    shares_LE = np.stack(
+        [forecast.scores_TE[0] for forecast in popularity.begin_step(token, token)]
+    )
     counts = np.rint(PARTS * shares_LE).astype(int).tolist()
     return replace(system, eviction_options={**system.eviction_options, "counts": counts})

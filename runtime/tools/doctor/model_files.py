@@ -34,7 +34,7 @@ def check_files(folder: Path, *, digests: bool) -> dict[str, Any]:
                 f"{folder}: {INDEX} lists {len(missing)} tensors that no file contains, the first "
                 f"{missing[0]} in {listed[missing[0]]}; download the model again"
             )
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "files": len(files),
         "tensors": len(extents),
         "bytes": sum(file.stat().st_size for file in files),
@@ -50,8 +50,8 @@ def check_files(folder: Path, *, digests: bool) -> dict[str, Any]:
                     f"{file} was altered: sha256 is {actual}, expected {expected}; download the "
                     "model again"
                 )
-        found["digests"] = f"{len(known)} of {len(files)} files equal their known sha256"
-    return found
+        facts["digests"] = f"{len(known)} of {len(files)} files equal their known sha256"
+    return facts
 
 
 def describe_gguf(file: Path) -> dict[str, Any]:

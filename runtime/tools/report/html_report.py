@@ -106,7 +106,7 @@ class HtmlReport:
         )
 
     def _add(self, section: ReportSection) -> None:
-        assert section.name not in {one.name for one in self.sections}, section.name
+        assert section.name not in {other.name for other in self.sections}, section.name
         assert all(len(row) == len(section.columns) for row in section.rows), section.name
         self.sections.append(section)
 

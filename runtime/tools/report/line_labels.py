@@ -29,14 +29,10 @@ def draw_lines(axes: "Axes", series: Series, **style: Any) -> None:
         axes.plot(x, known, label=name, **{**line_style(name), **style})
 
 
-def draw_legend(figure: "Figure", axes: "Axes", *, order: Sequence[str] | None = None) -> None:
-    """Draw the legend right of all panels, in this order from top to bottom."""
+def draw_legend(figure: "Figure", axes: "Axes") -> None:
+    """Draw the legend right of all panels."""
     handles, names = axes.get_legend_handles_labels()
-    found = dict(zip(names, handles, strict=True))
-    shown = [name for name in (order or names) if name in found]
-    figure.legend(
-        [found[name] for name in shown], shown, loc="outside right upper", handlelength=2.6
-    )
+    figure.legend(handles, names, loc="outside right upper", handlelength=2.6)
 
 
 def label_lines(axes: "Axes", *, texts: Mapping[str, str] | None = None) -> None:

@@ -24,10 +24,10 @@ class FigureColumn:
     def text(self, row: Any) -> str:
         """Return the row's value as text, a dash where it was not measured."""
         value = row.get(self.key) if isinstance(row, Mapping) else getattr(row, self.key)
-        return dashed(value, self.write)
+        return format_or_dash(value, self.write)
 
 
-def dashed(value: Any, write: Callable[[Any], str]) -> str:
+def format_or_dash(value: Any, write: Callable[[Any], str]) -> str:
     """Return the value as text, or a dash for None: never a zero."""
     return "-" if value is None else write(value)
 

@@ -120,7 +120,7 @@ def verify(
 ) -> VerifyReport:
     """Compares a served model with plain Transformers: logits and greedy tokens, bit by bit.
 
-    Reference and served model run in processes of their own, one after the other.
+    Reference and served model run in separate processes, one after the other.
 
     Args:
         model: As for `load`.

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from benchmarks import reports
-from benchmarks.config import CONTROL_PLANE_SHAPES, ControlPlaneConfig
 from benchmarks.control_plane import run, sections
+from benchmarks.control_plane.config import CONTROL_PLANE_SHAPES, ControlPlaneConfig
 from benchmarks.control_plane.measure import PLAIN
 from benchmarks.control_plane.model import SHAPES, RandomShape
 from benchmarks.control_plane.sections import MODEL, SECTIONS, StepProfiler, find_section, own_path
-from benchmarks.tables import control_plane, markdown, origins
+from benchmarks.tables import control_plane, markdown
 from predictors.errors import MoecastError
 from predictors.reuse import ReusePredictor
 from runtime.engine.engine import Engine
@@ -140,7 +140,7 @@ def test_run__measures_every_system_and_survives_a_budget_that_fails(
 ) -> None:
     tiny = RandomShape(num_layers=4, num_experts=8, top_k=2, hidden_size=32, expert_width=8)
     monkeypatch.setitem(SHAPES, "12x8", tiny)
-    for module in (reports, markdown, origins):
+    for module in (reports, markdown):
         monkeypatch.setattr(module, "RESULTS", tmp_path)
     config = ControlPlaneConfig(
         shape=["12x8"],

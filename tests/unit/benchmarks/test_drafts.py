@@ -8,7 +8,7 @@ import pytest
 from benchmarks.config import DraftsConfig, LookaheadConfig
 from benchmarks.drafts import RIGHT_DRAFTS, run_drafts
 from benchmarks.reports import command_line
-from benchmarks.tables import drafts, markdown, origins
+from benchmarks.tables import drafts, markdown
 from tests.builders.serving import speaking_model
 
 
@@ -35,8 +35,7 @@ def test_drafts__are_measured_beside_their_bound(
     assert tuple(right) == (0, *RIGHT_DRAFTS)
     assert all(row["step_seconds"] > 0 and row["speed"] > 0 for row in right.values())
 
-    for module in (markdown, origins):
-        monkeypatch.setattr(module, "RESULTS", tmp_path)
+    monkeypatch.setattr(markdown, "RESULTS", tmp_path)
     text = "\n".join(drafts.drafts_tables())
     assert "| counting | " in text
     assert text.count("\n| 8 | ") == 1

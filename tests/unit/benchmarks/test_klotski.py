@@ -4,18 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.config import KlotskiConfig
+from benchmarks.klotski.config import KlotskiConfig
 from benchmarks.klotski.live import AnswersDiffer, TokenCheck, list_requests
 from benchmarks.klotski.measures import (
     ExpertSpans,
     covered_seconds,
-    cut_timeline,
     measure_reads,
     measure_shares,
 )
 from benchmarks.klotski.page import build_page
 from benchmarks.klotski.rows import (
-    AccelerateRow,
     FailedRow,
     KlotskiReport,
     LiveRow,
@@ -79,15 +77,6 @@ def test_reads__are_counted_within_a_step():
     assert measure_reads(spans_of_a_run()) == ReadsPerStep(most=2, mean=5 / 4)
 
 
-def test_timeline__begins_with_its_layers():
-    timeline = cut_timeline(spans_of_a_run(), layers=[0])
-    assert timeline is not None
-    assert timeline.milliseconds == 1500
-    assert timeline.experts == [(500, 1500)]
-    assert timeline.stalls == [(0, 500)]
-    assert timeline.transfers == [(0, 1500)]
-
-
 def test_requests__have_every_point_once(tmp_path):
     requests = list_requests(
         KlotskiConfig(model=tmp_path, batch_size=4, n=2, sizes=[2, 4], groups=[1, 2], threads=1)
@@ -119,7 +108,6 @@ def row(name, variant, batch, n, speed):
         tokens_per_second=speed, steps=[10.0, 4.0, 4.0], steady=measure_shares(spans_of_a_run()),
         reads_per_step=ReadsPerStep(most=1, mean=1.0), bytes_moved=1 << 30, hit_rate=0.5,
         peak_memory_bytes=400 << 20, weights_bytes=100 << 20, arena_bytes=200 << 20,
-        memory=[(0.0, 1, 2), (0.1, 3, 4)], timeline=cut_timeline(spans_of_a_run(), layers=[0, 1]),
     )  # fmt: skip
 
 
@@ -152,7 +140,6 @@ REPORT = KlotskiReport(
         row("batch 2, n 1", "klotski", 2, 1, 3.0),
         FailedRow(**vars(REQUEST), name="simple pipeline", failed="why"),
     ],
-    accelerate=AccelerateRow(name="accelerate, one batch of all", rows=8, tokens_per_second=1.0),
     simulated=[simulated("on-demand", 1), simulated("klotski", 1), simulated("klotski", 4)],
     quality=[quality(None, 3.0, 20.0, 1.0), quality(28, 3.1, 22.0, 0.9)],
     seconds=1.0,
@@ -160,14 +147,13 @@ REPORT = KlotskiReport(
 
 
 def test_summary__has_the_ratios_of_the_variants():
-    figures = summarize(REPORT.live, REPORT.accelerate)
+    figures = summarize(REPORT.live)
     assert figures is not None
     assert figures.over_single_batch_on_demand == 5.5
-    assert figures.over_accelerate == 11.0
     assert figures.decode_over_single_batch_on_demand == 2  # n = 2: as many steps, as long
     assert figures.busiest_share == pytest.approx(5 / 8)
     assert figures.extra_bytes == 100 << 20
-    assert summarize([], None) is None
+    assert summarize([]) is None
 
 
 def test_tables__show_the_rows_that_exist(monkeypatch):
@@ -176,15 +162,14 @@ def test_tables__show_the_rows_that_exist(monkeypatch):
     monkeypatch.setattr(grouping, "read_report", lambda *_: REPORT)
     text = "\n".join(grouping.groups_tables(every=True))
     assert "| + order (klotski) | 4 | 2 | 11.0 | 5.50x | 56 % | 62 % | 1 |" in text
-    assert "| accelerate, one batch of all | 8 | 1 | 1.0 | 0.50x | - | - | - |" in text
     assert "| 4 | 1.0 | 4.0 |" in text
     assert "| 28 | 3.100 | 22.0 | 90 % |" in text
 
 
 def test_page__has_the_papers_figures(tmp_path):
-    page = build_page(REPORT).write(tmp_path)
-    assert "Throughput by group size" in page.read_text()
-    pictures = sorted(path.name for path in tmp_path.glob("*.png"))
-    assert {"memory-over-time.png", "throughput-by-technique.png"} <= set(pictures)
-    assert "throughput-by-group-size.png" in pictures
-    assert any(name.startswith("timeline-of-layers") for name in pictures)
+    pictures = [path.name for path in build_page(REPORT).write_figures(tmp_path, "png")]
+    assert pictures == [
+        "throughput-by-group-size.png",
+        "throughput-by-technique.png",
+        "throughput-by-group-size-simulated-env-1.png",
+    ]

@@ -18,24 +18,15 @@ from benchmarks.papers.claims import FigureReplay, make_claims
 from benchmarks.papers.paper_context import ExpertFold, load_hardware, load_shape
 from benchmarks.papers.published import find_published, read_published
 from benchmarks.papers.run import PAPERS
-from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
 from runtime.sim.replay import ReplayStats, StepTotals
+from tests.builders.entries import tiny_spec
 from train.evaluate.forecasts import RecordedForecast, RoutedStep
 
 FOLD = ExpertFold(6, 3, 2)
 """Experts 0 and 1 become 0, 2 and 3 become 1, 4 and 5 become 2."""
 
-SPEC = ModelSpec(
-    model_id="m",
-    revision="r",
-    config_hash="c",
-    num_layers=12,
-    num_experts=60,
-    top_k=4,
-    hidden_size=8,
-    dtype="float32",
-)
+SPEC = tiny_spec(num_layers=12, num_experts=60, top_k=4)
 
 # The papers' tables, typed a second time, column by column.
 COLUMNS = {

@@ -17,8 +17,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from benchmarks import random_model
-from benchmarks.config import PeersConfig, RandomConfig
+from benchmarks.config import RandomConfig
 from benchmarks.environments import BuildFailed, SourceBuild, edit_source
+from benchmarks.peers.config import PeersConfig
 from benchmarks.peers.fused import write_fused
 from benchmarks.peers.limit import BLOCK, CachedFile, FileMapping, MemoryLimiter
 from benchmarks.peers.peers import EXACT, PEERS, REFERENCES, WORKERS

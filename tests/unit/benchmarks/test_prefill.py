@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.config import PrefillConfig
 from benchmarks.prefill import MODULES, PrefillTimes, make_row, run_prefill
-from benchmarks.tables import markdown, origins, prefill
+from benchmarks.tables import markdown, prefill
 from tests.builders.serving import speaking_model
 
 
@@ -30,8 +30,7 @@ def test_prefill__is_measured_beside_its_bounds(
         assert row["seconds"] > 0
         assert row["moved_mib"] > 0
 
-    for module in (markdown, origins):
-        monkeypatch.setattr(module, "RESULTS", tmp_path)
+    monkeypatch.setattr(markdown, "RESULTS", tmp_path)
     assert "| promoe | " in "\n".join(prefill.prefill_table())
 
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from benchmarks import reports
-from benchmarks.config import RealSizeConfig
 from benchmarks.real_size import run as real_size
+from benchmarks.real_size.config import RealSizeConfig
 from benchmarks.real_size.model import read_shape, write_random_model
-from benchmarks.tables import markdown, origins
+from benchmarks.tables import markdown
 from benchmarks.tables.real_size import real_size_table
 from predictors.errors import MoecastError
 from runtime.store.base import allocate_aligned
@@ -77,7 +77,7 @@ def test_run_real_size__serves_the_model_as_the_log_routes_it(tmp_path, monkeypa
     monkeypatch.setattr(real_size, "run_in_child", run_here)
     config = make_config(tmp_path, routing=write_log(tmp_path / "log.jsonl"))
     real_size.run_real_size(config)
-    for module in (reports, markdown, origins):
+    for module in (reports, markdown):
         monkeypatch.setattr(module, "RESULTS", tmp_path)
     report = reports.read_report("real_size", real_size.RealSizeReport)
     assert (report.top_k, report.model_top_k, report.log_tokens) == (2, 4, TOKENS)

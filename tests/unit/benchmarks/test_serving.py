@@ -10,10 +10,10 @@ from typing import Any
 import httpx2
 import pytest
 
-from benchmarks.config import QueueConfig, StormConfig
 from benchmarks.reports import describe_machine
 from benchmarks.serving.arrivals import SystemRuns
 from benchmarks.serving.attack import AttackLog, read_choices
+from benchmarks.serving.config import QueueConfig, StormConfig
 from benchmarks.serving.distributions import build_page, cumulative_shares
 from benchmarks.serving.hostile import ATTACKS, BOMBS, LARGEST_BODY, read_status
 from benchmarks.serving.replay import TimedCompletion

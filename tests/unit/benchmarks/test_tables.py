@@ -1,13 +1,12 @@
 """The README's table of speeds, and the origin of results under their tables."""
 
-import json
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from benchmarks import reports
-from benchmarks.config import ReadsConfig
+from benchmarks.config import ScalingConfig
 from benchmarks.process import ROOT
 from benchmarks.tables import ablation, comparing, earlier, evaluation, markdown, origins
 from benchmarks.tables.readmes import BEGIN, END, list_tables
@@ -74,24 +73,18 @@ class SmallReport:
     figure: float
 
 
-def test_results__have_their_origin_and_older_ones_a_recorded_one(tmp_path, monkeypatch) -> None:
+def test_results__have_their_origin(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(reports, "RESULTS", tmp_path)
     monkeypatch.setattr(markdown, "RESULTS", tmp_path)
-    monkeypatch.setattr(origins, "RESULTS", tmp_path)
-    old = {"command": "python -m benchmarks reads", "date": "2026-11-01", "seed": 0}
-    (tmp_path / "origins.json").write_text(json.dumps({"reads": old}))
-    assert origins.read_origin("reads").date == "2026-11-01"
-    config = ReadsConfig(
-        model=Path("model"), store=Path("packed"), output=tmp_path / "reads.json", seed=3
-    )
+    config = ScalingConfig(trace=Path("trace"), output=tmp_path / "scaling.json", seed=3)
     reports.write_report(config, SmallReport(figure=2.5))
-    assert reports.read_report("reads", SmallReport) == SmallReport(2.5)
-    origin = origins.read_origin("reads")
-    assert origin.command == "python -m benchmarks reads seed=3 model=model store=packed"
-    assert (origin.date, origin.seed) != ("2026-11-01", 0)
+    assert reports.read_report("scaling", SmallReport) == SmallReport(2.5)
+    origin = origins.read_origin("scaling")
+    assert origin.command == "python -m benchmarks scaling seed=3 trace=trace"
+    assert origin.seed == 3
     assert origin.revision
     assert " cores of " in (origin.machine or "")
-    line, empty = origins.origin_line("reads")
+    line, empty = origins.origin_line("scaling")
     assert line.startswith(f"`{origin.command}` · {origin.date} · revision ")
     assert empty == ""
 

@@ -99,7 +99,7 @@ def test_folder__of_something_else_is_refused(tmp_path: Path) -> None:
     open_growing(tmp_path / "mine").add([make_request(0)])
     other = replace(make_spec(), revision="another")
     with pytest.raises(TraceError, match="revision.*Name another folder with record=PATH"):
-        GrowingTrace(tmp_path / "mine", other, option="record")
+        GrowingTrace(tmp_path / "mine", other)
 
 
 def test_folder__has_one_writer(tmp_path: Path) -> None:

@@ -8,18 +8,10 @@ from predictors.errors import PredictorError
 from predictors.registry import KINDS, load_from_files
 from predictors.spec import ModelSpec
 from predictors.tensors import WEIGHTS
+from tests.builders.entries import tiny_spec
 from tests.builders.predictors import serve, small_spec
 
-SPEC = ModelSpec(
-    model_id="test/two",
-    revision="r",
-    config_hash="c",
-    num_layers=3,
-    num_experts=4,
-    top_k=2,
-    hidden_size=2,
-    dtype="float32",
-)
+SPEC = tiny_spec(num_layers=3, num_experts=4, hidden_size=2)
 NO_REQUESTS = np.zeros(2, np.int64)
 
 

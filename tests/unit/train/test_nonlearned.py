@@ -16,7 +16,7 @@ from predictors.registry import KINDS
 from runtime.config import ModelConfig
 from tests.builders.traces import make_spec, make_trace
 from train.accuracy import accuracy_table, score_layers
-from train.kinds import check_options, compared_kinds, kinds_with_signals, signals_of
+from train.kinds import check_options, collect_signals, kinds_with_signals, list_compared_kinds
 from train.nonlearned import (
     FITS,
     count_baselines,
@@ -120,12 +120,15 @@ def test_counted__beats_chance_on_held_out_requests_where_it_can(tmp_path: Path,
 
 
 def test_score__of_a_learning_predictor_changes_no_later_score(tmp_path: Path) -> None:
-    from train.accuracy import untouched
+    from train.accuracy import restart_predictor
 
     trace = make_trace(tmp_path / "t")
     made = fit_expert_map(trace, distance=2, capacity=50)
-    first = accuracy_table(score_layers(untouched(made), trace))
-    assert accuracy_table(score_layers(untouched(made), trace))["accuracy"] == first["accuracy"]
+    first = accuracy_table(score_layers(restart_predictor(made), trace))
+    assert (
+        accuracy_table(score_layers(restart_predictor(made), trace))["accuracy"]
+        == first["accuracy"]
+    )
 
 
 def test_routing_log__is_enough_for_kinds_without_hidden_states(tmp_path: Path) -> None:
@@ -146,10 +149,10 @@ def test_routing_log__is_enough_for_kinds_without_hidden_states(tmp_path: Path) 
 
 
 def test_wanted_kinds__begin_with_the_selected_one() -> None:
-    assert compared_kinds("correlation") == ("correlation", "skip", "token", "popularity")
-    assert compared_kinds("token") == ("token", "skip", "popularity")
-    assert compared_kinds("stride") == ("stride", "mlp", "skip", "token", "popularity")
-    assert compared_kinds("residual") == (
+    assert list_compared_kinds("correlation") == ("correlation", "skip", "token", "popularity")
+    assert list_compared_kinds("token") == ("token", "skip", "popularity")
+    assert list_compared_kinds("stride") == ("stride", "mlp", "skip", "token", "popularity")
+    assert list_compared_kinds("residual") == (
         "residual",
         "mlp",
         "stride",
@@ -157,16 +160,16 @@ def test_wanted_kinds__begin_with_the_selected_one() -> None:
         "token",
         "popularity",
     )
-    assert compared_kinds("all") == tuple(KINDS)
+    assert list_compared_kinds("all") == tuple(KINDS)
     with pytest.raises(PredictorError, match="'corelation'.*'correlation'"):
-        compared_kinds("corelation")
+        list_compared_kinds("corelation")
 
 
 def test_signals_of__are_what_the_kinds_are_shown() -> None:
     routing = (TraceSignal.EXPERTS, TraceSignal.WEIGHTS)
-    assert signals_of(["eam-sequence", "token"]) == routing
-    assert signals_of(["skip"]) == (TraceSignal.GATE_INPUT, *routing)
-    assert set(signals_of(["expert-map"])) == {
+    assert collect_signals(["eam-sequence", "token"]) == routing
+    assert collect_signals(["skip"]) == (TraceSignal.GATE_INPUT, *routing)
+    assert set(collect_signals(["expert-map"])) == {
         TraceSignal.LAYER_INPUT,
         TraceSignal.GATE_LOGITS,
         *routing,

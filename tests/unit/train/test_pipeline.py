@@ -19,7 +19,7 @@ from train.accuracy import accuracy_table, score_layers
 from train.config import TrainConfig
 from train.errors import TrainError
 from train.find_trace import find_trace
-from train.kinds import leave_out_deep_kinds, signals_of
+from train.kinds import collect_signals, leave_out_deep_kinds
 from train.nonlearned import make_skip
 from train.replay import budget_slots, describe_machines, first_tokens
 from train.routers import RouterWeights
@@ -94,7 +94,7 @@ def test_trace_for__refuses_a_trace_of_another_model_naming_both(tmp_path: Path)
         model=ModelConfig(name="tiny", id=str(folder)), trace=tmp_path / "t", run_dir=tmp_path
     )
     with pytest.raises(TrainError, match='model_id: the trace has "synthetic", model=tiny has'):
-        find_trace(config, signals_of(["skip"]))
+        find_trace(config, collect_signals(["skip"]))
 
 
 def test_first_tokens__counts_what_was_generated(tmp_path: Path) -> None:

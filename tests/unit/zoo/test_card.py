@@ -55,7 +55,7 @@ def test_card__links_no_base_model_that_is_not_on_the_hub(tmp_path: Path) -> Non
 def test_card__tells_how_the_entry_was_trained(tmp_path: Path) -> None:
     training = tiny_training()
     card = card_of(tmp_path / "e", training=training, figure=tiny_figure())
-    for told in (
+    for text in (
         "    moecast train tiny seed=7",
         f"`{'a' * 64}`",
         "| seed | 7 |",
@@ -64,7 +64,7 @@ def test_card__tells_how_the_entry_was_trained(tmp_path: Path) -> None:
         "moecast zoo reproduce tiny/stride",
         "![Accuracy by layer](figure.png)",
     ):
-        assert told in card.text
+        assert text in card.text
     entry = open_entry(tmp_path / "e")
     assert entry.training() == training
     assert entry.read("figure.png") == tiny_figure().png

@@ -1,4 +1,4 @@
-"""Several devices in one machine: arenas, links and workers of their own, and the same bits.
+"""Several devices in one machine: an arena, a link and workers for each, and the same bits.
 
 Here they are all the CPU; where there is a GPU, two of them on one, and a mixed pair by hand.
 """

@@ -185,5 +185,5 @@ def test_hybrid__is_refused_where_it_has_no_sense(folder: Path, tmp_path: Path) 
     with pytest.raises(CheckpointError, match="grouped: system.hybrid=true computes some experts"):
         serve(folder, budget="50%", host_budget="100%", system=HYBRID, exact=Exact.GROUPED)
     own_loop = save_family(tmp_path / "own", FAMILIES["longcat_flash"])
-    with pytest.raises(PlanError, match="computes its experts with code of its own"):
+    with pytest.raises(PlanError, match="computes its experts with other code"):
         serve(own_loop, budget="50%", host_budget="100%", system=HYBRID)

@@ -1,4 +1,4 @@
-"""A predictor on a thread of its own: order, step boundaries, late answers, hangs and the end."""
+"""A predictor on a separate thread: order, step boundaries, late answers, hangs and the end."""
 
 import threading
 from types import SimpleNamespace

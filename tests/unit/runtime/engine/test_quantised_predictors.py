@@ -22,7 +22,7 @@ from tests.builders.families.table import FAMILIES
 from tests.builders.gguf_files import gguf_file
 from tests.builders.integers import quantise_gptq
 from zoo.catalog import WritableZoo
-from zoo.entry import open_entry, write_entry
+from zoo.entry import open_entry, write_untrained_entry
 from zoo.errors import MismatchError
 from zoo.locations import cache_storage
 
@@ -59,17 +59,8 @@ def publish(folder: Path, spec: ModelSpec) -> None:
     """Put `base/popularity`, an entry for this model, into the user's zoo."""
     shares_LE = np.full((spec.num_layers, spec.num_experts), 0.25, np.float32)
     made = PopularityPredictor(spec, shares_LE)
-    write_entry(
-        folder / "entry",
-        name="base/popularity",
-        kind=made.kind,
-        options=made.options(),
-        spec=spec,
-        signals=made.signals,
-        files=made.files(),
-        metrics={"held_out": {"accuracy": 0.75}},
-        trace_digest=None,
-        parity={},
+    write_untrained_entry(
+        folder / "entry", made, name="base/popularity", metrics={"held_out": {"accuracy": 0.75}}
     )
     WritableZoo(cache_storage()).add(open_entry(folder / "entry"))
 

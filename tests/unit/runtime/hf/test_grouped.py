@@ -45,7 +45,7 @@ def answer(model):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["qwen2_moe", "mixtral", "gpt_oss"])
 def test_grouped__every_bit_is_the_librarys_whatever_is_cached(tmp_path, name, dtype):
-    """gpt_oss has transposed matrices, biases and a gate of its own."""
+    """gpt_oss has transposed matrices, biases and another gate."""
     folder = save_family(tmp_path, FAMILIES[name], dtype=dtype)
     expected = answer(load_grouped(folder))
     for options in (

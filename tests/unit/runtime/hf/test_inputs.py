@@ -11,13 +11,13 @@ from collect.recorder import SignalRecorder
 from collect.traces.layout import TraceSignal
 from predictors.base import Signal
 from predictors.baselines import TokenPredictor
-from predictors.spec import ModelSpec
 from runtime.config import ModelConfig
 from runtime.errors import CheckpointError
 from runtime.hf import layers
 from runtime.hf.adapters.base import read_routing
 from runtime.hf.inputs import NO_TOKEN, CacheHistory, find_tokens
 from runtime.hf.probes import Probes
+from tests.builders.entries import tiny_spec
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 
 
@@ -83,16 +83,7 @@ def test_tokens_of__nothing_to_compute_is_an_error():
 
 
 def spec():
-    return ModelSpec(
-        model_id="m",
-        revision="r",
-        config_hash="c",
-        num_layers=2,
-        num_experts=4,
-        top_k=1,
-        hidden_size=4,
-        dtype="float32",
-    )
+    return tiny_spec(num_experts=4, top_k=1)
 
 
 def test_token__answers_nothing_for_embeddings():

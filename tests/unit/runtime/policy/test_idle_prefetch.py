@@ -4,24 +4,15 @@ import random
 
 import numpy as np
 
-from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
 from runtime.policy.build import build_device_cache
 from runtime.policy.counters import sum_counters
 from runtime.policy.device_cache import DeviceCache
+from tests.builders.entries import tiny_spec
 from tests.unit.runtime.policy.test_device_cache import CHUNKS, EXPERTS, LAYERS, drain, once
 
 ONE = np.array([0])
-SPEC = ModelSpec(
-    model_id="m",
-    revision="-",
-    config_hash="-",
-    num_layers=LAYERS,
-    num_experts=EXPERTS,
-    top_k=2,
-    hidden_size=4,
-    dtype="float32",
-)
+SPEC = tiny_spec(num_layers=LAYERS, num_experts=EXPERTS)
 
 
 def core(*slots: int, **options) -> DeviceCache:

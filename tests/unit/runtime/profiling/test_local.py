@@ -93,9 +93,9 @@ def test_parts_of__a_step_is_taken_apart():
     assert parts.prediction == pytest.approx(0.25)
     assert parts.rest == pytest.approx(7.0)
     assert parts.total == pytest.approx(17.25)
-    beside = split_step(spans, 0.0, 17.25, is_synchronous=False)
-    assert beside.layer == pytest.approx(2.25)
-    assert beside.prediction == pytest.approx(0.25)
+    overlapped = split_step(spans, 0.0, 17.25, is_synchronous=False)
+    assert overlapped.layer == pytest.approx(2.25)
+    assert overlapped.prediction == pytest.approx(0.25)
 
 
 def test_measure__adds_up_to_a_step_and_restores_the_model():

@@ -1,4 +1,4 @@
-"""Whoever logs never waits for the reader of the log; dropped lines are counted."""
+"""Logging never waits for the reader of the log; dropped lines are counted."""
 
 import fcntl
 import json

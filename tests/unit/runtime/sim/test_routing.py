@@ -3,19 +3,10 @@
 import numpy as np
 import pytest
 
-from predictors.spec import ModelSpec
 from runtime.sim.routing import RecordedRouting, count_tokens
+from tests.builders.entries import tiny_spec
 
-SPEC = ModelSpec(
-    model_id="toy",
-    revision="0",
-    config_hash="0",
-    num_layers=3,
-    num_experts=8,
-    top_k=2,
-    hidden_size=1,
-    dtype="float32",
-)
+SPEC = tiny_spec(num_layers=3, hidden_size=1)
 
 
 class Step:

@@ -6,23 +6,14 @@ import numpy as np
 import pytest
 
 from predictors.base import Forecast, Predictor, Signal
-from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
 from runtime.sim.hardware import Overheads
 from runtime.sim.predictor_latency import PredictorLatencies, TokenLatency
 from runtime.sim.replay import replay
 from runtime.sim.step import batch_steps
+from tests.builders.entries import tiny_spec
 
-SPEC = ModelSpec(
-    model_id="toy",
-    revision="0",
-    config_hash="0",
-    num_layers=2,
-    num_experts=4,
-    top_k=1,
-    hidden_size=1,
-    dtype="float32",
-)
+SPEC = tiny_spec(num_experts=4, top_k=1, hidden_size=1)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from runtime.presets import load_system, system_names
 from runtime.sim.hardware import MeasuredHardware
 from runtime.sim.replay import replay
 from tests.builders.entries import tiny_spec
+from tests.unit.runtime.sim.test_simulator import Step
 
 NAMES = system_names()
 PAPERS = {
@@ -55,20 +56,6 @@ def test_system__names_parts_that_exist(name: str) -> None:
         assert one.predictor is None
     else:
         assert set(one.predictor_options) <= set(known_options(KINDS[one.predictor]))
-
-
-@dataclass(frozen=True)
-class Step:
-    chosen: tuple[int, ...]
-
-    @property
-    def tokens_T(self):
-        return np.zeros(1, dtype=np.int64)
-
-    requests_T = tokens_T
-
-    def experts(self, layer):
-        return np.array([[self.chosen[layer]]])
 
 
 def times(chosen=None, *, steps=((0, 1),) * 3, slots=8, predictor=None, **options):

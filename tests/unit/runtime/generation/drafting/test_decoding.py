@@ -108,26 +108,26 @@ def test_drafts__repeated_text_takes_fewer_steps(tmp_path: Path) -> None:
         counting = CountingForward(model)
         expected = answer(model, None, **options)
         plain, counting.count = counting.count, 0
-        told: list[int] = []
+        tokens: list[int] = []
 
         def on_token(token: int) -> bool:
-            told.append(token)
+            tokens.append(token)
             return False
 
         listening = StoppingCriteriaList([TokenListener(on_token)])
         assert answer(model, EagerPace(), stopping_criteria=listening, **options) == expected
-        assert told == expected, "each token once, in order"
+        assert tokens == expected, "each token once, in order"
         assert plain == 24
         assert counting.count <= 6
 
 
 def test_drafts__a_listener_that_ends_hears_no_more(tmp_path: Path) -> None:
     with serving(tiny_qwen2_moe(tmp_path / "tiny")) as model:
-        told: list[int] = []
+        tokens: list[int] = []
 
         def on_token(token: int) -> bool:
-            told.append(token)
-            return len(told) == 4
+            tokens.append(token)
+            return len(tokens) == 4
 
         answer(
             model,
@@ -136,7 +136,7 @@ def test_drafts__a_listener_that_ends_hears_no_more(tmp_path: Path) -> None:
             logits_processor=LogitsProcessorList([Cycle()]),
             stopping_criteria=StoppingCriteriaList([TokenListener(on_token)]),
         )
-        assert told == [8, 9, 5, 6]
+        assert tokens == [8, 9, 5, 6]
 
 
 def test_drafts__keep_to_the_number_of_tokens_and_the_end_of_the_text(tmp_path: Path) -> None:

@@ -157,10 +157,9 @@ def test_draft_model__of_another_tokenizer_is_refused(tmp_path: Path) -> None:
         load_draft_model(draft, served)
 
 
-def test_draft_model__misspelt_lookup_names_it(tmp_path: Path) -> None:
-    served = ModelConfig(id=str(served_folder(tmp_path)))
-    with pytest.raises(MoecastError, match="draft=promt-lookup.* or draft=prompt-lookup"):
-        load_draft_model("promt-lookup", served)
+def test_draft_model__misspelt_lookup_names_it() -> None:
+    with pytest.raises(MoecastError, match="Did you mean 'prompt-lookup'.* or a small model"):
+        load_draft_model("promt", ModelConfig())
 
 
 def test_draft_model__none_is_loaded_for_other_drafts() -> None:

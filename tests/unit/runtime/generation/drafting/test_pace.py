@@ -18,7 +18,7 @@ def run(
     seed: int = 0,
     noise: float = 0.0,
 ) -> tuple[float, float]:
-    """Returns the seconds of so many tokens with drafts and without, at .05 s a plain step."""
+    """Returns the seconds of that many tokens with drafts and without, at .05 s a plain step."""
     source = random.Random(seed)
     seconds = tokens = 0.0
     while tokens < num_tokens:

@@ -244,7 +244,7 @@ def test_block__draws_are_those_of_the_seed(tmp_path):
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("dbrx", "code of its own"),
+        ("dbrx", "with other code"),
         ("gpt_oss", "its attention is eager"),
         ("deepseek_v3", "cached states outside of attention"),
         ("qwen3_next", "layers of another kind"),
@@ -286,7 +286,7 @@ def test_check__notices_rows_that_depend_on_others(tmp_path):
     with model.moecast:
         assert find_row_dependence(model) is None
         handle = model.model.norm.register_forward_hook(mix)
-        assert "beside other rows" in find_row_dependence(model)
+        assert "next to other rows" in find_row_dependence(model)
         handle.remove()
 
 

@@ -1,0 +1,23 @@
+"""Settings of `python -m benchmarks capacity`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.config import RESULTS, BenchmarkConfig
+
+
+@dataclass(kw_only=True)
+class CapacityConfig(BenchmarkConfig):
+    output: Path = RESULTS / "capacity.json"
+    repetitions: int = 3
+    """Pairs of recordings, a short and a long one; the median of their differences is reported."""
+    prompts: int = 24
+    """Prompts of the long recording; the short one has an eighth of them."""
+    machines: int = 10_000
+    """Machines that pull an entry."""
+    trace_tokens: int = 10**9
+    """Tokens of the planned trace."""
+    users: int = 12
+    """Users of each model at a time."""
+    context_tokens: int = 8192
+    """Tokens of each user's prompt and answer."""

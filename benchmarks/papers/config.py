@@ -1,0 +1,25 @@
+"""Settings of `python -m benchmarks papers`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.config import RESULTS, BenchmarkConfig
+
+
+@dataclass(kw_only=True)
+class PapersConfig(BenchmarkConfig):
+    trace: Path
+    """Folder of a trace with all signals: signals=[layer_input,gate_input,gate_logits,experts,
+    weights] of `python -m collect`."""
+    entries: Path | None = None
+    """Folder of trained entries that come before the zoo's."""
+    output: Path = RESULTS / "papers.json"
+    requests: int = 300
+    """Held-out requests of each replay."""
+    warm_requests: int = 20
+    """Training requests before them, which fill the arena and are in no figure."""
+    paper: str | None = None
+    """Replay the figures of one paper: promoe, fmoe, moe-infinity-request, moe-infinity-sequence or
+    klotski."""
+    workers: int | None = None
+    """Processes that replay; default: one for each core."""

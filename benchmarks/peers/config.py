@@ -1,0 +1,55 @@
+"""Settings of `python -m benchmarks peers`."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.config import ENVIRONMENTS, RESULTS, BenchmarkConfig
+from predictors.errors import MoecastError
+
+
+@dataclass(kw_only=True)
+class PeersConfig(BenchmarkConfig):
+    model: Path
+    """Folder of a model: `python -m runtime inflate total_size=2GiB model.dtype=float32`, or
+    `python -m benchmarks random`."""
+    output: Path = RESULTS / "peers.json"
+    format: list[str] = field(default_factory=lambda: ["float32", "bfloat16", "int8", "int4"])
+    """Formats of the experts, with commas between them: float32, bfloat16, int8, int4. llama.cpp
+    has Q8_0 for int8 and Q4_0 for int4. Others in the results stay as they are."""
+    peer: list[str] = field(default_factory=list)
+    """Programs and systems to run, with commas between them; all unless given."""
+    budget: list[str] = field(default_factory=lambda: ["25%", "50%", "100%"])
+    """Memory for experts, with commas between the sizes; a share is one of all experts as this
+    project packs them in the format."""
+    read_ahead: list[int] = field(default_factory=lambda: [128])
+    """KiB of the disk's read-ahead, besides the machine's own, at which programs that map their
+    weights run while not all experts fit; needs root. [] for none."""
+    repetitions: int = 3
+    """Runs of each peer and budget, interleaved."""
+    max_new_tokens: int = 24
+    """Tokens to generate for each prompt."""
+    seconds_per_prompt: float = 4.0
+    """An answer that takes longer ends early, after three tokens or more."""
+    warm_ups: int = 2
+    """Prompts of 64 random tokens before the measured ones, which fill the memory."""
+    threads: list[int] = field(default_factory=lambda: [os.cpu_count() or 1])
+    """Threads of each program, with commas between the numbers."""
+    entries: Path | None = None
+    """Folder of trained entries that come before the zoo's."""
+    work: Path = Path("runs/peers")
+    """Folder for other layouts of the weights, scratch files and logs."""
+    environments: Path = ENVIRONMENTS
+    """Folder of the environments that `python -m benchmarks environments` builds."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, values, least in (
+            ("threads", self.threads, 1),
+            ("read_ahead", self.read_ahead, 0),
+            ("warm_ups", [self.warm_ups], 0),
+        ):
+            if any(value < least for value in values):
+                raise MoecastError(f"{name}={getattr(self, name)}: must be at least {least}")
+        if not self.threads:
+            raise MoecastError("threads=[]: give at least one number")

@@ -1,0 +1,41 @@
+"""Settings of `python -m benchmarks real-size`."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.config import RESULTS, BenchmarkConfig
+from predictors.errors import MoecastError
+
+
+@dataclass(kw_only=True)
+class RealSizeConfig(BenchmarkConfig):
+    output: Path = RESULTS / "real_size.json"
+    work: Path = Path("runs/real-size")
+    """Folder for the model, about 21 GB: written once, then verified and kept."""
+    shape: Path | None = None
+    """config.json of another Qwen3-MoE model, in place of Qwen3-30B-A3B's."""
+    routing: Path | None = None
+    """Routing log (as `collect import` reads it) that the routers choose by; the model then takes
+    as many experts per token as the log. Without one, random routers choose."""
+    budget: list[str] = field(default_factory=lambda: ["2GiB", "4GiB", "8GiB"])
+    """Memory for experts, with commas between the sizes."""
+    system: list[str] = field(default_factory=lambda: ["on-demand", "promoe", "moecast"])
+    """Systems to serve with, with commas between them."""
+    predictor: str = "correlation"
+    """Kind in place of a trained one, which random weights have not, for systems without a
+    fallback."""
+    prompt_tokens: int = 16
+    """Random tokens of each prompt."""
+    warm_up_tokens: int = 33
+    """Greedy tokens of the request before the measured ones."""
+    requests: int = 1
+    """Measured requests of each run, one after another."""
+    max_new_tokens: int = 65
+    """Greedy tokens of each measured request."""
+    repetitions: int = 1
+    """Runs of each budget and system, in turns."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_new_tokens < 3:
+            raise MoecastError(f"max_new_tokens={self.max_new_tokens}: must be at least 3")

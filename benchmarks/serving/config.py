@@ -1,0 +1,129 @@
+"""Settings of the benchmarks of the server."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.config import ENVIRONMENTS, RESULTS, BenchmarkConfig
+
+
+@dataclass(kw_only=True)
+class ServingConfig(BenchmarkConfig):
+    output: Path = RESULTS / "serving.json"
+
+
+@dataclass(kw_only=True)
+class StormConfig(ServingConfig):
+    requests: int = 200
+    """Requests that are sent together."""
+    max_new_tokens: int = 10_000
+    """Tokens that each asks for."""
+    repetitions: int = 3
+    """Storms, one after another."""
+
+
+@dataclass(kw_only=True)
+class ShutdownConfig(ServingConfig):
+    requests: int = 12
+    """Answers in progress when SIGTERM is sent."""
+    max_new_tokens: int = 64
+    """Tokens of each answer, where the server has a grace period."""
+    repetitions: int = 3
+    """Shutdowns with and without a grace period."""
+
+
+@dataclass(kw_only=True)
+class QueueConfig(ServingConfig):
+    requests: int = 500
+    """Requests to the full server, one after another and again eight at a time."""
+    max_new_tokens: int = 500
+    """Tokens of each of the answers that fill it."""
+
+
+@dataclass(kw_only=True)
+class FuzzConfig(ServingConfig):
+    cases: int = 1500
+    """Requests to send."""
+
+
+@dataclass(kw_only=True)
+class DisconnectsConfig(ServingConfig):
+    requests: int = 1000
+    """Clients that leave."""
+    max_new_tokens: int = 1500
+    """Tokens that each asks for."""
+
+
+@dataclass(kw_only=True)
+class ClientsConfig(ServingConfig):
+    client: list[str] = field(default_factory=list)
+    """Programs to run, with commas between them; all unless given."""
+    environments: Path = ENVIRONMENTS
+    """Folder of the environments that `python -m benchmarks environments` builds."""
+
+
+@dataclass(kw_only=True)
+class ArrivalsConfig(ServingConfig):
+    trace: Path
+    """AzureLLMInferenceTrace_conv.csv or ..._code.csv of github.com/Azure/AzurePublicDataset."""
+    model: Path | None = None
+    """Folder of a model; the reference model unless given."""
+    system: list[str] = field(
+        default_factory=lambda: ["on-demand", "promoe", "moe-infinity-request", "fmoe", "moecast"]
+    )
+    """Systems to serve with, one after another, with commas between them."""
+    budget: str = "25%"
+    """Memory for experts."""
+    requests: int = 32
+    """Successive requests of the trace; the seed chooses the first."""
+    mean_prompt_tokens: float = 48.0
+    """Mean prompt length to scale the trace to."""
+    mean_new_tokens: float = 16.0
+    """Mean answer length to scale the trace to."""
+    load: float = 0.8
+    """Request rate, as a share of what the first system serves one after another."""
+    rate: float | None = None
+    """Requests per second, in place of `load`."""
+    repetitions: int = 1
+    """Replays of each system, interleaved; answers of all of them are pooled."""
+    part: str = "arrivals"
+    """Key of the results in the file."""
+
+
+@dataclass(kw_only=True)
+class SoakConfig(ServingConfig):
+    minutes: float = 20.0
+    """Duration of the load."""
+    round_seconds: float = 60.0
+    """Seconds of load between two looks at the idle server's memory."""
+    clients: int = 6
+    """Clients that send one request after another."""
+    model: Path | None = None
+    """Folder of a model; the reference model unless given."""
+    budget: str = "50%"
+    """Memory for experts."""
+
+
+@dataclass(kw_only=True)
+class AttackConfig(ServingConfig):
+    minutes: float = 60.0
+    """Duration of the attacks."""
+    honest: int = 3
+    """Clients that ask questions with known answers, one after another."""
+    hostile: int = 4
+    """Clients that attack, one way after another."""
+    model: Path | None = None
+    """Folder of a model; the reference model unless given."""
+    budget: str = "50%"
+    """Memory for experts."""
+    predictor: str | None = None
+    """Predictor of the server; its own choice unless given."""
+
+
+@dataclass(kw_only=True)
+class ScreenshotConfig(BenchmarkConfig):
+    output: Path = Path("docs/images/status-page.png")
+    """PNG file of the status page."""
+    budget: str = "50%"
+    """Memory for experts, of the reference model."""
+    seconds: float = 75.0
+    """Time for which the page is open and requests are sent."""

@@ -1,0 +1,10 @@
+"""Settings of `python -m benchmarks tables`."""
+
+from dataclasses import dataclass
+
+from predictors.config import RunConfig
+
+
+@dataclass(kw_only=True)
+class TablesConfig(RunConfig):
+    """`python -m benchmarks tables` has no options."""
