@@ -2,8 +2,7 @@
 
 import itertools
 import threading
-import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,9 @@ import torch
 
 from runtime.engine.monitor import ABSENT, BELOW, CACHED, COMING, PINNED, EngineMonitor, EngineSnapshot
 from runtime.errors import Fault, TransferError
+from runtime.presets import load_system
 from tests.builders.models import tiny_qwen2_moe
-from tests.builders.served import serve
+from tests.builders.served import between_transfers, serve
 
 
 @pytest.fixture(scope="module")
@@ -26,22 +26,17 @@ def generate(model, *, tokens: int = 6) -> None:
 
 
 def settled(monitor: EngineMonitor) -> tuple[str, EngineSnapshot]:
-    """All cells and a snapshot of the same moment, with no transfer under way.
-
-    Transfers go on after a generation: an adaptive system fetches while nothing computes.
-    """
-    while True:
-        before, snapshot, after = monitor.cells(), monitor.snapshot(), monitor.cells()
-        if before == after and not any(tier.num_in_flight for tier in snapshot.tiers):
-            return "".join(after), snapshot
-        time.sleep(0.01)
+    """All cells and a snapshot of the same moment, with no transfer under way."""
+    with between_transfers(monitor.engine):
+        return "".join(monitor.cells()), monitor.snapshot()
 
 
 def test_snapshot__is_what_the_report_says(folder: Path) -> None:
     model = serve(folder, budget="50%", predictor="skip")
     with model.moecast as handle:
         generate(model)
-        snapshot, report = EngineMonitor(handle.engine).snapshot(), handle.stats()
+        with between_transfers(handle.engine):
+            snapshot, report = EngineMonitor(handle.engine).snapshot(), handle.stats()
     (tier,) = snapshot.tiers
     assert (tier.name, tier.computes) == ("host", True)
     total = asdict(snapshot.computing)
@@ -50,7 +45,8 @@ def test_snapshot__is_what_the_report_says(folder: Path) -> None:
     assert len(snapshot.computing_layers) == 3
     assert sum(layer.hits for layer in snapshot.computing_layers) == report["hits"]
     assert snapshot.stall_seconds == report["stall_seconds"]
-    assert snapshot.predictor_seconds == report["predictor_seconds"] > 0
+    # Its thread may still be told that the step has ended.
+    assert 0 < snapshot.predictor_seconds <= report["predictor_seconds"]
     assert snapshot.link_seconds["disk"] > 0
     assert tier.num_used <= tier.num_slots
     assert tier.budget_bytes == tier.num_slots * tier.slot_bytes
@@ -61,7 +57,9 @@ def test_snapshot__is_what_the_report_says(folder: Path) -> None:
 def test_recall__is_the_share_of_needed_experts_that_were_named(folder: Path) -> None:
     """Counted again from what the predictor said and what the routers chose."""
     # Less than everything: a cache that holds all experts gets no forecasts.
-    model = serve(folder, budget="75%", predictor="skip")
+    # On the computing thread: forecasts of another one may all be late.
+    system = replace(load_system("moecast"), synchronous=True)
+    model = serve(folder, budget="75%", predictor="skip", system=system)
     with model.moecast as handle:
         core = handle.engine.cache
         named: dict[int, set[int]] = {}
@@ -191,6 +189,6 @@ def test_several_devices__are_distinguished_in_one_map(folder: Path) -> None:
     names = [(tier.name, tier.computes) for tier in snapshot.tiers]
     assert names == [("device0", True), ("host0", False), ("device1", True), ("host1", False)]
     assert snapshot.computing.requests == requests
-    # A prefetch may still be under way.
+    # A prefetch may wait for the tier below.
     num_used = sum(tier.num_used for tier in snapshot.tiers if tier.computes)
     assert text.count(CACHED) + text.count(COMING) == num_used
