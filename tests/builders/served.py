@@ -35,6 +35,13 @@ def between_transfers(engine: Engine) -> Iterator[None]:
         yield
 
 
+def count_pins(engine: Engine) -> int:
+    """Counts the pins of all tiers at a moment at which nothing is in flight."""
+    with between_transfers(engine):
+        entries = [e for tier in engine.cache.tiers for e in tier.cache.entries.values()]
+        return sum(entry.pins for entry in entries)
+
+
 def serve_with_links(
     folder: Path, monkeypatch, wrap: Callable[[str, Link], Link], **kwargs
 ) -> PreTrainedModel:
