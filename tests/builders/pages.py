@@ -1,19 +1,20 @@
 """The documentation's own commands: read from its pages, run as a reader would run them."""
 
+import random
 import shlex
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import httpx2
 
 from moecast.command import main
 from tests.docs.pages import ROOT, read_blocks
 
-START_SECONDS = 120.0
+START_SECONDS = 240.0
 
 
 def read_commands(page: str) -> list[str]:
@@ -80,7 +81,12 @@ def run_curl(line: str) -> dict[str, object]:
 
 
 def free_port() -> int:
-    """Returns a port that nothing listens on now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    """Returns a port that nothing listens on now.
+
+    Below 32768, where Linux takes the ports of clients from: none of them gets it meanwhile.
+    """
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port

@@ -5,7 +5,7 @@ import json
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -162,7 +162,7 @@ def running_server(
         assert listening.wait(WAIT_SECONDS)
 
         def end() -> None:
-            if not loops[0].is_closed():
+            with suppress(RuntimeError):  # the server has ended, and closed its loop
                 loops[0].call_soon_threadsafe(shutdown.request, "the test ends it")
 
         try:

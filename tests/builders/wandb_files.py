@@ -14,7 +14,7 @@ from typing import Any
 HEADER_BYTES, BLOCK_BYTES, RECORD_HEADER_BYTES = 7, 32 << 10, 7
 FULL, LAST = 1, 4
 """Types of the records that end a message."""
-PATIENCE_SECONDS, PAUSE_SECONDS = 60.0, 0.02
+PATIENCE_SECONDS, PAUSE_SECONDS = 240.0, 0.02
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ with model.moecast, torch.no_grad():
     logits = model(tokens).logits
     made = model.generate(tokens, max_new_tokens=12, do_sample=False, pad_token_id=0)
     engine = model.moecast.engine
-    held = sorted({e for _, e in engine.cache.top.cache})
+    held = sorted({e for _, e in tuple(engine.cache.top.cache)})
     report = {
         "logits": logits.tolist(),
         "tokens": made.tolist(),

@@ -57,7 +57,7 @@ def test_sigterm__with_grace_finishes_requests_among_idle_clients(model: Path) -
             for client in (first, second):
                 assert client.post("/v1/completions", json=body).status_code == 200
         assert started.footprint().descriptors < 256
-        report = stop_gracefully(started, requests=12, tokens=60)
+        report = stop_gracefully(started, requests=12, tokens=120)
         lines = started.log.read_text().splitlines()
     events = [json.loads(line)["event"] for line in lines if line.startswith("{")]
     assert sum("too many connections" in event for event in events) == 1

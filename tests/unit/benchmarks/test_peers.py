@@ -454,6 +454,9 @@ def test_limiter__drops_what_a_process_maps_beyond_its_limit(tmp_path: Path, res
         watched.cached_bytes()
     except OSError as error:
         pytest.skip(str(error))
+    watched.drop(0, 112 * BLOCK)
+    if watched.cached_bytes() > 56 * BLOCK:
+        pytest.skip(f"{tmp_path} is in memory: its pages cannot be dropped")
     end = tmp_path / "end"
     process = subprocess.Popen([sys.executable, "-c", READS_ALL, str(path), str(end)])
     limiter = MemoryLimiter(process, [path], 40 * BLOCK + reserved, reserved)
@@ -470,7 +473,6 @@ def test_limiter__drops_what_a_process_maps_beyond_its_limit(tmp_path: Path, res
     ending.join()
     assert process.returncode == 0
     assert limiter.dropped_bytes >= 20 * BLOCK
-    assert watched.cached_bytes() < 112 * BLOCK
     watched.close()
 
 

@@ -164,7 +164,7 @@ def test_recording__leaves_out_requests_that_end_early(tmp_path: Path) -> None:
         with server.http() as client, client.stream("POST", "/v1/completions", json=body) as answer:
             next(answer.iter_lines())
         server.steps.release()
-        assert server.service.wait_idle(60)
+        assert server.service.wait_idle(240)
         # Logits of the prompt are another forward pass; the answer has none.
         ask(server, "scored", new_tokens=0, echo=True, logprobs=1)
         ask(server, "kept")

@@ -54,10 +54,10 @@ def test_thread__writes_a_full_shard_at_once_and_others_in_time(
     full = TraceThread(open_growing(tmp_path / "full"), max_bytes=1 << 30, shard_bytes=2 * RESERVED)
     finish(full, 0)
     finish(full, 1)
-    assert written.acquire(timeout=60)
+    assert written.acquire(timeout=240)
     late = TraceThread(open_growing(tmp_path / "late"), max_bytes=1 << 30, shard_seconds=0.01)
     finish(late, 0)
-    assert written.acquire(timeout=60)
+    assert written.acquire(timeout=240)
     for thread in (full, late):
         thread.close()
     assert len(Trace.open(tmp_path / "full").request_table) == 2
@@ -88,7 +88,7 @@ def test_thread__ends_at_the_size_of_the_trace_until_the_folder_is_moved(
     )
     for number in range(50):
         finish(thread, number)
-    assert written.acquire(timeout=60)
+    assert written.acquire(timeout=240)
     counts = thread.counts()
     assert 0 < counts.num_requests < 50
     assert counts.num_requests + counts.num_dropped == 50

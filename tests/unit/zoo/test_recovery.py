@@ -157,7 +157,7 @@ def test_gc__waits_for_a_pull_and_keeps_what_it_downloads(
     monkeypatch.setattr(WritableZoo, "register", register)
     assert zoo("pull", "tiny/stride", f"zoo={source}") == 0
     for collector in collectors:
-        collector.join(60)
+        collector.join(240)
         assert not collector.is_alive()
     assert len(collectors) == 1
     find_entry("tiny/stride").verify()

@@ -22,7 +22,7 @@ from runtime.hf.experts import compute_expert
 from runtime.policy.placement import ExpertPlacement
 from runtime.transfer.numa import find_near_cpus, parse_cpu_list, run_near
 from tests.builders.models import plain_eager, tiny_qwen2_moe
-from tests.builders.served import serve
+from tests.builders.served import between_transfers, count_pins, serve
 
 TOKENS = torch.randint(0, 64, (2, 7), generator=torch.Generator().manual_seed(3))
 GREEDY = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
@@ -44,10 +44,11 @@ def held_where_they_belong(engine) -> list[int]:
     """How many experts each device's tiers hold; fails where one holds another's."""
     placement = ExpertPlacement(len(engine.cache.devices))
     counts = []
-    for device, shard in enumerate(engine.cache.devices):
-        for tier in shard.tiers:
-            assert all(placement.device(expert) == device for expert in tier.cache)
-        counts.append(len(list(shard.top.cache)))
+    with between_transfers(engine):
+        for device, shard in enumerate(engine.cache.devices):
+            for tier in shard.tiers:
+                assert all(placement.device(expert) == device for expert in tier.cache)
+            counts.append(len(list(shard.top.cache)))
     return counts
 
 
@@ -187,8 +188,7 @@ def test_devices__are_interrupted_and_serve_again(folder, expected, monkeypatch)
         with pytest.raises(KeyboardInterrupt):
             model(TOKENS)
         assert torch.equal(model(TOKENS).logits, expected[0])
-        entries = [e for tier in engine.cache.tiers for e in tier.cache.entries.values()]
-        assert not any(entry.pins for entry in entries)
+        assert count_pins(engine) == 0
 
 
 def test_devices__a_group_of_generations_is_served_too(folder, expected):

@@ -40,7 +40,7 @@ def test_learned__is_there_after_a_restart(tmp_path, is_synchronous) -> None:
         )
         sizes.append(predictor.collection.size)
         serve_requests(driver, spec, range(100 * run, 100 * run + IDLE_STEPS + 3))
-        driver.close(timeout_seconds=1.0)
+        driver.close(timeout_seconds=240)
     # The last requests of each run have not ended when the run does.
     assert sizes == [0, 3]
     assert LearnedStore(folder, model="tiny").restore(predictor).collection.size == 6

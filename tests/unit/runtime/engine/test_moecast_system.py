@@ -14,6 +14,7 @@ from runtime.config import ModelConfig
 from runtime.engine.forecasters import SystemPredictors
 from runtime.policy.adaptive_switch import PROBE_STEPS, WARM_UP
 from tests.builders.models import plain_eager, tiny_qwen2_moe
+from tests.builders.served import between_transfers
 
 LAYERS, EXPERTS = 4, 8
 TOKENS = torch.randint(0, 64, (1, 12), generator=torch.Generator().manual_seed(1))
@@ -83,9 +84,10 @@ def test_moecast__is_bitwise_eager_whatever_is_forecast(
         assert torch.equal(found, expected)
         stats = handle.stats()
         cache = handle.engine.cache
-        for tier in cache.tiers:
-            slots = [entry.slot for entry in tier.cache.entries.values()]
-            assert len(set(slots)) == len(slots) <= tier.cache.num_slots
+        with between_transfers(handle.engine):
+            for tier in cache.tiers:
+                slots = [entry.slot for entry in tier.cache.entries.values()]
+                assert len(set(slots)) == len(slots) <= tier.cache.num_slots
     assert stats["bytes_prefetched"] > 0
     assert stats["adaptive_prefetch"] is not None
 

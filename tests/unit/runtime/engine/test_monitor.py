@@ -2,13 +2,12 @@
 
 import itertools
 import threading
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from runtime.engine.engine import Engine
 from runtime.engine.monitor import (
     ABSENT,
     BELOW,
@@ -19,9 +18,9 @@ from runtime.engine.monitor import (
     EngineSnapshot,
 )
 from runtime.errors import Fault, TransferError
-from runtime.tools.bench.serve import wait_for_links
+from runtime.presets import load_system
 from tests.builders.models import tiny_qwen2_moe
-from tests.builders.served import serve
+from tests.builders.served import between_transfers, serve
 
 
 @pytest.fixture(scope="module")
@@ -34,21 +33,18 @@ def generate(model, *, tokens: int = 6) -> None:
     model.generate(prompt, max_new_tokens=tokens, do_sample=False, pad_token_id=0)
 
 
-def settled(engine: Engine) -> tuple[list[str], EngineSnapshot]:
-    """All cells and a snapshot, once nothing is transferred any more.
-
-    Transfers go on after a generation: an adaptive system fetches while nothing computes.
-    """
-    wait_for_links(engine)
-    monitor = EngineMonitor(engine)
-    return monitor.cells(), monitor.snapshot()
+def settled(monitor: EngineMonitor) -> tuple[str, EngineSnapshot]:
+    """All cells and a snapshot of the same moment, with no transfer under way."""
+    with between_transfers(monitor.engine):
+        return "".join(monitor.cells()), monitor.snapshot()
 
 
 def test_snapshot__is_what_the_report_says(folder: Path) -> None:
     model = serve(folder, budget="50%", predictor="skip")
     with model.moecast as handle:
         generate(model)
-        snapshot, report = EngineMonitor(handle.engine).snapshot(), handle.stats()
+        with between_transfers(handle.engine):
+            snapshot, report = EngineMonitor(handle.engine).snapshot(), handle.stats()
     (tier,) = snapshot.tiers
     assert (tier.name, tier.computes) == ("host", True)
     total = asdict(snapshot.computing)
@@ -57,7 +53,8 @@ def test_snapshot__is_what_the_report_says(folder: Path) -> None:
     assert len(snapshot.computing_layers) == 3
     assert sum(layer.hits for layer in snapshot.computing_layers) == report["hits"]
     assert snapshot.stall_seconds == report["stall_seconds"]
-    assert snapshot.predictor_seconds == report["predictor_seconds"] > 0
+    # Its thread may still be told that the step has ended.
+    assert 0 < snapshot.predictor_seconds <= report["predictor_seconds"]
     assert snapshot.link_seconds["disk"] > 0
     assert tier.num_used <= tier.num_slots
     assert tier.budget_bytes == tier.num_slots * tier.slot_bytes
@@ -68,7 +65,9 @@ def test_snapshot__is_what_the_report_says(folder: Path) -> None:
 def test_recall__is_the_share_of_needed_experts_that_were_named(folder: Path) -> None:
     """Counted again from what the predictor said and what the routers chose."""
     # Less than everything: a cache that holds all experts gets no forecasts.
-    model = serve(folder, budget="75%", predictor="skip")
+    # On the computing thread: forecasts of another one may all be late.
+    system = replace(load_system("moecast"), synchronous=True)
+    model = serve(folder, budget="75%", predictor="skip", system=system)
     with model.moecast as handle:
         core = handle.engine.cache
         named: dict[int, set[int]] = {}
@@ -99,9 +98,10 @@ def test_cells__show_every_expert_once_and_agree_with_the_slots(folder: Path) ->
     model = serve(folder, budget="50%")
     with model.moecast as handle:
         generate(model)
-        cells, snapshot = settled(handle.engine)
+        monitor = EngineMonitor(handle.engine)
+        text, snapshot = settled(monitor)
+        cells = monitor.cells()
     (tier,) = snapshot.tiers
-    text = "".join(cells)
     assert [len(row) for row in cells] == [8, 8, 8]
     assert set(text) <= {ABSENT, CACHED}
     assert text.count(CACHED) == tier.num_used == 12
@@ -112,8 +112,8 @@ def test_cells__with_a_tier_below_tell_host_from_device(folder: Path) -> None:
     model = serve(folder, budget="25%", host_budget="100%")
     with model.moecast as handle:
         generate(model)
-        cells, snapshot = settled(handle.engine)
-    text, tiers = "".join(cells), snapshot.tiers
+        text, snapshot = settled(EngineMonitor(handle.engine))
+    tiers = snapshot.tiers
     assert [(tier.name, tier.computes) for tier in tiers] == [("device", True), ("host", False)]
     assert text.count(CACHED) == 6
     assert text.count(BELOW) == tiers[1].num_used - 6 > 0
@@ -155,7 +155,7 @@ def test_faults__are_counted_for_unused_prefetches_too(folder: Path) -> None:
         engine.store.read = real
         generate(model)
         # Reads that were under way have failed too.
-        _, snapshot = settled(engine)
+        _, snapshot = settled(EngineMonitor(engine))
         assert snapshot.faults == {"truncated": next(failed)}
 
 
@@ -191,11 +191,12 @@ def test_several_devices__are_distinguished_in_one_map(folder: Path) -> None:
     model = serve(folder, devices=["cpu", "cpu"], budget="50%", host_budget="100%")
     with model.moecast as handle:
         generate(model)
-        cells, snapshot = settled(handle.engine)
+        monitor = EngineMonitor(handle.engine)
+        text, snapshot = settled(monitor)
         requests = handle.stats()["requests"]
-    text = "".join(cells)
     names = [(tier.name, tier.computes) for tier in snapshot.tiers]
     assert names == [("device0", True), ("host0", False), ("device1", True), ("host1", False)]
     assert snapshot.computing.requests == requests
+    # A prefetch may wait for the tier below.
     num_used = sum(tier.num_used for tier in snapshot.tiers if tier.computes)
     assert text.count(CACHED) + text.count(COMING) == num_used

@@ -205,7 +205,7 @@ def test_driver__compares_one_decode_step_in_eight(is_synchronous: bool, statele
             forecast = number % NUM_EXPERTS
             layers = range(spec.num_layers)
             expected.append([(n, forecast, (number + n) % NUM_EXPERTS) for n in layers])
-    driver.close(timeout_seconds=5)
+    driver.close(timeout_seconds=240)
     assert monitor.samples == expected
 
 

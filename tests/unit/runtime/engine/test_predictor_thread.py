@@ -36,8 +36,8 @@ def test_thread__handles_copies_of_all_events_in_order() -> None:
     release.set()
     thread.wait()
     assert handled == [(str(number), [number, number]) for number in range(3)]
-    thread.close(timeout_seconds=5)
-    thread.close(timeout_seconds=5)
+    thread.close(timeout_seconds=240)
+    thread.close(timeout_seconds=240)
 
 
 def test_thread__events_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +47,7 @@ def test_thread__events_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -
     for number in range(50):
         thread.add(event(str(number)))
         assert number - len(handled) <= 2
-    thread.close(timeout_seconds=5)
+    thread.close(timeout_seconds=240)
     assert len(handled) == 50
 
 
@@ -60,7 +60,7 @@ def test_thread__gives_up_on_a_call_that_hangs(monkeypatch: pytest.MonkeyPatch) 
     assert len(reasons) == 1
     thread.add(event("later"))
     thread.wait()
-    thread.close(timeout_seconds=5)
+    thread.close(timeout_seconds=240)
     release.set()
     assert len(reasons) == 1
 
@@ -69,7 +69,7 @@ def test_thread__that_has_ended_is_not_waited_for(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(predictor_thread, "CHECK_SECONDS", 0.01)
     reasons = []
     thread = PredictorThread(lambda _: None, reasons.append)
-    thread.close(timeout_seconds=5)
+    thread.close(timeout_seconds=240)
     thread.add(event("late"))
     thread.wait()
     thread.wait()
@@ -88,7 +88,7 @@ def test_thread__failures_are_reported_and_end_nothing(error: BaseException) -> 
     for name in ("fails", "works"):
         thread.add(event(name))
     thread.wait()
-    thread.close(timeout_seconds=5)
+    thread.close(timeout_seconds=240)
     assert reasons == [f"{type(error).__name__}: bad"]
 
 
@@ -109,7 +109,7 @@ def test_thread__ctrl_c_between_an_event_and_its_count_holds_up_nothing(
     thread.wait()
     assert handled == ["next"]
     assert not thread.is_full
-    thread.close(timeout_seconds=5)
+    thread.close(timeout_seconds=240)
 
 
 class Gated(Predictor):
@@ -169,7 +169,7 @@ class GatedDriver:
         self.predictor.release.set()
 
     def close(self) -> None:
-        self.driver.close(timeout_seconds=5)
+        self.driver.close(timeout_seconds=240)
 
 
 @pytest.mark.parametrize("stateless", [True, False])

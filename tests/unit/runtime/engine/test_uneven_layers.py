@@ -58,7 +58,7 @@ def test_uneven_layers__are_complete_when_every_expert_is_there(folder: Path) ->
         engine = handle.engine
         assert engine.cache.num_slots == sum(COUNTS)
         with engine._condition:
-            assert engine._condition.wait_for(lambda: engine.cache.is_complete, timeout=60)
+            assert engine._condition.wait_for(lambda: engine.cache.is_complete, timeout=240)
 
 
 def test_placement__has_no_device_for_experts_that_do_not_exist() -> None:

@@ -23,7 +23,7 @@ from runtime.hf.probes import Probes
 from tests.builders.families.build import save_family, tiny_model
 from tests.builders.families.table import FAMILIES
 from tests.builders.listeners import NoopListener
-from tests.builders.served import serve
+from tests.builders.served import count_pins, serve
 
 KINDS = {
     "dbrx": "stacked",
@@ -93,8 +93,7 @@ def test_adapter__few_slots_change_no_bit_and_leave_none_pinned(folders, name, r
         tokens = prompts()
         for _ in range(3):
             assert torch.equal(logits(model, tokens), logits(plain, tokens))
-            entries = model.moecast.engine.cache.top.cache.entries.values()
-            assert all(entry.pins == 0 for entry in entries)
+            assert count_pins(model.moecast.engine) == 0
         options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
         assert torch.equal(model.generate(tokens, **options), plain.generate(tokens, **options))
         assert model.moecast.stats()["misses"] > 0
@@ -281,8 +280,7 @@ def test_switch__a_token_without_room_asks_for_no_expert(tmp_path):
         for _ in range(3):
             assert torch.equal(logits(model, tokens), expected)
         assert max(skipped) >= 22, "of thirty tokens at most eight find room"
-        entries = model.moecast.engine.cache.top.cache.entries.values()
-        assert all(entry.pins == 0 for entry in entries)
+        assert count_pins(model.moecast.engine) == 0
 
 
 def test_members__experts_of_different_shape_are_refused():

@@ -19,7 +19,7 @@ from tests.builders.families.table import FAMILIES
 from tests.builders.gguf_files import gguf_file
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.packed import packed
-from tests.builders.served import serve, serve_with_links
+from tests.builders.served import count_pins, serve, serve_with_links
 
 TOKENS = torch.randint(4, 60, (2, 17), generator=torch.Generator().manual_seed(3))
 GREEDY = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
@@ -144,8 +144,7 @@ def test_grouped__a_failed_read_ends_one_request_and_changes_no_bit(
             with pytest.raises(TransferError, match="a broken link"):
                 answer(model)
             links[0].is_broken = False
-            entries = handle.engine.cache.top.cache.entries.values()
-            assert not any(entry.pins for entry in entries)
+            assert count_pins(handle.engine) == 0
 
 
 @pytest.mark.parametrize("budget", ["30%", "100%"])

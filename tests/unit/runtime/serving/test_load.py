@@ -26,6 +26,7 @@ from runtime.serving.choice import CompletionChoice
 from runtime.serving.output_stream import OutputStream
 from runtime.serving.service import LoadedModel
 from tests.builders.models import plain_eager
+from tests.builders.served import between_transfers
 from tests.builders.serving import WAIT_SECONDS, RunningServer, running_server, speaking_model, tiny
 
 TOKENIZER = AutoTokenizer.from_pretrained(BUILTIN_MODELS / "qwen2_moe_tiny")
@@ -100,8 +101,9 @@ def is_idle(server: RunningServer) -> bool:
 
 def pinned(server: RunningServer) -> int:
     assert server.service.loaded is not None
-    entries = server.service.loaded.model.moecast.engine.cache.top.cache.entries
-    return sum(entry.pins for entry in entries.values())
+    engine = server.service.loaded.model.moecast.engine
+    with between_transfers(engine):
+        return sum(entry.pins for entry in engine.cache.top.cache.entries.values())
 
 
 # ---- concurrent requests and failing transfers
@@ -123,7 +125,7 @@ def test_texts__equal_generate_under_any_prefetching(folder: Path, trouble: str)
     with running_server(opened) as server:
         texts = [text_of(answer) for answer in ask_all(server, 16)]
         assert texts == expected(folder, 16)
-        assert is_idle(server)
+        wait_for(lambda: is_idle(server))  # an answer is given before its place is free
         assert pinned(server) == 0
         assert server.service.loaded is not None
         assert server.service.loaded.model.moecast.stats()["bytes_prefetched"] > 0
@@ -244,8 +246,8 @@ def test_many_disconnects__leave_nothing_behind(server: RunningServer) -> None:
     with server.http() as client:
         assert client.post("/v1/completions", json={**LONG, "max_tokens": 10}).status_code == 200
     assert pinned(server) == 0
-    # Threads that tokenize are reused.
-    assert threading.active_count() <= num_threads + 16
+    # Threads that tokenize are reused; asyncio has at most 32, fewer on few processors.
+    assert threading.active_count() <= num_threads + 32
 
 
 # ---- full queue

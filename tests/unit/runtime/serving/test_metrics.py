@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from runtime.engine.monitor import EngineMonitor
+from runtime.engine.monitor import EngineMonitor, EngineSnapshot
 from runtime.errors import Fault, TransferError
 from runtime.generation.sampling import SamplingParams
 from runtime.hf.kv import CacheSize
@@ -32,7 +32,7 @@ from runtime.serving.metric_definitions import (
 from runtime.serving.metrics import ServerMetrics
 from runtime.serving.model_info import KVCacheBudget
 from tests.builders.models import tiny_qwen2_moe
-from tests.builders.served import serve
+from tests.builders.served import between_transfers, serve
 from tests.unit.runtime.serving.test_connections import FakeConnection
 
 MODEL = {"model_name": "m", "engine": "0"}
@@ -293,7 +293,11 @@ def test_gauges__are_zero_when_all_choices_have_ended(lives) -> None:
 def test_expert_metrics__equal_the_engines_counters(metrics: ServerMetrics, model) -> None:
     monitor = EngineMonitor(model.moecast.engine)
     metrics.add_engine(monitor, info=INFO)
-    state = monitor.snapshot()
+    with between_transfers(model.moecast.engine):
+        require_same(metrics, monitor.snapshot())
+
+
+def require_same(metrics: ServerMetrics, state: EngineSnapshot) -> None:
     assert [tier.name for tier in state.tiers] == ["device", "host"]
     for tier in state.tiers:
         at = {"model_name": "m", "tier": tier.name}

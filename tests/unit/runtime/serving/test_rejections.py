@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.builders.serving import RunningServer
+from tests.builders.serving import WAIT_SECONDS, RunningServer
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -203,7 +203,7 @@ def test_cors__grants_other_origins_nothing(server: RunningServer) -> None:
 
 def test_large_body__is_rejected_before_it_is_read(server: RunningServer) -> None:
     host, port = server.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host, int(port)), timeout=WAIT_SECONDS) as connection:
         connection.sendall(
             b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
             b"Content-Type: application/json\r\nContent-Length: 1048577\r\n\r\n"

@@ -150,14 +150,16 @@ def serving(
         assert group.is_closed
 
 
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def wait_for_running(service: GenerationService, number: int) -> None:
     """Wait until this number of choices is running."""
-    deadline = time.monotonic() + WAIT
-    while time.monotonic() < deadline:
-        if service.num_running == number:
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"{service.num_running} choices are running, not {number}")
+    wait_for(lambda: service.num_running == number)
 
 
 def test_choices__start_when_running_ones_end() -> None:
@@ -188,8 +190,8 @@ def test_choices__wait_until_their_kv_caches_fit() -> None:
         assert (service.num_running, service.num_waiting) == (1, 2)
         group.allowed.release()
         assert first[1].last() == ChoiceFinished(FinishReason.LENGTH)
-        wait_for_running(service, 1)
-        assert (large[0].started_at is None, small[0].started_at) == (False, None)
+        wait_for(lambda: large[0].started_at is not None)
+        assert (service.num_running, small[0].started_at) == (1, None)
         group.allowed.release(11)
         assert large[1].last() == small[1].last() == ChoiceFinished(FinishReason.LENGTH)
         fitting = [make_choice(str(number), 4) for number in (4, 5)]
@@ -207,7 +209,8 @@ def test_submit__queues_all_choices_of_a_request_or_none() -> None:
         service.submit([make_choice()[0] for _ in range(2)])
         with pytest.raises(QueueFull):
             service.require_capacity()
-        assert service.num_running + service.num_waiting == 3
+        # A choice that starts is in neither for a moment.
+        wait_for(lambda: service.num_running + service.num_waiting == 3)
 
 
 def test_cancel__ends_a_choice_before_the_next_step() -> None:
@@ -356,6 +359,7 @@ def test_close__fails_all_choices() -> None:
         group.allowed.release(1)
         closing = threading.Thread(target=service.close)
         closing.start()
+        wait_for(lambda: service.state is ServiceState.ENDED)  # before another step begins
         group.allowed.release(1)
         for _, log in (runs, waits):
             last = log.last()

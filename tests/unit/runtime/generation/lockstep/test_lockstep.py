@@ -3,7 +3,6 @@
 import gc
 import itertools
 import threading
-import time
 import traceback
 import weakref
 from collections import Counter
@@ -21,7 +20,7 @@ from runtime.errors import GroupError, TransferError
 from runtime.generation.lockstep.group import LockstepGroup
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.predictors import small_spec
-from tests.builders.served import serve, serve_with_links
+from tests.builders.served import WAIT_SECONDS, count_pins, serve, serve_with_links
 
 LENGTHS = (5, 1, 9, 3)
 
@@ -41,10 +40,6 @@ def run(group: LockstepGroup) -> list:
     while group.sequences:
         ended += group.step()
     return ended
-
-
-def pins(model) -> int:
-    return sum(e.pins for e in model.moecast.engine.cache.top.cache.entries.values())
 
 
 class Everything(Predictor):
@@ -96,7 +91,7 @@ def test_group__members_give_what_they_give_alone(tmp_path, system, budget):
         run(group)
         assert [sequence.error for sequence in sequences] == [None] * 4
         assert all(torch.equal(m.result, e) for m, e in zip(sequences, expected, strict=True))
-        assert pins(model) == 0
+        assert count_pins(model.moecast.engine) == 0
 
 
 def test_group__early_requests_leave_an_earlier_layer_its_slots(tmp_path):
@@ -109,13 +104,16 @@ def test_group__early_requests_leave_an_earlier_layer_its_slots(tmp_path):
         assert [expert for expert, _ in engine.ready(0, [0])] == [0]
         engine.partly_routed(1, np.arange(slots + 2).reshape(1, -1))
         entries = engine.cache.top.cache.entries
-        while not (len(entries) == slots and all(entry.pins for entry in entries.values())):
-            time.sleep(0.001)
+        with engine._condition:
+            assert engine._condition.wait_for(
+                lambda: len(entries) == slots and all(entry.pins for entry in entries.values()),
+                WAIT_SECONDS,
+            )
         assert [expert for expert, _ in engine.ready(0, [1])] == [1]
         computed = [expert for expert, _ in engine.ready(1, list(range(slots + 2)))]
         assert sorted(computed) == list(range(slots + 2))
         engine.end_step()
-        assert pins(model) == 0
+        assert count_pins(model.moecast.engine) == 0
 
 
 def test_group__predictors_are_shown_one_step_of_all(tmp_path):
@@ -210,7 +208,7 @@ def test_group__a_cancelled_member_leaves_the_others_as_they_are(tmp_path):
         for place in (0, 2, 3):
             assert torch.equal(sequences[place].result, expected[place])
         assert never_begun.result is None
-        assert pins(model) == 0
+        assert count_pins(model.moecast.engine) == 0
 
 
 def breaking(broken: set):
@@ -261,7 +259,7 @@ def test_group__a_failed_read_ends_those_who_needed_the_expert(tmp_path, monkeyp
         again = group.start(partial(generate, model, single[0]))
         run(group)
         assert torch.equal(again.result, expected[0])
-        assert pins(model) == 0
+        assert count_pins(model.moecast.engine) == 0
 
 
 def test_group__an_error_of_ones_own_ends_that_one(tmp_path):
@@ -367,7 +365,7 @@ def test_group__ctrl_c_closes_it_and_the_model_serves_on(tmp_path, monkeypatch):
         with pytest.raises(GroupError, match="closed"):
             group.start(lambda: None)
         assert torch.equal(generate(model, prompts()[0]), expected)
-        assert pins(model) == 0
+        assert count_pins(model.moecast.engine) == 0
 
 
 def test_group__others_use_the_model_meanwhile(tmp_path):
