@@ -1,6 +1,7 @@
 """The status reports what is known: before the model is loaded, afterwards, and after a failure."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from runtime.config import SystemConfig
+from runtime.presets import load_system
 from runtime.serving.config import ServeConfig
 from runtime.serving.service import ServiceObserver, ServiceState
 from runtime.serving.telemetry import Telemetry
@@ -78,7 +80,10 @@ def test_status__of_a_model_that_could_not_be_loaded(
 def test_status__includes_the_engine_once_it_is_ready(
     telemetry: Telemetry, service: FakeService, tmp_path: Path
 ) -> None:
-    model = serve(tiny_qwen2_moe(tmp_path), budget="50%", host_budget="100%", predictor="skip")
+    # On the computing thread: the forecasts of another one may come after the status.
+    system = replace(load_system("moecast"), synchronous=True)
+    budgets = {"budget": "50%", "host_budget": "100%"}
+    model = serve(tiny_qwen2_moe(tmp_path), **budgets, predictor="skip", system=system)
     with model.moecast:
         service.change(ServiceState.READY, model)
         model(torch.tensor([[1, 2, 3]]))
