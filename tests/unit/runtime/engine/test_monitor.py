@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime.engine.monitor import ABSENT, BELOW, CACHED, COMING, PINNED, EngineMonitor, EngineSnapshot
+from runtime.engine.monitor import (
+    ABSENT,
+    BELOW,
+    CACHED,
+    COMING,
+    PINNED,
+    EngineMonitor,
+    EngineSnapshot,
+)
 from runtime.errors import Fault, TransferError
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.served import serve
