@@ -235,7 +235,13 @@ def make_training(folder: Path) -> list[str]:
     return [
         *(f"model.id={model_folder}", "model.name=tiny", "predictor=residual"),
         *("predictor.width=32", "max_epochs=8", "batch_size=16", "score_shifted=false"),
-        *("replay_tokens=12", "figures=false", "threads=1", "launcher.threads=1", "launcher.layers=1"),
+        *(
+            "replay_tokens=12",
+            "figures=false",
+            "threads=1",
+            "launcher.threads=1",
+            "launcher.layers=1",
+        ),
     ]
 
 
