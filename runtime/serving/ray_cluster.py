@@ -33,11 +33,10 @@ EXTERNAL_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 and listens on every interface."""
 
 HEAD_SECONDS = 40.0
-"""A head that has not answered for this time is lost. Ray's nodes end themselves after 60."""
+"""A head that has not answered for this time is lost. After 60 seconds Ray ends its nodes, and this
+process too, from C++ and without our message."""
 HEAD_POLL_SECONDS = 5.0
 """Interval of these questions, and the time that each may take."""
-RECONNECT_VARIABLE, RECONNECT_SECONDS = "RAY_gcs_rpc_server_reconnect_timeout_s", "300"
-"""Without its head, Ray ends this process after 60 seconds, from C++ and without our message."""
 
 
 class ClusterError(MoecastError):
@@ -59,7 +58,6 @@ def prepare(address: str | None) -> None:
     # No network use without the user's request.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ["RAY_AUTH_MODE"] = "token"
-    os.environ.setdefault(RECONNECT_VARIABLE, RECONNECT_SECONDS)
     for name, seconds in PROXY_TIMEOUTS.items():
         os.environ.setdefault(name, seconds)
     if address is None:

@@ -178,7 +178,8 @@ class ReplicaSet:
         except HeadLost as error:
             # Nothing can be deleted without a head; Ray ends the replicas.
             self._is_lost = True
-            ray.shutdown()
+            if self._owns_ray:
+                ray.shutdown()
             raise ReplicasFailed(
                 f"{error}. Its replicas end too; start the cluster again (on each node ray stop "
                 "--force, then ray start), then run the same command"
