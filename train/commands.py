@@ -20,6 +20,7 @@ from predictors.registry import KINDS, LEARNED
 from runtime.presets import describe_choice
 from runtime.tools.report.provenance import describe_origin, read_provenance
 from train.config import TrainConfig
+from train.data import require_requests
 from train.disk_space import require_training_space
 from train.distributed import fit_distributed
 from train.drift import LEARNERS, measure_drift
@@ -233,6 +234,7 @@ def train_networks(
     assert config.run_dir is not None
     if not settings.kinds:
         return {}, {}, None
+    require_requests(trace)
     families = make_stacks(trace, routers, settings, settings.kinds)
     require_training_space(config.run_dir, families)
     networks = sum(len(family.labels) for family in families)

@@ -64,6 +64,24 @@ def subset_rows(trace: Trace, part: TraceSubset) -> NDArray[np.int64]:
     return np.flatnonzero(kept[trace.requests])
 
 
+def require_requests(trace: Trace) -> None:
+    """Check that there are requests to train on, to validate with and to measure on.
+
+    Raises:
+        TrainError: the trace has too few; which are held out depends on their content.
+    """
+    counts = {
+        part: len(np.unique(trace.requests[subset_rows(trace, part)])) for part in TraceSubset
+    }
+    if not all(counts.values()):
+        raise TrainError(
+            f"the trace {trace.where} has too few requests: {counts[TraceSubset.FIT]} to train on, "
+            f"{counts[TraceSubset.VALIDATION]} for validation, {counts[TraceSubset.HELD_OUT]} held "
+            "out (about one in ten), where each needs one at least. Collect more "
+            "(data.num_prompts=...), or let the server that records them go on"
+        )
+
+
 @dataclass(frozen=True)
 class Batch:
     """The same B tokens at every layer."""

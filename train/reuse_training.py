@@ -21,6 +21,7 @@ from runtime.sim.hardware import Hardware
 from train import next_use, reuse
 from train.card_figures import draw_reuse_figure
 from train.config import TrainConfig
+from train.data import require_requests
 from train.disk_space import require_training_space
 from train.eviction_eval import BUDGETS, DEFINITION, HitRates, compare_policies, gap_table
 from train.export import quantise
@@ -141,6 +142,7 @@ def fit_reuse(
     The weights are those of the best epoch on requests set aside. Resumes from the run folder's
     checkpoint.
     """
+    require_requests(trace)
     networks = NETWORKS[kind]
     matrices_LED, biases_LE = routers.matrices_LED, routers.biases_LE
     if biases_LE is None:

@@ -14,6 +14,7 @@ from torch.utils.data import IterableDataset
 
 from collect.traces import Trace
 from train.data import Batch, EpochData, TraceSubset, subset_rows
+from train.errors import TrainError
 
 STRETCH_ROWS = 4_096
 """Rows of a stretch."""
@@ -48,6 +49,11 @@ class StretchBatches(IterableDataset):
         self._rows, self._read = subset_rows(trace, part), read
         self._batch_size, self._seed, self._epoch = batch_size, seed, epoch
         self._starts = np.arange(0, len(self._rows), STRETCH_ROWS)
+        if epoch is not None and not len(self):
+            raise TrainError(
+                f"the trace has {len(self._rows):,} tokens to train on, a batch {batch_size:,}: "
+                "collect more (data.num_prompts=...) or give a smaller batch_size"
+            )
 
     def __len__(self) -> int:
         sizes = np.diff([*self._starts, len(self._rows)])

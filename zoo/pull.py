@@ -14,7 +14,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from predictors.errors import DiskFullError
-from predictors.files import sync_folder
+from predictors.files import sync_folder, write_atomic
 from predictors.terminal import escape_controls
 from zoo.catalog import WritableZoo, Zoo
 from zoo.entry import MANIFEST, SIGNATURE, ZooEntry
@@ -66,6 +66,17 @@ class PullCache:
             )
             return index
 
+    def lock(self, digest: str) -> FileLock:
+        """Returns the lock of a blob, which the one that downloads it holds."""
+        folder = self.storage.folder
+        for name in (PARTIAL, LOCKS, BLOBS):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        return FileLock(folder / LOCKS / digest)
+
+    def keep(self, digest: str, data: bytes) -> None:
+        """Writes a blob whose digest was checked; raises DiskFullError."""
+        write_atomic(self.storage.folder / blob_path(digest), data)
+
     def fetch(
         self, source: Storage, digest: str, *, size: int, what: str, progress: ReportProgress
     ) -> None:
@@ -78,9 +89,7 @@ class PullCache:
                 attempt resumes it.
         """
         folder = self.storage.folder
-        for name in (PARTIAL, LOCKS, BLOBS):
-            (folder / name).mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / LOCKS / digest):
+        with self.lock(digest):
             if self.has(digest):
                 progress(size)
                 return
@@ -206,15 +215,19 @@ def _complete_entry(
         if not is_listed or (alias and index.entries[name].aliases.get(alias) != digest):
             cache.zoo.register(entry.manifest, signature=entry.read_signature(), alias=alias)
         return entry
-    manifest, data = source.read_manifest(digest, name=name)
-    blobs = {record.sha256: (record.size, path) for path, record in manifest.files.items()}
-    blobs[digest] = (len(data), MANIFEST)
-    if version.signature is not None:
-        blobs[version.signature.sha256] = (version.signature.size, SIGNATURE)
-    _require_space(cache, blobs, name)
+    with cache.lock(digest):
+        # Its digest is checked as it is read, so that it is requested once, by one process.
+        is_cached = cache.has(digest)
+        manifest, data = (cache.zoo if is_cached else source).read_manifest(digest, name=name)
+        blobs = {record.sha256: (record.size, path) for path, record in manifest.files.items()}
+        if version.signature is not None:
+            blobs[version.signature.sha256] = (version.signature.size, SIGNATURE)
+        _require_space(cache, {**blobs, digest: (len(data), MANIFEST)}, name)
+        if not is_cached:
+            cache.keep(digest, data)
     total = sum(size for size, _ in blobs.values())
     report: ReportProgress = (lambda _: None) if progress is None else progress(total)
-    with ThreadPoolExecutor(min(PARALLEL, len(blobs))) as pool:
+    with ThreadPoolExecutor(PARALLEL) as pool:
         downloads = [
             pool.submit(
                 cache.fetch,

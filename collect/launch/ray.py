@@ -1,5 +1,6 @@
 """launcher=ray: a pool of Ray actors, on this machine or on the cluster `launcher.ray_address`."""
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -46,6 +47,7 @@ class RayEngine:
 
         self._ray = ray
         self._say = say
+        self._watch = ray_cluster.HeadWatch(config.ray_address)
         self._loading: dict[Any, Any] = {}
         """Actors that load their models, or wait for a node, by the call that ends then."""
         self._created: dict[Any, Any] = {}
@@ -88,6 +90,8 @@ class RayEngine:
                     # The work cannot be opened: the actor reports it with its first unit.
                     self._idle.append(actor)
                     continue
+                # A new head knows no actor of this command: that is no failure of a unit.
+                self._check_head(at_once=True)
                 self._ray.kill(actor)
                 self._start_actor()
                 if unit is None and waiting:
@@ -102,20 +106,35 @@ class RayEngine:
                 yield UnitResult.from_json(text)
 
     def _wait_for_call(self) -> Any:
-        """Returns a call of `_loading` or `_running` that has ended."""
+        """Returns a call of `_loading` or `_running` that has ended.
+
+        Raises:
+            LaunchError: the head of the cluster is lost.
+        """
         calls = [*self._running, *self._loading]
-        if not self._running:
-            ended, _ = self._ray.wait(calls, timeout=PENDING_SECONDS)
+        started, is_pending = time.monotonic(), not self._running
+        while True:
+            self._check_head()
+            ended, _ = self._ray.wait(calls, timeout=ray_cluster.HEAD_POLL_SECONDS)
             if ended:
                 return ended[0]
-            created, _ = self._ray.wait([self._created[call] for call in calls], timeout=0)
-            if not created:
-                self._say(
-                    f"no worker has started yet: each needs {describe_resources(self._needs)}; "
-                    f"the cluster's nodes have {self._describe_nodes()}"
-                )
-        ended, _ = self._ray.wait(calls)
-        return ended[0]
+            if is_pending and time.monotonic() - started > PENDING_SECONDS:
+                is_pending = False
+                created, _ = self._ray.wait([self._created[call] for call in calls], timeout=0)
+                if not created:
+                    self._say(
+                        f"no worker has started yet: each needs {describe_resources(self._needs)}; "
+                        f"the cluster's nodes have {self._describe_nodes()}"
+                    )
+
+    def _check_head(self, *, at_once: bool = False) -> None:
+        try:
+            self._watch.check(at_once=at_once)
+        except ray_cluster.HeadLost as error:
+            raise LaunchError(
+                f"launcher=ray: {error}. Start the cluster again (on each node ray stop --force, "
+                "then ray start), then run the same command: it does only what is missing"
+            ) from error
 
     def _start_actor(self) -> None:
         actor = self._actor.remote(*self._arguments)

@@ -90,6 +90,11 @@ class TraceThread:
     def finish(self, round_rows: Callable[[], ServedRequest], *, reserved_bytes: int) -> None:
         """Hands over a request, whose rows are rounded on the thread."""
         with self._condition:
+            if self._has_failed:
+                # It began before the recording ended.
+                self._reserved_bytes -= reserved_bytes
+                self._num_dropped += 1
+                return
             self._finished.append(FinishedRequest(round_rows, reserved_bytes))
             self._condition.notify_all()
 

@@ -7,6 +7,7 @@ loopback only, without its dashboard, and a cluster is joined only by its addres
 import os
 import secrets
 import sys
+import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,9 +32,19 @@ EXTERNAL_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 `_node_ip_address="127.0.0.1"` is not enough: Ray 2.60 replaces it by the machine's external address
 and listens on every interface."""
 
+HEAD_SECONDS = 40.0
+"""A head that has not answered for this time is lost. After 60 seconds Ray ends its nodes, and this
+process too, from C++ and without our message."""
+HEAD_POLL_SECONDS = 5.0
+"""Interval of these questions, and the time that each may take."""
+
 
 class ClusterError(MoecastError):
     """Ray is not installed, the token is missing, or there is no cluster at the address."""
+
+
+class HeadLost(ClusterError):
+    """The cluster's head has ended, is cut off, or was started again without its state."""
 
 
 def prepare(address: str | None) -> None:
@@ -117,6 +128,65 @@ def join(address: str | None, *, num_cpus: int, option: str) -> bool:
             f"{EXTERNAL_VARIABLE} is 1. Unset it, or name a cluster with {option}"
         )
     return True
+
+
+class HeadWatch:
+    """Notices that the head of the joined cluster is lost; Ray's own calls may then wait for ever.
+
+    A head that was started again has another session. It knows no node, actor or job of the old
+    one, so that what this process started is lost too.
+    """
+
+    def __init__(self, address: str | None):
+        """Asks the head for its session.
+
+        Raises:
+            HeadLost: it does not answer.
+        """
+        self._address = address or "this machine"
+        self._asked = self._answered = time.monotonic()
+        session = self._read_session()
+        if session is None:
+            raise HeadLost(f"the head of the Ray cluster at {self._address} does not answer")
+        self._session = session
+
+    def check(self, *, at_once: bool = False) -> None:
+        """Asks the head, unless that was done a moment ago; takes five seconds at most.
+
+        Raises:
+            HeadLost: it has not answered for `HEAD_SECONDS`, or is another one.
+        """
+        if not at_once and time.monotonic() - self._asked < HEAD_POLL_SECONDS:
+            return
+        session = self._read_session()
+        self._asked = time.monotonic()
+        if session == self._session:
+            self._answered = self._asked
+            return
+        if session is not None:
+            raise HeadLost(
+                f"the head of the Ray cluster at {self._address} was started again, and knows "
+                "nothing of what ran before"
+            )
+        silent = self._asked - self._answered
+        if silent > HEAD_SECONDS:
+            raise HeadLost(
+                f"the head of the Ray cluster at {self._address} has not answered for "
+                f"{silent:.0f} seconds"
+            )
+
+    def _read_session(self) -> bytes | None:
+        """Returns the name that a head chooses when it starts; None without an answer."""
+        import ray
+        from ray._private.worker import global_worker
+
+        try:
+            # Not ray.nodes(), which is answered from this process's memory.
+            return global_worker.gcs_client.internal_kv_get(
+                b"session_name", b"session", timeout=HEAD_POLL_SECONDS
+            )
+        except ray.exceptions.RayError:
+            return None
 
 
 def make_worker_hook() -> Callable[[], None]:

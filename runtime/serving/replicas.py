@@ -21,7 +21,7 @@ from runtime.serving.app_factory import create_server
 from runtime.serving.config import ServeConfig
 from runtime.serving.errors import QueueFull
 from runtime.serving.model_loading import served_name
-from runtime.serving.ray_cluster import join, keep_to_loopback
+from runtime.serving.ray_cluster import HeadLost, HeadWatch, join, keep_to_loopback
 from runtime.serving.service import ServiceState
 from runtime.serving.tracing_settings import open_tracing
 
@@ -105,6 +105,7 @@ class ReplicaSet:
     def __init__(self, config: ServeConfig, keys: frozenset[str], version: str):
         self._config, self._keys, self._version = config, keys, version
         self._revision = 0
+        self._is_lost = False
         # An equal share of this machine's cores for each replica.
         share = max(1, count_usable_cores() // config.most_replicas)
         self._cpus = config.replica_cpus or share
@@ -113,6 +114,7 @@ class ReplicaSet:
             config.ray_address, num_cpus=self._cpus * config.most_replicas, option="ray_address"
         )
         try:
+            self._watch = HeadWatch(config.ray_address)
             check_cluster_is_free(config)
             serve.start(
                 http_options=HTTPOptions(
@@ -125,7 +127,7 @@ class ReplicaSet:
                 f"host={config.host} port={config.port}: Ray Serve cannot listen there "
                 f"({one_line(error)}); choose another port"
             ) from error
-        except ReplicasFailed:
+        except (HeadLost, ReplicasFailed):
             ray.shutdown()
             raise
 
@@ -165,8 +167,28 @@ class ReplicaSet:
         except (ray.exceptions.RayError, TimeoutError, RuntimeError) as error:
             raise ReplicasFailed(f"the replicas did not start: {one_line(error)}") from error
 
+    def check_head(self) -> None:
+        """Ask the cluster's head whether it is there, unless that was done a moment ago.
+
+        Raises:
+            ReplicasFailed: the head is lost, and the replicas with it. Ray was left already.
+        """
+        try:
+            self._watch.check()
+        except HeadLost as error:
+            # Nothing can be deleted without a head; Ray ends the replicas.
+            self._is_lost = True
+            if self._owns_ray:
+                ray.shutdown()
+            raise ReplicasFailed(
+                f"{error}. Its replicas end too; start the cluster again (on each node ray stop "
+                "--force, then ray start), then run the same command"
+            ) from error
+
     def close(self) -> None:
         """Finish accepted requests, then stop Ray Serve unless it serves something else by now."""
+        if self._is_lost:
+            return
         serve.delete(APPLICATION)
         if not serve.status().applications:
             serve.shutdown()
@@ -237,7 +259,7 @@ def run(config: ServeConfig, keys: frozenset[str], version: str) -> dict[str, An
             soft_wrap=True,
         )
         updates = 0
-        while (last := wait_for_signal(signals)) == signal.SIGHUP:
+        while (last := wait_for_signal(signals, replicas)) == signal.SIGHUP:
             console.print("replacing the replicas", highlight=False)
             replicas.deploy()
             updates += 1
@@ -252,10 +274,14 @@ def run(config: ServeConfig, keys: frozenset[str], version: str) -> dict[str, An
     }
 
 
-def wait_for_signal(signals: "queue.SimpleQueue[int]") -> int:
-    """Return the next signal. Python runs signal handlers only between two short waits."""
+def wait_for_signal(signals: "queue.SimpleQueue[int]", replicas: ReplicaSet) -> int:
+    """Return the next signal. Python runs signal handlers only between two short waits.
+
+    Raises:
+        ReplicasFailed: the cluster's head is lost.
+    """
     while True:
         try:
             return signals.get(timeout=0.5)
         except queue.Empty:
-            continue
+            replicas.check_head()

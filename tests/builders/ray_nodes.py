@@ -121,8 +121,20 @@ class RayNodes:
 
     def start(self) -> None:
         """Starts Ray on the head, then on the workers."""
-        self.head.start("ray-head", "--num-cpus=0 --include-dashboard=false")
+        self.start_head()
         self.revive()
+
+    def start_head(self) -> None:
+        # Ray compares the address in this file with that of any raylet on this machine, here the
+        # other nodes', and would say that this head is running.
+        (self.head.folder / "ray_current_cluster").unlink(missing_ok=True)
+        self.head.start("ray-head", "--num-cpus=0 --include-dashboard=false")
+
+    def restart(self) -> None:
+        """Starts all nodes again: a new head does not know the workers of the old one."""
+        for node in self.nodes:
+            node.kill()
+        self.start()
 
     def revive(self) -> None:
         """Starts Ray on workers that do not run, or were cut from the network."""

@@ -24,7 +24,8 @@ from tests.docs.pages import read_commands
 
 pytestmark = [
     pytest.mark.engines,
-    pytest.mark.timeout(540),
+    # Ten times of what the longest test takes on an idle machine.
+    pytest.mark.timeout(900),
     pytest.mark.allow_hosts(["127.0.0.1", "10.213.0.0/16"]),
 ]
 
@@ -65,9 +66,16 @@ def cluster(running: RayNodes) -> RayNodes:
 
 
 class Command:
-    """A line of docs/distributed.md that runs on the head, with more options."""
+    """A line of docs/distributed.md with more options, which runs on the head or another node."""
 
-    def __init__(self, cluster: RayNodes, block: str, *options: str, folder: Path):
+    def __init__(
+        self,
+        cluster: RayNodes,
+        block: str,
+        *options: str,
+        folder: Path,
+        node: RayNode | None = None,
+    ):
         (line,) = read_commands("distributed.md", block)
         line = line.replace("HEAD:", f"{cluster.head.address}:").replace("/shared", str(folder))
         folder.mkdir(exist_ok=True)
@@ -77,7 +85,7 @@ class Command:
             line += f" run_dir={self.run_dir}"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [*cluster.head.command(), *line.split(), *options],
+                [*(node or cluster.head).command(), *line.split(), *options],
                 cwd=folder,
                 env=cluster.head.environment,
                 stdout=log,
@@ -98,6 +106,16 @@ class Command:
         """Returns what was printed, as one line: it was wrapped."""
         return " ".join(self.log.read_text().split())
 
+    def wait_to_fail(self, message: str) -> None:
+        """Waits until it ends as the user's error, with this message."""
+        try:
+            code = self.process.wait(PATIENCE)
+        finally:
+            self.process.kill()
+        assert code == 2, self.log.read_text()
+        assert message in self.read_log()
+        assert "run the same command" in self.read_log()
+
     def wait(self) -> dict:
         """Returns the results of the command once it has ended."""
         try:
@@ -106,6 +124,24 @@ class Command:
             self.process.kill()
         assert code == 0, self.log.read_text()
         return json.loads((self.run_dir / "results.json").read_text())
+
+
+def finished_shards(command: Command) -> dict[str, int]:
+    """Returns the parts of its trace that are finished, with the times at which they were."""
+    trace = command.run_dir.parent / "trace"
+    return {path.name: path.stat().st_mtime_ns for path in trace.glob("*.arrow")}
+
+
+def finished_groups(command: Command) -> dict[str, int]:
+    """Returns the units of its training that are finished, with the times at which they were."""
+    return {path.name: path.stat().st_mtime_ns for path in command.run_dir.glob("groups/*.ckpt")}
+
+
+def suspend_workers(cluster: RayNodes) -> None:
+    """Stops all units: otherwise they might be done before a head is missed."""
+    for node in cluster.workers:
+        for process in actors_on(node, "UnitWorker"):
+            process.suspend()
 
 
 def actors_on(node: RayNode, name: str) -> list[psutil.Process]:
@@ -155,19 +191,14 @@ def test_collect__outlives_two_nodes(cluster: RayNodes, tmp_path: Path) -> None:
     whole = Command(cluster, "ray-collect", *RECORDING, *ALONE, folder=tmp_path / "whole")
     digest = whole.wait()["digest"]
     command = Command(cluster, "ray-collect", *RECORDING, folder=tmp_path / "lost")
-    trace = tmp_path / "lost" / "trace"
-
-    def finished() -> dict[str, int]:
-        return {path.name: path.stat().st_mtime_ns for path in trace.glob("*.arrow")}
-
-    command.wait_for(lambda: len(finished()) >= 2)
-    before = finished()
+    command.wait_for(lambda: len(finished_shards(command)) >= 2)
+    before = finished_shards(command)
     killed, cut_off = hosts_of(cluster, "UnitWorker")[:2]
     killed.kill()
     cut_off.unplug()
     results = command.wait()
     assert results["digest"] == digest
-    after = finished()
+    after = finished_shards(command)
     assert {name: after[name] for name in before} == before, "a finished part was written again"
     assert len(after) > len(before) + 2, "it was over too soon"
     assert 1 <= results["launched"]["retried"] <= 3
@@ -193,38 +224,46 @@ def test_collect__runs_where_ray_has_a_gpu(cluster: RayNodes, tmp_path: Path) ->
     assert command.process.wait(PATIENCE) == 130
 
 
-def test_train__outlives_a_node(cluster: RayNodes, tmp_path: Path) -> None:
-    folder = tiny_qwen2_moe(tmp_path / "tiny", num_layers=4)
-    model = ModelConfig(name="tiny", id=str(folder), dtype="float32")
+def make_training(folder: Path) -> list[str]:
+    """Makes a trace at folder/NAME/trace for each command; returns the options of all."""
+    model_folder = tiny_qwen2_moe(folder / "tiny", num_layers=4)
+    model = ModelConfig(name="tiny", id=str(model_folder), dtype="float32")
     spec = make_spec(hidden_size=32)
-    spec = replace(spec, **identity(folder, model))
-    options = [
-        *(f"model.id={folder}", "model.name=tiny", "predictor=residual", "predictor.width=32"),
-        *("max_epochs=8", "batch_size=16", "score_shifted=false", "replay_tokens=12", "threads=1"),
-        *("launcher.threads=1", "launcher.layers=1"),
-    ]
+    spec = replace(spec, **identity(model_folder, model))
     for name in ("whole", "lost"):
-        make_trace(tmp_path / name / "trace", spec=spec, requests_per_unit=60)
+        make_trace(folder / name / "trace", spec=spec, requests_per_unit=60)
+    return [
+        *(f"model.id={model_folder}", "model.name=tiny", "predictor=residual"),
+        *("predictor.width=32", "max_epochs=8", "batch_size=16", "score_shifted=false"),
+        *(
+            "replay_tokens=12",
+            "figures=false",
+            "threads=1",
+            "launcher.threads=1",
+            "launcher.layers=1",
+        ),
+    ]
+
+
+def test_train__outlives_a_node(cluster: RayNodes, tmp_path: Path) -> None:
+    options = make_training(tmp_path)
     whole = Command(cluster, "ray-train", *options, *ALONE, folder=tmp_path / "whole")
     expected = whole.wait()["training"]
     command = Command(cluster, "ray-train", *options, folder=tmp_path / "lost")
-
-    def finished() -> dict[str, int]:
-        return {p.name: p.stat().st_mtime_ns for p in command.run_dir.glob("groups/*.ckpt")}
-
-    command.wait_for(finished)
-    before = finished()
+    command.wait_for(lambda: finished_groups(command))
+    before = finished_groups(command)
     hosts_of(cluster, "UnitWorker")[0].kill()
     training = command.wait()["training"]
     assert training["weights_digest"] == expected["weights_digest"]
-    assert {name: finished()[name] for name in before} == before, "a finished unit was done again"
+    after = finished_groups(command)
+    assert {name: after[name] for name in before} == before, "a finished unit was done again"
     assert training["launched"]["retried"] >= 1, "it was over too soon"
 
 
 class ServeCommand(Command):
     """`moecast serve` for a tiny model, with its clients."""
 
-    def __init__(self, cluster: RayNodes, *options: str, folder: Path):
+    def __init__(self, cluster: RayNodes, *options: str, folder: Path, node: RayNode | None = None):
         folder.mkdir()
         (folder / "keys").write_text(KEY)
         model = speaking_model(folder / "model")
@@ -233,6 +272,7 @@ class ServeCommand(Command):
             "ray-serve",
             *(f"model.id={model}", "model.name=tiny", "device=cpu", *options),
             folder=folder,
+            node=node,
         )
         self.cluster = cluster
         self.url = f"http://{cluster.head.address}:8000"
@@ -304,3 +344,57 @@ def test_serve__has_as_many_replicas_as_are_needed(cluster: RayNodes, tmp_path: 
     assert command.ask() == 200
     command.process.send_signal(signal.SIGTERM)
     command.wait()
+
+
+def test_head__that_dies_ends_the_commands_and_they_continue(
+    cluster: RayNodes, tmp_path: Path
+) -> None:
+    """They run on another node, as those on the head die with it."""
+    node = cluster.workers[0]
+    folders = {name: tmp_path / name for name in ("collect", "train", "serve")}
+    options = make_training(folders["train"])
+    alone = Command(cluster, "ray-collect", *RECORDING, *ALONE, folder=tmp_path / "alone")
+    trained_alone = Command(
+        cluster, "ray-train", *options, *ALONE, folder=folders["train"] / "whole"
+    )
+    digest, training = alone.wait()["digest"], trained_alone.wait()["training"]
+
+    def collect() -> Command:
+        recording = (*RECORDING, "launcher.workers=1")
+        return Command(cluster, "ray-collect", *recording, folder=folders["collect"], node=node)
+
+    def train() -> Command:
+        folder = folders["train"] / "lost"
+        one = (*options, "launcher.workers=1")
+        return Command(cluster, "ray-train", *one, folder=folder, node=node)
+
+    server = ServeCommand(cluster, "replicas=1", folder=folders["serve"], node=node)
+    server.wait_to_say("(1 replicas)")
+    recording, fitting = collect(), train()
+    recording.wait_for(lambda: finished_shards(recording))
+    fitting.wait_for(lambda: finished_groups(fitting))
+    suspend_workers(cluster)
+    cluster.head.kill()
+    before = finished_shards(recording) | finished_groups(fitting)
+    for command in (recording, fitting, server):
+        command.wait_to_fail("has not answered for")
+    assert server.process.returncode == 2
+    cluster.restart()
+    recording, fitting = collect(), train()
+    assert recording.wait()["digest"] == digest
+    assert fitting.wait()["training"]["weights_digest"] == training["weights_digest"]
+    after = finished_shards(recording) | finished_groups(fitting)
+    assert {name: after[name] for name in before} == before, "a finished unit was done again"
+    assert len(after) > len(before) + 2, "it was over too soon"
+
+
+def test_head__that_is_started_again_ends_the_command(cluster: RayNodes, tmp_path: Path) -> None:
+    """A new head at the same address knows neither nodes nor actors, but it answers."""
+    node = cluster.workers[0]
+    command = Command(cluster, "ray-collect", *RECORDING, folder=tmp_path / "lost", node=node)
+    command.wait_for(lambda: finished_shards(command))
+    suspend_workers(cluster)
+    cluster.head.kill()
+    cluster.start_head()
+    command.wait_to_fail("was started again")
+    cluster.restart()

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.docs.pages import ROOT
 
@@ -89,3 +90,22 @@ def test_manifests__fit_the_schemas_of_kubernetes(linters: Path, tmp_path: Path)
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text(manifests.replace("readinessProbe:", "readyProbe:"))
     assert run_tool(*tool, wrong).returncode != 0
+
+
+def test_ray_cluster__has_pods_that_fit_the_schemas_of_kubernetes(
+    linters: Path, tmp_path: Path
+) -> None:
+    """The schema of a RayCluster takes any pod template; `tests/unit` checks the rest."""
+    cluster, service = yaml.safe_load_all((DEPLOY / "kuberay.yaml").read_text())
+    groups = [cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]]
+    pods = [
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, **group["template"]}
+        for group in groups
+    ]
+    manifest = tmp_path / "pods.yaml"
+    manifest.write_text(yaml.safe_dump_all([*pods, service]))
+    tool = [linters / "kubernetes-validate", "--strict"]
+    done = run_tool(*tool, manifest)
+    assert done.returncode == 0, done.stdout + done.stderr
+    manifest.write_text(manifest.read_text().replace("readinessProbe:", "readyProbe:"))
+    assert run_tool(*tool, manifest).returncode != 0

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,30 @@ def skip(reason: str) -> None:
     """Skips the test, and counts it for the line at the end."""
     SKIPPED[reason] = SKIPPED.get(reason, 0) + 1
     pytest.skip(reason)
+
+
+@contextmanager
+def mount_small_disk(folder: Path, *, size: str) -> Iterator[Path]:
+    """Mounts a file system of this size at a new folder; skips the test where that is impossible.
+
+    Args:
+        size: bytes as tmpfs takes them, such as 60m.
+    """
+    if reason := needs.tmpfs():
+        skip(reason)
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "moecast-faults", str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if mounted.returncode:
+        skip(f"a tmpfs cannot be mounted here: {mounted.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=False)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

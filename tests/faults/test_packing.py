@@ -1,13 +1,11 @@
 """Packing on disks that fill up or fail, and in processes that are killed."""
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.builders.faults import needs
-from tests.faults.conftest import skip
+from tests.faults.conftest import mount_small_disk
 
 pytestmark = pytest.mark.faults
 
@@ -15,22 +13,8 @@ pytestmark = pytest.mark.faults
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 60 MiB: room for two stores of 9 MiB and what packing keeps free."""
-    if reason := needs.tmpfs():
-        skip(reason)
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=60m", "moecast-faults", str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if mounted.returncode:
-        skip(f"a tmpfs cannot be mounted here: {mounted.stderr.strip()}")
-    try:
+    with mount_small_disk(tmp_path / "small", size="60m") as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=False)
 
 
 def check_full(result: dict) -> None:

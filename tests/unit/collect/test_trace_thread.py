@@ -132,6 +132,17 @@ def test_thread__on_a_full_disk_ends_with_one_line_and_keeps_what_is_there(
     assert not list(tmp_path.glob(".*.tmp"))
 
 
+def test_thread__that_has_failed_drops_requests_that_began_before(tmp_path: Path) -> None:
+    thread = TraceThread(open_growing(tmp_path), max_bytes=1 << 30)
+    assert thread.reserve(RESERVED)
+    thread.fail(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    thread.finish(partial(make_request, 0), reserved_bytes=RESERVED)
+    assert thread.counts().num_dropped == 1
+    thread.close()
+    assert (thread.counts().num_requests, thread.counts().num_dropped) == (0, 1)
+    assert not list(tmp_path.glob("*.arrow"))
+
+
 def test_thread__drops_a_request_with_a_value_that_cannot_be_stored(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

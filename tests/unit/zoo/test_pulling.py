@@ -17,6 +17,7 @@ from zoo.errors import DamagedError, StaleError, UnreachableError
 from zoo.index import EntryReference, blob_path
 from zoo.load import find_entry
 from zoo.locations import cache_storage
+from zoo.pull import PullCache
 from zoo.storage import FolderStorage
 from zoo.storage.http import HttpStorage
 from zoo.storage.hub import HubStorage
@@ -95,14 +96,43 @@ def test_eight_processes__download_each_file_once(far: Far, tmp_path: Path) -> N
         time.sleep(0.01)
     go.touch()
     assert [child.wait(240) for child in children] == [0] * 8
-    manifest = blob_path(Zoo(cache_storage()).read_index().resolve(EntryReference("tiny/stride")))
-    for path in files_of(site):
-        # The manifest, which lists the files, may be requested by each.
-        assert site.gets[path] <= (9 if path == manifest else 1), path
+    assert {path: site.gets[path] for path in files_of(site)} == dict.fromkeys(files_of(site), 1)
     find_entry("tiny/stride").verify()
     assert set(files_of(site)) == {
         f"blobs/sha256/{one}" for one in cache_storage().names("blobs/sha256")
     }
+
+
+def test_pull__requests_each_file_once(far: Far) -> None:
+    address, site = far
+    assert zoo("pull", "tiny/stride", f"zoo={address}") == 0
+    assert site.gets == {"index.json": 1, **dict.fromkeys(files_of(site), 1)}
+
+
+def test_pull__of_a_damaged_manifest_keeps_nothing(far: Far) -> None:
+    address, site = far
+    digest = Zoo(FolderStorage(site.folder)).read_index().resolve(EntryReference("tiny/stride"))
+    file = site.folder / blob_path(digest)
+    whole = file.read_bytes()
+    file.write_bytes(whole.replace(b"stride", b"strode"))
+    with pytest.raises(DamagedError, match="manifest of tiny/stride"):
+        pull_tiny(address)
+    assert not PullCache(cache_storage()).has(digest)
+    assert cache_storage().names("blobs/sha256") == []
+    file.write_bytes(whole)
+    pull_tiny(address)
+    find_entry("tiny/stride").verify()
+
+
+def test_pull__replaces_a_damaged_manifest_in_the_cache(far: Far) -> None:
+    address, site = far
+    pull_tiny(address)
+    digest = Zoo(cache_storage()).read_index().resolve(EntryReference("tiny/stride"))
+    (cache_storage().folder / blob_path(digest)).write_bytes(b"{}")
+    before = site.gets.copy()
+    pull_tiny(address)
+    assert site.gets - before == {"index.json": 1, blob_path(digest): 1}
+    find_entry("tiny/stride").verify()
 
 
 def test_pull__of_a_cached_entry_requests_the_index_only(far: Far) -> None:
