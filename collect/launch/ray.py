@@ -120,6 +120,8 @@ class RayEngine:
                 return ended[0]
             if is_pending and time.monotonic() - started > PENDING_SECONDS:
                 is_pending = False
+                # Without its head, Ray ends this process when it is asked for the nodes.
+                self._check_head(at_once=True)
                 created, _ = self._ray.wait([self._created[call] for call in calls], timeout=0)
                 if not created:
                     self._say(

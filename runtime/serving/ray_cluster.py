@@ -185,8 +185,9 @@ class HeadWatch:
             return global_worker.gcs_client.internal_kv_get(
                 b"session_name", b"session", timeout=HEAD_POLL_SECONDS
             )
-        except ray.exceptions.RayError:
-            return None
+        except ray.exceptions.RayError as error:
+            # A new head refuses this process as one of another cluster.
+            return b"" if "WrongClusterID" in str(error) else None
 
 
 def make_worker_hook() -> Callable[[], None]:
