@@ -9,7 +9,7 @@ import pytest
 from configs.cli import main
 from configs.commands import TRAIN, ZOO
 from tests.builders.entries import tiny_entry
-from tests.builders.find_traced_model import make_traced_model
+from tests.builders.traced_model import make_traced_model
 from zoo.entry import ZooEntry, open_entry
 
 

@@ -11,7 +11,7 @@ import pytest
 from configs.cli import main
 from configs.commands import TRAIN, ZOO
 from predictors.base import Forecast
-from tests.builders.find_traced_model import make_traced_model
+from tests.builders.traced_model import make_traced_model
 from train.accuracy import RequestAccuracy
 from train.score import Verdict
 from zoo.load import find_entry
