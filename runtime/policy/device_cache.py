@@ -352,8 +352,12 @@ class DeviceCache:
                 self.top.evict((layer, e))
 
     def request(self, expert: Expert) -> None:
-        """Requests the expert that is computed next, where its layer was not requested at once."""
-        if not self.system.early_preemption and not self.top.is_requested(expert):
+        """Requests the expert that is computed next, unless that was done and has not ended.
+
+        Its layer was not requested at once, or `make_room` cancelled it while it was in flight, and
+        it has arrived all the same: without a pin it could be evicted while it is computed.
+        """
+        if not self.top.is_requested(expert):
             self.top.request(expert)
 
     def make_room(self, layer: int, expert: int, coming: Sequence[int]) -> bool:
