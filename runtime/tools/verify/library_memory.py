@@ -12,7 +12,7 @@ from pathlib import Path
 from predictors.units import MIB
 from runtime.engine.memory import peak_memory_bytes
 
-ALLOWANCE_BYTES = 32 * MIB
+ALLOWANCE_BYTES = 40 * MIB
 """Memory in addition to libraries, weights and arena: activations, logits and KV caches of short
 prompts, transfer threads, the predictor and its library."""
 
