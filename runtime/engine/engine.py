@@ -97,6 +97,7 @@ class Engine:
                 shared.adaptive_prefetch,
                 [worker for worker in self.workers if worker.tier.is_top],
                 lambda: cache.counters,
+                lambda: self.stats.stall_seconds,
             )
         self._closed = False
         self._is_intact = True

@@ -20,22 +20,28 @@ class Machine:
     predictor_seconds: float
     reuse_share: float = 0.0
     """Time of the reuse predictor as a share of the link's."""
+    stall_share: float = 1.0
+    """Time that steps wait as a share of the link's."""
     inline_seconds: float = 0.0
     reuse_seconds: float = 0.0
     busy_seconds: float = 0.0
+    stall_seconds: float = 0.0
     predicts_reuse: bool = True
     counters: CacheCounters = field(default_factory=CacheCounters)
 
     def __post_init__(self):
         self.said = []
         self.adaptive = AdaptiveSwitch(report=self.said.append)
-        self.payoff = ForecastPayoff(self, self.adaptive, [self], lambda: [self.counters])
+        self.payoff = ForecastPayoff(
+            self, self.adaptive, [self], lambda: [self.counters], lambda: self.stall_seconds
+        )
 
     def run(self, steps):
         for _ in range(steps):
             link_seconds = 2e-3 * self.used_bytes / MIB
             self.counters.bytes_moved += 2 * self.used_bytes
             self.busy_seconds += link_seconds
+            self.stall_seconds += self.stall_share * link_seconds
             if self.adaptive.is_on:
                 self.counters.bytes_used += self.used_bytes
                 self.inline_seconds += self.predictor_seconds
@@ -79,6 +85,15 @@ def test_payoff__reuse_is_not_predicted_where_it_takes_longer_than_eviction_can_
     machine.reuse_share = 0.1
     machine.run(FIRST_PAUSE + MEASURED_STEPS)
     assert machine.predicts_reuse
+
+
+@pytest.mark.parametrize(("stall_share", "stays"), [(0.11, True), (0.09, False)])
+def test_payoff__reuse_is_not_predicted_where_prefetching_hides_the_transfers(stall_share, stays):
+    machine = Machine(
+        used_bytes=10 * MIB, predictor_seconds=0.0, reuse_share=0.1, stall_share=stall_share
+    )
+    machine.run(1 + MEASURED_STEPS)
+    assert machine.predicts_reuse is stays
 
 
 def test_payoff__a_cache_that_holds_everything_is_not_judged():
