@@ -16,6 +16,7 @@ from benchmarks.random_model import write_checkpoint
 from predictors.config import PredictorConfig
 from runtime.config import ModelConfig
 from runtime.hf.skeleton import build_skeleton
+from train.export import quantise
 from train.networks import PlainStack, network_specs
 from train.pipeline import HORIZONS
 from train.residual import ResidualStack
@@ -104,6 +105,6 @@ def write_predictors(model: ModelConfig, folder: Path, *, seed: int) -> None:
         lambda: ResidualStack(spec, routers.matrices_LED, None, horizons=HORIZONS, width=width),
         lambda: ReuseStack(spec, routers.matrices_LED, biases_LE),
     ):
-        for predictor in make().export(spec).values():
+        for predictor in map(quantise, make().export(spec).values()):
             name = name_entry(NAME, predictor.kind)
             write_untrained_entry(folder / predictor.kind, predictor, name=name)

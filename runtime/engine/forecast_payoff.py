@@ -26,7 +26,7 @@ SAVED_BY_EVICTION = 0.25
 it moved a seventh to a fifth fewer than LRU."""
 SAVED_WAITS = 1.0
 """Time that eviction by predicted reuse saves at most, as a share of the time that steps wait with
-it. On the reference model at 25, 50 and 75 % steps waited 1.4 to 1.8 times as long without it. Where
+it. On the reference model at 25, 50 and 75 % they waited 1.4 to 1.8 times as long without it. Where
 prefetching hides nearly all transfers, moving fewer bytes saves next to nothing."""
 
 
