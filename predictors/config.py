@@ -36,7 +36,7 @@ class PredictorConfig:
     options: dict[str, Any] = field(default_factory=dict)
     """Options of that kind, such as `{capacity: 256}`: keyword arguments of its class."""
     int8: bool = True
-    """Export networks with int8 weights, a quarter of the bytes of float32 to read at a forecast, for
+    """Export networks with int8 weights, a quarter of float32's bytes to read at a forecast, for
     about .001 of accuracy; metrics are of the export."""
     width: int = 512
     """Hidden units of each learned network; 512 is 160,000 parameters on the reference model."""
