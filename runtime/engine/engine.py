@@ -254,7 +254,7 @@ class Engine:
 
     def _wake_workers(self) -> None:
         """Notify the workers if one may have something to transfer; called under the lock."""
-        if any(tier.may_start for tier in self.cache.tiers):
+        if any(tier.may_start() for tier in self.cache.tiers):
             self._condition.notify_all()
 
     def _forget_failures(self, layer: int, requested: Iterable[int]) -> None:
@@ -553,7 +553,7 @@ class Engine:
         """Whether a transfer runs or may start, be it in idle time."""
         with self._condition:
             return not all(worker.is_idle for worker in self.workers) or any(
-                tier.may_start for tier in self.cache.tiers
+                tier.may_start() for tier in self.cache.tiers
             )
 
     def report(self) -> dict[str, Any]:

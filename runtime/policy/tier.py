@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Collection, Container, Iterable, Sequence
 from itertools import accumulate
-from typing import NamedTuple, Self
+from typing import Self
 
 from runtime.policy.cache import CacheEntry, ExpertCache, Victims
 from runtime.policy.counters import CacheCounters
@@ -18,18 +18,42 @@ from runtime.policy.eviction.protocol import Expert
 from runtime.policy.queue import PrefetchOrder, TransferQueue
 
 
-class TransferTask(NamedTuple):
-    """A transfer of chunks `[first_chunk, end_chunk)` of the expert into the slot."""
+class TransferTask:
+    """A transfer of chunks `[first_chunk, end_chunk)` of the expert into the slot.
 
-    expert: Expert
-    slot: int
-    first_chunk: int
-    end_chunk: int
-    num_bytes: int
-    high: bool
-    """Requested by a router, not only predicted."""
-    source_slot: int | None
-    """Slot of the chunks in the tier below; None: they are in the store."""
+    Args:
+        expert: What to transfer.
+        slot: Where to.
+        first_chunk: The first chunk.
+        end_chunk: The chunk after the last.
+        num_bytes: Size of the chunks.
+        high: Requested by a router, not only predicted.
+        source_slot: Slot of the chunks in the tier below; None: they are in the store.
+    """
+
+    __slots__ = ("end_chunk", "expert", "first_chunk", "high", "num_bytes", "slot", "source_slot")
+
+    def __init__(
+        self,
+        expert: Expert,
+        slot: int,
+        first_chunk: int,
+        end_chunk: int,
+        num_bytes: int,
+        high: bool,
+        source_slot: int | None,
+    ) -> None:
+        self.expert = expert
+        self.slot = slot
+        self.first_chunk = first_chunk
+        self.end_chunk = end_chunk
+        self.num_bytes = num_bytes
+        self.high = high
+        self.source_slot = source_slot
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={getattr(self, name)}" for name in self.__slots__)
+        return f"TransferTask({fields})"
 
 
 class CacheTier:
@@ -68,8 +92,8 @@ class CacheTier:
         self.counters = [CacheCounters() for _ in chunk_bytes]
         self.below = below
         self._above: CacheTier | None = None
-        if below is not None:
-            below._above = self
+        if self.below is not None:
+            self.below._above = self
         self._bytes_before = [list(accumulate(sizes, initial=0)) for sizes in chunk_bytes]
         """Bytes of each layer's chunks before each chunk, and of all."""
         self._num_chunks = tuple(map(len, chunk_bytes))
@@ -224,13 +248,13 @@ class CacheTier:
                     continue
             queue.push_low(expert, probability)
 
-    def cancel_prefetches(self, layer: int, *, keep: Container[int] = ()) -> None:
+    def cancel_prefetches(self, layer: int, keep: Container[int] = ()) -> None:
         """Removes a layer's prefetches from the queue, but `keep`; bytes that arrived stay."""
-        for expert in self.queue.remove_low_of_layer(layer, keep=keep):
+        for expert in self.queue.remove_low_of_layer(layer, keep):
             if not self.is_requested(expert):
                 self._release_below(expert)
         if self.below is not None:
-            self.below.cancel_prefetches(layer, keep=keep)
+            self.below.cancel_prefetches(layer, keep)
 
     # ---- eviction
 
@@ -251,14 +275,13 @@ class CacheTier:
 
     # ---- the next transfer
 
-    @property
     def may_start(self) -> bool:
-        """Whether `next_task` may have a task; a cheap test to save the call."""
+        """Returns whether `next_task` may have a task; a cheap test to save the call."""
         if self._requested or self._predicted:
             return True
         return self.idle_prefetch and self._idle_refused_at != self.cache.num_changes
 
-    def next_task(self, *, high_only: bool = False) -> TransferTask | None:
+    def next_task(self, high_only: bool = False) -> TransferTask | None:
         """Returns the next transfer of the link, or None (ProMoE, algorithm 1, lines 2-8).
 
         A requested expert that cannot get a slot, because all hold experts still to be computed,
@@ -267,17 +290,17 @@ class CacheTier:
         every transfer is progress, whatever the two tiers hold.
         """
         for expert in self._requested:
-            if (task := self._start(expert, high=True)) is not None:
+            if (task := self._start(expert, True)) is not None:
                 return task
         if high_only:
             return None
         first = self.queue.first_low() if self._predicted else None
         if first is not None:
             victims: Victims = {}
-            if (task := self._start(first, high=False, victims=victims)) is not None:
+            if (task := self._start(first, False, victims)) is not None:
                 return task
             for expert in self.queue.low()[1:]:
-                if (task := self._start(expert, high=False, victims=victims)) is not None:
+                if (task := self._start(expert, False, victims)) is not None:
                     return task
         return self._start_idle()
 
@@ -287,7 +310,7 @@ class CacheTier:
         expert = self._next_to_fill() or self.cache.policy.next_idle_candidate()
         if expert is not None and not self.queue.is_low(expert) and not self.is_requested(expert):
             self.queue.push_low(expert, None)
-            if (task := self._start(expert, high=False)) is not None:
+            if (task := self._start(expert, False)) is not None:
                 return task
             if self._is_within_reach(expert):  # else the tier below fetches it first
                 self.queue.remove(expert)
@@ -304,7 +327,7 @@ class CacheTier:
         return self._to_fill[-1]
 
     def _start(
-        self, expert: Expert, *, high: bool, victims: Victims | None = None
+        self, expert: Expert, high: bool, victims: Victims | None = None
     ) -> TransferTask | None:
         entry = self._entries.get(expert)
         if entry is None:
@@ -313,7 +336,7 @@ class CacheTier:
                 return None
             # A prefetch that took the slot of another one would have it transferred twice.
             keep = None if high else self._is_awaited
-            entry, evicted = self.cache.admit(expert, prefetch=not high, keep=keep, victims=victims)
+            entry, evicted = self.cache.admit(expert, not high, keep, victims)
             if evicted is not None:
                 self._count_eviction(*evicted)
             if entry is None:
@@ -323,10 +346,10 @@ class CacheTier:
         if entry.in_flight:
             return None
         first = entry.ready_chunks
-        end = self._end_of_transfer(expert, first, high=high)
+        end = self._end_of_transfer(expert, first, high)
         source_slot = None
         if self.below is not None:
-            source_slot = self._begin_copy_below(expert, end, high=high)
+            source_slot = self._begin_copy_below(expert, end, high)
             if source_slot is None:
                 return None
         entry.in_flight = True
@@ -334,7 +357,7 @@ class CacheTier:
         num_bytes = bytes_before[end] - bytes_before[first]
         return TransferTask(expert, entry.slot, first, end, num_bytes, high, source_slot)
 
-    def _end_of_transfer(self, expert: Expert, first: int, *, high: bool) -> int:
+    def _end_of_transfer(self, expert: Expert, first: int, high: bool) -> int:
         """Returns the chunk after the last one of a transfer that begins with chunk `first`.
 
         A lower tier serves requests chunk by chunk in any case, so that both links move an expert
@@ -363,7 +386,7 @@ class CacheTier:
         """Returns whether the first transfer of a prefetch can begin: a slot would not wait."""
         if self.below is None:
             return True
-        return self.below.holds(expert, self._end_of_transfer(expert, 0, high=False))
+        return self.below.holds(expert, self._end_of_transfer(expert, 0, False))
 
     def _prefetch_below(self, expert: Expert) -> None:
         below = self.below
@@ -372,7 +395,7 @@ class CacheTier:
             self.num_requests_below += 1
             below.prefetch(expert, self.queue.probability(expert))
 
-    def _begin_copy_below(self, expert: Expert, end_chunk: int, *, high: bool) -> int | None:
+    def _begin_copy_below(self, expert: Expert, end_chunk: int, high: bool) -> int | None:
         """Returns the locked slot of the tier below, or None after requesting what is missing."""
         below = self.below
         assert below is not None
