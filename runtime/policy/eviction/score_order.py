@@ -8,12 +8,16 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.compiled import is_compiled
 from runtime.policy.eviction.protocol import Expert, IsEvictable
 
 Scores = NDArray[np.float64]
 
 PROTECTED = 1e300
 """A score above all others: evicted only when nothing else may be. Scores must be finite."""
+
+COMPILED = is_compiled()
+"""Whether to loop over experts, as C does best, or to call numpy: both find the same expert."""
 
 NUM_SINGLE_TRIES = 4
 """Victims looked up one by one. Sorting is cheaper only while a prefill pins most experts."""
@@ -35,7 +39,7 @@ class ScoreOrder:
         self._scores = scores
         self._num_experts = num_experts
         self._first_layer = layers.start
-        size = len(layers) * num_experts
+        self._size = size = len(layers) * num_experts
         self._absent_N = np.full(size, np.inf)
         """0 for residents, infinity for others: added to the scores, it leaves only residents."""
         self._masked_N = np.empty(size)
@@ -49,8 +53,7 @@ class ScoreOrder:
     def touch(self, expert: Expert) -> None:
         """Makes the expert the last among those of its score."""
         self._clock += 1
-        layer, e = expert
-        self._touched_N[(layer - self._first_layer) * self._num_experts + e] = self._clock
+        self._touched_N[self.index(expert)] = self._clock
 
     def on_admit(self, expert: Expert) -> None:
         self._absent_N[self.index(expert)] = 0.0
@@ -69,28 +72,34 @@ class ScoreOrder:
         self._absent_N[self.index(expert)] = np.inf
 
     def clear(self) -> None:
-        self._absent_N.fill(np.inf)
+        self._absent_N[:] = np.inf
 
     def choose_victim(self, is_evictable: IsEvictable) -> Expert | None:
-        score_N = np.add(self._scores(), self._absent_N, out=self._masked_N)
+        self._mask(self._scores())
         for _ in range(NUM_SINGLE_TRIES):
-            index = self._take_lowest(score_N)
-            if index is None:
+            index = self._take_lowest()
+            if index < 0:
                 return None
             expert = self._expert(index)
             if is_evictable(expert):
                 return expert
-        for index in np.lexsort((self._touched_N, score_N)).tolist():
-            if score_N[index] == np.inf:
+        for index in np.lexsort((self._touched_N, self._masked_N)).tolist():
+            if self._masked_N[index] == np.inf:
                 return None
             expert = self._expert(index)
             if is_evictable(expert):
                 return expert
         return None
 
-    def highest_absent(self, score_N: Scores, *, least: float) -> tuple[float, Expert]:
+    def highest_absent(self, score_N: Scores, least: float) -> tuple[float, Expert]:
         """Returns the highest score of an absent expert, and which; `least` if all are resident."""
-        absent_score_N = np.where(self._absent_N > 0.0, score_N, least)
+        if COMPILED:
+            index, highest = 0, least
+            for i in range(self._size):
+                if score_N[i] > highest and self._absent_N[i] > 0.0:
+                    index, highest = i, score_N[i]
+            return highest, self._expert(index)
+        absent_score_N = np.where(np.asarray(self._absent_N) > 0.0, score_N, least)
         index = int(absent_score_N.argmax())
         return float(absent_score_N[index]), self._expert(index)
 
@@ -98,22 +107,51 @@ class ScoreOrder:
         layer, e = divmod(index, self._num_experts)
         return self._first_layer + layer, e
 
-    def _take_lowest(self, score_N: Scores) -> int | None:
-        """Returns the index of the next victim, whose score becomes infinite; None: there is none.
+    def _mask(self, score_N: Scores) -> None:
+        """Sets the scores of residents."""
+        if COMPILED:
+            for i in range(self._size):
+                self._masked_N[i] = score_N[i] + self._absent_N[i]
+        else:
+            np.add(score_N, self._absent_N, out=self._masked_N)
 
-        A second search for the lowest score is cheaper than comparing all scores with it.
-        """
+    def _take_lowest(self) -> int:
+        """Returns the index of the next victim, whose score becomes infinite; -1: there is none."""
+        if COMPILED:
+            index, least = -1, np.inf
+            for i in range(self._size):
+                score = self._masked_N[i]
+                if score > least:
+                    continue
+                if score < least:
+                    index, least = i, score
+                elif index >= 0 and self._touched_N[i] < self._touched_N[index]:
+                    index = i
+            if index >= 0:
+                self._masked_N[index] = np.inf
+            return index
+        # A second search for the lowest score is cheaper than comparing all scores with it.
+        score_N, touched_N = np.asarray(self._masked_N), np.asarray(self._touched_N)
         index = int(score_N.argmin())
         lowest = score_N[index]
         if lowest == np.inf:
-            return None
+            return -1
         score_N[index] = np.inf
         if score_N[score_N.argmin()] == lowest:
             score_N[index] = lowest
             ties = (score_N == lowest).nonzero()[0]
-            index = int(ties[self._touched_N[ties].argmin()])
+            index = int(ties[touched_N[ties].argmin()])
             score_N[index] = np.inf
         return index
+
+
+def copy_scores(score_E: Scores, target_E: Scores) -> None:
+    """Copies scores into an array or a part of one."""
+    if COMPILED:
+        for e in range(len(score_E)):
+            target_E[e] = score_E[e]
+    else:
+        target_E[:] = score_E
 
 
 def view_scores(score_LE: Scores, layers: range) -> Callable[[], Scores]:
