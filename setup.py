@@ -20,6 +20,7 @@ except ImportError:
 ROOT = Path(__file__).resolve().parent
 MODULES = (
     "policy.cache",
+    "policy.counters",
     "policy.device_cache",
     "policy.forecast_scheduler",
     "policy.queue",
@@ -32,6 +33,8 @@ MODULES = (
     "policy.eviction.regret",
     "policy.eviction.reuse",
     "policy.eviction.score_order",
+    "sim.group",
+    "sim.replay",
     "sim.simulator",
     "sim.routing",
     "sim.step",

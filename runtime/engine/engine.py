@@ -562,13 +562,13 @@ class Engine:
             counters = sum_counters(self.cache.counters)
             pending = self.cache.pending_bytes
             below = {
-                worker.name: asdict(sum_counters(worker.tier.counters))
+                worker.name: sum_counters(worker.tier.counters).as_dict()
                 for worker in self.workers
                 if not worker.tier.is_top
             }
         adaptive, drift = self._shared.adaptive_prefetch, self.driver.drift_report
         return {
-            **asdict(counters),
+            **counters.as_dict(),
             "bytes_prefetched_unused_yet": pending,
             **counters.rates(),
             "predictor_seconds": self.driver.seconds,

@@ -1,6 +1,7 @@
 import cython
 
 from runtime.policy.cache cimport CacheEntry
+from runtime.policy.counters cimport CacheCounters
 from runtime.policy.tier cimport CacheTier
 
 
@@ -32,14 +33,15 @@ cdef class DeviceCache:
     cpdef on_forecast(self, Py_ssize_t layer, probability_E)
     @cython.locals(tier=CacheTier)
     cpdef on_reuse_scores(self, Py_ssize_t layer, score_HE)
-    @cython.locals(pairs=list, predicted=dict, top=CacheTier, entry=CacheEntry, expert=tuple,
+    @cython.locals(predicted=dict, top=CacheTier, entry=CacheEntry, expert=tuple,
                    is_known=bint, share=Py_ssize_t)
     cpdef prefetch(self, Py_ssize_t layer, experts, probabilities, named=*)
     @cython.locals(tier=CacheTier, num_missing=Py_ssize_t, all_ready=bint)
     cpdef list request_routed(self, Py_ssize_t layer, tokens_per_expert, computed_below=*)
     cpdef release(self, tuple expert)
     cpdef cancel(self, Py_ssize_t layer, experts)
-    @cython.locals(num_missing=Py_ssize_t, top=CacheTier)
+    @cython.locals(num_missing=Py_ssize_t, top=CacheTier, counters=CacheCounters)
     cpdef Py_ssize_t count_routed(self, Py_ssize_t layer, experts, early=*) except -1
-    @cython.locals(top=CacheTier, entry=CacheEntry, expert=tuple, is_hit=bint)
+    @cython.locals(top=CacheTier, entry=CacheEntry, expert=tuple, is_hit=bint,
+                   counters=CacheCounters)
     cpdef bint _count_request(self, Py_ssize_t layer, e, named) except -1

@@ -201,25 +201,30 @@ class DeviceCache:
             probabilities: The importance of each, at most 1.
             named: Experts that the forecast names, for the counters; None: `experts`.
         """
-        pairs = list(zip(experts, probabilities, strict=True))
+        assert len(experts) == len(probabilities), (experts, probabilities)
+        if named is None:
+            named = experts
         if self._placement is not None:
-            pairs = [(e, probability) for e, probability in pairs if self.owns((layer, e))]
+            own = [i for i, e in enumerate(experts) if self.owns((layer, e))]
+            experts, probabilities = [experts[i] for i in own], [probabilities[i] for i in own]
+            named = self._own(layer, named)
         predicted = self._predicted.get(layer)
         if predicted is None:
             predicted = self._predicted[layer] = {}
         if self._cancel_outdated:
-            self.top.cancel_prefetches(layer, keep=dict(pairs))
+            self.top.cancel_prefetches(layer, set(experts))
             predicted.clear()
         top = self.top
-        for e in self._own(layer, experts if named is None else named):
+        for e in named:
             if e not in predicted:
                 expert = layer, e
                 entry = top.cache.entries.get(expert)
                 is_known = entry is not None and not entry.speculative_bytes
                 predicted[e] = is_known and top.is_ready(expert)
-        if len(pairs) > (share := top.cache.share(layer)):
-            del pairs[share:]
-        top.prefetch_all(layer, pairs)
+        share = top.cache.share(layer)
+        if len(experts) > share:
+            experts = experts[:share]
+        top.prefetch_all(layer, experts, probabilities)
 
     def set_idle_prefetch(self, on: bool) -> None:
         """Sets whether idle links fetch the experts with the highest scores."""
@@ -421,7 +426,8 @@ class DeviceCache:
             if e not in early and not self._count_request(layer, e, named):
                 num_missing += 1
         if named:
-            counters, top = self.top.counters[layer], self.top
+            top = self.top
+            counters = top.counters[layer]
             counters.predicted += len(named)
             for e, was_resident in named.items():
                 if early[e] if e in early else top.is_ready((layer, e)):
@@ -435,16 +441,17 @@ class DeviceCache:
         `named`: experts of the layer that forecasts have named.
         """
         top = self.top
+        counters = top.counters[layer]
         expert = layer, e
         is_hit = top.count_request(expert)
         entry = top.cache.entries.get(expert)
         if entry is not None and entry.speculative_bytes:
-            top.counters[layer].bytes_used += entry.speculative_bytes
+            counters.bytes_used += entry.speculative_bytes
             entry.speculative_bytes = 0
         if e in named:
-            top.counters[layer].needed_predicted += 1
+            counters.needed_predicted += 1
             if is_hit:
-                top.counters[layer].needed_predicted_in_time += 1
+                counters.needed_predicted_in_time += 1
             else:
                 top.late.add(expert)
         return is_hit

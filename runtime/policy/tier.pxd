@@ -1,6 +1,7 @@
 import cython
 
 from runtime.policy.cache cimport CacheEntry, ExpertCache
+from runtime.policy.counters cimport CacheCounters
 from runtime.policy.queue cimport TransferQueue
 
 
@@ -48,8 +49,8 @@ cdef class CacheTier:
     cpdef release(self, tuple expert)
     cpdef _release_below(self, tuple expert)
     @cython.locals(entry=CacheEntry, num_chunks=Py_ssize_t, entries=dict, queue=TransferQueue,
-                   expert=tuple)
-    cpdef prefetch_all(self, Py_ssize_t layer, pairs)
+                   expert=tuple, i=Py_ssize_t)
+    cpdef prefetch_all(self, Py_ssize_t layer, experts, probabilities)
     @cython.locals(expert=tuple)
     cpdef cancel_prefetches(self, Py_ssize_t layer, keep=*)
     @cython.locals(entry=CacheEntry)
@@ -78,8 +79,10 @@ cdef class CacheTier:
     cpdef end_copy(self, tuple expert)
     @cython.locals(entry=CacheEntry)
     cpdef CacheEntry _take_out_of_flight(self, TransferTask task)
-    @cython.locals(entry=CacheEntry, num_bytes="long long", layer=Py_ssize_t, expert=tuple)
+    @cython.locals(entry=CacheEntry, num_bytes="long long", layer=Py_ssize_t, expert=tuple,
+                   counters=CacheCounters)
     cpdef complete(self, TransferTask task)
-    @cython.locals(entry=CacheEntry)
+    @cython.locals(entry=CacheEntry, counters=CacheCounters)
     cpdef bint count_request(self, tuple expert)
+    @cython.locals(counters=CacheCounters)
     cpdef _count_eviction(self, tuple expert, CacheEntry entry)

@@ -234,19 +234,21 @@ class CacheTier:
 
     def prefetch(self, expert: Expert, probability: float | None) -> None:
         """Queues a predicted expert; None: for an idle link, behind all that a forecast names."""
-        self.prefetch_all(expert[0], [(expert[1], probability)])
+        self.prefetch_all(expert[0], [expert[1]], [probability])
 
-    def prefetch_all(self, layer: int, pairs: Iterable[tuple[int, float | None]]) -> None:
+    def prefetch_all(
+        self, layer: int, experts: Sequence[int], probabilities: Sequence[float | None]
+    ) -> None:
         """Calls `prefetch` with each of a layer's predicted experts and its probability."""
         entries, num_chunks, queue = self._entries, self._num_chunks[layer], self.queue
-        for e, probability in pairs:
+        for i, e in enumerate(experts):
             expert = layer, e
             entry = entries.get(expert)
             if entry is not None:
                 self.cache.on_predict(expert)
                 if entry.ready_chunks == num_chunks:
                     continue
-            queue.push_low(expert, probability)
+            queue.push_low(expert, probabilities[i])
 
     def cancel_prefetches(self, layer: int, keep: Container[int] = ()) -> None:
         """Removes a layer's prefetches from the queue, but `keep`; bytes that arrived stay."""
@@ -548,7 +550,8 @@ class CacheTier:
 
         Returns whether it is a hit.
         """
-        counters, entry = self.counters[expert[0]], self._entries.get(expert)
+        counters = self.counters[expert[0]]
+        entry = self._entries.get(expert)
         counters.requests += 1
         if entry is None or not (entry.ready_chunks or entry.in_flight):
             counters.misses += 1

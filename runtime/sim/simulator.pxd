@@ -1,12 +1,14 @@
 import cython
 
 from runtime.policy.device_cache cimport DeviceCache
+from runtime.policy.forecast_scheduler cimport ForecastScheduler
 from runtime.policy.tier cimport CacheTier, TransferTask
 
 
 cdef class Simulator:
     cdef public double now, stall_seconds, predictor_seconds
-    cdef object _observer, _overheads, _hybrid, _scheduler, _hardware
+    cdef object _observer, _overheads, _hybrid, _hardware
+    cdef ForecastScheduler _scheduler
     cdef DeviceCache _cache
     cdef bint _is_synchronous, _is_stateless, _is_slowed_by_computing
     cdef double _task_seconds, _compute_speed_transferring, _prediction_end
@@ -17,7 +19,8 @@ cdef class Simulator:
     cdef object _predictions
     cdef TransferTask _load
 
-    @cython.locals(prediction=_Prediction)
+    cpdef forecast(self, forecasts, Py_ssize_t layer_now, double seconds)
+    @cython.locals(prediction=_Prediction, seconds=double)
     cpdef _start_prediction(self)
     @cython.locals(prediction=_Prediction)
     cpdef _drop_late(self, layer)

@@ -97,7 +97,7 @@ class Simulator:
 
     # ---- the predictor
 
-    def forecast(self, forecasts: Forecasts, *, layer_now: int, seconds: float) -> None:
+    def forecast(self, forecasts: Forecasts, layer_now: int, seconds: float) -> None:
         """Schedules the predictor's answer to an event for the time when it has been computed.
 
         It takes `seconds` after the answers to earlier events; a synchronous system computes
@@ -108,7 +108,7 @@ class Simulator:
         if self._is_synchronous:
             self.predictor_seconds += seconds
             self.compute(seconds)
-            self._scheduler.schedule(forecasts, layer_now=layer_now)
+            self._scheduler.schedule(forecasts, layer_now)
             self._start_transfers()  # the transfer thread starts before the router runs
             return
         self._predictions.append(_Prediction(seconds, forecasts, layer_now))
@@ -116,7 +116,8 @@ class Simulator:
             self._start_prediction()
 
     def _start_prediction(self) -> None:
-        seconds = self._predictions[0].seconds
+        prediction = self._predictions[0]
+        seconds = prediction.seconds
         self.predictor_seconds += seconds
         self._prediction_end = self.now + seconds
 
@@ -331,7 +332,7 @@ class Simulator:
         self._prediction_end = math.inf
         if self._predictions:
             self._start_prediction()
-        self._scheduler.schedule(prediction.forecasts, layer_now=prediction.layer_now)
+        self._scheduler.schedule(prediction.forecasts, prediction.layer_now)
         return False
 
     def _start_transfers(self) -> None:

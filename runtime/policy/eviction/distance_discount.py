@@ -37,8 +37,9 @@ class DistanceDiscount:
     def set_shares(self, layer: int, share_E: Scores) -> None:
         """Sets the share of steps that use each of the layer's experts."""
         if COMPILED:
+            least = LEAST_SHARE
             for e in range(self._num_experts):
-                self._share_LE[layer, e] = max(share_E[e], LEAST_SHARE)
+                self._share_LE[layer, e] = max(share_E[e], least)
         else:
             np.maximum(share_E, LEAST_SHARE, out=self._share_LE[layer])
 

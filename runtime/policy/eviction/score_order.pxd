@@ -8,6 +8,7 @@ cdef class ScoreOrder:
     cdef double[::1] _absent_N, _masked_N
     cdef long long[::1] _touched_N
 
+    @cython.locals(index=Py_ssize_t)
     cpdef Py_ssize_t index(self, tuple expert) except -1
     cpdef touch(self, tuple expert)
     cpdef on_admit(self, tuple expert)
@@ -21,9 +22,10 @@ cdef class ScoreOrder:
     @cython.locals(index=Py_ssize_t, i=Py_ssize_t, highest=double)
     cpdef tuple highest_absent(self, const double[:] score_N, double least)
     cpdef tuple _expert(self, Py_ssize_t index)
-    @cython.locals(i=Py_ssize_t)
+    @cython.locals(i=Py_ssize_t, masked_N="double[::1]", absent_N="double[::1]")
     cpdef _mask(self, const double[:] score_N)
-    @cython.locals(index=Py_ssize_t, i=Py_ssize_t, least=double, score=double)
+    @cython.locals(index=Py_ssize_t, i=Py_ssize_t, least=double, score=double,
+                   masked_N="double[::1]")
     cpdef Py_ssize_t _take_lowest(self) except -2
 
 

@@ -1,3 +1,4 @@
+# cython: boundscheck=False, wraparound=False
 """The order that every policy with a score per expert uses.
 
 Shape suffixes: L layers, E experts, N = experts of the partition's layers, layer by layer.
@@ -48,7 +49,9 @@ class ScoreOrder:
         self._clock = 0
 
     def index(self, expert: Expert) -> int:
-        return (expert[0] - self._first_layer) * self._num_experts + expert[1]
+        index: int = (expert[0] - self._first_layer) * self._num_experts + expert[1]
+        assert 0 <= index < self._size, expert  # compiled loops do not check it
+        return index
 
     def touch(self, expert: Expert) -> None:
         """Makes the expert the last among those of its score."""
@@ -110,17 +113,18 @@ class ScoreOrder:
     def _mask(self, score_N: Scores) -> None:
         """Sets the scores of residents."""
         if COMPILED:
+            masked_N, absent_N = self._masked_N, self._absent_N
             for i in range(self._size):
-                self._masked_N[i] = score_N[i] + self._absent_N[i]
+                masked_N[i] = score_N[i] + absent_N[i]
         else:
             np.add(score_N, self._absent_N, out=self._masked_N)
 
     def _take_lowest(self) -> int:
         """Returns the index of the next victim, whose score becomes infinite; -1: there is none."""
         if COMPILED:
-            index, least = -1, np.inf
+            index, least, masked_N = -1, np.inf, self._masked_N
             for i in range(self._size):
-                score = self._masked_N[i]
+                score = masked_N[i]
                 if score > least:
                     continue
                 if score < least:
