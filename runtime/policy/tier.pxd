@@ -27,7 +27,8 @@ cdef class CacheTier:
     cdef long long _least_prefetch
     cdef public bint idle_prefetch
     cdef Py_ssize_t _idle_refused_at
-    cdef object _waiting, _copies, _to_fill
+    cdef object _to_fill
+    cdef dict _waiting, _copies
     cdef set _requested_below
     cdef public Py_ssize_t num_requests_below, num_ready
     cdef public set late
@@ -45,7 +46,7 @@ cdef class CacheTier:
     cpdef request(self, tuple expert)
     @cython.locals(entry=CacheEntry)
     cpdef pin(self, tuple expert)
-    @cython.locals(entry=CacheEntry, is_requested=bint)
+    @cython.locals(entry=CacheEntry, is_requested=bint, num_left=Py_ssize_t)
     cpdef release(self, tuple expert)
     cpdef _release_below(self, tuple expert)
     @cython.locals(entry=CacheEntry, num_chunks=Py_ssize_t, entries=dict, queue=TransferQueue,

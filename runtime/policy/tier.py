@@ -105,11 +105,11 @@ class CacheTier:
         self._idle_refused_at = -1
         """`cache.num_changes` when no idle candidate could be fetched; nothing to try until it
         changes."""
-        self._waiting: Counter[Expert] = Counter()
+        self._waiting: dict[Expert, int] = {}
         """Requests of experts that have no slot yet; they become pins when they get one."""
         self._requested_below: set[Expert] = set()
         """Experts that this tier has requested of the tier below."""
-        self._copies: Counter[Expert] = Counter()
+        self._copies: dict[Expert, int] = {}
         """Transfers to the tier above that are reading an expert's slot now."""
         self.num_requests_below = 0
         """Requests to the tier below so far: when it grows, that tier's link has to be woken."""
@@ -188,7 +188,7 @@ class CacheTier:
         """Requests the expert; to be released once."""
         entry = self._entries.get(expert)
         if entry is None:
-            self._waiting[expert] += 1
+            self._waiting[expert] = self._waiting.get(expert, 0) + 1
         else:
             entry.pins += 1
             self.cache.on_use(expert)
@@ -207,11 +207,11 @@ class CacheTier:
         """
         entry = self._entries.get(expert)
         if entry is None:
-            assert self._waiting[expert] > 0, expert
-            self._waiting[expert] -= 1
-            is_requested = self._waiting[expert] > 0
-            if not is_requested:
-                del self._waiting[expert]
+            assert expert in self._waiting, expert
+            num_left = self._waiting.pop(expert) - 1
+            is_requested = num_left > 0
+            if is_requested:
+                self._waiting[expert] = num_left
         else:
             assert entry.pins > 0, (expert, entry)
             entry.pins -= 1
@@ -427,7 +427,7 @@ class CacheTier:
             return None
         entry = self._entries[expert]
         entry.pins += 1
-        self._copies[expert] += 1
+        self._copies[expert] = self._copies.get(expert, 0) + 1
         return entry.slot
 
     def end_copy(self, expert: Expert) -> None:
@@ -500,7 +500,7 @@ class CacheTier:
         The slot returns with `restore`; until then the expert, if it is needed, takes another.
         Returns False, having done nothing, while a copy reads from the same slot.
         """
-        if self._copies[task.expert]:
+        if self._copies.get(task.expert):
             return False
         entry = self._entries[task.expert]
         counters = self.counters[task.expert[0]]
@@ -535,10 +535,10 @@ class CacheTier:
         self.late.clear()
         self._waiting.clear()
         self._requested_below.clear()
-        self._copies = Counter(task.expert for task in copies)
+        self._copies = dict(Counter(task.expert for task in copies))
         slots = {task.slot for task in transfers}
         for expert, entry in list(self.cache.entries.items()):
-            entry.pins = self._copies[expert]
+            entry.pins = self._copies.get(expert, 0)
             entry.in_flight = entry.slot in slots
             self._evict_incomplete(expert)
         self.num_ready = sum(map(self.is_ready, self._entries))

@@ -44,7 +44,12 @@ class ScoreOrder:
         self._absent_N = np.full(size, np.inf)
         """0 for residents, infinity for others: added to the scores, it leaves only residents."""
         self._masked_N = np.empty(size)
-        """Scores of residents, infinity for others: a buffer."""
+        """Scores of residents, infinity for others; where compiled, of `_residents_N`: a buffer."""
+        self._residents_N = np.zeros(size, dtype=np.int64)
+        """Where compiled: the indices of residents, `_num_residents` of them, in any order."""
+        self._places_N = np.full(size, -1, dtype=np.int64)
+        """Where compiled: the place of each resident in `_residents_N`, -1 for others."""
+        self._num_residents = 0
         self._touched_N = np.zeros(size, dtype=np.int64)
         self._clock = 0
 
@@ -59,7 +64,12 @@ class ScoreOrder:
         self._touched_N[self.index(expert)] = self._clock
 
     def on_admit(self, expert: Expert) -> None:
-        self._absent_N[self.index(expert)] = 0.0
+        index = self.index(expert)
+        self._absent_N[index] = 0.0
+        if COMPILED and self._places_N[index] < 0:
+            self._residents_N[self._num_residents] = index
+            self._places_N[index] = self._num_residents
+            self._num_residents += 1
         self.touch(expert)
 
     def on_prefetch(self, expert: Expert) -> None:
@@ -72,13 +82,22 @@ class ScoreOrder:
         self.touch(expert)
 
     def on_remove(self, expert: Expert) -> None:
-        self._absent_N[self.index(expert)] = np.inf
+        index = self.index(expert)
+        self._absent_N[index] = np.inf
+        if COMPILED and self._places_N[index] >= 0:
+            self._num_residents -= 1
+            last, place = self._residents_N[self._num_residents], self._places_N[index]
+            self._residents_N[place], self._places_N[last] = last, place
+            self._places_N[index] = -1
 
     def clear(self) -> None:
         self._absent_N[:] = np.inf
+        self._places_N[:] = -1
+        self._num_residents = 0
 
     def choose_victim(self, is_evictable: IsEvictable) -> Expert | None:
-        self._mask(self._scores())
+        score_N = self._scores()
+        self._mask(score_N)
         for _ in range(NUM_SINGLE_TRIES):
             index = self._take_lowest()
             if index < 0:
@@ -86,8 +105,9 @@ class ScoreOrder:
             expert = self._expert(index)
             if is_evictable(expert):
                 return expert
-        for index in np.lexsort((self._touched_N, self._masked_N)).tolist():
-            if self._masked_N[index] == np.inf:
+        masked_N = score_N + np.asarray(self._absent_N)
+        for index in np.lexsort((self._touched_N, masked_N)).tolist():
+            if masked_N[index] == np.inf:
                 return None
             expert = self._expert(index)
             if is_evictable(expert):
@@ -113,27 +133,28 @@ class ScoreOrder:
     def _mask(self, score_N: Scores) -> None:
         """Sets the scores of residents."""
         if COMPILED:
-            masked_N, absent_N = self._masked_N, self._absent_N
-            for i in range(self._size):
-                masked_N[i] = score_N[i] + absent_N[i]
+            for place in range(self._num_residents):
+                self._masked_N[place] = score_N[self._residents_N[place]]
         else:
             np.add(score_N, self._absent_N, out=self._masked_N)
 
     def _take_lowest(self) -> int:
         """Returns the index of the next victim, whose score becomes infinite; -1: there is none."""
         if COMPILED:
-            index, least, masked_N = -1, np.inf, self._masked_N
-            for i in range(self._size):
-                score = masked_N[i]
-                if score > least:
-                    continue
-                if score < least:
-                    index, least = i, score
-                elif index >= 0 and self._touched_N[i] < self._touched_N[index]:
-                    index = i
-            if index >= 0:
-                self._masked_N[index] = np.inf
-            return index
+            best, least = -1, np.inf
+            for place in range(self._num_residents):
+                score = self._masked_N[place]
+                if score < least or (
+                    score == least
+                    and best >= 0
+                    and self._touched_N[self._residents_N[place]]
+                    < self._touched_N[self._residents_N[best]]
+                ):
+                    best, least = place, score
+            if best < 0:
+                return -1
+            self._masked_N[best] = np.inf
+            return self._residents_N[best]
         # A second search for the lowest score is cheaper than comparing all scores with it.
         score_N, touched_N = np.asarray(self._masked_N), np.asarray(self._touched_N)
         index = int(score_N.argmin())
