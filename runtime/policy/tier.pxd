@@ -16,7 +16,6 @@ cdef class TransferTask:
 cdef class CacheTier:
     cdef public ExpertCache cache
     cdef public TransferQueue queue
-    cdef object _requested, _predicted
     cdef public list counters
     cdef public CacheTier below
     cdef CacheTier _above

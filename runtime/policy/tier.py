@@ -88,7 +88,6 @@ class CacheTier:
     ):
         self.cache = cache
         self.queue = TransferQueue(order, num_layers=len(chunk_bytes))
-        self._requested, self._predicted = self.queue.requested, self.queue.predicted
         self.counters = [CacheCounters() for _ in chunk_bytes]
         self.below = below
         self._above: CacheTier | None = None
@@ -279,7 +278,7 @@ class CacheTier:
 
     def may_start(self) -> bool:
         """Returns whether `next_task` may have a task; a cheap test to save the call."""
-        if self._requested or self._predicted:
+        if self.queue.requested or self.queue.predicted:
             return True
         return self.idle_prefetch and self._idle_refused_at != self.cache.num_changes
 
@@ -291,12 +290,12 @@ class CacheTier:
         the tier below can deliver its first chunk, and never the slot of a queued prefetch: so
         every transfer is progress, whatever the two tiers hold.
         """
-        for expert in self._requested:
+        for expert in self.queue.requested:
             if (task := self._start(expert, True)) is not None:
                 return task
         if high_only:
             return None
-        first = self.queue.first_low() if self._predicted else None
+        first = self.queue.first_low() if self.queue.predicted else None
         if first is not None:
             victims: Victims = {}
             if (task := self._start(first, False, victims)) is not None:
@@ -457,7 +456,7 @@ class CacheTier:
         counters.bytes_moved += num_bytes
         if not task.high:
             counters.bytes_prefetched += num_bytes
-            if expert in self._requested or entry.pins:
+            if expert in self.queue.requested or entry.pins:
                 counters.bytes_used += num_bytes
             else:
                 entry.speculative_bytes += num_bytes

@@ -22,6 +22,7 @@ ROOMS = (
     "openmp",
     "accelerator",
     "presets",
+    "compiled",
     "policy",
     "sim",
     "store",

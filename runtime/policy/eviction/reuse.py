@@ -207,27 +207,29 @@ class ReuseEviction(EvictionPolicy):
             value = self._value_LE[layer, e]
             self._expected_LE[layer, e] = probability + (1.0 - probability) * value
 
-    def compute_scores(self) -> None:
-        """Computes `score_LE`, if events have changed it."""
+    def compute_scores(self) -> Scores:
+        """Returns `score_LE`, computed anew if events have changed it."""
         if not self._is_outdated:
-            return
+            return self.score_LE
         self._is_outdated = False
         self._discount.compute(self._layer_now)
         for layer in self._probabilities:
             self._expect(layer)
             copy_scores(self._expected_LE[layer], self._view_LE[layer])
+        return self.score_LE
 
-    def compute_idle_scores(self) -> None:
-        """Computes `idle_score_LE`."""
+    def compute_idle_scores(self) -> Scores:
+        """Returns `idle_score_LE`, computed anew."""
         if not COMPILED:
             np.copyto(self.idle_score_LE, self._value_LE)
             for layer in self._forecast_layers:
                 self.idle_score_LE[layer] = NOT_IDLE
-            return
+            return self.idle_score_LE
         for layer in range(self._num_layers):
             is_forecast = layer in self._forecast_layers
             for e in range(self._num_experts):
                 self._idle_view_LE[layer, e] = NOT_IDLE if is_forecast else self._value_LE[layer, e]
+        return self.idle_score_LE
 
     def may_evict_for(self, victim: Expert, newcomer: Expert) -> bool:
         # Without the discount: two experts used alike would take turns over an idle link.

@@ -22,6 +22,7 @@ from runtime.hf.experts import compute_expert
 from runtime.policy.placement import ExpertPlacement
 from runtime.transfer.numa import find_near_cpus, parse_cpu_list, run_near
 from tests.builders.models import plain_eager, tiny_qwen2_moe
+from tests.builders.patchable import use_patchable_core
 from tests.builders.served import between_transfers, count_pins, serve
 
 TOKENS = torch.randint(0, 64, (2, 7), generator=torch.Generator().manual_seed(3))
@@ -173,6 +174,7 @@ def test_devices__an_unreadable_expert_fails_its_request_only(folder, expected):
 
 
 def test_devices__are_interrupted_and_serve_again(folder, expected, monkeypatch):
+    use_patchable_core(monkeypatch)
     model = serve(folder, budget="40%", devices=["cpu", "cpu"])
     engine = model.moecast.engine
     routed, calls = engine.cache.devices[1].request_routed, []

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.builders.models import plain_eager, tiny_qwen2_moe
+from tests.builders.patchable import use_patchable_core
 from tests.builders.served import serve
 
 TOKENS = torch.arange(7).reshape(1, 7)
@@ -43,7 +44,10 @@ def read_on_main_thread_only(worker):
 @pytest.mark.parametrize(
     "name", ["request", "next_task", "_start", "release", "complete", "queue.remove"]
 )
-def test_interrupt__between_two_entries_of_the_books_is_repaired(tmp_path, name, host_budget):
+def test_interrupt__between_two_entries_of_the_books_is_repaired(
+    tmp_path, monkeypatch, name, host_budget
+):
+    use_patchable_core(monkeypatch)
     folder = tiny_qwen2_moe(tmp_path / "model", num_layers=3, num_experts=8)
     expected = plain_eager(folder)(TOKENS).logits
     model = serve(folder, budget="25%", host_budget=host_budget)

@@ -20,6 +20,7 @@ from runtime.engine.monitor import (
 from runtime.errors import Fault, TransferError
 from runtime.presets import load_system
 from tests.builders.models import tiny_qwen2_moe
+from tests.builders.patchable import use_patchable_core
 from tests.builders.served import between_transfers, serve
 
 
@@ -63,8 +64,11 @@ def test_snapshot__is_what_the_report_says(folder: Path) -> None:
     assert snapshot.prefetching in (True, False)  # the default system is adaptive
 
 
-def test_recall__is_the_share_of_needed_experts_that_were_named(folder: Path) -> None:
+def test_recall__is_the_share_of_needed_experts_that_were_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Counted again from what the predictor said and what the routers chose."""
+    use_patchable_core(monkeypatch)
     # Less than everything: a cache that holds all experts gets no forecasts.
     # On the computing thread: forecasts of another one may all be late.
     system = replace(load_system("moecast"), synchronous=True)
@@ -121,7 +125,10 @@ def test_cells__with_a_tier_below_tell_host_from_device(folder: Path) -> None:
     assert tiers[1].total.requests > 0
 
 
-def test_cells__show_computing_experts_as_pinned(folder: Path) -> None:
+def test_cells__show_computing_experts_as_pinned(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_patchable_core(monkeypatch)
     model = serve(folder, budget="50%")
     seen: list[str] = []
     with model.moecast as handle:

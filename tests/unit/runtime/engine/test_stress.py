@@ -12,6 +12,7 @@ import torch
 
 from runtime.errors import TransferError
 from tests.builders.models import plain_eager, tiny_qwen2_moe
+from tests.builders.patchable import use_patchable_core
 from tests.builders.served import serve
 
 LAYERS, EXPERTS = 4, 8
@@ -123,7 +124,8 @@ def forecast(engine, seed, counts, over):
 
 @pytest.mark.usefixtures("frantic")
 @pytest.mark.parametrize("host_budget", [None, "40%"])
-def test_engine__eight_threads_cancel_evict_and_prefetch(tmp_path, host_budget):
+def test_engine__eight_threads_cancel_evict_and_prefetch(tmp_path, monkeypatch, host_budget):
+    use_patchable_core(monkeypatch)
     folder = tiny_qwen2_moe(tmp_path / "model", num_layers=LAYERS, num_experts=EXPERTS)
     banks = [layer.mlp.experts for layer in plain_eager(folder).model.layers]
     model = serve(folder, budget="25%", host_budget=host_budget)
