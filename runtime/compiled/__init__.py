@@ -35,11 +35,10 @@ def extend_path(path: Iterable[str], package: str) -> list[str]:
 @cache
 def is_compiled() -> bool:
     """Returns whether the compiled modules are used: all of them or none."""
-    own = Path(__file__).parent
-    if os.environ.get(VARIABLE) == "0" or not (own / SOURCES).is_file():
+    folder = Path(__file__).parent
+    if os.environ.get(VARIABLE) == "0" or not (folder / SOURCES).is_file():
         return False
-    sources = json.loads((own / SOURCES).read_text())
-    changed = sorted(name for name, digest in sources.items() if hash_source(name) != digest)
+    changed = find_changed(folder)
     if changed:
         log.warning(
             "%s changed after compilation: the policy core runs uncompiled. To compile it again: "
@@ -49,7 +48,14 @@ def is_compiled() -> bool:
     return not changed
 
 
-def hash_source(name: str) -> str | None:
-    """Returns the sha256 of a file of `runtime`, as hex; None if there is no such file."""
-    path = Path(__file__).parents[1] / name
+def find_changed(folder: Path) -> list[str]:
+    """Returns the files that are not those of which the folder's modules were compiled."""
+    sources = json.loads((folder / SOURCES).read_text())
+    return sorted(
+        name for name, digest in sources.items() if hash_source(folder.parent / name) != digest
+    )
+
+
+def hash_source(path: Path) -> str | None:
+    """Returns the sha256 of a file, as hex; None if there is no such file."""
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None

@@ -1,0 +1,252 @@
+"""`python -m tests.builders.core_runs FIRST END`: random runs of the policy core, as JSON.
+
+Processes with the compiled core, with its Python files (`MOECAST_COMPILED=0`) and with these looping
+over experts as they do where compiled (`--loops`) must print the same. The random numbers depend on
+the seeds alone, never on an answer of the core.
+
+Shape suffixes: H horizons, T tokens, K top_k, L layers, E experts.
+"""
+
+import hashlib
+import json
+import random
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from predictors.base import HORIZONS, Forecast, Predictor, Signal
+from predictors.spec import ModelSpec
+from runtime.config import SystemConfig
+from runtime.policy.build import build_device_cache, build_scheduler
+from runtime.policy.device_cache import DeviceCache
+from runtime.policy.eviction import ghost_caches, registry
+from runtime.policy.queue import PREFETCH_ORDERS
+from runtime.sim.hardware import MeasuredHardware, Overheads
+from runtime.sim.replay import replay
+from tests.builders.arena import random_routing
+from tests.builders.entries import tiny_spec
+
+SPEC = tiny_spec(num_layers=4, num_experts=8, top_k=2)
+CHUNKS = (10, 10, 20)
+NUM_EVENTS = 400
+STEPS = 40
+
+
+class RandomPredictor(Predictor):
+    """Forecasts some layers at random, or the reuse of the layer that was routed."""
+
+    kind = "random"
+
+    def __init__(self, seed: int, *, num_rows: int = 0):
+        super().__init__(SPEC)
+        self._random = np.random.default_rng(seed)
+        self._num_rows = num_rows
+        signal = Signal.ROUTED if num_rows else Signal.GATE_INPUT
+        self.signals = frozenset({signal})  # type: ignore[misc]
+
+    def _scores(self, num_rows: int) -> np.ndarray:
+        # Few distinct values, so that there are ties.
+        return (self._random.integers(0, 9, (num_rows, SPEC.num_experts)) / 8).astype(np.float32)
+
+    def gate_input(self, layer, hidden_TD):
+        ahead = self._random.integers(1, 3)
+        layers = range(layer + 1, min(layer + 1 + int(ahead), SPEC.num_layers))
+        return [Forecast(at, self._scores(1)) for at in layers]
+
+    def routed(self, layer, experts_TK, logits_TE):
+        return [Forecast(layer, self._scores(self._num_rows))]
+
+
+class RandomStep:
+    """A step of the given routing, the first of several tokens."""
+
+    def __init__(self, experts_LTK: np.ndarray):
+        self.experts_LTK = experts_LTK
+        self.tokens_T = np.zeros(experts_LTK.shape[1], np.int64)
+        self.requests_T = np.zeros(experts_LTK.shape[1], np.int64)
+
+    def experts(self, layer: int) -> np.ndarray:
+        return self.experts_LTK[layer]
+
+    def gate_input(self, layer: int) -> np.ndarray:
+        return np.zeros((len(self.tokens_T), 1), np.float32)
+
+    layer_input = logits = gate_input
+
+
+def random_system(chance: random.Random, seed: int) -> SystemConfig:
+    """Returns a system of random parts, with any eviction policy."""
+    switches = ("chunked", "whole_requests", "early_preemption", "reordered", "cancel")
+    more = ("per_layer", "hot_first", "drop_used", "idle_prefetch", "synchronous", "host_window")
+    eviction = sorted(registry.EVICTIONS)[seed % len(registry.EVICTIONS)]
+    options: dict[str, Any] = {"warmup_steps": 5} if eviction == "static" else {}
+    return SystemConfig(
+        eviction=eviction,
+        eviction_options=options,
+        priority=chance.choice(sorted(PREFETCH_ORDERS)),
+        candidates=chance.choice(["named", "named", "all", "slots"]),
+        least_prefetch=chance.choice([0, 15, 100]),
+        **{name: chance.random() < 0.5 for name in switches},
+        **{name: chance.random() < 0.3 for name in more},
+    )
+
+
+def run_replay(seed: int) -> dict[str, Any]:
+    """Replays random steps on a random machine; returns every time and counter."""
+    chance, rng = random.Random(seed), np.random.default_rng(seed)
+    system = random_system(chance, seed)
+    sizes = [5 if step % 20 == 0 else 1 for step in range(STEPS)]
+    steps = [
+        RandomStep(
+            np.array(
+                [
+                    [rng.permutation(SPEC.num_experts)[: SPEC.top_k] for _ in range(size)]
+                    for _ in range(SPEC.num_layers)
+                ]
+            )
+        )
+        for size in sizes
+    ]
+    if system.eviction == "belady":
+        known = chance.choice([None, 1, 3])
+        options = {"known_steps": known, "future": random_future(steps)}
+        system.eviction_options = options
+    hardware = MeasuredHardware(
+        name="random",
+        chunk_bytes=CHUNKS,
+        transfer_fixed=0.1,
+        transfer_per_byte=0.02,
+        layer_fixed=1.0,
+        layer_per_token=0.1,
+        expert_fixed=0.2,
+        expert_per_token=0.05,
+        predictor_seconds=chance.choice([0.1, 1.3]),
+        overheads=Overheads(
+            task_seconds=0.01,
+            computation_reads=chance.random() < 0.5,
+            transfer_speed_together=chance.choice([1.0, 0.6]),
+            transfer_speed_computing=chance.choice([1.0, 0.7]),
+            compute_speed_transferring=chance.choice([1.0, 0.8]),
+        ),
+    )
+    events: list[Any] = []
+    stats = replay(
+        steps,
+        RandomPredictor(seed),
+        spec=SPEC,
+        system=system,
+        hardware=hardware,
+        budget_slots=chance.randint(SPEC.top_k, 24),
+        reuse_predictor=RandomPredictor(seed + 1, num_rows=chance.choice([1, len(HORIZONS)])),
+        observer=lambda *event: events.append(event),
+    )
+    return {
+        "system": [system.eviction, system.priority, system.candidates],
+        "tpot_seconds": stats.tpot_seconds,
+        "stats": hash_values(stats.as_dict()),
+        "events": hash_values(events),
+    }
+
+
+def random_future(steps: list[RandomStep]) -> list[list[list[int]]]:
+    return [
+        [np.unique(step.experts(layer)).tolist() for layer in range(SPEC.num_layers)]
+        for step in steps
+    ]
+
+
+def run_operations(seed: int) -> list[str]:
+    """Calls a random core's methods in a random order; returns a hash of what each leaves."""
+    chance, rng = random.Random(seed), np.random.default_rng(seed)
+    system = random_system(chance, seed)
+    if system.eviction == "belady":
+        system.eviction = "lru"  # it must be followed step by step
+        system.eviction_options = {}
+    num_slots = [chance.randint(6, 16), chance.randint(8, 32)][: chance.randint(1, 2)]
+    core = build_device_cache(
+        system, SPEC, num_slots=num_slots, chunk_bytes=[CHUNKS] * SPEC.num_layers
+    )
+    scheduler = build_scheduler(system, SPEC, core)
+    answers: list[Any] = []
+    hashes: list[str] = []
+    flying: list[list[Any]] = [[] for _ in core.tiers]
+    core.begin_step(np.zeros(1, np.int64))
+    layer, pending = 0, list[int]()
+    for _ in range(NUM_EVENTS):
+        event = chance.randrange(8)
+        depth = chance.randrange(len(core.tiers))
+        tier = core.tiers[depth]
+        if event == 0 and pending:
+            e = pending.pop(0)
+            core.request((layer, e))
+            if core.is_ready((layer, e)):
+                core.release((layer, e))
+            else:
+                core.cancel(layer, [e])
+        elif event == 1 and not pending:
+            chosen = sorted(chance.sample(range(SPEC.num_experts), SPEC.top_k))
+            core.on_reuse_scores(layer, rng.random((1, SPEC.num_experts), np.float32))
+            core.on_tokens_routed(layer, np.array([chosen]))
+            pending = core.request_routed(layer, {e: chance.randint(1, 3) for e in chosen})
+            answers.append(list(pending))
+        elif event == 2 and not pending:
+            layer = (layer + 1) % SPEC.num_layers
+            if layer == 0:
+                core.end_step()
+                core.begin_step(np.zeros(1, np.int64))
+        elif event == 3:
+            at = chance.randrange(SPEC.num_layers)
+            scores_TE = (rng.integers(0, 9, (1, SPEC.num_experts)) / 8).astype(np.float32)
+            scheduler.schedule([Forecast(at, scores_TE)], layer_now=layer)
+        elif event in (4, 5):
+            if not flying[depth] and (task := tier.next_task()) is not None:
+                flying[depth].append(task)
+                answers.append([*task.expert, task.slot, task.end_chunk, task.num_bytes, task.high])
+        elif flying[depth]:
+            task = flying[depth].pop()
+            (tier.retry if chance.random() < 0.1 else tier.complete)(task)
+        hashes.append(hash_values([answers, describe(core)]))
+    return hashes
+
+
+def describe(core: DeviceCache) -> list[Any]:
+    """Returns all that can be seen of a core."""
+    return [
+        [
+            [
+                [*expert, entry.slot, entry.ready_chunks, entry.pins, entry.in_flight]
+                for expert, entry in sorted(tier.cache.entries.items())
+            ],
+            [list(expert) for expert in tier.queue.low()],
+            [list(expert) for expert in tier.queue.requested],
+            [counters.as_dict() for counters in tier.counters],
+        ]
+        for tier in core.tiers
+    ]
+
+
+def hash_values(values: Any) -> str:
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:12]
+
+
+def use_loops() -> None:
+    """Lets the Python files loop over experts, as they do where compiled."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("runtime.policy.eviction.") and hasattr(module, "COMPILED"):
+            module.COMPILED = True  # type: ignore[attr-defined]
+
+
+def runs(first: int, end: int) -> Iterator[Any]:
+    for seed in range(first, end):
+        yield run_replay(seed)
+        yield run_operations(seed)
+
+
+if __name__ == "__main__":
+    if "--loops" in sys.argv:
+        use_loops()
+    is_python = ghost_caches.__file__.endswith(".py")
+    results = list(runs(int(sys.argv[1]), int(sys.argv[2])))
+    json.dump({"is_python": is_python, "results": results}, sys.stdout)

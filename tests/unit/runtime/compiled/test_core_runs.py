@@ -1,0 +1,53 @@
+"""The compiled policy core and its Python files give the same answers to the same random calls."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.compiled import VARIABLE, is_compiled
+
+ROOT = Path(__file__).parents[4]
+SEEDS = range(160)
+"""Every eviction policy ten times, with random systems, machines and routing."""
+
+
+def run_core(*options: str, compiled: bool = False) -> dict[str, Any]:
+    command = [sys.executable, "-m", "tests.builders.core_runs", str(SEEDS.start), str(SEEDS.stop)]
+    environment = {**os.environ, VARIABLE: "1" if compiled else "0"}
+    done = subprocess.run(
+        [*command, *options],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def reference() -> dict[str, Any]:
+    results = run_core()
+    assert results["is_python"]
+    return results
+
+
+def test_compiled_core__answers_as_the_python_files(reference: dict[str, Any]) -> None:
+    if not is_compiled():
+        pytest.skip("NO COMPILED CORE: its Python files are tested alone")
+    results = run_core(compiled=True)
+    assert not results["is_python"]
+    assert results["results"] == reference["results"]
+
+
+def test_loops__give_the_bits_of_numpy(reference: dict[str, Any]) -> None:
+    results = run_core("--loops")
+    assert results["is_python"]
+    assert results["results"] == reference["results"]

@@ -1,0 +1,59 @@
+"""Compiled modules run only if they were made of the Python files that are there."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+import runtime.compiled
+from runtime.compiled import SOURCES, VARIABLE, extend_path, find_changed, is_compiled
+
+
+def write_package(folder: Path) -> Path:
+    """Writes a package of one module that was compiled; returns the folder of compiled modules."""
+    source, compiled = folder / "policy/tier.py", folder / "compiled"
+    source.parent.mkdir()
+    compiled.mkdir()
+    source.write_text("A = 1\n")
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()
+    (compiled / SOURCES).write_text(json.dumps({"policy/tier.py": digest}))
+    return compiled
+
+
+def test_find_changed__names_files_that_differ_or_are_missing(tmp_path: Path) -> None:
+    compiled = write_package(tmp_path)
+    assert find_changed(compiled) == []
+    (tmp_path / "policy/tier.py").write_text("A = 2\n")
+    assert find_changed(compiled) == ["policy/tier.py"]
+    (tmp_path / "policy/tier.py").unlink()
+    assert find_changed(compiled) == ["policy/tier.py"]
+
+
+def test_is_compiled__warns_of_changed_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiled = write_package(tmp_path)
+    monkeypatch.setattr(runtime.compiled, "__file__", str(compiled / "__init__.py"))
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert is_compiled.__wrapped__()
+    (tmp_path / "policy/tier.py").write_text("A = 2\n")
+    assert not is_compiled.__wrapped__()
+    assert "policy/tier.py changed after compilation" in caplog.text
+    (compiled / SOURCES).unlink()
+    assert not is_compiled.__wrapped__()
+
+
+def test_is_compiled__can_be_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = write_package(tmp_path)
+    monkeypatch.setattr(runtime.compiled, "__file__", str(compiled / "__init__.py"))
+    monkeypatch.setenv(VARIABLE, "0")
+    assert not is_compiled.__wrapped__()
+
+
+def test_extend_path__puts_compiled_modules_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime.compiled, "is_compiled", lambda: True)
+    folder = Path(runtime.compiled.__file__).parent
+    assert extend_path(["own"], "runtime.policy") == [str(folder / "policy"), "own"]
+    monkeypatch.setattr(runtime.compiled, "is_compiled", lambda: False)
+    assert extend_path(["own"], "runtime.policy") == ["own"]
