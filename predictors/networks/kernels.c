@@ -174,20 +174,32 @@ static void dot_four_vnni(int32_t *to, const uint8_t *row, const int8_t *weights
 }
 #endif
 
-static void (*dot_four)(int32_t *, const uint8_t *, const int8_t *, Py_ssize_t) = dot_four_portable;
-static const char *instructions = "portable";
+typedef void DotFour(int32_t *, const uint8_t *, const int8_t *, Py_ssize_t);
 
-static void choose_instructions(void) {
+static DotFour *dot_four = dot_four_portable;
+
+/* Instructions for products of integers that this processor has, the fastest first. */
+static struct {
+    const char *name;
+    DotFour *function;
+} choices[4];
+static int num_choices;
+
+static void add_choice(const char *name, DotFour *function) {
+    choices[num_choices].name = name;
+    choices[num_choices++].function = function;
+}
+
+static void find_choices(void) {
+    num_choices = 0;
 #if HAS_X86
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw")) {
-        dot_four = dot_four_vnni;
-        instructions = "avx512vnni";
-    } else if (__builtin_cpu_supports("avx2")) {
-        dot_four = dot_four_avx2;
-        instructions = "avx2";
-    }
+    if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw"))
+        add_choice("avx512vnni", dot_four_vnni);
+    if (__builtin_cpu_supports("avx2")) add_choice("avx2", dot_four_avx2);
 #endif
+    add_choice("portable", dot_four_portable);
+    dot_four = choices[0].function;
 }
 
 /* ONNX's DynamicQuantizeLinear of all rows together: numbers in 0..255, one scale, one zero. */
@@ -713,6 +725,29 @@ done:
 
 /* ---- the module */
 
+static PyObject *use_instructions(PyObject *module, PyObject *name) {
+    (void)module;
+    PyObject *bytes = PyUnicode_AsUTF8String(name);
+    if (!bytes) return NULL;
+    int found = 0;
+    for (int i = 0; i < num_choices && !found; i++)
+        if ((found = !strcmp(choices[i].name, PyBytes_AsString(bytes))))
+            dot_four = choices[i].function;
+    Py_DECREF(bytes);
+    if (found) Py_RETURN_NONE;
+    PyErr_Format(PyExc_ValueError, "this processor does not have the instructions %R", name);
+    return NULL;
+}
+
+static PyObject *list_instructions(void) {
+    PyObject *names = PyTuple_New(num_choices);
+    for (int i = 0; names && i < num_choices; i++) {
+        PyObject *name = PyUnicode_FromString(choices[i].name);
+        if (!name || PyTuple_SetItem(names, i, name)) Py_CLEAR(names);
+    }
+    return names;
+}
+
 static PyMethodDef program_methods[] = {
     {"run", Program_run, METH_VARARGS, "run(rows, inputs, outputs)"}, {NULL, NULL, 0, NULL}};
 
@@ -727,22 +762,22 @@ static PyType_Spec program_spec = {"predictors.networks.kernels.Program", sizeof
 static PyMethodDef functions[] = {
     {"fade_token", fade_token, METH_VARARGS,
      "fade_token(fading_FE, decays_F, num_counts, used, hidden_D, router_ED, bias_E, means_FE)"},
+    {"use_instructions", use_instructions, METH_O, "use_instructions(name)"},
     {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, "kernels", NULL, -1, functions, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit_kernels(void) {
-    choose_instructions();
+    find_choices();
     PyObject *module = PyModule_Create(&definition);
     if (!module) return NULL;
     PyObject *type = PyType_FromSpec(&program_spec);
-    if (!type || PyModule_AddObjectRef(module, "Program", type) ||
-        PyModule_AddStringConstant(module, "INSTRUCTIONS", instructions)) {
-        Py_XDECREF(type);
-        Py_DECREF(module);
-        return NULL;
-    }
-    Py_DECREF(type);
+    PyObject *names = list_instructions();
+    if (!type || !names || PyModule_AddObjectRef(module, "Program", type) ||
+        PyModule_AddObjectRef(module, "INSTRUCTIONS", names))
+        Py_CLEAR(module);
+    Py_XDECREF(type);
+    Py_XDECREF(names);
     return module;
 }

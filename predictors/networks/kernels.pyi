@@ -3,8 +3,8 @@ from typing import Any
 
 from predictors.base import Floats
 
-INSTRUCTIONS: str
-"""What the products in eight bits are computed with: avx512vnni, avx2 or portable."""
+INSTRUCTIONS: tuple[str, ...]
+"""What can compute products in eight bits here: avx512vnni, avx2, portable. The first one does."""
 
 class Program:
     """The operations of a network over buffers of float32 numbers (`program.NetworkProgram`).
@@ -46,4 +46,11 @@ def fade_token(
 
     The first `num_counts` rows count the experts `used`, the others add the probabilities that the
     router gives to `hidden_D`. Ids beyond the experts are no choice.
+    """
+
+def use_instructions(name: str) -> None:
+    """Computes products in eight bits with other instructions from now on, for tests.
+
+    Raises:
+        ValueError: They are none of `INSTRUCTIONS`.
     """
