@@ -30,7 +30,7 @@
 #endif
 
 #define ALIGNMENT 64
-#define OUTPUTS_AT_ONCE 4 /* of a product; eight-bit weights are padded to a multiple */
+#define OUTPUTS_AT_ONCE 4 /* of a product; weights are padded to a multiple */
 #define MANY_ROWS 4 /* from here on the interpreter's lock is released during a run */
 
 /* ---- elementwise loops */
@@ -111,16 +111,41 @@ typedef struct {
     int32_t *sums;      /* [N]: sum of an output's eight-bit weights */
 } Product;
 
-MULTIVERSIONED
-static float dot(const float *left, const float *right, Py_ssize_t size) {
-    float sums[16] = {0};
-    Py_ssize_t i = 0;
-    for (; i + 16 <= size; i += 16)
-        for (int lane = 0; lane < 16; lane++) sums[lane] += left[i + lane] * right[i + lane];
-    for (; i < size; i++) sums[i % 16] += left[i] * right[i];
+typedef float Lanes __attribute__((vector_size(64)));
+
+static inline float add_lanes(const Lanes *lanes) {
     float sum = 0.0f;
-    for (int lane = 0; lane < 16; lane++) sum += sums[lane];
+    for (int lane = 0; lane < 16; lane++) sum += (*lanes)[lane];
     return sum;
+}
+
+/* Products of a row with the weights of four outputs, `stride` numbers apart: four independent sums,
+ * as one would wait for each addition. */
+MULTIVERSIONED
+static void dot_four_floats(float *to, const float *row, const float *weights, Py_ssize_t stride,
+                            Py_ssize_t size) {
+    const float *second = weights + stride, *third = second + stride, *fourth = third + stride;
+    Lanes a = {0}, b = {0}, c = {0}, d = {0}, left, right;
+    Py_ssize_t k = 0;
+    for (; k + 16 <= size; k += 16) {
+        memcpy(&left, row + k, sizeof left);
+        memcpy(&right, weights + k, sizeof right);
+        a += left * right;
+        memcpy(&right, second + k, sizeof right);
+        b += left * right;
+        memcpy(&right, third + k, sizeof right);
+        c += left * right;
+        memcpy(&right, fourth + k, sizeof right);
+        d += left * right;
+    }
+    float sums[4] = {add_lanes(&a), add_lanes(&b), add_lanes(&c), add_lanes(&d)};
+    for (; k < size; k++) {
+        sums[0] += row[k] * weights[k];
+        sums[1] += row[k] * second[k];
+        sums[2] += row[k] * third[k];
+        sums[3] += row[k] * fourth[k];
+    }
+    memcpy(to, sums, sizeof sums);
 }
 
 /* Products of a row with the weights of four outputs, `stride` bytes apart; sizes are multiples of 64
@@ -301,10 +326,9 @@ static void multiply(const Product *product, const Operation *operation, const f
                     sums[n] = (float)(whole[n] - zero * product->sums[first + n]) *
                               (scale * product->scales[first + n]);
             } else {
-                for (int n = 0; n < count; n++)
-                    sums[n] = dot(from_TK + t * from_stride,
-                                  product->weights + (first + n) * product->stride,
-                                  product->inputs);
+                dot_four_floats(sums, from_TK + t * from_stride,
+                                product->weights + first * product->stride, product->stride,
+                                product->inputs);
             }
             for (int n = 0; n < count; n++) {
                 float sum = sums[n];
@@ -425,7 +449,7 @@ static int read_product(Product *product, PyObject *weights, PyObject *scales) {
     if (!given) return -1;
     product->stride = is_integer ? round_up(inputs) : inputs;
     Py_ssize_t padded = (outputs + OUTPUTS_AT_ONCE - 1) / OUTPUTS_AT_ONCE * OUTPUTS_AT_ONCE;
-    char *rows = allocate((is_integer ? padded : outputs) * product->stride * bytes);
+    char *rows = allocate(padded * product->stride * bytes);
     if (rows)
         for (Py_ssize_t n = 0; n < outputs; n++)
             memcpy(rows + n * product->stride * bytes, given + n * inputs * bytes,
@@ -689,8 +713,20 @@ static PyObject *fade_token(PyObject *module, PyObject *arguments) {
     float *bias_E = router_ED ? open_floats(&views, bias, num_experts, 0) : NULL;
     float *means_FE = bias_E ? open_floats(&views, means, num_rows * num_experts, 1) : NULL;
     if (!means_FE || !(chance_E = allocate(num_experts * (Py_ssize_t)sizeof(float)))) goto done;
-    for (Py_ssize_t e = 0; e < num_experts; e++)
-        chance_E[e] = dot(hidden_D, router_ED + e * hidden_size, hidden_size) + bias_E[e];
+    for (Py_ssize_t e = 0; e < num_experts; e += OUTPUTS_AT_ONCE) {
+        Py_ssize_t left = num_experts - e;
+        float sums[OUTPUTS_AT_ONCE];
+        if (left >= OUTPUTS_AT_ONCE) {
+            dot_four_floats(chance_E + e, hidden_D, router_ED + e * hidden_size, hidden_size,
+                            hidden_size);
+            continue;
+        }
+        for (Py_ssize_t i = 0; i < left; i++) { /* fewer than four: the same one four times */
+            dot_four_floats(sums, hidden_D, router_ED + (e + i) * hidden_size, 0, hidden_size);
+            chance_E[e + i] = sums[0];
+        }
+    }
+    for (Py_ssize_t e = 0; e < num_experts; e++) chance_E[e] += bias_E[e];
     exponentials(chance_E, chance_E, largest(chance_E, num_experts), num_experts);
     float sum = total(chance_E, num_experts);
     for (Py_ssize_t e = 0; e < num_experts; e++) chance_E[e] /= sum;
