@@ -35,12 +35,17 @@
 
 /* ---- elementwise loops */
 
+/* The number within the limits; NaN becomes the lower one, as no integer stands for it. */
+static inline float clip(float x, float least, float most) {
+    return x > least ? (x < most ? x : most) : least;
+}
+
 /* e^x with a relative error below 2e-7, for |x| < 87; beyond, the result of the limit. Cody and
  * Waite's reduction by multiples of ln 2, and a polynomial of the sixth degree on the rest. */
 static inline float exponential(float x) {
-    x = x < -87.0f ? -87.0f : x > 87.0f ? 87.0f : x;
-    float multiple = rintf(x * 1.44269504f);
-    float rest = x - multiple * 0.693359375f + multiple * 2.12194440e-4f;
+    float bounded = clip(x, -87.0f, 87.0f);
+    float multiple = rintf(bounded * 1.44269504f);
+    float rest = bounded - multiple * 0.693359375f + multiple * 2.12194440e-4f;
     float sum = 1.0f / 720.0f;
     sum = sum * rest + 1.0f / 120.0f;
     sum = sum * rest + 1.0f / 24.0f;
@@ -52,7 +57,7 @@ static inline float exponential(float x) {
         int32_t bits;
         float value;
     } power = {((int32_t)multiple + 127) << 23};
-    return sum * power.value;
+    return x == x ? sum * power.value : x;
 }
 
 MULTIVERSIONED
@@ -231,8 +236,7 @@ static void find_choices(void) {
 MULTIVERSIONED
 static void quantise(uint8_t *to, const float *from, float scale, float zero, Py_ssize_t width) {
     for (Py_ssize_t i = 0; i < width; i++) {
-        float value = rintf(from[i] / scale) + zero;
-        to[i] = (uint8_t)(value < 0.0f ? 0.0f : value > 255.0f ? 255.0f : value);
+        to[i] = (uint8_t)clip(rintf(from[i] / scale) + zero, 0.0f, 255.0f);
     }
 }
 
@@ -307,8 +311,7 @@ static void multiply(const Product *product, const Operation *operation, const f
         for (Py_ssize_t t = 0; t < rows; t++)
             find_range(from_TK + t * from_stride, product->inputs, &least, &most);
         scale = most > least ? (most - least) / 255.0f : 1.0f;
-        float rounded = rintf(-least / scale);
-        zero = (int32_t)(rounded < 0.0f ? 0.0f : rounded > 255.0f ? 255.0f : rounded);
+        zero = (int32_t)clip(rintf(-least / scale), 0.0f, 255.0f);
         for (Py_ssize_t t = 0; t < rows; t++)
             quantise(bytes_TK + t * product->stride, from_TK + t * from_stride, scale,
                      (float)zero, product->inputs);

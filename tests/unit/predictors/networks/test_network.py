@@ -177,6 +177,15 @@ def test_sigmoid__stays_within_zero_and_one(size: float) -> None:
     np.testing.assert_allclose(ours_1N, expected_1N, atol=1e-6)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_integer_product__survives_what_is_not_finite(value: float) -> None:
+    network = compile_network(quantise_graph(make_network_graph()))
+    assert network is not None
+    hidden = draw(3, NUM_INPUTS)
+    hidden[1, 2] = value
+    assert network.run(["scores"], {"hidden": hidden})[0].shape == (3, NUM_EXPERTS)
+
+
 def test_inputs__may_come_in_parts() -> None:
     network = compile_network(make_network_graph())
     assert network is not None
