@@ -23,7 +23,7 @@ from tests.builders.zoos import zoo
 from tests.docs.pages import read_blocks
 from zoo.catalog import Zoo
 from zoo.errors import UnreachableError
-from zoo.index import INDEX, EntryReference
+from zoo.index import INDEX
 from zoo.load import find_entry
 from zoo.storage.objects import ObjectStorage
 
@@ -252,49 +252,6 @@ def test_refusal__is_named_and_not_repeated(
     assert advice in capsys.readouterr().err
     store.faults.clear()
     assert names() == ["tiny/one"]
-
-
-def test_publishers__of_two_processes_at_once_lose_no_listing(
-    store: FaultyStore, tmp_path: Path
-) -> None:
-    """Both have read that there is no index before either writes one."""
-    store.has_conditional_writes = True
-    both = threading.Barrier(2)
-    first_two = iter([True, True])
-
-    def meet(method: str, path: str) -> None:
-        if is_index_write(method, path) and next(first_two, False):
-            both.wait(timeout=120)
-
-    store.before = meet
-    for publisher in ("a", "b"):
-        for number in range(3):
-            tiny_entry(tmp_path / publisher / str(number), name=f"tiny/{publisher}{number}")
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "moecast", "zoo", "push", str(tmp_path / publisher)]
-            + [f"zoo={WHERE}", f"run_dir={tmp_path / 'runs' / publisher}"],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for publisher in ("a", "b")
-    ]
-    try:
-        said = [process.communicate(timeout=200)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in processes] == [0, 0], said
-    assert f"/{BUCKET}/zoo/{INDEX}" in store.refused, "one of the two came second"
-    assert not any("one's listing may be lost" in text for text in said)
-    zoo_in_store = Zoo(ObjectStorage(WHERE))
-    assert names() == [f"tiny/{publisher}{number}" for publisher in "ab" for number in range(3)]
-    for name in names():
-        zoo_in_store.open(EntryReference(name)).verify()
-    assert zoo_in_store.read_index().serial == 6
 
 
 def test_trace__is_the_same_after_faults(store: FaultyStore, tmp_path: Path) -> None:
