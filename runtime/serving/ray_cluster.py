@@ -8,7 +8,7 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -128,6 +128,32 @@ def join(address: str | None, *, num_cpus: int, option: str) -> bool:
             f"{EXTERNAL_VARIABLE} is 1. Unset it, or name a cluster with {option}"
         )
     return True
+
+
+def describe_resources(resources: Mapping[str, float]) -> str:
+    return ", ".join(f"{amount:g} {name}" for name, amount in resources.items())
+
+
+def read_nodes() -> list[dict[str, float]]:
+    """Return the resources of each node of the joined cluster."""
+    import ray
+
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def fits_a_node(needs: Mapping[str, float]) -> bool:
+    """Return whether some node would have room for a worker if it did nothing else."""
+    return any(
+        all(node.get(name, 0) >= amount for name, amount in needs.items()) for node in read_nodes()
+    )
+
+
+def describe_nodes() -> str:
+    """Return the CPUs and GPUs of each node of the joined cluster."""
+    return "; ".join(
+        describe_resources({name: node.get(name, 0) for name in ("CPU", "GPU")})
+        for node in read_nodes()
+    )
 
 
 class HeadWatch:

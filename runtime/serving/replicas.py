@@ -21,7 +21,15 @@ from runtime.serving.app_factory import create_server
 from runtime.serving.config import ServeConfig
 from runtime.serving.errors import QueueFull
 from runtime.serving.model_loading import served_name
-from runtime.serving.ray_cluster import HeadLost, HeadWatch, join, keep_to_loopback
+from runtime.serving.ray_cluster import (
+    HeadLost,
+    HeadWatch,
+    describe_nodes,
+    describe_resources,
+    fits_a_node,
+    join,
+    keep_to_loopback,
+)
 from runtime.serving.service import ServiceState
 from runtime.serving.tracing_settings import open_tracing
 
@@ -113,9 +121,14 @@ class ReplicaSet:
         self._owns_ray = join(
             config.ray_address, num_cpus=self._cpus * config.most_replicas, option="ray_address"
         )
+        has_gpu = ray.cluster_resources().get("GPU", 0) > 0
+        self._gpus = config.replica_gpus
+        if self._gpus is None:
+            self._gpus = 1 if has_gpu and config.device != "cpu" else 0
         try:
             self._watch = HeadWatch(config.ray_address)
             check_cluster_is_free(config)
+            self._check_room()
             serve.start(
                 http_options=HTTPOptions(
                     host=config.host, port=config.port, location="HeadOnly", request_timeout_s=None
@@ -131,6 +144,24 @@ class ReplicaSet:
             ray.shutdown()
             raise
 
+    def _check_room(self) -> None:
+        """Warn if no node of the cluster has room for a replica: Ray waits until one has.
+
+        Raises:
+            ReplicasFailed: nor has this machine, which will not grow.
+        """
+        needs = {"CPU": self._cpus} | ({"GPU": self._gpus} if self._gpus else {})
+        if fits_a_node(needs):
+            return
+        message = f"no node has room for a replica: each needs {describe_resources(needs)}"
+        if self._config.ray_address is None:
+            raise ReplicasFailed(f"{message}; this machine has {describe_nodes()}")
+        Console(stderr=True).print(
+            f"{message}; the cluster's nodes have {describe_nodes()}",
+            highlight=False,
+            soft_wrap=True,
+        )
+
     def deploy(self) -> None:
         """Start the replicas, or replace the running ones one after another.
 
@@ -141,7 +172,6 @@ class ReplicaSet:
         """
         self._revision += 1
         config = self._config
-        has_gpu = ray.cluster_resources().get("GPU", 0) > 0
         deployment = serve.deployment(
             serve.ingress()(ServerReplica),
             name="server",
@@ -156,10 +186,7 @@ class ReplicaSet:
             health_check_period_s=HEALTH_SECONDS,
             graceful_shutdown_timeout_s=config.grace + SHUTDOWN_SECONDS,
             graceful_shutdown_wait_loop_s=0.2,
-            ray_actor_options={
-                "num_cpus": self._cpus,
-                "num_gpus": 1 if has_gpu and config.device != "cpu" else 0,
-            },
+            ray_actor_options={"num_cpus": self._cpus, "num_gpus": self._gpus},
         )
         application = deployment.bind(config, self._keys, self._version, self._revision)
         try:
@@ -244,14 +271,21 @@ def one_line(error: Exception) -> str:
 
 
 def run(config: ServeConfig, keys: frozenset[str], version: str) -> dict[str, Any]:
-    """Serve until SIGTERM or Ctrl-C; SIGHUP replaces all replicas, one after another."""
+    """Serve until SIGTERM or Ctrl-C; SIGHUP replaces all replicas, one after another.
+
+    Raises:
+        KeyboardInterrupt: at one of these signals before the replicas run.
+    """
     console = Console()
     replicas = ReplicaSet(config, keys, version)
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda number, _: signals.put(number))
+    # Ray waits for ever if no node has room: until the replicas run, SIGTERM ends that as Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, lambda number, _: signals.put(number))
     try:
         replicas.deploy()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, _: signals.put(number))
         console.print(
             f"{served_name(config)} at http://{config.host}:{config.port}/v1 "
             f"({describe_replicas(config)})",
