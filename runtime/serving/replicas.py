@@ -31,6 +31,7 @@ from runtime.serving.ray_cluster import (
     keep_to_loopback,
 )
 from runtime.serving.service import ServiceState
+from runtime.serving.service_manager import ServiceManager
 from runtime.serving.tracing_settings import open_tracing
 
 APPLICATION = "moecast"
@@ -128,7 +129,6 @@ class ReplicaSet:
         try:
             self._watch = HeadWatch(config.ray_address)
             check_cluster_is_free(config)
-            self._check_room()
             serve.start(
                 http_options=HTTPOptions(
                     host=config.host, port=config.port, location="HeadOnly", request_timeout_s=None
@@ -144,11 +144,11 @@ class ReplicaSet:
             ray.shutdown()
             raise
 
-    def _check_room(self) -> None:
+    def check_room(self) -> None:
         """Warn if no node of the cluster has room for a replica: Ray waits until one has.
 
         Raises:
-            ReplicasFailed: nor has this machine, which will not grow.
+            ReplicasFailed: this machine has none, and it will not grow.
         """
         needs = {"CPU": self._cpus} | ({"GPU": self._gpus} if self._gpus else {})
         if fits_a_node(needs):
@@ -276,13 +276,14 @@ def run(config: ServeConfig, keys: frozenset[str], version: str) -> dict[str, An
     Raises:
         KeyboardInterrupt: at one of these signals before the replicas run.
     """
-    console = Console()
+    console, manager = Console(), ServiceManager(os.environ)
     replicas = ReplicaSet(config, keys, version)
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()
     # Ray waits for ever if no node has room: until the replicas run, SIGTERM ends that as Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     signal.signal(signal.SIGHUP, lambda number, _: signals.put(number))
     try:
+        replicas.check_room()
         replicas.deploy()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _: signals.put(number))
@@ -292,13 +293,15 @@ def run(config: ServeConfig, keys: frozenset[str], version: str) -> dict[str, An
             highlight=False,
             soft_wrap=True,
         )
+        manager.on_state(ServiceState.READY)
         updates = 0
-        while (last := wait_for_signal(signals, replicas)) == signal.SIGHUP:
+        while (last := wait_for_signal(signals, replicas, manager)) == signal.SIGHUP:
             console.print("replacing the replicas", highlight=False)
             replicas.deploy()
             updates += 1
             console.print("replaced", highlight=False)
     finally:
+        manager.on_state(ServiceState.DRAINING)
         replicas.close()
     return {
         "model": served_name(config),
@@ -308,7 +311,9 @@ def run(config: ServeConfig, keys: frozenset[str], version: str) -> dict[str, An
     }
 
 
-def wait_for_signal(signals: "queue.SimpleQueue[int]", replicas: ReplicaSet) -> int:
+def wait_for_signal(
+    signals: "queue.SimpleQueue[int]", replicas: ReplicaSet, manager: ServiceManager
+) -> int:
     """Return the next signal. Python runs signal handlers only between two short waits.
 
     Raises:
@@ -319,3 +324,4 @@ def wait_for_signal(signals: "queue.SimpleQueue[int]", replicas: ReplicaSet) -> 
             return signals.get(timeout=0.5)
         except queue.Empty:
             replicas.check_head()
+            manager.tick(lambda: True)

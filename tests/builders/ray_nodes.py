@@ -26,6 +26,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SMALL = f"--object-store-memory={80 << 20} --include-log-monitor=false"
 START_SECONDS, STARTS = 150, 3
 END_SECONDS = 60
+NAMESPACES = Path("/run/netns")
+"""Where `ip` mounts network namespaces by their names."""
 
 
 class NoNamespaces(RuntimeError):
@@ -171,6 +173,8 @@ def ray_nodes(num_workers: int = 3, *, gpus: int = 0) -> Iterator[RayNodes]:
     remove_leftovers()
     name = f"ray{os.getpid()}"
     with ExitStack() as stack:
+        if not NAMESPACES.is_mount():
+            stack.callback(unmount_namespaces)
         # Short: it begins the paths of Ray's sockets, which may have 107 bytes.
         folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir="/tmp"))
         stack.callback(shutil.rmtree, folder)
@@ -200,6 +204,13 @@ def remove_leftovers() -> None:
             run_ip("link", "delete", owner)
         for folder in Path("/tmp").glob(f"{owner}-*"):
             shutil.rmtree(folder)
+
+
+def unmount_namespaces() -> None:
+    """Removes the mount that the first `ip netns add` of a machine leaves, unless it is in use."""
+    if NAMESPACES.is_mount() and not any(NAMESPACES.iterdir()):
+        subprocess.run(["umount", NAMESPACES], check=True)
+        NAMESPACES.rmdir()
 
 
 def make_environment(home: Path) -> dict[str, str]:

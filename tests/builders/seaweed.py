@@ -152,8 +152,8 @@ def seaweed_server(
             f"-logdir={folder}",
             "server",
             f"-dir={folder}",
-            "-ip=127.0.0.1",
-            "-ip.bind=127.0.0.1",
+            f"-ip={host}",
+            f"-ip.bind={host}",
         ),
         *("-filer", "-s3", "-master.telemetry=false", "-master.volumeSizeLimitMB=64"),
         *("-s3.port.iceberg=0", "-s3.port.lance=0", "-volume.max=20"),
@@ -164,7 +164,7 @@ def seaweed_server(
     log = folder / "weed.log"
     with log.open("w") as output:
         process = subprocess.Popen([*MORTAL, *command], cwd=folder, stdout=output, stderr=output)
-    server = SeaweedServer(f"http://127.0.0.1:{http['s3']}", f"127.0.0.1:{http['master']}", program)
+    server = SeaweedServer(f"http://{host}:{http['s3']}")
 
     def make_bucket() -> bool:
         assert process.poll() is None, log.read_text()

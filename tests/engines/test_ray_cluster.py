@@ -176,6 +176,7 @@ def hosts_of(cluster: RayNodes, name: str) -> list[RayNode]:
 def test_builder__leaves_nothing_when_a_test_fails() -> None:
     nodes: list[RayNode] = []
     processes: list[psutil.Process] = []
+    mounts = Path("/proc/self/mountinfo").read_text()
 
     def fail() -> None:
         with ray_nodes(1) as cluster:
@@ -196,6 +197,7 @@ def test_builder__leaves_nothing_when_a_test_fails() -> None:
         assert node.namespace not in namespaces
         assert not node.folder.exists()
     assert nodes[0].namespace.rpartition("-")[0] not in links
+    assert Path("/proc/self/mountinfo").read_text() == mounts
 
 
 def test_collect__outlives_two_nodes(cluster: RayNodes, tmp_path: Path) -> None:
@@ -301,13 +303,18 @@ def test_train__of_all_networks_on_two_nodes_outlives_one(
     cluster: RayNodes, tmp_path: Path
 ) -> None:
     """Ray Train starts both processes again, which go on after the last whole epoch."""
-    options = [*make_training(tmp_path), "max_epochs=12"]
+    options = [*make_training(tmp_path), "max_epochs=2", "batch_size=256"]
     whole = Command(cluster, "ray-devices", *options, folder=tmp_path / "whole")
     expected = whole.wait()["training"]
     assert not expected["resumed"]
     command = Command(cluster, "ray-devices", *options, folder=tmp_path / "lost")
     command.wait_for((command.run_dir / "checkpoints" / "last.ckpt").exists)
-    hosts_of(cluster, "RayTrainWorker")[0].kill()
+    victim, other = hosts_of(cluster, "RayTrainWorker")
+    for process in actors_on(other, "RayTrainWorker"):
+        process.suspend()  # otherwise it might be done
+    victim.kill()
+    for process in actors_on(other, "RayTrainWorker"):
+        process.resume()
     training = command.wait()["training"]
     assert training["resumed"], "it was over too soon"
     assert training["steps"] == expected["steps"]
