@@ -12,7 +12,7 @@ from tests.docs.tested_commands import (
     find_not_run,
     find_untested,
     read_section,
-    tested_blocks,
+    read_tested_blocks,
 )
 
 EXAMPLE = """
@@ -33,7 +33,9 @@ def test_page__names_the_tests_of_every_command(page: str) -> None:
     assert not find_untested(page, read_section(page, PAGES[page]))
 
 
-@pytest.mark.parametrize("block", tested_blocks(), ids=lambda block: f"{block.page}:{block.name}")
+@pytest.mark.parametrize(
+    "block", read_tested_blocks(), ids=lambda block: f"{block.page}:{block.name}"
+)
 def test_block__is_read_by_the_file_that_it_names(block) -> None:
     text = (ROOT / block.file).read_text()
     for builder in re.findall(r"^from (tests\.builders\.ray_nodes) import", text, re.MULTILINE):
@@ -44,7 +46,7 @@ def test_block__is_read_by_the_file_that_it_names(block) -> None:
 
 
 def test_names__are_unique_in_a_page() -> None:
-    names = [(block.page, block.name) for block in tested_blocks()]
+    names = [(block.page, block.name) for block in read_tested_blocks()]
     assert len(set(names)) == len(names)
     assert len(names) >= 10
 

@@ -118,7 +118,7 @@ def read_block(page: str, name: str) -> tuple[TestedCommand, ...]:
     return block.commands
 
 
-def tested_blocks() -> list[TestedBlock]:
+def read_tested_blocks() -> list[TestedBlock]:
     """Returns all blocks of `PAGES`."""
     return [
         block
