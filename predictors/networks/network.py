@@ -9,6 +9,7 @@ Shape suffixes: T rows (tokens).
 """
 
 import logging
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from threading import Timer
 from typing import TYPE_CHECKING, Any, Protocol
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     import onnxruntime
 
 try:
+    if os.environ.get("MOECAST_COMPILED") == "0":
+        raise ImportError("MOECAST_COMPILED=0")
     from predictors.networks import kernels
 except ImportError:  # there was no C compiler
     kernels = None  # type: ignore[assignment]

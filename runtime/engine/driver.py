@@ -286,7 +286,7 @@ class PredictorDriver:
                 return
             in_time = [forecast for forecast in forecasts if forecast.layer > self._routed_layer]
             self._scheduler.schedule(in_time, layer_now=event.layer_now)
-            if any(tier.may_start for tier in self._scheduler.cache.tiers):
+            if any(tier.may_start() for tier in self._scheduler.cache.tiers):
                 self._shared.condition.notify_all()
 
 

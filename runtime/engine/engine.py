@@ -254,7 +254,7 @@ class Engine:
 
     def _wake_workers(self) -> None:
         """Notify the workers if one may have something to transfer; called under the lock."""
-        if any(tier.may_start for tier in self.cache.tiers):
+        if any(tier.may_start() for tier in self.cache.tiers):
             self._condition.notify_all()
 
     def _forget_failures(self, layer: int, requested: Iterable[int]) -> None:
@@ -553,7 +553,7 @@ class Engine:
         """Whether a transfer runs or may start, be it in idle time."""
         with self._condition:
             return not all(worker.is_idle for worker in self.workers) or any(
-                tier.may_start for tier in self.cache.tiers
+                tier.may_start() for tier in self.cache.tiers
             )
 
     def report(self) -> dict[str, Any]:
@@ -562,13 +562,13 @@ class Engine:
             counters = sum_counters(self.cache.counters)
             pending = self.cache.pending_bytes
             below = {
-                worker.name: asdict(sum_counters(worker.tier.counters))
+                worker.name: sum_counters(worker.tier.counters).as_dict()
                 for worker in self.workers
                 if not worker.tier.is_top
             }
         adaptive, drift = self._shared.adaptive_prefetch, self.driver.drift_report
         return {
-            **asdict(counters),
+            **counters.as_dict(),
             "bytes_prefetched_unused_yet": pending,
             **counters.rates(),
             "predictor_seconds": self.driver.seconds,

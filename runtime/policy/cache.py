@@ -1,7 +1,6 @@
 """The slots of one cache tier: which expert is in which slot. Bookkeeping only, no bytes."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 
 from predictors.base import Ints
 from runtime.policy.eviction.protocol import EvictionOrder, EvictionPolicy, Expert, Probabilities
@@ -10,19 +9,25 @@ Victims = dict[EvictionOrder, Expert | None]
 """The next victim of each order; None: nothing may be evicted."""
 
 
-@dataclass(slots=True)
 class CacheEntry:
     """A slot that belongs to an expert, fully arrived or not."""
 
-    slot: int
-    ready_chunks: int = 0
-    """Chunks that have arrived; they arrive in order (ProMoE, algorithm 1, line 10)."""
-    in_flight: bool = False
-    """A chunk is being written into the slot at this moment."""
-    pins: int = 0
-    """Requests of the expert; a pinned expert is not evicted."""
-    speculative_bytes: int = 0
-    """Bytes fetched on a prediction and not requested by any router yet."""
+    __slots__ = ("in_flight", "pins", "ready_chunks", "slot", "speculative_bytes")
+
+    def __init__(self, slot: int) -> None:
+        self.slot = slot
+        self.ready_chunks = 0
+        """Chunks that have arrived; they arrive in order (ProMoE, algorithm 1, line 10)."""
+        self.in_flight = False
+        """A chunk is being written into the slot at this moment."""
+        self.pins = 0
+        """Requests of the expert; a pinned expert is not evicted."""
+        self.speculative_bytes = 0
+        """Bytes fetched on a prediction and not requested by any router yet."""
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={getattr(self, name)}" for name in self.__slots__)
+        return f"CacheEntry({fields})"
 
 
 class _Partition:
@@ -122,19 +127,20 @@ class ExpertCache:
 
     def on_use(self, expert: Expert) -> None:
         assert expert in self.entries, expert
-        self._partition_of_layer[expert[0]].order.on_use(expert)
+        partition = self._partition_of_layer[expert[0]]
+        partition.order.on_use(expert)
 
     def on_predict(self, expert: Expert) -> None:
         """Records that a forecast named a resident expert (ProMoE, section 6.1: an access too)."""
         assert expert in self.entries, expert
-        self._partition_of_layer[expert[0]].order.on_predict(expert)
+        partition = self._partition_of_layer[expert[0]]
+        partition.order.on_predict(expert)
 
     # ---- transitions
 
     def admit(
         self,
         expert: Expert,
-        *,
         prefetch: bool = False,
         keep: Callable[[Expert], bool] | None = None,
         victims: Victims | None = None,
@@ -161,11 +167,7 @@ class ExpertCache:
             if victims is not None and partition.order in victims:
                 victim = victims[partition.order]
             else:
-                victim = partition.order.choose_victim(
-                    self._is_evictable
-                    if keep is None
-                    else lambda other: self._is_evictable(other) and not keep(other)
-                )
+                victim = partition.order.choose_victim(self._make_test(keep))
                 if victims is not None:
                     victims[partition.order] = victim
             if victim is None:
@@ -173,7 +175,7 @@ class ExpertCache:
             if prefetch and not self.policy.may_evict_for(victim, expert):
                 return None, None
             assert self._is_evictable(victim), (victim, self.entries[victim])
-            freed, _ = self._detach(victim)
+            freed = self._detach(victim)
             partition.free.append(freed.slot)
             evicted = (victim, freed)
         if victims:
@@ -188,13 +190,19 @@ class ExpertCache:
         partition.check()
         return entry, evicted
 
+    def _make_test(self, keep: Callable[[Expert], bool] | None) -> Callable[[Expert], bool]:
+        if keep is None:
+            return self._is_evictable
+        return lambda expert: self._is_evictable(expert) and not keep(expert)
+
     def _is_evictable(self, expert: Expert) -> bool:
         entry = self.entries[expert]
         return entry.pins == 0 and not entry.in_flight
 
     def remove(self, expert: Expert) -> CacheEntry:
         assert self._is_evictable(expert), (expert, self.entries[expert])
-        entry, partition = self._detach(expert)
+        entry = self._detach(expert)
+        partition = self._partition_of_layer[expert[0]]
         partition.free.append(entry.slot)
         partition.check()
         return entry
@@ -206,7 +214,8 @@ class ExpertCache:
         `restore`. Returns the slot. The expert may be admitted again, to another slot.
         """
         assert self.entries[expert].in_flight, (expert, self.entries[expert])
-        entry, partition = self._detach(expert)
+        entry = self._detach(expert)
+        partition = self._partition_of_layer[expert[0]]
         partition.num_quarantined += 1
         self._quarantine.add(entry.slot)
         partition.check()
@@ -234,10 +243,10 @@ class ExpertCache:
             partition.free.remove(entry.slot)
             partition.order.on_admit(expert)
 
-    def _detach(self, expert: Expert) -> tuple[CacheEntry, _Partition]:
+    def _detach(self, expert: Expert) -> CacheEntry:
         entry = self.entries.pop(expert)
         self.num_changes += 1
         partition = self._partition_of_layer[expert[0]]
         partition.num_used -= 1
         partition.order.on_remove(expert)
-        return entry, partition
+        return entry

@@ -61,6 +61,9 @@ class DeviceCache:
         self.tiers = tuple(tiers)
         self.top = self.tiers[0]
         self.system = system
+        self._early_preemption = system.early_preemption
+        self._cancel_outdated = system.cancel
+        self._drop_used = system.drop_used
         self._placement = placement
         self._device = device
         self._num_experts = num_experts
@@ -68,7 +71,6 @@ class DeviceCache:
         self._num_owned = (placement or ExpertPlacement()).num_owned(
             device, num_layers=num_layers, num_experts=num_experts
         )
-        self.is_ready = self.top.is_ready
         self._predicted: dict[int, dict[int, bool]] = {}
         """Experts predicted for each layer since it was last routed, and whether each was resident
         then without a prediction having fetched it."""
@@ -128,7 +130,10 @@ class DeviceCache:
         reuse scores and routing make no difference: `count_routed` is all that a layer needs. May
         be read without the caller's lock.
         """
-        return self.top.num_ready == self._num_owned and not self.system.drop_used
+        return self.top.num_ready == self._num_owned and not self._drop_used
+
+    def is_ready(self, expert: Expert) -> bool:
+        return self.top.is_ready(expert)
 
     def progress(self, expert: Expert) -> float:
         return self.top.progress(expert)
@@ -148,32 +153,32 @@ class DeviceCache:
         for tier in self.tiers:
             tier.queue.advance(layer_now)
 
-    @property
     def _changing_tiers(self) -> Sequence[CacheTier]:
-        """Tiers that may still evict something; the policies of others need no events."""
-        return self.tiers[1:] if self.is_complete else self.tiers
+        """Returns the tiers that may still evict something; other policies need no events."""
+        is_complete = self.top.num_ready == self._num_owned and not self._drop_used
+        return self.tiers[1:] if is_complete else self.tiers
 
     def begin_step(self, requests_T: Ints) -> None:
         self._cancel_early()
         self._advance(-1)
-        for tier in self._changing_tiers:
+        for tier in self._changing_tiers():
             tier.cache.begin_step(requests_T)
 
     def end_step(self) -> None:
         self._cancel_early()
-        for tier in self._changing_tiers:
+        for tier in self._changing_tiers():
             tier.cache.end_step()
 
     def on_tokens_routed(self, layer: int, experts_TK: Ints) -> None:
-        for tier in self._changing_tiers:
+        for tier in self._changing_tiers():
             tier.cache.on_tokens_routed(layer, experts_TK)
 
     def on_forecast(self, layer: int, probability_E: Probabilities) -> None:
-        for tier in self._changing_tiers:
+        for tier in self._changing_tiers():
             tier.cache.on_forecast(layer, self._mask(layer, probability_E))
 
     def on_reuse_scores(self, layer: int, score_HE: Probabilities) -> None:
-        for tier in self._changing_tiers:
+        for tier in self._changing_tiers():
             tier.cache.on_reuse_scores(layer, self._mask(layer, score_HE))
 
     # ---- predictions
@@ -183,7 +188,6 @@ class DeviceCache:
         layer: int,
         experts: Sequence[int],
         probabilities: Sequence[float],
-        *,
         named: Sequence[int] | None = None,
     ) -> None:
         """Requests predicted experts, the most important first (PushPredictedExperts).
@@ -197,24 +201,30 @@ class DeviceCache:
             probabilities: The importance of each, at most 1.
             named: Experts that the forecast names, for the counters; None: `experts`.
         """
-        pairs = list(zip(experts, probabilities, strict=True))
+        assert len(experts) == len(probabilities), (experts, probabilities)
+        if named is None:
+            named = experts
         if self._placement is not None:
-            pairs = [(e, probability) for e, probability in pairs if self.owns((layer, e))]
+            own = [i for i, e in enumerate(experts) if self.owns((layer, e))]
+            experts, probabilities = [experts[i] for i in own], [probabilities[i] for i in own]
+            named = self._own(layer, named)
         predicted = self._predicted.get(layer)
         if predicted is None:
             predicted = self._predicted[layer] = {}
-        if self.system.cancel:
-            self.top.cancel_prefetches(layer, keep=dict(pairs))
+        if self._cancel_outdated:
+            self.top.cancel_prefetches(layer, set(experts))
             predicted.clear()
         top = self.top
-        for e in self._own(layer, experts if named is None else named):
+        for e in named:
             if e not in predicted:
-                entry = top.cache.entries.get((layer, e))
+                expert = layer, e
+                entry = top.cache.entries.get(expert)
                 is_known = entry is not None and not entry.speculative_bytes
-                predicted[e] = is_known and self.is_ready((layer, e))
-        if len(pairs) > (share := top.cache.share(layer)):
-            del pairs[share:]
-        top.prefetch_all(layer, pairs)
+                predicted[e] = is_known and top.is_ready(expert)
+        share = top.cache.share(layer)
+        if len(experts) > share:
+            experts = experts[:share]
+        top.prefetch_all(layer, experts, probabilities)
 
     def set_idle_prefetch(self, on: bool) -> None:
         """Sets whether idle links fetch the experts with the highest scores."""
@@ -229,7 +239,7 @@ class DeviceCache:
         The experts are requested at once, in the order in which they are routed (Klotski, section
         5). Returns those that were not requested before.
         """
-        if not self.system.early_preemption:
+        if not self._early_preemption:
             return []
         if layer not in self._early:
             self._pin_predicted(layer)
@@ -291,7 +301,6 @@ class DeviceCache:
         self,
         layer: int,
         tokens_per_expert: Mapping[int, int],
-        *,
         computed_below: Collection[int] = (),
     ) -> list[int]:
         """Requests what the router has chosen (PushPreciseExperts); returns the computing order.
@@ -313,32 +322,41 @@ class DeviceCache:
                     self.top.below.pin((layer, e))
         held = NOTHING_EARLY if layer in self._displaced else early
         self._displaced.discard(layer)
-        self.cancel(layer, [e for e in held if e not in own])
+        if held:
+            self.cancel(layer, [e for e in held if e not in own])
         pinned = self._pinned_early.pop(layer, ())
-        for tier in self._changing_tiers:
+        for tier in self._changing_tiers():
             tier.cache.on_routed(layer, own)
         if computed_below:
             own = {e: n for e, n in own.items() if e not in computed_below}
         self._advance(layer)
-        if self.system.early_preemption or self.system.cancel:
+        if self._early_preemption or self._cancel_outdated:
             # ProMoE, algorithm 2, line 12; prefetches of experts that are needed go on.
             self.top.cancel_prefetches(layer, keep=own)
-        if self.system.drop_used:
+        if self._drop_used:
             self._evict_unused(
                 layer, [e for owner, e in self.top.cache.entries if owner == layer], own
             )
         all_ready = num_missing == 0 and not early
-        order = order_computation(
-            self.system, own, None if all_ready else lambda e: self.top.progress((layer, e))
-        )
-        if self.system.early_preemption:
+        order = self._order_computation(layer, own, all_ready)
+        if self._early_preemption:
             for e in order:
                 if e not in held:
                     self.top.request((layer, e))
-        self.cancel(layer, pinned)
-        if self.system.drop_used:
+        if pinned:
+            self.cancel(layer, pinned)
+        if self._drop_used:
             self._evict_unused(layer, pinned, own)
         return order
+
+    def _order_computation(
+        self, layer: int, tokens_per_expert: Mapping[int, int], all_ready: bool
+    ) -> list[int]:
+        return order_computation(
+            self.system,
+            tokens_per_expert,
+            None if all_ready else lambda e: self.top.progress((layer, e)),
+        )
 
     def release_below(self, layer: int, experts: Collection[int]) -> None:
         """Unpins experts that have been computed in host memory."""
@@ -370,7 +388,7 @@ class DeviceCache:
         top, num_others = self.top, max(0, self.top.cache.share(layer) - 1)
         others = [e for e in self._own(layer, coming) if e != expert]
         self.cancel(layer, others[num_others:])
-        ahead = others[:num_others] if self.system.early_preemption else []
+        ahead = others[:num_others] if self._early_preemption else []
         new = [e for e in (expert, *ahead) if not top.is_requested((layer, e))]
         for e in new:
             top.request((layer, e))
@@ -380,7 +398,7 @@ class DeviceCache:
         """Ends the request of an expert that has been computed."""
         assert expert in self.top.cache.entries, expert
         self.top.release(expert)
-        if self.system.drop_used:
+        if self._drop_used:
             self.top.evict(expert)
 
     def cancel(self, layer: int, experts: Sequence[int]) -> None:
@@ -403,15 +421,16 @@ class DeviceCache:
             experts: What the router has chosen.
             early: Experts that were requested and counted before, and whether they were ready then.
         """
-        named, num_missing = self._predicted.pop(layer, {}), 0
+        named, num_missing = self._predicted.pop(layer, NOTHING_EARLY), 0
         for e in self._own(layer, experts):
             if e not in early and not self._count_request(layer, e, named):
                 num_missing += 1
         if named:
-            counters, is_ready = self.top.counters[layer], self.is_ready
+            top = self.top
+            counters = top.counters[layer]
             counters.predicted += len(named)
             for e, was_resident in named.items():
-                if early[e] if e in early else is_ready((layer, e)):
+                if early[e] if e in early else top.is_ready((layer, e)):
                     counters.predicted_in_time += 1
                     counters.predicted_resident += was_resident
         return num_missing
@@ -421,16 +440,18 @@ class DeviceCache:
 
         `named`: experts of the layer that forecasts have named.
         """
-        top, expert = self.top, (layer, e)
+        top = self.top
+        counters = top.counters[layer]
+        expert = layer, e
         is_hit = top.count_request(expert)
         entry = top.cache.entries.get(expert)
         if entry is not None and entry.speculative_bytes:
-            top.counters[layer].bytes_used += entry.speculative_bytes
+            counters.bytes_used += entry.speculative_bytes
             entry.speculative_bytes = 0
         if e in named:
-            top.counters[layer].needed_predicted += 1
+            counters.needed_predicted += 1
             if is_hit:
-                top.counters[layer].needed_predicted_in_time += 1
+                counters.needed_predicted_in_time += 1
             else:
                 top.late.add(expert)
         return is_hit

@@ -53,7 +53,7 @@ class ForecastScheduler:
         """Whether forecasts are used in this step."""
         return self.adaptive_prefetch is None or self.adaptive_prefetch.is_on
 
-    def schedule(self, forecasts: Iterable[Forecast], *, layer_now: int) -> None:
+    def schedule(self, forecasts: Iterable[Forecast], layer_now: int) -> None:
         """Requests the experts of every forecast that is not late.
 
         They are those that the forecast names, the union of the tokens' top_k, or by the system's
@@ -61,18 +61,24 @@ class ForecastScheduler:
         has run.
         """
         timely: list[Forecast] = []
+        cache = self.cache
+        # Before the step's first layer, that one is the next to be routed.
+        next_layer = max(0, layer_now)
+        first_layer = max(layer_now, cache.layer_now + 1)
         for forecast in forecasts:
-            # Before the step's first layer, that one is the next to be routed.
-            layers_ahead = forecast.layer - max(0, layer_now) + 1
-            if forecast.layer < layer_now or forecast.layer <= self.cache.layer_now:
+            layer = forecast.layer
+            if layer < first_layer:
                 continue
-            if self._lookahead_layers is not None and layers_ahead > self._lookahead_layers:
+            if self._lookahead_layers is not None and (
+                layer - next_layer + 1 > self._lookahead_layers
+            ):
                 continue
-            self.cache.on_forecast(forecast.layer, forecast.probability_E)
+            cache.on_forecast(layer, forecast.probability_E)
             timely.append(forecast)
         if self._candidates == "named":
             for forecast in timely:
-                self.cache.prefetch(forecast.layer, *forecast.ranked(self._top_k))
+                experts, probabilities = forecast.ranked(self._top_k)
+                cache.prefetch(forecast.layer, experts, probabilities)
         elif timely:
             self._prefetch_first(timely)
 

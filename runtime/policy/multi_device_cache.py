@@ -112,7 +112,6 @@ class MultiDeviceCache:
         layer: int,
         experts: Sequence[int],
         probabilities: Sequence[float],
-        *,
         named: Sequence[int] | None = None,
     ) -> None:
         for device in self.devices:

@@ -1,7 +1,6 @@
 """The transfer queue: experts that the link has to transfer, in two priorities."""
 
 import heapq
-import itertools
 import math
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
@@ -57,15 +56,17 @@ def find_prefetch_order(name: str) -> PrefetchOrder:
     return PREFETCH_ORDERS[name]
 
 
-@dataclass(slots=True)
 class _QueuedPrefetch:
     """A predicted expert in the queue."""
 
-    probability: float | None
-    """None: no forecast names it; an idle link may fetch it."""
-    ticket: int
-    """Number of its push; one that is pushed again keeps it."""
-    key: float
+    __slots__ = ("key", "probability", "ticket")
+
+    def __init__(self, probability: float | None, ticket: int) -> None:
+        self.probability = probability
+        """None: no forecast names it; an idle link may fetch it."""
+        self.ticket = ticket
+        """Number of its push; one that is pushed again keeps it."""
+        self.key = math.inf
 
 
 class TransferQueue:
@@ -76,7 +77,8 @@ class TransferQueue:
     """
 
     def __init__(self, order: PrefetchOrder, *, num_layers: int) -> None:
-        self._order = order
+        self._key_of = order.key
+        self._by_distance = order.by_distance
         self._num_layers = num_layers
         self._layer_now = -1
         self._high: dict[Expert, None] = {}
@@ -88,7 +90,7 @@ class TransferQueue:
         self._heap: list[tuple[float, int, Expert]] = []
         self._is_outdated = False
         """The heap's keys are those of an earlier layer."""
-        self._tickets = itertools.count()
+        self._num_pushed = 0
 
     def __len__(self) -> int:
         return len(self._high) + len(self._low)
@@ -100,7 +102,7 @@ class TransferQueue:
         """
         if layer_now != self._layer_now:
             self._layer_now = layer_now
-            self._is_outdated = self._order.by_distance and bool(self._low)
+            self._is_outdated = self._by_distance and bool(self._low)
 
     def push_high(self, expert: Expert) -> None:
         """Adds an expert that a router has chosen, after those chosen earlier."""
@@ -119,7 +121,8 @@ class TransferQueue:
             return
         queued = self._low.get(expert)
         if queued is None:
-            queued = _QueuedPrefetch(probability, next(self._tickets), math.inf)
+            queued = _QueuedPrefetch(probability, self._num_pushed)
+            self._num_pushed += 1
             self._low[expert] = queued
             is_new = True
         else:
@@ -138,7 +141,7 @@ class TransferQueue:
             return math.inf
         # A layer that has been routed comes next in the step after this one.
         layers_ahead = (layer - self._layer_now - 1) % self._num_layers + 1
-        return self._order.key(probability, layers_ahead, self._num_layers)
+        return self._key_of(probability, layers_ahead, self._num_layers)
 
     def remove(self, expert: Expert) -> None:
         if expert in self._high:
@@ -151,7 +154,7 @@ class TransferQueue:
         self._low.clear()
         self._heap.clear()
 
-    def remove_low_of_layer(self, layer: int, *, keep: Container[int] = ()) -> list[Expert]:
+    def remove_low_of_layer(self, layer: int, keep: Container[int] = ()) -> list[Expert]:
         """Removes a layer's low-priority experts (ProMoE, algorithm 2, line 12), but `keep`."""
         if not self._low:
             return []
@@ -168,7 +171,8 @@ class TransferQueue:
 
     def probability(self, expert: Expert) -> float | None:
         """Returns the probability that a queued predicted expert was last pushed with."""
-        return self._low[expert].probability
+        queued = self._low[expert]
+        return queued.probability
 
     def low(self) -> list[Expert]:
         """Returns the low-priority experts in transfer order; drops stale heap items."""
@@ -190,12 +194,12 @@ class TransferQueue:
     def _rebuild(self) -> None:
         """Computes all keys for the present layer and drops stale heap items."""
         self._is_outdated = False
-        key, num_layers, next_layer = self._order.key, self._num_layers, self._layer_now + 1
+        num_layers, next_layer = self._num_layers, self._layer_now + 1
         self._heap = heap = []
         for expert, queued in self._low.items():
             probability = queued.probability
             if probability is not None:
                 layers_ahead = (expert[0] - next_layer) % num_layers + 1
-                queued.key = key(probability, layers_ahead, num_layers)
+                queued.key = self._key_of(probability, layers_ahead, num_layers)
             heap.append((queued.key, queued.ticket, expert))
         heapq.heapify(heap)

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Collection, Container, Iterable, Sequence
 from itertools import accumulate
-from typing import NamedTuple, Self
+from typing import Self
 
 from runtime.policy.cache import CacheEntry, ExpertCache, Victims
 from runtime.policy.counters import CacheCounters
@@ -18,18 +18,42 @@ from runtime.policy.eviction.protocol import Expert
 from runtime.policy.queue import PrefetchOrder, TransferQueue
 
 
-class TransferTask(NamedTuple):
-    """A transfer of chunks `[first_chunk, end_chunk)` of the expert into the slot."""
+class TransferTask:
+    """A transfer of chunks `[first_chunk, end_chunk)` of the expert into the slot.
 
-    expert: Expert
-    slot: int
-    first_chunk: int
-    end_chunk: int
-    num_bytes: int
-    high: bool
-    """Requested by a router, not only predicted."""
-    source_slot: int | None
-    """Slot of the chunks in the tier below; None: they are in the store."""
+    Args:
+        expert: What to transfer.
+        slot: Where to.
+        first_chunk: The first chunk.
+        end_chunk: The chunk after the last.
+        num_bytes: Size of the chunks.
+        high: Requested by a router, not only predicted.
+        source_slot: Slot of the chunks in the tier below; None: they are in the store.
+    """
+
+    __slots__ = ("end_chunk", "expert", "first_chunk", "high", "num_bytes", "slot", "source_slot")
+
+    def __init__(
+        self,
+        expert: Expert,
+        slot: int,
+        first_chunk: int,
+        end_chunk: int,
+        num_bytes: int,
+        high: bool,
+        source_slot: int | None,
+    ) -> None:
+        self.expert = expert
+        self.slot = slot
+        self.first_chunk = first_chunk
+        self.end_chunk = end_chunk
+        self.num_bytes = num_bytes
+        self.high = high
+        self.source_slot = source_slot
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={getattr(self, name)}" for name in self.__slots__)
+        return f"TransferTask({fields})"
 
 
 class CacheTier:
@@ -68,8 +92,8 @@ class CacheTier:
         self.counters = [CacheCounters() for _ in chunk_bytes]
         self.below = below
         self._above: CacheTier | None = None
-        if below is not None:
-            below._above = self
+        if self.below is not None:
+            self.below._above = self
         self._bytes_before = [list(accumulate(sizes, initial=0)) for sizes in chunk_bytes]
         """Bytes of each layer's chunks before each chunk, and of all."""
         self._num_chunks = tuple(map(len, chunk_bytes))
@@ -81,11 +105,11 @@ class CacheTier:
         self._idle_refused_at = -1
         """`cache.num_changes` when no idle candidate could be fetched; nothing to try until it
         changes."""
-        self._waiting: Counter[Expert] = Counter()
+        self._waiting: dict[Expert, int] = {}
         """Requests of experts that have no slot yet; they become pins when they get one."""
         self._requested_below: set[Expert] = set()
         """Experts that this tier has requested of the tier below."""
-        self._copies: Counter[Expert] = Counter()
+        self._copies: dict[Expert, int] = {}
         """Transfers to the tier above that are reading an expert's slot now."""
         self.num_requests_below = 0
         """Requests to the tier below so far: when it grows, that tier's link has to be woken."""
@@ -164,7 +188,7 @@ class CacheTier:
         """Requests the expert; to be released once."""
         entry = self._entries.get(expert)
         if entry is None:
-            self._waiting[expert] += 1
+            self._waiting[expert] = self._waiting.get(expert, 0) + 1
         else:
             entry.pins += 1
             self.cache.on_use(expert)
@@ -183,11 +207,11 @@ class CacheTier:
         """
         entry = self._entries.get(expert)
         if entry is None:
-            assert self._waiting[expert] > 0, expert
-            self._waiting[expert] -= 1
-            is_requested = self._waiting[expert] > 0
-            if not is_requested:
-                del self._waiting[expert]
+            assert expert in self._waiting, expert
+            num_left = self._waiting.pop(expert) - 1
+            is_requested = num_left > 0
+            if is_requested:
+                self._waiting[expert] = num_left
         else:
             assert entry.pins > 0, (expert, entry)
             entry.pins -= 1
@@ -210,27 +234,29 @@ class CacheTier:
 
     def prefetch(self, expert: Expert, probability: float | None) -> None:
         """Queues a predicted expert; None: for an idle link, behind all that a forecast names."""
-        self.prefetch_all(expert[0], [(expert[1], probability)])
+        self.prefetch_all(expert[0], [expert[1]], [probability])
 
-    def prefetch_all(self, layer: int, pairs: Iterable[tuple[int, float | None]]) -> None:
+    def prefetch_all(
+        self, layer: int, experts: Sequence[int], probabilities: Sequence[float | None]
+    ) -> None:
         """Calls `prefetch` with each of a layer's predicted experts and its probability."""
         entries, num_chunks, queue = self._entries, self._num_chunks[layer], self.queue
-        for e, probability in pairs:
+        for i, e in enumerate(experts):
             expert = layer, e
             entry = entries.get(expert)
             if entry is not None:
                 self.cache.on_predict(expert)
                 if entry.ready_chunks == num_chunks:
                     continue
-            queue.push_low(expert, probability)
+            queue.push_low(expert, probabilities[i])
 
-    def cancel_prefetches(self, layer: int, *, keep: Container[int] = ()) -> None:
+    def cancel_prefetches(self, layer: int, keep: Container[int] = ()) -> None:
         """Removes a layer's prefetches from the queue, but `keep`; bytes that arrived stay."""
-        for expert in self.queue.remove_low_of_layer(layer, keep=keep):
+        for expert in self.queue.remove_low_of_layer(layer, keep):
             if not self.is_requested(expert):
                 self._release_below(expert)
         if self.below is not None:
-            self.below.cancel_prefetches(layer, keep=keep)
+            self.below.cancel_prefetches(layer, keep)
 
     # ---- eviction
 
@@ -251,14 +277,13 @@ class CacheTier:
 
     # ---- the next transfer
 
-    @property
     def may_start(self) -> bool:
-        """Whether `next_task` may have a task; a cheap test to save the call."""
+        """Returns whether `next_task` may have a task; a cheap test to save the call."""
         if self._requested or self._predicted:
             return True
         return self.idle_prefetch and self._idle_refused_at != self.cache.num_changes
 
-    def next_task(self, *, high_only: bool = False) -> TransferTask | None:
+    def next_task(self, high_only: bool = False) -> TransferTask | None:
         """Returns the next transfer of the link, or None (ProMoE, algorithm 1, lines 2-8).
 
         A requested expert that cannot get a slot, because all hold experts still to be computed,
@@ -267,17 +292,17 @@ class CacheTier:
         every transfer is progress, whatever the two tiers hold.
         """
         for expert in self._requested:
-            if (task := self._start(expert, high=True)) is not None:
+            if (task := self._start(expert, True)) is not None:
                 return task
         if high_only:
             return None
         first = self.queue.first_low() if self._predicted else None
         if first is not None:
             victims: Victims = {}
-            if (task := self._start(first, high=False, victims=victims)) is not None:
+            if (task := self._start(first, False, victims)) is not None:
                 return task
             for expert in self.queue.low()[1:]:
-                if (task := self._start(expert, high=False, victims=victims)) is not None:
+                if (task := self._start(expert, False, victims)) is not None:
                     return task
         return self._start_idle()
 
@@ -287,7 +312,7 @@ class CacheTier:
         expert = self._next_to_fill() or self.cache.policy.next_idle_candidate()
         if expert is not None and not self.queue.is_low(expert) and not self.is_requested(expert):
             self.queue.push_low(expert, None)
-            if (task := self._start(expert, high=False)) is not None:
+            if (task := self._start(expert, False)) is not None:
                 return task
             if self._is_within_reach(expert):  # else the tier below fetches it first
                 self.queue.remove(expert)
@@ -304,7 +329,7 @@ class CacheTier:
         return self._to_fill[-1]
 
     def _start(
-        self, expert: Expert, *, high: bool, victims: Victims | None = None
+        self, expert: Expert, high: bool, victims: Victims | None = None
     ) -> TransferTask | None:
         entry = self._entries.get(expert)
         if entry is None:
@@ -313,7 +338,7 @@ class CacheTier:
                 return None
             # A prefetch that took the slot of another one would have it transferred twice.
             keep = None if high else self._is_awaited
-            entry, evicted = self.cache.admit(expert, prefetch=not high, keep=keep, victims=victims)
+            entry, evicted = self.cache.admit(expert, not high, keep, victims)
             if evicted is not None:
                 self._count_eviction(*evicted)
             if entry is None:
@@ -323,10 +348,10 @@ class CacheTier:
         if entry.in_flight:
             return None
         first = entry.ready_chunks
-        end = self._end_of_transfer(expert, first, high=high)
+        end = self._end_of_transfer(expert, first, high)
         source_slot = None
         if self.below is not None:
-            source_slot = self._begin_copy_below(expert, end, high=high)
+            source_slot = self._begin_copy_below(expert, end, high)
             if source_slot is None:
                 return None
         entry.in_flight = True
@@ -334,7 +359,7 @@ class CacheTier:
         num_bytes = bytes_before[end] - bytes_before[first]
         return TransferTask(expert, entry.slot, first, end, num_bytes, high, source_slot)
 
-    def _end_of_transfer(self, expert: Expert, first: int, *, high: bool) -> int:
+    def _end_of_transfer(self, expert: Expert, first: int, high: bool) -> int:
         """Returns the chunk after the last one of a transfer that begins with chunk `first`.
 
         A lower tier serves requests chunk by chunk in any case, so that both links move an expert
@@ -363,7 +388,7 @@ class CacheTier:
         """Returns whether the first transfer of a prefetch can begin: a slot would not wait."""
         if self.below is None:
             return True
-        return self.below.holds(expert, self._end_of_transfer(expert, 0, high=False))
+        return self.below.holds(expert, self._end_of_transfer(expert, 0, False))
 
     def _prefetch_below(self, expert: Expert) -> None:
         below = self.below
@@ -372,7 +397,7 @@ class CacheTier:
             self.num_requests_below += 1
             below.prefetch(expert, self.queue.probability(expert))
 
-    def _begin_copy_below(self, expert: Expert, end_chunk: int, *, high: bool) -> int | None:
+    def _begin_copy_below(self, expert: Expert, end_chunk: int, high: bool) -> int | None:
         """Returns the locked slot of the tier below, or None after requesting what is missing."""
         below = self.below
         assert below is not None
@@ -402,7 +427,7 @@ class CacheTier:
             return None
         entry = self._entries[expert]
         entry.pins += 1
-        self._copies[expert] += 1
+        self._copies[expert] = self._copies.get(expert, 0) + 1
         return entry.slot
 
     def end_copy(self, expert: Expert) -> None:
@@ -475,7 +500,7 @@ class CacheTier:
         The slot returns with `restore`; until then the expert, if it is needed, takes another.
         Returns False, having done nothing, while a copy reads from the same slot.
         """
-        if self._copies[task.expert]:
+        if self._copies.get(task.expert):
             return False
         entry = self._entries[task.expert]
         counters = self.counters[task.expert[0]]
@@ -510,10 +535,10 @@ class CacheTier:
         self.late.clear()
         self._waiting.clear()
         self._requested_below.clear()
-        self._copies = Counter(task.expert for task in copies)
+        self._copies = dict(Counter(task.expert for task in copies))
         slots = {task.slot for task in transfers}
         for expert, entry in list(self.cache.entries.items()):
-            entry.pins = self._copies[expert]
+            entry.pins = self._copies.get(expert, 0)
             entry.in_flight = entry.slot in slots
             self._evict_incomplete(expert)
         self.num_ready = sum(map(self.is_ready, self._entries))
@@ -525,7 +550,8 @@ class CacheTier:
 
         Returns whether it is a hit.
         """
-        counters, entry = self.counters[expert[0]], self._entries.get(expert)
+        counters = self.counters[expert[0]]
+        entry = self._entries.get(expert)
         counters.requests += 1
         if entry is None or not (entry.ready_chunks or entry.in_flight):
             counters.misses += 1

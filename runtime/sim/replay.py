@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -103,7 +103,7 @@ class ReplayStats:
         return {
             **{
                 phase: {
-                    **asdict(sum_counters(layers)),
+                    **sum_counters(layers).as_dict(),
                     "hit_rate": sum_counters(layers).hit_rate,
                     "fetch_rate": sum_counters(layers).fetch_rate,
                     "joint_rate": sum_counters(layers).joint_rate,
@@ -257,21 +257,32 @@ def replay(
 
 
 def _total_step(stats: ReplayStats, *, is_prefill: bool, num_tokens: int) -> StepTotals:
-    decode = stats.decode
+    prefill_bytes = decode_bytes = requests = hits = 0
+    predicted = predicted_in_time = needed_predicted = needed_predicted_in_time = 0
+    for layer in stats.prefill:
+        prefill_bytes += layer.bytes_moved
+    for layer in stats.decode:
+        decode_bytes += layer.bytes_moved
+        requests += layer.requests
+        hits += layer.hits
+        predicted += layer.predicted
+        predicted_in_time += layer.predicted_in_time
+        needed_predicted += layer.needed_predicted
+        needed_predicted_in_time += layer.needed_predicted_in_time
     return StepTotals(
         is_prefill=is_prefill,
         num_tokens=num_tokens,
         seconds=(stats.ttft_seconds if is_prefill else stats.tpot_seconds)[-1],
         prefill_stall_seconds=stats.stall_seconds - stats.decode_stall_seconds,
         decode_stall_seconds=stats.decode_stall_seconds,
-        prefill_bytes=sum(layer.bytes_moved for layer in stats.prefill),
-        decode_bytes=sum(layer.bytes_moved for layer in decode),
-        requests=sum(layer.requests for layer in decode),
-        hits=sum(layer.hits for layer in decode),
-        predicted=sum(layer.predicted for layer in decode),
-        predicted_in_time=sum(layer.predicted_in_time for layer in decode),
-        needed_predicted=sum(layer.needed_predicted for layer in decode),
-        needed_predicted_in_time=sum(layer.needed_predicted_in_time for layer in decode),
+        prefill_bytes=prefill_bytes,
+        decode_bytes=decode_bytes,
+        requests=requests,
+        hits=hits,
+        predicted=predicted,
+        predicted_in_time=predicted_in_time,
+        needed_predicted=needed_predicted,
+        needed_predicted_in_time=needed_predicted_in_time,
     )
 
 

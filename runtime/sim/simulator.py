@@ -1,10 +1,8 @@
 """Discrete-event simulation of one device: its cache, links, compute stream and predictor."""
 
-import functools
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from predictors.base import Floats, Forecasts, Ints
 from runtime.policy.device_cache import DeviceCache
@@ -17,6 +15,9 @@ from runtime.sim.hardware import Hardware, RooflineHardware
 Observer = Callable[[str, float, float, Expert | None], None]
 """Called with what happened (compute, stall, fetch, prefetch), its start, its end and the expert;
 None: all of a layer but its experts."""
+
+NOTHING_ON_HOST: tuple[frozenset[int], float] = (frozenset(), 0.0)
+"""The experts that the host's processor computes, and the time that it takes."""
 
 
 class Simulator:
@@ -51,6 +52,8 @@ class Simulator:
         self._observer = observer
         self._cache = cache
         self._overheads = hardware.overheads
+        self._task_seconds = self._overheads.task_seconds
+        self._compute_speed_transferring = self._overheads.compute_speed_transferring
         self._is_synchronous = self._overheads.predictor_inline or cache.system.synchronous
         self._is_stateless = is_stateless
         self._hybrid = hybrid
@@ -66,12 +69,13 @@ class Simulator:
             for _ in self._tiers
         ]
         """Transfers of each tier's link."""
-        self._tiers_and_links = tuple(
-            (i, tier, self._links[i]) for i, tier in enumerate(self._tiers)
-        )
+        self._bottom = self._links[-1]
         self._is_slowed_by_computing = self._overheads.transfer_speed_computing != 1.0
-        self._transfer_seconds = functools.cache(hardware.transfer_seconds)
-        self._expert_seconds = functools.cache(hardware.expert_seconds)
+        self._hardware = hardware
+        self._transfer_times: list[dict[int, float]] = [{} for _ in self._tiers]
+        """Time of a transfer into each tier, by its bytes."""
+        self._expert_times: dict[int, float] = {}
+        """Time of an expert by its number of tokens."""
         self._predictions: deque[_Prediction] = deque()
         """Predictions that are not complete, in the order of their events; the first one runs."""
         self._prediction_end = math.inf
@@ -93,7 +97,7 @@ class Simulator:
 
     # ---- the predictor
 
-    def forecast(self, forecasts: Forecasts, *, layer_now: int, seconds: float) -> None:
+    def forecast(self, forecasts: Forecasts, layer_now: int, seconds: float) -> None:
         """Schedules the predictor's answer to an event for the time when it has been computed.
 
         It takes `seconds` after the answers to earlier events; a synchronous system computes
@@ -104,7 +108,7 @@ class Simulator:
         if self._is_synchronous:
             self.predictor_seconds += seconds
             self.compute(seconds)
-            self._scheduler.schedule(forecasts, layer_now=layer_now)
+            self._scheduler.schedule(forecasts, layer_now)
             self._start_transfers()  # the transfer thread starts before the router runs
             return
         self._predictions.append(_Prediction(seconds, forecasts, layer_now))
@@ -112,7 +116,8 @@ class Simulator:
             self._start_prediction()
 
     def _start_prediction(self) -> None:
-        seconds = self._predictions[0].seconds
+        prediction = self._predictions[0]
+        seconds = prediction.seconds
         self.predictor_seconds += seconds
         self._prediction_end = self.now + seconds
 
@@ -143,8 +148,7 @@ class Simulator:
         """
         assert self._load is None, "one load at a time"
         self._load = TransferTask((-1, -1), -1, 0, 0, num_bytes, True, None)
-        seconds = self._transfer_seconds(num_bytes, tier=0)
-        self._links[0].start(self._load, self.now, seconds, by_worker=False)
+        self._links[0].start(self._load, self.now, self._transfer_seconds(0, num_bytes), False)
 
     def finish_load(self) -> None:
         """Waits for the end of the last load."""
@@ -158,13 +162,13 @@ class Simulator:
     def compute(self, seconds: float, expert: Expert | None = None) -> None:
         """Computes for a while: one expert, or a layer's other weights."""
         started, left = self.now, seconds
-        bottom, speed = self._links[-1], 1.0
+        bottom, speed = self._bottom, 1.0
         if self._is_slowed_by_computing:
             bottom.set_computing(started, True)
         while True:
             self._start_transfers()
             if bottom.is_worker_busy:
-                speed = self._overheads.compute_speed_transferring
+                speed = self._compute_speed_transferring
             end = self.now + left / speed
             event = self._next_event_time()
             if event > end:
@@ -183,7 +187,7 @@ class Simulator:
         self._cache.on_reuse_scores(layer, score_HE)
 
     def run_experts(
-        self, layer: int, tokens_per_expert: dict[int, int], *, computed_after: float = 0.0
+        self, layer: int, tokens_per_expert: dict[int, int], computed_after: float = 0.0
     ) -> None:
         """Requests, waits for and computes the experts that the layer's router has chosen.
 
@@ -191,27 +195,29 @@ class Simulator:
         """
         cache = self._cache
         self._drop_late(layer)
-        on_host, host_seconds = self._split(layer, tokens_per_expert)
-        pending = cache.request_routed(layer, tokens_per_expert, computed_below=on_host)
+        on_host, host_seconds = NOTHING_ON_HOST
+        if self._hybrid is not None:
+            on_host, host_seconds = self._split(layer, tokens_per_expert)
+        pending = cache.request_routed(layer, tokens_per_expert, on_host)
         host_end = self.now + host_seconds
         if computed_after:
             self.compute(computed_after)
         while pending:
-            expert = self._next_ready(layer, pending)
-            pending.remove(expert)
-            self.compute(self._expert_seconds(tokens_per_expert[expert]), (layer, expert))
-            cache.release((layer, expert))
+            e = self._next_ready(layer, pending)
+            pending.remove(e)
+            expert = layer, e
+            self.compute(self._expert_seconds(tokens_per_expert[e]), expert)
+            cache.release(expert)
         if on_host:
             self._wait_until(host_end)
             cache.release_below(layer, on_host)
 
     def _split(self, layer: int, tokens_per_expert: dict[int, int]) -> tuple[frozenset[int], float]:
         """Returns the experts that the host's processor computes, and the time that it takes."""
-        if self._hybrid is None:
-            return frozenset(), 0.0
+        assert self._hybrid is not None
         missed = self._cache.missed_in_host_memory(layer, tokens_per_expert)
         if not missed:
-            return frozenset(), 0.0
+            return NOTHING_ON_HOST
         tokens = {e: tokens_per_expert[e] for e in missed}
         costs = self._hybrid.split_costs(math.ceil(sum(tokens.values()) / len(tokens)))
         on_host, _ = choose_host_experts(tokens, costs)
@@ -275,8 +281,10 @@ class Simulator:
             arrived.clear()
             self._wait()
             # Only what has just arrived can have become ready.
-            if any(at == layer and e in candidates for at, e in arrived):
-                ready = top.first_ready(layer, candidates)
+            for at, e in arrived:
+                if at == layer and e in candidates:
+                    ready = top.first_ready(layer, candidates)
+                    break
         self.stall_seconds += self.now - started
         if self._observer is not None and self.now > started:
             self._observer("stall", started, self.now, (layer, ready))
@@ -287,13 +295,13 @@ class Simulator:
 
         A computation that reads by itself does one requested transfer, if there is one.
         """
-        bottom = self._links[-1]
+        bottom = self._bottom
         if self._is_slowed_by_computing:
             bottom.set_computing(self.now, False)
         if self._overheads.computation_reads and bottom.num < 2:
             task = self._tiers[-1].next_task(high_only=True)
             if task is not None:
-                self._start(len(self._tiers) - 1, task, by_worker=False)
+                self._start(len(self._tiers) - 1, task, False)
                 while task in bottom:
                     self._start_transfers()
                     self._handle(self._next_event_time())
@@ -316,7 +324,7 @@ class Simulator:
         """Moves the clock to the event and handles it; returns whether a transfer has ended."""
         if event > self.now:
             self.now = event
-        for i, _, link in self._tiers_and_links:
+        for i, link in enumerate(self._links):
             if link.first_end <= event:
                 self._finish(i, link.finish_first())
                 return True
@@ -324,27 +332,43 @@ class Simulator:
         self._prediction_end = math.inf
         if self._predictions:
             self._start_prediction()
-        self._scheduler.schedule(prediction.forecasts, layer_now=prediction.layer_now)
+        self._scheduler.schedule(prediction.forecasts, prediction.layer_now)
         return False
 
     def _start_transfers(self) -> None:
         # From the top down: what a tier requests of the one below can start at once.
-        for i, tier, link in self._tiers_and_links:
-            if not link.is_worker_busy and tier.may_start:
+        for i, tier in enumerate(self._tiers):
+            link = self._links[i]
+            if not link.is_worker_busy and tier.may_start():
                 task = tier.next_task()
                 if task is not None:
-                    self._start(i, task, by_worker=True)
+                    self._start(i, task, True)
 
-    def _start(self, i: int, task: TransferTask, *, by_worker: bool) -> None:
-        seconds = self._transfer_seconds(task.num_bytes, tier=i) + self._overheads.task_seconds
-        self._links[i].start(task, self.now, seconds, by_worker=by_worker)
+    def _start(self, i: int, task: TransferTask, by_worker: bool) -> None:
+        seconds = self._transfer_seconds(i, task.num_bytes) + self._task_seconds
+        link = self._links[i]
+        link.start(task, self.now, seconds, by_worker)
 
-    def _finish(self, i: int, ended: tuple[TransferTask, float]) -> None:
-        task, started = ended
+    def _transfer_seconds(self, i: int, num_bytes: int) -> float:
+        times = self._transfer_times[i]
+        seconds = times.get(num_bytes)
+        if seconds is None:
+            seconds = times[num_bytes] = self._hardware.transfer_seconds(num_bytes, tier=i)
+        return seconds
+
+    def _expert_seconds(self, num_tokens: int) -> float:
+        seconds = self._expert_times.get(num_tokens)
+        if seconds is None:
+            seconds = self._expert_times[num_tokens] = self._hardware.expert_seconds(num_tokens)
+        return seconds
+
+    def _finish(self, i: int, transfer: "_RunningTransfer") -> None:
+        task, started = transfer.task, transfer.started
         if task is self._load:
             self._load = None
             return
-        self._tiers[i].complete(task)
+        tier = self._tiers[i]
+        tier.complete(task)
         if i:
             return
         self._arrived.append(task.expert)
@@ -353,26 +377,30 @@ class Simulator:
             self._observer(kind, started, self.now, task.expert)
 
 
-@dataclass(slots=True, eq=False)
 class _Prediction:
     """The predictor's work on one event."""
 
-    seconds: float
-    forecasts: Forecasts
-    """Those that are not late."""
-    layer_now: int
+    __slots__ = ("forecasts", "layer_now", "seconds")
+
+    def __init__(self, seconds: float, forecasts: Forecasts, layer_now: int) -> None:
+        self.seconds = seconds
+        self.forecasts = forecasts
+        """Those that are not late."""
+        self.layer_now = layer_now
 
 
-@dataclass(slots=True, eq=False)
 class _RunningTransfer:
     """A transfer and when it ends."""
 
-    end: float
-    """Time of its end at its present speed."""
-    task: TransferTask
-    started: float
-    by_worker: bool
-    """Done by the link's thread, not by the computation."""
+    __slots__ = ("by_worker", "end", "started", "task")
+
+    def __init__(self, end: float, task: TransferTask, started: float, by_worker: bool) -> None:
+        self.end = end
+        """Time of its end at its present speed."""
+        self.task = task
+        self.started = started
+        self.by_worker = by_worker
+        """Done by the link's thread, not by the computation."""
 
 
 class LinkTransfers:
@@ -408,7 +436,7 @@ class LinkTransfers:
         if self._running and self._computing != 1.0:
             self._stretch(now, 1 / self._computing if is_computing else self._computing)
 
-    def start(self, task: TransferTask, now: float, seconds: float, *, by_worker: bool) -> None:
+    def start(self, task: TransferTask, now: float, seconds: float, by_worker: bool) -> None:
         """Starts a transfer that takes `seconds` when nothing else runs."""
         if by_worker:
             self.is_worker_busy = True
@@ -420,19 +448,21 @@ class LinkTransfers:
         self._running.append(_RunningTransfer(now + seconds, task, now, by_worker))
         self.first_end = min(self.first_end, now + seconds)
 
-    def finish_first(self) -> tuple[TransferTask, float]:
-        """Removes the transfer that ends first; returns its task and when it started."""
+    def finish_first(self) -> _RunningTransfer:
+        """Removes the transfer that ends first and returns it."""
         if len(self._running) == 1:
             first = self._running.pop()
             self.first_end = math.inf
         else:
-            first = min(self._running, key=lambda running: running.end)
-            self._running.remove(first)
+            first, other = self._running
+            if other.end < first.end:
+                first, other = other, first
+            self._running = [other]
         if first.by_worker:
             self.is_worker_busy = False
         if self._running:
             self._stretch(first.end, self._together)
-        return first.task, first.started
+        return first
 
     def _stretch(self, now: float, factor: float) -> None:
         """Multiplies the remaining time of each transfer by `factor`."""

@@ -7,7 +7,7 @@ import functools
 import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -41,20 +41,21 @@ class RecordedStep(Protocol):
         ...
 
 
-class StepEvent(NamedTuple):
+class StepEvent:
     """An event of a forward pass and the predictor's answer to it."""
 
-    signal: Signal
-    """`TOKENS` when the step begins, then `LAYER_INPUT`, `GATE_INPUT`, `ROUTED` of each layer."""
-    layer: int
-    """-1 for `TOKENS`."""
-    forecasts: Forecasts
-    """Empty where the predictor does not listen to the event."""
+    __slots__ = ("forecasts", "layer", "layer_now", "signal")
 
-    @property
-    def layer_now(self) -> int:
+    def __init__(self, signal: Signal, layer: int, forecasts: Forecasts, layer_now: int) -> None:
+        self.signal = signal
+        """`TOKENS` when the step begins, then `LAYER_INPUT`, `GATE_INPUT`, `ROUTED` of each
+        layer."""
+        self.layer = layer
+        """-1 for `TOKENS`."""
+        self.forecasts = forecasts
+        """Empty where the predictor does not listen to the event."""
+        self.layer_now = layer_now
         """The first layer that a forecast can still be for; -1 before the first layer's input."""
-        return self.layer + (self.signal is Signal.ROUTED)
 
 
 def replay_step(
@@ -89,15 +90,22 @@ def replay_step(
 
 def answer(event: StepEvent, forecasts: Forecasts) -> StepEvent:
     """Returns the event with the predictor's answer to it."""
-    return StepEvent(event.signal, event.layer, forecasts) if forecasts else event
+    if not forecasts:
+        return event
+    return StepEvent(event.signal, event.layer, forecasts, event.layer_now)
 
 
 @functools.cache
 def unanswered_events(num_layers: int) -> Sequence[StepEvent]:
     """Returns the events of every step without a predictor: making them anew takes longer."""
-    signals = (Signal.LAYER_INPUT, Signal.GATE_INPUT, Signal.ROUTED)
-    events = [StepEvent(signal, layer, ()) for layer in range(num_layers) for signal in signals]
-    return (StepEvent(Signal.TOKENS, -1, ()), *events)
+    events = [StepEvent(Signal.TOKENS, -1, (), -1)]
+    for layer in range(num_layers):
+        events += [
+            StepEvent(Signal.LAYER_INPUT, layer, (), layer),
+            StepEvent(Signal.GATE_INPUT, layer, (), layer),
+            StepEvent(Signal.ROUTED, layer, (), layer + 1),
+        ]
+    return tuple(events)
 
 
 class BatchedStep:

@@ -5,7 +5,7 @@ What a predictor answers depends on the steps alone, never on what a cache holds
 Shape suffixes: T tokens of the step, E experts, K top_k, L layers.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -132,16 +132,19 @@ class ReplayPredictor(Predictor):
         super().__init__(spec)
         self._recorded = recorded
         self._step = -1
+        self._answers: Mapping[EventKey, Forecasts] = {}
+        """Those of the step."""
         # On the instance, where the classes of predictors have them on the class.
         self.kind = recorded.kind  # type: ignore[misc]
         self.signals = recorded.signals  # type: ignore[misc]
         self.stateless = recorded.stateless  # type: ignore[misc]
 
     def _answer(self, signal: Signal, layer: int) -> Forecasts:
-        return self._recorded.steps[self._step].get((signal, layer), ())
+        return self._answers.get((signal, layer), ())
 
     def begin_step(self, tokens_T: Ints, requests_T: Ints) -> Forecasts:  # noqa: ARG002
         self._step += 1
+        self._answers = self._recorded.steps[self._step]
         return self._answer(Signal.TOKENS, -1)
 
     def layer_input(self, layer: int, hidden_TD: Floats) -> Forecasts:  # noqa: ARG002

@@ -38,7 +38,7 @@ class NextUseOrder(ScoreOrder):
 
     def next_missing(self) -> tuple[float, Expert]:
         """Returns the nearness of the missing expert with the next use, and which it is."""
-        return self.highest_absent(self._scores(), least=-np.inf)
+        return self.highest_absent(self._scores(), -np.inf)
 
 
 class BeladyEviction(EvictionPolicy):

@@ -5,7 +5,7 @@ Shape suffixes: L layers, E experts.
 
 import numpy as np
 
-from runtime.policy.eviction.score_order import Scores
+from runtime.policy.eviction.score_order import COMPILED, Scores
 
 LEAST_SHARE = 1e-6
 """Share of steps that an expert without uses is given: far below one use in any log."""
@@ -23,21 +23,36 @@ class DistanceDiscount:
     """
 
     def __init__(self, *, num_layers: int, num_experts: int):
+        self._num_layers = num_layers
+        self._num_experts = num_experts
         self.score_LE = np.zeros((num_layers, num_experts))
         """The scores that were computed last."""
+        self._view_LE = self.score_LE
         self._share_LE = np.full((num_layers, num_experts), LEAST_SHARE)
         self._slowed_LE = np.empty((num_layers, num_experts))
         layers_L = np.arange(num_layers)
-        ahead_LL = (layers_L - layers_L[:, None] - 1) % num_layers
-        self._distance_LL1 = ahead_LL[:, :, None] / num_layers
+        self._distance_LL = (layers_L - layers_L[:, None] - 1) % num_layers / num_layers
         """How far ahead each layer is, as a share of a step, when a layer has been routed."""
 
     def set_shares(self, layer: int, share_E: Scores) -> None:
         """Sets the share of steps that use each of the layer's experts."""
-        np.maximum(share_E, LEAST_SHARE, out=self._share_LE[layer])
+        if COMPILED:
+            least = LEAST_SHARE
+            for e in range(self._num_experts):
+                self._share_LE[layer, e] = max(share_E[e], least)
+        else:
+            np.maximum(share_E, LEAST_SHARE, out=self._share_LE[layer])
 
     def compute(self, layer_now: int) -> None:
         """Computes the scores after `layer_now` was routed; -1: when a step begins."""
-        np.multiply(self._share_LE, self._distance_LL1[layer_now], out=self._slowed_LE)
+        if COMPILED:
+            for layer in range(self._num_layers):
+                distance = self._distance_LL[layer_now, layer]
+                for e in range(self._num_experts):
+                    share = self._share_LE[layer, e]
+                    self._view_LE[layer, e] = share / (share * distance + 1.0)
+            return
+        distance_L1 = self._distance_LL[layer_now][:, None]
+        np.multiply(self._share_LE, distance_L1, out=self._slowed_LE)
         self._slowed_LE += 1.0
         np.divide(self._share_LE, self._slowed_LE, out=self.score_LE)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.policy.eviction.score_order import Scores
+from runtime.policy.eviction.score_order import COMPILED, Scores
 
 MEMORY = 0.998
 """Factor per step on the arms' past hits: a memory of some five hundred steps, which notices a
@@ -78,25 +78,79 @@ class LayerGhost:
 
     def __init__(self, num_experts: int, num_arms: int):
         self.num_slots = num_experts
+        self._num_experts = num_experts
+        self._num_arms = num_arms
         self._resident_EA = np.zeros((num_experts, num_arms), dtype=bool)
+        self._is_resident_EA = self._resident_EA.view(np.uint8)
         self._no_hits_A = np.zeros(num_arms, dtype=np.int64)
+        self._hits_A = np.zeros(num_arms, dtype=np.int64)
+        self._num_hits_A = self._hits_A
         # Distinct factors next to 1: equal scores must not make a ghost larger than its slots.
-        self._tie_E1 = 1.0 - 1e-9 * np.arange(num_experts)[:, None]
+        self._tie_E = 1.0 - 1e-9 * np.arange(num_experts)
+        self._key_E = np.empty(num_experts)
+        self._lowest_E = np.empty(num_experts)
 
     def serve(self, chosen_K: list[int], score_EA: Scores) -> NDArray[np.int64]:
-        """Admits the chosen experts and evicts the lowest scores; returns `[A]` hits."""
+        """Admits the chosen experts and evicts the lowest scores.
+
+        Returns `[A]` hits, to be read before the next call.
+        """
+        if COMPILED and len(chosen_K) < self.num_slots:
+            self._serve(chosen_K, score_EA)
+            return self._hits_A
         is_hit_KA = self._resident_EA[chosen_K]
         if len(chosen_K) >= self.num_slots:
             # More than fits: the best of them stay, and the hits are no evidence of what to keep.
             key_EA = np.full_like(score_EA, -1.0)
-            key_EA[chosen_K] = (score_EA * self._tie_E1)[chosen_K]
+            key_EA[chosen_K] = (score_EA * self._tie_E[:, None])[chosen_K]
             self._keep(key_EA)
             return self._no_hits_A
         if not is_hit_KA.all():
-            key_EA = np.where(self._resident_EA, score_EA * self._tie_E1, -1.0)
+            key_EA = np.where(self._resident_EA, score_EA * self._tie_E[:, None], -1.0)
             key_EA[chosen_K] = np.inf
             self._keep(key_EA)
         return np.add.reduce(is_hit_KA, axis=0, dtype=np.int64)
+
+    def _serve(self, chosen_K: list[int], score_EA: Scores) -> None:
+        """Does what `serve` does, arm by arm, and sets `_hits_A`."""
+        num_dropped, missed = self._num_experts - self.num_slots, False
+        for a in range(self._num_arms):
+            num_hits = 0
+            for e in chosen_K:
+                num_hits += self._is_resident_EA[e, a]
+            self._num_hits_A[a] = num_hits
+            missed = missed or num_hits < len(chosen_K)
+        if not missed:
+            return
+        for a in range(self._num_arms):
+            num_absent = 0
+            for e in range(self._num_experts):
+                if self._is_resident_EA[e, a]:
+                    self._key_E[e] = score_EA[e, a] * self._tie_E[e]
+                else:
+                    self._key_E[e] = -1.0
+                    num_absent += 1
+            for e in chosen_K:
+                self._key_E[e] = np.inf
+                num_absent -= not self._is_resident_EA[e, a]
+            least = self._find_least(num_dropped - num_absent) if num_dropped >= num_absent else 0.0
+            for e in range(self._num_experts):
+                self._is_resident_EA[e, a] = self._key_E[e] >= least
+
+    def _find_least(self, rank: int) -> float:
+        """Returns the key above which there are all but `rank` of those that are not negative."""
+        num_kept = 0
+        for e in range(self._num_experts):
+            key = self._key_E[e]
+            if key < 0.0 or (num_kept > rank and key >= self._lowest_E[rank]):
+                continue
+            i = min(num_kept, rank)
+            while i > 0 and self._lowest_E[i - 1] > key:
+                self._lowest_E[i] = self._lowest_E[i - 1]
+                i -= 1
+            self._lowest_E[i] = key
+            num_kept += 1
+        return self._lowest_E[rank]
 
     def _keep(self, key_EA: Scores) -> None:
         """Keeps the `num_slots` highest keys of each arm that are not negative."""

@@ -85,7 +85,7 @@ class LayerWindowEviction(EvictionPolicy):
 
     def next_idle_candidate(self) -> Expert | None:
         candidates = [
-            order.highest_absent(idle_scores(), least=NOT_AHEAD)
+            order.highest_absent(idle_scores(), NOT_AHEAD)
             for order, idle_scores in self._orders
         ]
         score, expert = max(candidates, default=(NOT_AHEAD, None))

@@ -28,6 +28,12 @@ from runtime.policy.eviction.reuse import ReuseEviction
 from runtime.policy.eviction.s3_fifo import S3FifoEviction
 from runtime.policy.eviction.static import StaticEviction
 
+
+def make_reuse_eviction(*, num_layers: int, num_experts: int) -> EvictionPolicy:
+    """Makes a `ReuseEviction`; a compiled class does not tell its arguments."""
+    return ReuseEviction(num_layers=num_layers, num_experts=num_experts)
+
+
 EVICTIONS: Mapping[str, Callable[..., EvictionPolicy]] = MappingProxyType(
     {
         "belady": BeladyEviction,
@@ -43,7 +49,7 @@ EVICTIONS: Mapping[str, Callable[..., EvictionPolicy]] = MappingProxyType(
         "moe-infinity-sequence": MoeInfinitySequenceEviction,
         "neighbour": NeighbourEviction,
         "regret": RegretEviction,
-        "reuse": ReuseEviction,
+        "reuse": make_reuse_eviction,
         "s3-fifo": S3FifoEviction,
         "static": StaticEviction,
     }
@@ -75,7 +81,7 @@ def make_eviction_policy(
         raise MoecastError(unknown("eviction policy", name, EVICTIONS))
     make, given = EVICTIONS[name], dict(options or {})
     shape = {"num_layers": num_layers, "num_experts": num_experts, "top_k": top_k}
-    known = {*inspect.signature(make).parameters} - {"self", "args", "kwargs"}
+    known = _list_arguments(make)
     for option in given:
         if option not in known - shape.keys():
             raise MoecastError(unknown(f"option of {name} eviction", option, known - shape.keys()))
@@ -85,3 +91,14 @@ def make_eviction_policy(
             f"Choose another policy: {', '.join(sorted(set(EVICTIONS) - {'belady'}))}"
         )
     return make(**{key: value for key, value in shape.items() if key in known}, **given)
+
+
+def _list_arguments(make: Callable[..., EvictionPolicy]) -> set[str]:
+    """Returns the names of a constructor's arguments."""
+    if inspect.isclass(make):
+        # A class without a constructor takes none; the base class may be compiled.
+        owner = next(cls for cls in make.__mro__ if "__init__" in vars(cls))
+        if owner in (object, EvictionPolicy):
+            return set()
+        return {*inspect.signature(owner.__init__).parameters} - {"self"}
+    return {*inspect.signature(make).parameters}

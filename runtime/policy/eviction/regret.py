@@ -13,7 +13,7 @@ from runtime.policy.eviction.decayed_lfu import DECAYS, DecayedCounts
 from runtime.policy.eviction.distance_discount import DistanceDiscount
 from runtime.policy.eviction.ghost_caches import GhostCaches
 from runtime.policy.eviction.protocol import EvictionOrder, EvictionPolicy
-from runtime.policy.eviction.score_order import ScoreOrder, Scores, view_scores
+from runtime.policy.eviction.score_order import COMPILED, ScoreOrder, Scores, view_scores
 
 BLENDED = {0.5: 0.2, 0.9: 0.3, 0.98: 0.5}
 """Decays and weights of the arm `blend`: an expert used lately and one used often both stay."""
@@ -42,9 +42,13 @@ class UseShares:
         shape = {"num_layers": num_layers, "num_experts": num_experts}
         self._counts = DecayedCounts(**shape, decays=DECAYS)
         self.ghosts = GhostCaches(**shape, num_arms=len(ARMS), sure=SURE)
+        self._num_experts = num_experts
         self._last_step_LE = np.zeros((num_layers, num_experts))
         self._step = 0
-        self._blend_A = np.array([BLENDED.get(decay, 0.0) for decay in DECAYS])
+        self._blended = [(DECAYS.index(decay), weight) for decay, weight in BLENDED.items()]
+        """Arms of `_counts` and their weights in the arm `blend`."""
+        self._blended_arm = np.array([arm for arm, _ in self._blended], dtype=np.int64)
+        self._blended_weight = np.array([weight for _, weight in self._blended])
         self._forever = DECAYS.index(1.0)
 
     @property
@@ -58,7 +62,8 @@ class UseShares:
 
     def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
         self._counts.on_routed(layer, tokens_per_expert)
-        self._last_step_LE[layer, list(tokens_per_expert)] = self._step
+        for e in tokens_per_expert:
+            self._last_step_LE[layer, e] = self._step
         if layer in self.ghosts.layers:
             self.ghosts.on_routed(layer, tokens_per_expert, self.of_all_arms(layer))
 
@@ -67,9 +72,12 @@ class UseShares:
 
     def of_all_arms(self, layer: int) -> NDArray[np.float64]:
         """Returns `[E, A]`: the shares by every arm of a layer that this step has routed."""
+        share_EA = np.empty((self._num_experts, len(ARMS)))
+        if COMPILED:
+            self._write_shares(layer, share_EA)
+            return share_EA
         decayed_EA = self._counts.shares(layer)
-        share_EA = np.empty((len(decayed_EA), len(ARMS)))
-        share_EA[:, 0] = decayed_EA @ self._blend_A
+        share_EA[:, 0] = self._blend(decayed_EA)
         share_EA[:, 1] = decayed_EA[:, self._forever] / self._ages(layer)
         share_EA[:, 2:] = decayed_EA
         return share_EA
@@ -78,10 +86,30 @@ class UseShares:
         """Returns `[E]`: the shares by the best arm of a layer that this step has routed."""
         arm = self.ghosts.arm
         if arm == 0:
-            return np.asarray(self._counts.shares(layer) @ self._blend_A)
+            return self._blend(self._counts.shares(layer))
         if arm == 1:
             return self._counts.shares_of_arm(layer, self._forever) / self._ages(layer)
         return self._counts.shares_of_arm(layer, arm - 2)
+
+    def _write_shares(self, layer: int, share_EA: Scores) -> None:
+        """Does what `of_all_arms` does, expert by expert."""
+        counts, num_decays, num_blended = self._counts, len(DECAYS), len(self._blended)
+        for e in range(self._num_experts):
+            for a in range(num_decays):
+                share_EA[e, 2 + a] = counts.view_LEA[layer, e, a] / counts.most_A[a]
+            blend = 0.0
+            for i in range(num_blended):
+                blend += share_EA[e, 2 + self._blended_arm[i]] * self._blended_weight[i]
+            share_EA[e, 0] = blend
+            age = (self._step - self._last_step_LE[layer, e]) + 1.0
+            share_EA[e, 1] = share_EA[e, 2 + self._forever] / age
+
+    def _blend(self, decayed_EA: NDArray[np.float64]) -> NDArray[np.float64]:
+        # One after another, as `_write_shares` does: a product of matrices may round otherwise.
+        blend_E = np.zeros(len(decayed_EA))
+        for arm, weight in self._blended:
+            blend_E += decayed_EA[:, arm] * weight
+        return blend_E
 
     def decayed(self, layer: int, decay: float) -> NDArray[np.float64]:
         """Returns `[E]`: the shares at one of `DECAYS` of a layer that this step has routed."""
@@ -89,7 +117,7 @@ class UseShares:
 
     def _ages(self, layer: int) -> NDArray[np.float64]:
         """Returns `[E]`: steps since the last use of each expert, the step of the use included."""
-        return (self._step - self._last_step_LE[layer]) + 1.0
+        return (self._step - np.asarray(self._last_step_LE[layer])) + 1.0
 
 
 class RegretEviction(EvictionPolicy):

@@ -8,12 +8,18 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from predictors.base import Ints
+from predictors.base import Floats, Ints
 from runtime.policy.eviction.distance_discount import DistanceDiscount
 from runtime.policy.eviction.ghost_caches import MEMORY, LayerGhost
 from runtime.policy.eviction.protocol import EvictionOrder, EvictionPolicy, Expert, Probabilities
 from runtime.policy.eviction.regret import UseShares
-from runtime.policy.eviction.score_order import ScoreOrder, Scores
+from runtime.policy.eviction.score_order import (
+    COMPILED,
+    ScoreOrder,
+    Scores,
+    copy_scores,
+    view_scores,
+)
 from runtime.policy.eviction.use_rate import discounted_rate
 
 LEAST_IDLE_SCORE = 0.03
@@ -55,6 +61,7 @@ class ReuseEviction(EvictionPolicy):
     """
 
     def __init__(self, *, num_layers: int, num_experts: int):
+        self._num_layers = num_layers
         self._num_experts = num_experts
         self._counts = UseShares(num_layers=num_layers, num_experts=num_experts)
         self._ghosts = {layer: LayerGhost(num_experts, 1) for layer in self._counts.ghosts.layers}
@@ -62,18 +69,24 @@ class ReuseEviction(EvictionPolicy):
         """Hits of the ghost caches under the predictions; decays as those of `_counts` do."""
         self._predicted_LE = np.zeros((num_layers, num_experts))
         """The last predictions."""
-        self._is_predicted_L = np.zeros(num_layers, dtype=bool)
+        self._is_predicted = [False] * num_layers
         self._value_LE = np.zeros((num_layers, num_experts))
         self._discount = DistanceDiscount(num_layers=num_layers, num_experts=num_experts)
-        self._idle_score_LE = np.zeros((num_layers, num_experts))
-        """Scores for fetching in idle time: the value, or NOT_IDLE where a forecast of this step
-        already decides what to fetch of the layer."""
+        self.score_LE = self._discount.score_LE
+        """The scores by which experts are evicted, as `compute_scores` left them."""
+        self._view_LE = self.score_LE
+        self.idle_score_LE = np.zeros((num_layers, num_experts))
+        """Scores for fetching in idle time, as `compute_idle_scores` left them: the value, or
+        NOT_IDLE where a forecast of this step already decides what to fetch of the layer."""
+        self._idle_view_LE = self.idle_score_LE
         self._probabilities: dict[int, Scores | float] = {}
         """For each layer ahead, the probability that this step needs each expert, where known."""
         self._forecast_layers: set[int] = set()
         """Layers that a forecast of this step names and that it has not routed."""
-        self._expected: dict[int, Scores] = {}
-        """Scores of the layers in `_probabilities`, as far as they were needed."""
+        self._expected: set[int] = set()
+        """Layers in `_probabilities` whose scores were needed."""
+        self._expected_LE = np.zeros((num_layers, num_experts))
+        """Scores of these layers."""
         self._is_outdated = False
         """The scores are those of an earlier layer or forecast."""
         self._layer_now = -1
@@ -94,8 +107,8 @@ class ReuseEviction(EvictionPolicy):
             ghost.num_slots = self._counts.ghosts.layers[layer].num_slots
         order = ReuseOrder(self, layers=layers, num_experts=self._num_experts)
         self._orders.append(order)
-        share = num_slots / self._value_LE.size
-        self._slots_per_layer += num_slots / len(self._value_LE)
+        share = num_slots / (self._num_layers * self._num_experts)
+        self._slots_per_layer += num_slots / self._num_layers
         self._slow_weight = min(MAX_SLOW_WEIGHT, self._slow_weight + SLOW_WEIGHT * share)
         return order
 
@@ -110,29 +123,38 @@ class ReuseEviction(EvictionPolicy):
 
     def on_forecast(self, layer: int, probability_E: Probabilities) -> None:
         if layer > self._layer_now:
-            self._probabilities[layer] = np.asarray(probability_E, np.float64)
-            self._expected.pop(layer, None)
+            self._probabilities[layer] = np.asarray(probability_E)
+            self._expected.discard(layer)
             self._forecast_layers.add(layer)
             self._is_outdated = True
 
     def on_reuse_scores(self, layer: int, score_HE: Probabilities) -> None:
-        self._is_predicted_L[layer] = True
+        self._is_predicted[layer] = True
         if len(score_HE) == 1:
-            self._predicted_LE[layer] = score_HE[0]
+            score_E = np.asarray(score_HE[0])
         else:
-            self._predicted_LE[layer] = discounted_rate(np.asarray(score_HE), self._slots_per_layer)
+            score_E = discounted_rate(np.asarray(score_HE), self._slots_per_layer)
+        if COMPILED and score_E.dtype == np.float32:
+            self._set_predicted(layer, score_E)
+        else:
+            copy_scores(score_E.astype(np.float64, copy=False), self._predicted_LE[layer])
+
+    def _set_predicted(self, layer: int, score_E: Floats) -> None:
+        for e in range(self._num_experts):
+            self._predicted_LE[layer, e] = score_E[e]
 
     def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
         self._counts.on_routed(layer, tokens_per_expert)
-        value_E = mixed_E = self._mix_predictions(layer) if self._is_predicted_L[layer] else None
+        value_E = mixed_E = self._mix_predictions(layer) if self._is_predicted[layer] else None
         # Every step brings new predictions, unless the predictor has failed.
-        self._is_predicted_L[layer] = False
-        if mixed_E is not None and (ghost := self._ghosts.get(layer)) is not None:
+        self._is_predicted[layer] = False
+        ghost = self._ghosts.get(layer)
+        if mixed_E is not None and ghost is not None:
             self._hits += float(ghost.serve(list(tokens_per_expert), mixed_E[:, None])[0])
         self._uses_predictions = mixed_E is not None and self.trusts_predictor
         if value_E is None or not self.trusts_predictor:
             value_E = self._counts.of_layer(layer)
-        self._value_LE[layer] = value_E
+        copy_scores(value_E, self._value_LE[layer])
         self._discount.set_shares(layer, value_E)
         first = self._layer_now < 0
         self._layer_now = layer
@@ -142,46 +164,70 @@ class ReuseEviction(EvictionPolicy):
             self._expect_balanced_routing(num_choices)
         for routed in [ahead for ahead in self._probabilities if ahead <= layer]:
             del self._probabilities[routed]
-            self._expected.pop(routed, None)
+            self._expected.discard(routed)
         self._forecast_layers.discard(layer)
         self._is_outdated = True
 
-    def _mix_predictions(self, layer: int) -> NDArray:
+    def _mix_predictions(self, layer: int) -> Scores:
         """Returns `[E]`: the last predictions, and a little of what the past hundred steps used."""
         slow_E, weight = self._counts.decayed(layer, SLOW), self._slow_weight
-        return (1.0 - weight) * self._predicted_LE[layer] + weight * slow_E
+        if COMPILED:
+            self._mix(layer, slow_E)  # in place
+            return slow_E
+        return (1.0 - weight) * np.asarray(self._predicted_LE[layer]) + weight * slow_E
+
+    def _mix(self, layer: int, slow_E: Scores) -> None:
+        weight = self._slow_weight
+        for e in range(self._num_experts):
+            predicted = self._predicted_LE[layer, e]
+            slow_E[e] = (1.0 - weight) * predicted + weight * slow_E[e]
 
     def _expect_balanced_routing(self, num_choices: int) -> None:
         """Scores the layers ahead without a forecast, for `num_choices` choices in each."""
         probability = 1.0 - (1.0 - 1.0 / self._num_experts) ** num_choices
-        for layer in range(self._layer_now + 1, len(self._value_LE)):
+        for layer in range(self._layer_now + 1, self._num_layers):
             self._probabilities.setdefault(layer, probability)
 
-    def _expect(self, layer: int) -> Scores:
-        """Returns `[E]`: the scores of a layer that this step is known to reach."""
-        expected_E = self._expected.get(layer)
-        if expected_E is None:
-            probability_E = self._probabilities[layer]
-            expected_E = probability_E + (1.0 - probability_E) * self._value_LE[layer]
-            self._expected[layer] = expected_E
-        return expected_E
+    def _expect(self, layer: int) -> None:
+        """Computes `_expected_LE` of a layer that this step is known to reach."""
+        if layer in self._expected:
+            return
+        self._expected.add(layer)
+        probability_E = self._probabilities[layer]
+        if COMPILED and not isinstance(probability_E, float) and probability_E.dtype == np.float32:
+            self._expect_each(layer, probability_E)
+            return
+        probability_E = np.asarray(probability_E, np.float64)
+        value_E = np.asarray(self._value_LE[layer])
+        copy_scores(probability_E + (1.0 - probability_E) * value_E, self._expected_LE[layer])
 
-    def compute_scores(self) -> Scores:
-        """Returns `[L, E]`: the scores by which experts are evicted, in the same array always."""
-        score_LE = self._discount.score_LE
-        if self._is_outdated:
-            self._is_outdated = False
-            self._discount.compute(self._layer_now)
-            for layer in self._probabilities:
-                score_LE[layer] = self._expect(layer)
-        return score_LE
+    def _expect_each(self, layer: int, probability_E: Floats) -> None:
+        for e in range(self._num_experts):
+            probability = float(probability_E[e])
+            value = self._value_LE[layer, e]
+            self._expected_LE[layer, e] = probability + (1.0 - probability) * value
 
-    def compute_idle_scores(self) -> Scores:
-        """Returns `[L, E]`: the scores for fetching in idle time."""
-        np.copyto(self._idle_score_LE, self._value_LE)
-        for layer in self._forecast_layers:
-            self._idle_score_LE[layer] = NOT_IDLE
-        return self._idle_score_LE
+    def compute_scores(self) -> None:
+        """Computes `score_LE`, if events have changed it."""
+        if not self._is_outdated:
+            return
+        self._is_outdated = False
+        self._discount.compute(self._layer_now)
+        for layer in self._probabilities:
+            self._expect(layer)
+            copy_scores(self._expected_LE[layer], self._view_LE[layer])
+
+    def compute_idle_scores(self) -> None:
+        """Computes `idle_score_LE`."""
+        if not COMPILED:
+            np.copyto(self.idle_score_LE, self._value_LE)
+            for layer in self._forecast_layers:
+                self.idle_score_LE[layer] = NOT_IDLE
+            return
+        for layer in range(self._num_layers):
+            is_forecast = layer in self._forecast_layers
+            for e in range(self._num_experts):
+                self._idle_view_LE[layer, e] = NOT_IDLE if is_forecast else self._value_LE[layer, e]
 
     def may_evict_for(self, victim: Expert, newcomer: Expert) -> bool:
         # Without the discount: two experts used alike would take turns over an idle link.
@@ -190,8 +236,10 @@ class ReuseEviction(EvictionPolicy):
     def score(self, expert: Expert) -> float:
         """Returns the expert's score before it is discounted by distance, in [0, 1]."""
         layer, e = expert
-        is_expected = layer in self._probabilities
-        return float(self._expect(layer)[e] if is_expected else self._value_LE[layer, e])
+        if layer in self._probabilities:
+            self._expect(layer)
+            return float(self._expected_LE[layer, e])
+        return float(self._value_LE[layer, e])
 
     def next_idle_candidate(self) -> Expert | None:
         # A prefill's later layers request soon enough what they need. What counts would name, the
@@ -212,14 +260,17 @@ class ReuseOrder(ScoreOrder):
     """Lowest score first, and the best absent expert by the scores for idle time."""
 
     def __init__(self, policy: ReuseEviction, *, layers: range, num_experts: int):
-        rows = slice(layers.start, layers.stop)
-        super().__init__(
-            lambda: policy.compute_scores()[rows].reshape(-1),
-            layers=layers,
-            num_experts=num_experts,
-        )
-        self._idle_scores = lambda: policy.compute_idle_scores()[rows].reshape(-1)
+        view = view_scores(policy.score_LE, layers)
+
+        def scores() -> Scores:
+            policy.compute_scores()
+            return view()
+
+        super().__init__(scores, layers=layers, num_experts=num_experts)
+        self._policy = policy
+        self._view_idle = view_scores(policy.idle_score_LE, layers)
 
     def best_absent(self) -> tuple[float, Expert]:
         """Returns the highest idle score of an absent expert, NOT_IDLE if none is, and which."""
-        return self.highest_absent(self._idle_scores(), least=NOT_IDLE)
+        self._policy.compute_idle_scores()
+        return self.highest_absent(self._view_idle(), NOT_IDLE)

@@ -1,3 +1,4 @@
+# cython: boundscheck=False, wraparound=False
 """The order that every policy with a score per expert uses.
 
 Shape suffixes: L layers, E experts, N = experts of the partition's layers, layer by layer.
@@ -8,12 +9,16 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.compiled import is_compiled
 from runtime.policy.eviction.protocol import Expert, IsEvictable
 
 Scores = NDArray[np.float64]
 
 PROTECTED = 1e300
 """A score above all others: evicted only when nothing else may be. Scores must be finite."""
+
+COMPILED = is_compiled()
+"""Whether to loop over experts, as C does best, or to call numpy: both find the same expert."""
 
 NUM_SINGLE_TRIES = 4
 """Victims looked up one by one. Sorting is cheaper only while a prefill pins most experts."""
@@ -35,25 +40,36 @@ class ScoreOrder:
         self._scores = scores
         self._num_experts = num_experts
         self._first_layer = layers.start
-        size = len(layers) * num_experts
+        self._size = size = len(layers) * num_experts
         self._absent_N = np.full(size, np.inf)
         """0 for residents, infinity for others: added to the scores, it leaves only residents."""
         self._masked_N = np.empty(size)
-        """Scores of residents, infinity for others: a buffer."""
+        """Scores of residents, infinity for others; where compiled, of `_residents_N`: a buffer."""
+        self._residents_N = np.zeros(size, dtype=np.int64)
+        """Where compiled: the indices of residents, `_num_residents` of them, in any order."""
+        self._places_N = np.full(size, -1, dtype=np.int64)
+        """Where compiled: the place of each resident in `_residents_N`, -1 for others."""
+        self._num_residents = 0
         self._touched_N = np.zeros(size, dtype=np.int64)
         self._clock = 0
 
     def index(self, expert: Expert) -> int:
-        return (expert[0] - self._first_layer) * self._num_experts + expert[1]
+        index: int = (expert[0] - self._first_layer) * self._num_experts + expert[1]
+        assert 0 <= index < self._size, expert  # compiled loops do not check it
+        return index
 
     def touch(self, expert: Expert) -> None:
         """Makes the expert the last among those of its score."""
         self._clock += 1
-        layer, e = expert
-        self._touched_N[(layer - self._first_layer) * self._num_experts + e] = self._clock
+        self._touched_N[self.index(expert)] = self._clock
 
     def on_admit(self, expert: Expert) -> None:
-        self._absent_N[self.index(expert)] = 0.0
+        index = self.index(expert)
+        self._absent_N[index] = 0.0
+        if COMPILED and self._places_N[index] < 0:
+            self._residents_N[self._num_residents] = index
+            self._places_N[index] = self._num_residents
+            self._num_residents += 1
         self.touch(expert)
 
     def on_prefetch(self, expert: Expert) -> None:
@@ -66,31 +82,47 @@ class ScoreOrder:
         self.touch(expert)
 
     def on_remove(self, expert: Expert) -> None:
-        self._absent_N[self.index(expert)] = np.inf
+        index = self.index(expert)
+        self._absent_N[index] = np.inf
+        if COMPILED and self._places_N[index] >= 0:
+            self._num_residents -= 1
+            last, place = self._residents_N[self._num_residents], self._places_N[index]
+            self._residents_N[place], self._places_N[last] = last, place
+            self._places_N[index] = -1
 
     def clear(self) -> None:
-        self._absent_N.fill(np.inf)
+        self._absent_N[:] = np.inf
+        self._places_N[:] = -1
+        self._num_residents = 0
 
     def choose_victim(self, is_evictable: IsEvictable) -> Expert | None:
-        score_N = np.add(self._scores(), self._absent_N, out=self._masked_N)
+        score_N = self._scores()
+        self._mask(score_N)
         for _ in range(NUM_SINGLE_TRIES):
-            index = self._take_lowest(score_N)
-            if index is None:
+            index = self._take_lowest()
+            if index < 0:
                 return None
             expert = self._expert(index)
             if is_evictable(expert):
                 return expert
-        for index in np.lexsort((self._touched_N, score_N)).tolist():
-            if score_N[index] == np.inf:
+        masked_N = score_N + np.asarray(self._absent_N)
+        for index in np.lexsort((self._touched_N, masked_N)).tolist():
+            if masked_N[index] == np.inf:
                 return None
             expert = self._expert(index)
             if is_evictable(expert):
                 return expert
         return None
 
-    def highest_absent(self, score_N: Scores, *, least: float) -> tuple[float, Expert]:
+    def highest_absent(self, score_N: Scores, least: float) -> tuple[float, Expert]:
         """Returns the highest score of an absent expert, and which; `least` if all are resident."""
-        absent_score_N = np.where(self._absent_N > 0.0, score_N, least)
+        if COMPILED:
+            index, highest = 0, least
+            for i in range(self._size):
+                if score_N[i] > highest and self._absent_N[i] > 0.0:
+                    index, highest = i, score_N[i]
+            return highest, self._expert(index)
+        absent_score_N = np.where(np.asarray(self._absent_N) > 0.0, score_N, least)
         index = int(absent_score_N.argmax())
         return float(absent_score_N[index]), self._expert(index)
 
@@ -98,22 +130,53 @@ class ScoreOrder:
         layer, e = divmod(index, self._num_experts)
         return self._first_layer + layer, e
 
-    def _take_lowest(self, score_N: Scores) -> int | None:
-        """Returns the index of the next victim, whose score becomes infinite; None: there is none.
+    def _mask(self, score_N: Scores) -> None:
+        """Sets the scores of residents."""
+        if COMPILED:
+            for place in range(self._num_residents):
+                self._masked_N[place] = score_N[self._residents_N[place]]
+        else:
+            np.add(score_N, self._absent_N, out=self._masked_N)
 
-        A second search for the lowest score is cheaper than comparing all scores with it.
-        """
+    def _take_lowest(self) -> int:
+        """Returns the index of the next victim, whose score becomes infinite; -1: there is none."""
+        if COMPILED:
+            best, least = -1, np.inf
+            for place in range(self._num_residents):
+                score = self._masked_N[place]
+                if score < least or (
+                    score == least
+                    and best >= 0
+                    and self._touched_N[self._residents_N[place]]
+                    < self._touched_N[self._residents_N[best]]
+                ):
+                    best, least = place, score
+            if best < 0:
+                return -1
+            self._masked_N[best] = np.inf
+            return self._residents_N[best]
+        # A second search for the lowest score is cheaper than comparing all scores with it.
+        score_N, touched_N = np.asarray(self._masked_N), np.asarray(self._touched_N)
         index = int(score_N.argmin())
         lowest = score_N[index]
         if lowest == np.inf:
-            return None
+            return -1
         score_N[index] = np.inf
         if score_N[score_N.argmin()] == lowest:
             score_N[index] = lowest
             ties = (score_N == lowest).nonzero()[0]
-            index = int(ties[self._touched_N[ties].argmin()])
+            index = int(ties[touched_N[ties].argmin()])
             score_N[index] = np.inf
         return index
+
+
+def copy_scores(score_E: Scores, target_E: Scores) -> None:
+    """Copies scores into an array or a part of one."""
+    if COMPILED:
+        for e in range(len(score_E)):
+            target_E[e] = score_E[e]
+    else:
+        target_E[:] = score_E
 
 
 def view_scores(score_LE: Scores, layers: range) -> Callable[[], Scores]:

@@ -51,7 +51,7 @@ class PrefillMark(LogitsProcessor):
 def read_counters(engine: Engine) -> dict[str, float]:
     """Read all counters of an engine that only grow; times in seconds."""
     return {
-        **asdict(sum_counters(engine.cache.counters)),
+        **sum_counters(engine.cache.counters).as_dict(),
         "stall_seconds": engine.stats.stall_seconds,
         "predictor_seconds": engine.driver.seconds,
         "link_seconds": sum(worker.busy_seconds for worker in engine.workers[-1:]),

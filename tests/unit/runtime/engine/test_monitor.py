@@ -49,7 +49,7 @@ def test_snapshot__is_what_the_report_says(folder: Path) -> None:
             snapshot, report = EngineMonitor(handle.engine).snapshot(), handle.stats()
     (tier,) = snapshot.tiers
     assert (tier.name, tier.computes) == ("host", True)
-    total = asdict(snapshot.computing)
+    total = snapshot.computing.as_dict()
     assert total["requests"] > 0
     assert {key: report[key] for key in total} == total
     assert len(snapshot.computing_layers) == 3

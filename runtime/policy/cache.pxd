@@ -1,0 +1,37 @@
+import cython
+
+
+cdef class CacheEntry:
+    cdef public Py_ssize_t slot, ready_chunks, pins
+    cdef public long long speculative_bytes
+    cdef public bint in_flight
+
+
+cdef class _Partition:
+    cdef public object slots, order
+    cdef public list free
+    cdef public Py_ssize_t num_slots, num_used, num_quarantined
+    cpdef check(self)
+
+
+cdef class ExpertCache:
+    cdef public Py_ssize_t num_slots, num_changes
+    cdef public bint per_layer
+    cdef public object policy
+    cdef public dict entries
+    cdef list _partitions, _partition_of_layer
+    cdef public set _quarantine
+
+    cpdef Py_ssize_t share(self, Py_ssize_t layer)
+    @cython.locals(partition=_Partition)
+    cpdef on_use(self, tuple expert)
+    @cython.locals(partition=_Partition)
+    cpdef on_predict(self, tuple expert)
+    @cython.locals(partition=_Partition, entry=CacheEntry, freed=CacheEntry)
+    cpdef admit(self, tuple expert, bint prefetch=*, keep=*, dict victims=*)
+    @cython.locals(entry=CacheEntry)
+    cpdef bint _is_evictable(self, tuple expert)
+    @cython.locals(entry=CacheEntry, partition=_Partition)
+    cpdef CacheEntry remove(self, tuple expert)
+    @cython.locals(entry=CacheEntry, partition=_Partition)
+    cpdef CacheEntry _detach(self, tuple expert)

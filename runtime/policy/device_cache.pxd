@@ -1,0 +1,47 @@
+import cython
+
+from runtime.policy.cache cimport CacheEntry
+from runtime.policy.counters cimport CacheCounters
+from runtime.policy.tier cimport CacheTier
+
+
+cdef class DeviceCache:
+    cdef public tuple tiers
+    cdef public CacheTier top
+    cdef public object system
+    cdef bint _early_preemption, _cancel_outdated, _drop_used
+    cdef object _placement, _device
+    cdef Py_ssize_t _num_experts, _num_owned
+    cdef dict _predicted
+    cdef public Py_ssize_t layer_now
+    cdef public dict _early, _pinned_early
+    cdef public set _displaced
+
+    cpdef bint owns(self, tuple expert)
+    cpdef _own(self, Py_ssize_t layer, experts)
+    cpdef bint is_ready(self, tuple expert)
+    @cython.locals(tier=CacheTier)
+    cpdef _advance(self, Py_ssize_t layer_now)
+    cpdef _changing_tiers(self)
+    @cython.locals(tier=CacheTier)
+    cpdef begin_step(self, requests_T)
+    @cython.locals(tier=CacheTier)
+    cpdef end_step(self)
+    @cython.locals(tier=CacheTier)
+    cpdef on_tokens_routed(self, Py_ssize_t layer, experts_TK)
+    @cython.locals(tier=CacheTier)
+    cpdef on_forecast(self, Py_ssize_t layer, probability_E)
+    @cython.locals(tier=CacheTier)
+    cpdef on_reuse_scores(self, Py_ssize_t layer, score_HE)
+    @cython.locals(predicted=dict, top=CacheTier, entry=CacheEntry, expert=tuple,
+                   is_known=bint, share=Py_ssize_t)
+    cpdef prefetch(self, Py_ssize_t layer, experts, probabilities, named=*)
+    @cython.locals(tier=CacheTier, num_missing=Py_ssize_t, all_ready=bint)
+    cpdef list request_routed(self, Py_ssize_t layer, tokens_per_expert, computed_below=*)
+    cpdef release(self, tuple expert)
+    cpdef cancel(self, Py_ssize_t layer, experts)
+    @cython.locals(num_missing=Py_ssize_t, top=CacheTier, counters=CacheCounters)
+    cpdef Py_ssize_t count_routed(self, Py_ssize_t layer, experts, early=*) except -1
+    @cython.locals(top=CacheTier, entry=CacheEntry, expert=tuple, is_hit=bint,
+                   counters=CacheCounters)
+    cpdef bint _count_request(self, Py_ssize_t layer, e, named) except -1

@@ -1,0 +1,35 @@
+import cython
+
+
+cdef class ScoreOrder:
+    cdef public object _scores
+    cdef public Py_ssize_t _num_experts, _first_layer, _size
+    cdef long long _clock
+    cdef double[::1] _absent_N, _masked_N
+    cdef long long[::1] _touched_N, _residents_N, _places_N
+    cdef Py_ssize_t _num_residents
+
+    @cython.locals(index=Py_ssize_t)
+    cpdef Py_ssize_t index(self, tuple expert) except -1
+    cpdef touch(self, tuple expert)
+    @cython.locals(index=Py_ssize_t)
+    cpdef on_admit(self, tuple expert)
+    cpdef on_prefetch(self, tuple expert)
+    cpdef on_use(self, tuple expert)
+    cpdef on_predict(self, tuple expert)
+    @cython.locals(index=Py_ssize_t, last=Py_ssize_t, place=Py_ssize_t)
+    cpdef on_remove(self, tuple expert)
+    cpdef clear(self)
+    @cython.locals(index=Py_ssize_t, expert=tuple)
+    cpdef choose_victim(self, is_evictable)
+    @cython.locals(index=Py_ssize_t, i=Py_ssize_t, highest=double)
+    cpdef tuple highest_absent(self, const double[:] score_N, double least)
+    cpdef tuple _expert(self, Py_ssize_t index)
+    @cython.locals(place=Py_ssize_t)
+    cpdef _mask(self, const double[:] score_N)
+    @cython.locals(best=Py_ssize_t, place=Py_ssize_t, least=double, score=double)
+    cpdef Py_ssize_t _take_lowest(self) except -2
+
+
+@cython.locals(e=Py_ssize_t)
+cpdef copy_scores(const double[:] score_E, double[:] target_E)
