@@ -1,8 +1,8 @@
 # make demo    from nothing to generated text and trained predictors: environment, install, generate,
 #              train, generate; it says beforehand what it takes
 # make test    environment, install, lint, types, all tests but the next
-# make test-engines    those against real engines: a Slurm cluster, Ray, an S3 server, Prometheus and the
-#              linters of the service files. As root it installs Debian's packages. Some 20 minutes
+# make test-engines    those against real engines: a Slurm cluster, Ray, S3 servers, Prometheus, systemd
+#              and the linters of the service files. As root it installs Debian's packages. Some 20 minutes
 # make check   lint, types and the quick tests, in the environment that is there
 # make fuzz    installs atheris (CPython 3.11 to 3.13 on Linux) and fuzzes what parses files, requests
 #              and options, SECONDS=60 each: about 17 minutes; TARGET=zoo-index fuzzes one

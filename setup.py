@@ -1,7 +1,8 @@
-"""Compiles the hot modules of the policy core and the simulator; `pyproject.toml` has the rest.
+"""Compiles what moecast computes most often; `pyproject.toml` has the rest of the build.
 
-The modules run uncompiled, too: without Cython or a C compiler, the package is installed all the
-same. `MOECAST_COMPILED=0 pip install .` leaves them out.
+These are the hot modules of the policy core and the simulator, which run uncompiled, too, and the
+kernels of predictors' networks, in place of which onnxruntime computes. Without Cython or a C
+compiler, the package is installed all the same. `MOECAST_COMPILED=0 pip install .` leaves them out.
 """
 
 import hashlib
@@ -47,6 +48,22 @@ DIRECTIVES = {
 }
 # The same rounding on every processor as in Python: no fused multiply-add.
 FLAGS = ["-ffp-contract=off", "-Wno-array-bounds"]
+
+
+def kernel_modules() -> list[Extension]:
+    """Return the extension module of predictors' networks."""
+    if os.environ.get("MOECAST_COMPILED") == "0":
+        return []
+    return [
+        Extension(
+            "predictors.networks.kernels",
+            ["predictors/networks/kernels.c"],
+            extra_compile_args=["-O3"],
+            libraries=["m"],
+            py_limited_api=True,
+            optional=True,
+        )
+    ]
 
 
 def source_files() -> list[Path]:
@@ -117,4 +134,4 @@ class BuildCore(build_ext):
         super().copy_extensions_to_source()
 
 
-setup(ext_modules=core_modules(), cmdclass={"build_ext": BuildCore})
+setup(ext_modules=[*kernel_modules(), *core_modules()], cmdclass={"build_ext": BuildCore})

@@ -23,20 +23,13 @@ from predictors.base import (
     Ints,
     Predictor,
     Signal,
-    softmax,
 )
 from predictors.errors import PredictorError
-from predictors.learned import INPUT, OUTPUT, open_session
+from predictors.fading import NUM_FADING, FadingSums
+from predictors.learned import INPUT, OUTPUT
+from predictors.networks.network import list_row_shapes, open_network
 from predictors.requests import LiveRequests, StepRequests, grow_rows
-from predictors.reuse import (
-    LONGEST_MEMORY,
-    NUM_FADING,
-    fade,
-    fade_token,
-    mark_used,
-    normalize_sums,
-    read_layer_networks,
-)
+from predictors.reuse import LONGEST_MEMORY, read_layer_networks
 from predictors.routing_history import MATCHED, RoutingHistory, flag_match
 from predictors.spec import ModelSpec
 from predictors.tensors import write_tensors
@@ -88,12 +81,10 @@ class NextUsePredictor(Predictor):
                 f"got {sorted(graphs)}"
             )
         self._context_graph, self._graphs = context_graph, dict(graphs)
-        self._context_session = open_session(context_graph)
-        self._sessions = {layer: open_session(graph) for layer, graph in graphs.items()}
+        self._context_network = open_network(context_graph)
+        self._networks = {layer: open_network(graph) for layer, graph in graphs.items()}
         self._summary_size = self._check_shapes()
-        self._routers_LED = np.ascontiguousarray(routers_LED, np.float32)
-        self._biases_LE = np.ascontiguousarray(biases_LE, np.float32)
-        self._fading_LFE = np.zeros((spec.num_layers, NUM_FADING, spec.num_experts), np.float32)
+        self._fading = FadingSums(routers_LED, biases_LE)
         self._history = RoutingHistory(spec)
         self._live = LiveRequests()
         self._context_SCD = np.zeros((0, len(CONTEXT_DECAYS), spec.hidden_size), np.float32)
@@ -106,10 +97,10 @@ class NextUsePredictor(Predictor):
     def _check_shapes(self) -> int:
         """Returns the numbers of the summary; PredictorError if a graph is not of this model."""
         spec = self.spec
-        context = graph_shapes(self._context_session)
+        context = list_row_shapes(self._context_network)
         summary = context[1][0]
         wanted = [[num_features(spec) + summary], [len(HORIZONS) * spec.num_experts]]
-        layer_shapes = {layer: graph_shapes(session) for layer, session in self._sessions.items()}
+        layer_shapes = {layer: list_row_shapes(net) for layer, net in self._networks.items()}
         if context[0] != [len(CONTEXT_DECAYS) * spec.hidden_size] or any(
             shapes != wanted for shapes in layer_shapes.values()
         ):
@@ -138,7 +129,7 @@ class NextUsePredictor(Predictor):
         if self._is_alone:
             slots_N = slots_N[-1:]
         context_NX = self._context_SCD[slots_N].reshape(len(slots_N), -1)
-        (self._summary_NY,) = self._context_session.run([OUTPUT], {INPUT: context_NX})
+        (self._summary_NY,) = self._context_network.run([OUTPUT], {INPUT: context_NX})
         return ()
 
     def gate_input(self, layer: int, hidden_TD: Floats) -> Forecasts:
@@ -165,22 +156,17 @@ class NextUsePredictor(Predictor):
         With several requests they are means over the requests, as these share the cache.
         """
         experts_NK, hidden_ND = experts_TK[self._rows], self._hidden_ND
-        chance_NE = softmax(hidden_ND @ self._routers_LED[layer].T + self._biases_LE[layer])
-        fading_FE = self._fading_LFE[layer]
+        means_FE = self._fading.add(layer, experts_NK, hidden_ND, is_one_request=self._is_alone)
         behind_E, matched = np.zeros(self.spec.num_experts, np.float32), 0
         if self._is_alone:
-            for experts_K, chance_E in zip(experts_NK, chance_NE, strict=True):
-                fade_token(fading_FE, experts_K, chance_E)
             hidden_ND = hidden_ND[-1:]
             self._history.set_experts(layer, experts_TK)
             behind_E, matched = self._history.uses_behind(layer), self._history.matched_tokens
-        else:
-            used_NE = mark_used(experts_NK, self.spec.num_experts)
-            fade(fading_FE, used_NE.mean(axis=0), chance_NE.mean(axis=0))
-        own_X = [normalize_sums(fading_FE).ravel(), behind_E, flag_match(matched)]
-        own_NX = np.broadcast_to(np.concatenate(own_X), (len(hidden_ND), sum(map(len, own_X))))
-        features_NX = np.concatenate([hidden_ND, own_NX, self._summary_NY], axis=1)
-        (chance_NX,) = self._sessions[layer].run([OUTPUT], {INPUT: features_NX.astype(np.float32)})
+        flags = np.array(flag_match(matched), np.float32)
+        own_X = np.concatenate([means_FE.ravel(), behind_E.astype(np.float32), flags])
+        own_NX = own_X[None].repeat(len(hidden_ND), axis=0)
+        given = hidden_ND, own_NX, self._summary_NY
+        (chance_NX,) = self._networks[layer].run([OUTPUT], {INPUT: given})
         chance_NHE = chance_NX.reshape(len(hidden_ND), len(HORIZONS), self.spec.num_experts)
         return [Forecast(layer, chance_NHE[0] if len(chance_NHE) == 1 else chance_NHE.mean(axis=0))]
 
@@ -189,7 +175,7 @@ class NextUsePredictor(Predictor):
 
     def files(self) -> dict[str, bytes]:
         graphs = {network_path(layer): graph for layer, graph in self._graphs.items()}
-        tensors = write_tensors({"routers": self._routers_LED, "biases": self._biases_LE})
+        tensors = write_tensors(self._fading.tensors())
         return {CONTEXT: self._context_graph} | graphs | tensors
 
     @classmethod
@@ -203,8 +189,3 @@ class NextUsePredictor(Predictor):
             spec, files, kind=cls.kind, path_of_layer=network_path, others=[CONTEXT]
         )
         return cls(spec, files[CONTEXT], graphs, arrays["routers"], arrays["biases"])
-
-
-def graph_shapes(session: Any) -> list[list[int]]:
-    """Returns the shapes of a graph's input and output without the rows."""
-    return [session.get_inputs()[0].shape[1:], session.get_outputs()[0].shape[1:]]

@@ -11,18 +11,15 @@ context for each decay, X = G R, Q numbers of the token, S slots.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal, check_options
 from predictors.errors import PredictorError
-from predictors.learned import open_session
+from predictors.networks.network import Network, open_network
 from predictors.requests import LiveRequests, grow_rows
 from predictors.spec import ModelSpec
-
-if TYPE_CHECKING:
-    import onnxruntime
 
 HIDDEN, MEMORY = "hidden", "memory"
 SCORES, STATE, TOKEN = "scores", "state", "token"
@@ -139,10 +136,10 @@ class ResidualPredictor(Predictor):
         self.prompt_window = prompt_window
         self._decays = tuple(map(float, decays))
         self._graphs = dict(graphs)
-        self._sessions = {source: open_session(graph) for source, graph in graphs.items()}
+        networks = {source: open_network(graph) for source, graph in graphs.items()}
         sizes = {
-            check_residual_graph(session, spec, source, horizons, len(self._decays))
-            for source, session in self._sessions.items()
+            check_residual_graph(network, spec, source, horizons, len(self._decays))
+            for source, network in networks.items()
         }
         if len(sizes) > 1:
             raise PredictorError(f"the residual networks' contexts differ in size: {sorted(sizes)}")
@@ -151,10 +148,10 @@ class ResidualPredictor(Predictor):
         self._states: dict[Signal, dict[int, _SourceState]] = {
             signal: {} for signal in self.signals
         }
-        for source, session in self._sessions.items():
+        for source, network in networks.items():
             targets = source.targets(spec.num_layers, horizons)
             context_SX = np.zeros((1, size), np.float32)
-            state = _SourceState(source == FIRST_SOURCE, session, tuple(targets), context_SX)
+            state = _SourceState(source == FIRST_SOURCE, network, tuple(targets), context_SX)
             self._states[source.signal][source.layer] = state
         self._live = LiveRequests()
         self._runs: list[TokenRun] = []
@@ -197,13 +194,10 @@ class ResidualPredictor(Predictor):
             context_RX = before_TX = state.context_SX[run.slots]
             if run.length > 1:
                 before_TX = self._compute_contexts(state, given, before_TX)
-            if state.is_first:
-                wanted, memory = FIRST_ANSWERS, before_TX
-            else:
-                wanted = ANSWERS
-                memory = np.concatenate([before_TX, self._tokens[number]], axis=1)
-            scores_THE, state_TX, *token = state.session.run(
-                wanted, {HIDDEN: given, MEMORY: memory}
+            wanted = FIRST_ANSWERS if state.is_first else ANSWERS
+            memory = [before_TX] if state.is_first else [before_TX, self._tokens[number]]
+            scores_THE, state_TX, *token = state.network.run(
+                wanted, {HIDDEN: given, MEMORY: tuple(memory)}
             )
             self._tokens += token
             if run.length > 1:
@@ -223,7 +217,7 @@ class ResidualPredictor(Predictor):
         size = context_1X.shape[1] + (0 if state.is_first else self._token_size)
         nothing = np.zeros((len(hidden_TD), size), np.float32)
         given = {HIDDEN: hidden_TD, MEMORY: nothing}
-        (state_TX,) = state.session.run([STATE], given, fetch_only_options())
+        (state_TX,) = state.network.run([STATE], given)
         past_PX = np.concatenate([context_1X, state_TX])
         by_decay = np.split(past_PX, len(self._decays), axis=1)
         mixed = [
@@ -255,7 +249,7 @@ class ResidualPredictor(Predictor):
 @dataclass(slots=True)
 class _SourceState:
     is_first: bool
-    session: "onnxruntime.InferenceSession"
+    network: Network
     targets: tuple[int, ...]
     context_SX: Floats
     """Contexts by slot of a request."""
@@ -311,18 +305,8 @@ def mixing_matrix(length: int, decay: float) -> Floats:
     return matrix
 
 
-@lru_cache(maxsize=1)
-def fetch_only_options() -> "onnxruntime.RunOptions":
-    """Returns run options that skip the nodes that the requested outputs do not need."""
-    import onnxruntime
-
-    options = onnxruntime.RunOptions()
-    options.only_execute_path_to_fetches = True
-    return options
-
-
 def check_residual_graph(
-    session: "onnxruntime.InferenceSession",
+    network: Network,
     spec: ModelSpec,
     source: ForecastSource,
     horizons: int,
@@ -332,8 +316,7 @@ def check_residual_graph(
 
     Raises PredictorError if the network does not match the model and source.
     """
-    inputs = {value.name: list(value.shape) for value in session.get_inputs()}
-    shapes = inputs | {value.name: list(value.shape) for value in session.get_outputs()}
+    shapes = {**network.inputs, **network.outputs}
     state, memory = (shapes.get(name, [None])[-1] for name in (STATE, MEMORY))
     size = shapes.get(TOKEN, [None])[-1]
     if source != FIRST_SOURCE and isinstance(state, int) and isinstance(memory, int):

@@ -6,7 +6,7 @@ experts can. The value of an expert is `(1 - gamma) / gamma * sum over t > 0 of 
 an expectation of it.
 
 Shape suffixes: T tokens, N those that are counted, D hidden size, L layers, E experts, K top_k, F
-fading sums of an expert, U decays of the counts, P decays of the probabilities.
+fading sums of an expert, X = F E.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,22 +14,17 @@ from typing import Any, Self
 
 import numpy as np
 
-from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal, softmax
+from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal
 from predictors.errors import PredictorError
-from predictors.learned import INPUT, OUTPUT, open_session
+from predictors.fading import NUM_FADING, FadingSums
+from predictors.learned import INPUT, OUTPUT
+from predictors.networks.network import list_row_shapes, open_network
 from predictors.spec import ModelSpec
 from predictors.tensors import WEIGHTS, read_tensors, write_tensors
 
 LONGEST_MEMORY = 64
 """Tokens at the end of a prompt that are counted one by one; earlier ones, decayed by half or more,
 are left out."""
-
-COUNT_DECAYS = (0.5, 0.8, 0.95, 0.99)
-CHANCE_DECAYS = (0.8, 0.95)
-"""Decay per token: over one or two tokens, a sentence, a paragraph."""
-
-NUM_FADING = len(COUNT_DECAYS) + len(CHANCE_DECAYS)
-DECAYS = np.array([*COUNT_DECAYS, *CHANCE_DECAYS], np.float32)
 
 
 def network_path(layer: int) -> str:
@@ -60,18 +55,16 @@ class ReusePredictor(Predictor):
                 f"got {sorted(graphs)}"
             )
         self._graphs = dict(graphs)
-        self._sessions = {layer: open_session(graph) for layer, graph in graphs.items()}
-        self._num_features = size = spec.hidden_size + NUM_FADING * spec.num_experts
-        for layer, session in self._sessions.items():
-            shapes = [session.get_inputs()[0].shape[1:], session.get_outputs()[0].shape[1:]]
+        self._networks = {layer: open_network(graph) for layer, graph in graphs.items()}
+        size = spec.hidden_size + NUM_FADING * spec.num_experts
+        for layer, network in self._networks.items():
+            shapes = list_row_shapes(network)
             if shapes != [[size], [spec.num_experts]]:
                 raise PredictorError(
                     f"the reuse network of layer {layer} has the shapes {shapes}; {spec.model_id} "
                     f"needs {[[size], [spec.num_experts]]}: it was made for another model"
                 )
-        self._routers_LED = np.ascontiguousarray(routers_LED, np.float32)
-        self._biases_LE = np.ascontiguousarray(biases_LE, np.float32)
-        self._fading_LFE = np.zeros((spec.num_layers, NUM_FADING, spec.num_experts), np.float32)
+        self._fading = FadingSums(routers_LED, biases_LE)
         self._hidden_ND = np.zeros((0, spec.hidden_size), np.float32)
         self._rows: Ints | slice = slice(0)
         self._is_alone = True
@@ -96,26 +89,18 @@ class ReusePredictor(Predictor):
         With several requests, the values are means over the requests, as they share the cache.
         """
         experts_NK, hidden_ND = experts_TK[self._rows], self._hidden_ND
-        chance_NE = softmax(hidden_ND @ self._routers_LED[layer].T + self._biases_LE[layer])
-        fading_FE = self._fading_LFE[layer]
+        means_FE = self._fading.add(layer, experts_NK, hidden_ND, is_one_request=self._is_alone)
         if self._is_alone:
-            for experts_K, chance_E in zip(experts_NK, chance_NE, strict=True):
-                fade_token(fading_FE, experts_K, chance_E)
             hidden_ND = hidden_ND[-1:]
-        else:
-            used_NE = mark_used(experts_NK, self.spec.num_experts)
-            fade(fading_FE, used_NE.mean(axis=0), chance_NE.mean(axis=0))
-        features = np.empty((len(hidden_ND), self._num_features), np.float32)
-        features[:, : self.spec.hidden_size] = hidden_ND
-        features[:, self.spec.hidden_size :] = normalize_sums(fading_FE).ravel()
-        (value_NE,) = self._sessions[layer].run([OUTPUT], {INPUT: features})
+        means_NX = means_FE.reshape(1, -1).repeat(len(hidden_ND), axis=0)
+        (value_NE,) = self._networks[layer].run([OUTPUT], {INPUT: (hidden_ND, means_NX)})
         if len(value_NE) > 1:
             value_NE = value_NE.mean(axis=0, keepdims=True)
         return [Forecast(layer, value_NE)]
 
     def files(self) -> dict[str, bytes]:
         graphs = {network_path(layer): graph for layer, graph in self._graphs.items()}
-        return graphs | write_tensors({"routers": self._routers_LED, "biases": self._biases_LE})
+        return graphs | write_tensors(self._fading.tensors())
 
     @classmethod
     def from_files(
@@ -148,33 +133,3 @@ def read_layer_networks(
     shapes = {"routers": (*table, spec.hidden_size), "biases": table}
     graphs = {layer: files[path] for layer, path in paths.items()}
     return graphs, read_tensors(files, shapes, kind=kind)
-
-
-def mark_used(experts_TK: Ints, num_experts: int) -> Floats:
-    """Returns `[T, E]`: 1 where the token is routed to the expert; the id `num_experts` is none."""
-    used_TE = np.zeros((len(experts_TK), num_experts + 1), np.float32)
-    np.put_along_axis(used_TE, experts_TK, 1.0, axis=1)
-    return used_TE[:, :num_experts]
-
-
-def fade_token(state_FE: Floats, experts_K: Ints, chance_E: Floats) -> None:
-    """Adds one token to a layer's sums in place: as `fade`, without marking what it does not use.
-
-    The id `num_experts` is none.
-    """
-    state_FE *= DECAYS[:, None]
-    num_experts = state_FE.shape[1]
-    state_FE[: len(COUNT_DECAYS), [e for e in set(experts_K.tolist()) if e < num_experts]] += 1.0
-    state_FE[len(COUNT_DECAYS) :] += chance_E
-
-
-def fade(state: Floats, used_E: Floats, chance_E: Floats) -> None:
-    """Adds a token to `state [..., U + P, E]` in place, for any leading axes."""
-    state *= DECAYS[:, None]
-    state[..., : len(COUNT_DECAYS), :] += used_E[..., None, :]
-    state[..., len(COUNT_DECAYS) :, :] += chance_E[..., None, :]
-
-
-def normalize_sums(state: Floats) -> Any:
-    """Returns each decaying sum as a mean in [0, 1], the input of the networks."""
-    return state * (1 - DECAYS[:, None])

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from collect.traces import Trace, TraceSignal
 from predictors.base import Floats, softmax
-from predictors.reuse import NUM_FADING, fade, mark_used, normalize_sums
+from predictors.fading import NUM_FADING, fade, mark_used, normalize_sums
 
 WARM_UP = 128
 """Rows before a stretch that are counted first."""

@@ -4,9 +4,10 @@ Each takes its share of every batch (Lightning's DDP), as `devices=N` does witho
 """
 
 import csv
+import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from train.routers import RouterWeights
 
 RESULT = "ray_ddp.ckpt"
 CURVES = Path("ray", "curves")
-"""Folder, in the run folder, of the curves as the first process writes them."""
+"""Folder, in the run folder, of the curves as the first process of each try writes them."""
 CSV = "metrics.csv"
 
 
@@ -43,10 +44,11 @@ def fit_ray_ddp(
     """Trains `families`, which are as `make_stacks` makes them; all processes share RUN_DIR.
 
     Equals one process up to the order of additions: gradients are the mean of the shares'. The
-    loggers get the curves when it has ended.
+    loggers get the curves when it has ended. When a process fails or its node dies, Ray starts all
+    of them again, up to `launcher.retries` times, and they go on after the last whole epoch.
 
     Raises:
-        LaunchError: Ray Train is not installed, no such cluster, or a process failed.
+        LaunchError: Ray Train is not installed, no such cluster, or a process failed too often.
     """
     assert config.run_dir is not None
     launcher, run_dir = config.launcher, config.run_dir
@@ -54,7 +56,7 @@ def fit_ray_ddp(
     import ray
 
     try:
-        from ray.train import RunConfig, ScalingConfig, TrainingFailedError
+        from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
         from ray.train.torch import TorchTrainer
     except ImportError as error:
         raise LaunchError(
@@ -63,9 +65,8 @@ def fit_ray_ddp(
         ) from error
     started = time.perf_counter()
     result = run_dir.resolve() / RESULT
-    curves = run_dir / CURVES / CSV
-    for left_over in (result, curves):
-        left_over.unlink(missing_ok=True)
+    result.unlink(missing_ok=True)
+    shutil.rmtree(run_dir / CURVES, ignore_errors=True)
     if config.overwrite:
         # Not by one of the processes: another might still see it.
         (run_dir / CHECKPOINTS / "last.ckpt").unlink(missing_ok=True)
@@ -81,7 +82,11 @@ def fit_ray_ddp(
         scaling_config=ScalingConfig(
             num_workers=settings.devices, use_gpu=launcher.gpus > 0, resources_per_worker=resources
         ),
-        run_config=RunConfig(name="moecast", storage_path=str(run_dir.resolve() / "ray")),
+        run_config=RunConfig(
+            name="moecast",
+            storage_path=str(run_dir.resolve() / "ray"),
+            failure_config=FailureConfig(max_failures=launcher.retries),
+        ),
     )
     sys.stderr.write(f"training on {settings.devices} devices; Ray's logs: {run_dir / 'ray'}\n")
     try:
@@ -91,9 +96,7 @@ def fit_ray_ddp(
     finally:
         if owns_ray:
             ray.shutdown()
-    # A training that was finished before has none.
-    if curves.is_file():
-        log_curves(curves, loggers)
+    log_curves(run_dir / CURVES, loggers)
     made = from_bytes(result.read_bytes(), what=str(result))
     for family, weights in zip(families, made["families"], strict=True):
         family.load_state_dict(weights)
@@ -121,7 +124,9 @@ def train_share(config: dict[str, Any]) -> None:
     )
     run_dir = Path(config["run_dir"])
     first = ray.train.get_context().get_world_rank() == 0
-    logger: Logger = CSVLogger(run_dir, name=str(CURVES), version="")
+    # Lightning's logger would delete the file of an earlier try.
+    tries = len(list((run_dir / CURVES).glob("*"))) if first else 0
+    logger: Logger = CSVLogger(run_dir, name=str(CURVES), version=f"{tries:03d}")
     fitted = fit(
         trace,
         families,
@@ -141,14 +146,27 @@ def train_share(config: dict[str, Any]) -> None:
         write_atomic(run_dir / RESULT, to_bytes(tree))
 
 
-def log_curves(path: Path, loggers: Sequence[Logger]) -> None:
-    """Log the rows that Lightning's CSVLogger has written."""
+def log_curves(folder: Path, loggers: Sequence[Logger]) -> None:
+    """Log the rows that Lightning's CSVLogger has written in each try.
+
+    A training that was finished before has none. Of steps that were done twice, the last are
+    logged.
+    """
+    tries = [list(read_curves(path)) for path in sorted(folder.glob(f"*/{CSV}"))]
+    for number, rows in enumerate(tries):
+        begins = [later[0][0] for later in tries[number + 1 :] if later]
+        for step, figures in rows:
+            if all(step < begin for begin in begins):
+                for logger in loggers:
+                    logger.log_metrics(figures, step=step)
+
+
+def read_curves(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
+    """Yield step and figures of each row."""
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
             step = int(row.pop("step"))
-            figures = {name: float(value) for name, value in row.items() if value}
-            for logger in loggers:
-                logger.log_metrics(figures, step=step)
+            yield step, {name: float(value) for name, value in row.items() if value}
 
 
 def _last_line(error: Exception) -> str:

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from collect.traces import Trace, TraceSignal
 from predictors.base import Floats, Predictor
-from predictors.reuse import NUM_FADING, ReusePredictor
+from predictors.fading import NUM_FADING
+from predictors.reuse import ReusePredictor
 from predictors.spec import ModelSpec
 from train.data import Batch
 from train.export import skipping_graph

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from collect.errors import LaunchError
@@ -55,11 +55,11 @@ class RayEngine:
         self._idle: list[Any] = []
         self._running: dict[Any, tuple[Any, str]] = {}
         self._needs = {"CPU": config.cpus} | ({"GPU": config.gpus} if config.gpus else {})
-        if config.ray_address is None and not self._fits_a_node():
+        if config.ray_address is None and not ray_cluster.fits_a_node(self._needs):
             self.close()
             raise LaunchError(
-                f"launcher=ray: each worker needs {describe_resources(self._needs)}; this machine "
-                "has fewer. Join a cluster with launcher.ray_address, or ask for fewer"
+                f"launcher=ray: each worker needs {ray_cluster.describe_resources(self._needs)}; "
+                "this machine has fewer. Join a cluster with launcher.ray_address, or ask for fewer"
             )
         self._actor = ray.remote(UnitWorker).options(
             num_cpus=config.cpus,
@@ -125,8 +125,9 @@ class RayEngine:
                 created, _ = self._ray.wait([self._created[call] for call in calls], timeout=0)
                 if not created:
                     self._say(
-                        f"no worker has started yet: each needs {describe_resources(self._needs)}; "
-                        f"the cluster's nodes have {self._describe_nodes()}"
+                        "no worker has started yet: each needs "
+                        f"{ray_cluster.describe_resources(self._needs)}; the cluster's nodes have "
+                        f"{ray_cluster.describe_nodes()}"
                     )
 
     def _check_head(self, *, at_once: bool = False) -> None:
@@ -145,27 +146,9 @@ class RayEngine:
         call = actor.open.remote()
         self._loading[call], self._created[call] = actor, created
 
-    def _fits_a_node(self) -> bool:
-        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        return any(
-            all(node.get(name, 0) >= amount for name, amount in self._needs.items())
-            for node in nodes
-        )
-
-    def _describe_nodes(self) -> str:
-        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        return "; ".join(
-            describe_resources({name: node.get(name, 0) for name in ("CPU", "GPU")})
-            for node in nodes
-        )
-
     def close(self) -> None:
         running = [actor for actor, _ in self._running.values()]
         for actor in (*self._loading.values(), *self._idle, *running):
             self._ray.kill(actor)
         if self._owns_ray:
             self._ray.shutdown()
-
-
-def describe_resources(resources: Mapping[str, float]) -> str:
-    return ", ".join(f"{amount:g} {name}" for name, amount in resources.items())

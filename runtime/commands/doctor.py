@@ -182,9 +182,13 @@ def make_facts_table(name: str, report: dict[str, Any]) -> Table:
     """Make the table of versions, hardware, files and the model."""
     hardware, model, files = report["hardware"], report["model"], report["files"]
     gpus = [f"{gpu['name']}, {format_bytes(gpu['memory_bytes'])}" for gpu in hardware["gpus"]]
+    kernels = hardware["network_kernels"]
     rows = {
         "versions": ", ".join(f"{k} {v or 'not installed'}" for k, v in report["versions"].items()),
         "processor": f"{hardware['processor']}, {hardware['cores']} cores, {hardware['simd']}",
+        "predictors": "onnxruntime; faster where a C compiler was there at installation"
+        if kernels is None
+        else f"compiled kernels ({kernels})",
         "memory": f"{format_bytes(hardware['memory_bytes'])}, "
         f"{format_bytes(hardware['available_memory_bytes'])} available",
         "GPUs": "; ".join(gpus) or "none",

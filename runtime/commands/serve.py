@@ -42,6 +42,7 @@ def run(
     from runtime.serving.logs import configure_json_logging
     from runtime.serving.model_loading import served_name
     from runtime.serving.server import listen, serve, server_url
+    from runtime.serving.service_manager import ServiceManager
     from runtime.serving.tracing_settings import open_tracing
 
     keys = load_api_keys(config.api_key, os.environ)
@@ -78,6 +79,7 @@ def run(
                 grace_seconds=config.grace,
                 on_listening=print_url,
                 table=table,
+                manager=ServiceManager(os.environ),
             )
         )
     if tracing is not None:

@@ -110,6 +110,14 @@ class AdaptiveSwitch:
             self.is_on = False
             self.on_change(False)
 
+    def put_off_comparison(self) -> None:
+        """Waits with the next comparison as if one had just confirmed that it is on.
+
+        It has no effect while it is off or compared.
+        """
+        if self._chosen and self._probe is None:
+            self._steps_left = self._stretch = min(LONGEST_STRETCH, 2 * self._stretch)
+
     def _choose(self) -> None:
         """Ends a comparison: changes the setting, repeats it, or waits twice as long as before."""
         off_times, on_times = (

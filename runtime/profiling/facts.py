@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 import torch
 
+from predictors.networks.network import kernels
 from predictors.origin import read_processor_name
 from predictors.versions import package_versions
 from runtime.accelerator import describe_accelerator, list_accelerators
@@ -23,7 +24,10 @@ def versions() -> dict[str, str | None]:
 
 
 def hardware(folder: Path) -> dict[str, Any]:
-    """Processor, memory, GPUs, and the disk that `folder` is on; sizes in bytes."""
+    """Processor, memory, GPUs, and the disk that `folder` is on; sizes in bytes.
+
+    `network_kernels`: instructions that compiled predictors use; None: they are not compiled.
+    """
     disk = shutil.disk_usage(folder)
     return {
         "system": platform.platform(),
@@ -31,6 +35,7 @@ def hardware(folder: Path) -> dict[str, Any]:
         "cores": count_usable_cores(),
         "threads_used": torch.get_num_threads(),
         "simd": torch.backends.cpu.get_cpu_capability(),
+        "network_kernels": None if kernels is None else kernels.INSTRUCTIONS[0],
         "memory_bytes": int(psutil.virtual_memory().total),
         "available_memory_bytes": available_memory_bytes(),
         "gpus": list_gpus(),

@@ -27,6 +27,9 @@ class ServeConfig(ServedConfig):
     """With max_replicas: replicas that have been too many for so long are stopped."""
     replica_cpus: int | None = None
     """With launcher=ray: cores that each replica requests; none: its share of this machine's."""
+    replica_gpus: int | None = None
+    """With launcher=ray: GPUs that each replica requests; none: one if Ray has any, unless
+    device=cpu."""
     ray_address: str | None = None
     """With launcher=ray: address of a Ray cluster to join with a token; none: this machine only."""
     budget: str = AUTO
@@ -82,7 +85,8 @@ class ServeConfig(ServedConfig):
     def __post_init__(self) -> None:
         minima = {"max_running": 1, "max_waiting": 0, "max_new_tokens": 1, "max_choices": 1}
         minima |= {"max_stop": 0, "port": 0, "grace": 0, "replicas": 1}
-        minima |= {"max_replicas": self.replicas, "replica_cpus": 1, "scale_down_seconds": 0}
+        minima |= {"max_replicas": self.replicas, "replica_cpus": 1, "replica_gpus": 0}
+        minima |= {"scale_down_seconds": 0}
         for name, minimum in minima.items():
             value = getattr(self, name)
             if value is not None and value < minimum:
@@ -94,7 +98,8 @@ class ServeConfig(ServedConfig):
             raise MoecastError(f"port={self.port}: must be at most {MAX_PORT}")
         if self.launcher not in (LOCAL, RAY):
             raise MoecastError(unknown("launcher", self.launcher, (LOCAL, RAY)))
-        of_ray = {"replicas": 1, "max_replicas": None, "replica_cpus": None, "ray_address": None}
+        of_ray = {"replicas": 1, "max_replicas": None, "ray_address": None}
+        of_ray |= {"replica_cpus": None, "replica_gpus": None}
         for name, default in of_ray.items():
             if self.launcher == LOCAL and getattr(self, name) != default:
                 raise MoecastError(

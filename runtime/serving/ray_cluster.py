@@ -8,7 +8,7 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -130,6 +130,32 @@ def join(address: str | None, *, num_cpus: int, option: str) -> bool:
     return True
 
 
+def describe_resources(resources: Mapping[str, float]) -> str:
+    return ", ".join(f"{amount:g} {name}" for name, amount in resources.items())
+
+
+def read_nodes() -> list[dict[str, float]]:
+    """Return the resources of each node of the joined cluster."""
+    import ray
+
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def fits_a_node(needs: Mapping[str, float]) -> bool:
+    """Return whether some node would have room for a worker if it did nothing else."""
+    return any(
+        all(node.get(name, 0) >= amount for name, amount in needs.items()) for node in read_nodes()
+    )
+
+
+def describe_nodes() -> str:
+    """Return the CPUs and GPUs of each node of the joined cluster."""
+    return "; ".join(
+        describe_resources({name: node.get(name, 0) for name in ("CPU", "GPU")})
+        for node in read_nodes()
+    )
+
+
 class HeadWatch:
     """Notices that the head of the joined cluster is lost; Ray's own calls may then wait for ever.
 
@@ -191,7 +217,11 @@ class HeadWatch:
 
 
 def make_worker_hook() -> Callable[[], None]:
-    """Return a function that imports this project's packages in a new worker of Ray.
+    """Return a function that prepares a new worker of Ray.
+
+    It imports this project's packages. And it names the interface of the node's address for Gloo,
+    with which processes of Ray Train exchange gradients: otherwise they meet at the address of the
+    host's name, which on Debian is 127.0.1.1 on each machine.
 
     Ray puts the driver's current folder first on a worker's search path, and a user's `train.py`
     there would replace ours. Ray sends a nested function as its code, so that nothing needs to be
@@ -199,16 +229,24 @@ def make_worker_hook() -> Callable[[], None]:
     """
     root, names = str(ROOT), [name for name in PACKAGES if find_spec(name) is not None]
 
-    def import_packages() -> None:
+    def prepare_worker() -> None:
         import importlib
+        import os
         import sys
 
+        import psutil
+        import ray
+
+        own = ray.util.get_node_ip_address()
+        for interface, addresses in psutil.net_if_addrs().items():
+            if own in (address.address for address in addresses):
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         sys.path.insert(0, root)
         for name in names:
             importlib.import_module(name)
         sys.path.remove(root)
 
-    return import_packages
+    return prepare_worker
 
 
 def keep_to_loopback() -> None:

@@ -21,8 +21,17 @@ from runtime.serving.app_factory import create_server
 from runtime.serving.config import ServeConfig
 from runtime.serving.errors import QueueFull
 from runtime.serving.model_loading import served_name
-from runtime.serving.ray_cluster import HeadLost, HeadWatch, join, keep_to_loopback
+from runtime.serving.ray_cluster import (
+    HeadLost,
+    HeadWatch,
+    describe_nodes,
+    describe_resources,
+    fits_a_node,
+    join,
+    keep_to_loopback,
+)
 from runtime.serving.service import ServiceState
+from runtime.serving.service_manager import ServiceManager
 from runtime.serving.tracing_settings import open_tracing
 
 APPLICATION = "moecast"
@@ -113,6 +122,10 @@ class ReplicaSet:
         self._owns_ray = join(
             config.ray_address, num_cpus=self._cpus * config.most_replicas, option="ray_address"
         )
+        has_gpu = ray.cluster_resources().get("GPU", 0) > 0
+        self._gpus = config.replica_gpus
+        if self._gpus is None:
+            self._gpus = 1 if has_gpu and config.device != "cpu" else 0
         try:
             self._watch = HeadWatch(config.ray_address)
             check_cluster_is_free(config)
@@ -131,6 +144,24 @@ class ReplicaSet:
             ray.shutdown()
             raise
 
+    def check_room(self) -> None:
+        """Warn if no node of the cluster has room for a replica: Ray waits until one has.
+
+        Raises:
+            ReplicasFailed: this machine has none, and it will not grow.
+        """
+        needs = {"CPU": self._cpus} | ({"GPU": self._gpus} if self._gpus else {})
+        if fits_a_node(needs):
+            return
+        message = f"no node has room for a replica: each needs {describe_resources(needs)}"
+        if self._config.ray_address is None:
+            raise ReplicasFailed(f"{message}; this machine has {describe_nodes()}")
+        Console(stderr=True).print(
+            f"{message}; the cluster's nodes have {describe_nodes()}",
+            highlight=False,
+            soft_wrap=True,
+        )
+
     def deploy(self) -> None:
         """Start the replicas, or replace the running ones one after another.
 
@@ -141,7 +172,6 @@ class ReplicaSet:
         """
         self._revision += 1
         config = self._config
-        has_gpu = ray.cluster_resources().get("GPU", 0) > 0
         deployment = serve.deployment(
             serve.ingress()(ServerReplica),
             name="server",
@@ -156,10 +186,7 @@ class ReplicaSet:
             health_check_period_s=HEALTH_SECONDS,
             graceful_shutdown_timeout_s=config.grace + SHUTDOWN_SECONDS,
             graceful_shutdown_wait_loop_s=0.2,
-            ray_actor_options={
-                "num_cpus": self._cpus,
-                "num_gpus": 1 if has_gpu and config.device != "cpu" else 0,
-            },
+            ray_actor_options={"num_cpus": self._cpus, "num_gpus": self._gpus},
         )
         application = deployment.bind(config, self._keys, self._version, self._revision)
         try:
@@ -244,27 +271,37 @@ def one_line(error: Exception) -> str:
 
 
 def run(config: ServeConfig, keys: frozenset[str], version: str) -> dict[str, Any]:
-    """Serve until SIGTERM or Ctrl-C; SIGHUP replaces all replicas, one after another."""
-    console = Console()
+    """Serve until SIGTERM or Ctrl-C; SIGHUP replaces all replicas, one after another.
+
+    Raises:
+        KeyboardInterrupt: at one of these signals before the replicas run.
+    """
+    console, manager = Console(), ServiceManager(os.environ)
     replicas = ReplicaSet(config, keys, version)
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda number, _: signals.put(number))
+    # Ray waits for ever if no node has room: until the replicas run, SIGTERM ends that as Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, lambda number, _: signals.put(number))
     try:
+        replicas.check_room()
         replicas.deploy()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, _: signals.put(number))
         console.print(
             f"{served_name(config)} at http://{config.host}:{config.port}/v1 "
             f"({describe_replicas(config)})",
             highlight=False,
             soft_wrap=True,
         )
+        manager.on_state(ServiceState.READY)
         updates = 0
-        while (last := wait_for_signal(signals, replicas)) == signal.SIGHUP:
+        while (last := wait_for_signal(signals, replicas, manager)) == signal.SIGHUP:
             console.print("replacing the replicas", highlight=False)
             replicas.deploy()
             updates += 1
             console.print("replaced", highlight=False)
     finally:
+        manager.on_state(ServiceState.DRAINING)
         replicas.close()
     return {
         "model": served_name(config),
@@ -274,7 +311,9 @@ def run(config: ServeConfig, keys: frozenset[str], version: str) -> dict[str, An
     }
 
 
-def wait_for_signal(signals: "queue.SimpleQueue[int]", replicas: ReplicaSet) -> int:
+def wait_for_signal(
+    signals: "queue.SimpleQueue[int]", replicas: ReplicaSet, manager: ServiceManager
+) -> int:
     """Return the next signal. Python runs signal handlers only between two short waits.
 
     Raises:
@@ -285,3 +324,4 @@ def wait_for_signal(signals: "queue.SimpleQueue[int]", replicas: ReplicaSet) -> 
             return signals.get(timeout=0.5)
         except queue.Empty:
             replicas.check_head()
+            manager.tick(lambda: True)

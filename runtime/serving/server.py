@@ -17,6 +17,7 @@ from predictors.errors import MoecastError
 from runtime.serving.connections import ConnectionTable, LimitedLog, connection_limit
 from runtime.serving.protocol import ServerProtocol, is_about_the_server
 from runtime.serving.service import GenerationService, ServiceState
+from runtime.serving.service_manager import ServiceManager
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ ACCEPT_QUEUE = 2048
 ACCEPT_BATCH = 16
 """Connections that are accepted before the limit is applied to them."""
 CHECK_TICKS = 5
-"""Tenths of a second between two looks at the connections' deadlines."""
+"""Tenths of a second between two looks at the connections' deadlines, and two reports."""
 LIMIT_TICKS = 10
 """Tenths of a second between two looks at the number of open files."""
 LOADING_SHARE = 0.5
@@ -48,13 +49,19 @@ class HttpServer(uvicorn.Server):
     Args:
         update_limit: sets the table's limit anew. A model's files are opened when they are first
             read.
+        report: is called twice a second.
     """
 
     def __init__(
-        self, config: uvicorn.Config, table: ConnectionTable, *, update_limit: Callable[[], None]
+        self,
+        config: uvicorn.Config,
+        table: ConnectionTable,
+        *,
+        update_limit: Callable[[], None],
+        report: Callable[[], None],
     ):
         super().__init__(config)
-        self._table, self._update_limit = table, update_limit
+        self._table, self._update_limit, self._report = table, update_limit, report
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -69,6 +76,7 @@ class HttpServer(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         if counter % CHECK_TICKS == 0:
             self._table.check(asyncio.get_running_loop().time())
+            self._report()
         if counter % LIMIT_TICKS == 0:
             self._update_limit()
         return await super().on_tick(counter)
@@ -146,6 +154,7 @@ async def serve(
     handle_signals: bool = True,
     shutdown: ShutdownRequest | None = None,
     table: ConnectionTable | None = None,
+    manager: ServiceManager | None = None,
 ) -> str:
     """Serve until a signal (SIGTERM, Ctrl-C) or until the service fails; returns the reason.
 
@@ -154,7 +163,9 @@ async def serve(
 
     Args:
         table: holds the connections; the metrics may watch it.
+        manager: is told when the model is loaded, that the server lives, and when it ends.
     """
+    manager = manager or ServiceManager({})
     shutdown = shutdown or ShutdownRequest()
     loop = asyncio.get_running_loop()
     if handle_signals:
@@ -186,6 +197,7 @@ async def serve(
         ),
         table,
         update_limit=update_limit,
+        report=lambda: manager.tick(lambda: service.is_alive),
     )
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     serving.add_done_callback(lambda _: shutdown.request("the HTTP server ended"))
@@ -195,6 +207,7 @@ async def serve(
             loop.call_soon_threadsafe(shutdown.request, "the engine failed")
 
     service.on_state_change(on_state)
+    service.on_state_change(manager.on_state)
     service.start()
     on_listening()
     await shutdown.is_requested.wait()

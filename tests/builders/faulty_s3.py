@@ -32,13 +32,10 @@ class FaultyStore:
 
     address: str
     faults: list[StoreFault] = field(default_factory=list)
-    has_conditional_writes: bool = False
-    """Whether the proxy adds the conditional writes of S3 to a store that ignores If-Match."""
     before: Callable[[str, str], object] = lambda _method, _path: None
     """Is called with each request's method and path before it is served; may wait."""
-    refused: list[str] = field(default_factory=list)
-    """Paths of writes whose condition did not hold."""
-    _etags: dict[str, str] = field(default_factory=dict)
+    answers: list[tuple[str, str, int]] = field(default_factory=list)
+    """Method, path and status of each request that the store has answered."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def find_fault(self, method: str, path: str) -> StoreFault | None:
@@ -68,29 +65,13 @@ def faulty_store(upstream: str) -> Iterator[FaultyStore]:
             store.before(self.command, self.path)
             if fault is not None:
                 self._refuse(fault.status, fault.code, fault.message)
-            elif store.has_conditional_writes and self.command in ("PUT", "DELETE"):
-                with store._lock:
-                    self._write(body)
             else:
                 self._forward(body)
 
         do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _handle
 
-        def _write(self, body: bytes) -> None:
-            name = urlsplit(self.path).path
-            etag, wanted = store._etags.get(name), self.headers.get("If-Match")
-            if (self.headers.get("If-None-Match") and etag) or wanted not in (None, etag):
-                store.refused.append(name)
-                self._refuse(412, "PreconditionFailed", "A condition did not hold.")
-                return
-            made = self._forward(body)
-            if self.command == "PUT" and made:
-                store._etags[name] = made
-            else:
-                store._etags.pop(name, None)
-
-        def _forward(self, body: bytes) -> str | None:
-            """Answers as the store does; returns the ETag in its answer."""
+        def _forward(self, body: bytes) -> None:
+            """Answers as the store does."""
             connection = http.client.HTTPConnection(urlsplit(upstream).netloc, timeout=60)
             try:
                 connection.putrequest(
@@ -101,8 +82,8 @@ def faulty_store(upstream: str) -> Iterator[FaultyStore]:
                         connection.putheader(key, value)
                 connection.endheaders(body)
                 answer = connection.getresponse()
+                store.answers.append((self.command, urlsplit(self.path).path, answer.status))
                 self._answer(answer.status, answer.getheaders(), answer.read())
-                return answer.getheader("ETag")
             finally:
                 connection.close()
 

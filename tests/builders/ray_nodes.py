@@ -20,12 +20,14 @@ from pathlib import Path
 
 import psutil
 
-from tests.docs.pages import read_commands
+from tests.docs.tested_commands import read_block
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = f"--object-store-memory={80 << 20} --include-log-monitor=false"
 START_SECONDS, STARTS = 150, 3
 END_SECONDS = 60
+NAMESPACES = Path("/run/netns")
+"""Where `ip` mounts network namespaces by their names."""
 
 
 class NoNamespaces(RuntimeError):
@@ -48,9 +50,10 @@ class RayNode:
 
     def start(self, block: str, options: str, *, head: str = "") -> None:
         """Runs a block of docs/distributed.md; its last command starts Ray in the background."""
-        lines = read_commands("distributed.md", block)
+        head_port = {"HEAD:6379": f"{head}:6379"}
+        lines = [command.adapt(head_port) for command in read_block("distributed.md", block)]
         lines[-1] += f" --node-ip-address={self.address} --temp-dir={self.folder} {SMALL} {options}"
-        script = "\n".join(lines).replace("HEAD:", f"{head}:")
+        script = "\n".join(lines)
         log = self.folder.with_suffix(".log")
         for _ in range(STARTS):
             # A file, not a pipe, which would stay open until Ray ends.
@@ -114,6 +117,8 @@ class RayNodes:
     workers: Sequence[RayNode]
     gpus: int
     """GPUs that the last worker declares."""
+    gateway: str
+    """Address of this machine in the nodes' network."""
 
     @property
     def nodes(self) -> Sequence[RayNode]:
@@ -168,6 +173,8 @@ def ray_nodes(num_workers: int = 3, *, gpus: int = 0) -> Iterator[RayNodes]:
     remove_leftovers()
     name = f"ray{os.getpid()}"
     with ExitStack() as stack:
+        if not NAMESPACES.is_mount():
+            stack.callback(unmount_namespaces)
         # Short: it begins the paths of Ray's sockets, which may have 107 bytes.
         folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir="/tmp"))
         stack.callback(shutil.rmtree, folder)
@@ -181,7 +188,7 @@ def ray_nodes(num_workers: int = 3, *, gpus: int = 0) -> Iterator[RayNodes]:
             nodes[-1].plug()
         for node in nodes:
             stack.callback(node.kill)
-        cluster = RayNodes(nodes[0], nodes[1:], gpus)
+        cluster = RayNodes(nodes[0], nodes[1:], gpus, f"{subnet}.1")
         cluster.start()
         yield cluster
 
@@ -197,6 +204,13 @@ def remove_leftovers() -> None:
             run_ip("link", "delete", owner)
         for folder in Path("/tmp").glob(f"{owner}-*"):
             shutil.rmtree(folder)
+
+
+def unmount_namespaces() -> None:
+    """Removes the mount that the first `ip netns add` of a machine leaves, unless it is in use."""
+    if NAMESPACES.is_mount() and not any(NAMESPACES.iterdir()):
+        subprocess.run(["umount", NAMESPACES], check=True)
+        NAMESPACES.rmdir()
 
 
 def make_environment(home: Path) -> dict[str, str]:

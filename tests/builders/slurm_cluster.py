@@ -21,6 +21,8 @@ POLICY = Path("/usr/sbin/policy-rc.d")
 """Debian's hook that decides whether the services of new packages are started."""
 NODES = ("node1", "node2", "node3")
 CPUS_PER_NODE = 2
+GPU_NODE = "node3"
+"""Declares a GPU that it does not have."""
 PATIENCE_SECONDS, PAUSE_SECONDS = 180.0, 0.1
 MORTAL = ("setpriv", "--pdeathsig", "KILL", "--")
 """Before a command: it is killed when the thread that started it ends, however it ends."""
@@ -60,11 +62,15 @@ ReturnToService=2
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
+GresTypes=gpu
 {nodes}
 PartitionName=cpu Nodes=ALL Default=YES MaxTime=INFINITE PriorityTier=1
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE PriorityTier=2
 PartitionName=short Nodes=ALL MaxTime=30 PriorityTier=1
+PartitionName=gpu Nodes={gpu_node} MaxTime=INFINITE PriorityTier=1
 """
+GPUS = f"NodeName={GPU_NODE} Name=gpu File=/dev/null\n"
+"""Slurm wants a device for each GPU."""
 
 
 def missing_programs() -> list[str]:
@@ -197,10 +203,13 @@ def slurm_cluster(folder: Path) -> Iterator[SlurmCluster]:
     key.write_bytes(secrets.token_bytes(64))
     nodes = "\n".join(
         f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={CPUS_PER_NODE}"
+        f"{' Gres=gpu:1' if node == GPU_NODE else ''}"
         for node, port in zip(NODES, ports[1:], strict=True)
     )
     cluster = SlurmCluster(folder)
-    cluster.config.write_text(CONFIG.format(host=host, folder=folder, ports=ports, nodes=nodes))
+    settings = {"host": host, "folder": folder, "ports": ports, "nodes": nodes}
+    cluster.config.write_text(CONFIG.format(**settings, gpu_node=GPU_NODE))
+    (folder / "gres.conf").write_text(GPUS)
     try:
         cluster.start("munged")
         wait_for((folder / "munge.socket").exists, "munged's socket")

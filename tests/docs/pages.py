@@ -46,13 +46,6 @@ def read_blocks(path: Path, *languages: str) -> list[CodeBlock]:
     return blocks
 
 
-def read_commands(page: str, name: str) -> list[str]:
-    """Returns the console commands below the comment `<!-- NAME: ... -->` of a page of docs/."""
-    pattern = rf"<!-- {name}:[^\n]*-->\n```console\n(.*?)```"
-    (block,) = re.findall(pattern, (DOCS / page).read_text(), re.DOTALL)
-    return block.splitlines()
-
-
 def read_links(path: Path) -> list[str]:
     """Returns the targets of a page's links and images, also of those written in HTML."""
     prose = re.sub(r"`[^`\n]*`", "", FENCE.sub("", path.read_text()))

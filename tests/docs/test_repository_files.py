@@ -79,3 +79,18 @@ def test_security__names_tests_that_exist() -> None:
     assert len(named) > 30
     for file, test in named:
         assert f"def {test}(" in (ROOT / "tests" / file).read_text(), f"{file}::{test}"
+
+
+def test_table_of_bugs__names_tests_that_exist() -> None:
+    """A reference is `FILE::NAME` below tests/, or `::NAME` of the file before."""
+    page = (ROOT / "tests/README.md").read_text()
+    references = re.findall(r"`((?:[\w/]+\.py)?)(?:::(\w+)[^`]*)?`", page)
+    missing, file = [], ""
+    for path, name in references:
+        file = path or file
+        text = (ROOT / "tests" / file).read_text() if file else ""
+        # Hypothesis makes the test case of a class of rules.
+        if name and not re.search(rf"(?:def|class) {name.removeprefix('Test')}\b", text):
+            missing.append(f"{file}::{name}")
+    assert len(references) > 100
+    assert not missing

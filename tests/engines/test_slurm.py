@@ -25,6 +25,7 @@ from configs.commands import COLLECT, TRAIN
 from tests.builders.recordable import prompts_file, recordable
 from tests.builders.slurm_cluster import (
     CPUS_PER_NODE,
+    GPU_NODE,
     MORTAL,
     NODES,
     SlurmCluster,
@@ -34,7 +35,8 @@ from tests.builders.slurm_cluster import (
     why_impossible,
 )
 from tests.builders.traces import make_plan, make_spec, make_trace
-from tests.docs.pages import ROOT, read_commands
+from tests.docs.pages import ROOT
+from tests.docs.tested_commands import TestedCommand, read_block
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(480)]
 
@@ -346,15 +348,13 @@ class Page:
     """Options for a trace of some ten parts."""
     training: str
 
-    def adapt(self, command: str) -> str:
-        """Gives a command the tiny model, and this folder as the shared disk."""
-        return (
-            command.replace("/shared", str(self.folder))
-            # A job's variables must not reach the jobs that it submits.
-            .replace("sbatch ", "sbatch --ntasks=2 ")
-            .replace("moecast collect", f"moecast collect {self.model}")
-            .replace("moecast train", f"moecast train {self.training}")
-        )
+    def adapt(self, command: TestedCommand, folder: Path | None = None) -> str:
+        """Gives a command the tiny model, and a folder, or this one, as the shared disk."""
+        # A job's variables must not reach the jobs that it submits.
+        options = {"sbatch": "--ntasks=2"}
+        options |= {"moecast collect": self.model, "moecast train": self.training}
+        after = {words: option for words, option in options.items() if words in command.text}
+        return command.adapt({"/shared": folder or self.folder}, after=after)
 
     def start(self, command: str, cluster: SlurmCluster) -> subprocess.Popen[str]:
         moecast = self.folder / "bin" / "moecast"
@@ -399,7 +399,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
 @pytest.fixture(scope="module")
 def collected(page: Page, cluster: SlurmCluster) -> str:
     """Runs the page's collect, asks its squeue meanwhile; returns what the command said."""
-    collect, squeue, _ = map(page.adapt, read_commands("distributed.md", "slurm"))
+    collect, squeue, _ = map(page.adapt, read_block("distributed.md", "slurm"))
     with page.start(collect, cluster) as process:
         wait_for(lambda: cluster.jobs("-t", "RUNNING") or process.poll(), "a job")
         listed = subprocess.check_output(shlex.split(squeue), env=cluster.environment, text=True)
@@ -420,10 +420,32 @@ def test_collect__of_the_page_has_the_digest_of_one_process(page: Page, collecte
     assert count_ended(logs, units) == dict.fromkeys(units, 1)
 
 
+def test_collect__with_gpus_runs_where_slurm_has_them(
+    page: Page, cluster: SlurmCluster, collected: str
+) -> None:
+    """A node of the partition declares a GPU that it does not have."""
+    (documented,) = read_block("distributed.md", "slurm-gpu")
+    folder = page.folder / "with-gpus"
+    folder.mkdir()
+    seen: set[tuple[str, ...]] = set()
+    with page.start(page.adapt(documented, folder), cluster) as process:
+
+        def has_ended() -> bool:
+            lines = cluster.run("squeue", "-h", "-t", "RUNNING", "-o", "%P|%b|%N").splitlines()
+            seen.update(tuple(line.split("|")) for line in lines)
+            return process.poll() is not None
+
+        wait_for(has_ended, "the end of the command")
+        page.end(process)
+    assert seen == {("gpu", "gres:gpu:1", GPU_NODE)}
+    results = json.loads((folder / "collect" / "results.json").read_text())
+    assert results["digest"] == page.results("collect")["digest"]
+
+
 def test_train__of_the_page_has_the_digest_of_one_process(
     page: Page, cluster: SlurmCluster, collected: str
 ) -> None:
-    train = page.adapt(read_commands("distributed.md", "slurm")[2])
+    train = page.adapt(read_block("distributed.md", "slurm")[2])
     with page.start(train, cluster) as process:
         page.end(process)
     log = (page.folder / "train.log").read_text()

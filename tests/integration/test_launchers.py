@@ -19,6 +19,7 @@ from tests.builders.models import tiny_qwen2_moe
 from tests.builders.recordable import prompts_file, recordable
 from tests.builders.stores import s3_bucket
 from tests.builders.traces import make_spec, make_trace
+from tests.docs.tested_commands import read_block
 
 ROOT = Path(__file__).parents[2]
 ENGINES = {
@@ -81,13 +82,17 @@ def test_collect__has_one_digest_from_every_launcher(
         )
         for name, engine in ENGINES.items()
     }
+    (documented,) = read_block("distributed.md", "local")
+    program, *options = documented.adapt().removeprefix("moecast ").split()
+    where = [f"output={tmp_path / 'page'}"]
+    found["page"] = run(program, *options, *recording, *where, run_dir=tmp_path / "rpage")
     with s3_bucket(tmp_path.name, monkeypatch) as bucket:
         where = [f"output={bucket}/trace", *ENGINES["two"]]
         found["s3"] = run("collect", *recording, *where, run_dir=tmp_path / "rs3")
         assert Trace.open(f"{bucket}/trace").digest == found["one"]["digest"]
     assert len({one["digest"] for one in found.values()}) == 1
     assert found["one"]["launched"] is None
-    for name in ("two", "slurm", "ray", "s3"):
+    for name in ("two", "slurm", "ray", "page", "s3"):
         assert found[name]["launched"] == {
             "units": found["two"]["launched"]["units"],
             "retried": 0,

@@ -16,6 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.docs.tested_commands import read_block
+
 pytestmark = [
     pytest.mark.engines,
     pytest.mark.timeout(900),
@@ -36,9 +38,11 @@ class Server:
     def __init__(self, tmp_path: Path):
         self.port, self.log = free_port(), tmp_path / "log"
         self._out = self.log.open("w")
+        (documented,) = read_block("distributed.md", "replicas")
+        here = {"port=8000": f"port={self.port}", "moecast ": f"{sys.executable} -m moecast "}
+        command = documented.adapt(here)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "runtime", "serve", "launcher=ray", "replicas=2", "budget=50%",
-             f"port={self.port}", "max_running=2", "max_waiting=8", "grace=20",
+            [*command.split(), "max_running=2", "max_waiting=8", "grace=20",
              f"run_dir={tmp_path / 'run'}"],
             cwd=ROOT,
             stdout=self._out,

@@ -24,7 +24,7 @@ from configs.commands import RUNTIME
 from runtime.config import BUILTIN_MODELS
 from tests.builders.models import plain_eager
 from tests.builders.serving import speaking_model
-from tests.docs.pages import read_commands
+from tests.docs.tested_commands import read_block
 
 REFERENCE = BUILTIN_MODELS / "qwen2_moe_tiny"
 PROMPTS = [
@@ -140,7 +140,7 @@ class CollectorHandler(http.server.BaseHTTPRequestHandler):
 
 def documented_variables() -> list[dict[str, str]]:
     """The variables of each command of docs/monitoring.md that turns traces on."""
-    commands = read_commands("monitoring.md", "traces")
+    commands = [command.adapt() for command in read_block("monitoring.md", "traces")]
     assert all(command.endswith(" moecast serve") for command in commands)
     return [dict(re.findall(r"(OTEL_\w+)=(\S+)", command)) for command in commands]
 

@@ -18,11 +18,14 @@ MOST_BYTES = 85_000_000
 
 
 def list_files(package: str) -> set[str]:
-    """Files of a package in the checkout that are neither made by Python nor hidden."""
+    """Files of a package in the checkout that are neither built, made by Python nor hidden."""
     return {
         str(path.relative_to(ROOT))
         for path in (ROOT / package).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts and not path.name.startswith(".")
+        if path.is_file()
+        and "__pycache__" not in path.parts
+        and not path.name.startswith(".")
+        and path.suffix != ".so"
     }
 
 
@@ -31,10 +34,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the wheel's content, as pip unpacks it below site-packages."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
-    ignore = shutil.ignore_patterns(".*", "__pycache__")
+    ignore = shutil.ignore_patterns(".*", "__pycache__", "*.so")
     for package in PACKAGES:
         shutil.copytree(ROOT / package, source / package, ignore=ignore)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     options = ["--no-deps", "--no-build-isolation", "--no-index"]
@@ -80,6 +83,12 @@ def test_wheel__has_every_file_of_the_packages(installed: Path) -> None:
     assert not missing
     others = {path.name for path in installed.iterdir()} - {*PACKAGES, "bin"}
     assert all(name.endswith(".dist-info") for name in others)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_wheel__has_compiled_kernels(installed: Path, tmp_path: Path) -> None:
+    code = "from predictors.networks import kernels; print(kernels.__file__)"
+    assert run(installed, tmp_path, [sys.executable, "-c", code]).stdout.startswith(str(installed))
 
 
 def test_wheel__runs_whatever_lies_in_the_current_folder(installed: Path, tmp_path: Path) -> None:

@@ -24,9 +24,16 @@ EXTRAS = {"s3": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure"}
 LIBRARIES = ("botocore", "aiobotocore", "s3fs", "gcsfs", "google", "adlfs", "azure", "aiohttp")
 """Packages that fsspec reaches object stores with."""
 
+UNKNOWN_CREDENTIALS = (
+    "the store does not know these credentials: check them; if they are temporary, they have "
+    "expired: log in again, or renew AWS_SESSION_TOKEN"
+)
+"""Some stores have no other answer to a session that has ended: SeaweedFS."""
 THROTTLED = "the store takes no more requests: try again later, or with fewer workers"
 HINTS = {
     "ExpiredToken": "your credentials have expired: log in again, or renew AWS_SESSION_TOKEN",
+    "InvalidAccessKeyId": UNKNOWN_CREDENTIALS,
+    "InvalidToken": UNKNOWN_CREDENTIALS,
     "RequestTimeTooSkewed": "the clock of this machine is off: set it (timedatectl set-ntp true)",
     "SlowDown": THROTTLED,
     "503": THROTTLED,

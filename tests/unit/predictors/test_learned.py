@@ -9,7 +9,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from predictors.errors import PredictorError
-from predictors.learned import MlpPredictor, StridePredictor, graph_path, open_session
+from predictors.learned import MlpPredictor, StridePredictor, graph_path
+from predictors.networks.network import open_network
 from predictors.registry import load_from_files
 from predictors.residual import ResidualPredictor
 from predictors.spec import ModelSpec
@@ -143,7 +144,7 @@ def one_node(*nodes: onnx.NodeProto, kind: int = TensorProto.FLOAT) -> bytes:
 )
 def test_session__a_network_that_fails_its_trial_is_refused(graph: bytes, message: str) -> None:
     with pytest.raises(PredictorError, match=message):
-        open_session(graph)
+        open_network(graph)
 
 
 def endless_loop() -> bytes:
@@ -171,9 +172,9 @@ def endless_loop() -> bytes:
 
 
 def test_session__a_network_that_does_not_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("predictors.learned.TRIAL_SECONDS", 0.2)
+    monkeypatch.setattr("predictors.networks.network.TRIAL_SECONDS", 0.2)
     with pytest.raises(PredictorError, match="cannot be run.*terminate"):
-        open_session(endless_loop())
+        open_network(endless_loop())
 
 
 def test_check_graph__refuses_control_flow_and_other_types() -> None:

@@ -150,15 +150,19 @@ def read_curve(folder: Path, name: str) -> list[float]:
 
 
 def test_log_curves__gives_loggers_what_another_process_has_written(tmp_path: Path) -> None:
-    written = CSVLogger(tmp_path, name="theirs", version="")
-    written.log_metrics({"train/loss": 2.5}, step=9)
-    written.log_metrics({"val/loss": 1.5, "epoch": 0.0}, step=15)
-    written.save()
+    """In two tries: the second goes on after step 15."""
+    first = {9: {"train/loss": 2.5}, 15: {"val/loss": 1.5, "epoch": 0.0}, 19: {"train/loss": 9.0}}
+    second = {19: {"train/loss": 2.0}, 31: {"val/loss": 1.0, "epoch": 1.0}}
+    for number, rows in enumerate((first, second)):
+        written = CSVLogger(tmp_path, name="theirs", version=f"{number:03d}")
+        for step, figures in rows.items():
+            written.log_metrics(figures, step=step)
+        written.save()
     logger = CSVLogger(tmp_path)
-    log_curves(tmp_path / "theirs" / "metrics.csv", [logger])
+    log_curves(tmp_path / "theirs", [logger])
     logger.save()
-    assert read_curve(tmp_path, "train/loss") == [9, 2.5]
-    assert read_curve(tmp_path, "val/loss") == [15, 1.5]
+    assert read_curve(tmp_path, "train/loss") == [9, 2.5, 19, 2.0]
+    assert read_curve(tmp_path, "val/loss") == [15, 1.5, 31, 1.0]
 
 
 def test_fit__a_second_run_trains_only_the_failed_group(

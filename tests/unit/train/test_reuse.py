@@ -10,7 +10,8 @@ import torch
 
 from collect.traces import Trace
 from predictors.base import softmax
-from predictors.reuse import CHANCE_DECAYS, COUNT_DECAYS, ReusePredictor
+from predictors.fading import CHANCE_DECAYS, COUNT_DECAYS
+from predictors.reuse import ReusePredictor
 from tests.builders.stretches import fit_stretches
 from tests.builders.traces import make_spec, make_trace
 from train.data import TraceSubset, subset_rows

@@ -144,6 +144,7 @@ def test_conflict__without_end_is_reported(entries: list[ZooEntry]) -> None:
     ("code", "advice"),
     [
         ("ExpiredToken", "your credentials have expired: log in again"),
+        ("InvalidAccessKeyId", "the store does not know these credentials"),
         ("RequestTimeTooSkewed", "the clock of this machine is off"),
         ("SlowDown", "the store takes no more requests"),
         ("Other", "check the address, the network and your credentials"),

@@ -17,6 +17,8 @@ from runtime.serving.config import ServeConfig
         ({"launcher": "ray", "replicas": 0}, "replicas=0"),
         ({"launcher": "ray", "replicas": 3, "max_replicas": 2}, "max_replicas=2: .*at least 3"),
         ({"launcher": "ray", "replica_cpus": 0}, "replica_cpus=0"),
+        ({"launcher": "ray", "replica_gpus": -1}, "replica_gpus=-1: must be at least 0"),
+        ({"replica_gpus": 1}, "replica_gpus=1: .*launcher=ray"),
         ({"launcher": "ray", "scale_down_seconds": -1.0}, "scale_down_seconds=-1"),
         ({"launcher": "ray", "port": 0, "budget": "50%"}, "port=0"),
         ({"launcher": "ray"}, "budget=auto: with launcher=ray.*budget=4GiB"),

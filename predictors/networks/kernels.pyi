@@ -1,0 +1,56 @@
+from collections.abc import Sequence
+from typing import Any
+
+from predictors.base import Floats
+
+INSTRUCTIONS: tuple[str, ...]
+"""What can compute products in eight bits here: avx512vnni, avx2, portable. The first one does."""
+
+class Program:
+    """The operations of a network over buffers of float32 numbers (`program.NetworkProgram`).
+
+    Raises:
+        ValueError: An operation does not fit its buffers.
+    """
+
+    def __new__(
+        cls,
+        buffers: tuple[tuple[int, int, int], ...],
+        operations: tuple[tuple[Any, ...], ...],
+        inputs: tuple[int, ...],
+        outputs: tuple[int, ...],
+    ) -> Program: ...
+    def run(
+        self,
+        rows: int,
+        inputs: tuple[Floats | tuple[Floats, ...], ...],
+        outputs: tuple[Floats | None, ...],
+    ) -> None:
+        """Fills the outputs; None: one that is not needed. With 4 rows or more, other threads run.
+
+        Raises:
+            ValueError: An array is not contiguous float32 of the right size.
+        """
+
+def fade_token(
+    fading_FE: Floats,
+    decays_F: Floats,
+    num_counts: int,
+    used: Sequence[int],
+    hidden_D: Floats,
+    router_ED: Floats,
+    bias_E: Floats,
+    means_FE: Floats,
+) -> None:
+    """Adds a token to a layer's sums, in place, and writes them as means (`predictors.fading`).
+
+    The first `num_counts` rows count the experts `used`, the others add the probabilities that the
+    router gives to `hidden_D`. Ids beyond the experts are no choice.
+    """
+
+def use_instructions(name: str) -> None:
+    """Computes products in eight bits with other instructions from now on, for tests.
+
+    Raises:
+        ValueError: They are none of `INSTRUCTIONS`.
+    """

@@ -1,0 +1,78 @@
+"""The pages on engines show commands that tests run, and nothing else."""
+
+import re
+
+import pytest
+
+from tests.docs.pages import ROOT
+from tests.docs.tested_commands import (
+    PAGES,
+    TestedCommand,
+    find_blocks,
+    find_not_run,
+    find_untested,
+    read_section,
+    read_tested_blocks,
+)
+
+EXAMPLE = """
+<!-- two: tests/engines/test_slurm.py runs these on a cluster -->
+```console
+squeue --me
+moecast collect output=/shared/trace
+```
+
+```console
+moecast train
+```
+"""
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_page__names_the_tests_of_every_command(page: str) -> None:
+    assert not find_untested(page, read_section(page, PAGES[page]))
+
+
+@pytest.mark.parametrize(
+    "block", read_tested_blocks(), ids=lambda block: f"{block.page}:{block.name}"
+)
+def test_block__is_read_by_the_file_that_it_names(block) -> None:
+    text = (ROOT / block.file).read_text()
+    for builder in re.findall(r"^from (tests\.builders\.ray_nodes) import", text, re.MULTILINE):
+        text += (ROOT / f"{builder.replace('.', '/')}.py").read_text()
+    assert f'"{block.name}"' in text
+    assert f'"{block.page}"' in text
+    assert "from tests.docs.tested_commands import" in text
+
+
+def test_names__are_unique_in_a_page() -> None:
+    names = [(block.page, block.name) for block in read_tested_blocks()]
+    assert len(set(names)) == len(names)
+    assert len(names) >= 10
+
+
+def test_command__without_tests_is_found() -> None:
+    assert find_untested("a.md", EXAMPLE) == ["moecast train"]
+
+
+def test_command__that_was_not_run_is_found_once_its_tests_have_passed() -> None:
+    (block,) = find_blocks("a.md", EXAMPLE)
+    assert block.name == "two"
+    run = {("a.md", "squeue --me")}
+    file = "tests/engines/test_slurm.py"
+    assert find_not_run([block], outcomes={file: {"passed"}}, run=run) == (
+        1,
+        [f"{file} does not run moecast collect output=/shared/trace"],
+    )
+    for outcomes in ({}, {file: {"passed", "skipped"}}, {file: {"failed"}}):
+        assert find_not_run([block], outcomes=outcomes, run=run) == (0, [])
+
+
+def test_adapt__changes_placeholders_only() -> None:
+    command = TestedCommand("a.md", "moecast collect output=/shared/trace")
+    adapted = command.adapt({"/shared": "/tmp/x"}, after={"moecast collect": "seed=1"})
+    assert adapted == "moecast collect seed=1 output=/tmp/x/trace"
+    with pytest.raises(AssertionError, match="part of the documented command"):
+        command.adapt({"collect": "train"})
+    with pytest.raises(AssertionError, match="is not in"):
+        command.adapt(after={"moecast train": "seed=1"})

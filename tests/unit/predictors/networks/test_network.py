@@ -1,0 +1,282 @@
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+
+from predictors.errors import PredictorError
+from predictors.networks import network as network_module
+from predictors.networks.network import (
+    CompiledNetwork,
+    SessionNetwork,
+    compile_network,
+    open_network,
+)
+from train.export import (
+    inward_graph,
+    network_graph,
+    quantise_graph,
+    residual_graph,
+    skipping_graph,
+)
+
+kernels = pytest.importorskip("predictors.networks.kernels", reason="no C compiler")
+
+
+@pytest.fixture(params=kernels.INSTRUCTIONS)
+def instructions(request: pytest.FixtureRequest) -> Iterator[str]:
+    kernels.use_instructions(request.param)
+    yield request.param
+    kernels.use_instructions(kernels.INSTRUCTIONS[0])
+
+
+RANDOM = np.random.default_rng(7)
+NUM_INPUTS, WIDTH, NUM_EXPERTS, NUM_TARGETS, RANK, TOKEN_SIZE = 37, 50, 13, 3, 6, 5
+"""Multiples of nothing that the kernels round up to."""
+
+
+def draw(*shape: int) -> np.ndarray:
+    return RANDOM.standard_normal(shape).astype(np.float32)
+
+
+def make_normaliser(size: int) -> tuple[np.ndarray, np.ndarray]:
+    return draw(size), np.abs(draw(size)) + 0.1
+
+
+def make_residual_graph(*, is_first: bool) -> bytes:
+    outputs = NUM_TARGETS * NUM_EXPERTS
+    memory = RANK if is_first else RANK + TOKEN_SIZE
+    weights = {
+        "state": draw(NUM_INPUTS, RANK),
+        "state_bias": draw(RANK),
+        "in": draw(NUM_INPUTS, WIDTH),
+        "in_bias": draw(WIDTH),
+        "router": draw(NUM_INPUTS, outputs),
+        "out_bias": draw(outputs),
+        "memory": draw(memory, WIDTH),
+        "out": draw(WIDTH, outputs) / 8,
+        "scale": np.abs(draw(NUM_TARGETS, 1)),
+        "shift": draw(NUM_TARGETS, 1),
+    }
+    if is_first:
+        weights |= {"token_out": draw(NUM_INPUTS, TOKEN_SIZE), "token_out_bias": draw(TOKEN_SIZE)}
+    return residual_graph(
+        weights, num_targets=NUM_TARGETS, name="it", normaliser=make_normaliser(NUM_INPUTS)
+    )
+
+
+def make_network_graph() -> bytes:
+    return network_graph(
+        draw(NUM_INPUTS, WIDTH),
+        draw(WIDTH),
+        draw(WIDTH, NUM_EXPERTS),
+        draw(NUM_EXPERTS),
+        name="it",
+        normaliser=make_normaliser(NUM_INPUTS),
+    )
+
+
+GRAPHS: dict[str, Callable[[], bytes]] = {
+    "network": make_network_graph,
+    "inward": lambda: inward_graph(draw(NUM_INPUTS, WIDTH), draw(WIDTH), name="it"),
+    "skipping": lambda: skipping_graph(
+        draw(NUM_INPUTS, WIDTH),
+        draw(WIDTH),
+        draw(WIDTH, NUM_EXPERTS),
+        draw(NUM_INPUTS, NUM_EXPERTS),
+        draw(NUM_EXPERTS),
+        name="it",
+        normaliser=make_normaliser(NUM_INPUTS),
+    ),
+    "residual": lambda: make_residual_graph(is_first=False),
+    "residual of the first source": lambda: make_residual_graph(is_first=True),
+}
+
+
+def draw_inputs(network: CompiledNetwork | SessionNetwork, num_rows: int) -> dict[str, np.ndarray]:
+    return {name: draw(num_rows, *shape[1:]) for name, shape in network.inputs.items()}
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 4, 17])
+@pytest.mark.parametrize("is_quantised", [False, True], ids=["float32", "int8"])
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_kernels__compute_what_onnxruntime_computes(
+    kind: str, is_quantised: bool, num_rows: int
+) -> None:
+    graph = GRAPHS[kind]()
+    if is_quantised:
+        graph = quantise_graph(graph)
+    compiled, session = compile_network(graph), SessionNetwork(graph)
+    assert compiled is not None
+    assert (compiled.inputs, compiled.outputs) == (session.inputs, session.outputs)
+    inputs = draw_inputs(session, num_rows)
+    for wanted in (list(session.outputs), [list(session.outputs)[-1]]):
+        results = zip(compiled.run(wanted, inputs), session.run(wanted, inputs), strict=True)
+        for ours, reference in results:
+            assert ours.shape == reference.shape
+            np.testing.assert_allclose(ours, reference, rtol=1e-4, atol=2e-5)
+
+
+def quantise_rows(x_TK: np.ndarray) -> tuple[np.ndarray, np.float32, int]:
+    """ONNX's DynamicQuantizeLinear, from its specification."""
+    least, most = min(0.0, float(x_TK.min())), max(0.0, float(x_TK.max()))
+    scale = np.float32((np.float32(most) - np.float32(least)) / np.float32(255)) or np.float32(1)
+    zero = int(np.clip(np.rint(np.float32(-least) / scale), 0, 255))
+    return np.clip(np.rint(x_TK / scale) + zero, 0, 255).astype(np.int64), scale, zero
+
+
+@pytest.mark.usefixtures("instructions")
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    num_rows=st.integers(1, 6),
+    num_inputs=st.integers(1, 200),
+    num_outputs=st.integers(1, 40),
+    has_vector=st.booleans(),
+    size=st.sampled_from([1e-3, 1.0, 1e4]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_integer_product__is_exact_in_the_integers(
+    num_rows: int, num_inputs: int, num_outputs: int, has_vector: bool, size: float, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    x_TK = (size * random.standard_normal((num_rows, num_inputs))).astype(np.float32)
+    weight_NK = random.integers(-128, 128, (num_outputs, num_inputs)).astype(np.int8)
+    scale_N = random.random(num_outputs).astype(np.float32) + np.float32(0.1)
+    vector_N = random.standard_normal(num_outputs).astype(np.float32) if has_vector else None
+    operation = (6, 1, 0, -1, 0, vector_N, weight_NK, scale_N)
+    buffers = ((-1, 0, num_inputs), (-1, 0, num_outputs))
+    program = kernels.Program(buffers, (operation,), (0,), (1,))
+    ours_TN = np.empty((num_rows, num_outputs), np.float32)
+    program.run(num_rows, (x_TK,), (ours_TN,))
+
+    q_TK, scale, zero = quantise_rows(x_TK)
+    whole_TN = (q_TK - zero) @ weight_NK.T.astype(np.int64)
+    expected_TN = whole_TN.astype(np.float32) * (scale * scale_N)
+    if vector_N is not None:
+        expected_TN = expected_TN + vector_N
+    np.testing.assert_allclose(ours_TN, expected_TN, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-30, 1.0, 60.0, 1e4, 3e38])
+def test_sigmoid__stays_within_zero_and_one(size: float) -> None:
+    x_1N = np.array([[-size, size, -size / 3, size / 3, 0.0]], np.float32)
+    program = kernels.Program(
+        ((-1, 0, 5), (-1, 0, 5)), ((5, 1, 0, -1, 0, None, None, None),), (0,), (1,)
+    )
+    ours_1N = np.empty_like(x_1N)
+    program.run(1, (x_1N,), (ours_1N,))
+    with np.errstate(over="ignore"):
+        expected_1N = 1 / (1 + np.exp(-x_1N.astype(np.float64)))
+    np.testing.assert_allclose(ours_1N, expected_1N, atol=1e-6)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_integer_product__survives_what_is_not_finite(value: float) -> None:
+    network = compile_network(quantise_graph(make_network_graph()))
+    assert network is not None
+    hidden = draw(3, NUM_INPUTS)
+    hidden[1, 2] = value
+    assert network.run(["scores"], {"hidden": hidden})[0].shape == (3, NUM_EXPERTS)
+
+
+def test_inputs__may_come_in_parts() -> None:
+    network = compile_network(make_network_graph())
+    assert network is not None
+    hidden = draw(5, NUM_INPUTS)
+    parts = tuple(map(np.ascontiguousarray, np.split(hidden, [10, 11], axis=1)))
+    (whole,), (joined,) = (network.run(["scores"], {"hidden": value}) for value in (hidden, parts))
+    assert np.array_equal(whole, joined)
+
+
+def test_networks__run_in_several_threads_at_once() -> None:
+    network = compile_network(quantise_graph(make_residual_graph(is_first=False)))
+    assert network is not None
+    inputs = [draw_inputs(network, num_rows) for num_rows in (1, 9, 1, 64) * 8]
+    expected = [network.run(["scores"], one)[0] for one in inputs]
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(5):
+            results = pool.map(lambda one: network.run(["scores"], one)[0], inputs)
+            assert all(map(np.array_equal, results, expected))
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        draw(2, NUM_INPUTS + 1),
+        draw(2, NUM_INPUTS).astype(np.float64),
+        np.asfortranarray(draw(2, NUM_INPUTS)),
+        (draw(2, NUM_INPUTS - 1), draw(2, 2)),
+        (draw(2, NUM_INPUTS - 1),),
+        (draw(2, NUM_INPUTS - 1), draw(1, 1)),
+    ],
+    ids=["wide", "float64", "columns first", "wide parts", "a part missing", "rows missing"],
+)
+def test_run__refuses_other_arrays(hidden: np.ndarray | tuple[np.ndarray, ...]) -> None:
+    network = compile_network(make_network_graph())
+    assert network is not None
+    with pytest.raises((ValueError, BufferError)):
+        network.run(["scores"], {"hidden": hidden})
+
+
+@pytest.mark.parametrize(
+    ("buffers", "operation"),
+    [
+        (((-1, 0, 4), (-1, 0, 3)), (3, 1, 0, -1, 0, None, None, None)),
+        (((-1, 0, 4), (0, 3, 2)), (3, 1, 0, -1, 0, None, None, None)),
+        (((-1, 0, 4), (5, 0, 4)), (3, 1, 0, -1, 0, None, None, None)),
+        (((-1, 0, 4), (-1, 0, 4)), (3, 2, 0, -1, 0, None, None, None)),
+        (((-1, 0, 4), (-1, 0, 4)), (3, 1, -1, -1, 0, None, None, None)),
+        (((-1, 0, 4), (-1, 0, 4)), (2, 1, 0, -1, 0, None, None, None)),
+        (((-1, 0, 4), (-1, 0, 4)), (0, 1, 0, -1, 0, None, None, None)),
+        (((-1, 0, 4), (-1, 0, 4)), (0, 1, 0, -1, 0, draw(3), None, None)),
+        (((-1, 0, 4), (-1, 0, 4)), (4, 1, 0, -1, 3, None, None, None)),
+        (((-1, 0, 4), (-1, 0, 4)), (7, 1, 0, -1, 0, None, None, None)),
+        (((-1, 0, 4), (-1, 0, 2)), (6, 1, 0, -1, 0, None, draw(2, 3), None)),
+        (((-1, 0, 4), (-1, 0, 2)), (6, 1, 0, -1, 0, None, draw(2, 4), draw(2))),
+    ],
+)
+def test_program__refuses_operations_that_do_not_fit(
+    buffers: tuple[tuple[int, int, int], ...], operation: tuple[object, ...]
+) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - several messages
+        kernels.Program(buffers, (operation,), (0,), (1,))
+
+
+def test_open_network__leaves_other_graphs_to_onnxruntime() -> None:
+    declared = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["T", 8]) for n in "xy"]
+    node = helper.make_node("Tanh", ["x"], ["y"])
+    graph = helper.make_graph([node], "it", declared[:1], declared[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    network = open_network(model.SerializeToString())
+    assert isinstance(network, SessionNetwork)
+    x = draw(2, 8)
+    np.testing.assert_allclose(network.run(["y"], {"x": x})[0], np.tanh(x), rtol=1e-5)
+
+
+def test_open_network__without_kernels_uses_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = make_network_graph()
+    assert isinstance(open_network(graph), CompiledNetwork)
+    monkeypatch.setattr(network_module, "kernels", None)
+    assert isinstance(open_network(graph), SessionNetwork)
+
+
+def test_open_network__refuses_weights_that_are_not_finite() -> None:
+    bias = np.full(NUM_EXPERTS, np.nan, np.float32)
+    graph = network_graph(
+        draw(NUM_INPUTS, WIDTH), draw(WIDTH), draw(WIDTH, NUM_EXPERTS), bias, name="it"
+    )
+    with pytest.raises(PredictorError, match="infinities or NaN"):
+        open_network(graph)
+
+
+def test_instructions__that_are_unknown_are_refused() -> None:
+    assert kernels.INSTRUCTIONS[-1] == "portable"
+    with pytest.raises(ValueError, match="does not have the instructions 'sse9'"):
+        kernels.use_instructions("sse9")
