@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from lightning.pytorch import seed_everything
 from lightning.pytorch.loggers import Logger
 from rich.console import Console
 
+from collect.launch.config import LauncherKind
 from collect.traces import Trace, TraceSignal
 from predictors.base import Predictor
 from predictors.next_use import NextUsePredictor
@@ -26,7 +27,7 @@ from train.disk_space import require_training_space
 from train.eviction_eval import BUDGETS, DEFINITION, HitRates, compare_policies, gap_table
 from train.export import quantise
 from train.find_trace import find_trace
-from train.fit import Fitted, fit, make_settings
+from train.fit import FitSettings, Fitted, fit, make_settings
 from train.kinds import leave_out_token_kinds, reuse_kinds
 from train.predictor_stack import PredictorStack
 from train.record_training import record_training
@@ -108,7 +109,7 @@ def train_and_publish(
             kind, config, trace, routers, run_dir=config.run_dir, loggers=loggers
         )
         predictors.append(predictor)
-        training[kind] = fitted.record(make_settings(config, (kind,), width=NETWORKS[kind].width))
+        training[kind] = fitted.record(reuse_settings(config, kind))
     sys.stderr.write("replaying held-out requests under every eviction policy\n")
     tables = compare_policies(trace, predictors, hardware, num_tokens=config.replay_tokens)
     entries = {}
@@ -126,6 +127,16 @@ def train_and_publish(
         )
         tracked.log_summary({f"{GROUP}/{kind}/{name}": rate for name, rate in held_out.items()})
     return TrainedReuse(hit_rates=tables, training=training, entries=entries)
+
+
+def reuse_settings(config: TrainConfig, kind: str) -> FitSettings:
+    """Return a run's settings for a kind.
+
+    Beside Ray, one device trains it: Lightning would run the whole command once more for each
+    other device, and that one would train everything with Ray again.
+    """
+    settings = make_settings(config, (kind,), width=NETWORKS[kind].width)
+    return replace(settings, devices=1) if config.launcher.kind is LauncherKind.RAY else settings
 
 
 def fit_reuse(
@@ -147,7 +158,7 @@ def fit_reuse(
     matrices_LED, biases_LE = routers.matrices_LED, routers.biases_LE
     if biases_LE is None:
         biases_LE = np.zeros(matrices_LED.shape[:2], np.float32)
-    settings = make_settings(config, (kind,), width=networks.width)
+    settings = reuse_settings(config, kind)
     seed_everything(config.seed, verbose=False)
     stack = networks.stack(trace.spec, matrices_LED, biases_LE)
     require_training_space(run_dir, [stack])

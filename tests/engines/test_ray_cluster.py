@@ -263,7 +263,7 @@ def test_collect__runs_where_ray_has_a_gpu_and_writes_to_a_store(
     assert command.process.wait(PATIENCE) == 130
 
 
-def make_training(folder: Path, *, predictor: str = "residual") -> list[str]:
+def make_training(folder: Path) -> list[str]:
     """Makes a trace at folder/NAME/trace for each command; returns the options of all."""
     model_folder = tiny_qwen2_moe(folder / "tiny", num_layers=4)
     model = ModelConfig(name="tiny", id=str(model_folder), dtype="float32")
@@ -272,7 +272,7 @@ def make_training(folder: Path, *, predictor: str = "residual") -> list[str]:
     for name in ("whole", "lost"):
         make_trace(folder / name / "trace", spec=spec, requests_per_unit=60)
     return [
-        *(f"model.id={model_folder}", "model.name=tiny", f"predictor={predictor}"),
+        *(f"model.id={model_folder}", "model.name=tiny", "predictor=residual"),
         *("predictor.width=32", "max_epochs=8", "batch_size=16", "score_shifted=false"),
         *(
             "replay_tokens=12",
@@ -303,7 +303,7 @@ def test_train__of_all_networks_on_two_nodes_outlives_one(
     cluster: RayNodes, tmp_path: Path
 ) -> None:
     """Ray Train starts both processes again, which go on after the last whole epoch."""
-    options = [*make_training(tmp_path, predictor="mlp"), "max_epochs=2", "batch_size=256"]
+    options = [*make_training(tmp_path), "max_epochs=2", "batch_size=256"]
     whole = Command(cluster, "ray-devices", *options, folder=tmp_path / "whole")
     expected = whole.wait()["training"]
     assert not expected["resumed"]
@@ -317,6 +317,9 @@ def test_train__of_all_networks_on_two_nodes_outlives_one(
         process.resume()
     training = command.wait()["training"]
     assert training["resumed"], "it was over too soon"
+    # Nothing trains everything again for the predictor of reuse, which comes last.
+    assert command.read_log().count("training on 2 devices") == 1
+    assert command.read_log().count("training reuse on") == 1
     assert training["steps"] == expected["steps"]
     assert training["weights_digest"] == expected["weights_digest"]
     assert training["validation_accuracy"] == expected["validation_accuracy"]
