@@ -3,7 +3,9 @@
 import faulthandler
 import os
 import signal
+import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -66,3 +68,19 @@ def no_settings_for_children(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
         else:
             monkeypatch.setenv(name, before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ray_folder() -> Iterator[None]:
+    """Ray, where a test starts one, keeps its session and its logs in a folder that is removed."""
+    # Short: it begins the paths of Ray's sockets, which may have 107 bytes.
+    with tempfile.TemporaryDirectory(
+        prefix="ray-", dir="/tmp", ignore_cleanup_errors=True
+    ) as folder:
+        before = os.environ.get("RAY_TMPDIR")
+        os.environ["RAY_TMPDIR"] = folder
+        yield
+        if before is None:
+            del os.environ["RAY_TMPDIR"]
+        else:
+            os.environ["RAY_TMPDIR"] = before

@@ -173,7 +173,7 @@ def ray_nodes(num_workers: int = 3, *, gpus: int = 0) -> Iterator[RayNodes]:
     remove_leftovers()
     name = f"ray{os.getpid()}"
     with ExitStack() as stack:
-        if not NAMESPACES.is_mount():
+        if not are_namespaces_mounted():
             stack.callback(unmount_namespaces)
         # Short: it begins the paths of Ray's sockets, which may have 107 bytes.
         folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir="/tmp"))
@@ -206,9 +206,15 @@ def remove_leftovers() -> None:
             shutil.rmtree(folder)
 
 
+def are_namespaces_mounted() -> bool:
+    # A folder that is mounted onto itself has the device of the one above: `is_mount` says no.
+    mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    return any(line.split()[4] == str(NAMESPACES) for line in mounts)
+
+
 def unmount_namespaces() -> None:
     """Removes the mount that the first `ip netns add` of a machine leaves, unless it is in use."""
-    if NAMESPACES.is_mount() and not any(NAMESPACES.iterdir()):
+    if are_namespaces_mounted() and not any(NAMESPACES.iterdir()):
         subprocess.run(["umount", NAMESPACES], check=True)
         NAMESPACES.rmdir()
 
