@@ -25,7 +25,7 @@ from runtime.policy.counters import sum_counters
 from runtime.presets import load_system
 from runtime.sim.hardware import Hardware, describe_hardware
 from runtime.sim.lower_bound import bound_time
-from runtime.sim.replay import replay
+from runtime.sim.replay import rare_collections, replay
 from runtime.tools.intervals import Interval, bootstrap_ratio
 from train.evaluate.forecasts import (
     EventKey,
@@ -242,6 +242,7 @@ def add_shares(rows: Sequence[AblationRow]) -> list[AblationRow]:
     return [replace(row, speed_over_promoe=tpot["promoe"] / row.tpot_ms) for row in rows]
 
 
+@rare_collections()
 def run_moecast(config: MoecastConfig) -> None:
     started = time.perf_counter()
     trace = Trace.open(config.trace)

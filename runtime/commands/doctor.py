@@ -189,6 +189,7 @@ def make_facts_table(name: str, report: dict[str, Any]) -> Table:
         "predictors": "onnxruntime; faster where a C compiler was there at installation"
         if kernels is None
         else f"compiled kernels ({kernels})",
+        "policy core": "compiled" if hardware["compiled_core"] else "Python files",
         "memory": f"{format_bytes(hardware['memory_bytes'])}, "
         f"{format_bytes(hardware['available_memory_bytes'])} available",
         "GPUs": "; ".join(gpus) or "none",

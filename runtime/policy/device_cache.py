@@ -202,12 +202,11 @@ class DeviceCache:
             named: Experts that the forecast names, for the counters; None: `experts`.
         """
         assert len(experts) == len(probabilities), (experts, probabilities)
-        if named is None:
-            named = experts
+        named_experts: Collection[int] = experts if named is None else named
         if self._placement is not None:
             own = [i for i, e in enumerate(experts) if self.owns((layer, e))]
             experts, probabilities = [experts[i] for i in own], [probabilities[i] for i in own]
-            named = self._own(layer, named)
+            named_experts = self._own(layer, named_experts)
         predicted = self._predicted.get(layer)
         if predicted is None:
             predicted = self._predicted[layer] = {}
@@ -215,7 +214,7 @@ class DeviceCache:
             self.top.cancel_prefetches(layer, set(experts))
             predicted.clear()
         top = self.top
-        for e in named:
+        for e in named_experts:
             if e not in predicted:
                 expert = layer, e
                 entry = top.cache.entries.get(expert)

@@ -13,6 +13,7 @@ from predictors.networks.network import kernels
 from predictors.origin import read_processor_name
 from predictors.versions import package_versions
 from runtime.accelerator import describe_accelerator, list_accelerators
+from runtime.compiled import is_compiled
 from runtime.engine.memory import available_memory_bytes
 
 PACKAGES = ("moecast", "torch", "transformers", "onnxruntime", "safetensors", "numpy")
@@ -27,6 +28,7 @@ def hardware(folder: Path) -> dict[str, Any]:
     """Processor, memory, GPUs, and the disk that `folder` is on; sizes in bytes.
 
     `network_kernels`: instructions that compiled predictors use; None: they are not compiled.
+    `compiled_core`: whether the policy core runs compiled.
     """
     disk = shutil.disk_usage(folder)
     return {
@@ -36,6 +38,7 @@ def hardware(folder: Path) -> dict[str, Any]:
         "threads_used": torch.get_num_threads(),
         "simd": torch.backends.cpu.get_cpu_capability(),
         "network_kernels": None if kernels is None else kernels.INSTRUCTIONS[0],
+        "compiled_core": is_compiled(),
         "memory_bytes": int(psutil.virtual_memory().total),
         "available_memory_bytes": available_memory_bytes(),
         "gpus": list_gpus(),

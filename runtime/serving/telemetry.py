@@ -105,7 +105,7 @@ def engine_status(state: EngineSnapshot) -> dict[str, Any]:
     """The engine's part of the status, without `cells`."""
     drift = state.predictor_drift
     return {
-        "experts": asdict(state.computing) | {"hit_rate": state.computing.hit_rate},
+        "experts": state.computing.as_dict() | {"hit_rate": state.computing.hit_rate},
         "bytes_from": count_sources(state),
         "layers": [
             {"requests": layer.requests, "hits": layer.hits, "recall": layer.recall}

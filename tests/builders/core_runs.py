@@ -1,8 +1,8 @@
 """`python -m tests.builders.core_runs FIRST END`: random runs of the policy core, as JSON.
 
-Processes with the compiled core, with its Python files (`MOECAST_COMPILED=0`) and with these looping
-over experts as they do where compiled (`--loops`) must print the same. The random numbers depend on
-the seeds alone, never on an answer of the core.
+Processes with the compiled core, with its Python files (`MOECAST_COMPILED=0`) and with these
+looping over experts as they do where compiled (`--loops`) must print the same. The random numbers
+depend on the seeds alone, never on an answer of the core.
 
 Shape suffixes: H horizons, T tokens, K top_k, L layers, E experts.
 """
@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from predictors.base import HORIZONS, Forecast, Predictor, Signal
-from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
 from runtime.policy.build import build_device_cache, build_scheduler
 from runtime.policy.device_cache import DeviceCache
@@ -25,7 +24,6 @@ from runtime.policy.eviction import ghost_caches, registry
 from runtime.policy.queue import PREFETCH_ORDERS
 from runtime.sim.hardware import MeasuredHardware, Overheads
 from runtime.sim.replay import replay
-from tests.builders.arena import random_routing
 from tests.builders.entries import tiny_spec
 
 SPEC = tiny_spec(num_layers=4, num_experts=8, top_k=2)

@@ -1,7 +1,7 @@
 """A policy core whose methods a test may replace: those of compiled classes are read-only.
 
-Instances of these subclasses have attributes of their own, which calls from within the compiled core
-find as well.
+Instances of these subclasses have attributes of their own, which calls from within the compiled
+core find as well.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,15 @@
-"""`python -m tests.call_counts`: counts anew, and shows what has changed."""
+"""`python -m tests.call_counts`: counts anew, and shows what has changed.
 
+With `--print` it prints the counts as JSON and writes nothing.
+"""
+
+import json
+import os
 import sys
 import tempfile
 from pathlib import Path
 
+from runtime.compiled import VARIABLE, is_compiled
 from tests.call_counts.count import (
     CELLS,
     COUNTS,
@@ -16,10 +22,17 @@ from tests.call_counts.count import (
 
 
 def main() -> None:
-    before = read_counts() if COUNTS.exists() else {}
+    if is_compiled():
+        # Calls of compiled functions are not reported: the Python files are counted.
+        command = [sys.executable, "-m", "tests.call_counts", *sys.argv[1:]]
+        os.execve(sys.executable, command, {**os.environ, VARIABLE: "0"})
     with tempfile.TemporaryDirectory() as folder:
         model, entries = write_random_model(Path(folder))
         now = {cell: count_calls(model, entries, cell) for cell in CELLS}
+    if "--print" in sys.argv:
+        sys.stdout.write(json.dumps(now))
+        return
+    before = read_counts() if COUNTS.exists() else {}
     for cell, counts in now.items():
         sys.stdout.write(describe_change(cell, counts, before.get(cell, {})) + "\n")
     write_counts(now)

@@ -2,7 +2,9 @@
 
 A count repeats exactly, unlike a time: the predictor runs on the model's thread, no thread takes
 transfers (what a router requests is read by the model's thread, prefetches stay queued), and
-prefetching does not turn itself off. Up to Python 3.11 a comprehension is a call; none is counted.
+prefetching does not turn itself off. Calls of compiled functions are not reported, so that the
+policy core runs uncompiled: the counts are those of its Python files. Up to Python 3.11 a
+comprehension is a call; none is counted.
 """
 
 import json

@@ -4,17 +4,24 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
+from runtime.compiled import SOURCES
 from tests.builders.shadows import shadowing_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("collect", "configs", "moecast", "predictors", "runtime", "train", "zoo")
 MOST_BYTES = 85_000_000
 """PyPI takes 100 MB. The reference model has 45 MB, the built-in zoo 33."""
+
+BUILD_SECONDS = 400
+"""Two cores compile the policy core in a minute and a half."""
+CORE = "from runtime.policy import tier; from runtime.sim import simulator, replay; " + (
+    "print(tier.__file__, simulator.__file__, replay.__file__)"
+)
 
 
 def list_files(package: str) -> set[str]:
@@ -26,22 +33,29 @@ def list_files(package: str) -> set[str]:
         and "__pycache__" not in path.parts
         and not path.name.startswith(".")
         and path.suffix != ".so"
+        and path.name != SOURCES
     }
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel's content, as pip unpacks it below site-packages."""
-    folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"
-    ignore = shutil.ignore_patterns(".*", "__pycache__", "*.so")
+def copy_sources(target: Path, *more_ignored: str) -> None:
+    """Copy what a wheel is built from, without what was compiled in the checkout."""
+    ignore = shutil.ignore_patterns(".*", "__pycache__", "*.so", SOURCES, *more_ignored)
     for package in PACKAGES:
-        shutil.copytree(ROOT / package, source / package, ignore=ignore)
+        shutil.copytree(ROOT / package, target / package, ignore=ignore)
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
+        shutil.copy(ROOT / name, target)
+
+
+def install_wheel(source: Path, folder: Path, environment: Mapping[str, str]) -> Path:
+    """Build a wheel and unpack it, as pip does below site-packages; return that folder."""
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     options = ["--no-deps", "--no-build-isolation", "--no-index"]
-    subprocess.run([*pip, "wheel", *options, "-w", folder, source], check=True, timeout=300)
+    subprocess.run(
+        [*pip, "wheel", *options, "-w", folder, source],
+        env={**os.environ, **environment},
+        check=True,
+        timeout=BUILD_SECONDS,
+    )
     shutil.rmtree(source)
     (wheel,) = folder.glob("*.whl")
     assert wheel.stat().st_size < MOST_BYTES
@@ -52,6 +66,14 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         timeout=300,
     )
     return target
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel's content."""
+    folder = tmp_path_factory.mktemp("wheel")
+    copy_sources(folder / "source")
+    return install_wheel(folder / "source", folder, {})
 
 
 def run(
@@ -100,3 +122,22 @@ def test_wheel__runs_whatever_lies_in_the_current_folder(installed: Path, tmp_pa
     assert (folder / "run/results.json").is_file()
     code = "from moecast import load; print(load.__module__)"
     assert run(installed, folder, [sys.executable, "-c", code]).stdout.strip()
+
+
+def test_wheel__has_the_compiled_policy_core(installed: Path, tmp_path: Path) -> None:
+    paths = run(installed, tmp_path, [sys.executable, "-c", CORE]).stdout.split()
+    assert len(paths) == 3
+    for path in paths:
+        assert Path(path).is_relative_to(installed / "runtime/compiled")
+        assert path.endswith(".so")
+
+
+def test_wheel__without_a_compiler_runs_the_python_files(tmp_path: Path) -> None:
+    copy_sources(tmp_path / "source", "blobs", "*.safetensors")
+    installed = install_wheel(tmp_path / "source", tmp_path, {"CC": "/bin/false"})
+    assert not [*installed.rglob("*.so"), *installed.rglob(SOURCES)]
+    paths = run(installed, tmp_path, [sys.executable, "-c", CORE]).stdout.split()
+    assert paths == [
+        str(installed / f"runtime/{name}.py")
+        for name in ("policy/tier", "sim/simulator", "sim/replay")
+    ]

@@ -12,7 +12,7 @@ from predictors.base import Predictor
 from predictors.spec import ModelSpec
 from runtime.policy.counters import sum_counters
 from runtime.sim.lower_bound import TimeBound, bound_time
-from runtime.sim.replay import ReplayStats, replay
+from runtime.sim.replay import ReplayStats, rare_collections, replay
 from runtime.sim.simulator import Observer
 from runtime.sim.step import RecordedStep
 from runtime.tools.comparison import Variant
@@ -136,6 +136,10 @@ class ReplayJob:
 
     def run(self, on_finished: OnFinished) -> None:
         """Replay each case and call `on_finished` with its digest and figures."""
+        with rare_collections():
+            self._run(on_finished)
+
+    def _run(self, on_finished: OnFinished) -> None:
         # The command has verified the trace; hashing it again in each worker would take longer.
         steps = self.steps(Trace.open(self.trace, verify=False))
         routed = [routing_only(step, self.spec.num_layers) for step in steps]

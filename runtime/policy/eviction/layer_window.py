@@ -85,8 +85,7 @@ class LayerWindowEviction(EvictionPolicy):
 
     def next_idle_candidate(self) -> Expert | None:
         candidates = [
-            order.highest_absent(idle_scores(), NOT_AHEAD)
-            for order, idle_scores in self._orders
+            order.highest_absent(idle_scores(), NOT_AHEAD) for order, idle_scores in self._orders
         ]
         score, expert = max(candidates, default=(NOT_AHEAD, None))
         return expert if score > NOT_AHEAD else None

@@ -97,8 +97,9 @@ def _list_arguments(make: Callable[..., EvictionPolicy]) -> set[str]:
     """Returns the names of a constructor's arguments."""
     if inspect.isclass(make):
         # A class without a constructor takes none; the base class may be compiled.
-        owner = next(cls for cls in make.__mro__ if "__init__" in vars(cls))
-        if owner in (object, EvictionPolicy):
+        constructors = (vars(cls).get("__init__") for cls in make.__mro__)
+        constructor = next(filter(callable, constructors))
+        if constructor in (object.__init__, vars(EvictionPolicy).get("__init__")):
             return set()
-        return {*inspect.signature(owner.__init__).parameters} - {"self"}
+        return {*inspect.signature(constructor).parameters} - {"self"}
     return {*inspect.signature(make).parameters}

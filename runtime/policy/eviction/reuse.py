@@ -79,7 +79,7 @@ class ReuseEviction(EvictionPolicy):
         """Scores for fetching in idle time, as `compute_idle_scores` left them: the value, or
         NOT_IDLE where a forecast of this step already decides what to fetch of the layer."""
         self._idle_view_LE = self.idle_score_LE
-        self._probabilities: dict[int, Scores | float] = {}
+        self._probabilities: dict[int, NDArray[np.floating] | float] = {}
         """For each layer ahead, the probability that this step needs each expert, where known."""
         self._forecast_layers: set[int] = set()
         """Layers that a forecast of this step names and that it has not routed."""
@@ -193,15 +193,15 @@ class ReuseEviction(EvictionPolicy):
         if layer in self._expected:
             return
         self._expected.add(layer)
-        probability_E = self._probabilities[layer]
-        if COMPILED and not isinstance(probability_E, float) and probability_E.dtype == np.float32:
-            self._expect_each(layer, probability_E)
+        probability = self._probabilities[layer]
+        if COMPILED and not isinstance(probability, float) and probability.dtype == np.float32:
+            self._expect_each(layer, probability)
             return
-        probability_E = np.asarray(probability_E, np.float64)
+        probability_E = np.asarray(probability, np.float64)
         value_E = np.asarray(self._value_LE[layer])
         copy_scores(probability_E + (1.0 - probability_E) * value_E, self._expected_LE[layer])
 
-    def _expect_each(self, layer: int, probability_E: Floats) -> None:
+    def _expect_each(self, layer: int, probability_E: NDArray[np.floating]) -> None:
         for e in range(self._num_experts):
             probability = float(probability_E[e])
             value = self._value_LE[layer, e]

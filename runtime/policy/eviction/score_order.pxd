@@ -11,6 +11,7 @@ cdef class ScoreOrder:
 
     @cython.locals(index=Py_ssize_t)
     cpdef Py_ssize_t index(self, tuple expert) except -1
+    @cython.locals(layer=Py_ssize_t, e=Py_ssize_t)
     cpdef touch(self, tuple expert)
     @cython.locals(index=Py_ssize_t)
     cpdef on_admit(self, tuple expert)

@@ -61,7 +61,8 @@ class ScoreOrder:
     def touch(self, expert: Expert) -> None:
         """Makes the expert the last among those of its score."""
         self._clock += 1
-        self._touched_N[self.index(expert)] = self._clock
+        layer, e = expert
+        self._touched_N[(layer - self._first_layer) * self._num_experts + e] = self._clock
 
     def on_admit(self, expert: Expert) -> None:
         index = self.index(expert)

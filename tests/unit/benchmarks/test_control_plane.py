@@ -23,20 +23,22 @@ from runtime.engine.engine import Engine
 from runtime.engine.predictor_thread import PredictorThread
 from runtime.hf.experts import compute_experts
 from runtime.hf.probes import Probes
-from runtime.policy.device_cache import DeviceCache
-from runtime.policy.eviction.reuse import ReuseEviction
-from runtime.policy.forecast_scheduler import ForecastScheduler
+from runtime.policy.adaptive_switch import AdaptiveSwitch
+from runtime.policy.budget import Budget
+from runtime.policy.eviction.static import StaticEviction
+from runtime.policy.multi_device_cache import MultiDeviceCache
 from runtime.transfer.worker import TransferWorker
 
+# Of files that are never compiled: compiled functions have no code objects.
 EXPECTED = {
     Probes.__init__: "probes",
     compute_experts: "experts function",
     Engine.__init__: "engine",
     PredictorThread.__init__: "hand-over",
     ReusePredictor.__init__: "forecast",
-    ForecastScheduler.__init__: "planning",
-    DeviceCache.__init__: "requests",
-    ReuseEviction.__init__: "eviction",
+    AdaptiveSwitch.record_step: "planning",
+    MultiDeviceCache.__init__: "requests",
+    StaticEviction.__init__: "eviction",
     TransferWorker.start: "transfers",
     threading.Condition.__enter__: "locks",
     threading.Condition.wait: "waits",
@@ -118,12 +120,11 @@ def test_profiler__counts_calls_of_the_served_program_only() -> None:
     assert profiler.calls() == {}
     assert own_path(code_of(outer)).startswith("tests/unit/benchmarks/")
     assert own_path(code_of(np.unique.__wrapped__)) == ""
-    scheduler = ForecastScheduler.__new__(ForecastScheduler)
-    scheduler.adaptive_prefetch = None
+    budget = Budget(percent=50.0)
     with profiler:
-        assert scheduler.prefetching
-        assert scheduler.prefetching
-    assert profiler.calls() == {"runtime/policy/forecast_scheduler.py": 2}
+        assert budget.resolve(total_bytes=4) == 2
+        assert budget.resolve(total_bytes=8) == 4
+    assert profiler.calls() == {"runtime/policy/budget.py": 2}
 
 
 def test_config__names_the_shapes_and_refuses_others() -> None:

@@ -2,7 +2,7 @@
 
 import itertools
 import threading
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
