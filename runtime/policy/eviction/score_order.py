@@ -55,7 +55,7 @@ class ScoreOrder:
 
     def index(self, expert: Expert) -> int:
         index: int = (expert[0] - self._first_layer) * self._num_experts + expert[1]
-        assert 0 <= index < self._size, expert  # compiled loops do not check it
+        assert 0 <= index < self._size, expert  # compiled code does not check it
         return index
 
     def touch(self, expert: Expert) -> None:
@@ -117,6 +117,7 @@ class ScoreOrder:
 
     def highest_absent(self, score_N: Scores, least: float) -> tuple[float, Expert]:
         """Returns the highest score of an absent expert, and which; `least` if all are resident."""
+        assert len(score_N) == self._size, (len(score_N), self._size)
         if COMPILED:
             index, highest = 0, least
             for i in range(self._size):
@@ -133,6 +134,7 @@ class ScoreOrder:
 
     def _mask(self, score_N: Scores) -> None:
         """Sets the scores of residents."""
+        assert len(score_N) == self._size, (len(score_N), self._size)  # loops do not check it
         if COMPILED:
             for place in range(self._num_residents):
                 self._masked_N[place] = score_N[self._residents_N[place]]
