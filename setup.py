@@ -46,8 +46,9 @@ DIRECTIVES = {
     # Annotations are for readers: a `Mapping` may be any, a `float` may be an int.
     "annotation_typing": False,
 }
-# The same rounding on every processor as in Python: no fused multiply-add.
-FLAGS = ["-ffp-contract=off", "-Wno-array-bounds"]
+# The same rounding on every processor as in Python: no fused multiply-add. Symbols for a debugger
+# would take 6 MB of the wheel.
+FLAGS = ["-ffp-contract=off", "-g0", "-Wno-array-bounds"]
 
 
 def kernel_modules() -> list[Extension]:
@@ -87,7 +88,6 @@ def core_modules() -> list[Extension]:
                 f"runtime.{name}",
                 [str(module_file(name).relative_to(ROOT))],
                 extra_compile_args=FLAGS,
-                optional=True,
             )
             for name in MODULES
         ],
@@ -96,6 +96,7 @@ def core_modules() -> list[Extension]:
         quiet=True,
     )
     for module in modules:
+        module.optional = True  # which cythonize does not pass on
         # In a folder of their own, so that the Python files can be imported in their place.
         module.name = module.name.replace("runtime.", "runtime.compiled.", 1)
     return modules

@@ -52,7 +52,7 @@ class BufferValue:
 
     number: int
     shape: tuple[int, ...]
-    """Of a row."""
+    """Shape of a row."""
 
     @property
     def width(self) -> int:
@@ -66,7 +66,7 @@ class ProductValue:
     source: BufferValue
     weight_KN: NDArray
     scale_N: Floats | None = None
-    """Of weights in eight bits; None: float32 weights, or not known yet."""
+    """Scales of weights in eight bits; None: float32 weights, or not known yet."""
     bias_N: Floats | None = None
     added: BufferValue | None = None
 

@@ -29,7 +29,8 @@ SLOWED = 1 / 3
 """Share of the time of a transfer that a computation beside it loses at most. On two processors it
 ran at two thirds of its speed during reads."""
 SURE = 2.0
-"""What hidden transfers have saved, over the time of forecasts, from which on it is no question."""
+"""Ratio of the time that hidden transfers have saved to the time of forecasts, from which on no
+trial is needed."""
 SAVED_BY_EVICTION = 0.25
 """Share of the bytes moved that eviction by predicted reuse saves at most. On the reference model
 it moved a seventh to a fifth fewer than LRU."""

@@ -59,7 +59,10 @@ def test_pages__an_answer_takes_three_commands(port: int) -> None:
     assert curl in read_commands(QUICKSTART)
     answer = run_curl(curl.replace("localhost:8000", f"127.0.0.1:{port}"))
     assert answer["model"] == BUNDLED
-    assert answer["usage"]["completion_tokens"] == 16
+    # It is sampled: the model may end it sooner.
+    ended = answer["choices"][0]["finish_reason"] == "stop"
+    assert ended or answer["usage"]["completion_tokens"] == 16
+    assert answer["choices"][0]["text"].strip()
 
 
 @pytest.mark.parametrize("page", [README, QUICKSTART])
