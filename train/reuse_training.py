@@ -132,8 +132,8 @@ def train_and_publish(
 def reuse_settings(config: TrainConfig, kind: str) -> FitSettings:
     """Return a run's settings for a kind.
 
-    Beside Ray, one device trains it: Lightning would run the whole command once more for each
-    other device, and that one would train everything with Ray again.
+    With launcher=ray it is trained on one device: Lightning would run the whole command once more
+    for each other device, and each of these commands would train everything with Ray again.
     """
     settings = make_settings(config, (kind,), width=NETWORKS[kind].width)
     return replace(settings, devices=1) if config.launcher.kind is LauncherKind.RAY else settings

@@ -163,7 +163,8 @@ async def serve(
 
     Args:
         table: holds the connections; the metrics may watch it.
-        manager: is told when the model is loaded, that the server lives, and when it ends.
+        manager: reports to systemd when the model is loaded, that the server lives, and when it
+            ends.
     """
     manager = manager or ServiceManager({})
     shutdown = shutdown or ShutdownRequest()

@@ -88,8 +88,8 @@ class TemporaryCredentials:
     def expire(self) -> "TemporaryCredentials":
         """Returns these credentials as they are when a minute too much has passed.
 
-        A session's token says, under the server's signature, when it ends; nobody wants to wait
-        for a quarter of an hour.
+        A session's token says, under the server's signature, when it ends. The shortest session
+        takes a quarter of an hour, too long for a test.
         """
         head, body, _ = self.token.split(".")
         claims = json.loads(base64.urlsafe_b64decode(body + "=="))

@@ -96,7 +96,7 @@ def names() -> list[str]:
 
 
 def start_push(entry: Path, *options: str, before: tuple[str, ...] = ()) -> "subprocess.Popen[str]":
-    """Publishes an entry by a process of its own."""
+    """Publishes an entry in another process."""
     command = [*before, sys.executable, "-m", "moecast", "zoo", "push", str(entry)]
     return subprocess.Popen(
         [*command, f"zoo={WHERE}", f"run_dir={entry.with_name(f'{entry.name}-run')}", *options],

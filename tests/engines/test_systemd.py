@@ -30,7 +30,7 @@ OTHERS_BYTES = 1 << 30
 def container(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SystemdContainer]:
     folder = tmp_path_factory.mktemp("systemd")
     model = speaking_model(folder / "model")
-    # The service's user is nobody who owns files.
+    # The service's user owns no files.
     for path in model.iterdir():
         path.chmod(0o644)
     try:
@@ -111,7 +111,7 @@ def test_unit__runs_without_rights_on_a_read_only_system(started: SystemdContain
 
 
 def test_unit__fits_its_memory_limit(started: SystemdContainer) -> None:
-    """The model is tiny: all that the process takes is what the limit allows beside a model."""
+    """The model is tiny: all that the process takes is what the limit allows in addition to one."""
     assert answers(started)
     status = started.run("cat", f"/proc/{main_pid(started)}/status")
     peak = re.search(r"VmHWM:\s+(\d+) kB", status)

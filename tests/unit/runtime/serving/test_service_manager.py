@@ -1,4 +1,4 @@
-"""systemd is told what its unit waits for, and is sent signs of life."""
+"""The server reports to systemd what its unit waits for, and sends signs of life."""
 
 import os
 import socket
