@@ -3,6 +3,7 @@
 import faulthandler
 import os
 import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -68,6 +69,21 @@ def no_settings_for_children(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
         else:
             monkeypatch.setenv(name, before)
+
+
+@pytest.fixture(autouse=True)
+def same_kernels() -> Iterator[None]:
+    """Restores what commands set for their process, which changes the last bits of later tests."""
+    torch = sys.modules.get("torch")
+    threads = int(os.environ["OMP_NUM_THREADS"]) if torch is None else torch.get_num_threads()
+    onednn = True if torch is None else torch.backends.mkldnn.enabled
+    yield
+    if (torch := sys.modules.get("torch")) is None:
+        return
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+    if torch.backends.mkldnn.enabled != onednn:
+        torch.backends.mkldnn.enabled = onednn
 
 
 @pytest.fixture(scope="session", autouse=True)
