@@ -67,7 +67,7 @@ check: $(VENV)/installed-dev
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -m "$(MARKS)" -n $(WORKERS) --dist worksteal
 	@echo "The policy core and the simulator once more, uncompiled"
-	MOECAST_COMPILED=0 $(BIN)/python -m pytest -m "$(MARKS)" tests/unit/runtime/policy tests/unit/runtime/sim
+	MOECAST_COMPILED=0 $(BIN)/python -m pytest -m "$(MARKS)" tests/unit/runtime/policy tests/unit/runtime/sim -n $(WORKERS)
 
 SECONDS ?= 60
 TARGET ?= $(notdir $(wildcard tests/fuzz/corpus/*))
