@@ -7,8 +7,9 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -258,6 +259,19 @@ def test_time_limit__lets_a_unit_end_and_kills_one_that_does_not(
     assert f"its job {jobs[HELD[0]]} ended (TIMEOUT" in line
 
 
+def wait_until_saved(cluster: SlurmCluster, jobs: Mapping[int, str]) -> None:
+    """Waits until the controller has written down that these jobs run.
+
+    It writes seconds after a change. Killed before, it starts them once more on nodes that have
+    them, which Slurm drains.
+    """
+    since = time.time()
+    for job in jobs.values():
+        cluster.run("scontrol", "update", f"jobid={job}", "comment=running")
+    state = cluster.config.parent / "state/job_state"
+    wait_for(lambda: state.stat().st_mtime > since, "the controller's state")
+
+
 def test_controller__may_restart_before_and_while_jobs_run(
     cluster: SlurmCluster, recording: HeldRecording, background: ThreadPoolExecutor
 ) -> None:
@@ -265,7 +279,7 @@ def test_controller__may_restart_before_and_while_jobs_run(
     done: Future[None] = background.submit(recording.run)
     wait_for(lambda: any("waiting for Slurm" in line for line in recording.said), "a line")
     cluster.start("slurmctld")
-    recording.wait_until_held()
+    wait_until_saved(cluster, recording.wait_until_held())
     cluster.kill("slurmctld")
     wait_for(lambda: any("squeue failed" in line for line in recording.said), "another line")
     recording.release(*HELD)
@@ -495,6 +509,7 @@ def test_cluster__leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Monk
 
 UP = """
 import sys
+import time
 from pathlib import Path
 from tests.builders.slurm_cluster import slurm_cluster
 with slurm_cluster(Path(sys.argv[1])):
