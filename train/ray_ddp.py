@@ -6,8 +6,10 @@ Each takes its share of every batch (Lightning's DDP), as `devices=N` does witho
 import csv
 import shutil
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,12 @@ from typing import Any
 from lightning.pytorch.loggers import CSVLogger, Logger
 
 from collect.errors import LaunchError
-from collect.launch.ray import join_ray
+from collect.launch.ray import check_head, join_ray
 from collect.recording import absolute_if_exists, absolute_path
 from collect.traces import Trace
 from predictors.files import write_atomic
 from runtime.config import ModelConfig
+from runtime.serving.ray_cluster import HEAD_POLL_SECONDS, HeadWatch
 from train.checkpoint import from_bytes, to_bytes
 from train.config import TrainConfig
 from train.fit import CHECKPOINTS, FitSettings, Fitted, Peers, fit
@@ -48,7 +51,8 @@ def fit_ray_ddp(
     of them again, up to `launcher.retries` times, and they go on after the last whole epoch.
 
     Raises:
-        LaunchError: Ray Train is not installed, no such cluster, or a process failed too often.
+        LaunchError: Ray Train is not installed, no such cluster, its head is lost, or a process
+            failed too often.
     """
     assert config.run_dir is not None
     launcher, run_dir = config.launcher, config.run_dir
@@ -88,10 +92,12 @@ def fit_ray_ddp(
             failure_config=FailureConfig(max_failures=launcher.retries),
         ),
     )
+    watch = HeadWatch(launcher.ray_address)
     sys.stderr.write(f"training on {settings.devices} devices; Ray's logs: {run_dir / 'ray'}\n")
     try:
-        trainer.fit()
+        watch_head(trainer.fit, watch)
     except (TrainingFailedError, ray.exceptions.RayError) as error:
+        check_head(watch, at_once=True)
         raise LaunchError(f"training with Ray failed: {_last_line(error)}") from error
     finally:
         if owns_ray:
@@ -109,6 +115,28 @@ def fit_ray_ddp(
         best_epoch=made["best_epoch"],
         validation_accuracy=made["validation_accuracy"],
     )
+
+
+def watch_head(run: Callable[[], object], watch: HeadWatch) -> None:
+    """Calls `run` in a thread of its own: without the head it might never return.
+
+    Raises:
+        LaunchError: the head is lost.
+        BaseException: what `run` has raised.
+    """
+    outcome: Future[object] = Future()
+
+    def call() -> None:
+        try:
+            outcome.set_result(run())
+        except BaseException as error:  # noqa: BLE001
+            outcome.set_exception(error)
+
+    # A daemon, as it may still wait when this process ends.
+    threading.Thread(target=call, name="ray-train", daemon=True).start()
+    while not wait([outcome], HEAD_POLL_SECONDS).done:
+        check_head(watch)
+    outcome.result()
 
 
 def train_share(config: dict[str, Any]) -> None:

@@ -32,6 +32,21 @@ def join_ray(config: LauncherConfig, *, num_cpus: int | None = None) -> bool:
         raise LaunchError(f"launcher=ray: {error}") from error
 
 
+def check_head(watch: ray_cluster.HeadWatch, *, at_once: bool = False) -> None:
+    """Asks the cluster's head whether it is there, unless that was done a moment ago.
+
+    Raises:
+        LaunchError: it is lost.
+    """
+    try:
+        watch.check(at_once=at_once)
+    except ray_cluster.HeadLost as error:
+        raise LaunchError(
+            f"launcher=ray: {error}. Start the cluster again (on each node ray stop --force, "
+            "then ray start), then run the same command: it does only what is missing"
+        ) from error
+
+
 class RayEngine:
     """Actors with one unit at a time, which Ray places on the nodes that have room.
 
@@ -91,7 +106,7 @@ class RayEngine:
                     self._idle.append(actor)
                     continue
                 # A new head knows no actor of this command: that is no failure of a unit.
-                self._check_head(at_once=True)
+                check_head(self._watch, at_once=True)
                 self._ray.kill(actor)
                 self._start_actor()
                 if unit is None and waiting:
@@ -114,14 +129,14 @@ class RayEngine:
         calls = [*self._running, *self._loading]
         started, is_pending = time.monotonic(), not self._running
         while True:
-            self._check_head()
+            check_head(self._watch)
             ended, _ = self._ray.wait(calls, timeout=ray_cluster.HEAD_POLL_SECONDS)
             if ended:
                 return ended[0]
             if is_pending and time.monotonic() - started > PENDING_SECONDS:
                 is_pending = False
                 # Without its head, Ray ends this process when it is asked for the nodes.
-                self._check_head(at_once=True)
+                check_head(self._watch, at_once=True)
                 created, _ = self._ray.wait([self._created[call] for call in calls], timeout=0)
                 if not created:
                     self._say(
@@ -129,15 +144,6 @@ class RayEngine:
                         f"{ray_cluster.describe_resources(self._needs)}; the cluster's nodes have "
                         f"{ray_cluster.describe_nodes()}"
                     )
-
-    def _check_head(self, *, at_once: bool = False) -> None:
-        try:
-            self._watch.check(at_once=at_once)
-        except ray_cluster.HeadLost as error:
-            raise LaunchError(
-                f"launcher=ray: {error}. Start the cluster again (on each node ray stop --force, "
-                "then ray start), then run the same command: it does only what is missing"
-            ) from error
 
     def _start_actor(self) -> None:
         actor = self._actor.remote(*self._arguments)

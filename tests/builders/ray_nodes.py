@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -81,9 +81,9 @@ class RayNode:
                 found.append(psutil.Process(int(pid)))
         return found
 
-    def kill(self) -> None:
-        """Kills everything on this node, as a power cut does."""
-        while processes := self.processes():
+    def kill(self, *, but: Collection[int] = ()) -> None:
+        """Kills everything on this node, as a power cut does, but for these processes."""
+        while processes := [one for one in self.processes() if one.pid not in but]:
             # Ray's own process first: it would report the deaths of the others.
             for process in sorted(processes, key=lambda one: "raylet" not in read_name(one)):
                 with contextlib.suppress(psutil.NoSuchProcess):

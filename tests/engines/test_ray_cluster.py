@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx2
@@ -263,13 +263,13 @@ def test_collect__runs_where_ray_has_a_gpu_and_writes_to_a_store(
     assert command.process.wait(PATIENCE) == 130
 
 
-def make_training(folder: Path) -> list[str]:
+def make_training(folder: Path, *names: str) -> list[str]:
     """Makes a trace at folder/NAME/trace for each command; returns the options of all."""
     model_folder = tiny_qwen2_moe(folder / "tiny", num_layers=4)
     model = ModelConfig(name="tiny", id=str(model_folder), dtype="float32")
     spec = make_spec(hidden_size=32)
     spec = replace(spec, **identity(model_folder, model))
-    for name in ("whole", "lost"):
+    for name in names:
         make_trace(folder / name / "trace", spec=spec, requests_per_unit=60)
     return [
         *(f"model.id={model_folder}", "model.name=tiny", "predictor=residual"),
@@ -285,7 +285,7 @@ def make_training(folder: Path) -> list[str]:
 
 
 def test_train__outlives_a_node(cluster: RayNodes, tmp_path: Path) -> None:
-    options = make_training(tmp_path)
+    options = make_training(tmp_path, "whole", "lost")
     whole = Command(cluster, "ray-train", *options, *ALONE, folder=tmp_path / "whole")
     expected = whole.wait()["training"]
     command = Command(cluster, "ray-train", *options, folder=tmp_path / "lost")
@@ -299,30 +299,60 @@ def test_train__outlives_a_node(cluster: RayNodes, tmp_path: Path) -> None:
     assert training["launched"]["retried"] >= 1, "it was over too soon"
 
 
+@dataclass(frozen=True)
+class PairTraining:
+    """Trainings of all networks by two processes."""
+
+    folder: Path
+    options: list[str]
+    whole: dict
+    """Results of one that nothing has disturbed."""
+
+    def start(self, cluster: RayNodes, name: str) -> Command:
+        return Command(cluster, "ray-devices", *self.options, folder=self.folder / name)
+
+    def suspend(self, command: Command, cluster: RayNodes) -> list[psutil.Process]:
+        """Suspends both in the second epoch: otherwise they might be done before a fault."""
+        command.wait_for((command.run_dir / "checkpoints" / "last.ckpt").exists)
+        processes = [
+            process for node in cluster.workers for process in actors_on(node, "RayTrainWorker")
+        ]
+        for process in processes:
+            process.suspend()
+        return processes
+
+    def assert_resumed(self, training: dict) -> None:
+        assert training["resumed"], "it was over too soon"
+        for key in ("steps", "weights_digest", "validation_accuracy"):
+            assert training[key] == self.whole[key]
+
+
+@pytest.fixture(scope="module")
+def pair(running: RayNodes, tmp_path_factory: pytest.TempPathFactory) -> PairTraining:
+    running.revive()
+    folder = tmp_path_factory.mktemp("pair")
+    options = make_training(folder, "whole", "node-dies", "head-dies")
+    options += ["max_epochs=2", "batch_size=256"]
+    whole = Command(running, "ray-devices", *options, folder=folder / "whole").wait()["training"]
+    assert not whole["resumed"]
+    return PairTraining(folder, options, whole)
+
+
 def test_train__of_all_networks_on_two_nodes_outlives_one(
-    cluster: RayNodes, tmp_path: Path
+    cluster: RayNodes, pair: PairTraining
 ) -> None:
     """Ray Train starts both processes again, which go on after the last whole epoch."""
-    options = [*make_training(tmp_path), "max_epochs=2", "batch_size=256"]
-    whole = Command(cluster, "ray-devices", *options, folder=tmp_path / "whole")
-    expected = whole.wait()["training"]
-    assert not expected["resumed"]
-    command = Command(cluster, "ray-devices", *options, folder=tmp_path / "lost")
-    command.wait_for((command.run_dir / "checkpoints" / "last.ckpt").exists)
-    victim, other = hosts_of(cluster, "RayTrainWorker")
-    for process in actors_on(other, "RayTrainWorker"):
-        process.suspend()  # otherwise it might be done
+    command = pair.start(cluster, "node-dies")
+    suspended = pair.suspend(command, cluster)
+    victim, _ = hosts_of(cluster, "RayTrainWorker")
     victim.kill()
-    for process in actors_on(other, "RayTrainWorker"):
-        process.resume()
-    training = command.wait()["training"]
-    assert training["resumed"], "it was over too soon"
+    for process in suspended:
+        if process.is_running():
+            process.resume()
+    pair.assert_resumed(command.wait()["training"])
     # Nothing trains everything again for the predictor of reuse, which comes last.
     assert command.read_log().count("training on 2 devices") == 1
     assert command.read_log().count("training reuse on") == 1
-    assert training["steps"] == expected["steps"]
-    assert training["weights_digest"] == expected["weights_digest"]
-    assert training["validation_accuracy"] == expected["validation_accuracy"]
 
 
 class ServeCommand(Command):
@@ -431,7 +461,7 @@ def test_head__that_dies_ends_the_commands_and_they_continue(
     """They run on another node, as those on the head die with it."""
     node = cluster.workers[0]
     folders = {name: tmp_path / name for name in ("collect", "train", "serve")}
-    options = make_training(folders["train"])
+    options = make_training(folders["train"], "whole", "lost")
     alone = Command(cluster, "ray-collect", *RECORDING, *ALONE, folder=tmp_path / "alone")
     trained_alone = Command(
         cluster, "ray-train", *options, *ALONE, folder=folders["train"] / "whole"
@@ -467,13 +497,21 @@ def test_head__that_dies_ends_the_commands_and_they_continue(
     assert len(after) > len(before) + 2, "it was over too soon"
 
 
-def test_head__that_is_started_again_ends_the_command(cluster: RayNodes, tmp_path: Path) -> None:
+def test_head__that_is_started_again_ends_the_commands(
+    cluster: RayNodes, pair: PairTraining, tmp_path: Path
+) -> None:
     """A new head at the same address knows neither nodes nor actors, but it answers."""
     node = cluster.workers[0]
-    command = Command(cluster, "ray-collect", *RECORDING, folder=tmp_path / "lost", node=node)
-    command.wait_for(lambda: finished_shards(command))
+    one = (*RECORDING, "launcher.workers=1")
+    recording = Command(cluster, "ray-collect", *one, folder=tmp_path / "lost", node=node)
+    recording.wait_for(lambda: finished_shards(recording))
     suspend_workers(cluster)
-    cluster.head.kill()
+    # Ray's own processes end, and the command on the same machine does not.
+    training = pair.start(cluster, "head-dies")
+    pair.suspend(training, cluster)
+    cluster.head.kill(but=[training.process.pid])
     cluster.start_head()
-    command.wait_to_fail("was started again")
+    for command in (recording, training):
+        command.wait_to_fail("was started again")
     cluster.restart()
+    pair.assert_resumed(pair.start(cluster, "head-dies").wait()["training"])

@@ -459,8 +459,27 @@ def test_collect__with_gpus_runs_where_slurm_has_them(
 def test_train__of_the_page_has_the_digest_of_one_process(
     page: Page, cluster: SlurmCluster, collected: str
 ) -> None:
+    """Though the node dies on which one of the jobs trains."""
     train = page.adapt(read_block("distributed.md", "slurm")[2])
+    logs = page.folder / "train" / "workers" / "jobs"
+
+    begun: list[str] = []
+
+    def has_begun() -> bool:
+        """Whether jobs are in the middle of a unit."""
+        for log in logs.glob("*_log.out"):
+            begins, ended = (log.read_text().count(f": {word}\n") for word in ("begins", "ended"))
+            if begins > ended:
+                begun.append(log.name.removesuffix("_0_log.out"))
+        return bool(begun)
+
     with page.start(train, cluster) as process:
+        wait_for(has_begun, "a unit")
+        job = begun[0]
+        node = node_of(cluster, job)
+        cluster.kill(node)
+        wait_for(lambda: state_of(cluster, job) == "PENDING", "Slurm requeues the job")
+        cluster.start(node)
         page.end(process)
     log = (page.folder / "train.log").read_text()
     assert re.search(r"Slurm \d+: 2 jobs named moecast-train-tiny; logs: ", log)
@@ -471,6 +490,8 @@ def test_train__of_the_page_has_the_digest_of_one_process(
     assert trained["launched"] == {"units": 3, "retried": 0}
     groups = [path.name for path in (page.folder / "train" / "groups").iterdir()]
     assert count_ended(page.folder / "train" / "workers", groups) == dict.fromkeys(groups, 1)
+    begins = "".join(log.read_text() for log in logs.glob("*_log.out")).count(": begins\n")
+    assert begins == len(groups) + 1, "only the unit that was lost is trained again"
 
 
 def pid_namespace(pid: int) -> str:
