@@ -13,6 +13,10 @@ class CapacityConfig(BenchmarkConfig):
     """Pairs of recordings, a short and a long one; the median of their differences is reported."""
     prompts: int = 24
     """Prompts of the long recording; the short one has an eighth of them."""
+    replays: int = 11
+    """Replays of each system; the median of their times is reported."""
+    replay_tokens: int = 120
+    """Generated held-out tokens in a replay."""
     machines: int = 10_000
     """Machines that pull an entry."""
     trace_tokens: int = 10**9

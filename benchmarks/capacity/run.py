@@ -1,6 +1,6 @@
 """Measures the pieces of `docs/capacity.md` and computes its figures from them.
 
-Takes some minutes of one core: recordings of a few prompts, and two pulls of each entry.
+Takes some minutes of one core: recordings of a few prompts, two pulls of each entry, and replays.
 """
 
 import json
@@ -22,6 +22,7 @@ from benchmarks.capacity.recordings import (
     read_training,
     record_prompts,
 )
+from benchmarks.capacity.replays import ReplayCost, ReplayRequest, measure_replays
 from benchmarks.papers.paper_context import describe_model
 from benchmarks.reports import RESULTS, MachineFacts, describe_machine, print_line, write_report
 from collect.traces import Trace
@@ -43,6 +44,9 @@ MODEL = "qwen2-moe-tiny"
 REAL_SIZE = "qwen3-30b-a3b"
 EPOCHS = 1
 """A trace of this size is read once; the reference model's predictors read theirs five times."""
+
+REPLAYED_STEPS = 1_000_000
+REPLAY_CORES = 2
 
 INSTALLATIONS: Sequence[tuple[str, int, tuple[str, ...]]] = (
     ("a desktop", 64 * GIB, ("qwen3-30b-a3b",)),
@@ -89,6 +93,10 @@ class CapacityReport:
     traces: list[LongTracePlan]
     epochs: int
     training: list[TrainingCost]
+    replays: list[ReplayCost]
+    replayed_steps: int
+    """Decode steps whose time is computed from the measured ones."""
+    replay_cores: int
 
 
 def plan_installations(*, users: int, context_tokens: int) -> list[Installation]:
@@ -170,6 +178,13 @@ def run_capacity(config: CapacityConfig) -> None:
     machine = describe_machine(1)
     with tempfile.TemporaryDirectory() as folder:
         pairs, spec = record_pairs(config, Path(folder))
+        request = ReplayRequest(
+            trace=f"{folder}/0-{config.prompts}/trace",
+            model=MODEL,
+            new_tokens=config.replay_tokens,
+            repetitions=config.replays,
+        )
+        replays = measure_replays(request, Path(folder, "replays"))
     cost = compare_runs(pairs, planned_bytes_per_token=row_bytes(spec, ALL_SIGNALS))
     users = {"context_tokens": config.context_tokens}
     report = CapacityReport(
@@ -189,5 +204,8 @@ def run_capacity(config: CapacityConfig) -> None:
         traces=plan_traces(spec, cost, config.trace_tokens),
         epochs=EPOCHS,
         training=read_training(json.loads((RESULTS / "train.json").read_bytes())),
+        replays=replays,
+        replayed_steps=REPLAYED_STEPS,
+        replay_cores=REPLAY_CORES,
     )
     write_report(config, report)

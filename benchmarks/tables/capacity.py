@@ -1,6 +1,9 @@
 """Tables of memory, network, disk and hours of larger installations."""
 
+import statistics
+
 from benchmarks.capacity.memory import PROCESS_BYTES, MachinePlan
+from benchmarks.capacity.replays import ReplayCost
 from benchmarks.capacity.run import CapacityReport, Installation, PulledWhat
 from benchmarks.reports import read_report
 from benchmarks.tables.markdown import format_percent, format_size, markdown_table
@@ -18,6 +21,7 @@ def capacity_tables() -> list[str]:
         *egress_section(report),
         *trace_section(report),
         *training_section(report),
+        *replay_section(report),
         *origin_line("capacity"),
     ]
 
@@ -191,3 +195,41 @@ def training_section(report: CapacityReport) -> list[str]:
         ),
         "",
     ]
+
+
+def replay_section(report: CapacityReport) -> list[str]:
+    """Returns a table with a column for compiled code and one for Python files."""
+    rows: dict[tuple[str, str], dict[bool, ReplayCost]] = {}
+    for cost in report.replays:
+        rows.setdefault((cost.system, cost.budget), {})[cost.is_compiled] = cost
+    first = report.replays[0]
+
+    def total(cost: ReplayCost | None) -> str:
+        if cost is None:
+            return "-"
+        seconds = cost.wall_seconds(report.replayed_steps, cores=report.replay_cores)
+        return describe_seconds(seconds)
+
+    def step(cost: ReplayCost | None) -> str:
+        return "-" if cost is None else f"{1e3 * statistics.median(cost.step_seconds):.2f} ms"
+
+    return [
+        "## Replays",
+        "",
+        "`moecast evaluate` replays recorded decode steps on simulated machines. Processor time of "
+        f"one step of the reference model (batch 1, one prefill for "
+        f"{first.decode_steps / first.prefills:.0f} steps, prefills included, forecasts recorded "
+        f"before; median of {len(first.step_seconds)} replays of {first.decode_steps} steps), and "
+        f"the time of {report.replayed_steps:,} steps on {report.replay_cores} cores:",
+        "",
+        *markdown_table(
+            ["system", "experts in memory", "a step", f"{report.replayed_steps:,} steps",
+             "a step, uncompiled", f"{report.replayed_steps:,} steps"],
+            [
+                [f"`{system}`", budget, step(costs.get(True)), total(costs.get(True)),
+                 step(costs.get(False)), total(costs.get(False))]
+                for (system, budget), costs in rows.items()
+            ],
+        ),
+        "",
+    ]  # fmt: skip

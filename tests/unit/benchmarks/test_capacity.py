@@ -1,5 +1,8 @@
 """The arithmetic of docs/capacity.md, by hand, and the cost of a real pull by another server."""
 
+import itertools
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
@@ -14,9 +17,23 @@ from benchmarks.capacity.memory import (
     count_memory,
     plan_machine,
 )
-from benchmarks.capacity.recordings import RecordedRun, compare_runs, plan_trace, read_training
+from benchmarks.capacity.recordings import (
+    RecordedRun,
+    compare_runs,
+    plan_trace,
+    read_training,
+    record_prompts,
+)
+from benchmarks.capacity.replays import (
+    BUDGETS,
+    SYSTEMS,
+    ReplayCost,
+    ReplayRequest,
+    measure_replays,
+)
 from benchmarks.real_size.model import QWEN3_30B_A3B
 from benchmarks.tables import capacity
+from runtime.compiled import is_compiled
 from runtime.config import ShapeConfig
 from runtime.presets import load_shape
 from tests.builders.web import served
@@ -178,9 +195,37 @@ def test_training__speed_counts_every_epoch() -> None:
     assert both.what == "mlp, reuse (7 networks together)"
 
 
+def test_replays__of_many_steps_are_shared_among_cores() -> None:
+    cost = ReplayCost(
+        system="moecast",
+        budget="10%",
+        is_compiled=True,
+        decode_steps=100,
+        prefills=4,
+        step_seconds=[3e-3, 1e-3, 2e-3],
+    )
+    assert cost.wall_seconds(1_000_000, cores=2) == pytest.approx(1000)
+
+
+@pytest.mark.slow
+def test_replays__are_measured_compiled_and_not(tmp_path: Path) -> None:
+    record_prompts(8, tmp_path)
+    request = ReplayRequest(
+        trace=str(tmp_path / "trace"), model="qwen2-moe-tiny", new_tokens=20, repetitions=2
+    )
+    costs = measure_replays(request, tmp_path / "replays")
+    measured = {(cost.system, cost.budget, cost.is_compiled) for cost in costs}
+    modes = {is_compiled(), False}
+    assert measured == set(itertools.product(SYSTEMS, BUDGETS, modes))
+    for cost in costs:
+        assert cost.decode_steps >= 20
+        assert len(cost.step_seconds) == 2
+        assert min(cost.step_seconds) > 0
+
+
 def test_tables__show_the_committed_results_and_nothing_without_them(monkeypatch, tmp_path) -> None:
     text = "\n".join(capacity.capacity_tables())
-    for title in ("## Memory", "## Egress of a zoo", "## Traces", "## Training"):
+    for title in ("## Memory", "## Egress of a zoo", "## Traces", "## Training", "## Replays"):
         assert title in text
     monkeypatch.setattr(reports, "RESULTS", tmp_path)
     assert capacity.capacity_tables() == []

@@ -1,0 +1,128 @@
+"""Processor time of the simulator: systems replayed on a trace, compiled and as Python files.
+
+A process of its own for each, as a process has either: `python -m benchmarks.capacity.replays
+REQUEST.json REPORT.json`.
+"""
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.process import python_module, start_worker
+from collect.traces import Trace
+from runtime.compiled import VARIABLE, is_compiled
+from runtime.presets import load_hardware, load_model_preset, load_shape, load_system
+from runtime.sim.hardware import describe_hardware
+from runtime.sim.replay import rare_collections
+from runtime.tools.comparison import Condition
+from train.evaluate.forecasts import routing_only
+from train.evaluate.jobs import ReplayJob, replay_case
+from train.evaluate.sources import PredictorSources
+from train.evaluate.variants import TABLE, ReplayCase, make_variant
+
+SYSTEMS = ("on-demand", "promoe", "moecast")
+BUDGETS = ("10%", "50%")
+HARDWARE, SHAPE = "rtx4090-pcie4", "qwen1.5-moe"
+TIMEOUT_SECONDS = 1800.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayRequest:
+    trace: str
+    model: str
+    """The traced model, whose zoo entries forecast."""
+    new_tokens: int
+    """Generated held-out tokens to replay."""
+    repetitions: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayCost:
+    """Processor time of replays of one system, prefills included and recording forecasts not."""
+
+    system: str
+    budget: str
+    is_compiled: bool
+    """False: the policy core and the simulator are the Python files."""
+    decode_steps: int
+    prefills: int
+    step_seconds: list[float]
+    """Processor time per decode step, of each repetition."""
+
+    def wall_seconds(self, steps: int, *, cores: int) -> float:
+        """Returns the time of so many steps as replays side by side, one for each core."""
+        return statistics.median(self.step_seconds) * steps / cores
+
+
+def measure_replays(request: ReplayRequest, folder: Path) -> list[ReplayCost]:
+    """Measures all systems and budgets, compiled where that is installed, and as Python files.
+
+    Raises:
+        ProcessFailed: a replay failed.
+    """
+    environments: dict[str, dict[str, str]] = {"python": {VARIABLE: "0"}}
+    if is_compiled():
+        environments = {"compiled": {}} | environments
+    costs = []
+    for name, environment in environments.items():
+        worker = start_worker(
+            python_module("benchmarks.capacity.replays"),
+            request,
+            folder,
+            name=name,
+            environment=environment,
+        )
+        costs += [ReplayCost(**cost) for cost in worker.finish(TIMEOUT_SECONDS)["costs"]]
+    return costs
+
+
+def time_replays(request: ReplayRequest) -> Iterator[ReplayCost]:
+    """Replays in this process, once more than is measured: the first ranks the forecasts."""
+    trace = Trace.open(Path(request.trace), verify=False)
+    model = load_model_preset(request.model)
+    sources = PredictorSources(trace, model=model, entries=None, seed=0)
+    hardware = describe_hardware(load_hardware(HARDWARE), load_shape(SHAPE))
+    for name in SYSTEMS:
+        variant = make_variant(load_system(name), sources, None)
+        job = ReplayJob(
+            trace=trace.path,
+            spec=trace.spec,
+            batch=1,
+            new_tokens=request.new_tokens,
+            predictor=variant.predictor,
+            reuse_predictor=variant.reuse_predictor,
+            predictors=sources.found,
+        )
+        steps = job.steps(trace)
+        recorded = job.record(steps)
+        routed = [routing_only(step, trace.spec.num_layers) for step in steps]
+        for budget in BUDGETS:
+            case = ReplayCase(variant, Condition(budget, 1), hardware, TABLE)
+            times = []
+            for _ in range(1 + request.repetitions):
+                started = time.process_time()
+                stats = replay_case(case, routed, recorded, trace.spec)
+                times.append((time.process_time() - started) / len(stats.tpot_seconds))
+            yield ReplayCost(
+                system=name,
+                budget=budget,
+                is_compiled=is_compiled(),
+                decode_steps=len(stats.tpot_seconds),
+                prefills=len(stats.ttft_seconds),
+                step_seconds=times[1:],
+            )
+
+
+def main(request_path: Path, report_path: Path) -> None:
+    request = ReplayRequest(**json.loads(request_path.read_text()))
+    with rare_collections():
+        costs = [asdict(cost) for cost in time_replays(request)]
+    report_path.write_text(json.dumps({"costs": costs}))
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))
