@@ -92,11 +92,12 @@ def fit_ray_ddp(
             failure_config=FailureConfig(max_failures=launcher.retries),
         ),
     )
-    watch = HeadWatch(launcher.ray_address)
     sys.stderr.write(f"training on {settings.devices} devices; Ray's logs: {run_dir / 'ray'}\n")
     try:
+        watch = HeadWatch(launcher.ray_address)
         watch_head(trainer.fit, watch)
     except (TrainingFailedError, ray.exceptions.RayError) as error:
+        # A new head knows no process of this training.
         check_head(watch, at_once=True)
         raise LaunchError(f"training with Ray failed: {_last_line(error)}") from error
     finally:
@@ -129,7 +130,7 @@ def watch_head(run: Callable[[], object], watch: HeadWatch) -> None:
     def call() -> None:
         try:
             outcome.set_result(run())
-        except BaseException as error:  # noqa: BLE001
+        except BaseException as error:
             outcome.set_exception(error)
 
     # A daemon, as it may still wait when this process ends.

@@ -14,8 +14,10 @@ class CapacityConfig(BenchmarkConfig):
     prompts: int = 24
     """Prompts of the long recording; the short one has an eighth of them."""
     replays: int = 11
-    """Replays of each system; the median of their times is reported."""
-    replay_tokens: int = 120
+    """Replays of each system in each process; the median of their times is reported."""
+    replay_prompts: int = 120
+    """Prompts of the recording that is replayed; a part of them is held out."""
+    replay_tokens: int = 200
     """Generated held-out tokens in a replay."""
     machines: int = 10_000
     """Machines that pull an entry."""

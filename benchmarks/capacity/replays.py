@@ -51,15 +51,17 @@ class ReplayCost:
     decode_steps: int
     prefills: int
     step_seconds: list[float]
-    """Processor time per decode step, of each repetition."""
+    """Processor time per decode step, of each repetition in each process."""
 
     def wall_seconds(self, steps: int, *, cores: int) -> float:
         """Returns the time of so many steps as replays side by side, one for each core."""
         return statistics.median(self.step_seconds) * steps / cores
 
 
-def measure_replays(request: ReplayRequest, folder: Path) -> list[ReplayCost]:
+def measure_replays(request: ReplayRequest, folder: Path, *, cores: int) -> list[ReplayCost]:
     """Measures all systems and budgets, compiled where that is installed, and as Python files.
+
+    As many processes as cores do the same at a time, as they share the machine's memory.
 
     Raises:
         ProcessFailed: a replay failed.
@@ -67,16 +69,22 @@ def measure_replays(request: ReplayRequest, folder: Path) -> list[ReplayCost]:
     environments: dict[str, dict[str, str]] = {"python": {VARIABLE: "0"}}
     if is_compiled():
         environments = {"compiled": {}} | environments
-    costs = []
+    costs: list[ReplayCost] = []
     for name, environment in environments.items():
-        worker = start_worker(
-            python_module("benchmarks.capacity.replays"),
-            request,
-            folder,
-            name=name,
-            environment=environment,
-        )
-        costs += [ReplayCost(**cost) for cost in worker.finish(TIMEOUT_SECONDS)["costs"]]
+        workers = [
+            start_worker(
+                python_module("benchmarks.capacity.replays"),
+                request,
+                folder,
+                name=f"{name}-{number}",
+                environment=environment,
+            )
+            for number in range(cores)
+        ]
+        reports = [worker.finish(TIMEOUT_SECONDS)["costs"] for worker in workers]
+        for same in zip(*reports, strict=True):
+            times = [seconds for cost in same for seconds in cost["step_seconds"]]
+            costs.append(ReplayCost(**{**same[0], "step_seconds": times}))
     return costs
 
 

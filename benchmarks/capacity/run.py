@@ -178,13 +178,15 @@ def run_capacity(config: CapacityConfig) -> None:
     machine = describe_machine(1)
     with tempfile.TemporaryDirectory() as folder:
         pairs, spec = record_pairs(config, Path(folder))
+        replayed = record_prompts(config.replay_prompts, Path(folder, "replayed"))
+        print_line(f"replaying held-out requests of {replayed.tokens} tokens")
         request = ReplayRequest(
-            trace=f"{folder}/0-{config.prompts}/trace",
+            trace=f"{folder}/replayed/trace",
             model=MODEL,
             new_tokens=config.replay_tokens,
             repetitions=config.replays,
         )
-        replays = measure_replays(request, Path(folder, "replays"))
+        replays = measure_replays(request, Path(folder, "replays"), cores=REPLAY_CORES)
     cost = compare_runs(pairs, planned_bytes_per_token=row_bytes(spec, ALL_SIGNALS))
     users = {"context_tokens": config.context_tokens}
     report = CapacityReport(

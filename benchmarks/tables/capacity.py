@@ -217,10 +217,11 @@ def replay_section(report: CapacityReport) -> list[str]:
         "## Replays",
         "",
         "`moecast evaluate` replays recorded decode steps on simulated machines. Processor time of "
-        f"one step of the reference model (batch 1, one prefill for "
+        "one step of the reference model (batch 1, one prefill for "
         f"{first.decode_steps / first.prefills:.0f} steps, prefills included, forecasts recorded "
-        f"before; median of {len(first.step_seconds)} replays of {first.decode_steps} steps), and "
-        f"the time of {report.replayed_steps:,} steps on {report.replay_cores} cores:",
+        f"before; median of {len(first.step_seconds)} replays of {first.decode_steps} steps on "
+        f"{report.replay_cores} cores at a time), and the time of {report.replayed_steps:,} steps "
+        f"on {report.replay_cores} cores:",
         "",
         *markdown_table(
             ["system", "experts in memory", "a step", f"{report.replayed_steps:,} steps",

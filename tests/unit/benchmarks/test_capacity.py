@@ -213,13 +213,13 @@ def test_replays__are_measured_compiled_and_not(tmp_path: Path) -> None:
     request = ReplayRequest(
         trace=str(tmp_path / "trace"), model="qwen2-moe-tiny", new_tokens=20, repetitions=2
     )
-    costs = measure_replays(request, tmp_path / "replays")
+    costs = measure_replays(request, tmp_path / "replays", cores=2)
     measured = {(cost.system, cost.budget, cost.is_compiled) for cost in costs}
     modes = {is_compiled(), False}
     assert measured == set(itertools.product(SYSTEMS, BUDGETS, modes))
     for cost in costs:
         assert cost.decode_steps >= 20
-        assert len(cost.step_seconds) == 2
+        assert len(cost.step_seconds) == 4
         assert min(cost.step_seconds) > 0
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from collect.launch.config import LauncherConfig
 from collect.launch.worker import UnitWorker
 from collect.traces import Trace
 from runtime.config import ModelConfig
+from runtime.serving.ray_cluster import HeadLost
 from runtime.store.model_source import identity
 from tests.builders.launched import InlineEngine
 from tests.builders.models import tiny_qwen2_moe
@@ -25,7 +27,8 @@ from train.fit import FitSettings, Fitted, digest_weights, fit
 from train.networks import PlainStack, network_specs
 from train.pipeline import make_stacks
 from train.predictor_stack import PredictorStack
-from train.ray_ddp import log_curves
+from train import ray_ddp
+from train.ray_ddp import log_curves, watch_head
 from train.routers import RouterWeights
 
 KINDS = ("mlp", "stride", "pre-attention", "residual")
@@ -193,3 +196,27 @@ def test_fit__a_second_run_trains_only_the_failed_group(
     assert trained == []
     assert isinstance(made, Fitted)
     assert digest_weights(made.families) == digest_weights(together.families)
+
+
+class LostHead:
+    """A watch that misses the cluster's head."""
+
+    def check(self, *, at_once: bool = False) -> None:
+        raise HeadLost("the head has not answered for 40 seconds")
+
+
+def test_watch__ends_a_training_that_waits_for_a_lost_head(monkeypatch) -> None:
+    monkeypatch.setattr(ray_ddp, "HEAD_POLL_SECONDS", 0.01)
+    is_released = threading.Event()
+    with pytest.raises(LaunchError, match=r"has not answered.*run the same command"):
+        watch_head(is_released.wait, LostHead())
+    is_released.set()
+
+
+def test_watch__raises_what_the_training_raised() -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        watch_head(fail, LostHead())
+    watch_head(lambda: None, LostHead())
