@@ -1,6 +1,6 @@
 """Measures the pieces of `docs/capacity.md` and computes its figures from them.
 
-Takes some minutes of one core: recordings of a few prompts, two pulls of each entry, and replays.
+Takes two minutes of two cores: recordings of some prompts, two pulls of each entry, and replays.
 """
 
 import json

@@ -207,7 +207,6 @@ def test_replays__of_many_steps_are_shared_among_cores() -> None:
     assert cost.wall_seconds(1_000_000, cores=2) == pytest.approx(1000)
 
 
-@pytest.mark.slow
 def test_replays__are_measured_compiled_and_not(tmp_path: Path) -> None:
     record_prompts(8, tmp_path)
     request = ReplayRequest(

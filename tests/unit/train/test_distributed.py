@@ -22,12 +22,12 @@ from runtime.store.model_source import identity
 from tests.builders.launched import InlineEngine
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.traces import make_spec, make_trace
+from train import ray_ddp
 from train.distributed import fit_distributed, layer_groups
 from train.fit import FitSettings, Fitted, digest_weights, fit
 from train.networks import PlainStack, network_specs
 from train.pipeline import make_stacks
 from train.predictor_stack import PredictorStack
-from train import ray_ddp
 from train.ray_ddp import log_curves, watch_head
 from train.routers import RouterWeights
 
