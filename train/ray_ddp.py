@@ -34,6 +34,8 @@ RESULT = "ray_ddp.ckpt"
 CURVES = Path("ray", "curves")
 """Folder, in the run folder, of the curves as the first process of each try writes them."""
 CSV = "metrics.csv"
+PAUSE_SECONDS = 0.5
+"""Between two questions to a head that does not answer."""
 
 
 def fit_ray_ddp(
@@ -97,8 +99,9 @@ def fit_ray_ddp(
         watch = HeadWatch(launcher.ray_address)
         watch_head(trainer.fit, watch)
     except (TrainingFailedError, ray.exceptions.RayError) as error:
-        # A new head knows no process of this training.
-        check_head(watch, at_once=True)
+        # Without its head, or with a new one, processes end as well: then that is the reason.
+        while not check_head(watch, at_once=True):
+            time.sleep(PAUSE_SECONDS)
         raise LaunchError(f"training with Ray failed: {_last_line(error)}") from error
     finally:
         if owns_ray:

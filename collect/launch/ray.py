@@ -32,14 +32,16 @@ def join_ray(config: LauncherConfig, *, num_cpus: int | None = None) -> bool:
         raise LaunchError(f"launcher=ray: {error}") from error
 
 
-def check_head(watch: ray_cluster.HeadWatch, *, at_once: bool = False) -> None:
+def check_head(watch: ray_cluster.HeadWatch, *, at_once: bool = False) -> bool:
     """Asks the cluster's head whether it is there, unless that was done a moment ago.
+
+    Returns whether it has answered the last time.
 
     Raises:
         LaunchError: it is lost.
     """
     try:
-        watch.check(at_once=at_once)
+        return watch.check(at_once=at_once)
     except ray_cluster.HeadLost as error:
         raise LaunchError(
             f"launcher=ray: {error}. Start the cluster again (on each node ray stop --force, "

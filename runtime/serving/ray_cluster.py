@@ -176,19 +176,21 @@ class HeadWatch:
             raise HeadLost(f"the head of the Ray cluster at {self._address} does not answer")
         self._session = session
 
-    def check(self, *, at_once: bool = False) -> None:
+    def check(self, *, at_once: bool = False) -> bool:
         """Asks the head, unless that was done a moment ago; takes five seconds at most.
+
+        Returns whether it has answered the last time.
 
         Raises:
             HeadLost: it has not answered for `HEAD_SECONDS`, or is another one.
         """
         if not at_once and time.monotonic() - self._asked < HEAD_POLL_SECONDS:
-            return
+            return self._asked == self._answered
         session = self._read_session()
         self._asked = time.monotonic()
         if session == self._session:
             self._answered = self._asked
-            return
+            return True
         if session is not None:
             raise HeadLost(
                 f"the head of the Ray cluster at {self._address} was started again, and knows "
@@ -200,6 +202,7 @@ class HeadWatch:
                 f"the head of the Ray cluster at {self._address} has not answered for "
                 f"{silent:.0f} seconds"
             )
+        return False
 
     def _read_session(self) -> bytes | None:
         """Returns the name that a head chooses when it starts; None without an answer."""

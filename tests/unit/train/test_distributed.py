@@ -201,7 +201,7 @@ def test_fit__a_second_run_trains_only_the_failed_group(
 class LostHead:
     """A watch that misses the cluster's head."""
 
-    def check(self, *, at_once: bool = False) -> None:
+    def check(self, *, at_once: bool = False) -> bool:
         raise HeadLost("the head has not answered for 40 seconds")
 
 

@@ -74,9 +74,11 @@ def test_watch__gives_a_silent_head_time_to_return(head: ScriptedHead) -> None:
     for _ in range(2):
         head.session = None
         for _ in range(num_questions):
-            watch.check(at_once=True)
+            assert not watch.check(at_once=True)
+        assert not watch.check(), "nothing was asked since"
         head.session = b"first"
-        watch.check(at_once=True)
+        assert watch.check(at_once=True)
+        assert watch.check()
     head.session = None
     for _ in range(num_questions):
         watch.check(at_once=True)
