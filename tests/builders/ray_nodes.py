@@ -1,18 +1,17 @@
-"""A Ray cluster on this machine: a head and workers, each in its own network namespace.
+"""A Ray cluster on this machine: a head and workers, each in namespaces of its own.
 
-Needs root. A namespace has its own addresses and ports, and what runs in it is known, so that a
-node can be killed, or cut from the network, as a machine is.
+Needs root. A network namespace has its own addresses and ports. A process namespace hides the
+other nodes' processes, as Ray looks for those of its node, and ends as one, as in a power cut.
 """
 
 import contextlib
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -26,27 +25,64 @@ ROOT = Path(__file__).resolve().parents[2]
 SMALL = f"--object-store-memory={80 << 20} --include-log-monitor=false"
 START_SECONDS, STARTS = 150, 3
 END_SECONDS = 60
+INIT = """
+import signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+print("started", flush=True)
+sys.stdin.read()
+"""
+"""First process of a node: it reaps those whose parents end, and ends with the tests' process."""
 NAMESPACES = Path("/run/netns")
 """Where `ip` mounts network namespaces by their names."""
 
 
 class NoNamespaces(RuntimeError):
-    """This user or machine cannot make network namespaces; the message says why."""
+    """This user or machine cannot make namespaces; the message says why."""
 
 
-@dataclass(frozen=True)
+class NodeOff(RuntimeError):
+    """The node's processes were killed, and it was not started since."""
+
+
+@dataclass
 class RayNode:
-    """One node: a namespace, with everything that Ray has started in it."""
+    """One node: a network and a process namespace, with everything that runs in them."""
 
     namespace: str
     address: str
     folder: Path
     """Ray's temporary folder."""
     environment: dict[str, str]
+    _machine: subprocess.Popen | None = None
+    """`unshare`, whose only child is the first process of the process namespace."""
+
+    def boot(self) -> None:
+        """Makes the process namespace, with its own /proc and nothing that runs.
+
+        Raises:
+            NoNamespaces: this machine cannot make them; `unshare` has printed why.
+        """
+        unshare = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        self._machine = subprocess.Popen(
+            ["ip", "netns", "exec", self.namespace, *unshare, sys.executable, "-c", INIT],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self._machine.stdout is not None
+        if self._machine.stdout.readline() != b"started\n":
+            raise NoNamespaces("unshare --pid --mount-proc has failed")
 
     def command(self, *arguments: str | Path) -> list[str]:
-        """Returns the arguments that run a command on this node."""
-        return ["ip", "netns", "exec", self.namespace, *map(str, arguments)]
+        """Returns the arguments that run a command on this node, as the child of `nsenter`.
+
+        Raises:
+            NodeOff: it does not run.
+        """
+        if self._machine is None:
+            raise NodeOff(self.namespace)
+        (first,) = psutil.Process(self._machine.pid).children()
+        enter = ["nsenter", f"--target={first.pid}", "--net", "--pid", "--mount", "--wd=."]
+        return [*enter, *map(str, arguments)]
 
     def start(self, block: str, options: str, *, head: str = "") -> None:
         """Runs a block of docs/distributed.md; its last command starts Ray in the background."""
@@ -71,6 +107,7 @@ class RayNode:
             # On a busy machine it may miss Ray's own limit of 30 seconds.
             self.kill()
             process.wait(END_SECONDS)
+            self.boot()
         raise AssertionError(f"{script}\n{log.read_text()}")
 
     def processes(self) -> list[psutil.Process]:
@@ -81,14 +118,14 @@ class RayNode:
                 found.append(psutil.Process(int(pid)))
         return found
 
-    def kill(self, *, but: Collection[int] = ()) -> None:
-        """Kills everything on this node, as a power cut does, but for these processes."""
-        while processes := [one for one in self.processes() if one.pid not in but]:
-            # Ray's own process first: it would report the deaths of the others.
-            for process in sorted(processes, key=lambda one: "raylet" not in read_name(one)):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.send_signal(signal.SIGKILL)
-            psutil.wait_procs(processes, timeout=END_SECONDS)
+    def kill(self) -> None:
+        """Kills everything on this node at once, as a power cut does."""
+        if self._machine is not None:
+            self._machine.kill()
+            self._machine.communicate()
+            self._machine = None
+        _, alive = psutil.wait_procs(self.processes(), timeout=END_SECONDS)
+        assert not alive
 
     def unplug(self) -> None:
         """Cuts the node from the network: packets are lost, and no connection is closed."""
@@ -125,24 +162,20 @@ class RayNodes:
         return (self.head, *self.workers)
 
     def start(self) -> None:
-        """Starts Ray on the head, then on the workers."""
+        """Starts Ray anew on all nodes: a new head does not know the workers of the old one."""
+        for node in self.nodes:
+            node.kill()
         self.start_head()
         self.revive()
 
     def start_head(self) -> None:
-        # Ray compares the address in this file with that of any raylet on this machine, here the
-        # other nodes', and would say that this head is running.
-        (self.head.folder / "ray_current_cluster").unlink(missing_ok=True)
+        self.head.boot()
         self.head.start("ray-head", "--num-cpus=0 --include-dashboard=false")
-
-    def restart(self) -> None:
-        """Starts all nodes again: a new head does not know the workers of the old one."""
-        for node in self.nodes:
-            node.kill()
-        self.start()
 
     def revive(self) -> None:
         """Starts Ray on workers that do not run, or were cut from the network."""
+        if not self.head.is_alive:
+            self.start()
         with ThreadPoolExecutor() as threads:
             list(threads.map(self._revive, self.workers))
 
@@ -150,6 +183,7 @@ class RayNodes:
         if node.is_alive:
             return
         node.kill()
+        node.boot()
         node.plug()
         num_gpus = self.gpus if node is self.workers[-1] else 0
         # Ray wants to see as many as are declared.
@@ -168,7 +202,7 @@ def ray_nodes(num_workers: int = 3, *, gpus: int = 0) -> Iterator[RayNodes]:
         gpus: GPUs that the last worker declares, whether the machine has them or not.
 
     Raises:
-        NoNamespaces: this user or machine cannot make network namespaces.
+        NoNamespaces: this user or machine cannot make namespaces.
     """
     remove_leftovers()
     name = f"ray{os.getpid()}"
@@ -198,7 +232,7 @@ def remove_leftovers() -> None:
     for namespace, owner in re.findall(r"^((ray\d+)-\d+)\b", run_ip("netns", "list"), re.MULTILINE):
         if psutil.pid_exists(int(owner.removeprefix("ray"))):
             continue
-        RayNode(namespace, "", Path(), {}).kill()
+        # Its processes have ended with the tests' process.
         run_ip("netns", "delete", namespace)
         if re.search(rf"\b{owner}:", run_ip("link", "show", "type", "bridge")):
             run_ip("link", "delete", owner)

@@ -70,7 +70,7 @@ def running() -> Iterator[RayNodes]:
 
 @pytest.fixture
 def cluster(running: RayNodes) -> RayNodes:
-    """Three workers, those that an earlier test has killed started again."""
+    """A head and three workers, those that an earlier test has killed started again."""
     running.revive()
     return running
 
@@ -114,27 +114,32 @@ class Command:
     def wait_to_say(self, text: str) -> None:
         self.wait_for(lambda: text in self.read_log())
 
+    def send_signal(self, number: signal.Signals) -> None:
+        """Sends it to the command: the process of this one only waits for it."""
+        for process in psutil.Process(self.process.pid).children():
+            process.send_signal(number)
+
     def read_log(self) -> str:
         """Returns what was printed, as one line: it was wrapped."""
         return " ".join(self.log.read_text().split())
 
+    def wait_to_end(self) -> int:
+        """Returns its exit code; on a node that was killed, that of the signal."""
+        try:
+            return self.process.wait(PATIENCE)
+        finally:
+            if self.process.poll() is None:
+                self.send_signal(signal.SIGKILL)
+
     def wait_to_fail(self, message: str) -> None:
         """Waits until it ends as the user's error, with this message."""
-        try:
-            code = self.process.wait(PATIENCE)
-        finally:
-            self.process.kill()
-        assert code == 2, self.log.read_text()
+        assert self.wait_to_end() == 2, self.log.read_text()
         assert message in self.read_log()
         assert "run the same command" in self.read_log()
 
     def wait(self) -> dict:
         """Returns the results of the command once it has ended."""
-        try:
-            code = self.process.wait(PATIENCE)
-        finally:
-            self.process.kill()
-        assert code == 0, self.log.read_text()
+        assert self.wait_to_end() == 0, self.log.read_text()
         return json.loads((self.run_dir / "results.json").read_text())
 
 
@@ -259,8 +264,8 @@ def test_collect__runs_where_ray_has_a_gpu_and_writes_to_a_store(
     command = Command(cluster, "ray-gpu", *two, folder=tmp_path / "two", bucket=f"{BUCKET}/two")
     command.wait_to_say("no worker has started yet: each needs 1 CPU, 2 GPU")
     command.wait_to_say("1 CPU, 1 GPU")
-    command.process.send_signal(signal.SIGINT)
-    assert command.process.wait(PATIENCE) == 130
+    command.send_signal(signal.SIGINT)
+    assert command.wait_to_end() == 130
 
 
 def make_training(folder: Path, *names: str) -> list[str]:
@@ -308,8 +313,9 @@ class PairTraining:
     whole: dict
     """Results of one that nothing has disturbed."""
 
-    def start(self, cluster: RayNodes, name: str) -> Command:
-        return Command(cluster, "ray-devices", *self.options, folder=self.folder / name)
+    def start(self, cluster: RayNodes, name: str, *, node: RayNode | None = None) -> Command:
+        folder = self.folder / name
+        return Command(cluster, "ray-devices", *self.options, folder=folder, node=node)
 
     def suspend(self, command: Command, cluster: RayNodes) -> list[psutil.Process]:
         """Suspends both in the second epoch: otherwise they might be done before a fault."""
@@ -331,7 +337,7 @@ class PairTraining:
 def pair(running: RayNodes, tmp_path_factory: pytest.TempPathFactory) -> PairTraining:
     running.revive()
     folder = tmp_path_factory.mktemp("pair")
-    options = make_training(folder, "whole", "node-dies", "head-dies")
+    options = make_training(folder, "whole", "node-dies", "head-dies", "head-restarts")
     options += ["max_epochs=2", "batch_size=256"]
     whole = Command(running, "ray-devices", *options, folder=folder / "whole").wait()["training"]
     assert not whole["resumed"]
@@ -419,11 +425,11 @@ def test_serve__outlives_a_node_and_is_updated(cluster: RayNodes, tmp_path: Path
     cluster.revive()
     pids = {p.pid for node in command.hosts() for p in actors_on(node, "ServeReplica")}
     with command.load(3) as statuses:
-        command.process.send_signal(signal.SIGHUP)
+        command.send_signal(signal.SIGHUP)
         command.wait_to_say("replaced")
     assert set(statuses) == {200}
     assert not pids & {p.pid for node in command.hosts() for p in actors_on(node, "ServeReplica")}
-    command.process.send_signal(signal.SIGTERM)
+    command.send_signal(signal.SIGTERM)
     assert command.wait()["updates"] == 1
 
 
@@ -437,7 +443,7 @@ def test_serve__has_as_many_replicas_as_are_needed(cluster: RayNodes, tmp_path: 
     wait_for(lambda: len(command.hosts()) == 1, "no replicas are stopped")
     assert set(statuses) == {200}
     assert command.ask() == 200
-    command.process.send_signal(signal.SIGTERM)
+    command.send_signal(signal.SIGTERM)
     command.wait()
 
 
@@ -445,13 +451,13 @@ def test_serve__has_replicas_where_ray_has_gpus(cluster: RayNodes, tmp_path: Pat
     command = ServeCommand(cluster, "replicas=1", "replica_gpus=2", folder=tmp_path / "two")
     command.wait_to_say("no node has room for a replica: each needs 1 CPU, 2 GPU")
     command.wait_to_say("1 CPU, 1 GPU")
-    command.process.send_signal(signal.SIGTERM)
-    assert command.process.wait(PATIENCE) == 130, command.log.read_text()
+    command.send_signal(signal.SIGTERM)
+    assert command.wait_to_end() == 130, command.log.read_text()
     command = ServeCommand(cluster, "replicas=1", "replica_gpus=1", folder=tmp_path / "one")
     command.wait_to_say("(1 replicas)")
     assert command.hosts() == [cluster.workers[-1]]
     assert command.ask() == 200
-    command.process.send_signal(signal.SIGTERM)
+    command.send_signal(signal.SIGTERM)
     command.wait()
 
 
@@ -488,13 +494,23 @@ def test_head__that_dies_ends_the_commands_and_they_continue(
     for command in (recording, fitting, server):
         command.wait_to_fail("has not answered for")
     assert server.process.returncode == 2
-    cluster.restart()
+    cluster.start()
     recording, fitting = collect(), train()
     assert recording.wait()["digest"] == digest
     assert fitting.wait()["training"]["weights_digest"] == training["weights_digest"]
     after = finished_shards(recording) | finished_groups(fitting)
     assert {name: after[name] for name in before} == before, "a finished unit was done again"
     assert len(after) > len(before) + 2, "it was over too soon"
+
+
+def test_head__that_dies_ends_a_training_of_all_networks(
+    cluster: RayNodes, pair: PairTraining
+) -> None:
+    """Ray's own call would wait for it, for ever."""
+    command = pair.start(cluster, "head-dies", node=cluster.workers[0])
+    pair.suspend(command, cluster)
+    cluster.head.kill()
+    command.wait_to_fail("has not answered for")
 
 
 def test_head__that_is_started_again_ends_the_commands(
@@ -506,12 +522,11 @@ def test_head__that_is_started_again_ends_the_commands(
     recording = Command(cluster, "ray-collect", *one, folder=tmp_path / "lost", node=node)
     recording.wait_for(lambda: finished_shards(recording))
     suspend_workers(cluster)
-    # Ray's own processes end, and the command on the same machine does not.
-    training = pair.start(cluster, "head-dies")
+    training = pair.start(cluster, "head-restarts", node=node)
     pair.suspend(training, cluster)
-    cluster.head.kill(but=[training.process.pid])
+    cluster.head.kill()
     cluster.start_head()
     for command in (recording, training):
         command.wait_to_fail("was started again")
-    cluster.restart()
-    pair.assert_resumed(pair.start(cluster, "head-dies").wait()["training"])
+    cluster.start()
+    pair.assert_resumed(pair.start(cluster, "head-restarts", node=node).wait()["training"])
