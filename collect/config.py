@@ -47,7 +47,8 @@ class DataConfig:
     min_chars: int = 32
     """Characters below which a text is skipped."""
     num_prompts: int = 512
-    """Most prompts to take. Long texts are cut into several."""
+    """Most prompts to take; of three or more, one at least is held out, if the data has one. Long
+    texts are cut into several."""
     max_prompt_tokens: int = 256
     """Most tokens of a prompt; longer ones are cut."""
     max_new_tokens: int = 32

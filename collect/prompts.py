@@ -11,12 +11,15 @@ from typing import Any
 
 from collect.config import DataConfig, SourceKind
 from collect.errors import PromptError
-from collect.traces.layout import prompt_digest
+from collect.traces.layout import Split, choose_split, prompt_digest
 from predictors.files import expand_home
 from zoo.digest import refuse_pipes
 
 CHARS_PER_TOKEN = 4
 """Approximate, for English and common vocabularies."""
+
+FEWEST_TO_TRAIN = 3
+"""Prompts: one to train on, one for validation, one held out."""
 
 MIN_PIECE_CHARS = 200
 """Shortest piece of a long text, however many prompts are requested."""
@@ -184,6 +187,9 @@ LONG_TEXTS = (SourceKind.PYDOCS, SourceKind.PYSOURCE, SourceKind.TEXT)
 def load_prompts(data: DataConfig, *, seed: int = 0) -> list[PromptText]:
     """Returns at most `data.num_prompts` distinct prompts, the same for the same source and seed.
 
+    Of three or more that are chosen among others, one at least is held out: otherwise one trace of
+    eight prompts in two could not be used to train.
+
     Raises:
         PromptError: no such file or data set, or no usable text in it.
     """
@@ -199,9 +205,23 @@ def load_prompts(data: DataConfig, *, seed: int = 0) -> list[PromptText]:
             "choose keys with data.fields=[KEY], or lower data.min_chars"
         )
     if len(kept) > data.num_prompts:
-        chosen = sorted(random.Random(seed).sample(range(len(kept)), data.num_prompts))
-        kept = [kept[i] for i in chosen]
+        kept = choose_prompts(kept, data.num_prompts, seed=seed)
     return [PromptText(text, data.name) for text in kept]
+
+
+def choose_prompts(texts: Sequence[str], count: int, *, seed: int) -> list[str]:
+    """Returns `count` of more texts, in their order."""
+    rng = random.Random(seed)
+    chosen = rng.sample(range(len(texts)), count)
+    if count >= FEWEST_TO_TRAIN and not any(is_held_out(texts[i]) for i in chosen):
+        held_out = [i for i, text in enumerate(texts) if is_held_out(text)]
+        if held_out:
+            chosen[-1] = rng.choice(held_out)
+    return [texts[i] for i in sorted(chosen)]
+
+
+def is_held_out(text: str) -> bool:
+    return choose_split(prompt_digest(text)) is Split.HELD_OUT
 
 
 def cut_texts(texts: list[str], *, num_pieces: int, longest: int) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Prompts repeat, and a source that cannot be read has an error that says what to do."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from collect.config import DataConfig, SourceKind
 from collect.errors import PromptError
 from collect.plan import EncodedPrompt, RecordingSettings, make_batches, split_units
 from collect.prompts import cut_texts, extract_text, load_prompts
+from collect.traces.layout import Split, choose_split, prompt_digest
 from configs.compose import ConfigError, compose_typed
 from predictors.errors import MoecastError
 
@@ -24,6 +26,26 @@ def test_prompts__repeat_and_depend_on_the_seed() -> None:
     data = DataConfig(num_prompts=50)
     assert load_prompts(data, seed=3) == load_prompts(data, seed=3)
     assert load_prompts(data, seed=3) != load_prompts(data, seed=4)
+
+
+@pytest.mark.parametrize("count", [3, 8])
+def test_prompts__that_are_few_have_one_that_is_held_out(count: int) -> None:
+    """By chance alone, most of these choices would have none."""
+    for seed in range(30):
+        prompts = load_prompts(DataConfig(num_prompts=count), seed=seed)
+        assert len(prompts) == count
+        assert Split.HELD_OUT in [choose_split(prompt.digest) for prompt in prompts]
+
+
+def test_prompts__are_all_taken_if_they_are_few(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    texts = [f"a prompt with the number {i}" for i in range(60)]
+    train = [text for text in texts if choose_split(prompt_digest(text)) is Split.TRAIN]
+    path.write_text("\n".join(json.dumps({"prompt": text}) for text in train))
+    data = DataConfig(kind=SourceKind.JSONL, path=str(path), min_chars=1, num_prompts=len(train))
+    assert [prompt.text for prompt in load_prompts(data)] == train
+    fewer = replace(data, num_prompts=5)
+    assert len({prompt.text for prompt in load_prompts(fewer)} & set(train)) == 5
 
 
 def test_cut__loses_and_repeats_nothing() -> None:
