@@ -17,3 +17,10 @@ class DiskSpaceError(MoecastError):
 
 class LaunchError(MoecastError):
     """Workers that cannot be started, or units that failed."""
+
+
+class ClusterLostError(LaunchError):
+    """The head of a Ray cluster is lost, and what it ran."""
+
+    # Ray's threads are still connected to it, and crash at times when Python ends.
+    ends_process = True

@@ -1,5 +1,6 @@
 """The error boundary of every program: one line on stderr and an exit code."""
 
+import logging
 import os
 import sys
 import traceback
@@ -49,6 +50,11 @@ def main(
         return FAILED
     except MoecastError as error:
         print_error(invocation, f"error: {join_lines(error)}", debug)
+        if error.ends_process:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            logging.shutdown()
+            os._exit(USAGE)
         return USAGE
     except NegativeResult as result:
         print_error(invocation, join_lines(result), debug)

@@ -10,6 +10,9 @@ MOST_LISTED = 15
 class MoecastError(ValueError):
     """A fault of the user; the message names the cause and the next command, without traceback."""
 
+    ends_process = False
+    """The process ends without Python's own teardown, in which it might crash."""
+
 
 class NegativeResult(Exception):
     """A check that the user asked for ends with "no": exit code 1, the message as it is."""

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from collect.errors import LaunchError
+from collect.errors import ClusterLostError, LaunchError
 from collect.launch.config import LauncherConfig
 from collect.launch.worker import UnitResult, UnitWorker
 from runtime.serving import ray_cluster
@@ -38,12 +38,12 @@ def check_head(watch: ray_cluster.HeadWatch, *, at_once: bool = False) -> bool:
     Returns whether it has answered the last time.
 
     Raises:
-        LaunchError: it is lost.
+        ClusterLostError: it is lost.
     """
     try:
         return watch.check(at_once=at_once)
     except ray_cluster.HeadLost as error:
-        raise LaunchError(
+        raise ClusterLostError(
             f"launcher=ray: {error}. Start the cluster again (on each node ray stop --force, "
             "then ray start), then run the same command: it does only what is missing"
         ) from error

@@ -46,6 +46,9 @@ class ClusterError(MoecastError):
 class HeadLost(ClusterError):
     """The cluster's head has ended, is cut off, or was started again without its state."""
 
+    # Ray's threads are still connected to it, and crash at times when Python ends.
+    ends_process = True
+
 
 def prepare(address: str | None) -> None:
     """Set the environment variables that Ray reads when it is imported; call this before.

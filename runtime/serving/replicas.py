@@ -53,6 +53,12 @@ class ReplicasFailed(MoecastError):
     """Ray could not start the replicas."""
 
 
+class ReplicasLost(ReplicasFailed):
+    """The head of the cluster is lost, and the replicas with it."""
+
+    ends_process = HeadLost.ends_process
+
+
 class ServerReplica:
     """The server's application and engine thread, without a socket: Ray Serve owns the port.
 
@@ -198,7 +204,7 @@ class ReplicaSet:
         """Ask the cluster's head whether it is there, unless that was done a moment ago.
 
         Raises:
-            ReplicasFailed: the head is lost, and the replicas with it. Ray was left already.
+            ReplicasLost: Ray was left already.
         """
         try:
             self._watch.check()
@@ -207,7 +213,7 @@ class ReplicaSet:
             self._is_lost = True
             if self._owns_ray:
                 ray.shutdown()
-            raise ReplicasFailed(
+            raise ReplicasLost(
                 f"{error}. Its replicas end too; start the cluster again (on each node ray stop "
                 "--force, then ray start), then run the same command"
             ) from error

@@ -1,6 +1,10 @@
 """The one error boundary: exit codes, one line, records of a run."""
 
+import atexit
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +34,15 @@ def refuses(_: ListConfig) -> None:
 
 def waits(_: ListConfig) -> None:
     raise KeyboardInterrupt
+
+
+class CrashesAtExit(MoecastError):
+    ends_process = True
+
+
+def crashes(_: ListConfig) -> None:
+    atexit.register(os.abort)
+    raise CrashesAtExit("the cluster is lost; start it again")
 
 
 COMMANDS = tuple(
@@ -64,6 +77,20 @@ def test_run__without_a_folder_makes_one(tmp_path: Path, monkeypatch: pytest.Mon
     assert main("zoo", COMMANDS, ["works"]) == 0
     assert main("zoo", COMMANDS, ["works"]) == 0
     assert len(list(tmp_path.glob("runs/zoo-works/*/results.json"))) == 2
+
+
+def test_error__that_ends_the_process_keeps_its_exit_code(tmp_path: Path) -> None:
+    """What crashes in Python's teardown does not run."""
+    code = f"""
+import sys
+from configs.cli import main
+from tests.unit.configs.test_cli import COMMANDS, HERE, Command
+command = Command(name="crashes", config="zoo_list", run=f"{{HERE}}:crashes", summary="Crashes.")
+sys.exit(main("zoo", [command], ["crashes", "run_dir={tmp_path / "r"}"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr == "error: the cluster is lost; start it again\n"
+    assert done.returncode == 2
 
 
 def test_check__refuses_before_the_run_is_imported(
