@@ -1,5 +1,6 @@
 """`launcher=` as its user sees it: the same digests from every launcher, whatever was killed."""
 
+import contextlib
 import json
 import os
 import random
@@ -51,8 +52,12 @@ def run(program: str, *options: str, run_dir: Path) -> dict:
 
 
 def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    children = psutil.Process(process.pid).children()
-    return [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+    workers = []
+    for child in psutil.Process(process.pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            if "spawn_main" in " ".join(child.cmdline()):
+                workers.append(child)
+    return workers
 
 
 @pytest.fixture
