@@ -238,6 +238,7 @@ def remove_leftovers() -> None:
             run_ip("link", "delete", owner)
         for folder in Path("/tmp").glob(f"{owner}-*"):
             shutil.rmtree(folder)
+        unmount_namespaces()
 
 
 def are_namespaces_mounted() -> bool:
