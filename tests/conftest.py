@@ -1,6 +1,7 @@
 """No network, no user's folders, no telemetry: what every test can rely on."""
 
 import faulthandler
+import logging
 import os
 import signal
 import sys
@@ -84,6 +85,17 @@ def same_kernels() -> Iterator[None]:
         torch.set_num_threads(threads)
     if torch.backends.mkldnn.enabled != onednn:
         torch.backends.mkldnn.enabled = onednn
+
+
+@pytest.fixture(autouse=True)
+def same_logging() -> Iterator[None]:
+    """Restores the log's handlers and level: a command's would write to a stream that is closed."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.captureWarnings(False)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,7 +3,6 @@
 import io
 import json
 import logging
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -16,15 +15,11 @@ KEY = "sk-secret-1"
 
 
 @pytest.fixture
-def stream() -> Iterator[io.StringIO]:
-    """The log of this test; the process's own handlers are restored afterwards."""
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
+def stream() -> io.StringIO:
+    """The log of this test."""
     written = io.StringIO()
     configure_json_logging(secrets=[KEY, KEY + "0"], stream=written)
-    yield written
-    root.handlers[:] = handlers
-    root.setLevel(level)
+    return written
 
 
 def lines(stream: io.StringIO) -> list[dict]:

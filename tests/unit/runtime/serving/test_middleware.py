@@ -3,10 +3,8 @@
 import base64
 import io
 import json
-import logging
 import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -203,15 +201,11 @@ def test_idle_connection__may_rest_for_longer_than_headers_take(
 
 
 @pytest.fixture
-def lines() -> Iterator[io.StringIO]:
+def lines() -> io.StringIO:
     """The log of this test."""
-    root = logging.getLogger()
-    before, level = root.handlers[:], root.level
     stream = io.StringIO()
     configure_json_logging(secrets=KEYS, stream=stream)
-    yield stream
-    root.handlers[:] = before
-    root.setLevel(level)
+    return stream
 
 
 @pytest.mark.parametrize("log_prompts", [False, True])
