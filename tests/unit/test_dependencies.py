@@ -7,10 +7,11 @@ import subprocess
 import sys
 import tomllib
 from functools import cache
-from importlib.metadata import packages_distributions
+from importlib.metadata import distributions, packages_distributions
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from tests.builders.sources import PACKAGES, Import, sources
 
@@ -117,12 +118,30 @@ def test_extras__are_imported_where_they_are_used() -> None:
     }
 
 
-def test_constraints__pin_every_dependency() -> None:
+def pins() -> set[str]:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
-    pinned = {normalise(line) for line in lines if line and not line.startswith("#")}
+    return {normalise(line) for line in lines if line and not line.startswith("#")}
+
+
+def test_constraints__pin_every_dependency() -> None:
     development = {normalise(line) for line in PROJECT["optional-dependencies"]["dev"]}
     not_tested = {"gcsfs", "adlfs", "moecast"}
-    assert not (CORE | EXTRAS | development) - pinned - not_tested
+    assert not (CORE | EXTRAS | development) - pins() - not_tested
+
+
+def test_constraints__can_be_installed_with_every_python_of_ours() -> None:
+    """Debian 12 has Python 3.11.2; a pin of one that needs 3.11.5 made its installation fail."""
+    minimum = PROJECT["requires-python"].removeprefix(">=") + ".0"
+    required = {
+        distribution.metadata["Name"]: distribution.metadata["Requires-Python"]
+        for distribution in distributions()
+        if normalise(distribution.metadata["Name"]) in pins()
+    }
+    assert len(required) > len(CORE)
+    refusing = {
+        name for name, python in required.items() if minimum not in SpecifierSet(python or "")
+    }
+    assert not refusing
 
 
 @pytest.mark.timeout(240)
