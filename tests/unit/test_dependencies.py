@@ -132,10 +132,11 @@ def test_constraints__pin_every_dependency() -> None:
 def test_constraints__can_be_installed_with_every_python_of_ours() -> None:
     """Debian 12 has Python 3.11.2; a pin of one that needs 3.11.5 made its installation fail."""
     minimum = PROJECT["requires-python"].removeprefix(">=") + ".0"
+    pinned = pins()
     required = {
         distribution.metadata["Name"]: distribution.metadata["Requires-Python"]
         for distribution in distributions()
-        if normalise(distribution.metadata["Name"]) in pins()
+        if normalise(distribution.metadata["Name"]) in pinned
     }
     assert len(required) > len(CORE)
     refusing = {
