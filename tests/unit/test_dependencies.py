@@ -133,8 +133,10 @@ def test_constraints__can_be_installed_with_every_python_of_ours() -> None:
     """Debian 12 has Python 3.11.2; a pin of one that needs 3.11.5 made its installation fail."""
     minimum = PROJECT["requires-python"].removeprefix(">=") + ".0"
     pinned = pins()
+    # Why `get`: once any test has imported the package importlib_metadata, it answers here in place
+    # of the standard library, and `[]` of a field that is absent raises KeyError there.
     required = {
-        distribution.metadata["Name"]: distribution.metadata["Requires-Python"]
+        distribution.metadata["Name"]: distribution.metadata.get("Requires-Python")
         for distribution in distributions()
         if normalise(distribution.metadata["Name"]) in pinned
     }
