@@ -110,7 +110,7 @@ def test_kernels__compute_what_onnx_specifies(kind: str, is_quantised: bool, num
     """float32 against onnxruntime; int8 against the reference implementation of ONNX.
 
     On an x86 CPU without VNNI, onnxruntime adds pairs of products of eight bits with VPMADDUBSW, in
-    sixteen bits that saturate (its documentation of quantisation says so at U8S8); our kernels do not.
+    sixteen bits that saturate (its documentation of quantisation says so at U8S8).
     """
     graph = GRAPHS[kind]()
     if is_quantised:
