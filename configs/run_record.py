@@ -7,8 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from predictors.origin import name_machine, read_git_revision
-from predictors.versions import RESULT_PACKAGES, package_versions
+from predictors.origin import RESULT_PACKAGES, name_machine, package_versions, read_git_revision
 
 
 def default_run_dir(command: str) -> Path:

@@ -28,7 +28,7 @@ def __getattr__(name: str) -> Any:
         import_own("runtime.openmp").let_waiting_threads_sleep()
         return getattr(import_own(MODULES[name]), name)
     if name == "__version__":
-        return import_own("predictors.versions").package_version("moecast") or "not installed"
+        return import_own("predictors.origin").package_version("moecast") or "not installed"
     raise AttributeError(f"module 'moecast' has no attribute {name!r}")
 
 

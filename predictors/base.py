@@ -8,16 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from predictors.card_accuracy import CardAccuracy
 from predictors.errors import PredictorError, unknown
 from predictors.spec import ModelSpec
-
-if TYPE_CHECKING:
-    from predictors.card_accuracy import CardAccuracy
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -179,10 +177,6 @@ class Predictor:
         raise NotImplementedError
 
 
-RENAMED_OPTIONS = {("residual", "last_word"): "refresh_last"}
-"""Kind and former name of an option to its present name."""
-
-
 def known_options(cls: type[Predictor]) -> list[str]:
     """Returns the names of a kind's options: the keyword-only arguments of its constructor."""
     parameters = inspect.signature(cls).parameters.values()
@@ -193,9 +187,6 @@ def check_options(cls: type[Predictor], options: Mapping[str, Any]) -> dict[str,
     """Returns the options; PredictorError lists the choices if the kind does not have one."""
     known = known_options(cls)
     for name in options:
-        if (cls.kind, name) in RENAMED_OPTIONS:
-            new = RENAMED_OPTIONS[cls.kind, name]
-            raise PredictorError(f"{cls.kind}: option {name!r} is now {new!r}")
         if name not in known:
             raise PredictorError(f"{cls.kind}: {unknown('option', name, known)}")
     return dict(options)

@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from predictors.base import Signal
-
 ENTRY = "entry"
 """Name of the distance of forecasts at a step's start or from the first layer's input."""
 
@@ -19,7 +17,7 @@ def name_distance(signal: str, layer: int, target: int) -> str:
         target: Layer that was forecast.
     """
     # The input of the first layer is all that its first forecasts can have.
-    if layer < 0 or (signal == Signal.LAYER_INPUT and layer == 0):
+    if layer < 0 or (signal == "layer_input" and layer == 0):
         return ENTRY
     return f"{target - layer}"
 

@@ -1,10 +1,29 @@
-"""The checkout and the machine that results are made with."""
+"""The checkout, the packages and the machine that results are made with."""
 
 import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+RESULT_PACKAGES = (
+    *("moecast", "torch", "transformers", "numpy", "onnxruntime", "lightning", "datasets"),
+)
+"""Packages whose version may change a result."""
+
+
+def package_version(name: str) -> str | None:
+    """Returns the version of an installed package, which is not imported; None without it."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def package_versions(names: Iterable[str]) -> dict[str, str | None]:
+    return {name: package_version(name) for name in names}
 
 
 def read_git_revision() -> str | None:

@@ -12,8 +12,7 @@ from pydantic import (
     model_validator,
 )
 
-from predictors.routers import SAMPLES
-from predictors.spec import ModelSpec
+from predictors.spec import SAMPLES, ModelSpec
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 RouterSample = Annotated[str, Field(pattern=rf"^[0-9a-f]{{{8 * SAMPLES}}}$")]

@@ -10,8 +10,7 @@ from omegaconf import OmegaConf
 
 from collect.config import SourceKind
 from collect.traces import Trace
-from predictors.origin import name_machine, read_git_revision
-from predictors.versions import RESULT_PACKAGES, package_versions
+from predictors.origin import RESULT_PACKAGES, name_machine, package_versions, read_git_revision
 from runtime.tools.report.provenance import read_provenance
 from train.config import TrainConfig
 from zoo.training_record import TrainingRecord, TrainingTrace

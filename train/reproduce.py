@@ -10,9 +10,8 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from predictors.errors import NegativeResult
-from predictors.origin import name_machine, read_git_revision
+from predictors.origin import RESULT_PACKAGES, name_machine, package_versions, read_git_revision
 from predictors.registry import REUSE_PREDICTORS
-from predictors.versions import RESULT_PACKAGES, package_versions
 from train.commands import train
 from train.config import ReproduceConfig, TrainConfig
 from train.entry_trace import find_entry_trace

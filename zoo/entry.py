@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from predictors.base import Predictor, Signal
 from predictors.files import replace_folder, write_atomic
+from predictors.origin import package_version
 from predictors.records import ModelRecord
 from predictors.spec import ModelSpec
-from predictors.versions import package_version
 from zoo.card import FIGURE, CardFigure, write_card
 from zoo.digest import HEX64, check_digest, hash_bytes, read_inside
 from zoo.errors import DamagedError, ZooError

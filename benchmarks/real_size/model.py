@@ -21,8 +21,8 @@ from torch import Tensor
 
 from predictors.errors import MoecastError
 from predictors.files import sync_folder, write_atomic
+from predictors.origin import package_version
 from predictors.spec import config_hash
-from predictors.versions import package_version
 from runtime.commands.pack import choose_coding, find_unquantised
 from runtime.config import BUILTIN_MODELS, ModelConfig, Quantise
 from runtime.hf.skeleton import build_skeleton

@@ -35,8 +35,8 @@ from collect.traces.manifest import (
 from collect.traces.reader import check_file, read_requests
 from collect.traces.writer import write_shard
 from predictors.metrics import Phase
+from predictors.origin import package_version
 from predictors.spec import ModelSpec
-from predictors.versions import package_version
 from zoo.storage import FolderStorage
 
 SERVED_VERSION = 1

@@ -42,7 +42,7 @@ from collect.traces.manifest import (
     to_json,
 )
 from collect.traces.reader import REQUESTS, Trace, check_file
-from predictors.versions import package_version
+from predictors.origin import package_version
 from zoo.storage import FileStorage, Storage
 
 RECORD = ".shard.json"

@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 
 from predictors.files import expand_home
+from predictors.origin import package_version
 from predictors.units import MIB
-from predictors.versions import package_version
 from runtime.commands.progress import print_line, progress
 from runtime.config import PackConfig, Quantise
 from runtime.errors import StoreError

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from predictors.errors import MoecastError
-from predictors.versions import package_version
+from predictors.origin import package_version
 from runtime.engine.memory import share_one_heap
 from runtime.serving.config import RAY, ServeConfig
 from runtime.serving.ray_cluster import prepare

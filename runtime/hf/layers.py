@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from predictors.baselines import SkipPredictor
-from predictors.routers import RouterSamples, encode_samples, sample_positions
+from predictors.spec import RouterSamples, encode_samples, sample_positions
 from runtime.errors import CheckpointError
 from runtime.hf.adapters.base import ExpertsAdapter, ExpertSource, LayerExperts, RouterOutput
 from runtime.hf.adapters.dense import DenseAdapter

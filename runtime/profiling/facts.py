@@ -10,8 +10,7 @@ import psutil
 import torch
 
 from predictors.networks.network import kernels
-from predictors.origin import read_processor_name
-from predictors.versions import package_versions
+from predictors.origin import package_versions, read_processor_name
 from runtime.accelerator import describe_accelerator, list_accelerators
 from runtime.compiled import is_compiled
 from runtime.engine.memory import available_memory_bytes

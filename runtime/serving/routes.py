@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from predictors.versions import package_versions
+from predictors.origin import package_versions
 from runtime.serving.errors import EngineDead, NotReady
 from runtime.serving.event_stream import EventStreamResponse, cancel_on_disconnect
 from runtime.serving.generation_requests import (

@@ -12,7 +12,6 @@ from predictors.errors import PredictorError
 from predictors.learned import MlpPredictor, StridePredictor, graph_path
 from predictors.networks.network import open_network
 from predictors.registry import load_from_files
-from predictors.residual import ResidualPredictor
 from predictors.spec import ModelSpec
 from tests.builders.traces import make_spec
 from train.export import network_graph
@@ -99,14 +98,6 @@ def test_registry__imports_neither_torch_nor_onnxruntime() -> None:
         "import sys, predictors.registry; assert not {'torch', 'onnxruntime'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", check], check=True)
-
-
-def test_renamed_option__names_the_new_one() -> None:
-    options = {"horizons": 2, "decays": [0.5], "last_word": False}
-    with pytest.raises(
-        PredictorError, match=r"^residual: option 'last_word' is now 'refresh_last'$"
-    ):
-        ResidualPredictor.from_files(make_spec(num_layers=3), {}, options)
 
 
 def one_node(*nodes: onnx.NodeProto, kind: int = TensorProto.FLOAT) -> bytes:

@@ -13,8 +13,7 @@ from safetensors.torch import load_file, save_file
 import runtime
 from predictors.baselines import PopularityPredictor
 from predictors.errors import MoecastError
-from predictors.routers import SAMPLES, encode_samples, find_router_difference
-from predictors.spec import ModelSpec
+from predictors.spec import SAMPLES, ModelSpec, encode_samples, find_router_difference
 from runtime.config import ModelConfig
 from runtime.hf.loading import load_stripped
 from tests.builders.families.build import save_family
