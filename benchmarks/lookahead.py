@@ -33,7 +33,7 @@ from zoo.load import load_predictor
 BUDGETS = ("10%", "25%", "50%", "75%")
 KNOWN = (1, 2, 4, 8, 16)
 """Tokens whose routing is known, after the one that is computed."""
-COUNTING = ("lru", "lfru", "regret")
+COUNTING = ("lru", "regret")
 EVERY_TOKEN, GENERATED = "every token", "generated"
 
 

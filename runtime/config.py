@@ -125,11 +125,10 @@ class SystemConfig:
     """Kinds to use where the model has no entry of `predictor`, with their options: the first that
     the model or, in a replay, the trace allows, as in `{skip: {}, correlation: {least: 0.3}}`."""
     eviction: str = "lru"
-    """Eviction policy: lru, lfu, lfru, fifo, s3-fifo, static, first-layers, neighbour, least-stale,
-    decayed-lfu, regret, reuse, fmoe, moe-infinity-sequence, moe-infinity-request, belady (replays
-    only)."""
+    """Eviction policy: lru, lfu, static, first-layers, neighbour, regret, reuse, fmoe,
+    moe-infinity-sequence, moe-infinity-request, belady (replays only)."""
     eviction_options: dict[str, Any] = field(default_factory=dict)
-    """Options of that policy, such as `{decays: [0.9, 0.99]}`."""
+    """Options of that policy, such as `{buffers: 2}`."""
     host_window: bool = False
     """Hold the layers that are computed next in host memory below a device, and read them ahead
     while the disk is idle (Klotski, section 6.1); off: host memory evicts as the device does."""

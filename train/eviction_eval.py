@@ -27,9 +27,7 @@ from train.replay import budget_slots, first_tokens
 POLICIES = (
     "lru",
     "lfu",
-    "decayed-lfu",
     "regret",
-    "least-stale",
     "moe-infinity-sequence",
     "moe-infinity-request",
     *REUSE_PREDICTORS,

@@ -10,7 +10,7 @@ from runtime.config import SystemConfig
 from runtime.policy.adaptive_switch import AdaptiveSwitch
 from runtime.policy.cache import ExpertCache
 from runtime.policy.device_cache import DeviceCache
-from runtime.policy.eviction.layer_window import LayerWindowEviction
+from runtime.policy.eviction.klotski import LayerWindowEviction
 from runtime.policy.eviction.protocol import EvictionPolicy, Expert
 from runtime.policy.eviction.registry import make_eviction_policy
 from runtime.policy.forecast_scheduler import ForecastScheduler

@@ -20,7 +20,7 @@ from predictors.base import HORIZONS, Forecast, Predictor, Signal
 from runtime.config import SystemConfig
 from runtime.policy.build import build_device_cache, build_scheduler
 from runtime.policy.device_cache import DeviceCache
-from runtime.policy.eviction import ghost_caches, registry
+from runtime.policy.eviction import registry, regret
 from runtime.policy.queue import PREFETCH_ORDERS
 from runtime.sim.hardware import MeasuredHardware, Overheads
 from runtime.sim.replay import replay
@@ -245,6 +245,6 @@ def runs(first: int, end: int) -> Iterator[Any]:
 if __name__ == "__main__":
     if "--loops" in sys.argv:
         use_loops()
-    is_python = ghost_caches.__file__.endswith(".py")
+    is_python = regret.__file__.endswith(".py")
     results = list(runs(int(sys.argv[1]), int(sys.argv[2])))
     json.dump({"is_python": is_python, "results": results}, sys.stdout)

@@ -88,7 +88,7 @@ def test_imported_routing__misses_what_a_plain_cache_misses(trace: Trace) -> Non
 
 @pytest.mark.parametrize(
     "eviction",
-    ["lru", "lfu", "decayed-lfu", "fmoe", "moe-infinity-sequence", "moe-infinity-request"],
+    ["lru", "lfu", "regret", "fmoe", "moe-infinity-sequence", "moe-infinity-request"],
 )
 def test_imported_routing__no_eviction_beats_belady(trace: Trace, eviction: str) -> None:
     def hits(name: str) -> int:

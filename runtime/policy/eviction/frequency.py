@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from predictors.base import Ints
 from runtime.policy.eviction.protocol import EvictionOrder, EvictionPolicy, Expert, Probabilities
 from runtime.policy.eviction.score_order import ScoreOrder, Scores, view_scores
 
@@ -41,36 +40,6 @@ class LfuEviction(EvictionPolicy):
 
     def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
         self._score_LE[layer, list(tokens_per_expert)] += 1
-
-
-class LfruEviction(EvictionPolicy):
-    """Evicts the lowest `frequency / (age + 1)`: frequency and recency in one (LFRU).
-
-    `frequency` counts the steps since the start that requested the expert, `age` the steps since
-    the last of them (arXiv 2608.07911). Ties go to the least recently touched expert.
-    """
-
-    def __init__(self, *, num_layers: int, num_experts: int):
-        self._frequency_LE = np.zeros((num_layers, num_experts))
-        self._last_step_LE = np.zeros((num_layers, num_experts))
-        self._step = 0
-
-    def make_order(self, *, num_slots: int, layers: range) -> EvictionOrder:  # noqa: ARG002
-        rows = slice(layers.start, layers.stop)
-
-        def scores() -> Scores:
-            age_LE = self._step - self._last_step_LE[rows]
-            return (self._frequency_LE[rows] / (age_LE + 1.0)).reshape(-1)
-
-        return ScoreOrder(scores, layers=layers, num_experts=self._frequency_LE.shape[1])
-
-    def begin_step(self, requests_T: Ints) -> None:  # noqa: ARG002
-        self._step += 1
-
-    def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
-        chosen = list(tokens_per_expert)
-        self._frequency_LE[layer, chosen] += 1
-        self._last_step_LE[layer, chosen] = self._step
 
 
 class FmoeEviction(EvictionPolicy):

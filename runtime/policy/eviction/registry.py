@@ -7,25 +7,16 @@ from typing import Any
 
 from predictors.errors import MoecastError, unknown
 from runtime.policy.eviction.belady import BeladyEviction
-from runtime.policy.eviction.decayed_lfu import DecayedLfuEviction
-from runtime.policy.eviction.first_layers import FirstLayersEviction
-from runtime.policy.eviction.frequency import (
-    FmoeEviction,
-    LfruEviction,
-    LfuEviction,
+from runtime.policy.eviction.frequency import FmoeEviction, LfuEviction
+from runtime.policy.eviction.klotski import FirstLayersEviction
+from runtime.policy.eviction.moe_infinity import (
+    MoeInfinityRequestEviction,
+    MoeInfinitySequenceEviction,
 )
-from runtime.policy.eviction.moe_infinity_request import MoeInfinityRequestEviction
-from runtime.policy.eviction.moe_infinity_sequence import MoeInfinitySequenceEviction
 from runtime.policy.eviction.protocol import EvictionPolicy
-from runtime.policy.eviction.recency import (
-    FifoEviction,
-    LeastStaleEviction,
-    LruEviction,
-    NeighbourEviction,
-)
+from runtime.policy.eviction.recency import LruEviction, NeighbourEviction
 from runtime.policy.eviction.regret import RegretEviction
 from runtime.policy.eviction.reuse import ReuseEviction
-from runtime.policy.eviction.s3_fifo import S3FifoEviction
 from runtime.policy.eviction.static import StaticEviction
 
 
@@ -37,12 +28,8 @@ def make_reuse_eviction(*, num_layers: int, num_experts: int) -> EvictionPolicy:
 EVICTIONS: Mapping[str, Callable[..., EvictionPolicy]] = MappingProxyType(
     {
         "belady": BeladyEviction,
-        "decayed-lfu": DecayedLfuEviction,
-        "fifo": FifoEviction,
         "first-layers": FirstLayersEviction,
         "fmoe": FmoeEviction,
-        "least-stale": LeastStaleEviction,
-        "lfru": LfruEviction,
         "lfu": LfuEviction,
         "lru": LruEviction,
         "moe-infinity-request": MoeInfinityRequestEviction,
@@ -50,7 +37,6 @@ EVICTIONS: Mapping[str, Callable[..., EvictionPolicy]] = MappingProxyType(
         "neighbour": NeighbourEviction,
         "regret": RegretEviction,
         "reuse": make_reuse_eviction,
-        "s3-fifo": S3FifoEviction,
         "static": StaticEviction,
     }
 )

@@ -1,6 +1,37 @@
 import cython
 
-from runtime.policy.eviction.decayed_lfu cimport DecayedCounts
+
+cdef class DecayedCounts:
+    cdef Py_ssize_t _num_experts, _num_arms
+    cdef public object decay_A, score_LEA
+    cdef object _weight_A, _total_A
+    cdef double[:, :, ::1] view_LEA
+    cdef double[::1] most_A
+
+    cpdef begin_step(self)
+    cpdef on_routed(self, Py_ssize_t layer, tokens_per_expert)
+    @cython.locals(k=Py_ssize_t, e=Py_ssize_t, a=Py_ssize_t, share=double)
+    cpdef _add_uses(self, Py_ssize_t layer, list chosen, list tokens_K, double most,
+                    const double[::1] weight_A)
+    cpdef shares_of_arm(self, Py_ssize_t layer, Py_ssize_t arm)
+    @cython.locals(e=Py_ssize_t, most=double)
+    cpdef write_shares(self, Py_ssize_t layer, Py_ssize_t arm, double[::1] share_E)
+
+
+cdef class LayerGhost:
+    cdef public Py_ssize_t num_slots
+    cdef Py_ssize_t _num_experts, _num_arms
+    cdef object _resident_EA, _no_hits_A, _hits_A
+    cdef unsigned char[:, ::1] _is_resident_EA
+    cdef long long[::1] _num_hits_A
+    cdef double[::1] _tie_E, _key_E, _lowest_E
+
+    cpdef serve(self, list chosen_K, score_EA)
+    @cython.locals(a=Py_ssize_t, e=Py_ssize_t, num_hits=Py_ssize_t, num_absent=Py_ssize_t,
+                   num_dropped=Py_ssize_t, least=double, missed=bint)
+    cpdef _serve(self, list chosen_K, const double[:, :] score_EA)
+    @cython.locals(e=Py_ssize_t, i=Py_ssize_t, num_kept=Py_ssize_t, key=double)
+    cpdef double _find_least(self, Py_ssize_t rank) except? -1
 
 
 cdef class UseShares:
@@ -22,3 +53,15 @@ cdef class UseShares:
     cpdef _write_shares(self, Py_ssize_t layer, double[:, ::1] share_EA)
     cpdef of_layer(self, Py_ssize_t layer)
     cpdef decayed(self, Py_ssize_t layer, double decay)
+
+
+cdef class DistanceDiscount:
+    cdef Py_ssize_t _num_layers, _num_experts
+    cdef readonly object score_LE
+    cdef object _slowed_LE
+    cdef double[:, ::1] _view_LE, _share_LE, _distance_LL
+
+    @cython.locals(e=Py_ssize_t, least=double)
+    cpdef set_shares(self, Py_ssize_t layer, const double[:] share_E)
+    @cython.locals(layer=Py_ssize_t, e=Py_ssize_t, distance=double, share=double)
+    cpdef compute(self, Py_ssize_t layer_now)

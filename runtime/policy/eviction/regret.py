@@ -1,19 +1,26 @@
 """Eviction without training: the best of several counts, chosen by what each would have hit.
 
-Shape suffixes: L layers, E experts, A arms.
+From top to bottom: counts of uses that decay, small caches of ids that tell which counts would have
+hit most, both together as the share of steps that use an expert, the discount by the time until its
+layer comes, and the policy.
+
+Shape suffixes: L layers, E experts, A arms, K experts chosen in the step.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from predictors.base import Ints
-from runtime.policy.eviction.decayed_lfu import DECAYS, DecayedCounts
-from runtime.policy.eviction.distance_discount import DistanceDiscount
-from runtime.policy.eviction.ghost_caches import GhostCaches
 from runtime.policy.eviction.protocol import EvictionOrder, EvictionPolicy
 from runtime.policy.eviction.score_order import COMPILED, ScoreOrder, Scores, view_scores
+
+DECAYS = (0.5, 0.8, 0.9, 0.95, 0.98, 1.0)
+"""Factors per step. Up to .5 the last step to use an expert decides, as in LRU; 1 is LFU."""
+
+LARGEST_WEIGHT = 1e100
+"""Scores are rescaled above this weight: sums stay far from the largest double."""
 
 BLENDED = {0.5: 0.2, 0.9: 0.3, 0.98: 0.5}
 """Decays and weights of the arm `blend`: an expert used lately and one used often both stay."""
@@ -28,6 +35,231 @@ SURE = 2.0
 """Standard deviations by which an arm must lead to be followed: with less, the arms changed by
 chance, and at a budget of 10 % the hit rate fell from .588 to .560 (Qwen3-30B-A3B's routing) and
 from .399 to .365 (the reference model's)."""
+
+MEMORY = 0.998
+"""Factor per step on the arms' past hits: a memory of some five hundred steps, which notices a
+change and does not swap two equally good arms back and forth."""
+
+NUM_SAMPLED_LAYERS = 4
+"""Layers with ghost caches, evenly spread; they stand for all layers."""
+
+LEAST_SHARE = 1e-6
+"""Share of steps that an expert without uses is given: far below one use in any log."""
+
+
+class DecayedCounts:
+    """Uses of each expert, weighted by `decay ** (steps since)`, for several decays.
+
+    The weight of a use is 1 where a step has one token, else the expert's tokens over those of the
+    busiest expert: a prefill requests almost all experts, and only their tokens tell them apart.
+    """
+
+    def __init__(self, *, num_layers: int, num_experts: int, decays: Sequence[float]):
+        self.decay_A = np.array(decays)
+        self._num_experts = num_experts
+        self._num_arms = len(decays)
+        self.score_LEA = np.zeros((num_layers, num_experts, len(decays)))
+        self.view_LEA = self.score_LEA
+        self._weight_A = np.ones(len(decays))
+        """The increment of a use in this step: it grows by 1 / decay per step, so that past uses
+        need not be touched to decay."""
+        self._total_A = np.zeros(len(decays))
+        """The score in this step of an expert that every step used, over the weight."""
+        self.most_A = np.ones(len(decays))
+        """The score in this step of an expert that every step used."""
+
+    def begin_step(self) -> None:
+        self._total_A = self._total_A * self.decay_A + 1.0
+        self._weight_A /= self.decay_A
+        if self._weight_A.max() > LARGEST_WEIGHT:
+            self.score_LEA /= self._weight_A
+            self._weight_A[:] = 1.0
+        self.most_A = self._weight_A * np.maximum(self._total_A, 1.0)
+
+    def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
+        if not tokens_per_expert:
+            return
+        chosen, tokens_K = list(tokens_per_expert), list(tokens_per_expert.values())
+        most = max(tokens_K)
+        if COMPILED:
+            self._add_uses(layer, chosen, tokens_K, most, self._weight_A)
+            return
+        if most == min(tokens_K):
+            self.score_LEA[layer, chosen] += self._weight_A
+        else:
+            share_K = np.array(tokens_K) / most
+            self.score_LEA[layer, chosen] += share_K[:, None] * self._weight_A
+
+    def _add_uses(
+        self, layer: int, chosen: list[int], tokens_K: list[int], most: float, weight_A: Scores
+    ) -> None:
+        for k in range(len(chosen)):
+            e, share = chosen[k], tokens_K[k] / most
+            for a in range(self._num_arms):
+                self.view_LEA[layer, e, a] += share * weight_A[a]
+
+    def shares(self, layer: int) -> NDArray[np.float64]:
+        """Returns `[E, A]`: the decayed share of past steps that used each expert, in [0, 1]."""
+        return np.asarray(self.score_LEA[layer] / self.most_A)
+
+    def shares_of_arm(self, layer: int, arm: int) -> NDArray[np.float64]:
+        """Returns `[E]`: one column of `shares`."""
+        if COMPILED:
+            share_E = np.empty(self._num_experts)
+            self.write_shares(layer, arm, share_E)
+            return share_E
+        return np.asarray(self.score_LEA[layer, :, arm] / self.most_A[arm])
+
+    def write_shares(self, layer: int, arm: int, share_E: Scores) -> None:
+        most = self.most_A[arm]
+        for e in range(self._num_experts):
+            share_E[e] = self.view_LEA[layer, e, arm] / most
+
+
+class GhostCaches:
+    """Follows the arm whose ghost caches have hit most, recent steps counting most.
+
+    An arm is a score per expert. In a few layers, each arm has a ghost cache, of ids only and as
+    large as the layer's share of the cache, on the same routing. Following the arm with the fewest
+    misses so far is what keeps regret small: the misses beyond those of the best arm. Arms chosen
+    by their realised hits are from LeCaR (Vietri et al., HotStorage 2018) and antirez/ds4 636,
+    sampled layers that stand for the rest from set dueling (Qureshi et al., ISCA 2007).
+
+    Args:
+        num_layers: Layers of the model.
+        num_experts: Experts of each layer.
+        num_arms: Scores to compare.
+        start: Arm to follow before anything was measured.
+        sure: Standard deviations of its hits, the square root of their number, by which another
+            arm must lead to be followed instead. The best of several equal arms leads by chance.
+    """
+
+    def __init__(
+        self, *, num_layers: int, num_experts: int, num_arms: int, start: int = 0, sure: float = 0.0
+    ):
+        self.arm = start
+        self._sure = sure
+        self._hits_A = np.zeros(num_arms)
+        num_sampled = min(NUM_SAMPLED_LAYERS, num_layers) if num_arms > 1 else 0
+        self.layers = {
+            (2 * i + 1) * num_layers // (2 * num_sampled): LayerGhost(num_experts, num_arms)
+            for i in range(num_sampled)
+        }
+
+    @property
+    def hits(self) -> float:
+        """Hits of the best arm."""
+        return float(self._hits_A.max())
+
+    def divide(self, num_slots: int, layers: range) -> None:
+        """Gives the ghosts of these layers their shares of `num_slots`."""
+        for layer in layers:
+            if layer in self.layers:
+                self.layers[layer].num_slots = max(1, num_slots // len(layers))
+
+    def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int], score_EA: Scores) -> None:
+        """Serves the chosen experts from the layer's ghosts, if it is sampled."""
+        ghost = self.layers.get(layer)
+        if ghost is not None:
+            self._hits_A += ghost.serve(list(tokens_per_expert), score_EA)
+
+    def end_step(self) -> None:
+        best = int(self._hits_A.argmax())
+        lead = self._hits_A[best] - self._hits_A[self.arm]
+        if lead > self._sure * self._hits_A[self.arm] ** 0.5:
+            self.arm = best
+        self._hits_A *= MEMORY
+
+
+class LayerGhost:
+    """The experts that one layer's share of the cache would hold under each arm."""
+
+    def __init__(self, num_experts: int, num_arms: int):
+        self.num_slots = num_experts
+        self._num_experts = num_experts
+        self._num_arms = num_arms
+        self._resident_EA = np.zeros((num_experts, num_arms), dtype=bool)
+        self._is_resident_EA = self._resident_EA.view(np.uint8)
+        self._no_hits_A = np.zeros(num_arms, dtype=np.int64)
+        self._hits_A = np.zeros(num_arms, dtype=np.int64)
+        self._num_hits_A = self._hits_A
+        # Distinct factors next to 1: equal scores must not make a ghost larger than its slots.
+        self._tie_E = 1.0 - 1e-9 * np.arange(num_experts)
+        self._key_E = np.empty(num_experts)
+        self._lowest_E = np.empty(num_experts)
+
+    def serve(self, chosen_K: list[int], score_EA: Scores) -> NDArray[np.int64]:
+        """Admits the chosen experts and evicts the lowest scores.
+
+        Returns `[A]` hits, to be read before the next call.
+        """
+        if COMPILED and len(chosen_K) < self.num_slots:
+            self._serve(chosen_K, score_EA)
+            return self._hits_A
+        is_hit_KA = self._resident_EA[chosen_K]
+        if len(chosen_K) >= self.num_slots:
+            # More than fits: the best of them stay, and the hits are no evidence of what to keep.
+            key_EA = np.full_like(score_EA, -1.0)
+            key_EA[chosen_K] = (score_EA * self._tie_E[:, None])[chosen_K]
+            self._keep(key_EA)
+            return self._no_hits_A
+        if not is_hit_KA.all():
+            key_EA = np.where(self._resident_EA, score_EA * self._tie_E[:, None], -1.0)
+            key_EA[chosen_K] = np.inf
+            self._keep(key_EA)
+        return np.add.reduce(is_hit_KA, axis=0, dtype=np.int64)
+
+    def _serve(self, chosen_K: list[int], score_EA: Scores) -> None:
+        """Does what `serve` does, arm by arm, and sets `_hits_A`."""
+        num_dropped, missed = self._num_experts - self.num_slots, False
+        for a in range(self._num_arms):
+            num_hits = 0
+            for e in chosen_K:
+                num_hits += self._is_resident_EA[e, a]
+            self._num_hits_A[a] = num_hits
+            missed = missed or num_hits < len(chosen_K)
+        if not missed:
+            return
+        for a in range(self._num_arms):
+            num_absent = 0
+            for e in range(self._num_experts):
+                if self._is_resident_EA[e, a]:
+                    self._key_E[e] = score_EA[e, a] * self._tie_E[e]
+                else:
+                    self._key_E[e] = -1.0
+                    num_absent += 1
+            for e in chosen_K:
+                self._key_E[e] = np.inf
+                num_absent -= not self._is_resident_EA[e, a]
+            least = self._find_least(num_dropped - num_absent) if num_dropped >= num_absent else 0.0
+            for e in range(self._num_experts):
+                self._is_resident_EA[e, a] = self._key_E[e] >= least
+
+    def _find_least(self, rank: int) -> float:
+        """Returns the key above which there are all but `rank` of those that are not negative."""
+        num_kept = 0
+        for e in range(self._num_experts):
+            key = self._key_E[e]
+            if key < 0.0 or (num_kept > rank and key >= self._lowest_E[rank]):
+                continue
+            i = min(num_kept, rank)
+            while i > 0 and self._lowest_E[i - 1] > key:
+                self._lowest_E[i] = self._lowest_E[i - 1]
+                i -= 1
+            self._lowest_E[i] = key
+            num_kept += 1
+        return self._lowest_E[rank]
+
+    def _keep(self, key_EA: Scores) -> None:
+        """Keeps the `num_slots` highest keys of each arm that are not negative."""
+        num_dropped = len(key_EA) - self.num_slots
+        if num_dropped <= 0:
+            np.greater_equal(key_EA, 0.0, out=self._resident_EA)
+            return
+        ascending_EA = key_EA.copy()
+        ascending_EA.partition(num_dropped, axis=0)
+        least_A = np.maximum(ascending_EA[num_dropped], 0.0)
+        np.greater_equal(key_EA, least_A, out=self._resident_EA)
 
 
 class UseShares:
@@ -118,6 +350,53 @@ class UseShares:
     def _ages(self, layer: int) -> NDArray[np.float64]:
         """Returns `[E]`: steps since the last use of each expert, the step of the use included."""
         return (self._step - np.asarray(self._last_step_LE[layer])) + 1.0
+
+
+class DistanceDiscount:
+    """Scores `1 / (1 / share + d / L)`, for layers that are `d` layers ahead.
+
+    That is the reciprocal of the expected time until the next use, in steps: an expert that every
+    second step uses is worth less where its layer has just been computed than where it is next.
+    Experts that were never used count as used once in a very long time, so that those of the
+    farthest layer go first among them, too.
+
+    Every score changes with every layer, so they are computed only where an expert is evicted.
+    """
+
+    def __init__(self, *, num_layers: int, num_experts: int):
+        self._num_layers = num_layers
+        self._num_experts = num_experts
+        self.score_LE = np.zeros((num_layers, num_experts))
+        """The scores that were computed last."""
+        self._view_LE = self.score_LE
+        self._share_LE = np.full((num_layers, num_experts), LEAST_SHARE)
+        self._slowed_LE = np.empty((num_layers, num_experts))
+        layers_L = np.arange(num_layers)
+        self._distance_LL = (layers_L - layers_L[:, None] - 1) % num_layers / num_layers
+        """How far ahead each layer is, as a share of a step, when a layer has been routed."""
+
+    def set_shares(self, layer: int, share_E: Scores) -> None:
+        """Sets the share of steps that use each of the layer's experts."""
+        if COMPILED:
+            least = LEAST_SHARE
+            for e in range(self._num_experts):
+                self._share_LE[layer, e] = max(share_E[e], least)
+        else:
+            np.maximum(share_E, LEAST_SHARE, out=self._share_LE[layer])
+
+    def compute(self, layer_now: int) -> None:
+        """Computes the scores after `layer_now` was routed; -1: when a step begins."""
+        if COMPILED:
+            for layer in range(self._num_layers):
+                distance = self._distance_LL[layer_now, layer]
+                for e in range(self._num_experts):
+                    share = self._share_LE[layer, e]
+                    self._view_LE[layer, e] = share / (share * distance + 1.0)
+            return
+        distance_L1 = self._distance_LL[layer_now][:, None]
+        np.multiply(self._share_LE, distance_L1, out=self._slowed_LE)
+        self._slowed_LE += 1.0
+        np.divide(self._share_LE, self._slowed_LE, out=self.score_LE)
 
 
 class RegretEviction(EvictionPolicy):

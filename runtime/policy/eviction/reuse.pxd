@@ -1,9 +1,7 @@
 import cython
 
-from runtime.policy.eviction.distance_discount cimport DistanceDiscount
-from runtime.policy.eviction.ghost_caches cimport LayerGhost
 from runtime.policy.eviction.protocol cimport EvictionPolicy
-from runtime.policy.eviction.regret cimport UseShares
+from runtime.policy.eviction.regret cimport DistanceDiscount, LayerGhost, UseShares
 from runtime.policy.eviction.score_order cimport ScoreOrder, copy_scores
 
 

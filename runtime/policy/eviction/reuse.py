@@ -9,10 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictors.base import Floats, Ints
-from runtime.policy.eviction.distance_discount import DistanceDiscount
-from runtime.policy.eviction.ghost_caches import MEMORY, LayerGhost
 from runtime.policy.eviction.protocol import EvictionOrder, EvictionPolicy, Expert, Probabilities
-from runtime.policy.eviction.regret import UseShares
+from runtime.policy.eviction.regret import MEMORY, DistanceDiscount, LayerGhost, UseShares
 from runtime.policy.eviction.score_order import (
     COMPILED,
     ScoreOrder,

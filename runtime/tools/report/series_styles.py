@@ -85,9 +85,6 @@ STYLES: Mapping[str, SeriesStyle] = MappingProxyType(
         "decayed-lfu": SeriesStyle("moss", "s", DASHED),
         "regret": SeriesStyle("blue", "H", DASHED, width=MIDDLE),
         "static": SeriesStyle("navy", ">", DASHED),
-        "lfru": SeriesStyle("teal", "P"),
-        "s3-fifo": SeriesStyle("red", "*", DASHED),
-        "fifo": SeriesStyle("brown", "p"),
         "least-stale": SeriesStyle("orange", "X"),
         "neighbour": SeriesStyle("cyan", "<"),
     }

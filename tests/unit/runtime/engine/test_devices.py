@@ -59,7 +59,7 @@ def held_where_they_belong(engine) -> list[int]:
         SystemConfig(),
         SystemConfig(prefetch=False, chunked=False, early_preemption=False, reordered=False),
         SystemConfig(reordered=False, per_layer=False),
-        SystemConfig(eviction="decayed-lfu", idle_prefetch=True, adaptive=True, per_layer=False),
+        SystemConfig(eviction="regret", idle_prefetch=True, adaptive=True, per_layer=False),
         SystemConfig(hot_first=True, drop_used=True),
     ],
     ids=["promoe", "on-demand", "in order", "filled", "klotski"],

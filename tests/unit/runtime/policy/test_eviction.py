@@ -59,13 +59,6 @@ def test_lru__uses_and_predictions_are_accesses():
     assert leaving(order) == [(0, 2), (0, 0), (0, 1)]
 
 
-def test_fifo__only_the_order_of_arrival_counts():
-    order = filled(policy_of("fifo"), ABC)
-    order.on_use((0, 0))
-    order.on_predict((0, 1))
-    assert leaving(order) == ABC
-
-
 def test_lfu__counts_requests_and_keeps_them_after_eviction():
     policy = policy_of("lfu")
     step(policy, {0: 9, 1: 1}, {})
@@ -129,30 +122,6 @@ def test_static__learns_its_set_when_it_is_given_none():
 def test_static__counts_of_another_model_are_refused():
     with pytest.raises(MoecastError, match=r"counts are \(1, 4\).*2 layers of 4 experts"):
         policy_of("static", counts=[[1, 2, 3, 4]])
-
-
-def test_least_stale__stale_before_current_then_the_farthest_turn():
-    policy = policy_of("least-stale", layers=4)
-    order = policy.make_order(num_slots=8, layers=range(4))
-    policy.begin_step(ONE)
-    for expert in [(3, 0), (0, 1), (2, 0), (1, 0), (0, 0)]:
-        order.on_admit(expert)
-    policy.begin_step(ONE)
-    policy.on_routed(0, {0: 1})
-    order.on_use((0, 0))
-    policy.on_routed(1, {0: 1})
-    order.on_use((1, 0))
-    order.on_predict((2, 0))
-    # Stale: (0, 1), whose layer is behind, then (3, 0), still to come. Current: layer 1 was just
-    # passed and comes last in the next pass, then layer 0, then the layer that is next.
-    assert leaving(order) == [(0, 1), (3, 0), (1, 0), (0, 0), (2, 0)]
-
-
-def test_least_stale__ties_go_to_the_first_admitted():
-    policy = policy_of("least-stale")
-    order = filled(policy, [(0, 2), (0, 1)])
-    policy.begin_step(ONE)
-    assert leaving(order) == [(0, 2), (0, 1)]
 
 
 def test_moe_infinity_sequence__ratio_times_layer_decay():
@@ -309,30 +278,6 @@ def test_belady__needs_the_future():
         policy_of("belady")
 
 
-def test_decayed_lfu__weights_experts_by_their_tokens():
-    policy = policy_of("decayed-lfu", layers=1, decays=[0.5])
-    step(policy, {0: 2, 1: 8, 2: 4})
-    step(policy, {3: 1})
-    step(policy, {0: 1})
-    order = filled(policy, [(0, e) for e in (3, 1, 2, 0)], layers=1)
-    # (2/8)/4 + 1, 1/4, (4/8)/4, 1/2.
-    assert leaving(order) == [(0, 2), (0, 1), (0, 3), (0, 0)]
-
-
-def test_decayed_lfu__long_runs_do_not_overflow():
-    policy = policy_of("decayed-lfu", layers=1, decays=[0.1])
-    for i in range(1_000):
-        step(policy, {i % 2: 1})
-    order = filled(policy, [(0, 1), (0, 0), (0, 2)], layers=1)
-    assert leaving(order) == [(0, 2), (0, 0), (0, 1)]
-
-
-@pytest.mark.parametrize("decays", [[], [0.0], [1.5]])
-def test_decayed_lfu__impossible_decays_are_refused(decays):
-    with pytest.raises(MoecastError, match="each in"):
-        policy_of("decayed-lfu", decays=decays)
-
-
 @pytest.mark.parametrize("per_layer", [True, False])
 @pytest.mark.parametrize("name", sorted(EVICTIONS))
 def test_policies__keep_what_fits_and_are_deterministic(name, per_layer):
@@ -354,7 +299,7 @@ def test_policies__keep_what_fits_and_are_deterministic(name, per_layer):
 def test_eviction_policy__unknown_names_and_options_list_the_known():
     with pytest.raises(MoecastError, match=r"'lruu'.*Did you mean 'lru'"):
         policy_of("lruu")
-    with pytest.raises(MoecastError, match="decayed-lfu, fifo.*regret, reuse, s3-fifo, static"):
+    with pytest.raises(MoecastError, match="first-layers, fmoe.*regret, reuse, static"):
         policy_of("?")
     with pytest.raises(MoecastError, match=r"option of static.*'count'.*buffers, counts, warmup"):
         policy_of("static", count=3)
@@ -382,53 +327,4 @@ def test_lfu__an_evicted_expert_starts_again_from_zero():
         step(policy, chosen)
     order.on_remove((0, 0))
     order.on_admit((0, 0))
-    assert leaving(order) == [(0, 0), (0, 1), (0, 2)]
-
-
-def test_lfru__frequency_counts_less_the_longer_ago():
-    policy = policy_of("lfru", layers=1)
-    order = filled(policy, ABC, layers=1)
-    for chosen in ({0: 1}, {0: 1}, {0: 1}, {1: 1}, {2: 1}, {2: 1}):
-        step(policy, chosen)
-    # 3 / (3 + 1), 1 / (2 + 1) and 2 / (0 + 1).
-    assert leaving(order) == [(0, 1), (0, 0), (0, 2)]
-
-
-def s3_fifo_order(slots: int, residents: Iterable[Expert]) -> EvictionOrder:
-    order = policy_of("s3-fifo", experts=16).make_order(num_slots=slots, layers=range(2))
-    for expert in residents:
-        order.on_admit(expert)
-    return order
-
-
-def test_s3_fifo__evicts_what_was_used_once_first():
-    order = s3_fifo_order(4, ABC)
-    for _ in range(2):
-        order.on_use((0, 0))
-    assert leaving(order) == [(0, 1), (0, 2), (0, 0)]
-
-
-def test_s3_fifo__an_expert_that_returns_goes_to_the_main_queue():
-    order = s3_fifo_order(4, ABC)
-    order.on_remove((0, 0))
-    order.on_admit((0, 0))
-    assert leaving(order) == [(0, 1), (0, 2), (0, 0)]
-
-
-def test_s3_fifo__a_use_gives_another_round_in_the_main_queue():
-    order = s3_fifo_order(4, ABC)
-    for expert in ABC:
-        order.on_remove(expert)
-        order.on_admit(expert)
-    order.on_use((0, 0))
-    assert leaving(order) == [(0, 1), (0, 2), (0, 0)]
-
-
-def test_s3_fifo__forgets_the_oldest_evicted_experts():
-    order = s3_fifo_order(2, [])
-    for expert in ABC:
-        order.on_admit(expert)
-        order.on_remove(expert)
-    for expert in ABC:  # the ghost queue holds the last one only
-        order.on_admit(expert)
     assert leaving(order) == [(0, 0), (0, 1), (0, 2)]

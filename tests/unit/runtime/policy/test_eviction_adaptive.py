@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from runtime.policy.eviction.decayed_lfu import DECAYS
-from runtime.policy.eviction.distance_discount import DistanceDiscount
-from runtime.policy.eviction.regret import UseShares
+from runtime.policy.eviction.protocol import EvictionPolicy
+from runtime.policy.eviction.regret import DECAYS, DecayedCounts, DistanceDiscount, UseShares
+from runtime.policy.eviction.score_order import ScoreOrder, view_scores
 from tests.builders.arena import policy_of, random_routing, serve
 
 
@@ -23,31 +23,34 @@ def drifting(steps: int) -> list:
     return [[sorted((step // 4 + i) % 32 for i in (0, 1, 3, 6))] for step in range(steps)]
 
 
-def test_decayed_lfu__follows_the_best_decay():
-    def misses(routing, decays):
-        policy = policy_of("decayed-lfu", layers=1, experts=32, decays=decays)
-        return sum(map(len, serve(policy, routing, slots=8, per_layer=True))), policy.arm
+class FadingEviction(EvictionPolicy):
+    """LFU whose counts decay."""
 
-    for routing, best, worst in [(drifting(800), 0.5, 1.0), (stable(800), 1.0, 0.5)]:
-        least, most = misses(routing, [best])[0], misses(routing, [worst])[0]
-        found, arm = misses(routing, [0.5, 1.0])
-        assert [0.5, 1.0][arm] == best
-        assert least <= found < least + 0.1 * (most - least)
-    assert misses(drifting(800) + stable(1600), [0.5, 1.0])[1] == 1
-    assert misses(stable(800) + drifting(1600), [0.5, 1.0])[1] == 0
+    def __init__(self, decay):
+        self._counts = DecayedCounts(num_layers=1, num_experts=32, decays=[decay])
+
+    def make_order(self, *, num_slots, layers):
+        scores = view_scores(self._counts.score_LEA, layers)
+        return ScoreOrder(scores, layers=layers, num_experts=32)
+
+    def begin_step(self, requests_T):
+        self._counts.begin_step()
+
+    def on_routed(self, layer, tokens_per_expert):
+        self._counts.on_routed(layer, tokens_per_expert)
 
 
 def test_regret__misses_hardly_more_than_the_best_arm():
     """Of LRU, LFU and decays between, on routing that favours either, and after a change."""
 
-    def misses(name, routing, **options):
-        policy = policy_of(name, layers=1, experts=32, **options)
+    def misses(policy, routing):
         return sum(map(len, serve(policy, routing, slots=8, per_layer=True)))
 
     changing = stable(800) + drifting(800)
     for routing in (drifting(800), stable(800), changing):
-        arms = [misses("decayed-lfu", routing, decays=[decay]) for decay in DECAYS]
-        assert misses("regret", routing) <= min(arms) + 0.1 * (max(arms) - min(arms))
+        arms = [misses(FadingEviction(decay), routing) for decay in DECAYS]
+        found = misses(policy_of("regret", layers=1, experts=32), routing)
+        assert found <= min(arms) + 0.1 * (max(arms) - min(arms))
 
 
 def test_regret__follows_an_arm_only_if_it_surely_hits_more():
@@ -76,6 +79,24 @@ def test_discount__is_the_time_until_the_layer_comes():
     )
     never_L = score_LE[:, 1]
     assert never_L[2] > never_L[3] > never_L[0] > never_L[1] > 0
+
+
+def test_decayed_counts__weight_experts_by_their_tokens():
+    counts = DecayedCounts(num_layers=1, num_experts=4, decays=[0.5])
+    for tokens in ({0: 2, 1: 8, 2: 4}, {3: 1}, {0: 1}):
+        counts.begin_step()
+        counts.on_routed(0, tokens)
+    # (2/8)/4 + 1, 1/4, (4/8)/4, 1/2 of 1.75.
+    expected = np.array([1.0625, 0.25, 0.125, 0.5]) / 1.75
+    assert counts.shares(0)[:, 0].tolist() == pytest.approx(expected.tolist())
+
+
+def test_decayed_counts__long_runs_do_not_overflow():
+    counts = DecayedCounts(num_layers=1, num_experts=3, decays=[0.1])
+    for step in range(1_000):
+        counts.begin_step()
+        counts.on_routed(0, {step % 2: 1})
+    assert counts.shares(0)[:, 0].tolist() == pytest.approx([1 / 11, 10 / 11, 0.0])
 
 
 def test_use_shares__are_decayed_shares_of_steps():

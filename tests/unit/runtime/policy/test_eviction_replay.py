@@ -142,7 +142,7 @@ def test_replay__belady_knows_the_future_of_an_iterator():
 def test_replay__options_reach_the_policy():
     routing = random_routing(4, steps=40, layers=2, experts=8, top_k=2)
     steps = [Step(0, [[layer] for layer in layers]) for layers in routing]
-    lfu = run(steps, eviction="decayed-lfu", eviction_options={"decays": [1.0]})
-    assert lfu.total.misses != run(steps, eviction="decayed-lfu").total.misses
+    forgetful = run(steps, eviction="lfu", eviction_options={"reset_on_eviction": True})
+    assert forgetful.total.misses != run(steps, eviction="lfu").total.misses
     with pytest.raises(ValueError, match="option of lru eviction 'decays'"):
         run(steps, eviction_options={"decays": [1.0]})

@@ -59,9 +59,7 @@ def test_placement__divides_every_layer_evenly(num_devices):
 @given(
     seed=st.integers(0, 2**16),
     num_devices=st.integers(1, 4),
-    eviction=st.sampled_from(
-        ["lru", "lfu", "decayed-lfu", "static", "moe-infinity-request", "reuse"]
-    ),
+    eviction=st.sampled_from(["lru", "lfu", "regret", "static", "moe-infinity-request", "reuse"]),
 )
 @settings(max_examples=60, deadline=None)
 def test_multi_device_cache__keeps_experts_on_their_device(seed, num_devices, eviction):
