@@ -9,7 +9,7 @@ from predictors.base import Predictor
 from predictors.metrics import Phase
 from predictors.registry import REUSE_PREDICTORS
 from predictors.spec import ModelSpec
-from predictors.text_table import TextTable
+from predictors.table import Table
 from runtime.config import SystemConfig
 from runtime.policy.counters import sum_counters
 from runtime.presets import load_system
@@ -198,11 +198,10 @@ def gap_closed(low: float | None, rate: float | None, high: float | None) -> flo
     return (rate - low) / (high - low)
 
 
-def gap_table(tables: PolicyTables) -> TextTable:
-    """Return hit rate (share of the gap) while decoding, a section for each stream and arena."""
-    rows: list[list[str] | str] = []
+def gap_table(tables: PolicyTables) -> Table:
+    """Return hit rate (share of the gap) while decoding, for each stream and arena."""
+    rows: list[list[str]] = []
     for name, by_budget in tables.items():
-        rows.append(name)
         for policy in by_budget[BUDGETS[0]]:
             cells = []
             for budget in BUDGETS:
@@ -210,5 +209,5 @@ def gap_table(tables: PolicyTables) -> TextTable:
                 shown = "-" if rates.decode is None else f"{rates.decode:.3f}"
                 gap = rates.decode_gap_closed
                 cells.append(shown if gap is None else f"{shown} ({gap:.0%})")
-            rows.append([policy, *cells])
-    return TextTable(columns=["eviction policy", *BUDGETS], rows=rows)
+            rows.append([name, policy, *cells])
+    return Table.of(["requests, arena", "eviction policy", *BUDGETS], rows, left=2)

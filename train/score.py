@@ -11,7 +11,7 @@ from rich.console import Console
 from collect.traces import Trace
 from predictors.errors import NegativeResult
 from predictors.registry import REUSE_PREDICTORS
-from predictors.text_table import TextTable
+from predictors.table import Table
 from runtime.config import ModelConfig
 from runtime.presets import describe_choice
 from runtime.sim.hardware import Hardware
@@ -188,9 +188,9 @@ def print_figures(results: dict[str, Any], trace: Trace, verdicts: Sequence[Verd
     rows = len(trace.rows("held_out")) if results["trace"]["split"] else trace.num_tokens
     print_line(f"{results['entry']} on {which}, {rows:,} tokens of {trace.where}")
     card, here = results["card"], results["here"]
-    TextTable(
-        columns=["", "card", "here", "here - card"],
-        rows=[
+    Table.of(
+        ["", "card", "here", "here - card"],
+        [
             [
                 name.replace("_", " "),
                 format_figure(card.get(name)),

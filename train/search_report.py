@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from predictors.run_folder import ENTRIES
-from predictors.text_table import TextTable
+from predictors.table import Table
 from runtime.tools.report.figures import LIGHT, render_figure
 
 if TYPE_CHECKING:
@@ -35,9 +35,9 @@ def report(folder: Path, trials: Sequence[Mapping[str, Any]], objective: str) ->
     ]
     with (folder / "sweep.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([["trial", *names, objective], *rows])
-    TextTable(
-        columns=["trial", *names, objective],
-        rows=[[format_value(value) for value in row] for row in rows[:SHOWN]],
+    Table.of(
+        ["trial", *names, objective],
+        [[format_value(value) for value in row] for row in rows[:SHOWN]],
         elsewhere=f"{folder / 'sweep.csv'} has them",
     ).print(Console())
     png = render_figure(

@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 
 from predictors.metrics import DEFINITIONS
-from predictors.text_table import TextTable
+from predictors.table import Table
 
 SHOWN = ("accuracy", "predicted", "replay_accuracy", "fetch_rate", "good_pred", "resident")
 
@@ -29,7 +29,7 @@ def size(num_bytes: int) -> str:
     return f"{num_bytes} B"
 
 
-def summary_table(results: Mapping[str, Mapping[str, Any]]) -> TextTable:
+def summary_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
     """Returns a table with a row for each predictor.
 
     Columns: accuracy, then for each machine (numbered) FetchRate, GoodPred over all layers and over
@@ -55,9 +55,9 @@ def summary_table(results: Mapping[str, Mapping[str, Any]]) -> TextTable:
             cell(None if shifted is None else shifted["mean_accuracy"]),
         ]
         rows.append([name, *cells])
-    return TextTable(
-        columns=columns,
-        rows=rows,
+    return Table.of(
+        columns,
+        rows,
         importance=("acc", "good 1", "fetch 1", "us", "bytes", "shifted"),
         elsewhere="results.json and report/report.html have them",
     )

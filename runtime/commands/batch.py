@@ -9,7 +9,7 @@ from rich.console import Console
 from transformers import PreTrainedModel
 
 from predictors.files import expand_home
-from predictors.text_table import TextTable
+from predictors.table import Table
 from predictors.units import MIB
 from runtime.commands.progress import print_auto_budget, print_line, progress
 from runtime.engine.memory import freeze_objects, peak_memory_bytes
@@ -181,7 +181,7 @@ def show_plan(console: Console, planned: PlannedRun) -> None:
     ]
     title = f"group of n={plan.n} batches (Klotski, section 7, inequalities 4 to 7)"
     columns = ("inequality", "condition", "computation", "transfers", "hidden")
-    table = TextTable(title=title, columns=columns, rows=cells, left=2, importance=columns[::-1])
+    table = Table.of(columns, cells, title=title, left=2, importance=columns[::-1])
     table.print(console)
     print_line(
         console,

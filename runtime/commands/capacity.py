@@ -8,7 +8,7 @@ from rich.console import Console
 
 from predictors.base import Predictor
 from predictors.spec import ModelSpec
-from predictors.text_table import TextTable
+from predictors.table import Table
 from predictors.units import GIB
 from runtime.commands.progress import print_line, progress
 from runtime.config import DoctorConfig, ShapeConfig
@@ -176,17 +176,17 @@ def format_value(key: str, value: Any) -> str:
 IMPORTANCE = ("machines", "users each", "budget", "TPOT", "TTFT", "hits", "memory")
 
 
-def make_capacity_table(rows: list[CapacityRow]) -> TextTable:
+def make_capacity_table(rows: list[CapacityRow]) -> Table:
     """Make a table with a line for each machine that can serve the load."""
     cells = [
         [format_value(key, getattr(row, key)) for key in COLUMNS.values()]
         for row in rows
         if row.error is None
     ]
-    return TextTable(
+    return Table.of(
+        list(COLUMNS),
+        cells,
         title="requirements on each machine (simulated)",
-        columns=list(COLUMNS),
-        rows=cells,
         importance=IMPORTANCE,
         elsewhere="results.json and report.html have them",
     )

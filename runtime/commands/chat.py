@@ -166,7 +166,7 @@ class ChatTerminal:
             case "/stats":
                 config, stats = self.config, self.handle.stats()
                 table = make_stats_table(stats, budget=config.budget, system=config.system.name)
-                self.console.print(table)
+                table.print(self.console)
             case "/help":
                 self.console.print(HELP, markup=False)
             case other:

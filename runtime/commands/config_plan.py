@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from predictors.text_table import TextTable
+from predictors.table import Table
 from predictors.units import GIB, MIB
 from runtime.commands.pack import choose_coding
 from runtime.commands.progress import print_line
@@ -36,7 +36,6 @@ from runtime.tools.doctor.config_plan import (
     count_parameters,
     plan_formats,
 )
-from runtime.tools.report.tables import fact_table
 
 DTYPE = "bfloat16"
 QUANTISED = (Quantise.INT8, Quantise.INT4)
@@ -145,14 +144,13 @@ def print_plan(
         f"{limits.memory_bytes_per_second / GIB:.1f} GiB/s",
         "disk": f"{disk} in direct reads of an expert's size",
     }
-    console.print(fact_table(f"{chosen.name} from its configuration, without weights", facts))
-    console.print()
+    Table.facts(facts, f"{chosen.name} from its configuration, without weights").print(console)
     columns = (
         *("experts in", "one", "all", "with others", "least budget", "budget here"),
         *("hits", "reads per token", "TPOT at least"),
     )
     cells = [list_cells(plan) for plan in plans]
-    TextTable(title="experts by format", columns=columns, rows=cells).print(console)
+    Table.of(columns, cells, title="experts by format").print(console)
     print_line(
         console,
         "hits: the share of the experts in memory, as if all were equally likely; real routing is "

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from transformers import PreTrainedModel
 
 from predictors.spec import ModelSpec
-from predictors.text_table import TextTable
+from predictors.table import Table
 from predictors.units import GIB, MIB
 from runtime.commands import capacity, config_plan
 from runtime.commands.capacity import SPARE_PROMPTS, load_forecaster
@@ -38,7 +37,6 @@ from runtime.store.on_demand import OnDemandReader
 from runtime.tools.doctor.budget_sweep import sweep_budgets
 from runtime.tools.doctor.model_files import check_files
 from runtime.tools.doctor.routing_recorder import record_routing
-from runtime.tools.report.tables import fact_table
 from runtime.tools.verify.reference import token_prompts
 
 STAGES = 4
@@ -165,8 +163,7 @@ def sweep(
 
 def print_report(console: Console, chosen: ModelConfig, report: dict[str, Any]) -> None:
     """Print machine, model, bandwidths, the budget sweep and a suggested budget."""
-    console.print(make_facts_table(chosen.name, report))
-    console.print()
+    make_facts_table(chosen.name, report).print(console)
     print_bandwidths(console, report["bandwidth"])
     if report["outlook"] is None:
         print_line(console, f"no estimates: {report['outlook_rests_on']}")
@@ -202,7 +199,7 @@ def make_facts_table(name: str, report: dict[str, Any]) -> Table:
         f"{model['expert_format']}, together {format_bytes(model['experts_bytes'])}",
         "other weights": format_bytes(model["non_expert_bytes"]),
     }
-    return fact_table(f"{name} on this machine", rows)
+    return Table.facts(rows, f"{name} on this machine")
 
 
 def print_bandwidths(console: Console, bandwidth: dict[str, Any]) -> None:
@@ -219,12 +216,12 @@ def print_bandwidths(console: Console, bandwidth: dict[str, Any]) -> None:
         for row in bandwidth["disk"]
     ]
     columns = ("read size", "direct (as the runtime)", "cold page cache", "page cache")
-    TextTable(title="reads of the model's files", columns=columns, rows=cells).print(console)
+    Table.of(columns, cells, title="reads of the model's files").print(console)
     print_line(console, "; ".join(rates))
     console.print()
 
 
-def make_budget_table(rows: list[dict[str, Any]]) -> TextTable:
+def make_budget_table(rows: list[dict[str, Any]]) -> Table:
     """Make the table of memory and speed at each budget."""
     columns = ("budget", "system", "TPOT", "hits", "stalled", "experts", "process")
     cells: list[list[str]] = []
@@ -241,7 +238,7 @@ def make_budget_table(rows: list[dict[str, Any]]) -> TextTable:
             cells.append([shown, name, speed, *shares, *sizes])
             shown, sizes = "", ["", ""]
     title = "estimates for each budget (simulated)"
-    return TextTable(title=title, columns=columns, rows=cells, left=2)
+    return Table.of(columns, cells, title=title, left=2)
 
 
 def format_share(value: float | None) -> str:

@@ -96,9 +96,8 @@ def run(config: GenerateConfig) -> dict[str, Any]:
             with force_routing(find_moe_layers(plain), config.routing):
                 reference = generate(plain, prompt_tokens, config)
     answer = times.as_dict()
-    notes.print(
-        make_stats_table(stats, budget=config.budget, system=config.system.name, answer=answer)
-    )
+    table = make_stats_table(stats, budget=config.budget, system=config.system.name, answer=answer)
+    table.print(notes)
     if reference is not None:
         if reference != tokens:
             raise ReferenceMismatch(

@@ -2,10 +2,8 @@
 
 from typing import Any
 
-from rich.table import Table
-
+from predictors.table import Table
 from predictors.units import MIB
-from runtime.tools.report.tables import fact_table
 
 
 def _share(value: float | None) -> str:
@@ -43,8 +41,7 @@ def make_stats_table(
         prefill = f"{_milliseconds(first)}, {_rate(answer['num_prompt_tokens'], first)}"
         if num_tokens > 1:
             decode = f"{_rate(num_tokens - 1, answer['seconds'] - first)}, {decode}"
-    return fact_table(
-        f"system {system}, budget {budget}",
+    return Table.facts(
         {
             "prefill: time to first token (TTFT)": prefill,
             "decode: time per output token (TPOT), median": decode,
@@ -62,4 +59,5 @@ def make_stats_table(
             "memory for experts": _mebibytes(stats["arena_bytes"]),
             "peak memory of the process": _mebibytes(stats["peak_memory_bytes"]),
         },
+        f"system {system}, budget {budget}",
     )

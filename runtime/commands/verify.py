@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
-from predictors.text_table import TextTable
+from predictors.table import Table
 from predictors.units import MIB
 from runtime.commands.progress import print_line, progress
 from runtime.config import VerifyModelConfig
@@ -31,7 +31,7 @@ def run(config: VerifyModelConfig) -> dict[str, Any]:
     return asdict(report)
 
 
-def exactness_table(report: VerifyReport) -> TextTable:
+def exactness_table(report: VerifyReport) -> Table:
     """Make the table of comparisons at each budget."""
     columns = ("budget", "logits at", "tokens", "bitwise equal", "largest difference", "misses")
     cells = [
@@ -46,10 +46,10 @@ def exactness_table(report: VerifyReport) -> TextTable:
         for row in report.rows
     ]
     title = f"{report.model} against {report.against}"
-    return TextTable(title=title, columns=columns, rows=cells, importance=columns[3:])
+    return Table.of(columns, cells, title=title, importance=columns[3:])
 
 
-def memory_table(rows: list[VerifyRow], model: str) -> TextTable:
+def memory_table(rows: list[VerifyRow], model: str) -> Table:
     """Make the table of the serving process's memory at each budget."""
     verdicts = {True: "within", False: "OVER", None: "not compared with"}
     cells = [
@@ -66,4 +66,4 @@ def memory_table(rows: list[VerifyRow], model: str) -> TextTable:
     ]
     columns = ("budget", "peak", "non-expert weights", "arena", "overhead", "limit")
     title = f"memory of the process that served {model}, MiB"
-    return TextTable(title=title, columns=columns, rows=cells, importance=columns[4:])
+    return Table.of(columns, cells, title=title, importance=columns[4:])

@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
-from predictors.text_table import TextTable
+from predictors.table import Table
 from runtime.tools.report.tables import (
     FigureColumn,
     Row,
@@ -129,15 +129,15 @@ def describe_sample(rows: Sequence[Row]) -> str:
     return f"{tokens} generated held-out tokens of {requests} requests"
 
 
-def full_table(title: str, rows: Sequence[Row]) -> TextTable:
+def full_table(title: str, rows: Sequence[Row]) -> Table:
     """Return the figures of one condition, the fastest system first."""
-    return TextTable(
-        title=title,
-        columns=["system", *(column.heading for column in FIGURES)],
-        rows=[
+    return Table.of(
+        ["system", *(column.heading for column in FIGURES)],
+        [
             [row["system"], *(column.text(row) for column in FIGURES)]
             for row in sorted(rows, key=lambda row: row["tpot_mean_ms"] or 0.0)
         ],
+        title=title,
         importance=IMPORTANCE,
         elsewhere=ELSEWHERE,
     )
@@ -162,7 +162,7 @@ def show(results: Mapping[str, Any], *, console: Console) -> None:
     rows = results["rows"]
     columns, body = winners_grid(results)
     title = "First in each cell (mean TPOT; systems that know the future are left out)"
-    TextTable(title=title, columns=columns, rows=body, left=2, elsewhere=ELSEWHERE).print(console)
+    Table.of(columns, body, title=title, left=2, elsewhere=ELSEWHERE).print(console)
     if results["tally"]["cells"]:
         print_tally(results, console)
     if len(rows) <= ROWS_SHOWN:
@@ -177,16 +177,14 @@ def show(results: Mapping[str, Any], *, console: Console) -> None:
             here = [row for row in rows if (row["hardware"], row["batch"]) == (hardware, batch)]
             title = f"{hardware}, batch {batch}: mean TPOT, ms; speed-up over {results['baseline']}"
             body = overview(here, budgets)
-            TextTable(
-                title=title, columns=["system", *budgets], rows=body, elsewhere=ELSEWHERE
-            ).print(console)
+            Table.of(["system", *budgets], body, title=title, elsewhere=ELSEWHERE).print(console)
         console.print("All figures: results.json and report.html", highlight=False)
     if results["known"]:
         columns, body = known_grid(results)
-        table = TextTable(
+        table = Table.of(
+            columns,
+            body,
             title="Share of the bound by known tokens",
-            columns=columns,
-            rows=body,
             left=2,
             elsewhere=ELSEWHERE,
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from predictors.text_table import TextTable
+from predictors.table import Table
 from zoo.card import format_figure
 from zoo.commands import print_line, summarize
 from zoo.comparison import (
@@ -61,16 +61,16 @@ def describe_version(entry: ZooEntry) -> str:
     return f"{manifest.name}@{manifest.digest[:12]}, made {manifest.created}, in {entry.where}"
 
 
-def comparison_table(title: str, pairs: Sequence[MetricPair]) -> TextTable:
+def comparison_table(title: str, pairs: Sequence[MetricPair]) -> Table:
     def signed(pair: MetricPair) -> str:
         difference = pair.difference
         if difference is None:
             return ""
         return f"{difference:+d}" if isinstance(difference, int) else f"{difference:+.4g}"
 
-    return TextTable(
-        columns=[title, "A", "B", "B - A"],
-        rows=[
+    return Table.of(
+        [title, "A", "B", "B - A"],
+        [
             [
                 pair.name.replace("_", " "),
                 format_figure(pair.first),

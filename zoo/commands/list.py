@@ -8,11 +8,9 @@ from typing import Any
 
 from rich.console import Console
 from rich.markdown import Markdown
-from rich.table import Table
-from rich.text import Text
 
+from predictors.table import Table
 from predictors.terminal import escape_controls
-from predictors.text_table import TextTable
 from zoo.card import format_figure
 from zoo.catalog import Zoo
 from zoo.commands import EntrySummary, print_line, summarize
@@ -86,11 +84,11 @@ def sort_value(metric: Any) -> float:
     return float(max(-1e308, min(1e308, metric))) if is_number else float("-inf")
 
 
-def entries_table(rows: list[EntrySummary], metric: str) -> TextTable:
+def entries_table(rows: list[EntrySummary], metric: str) -> Table:
     metrics = list(dict.fromkeys((metric, "accuracy", "good_pred")))
-    return TextTable(
-        columns=["name", "kind", *metrics, "size", "digest"],
-        rows=[
+    return Table.of(
+        ["name", "kind", *metrics, "size", "digest"],
+        [
             [
                 row.name,
                 row.kind,
@@ -121,9 +119,6 @@ def show(config: ShowConfig) -> dict[str, Any]:
             console.print(Markdown(body, hyperlinks=False))
         else:
             print_line(body.strip() + "\n")
-    table = Table(box=None, show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
     fields: dict[str, Any] = {
         "digest": manifest.digest,
         "found in": entry.where,
@@ -132,9 +127,7 @@ def show(config: ShowConfig) -> dict[str, Any]:
         "made": f"{manifest.created}, version {manifest.code_version}",
         "files": f"{len(manifest.files)}, {manifest.size / 2**20:.1f} MiB",
     }
-    for name, value in fields.items():
-        table.add_row(name, Text(escape_controls(str(value))))
-    console.print(table)
+    Table.facts(fields).print(console)
     return results
 
 

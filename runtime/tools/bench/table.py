@@ -1,11 +1,10 @@
 """Print the comparison as tables in the terminal."""
 
-import itertools
 from collections.abc import Sequence
 
 from rich.console import Console
 
-from predictors.text_table import TextTable
+from predictors.table import Table
 from runtime.tools.bench.rows import BenchRow
 from runtime.tools.intervals import Interval
 from runtime.tools.report.tables import (
@@ -93,16 +92,13 @@ def make_table(
     columns: Sequence[FigureColumn],
     rows: Sequence[BenchRow],
     importance: Sequence[str],
-) -> TextTable:
+) -> Table:
     """Make a table with a line per row; budget and batch are written where they change."""
     headings, body = make_cells(columns, rows)
-    for above, row in reversed(list(itertools.pairwise(body))):
-        if row[:2] == above[:2]:
-            row[:2] = ["", ""]
-    return TextTable(
+    return Table.of(
+        headings,
+        body,
         title=title,
-        columns=headings,
-        rows=body,
         left=3,
         importance=importance,
         elsewhere="results.json and report.html have them",

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rich.table import Table
-
 from predictors.units import MIB
 
 Row = Mapping[str, Any]
@@ -64,13 +62,3 @@ def mebibytes(value: float, digits: int = 1) -> str:
 
 
 whole_mebibytes = partial(mebibytes, digits=0)
-
-
-def fact_table(title: str, facts: Mapping[str, str]) -> Table:
-    """Return a table of names and values without headings."""
-    table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
-    table.add_column()
-    table.add_column(overflow="fold")
-    for name, value in facts.items():
-        table.add_row(name, value)
-    return table
