@@ -35,10 +35,6 @@ class Signal(StrEnum):
     """The numbers by which the chosen experts' outputs are multiplied; for recordings."""
 
 
-HORIZONS = (1, 2, 4, 8, 16)
-"""Tokens within which `predictors.next_use` forecasts that an expert is used again."""
-
-
 @dataclass(frozen=True)
 class Forecast:
     """Scores of one layer's experts, for each token of the step."""

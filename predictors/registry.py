@@ -22,7 +22,6 @@ from predictors.learned import (
     PreAttentionPredictor,
     StridePredictor,
 )
-from predictors.next_use import NextUsePredictor
 from predictors.residual import ResidualPredictor
 from predictors.reuse import ReusePredictor
 from predictors.spec import ModelSpec
@@ -42,7 +41,7 @@ CLASSES: tuple[type[Predictor], ...] = (
     CorrelationPredictor,
 )
 REUSE_PREDICTORS: Mapping[str, type[Predictor]] = MappingProxyType(
-    {cls.kind: cls for cls in (ReusePredictor, NextUsePredictor)}
+    {cls.kind: cls for cls in (ReusePredictor,)}
 )
 """Predictors that score experts for eviction, not for prefetching."""
 KINDS: Mapping[str, type[Predictor]] = MappingProxyType({cls.kind: cls for cls in CLASSES})

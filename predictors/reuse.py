@@ -9,7 +9,7 @@ Shape suffixes: T tokens, N those that are counted, D hidden size, L layers, E e
 fading sums of an expert, X = F E.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -109,27 +109,12 @@ class ReusePredictor(Predictor):
         files: Mapping[str, bytes],
         options: Mapping[str, Any],  # noqa: ARG003
     ) -> Self:
-        graphs, arrays = read_layer_networks(spec, files, kind=cls.kind, path_of_layer=network_path)
+        paths = {layer: network_path(layer) for layer in range(spec.num_layers)}
+        missing = [path for path in [*paths.values(), WEIGHTS] if path not in files]
+        if missing:
+            raise PredictorError(f"a {cls.kind} predictor needs {', '.join(missing[:3])}")
+        table = (spec.num_layers, spec.num_experts)
+        shapes = {"routers": (*table, spec.hidden_size), "biases": table}
+        arrays = read_tensors(files, shapes, kind=cls.kind)
+        graphs = {layer: files[path] for layer, path in paths.items()}
         return cls(spec, graphs, arrays["routers"], arrays["biases"])
-
-
-def read_layer_networks(
-    spec: ModelSpec,
-    files: Mapping[str, bytes],
-    *,
-    kind: str,
-    path_of_layer: Callable[[int], str],
-    others: Sequence[str] = (),
-) -> tuple[dict[int, bytes], dict[str, Floats]]:
-    """Returns the graph of each layer, and the arrays `routers [L, E, D]` and `biases [L, E]`.
-
-    Raises PredictorError if a file is missing, `others` included, or an array has another shape.
-    """
-    paths = {layer: path_of_layer(layer) for layer in range(spec.num_layers)}
-    missing = [path for path in [*others, *paths.values(), WEIGHTS] if path not in files]
-    if missing:
-        raise PredictorError(f"a {kind} predictor needs {', '.join(missing[:3])}")
-    table = (spec.num_layers, spec.num_experts)
-    shapes = {"routers": (*table, spec.hidden_size), "biases": table}
-    graphs = {layer: files[path] for layer, path in paths.items()}
-    return graphs, read_tensors(files, shapes, kind=kind)

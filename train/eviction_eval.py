@@ -35,6 +35,8 @@ POLICIES = (
 )
 """Eviction policies; the kinds of `REUSE_PREDICTORS` stand for `reuse` eviction by them."""
 BUDGETS = ("10%", "25%", "50%", "75%")
+PER_LAYER = "generated, per-layer"
+"""Replay of generated tokens, each layer with its own arena."""
 
 DEFINITION = (
     "hit rate: share of needed experts that are in the arena when their router asks, nothing "
@@ -196,6 +198,17 @@ def gap_closed(low: float | None, rate: float | None, high: float | None) -> flo
     if low is None or rate is None or high is None or high <= low:
         return None
     return (rate - low) / (high - low)
+
+
+def decode_figures(tables: PolicyTables, kind: str) -> dict[str, float | None]:
+    """Return a predictor's hit rates, and its shares of the gap, of generated tokens."""
+    figures: dict[str, float | None] = {}
+    for budget in BUDGETS:
+        rates = tables[PER_LAYER][budget][kind]
+        percent = budget.rstrip("%")
+        figures[f"hit_rate_{percent}"] = rates.decode
+        figures[f"gap_closed_{percent}"] = rates.decode_gap_closed
+    return figures
 
 
 def gap_table(tables: PolicyTables) -> Table:

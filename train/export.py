@@ -103,23 +103,6 @@ def network_graph(
     )
 
 
-def inward_graph(
-    weight_XF: NDArray, bias_F: NDArray, *, name: str, normaliser: Normaliser | None = None
-) -> bytes:
-    """Build `hidden [batch, X]` to `scores [batch, F]`: Gemm, Relu."""
-    return graph_bytes(
-        name,
-        [
-            helper.make_node("Gemm", [INPUT, "weight_in", "bias_in"], ["summed"]),
-            helper.make_node("Relu", ["summed"], [OUTPUT]),
-        ],
-        inputs={INPUT: ["batch", weight_XF.shape[0]]},
-        outputs={OUTPUT: ["batch", weight_XF.shape[1]]},
-        tensors={"weight_in": weight_XF, "bias_in": bias_F},
-        normaliser=normaliser,
-    )
-
-
 def skipping_graph(
     weight_XF: NDArray,
     bias_F: NDArray,

@@ -10,9 +10,7 @@ from predictors.baselines import TokenPredictor
 from predictors.config import ALL, PredictorConfig
 from predictors.errors import PredictorError
 from predictors.expert_map import DISTANCE, ExpertMapPredictor
-from predictors.next_use import NextUsePredictor
 from predictors.registry import FEED_FORWARD, KINDS, LEARNED, REUSE_PREDICTORS, predictor_class
-from predictors.reuse import ReusePredictor
 from predictors.spec import ModelSpec
 from train.errors import TrainError
 
@@ -25,23 +23,7 @@ The others take several times the work and twice the trace: they are trained onl
 
 WITH_REUSE = (ALL, "residual")
 """Selections that train a predictor for eviction as well: the system `moecast` prefetches what
-`residual` forecasts and evicts by `OWN_REUSE`."""
-
-OWN_REUSE = ReusePredictor.kind
-
-
-def reuse_kinds(kind: str) -> tuple[str, ...]:
-    """Returns the kinds for eviction that are trained with a selection, or as one.
-
-    With `residual`, that is the one of the system `moecast`.
-    """
-    if kind == ALL:
-        return tuple(REUSE_PREDICTORS)
-    return (kind if kind in REUSE_PREDICTORS else OWN_REUSE,)
-
-
-TOKEN_KINDS = (TokenPredictor.kind, NextUsePredictor.kind)
-"""Kinds that look at token ids; the other kinds with `Signal.TOKENS` look at their number."""
+`residual` forecasts and evicts by `reuse`."""
 
 RECORDED: Mapping[Signal, TraceSignal | None] = MappingProxyType(
     {
@@ -118,7 +100,7 @@ def leave_out_token_kinds(
     Raises:
         TrainError: the selected kind is one of them.
     """
-    blind = [kind for kind in kinds if kind in TOKEN_KINDS and not has_tokens]
+    blind = [] if has_tokens else [kind for kind in kinds if kind == TokenPredictor.kind]
     if config.kind in blind:
         raise TrainError(
             f"predictor={config.kind} needs token ids, which this trace does not have (a server "

@@ -1,23 +1,18 @@
-"""The networks behind `reuse`, one for each layer as one stack, and their training data.
+"""The networks behind `reuse`, one for each layer as one stack.
 
     value = sigmoid(features @ S + relu(features @ W + b) @ U + c)
     features = norm(gate input, fading counts, fading router probabilities)
 
 Cross-entropy with the value that came true, a number in [0, 1].
 
-Shape suffixes: L layers, N rows of a pool, B batch, D hidden size, X features, E experts, K top_k,
-F width or, of the fading counts, sums of an expert.
+Shape suffixes: L layers, B batch, D hidden size, X features, E experts, F width.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from collect.traces import Trace, TraceSignal
 from predictors.base import Floats, Predictor
 from predictors.fading import NUM_FADING
 from predictors.reuse import ReusePredictor
@@ -25,8 +20,8 @@ from predictors.spec import ModelSpec
 from train.data import Batch
 from train.export import skipping_graph
 from train.networks import SMALLEST_SCALE, uniform
-from train.past_routing import read_past, read_used
 from train.predictor_stack import PredictorStack, ReferenceScores
+from train.reuse_data import ReuseBatch
 
 KIND = "reuse"
 WIDTH = 256
@@ -120,67 +115,3 @@ class ReuseStack(PredictorStack):
     def answers(self, batch: Batch) -> Iterator[ReferenceScores]:  # noqa: ARG002
         """None: its answers depend on all tokens before, and are compared in its own test."""
         return iter(())
-
-
-GAMMA = 0.7
-"""Discount of a use one token later. .9 and .97 give slightly worse hit rates."""
-
-NOTHING = torch.empty(0)
-
-AHEAD = 24
-"""Rows behind a stretch that are looked at: .7 ** 24 is a five-thousandth."""
-
-
-@dataclass(frozen=True)
-class ReuseBatch(Batch):
-    """Gate inputs in `states`, with fading counts of the past and discounted uses of the future."""
-
-    fading_LBX: Tensor = NOTHING
-    """`[L, B, F E]`: the decaying means that the networks see."""
-    value_LBE: Tensor = NOTHING
-    """Share of the near future in which each expert is used, in [0, 1]."""
-
-    @classmethod
-    def of(cls, gate_LBD: Tensor, chosen: Tensor, fading: Tensor, value: Tensor) -> "ReuseBatch":
-        return cls(chosen, {TraceSignal.GATE_INPUT: gate_LBD}, fading_LBX=fading, value_LBE=value)
-
-    def take(self, rows: Tensor) -> "ReuseBatch":
-        """Return some of the rows."""
-        return ReuseBatch.of(
-            self.gate_LBD[:, rows],
-            self.chosen_LBK[:, rows],
-            self.fading_LBX[:, rows].float(),
-            self.value_LBE[:, rows],
-        )
-
-    def to(self, device: torch.device) -> "ReuseBatch":
-        moved = [self.gate_LBD, self.chosen_LBK, self.fading_LBX, self.value_LBE]
-        return ReuseBatch.of(*(tensor.to(device) for tensor in moved))
-
-
-def future(used_NLE: Floats, gamma: float) -> Floats:
-    """`(1 - gamma) / gamma * sum over t > 0 of gamma^t used(row + t)`, rows in order."""
-    value_NLE = np.zeros_like(used_NLE)
-    for row in range(len(used_NLE) - 2, -1, -1):
-        value_NLE[row] = gamma * value_NLE[row + 1] + (1 - gamma) * used_NLE[row + 1]
-    return value_NLE
-
-
-def read_stretch(
-    trace: Trace,
-    rows_N: NDArray[np.int64],
-    first: int,
-    last: int,
-    routers_LED: Floats,
-    biases_LE: Floats,
-) -> ReuseBatch:
-    """Rows `first..last` of `rows_N`, one request after another as a server without rest runs them.
-
-    A prompt counts token by token, as generated tokens do.
-    """
-    past = read_past(trace, rows_N, first, last, routers_LED, biases_LE)
-    used_NLE = read_used(trace, rows_N[first : last + AHEAD])
-    value_NLE = future(used_NLE, GAMMA)[: last - first]
-    return ReuseBatch.of(
-        past.gate_LBD, past.chosen_LBK, past.fading_LBX, torch.from_numpy(value_NLE.swapaxes(0, 1))
-    )

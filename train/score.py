@@ -19,11 +19,10 @@ from runtime.store.model_source import identity, resolve
 from train.accuracy import RequestAccuracy, accuracy_table, restart_predictor, score_layers
 from train.config import ScoreConfig
 from train.errors import TrainError
-from train.eviction_eval import BUDGETS, compare_policies
+from train.eviction_eval import compare_policies, decode_figures
 from train.find_trace import find_trace
 from train.kinds import collect_signals
 from train.replay import budget_slots, describe_machines, first_tokens, measure_fetching
-from train.reuse_training import PER_LAYER
 from train.reuse_training import SIGNALS as REUSE_SIGNALS
 from train.scoring import worst_layer
 from zoo.card import format_figure
@@ -174,13 +173,7 @@ def score_reuse(
     tables = compare_policies(
         trace, [predictor], hardware, num_tokens=config.replay_tokens, split=split
     )
-    figures: dict[str, float | None] = {}
-    for budget in BUDGETS:
-        rates = tables[PER_LAYER][budget][predictor.kind]
-        percent = budget.rstrip("%")
-        figures[f"hit_rate_{percent}"] = rates.decode
-        figures[f"gap_closed_{percent}"] = rates.decode_gap_closed
-    return figures
+    return decode_figures(tables, predictor.kind)
 
 
 def print_figures(results: dict[str, Any], trace: Trace, verdicts: Sequence[Verdict]) -> None:

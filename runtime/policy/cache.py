@@ -97,9 +97,9 @@ class ExpertCache:
         self.num_changes += 1
         self.policy.on_forecast(layer, probability_E)
 
-    def on_reuse_scores(self, layer: int, score_HE: Probabilities) -> None:
+    def on_reuse_scores(self, layer: int, score_1E: Probabilities) -> None:
         self.num_changes += 1
-        self.policy.on_reuse_scores(layer, score_HE)
+        self.policy.on_reuse_scores(layer, score_1E)
 
     def end_step(self) -> None:
         self.num_changes += 1

@@ -177,9 +177,9 @@ class DeviceCache:
         for tier in self._changing_tiers():
             tier.cache.on_forecast(layer, self._mask(layer, probability_E))
 
-    def on_reuse_scores(self, layer: int, score_HE: Probabilities) -> None:
+    def on_reuse_scores(self, layer: int, score_1E: Probabilities) -> None:
         for tier in self._changing_tiers():
-            tier.cache.on_reuse_scores(layer, self._mask(layer, score_HE))
+            tier.cache.on_reuse_scores(layer, self._mask(layer, score_1E))
 
     # ---- predictions
 

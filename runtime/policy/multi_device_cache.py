@@ -103,9 +103,9 @@ class MultiDeviceCache:
         for device in self.devices:
             device.on_forecast(layer, probability_E)
 
-    def on_reuse_scores(self, layer: int, score_HE: Probabilities) -> None:
+    def on_reuse_scores(self, layer: int, score_1E: Probabilities) -> None:
         for device in self.devices:
-            device.on_reuse_scores(layer, score_HE)
+            device.on_reuse_scores(layer, score_1E)
 
     def prefetch(
         self,

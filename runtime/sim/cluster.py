@@ -108,9 +108,9 @@ class SimulatedCluster:
         for simulator in self.simulators:
             simulator.on_tokens_routed(layer, experts_TK)
 
-    def on_reuse_scores(self, layer: int, score_HE: Floats) -> None:
+    def on_reuse_scores(self, layer: int, score_1E: Floats) -> None:
         for simulator in self.simulators:
-            simulator.on_reuse_scores(layer, score_HE)
+            simulator.on_reuse_scores(layer, score_1E)
 
     def start_load(self, num_bytes: int) -> None:
         """Starts a load of each device's share."""

@@ -183,8 +183,8 @@ class Simulator:
     def on_tokens_routed(self, layer: int, experts_TK: Ints) -> None:
         self._cache.on_tokens_routed(layer, experts_TK)
 
-    def on_reuse_scores(self, layer: int, score_HE: Floats) -> None:
-        self._cache.on_reuse_scores(layer, score_HE)
+    def on_reuse_scores(self, layer: int, score_1E: Floats) -> None:
+        self._cache.on_reuse_scores(layer, score_1E)
 
     def run_experts(
         self, layer: int, tokens_per_expert: dict[int, int], computed_after: float = 0.0

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from predictors.base import HORIZONS, Forecast, Predictor, Signal
+from predictors.base import Forecast, Predictor, Signal
 from runtime.config import SystemConfig
 from runtime.policy.build import build_device_cache, build_scheduler
 from runtime.policy.device_cache import DeviceCache
@@ -137,7 +137,7 @@ def run_replay(seed: int) -> dict[str, Any]:
         system=system,
         hardware=hardware,
         budget_slots=chance.randint(SPEC.top_k, 24),
-        reuse_predictor=RandomPredictor(seed + 1, num_rows=chance.choice([1, len(HORIZONS)])),
+        reuse_predictor=RandomPredictor(seed + 1, num_rows=1),
         observer=lambda *event: events.append(event),
     )
     return {

@@ -8,8 +8,7 @@ import pytest
 
 from configs.cli import main
 from configs.commands import TRAIN
-from predictors.base import HORIZONS
-from predictors.registry import REUSE_PREDICTORS
+from predictors.reuse import ReusePredictor
 from runtime.config import ModelConfig
 from runtime.store.model_source import identity
 from tests.builders.models import tiny_qwen2_moe
@@ -18,9 +17,8 @@ from train.eviction_eval import BUDGETS, POLICIES, gap_closed
 from zoo.load import load_predictor
 
 
-@pytest.mark.parametrize("kind", REUSE_PREDICTORS)
 def test_train_reuse__compares_every_policy_and_writes_an_entry(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tiny_qwen2_moe(tmp_path / "tiny", num_layers=4)
     model = ModelConfig(name="tiny", id=str(folder), dtype="float32")
@@ -29,7 +27,6 @@ def test_train_reuse__compares_every_policy_and_writes_an_entry(
     make_trace(tmp_path / "trace", spec=spec, requests_per_unit=60)
     arguments = [
         "reuse",
-        f"predictor={kind}",
         f"model.id={folder}",
         "model.name=tiny",
         f"trace={tmp_path / 'trace'}",
@@ -43,19 +40,18 @@ def test_train_reuse__compares_every_policy_and_writes_an_entry(
     for stream in results["hit_rates"].values():
         assert list(stream) == list(BUDGETS)
         for rates in stream.values():
-            others = set(REUSE_PREDICTORS) - {kind}
-            assert list(rates) == [policy for policy in POLICIES if policy not in others]
+            assert list(rates) == list(POLICIES)
             assert all(0 <= one["decode"] <= 1 for one in rates.values())
             assert all(one["decode"] <= rates["belady"]["decode"] + 1e-9 for one in rates.values())
             assert rates["lru"]["decode_gap_closed"] in (0.0, None)
     assert "gap closed" in capsys.readouterr().out
-    forecaster = load_predictor(results["entries"][kind], spec=spec)
-    assert isinstance(forecaster, REUSE_PREDICTORS[kind])
+    forecaster = load_predictor(results["entries"]["reuse"], spec=spec)
+    assert isinstance(forecaster, ReusePredictor)
     one = np.zeros(1, np.int64)
     forecaster.begin_step(one, one)
     forecaster.gate_input(2, np.zeros((1, 32), np.float32))
     (value,) = forecaster.routed(2, np.array([[1, 3]]), None)
-    assert value.scores_TE.shape == ({"reuse": 1, "next-use": len(HORIZONS)}[kind], 8)
+    assert value.scores_TE.shape == (1, 8)
 
 
 def test_gap_closed__is_nothing_where_there_is_no_gap() -> None:

@@ -5,7 +5,28 @@ from collections.abc import Callable
 import numpy as np
 from torch import Tensor
 
-from predictors.routing_history import find_match
+from predictors.base import Ints
+
+MATCHED = (4, 2)
+"""Numbers of tokens that have to be equal; the first that finds a place is taken."""
+
+
+def find_match(tokens: Ints, newest: int) -> tuple[int, int]:
+    """Return where the text that ends at `newest` ended before, and how many tokens are equal.
+
+    The last such place is taken; (-1, 0) if there is none.
+    """
+    for length in MATCHED:
+        start = length - 1
+        if newest <= start:
+            continue
+        is_equal = tokens[start:newest] == tokens[newest]
+        for back in range(1, length):
+            is_equal &= tokens[start - back : newest - back] == tokens[newest - back]
+        places = np.flatnonzero(is_equal)
+        if len(places):
+            return start + int(places[-1]), length
+    return -1, 0
 
 
 class PromptLookup:

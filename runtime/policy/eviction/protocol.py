@@ -81,11 +81,10 @@ class EvictionPolicy:
     def on_forecast(self, layer: int, probability_E: Probabilities) -> None:
         """Records a forecast: the probability of each expert that some token needs it."""
 
-    def on_reuse_scores(self, layer: int, score_HE: Probabilities) -> None:
+    def on_reuse_scores(self, layer: int, score_1E: Probabilities) -> None:
         """Records predictions of the experts' use by the coming tokens.
 
-        They come just before `on_routed` of the same layer: one row from `predictors.reuse`, and
-        one for each of `HORIZONS` from `predictors.next_use`.
+        They come just before `on_routed` of the same layer: one row, from `predictors.reuse`.
         """
 
     def end_step(self) -> None:

@@ -18,7 +18,6 @@ from runtime.policy.eviction.score_order import (
     copy_scores,
     view_scores,
 )
-from runtime.policy.eviction.use_rate import discounted_rate
 
 LEAST_IDLE_SCORE = 0.03
 """Share of the coming tokens that must use an expert for idle link time to be spent on it."""
@@ -41,9 +40,8 @@ NOT_IDLE = -1.0
 class ReuseEviction(EvictionPolicy):
     """Evicts the expert with the lowest predicted use. Ours.
 
-    The value of an expert is the share of the coming tokens that use it, as `predictors.reuse` or
-    `predictors.next_use` last predicted, the next tokens counting most, mixed with a little of its
-    share of the past ones.
+    The value of an expert is the share of the coming tokens that use it, as `predictors.reuse` last
+    predicted, the next tokens counting most, mixed with a little of its share of the past ones.
 
     Experts of a layer that this step has yet to reach score `p + (1 - p) value`: `p` is the
     forecast that some token of the step needs the expert. Without a forecast, in a long step (whose
@@ -93,7 +91,6 @@ class ReuseEviction(EvictionPolicy):
         """The step's tokens choose more often in a layer than it has experts: a prefill."""
         self._orders: list[ReuseOrder] = []
         self._slow_weight = 0.0
-        self._slots_per_layer = 0.0
         self._uses_predictions = False
         """Whether predictions gave the last layer's value."""
         self.trusts_predictor = True
@@ -106,7 +103,6 @@ class ReuseEviction(EvictionPolicy):
         order = ReuseOrder(self, layers=layers, num_experts=self._num_experts)
         self._orders.append(order)
         share = num_slots / (self._num_layers * self._num_experts)
-        self._slots_per_layer += num_slots / self._num_layers
         self._slow_weight = min(MAX_SLOW_WEIGHT, self._slow_weight + SLOW_WEIGHT * share)
         return order
 
@@ -126,12 +122,9 @@ class ReuseEviction(EvictionPolicy):
             self._forecast_layers.add(layer)
             self._is_outdated = True
 
-    def on_reuse_scores(self, layer: int, score_HE: Probabilities) -> None:
+    def on_reuse_scores(self, layer: int, score_1E: Probabilities) -> None:
         self._is_predicted[layer] = True
-        if len(score_HE) == 1:
-            score_E = np.asarray(score_HE[0])
-        else:
-            score_E = discounted_rate(np.asarray(score_HE), self._slots_per_layer)
+        score_E = np.asarray(score_1E[0])
         if COMPILED and score_E.dtype == np.float32:
             self._set_predicted(layer, score_E)
         else:

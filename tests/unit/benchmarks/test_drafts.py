@@ -44,9 +44,9 @@ def test_drafts__are_measured_beside_their_bound(
 def test_command__names_paths_by_their_last_part() -> None:
     config = LookaheadConfig(
         traces={"docs": Path("/home/someone/traces/docs")},
-        entries={"reuse": "/home/someone/entries/reuse", "next-use": "qwen2-moe-tiny/next-use"},
+        entries={"reuse": "/home/someone/entries/reuse", "residual": "qwen2-moe-tiny/residual"},
     )
     assert command_line("lookahead", config) == (
         "python -m benchmarks lookahead traces={docs: docs} "
-        "entries={reuse: reuse,next-use: qwen2-moe-tiny/next-use}"
+        "entries={reuse: reuse,residual: qwen2-moe-tiny/residual}"
     )

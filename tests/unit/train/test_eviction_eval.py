@@ -4,18 +4,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 
 from runtime.sim.replay import replay
 from tests.builders.traces import make_spec, make_trace
 from train.eviction_eval import eviction_system, record_stream, replay_policy
 from train.report.measured import ANY
-from train.reuse_training import NETWORKS
+from train.reuse import ReuseStack
 
 
-@pytest.mark.parametrize("kind", NETWORKS)
-def test_replay_policy__recorded_reuse_evicts_as_the_predictor(tmp_path: Path, kind: str) -> None:
+def test_replay_policy__recorded_reuse_evicts_as_the_predictor(tmp_path: Path) -> None:
     spec = make_spec()
     random = np.random.default_rng(0)
     routers = random.standard_normal(
@@ -23,7 +21,7 @@ def test_replay_policy__recorded_reuse_evicts_as_the_predictor(tmp_path: Path, k
     )
     biases = np.zeros((spec.num_layers, spec.num_experts), np.float32)
     torch.manual_seed(0)
-    reuse_predictor = NETWORKS[kind].stack(spec, routers, biases, width=8).export(spec)[kind]
+    reuse_predictor = ReuseStack(spec, routers, biases, width=8).export(spec)["reuse"]
     steps = list(make_trace(tmp_path / "t", spec=spec).steps("held_out"))
     slots = spec.num_layers * max(spec.top_k, spec.num_experts // 2)
     system = eviction_system()
@@ -31,7 +29,7 @@ def test_replay_policy__recorded_reuse_evicts_as_the_predictor(tmp_path: Path, k
     setting = {"spec": spec, "hardware": ANY}
     # Twice: the stream keeps no state of a replay.
     recorded = [
-        replay_policy(kind, stream, system=system, slots=slots, **setting) for _ in range(2)
+        replay_policy("reuse", stream, system=system, slots=slots, **setting) for _ in range(2)
     ]
     expected = replay(
         steps,

@@ -14,7 +14,7 @@ from tests.builders.traces import make_spec, make_trace
 from train.data import require_requests
 from train.errors import TrainError
 
-KINDS = (["predictor=residual", "predictor.width=16"], ["reuse"], ["reuse", "predictor=next-use"])
+KINDS = (["predictor=residual", "predictor.width=16"], ["reuse"])
 
 
 def train(folder: Path, num_requests: int, *options: str) -> int:

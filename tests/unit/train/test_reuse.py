@@ -12,11 +12,10 @@ from collect.traces import Trace
 from predictors.base import softmax
 from predictors.fading import CHANCE_DECAYS, COUNT_DECAYS
 from predictors.reuse import ReusePredictor
-from tests.builders.stretches import fit_stretches
 from tests.builders.traces import make_spec, make_trace
 from train.data import TraceSubset, subset_rows
-from train.reuse import ReuseStack, future, read_stretch
-from train.stretches import StretchBatches
+from train.reuse import ReuseStack
+from train.reuse_data import ReuseBatches, future, read_stretch
 
 SPEC = make_spec()
 RANDOM = np.random.default_rng(2)
@@ -110,7 +109,16 @@ def test_family__learns_which_experts_are_used_again(trace: Trace) -> None:
     torch.manual_seed(0)
     family = ReuseStack(SPEC, ROUTERS, BIASES, width=16)
     read = partial(read_stretch, trace, routers_LED=ROUTERS, biases_LE=BIASES)
-    batches = partial(StretchBatches, trace, TraceSubset.FIT, read, batch_size=64)
-    losses = fit_stretches(family, batches, num_epochs=4)
+    batches = partial(ReuseBatches, trace, TraceSubset.FIT, read, batch_size=64)
+    family.normalise_by(next(iter(batches(epoch=0))))
+    optimiser = torch.optim.AdamW(family.parameters(), lr=1e-2)
+    losses = []
+    for epoch in range(4):
+        for batch in batches(epoch=epoch):
+            loss = family.losses(batch).sum()
+            losses.append(loss.item())
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
     assert len(losses) == 4 * len(batches(epoch=0))
     assert np.mean(losses[-3:]) < 0.9 * losses[0]

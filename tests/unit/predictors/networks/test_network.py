@@ -17,7 +17,6 @@ from predictors.networks.network import (
     open_network,
 )
 from train.export import (
-    inward_graph,
     network_graph,
     quantise_graph,
     residual_graph,
@@ -84,7 +83,6 @@ def make_network_graph() -> bytes:
 
 GRAPHS: dict[str, Callable[[], bytes]] = {
     "network": make_network_graph,
-    "inward": lambda: inward_graph(draw(NUM_INPUTS, WIDTH), draw(WIDTH), name="it"),
     "skipping": lambda: skipping_graph(
         draw(NUM_INPUTS, WIDTH),
         draw(WIDTH),
