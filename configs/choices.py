@@ -13,7 +13,6 @@ from omegaconf import DictConfig
 
 from configs.errors import ConfigError
 from configs.options import Option
-from configs.renamed import explain_choice
 from configs.schema import load_schemas
 from predictors.config import ALL, SEVERAL
 from predictors.errors import unknown
@@ -28,8 +27,7 @@ def find_choice(option: Option, choices: Sequence[str]) -> str:
     """Returns the choice of a group that an option names; ConfigError if there is none."""
     key, value = option.key, option.text
     if value not in choices:
-        message = explain_choice(key, value) or explain_path(key, value, choices)
-        raise ConfigError(message or unknown(key, value, choices))
+        raise ConfigError(explain_path(key, value, choices) or unknown(key, value, choices))
     return value
 
 
@@ -86,7 +84,7 @@ def check_choices(group: str, names: str) -> list[str]:
         choices = [choice for choice in known if not is_variant(group, choice)]
     for choice in choices:
         if choice not in known:
-            message = explain_choice(group, choice) or explain_path(group, choice, known)
+            message = explain_path(group, choice, known)
             raise ConfigError(message or unknown(group, choice, [*known, ALL]))
     return choices
 

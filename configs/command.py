@@ -28,9 +28,3 @@ class Command:
     """Make a run folder when `run_dir` is not set; off for commands that only read."""
     records: bool = True
     """Write run.json and results.json; off for commands that read another command's run."""
-    objective: str = ""
-    """Dotted name of the number in the results that a search (`-m` with intervals) maximises;
-    empty: the command has none, and `sweep.objective=` has to name one."""
-    after_search: str | None = None
-    """`package.module:function`, called at the end of a search with its folder, its trials as plain
-    values, best first, and the objective's name."""

@@ -66,10 +66,7 @@ MODEL_COMMANDS = tuple(
             "doctor",
             "Measures this machine with a model and suggests a budget.",
             "qwen2-moe-tiny",
-            (
-                *("model", "model.local_only", "config_only", "budget", "digests"),
-                *("users", "tps", "hardware"),
-            ),
+            ("model", "model.local_only", "config_only", "budget", "digests"),
         ),
         (
             "pack",
@@ -134,8 +131,6 @@ TRAIN = (
         config="train",
         run="train.commands:train",
         check=CHECK_MODEL,
-        objective="accuracy",
-        after_search="train.search_report:report",
         summary=(
             "Collects a trace if there is none, trains the predictors of all layers together, "
             "scores them and baselines, exports ONNX and writes zoo entries. By default those "

@@ -28,7 +28,6 @@ from configs.errors import ConfigError, unknown_option
 from configs.model_choice import GROUP as MODEL
 from configs.model_choice import choose_model
 from configs.options import Option, read_options
-from configs.renamed import explain_option
 from configs.schema import (
     option_keys,
     option_type,
@@ -50,13 +49,12 @@ class ConfigGroups:
 
 
 @contextmanager
-def config_errors(root: str) -> Iterator[None]:
+def config_errors() -> Iterator[None]:
     """Translates the errors of Hydra and OmegaConf to ConfigError."""
     try:
         yield
     except (HydraException, OmegaConfBaseException) as error:
-        # A file of the user's may have an old key too.
-        raise ConfigError(explain_option(root, full_key(error)) or one_line(error)) from error
+        raise ConfigError(one_line(error)) from error
 
 
 def full_key(error: BaseException) -> str:
@@ -95,7 +93,7 @@ def compose_root(
     times: for the types of its options, for each run of a sweep. Who changes it copies it first.
     """
     register_schemas(root)
-    with config_errors(root), initialize_config_dir(config_dir=str(folder), version_base="1.3"):
+    with config_errors(), initialize_config_dir(config_dir=str(folder), version_base="1.3"):
         composed = compose(root, overrides=list(selections), return_hydra_config=True)
     chosen, choices, names = {}, {}, {}
     for name, choice in composed.hydra.runtime.choices.items():
@@ -135,13 +133,13 @@ def compose_typed(
     selections = tuple(f"{groups.hydra_names[key]}={name}" for key, name in chosen.items())
     base = deepcopy(compose_root(root, FOLDER, selections)[0])
     texts: Texts = {}
-    with config_errors(root):
+    with config_errors():
         several = multi_choice_defaults(root)
         for option in options:
             if option.key in chosen:
                 continue
             with named_file(option):
-                kind = declared_type(base, option.key, groups, root)
+                kind = declared_type(base, option.key, groups)
                 if option.key in several:
                     several[option.key] = option.text
                     check_choices(option.key, option.text)
@@ -167,10 +165,10 @@ def named_file(option: Option) -> Iterator[None]:
         raise ConfigError(f"{option.file}: {one_line(error)}") from error
 
 
-def declared_type(config: DictConfig, key: str, groups: ConfigGroups, root: str) -> Any:
-    """Returns the type of an option; ConfigError has its new name or the closest one."""
+def declared_type(config: DictConfig, key: str, groups: ConfigGroups) -> Any:
+    """Returns the type of an option; ConfigError has the closest one."""
     try:
         return option_type(config, key)
     except KeyError:
         known = set(option_keys(config)) | set(groups.chosen)
-        raise ConfigError(explain_option(root, key) or unknown_option(key, known)) from None
+        raise ConfigError(unknown_option(key, known)) from None

@@ -3,10 +3,8 @@
 import gc
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from difflib import get_close_matches
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +16,7 @@ from configs.help import write_command_help, write_program_help
 from configs.invocation import Invocation
 from configs.options import read_options
 from configs.path_errors import explain_path_error
-from configs.renamed import explain_command
 from configs.run_record import default_run_dir, describe_run
-from configs.search import (
-    INSTALL,
-    is_interval,
-    read_axis,
-    read_settings,
-    search,
-    split_settings,
-)
 from configs.secrets import HIDDEN, secret_names
 from configs.sweep import expand_sweep
 from configs.typed import flatten_values
@@ -53,8 +42,6 @@ def run_command(program: str, commands: Sequence[Command], invocation: Invocatio
         argv = [*argv[1:], HELP[1]]
     if argv and argv[0] in table:
         command, argv = table[argv[0]], argv[1:]
-    elif argv and (message := explain_command(program, argv[0])):
-        raise ConfigError(message)
     elif "" in table:
         command = table[""]
         if argv and argv[0].isidentifier() and not path_exists(argv[0]):
@@ -88,7 +75,7 @@ def find_type_of(command: Command) -> Callable[[str], Any]:
 
     def find_type(key: str) -> Any:
         config, groups = compose_defaults(command.config)
-        return declared_type(config, key, groups, command.config)
+        return declared_type(config, key, groups)
 
     return find_type
 
@@ -163,10 +150,6 @@ def run_sweep(label: str, command: Command, arguments: Arguments, invocation: In
         invocation.run_dir = folders[0]
     folder = folders[-1]
     varied = [option for option in arguments.options if not option.startswith(f"{RUN_DIR}=")]
-    own, varied = split_settings(varied)
-    if own or any(map(is_interval, varied)):
-        run_search(label, command, arguments, invocation, folder=folder, own=own, varied=varied)
-        return
     jobs = expand_sweep(command.config, varied)
     record = []
     for number, job in enumerate(jobs):
@@ -177,53 +160,6 @@ def run_sweep(label: str, command: Command, arguments: Arguments, invocation: In
         results = run_once(label, command, single, invocation, folder=target)
         record.append({"number": number, "options": shown, "results": invocation.hide(results)})
         write_json(folder / "sweep.json", record)
-
-
-def run_search(
-    label: str,
-    command: Command,
-    arguments: Arguments,
-    invocation: Invocation,
-    *,
-    folder: Path,
-    own: Mapping[str, str],
-    varied: Sequence[str],
-) -> None:
-    """Runs trials (`-m` with intervals or `sweep.` options) in numbered folders.
-
-    Args:
-        folder: Folder of the search.
-        own: `sweep.` options by name.
-        varied: The other options, some of them intervals or lists.
-    """
-    settings = read_settings(own, objective=command.objective)
-    if not settings.objective:
-        raise ConfigError("sweep.objective=NAME: which number of results.json is to be maximised?")
-    if find_spec("optuna") is None:
-        raise ConfigError(INSTALL)
-    find_type = find_type_of(command)
-    axes, fixed = {}, []
-    for option in varied:
-        key = option.partition("=")[0]
-        axis = read_axis(option, find_type(key))
-        if axis is None:
-            fixed.append(option)
-        else:
-            axes[key] = axis
-    if not axes:
-        raise ConfigError("a search needs an option to vary: KEY='interval(LOW,HIGH)', or KEY=A,B")
-
-    def run(options: Mapping[str, Any], target: Path) -> Any:
-        job = [*fixed, *(f"{key}={value}" for key, value in options.items())]
-        single = Arguments(argv=job, options=job, files=arguments.files)
-        return run_once(label, command, single, invocation, folder=target)
-
-    trials = search(axes, settings, folder=folder, run=run)
-    rows = [asdict(trial) for trial in trials]
-    record = {"objective": settings.objective, "trials": rows}
-    write_json(folder / "sweep.json", invocation.hide(record))
-    if command.after_search is not None:
-        import_function(command.after_search)(folder, rows, settings.objective)
 
 
 def import_function(path: str) -> Callable[..., Any]:

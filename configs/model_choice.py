@@ -7,7 +7,6 @@ from difflib import get_close_matches
 
 from configs.errors import ConfigError
 from configs.options import Option
-from configs.renamed import explain_choice
 from predictors.files import expand_home, path_exists
 from runtime.config import BUILTIN, GGUF, ModelConfig
 from runtime.store.hub_snapshot import HUB_ID
@@ -57,7 +56,7 @@ def find_model_id(option: Option, presets: Sequence[str]) -> str:
         raise ConfigError(f"model={value} is a file of options: give it as --config {value}")
     if path_exists(path) or is_path(value) or HUB_ID.fullmatch(value):
         return str(path) if value.startswith("~") else value
-    raise ConfigError(explain_choice(GROUP, value) or unknown_model(value, presets))
+    raise ConfigError(unknown_model(value, presets))
 
 
 def is_path(value: str) -> bool:

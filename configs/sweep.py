@@ -40,7 +40,7 @@ def expand_sweep(root: str, arguments: Sequence[str]) -> list[list[str]]:
     """
     config, groups = compose_defaults(root)
     axes = [
-        expand_option(argument, declared_type(config, key, groups, root))
+        expand_option(argument, declared_type(config, key, groups))
         for argument in arguments
         for key in [argument.partition("=")[0]]
     ]

@@ -11,7 +11,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from configs.errors import ConfigError
 from configs.options import Option
-from configs.renamed import explain_choice
 from configs.schema import enum_values, union_members
 from configs.typed import Texts, check_text
 from predictors.errors import unknown
@@ -90,7 +89,7 @@ def enum_member_name(key: str, kind: Any, value: str) -> str:
     if not choices or (value == "null" and NoneType in union_members(kind)):
         return value
     if value not in choices:
-        raise ConfigError(explain_choice(key, value) or unknown(key, value, choices))
+        raise ConfigError(unknown(key, value, choices))
     return choices[value]
 
 

@@ -5,7 +5,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from predictors.config import SEVERAL, RunConfig
+from predictors.config import RunConfig
 from predictors.errors import MoecastError
 
 MISSING: Any = "???"
@@ -410,30 +410,10 @@ class DoctorConfig(RunConfig):
     without reading or downloading weights; the same for a folder that has none."""
     digests: bool = False
     """Hash all weights files and compare with the digests of their origin."""
-    users: int | None = None
-    """Concurrent users: plan which budget each `hardware` needs to give each user `tps` tokens/s,
-    instead of examining this machine."""
-    tps: float | None = None
-    """Throughput per user in tokens/s."""
-    hardware: list[HardwareConfig] = field(default_factory=list, metadata={SEVERAL: "all"})
-    """Hardware to plan for; `local` only with `shape=trace`."""
-    shape: ShapeConfig = field(default_factory=ShapeConfig)
-    """Model sizes to plan for; the routing is that of `model`."""
 
     def __post_init__(self) -> None:
         if self.seconds <= 0:
             raise MoecastError(f"seconds={self.seconds}: must be above 0")
-        if (self.users is None) != (self.tps is None):
-            raise MoecastError(
-                f"users={self.users}, tps={self.tps}: give both for a load (users=8 tps=5), "
-                "neither to examine this machine"
-            )
-        if self.users is not None and self.config_only:
-            raise MoecastError("config_only=true: users= needs weights to record routing")
-        if self.users is not None and self.users < 1:
-            raise MoecastError(f"users={self.users}: must be at least 1")
-        if self.tps is not None and self.tps <= 0:
-            raise MoecastError(f"tps={self.tps}: must be above 0")
 
 
 @dataclass(kw_only=True)

@@ -1,4 +1,4 @@
-"""`moecast doctor`: this machine, this model, which budget; or which machines."""
+"""`moecast doctor`: this machine, this model, which budget."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -8,22 +8,23 @@ from typing import Any
 from rich.console import Console
 from transformers import PreTrainedModel
 
+from predictors.base import Predictor
 from predictors.spec import ModelSpec
 from predictors.table import Table
 from predictors.units import GIB, MIB
-from runtime.commands import capacity, config_plan
-from runtime.commands.capacity import SPARE_PROMPTS, load_forecaster
+from runtime.commands import config_plan
 from runtime.commands.progress import print_line, progress
 from runtime.config import DoctorConfig, ModelConfig
 from runtime.engine.auto_budget import measure_free_memory
 from runtime.engine.devices import choose_device
+from runtime.engine.forecasters import load_system_predictor
 from runtime.engine.loading import LoadOptions, choose_auto_budget
 from runtime.engine.memory import available_memory_bytes
 from runtime.errors import BudgetError
 from runtime.hf.decode_threads import apply_decode_threads
-from runtime.hf.layers import attach_experts
+from runtime.hf.layers import attach_experts, build_skip_predictor
 from runtime.hf.loading import StrippedModel, count_weight_bytes, load_stripped
-from runtime.presets import DEFAULT_SYSTEM, describe_choice, load_system
+from runtime.presets import DEFAULT_SYSTEM, PROMOE, describe_choice, load_system
 from runtime.profiling.bandwidth import (
     measure_disk_bandwidth,
     measure_link_bandwidth,
@@ -40,12 +41,11 @@ from runtime.tools.doctor.routing_recorder import record_routing
 from runtime.tools.verify.reference import token_prompts
 
 STAGES = 4
+PROMPTS = ["The heart pumps blood", "It was a dark and stormy night", "Return a new list"]
 
 
 def run(config: DoctorConfig) -> dict[str, Any]:
-    """Examine the machine and the model, or plan a load with `users`."""
-    if config.users is not None:
-        return capacity.run(config)
+    """Examine the machine and the model."""
     if (without_weights := find_config_folder(config)) is not None:
         return config_plan.run(config, without_weights)
     console = Console()
@@ -123,6 +123,16 @@ def describe_model_sizes(
     }
 
 
+def load_forecaster(
+    config: DoctorConfig, stripped: StrippedModel, spec: ModelSpec
+) -> Predictor | None:
+    """Load the predictor for promoe: the configured one, else the next layer's own router."""
+    if config.predictor is None:
+        return build_skip_predictor(stripped.layers, {"spec": spec})
+    name, chosen = config.model.name, config.predictor
+    return load_system_predictor(load_system(PROMOE), spec, name=name, chosen=chosen)[0]
+
+
 def sweep(
     config: DoctorConfig,
     folder: Path,
@@ -136,7 +146,7 @@ def sweep(
     if model.config.is_encoder_decoder or not model.can_generate():
         reason = "only the routing of decoders is replayed; measure with `bench`"
         return {"outlook": None, "outlook_rests_on": reason}
-    prompts, what = token_prompts(folder, SPARE_PROMPTS, seed=config.seed)
+    prompts, what = token_prompts(folder, PROMPTS, seed=config.seed)
     steps = record_routing(model, prompts, seconds=config.seconds)
     decodes = sum(len(step.tokens_T) == 1 for step in steps)
     predictor = load_forecaster(config, stripped, spec)

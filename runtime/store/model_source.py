@@ -64,12 +64,11 @@ class DoctorCommandConfig(ModelCommandConfig, Protocol):
     """Options of a command that may plan without weights."""
 
     config_only: bool
-    users: int | None
 
 
 def check_examined_model(config: DoctorCommandConfig) -> None:
     """Checks the model as `check_model` does, or its configuration where weights are not needed."""
-    if config.users is not None or find_config_folder(config) is None:
+    if find_config_folder(config) is None:
         check_model(config)
 
 

@@ -4,15 +4,13 @@ import importlib
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import configs.commands
-import configs.search
 from configs.program import run_program
-from configs.search import PREFIX, SearchSettings
 from moecast.command import main
 from tests.docs.pages import DOCS, FENCE, ROOT, CodeBlock, markdown_files, read_blocks
 
@@ -59,15 +57,12 @@ COMMANDS = sorted(
 def accepting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     accepting = {
         program: tuple(
-            replace(
-                command, run=ACCEPT, check=None, keeps_run=False, records=False, after_search=None
-            )
+            replace(command, run=ACCEPT, check=None, keeps_run=False, records=False)
             for command in commands
         )
         for program, commands in configs.commands.PROGRAMS.items()
     }
     monkeypatch.setattr(configs.commands, "PROGRAMS", accepting)
-    monkeypatch.setattr(configs.search, "read_objective", lambda *_: 0.0)
     monkeypatch.chdir(tmp_path)
 
 
@@ -109,7 +104,6 @@ def test_options_in_the_text__exist() -> None:
     known = set(re.findall(r"^\| `([\w.]+)` ", reference, re.MULTILINE))
     known |= set(re.findall(r"\[`(\w+)`\]\(#", reference))
     known |= {key.removeprefix("system.") for key in known}
-    known |= {f"{PREFIX}{field.name}" for field in fields(SearchSettings)}
     unknown = {
         f"{path.relative_to(ROOT)}: {key}"
         for path in [ROOT / "README.md", *DOCS.rglob("*.md")]

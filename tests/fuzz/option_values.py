@@ -24,7 +24,7 @@ def read_command_line(data: bytes) -> None:
 
     def find_type(key: str) -> object:
         config, groups = compose_defaults(command.config)
-        return declared_type(config, key, groups, command.config)
+        return declared_type(config, key, groups)
 
     # An argument cannot have a zero byte.
     arguments = read_arguments(

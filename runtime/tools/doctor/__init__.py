@@ -1,1 +1,1 @@
-"""Parts of `doctor`: model files, recorded routing, budgets and capacity."""
+"""Parts of `doctor`: model files, recorded routing and budgets."""

@@ -14,7 +14,6 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from predictors.errors import MoecastError
 from predictors.units import GIB, MIB
 from runtime.commands import doctor
 from runtime.commands.config_plan import lay_out_formats
@@ -245,5 +244,3 @@ def test_doctor__without_configuration_says_what_is_there(tmp_path):
     config = DoctorConfig(model=ModelConfig(name="none", id=str(tmp_path)), config_only=True)
     with pytest.raises(CheckpointError, match=r"has no config\.json"):
         check_examined_model(config)
-    with pytest.raises(MoecastError, match="config_only"):
-        DoctorConfig(users=3, tps=1.0, config_only=True)
