@@ -217,8 +217,7 @@ ZOO = tuple(
         example=example,
         positional=positional,
         basic=ZOO_BASIC.get(name, ()),
-        keeps_run=name == "reproduce",
-        check="train.config:check_new_run" if name == "reproduce" else None,
+        keeps_run=False,
     )
     for name, run, positional, example, summary in (
         (
@@ -255,13 +254,6 @@ ZOO = tuple(
             ("name",),
             "qwen2-moe-tiny/residual data=jsonl data.path=prompts.jsonl",
             "Scores an entry on your prompts next to its card, and says whether it fits them.",
-        ),
-        (
-            "reproduce",
-            "train.reproduce:reproduce",
-            ("name",),
-            "qwen2-moe-tiny/residual",
-            "Repeats the training of an entry and compares the digests of its files.",
         ),
         (
             "promote",

@@ -11,7 +11,6 @@ from collect.launch.config import LauncherConfig
 from predictors.config import PredictorConfig, RunConfig
 from predictors.errors import MoecastError, unknown
 from runtime.config import HardwareConfig, ModelConfig, ShapeConfig, SystemConfig
-from train.errors import TrainError
 from train.tracking.config import LoggerKind, WandbConfig
 
 
@@ -118,31 +117,6 @@ class ReportConfig(RunConfig):
 
 
 @dataclass(kw_only=True)
-class ReproduceConfig(RunConfig):
-    name: str = MISSING
-    """NAME, NAME@latest, NAME@ALIAS, NAME@DIGEST, an entry's folder, or ZOO#NAME."""
-    model: str | None = None
-    """Folder or id of the model; default: as the training was given it, but without its folder."""
-    trace: str | None = None
-    """Folder or address of the trace that the entry was trained on; default: the one in runs/traces
-    with its digest, recorded again if there is none."""
-
-
-def check_new_run(config: ReproduceConfig) -> None:
-    """Refuses a folder with a training, which would be resumed and not repeated, and replaced.
-
-    Raises:
-        TrainError: the folder has checkpoints or entries.
-    """
-    folder = config.run_dir
-    if folder is not None and any((folder / part).exists() for part in ("checkpoints", "entries")):
-        raise TrainError(
-            f"run_dir={folder} has a training already, and reproduce trains from the beginning: "
-            "name a new folder, or leave run_dir out"
-        )
-
-
-@dataclass(kw_only=True)
 class ScoreConfig(RunConfig):
     name: str = MISSING
     """NAME, NAME@latest, NAME@ALIAS, NAME@DIGEST, an entry's folder, or ZOO#NAME."""
@@ -174,6 +148,5 @@ class ScoreConfig(RunConfig):
 SCHEMAS: dict[str, type] = {
     "train": TrainConfig,
     "zoo_score": ScoreConfig,
-    "zoo_reproduce": ReproduceConfig,
     "report": ReportConfig,
 }

@@ -161,7 +161,7 @@ def describe_training(manifest: EntryManifest, training: TrainingRecord | None) 
     if training is None:
         return (
             f"Trained on the trace `{manifest.trace_digest}`; {made}. Command, seed and versions "
-            "were not recorded, so `moecast zoo reproduce` cannot repeat it."
+            "were not recorded, so it cannot be repeated."
         )
     trace = training.trace
     versions = [f"{name} {version}" for name, version in training.versions.items() if version]
@@ -178,8 +178,8 @@ def describe_training(manifest: EntryManifest, training: TrainingRecord | None) 
 
 {format_table(facts)}
 
-`training.json` has every option. `moecast zoo reproduce {manifest.name}` repeats the training and
-compares the weights. {made[0].upper()}{made[1:]}."""
+`training.json` has every option. With these versions the same options, trace and code give the same
+weights. {made[0].upper()}{made[1:]}."""
 
 
 FIGURES = "figures"

@@ -147,7 +147,7 @@ def write_entry(
 
     `files` is the predictor's payload. `metrics` is written to metrics.json; its "held_out" table
     (name to number, None if not measured) is also in manifest and card. `training` is written to
-    training.json, so that `zoo reproduce` can repeat it. An entry at `folder` is replaced; any
+    training.json, so that it can be repeated. An entry at `folder` is replaced; any
     other folder there is refused.
     """
     if not NAME.fullmatch(name):

@@ -23,8 +23,8 @@ from configs.commands import TRAIN
 from tests.builders.recordable import prompts_file, recordable
 from train.checkpoint import SafeCheckpointIO
 from train.predictor_stack import StackFit
-from train.reproduce import payload_digests
 from train.reuse import ReuseStack
+from zoo.digest import hash_bytes
 from zoo.entry import open_entry
 
 UNINTERRUPTED = "uninterrupted"
@@ -97,7 +97,11 @@ def run_all(folder: Path, points: Sequence[str]) -> dict[str, dict[str, dict[str
         code = train_in_a_child(run, arguments, None)
         assert code == 0, f"{name}: {(run / 'log').read_text()[-2000:]}"
         entries = sorted((run / "run" / "entries").iterdir())
-        found[name] = {path.name: payload_digests(open_entry(path)) for path in entries}
+        payloads = {path.name: open_entry(path).payload() for path in entries}
+        found[name] = {
+            entry: {path: hash_bytes(data) for path, data in payload.items()}
+            for entry, payload in payloads.items()
+        }
     return found
 
 

@@ -18,7 +18,6 @@ GROUPS = sorted(
 GIVEN = {
     "zoo_show": ["name=a/b"],
     "zoo_compare": ["name=a/b", "other=a/c"],
-    "zoo_reproduce": ["name=a/b"],
     "zoo_score": ["name=a/b"],
     "zoo_promote": ["name=a/b", "alias=candidate"],
     "zoo_verify": ["name=a/b"],

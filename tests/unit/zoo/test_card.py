@@ -61,7 +61,7 @@ def test_card__tells_how_the_entry_was_trained(tmp_path: Path) -> None:
         "| seed | 7 |",
         f"| code revision | {'c' * 40} |",
         "torch 2.13.0, transformers 5.0.0, lightning 2.6.6",
-        "moecast zoo reproduce tiny/stride",
+        "`training.json` has every option",
         "![Accuracy by layer](figure.png)",
     ):
         assert text in card.text
@@ -73,7 +73,7 @@ def test_card__tells_how_the_entry_was_trained(tmp_path: Path) -> None:
 
 def test_card__of_an_entry_without_a_record_says_so(tmp_path: Path) -> None:
     card = card_of(tmp_path / "e")
-    assert "`moecast zoo reproduce` cannot repeat it" in card.text
+    assert "so it cannot be repeated" in card.text
     assert "![" not in card.text
     assert open_entry(tmp_path / "e").training() is None
 
