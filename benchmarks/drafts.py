@@ -16,14 +16,18 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteriaList,
+)
 
 from benchmarks.config import DraftsConfig
 from benchmarks.reports import MachineFacts, describe_machine, print_line, write_report
 from runtime.engine.memory import freeze_objects
-from runtime.generation.drafting.decoding import DraftSource, decode_with
-from runtime.generation.drafting.pace import DraftPace
-from runtime.generation.drafting.prompt_lookup import PromptLookup
+from runtime.generation.draft_pace import DraftPace
+from runtime.generation.drafting import Draft, decode_with, look_up
 from runtime.generation.loading import load
 from runtime.generation.sampling import TokenListener
 from runtime.hf.tokens import load_tokenizer
@@ -85,15 +89,13 @@ class Answer:
     accepted: int
 
 
-class KnownAnswer:
+def know(text: list[int], _config: GenerationConfig) -> Draft:
     """Drafts the tokens of an answer that is known."""
 
-    def __init__(self, text: list[int]):
-        self._text = text
+    def draft(tokens_1T: Tensor, count: int) -> Tensor:
+        return torch.tensor([text[: tokens_1T.shape[1] + count]])
 
-    def draft(self, tokens_1T: Tensor, choose: Callable[[int], int]) -> tuple[list[int], int]:
-        num_tokens = tokens_1T.shape[1]
-        return self._text[num_tokens : num_tokens + choose(0)], 0
+    return draft
 
 
 class FixedPace(DraftPace):
@@ -103,7 +105,7 @@ class FixedPace(DraftPace):
         super().__init__(plain_seconds=1.0)
         self._count = count
 
-    def choose(self, matched: int, available: int) -> int:  # noqa: ARG002
+    def choose(self, available: int) -> int:
         return min(self._count, available)
 
 
@@ -113,7 +115,7 @@ def answer(
     *,
     new_tokens: int,
     pace: DraftPace | None,
-    source: Callable[[], DraftSource] = PromptLookup,
+    source: Callable[[GenerationConfig], Draft] = look_up,
 ) -> Answer:
     """Generates greedily, with drafts if there is a pace."""
     times: list[float] = []
@@ -213,7 +215,7 @@ def measure_right_drafts(
                 prompt,
                 new_tokens=config.new_tokens,
                 pace=FixedPace(count) if count else None,
-                source=partial(KnownAnswer, [*prompt, *plain.tokens]),
+                source=partial(know, [*prompt, *plain.tokens]),
             )
             steps[count].append(one.seconds / one.steps)
             speeds[count].append(plain.seconds / one.seconds)

@@ -21,8 +21,7 @@ from runtime.generation.chat.config import ChatConfig
 from runtime.generation.chat.conversation import Conversation
 from runtime.generation.chat.generator import ChatAnswer, ChatGenerator
 from runtime.generation.chat_template import end_of_turn
-from runtime.generation.drafting.decoding import drafting_options
-from runtime.generation.drafting.draft_model import load_draft_model
+from runtime.generation.drafting import drafting_options, load_draft_model
 from runtime.hf.tokens import context_length, load_tokenizer
 from zoo.digest import refuse_pipes
 

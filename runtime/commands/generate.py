@@ -20,9 +20,8 @@ from runtime.engine.loading import load_served
 from runtime.engine.memory import freeze_objects
 from runtime.errors import CheckpointError
 from runtime.generation.detokenizer import Detokenizer
-from runtime.generation.drafting.decoding import drafting_options
-from runtime.generation.drafting.draft_model import load_draft_model
-from runtime.generation.drafting.pace import DraftPace
+from runtime.generation.draft_pace import DraftPace
+from runtime.generation.drafting import drafting_options, load_draft_model
 from runtime.generation.sampling import TokenListener
 from runtime.hf.decode_threads import apply_decode_threads, read_decode_threads
 from runtime.hf.exact import set_reference

@@ -10,8 +10,7 @@ from transformers import PreTrainedModel
 from runtime.config import BUILTIN
 from runtime.engine.loading import KVReserve, load_served
 from runtime.errors import CheckpointError
-from runtime.generation.drafting.decoding import drafting_options
-from runtime.generation.drafting.draft_model import load_draft_model
+from runtime.generation.drafting import drafting_options, load_draft_model
 from runtime.generation.lockstep.group import LockstepGroup
 from runtime.hf.kv import measure_cache_size
 from runtime.hf.tokens import load_tokenizer

@@ -15,7 +15,7 @@ from collect.recording import recording_settings
 from collect.served.recorder import SIGNALS, SignalSampler
 from collect.traces import Trace
 from runtime.config import PROMPT_LOOKUP, Exact, ModelConfig
-from runtime.generation.drafting.pace import DraftPace
+from runtime.generation.draft_pace import DraftPace
 from runtime.serving.config import ServeConfig
 from runtime.serving.model_loading import load_model
 from tests.builders.recordable import LETTERS, prompts_file, recordable
@@ -125,7 +125,7 @@ def test_recording__with_drafts_has_the_accepted_tokens_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Whether it pays depends on the machine.
-    monkeypatch.setattr(DraftPace, "choose", lambda _, _matched, room: max(0, min(room, 4)))
+    monkeypatch.setattr(DraftPace, "choose", lambda _, room: max(0, min(room, 4)))
     model = recordable(tmp_path / "model")
     text = "the the the the the the the the"
     with recording_server(model, tmp_path / "plain") as (server, _):

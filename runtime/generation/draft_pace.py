@@ -1,6 +1,6 @@
 """The number of drafted tokens that a step verifies, from what steps have cost so far."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 LONGEST = 8
 """Most drafted tokens in a step."""
@@ -33,8 +33,8 @@ class DraftPace:
     """Mean time of a step without drafted tokens."""
     extra_seconds: float | None = None
     """Mean further time for each drafted token."""
-    acceptance: dict[int, float] = field(default_factory=dict)
-    """Share of tokens that were accepted, by the number of tokens of the text that is the same."""
+    acceptance: float = ACCEPTANCE
+    """Mean share of drafted tokens that are accepted."""
     total_seconds: float = 0.0
     """Time of all steps, those of prompts too."""
     lost_seconds: float = 0.0
@@ -42,23 +42,18 @@ class DraftPace:
     num_drafted: int = 0
     num_accepted: int = 0
 
-    def choose(self, matched: int, available: int) -> int:
-        """Return the number of drafted tokens of the next step, at most `available`.
-
-        Args:
-            matched: Number of tokens of the text that is the same, for which acceptance is known.
-        """
+    def choose(self, available: int) -> int:
+        """Return the number of drafted tokens of the next step, at most `available`."""
         if self.plain_seconds is None:
             return 0
         plain = self.plain_seconds
         extra = EXTRA * plain if self.extra_seconds is None else self.extra_seconds
-        acceptance = self.acceptance.get(matched, ACCEPTANCE)
         left = ALLOWED_LOSS * self.total_seconds - self.lost_seconds
         best, best_rate, tokens = 0, 1.0 / plain, 1.0
         for n in range(1, min(available, LONGEST) + 1):
             if n * extra > left:
                 break
-            tokens += acceptance**n
+            tokens += self.acceptance**n
             rate = tokens / (plain + n * extra)
             if rate > best_rate:
                 best, best_rate = n, rate
@@ -68,7 +63,7 @@ class DraftPace:
         """Record a prompt's step, which has no drafts."""
         self.total_seconds += seconds
 
-    def record(self, seconds: float, *, matched: int, drafted: int, accepted: int) -> None:
+    def record(self, seconds: float, *, drafted: int, accepted: int) -> None:
         """Record a step after the prompt's."""
         self.total_seconds += seconds
         if not drafted:
@@ -82,7 +77,7 @@ class DraftPace:
         self.extra_seconds = mix(self.extra_seconds, extra)
         # Tokens behind the first that is rejected tell nothing.
         for is_accepted in [1.0] * accepted + [0.0] * (accepted < drafted):
-            self.acceptance[matched] = mix(self.acceptance.get(matched, ACCEPTANCE), is_accepted)
+            self.acceptance = mix(self.acceptance, is_accepted)
 
 
 def mix(mean: float | None, value: float) -> float:

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import (
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
     LogitsProcessor,
     LogitsProcessorList,
     PreTrainedModel,
@@ -14,16 +17,25 @@ from transformers import (
 )
 
 import runtime
-from runtime.config import PROMPT_LOOKUP
+from predictors.errors import MoecastError
+from runtime.config import PROMPT_LOOKUP, ModelConfig
 from runtime.errors import PlanError
-from runtime.generation.drafting.decoding import PacedDrafts, drafting_options
-from runtime.generation.drafting.pace import DraftPace
-from runtime.generation.drafting.prompt_lookup import PromptLookup, repeat
+from runtime.generation.draft_pace import DraftPace
+from runtime.generation.drafting import (
+    PacedDrafts,
+    decode_with,
+    draft_with,
+    drafting_options,
+    load_draft_model,
+    look_up,
+)
 from runtime.generation.sampling import TokenListener
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
-from tests.builders.models import tiny_qwen2_moe
+from tests.builders.models import plain_eager, tiny_qwen2_moe
+from tests.builders.tokenizers import byte_fallback_tokenizer
 
+VOCAB_SIZE = 263
 PROMPT = [5, 6, 7, 8, 9, 5, 6, 7, 8, 9, 5, 6, 7]
 
 
@@ -35,13 +47,14 @@ def serving(folder: Path, *, budget: str = "50%") -> Iterator[PreTrainedModel]:
 
 
 class EagerPace(DraftPace):
-    """Drafts as many tokens as there are."""
+    """Drafts as many tokens in each step."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: int = 5) -> None:
         super().__init__(plain_seconds=1.0)
+        self._count = count
 
-    def choose(self, matched: int, available: int) -> int:
-        return min(available, 5)
+    def choose(self, available: int) -> int:
+        return min(available, self._count)
 
 
 class CountingForward:
@@ -98,8 +111,13 @@ def test_drafts__sliding_windows_and_latent_attention_take_tokens_back(
     with serving(save_family(tmp_path / "tiny", FAMILIES[name]), budget="100%") as model:
         expected = answer(model, None, do_sample=False)
         pace = EagerPace()
-        assert answer(model, pace, do_sample=False) == expected
+        wrong = {"custom_generate": decode_with(lambda _: draft_the_same, pace)}
+        assert answer(model, None, do_sample=False, **wrong) == expected
         assert pace.num_drafted > pace.num_accepted, "nothing was taken back"
+
+
+def draft_the_same(tokens_1T: torch.Tensor, count: int) -> torch.Tensor:
+    return torch.cat([tokens_1T, torch.full((1, count), 3)], dim=1)
 
 
 def test_drafts__repeated_text_takes_fewer_steps(tmp_path: Path) -> None:
@@ -179,22 +197,136 @@ def test_drafts__are_refused_where_tokens_cannot_be_taken_back(
         drafting_options(model, PROMPT_LOOKUP)
 
 
-def test_lookup__measures_steps_behind_the_prompt_alone() -> None:
-    pace = DraftPace()
-    lookup = PacedDrafts(PromptLookup(), pace, max_length=100)
+def test_lookup__drafts_what_followed_the_same_text() -> None:
+    draft = look_up(GenerationConfig(max_length=100))
     text = torch.tensor([PROMPT])
-    with_draft, scores = lookup.get_candidates(text)
+    assert draft(text, 4).tolist() == [[*PROMPT, 8, 9, 5, 6]]
+    single = torch.tensor([[5, 6, 7, 8, 6]])
+    assert draft(single, 4) is single, "one token that is the same tells nothing"
+
+
+def test_paced__measures_steps_behind_the_prompt_alone() -> None:
+    pace = DraftPace()
+    drafts = PacedDrafts(look_up(GenerationConfig()), pace, max_length=100)
+    text = torch.tensor([PROMPT])
+    with_draft, scores = drafts.get_candidates(text)
     assert with_draft.tolist() == [PROMPT]
     assert scores is None
-    lookup.update_candidate_strategy(text, torch.empty(0), 0)
+    drafts.update_candidate_strategy(text, torch.empty(0), 0)
     assert pace.plain_seconds is None
     prompt_seconds = pace.total_seconds
     assert prompt_seconds > 0
-    lookup.get_candidates(text)
-    lookup.update_candidate_strategy(text, torch.empty(0), 0)
+    drafts.get_candidates(text)
+    drafts.update_candidate_strategy(text, torch.empty(0), 0)
     assert pace.plain_seconds == pytest.approx(pace.total_seconds - prompt_seconds)
 
 
-def test_repeat__goes_on_in_the_text_that_it_makes() -> None:
-    tokens = torch.tensor([1, 2, 3, 1, 2]).numpy()
-    assert repeat(tokens, 2, 5) == [3, 1, 2, 3, 1]
+# ---- a small model drafts
+
+
+def served_folder(path: Path) -> Path:
+    folder = tiny_qwen2_moe(path / "served", vocab_size=VOCAB_SIZE)
+    byte_fallback_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def dense_folder(path: Path, *, vocab_size: int = VOCAB_SIZE, strips: bool = True) -> Path:
+    """A small Llama with spare tokens; `strips=False`: with another tokenizer."""
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        initializer_range=0.5,
+        bos_token_id=0,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    LlamaForCausalLM(config).save_pretrained(path / "draft")
+    tokenizer = byte_fallback_tokenizer()
+    if not strips:
+        tokenizer.add_tokens(["another"])
+    tokenizer.save_pretrained(path / "draft")
+    return path / "draft"
+
+
+def count_calls(model: torch.nn.Module) -> list[int]:
+    """Numbers of tokens of the forward passes from now on."""
+    counts: list[int] = []
+
+    def add(_module: object, args: tuple, kwargs: dict) -> None:
+        counts.append((args[0] if args else kwargs["input_ids"]).shape[1])
+
+    model.register_forward_pre_hook(add, with_kwargs=True)
+    return counts
+
+
+def test_draft_model__tokens_are_those_of_greedy_decoding(tmp_path: Path) -> None:
+    folder, draft = served_folder(tmp_path), str(dense_folder(tmp_path, vocab_size=300))
+    draft_model = load_draft_model(draft, ModelConfig(id=str(folder)))
+    with serving(folder) as model:
+        expected = answer(model, None, do_sample=False)
+        pace = EagerPace(3)
+        options = drafting_options(model, draft, pace, draft_model=draft_model)
+        assert answer(model, None, do_sample=False, **options) == expected
+    assert pace.num_drafted > pace.num_accepted, "nothing was taken back"
+
+
+def test_draft_model__one_that_is_always_right_saves_steps(tmp_path: Path) -> None:
+    """The served model itself drafts, and is sure of its tokens."""
+    folder = served_folder(tmp_path)
+    draft_model = plain_eager(folder)
+    draft_model.lm_head.weight.data *= 100
+    with serving(folder) as model:
+        expected = answer(model, None, do_sample=False)
+        steps, drafting = count_calls(model), count_calls(draft_model)
+        pace = EagerPace(3)
+        options = drafting_options(model, "served", pace, draft_model=draft_model)
+        assert answer(model, None, do_sample=False, **options) == expected
+    assert pace.num_accepted == pace.num_drafted > 0
+    # The prompt's step drafts nothing; the others verify three tokens, and the last what is left.
+    assert steps == [len(PROMPT), 4, 4, 4, 4, 4, 3]
+    assert drafting[0] == len(PROMPT) + 1
+    assert max(drafting[1:]) <= 3, "the text is not read again"
+
+
+def test_draft_model__takes_back_what_was_rejected(tmp_path: Path) -> None:
+    model = plain_eager(served_folder(tmp_path))
+    model.lm_head.weight.data *= 100
+    config = GenerationConfig(max_length=100)
+
+    def draft(make, text: list[int]) -> list[int]:
+        return make(torch.tensor([text]), 3)[0].tolist()
+
+    drafts = draft_with(model, VOCAB_SIZE, config)
+    first = draft(drafts, PROMPT)
+    assert len(first) == len(PROMPT) + 3
+    rejected = [*PROMPT, (first[len(PROMPT)] + 1) % VOCAB_SIZE]
+    assert draft(drafts, rejected) == draft(draft_with(model, VOCAB_SIZE, config), rejected)
+
+
+def test_draft_model__ends_where_it_is_unsure(tmp_path: Path) -> None:
+    model = plain_eager(served_folder(tmp_path))
+    model.lm_head.weight.data *= 0
+    drafts = draft_with(model, VOCAB_SIZE, GenerationConfig(max_length=100))
+    assert drafts(torch.tensor([PROMPT]), 5).shape[1] == len(PROMPT) + 1
+
+
+def test_draft_model__of_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    served = ModelConfig(id=str(served_folder(tmp_path)))
+    draft = str(dense_folder(tmp_path, strips=False))
+    with pytest.raises(MoecastError, match="its tokenizer is not that of"):
+        load_draft_model(draft, served)
+
+
+def test_draft_model__misspelt_lookup_names_it() -> None:
+    with pytest.raises(MoecastError, match="Did you mean 'prompt-lookup'.* or a small model"):
+        load_draft_model("promt", ModelConfig())
+
+
+def test_draft_model__none_is_loaded_for_other_drafts() -> None:
+    assert load_draft_model(None, ModelConfig()) is None
+    assert load_draft_model(PROMPT_LOOKUP, ModelConfig()) is None

@@ -2,11 +2,10 @@
 
 import random
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.generation.drafting.pace import ALLOWED_LOSS, LONGEST, DraftPace
+from runtime.generation.draft_pace import ALLOWED_LOSS, LONGEST, DraftPace
 
 
 def run(
@@ -22,12 +21,12 @@ def run(
     source = random.Random(seed)
     seconds = tokens = 0.0
     while tokens < num_tokens:
-        n = pace.choose(4, 20)
+        n = pace.choose(20)
         accepted = 0
         while accepted < n and source.random() < acceptance:
             accepted += 1
         step = (0.05 + n * extra) * (1 + noise * (source.random() - 0.5))
-        pace.record(step, matched=4, drafted=n, accepted=accepted)
+        pace.record(step, drafted=n, accepted=accepted)
         seconds += step
         tokens += 1 + accepted
     return seconds, tokens * 0.05
@@ -36,7 +35,7 @@ def run(
 def test_pace__of_text_that_repeats_is_several_times_as_fast() -> None:
     with_drafts, without = run(DraftPace(), acceptance=1.0, extra=0.01)
     assert with_drafts < without / 2
-    assert DraftPace().choose(4, 9) == 0, "nothing is known of a plain step's time"
+    assert DraftPace().choose(9) == 0, "nothing is known of a plain step's time"
 
 
 @given(
@@ -63,30 +62,19 @@ def test_pace__stops_where_tokens_are_rejected() -> None:
     before = pace.num_drafted
     run(pace, acceptance=0.0, extra=0.02)
     assert pace.num_drafted - before <= 20
-    assert pace.choose(4, 8) == 0
+    assert pace.choose(8) == 0
 
 
 def test_pace__drafts_fewer_tokens_where_each_costs_more() -> None:
     cheap, dear = DraftPace(), DraftPace()
     run(cheap, acceptance=0.8, extra=0.002)
     run(dear, acceptance=0.8, extra=0.03)
-    assert cheap.choose(4, 8) > dear.choose(4, 8)
+    assert cheap.choose(8) > dear.choose(8)
 
 
 def test_pace__keeps_to_what_is_available() -> None:
     pace = DraftPace()
     run(pace, acceptance=1.0, extra=0.0)
-    assert pace.choose(4, 3) == 3
-    assert pace.choose(4, 0) == 0
-    assert pace.choose(4, 100) == LONGEST
-
-
-def test_pace__texts_with_longer_matches_are_judged_apart() -> None:
-    pace = DraftPace()
-    for _ in range(60):
-        pace.record(0.05, matched=0, drafted=0, accepted=0)
-    for _ in range(30):
-        pace.record(0.06, matched=4, drafted=4, accepted=4)
-        pace.record(0.06, matched=2, drafted=1, accepted=0)
-    assert pace.acceptance[4] == pytest.approx(1.0, abs=0.05)
-    assert pace.acceptance[2] == pytest.approx(0.0, abs=0.05)
+    assert pace.choose(3) == 3
+    assert pace.choose(0) == 0
+    assert pace.choose(100) == LONGEST

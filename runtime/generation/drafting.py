@@ -1,0 +1,242 @@
+"""Drafted tokens: several tokens that may come next, which one forward pass verifies.
+
+Transformers drafts (a prompt's own text, or a small model) and verifies. Ours is the number of
+tokens of each step, which follows from what steps have cost.
+
+A step verifies several tokens: its products have other shapes, so last bits may differ from those
+of steps of one token. The tokens are those that the model chooses.
+"""
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    SuppressTokensLogitsProcessor,
+)
+from transformers.generation.candidate_generator import (
+    AssistedCandidateGenerator,
+    CandidateGenerator,
+    PromptLookupCandidateGenerator,
+)
+
+from predictors.errors import MoecastError, unknown
+from predictors.files import expand_home
+from runtime.config import PROMPT_LOOKUP, ModelConfig
+from runtime.errors import PlanError
+from runtime.generation.draft_pace import DraftPace
+from runtime.hf.loading import load_plain
+from runtime.hf.tokens import load_tokenizer
+from runtime.store.hub_snapshot import HUB_ID
+from runtime.store.model_check import check_weight_files
+from runtime.store.model_source import find_folder, resolve
+
+SHORTEST_MATCH, LONGEST_MATCH = 2, 4
+"""Tokens of the text that must be the same. What follows a single one is hardly ever accepted."""
+
+Draft = Callable[[Tensor, int], Tensor]
+"""Returns a text `[1, T]` with at most so many drafted tokens behind it."""
+
+
+def look_up(generation_config: GenerationConfig) -> Draft:
+    """Draft what followed the same text before, in the prompt or the answer."""
+    lookup = PromptLookupCandidateGenerator(
+        max_matching_ngram_size=LONGEST_MATCH, max_length=generation_config.max_length
+    )
+
+    def draft(tokens_1T: Tensor, count: int) -> Tensor:
+        pairs_T2 = tokens_1T[0].unfold(0, SHORTEST_MATCH, 1)
+        if not (pairs_T2[:-1] == pairs_T2[-1]).all(dim=1).any():
+            return tokens_1T
+        lookup.num_output_tokens = count
+        return lookup.get_candidates(tokens_1T)[0]
+
+    return draft
+
+
+class Drafter(AssistedCandidateGenerator):
+    """Transformers' own, without the warning that its number of tokens is no part of a config."""
+
+    def _prepare_generation_args(
+        self, input_ids: Tensor, min_new_tokens: int, max_new_tokens: int
+    ) -> dict[str, Any]:
+        arguments = super()._prepare_generation_args(input_ids, min_new_tokens, max_new_tokens)
+        self.generation_config.max_new_tokens = arguments.pop("max_new_tokens")
+        del arguments["min_new_tokens"]
+        return arguments
+
+
+def draft_with(
+    model: PreTrainedModel, vocab_size: int, generation_config: GenerationConfig
+) -> Draft:
+    """Draft greedily with a small model, up to a token that it is not sure of.
+
+    Args:
+        vocab_size: number of the served model's tokens; the draft model may have spare ones.
+    """
+    spare = list(range(vocab_size, model.config.get_text_config().vocab_size))
+    drafter = Drafter(
+        torch.zeros(1, 1, dtype=torch.long),
+        model,
+        GenerationConfig(
+            max_length=generation_config.max_length,
+            min_length=0,
+            do_sample=False,
+            eos_token_id=generation_config.eos_token_id,
+            pad_token_id=0,
+        ),
+        model_kwargs={},
+        logits_processor=LogitsProcessorList(
+            [SuppressTokensLogitsProcessor(spare, device=str(model.device))] if spare else []
+        ),
+    )
+
+    def draft(tokens_1T: Tensor, count: int) -> Tensor:
+        drafter.num_assistant_tokens = count
+        drafter.assistant_kwargs["attention_mask"] = torch.ones_like(tokens_1T)
+        return drafter.get_candidates(tokens_1T)[0]
+
+    return draft
+
+
+class PacedDrafts(CandidateGenerator):
+    """Drafts as many tokens as the pace says, and measures each step for it."""
+
+    def __init__(self, draft: Draft, pace: DraftPace, *, max_length: int):
+        self._draft = draft
+        self._pace = pace
+        self._max_length = max_length
+        self._is_prompt = True
+        self._num_drafted = 0
+        self._start = 0.0
+
+    def get_candidates(self, input_ids: Tensor, **_: Any) -> tuple[Tensor, None]:
+        """Return the text `[1, T]` with the drafted tokens behind it, and no scores of theirs."""
+        self._start = time.perf_counter()
+        room = self._max_length - input_ids.shape[1] - 1
+        count = 0 if self._is_prompt else self._pace.choose(room)
+        candidates = self._draft(input_ids, count) if count else input_ids
+        self._num_drafted = candidates.shape[1] - input_ids.shape[1]
+        return candidates, None
+
+    def update_candidate_strategy(
+        self,
+        input_ids: Tensor,  # noqa: ARG002
+        scores: Tensor,  # noqa: ARG002
+        num_matches: int,
+    ) -> None:
+        """Learn from the step: how long it took, and how many tokens were accepted."""
+        seconds = time.perf_counter() - self._start
+        if self._is_prompt:
+            self._is_prompt = False
+            self._pace.record_prompt(seconds)
+        else:
+            accepted = min(int(num_matches), self._num_drafted)
+            self._pace.record(seconds, drafted=self._num_drafted, accepted=accepted)
+
+
+def drafting_options(
+    model: PreTrainedModel,
+    draft: str | None,
+    pace: DraftPace | None = None,
+    *,
+    draft_model: PreTrainedModel | None = None,
+) -> dict[str, Any]:
+    """Return what `model.generate` needs to verify drafts; nothing without drafts.
+
+    Args:
+        draft: the option `draft=`.
+        pace: what earlier answers have shown; None: begins without knowledge.
+        draft_model: the one that `load_draft_model` returns for `draft`.
+
+    Raises:
+        PlanError: the model cannot take tokens back.
+    """
+    if draft is None:
+        return {}
+    refuse_drafts(model)
+    make_draft: Callable[[GenerationConfig], Draft] = look_up
+    if draft_model is not None:
+        refuse_drafts(draft_model)
+        vocab_size = model.config.get_text_config().vocab_size
+        make_draft = partial(draft_with, draft_model.to(model.device), vocab_size)
+    return {"custom_generate": decode_with(make_draft, pace or DraftPace())}
+
+
+def refuse_drafts(model: PreTrainedModel) -> None:
+    """Raise PlanError if the model cannot verify drafted tokens."""
+    reason = None
+    if model.config.is_encoder_decoder:
+        reason = "has an encoder"
+    elif getattr(model, "_is_stateful", False):
+        reason = "has a state that no token can be taken back from"
+    elif not model.can_generate():
+        reason = "does not generate token by token"
+    if reason is not None:
+        raise PlanError(f"draft: {model.config.model_type} {reason}; leave draft= out")
+
+
+def decode_with(
+    make_draft: Callable[[GenerationConfig], Draft], pace: DraftPace
+) -> Callable[..., Any]:
+    """Return a `custom_generate` of Transformers that decodes one text with drafts.
+
+    `generate` itself takes `prompt_lookup_num_tokens` or `assistant_model`, but not a number of
+    tokens that changes with each step.
+    """
+
+    def decode(
+        model: PreTrainedModel,
+        input_ids: Tensor,
+        *,
+        generation_config: GenerationConfig,
+        **options: Any,
+    ) -> Any:
+        drafts = PacedDrafts(
+            make_draft(generation_config), pace, max_length=generation_config.max_length
+        )
+
+        def take_drafts(**_: Any) -> PacedDrafts:
+            # Asked for once, before the first forward pass: other sequences have not run since.
+            del model._get_candidate_generator
+            return drafts
+
+        model._get_candidate_generator = take_drafts
+        return model._assisted_decoding(input_ids, generation_config=generation_config, **options)
+
+    return decode
+
+
+def load_draft_model(draft: str | None, served: ModelConfig) -> PreTrainedModel | None:
+    """Load the model that `draft=` names; None if it names none.
+
+    Load it before the served model, whose automatic budget is what memory is left.
+
+    Raises:
+        PlanError: the model is not there or cannot be loaded, or has another tokenizer.
+    """
+    if draft is None or draft == PROMPT_LOOKUP:
+        return None
+    if not (HUB_ID.fullmatch(draft) or expand_home(draft).exists()):
+        raise PlanError(
+            f"{unknown('draft', draft, [PROMPT_LOOKUP])}, or a small model with the same "
+            "tokenizer: its folder, or ORG/NAME on the Hub"
+        )
+    try:
+        folder = find_folder(ModelConfig(name=draft, id=draft, local_only=served.local_only))
+        check_weight_files(folder)
+        vocabulary = load_tokenizer(folder).get_vocab()
+        if vocabulary != load_tokenizer(resolve(served)).get_vocab():
+            raise PlanError(f"its tokenizer is not that of {served.name}, whose tokens it drafts")
+        return load_plain(folder, dtype="auto", decode_kernels=served.decode_kernels)
+    except MoecastError as error:
+        raise PlanError(
+            f"draft={draft}: {error}. Give a small model of the same family, as a folder or a "
+            f"repository of the Hub, or draft={PROMPT_LOOKUP}"
+        ) from error

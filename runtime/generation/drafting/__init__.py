@@ -1,1 +1,0 @@
-"""Drafted tokens: several tokens that may come next, which one forward pass verifies."""
