@@ -26,12 +26,12 @@ from runtime.presets import load_system
 from runtime.sim.hardware import Hardware, describe_hardware
 from runtime.sim.lower_bound import bound_time
 from runtime.sim.replay import rare_collections, replay
+from runtime.sim.step import ArrayStep
 from runtime.tools.intervals import Interval, bootstrap_ratio
 from train.evaluate.forecasts import (
     EventKey,
     RecordedForecast,
     RecordedForecasts,
-    RoutedStep,
     held_out_steps,
     perfect_forecasts,
     record_forecasts,
@@ -143,7 +143,7 @@ def variants(*, parts: bool) -> list[SystemVariant]:
 
 
 def known_reuse(
-    steps: Sequence[RoutedStep], reuse: RecordedForecasts, spec: ModelSpec, num_tokens: int
+    steps: Sequence[ArrayStep], reuse: RecordedForecasts, spec: ModelSpec, num_tokens: int
 ) -> RecordedForecasts:
     """Returns reuse scores from the true routing of the next `num_tokens` steps, then `reuse`."""
     used_SLE = np.zeros((len(steps), spec.num_layers, spec.num_experts), np.float32)
@@ -173,9 +173,7 @@ def known_reuse(
     return RecordedForecasts("reuse", frozenset({Signal.ROUTED}), answers)
 
 
-def record_all(
-    trace: Trace, entries: Path
-) -> tuple[list[RoutedStep], dict[str, RecordedForecasts]]:
+def record_all(trace: Trace, entries: Path) -> tuple[list[ArrayStep], dict[str, RecordedForecasts]]:
     """Returns the held-out steps, and every predictor's forecasts for them."""
     steps = held_out_steps(trace, batch=1, new_tokens=NEW_TOKENS)
     light = [routing_only(step, trace.spec.num_layers) for step in steps]
@@ -196,7 +194,7 @@ def record_all(
 
 def replay_variant(
     variant: SystemVariant,
-    steps: Sequence[RoutedStep],
+    steps: Sequence[ArrayStep],
     recorded: Mapping[str, RecordedForecasts],
     *,
     spec: ModelSpec,

@@ -36,7 +36,8 @@ from runtime.profiling.local import measure
 from runtime.sim.hardware import MeasuredHardware
 from runtime.sim.predictor_latency import PredictorLatencies
 from runtime.sim.replay import ReplayStats, replay
-from runtime.tools.doctor.routing_recorder import SIGNALS, CapturedStep, RoutingRecorder
+from runtime.sim.step import ArrayStep
+from runtime.tools.doctor.routing_recorder import SIGNALS, RoutingRecorder
 from runtime.tools.verify.reference import token_prompts
 
 PROMPTS = [
@@ -156,7 +157,7 @@ def answer_prompts(
 
 def record_steps(
     folder: str, prompts: Sequence[Sequence[int]], new_tokens: int
-) -> tuple[list[CapturedStep], list[list[int]], ModelSpec]:
+) -> tuple[list[ArrayStep], list[list[int]], ModelSpec]:
     """Returns every step with the predictors' signals, the tokens, and the model's shape."""
     model = load(folder, system=load_system(ON_DEMAND), budget="100%")
     recorder = RoutingRecorder()
@@ -240,7 +241,7 @@ def load_predictors(system: SystemConfig, spec: ModelSpec) -> SystemPredictors:
 
 
 def replay_cell(
-    cell: ValidateCell, steps: Sequence[CapturedStep], spec: ModelSpec, profile: MeasuredHardware
+    cell: ValidateCell, steps: Sequence[ArrayStep], spec: ModelSpec, profile: MeasuredHardware
 ) -> ReplayStats:
     """Replays the recorded steps with the predictors that the live runs began with."""
     predictors = load_predictors(cell.system, spec)
@@ -255,7 +256,7 @@ def replay_cell(
     )
 
 
-def compare(cell: ValidateCell, steps: Sequence[CapturedStep], spec: ModelSpec) -> ValidateRow:
+def compare(cell: ValidateCell, steps: Sequence[ArrayStep], spec: ModelSpec) -> ValidateRow:
     """Replays a cell and compares it with its live runs."""
     profile = median_profile(cell.profiles)
     stats = replay_cell(cell, steps, spec, profile)

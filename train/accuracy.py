@@ -4,14 +4,12 @@ Shape suffixes: T tokens, D hidden, E experts, K top_k, L layers.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from collect.traces import Trace, TraceSignal
-from collect.traces.reader import StepSignals, TraceStep
+from collect.traces.reader import TraceStep
 from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor
 from predictors.card_accuracy import name_distance
 from predictors.metrics import CalibrationBins, LayerScore, Phase, match_chosen_TK, sum_means
@@ -22,42 +20,23 @@ BLOCK_TOKENS = 4_096
 """Tokens scored at once where their grouping does not matter: 1 MB of scores at 60 experts."""
 
 
-@dataclass(frozen=True)
-class TraceBlock(StepSignals):
-    """Any rows of a trace, treated as one step."""
-
-    trace: Trace
-    rows: NDArray[np.int64]
-
-    @property
-    def tokens_T(self) -> Ints:
-        return self.trace.tokens[self.rows].astype(np.int64)
-
-    @property
-    def requests_T(self) -> Ints:
-        return self.trace.requests[self.rows].astype(np.int64)
-
-    def _values(self, signal: TraceSignal, layer: int) -> NDArray:
-        return self.trace.column(signal, layer)[self.rows]
-
-
-def blocks(trace: Trace, split: str | None) -> Iterator[TraceBlock]:
+def blocks(trace: Trace, split: str | None) -> Iterator[TraceStep]:
     """Yield the split's tokens in the trace's order, `BLOCK_TOKENS` at a time."""
     rows = np.arange(trace.num_tokens) if split is None else trace.rows(split)
     for first in range(0, len(rows), BLOCK_TOKENS):
-        yield TraceBlock(trace, rows[first : first + BLOCK_TOKENS])
+        yield TraceStep(trace, rows[first : first + BLOCK_TOKENS])
 
 
 def steps_with_phases(
     trace: Trace, split: str | None, *, grouped: bool
-) -> Iterator[tuple[TraceBlock | TraceStep, Ints]]:
+) -> Iterator[tuple[TraceStep, Ints]]:
     """Yield the split's tokens with the phase of each, in large blocks or step by step."""
     if grouped:
         for block in blocks(trace, split):
-            yield block, trace.phases[block.rows].astype(np.int64)
+            yield block, block.phases_T
     else:
         for step in trace.steps(split):
-            yield step, np.full(step.num_tokens, step.phase, dtype=np.int64)
+            yield step, step.phases_T
 
 
 def replay_forecasts(predictor: Predictor, step: RecordedStep) -> Iterator[Forecast]:

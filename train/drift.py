@@ -3,8 +3,6 @@
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-
 from collect.traces import Trace
 from collect.traces.reader import TraceStep
 from predictors.base import Predictor
@@ -13,6 +11,7 @@ from predictors.eam.request import EamRequestPredictor
 from predictors.eam.sequence import EamSequencePredictor
 from predictors.expert_map import ExpertMapPredictor
 from predictors.metrics import LayerScore, sum_means
+from runtime.sim.step import first_request
 from train.accuracy import PendingScores, reload_predictor, replay_forecasts
 
 MARKS = (1, 2, 5, 10, 20, 50, 100, 200, 400)
@@ -50,18 +49,18 @@ def accuracy_curve(predictor: Predictor, steps: Iterable[TraceStep]) -> list[dic
     marks = iter(MARKS)
     mark = next(marks)
     for step in steps:
-        if step.request not in seen and len(seen) == mark:
+        request = first_request(step)
+        if request not in seen and len(seen) == mark:
             points.append(_point(pending, len(seen)))
             pending = _pending(predictor)
             following = next(marks, None)
             if following is None:
                 return points
             mark = following
-        seen.add(step.request)
-        phases_T = np.full(step.num_tokens, step.phase, np.int64)
+        seen.add(request)
         last = {forecast.layer: forecast for forecast in replay_forecasts(predictor, step)}
         for layer, forecast in last.items():
-            pending[layer].add(forecast.scores_TE, step.experts(layer), phases_T, None)
+            pending[layer].add(forecast.scores_TE, step.experts(layer), step.phases_T, None)
     if seen:
         points.append(_point(pending, len(seen)))
     return points

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from collect.traces import Trace
 from collect.traces.reader import TraceStep
 from predictors.base import Predictor
-from predictors.metrics import Phase
 from predictors.registry import REUSE_PREDICTORS
 from predictors.spec import ModelSpec
 from predictors.table import Table
@@ -15,10 +14,9 @@ from runtime.policy.counters import sum_counters
 from runtime.presets import load_system
 from runtime.sim.hardware import Hardware
 from runtime.sim.replay import ReplayStats, replay
-from runtime.sim.step import RecordedStep
+from runtime.sim.step import ArrayStep, RecordedStep
 from train.evaluate.forecasts import (
     RecordedForecasts,
-    RoutedStep,
     record_forecasts,
     routing_only,
 )
@@ -76,7 +74,7 @@ class RoutedStream:
     Both are read and computed once, because they depend on neither the policy nor the cache.
     """
 
-    steps: Sequence[RoutedStep]
+    steps: Sequence[ArrayStep]
     forecasts: Mapping[str, RecordedForecasts]
     """By kind of predictor."""
 
@@ -129,8 +127,8 @@ def token_by_token(steps: Iterable[TraceStep], num_tokens: int) -> Iterator[Trac
     left = num_tokens
     for step in steps:
         for row in range(min(left, step.num_tokens)):
-            token = step.tokens_T[row : row + 1]
-            yield TraceStep(Phase.DECODE, step.request, step.first_row + row, token, step.read)
+            first = step.rows.start + row
+            yield replace(step, rows=slice(first, first + 1))
         left -= min(left, step.num_tokens)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from collect.traces import Trace, TraceSignal
+from collect.traces.reader import TraceStep
 from predictors.base import Floats, Ints, Predictor
 from predictors.baselines import (
     DependencyPredictor,
@@ -30,7 +31,7 @@ from predictors.eam.request import EamRequestPredictor
 from predictors.eam.sequence import DATASET_SIZE, EamSequencePredictor
 from predictors.expert_map import ExpertMapPredictor
 from predictors.metrics import Phase
-from train.accuracy import TraceBlock, replay_forecasts
+from train.accuracy import replay_forecasts
 from train.routers import RouterWeights
 
 SKIP_HORIZONS = (1, 2, 3)
@@ -169,7 +170,7 @@ def fit_expert_map(trace: Trace, **options: Any) -> ExpertMapPredictor:
     shown = ExpertMapPredictor.empty(trace.spec, **{**options, "learning": True})
     rows = trace.rows("train")
     for first in range(0, len(rows), STEP_TOKENS):
-        for _ in replay_forecasts(shown, TraceBlock(trace, rows[first : first + STEP_TOKENS])):
+        for _ in replay_forecasts(shown, TraceStep(trace, rows[first : first + STEP_TOKENS])):
             pass
     store = shown.store
     maps_NLE = np.moveaxis(store.maps_LEC[:, :, : store.size], 2, 0)

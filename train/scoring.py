@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from collect.traces import Trace
+from collect.traces.reader import TraceStep
 from predictors.base import Predictor, Signal
 from predictors.card_accuracy import ENTRY
 from predictors.metrics import Phase
@@ -18,7 +19,6 @@ from runtime.config import SystemConfig
 from runtime.sim.hardware import Hardware
 from train.accuracy import (
     HorizonPredictor,
-    TraceBlock,
     accuracy_table,
     measure_horizons,
     restart_predictor,
@@ -145,7 +145,7 @@ WARM_STEPS = 3
 """Sessions and caches are warm from then on."""
 
 
-def decode_steps(trace: Trace, batch: int, num_steps: int, split: str) -> Iterator[TraceBlock]:
+def decode_steps(trace: Trace, batch: int, num_steps: int, split: str) -> Iterator[TraceStep]:
     """Yield steps in which `batch` requests decode one token each, as a server runs them."""
     rows = trace.rows(split)
     rows = rows[trace.phases[rows] == Phase.DECODE]
@@ -157,7 +157,7 @@ def decode_steps(trace: Trace, batch: int, num_steps: int, split: str) -> Iterat
     which_B = np.arange(batch) % len(starts)
     for step in range(num_steps):
         turn = step + np.arange(batch) // len(starts)
-        yield TraceBlock(trace, rows[starts[which_B] + turn % lengths[which_B]])
+        yield TraceStep(trace, rows[starts[which_B] + turn % lengths[which_B]])
 
 
 def measure_latency(predictor: Predictor, trace: Trace, *, num_steps: int = 40) -> dict[str, Any]:
@@ -174,13 +174,13 @@ def measure_latency(predictor: Predictor, trace: Trace, *, num_steps: int = 40) 
     }
 
 
-def _time_steps(predictor: Predictor, steps: list[TraceBlock]) -> dict[str, float] | None:
+def _time_steps(predictor: Predictor, steps: list[TraceStep]) -> dict[str, float] | None:
     signals = predictor.signals
     layers: list[float] = []
     ends: list[float] = []
     for place, step in enumerate(steps):
         # Separate requests, so that no id is that of two tokens of a step.
-        requests = np.arange(len(step.rows))
+        requests = np.arange(step.num_tokens)
         inputs = [
             (
                 step.layer_input(layer) if Signal.LAYER_INPUT in signals else None,

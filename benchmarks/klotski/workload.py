@@ -21,7 +21,7 @@ from predictors.metrics import Phase
 from predictors.spec import ModelSpec
 from runtime.config import ShapeConfig
 from runtime.sim.group import GroupStep
-from train.evaluate.forecasts import EMPTY
+from runtime.sim.step import EMPTY
 
 NUM_EXPERTS, TOP_K = 8, 2
 PROMPT_TOKENS, NEW_TOKENS = 512, 32

@@ -28,11 +28,10 @@ from runtime.sim.hardware import RooflineHardware, describe_hardware
 from runtime.sim.lower_bound import TimeBound, bound_time
 from runtime.sim.replay import ReplayStats, replay
 from runtime.sim.routing import count_tokens
-from runtime.sim.step import BatchedStep, RecordedStep, first_request
+from runtime.sim.step import ArrayStep, BatchedStep, RecordedStep, first_request
 from train.evaluate.forecasts import (
     RecordedForecast,
     RecordedForecasts,
-    RoutedStep,
     record_forecasts,
     routing_only,
 )
@@ -97,9 +96,9 @@ class ExpertFold:
             is_new_TK, np.take_along_axis(groups_TK, order_TK, axis=1), groups_TK[:, :1]
         )
 
-    def fold_step(self, step: RoutedStep) -> RoutedStep:
+    def fold_step(self, step: ArrayStep) -> ArrayStep:
         experts_LTK = np.stack([self.fold_experts(layer) for layer in step.experts_LTK])
-        return RoutedStep(step.tokens_T, step.requests_T, experts_LTK)
+        return ArrayStep(step.tokens_T, step.requests_T, experts_LTK)
 
     def fold_forecast(self, forecast: RecordedForecast, *, most: int | None) -> RecordedForecast:
         """Folds a forecast; a group's probability is that of any of its experts, as independent.

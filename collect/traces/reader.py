@@ -4,10 +4,11 @@ Shape suffixes: N rows, T tokens of a step, D hidden size, E experts, K top_k.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +31,6 @@ from collect.traces.manifest import (
 from predictors.base import Floats, Ints
 from predictors.errors import unknown
 from predictors.files import CACHE, cache_folder
-from predictors.metrics import Phase
 from predictors.records import explain_validation_error
 from predictors.spec import ModelSpec
 from zoo.storage import FileStorage, FolderStorage, Storage
@@ -70,55 +70,77 @@ def read_requests(path: Path) -> list[TraceRequest]:
         ) from None
 
 
-class StepSignals:
-    """Signals of some rows of a trace, as numpy arrays with a row for each token."""
-
-    def _values(self, signal: TraceSignal, layer: int) -> NDArray:
-        raise NotImplementedError
-
-    def layer_input(self, layer: int) -> Floats:
-        """Returns `[T, D]`: the normalised hidden states that enter the layer."""
-        return self._values(TraceSignal.LAYER_INPUT, layer).astype(np.float32)
-
-    def gate_input(self, layer: int) -> Floats:
-        """Returns `[T, D]`: the router's input."""
-        return self._values(TraceSignal.GATE_INPUT, layer).astype(np.float32)
-
-    def logits(self, layer: int) -> Floats:
-        """Returns `[T, E]`: the router's output over all experts."""
-        return self._values(TraceSignal.GATE_LOGITS, layer).astype(np.float32)
-
-    def experts(self, layer: int) -> Ints:
-        """Returns `[T, K]`: the chosen experts, in the router's order."""
-        return self._values(TraceSignal.EXPERTS, layer).astype(np.int64)
-
-    def weights(self, layer: int) -> Floats:
-        """Returns `[T, K]`: the router's weights of the chosen experts."""
-        return self._values(TraceSignal.WEIGHTS, layer).astype(np.float32)
-
-
 @dataclass(frozen=True)
-class TraceStep(StepSignals):
-    """A forward pass of one request: its prompt (T tokens) or a generated token (T = 1)."""
+class TraceStep:
+    """Rows of a trace as one forward pass; a value is read when it is used.
 
-    phase: Phase
-    request: int
-    first_row: int
-    """First row; the step has T rows."""
-    tokens_T: Ints
-    read: Callable[[TraceSignal, int, int, int], NDArray]
-    """Maps `(signal, layer, first row, last row)` to stored values; the last row is excluded."""
+    `Trace.steps` makes steps of one request: its prompt (T tokens), or a generated token (T = 1).
+    Any other T rows may be treated as one step too.
+    """
+
+    trace: "Trace"
+    rows: Any
+    """A slice, for rows of one request, or an array of any rows."""
+    columns: "RequestColumns | None" = None
+    """Keeps what the steps of a request read, of which the rows are slices."""
 
     @property
-    def num_tokens(self) -> int:
-        return len(self.tokens_T)
+    def tokens_T(self) -> Ints:
+        return self.trace.tokens[self.rows].astype(np.int64)
 
     @property
     def requests_T(self) -> Ints:
-        return np.full(len(self.tokens_T), self.request, dtype=np.int64)
+        return self.trace.requests[self.rows].astype(np.int64)
 
-    def _values(self, signal: TraceSignal, layer: int) -> NDArray:
-        return self.read(signal, layer, self.first_row, self.first_row + len(self.tokens_T))
+    @property
+    def phases_T(self) -> Ints:
+        return self.trace.phases[self.rows].astype(np.int64)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.trace.phases[self.rows])
+
+    def layer_input(self, layer: int) -> Floats:
+        """Returns `[T, D]`: the normalised hidden states that enter the layer."""
+        return self._read(TraceSignal.LAYER_INPUT, layer).astype(np.float32)
+
+    def gate_input(self, layer: int) -> Floats:
+        """Returns `[T, D]`: the router's input."""
+        return self._read(TraceSignal.GATE_INPUT, layer).astype(np.float32)
+
+    def logits(self, layer: int) -> Floats:
+        """Returns `[T, E]`: the router's output over all experts."""
+        return self._read(TraceSignal.GATE_LOGITS, layer).astype(np.float32)
+
+    def experts(self, layer: int) -> Ints:
+        """Returns `[T, K]`: the chosen experts, in the router's order."""
+        return self._read(TraceSignal.EXPERTS, layer).astype(np.int64)
+
+    def weights(self, layer: int) -> Floats:
+        """Returns `[T, K]`: the router's weights of the chosen experts."""
+        return self._read(TraceSignal.WEIGHTS, layer).astype(np.float32)
+
+    def _read(self, signal: TraceSignal, layer: int) -> NDArray:
+        if self.columns is None:
+            return self.trace.column(signal, layer)[self.rows]
+        return self.columns.read(signal, layer, self.rows)
+
+
+class RequestColumns:
+    """The rows of a request; each column is looked up once and not for each token."""
+
+    def __init__(self, trace: "Trace", first: int, last: int):
+        self._trace = trace
+        self._first = first
+        self._last = last
+        self._values: dict[tuple[TraceSignal, int], NDArray] = {}
+
+    def read(self, signal: TraceSignal, layer: int, rows: slice) -> NDArray:
+        values = self._values.get((signal, layer))
+        if values is None:
+            values = self._trace.column(signal, layer)[self._first : self._last]
+            self._values[signal, layer] = values
+        return values[rows.start - self._first : rows.stop - self._first]
 
 
 class Trace:
@@ -279,31 +301,12 @@ class Trace:
             if split is not None and request.split is not Split(split):
                 continue
             first, last = (int(row) for row in starts[request.index : request.index + 2])
-            tokens = self.tokens[first:last].astype(np.int64)
-            prompt = request.prompt_tokens
-            read = _RequestRows(self, first, last).read
-            if prompt:
-                yield TraceStep(Phase.PREFILL, request.index, first, tokens[:prompt], read)
-            for position in range(prompt, last - first):
-                token = tokens[position : position + 1]
-                yield TraceStep(Phase.DECODE, request.index, first + position, token, read)
-
-
-class _RequestRows:
-    """The rows of a request; each column is looked up once and not for each token."""
-
-    def __init__(self, trace: Trace, first: int, last: int):
-        self._trace = trace
-        self._first = first
-        self._last = last
-        self._values: dict[tuple[TraceSignal, int], NDArray] = {}
-
-    def read(self, signal: TraceSignal, layer: int, first: int, last: int) -> NDArray:
-        values = self._values.get((signal, layer))
-        if values is None:
-            values = self._trace.column(signal, layer)[self._first : self._last]
-            self._values[signal, layer] = values
-        return values[first - self._first : last - self._first]
+            columns = RequestColumns(self, first, last)
+            decode = first + request.prompt_tokens
+            if request.prompt_tokens:
+                yield TraceStep(self, slice(first, decode), columns)
+            for row in range(decode, last):
+                yield TraceStep(self, slice(row, row + 1), columns)
 
 
 def copy_trace(source: Storage, manifest: TraceManifest) -> Path:

@@ -6,7 +6,7 @@ Shape suffixes: T tokens of the step, D hidden size, E experts, K top_k.
 import functools
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -39,6 +39,46 @@ class RecordedStep(Protocol):
     def experts(self, layer: int) -> Ints:
         """`[T, K]`."""
         ...
+
+
+EMPTY: Floats = np.empty((0, 0), np.float32)
+
+
+class ArrayStep:
+    """A step whose arrays are in memory: its routing, and the states that were recorded with it."""
+
+    def __init__(
+        self,
+        tokens_T: Ints,
+        requests_T: Ints,
+        experts: Mapping[int, Ints] | Sequence[Ints] | Ints,
+        states: Mapping[tuple[Signal, int], Floats] | None = None,
+    ):
+        """Keeps the arrays.
+
+        Args:
+            tokens_T: The tokens.
+            requests_T: Request of each token.
+            experts: `[T, K]` of each layer.
+            states: Layer inputs, gate inputs and logits by layer. What is missing is an empty
+                array: replays of recorded forecasts read none.
+        """
+        self.tokens_T = tokens_T
+        self.requests_T = requests_T
+        self.experts_LTK = experts
+        self._states = {} if states is None else states
+
+    def layer_input(self, layer: int) -> Floats:
+        return self._states.get((Signal.LAYER_INPUT, layer), EMPTY)
+
+    def gate_input(self, layer: int) -> Floats:
+        return self._states.get((Signal.GATE_INPUT, layer), EMPTY)
+
+    def logits(self, layer: int) -> Floats:
+        return self._states.get((Signal.LOGITS, layer), EMPTY)
+
+    def experts(self, layer: int) -> Ints:
+        return self.experts_LTK[layer]
 
 
 class StepEvent:

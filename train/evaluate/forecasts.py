@@ -13,7 +13,7 @@ import numpy as np
 from collect.traces import Trace
 from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal
 from predictors.spec import ModelSpec
-from runtime.sim.step import RecordedStep, batch_steps, replay_step
+from runtime.sim.step import ArrayStep, RecordedStep, batch_steps, replay_step
 from train.errors import TrainError
 from train.replay import first_tokens, is_decode
 
@@ -157,31 +157,10 @@ class ReplayPredictor(Predictor):
         return self._answer(Signal.ROUTED, layer)
 
 
-EMPTY: Floats = np.empty((0, 0), np.float32)
-
-
-@dataclass(frozen=True)
-class RoutedStep:
-    """A step's routing alone, which is all that a replay with recorded forecasts reads."""
-
-    tokens_T: Ints
-    requests_T: Ints
-    experts_LTK: Ints
-
-    def experts(self, layer: int) -> Ints:
-        """`[T, K]`."""
-        return self.experts_LTK[layer]
-
-    def layer_input(self, layer: int) -> Floats:  # noqa: ARG002
-        """Return nothing: recorded forecasts need no hidden states."""
-        return EMPTY
-
-    gate_input = logits = layer_input
-
-
-def routing_only(step: RecordedStep, num_layers: int) -> RoutedStep:
+def routing_only(step: RecordedStep, num_layers: int) -> ArrayStep:
+    """Return a step's routing, which is all that a replay with recorded forecasts reads."""
     experts_LTK = np.stack([step.experts(layer) for layer in range(num_layers)])
-    return RoutedStep(step.tokens_T, step.requests_T, experts_LTK)
+    return ArrayStep(step.tokens_T, step.requests_T, experts_LTK)
 
 
 def held_out_steps(trace: Trace, *, batch: int, new_tokens: int) -> list[RecordedStep]:

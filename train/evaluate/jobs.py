@@ -14,12 +14,11 @@ from runtime.policy.counters import sum_counters
 from runtime.sim.lower_bound import TimeBound, bound_time
 from runtime.sim.replay import ReplayStats, rare_collections, replay
 from runtime.sim.simulator import Observer
-from runtime.sim.step import RecordedStep
+from runtime.sim.step import ArrayStep, RecordedStep
 from runtime.tools.comparison import Variant
 from runtime.tools.intervals import Interval, bootstrap_ratio
 from train.evaluate.forecasts import (
     RecordedForecasts,
-    RoutedStep,
     held_out_steps,
     perfect_forecasts,
     record_forecasts,
@@ -159,7 +158,7 @@ class ReplayJob:
 
 def replay_case(
     case: ReplayCase,
-    steps: Sequence[RoutedStep],
+    steps: Sequence[ArrayStep],
     recorded: Mapping[str, RecordedForecasts],
     spec: ModelSpec,
     *,
@@ -195,7 +194,7 @@ def replay_predictor(
 def measure_replay(
     stats: ReplayStats,
     case: ReplayCase,
-    steps: Sequence[RoutedStep],
+    steps: Sequence[ArrayStep],
     spec: ModelSpec,
     bound: TimeBound,
 ) -> ReplayRow:

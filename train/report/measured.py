@@ -18,6 +18,7 @@ from predictors.registry import REUSE_PREDICTORS
 from runtime.policy.counters import sum_counters
 from runtime.policy.eviction.registry import EVICTIONS
 from runtime.sim.hardware import RooflineHardware
+from runtime.sim.step import first_request
 from train.accuracy import score_layers
 from train.eviction_eval import eviction_system, gap_closed, record_stream, replay_policy
 from train.nonlearned import fit_popularity, fit_token
@@ -108,8 +109,9 @@ class TraceShare(Trace):
 
     def steps(self, split: str | None = None) -> Iterator[TraceStep]:
         for step in super().steps(split):
-            training = self.request_table[step.request].split is Split.TRAIN
-            if not training or step.request in self._kept:
+            request = first_request(step)
+            training = self.request_table[request].split is Split.TRAIN
+            if not training or request in self._kept:
                 yield step
 
 

@@ -20,6 +20,7 @@ from runtime.policy.budget import Budget, SlotRequirements, count_slots
 from runtime.profiling.local import measure_stripped
 from runtime.sim.lower_bound import bound_time
 from runtime.sim.replay import ReplayStats, replay
+from runtime.sim.step import ArrayStep
 from runtime.store.base import max_decoded_bytes, max_slot_bytes
 from runtime.store.model_source import resolve
 from runtime.store.on_demand import OnDemandReader
@@ -27,7 +28,7 @@ from runtime.tools.bench.rows import BenchRow, simulated_rows
 from runtime.tools.bench.serve import PrefillMark, generate_tokens
 from runtime.tools.bench.tasks import BenchRequest, RequestsTask
 from runtime.tools.bench.variants import find_replayed, list_conditions
-from runtime.tools.doctor.routing_recorder import CapturedStep, RoutingRecorder
+from runtime.tools.doctor.routing_recorder import RoutingRecorder
 
 
 def simulate_conditions(task: RequestsTask) -> dict[str, Any]:
@@ -45,7 +46,7 @@ def simulate_conditions(task: RequestsTask) -> dict[str, Any]:
     spec = stripped.spec(folder, config.model)
     attach_experts(stripped.layers, OnDemandReader(store, keep_bytes=available_memory_bytes() // 2))
     apply_decode_threads(model, config.model.decode_threads, expert_bytes=max_slot_bytes(store))
-    recorded: dict[int, list[CapturedStep]] = {}
+    recorded: dict[int, list[ArrayStep]] = {}
     for batch, requests in task.requests.items():
         with force_routing(stripped.layers, config.routing):
             recorded[batch] = record_steps(model, requests)
@@ -77,7 +78,7 @@ def simulate_conditions(task: RequestsTask) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def record_steps(model: PreTrainedModel, requests: Sequence[BenchRequest]) -> list[CapturedStep]:
+def record_steps(model: PreTrainedModel, requests: Sequence[BenchRequest]) -> list[ArrayStep]:
     """Record the experts of each token in every forward pass of the requests."""
     recorder = RoutingRecorder()
     with Probes(model, {Signal.ROUTED}, recorder):
@@ -98,8 +99,8 @@ def add_figures(row: BenchRow, stats: ReplayStats, requests: Sequence[BenchReque
 
 
 def skip_warm_up(
-    steps: Sequence[CapturedStep], requests: Sequence[BenchRequest]
-) -> Sequence[CapturedStep]:
+    steps: Sequence[ArrayStep], requests: Sequence[BenchRequest]
+) -> Sequence[ArrayStep]:
     """Return the measured requests' steps; each request has as many as it has new tokens."""
     return steps[sum(request.new_tokens for request in requests if not request.is_measured) :]
 

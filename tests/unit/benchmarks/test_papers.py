@@ -20,8 +20,9 @@ from benchmarks.papers.published import find_published, read_published
 from benchmarks.papers.run import PAPERS
 from runtime.config import SystemConfig
 from runtime.sim.replay import ReplayStats, StepTotals
+from runtime.sim.step import ArrayStep
 from tests.builders.entries import tiny_spec
-from train.evaluate.forecasts import RecordedForecast, RoutedStep
+from train.evaluate.forecasts import RecordedForecast
 
 FOLD = ExpertFold(6, 3, 2)
 """Experts 0 and 1 become 0, 2 and 3 become 1, 4 and 5 become 2."""
@@ -181,7 +182,7 @@ def test_fold__keeps_a_tokens_first_distinct_groups() -> None:
     chosen = np.array([[0, 1, 5], [4, 2, 0], [3, 2, 3]])
     # The last token's choices are all of one group, which then stands twice.
     assert FOLD.fold_experts(chosen).tolist() == [[0, 2], [2, 1], [1, 1]]
-    step = RoutedStep(np.zeros(3, np.int64), np.zeros(3, np.int64), chosen[None])
+    step = ArrayStep(np.zeros(3, np.int64), np.zeros(3, np.int64), chosen[None])
     assert FOLD.fold_step(step).experts(0).tolist() == [[0, 2], [2, 1], [1, 1]]
 
 

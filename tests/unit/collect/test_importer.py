@@ -43,7 +43,7 @@ def test_import__arranges_by_request_and_token(tmp_path: Path) -> None:
     np.testing.assert_array_equal(
         trace.column("weights", 0), [[0.75, 0.25], [0.5, 0.5], [0.5, 0.5]]
     )
-    assert [step.phase for step in trace.steps()] == 3 * [Phase.DECODE]
+    assert [step.phases_T[0] for step in trace.steps()] == 3 * [Phase.DECODE]
     assert trace.manifest.plan.source == "imported"
 
 

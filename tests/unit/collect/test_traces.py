@@ -66,7 +66,7 @@ def test_steps__replay_each_request_in_order(tmp_path: Path) -> None:
     trace = make_trace(tmp_path / "t", requests_per_unit=6, prompt_tokens=5, new_tokens=3)
     steps = list(trace.steps())
     assert len(steps) == 12 * (1 + 3)
-    assert [step.phase for step in steps[:4]] == [Phase.PREFILL] + 3 * [Phase.DECODE]
+    assert [step.phases_T[0] for step in steps[:4]] == [Phase.PREFILL] + 3 * [Phase.DECODE]
     assert [step.num_tokens for step in steps[:4]] == [5, 1, 1, 1]
     tokens = np.concatenate([step.tokens_T for step in steps])
     np.testing.assert_array_equal(tokens, trace.tokens)
@@ -83,7 +83,7 @@ def test_split__is_by_request(tmp_path: Path) -> None:
     train, held_out = trace.rows("train"), trace.rows("held_out")
     assert sorted([*train, *held_out]) == list(range(trace.num_tokens))
     assert not set(trace.requests[train]) & set(trace.requests[held_out])
-    held = {step.request for step in trace.steps("held_out")}
+    held = {step.requests_T[0] for step in trace.steps("held_out")}
     assert held == set(trace.requests[held_out].tolist())
     for request in trace.request_table:
         expected = int(request.digest[:12], 16) % 10 == 0

@@ -18,10 +18,11 @@ from runtime.hf.loading import load_stripped
 from runtime.profiling import bandwidth, facts
 from runtime.profiling.bandwidth import measure_disk_bandwidth, time_reads
 from runtime.sim.hardware import MeasuredHardware
+from runtime.sim.step import ArrayStep
 from runtime.store.on_demand import OnDemandReader
 from runtime.tools.doctor.budget_sweep import sweep_budgets
 from runtime.tools.doctor.model_files import check_files
-from runtime.tools.doctor.routing_recorder import CapturedStep, record_routing
+from runtime.tools.doctor.routing_recorder import record_routing
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 
 
@@ -108,10 +109,7 @@ def test_outlook__figures_of_a_hand_made_case():
         layer_fixed=1.0, layer_per_token=0.0, expert_fixed=1.0, expert_per_token=0.0,
         predictor_seconds=0.0,
     )  # fmt: skip
-    steps = [
-        CapturedStep(np.array([1]), np.array([0]), choices={0: np.array([[i % 2]])})
-        for i in range(6)
-    ]
+    steps = [ArrayStep(np.array([1]), np.array([0]), {0: np.array([[i % 2]])}) for i in range(6)]
     options = {
         "spec": one_layer_spec(), "hardware": hardware, "predictor": None,
         "slot_bytes": 8, "scratch_bytes": 0, "resident_bytes": 100,

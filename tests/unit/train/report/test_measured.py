@@ -45,9 +45,7 @@ def test_fewer__parts_are_nested_requests_and_the_whole_is_the_trace(tmp_path: P
     assert rows[0] < rows[1] < rows[2] == set(trace.rows("train").tolist())
     for part, mine in zip(parts, rows, strict=True):
         stepped = [
-            step.first_row + place
-            for step in part.steps("train")
-            for place in range(step.num_tokens)
+            row for step in part.steps("train") for row in range(step.rows.start, step.rows.stop)
         ]
         assert set(stepped) == mine
         assert part.rows("held_out").tolist() == trace.rows("held_out").tolist()
