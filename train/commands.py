@@ -47,9 +47,7 @@ from train.reuse_training import train_and_publish
 from train.routers import RouterWeights
 from train.scoring import EvalContext, score_predictor, score_shifted
 from train.table import show
-from train.tracking.figures import summary_figures
-from train.tracking.run import TrackedRun
-from train.tracking.settings import resolved_settings
+from train.tracking.run import TrackedRun, resolved_settings, summary_figures
 
 
 class StageTimer:

@@ -37,9 +37,7 @@ from train.replay import describe_machines
 from train.reuse import KIND, WIDTH, ReuseStack
 from train.reuse_data import ReuseData, read_stretch
 from train.routers import RouterWeights
-from train.tracking.figures import GROUP
-from train.tracking.run import TrackedRun
-from train.tracking.settings import resolved_settings
+from train.tracking.run import GROUP, TrackedRun, resolved_settings
 from zoo.entry import write_entry
 from zoo.manifest import name_entry
 from zoo.training_record import TrainingRecord

@@ -1,25 +1,27 @@
-"""A training run in every destination that was chosen."""
+"""A training run in every logger that was chosen: curves, settings, figures, files and lineage."""
 
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers import Logger, MLFlowLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from collect.traces import Trace
+from collect.traces.manifest import MANIFEST, to_json
+from runtime.sim.hardware import Hardware
 from runtime.tools.report.html_report import HtmlReport
+from runtime.tools.report.provenance import RUN_FILE, describe_origin
 from train.config import TrainConfig
 from train.errors import TrainError
 from train.tracking.config import LoggerKind
-from train.tracking.local import CsvTracker, TensorBoardTracker
-from train.tracking.mlflow_tracker import MlflowTracker
-from train.tracking.run_ids import forget_run_ids
-from train.tracking.tracker import TrackedEntry, Tracker
-from train.tracking.wandb_tracker import WandbTracker
+from train.tracking.loggers import forget_runs, open_logger, with_prefix
 from zoo.entry import open_entry
 
 PACKAGES = {
@@ -28,12 +30,17 @@ PACKAGES = {
 }
 """Packages of the loggers that are extras."""
 
+GROUP = "held_out"
+"""The final figures of a run's predictors are `held_out/PREDICTOR/FIGURE` in every logger."""
+
 
 class TrackedRun:
-    """Logs a run to all of its destinations, and ends it there when the context is left.
+    """Logs a run everywhere, and ends it there when the context is left.
+
+    CSV and TensorBoard keep no files, which stay in the run folder.
 
     Raises:
-        TrainError: a destination's package is not installed.
+        TrainError: a logger's package is not installed.
     """
 
     def __init__(self, config: TrainConfig):
@@ -46,7 +53,7 @@ class TrackedRun:
                 raise TrainError(
                     f"logger={kind} needs {', '.join(missing)}: pip install 'moecast[{kind}]'"
                 )
-        self._trackers: list[Tracker] = []
+        self._loggers: list[Logger] = []
 
     def __enter__(self) -> Self:
         return self
@@ -58,12 +65,17 @@ class TrackedRun:
         traceback: TracebackType | None,
     ) -> None:
         with ExitStack() as stack:
-            for tracker in self._trackers:
-                stack.callback(tracker.finish, succeeded=error is None)
+            for logger in self._loggers:
+                if isinstance(logger, WandbLogger):
+                    stack.callback(logger.experiment.finish, exit_code=int(error is not None))
+                else:
+                    stack.callback(logger.finalize, "success" if error is None else "failed")
 
     def loggers(self, prefix: str = "") -> list[Logger]:
-        """Return a logger of each destination, for Lightning's trainer."""
-        return [tracker.logger(prefix) for tracker in self._trackers]
+        """Return Lightning's loggers of this run; names of their metrics are `PREFIX-NAME`."""
+        if not prefix:
+            return list(self._loggers)
+        return [with_prefix(logger, prefix, self._run_dir) for logger in self._loggers]
 
     def start(self, settings: Mapping[str, Any], trace: Trace) -> None:
         """Open the run everywhere; log its resolved settings and the trace that it learns from."""
@@ -71,63 +83,172 @@ class TrackedRun:
         if rank_zero_only.rank != 0:
             return
         if self._config.overwrite:
-            forget_run_ids(self._run_dir)
+            forget_runs(self._run_dir)
         # In the order of LoggerKind: those that need a server last.
         for kind in LoggerKind:
             if kind in self._config.logger:
-                self._trackers.append(open_tracker(kind, self._config, self._run_dir))
-        name = f"{self._config.model.name}-{trace.manifest.plan.dataset}-trace"
-        for tracker in self._trackers:
-            tracker.log_settings(settings)
-            tracker.log_trace(trace, name=name)
+                self._loggers.append(open_logger(kind, self._run_dir, self._config.wandb))
+        for logger in self._loggers:
+            # MLflow's parameters cannot be changed: those of a continued run stay.
+            if not isinstance(logger, MLFlowLogger) or not has_params(logger):
+                logger.log_hyperparams(dict(settings))
+            if isinstance(logger, WandbLogger):
+                name = f"{self._config.model.name}-{trace.manifest.plan.dataset}-trace"
+                log_trace(logger, trace, name=name)
 
     def log_summary(self, figures: Mapping[str, float]) -> None:
         """Log final figures: one value each."""
-        for tracker in self._trackers:
-            tracker.log_summary(figures)
+        for logger in self._loggers:
+            if isinstance(logger, WandbLogger):
+                logger.experiment.summary.update(dict(figures))
+            else:
+                logger.log_metrics(dict(figures))
+                logger.save()
 
     def log_entries(self, entries: Mapping[str, Path]) -> None:
-        for entry in describe_entries(list(entries.values())):
-            for tracker in self._trackers:
-                tracker.log_entry(entry)
+        for logger in self._loggers:
+            if isinstance(logger, WandbLogger):
+                log_entries(logger, list(entries.values()))
+            elif isinstance(logger, MLFlowLogger):
+                for folder in entries.values():
+                    log_folder(logger, folder, f"entries/{folder.name}")
 
     def log_report(self, page: HtmlReport, path: Path) -> None:
-        for tracker in self._trackers:
-            tracker.log_report(page, path)
+        """Log the report's page at `path`, with its figures and tables."""
+        for logger in self._loggers:
+            if isinstance(logger, WandbLogger):
+                log_report(logger, page, path)
+            elif isinstance(logger, MLFlowLogger):
+                log_folder(logger, path.parent, path.parent.name)
 
 
-def open_tracker(kind: LoggerKind, config: TrainConfig, run_dir: Path) -> Tracker:
-    match kind:
-        case LoggerKind.CSV:
-            return CsvTracker(run_dir)
-        case LoggerKind.TENSORBOARD:
-            return TensorBoardTracker(run_dir, overwrite=config.overwrite)
-        case LoggerKind.MLFLOW:
-            return MlflowTracker(run_dir)
-        case LoggerKind.WANDB:
-            return WandbTracker(run_dir, config.wandb)
+def has_params(logger: MLFlowLogger) -> bool:
+    return bool(logger.experiment.get_run(logger.run_id).data.params)
 
 
-def describe_entries(folders: Sequence[Path]) -> list[TrackedEntry]:
+def log_folder(logger: MLFlowLogger, folder: Path, name: str) -> None:
+    logger.experiment.log_artifacts(logger.run_id, str(folder), name)
+
+
+def log_trace(logger: WandbLogger, trace: Trace, *, name: str) -> None:
+    """Log trace.json, which has the digest of every shard, as an input of the run."""
+    import wandb
+
+    run, plan = logger.experiment, trace.manifest.plan
+    artifact = wandb.Artifact(
+        artifact_name(name),
+        type="dataset",
+        metadata={
+            "digest": trace.digest,
+            "where": trace.where,
+            "dataset": plan.dataset,
+            "tokens": trace.num_tokens,
+            "held_out_tokens": len(trace.rows("held_out")),
+            "model": trace.spec.as_dict(),
+        },
+    )
+    with artifact.new_file(MANIFEST, mode="wb") as file:
+        file.write(to_json(trace.manifest))
+    aliases = ["latest", trace.digest]
+    if run.offline:
+        # `use_artifact` refuses to work offline; this is what it records for a new artifact.
+        run._log_artifact(artifact, aliases=aliases, is_user_created=True, use_after_commit=True)
+    else:
+        run.use_artifact(artifact, aliases=aliases)
+
+
+def log_entries(logger: WandbLogger, folders: Sequence[Path]) -> None:
+    """Log zoo entries as models; the one with the highest GoodPred is the best."""
+    import wandb
+
     manifests = {folder: open_entry(folder).manifest for folder in folders}
-
-    def good_pred(folder: Path) -> float:
-        value = manifests[folder].metrics.get("good_pred")
-        return float(value) if isinstance(value, int | float) else -1.0
-
-    best = max(folders, key=good_pred, default=None)
-    return [
-        TrackedEntry(
-            name=manifest.name,
-            folder=folder,
-            digest=manifest.digest,
-            scores={
+    scores = {folder: manifest.metrics.get("good_pred") for folder, manifest in manifests.items()}
+    measured = {folder: one for folder, one in scores.items() if isinstance(one, int | float)}
+    best = max(measured, key=lambda folder: measured[folder], default=None)
+    for folder, manifest in manifests.items():
+        artifact = wandb.Artifact(
+            artifact_name(manifest.name),
+            type="model",
+            metadata={
+                "digest": manifest.digest,
                 **manifest.metrics,
                 "kind": manifest.kind,
                 "trace_digest": manifest.trace_digest,
                 "model": manifest.model.model_dump(mode="json"),
             },
-            is_best=folder == best and good_pred(folder) >= 0,
         )
-        for folder, manifest in manifests.items()
-    ]
+        artifact.add_dir(str(folder))
+        aliases = ["latest", manifest.digest, *(["best"] if folder == best else [])]
+        logger.experiment.log_artifact(artifact, aliases=aliases)
+
+
+def log_report(logger: WandbLogger, page: HtmlReport, path: Path) -> None:
+    import wandb
+
+    logged: dict[str, Any] = {"report/page": wandb.Html(str(path), inject=False)}
+    for section in page.sections:
+        if section.draw is not None:
+            picture = str(path.with_name(f"{section.name}.png"))
+            logged[f"report/{section.name}"] = wandb.Image(picture, caption=section.heading)
+        if section.columns:
+            rows = [list(row) for row in section.rows]
+            # A null among numbers was not measured; types cannot be inferred from it.
+            logged[f"report/{section.name}/values"] = wandb.Table(
+                columns=list(section.columns), data=rows, allow_mixed_types=True
+            )
+    logger.experiment.log(logged)
+
+
+def artifact_name(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", text)
+
+
+def resolved_settings(
+    config: TrainConfig, trace: Trace, machines: Iterable[Hardware] = ()
+) -> dict[str, Any]:
+    """Return the whole configuration, and the trace, model and machines that it resolved to.
+
+    The configuration is that of run.json, which has no secrets; one that no command composed has
+    none.
+    """
+    assert config.run_dir is not None
+    path = config.run_dir / RUN_FILE
+    if path.is_file():
+        options = json.loads(path.read_text())["config"]
+    else:
+        options = json.loads(json.dumps(asdict(config), default=str))
+    return {
+        **options,
+        "base_model": trace.spec.as_dict(),
+        "trace_digest": trace.digest,
+        "trace_dataset": trace.manifest.plan.dataset,
+        "trace_tokens": trace.num_tokens,
+        "machines": {machine.name: asdict(machine) for machine in machines},
+        "origin": describe_origin(config.run_dir),
+    }
+
+
+def summary_figures(results: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """Return `held_out/PREDICTOR/FIGURE` of each predictor, without those not measured.
+
+    FetchRate, GoodPred and joint are those of the first machine; latency is the median time of one
+    layer's events at batch 1.
+    """
+    figures: dict[str, float] = {}
+    for name, result in results.items():
+        latency = result["latency_us"]["1"]
+        values = {
+            "accuracy": result["mean_accuracy"],
+            "worst_layer_accuracy": result["worst_layer_accuracy"],
+            "fetch_rate": result["mean_fetch_rate"],
+            "good_pred": result["mean_good_pred"],
+            "joint": result["mean_joint"],
+            "latency_us": None if latency is None else latency["layer_p50"],
+            "bytes": result["bytes"],
+        }
+        figures |= {
+            f"{GROUP}/{name}/{figure}": float(value)
+            for figure, value in values.items()
+            if value is not None
+        }
+    return figures

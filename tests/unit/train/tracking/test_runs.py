@@ -16,9 +16,8 @@ from train.config import TrainConfig
 from train.errors import TrainError
 from train.tracking import run as tracking
 from train.tracking.config import WandbConfig
-from train.tracking.run import TrackedRun
-from train.tracking.settings import resolved_settings
-from train.tracking.wandb_tracker import is_mode_known
+from train.tracking.loggers import is_mode_known
+from train.tracking.run import TrackedRun, resolved_settings
 
 VARIABLES = ("MODE", "API_KEY", "PROJECT", "ENTITY", "RUN_GROUP", "TAGS", "JOB_TYPE", "NAME")
 KEY = "0123456789abcdef" * 2 + "01234567"
