@@ -51,15 +51,21 @@ def encode_prompts(
 ) -> list[EncodedPrompt]:
     """Tokenises prompts, cuts them at `max_prompt_tokens` and drops those without tokens.
 
+    Prompts that are token ids already have been through the chat template.
+
     Raises:
         PromptError: `chat` is set and the model has no chat template.
     """
-    texts = [prompt.text for prompt in prompts]
+    texts = [prompt.text for prompt in prompts if isinstance(prompt.text, str)]
     longest = settings.max_prompt_tokens
-    if settings.chat:
-        cut = _chats(texts, tokenizer, longest)
+    if settings.chat and texts:
+        of_texts = iter(_chats(texts, tokenizer, longest))
     else:
-        cut = [tokens[:longest] for tokens in tokenizer(texts)["input_ids"]]
+        of_texts = iter(tokenizer(texts)["input_ids"] if texts else [])
+    cut = [
+        list(next(of_texts) if isinstance(prompt.text, str) else prompt.text)[:longest]
+        for prompt in prompts
+    ]
     kept = [(prompt, tokens) for prompt, tokens in zip(prompts, cut, strict=True) if tokens]
     return [
         EncodedPrompt(index, prompt.digest, prompt.dataset, tuple(tokens))

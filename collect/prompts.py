@@ -1,4 +1,7 @@
-"""Prompts: texts of Python's documentation, of local files or of the Hub, chosen and cut."""
+"""Prompts: texts of Python's documentation, of local files or of the Hub, chosen and cut.
+
+A prompt that a server has recorded (`moecast serve record=FILE`) is a tuple of token ids.
+"""
 
 import json
 import random
@@ -25,19 +28,28 @@ MIN_PIECE_CHARS = 200
 """Shortest piece of a long text, however many prompts are requested."""
 
 
+TokenIds = tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class PromptText:
-    """A text to run through the model, and its source."""
+    """A text, or its token ids, to run through the model, and its source."""
 
-    text: str
+    text: str | TokenIds
     dataset: str
 
     @cached_property
     def digest(self) -> str:
-        return prompt_digest(self.text)
+        return digest_of(self.text)
+
+
+def digest_of(text: str | TokenIds) -> str:
+    return prompt_digest(text if isinstance(text, str) else json.dumps(text))
 
 
 USUAL_FIELDS = ("prompt", "text", "question", "instruction", "content")
+TOKENS = "tokens"
+"""Key of the token ids in a line that a server has recorded."""
 USER_ROLES = ("user", "human")
 OFFLINE = (
     "Offline: data=pydocs and data=pysource need neither file nor network; data=jsonl "
@@ -87,7 +99,8 @@ def read_text_files(data: DataConfig) -> Iterator[str]:
         yield refuse_pipes(path).read_text(encoding="utf-8", errors="replace")
 
 
-def read_jsonl(data: DataConfig) -> Iterator[str]:
+def read_jsonl(data: DataConfig) -> Iterator[str | TokenIds]:
+    """Yields the text of each line, or the token ids of its key `tokens`."""
     path = _local(data)
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
@@ -103,7 +116,19 @@ def read_jsonl(data: DataConfig) -> Iterator[str]:
             except (ValueError, RecursionError) as error:
                 # Bytes that are not UTF-8, a number of thousands of digits, or lists within lists.
                 raise PromptError(f"{where} cannot be read as JSON: {error}") from None
-            yield row if isinstance(row, str) else extract_text(row, data.fields, where=where)
+            if isinstance(row, str):
+                yield row
+            elif isinstance(row, Mapping) and TOKENS in row and not data.fields:
+                yield extract_tokens(row[TOKENS], where=where)
+            else:
+                yield extract_text(row, data.fields, where=where)
+
+
+def extract_tokens(given: Any, *, where: str) -> TokenIds:
+    is_list = isinstance(given, list) and given
+    if not is_list or not all(type(token) is int and token >= 0 for token in given):
+        raise PromptError(f"{where}: tokens must be a list of token ids, such as [12, 7]")
+    return tuple(given)
 
 
 def _local(data: DataConfig) -> Path:
@@ -172,7 +197,7 @@ def _plain(value: Any, *, where: str) -> str:
     raise PromptError(f"{where}: expected a text or a conversation, got {type(value).__name__}")
 
 
-SOURCES: Mapping[SourceKind, Callable[[DataConfig], Iterable[str]]] = {
+SOURCES: Mapping[SourceKind, Callable[[DataConfig], Iterable[str | TokenIds]]] = {
     SourceKind.PYDOCS: read_pydocs,
     SourceKind.PYSOURCE: read_source_code,
     SourceKind.JSONL: read_jsonl,
@@ -193,12 +218,19 @@ def load_prompts(data: DataConfig, *, seed: int = 0) -> list[PromptText]:
     Raises:
         PromptError: no such file or data set, or no usable text in it.
     """
-    texts: Iterable[str] = SOURCES[data.kind](data)
+    texts: Iterable[str | TokenIds] = SOURCES[data.kind](data)
     if data.kind in LONG_TEXTS:
         longest = data.max_prompt_tokens * CHARS_PER_TOKEN
-        texts = cut_texts(list(texts), num_pieces=data.num_prompts, longest=longest)
+        whole = [text for text in texts if isinstance(text, str)]
+        texts = cut_texts(whole, num_pieces=data.num_prompts, longest=longest)
     # Keeps the order and the first of equal texts.
-    kept = list(dict.fromkeys(text for text in texts if len(text.strip()) >= data.min_chars))
+    kept = list(
+        dict.fromkeys(
+            text
+            for text in texts
+            if not isinstance(text, str) or len(text.strip()) >= data.min_chars
+        )
+    )
     if not kept:
         raise PromptError(
             f"data={data.name} contains no text of at least {data.min_chars} characters: "
@@ -209,7 +241,9 @@ def load_prompts(data: DataConfig, *, seed: int = 0) -> list[PromptText]:
     return [PromptText(text, data.name) for text in kept]
 
 
-def choose_prompts(texts: Sequence[str], count: int, *, seed: int) -> list[str]:
+def choose_prompts(
+    texts: Sequence[str | TokenIds], count: int, *, seed: int
+) -> list[str | TokenIds]:
     """Returns `count` of more texts, in their order."""
     rng = random.Random(seed)
     chosen = rng.sample(range(len(texts)), count)
@@ -220,8 +254,8 @@ def choose_prompts(texts: Sequence[str], count: int, *, seed: int) -> list[str]:
     return [texts[i] for i in sorted(chosen)]
 
 
-def is_held_out(text: str) -> bool:
-    return choose_split(prompt_digest(text)) is Split.HELD_OUT
+def is_held_out(text: str | TokenIds) -> bool:
+    return choose_split(digest_of(text)) is Split.HELD_OUT
 
 
 def cut_texts(texts: list[str], *, num_pieces: int, longest: int) -> Iterator[str]:

@@ -17,7 +17,7 @@ MODEL_COMMANDS = tuple(
     Command(
         name=name,
         config=name,
-        run="collect.serve:run" if name == "serve" else f"runtime.commands.{name}:run",
+        run=f"runtime.commands.{name}:run",
         check=CHECKS.get(name, CHECK_MODEL),
         summary=summary,
         example=example,

@@ -68,7 +68,7 @@ class TracePlan(StrictRecord):
     """Everything that a trace's content depends on; equal plans make equal traces."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
-    source: Literal["recorded", "imported", "served"]
+    source: Literal["recorded", "imported"]
     model: TraceModel
     signals: tuple[TraceSignal, ...]
     dataset: str
@@ -91,8 +91,7 @@ class TraceManifest(StrictRecord):
     plan: TracePlan
     tool_version: str
     complete: bool
-    """True when every unit is written. Only then does `datasets.load_from_disk` open the folder, if
-    `extra` has its two files; a trace that a server records has none."""
+    """True when every unit is written. Only then does `datasets.load_from_disk` open the folder."""
     shards: tuple[ShardRecord, ...]
     """In the order of units."""
     extra: tuple[TraceFile, ...] = ()

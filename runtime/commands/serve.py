@@ -6,9 +6,7 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
@@ -18,22 +16,13 @@ from runtime.engine.memory import share_one_heap
 from runtime.serving.config import RAY, ServeConfig
 from runtime.serving.ray_cluster import prepare
 
-if TYPE_CHECKING:
-    from runtime.serving.recording import RequestRecorder
-
 
 class EngineFailed(RuntimeError):
     """An internal error ended the engine thread while the server was running."""
 
 
-def run(
-    config: ServeConfig, *, make_recorder: "Callable[[], RequestRecorder] | None" = None
-) -> dict[str, Any]:
-    """Serve until a signal; returns why the server ended, and the engine's statistics.
-
-    Args:
-        make_recorder: makes what records requests; None: nothing does.
-    """
+def run(config: ServeConfig) -> dict[str, Any]:
+    """Serve until a signal; returns why the server ended, and the engine's statistics."""
     share_one_heap()
     # Imported here: libraries that these import start threads, which then share the heap.
     from runtime.serving.app_factory import create_server
@@ -41,6 +30,7 @@ def run(
     from runtime.serving.connections import ConnectionTable
     from runtime.serving.logs import configure_json_logging
     from runtime.serving.model_loading import served_name
+    from runtime.serving.recording import open_recorder
     from runtime.serving.server import listen, serve, server_url
     from runtime.serving.service_manager import ServiceManager
     from runtime.serving.tracing_settings import open_tracing
@@ -61,7 +51,7 @@ def run(
     tracing = open_tracing(os.environ, version=version)
     configure_json_logging(secrets=keys)
     table = ConnectionTable()
-    recorder = None if make_recorder is None else make_recorder()
+    recorder = open_recorder(config)
     service, app = create_server(
         config, keys=keys, version=version, table=table, tracing=tracing, recorder=recorder
     )
@@ -84,8 +74,6 @@ def run(
         )
     if tracing is not None:
         tracing.close()
-    if recorder is not None:
-        recorder.close()
     # A last garbage collection over all objects of Torch and Transformers would take seconds of the
     # short time between SIGTERM and SIGKILL.
     gc.freeze()
@@ -101,7 +89,7 @@ def run(
         "url": url,
         "ended": reason,
         "stats": None if loaded is None else loaded.model.moecast.stats(),
-        "recording": None if recorder is None else asdict(recorder.counts()),
+        "recording": recorder and recorder.status(),
     }
 
 

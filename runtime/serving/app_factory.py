@@ -15,7 +15,7 @@ from runtime.serving.connections import ConnectionTable
 from runtime.serving.generation_requests import RequestLimits
 from runtime.serving.middleware import RequestLogMiddleware
 from runtime.serving.model_loading import LoadedModel, load_model, served_name
-from runtime.serving.recording import RequestRecorder
+from runtime.serving.recording import PromptRecorder
 from runtime.serving.routes import metrics_routes, status_routes
 from runtime.serving.service import GenerationService, ServiceObserver
 from runtime.serving.telemetry import Telemetry
@@ -31,7 +31,7 @@ def create_server(
     version: str,
     table: ConnectionTable | None = None,
     tracing: "Tracing | None" = None,
-    recorder: RequestRecorder | None = None,
+    recorder: PromptRecorder | None = None,
 ) -> tuple[GenerationService, ASGIApp]:
     """Create a service that has not been started, and its application.
 
@@ -39,18 +39,14 @@ def create_server(
         keys: the API keys; none disables authentication.
         table: the server's connections, for the metrics; None: another program has them.
         tracing: records the requests; the caller closes it.
-        recorder: records what the requests compute; the caller closes it.
+        recorder: records prompts.
 
     Raises:
         MoecastError: an invalid size.
     """
 
     def load_permanently() -> LoadedModel:
-        loaded = (
-            load_model(config)
-            if recorder is None
-            else load_model(config, on_loaded=recorder.attach)
-        )
+        loaded = load_model(config)
         freeze_objects()
         return loaded
 

@@ -70,14 +70,12 @@ class ServeConfig(ServedConfig):
     log_prompts: bool = False
     """Write prompts and answers to the log too."""
     record: Path | None = None
-    """Folder for a trace of a sample of the requests (states, routing; no texts and no token ids),
-    to train predictors on; one that is there is continued; none: nothing is recorded."""
+    """File to which the prompts of a sample of the requests are appended, as token ids, for
+    `moecast collect data=jsonl data.path=FILE`; none: nothing is recorded."""
     record_fraction: float = 0.1
-    """Share of the requests to record, drawn at random."""
-    record_bytes: str = "1GiB"
-    """Size of the trace at which recording ends."""
-    record_tokens: int = 128
-    """Last tokens of a prompt, and first tokens of its answer, to record."""
+    """Share of the answers whose prompts are recorded, drawn at random."""
+    record_bytes: str = "64MiB"
+    """Size of the file at which recording pauses."""
     chat_template: Path | None = None
     """File with a chat template (Jinja) that replaces the tokenizer's; without any template, turns
     are written as plain text."""
@@ -119,8 +117,6 @@ class ServeConfig(ServedConfig):
             raise MoecastError(
                 f"record_fraction={self.record_fraction}: must be above 0 and at most 1"
             )
-        if self.record_tokens < 1:
-            raise MoecastError(f"record_tokens={self.record_tokens}: must be at least 1")
         if parse_size(self.record_bytes, name="record_bytes") < 1:
             raise MoecastError(f"record_bytes={self.record_bytes}: must be at least 1 byte")
         if self.record is not None and self.launcher == RAY:

@@ -124,23 +124,8 @@ REQUEST_METRICS = (
     gauge("moecast_dropped_log_lines", SERVER,
           "Number of lines of the log that were dropped because its reader did not take them in "
           "time."),
-    gauge("moecast_recording", SERVER,
-          "1 while requests are recorded (record=FOLDER), 0 when recording is off or has ended."),
-    gauge("moecast_recorded_requests", SERVER, "Number of requests recorded since the start."),
-    gauge("moecast_dropped_recordings", SERVER,
-          "Number of requests of the sample that were not recorded: they came faster than they "
-          "could be written, or the trace was full or could not be written."),
-    gauge("moecast_recorded_bytes", SERVER, "Size of the recorded trace."),
 )  # fmt: skip
 """Metrics that `runtime.serving.metrics.RequestMetrics` fills."""
-
-RECORDING_GAUGES = {
-    "moecast_recording": "is_active",
-    "moecast_recorded_requests": "num_requests",
-    "moecast_dropped_recordings": "num_dropped",
-    "moecast_recorded_bytes": "num_bytes",
-}
-"""Gauges with the fields of `runtime.serving.recording.RecordingCounts`."""
 
 EXPERT_METRICS = (
     counter("moecast_expert_cache_hits_total", TIER_LAYER,

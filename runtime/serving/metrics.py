@@ -37,14 +37,12 @@ from runtime.serving.metric_definitions import (
     DEFINITIONS,
     EXPERT_METRICS,
     LAYER,
-    RECORDING_GAUGES,
     REQUEST_METRICS,
     TIER_LAYER,
     MetricDefinition,
     MetricKind,
 )
 from runtime.serving.model_info import KVCacheBudget
-from runtime.serving.recording import RequestRecorder
 from runtime.serving.service import ServiceObserver
 
 
@@ -127,12 +125,6 @@ class RequestMetrics(ServiceObserver):
         table.on_end = lambda reason: self.series(
             "moecast_connections_ended_total", reason=reason
         ).inc()
-
-    def watch_recorder(self, recorder: RequestRecorder) -> None:
-        """Expose what is recorded of the requests."""
-        for name, field in RECORDING_GAUGES.items():
-            read = attrgetter(field)
-            self.series(name).set_function(lambda read=read: read(recorder.counts()))
 
     def series(self, name: str, **labels: str) -> Any:
         """The family's series with this server's labels and the given ones."""

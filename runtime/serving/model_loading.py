@@ -1,6 +1,6 @@
 """Loads the served model in the engine thread."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,13 +35,8 @@ def served_name(config: ServeConfig) -> str:
     return config.served_name or config.model.name
 
 
-def load_model(
-    config: ServeConfig, *, on_loaded: Callable[[PreTrainedModel], None] = lambda _: None
-) -> LoadedModel:
+def load_model(config: ServeConfig) -> LoadedModel:
     """Load the model, its predictor and its tokenizer.
-
-    Args:
-        on_loaded: may attach to the model, before its sequences form blocks.
 
     Raises:
         MoecastError: the model, its predictor, its tokenizer or the chat template is missing or
@@ -71,6 +66,5 @@ def load_model(
                 "with a chat template (Jinja)"
             ) from error
         drafting = drafting_options(model, config.draft, draft_model=draft_model)
-        on_loaded(model)
         on_failure.pop_all()
     return LoadedModel(model=model, group=LockstepGroup(model), info=info, drafting=drafting)

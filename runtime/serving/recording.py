@@ -1,42 +1,113 @@
-"""The interface of what records a server's requests, which a program above this package makes."""
+"""Appends the prompts of a sample of requests to a file, as token ids; no text and no answer.
 
-from dataclasses import dataclass
-from typing import ClassVar
+    {"tokens": [791, 3778, ...]}
 
-from transformers import PreTrainedModel
+`moecast collect data=jsonl data.path=FILE` records from it what predictors learn from.
+"""
 
+import errno
+import json
+import logging
+import os
+import random
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from predictors.errors import MoecastError
+from predictors.files import expand_home
+from runtime.policy.budget import parse_size
+from runtime.serving.choice import CompletionChoice, FinishReason
+from runtime.serving.config import ServeConfig
 from runtime.serving.service import ServiceObserver
 
-
-@dataclass(frozen=True, kw_only=True)
-class RecordingCounts:
-    """Counts of one server since its start."""
-
-    is_active: bool = False
-    """False where nothing is recorded any more, or by this server at all."""
-    num_requests: int = 0
-    num_tokens: int = 0
-    num_dropped: int = 0
-    """Requests of the sample that were not recorded: they came faster than they could be written,
-    or the trace had reached its size, or could not be written."""
-    num_bytes: int = 0
-    """Size of the trace."""
+log = logging.getLogger(__name__)
 
 
-class RequestRecorder(ServiceObserver):
-    """Records what the running choices compute. This one records nothing."""
+class PromptRecorder(ServiceObserver):
+    """Appends a line for each drawn request that was answered to its end.
 
-    nothing: ClassVar[RecordingCounts] = RecordingCounts()
+    The file is opened for each line: after `mv` the next one begins another file. A write that
+    fails ends the recording with one warning, and harms no request.
 
-    def attach(self, model: PreTrainedModel) -> None:
-        """Attaches to the loaded model; called in the engine thread, before any forward pass.
+    Args:
+        fraction: share of the answers whose prompts are recorded.
+        max_bytes: size of the file at which the recording pauses.
+        draw: draws a number of [0, 1).
 
-        Raises:
-            MoecastError: this model cannot be recorded.
-        """
+    Raises:
+        MoecastError: the file cannot be written.
+    """
 
-    def counts(self) -> RecordingCounts:
-        return self.nothing
+    def __init__(
+        self,
+        path: Path,
+        *,
+        fraction: float,
+        max_bytes: int,
+        draw: Callable[[], float] = random.random,
+    ):
+        self.path = path
+        self._fraction, self._max_bytes, self._draw = fraction, max_bytes, draw
+        self.is_active = True
+        """False from the first failed write on."""
+        self.num_requests = 0
+        self._is_full = False
+        try:
+            self._append(b"")
+        except OSError as error:
+            raise MoecastError(
+                f"record={path} cannot be written ({error.strerror or error}): name another file"
+            ) from error
 
-    def close(self) -> None:
-        """Writes what is complete; called after the engine thread has ended."""
+    def on_ended(self, choice: CompletionChoice) -> None:
+        is_complete = choice.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+        if not (self.is_active and is_complete) or self._draw() >= self._fraction:
+            return
+        line = json.dumps({"tokens": choice.prompt}, separators=(",", ":")) + "\n"
+        try:
+            self.num_requests += self._append(line.encode())
+        except OSError as error:
+            self.is_active = False
+            log.warning("recording into %s has ended (%s); serving goes on", self.path, error)
+
+    def _append(self, line: bytes) -> bool:
+        """Write a line at the end; False if the file has its size."""
+        # Not to be opened through a link, and without waiting for the reader of a pipe.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+        descriptor = os.open(self.path, flags, 0o600)
+        try:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
+                raise OSError("it is not a regular file")
+            was_full, self._is_full = self._is_full, found.st_size + len(line) > self._max_bytes
+            if self._is_full:
+                if not was_full:
+                    log.warning("recording pauses: %s has record_bytes; move it away", self.path)
+                return False
+            if not found.st_size:
+                os.fchmod(descriptor, 0o600)
+            if os.write(descriptor, line) < len(line):
+                # A disk that is nearly full takes a part, of which nothing is to remain.
+                with suppress(OSError):
+                    os.ftruncate(descriptor, found.st_size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return True
+        finally:
+            os.close(descriptor)
+
+    def status(self) -> dict[str, bool | int]:
+        """What `/status` and the command's results say of the recording."""
+        return {"is_active": self.is_active, "num_requests": self.num_requests}
+
+
+def open_recorder(config: ServeConfig) -> PromptRecorder | None:
+    """The recorder that the configuration asks for; raises MoecastError as it does."""
+    if config.record is None:
+        return None
+    return PromptRecorder(
+        expand_home(config.record),
+        fraction=config.record_fraction,
+        max_bytes=parse_size(config.record_bytes, name="record_bytes"),
+    )

@@ -11,7 +11,7 @@ from runtime.serving.config import ServeConfig
 from runtime.serving.metrics import ServerMetrics
 from runtime.serving.model_loading import served_name
 from runtime.serving.recent_answers import RecentAnswers
-from runtime.serving.recording import RequestRecorder
+from runtime.serving.recording import PromptRecorder
 from runtime.serving.service import GenerationService, ServiceState
 
 TIER_FIELDS = ("name", "num_slots", "num_used", "num_pinned", "num_in_flight", "used_bytes",
@@ -31,7 +31,7 @@ class Telemetry:
         config: ServeConfig,
         *,
         version: str = "",
-        recorder: RequestRecorder | None = None,
+        recorder: PromptRecorder | None = None,
     ):
         self._service = service
         self._recorder = recorder
@@ -44,8 +44,6 @@ class Telemetry:
         self._monitor: EngineMonitor | None = None
         self._served: dict[str, Any] | None = None
         self.metrics = ServerMetrics(model_name=self._model_name, max_running=config.max_running)
-        if recorder is not None:
-            self.metrics.requests.watch_recorder(recorder)
         self.recent = RecentAnswers()
         service.add_observer(self.metrics.requests)
         service.add_observer(self.recent)
@@ -92,7 +90,7 @@ class Telemetry:
             "latency": self.recent.latencies(),
             "answers": self.recent.last(),
             "memory": {"resident_bytes": self._process.memory_info().rss},
-            "recording": None if self._recorder is None else asdict(self._recorder.counts()),
+            "recording": self._recorder and self._recorder.status(),
             "served": self._served,
         }
         if self._monitor is not None:

@@ -8,7 +8,13 @@ import pytest
 
 from collect.config import DataConfig, SourceKind
 from collect.errors import PromptError
-from collect.plan import EncodedPrompt, RecordingSettings, make_batches, split_units
+from collect.plan import (
+    EncodedPrompt,
+    RecordingSettings,
+    encode_prompts,
+    make_batches,
+    split_units,
+)
 from collect.prompts import cut_texts, extract_text, load_prompts
 from collect.traces.layout import Split, choose_split, prompt_digest
 from configs.compose import ConfigError, compose_typed
@@ -170,3 +176,29 @@ def test_text__refuses_a_folder_without_texts(tmp_path: Path) -> None:
     data = DataConfig(name="text", kind=SourceKind.TEXT, path=str(tmp_path))
     with pytest.raises(PromptError, match=r"the folder contains no \*\.txt"):
         load_prompts(data)
+
+
+def test_token_ids__stand_among_texts_and_are_taken_as_they_are(tmp_path: Path) -> None:
+    """The lines of `moecast serve record=FILE`."""
+    path = tmp_path / "served.jsonl"
+    lines = [{"tokens": [5, 1, 7]}, {"prompt": "abcdef"}, {"tokens": [5, 1, 7]}, {"tokens": [5]}]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    data = DataConfig(kind=SourceKind.JSONL, path=str(path), min_chars=1)
+    prompts = load_prompts(data)
+    assert [prompt.text for prompt in prompts] == [(5, 1, 7), "abcdef", (5,)]
+    assert len({prompt.digest for prompt in prompts}) == 3
+    settings = RecordingSettings(new_tokens=0, max_prompt_tokens=2, chat=False)
+
+    def tokenizer(texts: list[str]) -> dict[str, list[list[int]]]:
+        return {"input_ids": [list(map(ord, text)) for text in texts]}
+
+    encoded = encode_prompts(prompts, tokenizer, settings)  # type: ignore[arg-type]
+    assert [one.tokens for one in encoded] == [(5, 1), (97, 98), (5,)]
+
+
+@pytest.mark.parametrize("tokens", [[], [1.5], ["a"], [True], [-1], 5, None])
+def test_token_ids__that_are_none_name_the_line(tmp_path: Path, tokens: object) -> None:
+    path = tmp_path / "served.jsonl"
+    path.write_text(json.dumps({"tokens": tokens}))
+    with pytest.raises(PromptError, match=r"line 1: tokens must be a list of token ids"):
+        load_prompts(DataConfig(kind=SourceKind.JSONL, path=str(path)))

@@ -1,0 +1,70 @@
+"""`docs/closed-loop.md`, command by command, with a tiny checkpoint in place of the model."""
+
+import json
+import random
+import stat
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from collect.traces import Trace
+from tests.builders.pages import (
+    free_port,
+    read_commands,
+    replace_words,
+    run_command,
+    serve_in_background,
+)
+from tests.builders.recordable import LETTERS, recordable
+from tests.builders.serving import WAIT_SECONDS
+
+PAGE = "docs/closed-loop.md"
+SHORTER = {
+    "moecast collect": "data.max_new_tokens=4",
+    "moecast train": "max_epochs=1 predictor.width=16 replay_tokens=10 figures=false",
+    "moecast zoo": "replay_tokens=10 model.id=models/tiny model.name=tiny",
+}
+"""Options that the page leaves at their defaults, for seconds in place of minutes."""
+NUM_PROMPTS = 64
+"""In one HTTP request: as many answers as may run and wait."""
+
+
+def ask(port: int) -> None:
+    choose = random.Random(0)
+    prompts = ["".join(choose.choices(LETTERS, k=6)) for _ in range(NUM_PROMPTS)]
+    body = {"prompt": prompts, "max_tokens": 5}
+    api = f"http://127.0.0.1:{port}/v1"
+    answer = httpx2.post(f"{api}/completions", json=body, timeout=WAIT_SECONDS)
+    assert answer.status_code == 200, answer.text
+
+
+def test_closed_loop__leads_from_requests_to_predictors_trained_on_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    recordable(tmp_path / "models/tiny", num_layers=4)
+    monkeypatch.chdir(tmp_path)
+    port = free_port()
+    words = {
+        " qwen2-moe-tiny ": " models/tiny ",
+        "qwen2-moe-tiny": "tiny",
+        "8000": str(port),
+    }
+    first, *between, last = (replace_words(line, words) for line in read_commands(PAGE))
+    with serve_in_background(first, port=port):
+        ask(port)
+    recorded = tmp_path / "served.jsonl"
+    assert stat.S_IMODE(recorded.stat().st_mode) == 0o600
+    lines = [json.loads(line)["tokens"] for line in recorded.read_text().splitlines()]
+    assert [len(tokens) for tokens in lines] == [6] * NUM_PROMPTS
+    for line in between:
+        command = " ".join(line.split()[:2])
+        is_short = command == "moecast zoo" and " score " not in line
+        run_command(line if is_short else f"{line} {SHORTER[command]}")
+    trace = Trace.open(tmp_path / "runs/traces/served")
+    assert trace.num_tokens == NUM_PROMPTS * (6 + 4)
+    caplog.clear()
+    with serve_in_background(last, port=port):
+        ask(port)
+        status = httpx2.get(f"http://127.0.0.1:{port}/status").json()
+    assert status["served"]["predictor"] == "residual"
