@@ -93,7 +93,7 @@ class WorkerPool:
                     advance(unit)
                     continue
                 errors[unit] = result.error
-                tries[unit] += 1 if result.may_retry else self._retries + 1
+                tries[unit] += 1
                 is_last = tries[unit] > self._retries
                 self.num_retried += not is_last
                 then = "given up" if is_last else "tried again"

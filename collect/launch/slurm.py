@@ -2,7 +2,8 @@
 
 A job that is killed, preempted or reaches its time limit costs the unit that it was doing: what is
 left of its share goes to the next array. The result of each unit is a file, so that finished units
-are known before their job ends, and to a job that Slurm starts again.
+are known before their job ends, and to a job that Slurm starts again. submitit's own results and
+states would need the end of a job, and Slurm's accounting.
 """
 
 import os
@@ -18,13 +19,7 @@ from typing import Any
 
 from collect.errors import LaunchError
 from collect.launch.config import LauncherConfig
-from collect.launch.slurm_jobs import (
-    JobStates,
-    LocalStates,
-    SlurmStates,
-    one_line,
-    outside_jobs,
-)
+from collect.launch.slurm_jobs import SlurmStates, one_line, outside_jobs
 from collect.launch.worker import UnitResult, UnitWorker
 from predictors.files import write_atomic
 
@@ -33,8 +28,6 @@ CONTROLLER_PATIENCE_SECONDS = 600.0
 """A controller that is restarted refuses jobs for as long as it takes."""
 CONTROLLER_PAUSE_SECONDS = 5.0
 NO_CONTROLLER = "Unable to contact slurm controller"
-STOPPED = "stopped"
-"""File of a job that ended before its share did, without having begun another unit."""
 
 
 def do_share(worker: UnitWorker, units: Sequence[str], folder: str) -> None:
@@ -58,7 +51,6 @@ def do_share(worker: UnitWorker, units: Sequence[str], folder: str) -> None:
         if path.exists():
             continue
         if is_stopping:
-            Path(folder, STOPPED).touch()
             return
         log(f"{unit}: begins")
         write_atomic(path, worker.run(unit).encode())
@@ -89,17 +81,15 @@ class SlurmEngine:
         self._num_jobs = config.workers
         self._worker = worker
         self._say = say
-        self._name = f"moecast-{name}"
         self._folder = folder.resolve()
         self._folder.mkdir(parents=True, exist_ok=True)
         self.logs = str(self._folder / "jobs")
         self._jobs: list[Any] = []
-        self._states: JobStates | None = None
-        parameters: dict[str, Any] = {
-            "name": self._name,
-            "timeout_min": 1440,
-            "cpus_per_task": config.cpus,
-        }
+        """Jobs of the running array."""
+        self._states: SlurmStates | None = None
+        """None for jobs that are processes of this machine."""
+        self._name = f"moecast-{name}"
+        parameters = {"name": self._name, "timeout_min": 1440, "cpus_per_task": config.cpus}
         if config.gpus:
             parameters["gpus_per_node"] = config.gpus
         if config.partition is not None:
@@ -124,40 +114,53 @@ class SlurmEngine:
         shares = [units[first:last] for first, last in pairwise(bounds)]
         folders = [tempfile.mkdtemp(prefix="results-", dir=self._folder) for _ in shares]
         self._jobs = self._submit(shares, folders)
-        self._states = self._watch()
-        running = list(zip(self._jobs, shares, map(Path, folders), [0] * num_jobs, strict=True))
+        if self._executor.cluster == "slurm":
+            job_ids = [job.job_id for job in self._jobs]
+            self._states = SlurmStates(job_ids, self._say)
+            self._say(
+                f"Slurm {job_ids[0].partition('_')[0]}: {len(job_ids)} "
+                f"job{'s' * (len(job_ids) > 1)} named {self._name}; logs: {self.logs}"
+            )
+        running = dict(zip(self._jobs, zip(shares, folders, strict=True), strict=True))
+        num_done = dict.fromkeys(self._jobs, 0)
         while running:
             # Asked before the files are read: what a job wrote, it wrote before it ended.
-            ended = self._states.read_ended()
-            still = []
-            for job, share, folder, done in running:
-                # submitit's file is looked for, never read: results are JSON in `folder`.
-                is_over = job.paths.result_pickle.exists()
-                is_stopped = (folder / STOPPED).exists()
-                while done < len(share) and (folder / str(done)).exists():
-                    result = UnitResult.from_json((folder / str(done)).read_text())
+            ended = self._read_ended()
+            for job, (share, folder) in list(running.items()):
+                has_returned = is_over(job)
+                while num_done[job] < len(share):
+                    path = Path(folder, str(num_done[job]))
+                    if not path.exists():
+                        break
+                    num_done[job] += 1
+                    result = UnitResult.from_json(path.read_text())
                     yield result.at(f"job {job.job_id}, log: {job.paths.stderr}")
-                    done += 1
-                if job.job_id in ended or (is_over and (is_stopped or done == len(share))):
-                    if done < len(share) and not is_stopped:
-                        yield UnitResult(unit=share[done], error=self._describe(job, ended))
-                else:
-                    still.append((job, share, folder, done))
-            running = still
+                if job.job_id in ended or has_returned:
+                    del running[job]
+                    # One that returned before its share was done has stopped in time.
+                    if num_done[job] < len(share) and not has_returned:
+                        error = f"its job {job.job_id} ended ({ended[job.job_id]})"
+                        yield UnitResult(
+                            unit=share[num_done[job]], error=f"{error}, log: {job.paths.stderr}"
+                        )
             if running:
                 time.sleep(POLL_SECONDS)
         self._jobs = []
 
     def close(self) -> None:
-        if self._states is not None and self._jobs:
-            ended = self._states.read_ended()
-            alive = [
-                job.job_id
-                for job in self._jobs
-                if job.job_id not in ended and not job.paths.result_pickle.exists()
-            ]
-            if alive:
-                self._states.cancel(alive)
+        ended = self._read_ended() if self._jobs else {}
+        alive = [job for job in self._jobs if job.job_id not in ended and not is_over(job)]
+        if self._states is None:
+            for job in alive:
+                job.cancel(check=False)
+        elif alive:
+            self._states.cancel([job.job_id for job in alive])
+
+    def _read_ended(self) -> dict[str, str]:
+        """Returns how each job ended that has ended, by its id."""
+        if self._states is not None:
+            return self._states.read_ended()
+        return {job.job_id: job.state for job in self._jobs if job.done()}
 
     def _submit(self, shares: Sequence[Sequence[str]], folders: Sequence[str]) -> list[Any]:
         """Submits an array; waits for a controller that is being restarted."""
@@ -183,14 +186,7 @@ class SlurmEngine:
                 has_said = True
                 time.sleep(CONTROLLER_PAUSE_SECONDS)
 
-    def _watch(self) -> JobStates:
-        if self._executor.cluster != "slurm":
-            return LocalStates(self._jobs)
-        job_ids = [job.job_id for job in self._jobs]
-        num_jobs = f"{len(job_ids)} job{'s' * (len(job_ids) > 1)}"
-        array = job_ids[0].partition("_")[0]
-        self._say(f"Slurm {array}: {num_jobs} named {self._name}; logs: {self.logs}")
-        return SlurmStates(job_ids, self._say)
 
-    def _describe(self, job: Any, ended: dict[str, str]) -> str:
-        return f"its job {job.job_id} ended ({ended[job.job_id]}), log: {job.paths.stderr}"
+def is_over(job: Any) -> bool:
+    """Returns whether `do_share` has returned: submitit's file is looked for, never read."""
+    return job.paths.result_pickle.exists()

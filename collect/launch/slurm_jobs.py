@@ -1,4 +1,4 @@
-"""The states of a job array, as Slurm's controller or submitit's local executor knows them.
+"""The states of a job array, as Slurm's controller knows them.
 
 `squeue` is asked, not `sacct`: many clusters keep no accounting.
 """
@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 FIRST_SECONDS, LAST_SECONDS = 2.0, 30.0
 """Between two questions to the controller: it serves all users of the cluster."""
@@ -28,16 +27,6 @@ USUAL_REASONS = {
 """Why a job waits when it needs nobody's help."""
 OF_THE_CLUSTER = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"}
 """Variables that do not describe a job."""
-
-
-class JobStates(Protocol):
-    """The jobs of one array."""
-
-    def read_ended(self) -> dict[str, str]:
-        """Returns how each job ended that has ended, by its id."""
-        ...
-
-    def cancel(self, job_ids: Sequence[str]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -79,6 +68,7 @@ class SlurmStates:
         self._is_silent = False
 
     def read_ended(self) -> dict[str, str]:
+        """Returns how each job ended that has ended, by its id."""
         now = time.monotonic()
         if now >= self._next:
             self._ask()
@@ -125,20 +115,6 @@ class SlurmStates:
                 f"Slurm job {waiting.job_id} waits: {waiting.reason}; scontrol show job "
                 f"{waiting.job_id} says more"
             )
-
-
-class LocalStates:
-    """Processes of submitit's local executor."""
-
-    def __init__(self, jobs: Sequence[Any]):
-        self._jobs = {job.job_id: job for job in jobs}
-
-    def read_ended(self) -> dict[str, str]:
-        return {job_id: job.state for job_id, job in self._jobs.items() if job.done()}
-
-    def cancel(self, job_ids: Sequence[str]) -> None:
-        for job_id in job_ids:
-            self._jobs[job_id].cancel(check=False)
 
 
 def run_slurm(*command: str) -> subprocess.CompletedProcess[str]:

@@ -31,7 +31,6 @@ class UnitResult:
     """One line; empty for a success."""
     is_fatal: bool = False
     """A retry cannot help: the user's error, or the work cannot be opened."""
-    may_retry: bool = True
 
     def at(self, place: str) -> "UnitResult":
         """Returns a result whose error names the place, unless the error is the user's."""
