@@ -30,7 +30,7 @@ from collect.traces.writer import TraceWriter
 from predictors.files import expand_home, path_exists
 from predictors.spec import ModelSpec
 from runtime.config import BUILTIN, ModelConfig, SystemConfig
-from runtime.hf.decode_kernels import choose_kernels
+from runtime.hf.decode_step import choose_kernels
 from runtime.hf.loading import read_config
 from runtime.hf.model_faults import check_tokens
 from runtime.hf.probes import Probes

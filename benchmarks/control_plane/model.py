@@ -15,7 +15,7 @@ from transformers import Qwen3MoeConfig
 from benchmarks.random_model import write_checkpoint
 from predictors.config import PredictorConfig
 from runtime.config import ModelConfig
-from runtime.hf.skeleton import build_skeleton
+from runtime.hf.loading import build_skeleton
 from train.export import quantise
 from train.networks import PlainStack, network_specs
 from train.pipeline import HORIZONS

@@ -9,7 +9,7 @@ import torch
 
 from runtime.config import ModelConfig, StoreConfig
 from runtime.engine.loading import open_packed_store
-from runtime.hf.decode_threads import apply_decode_threads
+from runtime.hf.decode_step import apply_decode_threads
 from runtime.hf.layers import attach_experts
 from runtime.hf.loading import load_stripped
 from runtime.store.base import max_slot_bytes

@@ -25,7 +25,7 @@ from predictors.origin import package_version
 from predictors.spec import config_hash
 from runtime.commands.pack import choose_coding, find_unquantised
 from runtime.config import BUILTIN_MODELS, ModelConfig, Quantise
-from runtime.hf.skeleton import build_skeleton
+from runtime.hf.loading import build_skeleton
 from runtime.hf.strip import TAKEN
 from runtime.store.base import as_memoryview
 from runtime.store.layout import assume_slot_layout

@@ -21,8 +21,7 @@ from runtime.engine.memory import available_memory_bytes
 from runtime.hf.experts import multiplies_rows
 from runtime.hf.kv import estimate_cache_bytes
 from runtime.hf.layers import find_top_k
-from runtime.hf.loading import StrippedModel
-from runtime.hf.skeleton import build_skeleton
+from runtime.hf.loading import StrippedModel, build_skeleton
 from runtime.hf.strip import list_taken_parameters
 from runtime.hf.tokens import context_length
 from runtime.profiling.bandwidth import measure_disk_bandwidth, measure_memory_bandwidth

@@ -21,7 +21,7 @@ from runtime.engine.forecasters import load_system_predictor
 from runtime.engine.loading import LoadOptions, choose_auto_budget
 from runtime.engine.memory import available_memory_bytes
 from runtime.errors import BudgetError
-from runtime.hf.decode_threads import apply_decode_threads
+from runtime.hf.decode_step import apply_decode_threads
 from runtime.hf.layers import attach_experts, build_skip_predictor
 from runtime.hf.loading import StrippedModel, count_weight_bytes, load_stripped
 from runtime.presets import DEFAULT_SYSTEM, PROMOE, describe_choice, load_system

@@ -23,7 +23,7 @@ from runtime.generation.detokenizer import Detokenizer
 from runtime.generation.draft_pace import DraftPace
 from runtime.generation.drafting import drafting_options, load_draft_model
 from runtime.generation.sampling import TokenListener
-from runtime.hf.decode_threads import apply_decode_threads, read_decode_threads
+from runtime.hf.decode_step import apply_decode_threads, read_decode_threads
 from runtime.hf.exact import set_reference
 from runtime.hf.forced_routing import MEANINGLESS, force_routing
 from runtime.hf.layers import find_moe_layers

@@ -31,7 +31,7 @@ from runtime.engine.predictor_drift import DriftMonitor
 from runtime.engine.timeline import ChromeTraceWriter
 from runtime.errors import BudgetError, PlanError
 from runtime.hf.adapters.base import LayerExperts
-from runtime.hf.decode_threads import apply_decode_threads
+from runtime.hf.decode_step import apply_decode_threads
 from runtime.hf.exact import (
     attach_grouped,
     choose_exact,

@@ -8,8 +8,7 @@ from transformers import PreTrainedModel
 from runtime.config import Exact
 from runtime.errors import CheckpointError
 from runtime.hf.adapters.fused import InterfaceAdapter
-from runtime.hf.arena_launch import GROUPED_MM, GroupedLaunches
-from runtime.hf.grouped import GroupedExperts, SlotSource
+from runtime.hf.grouped import GROUPED_MM, GroupedExperts, GroupedLaunches, SlotSource
 from runtime.hf.layers import MoeLayer, find_adapter, find_expert_banks
 from runtime.store.base import ExpertLayout, name_format
 from runtime.store.packed.coding import RAW

@@ -1,5 +1,6 @@
 """Loads models through Transformers: stripped of their experts, or whole as the reference."""
 
+import copy
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import transformers
@@ -29,18 +30,14 @@ from predictors.spec import ModelSpec
 from runtime.config import DecodeKernels, DenseFormat, Exact, ModelConfig, PageCache
 from runtime.errors import CheckpointError
 from runtime.hf import experts as experts_function
-from runtime.hf.decode_kernels import apply_kernels
+from runtime.hf.decode_step import apply_kernels
 from runtime.hf.dense_format import apply_dense_format
 from runtime.hf.exact import QUANTISED, choose_exact, find_model_obstacle
 from runtime.hf.experts import multiplies_rows
 from runtime.hf.gguf import choose_dtype, open_dense, plan_layers, read_gguf_config
 from runtime.hf.layers import MoeLayer, find_moe_layers, find_top_k, sample_routers
 from runtime.hf.model_faults import check_generation_settings, explain_loading
-from runtime.hf.strip import (
-    Banks,
-    make_stripped_class,
-    open_safetensors,
-)
+from runtime.hf.strip import Banks, make_stripped_class, open_safetensors
 from runtime.store.base import ExpertStore
 from runtime.store.checkpoint import CheckpointStore
 from runtime.store.files import FileReader
@@ -200,11 +197,19 @@ def load_stripped(
     check_generation_settings(model, folder)
     model.__class__ = cls
     model = unmap_weights(model, mapped=False).to(device).eval()
+    layers = prepare_dense(model, decode_kernels, dense_format)
+    banks = indexed["banks"]
+    return StrippedModel(model, layers, [banks[layer.name] for layer in layers if banks], folder)
+
+
+def prepare_dense(
+    model: PreTrainedModel, decode_kernels: DecodeKernels, dense_format: DenseFormat
+) -> list[MoeLayer]:
+    """Choose how all but the experts is computed; returns the layers that have experts."""
     apply_kernels(model, decode_kernels)
     layers = find_moe_layers(model)
     apply_dense_format(model, layers, dense_format)
-    banks = indexed["banks"]
-    return StrippedModel(model, layers, [banks[layer.name] for layer in layers if banks], folder)
+    return layers
 
 
 def take_scheme(folder: Path, config: PreTrainedConfig) -> IntegerScheme | None:
@@ -255,15 +260,39 @@ def load_stripped_gguf(
         )
     model.__class__ = cls
     model = unmap_weights(model, mapped=False).to(device).eval()
-    apply_kernels(model, decode_kernels)
-    layers = find_moe_layers(model)
-    apply_dense_format(model, layers, dense_format)
+    layers = prepare_dense(model, decode_kernels, dense_format)
     banks = {
         layer.name: {part.name: part for part in taken if part.bank == layer.name}
         for layer in layers
     }
     plan_foreign = partial(plan_layers, header, layers, banks)
     return StrippedModel(model, layers, [], file, plan_foreign)
+
+
+def build_skeleton(folder: Path, *, dtype: str) -> StrippedModel:
+    """Build a stripped model of `config.json` on the meta device: shapes and no memory.
+
+    Nothing but the configuration is read.
+
+    Args:
+        dtype: of parameters; a quantised checkpoint counts as dequantised.
+
+    Raises:
+        CheckpointError: no model class for it, no experts, or a damaged configuration.
+    """
+    config = copy.deepcopy(read_config(folder))
+    config.__dict__.pop("quantization_config", None)
+    with explain_loading(folder):
+        cls, config = find_model_class(config)
+        with torch.device("meta"):
+            model = make_stripped_class(cls, _refuse_files)._from_config(
+                config, dtype=getattr(torch, dtype)
+            )
+    return StrippedModel(model.eval(), find_moe_layers(model), [], folder)
+
+
+def _refuse_files(*_: object) -> NoReturn:
+    raise AssertionError("a skeleton reads no file")
 
 
 def refuse_plain(folder: Path) -> None:

@@ -14,8 +14,7 @@ from transformers import PreTrainedModel
 
 from predictors.base import Floats, Ints, Signal
 from runtime.errors import CheckpointError
-from runtime.hf.forward_pass import ForwardWrapper, find_generating_parts
-from runtime.hf.inputs import CacheHistory, find_tokens
+from runtime.hf.forward_pass import CacheHistory, ForwardWrapper, find_generating_parts, find_tokens
 from runtime.hf.layers import MoeLayer, find_moe_layers
 
 RMS_EPSILON = 1e-6

@@ -8,7 +8,7 @@ because how many rows they have depends on the others.
 
 A single row is multiplied by other kernels than several rows, so the last bits differ from those of
 a sequence that is computed alone. They are those of Transformers for a batch of `NUM_ROWS` copies
-of the sequence (`runtime.hf.row_copies`).
+of the sequence (`runtime.hf.sharing`).
 
 Shape suffixes: B rows of the block, H heads, D width of a head.
 """

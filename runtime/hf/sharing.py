@@ -1,19 +1,25 @@
-"""Chooses whether a model's sequences are computed in blocks of rows (`runtime.hf.row_block`)."""
+"""Chooses whether a model's sequences are computed in blocks of rows (`runtime.hf.row_block`).
+
+The reference of such a block is Transformers that computes a batch of copies of one sequence.
+"""
 
 import copy
+import functools
 import inspect
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Cache, PreTrainedConfig, PreTrainedModel
+from transformers.integrations.moe import ExpertsInterface
 
 from predictors.errors import MoecastError
-from runtime.hf import decode_attention
+from runtime.config import Exact
+from runtime.hf.decode_step import ATTENTION, register_attention
 from runtime.hf.exact import find_model_obstacle
-from runtime.hf.experts import find_accumulation
+from runtime.hf.experts import find_accumulation, run_own_loop, separate_rows
 from runtime.hf.forward_pass import find_generating_parts
 from runtime.hf.layers import find_expert_banks
 from runtime.hf.row_block import NUM_ROWS, SMALL_BLOCK_ROWS, compute_block, read_decode_step
@@ -44,7 +50,7 @@ def choose_heights(model: PreTrainedModel, obstacle: str | None) -> tuple[int, .
     """
     obstacle = obstacle or find_sharing_obstacle(model)
     if obstacle is None:
-        decode_attention.register_attention()
+        register_attention()
         obstacle = find_row_dependence(model)
     if obstacle is None:
         return (SMALL_BLOCK_ROWS, NUM_ROWS) if has_small_blocks(model) else (NUM_ROWS,)
@@ -61,8 +67,8 @@ def find_sharing_obstacle(model: PreTrainedModel) -> str | None:
         return "its experts run their own loop"
     if find_generating_parts(model) != [model]:
         return "it generates with several parts"
-    if {config._attn_implementation, text._attn_implementation} != {decode_attention.NAME}:
-        return f"its attention is {text._attn_implementation}, not {decode_attention.NAME}"
+    if {config._attn_implementation, text._attn_implementation} != {ATTENTION}:
+        return f"its attention is {text._attn_implementation}, not {ATTENTION}"
     if "position_ids" not in inspect.signature(model.forward).parameters:
         return "it takes no position_ids"
     if _attends_in_chunks(text):
@@ -164,3 +170,79 @@ def _decode_alone(model: PreTrainedModel, state: State) -> Tensor:
         model(input_ids=token_11, past_key_values=cache, use_cache=True) for _ in range(STEPS)
     ]
     return torch.cat([output.logits for output in outputs]).float()
+
+
+IMPLEMENTATION = "moecast_row_loop"
+
+
+def loop_over_rows(
+    module: nn.Module, hidden_TD: Tensor, experts_TK: Tensor, weights_TK: Tensor
+) -> Tensor:
+    """Run the experts module's own loop, for each row of a batch of copies alone."""
+    if not separate_rows.get():
+        return run_own_loop(module, hidden_TD, experts_TK, weights_TK)
+    rows = zip(hidden_TD.split(1), experts_TK.split(1), weights_TK.split(1), strict=True)
+    return torch.cat([run_own_loop(module, *row) for row in rows])
+
+
+def copy_rows(cache: Cache) -> Cache:
+    """Return a KV cache of `NUM_ROWS` copies of a sequence."""
+    copies = copy.deepcopy(cache)
+    copies.batch_repeat_interleave(NUM_ROWS)
+    return copies
+
+
+def decode_copies(model: PreTrainedModel) -> None:
+    """Let a model compute single tokens in a batch of `NUM_ROWS` copies of their sequence.
+
+    Its own attention, masks and KV cache see a batch; prompts are computed as they are.
+    """
+    forward: Callable[..., Any] = model.forward
+    caches: dict[int, tuple[Cache, Cache]] = {}
+    """The sequence's cache, with one row until the first single token, and its copies."""
+
+    @functools.wraps(forward)
+    def compute_copies(*args: Any, **kwargs: Any) -> Any:
+        step = read_decode_step(args, kwargs)
+        if step is None:
+            return forward(*args, **kwargs)
+        known, copies = caches.get(id(step.cache), (None, None))
+        if known is not step.cache or copies is None:
+            caches.clear()
+            copies = copy_rows(step.cache)
+            caches[id(step.cache)] = step.cache, copies
+        mask = kwargs.get("attention_mask")
+        before = separate_rows.set(NUM_ROWS)
+        try:
+            output = forward(
+                input_ids=step.token_11.repeat(NUM_ROWS, 1),
+                position_ids=step.position_11.repeat(NUM_ROWS, 1),
+                attention_mask=None if mask is None else mask.repeat(NUM_ROWS, 1),
+                past_key_values=copies,
+                **step.options,
+            )
+        finally:
+            separate_rows.reset(before)
+        # Whose length gives the next position.
+        for layer, copied in zip(step.cache.layers, copies.layers, strict=True):
+            layer.keys, layer.values = copied.keys[:1], copied.values[:1]
+            if hasattr(copied, "cumulative_length"):
+                layer.cumulative_length = copied.cumulative_length
+        return type(output)(logits=output.logits[:1], past_key_values=step.cache)
+
+    model.forward = compute_copies
+
+
+def set_shared_reference(model: PreTrainedModel) -> Exact:
+    """Let a model compute what one that is served with `exact=shared` is compared with.
+
+    Returns:
+        The setting in force: `eager` if sequences of this model cannot share products.
+    """
+    if model.config._experts_implementation == "eager":
+        ExpertsInterface.register(IMPLEMENTATION, loop_over_rows)
+        model.set_experts_implementation(IMPLEMENTATION)
+    if not choose_heights(model, None):
+        return Exact.EAGER
+    decode_copies(model)
+    return Exact.SHARED

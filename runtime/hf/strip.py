@@ -216,84 +216,36 @@ def _refuse_state(module: nn.Module, prefix: str, _keep_vars: bool) -> NoReturn:
     )
 
 
-def _refuse_copy(_memo: dict[int, Any]) -> NoReturn:
-    raise CheckpointError(
-        "this model's experts live in moecast's arena and are not copied with it; "
-        "load the checkpoint a second time"
-    )
+def _refuse_conversion(
+    module: nn.Module, home: Tensor, convert: Callable[[Tensor], Tensor], *_: Any, **__: Any
+) -> nn.Module:
+    """Return the module where a conversion leaves it as it is.
 
-
-def _refuse_pickle(_protocol: object) -> NoReturn:
-    raise CheckpointError(
-        "this model's experts live in moecast's arena and are not pickled with it; "
-        "copy the checkpoint that it was loaded from"
-    )
-
-
-CONVERSIONS = ("to", "half", "float", "double", "bfloat16", "type", "cuda", "xpu", "cpu")
-"""Methods of modules that convert their parameters to another dtype or device."""
-TARGETS = {
-    "half": torch.float16,
-    "float": torch.float32,
-    "double": torch.float64,
-    "bfloat16": torch.bfloat16,
-    "cpu": torch.device("cpu"),
-}
-"""Target of the conversions that take no argument."""
-
-
-def _find_target(
-    name: str, args: Sequence[Any], options: Mapping[str, Any]
-) -> tuple[torch.device | None, torch.dtype | None]:
-    """Returns the device and the dtype that a conversion asks for."""
-    if name in ("cuda", "xpu"):
-        index = args[0] if args else options.get("device")
-        place = f"{name}:{index}" if isinstance(index, int) else (index or name)
-        return torch.device(place), None
-    if name == "type":
-        kind = args[0] if args else options["dst_type"]
-        return None, kind if isinstance(kind, torch.dtype) else torch.empty(0).type(kind).dtype
-    if name == "to":
-        device, dtype, *_ = torch._C._nn._parse_to(*args, **options)
-        return device, dtype
-    target = TARGETS[name]
-    return (target, None) if isinstance(target, torch.device) else (None, target)
-
-
-def _refuse_conversion(model: PreTrainedModel, name: str, *args: Any, **options: Any) -> Any:
-    """Return the model where it has this dtype and device already."""
-    device, dtype = _find_target(name, args, options)
-    if dtype not in (None, model.dtype):
+    Args:
+        home: an empty tensor of the model's dtype on its device.
+        convert: what PyTorch would apply to every parameter.
+    """
+    target = convert(home)
+    if target.dtype != home.dtype:
         raise CheckpointError(
-            f"{name}: a loaded model stays in {model.dtype}, as its experts in moecast's arena do; "
-            f"pass dtype= to load ({', '.join(DTYPES)})"
+            f"a loaded model stays in {home.dtype}, as its experts in moecast's arena do; pass "
+            f"dtype= to load ({', '.join(DTYPES)})"
         )
-    home = model.device
-    if device is not None and (device.type, device.index or 0) != (home.type, home.index or 0):
+    if target.device != home.device:
         raise CheckpointError(
-            f"{name}: a loaded model stays on {home}, as its experts in moecast's arena do; pass "
-            f"device= to load, such as device='{device}'"
+            f"a loaded model stays on {home.device}, as its experts in moecast's arena do; pass "
+            f"device= to load, such as device='{target.device}'"
         )
-    return model
-
-
-def _refuse_part_conversion(*_args: Any, **_options: Any) -> NoReturn:
-    raise CheckpointError(
-        "a loaded model keeps its dtype and device, as its experts in moecast's arena do; pass "
-        "dtype= or device= to load"
-    )
+    return module
 
 
 def guard_model(model: PreTrainedModel, layers: Iterable[MoeLayer]) -> None:
-    """Make saving, copying, pickling and converting anything that contains experts an error."""
+    """Make saving and converting anything that contains experts an error."""
     model.save_pretrained = refuse_to_save
-    for name in CONVERSIONS:
-        setattr(model, name, partial(_refuse_conversion, model, name))
+    home = torch.empty(0, dtype=model.dtype, device=model.device)
     for layer in layers:
         layer.experts.register_state_dict_pre_hook(_refuse_state)
         parts = layer.name.split(".")
         for end in range(len(parts) + 1):
-            around = vars(model.get_submodule(".".join(parts[:end])))
-            around["__deepcopy__"] = _refuse_copy
-            around["__reduce_ex__"] = _refuse_pickle
-            around["_apply"] = _refuse_part_conversion
+            module = model.get_submodule(".".join(parts[:end]))
+            vars(module)["_apply"] = partial(_refuse_conversion, module, home)

@@ -16,8 +16,7 @@ from runtime.generation.chat_template import (
     special_ids,
 )
 from runtime.hf.kv import CacheSize
-from runtime.hf.token_bytes import max_token_bytes
-from runtime.hf.tokens import context_length, eos_token_ids
+from runtime.hf.tokens import context_length, eos_token_ids, max_token_bytes
 from zoo.digest import refuse_pipes
 
 RECOMMENDED_OPTIONS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

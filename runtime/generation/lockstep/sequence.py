@@ -12,7 +12,7 @@ from greenlet import GreenletExit, greenlet
 
 from predictors.base import Floats, Ints
 from runtime.accelerator import is_accelerator, read_random_state, write_random_state
-from runtime.hf.compute_settings import change_settings, read_settings
+from runtime.hf.decode_step import change_settings, read_settings
 from runtime.hf.probes import RequestTracker
 from runtime.hf.row_block import DecodeStep
 

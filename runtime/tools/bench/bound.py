@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from predictors.base import Signal
 from runtime.engine.memory import available_memory_bytes
 from runtime.errors import BudgetError
-from runtime.hf.decode_threads import apply_decode_threads
+from runtime.hf.decode_step import apply_decode_threads
 from runtime.hf.forced_routing import force_routing
 from runtime.hf.layers import attach_experts
 from runtime.hf.loading import load_stripped

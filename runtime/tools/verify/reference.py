@@ -13,7 +13,7 @@ from runtime.config import ModelConfig, StoreConfig, VerifyModelConfig, VerifyRe
 from runtime.engine.devices import primary_device
 from runtime.engine.loading import open_packed_store
 from runtime.engine.memory import available_memory_bytes
-from runtime.hf.decode_threads import apply_decode_threads
+from runtime.hf.decode_step import apply_decode_threads
 from runtime.hf.layers import attach_experts, find_moe_layers
 from runtime.hf.loading import load_plain, load_stripped, read_config, refuse_plain
 from runtime.hf.tokens import load_tokenizer

@@ -19,7 +19,7 @@ from runtime.config import (
     VerifyReference,
 )
 from runtime.generation.loading import choose_system, configure_model
-from runtime.hf.arena_launch import GROUPED_MM
+from runtime.hf.grouped import GROUPED_MM
 from runtime.hf.row_block import NUM_ROWS
 from runtime.presets import DEFAULT_SYSTEM
 from runtime.store.model_source import resolve

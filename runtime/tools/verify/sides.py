@@ -17,11 +17,10 @@ from runtime.engine.devices import primary_device
 from runtime.engine.loading import load_served
 from runtime.engine.memory import peak_memory_bytes
 from runtime.generation.lockstep.group import LockstepGroup
-from runtime.hf.decode_kernels import choose_kernels
-from runtime.hf.decode_threads import read_decode_threads
+from runtime.hf.decode_step import choose_kernels, read_decode_threads
 from runtime.hf.exact import set_reference
 from runtime.hf.loading import count_weight_bytes
-from runtime.hf.row_copies import set_shared_reference
+from runtime.hf.sharing import set_shared_reference
 from runtime.tools.child_process import ChildFailure, run_in_child
 from runtime.tools.verify.answers import write_answers
 from runtime.tools.verify.reference import load_lazy, load_plain_model, load_stored

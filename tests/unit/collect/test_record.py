@@ -21,7 +21,7 @@ from collect.traces import Trace
 from collect.traces.layout import ROUTING_SIGNALS
 from predictors.metrics import Phase
 from runtime.config import DecodeKernels, ModelConfig
-from runtime.hf import decode_kernels
+from runtime.hf import decode_step
 from tests.builders.models import plain_eager
 from tests.builders.recordable import prompts_file, recordable
 from tests.builders.traces import make_spec
@@ -163,7 +163,7 @@ def test_recording_job__decides_for_all_workers_which_kernels_are_faster(
     data = make_data(tmp_path)
     settings = recording_settings(data)
     for ratio, kernels in ((2.0, "own"), (1.0, "library")):
-        monkeypatch.setattr(decode_kernels, "measure_ratio", lambda *_, found=ratio: found)
+        monkeypatch.setattr(decode_step, "measure_kernel_speedup", lambda *_, found=ratio: found)
         for model, expected in (
             (ModelConfig(dtype="float16"), kernels),
             (ModelConfig(dtype="float32"), "library"),

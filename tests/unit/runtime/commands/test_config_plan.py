@@ -21,8 +21,7 @@ from runtime.commands.pack import choose_coding
 from runtime.config import DoctorConfig, ModelConfig, Quantise
 from runtime.engine.memory import peak_memory_bytes
 from runtime.errors import CheckpointError
-from runtime.hf.loading import count_weight_bytes, load_stripped
-from runtime.hf.skeleton import build_skeleton
+from runtime.hf.loading import build_skeleton, count_weight_bytes, load_stripped
 from runtime.store.base import max_slot_bytes
 from runtime.store.layout import SlotLayout
 from runtime.store.model_source import check_examined_model

@@ -9,9 +9,9 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from runtime.config import Exact, SystemConfig
 from runtime.errors import CheckpointError, TransferError
 from runtime.generation.lockstep.group import LockstepGroup
-from runtime.hf import arena_launch, exact
-from runtime.hf.arena_launch import GROUPED_MM, GroupedLaunches
+from runtime.hf import exact, grouped
 from runtime.hf.exact import choose_exact, set_reference
+from runtime.hf.grouped import GROUPED_MM, GroupedLaunches
 from runtime.hf.loading import load_plain
 from runtime.store.packed.coding import Coding
 from tests.builders.families.build import save_family
@@ -172,7 +172,7 @@ def test_grouped__sequences_in_lockstep_are_bitwise_alone(tmp_path, budget):
 def test_launches__are_the_librarys_own_over_the_arena(tmp_path, monkeypatch, budget, max_groups):
     """What a GPU runs. It runs on a CPU too, where the place of a row may change its last bits."""
     monkeypatch.setattr(exact, "GroupedExperts", GroupedLaunches)
-    monkeypatch.setattr(arena_launch, "MAX_GROUPS", max_groups)
+    monkeypatch.setattr(grouped, "MAX_GROUPS", max_groups)
     groups, grouped_mm = [], ALL_EXPERTS_FUNCTIONS[GROUPED_MM]
 
     def counted(module, *args):

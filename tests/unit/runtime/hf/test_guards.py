@@ -1,8 +1,5 @@
 """What would silently leave experts out, or compute with none, is an error."""
 
-import copy
-import io
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -65,14 +62,10 @@ def test_interface__the_models_own_loop_fetches_too(tmp_path):
 @pytest.mark.parametrize(
     "name", ["qwen2_moe", "dbrx", "jetmoe", "llama4", "step3p7", "switch_transformers"]
 )
-def test_guard__copies_and_saves_without_experts_are_refused(tmp_path, name):
+def test_guard__saving_without_experts_are_refused(tmp_path, name):
     model = serve(save_family(tmp_path / "model", FAMILIES[name]), budget="100%")
     with model.moecast:
         for part in (model, find_moe_layers(model)[0].block):
-            with pytest.raises(CheckpointError, match="load the checkpoint a second time"):
-                copy.deepcopy(part)
-            with pytest.raises(CheckpointError, match="not pickled"):
-                torch.save(part, io.BytesIO())
             with pytest.raises(CheckpointError, match="state_dict"):
                 part.state_dict()
         with pytest.raises(CheckpointError, match="save_pretrained"):
@@ -84,17 +77,12 @@ def test_guard__copies_and_saves_without_experts_are_refused(tmp_path, name):
 @pytest.mark.parametrize(
     ("convert", "message"),
     [
-        (lambda model: model.half(), r"half: .*float32.*dtype= to load \(auto, float32"),
-        (lambda model: model.bfloat16(), "dtype= to load"),
-        (lambda model: model.double(), "dtype= to load"),
+        (lambda model: model.half(), r"stays in torch.float32.*dtype= to load \(auto, float32"),
         (lambda model: model.type(torch.float16), "dtype= to load"),
-        (lambda model: model.to(torch.bfloat16), "dtype= to load"),
         (lambda model: model.to("cpu", torch.bfloat16), "dtype= to load"),
         (lambda model: model.to(torch.ones(1, dtype=torch.float16)), "dtype= to load"),
-        (lambda model: model.to("cuda:1"), r"to: .* stays on cpu.*device='cuda:1'"),
-        (lambda model: model.cuda(), "device='cuda'"),
-        (lambda model: model.cuda(1), "device='cuda:1'"),
-        (lambda model: model.model.half(), "dtype= or device= to load"),
+        (lambda model: model.to("meta"), r"stays on cpu.*device='meta'"),
+        (lambda model: model.model.half(), "dtype= to load"),
     ],
 )
 def test_guard__conversions_after_loading_are_refused(tmp_path, convert, message):

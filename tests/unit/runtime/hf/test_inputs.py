@@ -15,7 +15,7 @@ from runtime.config import ModelConfig
 from runtime.errors import CheckpointError
 from runtime.hf import layers
 from runtime.hf.adapters.base import read_routing
-from runtime.hf.inputs import NO_TOKEN, CacheHistory, find_tokens
+from runtime.hf.forward_pass import NO_TOKEN, CacheHistory, find_tokens
 from runtime.hf.probes import Probes
 from tests.builders.entries import tiny_spec
 from tests.builders.models import plain_eager, tiny_qwen2_moe

@@ -14,8 +14,7 @@ from runtime.generation.lockstep.group import LockstepGroup
 from runtime.generation.lockstep.sequence import SequenceTask
 from runtime.hf.loading import load_plain
 from runtime.hf.row_block import NUM_ROWS, SMALL_BLOCK_ROWS
-from runtime.hf.row_copies import set_shared_reference
-from runtime.hf.sharing import choose_heights, find_row_dependence
+from runtime.hf.sharing import choose_heights, find_row_dependence, set_shared_reference
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
 from tests.builders.models import tiny_qwen2_moe

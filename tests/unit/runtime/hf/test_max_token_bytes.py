@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from runtime.config import BUILTIN_MODELS
-from runtime.hf.token_bytes import BYTE_NAMES, NFC_SHRINKAGE, max_token_bytes
+from runtime.hf.tokens import BYTE_NAMES, NFC_SHRINKAGE, max_token_bytes
 
 REFERENCE = AutoTokenizer.from_pretrained(BUILTIN_MODELS / "qwen2_moe_tiny")
 MARK = normalizers.Replace(" ", "\u2581")

@@ -1,0 +1,244 @@
+"""Steps of one token on a CPU: kernels, threads and attention, the decisions and their bits."""
+
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import Qwen2MoeForCausalLM
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+import runtime
+from runtime.config import DecodeKernels, ModelConfig
+from runtime.errors import MoecastError
+from runtime.generation.lockstep.group import LockstepGroup
+from runtime.hf import decode_step
+from runtime.hf.decode_step import (
+    MARK,
+    apply_decode_threads,
+    attend,
+    attend_in_float32,
+    choose_decode_threads,
+    choose_kernels,
+    read_settings,
+)
+from runtime.hf.loading import load_plain
+from tests.builders.models import tiny_qwen2_moe
+
+PROMPT = torch.tensor([[5, 6, 7, 8, 9]])
+NEW_TOKENS = {"max_new_tokens": 4, "min_new_tokens": 4, "pad_token_id": 0, "do_sample": False}
+
+
+@pytest.fixture
+def two_threads():
+    usual = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(usual)
+
+
+@pytest.fixture
+def settings_of_rows(monkeypatch, two_threads):
+    """`(rows, is oneDNN on, threads)` of every linear product."""
+    seen = []
+    linear = F.linear
+
+    def watched(x, *args):
+        seen.append((x.numel() // x.shape[-1], *read_settings()))
+        return linear(x, *args)
+
+    monkeypatch.setattr(F, "linear", watched)
+    return seen
+
+
+def serve(folder, kernels=DecodeKernels.OWN, dtype="bfloat16"):
+    config = ModelConfig(
+        name="tiny", id=str(folder), dtype=dtype, decode_kernels=kernels, decode_threads=1
+    )
+    return runtime.load(config, budget="50%", system="on-demand")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "has_amx", "ratio", "expected"),
+    [
+        (torch.bfloat16, False, None, DecodeKernels.OWN),
+        (torch.bfloat16, True, 1.9, DecodeKernels.OWN),
+        (torch.bfloat16, True, 1.1, DecodeKernels.LIBRARY),
+        (torch.float16, False, 1.9, DecodeKernels.OWN),
+        (torch.float16, False, 1.1, DecodeKernels.LIBRARY),
+        (torch.float32, False, None, DecodeKernels.LIBRARY),
+    ],
+)
+def test_choose_kernels__is_measured_only_where_it_is_not_known(
+    monkeypatch, dtype, has_amx, ratio, expected
+):
+    """A measurement may differ from process to process, and with it the bits."""
+
+    def measure(*_):
+        assert ratio is not None, "nothing is to be measured"
+        return ratio
+
+    monkeypatch.setattr(decode_step, "measure_kernel_speedup", measure)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_amx)
+    assert choose_kernels(DecodeKernels.AUTO, dtype) is expected
+    assert choose_kernels(DecodeKernels.LIBRARY, dtype) is DecodeKernels.LIBRARY
+
+
+@pytest.mark.parametrize(
+    ("processors", "ratio", "expected"), [(4, 1.9, 3), (4, 1.1, 1), (2, 1.9, 1), (1, 1.9, 1)]
+)
+def test_choose_threads__needs_a_clear_gain_and_leaves_one_processor(
+    tmp_path, monkeypatch, processors, ratio, expected
+):
+    model = load_plain(tiny_qwen2_moe(tmp_path / "model"), dtype=torch.float32)
+    monkeypatch.setattr(decode_step, "measure_thread_speedup", lambda *_: ratio)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: processors)
+    assert choose_decode_threads(model, 1 << 20) == expected
+
+
+def test_measurements__leave_the_settings_as_they_were(two_threads):
+    before = read_settings()
+    assert decode_step.measure_kernel_speedup(torch.bfloat16, 2) > 0
+    assert decode_step.measure_thread_speedup(8, 64, torch.float32, 2) > 0
+    assert read_settings() == before
+
+
+def load_reference(folder):
+    model = load_plain(folder, dtype=torch.bfloat16, decode_kernels=DecodeKernels.OWN)
+    apply_decode_threads(model, 1, expert_bytes=1)
+    return model
+
+
+@pytest.mark.parametrize("load", [serve, load_reference])
+def test_generate__single_tokens_have_settings_of_their_own(tmp_path, settings_of_rows, load):
+    model = load(tiny_qwen2_moe(tmp_path / "model"))
+    usual = read_settings()
+    settings_of_rows.clear()
+    with torch.no_grad():
+        past = model(PROMPT, use_cache=True).past_key_values
+        assert {tuple(used) for _, *used in settings_of_rows} == {usual}
+        settings_of_rows.clear()
+        model(PROMPT[:, :1], past_key_values=past, use_cache=True)
+    assert {tuple(used) for _, *used in settings_of_rows} == {(False, 1)}
+    assert read_settings() == usual
+    with pytest.raises((IndexError, RuntimeError)):
+        model(torch.tensor([[10**9]]))
+    assert read_settings() == usual
+
+
+@pytest.mark.parametrize(
+    ("kernels", "dtype"),
+    [(DecodeKernels.LIBRARY, "bfloat16"), (DecodeKernels.OWN, "float32")],
+)
+def test_generate__otherwise_every_step_has_onednn(tmp_path, settings_of_rows, kernels, dtype):
+    model = serve(tiny_qwen2_moe(tmp_path / "model"), kernels, dtype)
+    with model.moecast:
+        settings_of_rows.clear()
+        model.generate(PROMPT, **NEW_TOKENS)
+    assert all(is_on for _, is_on, _ in settings_of_rows)
+
+
+def test_generate__a_number_that_is_set_later_counts_for_the_other_steps(tmp_path, two_threads):
+    model = serve(tiny_qwen2_moe(tmp_path / "model"))
+    with model.moecast:
+        model.generate(PROMPT, **NEW_TOKENS)
+        torch.set_num_threads(1)
+        model.generate(PROMPT, **NEW_TOKENS)
+        assert torch.get_num_threads() == 1
+
+
+def test_lockstep__a_prompt_and_a_step_of_one_token_keep_their_own(tmp_path, settings_of_rows):
+    folder = tiny_qwen2_moe(tmp_path / "model")
+    plain = load_reference(folder)
+    prompts = [PROMPT, PROMPT + 1, PROMPT[:, :1] + 2]
+
+    def scores(model, prompt):
+        result = model.generate(
+            prompt, **NEW_TOKENS, output_logits=True, return_dict_in_generate=True
+        )
+        return torch.cat(result.logits)
+
+    expected = [scores(plain, prompt) for prompt in prompts]
+    model, usual = serve(folder), read_settings()
+    settings_of_rows.clear()
+    with model.moecast, LockstepGroup(model) as group:
+        tasks = []
+        for prompt in prompts:
+            # Each begins while the others generate.
+            tasks.append(group.start(partial(scores, model, prompt)))
+            group.step()
+            assert read_settings() == usual
+        while group.sequences:
+            group.step()
+    assert [task.error for task in tasks] == [None] * len(prompts)
+    assert all(map(torch.equal, [task.result for task in tasks], expected))
+    # Experts get single rows of prompts, too; attention gets whole steps.
+    used = {tuple(used) for rows, *used in settings_of_rows if rows == PROMPT.numel()}
+    assert used == {usual}
+    assert {tuple(used) for _, *used in settings_of_rows} == {usual, (False, 1)}
+
+
+def test_config__names_the_smallest_number():
+    with pytest.raises(MoecastError, match="decode_threads=0: must be at least 1"):
+        ModelConfig(decode_threads=0)
+
+
+class Attention(torch.nn.Module):
+    num_key_value_groups = 2
+    is_causal = True
+
+
+def make_inputs(num_queries, num_tokens=9):
+    torch.manual_seed(0)
+    shapes = [(1, 4, num_queries, 16), (1, 2, num_tokens, 16), (1, 2, num_tokens, 16)]
+    return [torch.randn(shape, dtype=torch.bfloat16) for shape in shapes]
+
+
+def exact(module, inputs, mask):
+    return sdpa_attention_forward(module, *(x.double() for x in inputs), mask)[0]
+
+
+@pytest.mark.parametrize("has_mask", [False, True])
+def test_attend__one_token_is_rounded_once(has_mask):
+    module = Attention()
+    setattr(module, MARK, True)
+    inputs = make_inputs(1)
+    mask = torch.zeros(1, 1, 1, 9, dtype=torch.bfloat16) if has_mask else None
+    if mask is not None:
+        mask[..., :4] = float("-inf")
+    found, weights = attend(module, *inputs, mask)
+    assert weights is None
+    assert found.dtype is torch.bfloat16
+    expected = exact(module, inputs, None if mask is None else mask.double())
+    assert torch.equal(found, expected.bfloat16())
+
+
+@pytest.mark.parametrize(("num_queries", "is_marked"), [(1, False), (5, True)])
+def test_attend__otherwise_is_the_librarys(num_queries, is_marked):
+    module = Attention()
+    setattr(module, MARK, is_marked)
+    inputs = make_inputs(num_queries)
+    found, _ = attend(module, *inputs, None)
+    assert torch.equal(found, sdpa_attention_forward(module, *inputs, None)[0])
+
+
+def test_model__only_a_marked_one_computes_in_float32(tmp_path, monkeypatch):
+    folder = tiny_qwen2_moe(tmp_path / "model", dtype=torch.bfloat16)
+    plain, served = (Qwen2MoeForCausalLM.from_pretrained(folder) for _ in range(2))
+    attend_in_float32(served)
+    dtypes = []
+    attention = torch.nn.functional.scaled_dot_product_attention
+
+    def watched(query, *args, **kwargs):
+        dtypes.append(query.dtype)
+        return attention(query, *args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
+    for model, dtype in ((plain, torch.bfloat16), (served, torch.float32)):
+        with torch.no_grad():
+            past = model(torch.tensor([[5, 6, 7]]), use_cache=True).past_key_values
+            assert set(dtypes) == {torch.bfloat16}
+            dtypes.clear()
+            model(torch.tensor([[8]]), past_key_values=past, use_cache=True)
+        assert set(dtypes) == {dtype}
+        dtypes.clear()
