@@ -9,7 +9,7 @@ TABLE = (
     ("environments", "environments", "builds the pinned environments of other programs"),
     (
         "tables",
-        "tables.readmes",
+        "tables.pages",
         "writes all tables and figures of README, docs and benchmarks",
     ),
     ("screenshot", "serving.screenshot", "server: a picture of the status page (docs/images)"),
@@ -32,7 +32,7 @@ TABLE = (
     (
         "capacity",
         "capacity.run",
-        "memory, network, disk and hours of larger installations, from measured pieces",
+        "what long traces, training and replays take, from measured pieces",
     ),
     ("latency", "latency", "latency of each kind of predictor, by the shape of the model"),
     ("validate", "validate", "the simulator next to live runs of the same steps on this machine"),
@@ -54,8 +54,6 @@ TABLE = (
         "time that serving adds to plain Transformers, by part of the program",
     ),
     ("lockstep", "lockstep", "throughput of several sequences over that of one, by model.exact"),
-    ("contention", "contention", "decoding and recording next to another process, by wait policy"),
-    ("launchers", "launchers", "recording and training by every launcher: digests, speed, kills"),
     ("klotski", "klotski.run", "batch groups live and simulated: Klotski's figures and table 3"),
     ("peers", "peers.run", "other programs with the same weights, prompts and memory"),
     ("gpu", "gpu", "a first look at an accelerator: tests, exactness, races, overlap, speed"),

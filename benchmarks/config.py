@@ -75,13 +75,6 @@ class LockstepConfig(BenchmarkConfig):
 
 
 @dataclass(kw_only=True)
-class ContentionConfig(BenchmarkConfig):
-    output: Path = RESULTS / "contention.json"
-    repetitions: int = 3
-    """Runs of each condition, interleaved."""
-
-
-@dataclass(kw_only=True)
 class MoecastConfig(BenchmarkConfig):
     trace: Path
     """Folder of a trace with all signals."""
@@ -152,16 +145,6 @@ class LatencyConfig(BenchmarkConfig):
     output: Path = LATENCY_FILE
     repetitions: int = 8
     """Requests, each of a prompt and some decode steps."""
-
-
-@dataclass(kw_only=True)
-class LaunchersConfig(BenchmarkConfig):
-    output: Path = RESULTS / "launchers.json"
-    part: list[str] = field(default_factory=list)
-    """Measure these parts: core, engines, second_worker, killed, train; all unless given. The
-    others stay as they are in the file."""
-    without: list[str] = field(default_factory=list)
-    """Launchers to leave out: ray, slurm, local."""
 
 
 @dataclass(kw_only=True)

@@ -19,11 +19,5 @@ class CapacityConfig(BenchmarkConfig):
     """Prompts of the recording that is replayed; a part of them is held out."""
     replay_tokens: int = 200
     """Generated held-out tokens in a replay."""
-    machines: int = 10_000
-    """Machines that pull an entry."""
     trace_tokens: int = 10**9
     """Tokens of the planned trace."""
-    users: int = 12
-    """Users of each model at a time."""
-    context_tokens: int = 8192
-    """Tokens of each user's prompt and answer."""

@@ -1,17 +1,14 @@
 """Measures the pieces of `docs/capacity.md` and computes its figures from them.
 
-Takes two minutes of two cores: recordings of some prompts, two pulls of each entry, and replays.
+Takes two minutes of two cores: recordings of some prompts, and replays.
 """
 
 import json
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.capacity.config import CapacityConfig
-from benchmarks.capacity.egress import Egress, PullCost, measure_pull, plan_egress
-from benchmarks.capacity.memory import MODELS, MachinePlan, count_memory, plan_machine
 from benchmarks.capacity.recordings import (
     LongTracePlan,
     RecordedRun,
@@ -29,17 +26,11 @@ from collect.traces import Trace
 from collect.traces.layout import ALL_SIGNALS, ROUTING_SIGNALS, row_bytes
 from predictors.errors import MoecastError
 from predictors.spec import ModelSpec
-from predictors.units import GIB, MIB
+from predictors.units import MIB
 from runtime.presets import load_shape
-from zoo.catalog import Zoo
-from zoo.locations import BUILTIN, builtin_storage
 
 PART_BYTES = 256 * MIB
 """`data.shard_mib`, at its default."""
-EDGES = 50
-SITES = 20
-UPLINK_BYTES_PER_SECOND = 125e6
-"""One gigabit per second."""
 MODEL = "qwen2-moe-tiny"
 REAL_SIZE = "qwen3-30b-a3b"
 EPOCHS = 1
@@ -48,45 +39,10 @@ EPOCHS = 1
 REPLAYED_STEPS = 1_000_000
 REPLAY_CORES = 2
 
-INSTALLATIONS: Sequence[tuple[str, int, tuple[str, ...]]] = (
-    ("a desktop", 64 * GIB, ("qwen3-30b-a3b",)),
-    ("a desktop, two models", 64 * GIB, ("qwen3-30b-a3b", "qwen1.5-moe")),
-    ("a server", 256 * GIB, ("qwen3-30b-a3b", "phi-3.5-moe", "mixtral-8x7b")),
-    (
-        "the same, all four models",
-        256 * GIB,
-        ("qwen1.5-moe", "qwen3-30b-a3b", "phi-3.5-moe", "mixtral-8x7b"),
-    ),
-)
-"""Machine, its memory and the models that share it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Installation:
-    name: str
-    plan: MachinePlan
-
-
-@dataclass(frozen=True, kw_only=True)
-class PulledWhat:
-    """A pull, and the origin's part where very many machines do it."""
-
-    cost: PullCost
-    egress: list[Egress]
-
 
 @dataclass(frozen=True, kw_only=True)
 class CapacityReport:
     machine: MachineFacts
-    users: int
-    context_tokens: int
-    one_user: list[Installation]
-    all_users: list[Installation]
-    machines: int
-    edges: int
-    sites: int
-    uplink_bytes_per_second: float
-    pulls: list[PulledWhat]
     recordings: list[tuple[RecordedRun, RecordedRun]]
     recording: RecordingCost
     part_bytes: int
@@ -97,39 +53,6 @@ class CapacityReport:
     replayed_steps: int
     """Decode steps whose time is computed from the measured ones."""
     replay_cores: int
-
-
-def plan_installations(*, users: int, context_tokens: int) -> list[Installation]:
-    models = {
-        model.shape: count_memory(model, users=users, context_tokens=context_tokens)
-        for model in MODELS
-    }
-    return [
-        Installation(name=name, plan=plan_machine(memory, [models[shape] for shape in shapes]))
-        for name, memory, shapes in INSTALLATIONS
-    ]
-
-
-def measure_pulls(config: CapacityConfig) -> list[PulledWhat]:
-    """Pulls the built-in zoo's largest and smallest entry, and what the system moecast takes."""
-    index = Zoo(builtin_storage()).read_index()
-    sizes = {name: listing.versions[listing.latest].size for name, listing in index.entries.items()}
-    names = [max(sizes, key=sizes.__getitem__), min(sizes, key=sizes.__getitem__)]
-    costs = [measure_pull(name, BUILTIN) for name in names]
-    costs.insert(0, measure_pull(MODEL, BUILTIN, ["system=moecast"]))
-    return [
-        PulledWhat(
-            cost=cost,
-            egress=plan_egress(
-                cost,
-                machines=config.machines,
-                edges=EDGES,
-                sites=SITES,
-                uplink_bytes_per_second=UPLINK_BYTES_PER_SECOND,
-            ),
-        )
-        for cost in costs
-    ]
 
 
 def record_pairs(
@@ -188,18 +111,8 @@ def run_capacity(config: CapacityConfig) -> None:
         )
         replays = measure_replays(request, Path(folder, "replays"), cores=REPLAY_CORES)
     cost = compare_runs(pairs, planned_bytes_per_token=row_bytes(spec, ALL_SIGNALS))
-    users = {"context_tokens": config.context_tokens}
     report = CapacityReport(
         machine=machine,
-        users=config.users,
-        context_tokens=config.context_tokens,
-        one_user=plan_installations(users=1, **users),
-        all_users=plan_installations(users=config.users, **users),
-        machines=config.machines,
-        edges=EDGES,
-        sites=SITES,
-        uplink_bytes_per_second=UPLINK_BYTES_PER_SECOND,
-        pulls=measure_pulls(config),
         recordings=pairs,
         recording=cost,
         part_bytes=PART_BYTES,

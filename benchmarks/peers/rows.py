@@ -1,7 +1,7 @@
 """Rows of the peers, made from their runs, and the table of all rows."""
 
 import statistics
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.reports import MachineFacts
@@ -200,23 +200,17 @@ def format_read_ahead(kib: int | None) -> str:
     return "-" if kib is None else format_size(kib * KIB).replace(".0 ", " ")
 
 
-def peers_table(report: PeersReport) -> list[str]:
+COLUMNS = (
+    *("budget", "program", "threads", "read-ahead", "first token", "TPOT"),
+    *("tokens/s (lowest to highest)", "against the reference", "read per token"),
+    *("memory with page cache, mean", "tokens as Transformers"),
+)
+
+
+def peers_table(rows: Iterable[PeerRow | FailedPeer]) -> list[str]:
     """Returns the lines of a table; a peer that did not run has its reason in place of figures."""
-    columns = [
-        "budget",
-        "peer",
-        "threads",
-        "read-ahead",
-        "first token",
-        "TPOT",
-        "tokens/s (lowest to highest)",
-        f"against {report.reference_peers[0]}",
-        "read per token",
-        "own memory at most; with page cache, mean",
-        "tokens as Transformers",
-    ]
-    rows = []
-    for row in report.rows:
+    lines = []
+    for row in rows:
         cells = [
             row.budget,
             f"`{row.peer}`",
@@ -225,7 +219,7 @@ def peers_table(report: PeersReport) -> list[str]:
         ]
         if isinstance(row, FailedPeer):
             cells.append(f"did not run: {row.cannot_run.replace('|', '/')}")
-            cells += [""] * (len(columns) - len(cells))
+            cells += [""] * (len(COLUMNS) - len(cells))
         else:
             lowest, highest = row.tokens_per_second_range
             ratio = row.over_reference
@@ -235,9 +229,8 @@ def peers_table(report: PeersReport) -> list[str]:
                 f"{row.tokens_per_second:.2f} ({lowest:.2f} to {highest:.2f})",
                 "-" if ratio is None else f"{ratio:.2g}x" if ratio < 1 else f"{ratio:.1f}x",
                 f"{row.read_bytes_per_token / MIB:.0f} MiB",
-                f"{row.peak_anonymous_bytes / MIB:.0f}; {row.mean_charged_bytes / MIB:.0f} of "
-                f"{row.limit_bytes / MIB:.0f} MiB",
+                f"{row.mean_charged_bytes / MIB:.0f} of {row.limit_bytes / MIB:.0f} MiB",
                 row.tokens_as_transformers or "-",
             ]
-        rows.append(cells)
-    return markdown_table(columns, rows)
+        lines.append(cells)
+    return markdown_table(COLUMNS, lines)

@@ -303,4 +303,4 @@ def run_peers(config: PeersConfig) -> None:
         chosen = [peer for peer in peers if name in peer.formats]
         report = run_format(config, name, chosen, questions, plan, machine)
         write_format(config, report)
-        console.print("\n".join([f"{name}:", "", *peers_table(report), ""]), markup=False)
+        console.print("\n".join([f"{name}:", "", *peers_table(report.rows), ""]), markup=False)

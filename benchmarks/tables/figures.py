@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 from benchmarks.klotski.page import build_page as build_klotski_page
 from benchmarks.klotski.rows import KlotskiReport
@@ -11,10 +10,8 @@ from benchmarks.process import ROOT
 from benchmarks.reports import print_line, read_report
 from benchmarks.serving.distributions import build_page as build_arrivals_page
 from benchmarks.serving.rows import ServingReports
-from benchmarks.tables.comparing import SHORT
-from benchmarks.tables.evaluation import read_evaluation, read_live
-from benchmarks.tables.markdown import read_document
-from benchmarks.tables.origins import read_origin
+from benchmarks.tables.markdown import read_document, read_origin
+from benchmarks.tables.systems import SHORT, read_live
 from runtime.tools.bench.html_report import collect_series, draw_series, long_rows
 from runtime.tools.bench.rows import BenchRow
 from runtime.tools.report.html_report import HtmlReport
@@ -38,13 +35,6 @@ def list_pages() -> Iterator[tuple[Path, str, HtmlReport]]:
     yield FIGURES / "arrivals", "png", arrivals
 
 
-def read_existing(name: str) -> dict[str, Any]:
-    """Reads the results of another program, which are committed."""
-    document = read_document(name)
-    assert document is not None, name
-    return document
-
-
 def live_tpot() -> HtmlReport:
     """Returns TPOT against the budget of a few systems, live."""
     known = {field.name for field in fields(BenchRow)}
@@ -55,7 +45,7 @@ def live_tpot() -> HtmlReport:
     ]
     rows.sort(key=lambda row: (SHORT.index(row.system), float(row.budget.rstrip("%"))))
     series = collect_series(rows, "budget", "tpot_mean_seconds", 1000)
-    hardware = read_existing("bench")["machine"]["hardware"]
+    hardware = read_document("bench")["machine"]["hardware"]
     page = HtmlReport("Live", provenance=read_origin("bench"))
     page.figure(
         "tpot-against-budget",
@@ -75,8 +65,7 @@ def simulated_latency() -> HtmlReport:
     from train.evaluate.figures import draw_budgets, draw_known
 
     page = HtmlReport("Simulated", provenance=read_origin("evaluate"))
-    results = read_evaluation()
-    assert results is not None
+    results = read_document("evaluate")
     draw_budgets(page, results, 1)
     draw_known(page, results)
     return page
@@ -88,7 +77,7 @@ def forecasts() -> HtmlReport:
     from train.report.measured import HitRateRow
     from train.report.serving import hit_rate
 
-    results = read_existing("train")
+    results = read_document("train")
     page = HtmlReport("Forecasts", provenance=read_origin("train"))
     accuracy_by_layer(page, results["predictors"])
     rates = results["keeping"]["hit_rates"]["generated, per-layer"]

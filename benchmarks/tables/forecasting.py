@@ -1,4 +1,4 @@
-"""Tables of predictors, their ceiling, and eviction."""
+"""Tables of predictors, of what bounds them, of eviction, and of drafted tokens."""
 
 from typing import Any
 
@@ -9,84 +9,66 @@ from benchmarks.tables.markdown import (
     format_percent,
     format_size,
     markdown_table,
+    origin_line,
+    pivot,
     read_document,
+    section,
 )
-from benchmarks.tables.origins import origin_line
-from train.table import MACHINE_COLUMNS
 
 
 def predictors_table() -> list[str]:
     """Returns accuracy, FetchRate, GoodPred, latency and size of every kind."""
     train = read_document("train")
-    if train is None:
-        return []
     predictors: dict[str, dict[str, Any]] = train["predictors"]
     machines = list(next(iter(predictors.values()))["hardware"])
+    figures = ("mean_fetch_rate", "mean_good_pred", "mean_resident")
     rows = []
     for name, predictor in predictors.items():
         alone, shifted = predictor["latency_us"]["1"], predictor["shifted"]
-        cells = [
-            f"`{name}`",
-            format_figure(predictor["mean_accuracy"]),
-            format_figure(predictor["worst_layer_accuracy"]),
-        ]
-        for machine in machines:
-            at = predictor["hardware"][machine]
-            cells += [format_figure(at[key]) for key in MACHINE_COLUMNS]
-        cells += [
-            "-" if alone is None else f"{alone['layer_p50']:.0f}",
-            format_size(predictor["bytes"]),
-            format_figure(None if shifted is None else shifted["mean_accuracy"]),
-        ]
-        rows.append(cells)
-    columns = ["predictor", "Accuracy", "worst layer"]
-    names = ("FetchRate", "GoodPred", "GoodPred, covered layers", "resident anyway")
-    columns += [f"{name}, {machine}" for machine in machines for name in names]
-    return [
+        rows.append(
+            [
+                f"`{name}`",
+                format_figure(predictor["mean_accuracy"]),
+                format_figure(predictor["worst_layer_accuracy"]),
+                format_figure(None if shifted is None else shifted["mean_accuracy"]),
+                *(
+                    " / ".join(format_figure(predictor["hardware"][m][key]) for m in machines)
+                    for key in figures
+                ),
+                "-" if alone is None else f"{alone['layer_p50']:.0f}",
+                format_size(predictor["bytes"]),
+            ]
+        )
+    columns = ["predictor", "Accuracy", "worst layer", "Accuracy, shifted", "FetchRate", "GoodPred"]
+    columns += ["resident anyway", "µs per layer", "bytes"]
+    text = (
         "Forecasts of the reference model's routing on held-out requests "
-        f"({train['trace']['held_out_tokens']:,} tokens; {train['setting']}); learned networks "
-        "with eight-bit weights, as in the built-in zoo:",
-        "",
-        *markdown_table([*columns, "us per layer", "bytes", "Accuracy, shifted"], rows),
-        "",
-        *origin_line("train"),
-        "Accuracy is the mean over held-out tokens of |predicted top_k and chosen| / top_k; "
-        "FetchRate the share of predicted experts whose bytes had all arrived before their layer "
-        "was routed; GoodPred the share of needed experts that were predicted, times FetchRate "
-        "(ProMoE, section 4.1; docs/metrics.md). Accuracy is over the layers that a predictor "
-        "covers; in GoodPred the others count 0. `skip` is the next layer's own router on this "
-        "layer's gate input; `residual` a correction to it, ours. The shifted prompts are source "
-        "code, which nothing was trained on. `results/train.json` has every layer.",
-        "",
-    ]
+        f"({train['trace']['held_out_tokens']:,} tokens; {train['setting']}; "
+        f"{' / '.join(machines)}); learned networks with eight-bit weights, as in the built-in "
+        "zoo. [Metrics](metrics.md) defines the columns; the shifted prompts are source code, "
+        "which nothing was trained on; `results/train.json` has every layer:"
+    )
+    return section(text, columns, rows, origin_line("train"))
 
 
 def horizons_table() -> list[str]:
     """Returns the accuracy of `residual` by prefetch distance."""
-    train = read_document("train")
-    predictors = {} if train is None else train["predictors"]
-    horizons = predictors.get("residual", {}).get("by_horizon")
-    if not horizons:
-        return []
+    horizons = read_document("train")["predictors"]["residual"]["by_horizon"]
     rows = [
         [name, format_figure(row["mean_accuracy"]), format_figure(row["worst_layer_accuracy"])]
         for name, row in sorted(horizons.items())
     ]
-    return [
+    text = (
         "`residual` by distance (0: from what enters a layer to its own router; entry: the first "
-        "layers, from the token):",
-        "",
-        *markdown_table(["layers ahead", "Accuracy", "worst layer"], rows),
-        "",
-        *origin_line("train"),
-    ]
+        "layers, from the token):"
+    )
+    return section(text, ["layers ahead", "Accuracy", "worst layer"], rows, origin_line("train"))
 
 
 def ceiling_table() -> list[str]:
     """Returns accuracy against training requests, passes and width."""
     report = read_report("ceiling", CeilingReport)
-    if report is None:
-        return []
+    assert report is not None
     runs: dict[tuple[TrainingRun, int], dict[int, float]] = {}
     for row in report.rows:
         runs.setdefault((row.run, row.train_tokens), {})[row.horizon] = row.mean_accuracy
@@ -96,37 +78,103 @@ def ceiling_table() -> list[str]:
         for (run, tokens), accuracy in runs.items()
     ]
     columns = ["predictor", "requests", "tokens", "width", "passes"]
-    return [
-        "Accuracy against training data, passes and network size, 0 to 3 layers ahead:",
-        "",
-        *markdown_table([*columns, *(f"{horizon} ahead" for horizon in range(4))], rows),
-        "",
-        *origin_line("ceiling"),
-    ]
+    columns += [f"{horizon} ahead" for horizon in range(4)]
+    text = "Accuracy against training data, passes and network size, 0 to 3 layers ahead:"
+    return section(text, columns, rows, origin_line("ceiling"))
 
 
 def eviction_tables() -> list[str]:
     """Returns the hit rates of the eviction policies, of the learned one and of the bound."""
-    train = read_document("train")
-    kept = None if train is None else train.get("keeping")
-    if not kept:
-        return []
-    tables: dict[str, Any] = kept["hit_rates"]
-    lines = ["Hit rates on held-out requests, nothing prefetched, by share of experts kept:", ""]
-    for name, budgets in tables.items():
-        rows = []
-        for policy in next(iter(budgets.values())):
-            cells = [f"`{policy}`"]
-            for by_policy in budgets.values():
-                row = by_policy[policy]
-                gap = row["decode_gap_closed"]
-                closed = (
-                    ""
-                    if gap is None or policy in ("lru", "belady")
-                    else f" ({format_percent(gap)})"
-                )
-                cells.append(format_figure(row["decode"]) + closed)
-            rows.append(cells)
-        lines += [f"{name}, decode (share of the gap between LRU and Belady):", ""]
-        lines += [*markdown_table(["policy", *budgets], rows), ""]
+    lines = [
+        "Hit rates of decode steps on held-out requests, nothing prefetched, by share of experts "
+        "kept (in brackets the share of the gap between LRU and Belady):",
+        "",
+    ]
+    for name, budgets in read_document("train")["keeping"]["hit_rates"].items():
+        columns, rows = pivot(
+            [
+                {**row, "budget": budget, "policy": policy}
+                for budget, policies in budgets.items()
+                for policy, row in policies.items()
+            ],
+            lambda row: f"`{row['policy']}`",
+            lambda row: row["budget"],
+            lambda row: (
+                format_figure(row["decode"])
+                if row["decode_gap_closed"] is None or row["policy"] in ("lru", "belady")
+                else f"{row['decode']:.3f} ({format_percent(row['decode_gap_closed'])})"
+            ),
+        )
+        lines += [*markdown_table([name, *columns], rows), ""]
     return [*lines, *origin_line("train")]
+
+
+LOOKAHEAD = {
+    "lookahead": "The reference model",
+    "lookahead_coarse": "A model of 7 layers of 32 experts with top-2, trained by the same recipe",
+    "lookahead_published": "One answer of Qwen3-30B-A3B, published routing without hidden states",
+}
+"""Files of results, and what they are of."""
+
+
+def lookahead_tables() -> list[str]:
+    """Returns the share of the gap that each policy closes, by model, prompts and budget."""
+    lines: list[str] = []
+    for name, model in LOOKAHEAD.items():
+        report = read_document(name)
+        rows = [
+            row
+            for row in report["rows"]
+            if row["stream"] == "every token" and row["policy"] not in ("lru", "belady")
+        ]
+        budgets = list(dict.fromkeys(row["budget"] for row in rows))
+        gaps = {
+            (row["policy"], row["prompts"]): [
+                other["gap_closed"]
+                for other in rows
+                if (other["policy"], other["prompts"]) == (row["policy"], row["prompts"])
+            ]
+            for row in rows
+        }
+        columns, table = pivot(
+            rows,
+            lambda row: row["policy"],
+            lambda row: row["prompts"],
+            lambda row, gaps=gaps: " / ".join(  # type: ignore[misc]
+                format_percent(gap).removesuffix(" %")
+                for gap in gaps[row["policy"], row["prompts"]]
+            ),
+        )
+        text = (
+            f"{model}: share of the gap between LRU and Belady that closes, in percent, with "
+            f"{' / '.join(budgets)} of the experts in one arena, nothing prefetched "
+            f"({report['tokens']:,} tokens of each kind of prompts):"
+        )
+        lines += section(text, ["policy", *columns], table, origin_line(name))
+    return lines
+
+
+def drafts_table() -> list[str]:
+    """Returns how fast decoding with drafts is by kind of prompts, and how fast it could be."""
+    reports = [read_document(name) for name in ("drafts", "drafts_resident")]
+    first = reports[0]
+    rows = [
+        [row["kind"], *(f"{report['rows'][place]['speed']:.2f}x" for report in reports)]
+        for place, row in enumerate(first["rows"])
+    ]
+    rows += [
+        [
+            f"{row['drafted']} tokens, always right",
+            *(f"{report['right'][place]['speed']:.2f}x" for report in reports),
+        ]
+        for place, row in enumerate(first["right"])
+        if row["drafted"]
+    ]
+    columns = ["drafts for"]
+    columns += [f"`{report['system']}`, {report['budget']} in memory" for report in reports]
+    text = (
+        "Speed of decoding with `draft=prompt-lookup` over that without, answers of "
+        f"{first['new_tokens']} tokens, {first['machine']['threads']} thread; and with drafts that "
+        "are always right, the bound of any draft of that length:"
+    )
+    return section(text, columns, rows, origin_line("drafts"))

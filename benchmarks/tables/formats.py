@@ -1,56 +1,56 @@
-"""Tables of the formats that experts can be served in."""
+"""Tables of the formats that experts can be served in, and of a model of real size."""
 
 from benchmarks.dequantise import DequantiseReport
 from benchmarks.formats import FormatsReport
 from benchmarks.lockstep import LockstepReport
 from benchmarks.quantised import QuantisedReport
+from benchmarks.real_size.run import RealSizeReport
 from benchmarks.reports import read_report
-from benchmarks.tables.markdown import format_figure, format_percent, format_size, markdown_table
-from benchmarks.tables.origins import origin_line
+from benchmarks.tables.markdown import (
+    format_figure,
+    format_milliseconds,
+    format_percent,
+    format_size,
+    origin_line,
+    pivot,
+    section,
+)
+from predictors.units import GIB, MIB
 from runtime.config import DenseFormat
 
 
 def formats_table() -> list[str]:
     """Returns speed by format, in the same memory."""
     report = read_report("formats", FormatsReport)
-    if report is None:
-        return []
-    lines = [
-        [
+    assert report is not None
+    columns, lines = pivot(
+        report.rows,
+        lambda row: (
             f"`{row.format}`"
-            + ("" if row.dense is DenseFormat.OWN else f", dense layers in `{row.dense.value}`"),
-            f"`{row.system}`",
-            format_size(row.experts_bytes),
-            format_percent(row.share),
-            format_figure(1e3 * row.tpot_mean_seconds, 1, " ms"),
-            format_figure(1e3 * row.tpot_p95_seconds, 1, " ms"),
-            format_figure(row.decode_tokens_per_second, 1),
-            format_figure(row.over_float32, 1, "x"),
-            format_percent(row.hit_rate),
-        ]
-        for row in report.rows
-    ]
-    columns = ["format", "system", "all experts", "in memory", "mean TPOT", "p95", "tokens/s"]
-    columns += ["of float32's", "hits"]
-    return [
+            + f", dense layers in `{row.dense.value}`" * (row.dense is not DenseFormat.OWN)
+            + f", {format_percent(row.share)} in memory"
+        ),
+        lambda row: f"`{row.system}`",
+        lambda row: (
+            f"{1e3 * row.tpot_mean_seconds:.1f} ms ({row.over_float32:.1f}x), "
+            f"{format_percent(row.hit_rate)}"
+        ),
+    )
+    text = (
         "Live decode of the reference model inflated to 2 GiB of float32 experts, with "
         f"{format_size(report.budget_bytes)} for experts in every format, read from the disk past "
         f"the page cache on {report.machine.cores} cores of {report.machine.cpu}, threads for "
         f"computing: {report.machine.threads} ({report.repetitions} repetitions of "
-        f"{report.requests} requests of {report.new_tokens} tokens, in turns, after "
-        f"{report.warm_up_tokens} tokens that fill the memory; ratios within a repetition):",
-        "",
-        *markdown_table(columns, lines),
-        "",
-        *origin_line("formats"),
-    ]
+        f"{report.requests} requests of {report.new_tokens} tokens, in turns). Mean TPOT, "
+        "throughput over float32's within a repetition, hit rate:"
+    )
+    return section(text, ["format", *columns], lines, origin_line("formats"))
 
 
 def quality_table() -> list[str]:
     """Returns the loss by format."""
     report = read_report("quantised", QuantisedReport)
-    if report is None:
-        return []
+    assert report is not None
     lines = [
         [
             row.experts,
@@ -58,80 +58,93 @@ def quality_table() -> list[str]:
             format_figure(row.nats, 4),
             format_figure(row.nats_more, 4),
             format_percent(row.most_likely_token_same, 1),
-            format_figure(row.greedy_tokens_before_first_difference, 1),
             "-" if row.accuracy is None else format_percent(row.accuracy),
         ]
         for row in report.rows
     ]
     columns = ["format", "experts' bytes", "nats", "more than bfloat16"]
-    columns += [
-        "most likely token the same",
-        f"equal greedy tokens of {report.new_tokens}",
-        "right continuations",
-    ]
-    return [
-        f"Quality of the reference model on {report.tokens:,} tokens of held-out text, served in "
+    columns += ["most likely token the same", "right continuations"]
+    text = (
+        f"Loss of the reference model on {report.tokens:,} tokens of held-out text, served in "
         f"each format; right continuations: lm-evaluation-harness through the server, "
         f"{report.documents} documents with {report.choices} choices each; bytes include "
-        "the padding of these small experts to whole blocks of the disk:",
-        "",
-        *markdown_table(columns, lines),
-        "",
-        *origin_line("quantised"),
-    ]
+        "the padding of these small experts to whole blocks of the disk:"
+    )
+    return section(text, columns, lines, origin_line("quantised"))
 
 
 def dequantise_table() -> list[str]:
     """Returns the time of dequantising an expert, next to that of Transformers' operations."""
     report = read_report("dequantise", DequantiseReport)
-    if report is None:
-        return []
+    assert report is not None
     rows = [
         [
             row.format,
-            *(
-                format_figure(1e3 * seconds, 1, " ms")
-                for seconds in (row.ours_seconds, row.library_seconds)
-            ),
+            format_milliseconds(row.ours_seconds),
+            format_milliseconds(row.library_seconds),
             format_figure(row.speed, 1, "x"),
-            format_figure(1e3 * row.product_seconds, 1, " ms"),
+            format_milliseconds(row.product_seconds),
         ]
         for row in report.rows
     ]
-    return [
+    text = (
         f"Dequantising one expert to bfloat16, bit for bit alike, {report.machine.threads} thread "
-        f"(medians of {report.repetitions} rounds, in turns), and the products of one token:",
-        "",
-        *markdown_table(["format", "moecast", "Transformers", "speed", "products"], rows),
-        "",
-        *origin_line("dequantise"),
-        "",
-    ]
+        f"(medians of {report.repetitions} rounds, in turns), and the products of one token:"
+    )
+    columns = ["format", "moecast", "Transformers", "speed", "products"]
+    return section(text, columns, rows, origin_line("dequantise"))
 
 
 def lockstep_table() -> list[str]:
     """Returns the throughput of several sequences over that of one, by `model.exact`."""
     report = read_report("lockstep", LockstepReport)
-    if report is None:
-        return []
-    rows = [
+    assert report is not None
+    columns, lines = pivot(
+        report.rows,
+        lambda row: f"`{row.exact}`",
+        lambda row: str(row.clients),
+        lambda row: f"{row.tokens_per_second:.0f} ({row.over_reference:.2f}x)",
+    )
+    text = (
+        f"Tokens/s of sequences that are generated together, and over one `eager`: {report.model} "
+        f"in {report.dtype}, {report.budget} of the experts in memory, {report.machine.threads} "
+        f"thread, decode steps (medians of {report.repetitions} rounds, ratios within a round):"
+    )
+    columns = ["`model.exact`", *columns]
+    return section(text, columns, lines, origin_line("lockstep"))
+
+
+def real_size_table() -> list[str]:
+    """Returns speed and memory of a model of real size by budget and system."""
+    report = read_report("real_size", RealSizeReport)
+    assert report is not None
+    lines = [
         [
-            f"`{row.exact}`",
-            str(row.clients),
-            format_figure(row.tokens_per_second, 0),
-            format_figure(row.over_one, 2, "x"),
-            format_figure(row.over_reference, 2, "x"),
+            f"{row.budget} ({format_percent(row.experts_in_memory)})",
+            f"`{row.system}`",
+            format_figure(row.load_seconds, 1, " s"),
+            format_figure(row.peak_memory_bytes / GIB, 2, " GiB"),
+            format_figure(row.ttft_seconds, 2, " s"),
+            format_milliseconds(row.tpot_mean_seconds, 0),
+            format_milliseconds(row.tpot_p95_seconds, 0),
+            format_figure(row.tokens_per_second, 2),
+            format_percent(row.hit_rate),
+            format_figure(row.bytes_per_token / MIB, 0, " MiB"),
         ]
         for row in report.rows
     ]
-    columns = ["`model.exact`", "sequences", "tokens/s", "over one", "over one `eager`"]
-    return [
-        f"Sequences that are generated together: {report.model} in {report.dtype}, {report.budget} "
-        f"of the experts in memory, {report.machine.threads} thread, decode steps (medians of "
-        f"{report.repetitions} rounds, ratios within a round):",
-        "",
-        *markdown_table(columns, rows),
-        "",
-        *origin_line("lockstep"),
-        "",
-    ]
+    columns = ["budget", "system", "load", "peak memory", "TTFT", "mean TPOT", "p95", "tokens/s"]
+    columns += ["hits", "read per token"]
+    routing = "random routers, which have no locality"
+    if report.routing is not None:
+        routing = "a log of the real model's routing"
+    text = (
+        f"A model of Qwen3-30B-A3B's sizes with random weights ({report.num_layers} layers of "
+        f"{report.num_experts} experts, {report.experts_bytes / GIB:.1f} GiB of int4 experts, "
+        f"{report.dense_bytes / GIB:.1f} GiB of other weights in bfloat16), {report.top_k} of the "
+        f"model's {report.model_top_k} experts per token chosen by {routing}. "
+        f"{report.machine.cores} cores of {report.machine.cpu}, threads for computing: "
+        f"{report.machine.threads}; prompts of {report.prompt_tokens} tokens, {report.new_tokens} "
+        f"new ones; repetitions: {report.repetitions}:"
+    )
+    return section(text, columns, lines, origin_line("real_size"))

@@ -1,23 +1,64 @@
-"""Tables in Markdown, and the text of figures."""
+"""Committed results, their origin, tables in Markdown, and the text of figures."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.reports import RESULTS
 from predictors.units import MIB
+from runtime.tools.report.provenance import Provenance
+
+Row = Mapping[str, Any]
 
 
-def read_document(name: str) -> dict[str, Any] | None:
-    """Reads the results of another program, `benchmarks/results/NAME.json`; None if absent."""
-    path = RESULTS / f"{name}.json"
-    return json.loads(path.read_text()) if path.is_file() else None
+def read_document(name: str) -> dict[str, Any]:
+    """Reads the committed `benchmarks/results/NAME.json`."""
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def read_origin(name: str, part: str | None = None) -> Provenance:
+    """Returns command, date, revision and machine of a committed result.
+
+    Args:
+        part: Key of a part, in a file of several parts with an origin each.
+    """
+    document = read_document(name)
+    return Provenance(**(document if part is None else document[part])["origin"])
+
+
+def origin_line(name: str, part: str | None = None) -> list[str]:
+    """Returns the line that stands under a table, and an empty one."""
+    command, *others = read_origin(name, part).line().split(" · ")
+    return [" · ".join([f"`{command}`", *others]), ""]
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """Returns the lines of a table."""
     lines = [columns, ["---"] * len(columns), *rows]
     return ["| " + " | ".join(cells) + " |" for cells in lines]
+
+
+def section(
+    text: str, columns: Sequence[str], rows: Iterable[Sequence[str]], origin: Sequence[str]
+) -> list[str]:
+    """Returns a paragraph, the table that it introduces, and the table's origin."""
+    return [text, "", *markdown_table(columns, rows), "", *origin]
+
+
+def pivot(
+    rows: Iterable[Any],
+    line: Callable[[Any], str],
+    column: Callable[[Any], str],
+    cell: Callable[[Any], str],
+) -> tuple[list[str], list[list[str]]]:
+    """Returns the columns and lines of a table with a row's cell where its line and column meet.
+
+    Lines and columns are in the order of their first row; a dash stands where there is no row.
+    """
+    cells = {(line(row), column(row)): cell(row) for row in rows}
+    columns = list(dict.fromkeys(name for _, name in cells))
+    names = dict.fromkeys(name for name, _ in cells)
+    return columns, [[name, *(cells.get((name, c), "-") for c in columns)] for name in names]
 
 
 def show_figure(name: str, described: str) -> list[str]:
@@ -32,18 +73,8 @@ def format_figure(value: float | str | None, digits: int = 3, unit: str = "") ->
     return "-" if value is None else f"{value:.{digits}f}{unit}"
 
 
-TPOT_COLUMNS = ("mean TPOT", "95 % interval", "median", "p95")
-
-
-def format_tpot(row: Mapping[str, Any]) -> list[str]:
-    """Returns the cells of `TPOT_COLUMNS`."""
-    ends = row["tpot_interval_ms"]
-    return [
-        format_figure(row["tpot_mean_ms"], 1, " ms"),
-        "-" if ends is None else f"{ends[0]:.1f} to {ends[1]:.1f}",
-        format_figure(row["tpot_ms"], 1, " ms"),
-        format_figure(row["tpot_p95_ms"], 1, " ms"),
-    ]
+def format_milliseconds(seconds: float | None, digits: int = 1) -> str:
+    return format_figure(None if seconds is None else 1e3 * seconds, digits, " ms")
 
 
 def format_percent(value: float | None, digits: int = 0) -> str:
@@ -54,3 +85,13 @@ def format_percent(value: float | None, digits: int = 0) -> str:
 def format_size(num_bytes: float) -> str:
     """Returns a size in MiB or KiB."""
     return f"{num_bytes / MIB:.1f} MiB" if num_bytes >= MIB else f"{num_bytes / 2**10:.0f} KiB"
+
+
+def format_published(value: float | str | None) -> str:
+    """Returns a number with three digits, or words unchanged."""
+    return value if isinstance(value, str) else "-" if value is None else f"{value:.3g}"
+
+
+def format_interval(value: float | str | None, low: float | None, high: float | None) -> str:
+    text = format_published(value)
+    return text if low is None else f"{text} ({low:.3g} to {high:.3g})"

@@ -15,8 +15,7 @@ from benchmarks.serving.rows import (
     SoakReport,
     StormReport,
 )
-from benchmarks.tables.markdown import format_figure, format_percent, markdown_table
-from benchmarks.tables.origins import origin_line
+from benchmarks.tables.markdown import format_figure, format_percent, markdown_table, origin_line
 from predictors.units import GIB, MIB
 
 ROBUSTNESS = ("storm", "shutdown", "queue", "fuzz", "disconnects", "soak", "attack", "clients")

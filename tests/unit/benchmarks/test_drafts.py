@@ -8,7 +8,7 @@ import pytest
 from benchmarks.config import DraftsConfig, LookaheadConfig
 from benchmarks.drafts import RIGHT_DRAFTS, run_drafts
 from benchmarks.reports import command_line
-from benchmarks.tables import drafts, markdown
+from benchmarks.tables import forecasting, markdown
 from tests.builders.serving import speaking_model
 
 
@@ -36,17 +36,18 @@ def test_drafts__are_measured_beside_their_bound(
     assert all(row["step_seconds"] > 0 and row["speed"] > 0 for row in right.values())
 
     monkeypatch.setattr(markdown, "RESULTS", tmp_path)
-    text = "\n".join(drafts.drafts_tables())
+    (tmp_path / "drafts_resident.json").write_bytes(config.output.read_bytes())
+    text = "\n".join(forecasting.drafts_table())
     assert "| counting | " in text
-    assert text.count("\n| 8 | ") == 1
+    assert text.count("\n| 8 tokens, always right | ") == 1
 
 
 def test_command__names_paths_by_their_last_part() -> None:
     config = LookaheadConfig(
         traces={"docs": Path("/home/someone/traces/docs")},
-        entries={"reuse": "/home/someone/entries/reuse", "residual": "qwen2-moe-tiny/residual"},
+        entries={"reuse": "/home/someone/entries/reuse", "regret": "qwen2-moe-tiny/reuse"},
     )
     assert command_line("lookahead", config) == (
         "python -m benchmarks lookahead traces={docs: docs} "
-        "entries={reuse: reuse,residual: qwen2-moe-tiny/residual}"
+        "entries={reuse: reuse,regret: qwen2-moe-tiny/reuse}"
     )

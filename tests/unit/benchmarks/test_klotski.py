@@ -157,10 +157,8 @@ def test_summary__has_the_ratios_of_the_variants():
 
 
 def test_tables__show_the_rows_that_exist(monkeypatch):
-    monkeypatch.setattr(grouping, "read_report", lambda *_: None)
-    assert grouping.groups_tables() == []
     monkeypatch.setattr(grouping, "read_report", lambda *_: REPORT)
-    text = "\n".join(grouping.groups_tables(every=True))
+    text = "\n".join([*grouping.groups_table(), *grouping.group_sizes_tables()])
     assert "| + order (klotski) | 4 | 2 | 11.0 | 5.50x | 56 % | 62 % | 1 |" in text
     assert "| 4 | 1.0 | 4.0 |" in text
     assert "| 28 | 3.100 | 22.0 | 90 % |" in text

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.config import PrefillConfig
 from benchmarks.prefill import MODULES, PrefillTimes, make_row, run_prefill
-from benchmarks.tables import markdown, prefill
+from benchmarks.tables import markdown, systems
 from tests.builders.serving import speaking_model
 
 
@@ -31,7 +31,7 @@ def test_prefill__is_measured_beside_its_bounds(
         assert row["moved_mib"] > 0
 
     monkeypatch.setattr(markdown, "RESULTS", tmp_path)
-    assert "| promoe | " in "\n".join(prefill.prefill_table())
+    assert "| `promoe` | " in "\n".join(systems.prefill_table())
 
 
 def test_row__takes_ratios_prompt_by_prompt() -> None:

@@ -12,7 +12,7 @@ from benchmarks.real_size import run as real_size
 from benchmarks.real_size.config import RealSizeConfig
 from benchmarks.real_size.model import read_shape, write_random_model
 from benchmarks.tables import markdown
-from benchmarks.tables.real_size import real_size_table
+from benchmarks.tables.formats import real_size_table
 from predictors.errors import MoecastError
 from runtime.store.base import allocate_aligned
 from runtime.store.packed.store import open_store

@@ -8,8 +8,8 @@ from typing import Any
 from benchmarks import reports
 from benchmarks.config import ScalingConfig
 from benchmarks.process import ROOT
-from benchmarks.tables import ablation, comparing, earlier, evaluation, markdown, origins
-from benchmarks.tables.readmes import BEGIN, END, list_tables
+from benchmarks.tables import markdown, peers, systems
+from benchmarks.tables.pages import BEGIN, END, list_tables
 
 
 def read_tables(lines: list[str]) -> list[dict[str, list[str]]]:
@@ -25,7 +25,7 @@ def read_tables(lines: list[str]) -> list[dict[str, list[str]]]:
 
 
 def test_speed_table__is_led_by_what_is_simulated() -> None:
-    own, _ = read_tables(comparing.speed_table())
+    own, _ = read_tables(peers.speed_table())
     at_25 = {
         label: float(cells[own[""].index("25%")].removesuffix(" ms"))
         for label, cells in own.items()
@@ -36,7 +36,7 @@ def test_speed_table__is_led_by_what_is_simulated() -> None:
 
 
 def test_speed_table__compares_other_programs_with_moecast_in_their_run() -> None:
-    own, others = read_tables(comparing.speed_table())
+    own, others = read_tables(peers.speed_table())
     assert {
         "**moecast**",
         "Accelerate, disk offload",
@@ -44,11 +44,6 @@ def test_speed_table__compares_other_programs_with_moecast_in_their_run() -> Non
     } <= {*others}
     assert not {*others} & {*own} - {"", "---", "**moecast**"}
     assert all(len(cells) == len(others[""]) for cells in others.values())
-
-
-def test_speed_table__is_empty_without_results(monkeypatch) -> None:
-    monkeypatch.setattr(comparing, "read_document", lambda _: None)
-    assert comparing.speed_table() == []
 
 
 def test_bounds__that_a_run_has_beaten_are_left_out() -> None:
@@ -65,7 +60,7 @@ def test_bounds__that_a_run_has_beaten_are_left_out() -> None:
         row("100%", "bound", 0.05),
         row("75%", "bound", 0.05),
     ]
-    assert evaluation.find_beaten_bounds(rows) == ["100%"]
+    assert systems.find_beaten_bounds(rows) == ["100%"]
 
 
 @dataclass
@@ -79,12 +74,12 @@ def test_results__have_their_origin(tmp_path, monkeypatch) -> None:
     config = ScalingConfig(trace=Path("trace"), output=tmp_path / "scaling.json", seed=3)
     reports.write_report(config, SmallReport(figure=2.5))
     assert reports.read_report("scaling", SmallReport) == SmallReport(2.5)
-    origin = origins.read_origin("scaling")
+    origin = markdown.read_origin("scaling")
     assert origin.command == "python -m benchmarks scaling seed=3 trace=trace"
     assert origin.seed == 3
     assert origin.revision
     assert " cores of " in (origin.machine or "")
-    line, empty = origins.origin_line("scaling")
+    line, empty = markdown.origin_line("scaling")
     assert line.startswith(f"`{origin.command}` · {origin.date} · revision ")
     assert empty == ""
 
@@ -104,29 +99,16 @@ def test_tables__are_those_of_the_committed_results() -> None:
         assert written == expected, f"{path}: run `python -m benchmarks tables`"
 
 
-def test_changes__compare_earlier_figures_with_present_ones(monkeypatch) -> None:
-    def row(system: str, tpot_ms: float) -> dict[str, Any]:
-        place = {"hardware": "machine", "budget": "10%", "batch": 1, "of_bound": 0.5}
-        return {**place, "system": system, "tpot_ms": tpot_ms, "new_tokens": 7, "prefills": 2}
-
-    old = {"new_tokens": 40, "prefills": 1, "rows": [row("on-demand", 20.0), row("fmoe", 10.0)]}
-    now = {"rows": [row("on-demand", 30.0), row("fmoe", 10.0), row("lfu", 5.0)]}
-    monkeypatch.setattr(earlier, "read_document", lambda _: old)
-    monkeypatch.setattr(earlier, "read_evaluation", lambda: now)
-    lines = earlier.changes_table()
-    assert "| `fmoe` | 10.0 → 10.0 (2.00x → 3.00x) |" in lines
-    assert "40 generated held-out tokens of 1 requests; now: 7 " in lines[0]
-
-
-def test_ablation__has_figures_and_shares_of_the_bound(monkeypatch) -> None:
+def test_ablation__has_shares_of_the_bound(monkeypatch) -> None:
     row = {
         **{"hardware": "machine", "budget": "10%", "variant": "no forecasts", "tpot_ms": 20.0},
         **{"speed_over_promoe": 1.5, "hit_rate": 0.25, "of_bound": 0.5},
         **{"tpot_mean_ms": 21.0, "tpot_interval_ms": (20.0, 22.5), "tpot_p95_ms": 40.0},
         **{"num_steps": 31, "num_requests": 3},
     }
-    monkeypatch.setattr(ablation, "read_document", lambda _: {"rows": [row]})
-    line = "| machine | 10% | no forecasts | 21.0 ms | 20.0 to 22.5 | 20.0 ms | 40.0 ms"
-    assert any(text.startswith(line) for text in ablation.ablation_table())
-    assert "| no forecasts | 50 % |" in ablation.ablation_shares()
-    assert "31 generated held-out tokens of 3 requests" in ablation.ablation_table()[0]
+    reports = {"moecast": {"rows": [row]}}
+    monkeypatch.setattr(systems, "read_document", reports.__getitem__)
+    monkeypatch.setattr(systems, "origin_line", lambda _: [])
+    text = systems.ablation_shares()
+    assert "| no forecasts | 50 % |" in text
+    assert "31 generated held-out tokens of 3 requests" in text[0]
