@@ -218,7 +218,7 @@ def peers_table(rows: Iterable[PeerRow | FailedPeer]) -> list[str]:
             format_read_ahead(row.read_ahead_kib),
         ]
         if isinstance(row, FailedPeer):
-            cells.append(f"did not run: {row.cannot_run.replace('|', '/')}")
+            cells.append(f"did not run: {row.cannot_run}")
             cells += [""] * (len(COLUMNS) - len(cells))
         else:
             lowest, highest = row.tokens_per_second_range

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.reports import RESULTS
+from predictors.table import Table
 from predictors.units import MIB
 from runtime.tools.report.provenance import Provenance
 
@@ -34,8 +35,7 @@ def origin_line(name: str, part: str | None = None) -> list[str]:
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """Returns the lines of a table."""
-    lines = [columns, ["---"] * len(columns), *rows]
-    return ["| " + " | ".join(cells) + " |" for cells in lines]
+    return Table.of(columns, [*rows]).markdown()
 
 
 def section(

@@ -90,13 +90,8 @@ def test_run_real_size__serves_the_model_as_the_log_routes_it(tmp_path, monkeypa
     assert on_demand.bytes_per_token == pytest.approx(read)
     assert 0 < on_demand.hit_rate < 1
     table = "\n".join(real_size_table())
-    assert "the model itself takes 4" in table
-    assert table.count("| 50% |") == 2
-
-
-def test_real_size_table__is_absent_without_results(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(reports, "RESULTS", tmp_path)
-    assert real_size_table() == []
+    assert "2 of the model's 4 experts" in table
+    assert table.count("| 50% (50 %) |") == 2
 
 
 def test_run_real_size__refuses_a_log_that_would_repeat_or_does_not_fit(tmp_path) -> None:
