@@ -10,9 +10,8 @@ import torch
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
-from runtime.commands.progress import print_auto_budget
+from runtime.commands.progress import print_auto_budget, strip_control_characters
 from runtime.commands.stats_table import make_stats_table
-from runtime.commands.terminal_text import strip_control_characters
 from runtime.engine.handle import ModelHandle
 from runtime.engine.loading import load_served
 from runtime.engine.memory import freeze_objects

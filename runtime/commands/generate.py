@@ -12,9 +12,8 @@ from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
 
 from predictors.errors import MoecastError
-from runtime.commands.progress import print_auto_budget, print_line
+from runtime.commands.progress import print_auto_budget, print_line, strip_control_characters
 from runtime.commands.stats_table import make_stats_table
-from runtime.commands.terminal_text import strip_control_characters
 from runtime.config import DenseFormat, GenerateConfig
 from runtime.engine.loading import load_served
 from runtime.engine.memory import freeze_objects

@@ -1,7 +1,8 @@
-"""Terminal output of commands: lines, and progress as a bar or as a line every few seconds."""
+"""Terminal output of commands: lines, a model's text, and progress as a bar or as lines."""
 
 import sys
 import time
+import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -17,6 +18,11 @@ LINE_SECONDS = 10.0
 def print_line(console: Console, text: str) -> None:
     """Print a line without markup or wrapping."""
     console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def strip_control_characters(text: str) -> str:
+    """Remove control characters of a text, which could be terminal escape sequences."""
+    return "".join(char for char in text if char in "\n\t" or unicodedata.category(char) != "Cc")
 
 
 def print_auto_budget(handle: ModelHandle) -> None:

@@ -24,7 +24,6 @@ from runtime.hf.row_block import NUM_ROWS
 from runtime.presets import DEFAULT_SYSTEM
 from runtime.store.model_source import resolve
 from runtime.tools.verify.answers import PromptComparison, compare_answers
-from runtime.tools.verify.library_memory import ALLOWANCE_BYTES, measure_library_bytes
 from runtime.tools.verify.reference import (
     has_integer_weights,
     is_quantised,
@@ -59,9 +58,6 @@ class VerifyRow:
     arena_bytes: int
     overhead_bytes: int | None
     """Peak memory less weights and arena; None on a GPU, where host memory is not compared."""
-    overhead_bound_bytes: int
-    """Peak memory of a process that only imports PyTorch and Transformers, and an allowance."""
-    overhead_within_bound: bool | None
     prompts: list[PromptComparison]
     misses: int
     hits: int
@@ -77,8 +73,6 @@ class VerifyReport:
     compared: str
     """The reference and what was compared, in words."""
     reference: SideReport
-    library_bytes: int
-    """Peak memory of a process that only imports PyTorch and Transformers."""
     rows: list[VerifyRow]
     """One for each budget."""
 
@@ -193,7 +187,6 @@ def compare_budgets(config: VerifyModelConfig, *, advance: Callable[[int], None]
         expected = Path(scratch, "reference")
         task = VerifyTask(side=side, config=config, prompts=prompts, output=expected)
         reference = run_side(task)
-        library_bytes = measure_library_bytes(reference.model_module, reference.dtype)
         advance(1)
         # Each process would choose what is faster; bits are compared under one setting.
         model = replace(
@@ -207,14 +200,13 @@ def compare_budgets(config: VerifyModelConfig, *, advance: Callable[[int], None]
             served = Path(scratch, f"served-{number}")
             report = run_side(replace(task, budget=budget, output=served))
             comparisons = [compare_answers(expected, served, i) for i in range(len(prompts))]
-            rows.append(make_row(budget, comparisons, report, library_bytes=library_bytes))
+            rows.append(make_row(budget, comparisons, report))
             advance(1)
     return VerifyReport(
         model=config.model.name,
         folder=str(folder),
         compared=describe_comparison(reference, side, description),
         reference=reference,
-        library_bytes=library_bytes,
         rows=rows,
     )
 
@@ -242,17 +234,13 @@ def describe_threads(side: SideReport) -> str:
     return f"{side.threads} threads ({side.decode_threads} for steps of one token)"
 
 
-def make_row(
-    budget: str, comparisons: list[PromptComparison], report: SideReport, *, library_bytes: int
-) -> VerifyRow:
+def make_row(budget: str, comparisons: list[PromptComparison], report: SideReport) -> VerifyRow:
     """Summarise the comparisons at one budget and the memory of the serving process."""
     differences = [comparison.max_abs_difference for comparison in comparisons]
     known = [difference for difference in differences if difference is not None]
     assert report.stats is not None
     arena_bytes = report.stats["arena_bytes"]
     overhead = report.peak_memory_bytes - report.weights_bytes - arena_bytes
-    on_host = report.device == "cpu"
-    bound_bytes = library_bytes + ALLOWANCE_BYTES
     return VerifyRow(
         budget=budget,
         equal=all(comparison.equal for comparison in comparisons),
@@ -262,9 +250,7 @@ def make_row(
         peak_memory_bytes=report.peak_memory_bytes,
         non_expert_bytes=report.weights_bytes,
         arena_bytes=arena_bytes,
-        overhead_bytes=overhead if on_host else None,
-        overhead_bound_bytes=bound_bytes,
-        overhead_within_bound=overhead < bound_bytes if on_host else None,
+        overhead_bytes=overhead if report.device == "cpu" else None,
         prompts=comparisons,
         misses=report.stats["misses"],
         hits=report.stats["hits"],

@@ -58,8 +58,6 @@ class SideReport:
     """Description of a side's model and process; sizes in bytes."""
 
     model_class: str
-    model_module: str
-    """Transformers' module of that class."""
     transformers: str
     torch: str
     dtype: str
@@ -136,7 +134,6 @@ def answer_prompts(task: VerifyTask) -> dict[str, Any]:
             answer()
     report = SideReport(
         model_class=type(model).__name__,
-        model_module=type(model).__module__,
         transformers=transformers.__version__,
         torch=torch.__version__,
         dtype=str(model.dtype).removeprefix("torch."),

@@ -13,7 +13,7 @@ from runtime.commands.chat import (
     load_chat_tokenizer,
     summarize_answer,
 )
-from runtime.commands.terminal_text import strip_control_characters
+from runtime.commands.progress import strip_control_characters
 from runtime.config import BUILTIN_MODELS
 from runtime.errors import CheckpointError, TransferError
 from runtime.generation.chat.config import ChatConfig

@@ -16,7 +16,14 @@ from transformers import (
 
 from predictors.units import GIB, MIB
 from runtime.commands import doctor
-from runtime.commands.config_plan import lay_out_formats
+from runtime.commands.config_plan import (
+    FormatPlan,
+    MachineLimits,
+    ModelCounts,
+    count_parameters,
+    lay_out_formats,
+    plan_formats,
+)
 from runtime.commands.pack import choose_coding
 from runtime.config import DoctorConfig, ModelConfig, Quantise
 from runtime.engine.memory import peak_memory_bytes
@@ -25,13 +32,6 @@ from runtime.hf.loading import build_skeleton, count_weight_bytes, load_stripped
 from runtime.store.base import max_slot_bytes
 from runtime.store.layout import SlotLayout
 from runtime.store.model_source import check_examined_model
-from runtime.tools.doctor.config_plan import (
-    FormatPlan,
-    MachineLimits,
-    ModelCounts,
-    count_parameters,
-    plan_formats,
-)
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
 from tests.builders.models import tiny_qwen2_moe
