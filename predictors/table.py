@@ -18,7 +18,7 @@ Texts are rounded, and "-" where nothing was measured; CSV has the exact values,
 import csv
 import io
 import json
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -59,8 +59,8 @@ class TableColumn:
     """A column: its heading, its value in a row, how that is written, and how long it stays."""
 
     heading: str
-    value: Hashable | Callable[[Row], Any] = None
-    """Key, attribute or index in a row, or a function of the row; None: the heading is the key."""
+    value: str | int | tuple[str, ...] | Callable[[Row], Any] | None = None
+    """Key, attribute or index in a row, a path of them, or a function; None: the heading."""
     write: Callable[[Any], str] = write_value
     rank: int = LAST
     """Where a terminal is narrow, columns of high rank are left out first, the last one first."""
@@ -74,9 +74,13 @@ class TableColumn:
         """Return the row's value; None: not measured."""
         if callable(self.value):
             return self.value(row)
-        key = self.heading if self.value is None else self.value
-        is_object = not isinstance(row, Mapping | Sequence)
-        return getattr(row, str(key)) if is_object else row[key]
+        path = self.heading if self.value is None else self.value
+        for key in path if isinstance(path, tuple) else (path,):
+            if isinstance(row, Mapping):
+                row = row.get(key)
+            elif row is not None:
+                row = row[key] if isinstance(row, Sequence) else getattr(row, str(key))
+        return row
 
     def text(self, row: Row) -> str:
         """Return the row's value as text."""
@@ -122,6 +126,33 @@ class Table:
         """Make a table of names and values without headings."""
         columns = [TableColumn("", 0), TableColumn("", 1)]
         return cls(columns=columns, rows=[*facts.items()], title=title, left=2)
+
+    @classmethod
+    def pivot(
+        cls,
+        rows: Sequence[Row],
+        names: Sequence[str],
+        across: str,
+        value: str | Callable[[Row], Any],
+        write: Callable[[Any], str] = write_value,
+        **options: Any,
+    ) -> Self:
+        """Make a table with a row for each combination of names, a column for each `across`."""
+        cell = TableColumn("", value)
+        places: dict[tuple[Any, ...], dict[str, Any]] = {}
+        for row in rows:
+            place = places.setdefault(tuple(row[name] for name in names), {})
+            place[str(row[across])] = cell.get(row)
+        headings = dict.fromkeys(str(row[across]) for row in rows)
+        columns = [
+            *(TableColumn(name) for name in names),
+            *(TableColumn(heading, None, write) for heading in headings),
+        ]
+        body = [
+            {**dict.fromkeys(headings), **dict(zip(names, place, strict=True)), **cells}
+            for place, cells in places.items()
+        ]
+        return cls(columns=columns, rows=body, left=len(names), **options)
 
     def records(self) -> list[dict[str, Any]]:
         """Return the values of each row by the columns' keys."""

@@ -1,4 +1,4 @@
-"""Tables of the results in the terminal."""
+"""The summary of a training's results, for the terminal and the report."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,65 +6,69 @@ from typing import Any
 from rich.console import Console
 
 from predictors.metrics import DEFINITIONS
-from predictors.table import Table
+from predictors.table import Table, TableColumn, decimals, size
 
 SHOWN = ("accuracy", "predicted", "replay_accuracy", "fetch_rate", "good_pred", "resident")
-
-
-MACHINE_COLUMNS = (
-    *("mean_fetch_rate", "mean_good_pred", "mean_good_pred_covered"),
-    "mean_resident",
+MACHINE_COLUMNS = {
+    "mean_fetch_rate": "FetchRate",
+    "mean_good_pred": "GoodPred",
+    "mean_good_pred_covered": "covered",
+    "mean_resident": "resident",
+}
+"""Figures of a simulated machine: their headings by their key in results.json."""
+MEANING = (
+    "Accuracy: mean over the layers that a predictor covers, and its worst layer. In GoodPred, "
+    "layers without forecasts count 0; covered: the mean over the others. Resident: the share of "
+    "predicted experts that needed no transfer. `us`: median time of one layer's events, batch 1, "
+    "on this machine; shifted: accuracy on prompts of another distribution."
 )
 
 
-def cell(value: float | None) -> str:
-    """Format a value; a dash where nothing was forecast or measured."""
-    return "-" if value is None else f"{value:.3f}"
-
-
-def size(num_bytes: int) -> str:
-    for unit, width in (("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if num_bytes >= width:
-            return f"{num_bytes / width:.1f} {unit}"
-    return f"{num_bytes} B"
-
-
-def summary_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Returns a table with a row for each predictor.
-
-    Columns: accuracy, then for each machine (numbered) FetchRate, GoodPred over all layers and over
-    the covered ones and the share that was resident anyway, median latency of one layer's events at
-    batch 1, bytes, accuracy on another distribution.
-    """
-    machines = list_machines(results)
-    columns = ["predictor", "acc", "worst"]
-    names = ("fetch", "good", "covered", "resident")
-    columns += [f"{name} {i}" for i in range(1, len(machines) + 1) for name in names]
-    columns += ["us", "bytes", "shifted"]
-    rows = []
-    for name, result in results.items():
-        cells = [cell(result["mean_accuracy"]), cell(result["worst_layer_accuracy"])]
-        for machine in machines:
-            figures = result["hardware"][machine]
-            cells += [cell(figures[key]) for key in MACHINE_COLUMNS]
-        alone = result["latency_us"]["1"]
-        shifted = result["shifted"]
-        cells += [
-            "-" if alone is None else f"{alone['layer_p50']:.0f}",
-            size(result["bytes"]),
-            cell(None if shifted is None else shifted["mean_accuracy"]),
-        ]
-        rows.append([name, *cells])
-    return Table.of(
-        columns,
-        rows,
-        importance=("acc", "good 1", "fetch 1", "us", "bytes", "shifted"),
-        elsewhere="results.json and report/report.html have them",
-    )
+def describe_distances(row: Mapping[str, Any]) -> str | None:
+    """Return the least and the greatest number of layers ahead that a predictor forecasts."""
+    distances = [at for at in row.get("by_horizon") or {} if at.isdigit()]
+    return f"{min(distances)} to {max(distances)}" if distances else row.get("horizon")
 
 
 def list_machines(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return list(next(iter(results.values()))["hardware"])
+
+
+def describe_summary(results: Mapping[str, Mapping[str, Any]], setting: str) -> str:
+    """Return what the columns of the summary are."""
+    numbered = (f"{i} is {name}" for i, name in enumerate(list_machines(results), start=1))
+    return f"{MEANING} FetchRate and GoodPred: {setting}; {', '.join(numbered)}."
+
+
+def summary_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Return a table with a row for each predictor; `describe_summary` explains its columns."""
+    machines = list_machines(results)
+    columns = [
+        TableColumn("predictor"),
+        TableColumn("ahead", describe_distances),
+        TableColumn("accuracy", "mean_accuracy", decimals_3, rank=1),
+        TableColumn("worst", "worst_layer_accuracy", decimals_3),
+        *(
+            TableColumn(
+                heading if len(machines) == 1 else f"{heading} {place}",
+                ("hardware", machine, key),
+                decimals_3,
+                rank={"GoodPred": 2, "FetchRate": 3}.get(heading, 7) + 10 * (place - 1),
+            )
+            for place, machine in enumerate(machines, start=1)
+            for key, heading in MACHINE_COLUMNS.items()
+        ),
+        TableColumn("us", ("latency_us", "1", "layer_p50"), decimals, rank=4),
+        TableColumn("bytes", "bytes", size, rank=5),
+        TableColumn("shifted", ("shifted", "mean_accuracy"), decimals_3, rank=6),
+    ]
+    rows = [{"predictor": name, **result} for name, result in results.items()]
+    elsewhere = "results.json and report/report.html have them"
+    return Table(columns=columns, rows=rows, elsewhere=elsewhere)
+
+
+def decimals_3(value: float) -> str:
+    return decimals(value, 3)
 
 
 def show(
@@ -76,17 +80,9 @@ def show(
         console.print(f"{metric}: {DEFINITIONS[metric]}", highlight=False)
     console.print()
     summary_table(results).print(console)
-    numbered = (f"{i} is {name}" for i, name in enumerate(list_machines(results), start=1))
     console.print(
-        "acc, worst: accuracy, mean and worst layer; fetch, good, covered, resident: fetch_rate, "
-        "good_pred, good_pred over the covered layers and resident, "
-        f"{', '.join(numbered)}; us: median time of one layer's events, batch 1, on this machine; "
-        "shifted: accuracy on prompts of another distribution.",
-        highlight=False,
-    )
-    console.print(
-        f"fetch_rate and good_pred: {setting}. Accuracy is a mean over the layers that a predictor "
-        "covers; a dash: no forecast (no earlier layer to forecast it from), or not measured. "
-        "Figures of every layer: results.json, and figures in report/report.html.",
+        f"{describe_summary(results, setting)} A dash: no forecast (no earlier layer to "
+        "forecast it from), or not measured. Figures of every layer: results.json, and figures in "
+        "report/report.html.",
         highlight=False,
     )

@@ -1,7 +1,6 @@
 """Figures of what Klotski's figure 14 and table 3 show, measured here."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from benchmarks.klotski.rows import (
     KlotskiReport,
@@ -10,15 +9,17 @@ from benchmarks.klotski.rows import (
     live_points,
     simulated_points,
 )
-from runtime.tools.report.figures import hue_color, ramp_colors
+from predictors.table import Table
+from runtime.tools.report.figures import (
+    collect,
+    draw_bars,
+    draw_panels,
+    ramp_colors,
+    rows_height,
+)
 from runtime.tools.report.html_report import HtmlReport, slug
-from runtime.tools.report.line_labels import label_lines
 from runtime.tools.report.provenance import Provenance
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-MARKERS = "os^Dv<>pPX"
 ABLATION = ("simple pipeline", "+ multi batches", "+ only hot experts", "+ order (klotski)")
 
 
@@ -43,41 +44,36 @@ def add_groups(page: HtmlReport, name: str, heading: str, points: Sequence[Point
     """Adds a line of throughput for each batch size (Klotski, figure 14)."""
     if not points:
         return
-
-    def draw(figure: "Figure") -> None:
-        axes = figure.subplots()
-        batches = list(dict.fromkeys(batch for batch, _, _ in points))
-        for batch, color, marker in zip(batches, ramp_colors(len(batches)), MARKERS, strict=False):
-            line = [(n, speed) for size, n, speed in points if size == batch]
-            label = f"batch size {batch}"
-            axes.plot(*zip(*line, strict=True), color=color, marker=marker, label=label)
-        axes.set(xlabel="n, batches in a group", ylabel="throughput, tokens/s", ylim=(0, None))
-        axes.set_xticks(sorted({n for _, n, _ in points}))
-        label_lines(axes)
-
-    page.figure(name, heading, draw, ["batch", "n", "tokens/s"], [list(point) for point in points])
+    num_batches = len({batch for batch, _, _ in points})
+    page.add(
+        heading,
+        Table.of(["batch", "n", "tokens/s"], points),
+        lambda figure, records: draw_panels(
+            figure,
+            {"": collect(records, "n", "tokens/s", by="batch")},
+            xlabel="n, batches in a group",
+            ylabel="throughput, tokens/s",
+            labels=True,
+            colors=ramp_colors(num_batches),
+            ylim=(0, None),
+        ),
+        name=name,
+        note="A line for each batch size.",
+    )
 
 
 def add_bars(page: HtmlReport, rows: Sequence[LiveRow]) -> None:
     """Adds the throughput of each step (Klotski, table 3)."""
     if not rows:
         return
-    names = [row.name for row in rows]
-    speeds = [row.tokens_per_second for row in rows]
-
-    def draw(figure: "Figure") -> None:
-        axes = figure.subplots()
-        bars = axes.barh(names, speeds, 0.66, color=hue_color("teal"))
-        axes.bar_label(bars, fmt="%.1f", fontsize=9, padding=4)
-        axes.set_xlabel("throughput, tokens/s")
-        axes.invert_yaxis()
-        axes.grid(visible=False, axis="y")
-
-    page.figure(
-        "throughput-by-technique",
+    page.add(
         "Throughput as the techniques of klotski are added",
-        draw,
-        ["step", "tokens/s"],
-        [list(pair) for pair in zip(names, speeds, strict=True)],
-        inches=(8.0, 1.0 + 0.42 * len(names)),
+        Table.of(["step", "tokens/s"], [(row.name, row.tokens_per_second) for row in rows]),
+        lambda figure, records: draw_bars(
+            figure,
+            {"": {"": {record["step"]: record["tokens/s"] for record in records}}},
+            xlabel="throughput, tokens/s",
+        ),
+        name="throughput-by-technique",
+        inches=(8.0, rows_height(len(rows))),
     )

@@ -1,23 +1,18 @@
 """Figures of the distributions of latency, a row for each system (fMoE, figure 10)."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from benchmarks.serving.rows import ArrivalsReport, Percentiles, SystemLatencies
-from runtime.tools.report.html_report import HtmlReport
-from runtime.tools.report.provenance import Provenance
-from runtime.tools.report.spreads import (
-    MEDIAN,
+from predictors.table import Table
+from runtime.tools.report.figures import (
     PERCENTILES,
     SPREADS_NOTE,
+    Draw,
     draw_spreads,
-    spreads_height,
+    rows_height,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from runtime.tools.report.html_report import HtmlReport
+from runtime.tools.report.provenance import Provenance
 
 LATENCIES = {
     "end-to-end": "Time from when a request was due to its last token",
@@ -46,16 +41,16 @@ def build_page(report: ArrivalsReport, provenance: Provenance | None = None) -> 
             name: cumulative_shares(latencies(system)[latency].all)
             for name, system in report.systems.items()
         }
-        page.figure(
-            f"distribution-of-{latency.replace(' ', '-')}-latency",
+        points = [[name, *point] for name, shares in curves.items() for point in shares]
+        page.add(
             heading,
+            Table.of(["system", "seconds", "share of requests"], points),
             draw_rows(
                 {name: latencies(system)[latency].all for name, system in report.systems.items()}
             ),
-            ["system", "seconds", "share of requests"],
-            [[name, *point] for name, points in curves.items() for point in points],
+            name=f"distribution-of-{latency.replace(' ', '-')}-latency",
             note=SPREADS_NOTE,
-            inches=(8.0, spreads_height(len(curves))),
+            inches=(8.0, rows_height(len(curves))),
         )
     return page
 
@@ -65,16 +60,10 @@ def cumulative_shares(values: list[float]) -> list[tuple[float, float]]:
     return [(value, (place + 1) / len(values)) for place, value in enumerate(sorted(values))]
 
 
-def draw_rows(seconds: dict[str, list[float]]) -> Callable[["Figure"], None]:
-    """Returns a function that draws each system's percentiles, the lowest median on top."""
+def draw_rows(seconds: dict[str, list[float]]) -> Draw:
+    """Returns a function that draws each system's percentiles."""
     spreads = {
         name: [float(value) for value in np.percentile(values, PERCENTILES)]
-        for name, values in sorted(seconds.items(), key=lambda item: np.percentile(item[1], MEDIAN))
+        for name, values in seconds.items()
     }
-
-    def draw(figure: "Figure") -> None:
-        axes = figure.subplots()
-        draw_spreads(axes, spreads)
-        axes.set_xlabel("seconds")
-
-    return draw
+    return lambda figure, _: draw_spreads(figure, {"": spreads}, xlabel="seconds")

@@ -12,7 +12,7 @@ from benchmarks.serving.distributions import build_page as build_arrivals_page
 from benchmarks.serving.rows import ServingReports
 from benchmarks.tables.markdown import read_document, read_origin
 from benchmarks.tables.systems import SHORT, read_live
-from runtime.tools.bench.html_report import collect_series, draw_series, long_rows
+from runtime.tools.bench.html_report import draw_times, time_table
 from runtime.tools.bench.rows import BenchRow
 from runtime.tools.report.html_report import HtmlReport
 
@@ -44,16 +44,18 @@ def live_tpot() -> HtmlReport:
         if row["system"] in SHORT
     ]
     rows.sort(key=lambda row: (SHORT.index(row.system), float(row.budget.rstrip("%"))))
-    series = collect_series(rows, "budget", "tpot_mean_seconds", 1000)
     hardware = read_document("bench")["machine"]["hardware"]
     page = HtmlReport("Live", provenance=read_origin("bench"))
-    page.figure(
-        "tpot-against-budget",
+    page.add(
         f"TPOT against the memory budget: live, {hardware['cores']} cores of "
         f"{hardware['processor']}, disk",
-        draw_series(series, "memory for experts, share of all", "mean time per output token, ms"),
-        ["system", "budget", "TPOT ms"],
-        long_rows(series),
+        time_table(rows, "budget", "tpot_mean_seconds", "TPOT ms"),
+        draw_times(
+            *("budget", "TPOT ms"),
+            xlabel="memory for experts, share of all",
+            ylabel="mean time per output token, ms",
+        ),
+        name="tpot-against-budget",
         inches=(8.0, 4.0),
     )
     return page
@@ -62,12 +64,12 @@ def live_tpot() -> HtmlReport:
 def simulated_latency() -> HtmlReport:
     """Returns TPOT and TTFT against the budget of every system on simulated machines."""
     # Late: the training packages.
-    from train.evaluate.figures import draw_budgets, draw_known
+    from train.evaluate.figures import add_budgets, add_known
 
     page = HtmlReport("Simulated", provenance=read_origin("evaluate"))
     results = read_document("evaluate")
-    draw_budgets(page, results, 1)
-    draw_known(page, results)
+    add_budgets(page, results, 1)
+    add_known(page, results)
     return page
 
 

@@ -21,7 +21,8 @@ from benchmarks.tables.markdown import (
     section,
 )
 from benchmarks.validate import ValidateReport
-from train.evaluate.table import KNOWN_NOTE, describe_sample, describe_tally, known_grid
+from train.evaluate.table import KNOWN_NOTE, describe_sample, describe_tally
+from train.evaluate.table import known_table as make_known_table
 
 SHORT = ("on-demand", "promoe", "moecast", "oracle")
 """Systems of the figures that show only some."""
@@ -69,7 +70,8 @@ def replayed_table(batch: int = 1) -> list[str]:
 
 def known_table() -> list[str]:
     """Returns the share of the bound against the number of tokens whose routing is known."""
-    return section(KNOWN_NOTE, *known_grid(read_document("evaluate")), origin_line("evaluate"))
+    lines = make_known_table(read_document("evaluate")).markdown()
+    return [KNOWN_NOTE, "", *lines, "", *origin_line("evaluate")]
 
 
 def ablation_shares() -> list[str]:

@@ -2,30 +2,32 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from predictors.table import Table, TableColumn, format_or_dash, percent
 from runtime.tools.comparison import Condition
 from runtime.tools.report.html_report import HtmlReport
 from runtime.tools.report.provenance import read_provenance
-from runtime.tools.report.tables import Row, format_or_dash, percent
 from train.evaluate.figures import (
-    draw_ablation,
-    draw_batches,
-    draw_budgets,
-    draw_distances,
-    draw_distribution,
-    draw_known,
-    draw_timeline,
+    add_ablation,
+    add_batches,
+    add_budgets,
+    add_distances,
+    add_distribution,
+    add_known,
+    add_timeline,
 )
 from train.evaluate.jobs import ReplayRow
 from train.evaluate.table import (
+    CONDITION,
     FIGURES,
     KNOWN_NOTE,
-    bound_grid,
+    Row,
+    bound_table,
+    by_place,
     describe_sample,
     describe_tally,
-    known_grid,
-    winners_grid,
+    known_table,
+    winners_table,
 )
 from train.evaluate.timeline import TimelineSpan
 
@@ -42,45 +44,51 @@ def write_report(
 
     `rows` have the distributions; `condition` is that of figures that show only one.
     """
-    subject, batch = results["ablated"], condition.batch
-    page = HtmlReport("Systems compared", subtitle(results), provenance=read_provenance(folder))
-    columns, body = winners_grid(results)
-    page.table("First system of each condition", columns, body, note=winners_note(results))
-    columns, body = bound_grid(results)
+    subject, ours = results["ablated"], results["ours"]
+    report = HtmlReport("Systems compared", subtitle(results), provenance=read_provenance(folder))
+    add = report.add
+    add("First system of each condition", winners_table(results), note=winners_note(results))
     if results["tally"]["cells"]:
-        page.table(
-            f"{results['ours']}: share of the bound", columns, body, note=bound_note(results)
+        note = (
+            "The least mean TPOT on the machine (the transfers that Belady's policy needs with all "
+            "routing known, or the computation) as a share of ours. At worst "
+            f"{format_or_dash(results['tally']['worst_of_bound'], percent)}."
         )
-    draw_budgets(page, results, batch)
+        add(f"{ours}: share of the bound", bound_table(results), note=note)
+    add_budgets(report, results, condition.batch)
     if results["known"]:
-        draw_known(page, results)
-        columns, body = known_grid(results)
-        page.table("Share of the bound by known tokens", columns, body, note=KNOWN_NOTE)
+        add_known(report, results)
+        add("Share of the bound by known tokens", known_table(results), note=KNOWN_NOTE)
     if results["ablation"]:
-        draw_ablation(page, results, subject)
+        add_ablation(report, results, subject)
     if len({row["batch"] for row in results["rows"]}) > 1:
-        draw_batches(page, results, condition.budget)
+        add_batches(report, results, condition.budget)
     if results["distance"]:
-        draw_distances(page, results, subject)
-    draw_distribution(page, results, rows, condition)
+        add_distances(report, results, subject)
+    add_distribution(report, rows, condition)
     if spans:
         machine = results["machines"][0]["name"]
-        draw_timeline(page, spans, hardware=machine, condition=condition)
-    add_all_figures(page, results)
-    page.table(
-        "Systems and what they forecast with",
-        ["system", "forecasts with", "drops", "chunked", "early preemption", "reordered"],
-        [system_row(name, settings) for name, settings in results["systems"].items()],
-    )
+        add_timeline(report, spans, hardware=machine, condition=condition)
+    add_all_figures(report, results["rows"])
+    systems = [{"name": name, **settings} for name, settings in results["systems"].items()]
+    add("Systems and what they forecast with", Table(columns=SYSTEM, rows=systems))
     if results["missing"]:
-        page.table("Left out", ["what", "why"], list(results["missing"].items()))
-    page.table(
-        "Machines",
-        ["name", "source"],
-        [[hardware["name"], hardware["source"]] for hardware in results["hardware"]],
-    )
-    page.table("What the figures mean", ["figure", "meaning"], list(results["definitions"].items()))
-    return page.write(folder)
+        add("Left out", Table.of(["what", "why"], [*results["missing"].items()], left=2))
+    sources = [(hardware["name"], hardware["source"]) for hardware in results["hardware"]]
+    add("Machines", Table.of(["name", "source"], sources, left=2))
+    meanings = Table.of(["figure", "meaning"], [*results["definitions"].items()], left=2)
+    add("What the figures mean", meanings)
+    return report.write(folder)
+
+
+SYSTEM = (
+    TableColumn("system", "name"),
+    TableColumn("forecasts with", lambda row: row["predictor"] if row["prefetch"] else None),
+    TableColumn("drops", "eviction"),
+    TableColumn("chunked"),
+    TableColumn("early preemption", "early_preemption"),
+    TableColumn("reordered"),
+)
 
 
 def subtitle(results: Row) -> str:
@@ -102,39 +110,18 @@ def winners_note(results: Row) -> str:
         f"much longer `{ours}` takes than the first, or, where it is first, than the second (below "
         "0)."
     )
-    if not tally["cells"]:
-        return note
-    return f"{note} `{ours}` is {describe_tally(tally)}."
+    return f"{note} `{ours}` is {describe_tally(tally)}." if tally["cells"] else note
 
 
-def bound_note(results: Row) -> str:
-    return (
-        "The least mean TPOT on the machine (the transfers that Belady's policy needs with all "
-        "routing known, or the computation) as a share of ours. At worst "
-        f"{format_or_dash(results['tally']['worst_of_bound'], percent)}."
-    )
-
-
-def system_row(name: str, system: Row) -> list[Any]:
-    forecast = system["predictor"] if system["prefetch"] else None
-    switches = (system[key] for key in ("chunked", "early_preemption", "reordered"))
-    return [name, forecast, system["eviction"], *switches]
-
-
-def add_all_figures(page: HtmlReport, results: Row) -> None:
+def add_all_figures(report: HtmlReport, rows: Sequence[Row]) -> None:
     """Add every figure of every replay, a table for each machine and batch size."""
-    rows = results["rows"]
-    for hardware, batch in dict.fromkeys((row["hardware"], row["batch"]) for row in rows):
-        here = [row for row in rows if (row["hardware"], row["batch"]) == (hardware, batch)]
+    for (hardware, batch), here in by_place(rows, *CONDITION).items():
         budgets = list(dict.fromkeys(row["budget"] for row in here))
         here.sort(key=lambda row: (budgets.index(row["budget"]), row["tpot_mean_ms"] or 0.0))
-        page.table(
+        table = Table(columns=[TableColumn("budget"), *FIGURES], rows=here, left=2)
+        report.add(
             f"All figures: {hardware}, batch {batch}",
-            ["budget", "system", *(column.heading for column in FIGURES)],
-            [
-                [row["budget"], row["system"], *(column.text(row) for column in FIGURES)]
-                for row in here
-            ],
+            table,
             note="TPOT and TTFT: means, with the 95 % interval over requests. Bytes in MiB, for "
             "each generated token; the fastest first.",
         )

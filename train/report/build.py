@@ -13,25 +13,16 @@ from predictors.registry import REUSE_PREDICTORS
 from predictors.spec import ModelSpec
 from runtime.tools.report.html_report import HtmlReport
 from runtime.tools.report.provenance import Provenance, read_provenance
-from runtime.tools.report.table_cells import Cell
 from train.config import ReportConfig
 from train.errors import TrainError
 from train.report import forecasts, routing, serving
 from train.report.measured import measure_growth, measure_hit_rates
-from train.table import MACHINE_COLUMNS, list_machines
+from train.table import describe_summary, summary_table
 from zoo.load import load_predictor
 
 FOLDER = "report"
 """Folder of the report inside the run folder."""
 REPLAY_TOKENS = 200
-MACHINE_FIGURES = dict(
-    zip(
-        MACHINE_COLUMNS,
-        ("FetchRate", "GoodPred", "GoodPred, covered layers", "resident anyway"),
-        strict=True,
-    )
-)
-"""Columns of the summary for each machine, by their key in results.json."""
 
 
 def make_page(
@@ -55,10 +46,10 @@ def make_page(
         f"{results['trace']['tokens']:,} tokens held out",
         provenance=provenance,
     )
-    summary(page, table, results["setting"])
-    page.text(
-        "What the figures mean", [f"`{name}`: {meaning}." for name, meaning in DEFINITIONS.items()]
-    )
+    summary = summary_table(table)
+    page.add("Summary", summary, note=describe_summary(table, results["setting"]))
+    meanings = [f"`{name}`: {meaning}." for name, meaning in DEFINITIONS.items()]
+    page.add("What the figures mean", note="\n".join(meanings))
     forecasts.accuracy_by_layer(page, table)
     forecasts.good_pred_by_horizon(page, table, results["setting"])
     forecasts.calibration(page, table)
@@ -70,11 +61,11 @@ def make_page(
     serving.drift(page, results.get("drift"))
     patterns = routing.count_routing(trace)
     if patterns is None:
-        page.text("Routing", ["No held-out request is long enough to show its routing."])
+        page.add("Routing", note="No held-out request is long enough to show its routing.")
     else:
         routing.heatmaps(page, patterns, spec)
-        routing.entropies(page, patterns, spec)
-        routing.popularity(page, patterns, spec)
+        routing.entropies(page, patterns)
+        routing.popularity(page, patterns)
     rates = measure_hit_rates(trace, reuse_predictors, num_tokens=replay_tokens)
     serving.hit_rate(page, rates, num_tokens=replay_tokens)
     serving.keeping(page, results.get("keeping"))
@@ -98,37 +89,6 @@ def own_rows(results: Mapping[str, Any]) -> list[dict[str, Any]]:
         }
         for kind in training["kinds"]
     ]
-
-
-def summary(page: HtmlReport, table: forecasts.Table, setting: str) -> None:
-    machines = list_machines(table)
-    columns = ["predictor", "layers ahead", "accuracy", "worst layer"]
-    columns += [f"{figure}, {name}" for name in machines for figure in MACHINE_FIGURES.values()]
-    columns += ["shifted set", "us a layer", "KiB"]
-    rows: list[list[Cell]] = []
-    for name, row in table.items():
-        distances = [at for at in row["by_horizon"] or {} if at.isdigit()]
-        ahead = f"{min(distances)} to {max(distances)}" if distances else row["horizon"]
-        cells: list[Cell] = [name, ahead, row["mean_accuracy"], row["worst_layer_accuracy"]]
-        for machine in machines:
-            figures = row["hardware"][machine]
-            cells += [figures[key] for key in MACHINE_FIGURES]
-        alone = row["latency_us"]["1"]
-        cells += [
-            row["shifted"]["mean_accuracy"] if row["shifted"] else None,
-            None if alone is None else alone["layer_p50"],
-            row["bytes"] / 1024,
-        ]
-        rows.append(cells)
-    page.table(
-        "Summary",
-        columns,
-        rows,
-        note=f"FetchRate and GoodPred: {setting}. In GoodPred, layers without forecasts count 0; "
-        "covered layers: the mean over the others, as is that of accuracy. Resident anyway: the "
-        "share of predicted experts that needed no transfer. `us a layer`: median time of one "
-        "layer's events at batch 1.",
-    )
 
 
 def write_report(page: HtmlReport, run_dir: Path) -> Path:

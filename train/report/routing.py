@@ -5,6 +5,8 @@ The figures are those of fMoE, figure 3, and ProMoE, figure 5 a.
 Shape suffixes: L layers, E experts, R requests.
 """
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -15,10 +17,17 @@ from numpy.typing import NDArray
 from collect.traces import Trace, TraceSignal
 from predictors.metrics import Phase
 from predictors.spec import ModelSpec
-from runtime.tools.report.figures import HUES, hue_color, muted_color
+from predictors.table import Table
+from runtime.tools.report.figures import (
+    Record,
+    collect_columns,
+    draw_legend,
+    draw_lines,
+    draw_panels,
+    ramp_map,
+)
 from runtime.tools.report.html_report import HtmlReport
-from runtime.tools.report.line_labels import label_lines
-from runtime.tools.report.table_cells import Cell
+from runtime.tools.report.series_styles import HUES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -123,23 +132,27 @@ def even_LE(counts_LE: NDArray[np.int64]) -> NDArray[np.float64]:
     return counts_LE * counts_LE.shape[1] / np.maximum(1, counts_LE.sum(axis=1, keepdims=True))
 
 
-def heatmaps(page: HtmlReport, routing: RoutingPatterns, spec: ModelSpec) -> None:
+def heatmaps(report: HtmlReport, routing: RoutingPatterns, spec: ModelSpec) -> None:
     """Draw heatmaps of expert choices (fMoE, figure 3 a)."""
+    tokens = int(routing.corpus_LE[0].sum()) // spec.top_k
     parts = {
-        "corpus": (f"corpus ({int(routing.corpus_LE[0].sum()) // spec.top_k:,} held-out tokens)",
-                   routing.corpus_LE),
+        "corpus": (f"corpus ({tokens:,} held-out tokens)", routing.corpus_LE),
         "request": (f"one request ({routing.request_tokens:,} tokens)", routing.request_LE),
         "step": ("one step (1 token)", routing.step_LE),
-    }  # fmt: skip
-    shares = {name: even_LE(counts_LE) for name, (_, counts_LE) in parts.items()}
+    }
 
-    def draw(figure: "Figure") -> None:
+    def draw(figure: "Figure", records: Sequence[Record]) -> None:  # noqa: ARG001 - as arrays
         panels = figure.subplots(3, 1, sharex=True)
-        for axes, (name, (title, _)) in zip(panels, parts.items(), strict=True):
+        for axes, (title, counts_LE) in zip(panels, parts.values(), strict=True):
             shown = axes.imshow(
-                shares[name], aspect="auto", vmin=0, vmax=FULL_SCALE, interpolation="nearest"
+                even_LE(counts_LE),
+                aspect="auto",
+                vmin=0,
+                vmax=FULL_SCALE,
+                interpolation="nearest",
+                cmap=ramp_map(),
             )
-            entropy = entropy_L(parts[name][1]).mean()
+            entropy = entropy_L(counts_LE).mean()
             axes.set(title=f"{title}, entropy {entropy:.2f} of even", ylabel="layer")
             axes.grid(visible=False)
             axes.locator_params(axis="y", integer=True, nbins=4)
@@ -148,47 +161,37 @@ def heatmaps(page: HtmlReport, routing: RoutingPatterns, spec: ModelSpec) -> Non
         bar.set_label("times the even share")
         bar.outline.set_visible(False)
 
-    rows: list[list[Cell]] = [
+    rows = [
         [layer, expert, *(int(counts_LE[layer, expert]) for _, counts_LE in parts.values())]
         for layer in range(spec.num_layers)
         for expert in range(spec.num_experts)
     ]
-    page.figure(
-        "expert-heatmaps",
+    report.add(
         "Which experts are chosen: corpus, request, step",
+        Table.of(["layer", "expert", *(f"choices_{name}" for name in parts)], rows),
         draw,
-        ["layer", "expert", *(f"choices_{name}" for name in parts)],
-        rows,
+        name="expert-heatmaps",
         note="Routing is more uneven in a request than in the corpus, and most in a step, which is "
         "what a predictor forecasts (fMoE, figure 3). All three have the same scale.",
         inches=(8, 6.2),
     )
 
 
-def entropies(page: HtmlReport, routing: RoutingPatterns, spec: ModelSpec) -> None:
+def entropies(report: HtmlReport, routing: RoutingPatterns) -> None:
     """Draw the entropy of routing by layer (fMoE, figure 3 b)."""
-    labels = {"corpus": "corpus", "request": "one request, mean", "step": "one step"}
-    layers = range(spec.num_layers)
-
-    def draw(figure: "Figure") -> None:
-        axes = figure.subplots()
-        for (name, label), hue, marker in zip(labels.items(), HUES, "os^", strict=False):
-            entropies = routing.entropies[name]
-            axes.plot(layers, entropies, color=hue_color(hue), marker=marker, label=label)
-        axes.set(xlabel="layer", ylabel="entropy, share of even", ylim=(0, 1.03))
-        axes.set_xmargin(0.02)
-        axes.locator_params(axis="x", integer=True)
-        label_lines(axes)
-
-    rows = [
-        [layer, *(float(routing.entropies[name][layer]) for name in labels)] for layer in layers
-    ]
-    page.figure(
-        "routing-entropy",
+    columns = [values.tolist() for values in routing.entropies.values()]
+    report.add(
         "Entropy of routing by layer",
-        draw,
-        ["layer", *labels],
-        rows,
+        Table.of(["layer", *routing.entropies], list(zip(itertools.count(), *columns))),
+        lambda figure, records: draw_panels(
+            figure,
+            {"": collect_columns(records, "layer")},
+            xlabel="layer",
+            ylabel="entropy, share of even",
+            colors=list(HUES.values()),
+            ylim=(0, 1.03),
+        ),
+        name="routing-entropy",
         note="Shannon entropy of a layer's choices over that of choosing every expert as often: 1 "
         f"is even. A request is the mean of {len(routing.requests_RLE):,} held-out ones. One step "
         "chooses top_k different experts, once each. As in fMoE, figure 3 b.",
@@ -196,55 +199,45 @@ def entropies(page: HtmlReport, routing: RoutingPatterns, spec: ModelSpec) -> No
     )
 
 
-def popularity(page: HtmlReport, routing: RoutingPatterns, spec: ModelSpec) -> None:
+def popularity(report: HtmlReport, routing: RoutingPatterns) -> None:
     """Draw the cumulative share of the most chosen experts (ProMoE, figure 5 a)."""
     corpus_LE = cumulative_E(routing.corpus_LE)
     each_RLE = np.stack([cumulative_E(counts_LE) for counts_LE in routing.requests_RLE])
-    request_E = each_RLE.mean(axis=(0, 1))
-    share_E = np.arange(1, spec.num_experts + 1) / spec.num_experts
+    num_experts = corpus_LE.shape[1]
+    columns = {
+        "share_of_experts": np.arange(1, num_experts + 1) / num_experts,
+        "corpus_mean": corpus_LE.mean(axis=0),
+        "corpus_lowest": corpus_LE.min(axis=0),
+        "corpus_highest": corpus_LE.max(axis=0),
+        "request_mean": each_RLE.mean(axis=(0, 1)),
+    }
 
-    def draw(figure: "Figure") -> None:
+    def draw(figure: "Figure", records: Sequence[Record]) -> None:
         axes = figure.subplots()
-        x = np.concatenate([[0.0], share_E])
-
-        def from_zero(values: NDArray[np.float64]) -> NDArray[np.float64]:
-            return np.concatenate([[0.0], values])
-
-        axes.plot(x, from_zero(request_E), color=hue_color("red"), label="one request, mean")
-        means = from_zero(corpus_LE.mean(axis=0))
-        axes.plot(x, means, color=hue_color("blue"), label="corpus, mean of layers")
+        from_zero = [dict.fromkeys(columns, 0.0), *records]
+        lines = collect_columns(from_zero, "share_of_experts")
+        share, lowest = lines["corpus_lowest"]
+        _, highest = lines["corpus_highest"]
+        blue, red = HUES["blue"], HUES["red"]
         axes.fill_between(
-            x,
-            from_zero(corpus_LE.min(axis=0)),
-            from_zero(corpus_LE.max(axis=0)),
-            color=hue_color("blue"),
-            alpha=0.22,
-            linewidth=0,
-            label="corpus, all layers",
+            share, lowest, highest, color=blue, alpha=0.22, linewidth=0, label="corpus, all layers"
         )
-        axes.plot(
-            [0, 1], [0, 1], color=muted_color(), linewidth=1.2, linestyle=(0, (2, 2)), label="even"
-        )
+        shown = {
+            "corpus, mean of layers": lines["corpus_mean"],
+            "one request, mean": lines["request_mean"],
+        }
+        draw_lines(axes, shown, [blue, red])
+        draw_lines(axes, {"even": ([0, 1], [0, 1])})
         axes.set(xlim=(0, 1), ylim=(0, 1.01))
         axes.set(xlabel="share of the experts, most chosen first", ylabel="share of the choices")
-        figure.legend(loc="outside right upper")
+        draw_legend(figure)
 
-    rows: list[list[Cell]] = [
-        [
-            float(share_E[e]),
-            float(corpus_LE[:, e].mean()),
-            float(corpus_LE[:, e].min()),
-            float(corpus_LE[:, e].max()),
-            float(request_E[e]),
-        ]
-        for e in range(spec.num_experts)
-    ]
-    page.figure(
-        "share-of-most-chosen-experts",
+    rows = np.stack(list(columns.values()), axis=1).tolist()
+    report.add(
         "How uneven routing is: cumulative share of choices",
+        Table.of(list(columns), rows),
         draw,
-        ["share_of_experts", "corpus_mean", "corpus_lowest", "corpus_highest", "request_mean"],
-        rows,
+        name="share-of-most-chosen-experts",
         note="On the dotted line all experts are chosen as often, as load balancing wants it. The "
         "further above it, the more a fixed set of popular experts covers (corpus), or the more a "
         "cache has from what was used before (request). As in ProMoE, figure 5 a.",

@@ -190,11 +190,12 @@ def log_report(logger: WandbLogger, page: HtmlReport, path: Path) -> None:
         if section.draw is not None:
             picture = str(path.with_name(f"{section.name}.png"))
             logged[f"report/{section.name}"] = wandb.Image(picture, caption=section.heading)
-        if section.columns:
-            rows = [list(row) for row in section.rows]
+        if section.table is not None:
+            columns = section.table.columns
+            rows = [[column.get(row) for column in columns] for row in section.table.rows]
             # A null among numbers was not measured; types cannot be inferred from it.
             logged[f"report/{section.name}/values"] = wandb.Table(
-                columns=list(section.columns), data=rows, allow_mixed_types=True
+                columns=[column.key for column in columns], data=rows, allow_mixed_types=True
             )
     logger.experiment.log(logged)
 

@@ -14,9 +14,7 @@ from runtime.tools.bench.tasks import ServedRun
 from runtime.tools.bench.variants import find_replayed
 from runtime.tools.comparison import Condition
 from runtime.tools.intervals import Interval, mean_interval
-
-BOUND = "bound"
-"""The row with the mean times that no system can beat (`runtime.sim.lower_bound`)."""
+from runtime.tools.report.series_styles import BOUND, SIMULATED
 
 
 @dataclass(kw_only=True)
@@ -191,7 +189,10 @@ def speed_up(base: float | None, own: float | None) -> float | None:
 def simulated_rows(
     condition: Condition, systems: Iterable[SystemConfig], failed: str | None = None
 ) -> list[BenchRow]:
-    """Make rows without figures: of the systems that know the future, and last of the bound."""
+    """Make rows without figures: of the systems that know the future, and last of the bound.
+
+    It has the mean times that no system can beat (`runtime.sim.lower_bound`).
+    """
     names = [*(system.name for system in find_replayed(systems)), BOUND]
     return [
         BenchRow(
@@ -203,6 +204,11 @@ def simulated_rows(
         )
         for name in names
     ]
+
+
+def row_label(row: BenchRow) -> str:
+    """Name of the system, marked if it was replayed rather than run."""
+    return f"{row.system}{SIMULATED}" if row.simulated else row.system
 
 
 def sort_by_condition(rows: Sequence[BenchRow]) -> list[BenchRow]:

@@ -1,23 +1,44 @@
-"""Figures in a light and a dark colour scheme; matplotlib is imported when the first is drawn.
+"""Figures in colours that read on a light and on a dark page; matplotlib is imported late.
 
-A figure is a function that draws on an empty `matplotlib.figure.Figure`. It is called once per
-scheme, so it must take colours from here or from `series_styles`.
+A figure is a function that draws a table's records on an empty `matplotlib.figure.Figure`. It has a
+white background of its own, which a dark page shows as a card.
+
+The functions here draw what most figures are: lines, horizontal bars and distributions, in panels
+side by side.
 """
 
 import io
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from textwrap import wrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from runtime.tools.report.series_styles import (
+    HUES,
+    INK,
+    MUTED,
+    is_bound,
+    line_style,
+    series_style,
+)
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Draw = Callable[["Figure"], None]
+Record = Mapping[str, Any]
+"""Values of a row of a table, by the columns' keys."""
+Draw = Callable[["Figure", Sequence[Record]], None]
+Series = Mapping[str, tuple[Sequence[Any], Sequence[float | None]]]
+"""Name to x and y values; None leaves a gap."""
 
 INCHES = (8.0, 4.2)
 """Default width and height; letters are then as large as the page's text."""
+PANEL_INCHES = 3.9
+MOST_COLUMNS = 5
+"""Panels side by side: more begin another row."""
+LEGEND_INCHES = 2.2
+MARKERS = "os^Dv<>pPX"
 DPI = 150
 """Resolution of the PNG: sharp on a screen of double density."""
 TITLE_INCHES = 0.35
@@ -26,139 +47,53 @@ FOOT_POINTS = 6.8
 FOOT_CHARACTERS = 14
 """Characters of that line in an inch."""
 
-
-HUES = (
-    "blue", "red", "teal", "orange", "indigo", "magenta", "green", "brown", "cyan", "maroon",
-    "salmon", "lilac", "moss", "lime", "navy",
-)  # fmt: skip
-"""Colours by name, in the order of matplotlib's cycle."""
-
-
-@dataclass(frozen=True)
-class ColorScheme:
-    """Colours on one background."""
-
-    surface: str
-    ink: str
-    muted: str
-    line: str
-    cycle: tuple[str, ...]
-    """One colour for each of `HUES`, apart also for eyes without red or green cones."""
-    ramp: tuple[str, ...]
-    """From 0 (close to the background) to the maximum."""
-
-
-LIGHT = ColorScheme(
-    surface="#ffffff",
-    ink="#1c1c1a",
-    muted="#62615c",
-    line="#e6e5e0",
-    cycle=(
-        "#377efe", "#e54041", "#09949d", "#f47500", "#15229e", "#ac37b1", "#06ac78", "#5a3d00",
-        "#26a5f2", "#55111f", "#d3927f", "#d1a9de", "#8cb05c", "#b9c75a", "#004675",
-    ),
-    ramp=("#f4f7fb", "#b7d3f6", "#5598e7", "#1c5cab", "#0d366b"),
-)  # fmt: skip
-DARK = ColorScheme(
-    surface="#1a1a19",
-    ink="#ebeae6",
-    muted="#a3a29b",
-    line="#32322f",
-    cycle=(
-        "#0f7adc", "#cb452c", "#03ceca", "#f1a521", "#bc98ff", "#b04eaa", "#45d262", "#b17c5c",
-        "#92e0ff", "#b44867", "#ff9798", "#97a5da", "#b0e9a7", "#dff364", "#4e6979",
-    ),
-    ramp=("#1f2630", "#104281", "#256abf", "#6da7ec", "#cde2fb"),
-)  # fmt: skip
-
-RAMP = {LIGHT: "moecast-light", DARK: "moecast-dark"}
-
-
-@contextmanager
-def use_scheme(colours: ColorScheme) -> Iterator[None]:
-    """Style matplotlib with these colours within the context."""
-    import matplotlib
-    from matplotlib.colors import LinearSegmentedColormap
-    from matplotlib.rcsetup import cycler
-
-    name = RAMP[colours]
-    if name not in matplotlib.colormaps:
-        matplotlib.colormaps.register(LinearSegmentedColormap.from_list(name, colours.ramp))
-    settings = {
-        "figure.facecolor": colours.surface,
-        "figure.constrained_layout.use": True,
-        "axes.facecolor": colours.surface,
-        "axes.edgecolor": colours.line,
-        "axes.labelcolor": colours.muted,
-        "axes.titlecolor": colours.ink,
-        "axes.titlesize": 10.5,
-        "axes.titlepad": 8,
-        "axes.titlelocation": "left",
-        "axes.labelsize": 10,
-        "axes.grid": True,
-        "axes.axisbelow": True,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.prop_cycle": cycler(color=colours.cycle),
-        "grid.color": colours.line,
-        "grid.linewidth": 0.8,
-        "xtick.color": colours.muted,
-        "ytick.color": colours.muted,
-        "xtick.major.size": 0,
-        "ytick.major.size": 0,
-        "xtick.labelsize": 9,
-        "ytick.labelsize": 9,
-        "text.color": colours.ink,
-        "lines.linewidth": 1.8,
-        "lines.markersize": 4.5,
-        "legend.frameon": False,
-        "legend.fontsize": 9,
-        "legend.labelcolor": colours.muted,
-        "hatch.color": colours.surface,
-        "image.cmap": name,
-        "font.size": 10,
-        "font.family": "DejaVu Sans",
-        # Equal numbers produce equal bytes.
-        "svg.hashsalt": "moecast",
-        "svg.fonttype": "path",
-    }
-    with matplotlib.rc_context(settings):
-        yield
-
-
-def text_color() -> str:
-    """Colour of text in the current scheme."""
-    import matplotlib
-
-    return str(matplotlib.rcParams["text.color"])
-
-
-def muted_color() -> str:
-    """Colour of labels and secondary series in the current scheme."""
-    import matplotlib
-
-    return str(matplotlib.rcParams["axes.labelcolor"])
-
-
-def hue_color(hue: str) -> str:
-    """Return matplotlib's name of a hue in the current scheme."""
-    return f"C{HUES.index(hue)}"
-
-
-def ramp_colors(count: int) -> list[tuple[float, float, float, float]]:
-    """Return colours from light to dark, for lines of a growing size."""
-    import matplotlib
-
-    ramp = matplotlib.colormaps[matplotlib.rcParams["image.cmap"]]
-    return [ramp(0.35 + 0.65 * index / max(1, count - 1)) for index in range(count)]
+SURFACE, GRID = "#ffffff", "#e6e5e0"
+RAMP = ("#f4f7fb", "#b7d3f6", "#5598e7", "#1c5cab", "#0d366b")
+"""From 0 (close to the background) to the maximum."""
+SETTINGS = {
+    "figure.facecolor": SURFACE,
+    "figure.constrained_layout.use": True,
+    "axes.facecolor": SURFACE,
+    "axes.edgecolor": GRID,
+    "axes.labelcolor": MUTED,
+    "axes.titlecolor": INK,
+    "axes.titlesize": 10.5,
+    "axes.titlepad": 8,
+    "axes.titlelocation": "left",
+    "axes.labelsize": 10,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+    "text.color": INK,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 4.5,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "legend.labelcolor": INK,
+    "legend.handlelength": 2.6,
+    "font.size": 10,
+    "font.family": "DejaVu Sans",
+    # Equal numbers produce equal bytes.
+    "svg.hashsalt": "moecast",
+    "svg.fonttype": "path",
+}
 
 
 def render_figure(
     draw: Draw,
-    colours: ColorScheme,
+    records: Sequence[Record],
     *,
-    inches: tuple[float, float],
-    kind: str,
+    inches: tuple[float, float] = INCHES,
+    kind: str = "png",
     title: str = "",
     foot: str = "",
 ) -> bytes:
@@ -168,20 +103,241 @@ def render_figure(
         title: heading above all panels, for a file that stands alone.
         foot: small line below all panels.
     """
+    import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     width, height = inches
-    with use_scheme(colours):
+    with matplotlib.rc_context(SETTINGS):
         figure = Figure(figsize=(width, height + TITLE_INCHES * bool(title)))
         FigureCanvasAgg(figure)
-        draw(figure)
+        draw(figure, records)
         if title:
             figure.suptitle(title, x=0.006, ha="left", fontsize=12.5, weight="bold")
         if foot:
             lines = "\n".join(wrap(foot, int(width * FOOT_CHARACTERS)))
-            figure.supxlabel(lines, x=0.006, ha="left", fontsize=FOOT_POINTS, color=colours.muted)
+            figure.supxlabel(lines, x=0.006, ha="left", fontsize=FOOT_POINTS, color=MUTED)
         file = io.BytesIO()
         metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
         figure.savefig(file, format=kind, dpi=DPI, metadata=metadata)
         return file.getvalue()
+
+
+def ramp_colors(count: int) -> list[tuple[float, float, float, float]]:
+    """Return colours from light to dark, for lines of a growing size."""
+    ramp = ramp_map()
+    return [ramp(0.35 + 0.65 * index / max(1, count - 1)) for index in range(count)]
+
+
+def ramp_map() -> Any:
+    """Return the colour map of shares: from nothing, close to the background, to the maximum."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("moecast", RAMP)
+
+
+def wide(num_panels: int) -> float:
+    """Return the width in inches of a figure with panels side by side and a legend."""
+    return max(INCHES[0], PANEL_INCHES * num_panels + LEGEND_INCHES)
+
+
+def split(records: Iterable[Record], key: str) -> dict[Any, list[Record]]:
+    """Group records by a value, in the order of its first appearance."""
+    parts: dict[Any, list[Record]] = {}
+    for record in records:
+        parts.setdefault(record[key], []).append(record)
+    return parts
+
+
+def collect(records: Iterable[Record], x: str, y: str, *, by: str) -> Series:
+    """Return a series for each value of `by`."""
+    return {
+        str(name): ([record[x] for record in own], [record[y] for record in own])
+        for name, own in split(records, by).items()
+    }
+
+
+def collect_columns(records: Sequence[Record], x: str) -> Series:
+    """Return a series for each of the other columns."""
+    places = [record[x] for record in records]
+    return {
+        name: (places, [record[name] for record in records]) for name in records[0] if name != x
+    }
+
+
+def place_ticks(labels: Iterable[Any]) -> dict[Any, float]:
+    """Return the place of each label on an axis: shares to scale, others at equal distances.
+
+    Words keep their order, numbers ascend.
+    """
+    names = list(dict.fromkeys(labels))
+    if all(isinstance(name, int) for name in names):
+        names.sort()
+    if all(str(name).endswith("%") for name in names):
+        return {name: float(name[:-1]) for name in names}
+    return {name: float(place) for place, name in enumerate(names)}
+
+
+def draw_lines(axes: "Axes", series: Series, colors: Sequence[Any] = ()) -> None:
+    """Draw each name's line in its own style, or in one of `colors`."""
+    for place, (name, (x, y)) in enumerate(series.items()):
+        known = [float("nan") if value is None else value for value in y]
+        style = line_style(name)
+        if colors:
+            style = {"color": colors[place], "marker": MARKERS[place % len(MARKERS)]}
+        axes.plot(x, known, label=name, **style)
+
+
+def draw_panels(
+    figure: "Figure",
+    panels: Mapping[str, Series],
+    *,
+    xlabel: str,
+    ylabel: str,
+    labels: bool = False,
+    log: bool = False,
+    upwards: bool = False,
+    colors: Sequence[Any] = (),
+    legend: bool = True,
+    **limits: Any,
+) -> None:
+    """Draw lines in a panel for each title, side by side, with one legend right of them.
+
+    What lies beyond a line named `bound`, which nothing can reach, is shaded.
+
+    Args:
+        labels: x values are words such as budgets, or numbers at equal distances.
+        log: the y axis is logarithmic.
+        upwards: a larger y is better, so that what is out of reach lies above the bound.
+        colors: of the lines, where their names have no style of their own.
+        limits: of the axes, as matplotlib's `set` takes them.
+    """
+    num_columns = min(MOST_COLUMNS, len(panels))
+    grid = figure.subplots(-(-len(panels) // num_columns), num_columns, squeeze=False)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_visible(False)
+    for axes, (title, series) in zip(grid.flat, panels.items(), strict=False):
+        if labels:
+            ticks = place_ticks(chain.from_iterable(x for x, _ in series.values()))
+            series = {name: ([ticks[at] for at in x], y) for name, (x, y) in series.items()}
+            axes.set_xticks(list(ticks.values()), list(map(str, ticks)))
+        draw_lines(axes, series, colors)
+        axes.set(title=title, xlabel=xlabel, **limits)
+        if log:
+            _set_log_scale(axes)
+        for name, (x, y) in series.items():
+            if is_bound(name) and None not in y:
+                ends = axes.get_ylim()
+                axes.fill_between(x, y, ends[upwards], color=MUTED, alpha=0.13, linewidth=0)
+                axes.set_ylim(ends)
+    for axes in grid[:, 0]:
+        axes.set_ylabel(ylabel)
+    if legend:
+        draw_legend(figure)
+
+
+def _set_log_scale(axes: "Axes") -> None:
+    """Scale the y axis, with ticks written as 12 rather than 1.2 x 10^1."""
+    from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(ScalarFormatter())
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def draw_legend(figure: "Figure") -> None:
+    """Name what all panels show at their right, ordered as the lines of the first end."""
+    handles: dict[str, Any] = {}
+    for axes in figure.axes:
+        lines = {str(line.get_label()): line.get_ydata()[-1] for line in axes.get_lines()}
+        named = zip(*axes.get_legend_handles_labels(), strict=True)
+        for handle, name in sorted(named, key=lambda pair: -lines.get(pair[1], 0.0)):
+            handles.setdefault(name, handle)
+    figure.legend(list(handles.values()), list(handles), loc="outside right upper")
+
+
+def draw_bars(
+    figure: "Figure", panels: Mapping[str, Mapping[str, Mapping[str, float | None]]], *, xlabel: str
+) -> None:
+    """Draw horizontal bars with their values in a panel for each title.
+
+    Args:
+        panels: title to group (a colour) to row to length; of one group, each row has its own.
+    """
+    grid = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    for axes, (title, groups) in zip(grid, panels.items(), strict=True):
+        height = 0.8 / len(groups)
+        for place, (group, lengths) in enumerate(groups.items()):
+            below = [row + (place - (len(groups) - 1) / 2) * height for row in range(len(lengths))]
+            color: Any = list(HUES.values())[place]
+            if len(groups) == 1:
+                color = [series_style(row).color for row in lengths]
+            known = [length or 0.0 for length in lengths.values()]
+            bars = axes.barh(below, known, height * 0.88, label=group, color=color)
+            axes.bar_label(bars, fmt="%.3g", fontsize=8.5, padding=3)
+            axes.set_yticks(range(len(lengths)), list(lengths))
+        axes.set(title=title, xlabel=xlabel, xlim=(0, None))
+        axes.set_xmargin(0.14)
+        axes.grid(visible=False, axis="y")
+    grid[0].invert_yaxis()
+    if len(next(iter(panels.values()))) > 1:
+        draw_legend(figure)
+
+
+MEDIAN = 50
+PERCENTILES = (5, 25, MEDIAN, 75, 95)
+"""Percentiles that a distribution is drawn with."""
+SPREADS_NOTE = (
+    "Thin lines: from the 5th to the 95th percentile; thick ones: from the 25th to the 75th; the "
+    "mark and the number: the median. The CSV has the whole distribution."
+)
+
+
+def draw_spreads(
+    figure: "Figure", panels: Mapping[str, Mapping[str, Sequence[float]]], *, xlabel: str
+) -> None:
+    """Draw a row for each name in a panel for each title, the lowest median of the first on top.
+
+    Args:
+        panels: title to name to values of its distribution at `PERCENTILES`.
+    """
+    names = list(dict.fromkeys(chain.from_iterable(panels.values())))
+    first = next(iter(panels.values()))
+    names.sort(key=lambda name: first[name][2] if name in first else float("inf"))
+    grid = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    for axes, (title, spreads) in zip(grid, panels.items(), strict=True):
+        for place, name in enumerate(names):
+            if name not in spreads:
+                continue
+            low, lower, median, upper, high = spreads[name]
+            style = series_style(name)
+            axes.hlines(place, low, high, color=style.color, linewidth=1.6)
+            axes.hlines(place, lower, upper, color=style.color, linewidth=7, alpha=0.5)
+            axes.plot([median], [place], color=style.color, marker=style.marker, markersize=7)
+            annotate(axes, f"{median:.3g}", (high, place))
+        axes.set(title=title, xlabel=xlabel, ylim=(len(names) - 0.4, -0.6))
+        axes.set_yticks(range(len(names)), names)
+        axes.set_xmargin(0.12)
+        axes.set_xlim(left=0)
+        axes.grid(visible=False, axis="y")
+
+
+def pick_spreads(records: Iterable[Record], value: str) -> dict[str, list[float]]:
+    """Return the values at `PERCENTILES` of each system's `percent`, 0 to 100."""
+    return {
+        system: [own[percent][value] for percent in PERCENTILES]
+        for system, own in split(records, "system").items()
+    }
+
+
+def annotate(axes: "Axes", text: str, place: tuple[float, float]) -> None:
+    """Write a value right of its mark."""
+    axes.annotate(
+        text, place, (6, 0), textcoords="offset points", va="center", fontsize=8.5, color=MUTED
+    )
+
+
+def rows_height(num_rows: int) -> float:
+    """Return the height in inches of a figure with this many rows of bars or spreads."""
+    return 1.2 + 0.32 * num_rows

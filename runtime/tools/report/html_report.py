@@ -1,50 +1,68 @@
-"""A self-contained HTML file with text, tables and figures.
+"""A report: a list of headings, each with a table, a figure of a table, or a note alone.
 
-    page = Page("Predictors", "qwen2-moe-tiny")
-    page.text("What this is", ["A paragraph; `backticks` are code."])
-    page.table("Summary", ["predictor", "accuracy"], [["skip", 0.79]])
-    page.figure("accuracy", "Accuracy by layer", draw, ["layer", "accuracy"], rows)
-    page.write(folder)  # report.html, accuracy.png, accuracy.csv, summary.csv
+    report = HtmlReport("Predictors", "qwen2-moe-tiny")
+    report.add("What this is", note="A paragraph; `backticks` are code.")
+    report.add("Summary", table)
+    report.add("Accuracy by layer", table, draw_accuracy)
+    report.write(folder)  # report.html, summary.csv, accuracy-by-layer.csv, accuracy-by-layer.png
 
-matplotlib is imported when a page with figures is written, not before.
+The HTML file is self-contained. matplotlib is imported when a report with figures is written.
 """
 
 import base64
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from jinja2 import Environment, FileSystemLoader
+from markupsafe import Markup
+
 from predictors.files import write_atomic
-from runtime.tools.report.figures import (
-    DARK,
-    INCHES,
-    LIGHT,
-    ColorScheme,
-    Draw,
-    render_figure,
-)
+from predictors.table import Table
+from runtime.tools.report.figures import INCHES, Draw, render_figure
 from runtime.tools.report.provenance import Provenance
-from runtime.tools.report.table_cells import Cell, inline, table_html, write_csv
+from runtime.tools.report.series_styles import STYLES
 
 FILE = "report.html"
-STYLE = Path(__file__).with_name("html_report.css")
-LISTED = 4
-"""Number of sections from which there is a table of contents."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportSection:
-    """A heading with paragraphs and optional values, shown as a table or a figure."""
+    """A heading with a table, which a figure may show, and a note of one or more lines."""
 
     name: str
+    """Of its files, and of its place on the page."""
     heading: str
-    paragraphs: tuple[str, ...] = ()
-    columns: tuple[str, ...] = ()
-    rows: tuple[tuple[Cell, ...], ...] = ()
+    table: Table | None = None
     draw: Draw | None = None
     inches: tuple[float, float] = INCHES
+    note: str = ""
+    origin: str = ""
+    """Line below the figure."""
+
+    def csv(self) -> bytes:
+        """Write the table's exact values."""
+        assert self.table is not None, self.name
+        return self.table.csv().encode()
+
+    def write(self, folder: Path, kind: str = "png") -> bytes:
+        """Write the values, and the figure with its heading; returns the figure if there is one."""
+        if self.table is None:
+            return b""
+        write_atomic(folder / f"{self.name}.csv", self.csv())
+        if self.draw is None:
+            return b""
+        picture = render_figure(
+            self.draw,
+            self.table.records(),
+            inches=self.inches,
+            kind=kind,
+            title=self.heading,
+            foot=self.origin,
+        )
+        write_atomic(folder / f"{self.name}.{kind}", picture)
+        return picture
 
 
 class HtmlReport:
@@ -58,150 +76,68 @@ class HtmlReport:
         self.title, self.subtitle, self.provenance = title, subtitle, provenance
         self.sections: list[ReportSection] = []
 
-    def text(self, heading: str, paragraphs: Sequence[str]) -> None:
-        """Add paragraphs of plain text; parts in backticks are shown as code."""
-        self._add(ReportSection(name=slug(heading), heading=heading, paragraphs=tuple(paragraphs)))
-
-    def table(
+    def add(
         self,
         heading: str,
-        columns: Sequence[str],
-        rows: Sequence[Sequence[Cell]],
+        table: Table | None = None,
+        draw: Draw | None = None,
         *,
         note: str = "",
         name: str | None = None,
-    ) -> None:
-        """Add a table, which scrolls if it is too wide.
-
-        `NAME.csv` has the exact values; `name` defaults to the heading's slug. None is shown as a
-        dash.
-        """
-        self.figure(name or slug(heading), heading, None, columns, rows, note=note)
-
-    def figure(
-        self,
-        name: str,
-        heading: str,
-        draw: Draw | None,
-        columns: Sequence[str],
-        rows: Sequence[Sequence[Cell]],
-        *,
-        note: str = "",
         inches: tuple[float, float] = INCHES,
     ) -> None:
-        """Add a figure (see `figures`) with the values that it shows.
+        """Add a section.
 
-        `NAME.png` and `NAME.csv` are written next to the report.
+        Args:
+            table: shown, or where `draw` is given only drawn; `NAME.csv` has its exact values.
+            draw: draws the table's records as `NAME.png`.
+            note: paragraphs; parts in backticks are shown as code.
+            name: of the files; the heading's slug by default.
         """
-        self._add(
+        name = name or slug(heading)
+        assert name not in {section.name for section in self.sections}, name
+        self.sections.append(
             ReportSection(
                 name=name,
                 heading=heading,
-                paragraphs=(note,) if note else (),
-                columns=tuple(columns),
-                rows=tuple(map(tuple, rows)),
+                table=table,
                 draw=draw,
                 inches=inches,
+                note=note,
+                origin="" if self.provenance is None else self.provenance.line(),
             )
         )
 
-    def _add(self, section: ReportSection) -> None:
-        assert section.name not in {other.name for other in self.sections}, section.name
-        assert all(len(row) == len(section.columns) for row in section.rows), section.name
-        self.sections.append(section)
-
     def write(self, folder: Path) -> Path:
-        """Draw, and write PNGs, CSVs and finally the report; returns the report's path."""
-        blocks = [self._block(section, folder) for section in self.sections]
-        contents = ""
-        if len(self.sections) >= LISTED:
-            listed = "\n".join(
-                f'<li><a href="#{section.name}">{escape(section.heading)}</a></li>'
-                for section in self.sections
-            )
-            contents = f'<nav aria-label="Contents"><ol>\n{listed}\n</ol></nav>'
-        subtitle = f'<p class="subtitle">{inline(self.subtitle)}</p>' if self.subtitle else ""
-        origin = ""
-        if self.provenance is not None:
-            origin = f"<br><code>{escape(self.provenance.line())}</code>"
-        lines = [
-            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            # Without it a browser would request an icon from the server.
-            '<link rel="icon" href="data:,">',
-            f"<title>{escape(self.title)}</title>\n<style>\n{STYLE.read_text()}</style>",
-            f"</head>\n<body>\n<header><h1>{escape(self.title)}</h1>{subtitle}</header>\n<main>",
-            contents,
-            *blocks,
-            f"</main>\n<footer>A dash means not measured. The CSV of each figure and table has the "
-            f"exact numbers.{origin}</footer>\n</body>\n</html>\n",
-        ]
+        """Write PNGs, CSVs and finally the page; returns the page's path."""
+        pictures = {section.name: section.write(folder) for section in self.sections}
+        pages = Environment(
+            loader=FileSystemLoader(Path(__file__).parent),
+            autoescape=True,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        pages.filters["inline"] = inline
+        pages.filters["base64"] = lambda data: base64.b64encode(data).decode()
+        page = pages.get_template("html_report.html")
+        html = page.render(vars(self), pictures=pictures, styles=STYLES)
         path = folder / FILE
-        write_atomic(path, "\n".join(lines).encode())
+        write_atomic(path, html.encode())
         return path
 
     def write_figures(self, folder: Path, kind: str) -> list[Path]:
         """Write the figures alone, as `svg` or `png`, with their CSVs; returns their paths."""
         drawn = [section for section in self.sections if section.draw is not None]
         for section in drawn:
-            self._write_values(section, folder)
-            self._write_figure(section, folder, kind)
+            section.write(folder, kind)
         return [folder / f"{section.name}.{kind}" for section in drawn]
-
-    def _write_figure(self, section: ReportSection, folder: Path, kind: str) -> bytes:
-        """Write a figure with its heading, which a file that stands alone needs."""
-        data = self._render(section, kind, title=section.heading)
-        write_atomic(folder / f"{section.name}.{kind}", data)
-        return data
-
-    def _write_values(self, section: ReportSection, folder: Path) -> bytes:
-        data = write_csv(section.columns, section.rows).encode()
-        write_atomic(folder / f"{section.name}.csv", data)
-        return data
-
-    def _render(
-        self, section: ReportSection, kind: str, colours: ColorScheme = LIGHT, *, title: str = ""
-    ) -> bytes:
-        """Draw a section's figure as `svg` or `png`, with its origin below it."""
-        assert section.draw is not None
-        foot = "" if self.provenance is None else self.provenance.line()
-        return render_figure(
-            section.draw, colours, inches=section.inches, kind=kind, title=title, foot=foot
-        )
-
-    def _block(self, section: ReportSection, folder: Path) -> str:
-        """Make one section's HTML and write its files."""
-        lines = [f'<section id="{section.name}">\n<h2>{escape(section.heading)}</h2>']
-        links = []
-        if section.draw is not None:
-            light, dark = (self._render(section, "svg", colours) for colours in (LIGHT, DARK))
-            png = self._write_figure(section, folder, "png")
-            links.append(download_link(f"{section.name}.png", "image/png", png))
-            lines.append(
-                '<figure><picture><source media="(prefers-color-scheme: dark)" '
-                f'srcset="{data_uri("image/svg+xml", dark)}">'
-                f'<img src="{data_uri("image/svg+xml", light)}" alt="{escape(section.heading)}">'
-                "</picture></figure>"
-            )
-        elif section.columns:
-            lines.append(f'<div class="scroll">{table_html(section.columns, section.rows)}</div>')
-        tone = ' class="note"' if section.columns else ""
-        lines += [f"<p{tone}>{inline(paragraph)}</p>" for paragraph in section.paragraphs]
-        if section.columns:
-            data = self._write_values(section, folder)
-            links.insert(0, download_link(f"{section.name}.csv", "text/csv", data))
-            lines.append(f'<p class="files">{" · ".join(links)}</p>')
-        return "\n".join([*lines, "</section>"])
 
 
 def slug(heading: str) -> str:
+    """Return the name of a section's files."""
     return re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")
 
 
-def data_uri(kind: str, data: bytes) -> str:
-    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
-
-
-def download_link(name: str, kind: str, data: bytes) -> str:
-    """Make a link that contains its file, so that the report works anywhere."""
-    return f'<a download="{escape(name)}" href="{data_uri(kind, data)}">{escape(name)}</a>'
+def inline(text: str) -> Markup:
+    """Escape text and show parts in backticks as code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text)))

@@ -12,8 +12,34 @@ from types import MappingProxyType
 from typing import Any
 from zlib import crc32
 
-from runtime.tools.report.figures import DARK, HUES, LIGHT, hue_color, muted_color, text_color
-
+INK, MUTED = "#1c1c1a", "#62615c"
+"""Of text, and of labels and the baseline that others are compared with."""
+HUES: Mapping[str, str] = MappingProxyType(
+    {
+        "blue": "#377efe",
+        "red": "#e54041",
+        "teal": "#09949d",
+        "orange": "#f47500",
+        "indigo": "#15229e",
+        "magenta": "#ac37b1",
+        "green": "#06ac78",
+        "brown": "#5a3d00",
+        "cyan": "#26a5f2",
+        "maroon": "#55111f",
+        "salmon": "#d3927f",
+        "lilac": "#d1a9de",
+        "moss": "#8cb05c",
+        "lime": "#b9c75a",
+        "navy": "#004675",
+        "grey": MUTED,
+        "ink": INK,
+    }
+)
+"""Colours by name, apart also for eyes without red or green cones."""
+OTHERS = list(HUES)[:-2]
+"""Hues of names without a style of their own: grey is the baseline's, ink the bound's."""
+BOUND = "bound"
+"""Name of the line that no system can cross."""
 SOLID, DASHED, DOTTED = "-", (0, (4.5, 1.6)), (0, (1.2, 1.4))
 VARIANTS = {
     "2": (DASHED, "d"),
@@ -24,8 +50,6 @@ VARIANTS = {
 """Dashes and marker of forecasts two and three layers ahead, and of the order of misses."""
 VARIANT = re.compile(r"-([23]|one-by-one|at-once)$|, ([23]) ahead$")
 """Ends of names such as `skip-2`, `mlp, 2 ahead` and `fmoe-one-by-one`."""
-GREY, INK = "grey", "ink"
-"""Instead of a hue: of the baseline that others are compared with, and of the bound."""
 THIN, MIDDLE, THICK = 1.5, 2.2, 3.0
 
 
@@ -34,17 +58,14 @@ class SeriesStyle:
     """The look of one name's line, bar or dot."""
 
     hue: str
-    """One of `HUES`, or `GREY` or `INK`."""
+    """One of `HUES`."""
     marker: str
     dashes: str | tuple[int, tuple[float, ...]] = SOLID
     width: float = THIN
 
     @property
     def color(self) -> str:
-        """The colour in the scheme that is being drawn."""
-        if self.hue == GREY:
-            return muted_color()
-        return text_color() if self.hue == INK else hue_color(self.hue)
+        return HUES[self.hue]
 
 
 STYLES: Mapping[str, SeriesStyle] = MappingProxyType(
@@ -54,11 +75,13 @@ STYLES: Mapping[str, SeriesStyle] = MappingProxyType(
         "residual": SeriesStyle("blue", "o", width=THICK),
         "reuse": SeriesStyle("blue", "o", width=THICK),
         # What the others are measured by.
-        "on-demand": SeriesStyle(GREY, "d", width=MIDDLE),
-        "lru": SeriesStyle(GREY, "d", width=MIDDLE),
-        "bound": SeriesStyle(INK, ".", DOTTED, width=MIDDLE),
-        "oracle": SeriesStyle(INK, ".", DASHED),
-        "belady": SeriesStyle(INK, ".", DOTTED, width=MIDDLE),
+        "on-demand": SeriesStyle("grey", "d", width=MIDDLE),
+        "no prefetching": SeriesStyle("grey", "d", width=MIDDLE),
+        "lru": SeriesStyle("grey", "d", width=MIDDLE),
+        "bound": SeriesStyle("ink", ".", DOTTED, width=MIDDLE),
+        "oracle": SeriesStyle("ink", ".", DASHED),
+        "belady": SeriesStyle("ink", ".", DOTTED, width=MIDDLE),
+        "even": SeriesStyle("grey", "", DOTTED),
         # ProMoE and its networks.
         "promoe": SeriesStyle("red", "s", width=MIDDLE),
         "stride": SeriesStyle("red", "s"),
@@ -91,18 +114,7 @@ STYLES: Mapping[str, SeriesStyle] = MappingProxyType(
 )
 
 
-def scheme_colors(name: str) -> tuple[str, str] | None:
-    """Return a name's colours on light and dark background; None if it is not in the table."""
-    if name not in STYLES:
-        return None
-    hue = STYLES[name].hue
-    if hue == GREY:
-        return LIGHT.muted, DARK.muted
-    if hue == INK:
-        return LIGHT.ink, DARK.ink
-    return LIGHT.cycle[HUES.index(hue)], DARK.cycle[HUES.index(hue)]
-
-
+SIMULATED = " (simulated)"
 OTHER_MARKERS = "o^vDsP"
 
 
@@ -112,7 +124,7 @@ def series_style(label: str) -> SeriesStyle:
     A variant (`skip-2`, `promoe without chunks`) has its name's hue. A name that is not in the
     table has a style that depends on nothing but the name.
     """
-    label = label.removesuffix(" (simulated)").removesuffix(", 1 ahead")
+    label = label.removesuffix(SIMULATED).removesuffix(", 1 ahead")
     if label in STYLES:
         return STYLES[label]
     kind, variant = VARIANT.sub("", label), VARIANT.search(label)
@@ -120,9 +132,9 @@ def series_style(label: str) -> SeriesStyle:
         dashes, marker = VARIANTS[variant[1] or variant[2]]
         return replace(STYLES[kind], dashes=dashes, marker=marker)
     number = crc32(label.encode())
-    marker = OTHER_MARKERS[number // len(HUES) % len(OTHER_MARKERS)]
-    name = re.split(r"[ ,]", label, maxsplit=1)[0]
-    hue = STYLES[name].hue if name in STYLES else HUES[number % len(HUES)]
+    marker = OTHER_MARKERS[number // len(OTHERS) % len(OTHER_MARKERS)]
+    name = re.split(r"[ ,:]", label, maxsplit=1)[0]
+    hue = STYLES[name].hue if name in STYLES else OTHERS[number % len(OTHERS)]
     return SeriesStyle(hue, marker, DASHED)
 
 
@@ -135,3 +147,8 @@ def line_style(label: str) -> dict[str, Any]:
         "linestyle": style.dashes,
         "linewidth": style.width,
     }
+
+
+def is_bound(label: str) -> bool:
+    """Return whether a series is the bound, which no other can cross."""
+    return label.removesuffix(SIMULATED) == BOUND

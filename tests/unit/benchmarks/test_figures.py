@@ -6,7 +6,6 @@ from PIL import Image
 
 from benchmarks.process import ROOT
 from benchmarks.tables.figures import list_pages
-from runtime.tools.report.table_cells import write_csv
 
 
 def test_figures__are_those_of_the_committed_results() -> None:
@@ -14,8 +13,7 @@ def test_figures__are_those_of_the_committed_results() -> None:
     for folder, kind, page in list_pages():
         for section in page.sections:
             if section.draw is not None:
-                values = write_csv(section.columns, section.rows)
-                expected[folder / f"{section.name}.csv"] = values
+                expected[folder / f"{section.name}.csv"] = section.csv().decode()
                 assert (ROOT / folder / f"{section.name}.{kind}").stat().st_size < 200_000
         assert page.provenance is not None
         assert page.provenance.date is not None

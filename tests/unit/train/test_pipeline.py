@@ -149,7 +149,7 @@ def test_table__has_dashes_for_missing_figures_and_definitions() -> None:
     assert "1 is fast, 2 is slow" in text
     row = next(line for line in shown({"mlp": table()}).splitlines() if "MiB" in line)
     machines = ["0.250"] * 4 + ["-"] * 4
-    expected = ["mlp", "0.250", "0.125", *machines, "12", "1.5", "MiB", "-"]
+    expected = ["mlp", "-", "0.250", "0.125", *machines, "12.3", "1.5", "MiB", "-"]
     assert row.split() == expected
 
 

@@ -9,6 +9,7 @@ import pytest
 import wandb
 
 from collect.traces import Trace
+from predictors.table import Table
 from runtime.tools.report.html_report import HtmlReport
 from tests.builders.traces import make_trace
 from tests.builders.wandb_files import WandbFile, read_wandb_files
@@ -122,7 +123,7 @@ def test_wandb__a_failed_training_is_a_failed_run(tmp_path: Path, trace: Trace) 
 
 def write_page(folder: Path) -> tuple[HtmlReport, Path]:
     page = HtmlReport("Title")
-    page.figure("curve", "Curve", lambda figure: figure.subplots(), ["x", "y"], [[0, None]])
+    page.add("Curve", Table.of(["x", "y"], [[0, None]]), lambda figure, _: figure.subplots())
     return page, page.write(folder)
 
 

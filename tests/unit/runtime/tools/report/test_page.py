@@ -11,8 +11,9 @@ from urllib.parse import urlparse
 
 import pytest
 
+from predictors.table import Table
 from runtime.tools.report.html_report import HtmlReport
-from runtime.tools.report.table_cells import format_cell, numeric_columns, table_html
+from runtime.tools.report.series_styles import STYLES
 
 
 class Links(HTMLParser):
@@ -45,22 +46,22 @@ def read(path: Path) -> Links:
     return links
 
 
-def draw(figure) -> None:
+def draw(figure, records) -> None:
     axes = figure.subplots()
-    axes.plot([1, 2, 3], [0.25, None, 1.0], label="<one> & two")
+    axes.plot([row["x"] for row in records], [row["y"] for row in records], label="<one> & two")
     axes.legend()
 
 
 def sample() -> HtmlReport:
     page = HtmlReport("A <b>title</b>", "of `code` & more")
-    page.text("What & why", ["<script>alert(1)</script>"])
-    page.table(
-        "All of it",
-        ["name <i>", "share", "speed"],
-        [["a,b", 0.123456, "1.31x"], ["<img src=x>", None, None]],
-        note="A note.",
+    page.add("What & why", note="<script>alert(1)</script>\n`</code>`")
+    table = Table.of(
+        ["name <i>", "share", "speed"], [["a,b", 0.123456, "1.31x"], ["<img src=x>", None, None]]
     )
-    page.figure("curve", "A curve", draw, ["x", "y"], [[1, 0.25], [2, None], [3, 1 / 3]])
+    page.add("All of it", table, note="A note.")
+    page.add("Systems", Table.of(["system"], [["moecast"], ["<script>"]]))
+    curve = Table.of(["x", "y"], [[1, 0.25], [2, None], [3, 1 / 3]])
+    page.add("A <u>curve</u>", curve, draw, name="curve")
     return page
 
 
@@ -79,25 +80,21 @@ def test_page__loads_nothing_and_escapes_all_text(written: Path) -> None:
     assert "<script" not in html
     assert "<img src=x>" in links.text
     assert "<script>alert(1)</script>" in links.text
-    for svg in re.findall(r"data:image/svg\+xml;base64,([^\"]+)", html):
-        drawing = base64.b64decode(svg).decode()
-        assert not re.search(r"(href|src)=\"(?!#)", drawing)
+    assert "</code>" in links.text
+    assert "A <u>curve</u>" in links.text
 
 
-def test_page__both_colour_schemes_are_drawn(written: Path) -> None:
+def test_page__marks_names_with_the_color_of_their_line(written: Path) -> None:
     html = written.read_text()
-    light, dark = (
-        re.search(pattern, html)[1]
-        for pattern in (r'<img src="([^"]+)', r'\(prefers-color-scheme: dark\)" srcset="([^"]+)')
-    )
-    assert light != dark
+    assert html.count('class="swatch"') == 1
+    assert f'style="background: {STYLES["moecast"].color}"></i>moecast' in html
 
 
 def test_page__numbers_line_up_and_missing_ones_are_dashes(written: Path) -> None:
     html = written.read_text()
-    assert '<td class="number">0.123</td><td class="number">1.31x</td>' in html
-    assert '<td class="number none">–</td>' in html
-    assert "<td>a,b</td>" in html
+    assert re.findall(r'<td class="number">(.*)</td>', html) == ["0.1235", "1.31x"]
+    assert html.count('<td class="number none">-</td>') == 2
+    assert '<td class="">a,b</td>' in html
 
 
 def test_page__each_png_has_a_csv_with_full_values(written: Path) -> None:
@@ -120,38 +117,6 @@ def test_page__its_links_carry_the_files(written: Path) -> None:
 
 def test_page__the_same_results_are_the_same_bytes(written: Path, tmp_path: Path) -> None:
     assert sample().write(tmp_path).read_bytes() == written.read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (None, "–"),
-        (0.0, "0"),
-        (0.00012, "0.00012"),
-        (0.86234, "0.862"),
-        (17.34, "17.3"),
-        (12_345.6, "12,345.6"),
-        (12_345, "12,345"),
-        (True, "yes"),
-        ("as it is", "as it is"),
-    ],
-)
-def test_shown__is_short(value, text: str) -> None:
-    assert format_cell(value) == text
-
-
-def test_table__a_column_has_as_many_decimals_everywhere() -> None:
-    html = table_html(["us", "share"], [[0.1, -0.0008], [12_345.6, 0.5], [3, None]])
-    assert re.findall(r"<td[^>]*>([^<]*)", html) == [
-        *("0.1", "-0.001"),
-        *("12,345.6", "0.500"),
-        *("3", "–"),
-    ]
-
-
-def test_numeric_columns__units_are_numbers_and_names_are_not() -> None:
-    rows = [["skip-2", "250 us", "33 %", None, 3], ["2 of them", "1,024 us", None, None, 4.0]]
-    assert numeric_columns(list("abcde"), rows) == [False, True, True, False, True]
 
 
 def test_import__leaves_matplotlib_alone() -> None:
