@@ -10,13 +10,17 @@ the checkpoint, and in its metadata the tree that they hang in, as JSON.
 import hashlib
 import json
 import os
+import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 from safetensors.torch import load, save
+from torch import nn
 
+from collect.errors import DiskSpaceError
 from predictors.files import write_atomic
 from train.errors import TrainCheckpointError
 
@@ -123,3 +127,24 @@ class SafeCheckpointIO(CheckpointIO):
 
     def remove_checkpoint(self, path: Any) -> None:
         Path(path).unlink(missing_ok=True)
+
+
+COPIES = 11
+"""Times that the weights' bytes are on the disk at most: the resumable checkpoint with Adam's two
+moments (3), the one before it (3), the one that replaces it (3), the best weights and the entries.
+"""
+SPARE_BYTES = 32 << 20
+"""Results, curves and the report."""
+
+
+def require_training_space(run_dir: Path, networks: Iterable[nn.Module]) -> None:
+    """Raises DiskSpaceError if checkpoints and entries of the networks do not fit on the disk."""
+    weights = sum(p.nbytes for network in networks for p in network.parameters())
+    needed = COPIES * weights + SPARE_BYTES
+    existing = next(path for path in (run_dir, *run_dir.absolute().parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    if free < needed:
+        raise DiskSpaceError(
+            f"{run_dir}: training needs up to {needed:,} bytes for checkpoints and zoo entries, "
+            f"{free:,} are free. Free some, or choose a folder on another disk (run_dir=PATH)"
+        )

@@ -19,9 +19,9 @@ from predictors.metrics import DEFINITIONS
 from predictors.registry import KINDS, LEARNED
 from runtime.presets import describe_choice
 from runtime.tools.report.provenance import describe_origin, read_provenance
+from train.checkpoint import require_training_space
 from train.config import TrainConfig
 from train.data import require_requests
-from train.disk_space import require_training_space
 from train.distributed import fit_distributed
 from train.drift import LEARNERS, measure_drift
 from train.find_trace import find_shifted_trace, find_trace

@@ -30,74 +30,61 @@ from collect.traces import Trace
 from collect.traces.column import Column
 from collect.traces.manifest import hash_value
 from predictors.files import write_atomic
-from predictors.registry import FEED_FORWARD
-from predictors.spec import ModelSpec
 from runtime.commands.progress import print_line, progress
 from runtime.config import ModelConfig
 from train.checkpoint import from_bytes, to_bytes
 from train.data import TraceBatches, TraceData, merge_inputs, pool_rows_for
 from train.errors import TrainCheckpointError
-from train.fit import FitSettings, Fitted, make_trainer, quiet_lightning
-from train.networks import NetworkSpec, PlainStack, network_specs
+from train.fit import FitSettings, Fitted, make_trainer, quiet_lightning, trace_data
+from train.networks import NetworkSpec, PlainStack
 from train.pipeline import make_stacks
 from train.predictor_stack import PredictorStack, StackFit, validation_figures
+from train.residual import KIND
 from train.routers import RouterWeights
 
-GROUPS_VERSION = 3
+GROUPS_VERSION = 4
 """Part of every unit's name: raised when units come to hold other weights or other figures."""
 
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """Networks that are trained as one unit.
+    """Networks that are trained as one unit."""
 
-    `plain`: those of all plain kinds whose target is one of these layers. `residual`: the whole
-    family, whose networks share the weights that embed a token.
-    """
+    name: str
+    family: PredictorStack
+    """All networks of their family."""
+    indices: Sequence[int]
+    """Which of them the group has."""
 
-    kind: str
-    first: int
-    last: int
-    """Target layers, both included."""
+    @property
+    def labels(self) -> list[str]:
+        return [self.family.labels[n] for n in self.indices]
 
-    def unit_name(
-        self, trace: Trace, families: Sequence[PredictorStack], settings: FitSettings
-    ) -> str:
+    def unit_name(self, trace: Trace, settings: FitSettings) -> str:
         """Name of the unit's file: the group, and a digest of all that its weights depend on."""
         # The patience is applied when all groups are done.
         decides = {key: value for key, value in asdict(settings).items() if key != "patience"}
-        digest = hash_value([GROUPS_VERSION, trace.digest, decides, self.labels(families)])
-        return f"{self.kind}-layers-{self.first:02d}-{self.last:02d}-{digest[:12]}.ckpt"
-
-    def family(self, families: Sequence[PredictorStack]) -> PredictorStack:
-        """Returns the family to which the group's networks belong."""
-        is_plain = self.kind == "plain"
-        (family,) = (f for f in families if isinstance(f, PlainStack) == is_plain)
-        return family
-
-    def indices(self, family: PredictorStack) -> list[int]:
-        """Returns the group's networks in its family's stack."""
-        if not isinstance(family, PlainStack):
-            return list(range(len(family.labels)))
-        return [n for n, edge in enumerate(family.edges) if self.first <= edge.target <= self.last]
-
-    def labels(self, families: Sequence[PredictorStack]) -> list[str]:
-        family = self.family(families)
-        return [family.labels[n] for n in self.indices(family)]
+        digest = hash_value([GROUPS_VERSION, trace.digest, decides, self.labels])
+        return f"{self.name}-{digest[:12]}.ckpt"
 
 
-def layer_groups(spec: ModelSpec, kinds: Sequence[str], *, layers: int) -> list[LayerGroup]:
-    """Returns groups that hold each learned network of these kinds once."""
+def layer_groups(families: Sequence[PredictorStack], *, layers: int) -> list[LayerGroup]:
+    """Returns groups that hold each network of the families once, the one that takes longest first.
+
+    Those of the plain kinds are divided by their target layer. `residual` is a group: its networks
+    share the weights that embed a token.
+    """
     groups = []
-    if "residual" in kinds:
-        # The longest unit first.
-        groups.append(LayerGroup("residual", 0, spec.num_layers - 1))
-    plain = [kind for kind in FEED_FORWARD if kind in kinds]
-    targets = {edge.target for edge in network_specs(spec, plain)} if plain else set()
-    for first in range(0, spec.num_layers, layers):
-        last = min(first + layers, spec.num_layers) - 1
-        if targets & set(range(first, last + 1)):
-            groups.append(LayerGroup("plain", first, last))
+    for family in families:
+        if not isinstance(family, PlainStack):
+            groups.insert(0, LayerGroup(KIND, family, range(len(family.labels))))
+            continue
+        by_part: dict[int, list[int]] = {}
+        for n, edge in enumerate(family.edges):
+            by_part.setdefault(edge.target // layers, []).append(n)
+        for part, indices in sorted(by_part.items()):
+            first, last = part * layers, (part + 1) * layers - 1
+            groups.append(LayerGroup(f"plain-layers-{first:02d}-{last:02d}", family, indices))
     return groups
 
 
@@ -123,12 +110,14 @@ def fit_distributed(
     """
     started = time.perf_counter()
     folder = run_dir / "groups"
-    groups = layer_groups(trace.spec, settings.kinds, layers=launcher.layers)
-    units = {group.unit_name(trace, families, settings): group for group in groups}
+    units = {
+        group.unit_name(trace, settings): group
+        for group in layer_groups(families, layers=launcher.layers)
+    }
     if overwrite:
         for unit in units:
             (folder / unit).unlink(missing_ok=True)
-    missing = [unit for unit in units if not is_trained(folder / unit)]
+    missing = [unit for unit in units if read_group(folder / unit) is None]
     launched = None
     if missing:
         needs = merge_inputs([family.needs for family in families])
@@ -154,13 +143,8 @@ def fit_distributed(
         ):
             pool.run(missing, advance=lambda _: advance(1))
             launched = pool.as_dict()
-    trained = {group: read_group(folder / unit) for unit, group in units.items()}
-    data = TraceData(
-        trace,
-        batch_size=settings.batch_size,
-        seed=settings.seed,
-        needs=[family.needs for family in families],
-    )
+    trained = [(group, read_group(folder / unit)) for unit, group in units.items()]
+    data = trace_data(trace, families, settings)
     steps, best_epoch, best_accuracy = assemble(families, trained, settings, loggers)
     for family in families:
         family.eval()
@@ -178,22 +162,22 @@ def fit_distributed(
 
 def assemble(
     families: Sequence[PredictorStack],
-    trained: dict[LayerGroup, dict[str, Any]],
+    trained: Sequence[tuple[LayerGroup, Any]],
     settings: FitSettings,
     loggers: Sequence[Logger],
 ) -> tuple[int, int, float | None]:
     """Gives the families the weights of the epoch that is the best of all networks together.
 
-    Returns the steps that one process would have made, that epoch and its mean accuracy.
+    `trained` has what each group's file holds. Returns the steps that one process would have made,
+    that epoch and its mean accuracy.
     """
     labels = [label for family in families for label in family.labels]
-    index = {label: number for number, label in enumerate(labels)}
-    steps_per_epoch = next(iter(trained.values()))["steps_per_epoch"]
+    places = [[labels.index(label) for label in group.labels] for group, _ in trained]
+    steps_per_epoch = trained[0][1]["steps_per_epoch"]
     best_epoch, best_accuracy, epoch = 0, None, 0
     for epoch in range(settings.max_epochs):
         accuracy_F, loss_F = torch.empty(len(labels)), torch.empty(len(labels))
-        for outcome in trained.values():
-            own = [index[label] for label in outcome["labels"]]
+        for own, (_, outcome) in zip(places, trained, strict=True):
             accuracy_F[own] = outcome["epochs"][epoch]["accuracy"]
             loss_F[own] = outcome["epochs"][epoch]["loss"]
         found = validation_figures(labels, accuracy_F, loss_F)
@@ -208,26 +192,19 @@ def assemble(
             break
     for logger in loggers:
         logger.save()
-    for group, outcome in trained.items():
-        weights = outcome["epochs"][best_epoch]["weights"]
-        restore_group(group, families, {**weights, **outcome["buffers"]})
+    for group, outcome in trained:
+        restore_group(group, {**outcome["epochs"][best_epoch]["weights"], **outcome["buffers"]})
     return (epoch + 1) * steps_per_epoch, best_epoch, best_accuracy
 
 
-def read_group(path: Path) -> dict[str, Any]:
-    """Raises CheckpointError if the file is damaged."""
-    return from_bytes(path.read_bytes(), what=str(path))
-
-
-def is_trained(path: Path) -> bool:
-    """True if the group's file is there and whole; a damaged one is trained again."""
+def read_group(path: Path) -> Any:
+    """Returns what the file of a trained group holds; None if it is missing or damaged."""
     if not path.is_file():
-        return False
+        return None
     try:
-        read_group(path)
+        return from_bytes(path.read_bytes(), what=str(path))
     except TrainCheckpointError:
-        return False
-    return True
+        return None
 
 
 def open_groups(
@@ -248,18 +225,16 @@ def open_groups(
             f"was started ({digest[:12]}): name one that every worker can read"
         )
     chosen = FitSettings(**{**settings, "kinds": tuple(settings["kinds"])})
-
     routers = RouterWeights(ModelConfig(**model), opened.spec)
 
     def do(unit: str) -> None:
+        if read_group(Path(folder, unit)) is not None:
+            return
         # New ones for each unit: residual's networks are trained in place.
-        families = make_stacks(opened, routers, chosen, chosen.kinds)
-        groups = layer_groups(opened.spec, chosen.kinds, layers=layers)
-        by_name = {group.unit_name(opened, families, chosen): group for group in groups}
-        path = Path(folder, unit)
-        if not is_trained(path):
-            tree = train_group(by_name[unit], families, opened, chosen, pool_rows=pool_rows)
-            write_atomic(path, to_bytes(tree))
+        groups = layer_groups(make_stacks(opened, routers, chosen, chosen.kinds), layers=layers)
+        (group,) = (one for one in groups if one.unit_name(opened, chosen) == unit)
+        tree = train_group(group, opened, chosen, pool_rows=pool_rows)
+        write_atomic(Path(folder, unit), to_bytes(tree))
 
     return do
 
@@ -271,33 +246,22 @@ class KeepEveryEpoch(Callback):
         self.epochs: list[dict[str, Any]] = []
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert isinstance(pl_module.accuracy_F, Tensor)
+        assert isinstance(pl_module, StackFit)
         weights = {name: p.detach().cpu().clone() for name, p in pl_module.named_parameters()}
-        assert isinstance(pl_module.loss_F, Tensor)
-        self.epochs.append(
-            {
-                "accuracy": pl_module.accuracy_F.clone(),
-                "loss": pl_module.loss_F.clone(),
-                "weights": weights,
-            }
-        )
+        accuracy_F, loss_F = pl_module.accuracy_F.clone(), pl_module.loss_F.clone()
+        self.epochs.append({"accuracy": accuracy_F, "loss": loss_F, "weights": weights})
 
 
 def train_group(
-    group: LayerGroup,
-    families: Sequence[PredictorStack],
-    trace: Trace,
-    settings: FitSettings,
-    *,
-    pool_rows: int,
+    group: LayerGroup, trace: Trace, settings: FitSettings, *, pool_rows: int
 ) -> dict[str, Any]:
     """Returns weights and accuracies after each epoch, as a tree of tensors for a checkpoint.
 
-    `families` and `settings` are those of all networks; with the `pool_rows` of the run in which
-    all are trained together, batches are the same.
+    `settings` are those of all networks; with the `pool_rows` of the run in which all are trained
+    together, batches are the same.
     """
     quiet_lightning()
-    family, view = own_part(group, families, trace, settings)
+    family, view = own_part(group, trace, settings)
     data = TraceData(
         view,  # type: ignore[arg-type]
         batch_size=settings.batch_size,
@@ -316,14 +280,9 @@ def train_group(
     keep = KeepEveryEpoch()
     make_trainer(settings, [keep]).fit(module, data)
     return {
-        "labels": group.labels(families),
         "steps_per_epoch": len(first_epoch),
         "epochs": keep.epochs,
-        "buffers": {
-            name: value.cpu().clone()
-            for name, value in module.cpu().named_buffers()
-            if name.startswith("families.")
-        },
+        "buffers": {name: value.cpu().clone() for name, value in module.cpu().named_buffers()},
     }
 
 
@@ -348,36 +307,31 @@ class TraceWindow:
 
 
 def own_part(
-    group: LayerGroup, families: Sequence[PredictorStack], trace: Trace, settings: FitSettings
+    group: LayerGroup, trace: Trace, settings: FitSettings
 ) -> tuple[PredictorStack, Trace | TraceWindow]:
     """Returns a family of the group's networks alone, and the layers of the trace they read."""
-    whole = group.family(families)
+    whole = group.family
     if not isinstance(whole, PlainStack):
         return whole, trace
-    indices = group.indices(whole)
-    own = [whole.edges[n] for n in indices]
+    own = [whole.edges[n] for n in group.indices]
     first = min(edge.source for edge in own)
     window = TraceWindow(trace, first, max(edge.target for edge in own))
     shifted = [NetworkSpec(edge.kind, edge.source - first, edge.target - first) for edge in own]
     part = PlainStack(window.spec, shifted, width=settings.width, loss=settings.loss)
     with torch.no_grad():
         for name, value in part.stack.named_parameters():
-            value.copy_(whole.stack.get_parameter(name)[indices])
+            value.copy_(whole.stack.get_parameter(name)[group.indices])
     return part, window
 
 
 @torch.no_grad()
-def restore_group(
-    group: LayerGroup, families: Sequence[PredictorStack], tensors: dict[str, Tensor]
-) -> None:
+def restore_group(group: LayerGroup, tensors: dict[str, Tensor]) -> None:
     """Gives the family what the group has learned; the names of tensors are those of `StackFit`."""
-    whole = group.family(families)
-    indices = group.indices(whole)
-    parameters = dict(whole.named_parameters())
+    whole = group.family.state_dict()
+    # The state's tensors are the family's own memory.
     for name, value in tensors.items():
-        own = name.removeprefix("families.0.")
-        target = parameters[own] if own in parameters else whole.get_buffer(own)
-        if isinstance(whole, PlainStack):
-            target[indices] = value
+        target = whole[name.removeprefix("families.0.")]
+        if isinstance(group.family, PlainStack):
+            target[group.indices] = value
         else:
             target.copy_(value)

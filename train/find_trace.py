@@ -7,15 +7,12 @@ from pathlib import Path
 from rich.console import Console
 
 from collect.launch.config import LauncherConfig
-from collect.record import LOGS, collect_once
-from collect.recording import recording_settings
 from collect.traces import Trace, TraceSignal
-from runtime.config import ModelConfig
-from runtime.store.model_source import identity, resolve
+from collect.traces.manifest import MANIFEST, has_manifest, read_manifest
+from runtime.config import BUILTIN, ModelConfig
 from train.config import ScoreConfig, TrainConfig
 from train.errors import TrainError
 from train.evaluate.config import EvaluateConfig
-from train.named_trace import open_named_trace
 
 
 def find_trace(
@@ -24,7 +21,7 @@ def find_trace(
     *,
     needed: tuple[TraceSignal, ...] | None = None,
     launcher: LauncherConfig | None = None,
-    logs: Path = LOGS,
+    logs: Path | None = None,
     key: str = "trace",
 ) -> Trace:
     """Returns the trace of this model and data, after recording what is missing of it.
@@ -59,6 +56,10 @@ def find_trace(
                 f"[{','.join(needed)}], or name a new folder"
             )
         return trace
+    # Late: a trace that was named needs no model to be loaded.
+    from collect.record import LOGS, collect_once
+    from collect.recording import recording_settings
+
     return collect_once(
         config.model,
         config.data,
@@ -66,7 +67,7 @@ def find_trace(
         settings=recording_settings(config.data, seed=config.seed),
         console=Console(stderr=True),
         launcher=launcher,
-        logs=logs,
+        logs=logs or LOGS,
     )
 
 
@@ -76,13 +77,15 @@ def find_shifted_trace(config: TrainConfig, signals: tuple[TraceSignal, ...]) ->
         replace(config, data=config.shifted, trace=config.shifted_trace),
         signals,
         launcher=config.launcher,
-        logs=LOGS if config.run_dir is None else config.run_dir / "workers",
+        logs=None if config.run_dir is None else config.run_dir / "workers",
         key="shifted_trace",
     )
 
 
 def require_model(trace: Trace, model: ModelConfig, *, key: str) -> None:
     """Raise TrainError, naming both sides, when the trace is of another model or dtype."""
+    from runtime.store.model_source import identity, resolve
+
     wanted = identity(resolve(model), model)
     if model.dtype != "auto":
         wanted["dtype"] = model.dtype
@@ -98,3 +101,26 @@ def require_model(trace: Trace, model: ModelConfig, *, key: str) -> None:
             f"{key}={trace.where} was recorded from another model ({listed}). "
             "Name another folder to record one of this model"
         )
+
+
+def open_named_trace(named: str | Path, model: ModelConfig, *, key: str = "trace") -> Trace:
+    """Opens the finished trace at a folder or address; messages call the option `key`.
+
+    Raises:
+        TrainError: there is none, or it is incomplete; the message says how to record it.
+        TraceError: it is damaged.
+    """
+    source = "" if model.id == BUILTIN else f"model.id={model.id} "
+    record = f"moecast collect {source}output={named}"
+    without = f"Leave {key} out to record or reuse the trace of this model and data"
+    if not has_manifest(named):
+        parent, there = Path(named).parent, ""
+        if names := sorted(path.parent.name for path in parent.glob(f"*/{MANIFEST}")):
+            there = f" {parent} has {', '.join(names)}."
+        raise TrainError(f"{key}={named} is not a trace.{there} {without}; {record} records one")
+    if not read_manifest(named).complete:
+        raise TrainError(
+            f"{key}={named} is an incomplete trace. The command that recorded it continues it "
+            f"({record}, with the same options). {without}"
+        )
+    return Trace.open(named)

@@ -1,4 +1,22 @@
-"""Runs Lightning over a trace: callbacks, checkpoints, resuming."""
+"""Training: trace -> pool -> batch -> losses -> best epoch -> export.
+
+1. **trace**: `find_trace.py` opens it or has it recorded; `data.py` divides its requests into those
+   to fit, to validate with and to hold out (`subset_rows`).
+2. **pool**: `data.py` reads blocks of rows from everywhere in it into memory (`shuffle_rows`,
+   `read_pool`). `reuse` needs each row's past and future: `reuse_data.py`.
+3. **batch**: `data.py` draws a `Batch` at random from the pool (`TraceBatches`).
+4. **losses**: a family of networks has one loss for each of its networks, `losses(batch)`: in
+   `networks.py` (`mlp`, `stride`, `pre-attention`: `LOSSES`), `residual.py` or `reuse.py`.
+   `predictor_stack.py` has the step: their sum, the optimiser and the learning rate (`StackFit`).
+5. **best epoch**: this file runs Lightning over the epochs, keeps the weights of the one with the
+   best accuracy on validation requests, stops when it gets no better, and resumes from the run
+   folder (`fit`). By layers on several workers: `distributed.py`; by shares of each batch in
+   processes that Ray starts: `ray_ddp.py`.
+6. **export**: a family's `export` folds its weights into ONNX graphs (`export.py`); `pipeline.py`
+   compares these with torch and writes the zoo entries.
+
+`commands.py` calls all of it in this order. To change a loss, change `losses` of one family.
+"""
 # ruff: noqa: ARG002 - Lightning's hooks fix the arguments
 
 import hashlib
@@ -36,7 +54,9 @@ from train.predictor_stack import PredictorStack, StackFit
 from train.step_figures import StepFigures
 
 CHECKPOINTS = "checkpoints"
-"""Folder of the run folder with `last.ckpt`, to resume from, and `best.ckpt`."""
+"""Folder of the run folder with both checkpoints."""
+LAST, BEST = "last.ckpt", "best.ckpt"
+"""What a training resumes from, and the weights of the best epoch so far."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,14 +76,6 @@ class FitSettings:
     precision: str = "32-true"
     """Lightning's precision: `bf16-mixed` where the device is faster with it."""
     devices: int = 1
-
-
-@dataclass(frozen=True)
-class Peers:
-    """Processes that a launcher has started, each with its share of every batch."""
-
-    strategy: Strategy
-    environment: ClusterEnvironment
 
 
 @dataclass(frozen=True)
@@ -127,7 +139,6 @@ def fit(
     overwrite: bool = False,
     data: EpochData | None = None,
     checkpoints: str = CHECKPOINTS,
-    peers: Peers | None = None,
 ) -> Fitted:
     """Train all networks together, resuming from the run folder's checkpoint if there is one.
 
@@ -135,14 +146,46 @@ def fit(
     calibrate the scores. Held-out requests are not read.
 
     Deterministic: the same trace, settings and number of threads give the same weights, with or
-    without an interruption between two epochs. With `peers`, each of them calls this and has the
-    weights in the end. Raises TrainCheckpointError when the checkpoint is damaged or of another
-    run.
+    without an interruption between two epochs. Raises TrainCheckpointError when the checkpoint is
+    damaged or of another run.
+    """
+    data = data or trace_data(trace, families, settings)
+    folder = run_dir / checkpoints
+    if overwrite:
+        (folder / LAST).unlink(missing_ok=True)
+    resumed, started = (folder / LAST).exists(), time.perf_counter()
+    trainer = run_epochs(trace, families, settings, data, folder=folder, loggers=loggers)
+    if not trainer.is_global_zero:
+        # Lightning runs the whole command once for each device; what follows is the first one's.
+        raise SystemExit(0)
+    return take_best_epoch(families, data, folder=folder, started=started, resumed=resumed)
+
+
+def trace_data(
+    trace: Trace, families: Sequence[PredictorStack], settings: FitSettings
+) -> TraceData:
+    """Return the batches of the inputs that any of the families needs."""
+    needs = [family.needs for family in families]
+    return TraceData(trace, batch_size=settings.batch_size, seed=settings.seed, needs=needs)
+
+
+def run_epochs(
+    trace: Trace,
+    families: Sequence[PredictorStack],
+    settings: FitSettings,
+    data: EpochData,
+    *,
+    folder: Path,
+    loggers: Sequence[Logger],
+    strategy: Strategy | None = None,
+    environment: ClusterEnvironment | None = None,
+) -> Trainer:
+    """Train until the last epoch or until it gets no better; both checkpoints are in `folder`.
+
+    `strategy` and `environment` are those of a launcher that has started this process and others,
+    each of which calls this with its share of every batch.
     """
     quiet_lightning()
-    if data is None:
-        needs = [family.needs for family in families]
-        data = TraceData(trace, batch_size=settings.batch_size, seed=settings.seed, needs=needs)
     first_pass = data.batches(epoch=0)
     module = StackFit(
         families,
@@ -153,58 +196,73 @@ def fit(
     sample = next(iter(first_pass))
     for family in families:
         family.normalise_by(sample)
-    folder = run_dir / checkpoints
-    checkpoint = folder / "last.ckpt"
-    if overwrite:
-        checkpoint.unlink(missing_ok=True)
-    resumed = checkpoint.exists()
-    record = {"trace": trace.digest, **asdict(settings)}
-    progress = RichProgressBar() if sys.stderr.isatty() else PlainProgress()
-    stopping = EarlyStopping(MONITOR, mode="max", patience=settings.patience)
-    best = BestCheckpoint(folder)
     # Lightning calls checkpoint callbacks last: what they save includes all states of this epoch.
     last = ModelCheckpoint(
         dirpath=folder, filename="last", save_on_train_epoch_end=True, enable_version_counter=False
     )
-    callbacks: list[Callback] = [RunRecord(record), stopping, progress, best, last]
+    callbacks: list[Callback] = [
+        RunRecord({"trace": trace.digest, **asdict(settings)}),
+        EarlyStopping(MONITOR, mode="max", patience=settings.patience),
+        RichProgressBar() if sys.stderr.isatty() else PlainProgress(),
+        BestCheckpoint(folder),
+        last,
+    ]
     if loggers:
         callbacks += [LearningRateMonitor(logging_interval="step"), StepFigures()]
-    trainer = make_trainer(settings, callbacks, loggers=loggers, peers=peers)
-    started = time.perf_counter()
+    trainer = make_trainer(
+        settings, callbacks, loggers=loggers, strategy=strategy, environment=environment
+    )
+    checkpoint = folder / LAST
     on_interrupt = signal.getsignal(signal.SIGINT)
     try:
-        trainer.fit(module, data, ckpt_path=str(checkpoint) if resumed else None)
+        trainer.fit(module, data, ckpt_path=str(checkpoint) if checkpoint.exists() else None)
     except SystemExit as error:
         # Lightning turns Ctrl-C into SystemExit and switches the signal off.
         signal.signal(signal.SIGINT, on_interrupt)
         raise KeyboardInterrupt from error
-    if not trainer.is_global_zero and peers is None:
-        # Lightning runs the whole command once for each device; what follows is the first one's.
-        raise SystemExit(0)
-    best_epoch = load_weights(best.path, module)
-    module.cpu().eval()
+    return trainer
+
+
+def take_best_epoch(
+    families: Sequence[PredictorStack],
+    data: EpochData,
+    *,
+    folder: Path,
+    started: float,
+    resumed: bool,
+) -> Fitted:
+    """Give the families the weights of the best epoch in `folder`, and calibrate their scores.
+
+    Raises:
+        TrainCheckpointError: a checkpoint is missing or damaged.
+    """
+    best = read_checkpoint(folder / BEST)
+    prefix = "families."
+    nn.ModuleList(families).load_state_dict(
+        {name.removeprefix(prefix): value for name, value in best["state_dict"].items()}
+    )
     for family in families:
+        family.cpu().eval()
         family.calibrate(data.validation())
+    last = read_checkpoint(folder / LAST)
+    (stopping,) = (
+        state for name, state in last["callbacks"].items() if name.startswith("EarlyStopping")
+    )
     return Fitted(
         list(families),
-        trainer.global_step,
+        int(last["global_step"]),
         time.perf_counter() - started,
         resumed,
-        best_epoch,
-        float(stopping.best_score),
+        int(best["epoch"]),
+        float(stopping["best_score"]),
     )
 
 
-def load_weights(path: Path, module: nn.Module) -> int:
-    """Load a checkpoint's weights into `module` and return the epoch that they are of.
-
-    Raises CheckpointError when the file is missing or damaged.
-    """
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Raises TrainCheckpointError when the file is missing or damaged."""
     if not path.exists():
         raise TrainCheckpointError(f"{path} is missing; start over with overwrite=true")
-    saved = SafeCheckpointIO().load_checkpoint(path)
-    module.load_state_dict(saved["state_dict"])
-    return int(saved["epoch"])
+    return SafeCheckpointIO().load_checkpoint(path)
 
 
 def make_trainer(
@@ -212,21 +270,21 @@ def make_trainer(
     callbacks: list[Callback],
     *,
     loggers: Sequence[Logger] = (),
-    peers: Peers | None = None,
+    strategy: Strategy | None = None,
+    environment: ClusterEnvironment | None = None,
 ) -> Trainer:
     """Return Lightning's trainer with safe checkpoints and without unused features."""
-    # In a Slurm job, Lightning would take this process for one of the job's tasks.
-    environment = LightningEnvironment() if peers is None else peers.environment
     return Trainer(
         accelerator="auto",
-        devices=settings.devices if peers is None else "auto",
-        strategy="auto" if peers is None else peers.strategy,
+        devices=settings.devices if strategy is None else "auto",
+        strategy=strategy or "auto",
         precision=settings.precision,
         max_epochs=settings.max_epochs,
         logger=list(loggers) or False,
         log_every_n_steps=10,
         callbacks=callbacks,
-        plugins=[SafeCheckpointIO(), environment],
+        # Without one, Lightning would take a process in a Slurm job for one of the job's tasks.
+        plugins=[SafeCheckpointIO(), environment or LightningEnvironment()],
         enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),
         enable_model_summary=False,
         enable_progress_bar=any(isinstance(callback, RichProgressBar) for callback in callbacks),
@@ -300,7 +358,7 @@ class BestCheckpoint(ModelCheckpoint):
     @property
     def path(self) -> Path:
         """The file, which exists once an epoch has ended."""
-        return Path(str(self.dirpath), "best.ckpt")
+        return Path(str(self.dirpath), BEST)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         # The run folder may have moved since; Lightning forgets the best score then.

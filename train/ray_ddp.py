@@ -8,7 +8,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import asdict
 from pathlib import Path
@@ -20,17 +20,22 @@ from collect.errors import LaunchError
 from collect.launch.ray import check_head, join_ray
 from collect.recording import absolute_if_exists, absolute_path
 from collect.traces import Trace
-from predictors.files import write_atomic
 from runtime.config import ModelConfig
 from runtime.serving.ray_cluster import HEAD_POLL_SECONDS, HeadWatch
-from train.checkpoint import from_bytes, to_bytes
 from train.config import TrainConfig
-from train.fit import CHECKPOINTS, FitSettings, Fitted, Peers, fit
+from train.fit import (
+    CHECKPOINTS,
+    LAST,
+    FitSettings,
+    Fitted,
+    run_epochs,
+    take_best_epoch,
+    trace_data,
+)
 from train.pipeline import make_stacks
 from train.predictor_stack import PredictorStack
 from train.routers import RouterWeights
 
-RESULT = "ray_ddp.ckpt"
 CURVES = Path("ray", "curves")
 """Folder, in the run folder, of the curves as the first process of each try writes them."""
 CSV = "metrics.csv"
@@ -69,13 +74,12 @@ def fit_ray_ddp(
             f"launcher=ray devices={settings.devices} needs Ray Train ({error}): "
             "pip install 'moecast[ray]'"
         ) from error
-    started = time.perf_counter()
-    result = run_dir.resolve() / RESULT
-    result.unlink(missing_ok=True)
+    started, folder = time.perf_counter(), run_dir / CHECKPOINTS
     shutil.rmtree(run_dir / CURVES, ignore_errors=True)
     if config.overwrite:
         # Not by one of the processes: another might still see it.
-        (run_dir / CHECKPOINTS / "last.ckpt").unlink(missing_ok=True)
+        (folder / LAST).unlink(missing_ok=True)
+    resumed = (folder / LAST).exists()
     resources = {"CPU": launcher.cpus} | ({"GPU": launcher.gpus} if launcher.gpus else {})
     trainer = TorchTrainer(
         train_share,
@@ -106,18 +110,14 @@ def fit_ray_ddp(
     finally:
         if owns_ray:
             ray.shutdown()
-    log_curves(run_dir / CURVES, loggers)
-    made = from_bytes(result.read_bytes(), what=str(result))
-    for family, weights in zip(families, made["families"], strict=True):
-        family.load_state_dict(weights)
-        family.eval()
-    return Fitted(
-        list(families),
-        made["steps"],
-        time.perf_counter() - started,
-        resumed=made["resumed"],
-        best_epoch=made["best_epoch"],
-        validation_accuracy=made["validation_accuracy"],
+    tries = sorted((run_dir / CURVES).glob(f"*/{CSV}"))
+    log_curves(tries, loggers)
+    return take_best_epoch(
+        families,
+        trace_data(trace, families, settings),
+        folder=folder,
+        started=started,
+        resumed=resumed or len(tries) > 1,
     )
 
 
@@ -144,7 +144,7 @@ def watch_head(run: Callable[[], object], watch: HeadWatch) -> None:
 
 
 def train_share(config: dict[str, Any]) -> None:
-    """Runs in each process; the first one writes the trained weights."""
+    """Runs in each process; the weights are in the checkpoints."""
     import ray.train
     from ray.train.lightning import RayDDPStrategy, RayLightningEnvironment
 
@@ -159,46 +159,34 @@ def train_share(config: dict[str, Any]) -> None:
     # Lightning's logger would delete the file of an earlier try.
     tries = len(list((run_dir / CURVES).glob("*"))) if first else 0
     logger: Logger = CSVLogger(run_dir, name=str(CURVES), version=f"{tries:03d}")
-    fitted = fit(
+    run_epochs(
         trace,
         families,
         settings,
-        run_dir=run_dir,
+        trace_data(trace, families, settings),
+        folder=run_dir / CHECKPOINTS,
         loggers=[logger],
-        peers=Peers(RayDDPStrategy(), RayLightningEnvironment()),
+        strategy=RayDDPStrategy(),
+        environment=RayLightningEnvironment(),
     )
-    if first:
-        tree = {
-            "families": [dict(family.state_dict()) for family in fitted.families],
-            "steps": fitted.steps,
-            "resumed": fitted.resumed,
-            "best_epoch": fitted.best_epoch,
-            "validation_accuracy": fitted.validation_accuracy,
-        }
-        write_atomic(run_dir / RESULT, to_bytes(tree))
 
 
-def log_curves(folder: Path, loggers: Sequence[Logger]) -> None:
-    """Log the rows that Lightning's CSVLogger has written in each try.
+def log_curves(tries: Iterable[Path], loggers: Sequence[Logger]) -> None:
+    """Log the rows that Lightning's CSVLogger has written in each try, of repeated steps the last.
 
-    A training that was finished before has none. Of steps that were done twice, the last are
-    logged.
+    A training that was finished before has none.
     """
-    tries = [list(read_curves(path)) for path in sorted(folder.glob(f"*/{CSV}"))]
-    for number, rows in enumerate(tries):
-        begins = [later[0][0] for later in tries[number + 1 :] if later]
-        for step, figures in rows:
-            if all(step < begin for begin in begins):
-                for logger in loggers:
-                    logger.log_metrics(figures, step=step)
-
-
-def read_curves(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
-    """Yield step and figures of each row."""
-    with path.open(newline="") as file:
-        for row in csv.DictReader(file):
-            step = int(row.pop("step"))
-            yield step, {name: float(value) for name, value in row.items() if value}
+    rows: list[dict[str, str]] = []
+    for path in tries:
+        with path.open(newline="") as file:
+            again = list(csv.DictReader(file))
+        if again:
+            rows = [row for row in rows if int(row["step"]) < int(again[0]["step"])] + again
+    for row in rows:
+        step = int(row.pop("step"))
+        figures = {name: float(value) for name, value in row.items() if value}
+        for logger in loggers:
+            logger.log_metrics(figures, step=step)
 
 
 def _last_line(error: Exception) -> str:

@@ -18,9 +18,9 @@ from collect.traces import Trace, TraceSignal
 from predictors.base import Predictor
 from runtime.sim.hardware import Hardware
 from train.card_figures import draw_reuse_figure
+from train.checkpoint import require_training_space
 from train.config import TrainConfig
 from train.data import require_requests
-from train.disk_space import require_training_space
 from train.eviction_eval import (
     DEFINITION,
     PER_LAYER,

@@ -36,7 +36,7 @@ from train.evaluate.variants import (
     list_cases,
     list_variants,
 )
-from train.named_trace import open_named_trace
+from train.find_trace import find_trace, open_named_trace
 from train.replay import budget_slots
 from train.resumable import FinishedPieces, run_jobs
 
@@ -186,8 +186,6 @@ def open_trace(config: EvaluateConfig) -> Trace:
     """
     if config.trace is not None:
         return open_named_trace(config.trace, config.model)
-    from train.find_trace import find_trace
-
     return find_trace(config, ALL_SIGNALS)
 
 

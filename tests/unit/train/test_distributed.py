@@ -6,6 +6,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -29,6 +30,7 @@ from train.networks import PlainStack, network_specs
 from train.pipeline import make_stacks
 from train.predictor_stack import PredictorStack
 from train.ray_ddp import log_curves, watch_head
+from train.residual import ResidualStack
 from train.routers import RouterWeights
 
 KINDS = ("mlp", "stride", "pre-attention", "residual")
@@ -112,11 +114,17 @@ def test_groups__have_every_network_once(num_layers: int, layers: int, kinds: se
     families: list[PredictorStack] = []
     if plain:
         families.append(PlainStack(spec, network_specs(spec, plain), width=2, loss="bce"))
-    groups = layer_groups(spec, sorted(kinds), layers=layers)
-    assert sum(one.kind == "residual" for one in groups) == ("residual" in kinds)
-    found = [label for one in groups if one.kind == "plain" for label in one.labels(families)]
+    if "residual" in kinds:
+        routers_LED = np.zeros((num_layers, spec.num_experts, spec.hidden_size), np.float32)
+        families.append(ResidualStack(spec, routers_LED, None, horizons=3, width=2))
+    groups = layer_groups(families, layers=layers)
+    found = [label for one in groups for label in one.labels]
     assert sorted(found) == sorted(label for family in families for label in family.labels)
-    assert all(one.last - one.first < layers for one in groups if one.kind == "plain")
+    assert sum(one.name == "residual" for one in groups) == ("residual" in kinds)
+    for one in groups:
+        if isinstance(one.family, PlainStack):
+            targets = [one.family.edges[n].target for n in one.indices]
+            assert max(targets) - min(targets) < layers
 
 
 @pytest.mark.parametrize("layers", [1, 2, 5])
@@ -162,7 +170,7 @@ def test_log_curves__gives_loggers_what_another_process_has_written(tmp_path: Pa
             written.log_metrics(figures, step=step)
         written.save()
     logger = CSVLogger(tmp_path)
-    log_curves(tmp_path / "theirs", [logger])
+    log_curves(sorted(tmp_path.glob("theirs/*/metrics.csv")), [logger])
     logger.save()
     assert read_curve(tmp_path, "train/loss") == [9, 2.5, 19, 2.0]
     assert read_curve(tmp_path, "val/loss") == [15, 1.5, 31, 1.0]

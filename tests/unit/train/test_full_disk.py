@@ -15,8 +15,8 @@ from predictors.files import write_atomic
 from runtime.config import ModelConfig
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.traces import make_spec, make_trace
+from train.checkpoint import COPIES, SPARE_BYTES, require_training_space
 from train.config import TrainConfig
-from train.disk_space import COPIES, SPARE_BYTES, require_training_space
 from train.fit import make_settings
 from train.routers import RouterWeights
 

@@ -9,9 +9,9 @@ from configs.cli import main
 from configs.commands import EVALUATE
 from runtime.config import ModelConfig
 from tests.builders.traces import make_trace
-from train import named_trace
+from train import find_trace
 from train.errors import TrainError
-from train.named_trace import open_named_trace
+from train.find_trace import open_named_trace
 
 
 def test_named_trace__a_mistyped_one_is_refused_with_what_is_there(tmp_path: Path) -> None:
@@ -30,7 +30,7 @@ def test_named_trace__an_incomplete_one_is_refused(
 ) -> None:
     make_trace(tmp_path / "t")
     unfinished = SimpleNamespace(complete=False)
-    monkeypatch.setattr(named_trace, "read_manifest", lambda _: unfinished)
+    monkeypatch.setattr(find_trace, "read_manifest", lambda _: unfinished)
     with pytest.raises(TrainError, match="is an incomplete trace"):
         open_named_trace(tmp_path / "t", ModelConfig())
 
