@@ -20,11 +20,11 @@ from benchmarks.klotski.measures import (
 )
 from benchmarks.klotski.rows import VariantFigures, VariantRequest
 from runtime.config import ModelConfig, SystemConfig
-from runtime.generation.batch.config import GroupConfig
 from runtime.generation.batch.memory_plan import make_kv_caches, parse_kv_budget
 from runtime.generation.batch.micro_batches import run_micro_batches
 from runtime.generation.batch.prompts import BatchPrompt, make_batches
 from runtime.generation.batch.result_journal import BatchResult
+from runtime.generation.config import GroupConfig
 from runtime.presets import ON_DEMAND, load_system
 
 VARIANTS = ("on-demand", "simple", "multi", "hot", "klotski")

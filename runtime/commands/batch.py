@@ -13,7 +13,6 @@ from predictors.table import Table
 from predictors.units import MIB
 from runtime.commands.progress import print_auto_budget, print_line, progress
 from runtime.engine.memory import freeze_objects, peak_memory_bytes
-from runtime.generation.batch.config import BatchConfig, DensePlacement
 from runtime.generation.batch.memory_plan import PlannedRun, load_with_plan, make_kv_caches
 from runtime.generation.batch.micro_batches import BatchRunSummary, run_micro_batches
 from runtime.generation.batch.prompts import (
@@ -26,6 +25,7 @@ from runtime.generation.batch.prompts import (
     read_prompts,
 )
 from runtime.generation.batch.result_journal import BatchResult, ResultJournal
+from runtime.generation.config import BatchConfig, DensePlacement
 from runtime.hf.loading import read_config
 from runtime.store.model_source import identity, resolve
 

@@ -2,7 +2,9 @@
 
 import contextlib
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,13 @@ from runtime.engine.handle import ModelHandle
 from runtime.engine.loading import load_served
 from runtime.engine.memory import freeze_objects
 from runtime.errors import ChatError, CheckpointError, TransferError
-from runtime.generation.chat.config import ChatConfig
-from runtime.generation.chat.conversation import Conversation
-from runtime.generation.chat.generator import ChatAnswer, ChatGenerator
-from runtime.generation.chat_template import end_of_turn
+from runtime.generation.answer import Answer, TokenDelta
+from runtime.generation.chat_template import Conversation, end_of_turn
+from runtime.generation.config import ChatConfig
 from runtime.generation.drafting import drafting_options, load_draft_model
-from runtime.hf.tokens import context_length, load_tokenizer
+from runtime.generation.sampling import drawing_options
+from runtime.hf.model_faults import check_tokens
+from runtime.hf.tokens import context_length, eos_token_ids, load_tokenizer
 from zoo.digest import refuse_pipes
 
 HELP = """/reset   forget the conversation (the system prompt stays)
@@ -33,7 +36,6 @@ MORE = "\\"
 
 def run(config: ChatConfig) -> dict[str, Any]:
     """Chat until the user quits; returns counts and statistics, but no text."""
-    console = Console(highlight=False)
     torch.manual_seed(config.seed)
     draft_model = load_draft_model(config.draft, config.model)
     model = load_served(config, budget=config.budget)
@@ -41,12 +43,23 @@ def run(config: ChatConfig) -> dict[str, Any]:
         freeze_objects()
         print_auto_budget(handle)
         tokenizer = load_chat_tokenizer(handle.folder, config.chat_template)
+        ending = end_of_turn(tokenizer)
+        end_ids = sorted({*eos_token_ids(model), *ending.token_ids})
+        # The default would be 50 for models whose generation config names none.
+        top_k = model.generation_config.top_k or 0
+        options = {
+            "eos_token_id": end_ids or None,
+            "pad_token_id": end_ids[0] if end_ids else 0,
+            **drawing_options(config.temperature, top_p=config.top_p, top_k=top_k),
+            **drafting_options(model, config.draft, draft_model=draft_model),
+        }
 
-        def show(text: str) -> None:
-            console.out(strip_control_characters(text), end="", highlight=False)
+        def generate(answer: Answer, prompt: list[int], max_new_tokens: int) -> None:
+            check_tokens(prompt, model.config)
+            answer.generate(model, tokenizer, prompt, max_new_tokens=max_new_tokens, **options)
 
         chat = ChatTerminal(
-            console,
+            Console(highlight=False),
             handle,
             config,
             Conversation(
@@ -55,15 +68,8 @@ def run(config: ChatConfig) -> dict[str, Any]:
                 max_new_tokens=config.max_new_tokens,
                 system_prompt=config.system_prompt,
             ),
-            ChatGenerator(
-                model,
-                tokenizer,
-                end_of_turn=end_of_turn(tokenizer),
-                temperature=config.temperature,
-                top_p=config.top_p,
-                on_text=show,
-                drafting=drafting_options(model, config.draft, draft_model=draft_model),
-            ),
+            partial(Answer, stop=ending.strings, end_ids=end_ids),
+            generate,
         )
         chat.talk()
         return {"model": handle.spec.as_dict(), **chat.counts, "stats": handle.stats()}
@@ -94,7 +100,9 @@ class ChatTerminal:
     handle: ModelHandle
     config: ChatConfig
     conversation: Conversation
-    answering: ChatGenerator
+    make_answer: Callable[[Callable[[TokenDelta], None]], Answer]
+    generate: Callable[[Answer, list[int], int], None]
+    """Generates an answer to a prompt, with a number of tokens at most."""
 
     def __post_init__(self) -> None:
         self._is_terminal = self.console.is_terminal and sys.stdin.isatty()
@@ -174,6 +182,13 @@ class ChatTerminal:
     def _answer(self, message: str) -> None:
         conversation = self.conversation
         conversation.append("user", message)
+        pieces: list[str] = []
+
+        def show(delta: TokenDelta) -> None:
+            pieces.append(delta.text)
+            self.console.out(strip_control_characters(delta.text), end="", highlight=False)
+
+        answer, is_interrupted = self.make_answer(show), False
         try:
             prompt = conversation.prompt()
             if prompt.num_dropped:
@@ -183,9 +198,11 @@ class ChatTerminal:
                 )
             room = prompt.room or self.config.max_new_tokens
             before = self.handle.stats()
-            answer = self.answering.answer(
-                prompt.tokens, max_new_tokens=min(room, self.config.max_new_tokens)
-            )
+            try:
+                self.generate(answer, prompt.tokens, min(room, self.config.max_new_tokens))
+            except KeyboardInterrupt:
+                is_interrupted = True
+            answer.end()
         except (ChatError, TransferError) as error:
             conversation.remove_last()
             self.console.print()
@@ -195,11 +212,11 @@ class ChatTerminal:
             conversation.remove_last()
             raise
         self.console.print()
-        conversation.append("assistant", answer.text)
+        conversation.append("assistant", "".join(pieces))
         self.counts["num_answers"] += 1
         self.counts["num_tokens"] += answer.num_tokens
-        self.counts["num_interrupted"] += answer.interrupted
-        if answer.interrupted:
+        self.counts["num_interrupted"] += is_interrupted
+        if is_interrupted:
             self._note("stopped")
         if self._is_terminal:
             self._note(summarize_answer(answer, before, self.handle.stats()))
@@ -212,7 +229,7 @@ class ChatTerminal:
             sys.stderr.write(f"{text}\n")
 
 
-def summarize_answer(answer: ChatAnswer, before: dict[str, Any], after: dict[str, Any]) -> str:
+def summarize_answer(answer: Answer, before: dict[str, Any], after: dict[str, Any]) -> str:
     """Summarise an answer's cost in a line."""
     parts = [f"{answer.num_tokens} tokens"]
     if answer.first_token_seconds is not None:

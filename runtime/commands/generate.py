@@ -1,15 +1,13 @@
 """The command `generate`: continue a prompt; text to stdout, statistics to stderr."""
 
 import sys
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
-from types import MappingProxyType
+from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from rich.console import Console
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from predictors.errors import MoecastError
 from runtime.commands.progress import print_auto_budget, print_line, strip_control_characters
@@ -18,10 +16,10 @@ from runtime.config import DenseFormat, GenerateConfig
 from runtime.engine.loading import load_served
 from runtime.engine.memory import freeze_objects
 from runtime.errors import CheckpointError
-from runtime.generation.detokenizer import Detokenizer
+from runtime.generation.answer import Answer
 from runtime.generation.draft_pace import DraftPace
 from runtime.generation.drafting import drafting_options, load_draft_model
-from runtime.generation.sampling import TokenListener
+from runtime.generation.sampling import drawing_options
 from runtime.hf.decode_step import apply_decode_threads, read_decode_threads
 from runtime.hf.exact import set_reference
 from runtime.hf.forced_routing import MEANINGLESS, force_routing
@@ -34,27 +32,6 @@ from runtime.store.model_source import resolve
 
 class ReferenceMismatch(RuntimeError):
     """An internal error: the served model generated other tokens than plain Transformers."""
-
-
-@dataclass
-class AnswerTimes:
-    """Times of one generated text, in seconds from its prompt on."""
-
-    num_prompt_tokens: int
-    num_tokens: int = 0
-    first_token_seconds: float = 0.0
-    seconds: float = 0.0
-    """Until the last token."""
-    _start: float = field(default_factory=time.perf_counter, repr=False)
-
-    def add_token(self) -> None:
-        self.num_tokens += 1
-        self.seconds = time.perf_counter() - self._start
-        if self.num_tokens == 1:
-            self.first_token_seconds = self.seconds
-
-    def as_dict(self) -> dict[str, Any]:
-        return {key: value for key, value in asdict(self).items() if not key.startswith("_")}
 
 
 def run(config: GenerateConfig) -> dict[str, Any]:
@@ -81,7 +58,13 @@ def run(config: GenerateConfig) -> dict[str, Any]:
             Console().print(config.prompt, style="bold", end="", markup=False, highlight=False)
         pace = DraftPace()
         drafting = drafting_options(model, config.draft, pace, draft_model=draft_model)
-        tokens, times = generate_streamed(model, prompt_tokens, config, tokenizer, drafting)
+        try:
+            tokens, answer = generate(
+                model, tokenizer, prompt_tokens, config, write_text, **drafting
+            )
+        finally:
+            if sys.stdout.isatty():
+                write_text("\n")
         stats = handle.stats()
         spec = handle.spec.as_dict()
         reference, plain_name = None, ""
@@ -92,9 +75,14 @@ def run(config: GenerateConfig) -> dict[str, Any]:
             apply_decode_threads(plain, read_decode_threads(model), expert_bytes=1)
             plain_name = f"plain Transformers {set_reference(plain, handle.exact).value}"
             with force_routing(find_moe_layers(plain), config.routing):
-                reference = generate(plain, prompt_tokens, config)
-    answer = times.as_dict()
-    table = make_stats_table(stats, budget=config.budget, system=config.system.name, answer=answer)
+                reference, _ = generate(plain, tokenizer, prompt_tokens, config, lambda _: None)
+    times = {
+        "num_prompt_tokens": len(prompt_tokens),
+        "num_tokens": answer.num_tokens,
+        "first_token_seconds": answer.first_token_seconds,
+        "seconds": answer.seconds,
+    }
+    table = make_stats_table(stats, budget=config.budget, system=config.system.name, answer=times)
     table.print(notes)
     if reference is not None:
         if reference != tokens:
@@ -110,7 +98,7 @@ def run(config: GenerateConfig) -> dict[str, Any]:
         "prompt_tokens": prompt_tokens,
         "tokens": tokens,
         "verified": None if reference is None else True,
-        "answer": answer,
+        "answer": times,
         "drafts": None if config.draft is None else asdict(pace),
         "stats": stats,
     }
@@ -147,34 +135,6 @@ def encode(
     return tokens
 
 
-def generate_streamed(
-    model: PreTrainedModel,
-    prompt_tokens: list[int],
-    config: GenerateConfig,
-    tokenizer: PreTrainedTokenizerBase,
-    drafting: Mapping[str, Any],
-) -> tuple[list[int], AnswerTimes]:
-    """Generate and write each piece of text to stdout as soon as its characters are complete."""
-    detokenizer = Detokenizer(tokenizer)
-    times = AnswerTimes(num_prompt_tokens=len(prompt_tokens))
-
-    def on_token(token: int) -> bool:
-        times.add_token()
-        write_text(detokenizer.push(token))
-        return False
-
-    try:
-        tokens = generate(model, prompt_tokens, config, on_token, drafting)
-        # Models with their own loop, such as diffusion models, report no single tokens.
-        for token in tokens[times.num_tokens :]:
-            on_token(token)
-        write_text(detokenizer.end())
-    finally:
-        if sys.stdout.isatty():
-            write_text("\n")
-    return tokens, times
-
-
 def write_text(text: str) -> None:
     """Write to stdout: as it is to a file or pipe, without control characters to a terminal."""
     sys.stdout.write(strip_control_characters(text) if sys.stdout.isatty() else text)
@@ -183,26 +143,22 @@ def write_text(text: str) -> None:
 
 def generate(
     model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
     prompt_tokens: list[int],
     config: GenerateConfig,
-    on_token: Callable[[int], bool] | None = None,
-    drafting: Mapping[str, Any] = MappingProxyType({}),
-) -> list[int]:
-    """Generate; returns the ids of the new tokens, and calls `on_token` with each."""
+    write: Callable[[str], None],
+    **drafting: Any,
+) -> tuple[list[int], Answer]:
+    """Return the ids of the new tokens, and their times; text goes to `write` as it comes."""
     torch.manual_seed(config.seed)
-    sampling: dict[str, Any] = {"do_sample": False}
-    if config.temperature > 0:
-        sampling = {"do_sample": True, "temperature": config.temperature}
-    if on_token is not None:
-        sampling["stopping_criteria"] = StoppingCriteriaList([TokenListener(on_token)])
-    inputs = torch.tensor([prompt_tokens], device=model.device)
-    output = model.generate(
-        inputs,
-        attention_mask=torch.ones_like(inputs),
+    answer = Answer(lambda delta: write(delta.text))
+    tokens = answer.generate(
+        model,
+        tokenizer,
+        prompt_tokens,
         max_new_tokens=config.max_new_tokens,
-        **sampling,
+        **drawing_options(config.temperature),
         **drafting,
     )
-    # An encoder-decoder model's output begins with its decoder's start token.
-    num_given = 1 if model.config.is_encoder_decoder else len(prompt_tokens)
-    return output[0].tolist()[num_given:]
+    answer.end()
+    return tokens, answer

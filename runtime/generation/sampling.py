@@ -200,6 +200,13 @@ class TokenListener(StoppingCriteria):
         return torch.tensor([is_last], device=input_ids.device)
 
 
+def drawing_options(temperature: float, **more: Any) -> dict[str, Any]:
+    """Options of `generate`: greedy at temperature 0, else drawn with `more` too."""
+    if temperature == 0:
+        return {"do_sample": False}
+    return {"do_sample": True, "temperature": temperature, **more}
+
+
 def make_generation_config(model: PreTrainedModel, sampling: SamplingParams) -> GenerationConfig:
     """Everything that the request decides; the rest is the model's own.
 

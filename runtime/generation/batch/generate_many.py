@@ -8,7 +8,6 @@ from transformers import PreTrainedModel
 
 from runtime.config import AUTO, StoreConfig
 from runtime.errors import TransferError
-from runtime.generation.batch.config import DensePlacement, GroupConfig, Offload
 from runtime.generation.batch.dense_placement import stream_dense_weights
 from runtime.generation.batch.memory_plan import make_kv_caches, parse_kv_budget, plan_batches
 from runtime.generation.batch.micro_batches import run_micro_batches
@@ -20,6 +19,7 @@ from runtime.generation.batch.prompts import (
     parse_prompts,
 )
 from runtime.generation.batch.result_journal import BatchResult
+from runtime.generation.config import DensePlacement, GroupConfig, Offload
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def generate_many(
             `moecast batch`. The default id of a prompt is its index.
         n: batches per group; "auto" measures this machine once and plans.
         on_result: called with each result when its prompt ends, in any order.
-        options: the other fields of `runtime.generation.batch.config.GroupConfig`: batch_size,
+        options: the other fields of `runtime.generation.config.GroupConfig`: batch_size,
             max_new_tokens, temperature, kv_budget...
 
     Raises:

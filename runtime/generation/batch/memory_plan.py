@@ -14,7 +14,6 @@ from runtime.config import StoreConfig
 from runtime.engine.loading import KVReserve, load_served
 from runtime.engine.memory import available_memory_bytes
 from runtime.errors import PlanError
-from runtime.generation.batch.config import BatchConfig, DensePlacement, GroupConfig, Offload
 from runtime.generation.batch.cost_profile import CostProfile, load_or_measure
 from runtime.generation.batch.dense_placement import quantise_attention, stream_dense_weights
 from runtime.generation.batch.group_planner import (
@@ -27,6 +26,7 @@ from runtime.generation.batch.group_planner import (
     split_memory,
 )
 from runtime.generation.batch.prompts import Batch, max_cache_length
+from runtime.generation.config import BatchConfig, DensePlacement, GroupConfig, Offload
 from runtime.generation.kv.cache_factory import (
     BudgetedCacheFactory,
     KVCacheFactory,

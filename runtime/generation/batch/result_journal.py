@@ -17,8 +17,8 @@ from typing import Any
 
 from predictors.files import sync_folder, write_json
 from runtime.errors import ResultFileError
-from runtime.generation.batch.config import Fsync
 from runtime.generation.batch.prompts import PromptId, is_integer
+from runtime.generation.config import Fsync
 
 FORMAT = 1
 SYNC_SECONDS = 1.0

@@ -10,7 +10,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from runtime.errors import PlanError
-from runtime.generation.batch.config import Offload
+from runtime.generation.config import Offload
 from runtime.generation.kv.manager import KVCacheManager, OffloadedCacheLayer
 from runtime.generation.kv.offload import DiskOffload, HostOffload, OffloadTarget
 

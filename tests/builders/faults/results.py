@@ -5,8 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from runtime.generation.batch.config import Fsync
 from runtime.generation.batch.result_journal import BatchResult, ResultJournal
+from runtime.generation.config import Fsync
 from tests.builders.faults.bench import Bench
 from tests.builders.faults.syscalls import ENDED, killed
 

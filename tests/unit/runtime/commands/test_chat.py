@@ -16,40 +16,44 @@ from runtime.commands.chat import (
 from runtime.commands.progress import strip_control_characters
 from runtime.config import BUILTIN_MODELS
 from runtime.errors import CheckpointError, TransferError
-from runtime.generation.chat.config import ChatConfig
-from runtime.generation.chat.conversation import Conversation
-from runtime.generation.chat.generator import ChatAnswer
+from runtime.generation.answer import Answer, TokenDelta
+from runtime.generation.chat_template import Conversation
+from runtime.generation.config import ChatConfig
 
 MODEL = BUILTIN_MODELS / "qwen2_moe_tiny"
 
 
-class FakeAnswering:
-    """Says what it was asked, or fails where it is asked to."""
+class FakeModel:
+    """Says yes and keeps what it was asked, or fails where it is asked to."""
 
     def __init__(self, tokenizer) -> None:
         self._tokenizer = tokenizer
         self.asked: list[str] = []
         self.room: list[int] = []
 
-    def answer(self, prompt: list[int], *, max_new_tokens: int) -> ChatAnswer:
-        text = self._tokenizer.decode(prompt)
-        self.asked.append(text)
+    def generate(self, answer: Answer, prompt: list[int], max_new_tokens: int) -> None:
+        self.asked.append(self._tokenizer.decode(prompt))
         self.room.append(max_new_tokens)
-        if "fail" in text:
+        if "fail" in self.asked[-1]:
             raise TransferError("the disk is gone")
-        return ChatAnswer(text="yes", num_tokens=1)
+        answer._deliver(TokenDelta(text="yes", token=1))
 
 
-def talk(monkeypatch: pytest.MonkeyPatch, text: str, *, context: int = 2048) -> FakeAnswering:
+def make_chat(console: Console, *, context: int = 2048) -> tuple[ChatTerminal, FakeModel]:
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    model = FakeModel(tokenizer)
+    handle = SimpleNamespace(stats=lambda: {"requests": 1, "hits": 1})
+    conversation = Conversation(tokenizer, context, max_new_tokens=100)
+    config = ChatConfig(max_new_tokens=100)
+    return ChatTerminal(console, handle, config, conversation, Answer, model.generate), model
+
+
+def talk(monkeypatch: pytest.MonkeyPatch, text: str, *, context: int = 2048) -> FakeModel:
     """A conversation in a pipe."""
     monkeypatch.setattr("sys.stdin", io.StringIO(text))
-    tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    answering = FakeAnswering(tokenizer)
-    handle = SimpleNamespace(stats=lambda: {"requests": 1, "hits": 1})
-    config = ChatConfig(max_new_tokens=100)
-    conversation = Conversation(tokenizer, context, max_new_tokens=100)
-    ChatTerminal(Console(file=io.StringIO()), handle, config, conversation, answering).talk()
-    return answering
+    chat, model = make_chat(Console(file=io.StringIO()), context=context)
+    chat.talk()
+    return model
 
 
 def test_chat__a_read_that_fails_ends_that_answer_and_is_forgotten(
@@ -85,12 +89,9 @@ def test_chat__ctrl_c_ends_neither_the_program_nor_its_hint(
 
     monkeypatch.setattr("builtins.input", type_line)
     monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
-    tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    answering, shown = FakeAnswering(tokenizer), io.StringIO()
-    handle = SimpleNamespace(stats=lambda: {"requests": 1, "hits": 1})
-    conversation = Conversation(tokenizer, 2048, max_new_tokens=100)
-    console = Terminal(file=shown, force_terminal=True, highlight=False)
-    ChatTerminal(console, handle, ChatConfig(), conversation, answering).talk()
+    shown = io.StringIO()
+    chat, answering = make_chat(Terminal(file=shown, force_terminal=True, highlight=False))
+    chat.talk()
     assert len(answering.asked) == 1
     assert "hello<|im_end|>" in answering.asked[0]
     assert shown.getvalue().count("/quit or Ctrl-D ends") == 2
@@ -137,13 +138,10 @@ def test_printable__lets_no_escape_sequence_through() -> None:
 
 
 def test_summary__counts_this_answers_requests_only() -> None:
-    said = ChatAnswer(text="x", num_tokens=5, seconds=3.0, first_token_seconds=1.0)
-    line = summarize_answer(said, {"requests": 100, "hits": 10}, {"requests": 140, "hits": 40})
+    answer = Answer(lambda _: None)
+    before = {"requests": 100, "hits": 10}
+    assert summarize_answer(answer, before, before) == "0 tokens"
+    answer.num_tokens, answer.started_at = 5, 10.0
+    answer.first_token_at, answer.last_token_at = 11.0, 13.0
+    line = summarize_answer(answer, before, {"requests": 140, "hits": 40})
     assert line == "5 tokens, first after 1.00 s, 2.0 tokens/s, hits 75 %"
-
-
-def test_summary__of_no_token_says_so() -> None:
-    assert (
-        summarize_answer(ChatAnswer(), {"requests": 1, "hits": 1}, {"requests": 1, "hits": 1})
-        == "0 tokens"
-    )

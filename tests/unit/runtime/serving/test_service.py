@@ -117,9 +117,10 @@ def make_choice(request_id: str = "r", num_tokens: int = 3) -> tuple[CompletionC
 
 
 def fake_model() -> Any:
-    config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(vocab_size=8192))
+    text_config = SimpleNamespace(vocab_size=8192)
+    config = SimpleNamespace(get_text_config=lambda: text_config, is_encoder_decoder=False)
     return SimpleNamespace(
-        device="cpu", config=config, close=lambda: None, generate=lambda *_, **__: None
+        device="cpu", config=config, close=lambda: None, generate=lambda inputs, **_: inputs
     )
 
 
@@ -191,7 +192,8 @@ def test_choices__wait_until_their_kv_caches_fit() -> None:
         group.allowed.release()
         assert first[1].last() == ChoiceFinished(FinishReason.LENGTH)
         wait_for(lambda: large[0].started_at is not None)
-        assert (service.num_running, small[0].started_at) == (1, None)
+        wait_for_running(service, 1)
+        assert small[0].started_at is None
         group.allowed.release(11)
         assert large[1].last() == small[1].last() == ChoiceFinished(FinishReason.LENGTH)
         fitting = [make_choice(str(number), 4) for number in (4, 5)]

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.errors import ResultFileError
-from runtime.generation.batch.config import Fsync
 from runtime.generation.batch.result_journal import BatchResult, ResultJournal
+from runtime.generation.config import Fsync
 
 SETTINGS = {"input_sha256": "aa", "batch_size": 4}
 KNOWN = ["a", 1, "é\n", 3]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transformers.cache_utils import DynamicLayer
 
 from runtime.errors import PlanError, TransferError
-from runtime.generation.batch.config import Offload
+from runtime.generation.config import Offload
 from runtime.generation.kv.cache_factory import SinkCacheLayer, make_offload_factory
 from runtime.generation.kv.manager import WORKING_COPIES, KVCacheManager, OffloadedCacheLayer
 from runtime.generation.kv.offload import DiskOffload, HostOffload

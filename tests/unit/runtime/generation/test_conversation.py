@@ -7,8 +7,7 @@ from transformers import AutoTokenizer
 
 from runtime.config import BUILTIN_MODELS
 from runtime.errors import ChatError
-from runtime.generation.chat.conversation import Conversation
-from runtime.generation.chat_template import render
+from runtime.generation.chat_template import Conversation, render
 
 TOKENIZER = AutoTokenizer.from_pretrained(BUILTIN_MODELS / "qwen2_moe_tiny")
 

@@ -1,1 +1,0 @@
-"""Chat in the terminal: `moecast chat`."""

@@ -1,0 +1,129 @@
+"""Answers are what `generate` gives, in pieces as they come, and Ctrl-C ends one of them only."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoTokenizer, PreTrainedModel
+
+import runtime
+from runtime.config import BUILTIN_MODELS
+from runtime.generation.answer import Answer, FinishReason, TokenDelta
+from runtime.generation.chat_template import render
+
+TOKENIZER = AutoTokenizer.from_pretrained(BUILTIN_MODELS / "qwen2_moe_tiny")
+PROMPT = render([{"role": "user", "content": "What does the heart do?"}], TOKENIZER)
+
+
+@pytest.fixture(scope="module")
+def model():
+    model = runtime.load(budget="50%", predictor="qwen2-moe-tiny/stride")
+    yield model
+    model.close()
+
+
+def answer(
+    model: PreTrainedModel, *, deliver=None, num_tokens: int = 12, stop=(), end_ids=(), **options
+) -> tuple[Answer, list[str], FinishReason]:
+    pieces: list[str] = []
+    made = Answer(deliver or (lambda one: pieces.append(one.text)), stop=stop, end_ids=end_ids)
+    options = {"do_sample": False, **options}
+    made.generate(model, TOKENIZER, PROMPT, max_new_tokens=num_tokens, **options)
+    return made, pieces, made.end()
+
+
+def generated(model: PreTrainedModel, max_new_tokens: int) -> list[int]:
+    inputs = torch.tensor([PROMPT])
+    output = model.generate(
+        inputs,
+        attention_mask=torch.ones_like(inputs),
+        max_new_tokens=max_new_tokens,
+        do_sample=False,
+    )
+    return output[0, len(PROMPT) :].tolist()
+
+
+def test_answer__is_the_text_that_generate_gives_in_pieces(model: PreTrainedModel) -> None:
+    made, pieces, reason = answer(model)
+    assert "".join(pieces) == TOKENIZER.decode(generated(model, 12))
+    assert len(pieces) > 3
+    assert (made.num_tokens, reason) == (12, FinishReason.LENGTH)
+    assert made.first_token_seconds is not None
+    assert 0 < made.first_token_seconds < made.seconds
+    assert made.tokens_per_second is not None
+
+
+def test_answer__ends_at_an_end_token_and_omits_it(model: PreTrainedModel) -> None:
+    tokens = generated(model, 12)
+    place = next(i for i in range(3, 12) if tokens[i] not in tokens[:i])
+    made, pieces, reason = answer(model, end_ids=[tokens[place]])
+    assert (made.num_tokens, reason) == (place + 1, FinishReason.STOP)
+    assert "".join(pieces) == TOKENIZER.decode(tokens[:place])
+
+
+def test_answer__ends_before_a_stop_string(model: PreTrainedModel) -> None:
+    text = TOKENIZER.decode(generated(model, 12))
+    stop = text[len(text) // 2 : len(text) // 2 + 3]
+    _, pieces, reason = answer(model, stop=[stop])
+    assert reason is FinishReason.STOP
+    assert "".join(pieces) == text[: text.index(stop)]
+
+
+class OwnLoop:
+    """Stands for a model that generates without reporting its tokens, as diffusion models do."""
+
+    device = torch.device("cpu")
+    config = SimpleNamespace(is_encoder_decoder=False)
+
+    def __init__(self, tokens: list[int]):
+        self._tokens = tokens
+
+    def generate(self, inputs: torch.Tensor, **_: object) -> torch.Tensor:
+        return torch.cat([inputs, torch.tensor([self._tokens])], dim=1)
+
+
+def stream(tokens: list[int]) -> list[str]:
+    pieces: list[str] = []
+    made = Answer(lambda one: pieces.append(one.text))
+    assert made.generate(OwnLoop(tokens), TOKENIZER, PROMPT) == tokens
+    made.end()
+    assert made.num_tokens == len(tokens)
+    return pieces
+
+
+def test_answer__a_characters_bytes_are_held_back() -> None:
+    text = "a🙂b"
+    tokens = TOKENIZER(text)["input_ids"]
+    assert len(tokens) > 3, "the character is several tokens"
+    assert [piece for piece in stream(tokens) if piece] == ["a", "🙂", "b"]
+
+
+def test_answer__bytes_that_never_became_a_character_come_last() -> None:
+    tokens = TOKENIZER("a🙂")["input_ids"][:-1]
+    assert "".join(stream(tokens)).startswith("a\N{REPLACEMENT CHARACTER}")
+
+
+@pytest.mark.parametrize("after", [1, 4])
+def test_interrupt__keeps_what_was_said_and_the_model_answers_on(
+    model: PreTrainedModel, after: int
+) -> None:
+    pieces: list[str] = []
+
+    def deliver(delta: TokenDelta) -> None:
+        pieces.append(delta.text)
+        if len(pieces) == after:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        answer(model, deliver=deliver)
+    whole = TOKENIZER.decode(generated(model, 12))
+    assert whole.startswith("".join(pieces))
+    assert "".join(answer(model)[1]) == whole
+
+
+def test_sampling__is_drawn_by_the_seed(model: PreTrainedModel) -> None:
+    texts = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        texts.append(answer(model, do_sample=True, temperature=1.0)[1])
+    assert texts[0] == texts[1] != texts[2]
