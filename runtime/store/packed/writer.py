@@ -1,11 +1,13 @@
 """Packs a model's experts: resumable at any point, published atomically.
 
-Next to the output PATH, `.NAME.packing/` holds `plan.json` (the contents), `store/` (the
-folder to be) and `journal/` (checksums of the records written so far).
+Next to the output PATH, `.NAME.packing/DIGEST/` holds `store/` (the folder to be) and `sums/` (the
+checksums of its files). DIGEST is that of the contents. A layer is one file, which has its name
+when it is whole: a run that was killed begins the layer again at which it was.
 """
 
 import errno
 import fcntl
+import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -109,10 +111,10 @@ def write_store(
         return PackSummary(num_bytes=total_bytes(contents), written=0, kept=num_experts)
     output.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with _workplace(work, contents) as (store, journal):
+        with _workplace(work, contents) as (store, sums):
             _require_room(contents, store, output)
-            written, kept = _write_layers(fill, contents, store, journal, advance)
-            checksums = b"".join(path.read_bytes() for path in _sums(contents, journal))
+            written, kept = _write_layers(fill, contents, store, sums, advance)
+            checksums = b"".join((sums / layer.file).read_bytes() for layer in contents.layers)
             write_atomic(store / CHECKSUMS, checksums)
             write_atomic(store / MANIFEST, seal_manifest(contents, checksums))
             _publish(store, output, work)
@@ -127,6 +129,10 @@ def write_store(
             "the same command again, or delete that folder"
         ) from error
     return PackSummary(num_bytes=total_bytes(contents), written=written, kept=kept)
+
+
+def digest_contents(contents: StoreContents) -> str:
+    return hashlib.sha256(canonical_json(contents.model_dump())).hexdigest()
 
 
 def total_bytes(contents: StoreContents) -> int:
@@ -173,7 +179,7 @@ def _verify(store: PackedStore, advance: Advance) -> int:
 
 @contextmanager
 def _workplace(work: Path, contents: StoreContents) -> Iterator[tuple[Path, Path]]:
-    """`store/` and `journal/` of this plan, emptied of another's; locked."""
+    """`store/` and `sums/` of these contents, and none of others'; locked."""
     work.mkdir(exist_ok=True)
     handle = os.open(work, os.O_RDONLY)
     try:
@@ -181,25 +187,20 @@ def _workplace(work: Path, contents: StoreContents) -> Iterator[tuple[Path, Path
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise StoreError(f"another process is packing in {work}; wait for its end") from error
-        plan, wanted = work / "plan.json", canonical_json(contents.model_dump())
-        store, journal = work / "store", work / "journal"
-        if not plan.is_file() or plan.read_bytes() != wanted:
-            for folder in (store, journal):
-                shutil.rmtree(folder, ignore_errors=True)
-            write_atomic(plan, wanted)
-        for folder in (store, journal):
-            folder.mkdir(exist_ok=True)
+        own = work / digest_contents(contents)
+        for other in work.iterdir():
+            if other != own:
+                shutil.rmtree(other)
+        store, sums = own / "store", own / "sums"
+        for folder in (store, sums):
+            folder.mkdir(parents=True, exist_ok=True)
         # After a kill right behind the exchange of names, `store` is the one that was replaced.
         for file in store.iterdir():
             if file.name not in {layer.file for layer in contents.layers}:
                 file.unlink()
-        yield store, journal
+        yield store, sums
     finally:
         os.close(handle)
-
-
-def _sums(contents: StoreContents, journal: Path) -> list[Path]:
-    return [(journal / layer.file).with_suffix(".sums") for layer in contents.layers]
 
 
 def _require_room(contents: StoreContents, store: Path, output: Path) -> None:
@@ -214,28 +215,52 @@ def _require_room(contents: StoreContents, store: Path, output: Path) -> None:
 
 
 def _write_layers(
-    fill: FillRecord, contents: StoreContents, store: Path, journal: Path, advance: Advance
+    fill: FillRecord, contents: StoreContents, store: Path, sums: Path, advance: Advance
 ) -> tuple[int, int]:
     """Experts written and kept."""
     written = kept = 0
-    for layer, (record, sums) in enumerate(
-        zip(contents.layers, _sums(contents, journal), strict=True)
-    ):
-        layout = restore_layout(record)
-        log = LayerJournal(store / record.file, sums, layout, num_experts=record.num_experts)
-        kept += log.num_done
-        advance(log.num_done)
+    for layer, record in enumerate(contents.layers):
+        layout, num_experts = restore_layout(record), record.num_experts
+        file, table = store / record.file, sums / record.file
+        if _is_whole(file, table, layout, num_experts):
+            kept += num_experts
+            advance(num_experts)
+            continue
+        partial = file.with_suffix(".part")
         buffer = allocate_aligned(layout.num_bytes)
-        try:
-            for expert in range(log.num_done, record.num_experts):
+        checksums: list[list[int]] = []
+        with partial.open("wb", buffering=0) as opened:
+            for expert in range(num_experts):
                 fill(layer, expert, buffer)
-                log.append(buffer)
-                written += 1
+                write_all(opened, as_memoryview(buffer))
+                checksums.append(compute_checksums(layout, buffer))
                 advance(1)
-            log.close()
-        finally:
-            log.abandon()
+            os.fsync(opened.fileno())
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        write_atomic(table, np.array(checksums, dtype="<u8").tobytes())
+        partial.replace(file)
+        written += num_experts
     return written, kept
+
+
+def _is_whole(file: Path, table: Path, layout: PackedLayout, num_experts: int) -> bool:
+    """Whether a file has all its records, each with the checksums in the table."""
+    if not file.exists() or not table.exists():
+        return False
+    checksums = np.frombuffer(table.read_bytes(), dtype="<u8").reshape(num_experts, -1).tolist()
+    reader = FileReader(page_cache=PageCache.BYPASS)
+    record = allocate_aligned(layout.num_bytes)
+    try:
+        for i, expected in enumerate(checksums):
+            reader.read(file, i * len(record), as_memoryview(record), what=f"expert {i}")
+            if compute_checksums(layout, record) != expected:
+                return False
+    except TransferError:
+        return False
+    finally:
+        reader.close()
+    return True
 
 
 def _publish(store: Path, output: Path, work: Path) -> None:
@@ -247,7 +272,7 @@ def _publish(store: Path, output: Path, work: Path) -> None:
     if not output.exists():
         store.replace(output)
     elif not exchange_paths(store, output):
-        aside = work / "replaced"
+        aside = store.with_name("replaced")
         shutil.rmtree(aside, ignore_errors=True)  # left by a run that was killed here
         output.replace(aside)
         store.replace(output)
@@ -270,70 +295,6 @@ def fill_record(layout: PackedLayout, weights: dict[str, Tensor], record: Tensor
                 record[part.offset :],
                 num_columns=layout.shapes[part.parameter][-1],
             )
-
-
-class LayerJournal:
-    """Appends one layer's records; may be opened again after a kill at any point.
-
-    Records and their checksums are appended to two files, in no order that survives a power cut. A
-    record counts if its bytes have the checksum in the journal; the first that has not is written
-    again, with all after it.
-    """
-
-    def __init__(self, data: Path, sums: Path, layout: PackedLayout, *, num_experts: int):
-        self._layout = layout
-        self._data_path, self._sums_path = data, sums
-        self.num_done = self._verified(num_experts)
-        self._data = self._cut(data, self.num_done * layout.num_bytes)
-        self._sums = self._cut(sums, self.num_done * 8 * len(layout.chunks))
-
-    @staticmethod
-    def _cut(path: Path, size: int) -> BinaryIO:
-        opened = path.open("ab", buffering=0)
-        opened.truncate(size)
-        return opened
-
-    def _verified(self, num_experts: int) -> int:
-        """Number of valid records."""
-        if not self._sums_path.exists() or not self._data_path.exists():
-            return 0
-        chunks = len(self._layout.chunks)
-        raw = self._sums_path.read_bytes()
-        table = np.frombuffer(raw[: len(raw) // (8 * chunks) * 8 * chunks], dtype="<u8")
-        reader = FileReader(page_cache=PageCache.BYPASS)
-        record = allocate_aligned(self._layout.num_bytes)
-        try:
-            for i, row in enumerate(table.reshape(-1, chunks)[:num_experts]):
-                try:
-                    reader.read(
-                        self._data_path, i * len(record), as_memoryview(record), what=f"expert {i}"
-                    )
-                except TransferError:
-                    return i
-                if compute_checksums(self._layout, record) != row.tolist():
-                    return i
-            return min(len(table) // chunks, num_experts)
-        finally:
-            reader.close()
-
-    def append(self, record: Tensor) -> None:
-        """Writes the next record, uint8 `(num_bytes,)`; OSError when the disk is full."""
-        write_all(self._data, as_memoryview(record))
-        checksums = np.array(compute_checksums(self._layout, record), dtype="<u8")
-        write_all(self._sums, checksums.tobytes())
-
-    def close(self) -> None:
-        """Makes both files durable and lets the data out of the page cache."""
-        for opened in (self._data, self._sums):
-            os.fsync(opened.fileno())
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._data.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        self.abandon()
-
-    def abandon(self) -> None:
-        """Closes the files as they are."""
-        self._data.close()
-        self._sums.close()
 
 
 def write_all(opened: BinaryIO, data: bytes | memoryview) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 from runtime.commands import pack
 from runtime.config import ModelConfig, PackConfig
 from runtime.errors import StoreError
+from runtime.store.packed.manifest import read_manifest
 from runtime.store.packed.store import open_store
-from runtime.store.packed.writer import Advance
+from runtime.store.packed.writer import Advance, digest_contents
 from runtime.store.packed.writer import pack as write_store
 from tests.builders.faults.bench import Bench
 from tests.builders.faults.syscalls import ENDED, CannotTraceError, injected, killed
@@ -107,7 +108,9 @@ def packing_fails_to_write(bench: Bench, *, folder: str, inject: str) -> Result:
     output, model = Path(folder) / "store", bench.disk / "model"
     result: Result = {"first": packed(model, output)}
     work = output.parent / f".{output.name}.packing"
-    records = [work / "store" / file.name for file in output.iterdir()]
+    store = work / digest_contents(read_manifest(output)[0]) / "store"
+    records = [store / file.name for file in output.iterdir()]
+    records += [file.with_suffix(".part") for file in records]
     try:
         with injected(inject, paths=records, log=bench.folder / "strace.log") as injection:
             result["during"] = packed(model, output)
