@@ -201,9 +201,8 @@ def format_read_ahead(kib: int | None) -> str:
 
 
 COLUMNS = (
-    *("budget", "program", "threads", "read-ahead", "first token", "TPOT"),
-    *("tokens/s (lowest to highest)", "against the reference", "read per token"),
-    *("memory with page cache, mean", "tokens as Transformers"),
+    *("budget", "program", "threads, read-ahead", "first token", "tokens/s (lowest to highest)"),
+    *("against the reference", "memory with page cache, mean", "tokens as Transformers"),
 )
 
 
@@ -214,8 +213,7 @@ def peers_table(rows: Iterable[PeerRow | FailedPeer]) -> list[str]:
         cells = [
             row.budget,
             f"`{row.peer}`",
-            str(row.threads),
-            format_read_ahead(row.read_ahead_kib),
+            f"{row.threads}, {format_read_ahead(row.read_ahead_kib)}",
         ]
         if isinstance(row, FailedPeer):
             cells.append(f"did not run: {row.cannot_run}")
@@ -225,10 +223,8 @@ def peers_table(rows: Iterable[PeerRow | FailedPeer]) -> list[str]:
             ratio = row.over_reference
             cells += [
                 f"{row.ttft_seconds:.2f} s",
-                f"{row.tpot_seconds * 1e3:.0f} ms",
                 f"{row.tokens_per_second:.2f} ({lowest:.2f} to {highest:.2f})",
                 "-" if ratio is None else f"{ratio:.2g}x" if ratio < 1 else f"{ratio:.1f}x",
-                f"{row.read_bytes_per_token / MIB:.0f} MiB",
                 f"{row.mean_charged_bytes / MIB:.0f} of {row.limit_bytes / MIB:.0f} MiB",
                 row.tokens_as_transformers or "-",
             ]

@@ -47,7 +47,6 @@ def list_tables() -> dict[str, list[list[str]]]:
             show_figure("hit-rate-by-eviction-policy", "Hit rates of eviction policies"),
             ["## Simulated machines", ""],
             systems.replayed_table(),
-            systems.known_table(),
             show_figure(
                 "simulated/share-of-the-bound-against-known-tokens",
                 "Share of the bound against known tokens",

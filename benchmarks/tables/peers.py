@@ -143,8 +143,9 @@ def peers_section() -> list[str]:
     """Returns other programs' figures on the same weights, prompts and memory."""
     lines = [
         "Other programs and moecast with the same weights, prompts and memory, each in its fastest "
-        "setting of threads and read-ahead, interleaved; times are medians of the repetitions' "
-        "medians, tokens/s of the means. `benchmarks/results/peers.json` has every setting.",
+        "setting of threads and read-ahead, interleaved; the time of the first token is a "
+        "median of the repetitions' medians, tokens/s of the means. "
+        "`benchmarks/results/peers.json` has every setting.",
         "",
     ]
     for part, report in read_peers().items():

@@ -21,8 +21,7 @@ from benchmarks.tables.markdown import (
     section,
 )
 from benchmarks.validate import ValidateReport
-from train.evaluate.table import KNOWN_NOTE, describe_sample, describe_tally
-from train.evaluate.table import known_table as make_known_table
+from train.evaluate.table import describe_sample, describe_tally
 
 SHORT = ("on-demand", "promoe", "moecast", "oracle")
 """Systems of the figures that show only some."""
@@ -66,12 +65,6 @@ def replayed_table(batch: int = 1) -> list[str]:
         f"each, `moecast` is {describe_tally(report['tally'])}."
     )
     return [*lines, *origin_line("evaluate"), tally, ""]
-
-
-def known_table() -> list[str]:
-    """Returns the share of the bound against the number of tokens whose routing is known."""
-    lines = make_known_table(read_document("evaluate")).markdown()
-    return [KNOWN_NOTE, "", *lines, "", *origin_line("evaluate")]
 
 
 def ablation_shares() -> list[str]:

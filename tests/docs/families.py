@@ -1,23 +1,26 @@
 """Writes the table of model families from the one that the tests run."""
 
-from tests.builders.families.table import FAMILIES, Family
+from tests.builders.families.table import FAMILIES
 
 
 def render_families() -> str:
-    """Returns the number of families that are served, and a row for each family."""
-    served = sum(not family.refused for family in FAMILIES.values())
-    head = (
-        f"{served} of {len(FAMILIES)} families, each bitwise equal to plain Transformers:\n\n"
-        "| family | experts reached by | checkpoint | equal to eager, bit for bit |\n"
-        "|---|---|---|---|\n"
-    )
-    return head + "".join(f"{write_row(family)}\n" for family in FAMILIES.values())
-
-
-def write_row(family: Family) -> str:
-    if family.refused:
-        return f"| {family.name} | - | - | not served: {family.refused} |"
-    checked = "logits, tokens" if family.generates else "logits; it generates nothing"
-    if family.always_same:
-        checked += f" ({family.always_same})"
-    return f"| {family.name} | {family.served} | {family.layout} | {checked} |"
+    """Returns the number of families that are served, and their names by how they are reached."""
+    served = [family for family in FAMILIES.values() if not family.refused]
+    lines = [
+        f"{len(served)} of {len(FAMILIES)} families, each bitwise equal to plain Transformers:",
+        "",
+        "| experts reached by | checkpoint | families |",
+        "|---|---|---|",
+    ]
+    for way, layout in sorted({(family.served, family.layout) for family in served}):
+        names = [f.name for f in served if (f.served, f.layout) == (way, layout)]
+        lines.append(f"| {way} | {layout} | {', '.join(names)} |")
+    lines.append("")
+    for family in FAMILIES.values():
+        if family.refused:
+            lines.append(f"* {family.name} is not served: {family.refused}.")
+        elif not family.generates:
+            lines.append(f"* {family.name}: logits only, it generates nothing.")
+        elif family.always_same:
+            lines.append(f"* {family.name}: {family.always_same}.")
+    return "\n".join(lines) + "\n"
