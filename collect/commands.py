@@ -2,7 +2,6 @@
 
 import re
 import time
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,8 @@ ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*:/")
 def record(config: CollectConfig) -> dict[str, Any]:
     """Records, completes or opens the trace; returns its figures."""
     # Transformers takes seconds to import; a wrong option is reported before that.
+    from collect.plan import recording_settings
     from collect.record import collect, collect_once
-    from collect.recording import recording_settings
 
     assert config.run_dir is not None
     settings = recording_settings(
@@ -50,8 +49,8 @@ def record(config: CollectConfig) -> dict[str, Any]:
         logs=config.run_dir / "workers",
         on_launched=launched.append,
     )
-    summary = summarize(trace, Console(), seconds=time.monotonic() - started)
-    return asdict(summary) | {"launched": launched[0] if launched else None}
+    summary = summarize(trace, seconds=time.monotonic() - started)
+    return summary | {"launched": launched[0] if launched else None}
 
 
 def import_log(config: ImportConfig) -> dict[str, Any]:
@@ -77,47 +76,31 @@ def import_log(config: ImportConfig) -> dict[str, Any]:
         split=config.split,
         origin=config.origin,
     )
-    return asdict(summarize(trace, Console(), seconds=time.monotonic() - started))
+    return summarize(trace, seconds=time.monotonic() - started)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TraceSummary:
-    """Figures of a trace, for results.json."""
-
-    trace: str
-    digest: str
-    model: dict[str, Any]
-    signals: list[str]
-    requests: int
-    tokens: int
-    prefill_tokens: int
-    decode_tokens: int
-    held_out_tokens: int
-    bytes: int
-    seconds: float
-
-
-def summarize(trace: Trace, console: Console, *, seconds: float) -> TraceSummary:
-    """Returns the figures of the trace and prints them on one line."""
-    decode_tokens = int(np.count_nonzero(trace.phases == Phase.DECODE))
-    summary = TraceSummary(
-        trace=trace.where,
-        digest=trace.digest,
-        model=trace.spec.as_dict(),
-        signals=[str(signal) for signal in trace.signals],
-        requests=len(trace.request_table),
-        tokens=trace.num_tokens,
-        prefill_tokens=trace.num_tokens - decode_tokens,
-        decode_tokens=decode_tokens,
-        held_out_tokens=len(trace.rows("held_out")),
-        bytes=sum(file.size for file in trace.manifest.files()),
-        seconds=seconds,
-    )
-    console.print(
-        f"{summary.trace}: {summary.tokens:,} tokens of {summary.requests:,} requests "
-        f"({decode_tokens:,} generated, {summary.held_out_tokens:,} held out), "
-        f"{summary.bytes:,} bytes, digest {summary.digest[:12]}, {seconds:.1f} s",
+def summarize(trace: Trace, *, seconds: float) -> dict[str, Any]:
+    """Returns the figures of the trace, for results.json, and prints them on one line."""
+    num_decode = int(np.count_nonzero(trace.phases == Phase.DECODE))
+    num_held_out = len(trace.rows("held_out"))
+    num_bytes = sum(file.size for file in trace.manifest.files())
+    Console().print(
+        f"{trace.where}: {trace.num_tokens:,} tokens of {len(trace.request_table):,} requests "
+        f"({num_decode:,} generated, {num_held_out:,} held out), "
+        f"{num_bytes:,} bytes, digest {trace.digest[:12]}, {seconds:.1f} s",
         highlight=False,
         soft_wrap=True,
     )
-    return summary
+    return {
+        "trace": trace.where,
+        "digest": trace.digest,
+        "model": trace.spec.as_dict(),
+        "signals": [str(signal) for signal in trace.signals],
+        "requests": len(trace.request_table),
+        "tokens": trace.num_tokens,
+        "prefill_tokens": trace.num_tokens - num_decode,
+        "decode_tokens": num_decode,
+        "held_out_tokens": num_held_out,
+        "bytes": num_bytes,
+        "seconds": seconds,
+    }

@@ -1,17 +1,41 @@
-"""Plans a recording: its units, their names and their bytes."""
+"""Plans a recording: what is recorded and where to, its units, their names and their bytes.
 
-from collections.abc import Iterator, Sequence
+The plan is the same for the command and its workers.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+import torch
+from pydantic import TypeAdapter
 from transformers import PreTrainedTokenizerBase
 
 from collect.config import DataConfig
 from collect.errors import DiskSpaceError, PromptError
-from collect.prompts import PromptText
-from collect.traces.layout import TraceSignal
-from collect.traces.manifest import TraceModel, TracePlan, hash_value, open_writable_storage
+from collect.prompts import PromptText, load_prompts
+from collect.traces.layout import TraceSignal, row_bytes
+from collect.traces.manifest import (
+    TraceManifest,
+    TraceModel,
+    TracePlan,
+    has_manifest,
+    hash_value,
+    open_writable_storage,
+    read_manifest,
+)
+from collect.traces.reader import Trace
+from collect.traces.writer import TraceWriter
+from predictors.files import expand_home, path_exists
 from predictors.spec import ModelSpec
+from runtime.config import BUILTIN, ModelConfig
+from runtime.hf.decode_step import choose_kernels
+from runtime.hf.loading import read_config
+from runtime.hf.model_faults import check_tokens
+from runtime.hf.tokens import load_tokenizer
+from runtime.store.model_source import identity, resolve
 
 RECORDING_VERSION = 1
 """Part of every unit's name: increased when the same settings give other rows."""
@@ -171,3 +195,131 @@ def require_space(where: str | Path, needed_bytes: int) -> None:
             "fewer prompts (data.num_prompts=...), fewer signals (signals=[gate_input,experts]), "
             "or another disk (output=PATH)"
         )
+
+
+@dataclass(frozen=True)
+class RecordingJob:
+    """Everything that decides a trace; a worker makes it from JSON and loads its own model."""
+
+    model: ModelConfig
+    data: DataConfig
+    where: str
+    """Folder or address of the trace."""
+    signals: tuple[TraceSignal, ...]
+    settings: RecordingSettings
+    budget: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns JSON values for a worker. Paths are absolute: it may run in another folder.
+
+        `decode_kernels=auto` is decided here. Each worker would measure for itself, and the bits of
+        parts from different or busy machines would differ.
+        """
+        fields = {**asdict(self), "signals": list(self.signals), "where": absolute_path(self.where)}
+        kernels = choose_kernels(self.model.decode_kernels, self._dtype())
+        fields["model"] |= {"id": absolute_if_exists(self.model.id), "decode_kernels": kernels}
+        if self.data.path is not None:
+            fields["data"] |= {"path": absolute_if_exists(self.data.path)}
+        return fields
+
+    def _dtype(self) -> torch.dtype:
+        """Returns the dtype that the model will have; float32 for a file that does not name one."""
+        name = self.model.dtype
+        if name == "auto":
+            name = read_config(resolve(self.model)).get_text_config().dtype or "float32"
+        return name if isinstance(name, torch.dtype) else getattr(torch, name)
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> "RecordingJob":
+        return TypeAdapter(cls).validate_python(fields)
+
+    @cached_property
+    def prompts(self) -> list[EncodedPrompt]:
+        folder = resolve(self.model)
+        tokenizer = load_tokenizer(folder)
+        texts = load_prompts(self.data, seed=self.settings.seed)
+        prompts = encode_prompts(texts, tokenizer, self.settings)
+        check_tokens([token for prompt in prompts for token in prompt.tokens], read_config(folder))
+        return prompts
+
+    def plan(self, spec: ModelSpec) -> tuple[TracePlan, list[list[EncodedPrompt]]]:
+        work = split_units(self.prompts, self.settings, bytes_per_row=row_bytes(spec, self.signals))
+        plan = make_plan(
+            spec, signals=self.signals, data=self.data, settings=self.settings, work=work
+        )
+        return plan, work
+
+    def open_finished(self) -> Trace | None:
+        """Returns the trace if it is complete, without loading the model."""
+        assert self.prompts, "a source without texts is an error already"
+        spec = self._recorded_spec()
+        if spec is None or not read_manifest(self.where).complete:
+            return None
+        writer = TraceWriter(self.where, self.plan(spec)[0])
+        return None if writer.missing() else writer.finish()
+
+    def _recorded_spec(self) -> ModelSpec | None:
+        """Spec of the trace at `where`, if that trace is of this very model."""
+        if not has_manifest(self.where):
+            return None
+        spec = read_manifest(self.where).plan.spec
+        return spec if self.is_of_model(spec) else None
+
+    def is_of_model(self, spec: ModelSpec) -> bool:
+        """Returns whether a trace with this spec was made from the job's model."""
+        wanted = identity(resolve(self.model), self.model)
+        is_same = all(getattr(spec, name) == value for name, value in wanted.items())
+        return is_same and self.model.dtype in ("auto", spec.dtype)
+
+    def is_in(self, manifest: TraceManifest) -> bool:
+        """Returns whether a trace is finished and has the rows and the signals of the job."""
+        plan = manifest.plan
+        return (
+            manifest.complete
+            and plan.source == "recorded"
+            and set(self.signals) <= set(plan.signals)
+            and without_packing(plan.settings) == without_packing(asdict(self.settings))
+            and self.is_of_model(plan.spec)
+            and plan.prompts_digest == hash_value([prompt.digest for prompt in self.prompts])
+        )
+
+
+def without_packing(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings that decide the rows of a trace.
+
+    Those that divide the work change at most the last bits of the states.
+    """
+    return {name: settings[name] for name in settings if name not in ("batch_size", "shard_bytes")}
+
+
+def recording_settings(data: DataConfig, **options: Any) -> RecordingSettings:
+    """Returns settings with the lengths of the data; `options` are the other fields."""
+    return RecordingSettings(
+        new_tokens=data.max_new_tokens,
+        max_prompt_tokens=data.max_prompt_tokens,
+        chat=data.chat,
+        **options,
+    )
+
+
+def default_folder(
+    model: ModelConfig,
+    data: DataConfig,
+    *,
+    signals: Sequence[TraceSignal],
+    settings: RecordingSettings,
+) -> Path:
+    """Returns runs/traces/MODEL/DATA-DIGEST: other settings, another folder."""
+    parts = [vars(model), vars(data), list(signals), vars(settings)]
+    return Path("runs", "traces", model.name, f"{data.name}-{hash_value(parts)[:8]}")
+
+
+def absolute_path(where: str) -> str:
+    """Returns the folder's absolute path, or an address as it is."""
+    return where if "://" in where else str(expand_home(where).resolve())
+
+
+def absolute_if_exists(name: str) -> str:
+    """Returns an absolute path for what exists here, and any other name (of the Hub) as it is."""
+    is_path = name != BUILTIN and path_exists(expand_home(name))
+    return absolute_path(name) if is_path else name

@@ -1,7 +1,7 @@
 """Runs prompts through a model and writes a trace of its hidden states and routing."""
 
+import logging
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,19 +9,27 @@ from typing import Any
 from rich.console import Console
 
 from collect.config import DataConfig
+from collect.errors import TraceError
 from collect.launch.config import LauncherConfig
 from collect.launch.pool import WorkerPool
 from collect.launch.worker import DoUnit
-from collect.plan import RecordingSettings, require_space
-from collect.recording import RecordingJob, default_folder, recording_settings
-from collect.same_trace import find_same_trace
-from collect.time_estimate import UnitCosts, measure_costs
+from collect.plan import (
+    RecordingJob,
+    RecordingSettings,
+    default_folder,
+    max_rows,
+    recording_settings,
+    require_space,
+)
+from collect.recorder import UnitRecorder
 from collect.traces.layout import ALL_SIGNALS, TraceSignal, row_bytes
-from collect.traces.manifest import TracePlan, has_manifest
+from collect.traces.manifest import MANIFEST, TracePlan, has_manifest, read_manifest
 from collect.traces.reader import Trace
 from collect.traces.writer import TraceWriter
-from runtime.commands.progress import describe_duration, print_line, progress
+from runtime.commands.progress import print_line, progress
 from runtime.config import ModelConfig
+
+log = logging.getLogger(__name__)
 
 LOGS = Path("runs", "workers")
 """The workers' logs, where there is no run folder."""
@@ -124,14 +132,30 @@ def collect_once(
     )
 
 
+def find_same_trace(job: RecordingJob, folder: Path) -> Path | None:
+    """Return the finished trace in a subfolder of `folder` that contains all that `job` records.
+
+    It may have more signals, batches of another size and another name. The folder of the job itself
+    comes first.
+    """
+    paths = sorted(path.parent for path in folder.glob(f"*/{MANIFEST}"))
+    for path in sorted(paths, key=lambda path: path != Path(job.where)):
+        try:
+            manifest = read_manifest(path)
+        except TraceError as error:
+            log.warning("%s", error)
+            continue
+        if job.is_in(manifest):
+            return path
+    return None
+
+
 def _record_here(job: RecordingJob, console: Console | None) -> Trace:
-    recorder = job.load()
+    recorder = UnitRecorder.load(job)
     with recorder.model.moecast:
-        costs = measure_costs(recorder)
-        writer, missing = _begin(job.where, recorder.plan, costs, console)
-        total = sum(costs.rows[unit] for unit in missing)
-        with progress(console, "recording", total=total, unit="tokens") as advance:
-            for unit in missing:
+        writer, rows = _begin(job, recorder.plan, console)
+        with progress(console, "recording", total=sum(rows.values()), unit="tokens") as advance:
+            for unit in rows:
                 writer.write(unit, *recorder.record(unit, advance))
     return writer.finish()
 
@@ -142,10 +166,9 @@ def record_with(pool: WorkerPool, job: RecordingJob, console: Console | None = N
     Raises:
         LaunchError: units failed; the others are kept.
     """
-    made = pool.run([PLAN])[PLAN]
-    plan, costs = TracePlan.model_validate(made["plan"]), UnitCosts(**made["costs"])
-    writer, missing = _begin(job.where, plan, costs, console, workers=pool.num_workers)
-    sizes = {plan.units[unit]: costs.rows[unit] for unit in missing}
+    plan = TracePlan.model_validate(pool.run([PLAN])[PLAN])
+    writer, rows = _begin(job, plan, console)
+    sizes = {plan.units[unit]: num_rows for unit, num_rows in rows.items()}
     with progress(console, "recording", total=sum(sizes.values()), unit="tokens") as advance:
         pool.run(list(sizes), advance=lambda digest: advance(sizes[digest]))
     return writer.finish()
@@ -155,15 +178,12 @@ def open_recording(job: dict[str, Any]) -> DoUnit:
     """Entry point of a worker: loads the model once. A unit is named by its digest in the plan."""
     recording = RecordingJob.from_json(job)
     # Open until the worker ends: the process goes, and with it the model.
-    recorder = recording.load()
+    recorder = UnitRecorder.load(recording)
     numbers = {digest: unit for unit, digest in enumerate(recorder.plan.units)}
 
     def do(name: str) -> Any:
         if name == PLAN:
-            return {
-                "plan": recorder.plan.model_dump(mode="json"),
-                "costs": asdict(measure_costs(recorder)),
-            }
+            return recorder.plan.model_dump(mode="json")
         writer = TraceWriter(recording.where, recorder.plan, joins=True)
         if not writer.has(numbers[name]):
             writer.write(numbers[name], *recorder.record(numbers[name]))
@@ -173,35 +193,26 @@ def open_recording(job: dict[str, Any]) -> DoUnit:
 
 
 def _begin(
-    where: str,
-    plan: TracePlan,
-    costs: UnitCosts,
-    console: Console | None,
-    *,
-    workers: int = 1,
-) -> tuple[TraceWriter, list[int]]:
-    """Returns the trace's writer and the missing units, and announces their size and time.
+    job: RecordingJob, plan: TracePlan, console: Console | None
+) -> tuple[TraceWriter, dict[int, int]]:
+    """Returns the trace's writer and the most rows of each missing unit; announces their size.
 
     Raises:
         DiskSpaceError: they do not fit on the disk.
     """
+    work = job.plan(plan.spec)[1]
     bytes_per_row = row_bytes(plan.spec, plan.signals)
-    if not has_manifest(where):
-        require_space(where, bytes_per_row * sum(costs.rows))
-    writer = TraceWriter(where, plan)
-    missing = writer.missing()
-    num_tokens = sum(costs.rows[unit] for unit in missing)
-    require_space(where, bytes_per_row * num_tokens)
+    if not has_manifest(job.where):
+        require_space(job.where, bytes_per_row * sum(max_rows(unit, job.settings) for unit in work))
+    writer = TraceWriter(job.where, plan)
+    rows = {unit: max_rows(work[unit], job.settings) for unit in writer.missing()}
+    num_bytes = bytes_per_row * sum(rows.values())
+    require_space(job.where, num_bytes)
     if console is not None:
-        time = ""
-        if costs.seconds is not None:
-            seconds = sum(costs.seconds[unit] for unit in missing) / workers
-            time = f", about {describe_duration(seconds)}"
-        console.print(
-            f"{where}: {sum(costs.prompts[unit] for unit in missing)} prompts to record in "
-            f"{len(missing)} of {len(plan.units)} parts, at most {num_tokens:,} tokens and "
-            f"{bytes_per_row * num_tokens:,} bytes ({bytes_per_row:,} per token){time}",
-            highlight=False,
-            soft_wrap=True,
+        print_line(
+            console,
+            f"{job.where}: {sum(len(work[unit]) for unit in rows)} prompts to record in "
+            f"{len(rows)} of {len(work)} parts, at most {sum(rows.values()):,} tokens and "
+            f"{num_bytes:,} bytes ({bytes_per_row:,} per token)",
         )
-    return writer, missing
+    return writer, rows

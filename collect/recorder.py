@@ -1,19 +1,28 @@
-"""Collects the signals of a unit from the probes.
+"""Runs the prompts of a unit through a model and collects its signals from the probes.
 
 Shape suffixes: B prompts of the batch, S padded prompt length, T tokens of the step (B x S, then
 B), N rows kept of a step, D hidden size, E experts, K top_k.
 """
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from transformers import GenerationConfig, PreTrainedModel
 
 from collect.errors import TraceError
-from collect.traces.layout import TOKEN_DTYPES, TraceSignal, column_name
+from collect.plan import EncodedPrompt, RecordingJob, RecordingSettings, make_batches
+from collect.traces.layout import TOKEN_DTYPES, TraceSignal, choose_split, column_name
+from collect.traces.manifest import TracePlan, TraceRequest, hash_value
 from collect.traces.writer import to_half
 from predictors.base import Floats, Ints, Signal
 from predictors.metrics import Phase
+from runtime.config import SystemConfig
+from runtime.hf.probes import Probes
+from runtime.hf.tokens import context_length, eos_token_ids, pad_batch
 
 PROBES = {
     TraceSignal.LAYER_INPUT: Signal.LAYER_INPUT,
@@ -154,3 +163,122 @@ class SignalRecorder:
         for name in list(self._pieces):
             whole[name] = np.concatenate(self._pieces.pop(name)).take(order, axis=0)
         return whole
+
+
+@dataclass(frozen=True)
+class UnitRecorder:
+    """A loaded model that records units of a plan."""
+
+    model: PreTrainedModel
+    plan: TracePlan
+    work: Sequence[Sequence[EncodedPrompt]]
+    """Prompts of each unit."""
+    settings: RecordingSettings
+
+    @classmethod
+    def load(cls, job: RecordingJob) -> "UnitRecorder":
+        """Loads the model of a job, which the caller closes.
+
+        Raises:
+            TraceError: this model cannot be recorded, or prompts exceed its context.
+        """
+        from runtime import load
+
+        # Before the model: a missing source is reported at once.
+        assert job.prompts, "a source without texts is an error already"
+        # Recording needs no forecasts, and the predictors are not trained yet.
+        model = load(job.model, budget=job.budget, system=SystemConfig())
+        recorder = cls(model, *job.plan(model.moecast.spec), job.settings)
+        try:
+            recorder.check_model()
+        except TraceError:
+            model.close()
+            raise
+        return recorder
+
+    def check_model(self) -> None:
+        """Check that traces can be made of this model.
+
+        Raises:
+            TraceError: the model has an encoder, or prompt and generated tokens can exceed its
+                context.
+        """
+        if self.model.config.is_encoder_decoder:
+            raise TraceError(
+                f"{type(self.model).__name__} has an encoder: a token goes through the layers of "
+                "the encoder or of the decoder, and a trace has all layers for each token. Such "
+                "models can be served (moecast serve), not recorded"
+            )
+        context = context_length(self.model.config)
+        longest = max(len(prompt.tokens) for unit in self.work for prompt in unit)
+        if context is not None and longest + self.settings.new_tokens > context:
+            raise TraceError(
+                f"prompts of {longest} tokens and data.max_new_tokens={self.settings.new_tokens} "
+                f"exceed the model's context of {context}: lower data.max_prompt_tokens or "
+                "data.max_new_tokens"
+            )
+
+    def record(
+        self, unit: int, advance: Callable[[int], object] = lambda _: None
+    ) -> tuple[dict[str, Any], list[TraceRequest]]:
+        """Returns the arrays and requests of a unit, which depend on neither worker nor order.
+
+        `advance` is called after each step of the model with the tokens that it recorded.
+        """
+        recorder = SignalRecorder(
+            self.plan.signals, end_tokens=eos_token_ids(self.model), on_rows=advance
+        )
+        probes = {PROBES[signal] for signal in self.plan.signals}
+        with Probes(self.model, probes, recorder, complete=True), torch.random.fork_rng():
+            for number, batch in enumerate(make_batches(self.work[unit], self.settings.batch_size)):
+                seed = hash_value([self.plan.units[unit], number])
+                torch.manual_seed(int(seed[:15], 16))
+                generate(self.model, batch, self.settings, recorder.begin_batch)
+        arrays = recorder.take()
+        rows = np.bincount(arrays["request"], minlength=self.work[unit][-1].index + 1)
+        requests = [
+            TraceRequest(
+                index=prompt.index,
+                digest=prompt.digest,
+                dataset=prompt.dataset,
+                split=choose_split(prompt.digest),
+                prompt_tokens=len(prompt.tokens),
+                generated_tokens=int(rows[prompt.index]) - len(prompt.tokens),
+            )
+            for prompt in self.work[unit]
+        ]
+        return arrays, requests
+
+
+def generate(
+    model: PreTrainedModel,
+    batch: Sequence[EncodedPrompt],
+    settings: RecordingSettings,
+    begin_batch: Callable[[list[int], Any], None],
+) -> None:
+    """Generates from left-padded prompts, while the probes record.
+
+    One token more than is recorded is sampled: the last one does not go through the model.
+    """
+    eos_ids = list(eos_token_ids(model))
+    padding = eos_ids[0] if eos_ids else 0
+    tokens_BS, mask_BS = pad_batch([prompt.tokens for prompt in batch], padding)
+    begin_batch([prompt.index for prompt in batch], mask_BS.numpy())
+    sampling: dict[str, Any] = {"do_sample": False}
+    if settings.temperature > 0:
+        sampling = {
+            "do_sample": True,
+            "temperature": settings.temperature,
+            "top_p": settings.top_p,
+            "top_k": 0,
+        }
+    model.generate(
+        tokens_BS.to(model.device),
+        attention_mask=mask_BS.to(model.device),
+        generation_config=GenerationConfig(
+            max_new_tokens=settings.new_tokens + 1,
+            eos_token_id=eos_ids or None,
+            pad_token_id=padding,
+            **sampling,
+        ),
+    )

@@ -25,7 +25,7 @@ from torch import Tensor
 from collect.launch.config import LauncherConfig
 from collect.launch.pool import WorkerPool
 from collect.launch.worker import DoUnit
-from collect.recording import absolute_if_exists, absolute_path
+from collect.plan import absolute_if_exists, absolute_path
 from collect.traces import Trace
 from collect.traces.column import Column
 from collect.traces.manifest import hash_value

@@ -57,8 +57,8 @@ def find_trace(
             )
         return trace
     # Late: a trace that was named needs no model to be loaded.
+    from collect.plan import recording_settings
     from collect.record import LOGS, collect_once
-    from collect.recording import recording_settings
 
     return collect_once(
         config.model,

@@ -18,7 +18,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger
 
 from collect.errors import LaunchError
 from collect.launch.ray import check_head, join_ray
-from collect.recording import absolute_if_exists, absolute_path
+from collect.plan import absolute_if_exists, absolute_path
 from collect.traces import Trace
 from runtime.config import ModelConfig
 from runtime.serving.ray_cluster import HEAD_POLL_SECONDS, HeadWatch

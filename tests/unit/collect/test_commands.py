@@ -50,7 +50,6 @@ def test_collect__says_what_it_will_write_and_what_it_made(
         ({"data.chat": "true"}, "set data.chat=false"),
         ({"data.fields": "[answer]"}, "it has prompt"),
         ({"budget": "1KiB"}, "budget"),
-        ({"num_workers": "3"}, "'num_workers' is now 'launcher.workers'"),
     ],
 )
 def test_collect__bad_input_is_one_line_and_code_2(

@@ -11,8 +11,8 @@ import pytest
 
 from collect.config import DataConfig, SourceKind
 from collect.errors import TraceError
+from collect.plan import recording_settings
 from collect.record import collect
-from collect.recording import recording_settings
 from collect.traces import Trace
 from runtime.config import ModelConfig
 from tests.builders.recordable import prompts_file, recordable

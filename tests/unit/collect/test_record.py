@@ -13,10 +13,10 @@ from transformers import AutoTokenizer
 from collect.config import DataConfig, SourceKind
 from collect.errors import DiskSpaceError, TraceError
 from collect.launch.config import LauncherConfig
-from collect.plan import RecordingSettings, encode_prompts
+from collect.plan import RecordingJob, RecordingSettings, encode_prompts, recording_settings
 from collect.prompts import PromptText
 from collect.record import collect
-from collect.recording import RecordingJob, recording_settings
+from collect.recorder import UnitRecorder
 from collect.traces import Trace
 from collect.traces.layout import ROUTING_SIGNALS
 from predictors.metrics import Phase
@@ -179,7 +179,7 @@ def test_record__reports_each_recorded_token_once(tmp_path: Path) -> None:
     settings = recording_settings(data, batch_size=2)
     model = recordable(tmp_path / "model")
     job = RecordingJob(model, data, str(tmp_path / "trace"), ROUTING_SIGNALS, settings, "100%")
-    recorder = job.load()
+    recorder = UnitRecorder.load(job)
     steps: list[int] = []
     with recorder.model.moecast:
         arrays, _ = recorder.record(0, steps.append)

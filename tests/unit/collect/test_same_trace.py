@@ -8,9 +8,8 @@ import pytest
 from rich.console import Console
 
 from collect.config import DataConfig, SourceKind
-from collect.record import collect, collect_once
-from collect.recording import RecordingJob, recording_settings
-from collect.same_trace import find_same_trace
+from collect.plan import RecordingJob, recording_settings
+from collect.record import collect, collect_once, find_same_trace
 from collect.traces.layout import ALL_SIGNALS, ROUTING_SIGNALS
 from runtime.config import ModelConfig
 from tests.builders.recordable import prompts_file, recordable

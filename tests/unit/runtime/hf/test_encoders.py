@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from collect.errors import TraceError
-from collect.recording import UnitRecorder
+from collect.recorder import UnitRecorder
 from predictors.base import Signal
 from runtime.hf.probes import Probes
 from tests.builders.families.build import save_family
