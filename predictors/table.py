@@ -59,7 +59,7 @@ class TableColumn:
     """A column: its heading, its value in a row, how that is written, and how long it stays."""
 
     heading: str
-    value: str | int | tuple[str, ...] | Callable[[Row], Any] | None = None
+    value: str | int | tuple[str | int, ...] | Callable[[Row], Any] | None = None
     """Key, attribute or index in a row, a path of them, or a function; None: the heading."""
     write: Callable[[Any], str] = write_value
     rank: int = LAST

@@ -11,6 +11,7 @@ from collect.traces import Trace, TraceSignal
 from predictors.base import Floats, Forecasts, Predictor, Signal
 from predictors.metrics import DEFINITIONS
 from predictors.registry import FEED_FORWARD
+from predictors.table import Table, TableColumn
 from train.card_figures import draw_accuracy_figure
 from train.data import Batch, TraceBatches, TraceSubset
 from train.errors import ParityError, TrainError
@@ -20,7 +21,6 @@ from train.networks import PlainStack, network_specs
 from train.predictor_stack import PredictorStack, ReferenceScores
 from train.residual import ResidualStack
 from train.routers import RouterWeights
-from zoo.card import format_figure
 from zoo.entry import write_entry
 from zoo.manifest import name_entry
 from zoo.training_record import TrainingRecord
@@ -174,13 +174,14 @@ def describe_kinds(table: Mapping[str, Any]) -> str:
     kinds = table.get("other_kinds")
     if not kinds:
         return ""
-    rows = [
-        f"| {kind} | {format_figure(one['mean_accuracy'])} "
-        f"| {format_figure(one['worst_layer_accuracy'])} | {one['tokens']:,} |"
-        for kind, one in kinds.items()
-    ]
-    head = ["| prompts | accuracy | worst layer | tokens |", "|---|---|---|---|"]
-    return "\n".join(["## Accuracy by kind of prompts", "", *head, *rows])
+    columns = (
+        TableColumn("prompts", 0),
+        TableColumn("accuracy", (1, "mean_accuracy")),
+        TableColumn("worst layer", (1, "worst_layer_accuracy")),
+        TableColumn("tokens", (1, "tokens")),
+    )
+    lines = Table(columns=columns, rows=list(kinds.items())).markdown()
+    return "\n".join(["## Accuracy by kind of prompts", "", *lines])
 
 
 def write_entries(

@@ -11,7 +11,7 @@ from rich.console import Console
 from collect.traces import Trace
 from predictors.errors import NegativeResult
 from predictors.registry import REUSE_PREDICTORS
-from predictors.table import Table
+from predictors.table import Table, format_or_dash
 from runtime.config import ModelConfig
 from runtime.presets import describe_choice
 from runtime.sim.hardware import Hardware
@@ -25,7 +25,6 @@ from train.kinds import collect_signals
 from train.replay import budget_slots, describe_machines, first_tokens, measure_fetching
 from train.reuse_training import SIGNALS as REUSE_SIGNALS
 from train.scoring import worst_layer
-from zoo.card import format_figure
 from zoo.commands import print_line
 from zoo.entry import ZooEntry
 from zoo.load import find_entry, load_predictor
@@ -186,8 +185,8 @@ def print_figures(results: dict[str, Any], trace: Trace, verdicts: Sequence[Verd
         [
             [
                 name.replace("_", " "),
-                format_figure(card.get(name)),
-                format_figure(value),
+                format_or_dash(card.get(name)),
+                format_or_dash(value),
                 "" if value is None or card.get(name) is None else f"{value - card[name]:+.4f}",
             ]
             for name, value in here.items()

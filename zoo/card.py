@@ -3,8 +3,10 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from predictors.table import Table
 from predictors.terminal import escape_controls
 from zoo.errors import ZooError
 from zoo.manifest import EntryManifest
@@ -17,14 +19,9 @@ log = logging.getLogger(__name__)
 
 MAX_CARD_BYTES = 1 << 20
 
-DEFINITIONS = """\
-* **accuracy**: mean over tokens of |predicted top_k and chosen| / top_k.
-* **fetch_rate**: share of predicted experts whose bytes had all arrived before their layer was
-  routed, in a replay of the held-out trace on the named hardware profile.
-* **good_pred**: share of needed experts that were predicted x fetch_rate; layers that are not
-  covered count 0."""
-
-
+TEMPLATE, FRONT_PAGE = (
+    Path(__file__).with_name(name) for name in ("card.jinja", "front_page.jinja")
+)
 FIGURE = "figure.png"
 
 
@@ -64,49 +61,21 @@ def write_card(
         "hidden size": model.hidden_size,
         "dtype": model.dtype,
     }
-    drawn = "" if figure is None else f"![{figure.caption}]({FIGURE})\n\n*{figure.caption}*\n"
-    body = f"""# {manifest.name}
-
-A `{manifest.kind}` predictor: it forecasts which experts `{model.model_id}` will route to, so that
-their weights can be fetched before the layer needs them.
-
-    moecast generate predictor={manifest.name} budget=50% prompt="..."
-
-## Made for
-
-{format_table(made_for)}
-
-Any other model, revision or shape is refused on load. Signals that it needs while the model runs:
-{", ".join(f"`{signal}`" for signal in manifest.signals) or "none"}.
-
-## Measured on held-out requests
-
-{format_table(manifest.metrics) if manifest.metrics else "Not measured."}
-
-{DEFINITIONS}
-
-`metrics.json` has every layer.
-
-{drawn}
-## Training
-
-{describe_training(manifest, training)}
-
-## Export
-
-{format_table(manifest.parity) if manifest.parity else "Nothing was exported from torch."}
-
-{extra.strip()}
-
-## Limits
-
-The figures hold for the trace named above. Text of another kind is routed differently, which lowers
-accuracy. A wrong forecast costs time and never changes the output.
-
-Licence: {manifest.licence}.
-"""
-    front = card_data(manifest, training).to_yaml()
-    return str(ModelCard(f"---\n{front}\n---\n\n{body}")).encode()
+    card = ModelCard.from_template(
+        card_data(manifest, training),
+        template_path=str(TEMPLATE),
+        manifest=manifest,
+        training=training,
+        made_for=format_table(made_for),
+        signals=", ".join(f"`{signal}`" for signal in manifest.signals),
+        metrics=format_table(manifest.metrics),
+        caption=figure and figure.caption,
+        picture=FIGURE,
+        facts=training and format_table(list_facts(manifest, training)),
+        parity=format_table(manifest.parity),
+        extra=extra.strip(),
+    )
+    return f"{card}\n".encode()
 
 
 def card_data(manifest: EntryManifest, training: TrainingRecord | None) -> "ModelCardData":
@@ -155,31 +124,18 @@ def card_data(manifest: EntryManifest, training: TrainingRecord | None) -> "Mode
     )
 
 
-def describe_training(manifest: EntryManifest, training: TrainingRecord | None) -> str:
-    """Returns the section on the training; that of earlier versions was not recorded."""
-    made = f"code version {manifest.code_version}; made {manifest.created}"
-    if training is None:
-        return (
-            f"Trained on the trace `{manifest.trace_digest}`; {made}. Command, seed and versions "
-            "were not recorded, so it cannot be repeated."
-        )
+def list_facts(manifest: EntryManifest, training: TrainingRecord) -> dict[str, object]:
+    """Returns what the training was made from and on."""
     trace = training.trace
     versions = [f"{name} {version}" for name, version in training.versions.items() if version]
-    facts = {
+    return {
         "trace": f"`{trace.digest}`",
         "prompts": f"{trace.dataset}, {trace.num_tokens:,} tokens",
-        "seed": training.seed,
+        "seed": str(training.seed),
         "code revision": training.code_revision or f"none (moecast {manifest.code_version})",
         "versions": ", ".join([f"Python {training.python}", *versions]),
         "machine": f"{training.machine}, {training.threads} threads of torch",
     }
-    command = training.command or "called from Python"
-    return f"""    {command}
-
-{format_table(facts)}
-
-`training.json` has every option. With these versions the same options, trace and code give the same
-weights. {made[0].upper()}{made[1:]}."""
 
 
 FIGURES = "figures"
@@ -198,6 +154,7 @@ def write_front_page(cards: Mapping[str, StoredCard]) -> bytes:
     Hub shows all of them.
     """
     import yaml
+    from jinja2 import Template
 
     parsed = {}
     for name, card in cards.items():
@@ -223,24 +180,9 @@ def write_front_page(cards: Mapping[str, StoredCard]) -> bytes:
     datasets = sorted({str(name) for card in fronts for name in card.get("datasets") or []})
     if datasets:
         front["datasets"] = datasets
-    rows = "\n".join(f"| `{name}` |" for name in cards)
-    drawn = "\n\n".join(
-        f"## {name}\n\n![{name}]({figure_path(name)})" for name, card in cards.items() if card.png
-    )
-    body = f"""# Predictors of expert routing
-
-Each forecasts which experts of a Mixture-of-Experts model will be needed, so that they can be \
-fetched before the layer needs them (moecast).
-
-| entry |
-|---|
-{rows}
-
-    moecast zoo list zoo=hf://OWNER/REPO
-    moecast zoo show hf://OWNER/REPO#NAME
-
-{drawn}
-"""
+    template = Template(FRONT_PAGE.read_text(), trim_blocks=True)
+    drawn = [name for name, card in cards.items() if card.png]
+    body = template.render(cards=list(cards), drawn=drawn, figure_path=figure_path)
     return f"---\n{yaml.safe_dump(front, sort_keys=False)}---\n\n{body.rstrip()}\n".encode()
 
 
@@ -257,18 +199,10 @@ def parse_card(data: bytes) -> "ModelCard":
         raise ZooError(f"README.md is not a model card: {reason}") from error
 
 
-def format_table(rows: Mapping[str, object]) -> str:
-    lines = [
-        f"| {name.replace('_', ' ')} | {format_figure(value)} |" for name, value in rows.items()
-    ]
-    return "\n".join(["| | |", "|---|---|", *lines])
-
-
-def format_figure(value: object) -> str:
-    """Formats a metric; None is "not measured"."""
-    if value is None:
-        return "not measured"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def format_table(facts: Mapping[str, object]) -> str:
+    """Returns a table in Markdown; empty without any facts."""
+    names = {name.replace("_", " "): value for name, value in facts.items()}
+    return "\n".join(Table.facts(names).markdown()) if names else ""
 
 
 def check_card(data: bytes, manifest: EntryManifest) -> None:

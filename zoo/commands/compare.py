@@ -7,8 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from predictors.table import Table
-from zoo.card import format_figure
+from predictors.table import Table, format_or_dash
 from zoo.commands import print_line, summarize
 from zoo.comparison import (
     MetricPair,
@@ -73,8 +72,8 @@ def comparison_table(title: str, pairs: Sequence[MetricPair]) -> Table:
         [
             [
                 pair.name.replace("_", " "),
-                format_figure(pair.first),
-                format_figure(pair.second),
+                format_or_dash(pair.first),
+                format_or_dash(pair.second),
                 signed(pair),
             ]
             for pair in pairs

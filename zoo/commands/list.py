@@ -9,9 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.markdown import Markdown
 
-from predictors.table import Table
+from predictors.table import Table, format_or_dash
 from predictors.terminal import escape_controls
-from zoo.card import format_figure
 from zoo.catalog import Zoo
 from zoo.commands import EntrySummary, print_line, summarize
 from zoo.config import ListConfig, ShowConfig, VerifyEntryConfig
@@ -92,7 +91,7 @@ def entries_table(rows: list[EntrySummary], metric: str) -> Table:
             [
                 row.name,
                 row.kind,
-                *(format_figure(row.metrics.get(name)) for name in metrics),
+                *(format_or_dash(row.metrics.get(name)) for name in metrics),
                 f"{row.size / 2**20:.1f} MiB",
                 row.digest[:12],
             ]

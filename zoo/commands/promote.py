@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from zoo.card import format_figure
+from predictors.table import format_or_dash
 from zoo.commands import print_line, summarize
 from zoo.commands.publish import open_writable_zoo
 from zoo.comparison import describe_traces, pair_metrics, require_same_model
@@ -43,7 +43,7 @@ def check_metrics(entry: ZooEntry, now: ZooEntry, config: PromoteConfig) -> None
     """Raises RefusedError that lists the metrics which are lower by more than `max_drop`."""
     require_same_model(now, entry)
     fallen = [
-        f"{pair.name} {format_figure(pair.second)}, was {format_figure(pair.first)}"
+        f"{pair.name} {format_or_dash(pair.second)}, was {format_or_dash(pair.first)}"
         for pair in pair_metrics(now, entry)
         if pair.has_fallen(config.max_drop)
     ]

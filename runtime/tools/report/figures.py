@@ -17,6 +17,7 @@ from runtime.tools.report.series_styles import (
     HUES,
     INK,
     MUTED,
+    STYLES,
     is_bound,
     line_style,
     series_style,
@@ -223,6 +224,8 @@ def draw_panels(
             axes.set_xticks(list(ticks.values()), list(map(str, ticks)))
         draw_lines(axes, series, colors)
         axes.set(title=title, xlabel=xlabel, **limits)
+        if not labels:
+            _set_ticks(axes, [place for x, _ in series.values() for place in x])
         if log:
             _set_log_scale(axes)
         for name, (x, y) in series.items():
@@ -234,6 +237,15 @@ def draw_panels(
         axes.set_ylabel(ylabel)
     if legend:
         draw_legend(figure)
+
+
+def _set_ticks(axes: "Axes", places: Sequence[float]) -> None:
+    """Mark the places of the values on a logarithmic x axis, and whole numbers of whole ones."""
+    if axes.get_xscale() == "log":
+        axes.set_xticks(sorted(set(places)), [f"{place:,}" for place in sorted(set(places))])
+        axes.minorticks_off()
+    elif all(isinstance(place, int) for place in places):
+        axes.locator_params(axis="x", integer=True)
 
 
 def _set_log_scale(axes: "Axes") -> None:
@@ -250,9 +262,12 @@ def draw_legend(figure: "Figure") -> None:
     """Name what all panels show at their right, ordered as the lines of the first end."""
     handles: dict[str, Any] = {}
     for axes in figure.axes:
-        lines = {str(line.get_label()): line.get_ydata()[-1] for line in axes.get_lines()}
+        ends = {
+            str(line.get_label()): [y for y in line.get_ydata() if y == y][-1:]
+            for line in axes.get_lines()
+        }
         named = zip(*axes.get_legend_handles_labels(), strict=True)
-        for handle, name in sorted(named, key=lambda pair: -lines.get(pair[1], 0.0)):
+        for handle, name in sorted(named, key=lambda pair: ends.get(pair[1], []), reverse=True):
             handles.setdefault(name, handle)
     figure.legend(list(handles.values()), list(handles), loc="outside right upper")
 
@@ -271,7 +286,7 @@ def draw_bars(
         for place, (group, lengths) in enumerate(groups.items()):
             below = [row + (place - (len(groups) - 1) / 2) * height for row in range(len(lengths))]
             color: Any = list(HUES.values())[place]
-            if len(groups) == 1:
+            if len(groups) == 1 and not STYLES.keys().isdisjoint(lengths):
                 color = [series_style(row).color for row in lengths]
             known = [length or 0.0 for length in lengths.values()]
             bars = axes.barh(below, known, height * 0.88, label=group, color=color)

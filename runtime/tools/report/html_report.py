@@ -119,7 +119,7 @@ class HtmlReport:
         )
         pages.filters["inline"] = inline
         pages.filters["base64"] = lambda data: base64.b64encode(data).decode()
-        page = pages.get_template("html_report.html")
+        page = pages.get_template("html_report.jinja")
         html = page.render(vars(self), pictures=pictures, styles=STYLES)
         path = folder / FILE
         write_atomic(path, html.encode())

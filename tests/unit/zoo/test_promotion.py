@@ -84,7 +84,7 @@ def test_promote__moves_the_alias_unless_a_metric_falls_too_far(
     assert promote(similar) == 0
     assert promoted() == similar.digest
     capsys.readouterr()
-    for refused, figures in ((worse, "accuracy 0.88, was 0.895"), (unmeasured, "not measured")):
+    for refused, figures in ((worse, "accuracy 0.8800, was 0.8950"), (unmeasured, "not measured")):
         assert promote(refused) == 2
         error = capsys.readouterr().err
         assert figures in error
