@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from collect.traces import Trace, TraceSignal
-from collect.traces.column import Column
+from collect.traces.columns import Column
 from collect.traces.layout import Split
 from predictors.base import Floats, Ints
 from predictors.spec import ModelSpec

@@ -27,7 +27,7 @@ from collect.launch.pool import WorkerPool
 from collect.launch.worker import DoUnit
 from collect.plan import absolute_if_exists, absolute_path
 from collect.traces import Trace
-from collect.traces.column import Column
+from collect.traces.columns import Column
 from collect.traces.manifest import hash_value
 from predictors.files import write_atomic
 from runtime.commands.progress import print_line, progress

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
 from collect.errors import DiskSpaceError, TraceError
-from collect.traces.arrow import map_stream
 from collect.traces.checks import check_manifest, check_requests, check_signals, check_tokens
-from collect.traces.column import Column
+from collect.traces.columns import Column, map_stream
 from collect.traces.layout import Split, TraceSignal, column_name, trace_columns
 from collect.traces.manifest import (
     MANIFEST,

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from collect.errors import TraceError
-from collect.traces.arrow import (
+from collect.traces.checks import is_finite
+from collect.traces.columns import (
     DATASET_INFO,
     STATE,
     Columns,
@@ -26,7 +27,6 @@ from collect.traces.arrow import (
     dataset_state,
     write_stream,
 )
-from collect.traces.checks import is_finite
 from collect.traces.layout import TraceSignal, column_name, signal_dtype, trace_columns
 from collect.traces.manifest import (
     MANIFEST,

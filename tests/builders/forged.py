@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collect.traces.arrow import map_stream, write_stream
+from collect.traces.columns import map_stream, write_stream
 from collect.traces.layout import trace_columns
 from collect.traces.manifest import MANIFEST, make_manifest, read_manifest, to_json
 from collect.traces.reader import REQUESTS
