@@ -14,7 +14,7 @@ from torch import Tensor
 from benchmarks.klotski.rows import QualityRow
 from collect.traces import Trace
 from runtime.config import BUILTIN_MODELS
-from runtime.generation.kv.cache_factory import SinkCacheFactory
+from runtime.generation.kv_caches import SinkCacheFactory
 from runtime.hf.loading import load_plain
 
 LENGTH, ROWS, BEGIN = 160, 8, 64

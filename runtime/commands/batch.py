@@ -46,7 +46,6 @@ def run(config: BatchConfig) -> dict[str, Any]:
         config.output,
         result_settings(config, folder, digest),
         known={prompt.id for prompt in prompts},
-        fsync=config.fsync,
         overwrite=config.overwrite,
     ) as journal:
         left = [

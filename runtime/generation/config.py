@@ -40,14 +40,6 @@ class ChatConfig(ServedConfig):
             raise MoecastError(f"top_p={self.top_p}: must be above 0 and at most 1")
 
 
-class Fsync(StrEnum):
-    """When results are flushed to survive a power cut; they survive a killed process anyway."""
-
-    EACH = "each"
-    SECOND = "second"
-    END = "end"
-
-
 class Offload(StrEnum):
     """Offload target of KV caches that exceed `kv_budget`."""
 
@@ -83,8 +75,6 @@ class GroupConfig:
     kv_offload: Offload = Offload.AUTO
     """Target of KV caches beyond `kv_budget`: host (models on a GPU only), disk, or none (refuse);
     auto: host for models on a GPU, else disk."""
-    kv_folder: Path | None = None
-    """Folder for KV caches on disk; none: the system's temporary folder."""
     dense: DensePlacement = DensePlacement.AUTO
     """Place of the weights of attention, routers and shared experts: memory, or stream (each layer
     is read ahead of its computation, into two buffers); auto: stream where `memory` holds them
@@ -133,8 +123,6 @@ class BatchConfig(GroupConfig, ServedConfig):
     memory: str | None = None
     """Memory for experts, KV caches and the dense weights of their layers together, split by the
     planner; replaces `budget` and `kv_budget`."""
-    fsync: Fsync = Fsync.SECOND
-    """When to flush results to disk: after each, at most every second, or at the end."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

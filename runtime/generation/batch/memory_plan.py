@@ -27,13 +27,13 @@ from runtime.generation.batch.group_planner import (
 )
 from runtime.generation.batch.prompts import Batch, max_cache_length
 from runtime.generation.config import BatchConfig, DensePlacement, GroupConfig, Offload
-from runtime.generation.kv.cache_factory import (
+from runtime.generation.kv_caches import (
     BudgetedCacheFactory,
     KVCacheFactory,
     SinkCacheFactory,
     make_offload_factory,
 )
-from runtime.generation.kv.manager import WORKING_COPIES, KVCacheManager
+from runtime.generation.kv_offload import WORKING_COPIES, KVCacheManager
 from runtime.hf.dense_stream import count_buffer_bytes, count_dense_bytes, find_dense_layers
 from runtime.policy.budget import parse_size
 from runtime.store.base import max_decoded_bytes, max_slot_bytes
@@ -164,7 +164,7 @@ def make_kv_caches(model: PreTrainedModel, config: GroupConfig, kv_budget: int) 
         return SinkCacheFactory(model, sinks=config.sinks, window=config.window)
     if config.kv_budget is None:
         return KVCacheFactory()
-    outside = make_offload_factory(config.kv_offload, model.device, config.kv_folder)
+    outside = make_offload_factory(config.kv_offload, model.device)
     return BudgetedCacheFactory(model, KVCacheManager(kv_budget, outside))
 
 

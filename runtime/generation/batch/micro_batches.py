@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 from runtime.errors import TransferError
 from runtime.generation.batch.prompts import Batch, BatchPrompt, PromptId, max_cache_length
 from runtime.generation.batch.result_journal import BatchResult
-from runtime.generation.kv.cache_factory import KVCacheFactory
+from runtime.generation.kv_caches import KVCacheFactory
 from runtime.generation.lockstep.group import LockstepGroup
 from runtime.generation.lockstep.sequence import SequenceTask
 from runtime.hf.tokens import eos_token_ids, pad_batch, pad_token_id

@@ -15,14 +15,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from predictors.files import sync_folder, write_json
+from predictors.files import write_json
 from runtime.errors import ResultFileError
 from runtime.generation.batch.prompts import PromptId, is_integer
-from runtime.generation.config import Fsync
 
 FORMAT = 1
 SYNC_SECONDS = 1.0
-"""Seconds between two fsyncs with `fsync=second`."""
+"""Seconds between two fsyncs: what a power cut may lose. A killed process loses nothing."""
 KEYS = {"id", "text", "tokens", "finish_reason"}
 
 
@@ -57,11 +56,9 @@ class ResultJournal:
         settings: Mapping[str, Any],
         *,
         known: Collection[PromptId],
-        fsync: Fsync = Fsync.SECOND,
         overwrite: bool = False,
     ):
         self.path = path
-        self._fsync = fsync
         self._synced = time.monotonic()
         # A JSON round trip makes it comparable with the stored settings.
         self._settings = json.loads(json.dumps({"format": FORMAT, **settings}))
@@ -82,7 +79,7 @@ class ResultJournal:
             if overwrite:
                 os.ftruncate(self._handle, 0)
                 self.settings_path.unlink(missing_ok=True)
-            self.done: dict[PromptId, None] = self._continue(known)
+            self.done = self._continue(frozenset(known))
         except BaseException:
             os.close(self._handle)
             raise
@@ -91,7 +88,8 @@ class ResultJournal:
     def settings_path(self) -> Path:
         return self.path.with_name(f"{self.path.name}.settings.json")
 
-    def _continue(self, known: Collection[PromptId]) -> dict[PromptId, None]:
+    def _continue(self, known: frozenset[PromptId]) -> dict[PromptId, None]:
+        """Return the ids that have a result, in the file's order."""
         raw = self.path.read_bytes()
         if not self.settings_path.is_file():
             if raw:
@@ -101,22 +99,30 @@ class ResultJournal:
                 )
             # Written before the first result, so that no result exists without settings.
             write_json(self.settings_path, self._settings)
-            sync_folder(self.path.parent)
             return {}
-        self._same_settings()
-        done, length = self._whole(raw, known)
+        self._check_settings()
+        lines = raw.split(b"\n")[:-1]
+        ids = [_parse_id(line) for line in lines]
+        # A power cut can leave several partial lines at the end, but none before a complete one.
+        num_whole = ids.index(None) if None in ids else len(ids)
+        done: dict[PromptId, None] = {}
+        for number, own in enumerate(ids, start=1):
+            if own is not None and (number > num_whole or own not in known or own in done):
+                raise ResultFileError(
+                    f"output={self.path}, line {number}: id {own!r} is not of the input, appears "
+                    "twice, or follows a damaged line: another program wrote it; give another "
+                    "file, or start again with overwrite=true"
+                )
+            if own is not None:
+                done[own] = None
+        length = sum(len(line) + 1 for line in lines[:num_whole])
         if length < len(raw):
             os.ftruncate(self._handle, length)
             os.fsync(self._handle)
         return done
 
-    def _same_settings(self) -> None:
-        try:
-            there = json.loads(self.settings_path.read_bytes())
-        except ValueError as error:
-            raise ResultFileError(
-                f"{self.settings_path} is damaged ({error}); start again with overwrite=true"
-            ) from error
+    def _check_settings(self) -> None:
+        there = json.loads(self.settings_path.read_bytes())
         for key in sorted({*there, *self._settings}):
             if there.get(key) != self._settings.get(key):
                 raise ResultFileError(
@@ -125,35 +131,6 @@ class ResultJournal:
                     "the settings of that run, or overwrite=true to delete its results"
                 )
 
-    def _whole(self, raw: bytes, known: Collection[PromptId]) -> tuple[dict[PromptId, None], int]:
-        """Return the ids of the complete lines and the bytes that these take.
-
-        A power cut can leave several partial lines at the end, but none before a complete one.
-        """
-        done: dict[PromptId, None] = {}
-        length = position = 0
-        torn: int | None = None
-        for number, line in enumerate(raw.split(b"\n")[:-1], start=1):
-            position += len(line) + 1
-            answer_id = _parse_id(line)
-            if answer_id is None:
-                torn = torn or number
-                continue
-            if torn is not None:
-                raise ResultFileError(
-                    f"output={self.path}, line {torn}: damaged, and complete results follow; give "
-                    "another file, or start again with overwrite=true"
-                )
-            if answer_id not in known or answer_id in done:
-                fault = "appears twice" if answer_id in done else "is not an id of the input"
-                raise ResultFileError(
-                    f"output={self.path}, line {number}: id {answer_id!r} {fault}: another program "
-                    "wrote it; give another file, or start again with overwrite=true"
-                )
-            done[answer_id] = None
-            length = position
-        return done, length
-
     def append(self, result: BatchResult) -> None:
         """Append one line.
 
@@ -161,12 +138,11 @@ class ResultJournal:
             ResultFileError: the line cannot be written; a partial line is truncated.
         """
         assert result.id not in self.done, result.id
-        line = _line(result)
+        line = (json.dumps(asdict(result), ensure_ascii=False) + "\n").encode()
         size = os.fstat(self._handle).st_size
         try:
-            written = os.write(self._handle, line)
-            while written < len(line):
-                written += os.write(self._handle, line[written:])
+            while line:
+                line = line[os.write(self._handle, line) :]
         except OSError as error:
             os.ftruncate(self._handle, size)
             raise ResultFileError(
@@ -174,12 +150,9 @@ class ResultJournal:
                 "command again to resume"
             ) from error
         self.done[result.id] = None
-        now = time.monotonic()
-        if self._fsync is Fsync.EACH or (
-            self._fsync is Fsync.SECOND and now - self._synced >= SYNC_SECONDS
-        ):
+        if time.monotonic() - self._synced >= SYNC_SECONDS:
             os.fsync(self._handle)
-            self._synced = now
+            self._synced = time.monotonic()
 
     def close(self) -> None:
         """Flush the results and unlock the file."""
@@ -191,14 +164,6 @@ class ResultJournal:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _line(result: BatchResult) -> bytes:
-    text = json.dumps(asdict(result), ensure_ascii=False) + "\n"
-    try:
-        return text.encode()
-    except UnicodeEncodeError:  # an id with half a surrogate pair, which JSON can escape
-        return (json.dumps(asdict(result)) + "\n").encode()
 
 
 def _parse_id(line: bytes) -> PromptId | None:

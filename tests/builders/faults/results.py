@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from runtime.generation.batch.result_journal import BatchResult, ResultJournal
-from runtime.generation.config import Fsync
 from tests.builders.faults.bench import Bench
 from tests.builders.faults.syscalls import ENDED, killed
 
@@ -46,7 +45,7 @@ def results_are_killed(bench: Bench, *, folder: str) -> dict[str, Any]:
 
 
 def _complete(path: Path) -> None:
-    with ResultJournal(path, {"input": "x"}, known=IDS, fsync=Fsync.EACH) as journal:
+    with ResultJournal(path, {"input": "x"}, known=IDS) as journal:
         for own in IDS:
             if own not in journal.done:
                 journal.append(BatchResult(own, "text " * own, [own] * 3, "length"))

@@ -13,13 +13,13 @@ from runtime.generation.batch.generate_many import generate_many
 from runtime.generation.batch.micro_batches import generate_batch, run_micro_batches
 from runtime.generation.batch.prompts import BatchPrompt, make_batches
 from runtime.generation.config import Offload
-from runtime.generation.kv.cache_factory import (
+from runtime.generation.kv_caches import (
     BudgetedCacheFactory,
     KVCacheFactory,
     SinkCacheFactory,
     make_offload_factory,
 )
-from runtime.generation.kv.manager import KVCacheManager
+from runtime.generation.kv_offload import KVCacheManager
 from runtime.hf.loading import load_plain
 from runtime.profiling.spans import Spans
 from tests.builders.families.build import save_family
@@ -212,7 +212,7 @@ def test_run_batches__caches_with_a_budget_change_no_bit(folder, layers_inside):
     model = serve(folder, budget="25%", system=KLOTSKI)
     # 2 rows, 2 heads of 8, keys and values, float32; 13 + 6 tokens at most.
     budget = (3 + layers_inside) * 2 * 2 * 8 * 2 * 4 * 19
-    room = KVCacheManager(budget, make_offload_factory(Offload.DISK, model.device, None))
+    room = KVCacheManager(budget, make_offload_factory(Offload.DISK, model.device))
     caches = BudgetedCacheFactory(model, room)
     with model.moecast:
         found, logits, _ = together(model, batches, caches=caches)

@@ -1,6 +1,7 @@
 """Caches within a budget hold the very tensors that Transformers' own hold."""
 
 import os
+import tempfile
 
 import pytest
 import torch
@@ -10,9 +11,14 @@ from transformers.cache_utils import DynamicLayer
 
 from runtime.errors import PlanError, TransferError
 from runtime.generation.config import Offload
-from runtime.generation.kv.cache_factory import SinkCacheLayer, make_offload_factory
-from runtime.generation.kv.manager import WORKING_COPIES, KVCacheManager, OffloadedCacheLayer
-from runtime.generation.kv.offload import DiskOffload, HostOffload
+from runtime.generation.kv_caches import SinkCacheLayer, make_offload_factory
+from runtime.generation.kv_offload import (
+    WORKING_COPIES,
+    DiskOffload,
+    HostOffload,
+    KVCacheManager,
+    OffloadedCacheLayer,
+)
 
 ROWS, HEADS, WIDTH, MOST = 2, 3, 4, 13
 LAYER_BYTES = ROWS * HEADS * 2 * WIDTH * MOST * 4
@@ -51,7 +57,7 @@ def test_stored__is_what_transformers_keeps_whatever_has_room(
     budget = (WORKING_COPIES + room_for) * size
 
     def outside(num_tokens):
-        return DiskOffload(None) if place is Offload.DISK else HostOffload(num_tokens)
+        return DiskOffload() if place is Offload.DISK else HostOffload(num_tokens)
 
     room = KVCacheManager(budget, outside)
     keys = [(b, layer) for layer in range(layers) for b in range(batches)]
@@ -87,7 +93,7 @@ def test_stored__is_what_transformers_keeps_whatever_has_room(
 
 def test_stored__values_may_be_of_another_width():
     room = KVCacheManager(
-        WORKING_COPIES * ROWS * HEADS * (WIDTH + 2) * MOST * 4, lambda _: DiskOffload(None)
+        WORKING_COPIES * ROWS * HEADS * (WIDTH + 2) * MOST * 4, lambda _: DiskOffload()
     )
     ours, theirs = OffloadedCacheLayer(room, max_cache_length=MOST), DynamicLayer()
     generator = torch.Generator().manual_seed(0)
@@ -100,7 +106,7 @@ def test_stored__values_may_be_of_another_width():
 
 
 def test_room__too_small_for_a_layer_names_the_minimum():
-    room = KVCacheManager(WORKING_COPIES * LAYER_BYTES - 1, lambda _: DiskOffload(None))
+    room = KVCacheManager(WORKING_COPIES * LAYER_BYTES - 1, lambda _: DiskOffload())
     layer = OffloadedCacheLayer(room, max_cache_length=MOST)
     with pytest.raises(PlanError, match=rf"kv_budget={WORKING_COPIES * LAYER_BYTES},"):
         layer.update(*states(2, torch.Generator()))
@@ -116,22 +122,23 @@ def test_room__with_no_outside_refuses_what_has_no_room():
     room.close()
 
 
-def test_on_disk__leaves_no_name_and_no_file_behind(tmp_path):
-    place = DiskOffload(tmp_path)
+def test_on_disk__leaves_no_name_and_no_file_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    place = DiskOffload()
     place.write(0, torch.ones(3, 2, 2, 2))
     assert torch.equal(place.read(3), torch.ones(3, 2, 2, 2))
     assert list(tmp_path.iterdir()) == []
     place.close()
 
 
-def test_on_disk__a_full_disk_is_an_error_that_says_what_to_do(tmp_path, monkeypatch):
-    place = DiskOffload(tmp_path)
+def test_on_disk__a_full_disk_is_an_error_that_says_what_to_do(monkeypatch):
+    place = DiskOffload()
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(TransferError, match=r"No space left.*kv_folder=PATH"):
+    with pytest.raises(TransferError, match=r"No space left.*set TMPDIR"):
         place.write(0, torch.ones(3, 2, 2, 2))
     monkeypatch.undo()
     place.write(0, torch.ones(3, 2, 2, 2))
@@ -144,12 +151,10 @@ def test_on_disk__a_full_disk_is_an_error_that_says_what_to_do(tmp_path, monkeyp
 def test_outside_of__host_memory_is_no_place_outside_of_itself():
     cpu = torch.device("cpu")
     with pytest.raises(PlanError, match="use kv_offload=disk"):
-        make_offload_factory(Offload.HOST, cpu, None)
-    assert make_offload_factory(Offload.NONE, cpu, None) is None
-    assert isinstance(make_offload_factory(Offload.AUTO, cpu, None)(3), DiskOffload)
-    assert isinstance(
-        make_offload_factory(Offload.AUTO, torch.device("cuda"), None)(3), HostOffload
-    )
+        make_offload_factory(Offload.HOST, cpu)
+    assert make_offload_factory(Offload.NONE, cpu) is None
+    assert isinstance(make_offload_factory(Offload.AUTO, cpu)(3), DiskOffload)
+    assert isinstance(make_offload_factory(Offload.AUTO, torch.device("cuda"))(3), HostOffload)
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,7 +1,7 @@
 """KV caches for batches: Transformers' own, with a memory budget, or sinks and a window."""
 
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,8 +11,13 @@ from transformers.cache_utils import DynamicLayer
 
 from runtime.errors import PlanError
 from runtime.generation.config import Offload
-from runtime.generation.kv.manager import KVCacheManager, OffloadedCacheLayer
-from runtime.generation.kv.offload import DiskOffload, HostOffload, OffloadTarget
+from runtime.generation.kv_offload import (
+    DiskOffload,
+    HostOffload,
+    KVCacheManager,
+    OffloadedCacheLayer,
+    OffloadTarget,
+)
 
 
 class KVCacheFactory:
@@ -92,7 +97,9 @@ def count_full_layers(model: PreTrainedModel, option: str) -> int:
     )
 
 
-def make_offload_factory(offload: Offload, device: torch.device, folder: Path | None):
+def make_offload_factory(
+    offload: Offload, device: torch.device
+) -> Callable[[int], OffloadTarget] | None:
     """Return the function that makes an offload target, or None for `none`.
 
     Raises:
@@ -108,10 +115,7 @@ def make_offload_factory(offload: Offload, device: torch.device, folder: Path | 
     if offload is Offload.NONE:
         return None
 
-    def make(num_tokens: int) -> OffloadTarget:
-        return DiskOffload(folder) if offload is Offload.DISK else HostOffload(num_tokens)
-
-    return make
+    return HostOffload if offload is Offload.HOST else lambda _: DiskOffload()
 
 
 class SinkCacheLayer(DynamicLayer):
