@@ -200,10 +200,7 @@ REFERENCE = (
 )
 
 ZOO_BASIC = {
-    "pull": (
-        *("name", "system", "zoo", "all", "locked", "output", "require_signature"),
-        "accept_rollback",
-    ),
+    "pull": ("name", "system", "zoo", "all", "locked", "output", "require_signature"),
     "score": ("name", "model", "trace", *DATA, "max_drop", "json"),
 }
 """Options of `zoo` commands that have groups of options, without the groups' own."""
@@ -243,7 +240,7 @@ ZOO = tuple(
         ),
         (
             "compare",
-            "compare:compare",
+            "list:compare",
             ("name", "other"),
             "qwen2-moe-tiny/residual qwen2-moe-tiny/stride",
             "Compares two entries: held-out metrics, latency, bytes and accuracy by layer.",
@@ -257,7 +254,7 @@ ZOO = tuple(
         ),
         (
             "promote",
-            "promote:promote",
+            "publish:promote",
             ("name", "alias"),
             "qwen2-moe-tiny/stride@candidate production max_drop=0.01",
             "Gives a version an alias, unless its metrics are worse than those of the one there.",
@@ -271,7 +268,7 @@ ZOO = tuple(
         ),
         (
             "lock",
-            "lock:lock",
+            "pull:lock",
             (),
             "names=qwen2-moe-tiny/stride",
             "Writes zoo.lock: the digest of each entry, and a zoo that other machines reach.",

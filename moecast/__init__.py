@@ -7,15 +7,15 @@ from moecast.own_packages import import_own
 if TYPE_CHECKING:
     from runtime.generation.loading import load
     from runtime.tools.verify.report import verify
-    from zoo.api import pull
     from zoo.catalog import Zoo
+    from zoo.commands.pull import pull
 
 __all__ = ["Zoo", "__version__", "load", "pull", "verify"]
 
 MODULES = {
     "Zoo": "zoo.catalog",
     "load": "runtime.generation.loading",
-    "pull": "zoo.api",
+    "pull": "zoo.commands.pull",
     "verify": "runtime.tools.verify.report",
 }
 """Name to the module that defines it. PyTorch and Transformers take seconds to import: nothing is

@@ -22,8 +22,7 @@ from train.predictor_stack import PredictorStack, ReferenceScores
 from train.residual import ResidualStack
 from train.routers import RouterWeights
 from zoo.entry import write_entry
-from zoo.manifest import name_entry
-from zoo.training_record import TrainingRecord
+from zoo.manifest import TrainingRecord, name_entry
 
 HORIZONS = 3
 """Layers that one state of `residual` is good for."""

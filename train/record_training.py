@@ -13,7 +13,7 @@ from collect.traces import Trace
 from predictors.origin import RESULT_PACKAGES, name_machine, package_versions, read_git_revision
 from runtime.tools.report.provenance import read_provenance
 from train.config import TrainConfig
-from zoo.training_record import TrainingRecord, TrainingTrace
+from zoo.manifest import TrainingRecord, TrainingTrace
 
 DESTINATIONS = ("run_dir", "debug", "overwrite", "figures", "logger", "wandb", "launcher")
 """Options that no result depends on: where it goes, and which processes make it."""

@@ -39,8 +39,7 @@ from train.reuse_data import ReuseData, read_stretch
 from train.routers import RouterWeights
 from train.tracking.run import GROUP, TrackedRun, resolved_settings
 from zoo.entry import write_entry
-from zoo.manifest import name_entry
-from zoo.training_record import TrainingRecord
+from zoo.manifest import TrainingRecord, name_entry
 
 SIGNALS = (TraceSignal.GATE_INPUT, TraceSignal.EXPERTS)
 

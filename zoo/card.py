@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from predictors.table import Table
 from predictors.terminal import escape_controls
 from zoo.errors import ZooError
-from zoo.manifest import EntryManifest
-from zoo.training_record import TrainingRecord
+from zoo.manifest import EntryManifest, TrainingRecord
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelCard, ModelCardData

@@ -1,13 +1,12 @@
 """A zoo as static files in a storage: its index and its entries, read and changed."""
 
 import logging
-import re
-from collections import defaultdict
+import random
+import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import ValidationError
 
@@ -15,10 +14,9 @@ from predictors.errors import unknown
 from predictors.records import explain_validation_error
 from predictors.terminal import escape_controls
 from zoo.card import FIGURE, FIGURES, StoredCard, figure_path, write_front_page
-from zoo.conflicts import retry_conflicts
-from zoo.digest import HEX64, check_digest, hash_bytes
+from zoo.digest import check_digest, hash_bytes
 from zoo.entry import CARD, ZooEntry
-from zoo.errors import DamagedError, UnreachableError, ZooError
+from zoo.errors import ConflictError, DamagedError, UnreachableError, ZooError
 from zoo.index import (
     BLOBS,
     INDEX,
@@ -30,15 +28,17 @@ from zoo.index import (
     ZooIndex,
     blob_path,
 )
-from zoo.locations import open_zoo_storage
 from zoo.manifest import MAX_MANIFEST_BYTES, EntryManifest, FileRecord, parse_manifest
-from zoo.signing import index_signature_path, sign_index
-from zoo.storage import FolderStorage, Storage, WritableStorage
+from zoo.signing import check_index_signature, index_signature_path, sign_index
+from zoo.storage import Storage, WritableStorage, builtin_storage, open_zoo_storage
 
 log = logging.getLogger(__name__)
 
-MANIFEST_START = b'{\n  "format_version":'
-"""The first bytes of a manifest in canonical form."""
+Result = TypeVar("Result")
+
+ATTEMPTS = 20
+"""Each conflict is another publisher's success, so that only a crowd comes to the last one."""
+LONGEST_PAUSE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -69,28 +69,34 @@ class Zoo:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def parse_index(self, data: bytes | None, *, required: bool = False) -> ZooIndex:
-        """Parses `index.json`; DamagedError if the data is not an index.
+    def read_index(self, *, required: bool = False, key: Path | None = None) -> ZooIndex:
+        """Reads and parses `index.json`; an empty index if there is none and none is required.
 
-        Without data, returns an empty index, or raises ZooError if one is required.
+        With a public `key`, it must be signed, unless it came with the package.
+
+        Raises:
+            ZooError: there is none.
+            DamagedError: it is not an index.
+            SignatureError: it is not signed with that key.
+            UnreachableError: the storage does not answer.
         """
+        data = self.read_index_bytes()
         if data is None:
             if required:
                 raise ZooError(f"{self.storage.address} is not a zoo: it has no {INDEX}")
             return ZooIndex()
+        if key is not None and self.storage != builtin_storage():
+            check_index_signature(self.storage, data, key=key)
         try:
             return ZooIndex.model_validate_json(data)
         except ValidationError as error:
-            address = self.storage.address
             hint = "ask its owner to publish it again"
-            if isinstance(self.storage, FolderStorage):
-                hint = f"moecast zoo index {address} makes it anew from the entries there"
-            reason = explain_validation_error(error)
-            raise DamagedError(f"{address}/{INDEX} is not an index: {reason}; {hint}") from error
-
-    def read_index(self, *, required: bool = False) -> ZooIndex:
-        """Reads and parses `index.json`; raises as `parse_index`, and UnreachableError."""
-        return self.parse_index(self.read_index_bytes(), required=required)
+            if not self.storage.is_remote:
+                hint = "remove it, and push or pull the entries again"
+            raise DamagedError(
+                f"{self.storage.address}/{INDEX} is not an index: "
+                f"{explain_validation_error(error)}; {hint}"
+            ) from error
 
     def open(self, reference: EntryReference, index: ZooIndex | None = None) -> ZooEntry:
         """Opens an entry, its manifest checked against the digest in the index."""
@@ -100,42 +106,49 @@ class Zoo:
         return self.open_digest(digest, name=reference.name, version=version)
 
     def open_digest(
-        self, digest: str, *, name: str, version: EntryVersion | None = None
+        self,
+        digest: str,
+        *,
+        name: str,
+        version: EntryVersion | None = None,
+        added: Mapping[str, bytes] | None = None,
     ) -> ZooEntry:
-        manifest, _ = self.read_manifest(digest, name=name)
+        """Opens an entry by its digest; `added` are files that are not stored yet.
+
+        Raises DamagedError if its manifest is missing, has another digest, or is that of another
+        entry.
+        """
+        where = self.storage.address
         signed = None if version is None else version.signature
 
-        def fetch(path: str, limit: int) -> bytes:
-            return self.storage.read(blob_path(manifest.files[path].sha256), limit=limit)
+        def read_blob(record: FileRecord, limit: int) -> bytes:
+            path = blob_path(record.sha256)
+            known = None if added is None else added.get(path)
+            return self.storage.read(path, limit=limit) if known is None else known
+
+        def read_checked(record: FileRecord, what: str, *, size: int | None) -> bytes:
+            try:
+                data = read_blob(record, record.size)
+            except FileNotFoundError as error:
+                raise DamagedError(f"{what} is missing; pull the entry again") from error
+            return check_digest(data, sha256=record.sha256, size=size, what=what)
 
         def read_signature() -> bytes | None:
             if signed is None:
                 return None
-            what = f"the signature of {name} in {self.storage.address}"
-            data = self._read_blob(signed.sha256, signed.size, what)
-            return check_digest(data, sha256=signed.sha256, size=signed.size, what=what)
+            return read_checked(signed, f"the signature of {name} in {where}", size=signed.size)
 
-        return ZooEntry(manifest, self.storage.address, fetch, read_signature)
-
-    def read_manifest(self, digest: str, *, name: str) -> tuple[EntryManifest, bytes]:
-        """Reads a manifest by its digest, checked before it is parsed.
-
-        Raises DamagedError if it is missing, has another digest, or is that of another entry.
-        """
-        what = f"the manifest of {name} in {self.storage.address}"
-        data = self._read_blob(digest, MAX_MANIFEST_BYTES, what)
-        check_digest(data, sha256=digest, size=None, what=what)
-        manifest = parse_manifest(data, what=what)
+        what = f"the manifest of {name} in {where}"
+        record = FileRecord(sha256=digest, size=MAX_MANIFEST_BYTES)
+        manifest = parse_manifest(read_checked(record, what, size=None), what=what)
         if manifest.name != name:
             raise DamagedError(f"{what} is that of {manifest.name!r}: the index is wrong")
-        return manifest, data
-
-    def _read_blob(self, digest: str, limit: int, what: str) -> bytes:
-        """Reads a blob, unchecked; DamagedError if it is missing."""
-        try:
-            return self.storage.read(blob_path(digest), limit=limit)
-        except FileNotFoundError as error:
-            raise DamagedError(f"{what} is missing; pull the entry again") from error
+        return ZooEntry(
+            manifest,
+            where,
+            fetch=lambda path, limit: read_blob(manifest.files[path], limit),
+            read_signature=read_signature,
+        )
 
 
 @dataclass(frozen=True)
@@ -154,12 +167,11 @@ class WritableZoo(Zoo):
     key: Path | None = None
     """Private key (PEM) that signs the index; a signed index cannot be changed without one."""
 
-    def add(self, entry: ZooEntry, *, replace: bool = False, alias: str | None = None) -> str:
+    def add(self, entry: ZooEntry, *, alias: str | None = None) -> str:
         """Copies an entry, every byte checked, then lists it in the index; returns its digest.
 
         Interrupted at any point, the index lists complete entries only; unreferenced blobs are
-        harmless and are reused by the next attempt. `replace` removes the entry's earlier versions
-        and the blobs that nothing references any more.
+        harmless and are reused by the next attempt.
         """
         manifest = entry.manifest
         files = {
@@ -169,7 +181,7 @@ class WritableZoo(Zoo):
         signature = entry.read_signature()
         if signature is not None:
             files[blob_path(hash_bytes(signature))] = signature
-        self.register(manifest, signature=signature, files=files, replace=replace, alias=alias)
+        self.register(manifest, signature=signature, files=files, alias=alias)
         return manifest.digest
 
     def register(
@@ -178,27 +190,25 @@ class WritableZoo(Zoo):
         *,
         signature: bytes | None = None,
         files: Mapping[str, bytes] | None = None,
-        replace: bool = False,
         alias: str | None = None,
     ) -> None:
         """Writes the files that are missing, then lists the entry in the index."""
         signed = None
         if signature is not None:
             signed = FileRecord(sha256=hash_bytes(signature), size=len(signature))
+        version = EntryVersion(created=manifest.created, size=manifest.size, signature=signed)
 
         def list_version(index: ZooIndex) -> dict[str, EntryListing]:
             known = index.entries.get(manifest.name)
-            versions = {} if known is None or replace else known.versions
-            aliases = {} if known is None or replace else known.aliases
-            version = EntryVersion(created=manifest.created, size=manifest.size, signature=signed)
+            aliases = {} if known is None else known.aliases
             listing = EntryListing(
                 latest=manifest.digest,
-                versions={**versions, manifest.digest: version},
+                versions={**(known.versions if known else {}), manifest.digest: version},
                 aliases=aliases if alias is None else {**aliases, alias: manifest.digest},
             )
             return {**index.entries, manifest.name: listing}
 
-        self._update_index(list_version, files or {}, prune=replace)
+        self._update_index(list_version, files or {})
 
     def move_alias(
         self,
@@ -224,18 +234,16 @@ class WritableZoo(Zoo):
                 )
             digest = index.resolve(reference)
             listing = index.entries[reference.name]
-            earlier = listing.aliases.get(alias)
-            entry = self.open(EntryReference(reference.name, digest), index)
-            now = None
-            if earlier is not None:
-                now = self.open(EntryReference(reference.name, earlier), index)
+            entry, now = self.open(EntryReference(reference.name, digest), index), None
+            if alias in listing.aliases:
+                now = self.open(EntryReference(reference.name, alias), index)
             check(entry, now)
             moves[:] = [AliasMove(entry, now)]
             aliases = {**listing.aliases, alias: digest}
             changed = listing.model_copy(update={"aliases": aliases})
             return {**index.entries, reference.name: changed}
 
-        self._update_index(point_alias, {})
+        self._update_index(point_alias)
         return moves[0]
 
     def remove(self, reference: EntryReference) -> list[str]:
@@ -248,27 +256,18 @@ class WritableZoo(Zoo):
         def unlist_versions(index: ZooIndex) -> dict[str, EntryListing]:
             digest = index.resolve(reference)
             listing = index.entries[reference.name]
-            entries = dict(index.entries)
             removed[:] = list(listing.versions) if reference.version == LATEST else [digest]
-            kept = {
-                digest: version
-                for digest, version in listing.versions.items()
-                if digest not in removed
-            }
-            del entries[reference.name]
+            kept = {one: made for one, made in listing.versions.items() if one not in removed}
+            entries = {name: one for name, one in index.entries.items() if name != reference.name}
             if kept:
                 entries[reference.name] = EntryListing(
                     latest=find_newest(kept) if listing.latest in removed else listing.latest,
                     versions=kept,
-                    aliases={
-                        alias: digest
-                        for alias, digest in listing.aliases.items()
-                        if digest not in removed
-                    },
+                    aliases={name: one for name, one in listing.aliases.items() if one in kept},
                 )
             return entries
 
-        self._update_index(unlist_versions, {})
+        self._update_index(unlist_versions)
         return removed
 
     def prune(self) -> list[str]:
@@ -279,72 +278,24 @@ class WritableZoo(Zoo):
         """
 
         def remove_unreferenced() -> list[str]:
-            with self.storage.removing_blobs(), self.storage.exclusive():
+            with self.storage.changing_blobs(), self.storage.exclusive():
                 index = self.read_index()
-                removed = self._unreferenced_blobs(index)
+                referenced = self._referenced_blobs(index)
+                removed = [name for name in self.storage.names(BLOBS) if name not in referenced]
                 if removed:
                     self._publish({}, index, removed)
             return removed
 
         return retry_conflicts(remove_unreferenced)
 
-    def rebuild_index(self) -> ZooIndex:
-        """Writes the index anew from the manifests among the blobs.
-
-        The version that was made last is each entry's latest. Aliases, signatures and the date of
-        expiry are lost, and the serial too unless it can be read in the damaged index.
-        """
-        with self.storage.exclusive():
-            match = re.search(rb'"serial": *([0-9]{1,9})\b', self.read_index_bytes() or b"")
-            index = ZooIndex(serial=int(match[1]) + 1 if match else 1, entries=self._find_entries())
-            self._publish({}, index, [])
-        return index
-
-    def _find_entries(self) -> dict[str, EntryListing]:
-        """Returns the listings of all intact manifests among the blobs, by name."""
-        versions: dict[str, dict[str, EntryVersion]] = defaultdict(dict)
-        for digest in self.storage.names(BLOBS):
-            if not HEX64.fullmatch(digest):
-                continue
-            try:
-                data = self.storage.read(blob_path(digest), limit=MAX_MANIFEST_BYTES)
-            except ZooError as error:  # a link, or no plain file
-                log.warning("%s", escape_controls(str(error)))
-                continue
-            if not data.startswith(MANIFEST_START) or hash_bytes(data) != digest:
-                continue
-            manifest = parse_manifest(data, what=digest)
-            versions[manifest.name][digest] = EntryVersion(
-                created=manifest.created, size=manifest.size
-            )
-        return {
-            name: EntryListing(
-                latest=max(made, key=lambda digest: made[digest].created), versions=made
-            )
-            for name, made in sorted(versions.items())
-        }
-
-    def renew_index(self, *, expires_days: float | None) -> ZooIndex:
-        """Writes the index again with a higher serial and another date of expiry, or none."""
-        expires = None
-        if expires_days is not None:
-            expires = datetime.now(UTC).replace(microsecond=0) + timedelta(days=expires_days)
-
-        def renew() -> ZooIndex:
-            with self.storage.exclusive():
-                index = self.read_index()
-                renewed = index.model_copy(update={"serial": index.serial + 1, "expires": expires})
-                self._publish({}, renewed, [])
-            return renewed
-
-        return retry_conflicts(renew)
+    def sign(self) -> None:
+        """Signs the index as it is."""
+        self._update_index(lambda index: index.entries)
 
     def _update_index(
         self,
         change: Callable[[ZooIndex], dict[str, EntryListing]],
-        files: Mapping[str, bytes],
-        *,
-        prune: bool = False,
+        files: Mapping[str, bytes] | None = None,
     ) -> None:
         """Publishes the index with the listings that `change` makes of those that it has.
 
@@ -353,15 +304,19 @@ class WritableZoo(Zoo):
 
         def update() -> None:
             # Two writers would lose one's listing; blobs need no lock, equal names are equal bytes.
-            blobs = self.storage.removing_blobs() if prune else nullcontext()
-            with blobs, self.storage.exclusive():
+            with self.storage.exclusive():
                 index = self.read_index()
                 entries = dict(sorted(change(index).items()))
-                missing = {path: data for path, data in files.items() if not self._has(path, data)}
-                changed = index.model_copy(update={"serial": index.serial + 1, "entries": entries})
-                removed = self._unreferenced_blobs(changed, added=files) if prune else []
-                if entries != index.entries or missing or removed:
-                    self._publish(missing, changed if entries != index.entries else index, removed)
+                missing = {
+                    path: data for path, data in (files or {}).items() if not self._has(path, data)
+                }
+                if entries != index.entries:
+                    index = index.model_copy(
+                        update={"serial": index.serial + 1, "entries": entries}
+                    )
+                elif not missing and self.key is None:
+                    return
+                self._publish(missing, index, [])
 
         retry_conflicts(update)
 
@@ -392,13 +347,10 @@ class WritableZoo(Zoo):
         """Returns the card of every entry's latest version; `added` blobs are not stored yet."""
         cards = {}
         for name, listing in index.entries.items():
-            data = added.get(blob_path(listing.latest))
             try:
-                if data is None:
-                    data = self.read_manifest(listing.latest, name=name)[1]
-                records = parse_manifest(data, what=name).files
+                entry = self.open_digest(listing.latest, name=name, added=added)
                 text, png = (
-                    self._read_added(records.get(path), added, f"{path} of {name}")
+                    entry.read(path) if path in entry.manifest.files else None
                     for path in (CARD, FIGURE)
                 )
                 cards[name] = StoredCard(text or b"", png)
@@ -407,47 +359,44 @@ class WritableZoo(Zoo):
                 cards[name] = StoredCard()
         return cards
 
-    def _read_added(
-        self, record: FileRecord | None, added: Mapping[str, bytes], what: str
-    ) -> bytes | None:
-        """Returns a file's bytes, stored or to be stored; None if the entry does not have it."""
-        if record is None:
-            return None
-        path = blob_path(record.sha256)
-        if path in added:
-            return added[path]
-        what = f"{what} in {self.storage.address}"
-        data = self._read_blob(record.sha256, record.size, what)
-        return check_digest(data, sha256=record.sha256, size=record.size, what=what)
-
     def _has(self, path: str, data: bytes) -> bool:
         """Whether the same bytes are stored: a damaged blob is written again."""
         if not self.storage.has(path):
             return False
         return self.storage.is_remote or self.storage.read(path, limit=len(data)) == data
 
-    def _unreferenced_blobs(
-        self, index: ZooIndex, *, added: Mapping[str, bytes] | None = None
-    ) -> list[str]:
+    def _referenced_blobs(self, index: ZooIndex) -> set[str]:
         referenced: set[str] = set()
         for name, listing in index.entries.items():
             for digest, version in listing.versions.items():
                 referenced.add(digest)
                 if version.signature is not None:
                     referenced.add(version.signature.sha256)
-                if added is None or blob_path(digest) not in added:
-                    try:
-                        manifest, _ = self.read_manifest(digest, name=name)
-                    except UnreachableError:
-                        raise
-                    except ZooError as error:
-                        log.warning("%s", escape_controls(str(error)))
-                        continue
-                    referenced |= {record.sha256 for record in manifest.files.values()}
-        referenced |= {path.rpartition("/")[2] for path in added or ()}
-        return [name for name in self.storage.names(BLOBS) if name not in referenced]
+                try:
+                    manifest = self.open_digest(digest, name=name).manifest
+                except UnreachableError:
+                    raise
+                except ZooError as error:
+                    log.warning("%s", escape_controls(str(error)))
+                    continue
+                referenced |= {record.sha256 for record in manifest.files.values()}
+        return referenced
 
 
 def find_newest(versions: Mapping[str, EntryVersion]) -> str:
     """Returns the digest of the version that was made last."""
     return max(versions, key=lambda digest: versions[digest].created)
+
+
+def retry_conflicts(change: Callable[[], Result]) -> Result:
+    """Calls a function that reads the index and publishes a changed one until it succeeds.
+
+    Pauses are random and grow, so that publishers that met once do not meet again. Raises the
+    ConflictError of the last attempt.
+    """
+    for attempt in range(ATTEMPTS - 1):
+        try:
+            return change()
+        except ConflictError:
+            time.sleep(random.uniform(0, min(0.05 * 2**attempt, LONGEST_PAUSE_SECONDS)))
+    return change()

@@ -19,12 +19,8 @@ class ListConfig(RunConfig):
     """Zoos to list; default: the pulled entries, the built-in zoo and those of MOECAST_ZOO."""
     model: str | None = None
     """Only predictors of this model: part of its name or id, or a pattern such as qwen*."""
-    predictor: str | None = None
-    """Only this kind, such as stride."""
     metric: str = "accuracy"
     """Held-out metric to sort by, the best first."""
-    least: float | None = None
-    """Only entries whose `metric` is at least this value."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -33,8 +29,6 @@ class ListConfig(RunConfig):
 class ShowConfig(RunConfig):
     name: str = MISSING
     """NAME, NAME@latest, NAME@ALIAS, NAME@DIGEST, an entry's folder, or ZOO#NAME."""
-    json: bool = False
-    """Print the manifest as JSON instead of the card."""
 
 
 @dataclass(kw_only=True)
@@ -90,8 +84,6 @@ class PullConfig(RunConfig):
     require_signature: Path | None = None
     """Public key (PEM) with which the zoo's index and the entry must be signed; default:
     MOECAST_REQUIRE_SIGNATURE."""
-    accept_rollback: bool = False
-    """Accept an index that is older than one seen before, as after a zoo was recreated."""
 
     def __post_init__(self) -> None:
         selections = [self.name is not None, self.all, self.locked is not None]
@@ -109,8 +101,6 @@ class PushConfig(RunConfig):
     """Zoo to publish in: a folder, `builtin`, s3:// or hf://; default: the pulled entries."""
     alias: str | None = None
     """Another name for this version, such as stable."""
-    replace: bool = False
-    """Remove the entry's earlier versions."""
     key: Path | None = None
     """Private key (PEM, elliptic curve) that signs the index."""
 
@@ -148,15 +138,8 @@ class IndexConfig(RunConfig):
     """Folder that contains entries, at any depth."""
     output: Path | None = None
     """Folder of the zoo, to be served; default: `path`."""
-    expires_days: float | None = None
-    """Days until readers refuse this index, so that an old one cannot be served forever; run the
-    command again before."""
     key: Path | None = None
     """Private key (PEM, elliptic curve) that signs the index."""
-
-    def __post_init__(self) -> None:
-        if self.expires_days is not None and self.expires_days <= 0:
-            raise MoecastError(f"expires_days={self.expires_days}: must be above 0")
 
 
 @dataclass(kw_only=True)

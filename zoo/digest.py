@@ -87,22 +87,3 @@ def refuse_pipes(path: Path) -> Path:
             f"{path} is a pipe, a socket or a device; write its content to a file and name that"
         )
     return path
-
-
-def read_plain_file(path: Path, *, limit: int) -> bytes:
-    """Reads at most `limit` + 1 bytes of a file that the user names, which may be a link.
-
-    Raises FileNotFoundError; ZooError if it is a folder, a pipe or a device, or cannot be read.
-    """
-    try:
-        if not path.is_file():
-            path.stat()
-            raise ZooError(f"{path} is not a plain file")
-        with path.open("rb") as file:
-            return file.read(limit + 1)
-    except FileNotFoundError:
-        raise
-    except (OSError, ValueError) as error:
-        if isinstance(error, ZooError):
-            raise
-        raise ZooError(f"{path} cannot be read: {error}") from error

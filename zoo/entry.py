@@ -25,9 +25,10 @@ from zoo.manifest import (
     FileRecord,
     GraphRecord,
     Scalar,
+    TrainingRecord,
     parse_manifest,
+    parse_training_record,
 )
-from zoo.training_record import TrainingRecord, parse_training_record
 
 if TYPE_CHECKING:
     import onnx

@@ -31,9 +31,5 @@ class ConflictError(StorageError):
     """A file that another publisher replaced between a read and a write, or during a read."""
 
 
-class StaleError(ZooError):
-    """An index that is older than one seen before, or has expired."""
-
-
 class SignatureError(ZooError):
     """An entry that is not signed, is signed with another key, or has changed since."""

@@ -1,4 +1,4 @@
-"""`index.json`, and references to the entries in it.
+"""`index.json`, references to the entries in it, and `zoo.lock`, which pins some of them.
 
 An entry's digest is that of its manifest, and the manifest has the digest of each file: a resolved
 reference therefore determines every byte.
@@ -6,14 +6,14 @@ reference therefore determines every byte.
 
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import AwareDatetime, Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from predictors.errors import unknown
-from predictors.records import Sha256, StrictRecord
-from zoo.digest import HEX64
+from predictors.records import Sha256, StrictRecord, explain_validation_error
+from zoo.digest import HEX64, refuse_pipes
 from zoo.errors import ZooError
 from zoo.manifest import MAX_ENTRY_BYTES, NAME, FileRecord
 
@@ -66,26 +66,22 @@ class ZooIndex(StrictRecord):
 
     format_version: Literal[1] = 1
     serial: Annotated[int, Field(ge=0, le=MAX_SERIAL)] = 0
-    """Grows with every change, so that an older index is recognised."""
-    expires: AwareDatetime | None = None
-    """Time after which readers refuse the index; None means never."""
+    """Grows with every change."""
+    expires: None = Field(default=None, exclude=True)
+    """A key of the indexes that earlier versions wrote."""
     entries: dict[EntryName, EntryListing] = {}
 
     def to_bytes(self) -> bytes:
         return (self.model_dump_json(indent=2) + "\n").encode()
-
-    def has_expired(self) -> bool:
-        return self.expires is not None and datetime.now(UTC) > self.expires
 
     def match(self, reference: EntryReference) -> list[str]:
         """Returns the digests that the reference can mean."""
         listing = self.entries.get(reference.name)
         if listing is None:
             return []
-        if reference.version == LATEST:
-            return [listing.latest]
-        if reference.version in listing.aliases:
-            return [listing.aliases[reference.version]]
+        named = {**listing.aliases, LATEST: listing.latest}
+        if reference.version in named:
+            return [named[reference.version]]
         if not PREFIX.fullmatch(reference.version):
             return []
         return [digest for digest in listing.versions if digest.startswith(reference.version)]
@@ -108,12 +104,6 @@ class ZooIndex(StrictRecord):
     def version(self, name: str, digest: str) -> EntryVersion:
         return self.entries[name].versions[digest]
 
-    def find_alias(self, reference: EntryReference) -> str | None:
-        """Returns the alias by which a reference names a version; None for other references."""
-        listing = self.entries.get(reference.name)
-        is_alias = listing is not None and reference.version in listing.aliases
-        return reference.version if is_alias else None
-
 
 def parse_reference(text: str) -> EntryReference:
     """Parses a reference; ZooError if the text cannot name an entry."""
@@ -126,9 +116,15 @@ def parse_reference(text: str) -> EntryReference:
     return EntryReference(name, version or LATEST)
 
 
+def is_alias(version: str) -> bool:
+    """Whether it is the name of a version, and not `latest` or a digest."""
+    is_reserved = version == LATEST or PREFIX.fullmatch(version)
+    return not is_reserved and ALIAS.fullmatch(version) is not None
+
+
 def check_alias(alias: str) -> str:
     """Returns the alias; ZooError if it could be taken for `latest` or a digest."""
-    if alias == LATEST or PREFIX.fullmatch(alias) or not ALIAS.fullmatch(alias):
+    if not is_alias(alias):
         raise ZooError(
             f"alias={alias}: must begin with a small letter, and be neither latest nor a digest"
         )
@@ -138,3 +134,29 @@ def check_alias(alias: str) -> str:
 def blob_path(digest: str) -> str:
     assert HEX64.fullmatch(digest)
     return f"{BLOBS}/{digest}"
+
+
+class LockedEntry(StrictRecord):
+    digest: Sha256
+    zoo: str
+    """Address of the zoo; another zoo that has the digest serves as well."""
+
+
+class Lockfile(StrictRecord):
+    """The content of `zoo.lock`."""
+
+    format_version: Literal[1] = 1
+    entries: dict[EntryName, LockedEntry] = {}
+
+
+def read_lockfile(path: Path) -> Lockfile:
+    """Reads a lock file; ZooError if there is none, or its content is not allowed."""
+    try:
+        with refuse_pipes(path).open("rb") as file:
+            return Lockfile.model_validate_json(file.read(MAX_INDEX_BYTES))
+    except FileNotFoundError as error:
+        raise ZooError(f"{path} does not exist; moecast zoo lock writes it") from error
+    except ValidationError as error:
+        raise ZooError(f"{path} is not a lock file: {explain_validation_error(error)}") from error
+    except OSError as error:
+        raise ZooError(f"{path} cannot be read: {error.strerror}") from error

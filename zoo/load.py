@@ -20,11 +20,10 @@ from zoo.comparison import layer_figures
 from zoo.entry import ZooEntry, open_entry
 from zoo.errors import DamagedError, MismatchError, ZooError
 from zoo.index import EntryReference, ZooIndex, parse_reference
-from zoo.locations import builtin_storage, cache_storage, configured_storages, open_zoo_storage
 from zoo.manifest import NAME, EntryManifest, name_entry
 from zoo.pull import PullCache, pull_entry
-from zoo.rollback_protection import check_fresh, read_fresh_index
 from zoo.signing import check_signature
+from zoo.storage import builtin_storage, cache_storage, configured_storages, open_zoo_storage
 
 log = logging.getLogger(__name__)
 
@@ -96,11 +95,11 @@ def find_entry(reference: str | Path) -> ZooEntry:
 
     A name (`NAME`, `NAME@latest`, `NAME@ALIAS`, `NAME@DIGEST`) is looked up in the local zoos
     without a network; if it is in none, the entry is pulled from the first zoo of MOECAST_ZOO that
-    lists it. An address is `ZOO#NAME`, or `ZOO` alone if that zoo has one entry.
+    lists it. An address is `ZOO#NAME`.
 
     Raises:
         ZooError: there is no such entry; the message lists the choices.
-        UnreachableError, DamagedError, StaleError: as pulling does.
+        UnreachableError, DamagedError: as pulling does.
         SignatureError: MOECAST_REQUIRE_SIGNATURE is set and the entry is not signed with that key.
     """
     entry = _find_unchecked(reference)
@@ -132,9 +131,10 @@ def _find_unchecked(reference: str | Path) -> ZooEntry:
     if is_folder:
         return open_entry(reference)
     if named is not None:
-        entry = _find_configured(named)
-        if entry is not None:
-            return entry
+        for zoo in map(Zoo, configured_storages()):
+            index = zoo.read_index(key=required_key())
+            if index.has(named):
+                return pull_reference(zoo, named, index)
     raise ZooError(
         f"{unknown('zoo entry', str(reference), list_names())}. Or name an entry's folder; moecast "
         "zoo list shows the entries here, moecast zoo pull NAME zoo=ADDRESS gets others"
@@ -142,16 +142,15 @@ def _find_unchecked(reference: str | Path) -> ZooEntry:
 
 
 def _find_local(reference: EntryReference) -> ZooEntry | None:
+    """Opens the entry in a local zoo; if one has it damaged, another may have exactly its bytes."""
     known, damaged = None, None
     for zoo in local_zoos():
         index = read_local_index(zoo)
         if index.has(reference):
-            digest = index.resolve(reference)
-            reference = EntryReference(reference.name, digest)
+            reference = EntryReference(reference.name, index.resolve(reference))
             try:
                 return zoo.open(reference, index)
             except DamagedError as error:
-                # The other zoo may have exactly these bytes.
                 damaged = error
         if known is None and reference.name in index.entries:
             known = index
@@ -162,60 +161,49 @@ def _find_local(reference: EntryReference) -> ZooEntry | None:
     return None
 
 
-def _find_configured(reference: EntryReference) -> ZooEntry | None:
-    for storage in configured_storages():
-        zoo = Zoo(storage)
-        data = zoo.read_index_bytes()
-        index = zoo.parse_index(data)
-        if data is not None and index.has(reference):
-            check_fresh(zoo, index, data, key=required_key())
-            return pull_reference(zoo, reference, index)
-    return None
-
-
 def find_by_address(address: str) -> ZooEntry:
-    """Finds `ZOO#NAME[@VERSION]`, or the only entry of `ZOO`.
+    """Finds `ZOO#NAME[@VERSION]`.
 
     An entry that is named by its whole digest comes from the cache if it is there; any other is
     pulled.
     """
     where, _, name = address.partition("#")
     zoo = Zoo(open_zoo_storage(where))
-    if name:
-        reference = parse_reference(name)
-        if len(reference.version) == 64:
-            cached = Zoo(cache_storage())
-            cached_index = read_local_index(cached)
-            if cached_index.has(reference):
-                return cached.open(reference, cached_index)
-        return pull_reference(zoo, reference)
-    index = read_fresh_index(zoo, key=required_key())
-    names = list(index.entries)
-    if len(names) != 1:
-        raise ZooError(
-            f"{where} has {len(names)} entries; write {where}#NAME: {', '.join(names[:8])}"
-        )
-    return pull_reference(zoo, EntryReference(names[0]), index)
+    if not name:
+        names = zoo.read_index(required=True).entries
+        raise ZooError(f"{where} is a zoo; write {where}#NAME: {', '.join([*names][:8])}")
+    reference = parse_reference(name)
+    if len(reference.version) == 64:
+        cached = Zoo(cache_storage())
+        index = read_local_index(cached)
+        if index.has(reference):
+            return cached.open(reference, index)
+    return pull_reference(zoo, reference)
 
 
-def pull_reference(zoo: Zoo, reference: EntryReference, index: ZooIndex | None = None) -> ZooEntry:
+def pull_reference(
+    zoo: Zoo,
+    reference: EntryReference,
+    index: ZooIndex | None = None,
+    *,
+    require_signature: Path | None = None,
+) -> ZooEntry:
     """Pulls an entry, unless the cache has it, and reports that on stderr.
 
-    `index` is the zoo's, if it was read and checked by `rollback_protection` before.
+    `index` is the zoo's, if it was read before. With a key, here or in MOECAST_REQUIRE_SIGNATURE,
+    the entry must be signed; the built-in zoo came with the package, so only the first applies.
     """
-    key = required_key()
-    index = read_fresh_index(zoo, key=key) if index is None else index
-    digest = index.resolve(reference)
-    cache = PullCache(cache_storage())
+    key = require_signature or required_key()
+    if index is None:
+        index = zoo.read_index(required=True, key=key)
+    digest, cache = index.resolve(reference), PullCache(cache_storage())
     if not cache.has(digest):
         address = escape_controls(zoo.storage.address)
         sys.stderr.write(f"pulling {reference.name}@{digest[:12]} from {address}\n")
-    version = index.version(reference.name, digest)
     check = None
-    if key is not None and zoo.storage.canonical_address != builtin_storage().canonical_address:
+    if key is not None and (require_signature or zoo.storage != builtin_storage()):
         check = partial(check_signature, key=key)
-    alias = index.find_alias(reference)
-    return pull_entry(zoo, reference.name, digest, version, cache=cache, check=check, alias=alias)
+    return pull_entry(zoo, reference, index, cache=cache, check=check)
 
 
 def load_predictor(

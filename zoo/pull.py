@@ -1,49 +1,36 @@
-"""Pulls entries into the user's zoo: each blob once, in parallel, interrupted downloads resumed."""
+"""Pulls entries into the user's zoo: each blob once, several at a time, hashed as they arrive."""
 
 import errno
 import hashlib
-import logging
-import os
-import stat
+import ipaddress
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-
-from filelock import FileLock
+from urllib.parse import urlsplit
 
 from predictors.errors import DiskFullError
-from predictors.files import sync_folder, write_atomic
-from predictors.terminal import escape_controls
+from predictors.files import write_atomic
 from zoo.catalog import WritableZoo, Zoo
-from zoo.entry import MANIFEST, SIGNATURE, ZooEntry
+from zoo.entry import SIGNATURE, ZooEntry
 from zoo.errors import DamagedError, UnreachableError, ZooError
-from zoo.index import BLOBS, EntryReference, EntryVersion, ZooIndex, blob_path
-from zoo.origins import record_origin
-from zoo.storage import FolderStorage, Storage
+from zoo.index import BLOBS, EntryReference, ZooIndex, blob_path, is_alias
+from zoo.manifest import FileRecord
+from zoo.storage import FolderStorage, PackageStorage, Storage
 
-log = logging.getLogger(__name__)
-
-PARTIAL, LOCKS = "partial", "locks"
 LEAST_SECONDS, LEAST_BYTES_PER_SECOND = 60.0, 10_000
-"""A download that is slower ends; the next pull resumes it."""
+"""A download that is slower ends."""
 PARALLEL = 8
 """Downloads at a time: a zoo's files are small, and most of the time is the server's latency."""
-
-ReportProgress = Callable[[int], None]
-"""Is called with the number of bytes that have arrived since the last call."""
+ORIGINS = "origins"
 
 
 @dataclass(frozen=True)
 class PullCache:
-    """The folder of pulled entries. Several processes may pull into it at once."""
+    """The folder of pulled entries. Of several processes, one pulls at a time."""
 
     storage: FolderStorage
-
-    @property
-    def zoo(self) -> WritableZoo:
-        return WritableZoo(self.storage)
 
     def has(self, digest: str) -> bool:
         """Whether the blob is there, every byte of it intact."""
@@ -52,221 +39,150 @@ class PullCache:
         except (FileNotFoundError, NotADirectoryError, ZooError):
             return False
 
-    def read_index(self) -> ZooIndex:
-        """Reads the cache's index; writes a damaged one anew, with a warning."""
-        try:
-            return self.zoo.read_index()
-        except DamagedError as error:
-            index = self.zoo.rebuild_index()
-            log.warning(
-                "%s. It was made anew and lists %d entries; signatures and aliases were lost: pull "
-                "signed entries again",
-                escape_controls(str(error)),
-                len(index.entries),
-            )
-            return index
-
-    def lock(self, digest: str) -> FileLock:
-        """Returns the lock of a blob, which the one that downloads it holds."""
-        folder = self.storage.folder
-        for name in (PARTIAL, LOCKS, BLOBS):
-            (folder / name).mkdir(parents=True, exist_ok=True)
-        return FileLock(folder / LOCKS / digest)
-
-    def keep(self, digest: str, data: bytes) -> None:
-        """Writes a blob whose digest was checked; raises DiskFullError."""
-        write_atomic(self.storage.folder / blob_path(digest), data)
-
-    def fetch(
-        self, source: Storage, digest: str, *, size: int, what: str, progress: ReportProgress
-    ) -> None:
-        """Downloads a blob unless it is there intact; another process that wants it waits.
+    def download(self, source: Storage, record: FileRecord, *, what: str) -> None:
+        """Downloads a blob. It takes its name when all of it is here with the right digest.
 
         Raises:
-            DamagedError: the blob is missing in the source or has another digest; its bytes are
-                removed.
-            UnreachableError: the download was interrupted; what has arrived is kept, and the next
-                attempt resumes it.
+            DamagedError: it is missing in the source, or has another size or digest.
+            UnreachableError: the download was interrupted, or is too slow.
+            DiskFullError: it does not fit on the disk.
         """
-        folder = self.storage.folder
-        with self.lock(digest):
-            if self.has(digest):
-                progress(size)
-                return
-            partial = folder / PARTIAL / digest
-            _download(source, partial, digest, size=size, what=what, progress=progress)
-            partial.chmod(0o644)
-            partial.replace(folder / blob_path(digest))
-            sync_folder(folder / BLOBS)
-            sync_folder(folder / PARTIAL)
-
-
-def _is_own_file(path: Path, size: int) -> bool:
-    """Whether it is a plain file with one name that may be the beginning of a blob."""
-    found = path.lstat()
-    return stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_size <= size
-
-
-def _require_space(cache: PullCache, blobs: Mapping[str, tuple[int, str]], name: str) -> None:
-    """Raises DiskFullError unless the blobs that are not in the cache fit on its disk."""
-    missing = sum(size for digest, (size, _) in blobs.items() if not cache.has(digest))
-    free = cache.storage.free_bytes()
-    if missing and free is not None and free < missing:
-        raise DiskFullError(
-            f"{name} needs {missing:,} bytes in {cache.storage.address}, where {free:,} are free; "
-            "free some space, or set MOECAST_CACHE to a folder on another disk"
-        )
-
-
-def _download(
-    source: Storage, partial: Path, digest: str, *, size: int, what: str, progress: ReportProgress
-) -> None:
-    """Completes the partial file; removes it if its digest is wrong."""
-    if partial.is_symlink() or (partial.exists() and not _is_own_file(partial, size)):
-        partial.unlink()
-    present = partial.stat().st_size if partial.exists() else 0
-    # A link that appears meanwhile is an error, so that nothing outside the cache is written.
-    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
-    deadline = time.monotonic() + LEAST_SECONDS + size / LEAST_BYTES_PER_SECOND
-    try:
-        with (
-            source.stream(blob_path(digest), offset=present) as stream,
-            os.fdopen(os.open(partial, flags, 0o644), "ab") as file,
-        ):
-            file.truncate(stream.offset)
-            file.seek(stream.offset)
-            progress(stream.offset)
-            arrived = stream.offset
-            for chunk in stream.chunks:
-                file.write(chunk)
-                progress(len(chunk))
-                arrived += len(chunk)
-                if arrived > size or time.monotonic() > deadline:
-                    break  # an endless answer must not fill the disk, nor take for ever
-            file.flush()
-            os.fsync(file.fileno())
-    except FileNotFoundError as error:
-        raise DamagedError(f"{what} is missing in {source.address}") from error
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise DiskFullError(
-            f"{what}: the disk of {partial.parent} is full; free some space and pull again to "
-            "resume, or set MOECAST_CACHE to a folder on another disk"
-        ) from error
-    if arrived < size:
-        raise UnreachableError(
-            f"{what}: {arrived:,} of {size:,} bytes came from {source.address}; pull again to "
-            "resume"
-        )
-    with partial.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    if sha256 != digest or arrived != size:
-        partial.unlink()
-        raise DamagedError(
-            f"{what} in {source.address} is damaged: got {arrived:,} bytes with sha256 "
-            f"{sha256[:12]}..., expected {size:,} with {digest[:12]}.... Nothing of it was read"
-        )
+        path, arrived, sha256 = blob_path(record.sha256), 0, hashlib.sha256()
+        deadline = time.monotonic() + LEAST_SECONDS + record.size / LEAST_BYTES_PER_SECOND
+        try:
+            with self.storage.open_new(path) as file, source.stream(path) as chunks:
+                for chunk in chunks:
+                    file.write(chunk)
+                    sha256.update(chunk)
+                    arrived += len(chunk)
+                    if arrived > record.size or time.monotonic() > deadline:
+                        break  # an endless answer must not fill the disk, nor take for ever
+                if arrived < record.size:
+                    raise UnreachableError(
+                        f"{what}: {arrived:,} of {record.size:,} bytes came from {source.address}; "
+                        "pull again to get what is missing"
+                    )
+                if arrived > record.size or sha256.hexdigest() != record.sha256:
+                    raise DamagedError(
+                        f"{what} in {source.address} is damaged: got {arrived:,} bytes with sha256 "
+                        f"{sha256.hexdigest()[:12]}..., expected {record.size:,} with "
+                        f"{record.sha256[:12]}.... Nothing of it was read"
+                    )
+                Path(file.name).chmod(0o644)
+        except FileNotFoundError as error:
+            raise DamagedError(f"{what} is missing in {source.address}") from error
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise DiskFullError(
+                f"{what}: the disk of {self.storage.address} is full; free some space and pull "
+                "again, or set MOECAST_CACHE to a folder on another disk"
+            ) from error
 
 
 def pull_entry(
     source: Zoo,
-    name: str,
-    digest: str,
-    version: EntryVersion,
+    reference: EntryReference,
+    index: ZooIndex,
     *,
     cache: PullCache,
     check: Callable[[ZooEntry], None] | None = None,
-    progress: Callable[[int], ReportProgress] | None = None,
-    alias: str | None = None,
 ) -> ZooEntry:
-    """Returns the entry with this digest from the cache, after all of it was downloaded.
+    """Returns an entry from the cache, after what is missing of it was downloaded.
 
     Args:
         source: the zoo to pull from.
-        version: the entry's record in the source's index.
-        check: is called with the complete entry before the index lists it; if it raises, the entry
+        reference: the version; an alias names it in the cache too.
+        index: the source's.
+        check: is called with the complete entry before the cache lists it; if it raises, the entry
             stays unlisted.
-        progress: is called with the total size; returns the function that counts arrived bytes.
-        alias: the name by which the version was asked for; it names it in the cache too.
     """
-    with cache.storage.keeping_blobs():
-        entry = _complete_entry(source, name, digest, version, cache, check, progress, alias)
-    record_origin(cache.storage, digest, source.storage)
-    return entry
-
-
-def _complete_entry(
-    source: Zoo,
-    name: str,
-    digest: str,
-    version: EntryVersion,
-    cache: PullCache,
-    check: Callable[[ZooEntry], None] | None,
-    progress: Callable[[int], ReportProgress] | None,
-    alias: str | None,
-) -> ZooEntry:
-    index = cache.read_index()
-    entry = open_complete(cache, index, EntryReference(name, digest), version)
-    if entry is not None:
+    name, digest = reference.name, index.resolve(reference)
+    version, zoo = index.version(name, digest), WritableZoo(cache.storage)
+    with cache.storage.changing_blobs():
+        zoo.read_index()  # one that cannot be changed is found out first
+        added = {}
+        if not cache.has(digest):
+            data = source.open_digest(digest, name=name).manifest.to_bytes()
+            added[blob_path(digest)] = data
+        entry = zoo.open_digest(digest, name=name, version=version, added=added)
+        blobs = {record.sha256: (record, path) for path, record in entry.manifest.files.items()}
+        if version.signature is not None:
+            blobs[version.signature.sha256] = (version.signature, SIGNATURE)
+        missing = [blob for sha256, blob in blobs.items() if not cache.has(sha256)]
+        _require_space(cache, sum(record.size for record, _ in missing), name)
+        for path, data in added.items():
+            write_atomic(cache.storage.folder / path, data)
+        with ThreadPoolExecutor(PARALLEL) as pool:
+            downloads = [
+                pool.submit(cache.download, source.storage, record, what=f"{path} of {name}")
+                for record, path in missing
+            ]
+            try:
+                for download in downloads:
+                    download.result()
+            finally:
+                pool.shutdown(cancel_futures=True)
+        entry.verify()  # also the graphs
         if check is not None:
             check(entry)
-        is_listed = index.resolve(EntryReference(name)) == digest
-        if not is_listed or (alias and index.entries[name].aliases.get(alias) != digest):
-            cache.zoo.register(entry.manifest, signature=entry.read_signature(), alias=alias)
-        return entry
-    with cache.lock(digest):
-        # Its digest is checked as it is read, so that it is requested once, by one process.
-        is_cached = cache.has(digest)
-        manifest, data = (cache.zoo if is_cached else source).read_manifest(digest, name=name)
-        blobs = {record.sha256: (record.size, path) for path, record in manifest.files.items()}
-        if version.signature is not None:
-            blobs[version.signature.sha256] = (version.signature.size, SIGNATURE)
-        _require_space(cache, {**blobs, digest: (len(data), MANIFEST)}, name)
-        if not is_cached:
-            cache.keep(digest, data)
-    total = sum(size for size, _ in blobs.values())
-    report: ReportProgress = (lambda _: None) if progress is None else progress(total)
-    with ThreadPoolExecutor(PARALLEL) as pool:
-        downloads = [
-            pool.submit(
-                cache.fetch,
-                source.storage,
-                blob,
-                size=size,
-                what=f"{path} of {name}",
-                progress=report,
-            )
-            for blob, (size, path) in blobs.items()
-        ]
-        try:
-            for download in downloads:
-                download.result()
-        finally:
-            for download in downloads:
-                download.cancel()
-    entry = cache.zoo.open_digest(digest, name=name, version=version)
-    entry.verify()  # also the graphs
-    if check is not None:
-        check(entry)
-    cache.zoo.register(manifest, signature=entry.read_signature(), alias=alias)
+        alias = reference.version if is_alias(reference.version) else None
+        zoo.register(entry.manifest, signature=entry.read_signature(), alias=alias)
+        record_origin(cache.storage, digest, source.storage)
     return entry
 
 
-def open_complete(
-    cache: PullCache, index: ZooIndex, reference: EntryReference, version: EntryVersion
-) -> ZooEntry | None:
-    """Opens the entry if the cache's index lists it and all its files are there intact."""
-    if not index.has(reference):
-        return None
-    digest = index.resolve(reference)
-    listed = index.version(reference.name, digest)
-    if listed.signature != version.signature:
-        return None
+def _require_space(cache: PullCache, needed: int, name: str) -> None:
+    """Raises DiskFullError unless what is missing of an entry fits on the cache's disk."""
+    free = cache.storage.free_bytes()
+    if free is not None and free < needed:
+        raise DiskFullError(
+            f"{name} needs {needed:,} bytes in {cache.storage.address}, where {free:,} are free; "
+            "free some space, or set MOECAST_CACHE to a folder on another disk"
+        )
+
+
+def is_portable(storage: Storage) -> bool:
+    """Returns whether the storage's address means the same zoo on other machines."""
+    if isinstance(storage, PackageStorage):
+        return True
+    return storage.is_remote and not is_loopback(storage.address)
+
+
+def is_loopback(address: str) -> bool:
+    host = urlsplit(address).hostname or ""
     try:
-        entry = cache.zoo.open_digest(digest, name=reference.name, version=listed)
-        entry.verify()
-        entry.read_signature()
-    except ZooError:
-        return None  # what is wrong is downloaded again, or refused again
-    return entry
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def record_origin(cache: FolderStorage, digest: str, source: Storage) -> None:
+    """Remembers where an entry came from; a mirror on this machine replaces no other address.
+
+    `zoo lock` names it, since the cache is on one machine. Passwords are no part of an address.
+    """
+    path = f"{ORIGINS}/{digest}"
+    if is_portable(source) or not cache.has(path):
+        # A relative folder would mean another one from another working directory.
+        address = source.address
+        if isinstance(source, FolderStorage):
+            address = str(source.folder.resolve())
+        cache.write(path, address.encode())
+
+
+def read_origin(cache: FolderStorage, digest: str) -> str | None:
+    """Returns the address of the zoo that an entry was pulled from; None if it was not pulled."""
+    try:
+        return cache.read(f"{ORIGINS}/{digest}").decode(errors="replace")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def remove_incomplete(storage: FolderStorage) -> int:
+    """Removes what interrupted downloads left of blobs; returns the number of files."""
+    with storage.changing_blobs():
+        partial = list((storage.folder / BLOBS).glob(".*"))
+        for path in partial:
+            path.unlink()
+    return len(partial)

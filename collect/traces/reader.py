@@ -343,8 +343,8 @@ def _copy_file(source: Storage, copy: FolderStorage, record: TraceFile) -> None:
     digest = hashlib.sha256()
     with copy.open_new(record.name) as file:
         try:
-            with source.stream(record.name) as stream:
-                for chunk in stream.chunks:
+            with source.stream(record.name) as chunks:
+                for chunk in chunks:
                     digest.update(chunk)
                     file.write(chunk)
         except FileNotFoundError:

@@ -3,10 +3,10 @@
 from typing import Any
 
 from runtime.commands.config import PullForSystemConfig
-from zoo.commands.pull import pull
+from zoo.commands.pull import pull_and_print
 
 
 def run(config: PullForSystemConfig) -> dict[str, Any]:
     """Pulls one entry, or those of the kinds that the system forecasts and evicts with."""
-    system = config.system
-    return pull(config, bundle=list(filter(None, (system.predictor, system.reuse_predictor))))
+    kinds = (config.system.predictor, config.system.reuse_predictor)
+    return pull_and_print(config, bundle=list(filter(None, kinds)))

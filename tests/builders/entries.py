@@ -14,8 +14,7 @@ from predictors.learned import INPUT, OUTPUT
 from predictors.spec import ModelSpec
 from zoo.card import CardFigure
 from zoo.entry import write_entry, write_untrained_entry
-from zoo.manifest import EntryManifest
-from zoo.training_record import TrainingRecord, TrainingTrace
+from zoo.manifest import EntryManifest, TrainingRecord, TrainingTrace
 
 
 def tiny_spec(**changes: Any) -> ModelSpec:

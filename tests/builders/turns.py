@@ -52,11 +52,11 @@ class Bucket:
             raise FileNotFoundError(name)
         return {"ETag": self._etag(name), "size": len(self.objects[name]), "type": "file"}
 
-    def cat_file(self, name: str) -> bytes:
+    def cat_file(self, name: str, start: int = 0, end: int | None = None) -> bytes:
         self._serve("cat_file", name)
         if name not in self.objects:
             raise FileNotFoundError(name)
-        return self.objects[name]
+        return self.objects[name][start:end]
 
     def open(self, name: str, _mode: str) -> io.BytesIO:
         return io.BytesIO(self.cat_file(name))

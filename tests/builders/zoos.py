@@ -7,7 +7,7 @@ from zoo.catalog import Zoo
 from zoo.index import EntryReference, blob_path
 from zoo.load import pull_reference
 from zoo.storage import FolderStorage
-from zoo.storage.http import HttpStorage
+from zoo.storage.remote import HttpStorage
 
 Far = tuple[str, Site]
 """Address and controls of a zoo's server."""

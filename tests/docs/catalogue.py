@@ -5,7 +5,7 @@ from typing import Any
 
 from zoo.catalog import Zoo
 from zoo.index import EntryReference
-from zoo.locations import builtin_storage
+from zoo.storage import builtin_storage
 
 SCORES = ("accuracy", "fetch_rate", "good_pred")
 CACHE_SHARES = (10, 25, 50, 75)

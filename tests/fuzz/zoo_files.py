@@ -10,10 +10,9 @@ from tests.fuzz.named_file import write_input
 from zoo.catalog import Zoo
 from zoo.digest import hash_bytes
 from zoo.entry import check_graph
-from zoo.index import INDEX, EntryReference, blob_path, parse_reference
-from zoo.lockfile import read_lockfile
+from zoo.index import INDEX, EntryReference, blob_path, parse_reference, read_lockfile
 from zoo.manifest import EntryManifest, parse_manifest
-from zoo.storage import ByteStream, Storage
+from zoo.storage import Storage
 
 
 @dataclass(frozen=True)
@@ -22,10 +21,10 @@ class MemoryStorage(Storage):
     address = "memory"
 
     @contextmanager
-    def stream(self, path: str, *, offset: int = 0) -> Iterator[ByteStream]:
+    def stream(self, path: str) -> Iterator[Iterator[bytes]]:
         if path not in self.files:
             raise FileNotFoundError(path)
-        yield ByteStream(0, iter([self.files[path]]))
+        yield iter([self.files[path]])
 
 
 def open_manifest(data: bytes) -> None:
@@ -44,7 +43,6 @@ def open_manifest(data: bytes) -> None:
 
 def open_index(data: bytes) -> None:
     index = Zoo(MemoryStorage({INDEX: data})).read_index(required=True)
-    index.has_expired()
     index.to_bytes()
     for name, listing in index.entries.items():
         for version in ("latest", *listing.aliases, *listing.versions):

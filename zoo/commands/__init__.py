@@ -1,6 +1,5 @@
 """The zoo's command faces: each prints for people and returns the same as plain values."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -9,29 +8,18 @@ from predictors.terminal import escape_controls
 from zoo.entry import ZooEntry
 
 
-@dataclass(frozen=True)
-class EntrySummary:
-    name: str
-    digest: str
-    kind: str
-    model: str
-    metrics: dict[str, Any]
-    size: int
-    """In bytes."""
-    where: str
-
-
-def summarize(entry: ZooEntry) -> EntrySummary:
+def summarize(entry: ZooEntry) -> dict[str, Any]:
+    """Returns what every command tells about an entry; its size is in bytes."""
     manifest = entry.manifest
-    return EntrySummary(
-        name=manifest.name,
-        digest=manifest.digest,
-        kind=manifest.kind,
-        model=manifest.model.model_id,
-        metrics=dict(manifest.metrics),
-        size=manifest.size,
-        where=entry.where,
-    )
+    return {
+        "name": manifest.name,
+        "digest": manifest.digest,
+        "kind": manifest.kind,
+        "model": manifest.model.model_id,
+        "metrics": dict(manifest.metrics),
+        "size": manifest.size,
+        "where": entry.where,
+    }
 
 
 def print_line(line: str) -> None:

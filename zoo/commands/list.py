@@ -1,30 +1,38 @@
-"""The commands list, show and verify: they only read."""
+"""The commands list, show, verify and compare: they only read."""
 
 import json
 import logging
-from dataclasses import asdict
+from collections.abc import Sequence
 from fnmatch import fnmatch
 from typing import Any
 
 from rich.console import Console
-from rich.markdown import Markdown
 
-from predictors.table import Table, format_or_dash
+from predictors.table import Table, TableColumn
 from predictors.terminal import escape_controls
+from predictors.units import MIB
 from zoo.catalog import Zoo
-from zoo.commands import EntrySummary, print_line, summarize
-from zoo.config import ListConfig, ShowConfig, VerifyEntryConfig
+from zoo.commands import print_line, summarize
+from zoo.comparison import (
+    MetricPair,
+    describe_traces,
+    pair_costs,
+    pair_layers,
+    pair_metrics,
+    require_same_model,
+)
+from zoo.config import CompareConfig, ListConfig, ShowConfig, VerifyEntryConfig
 from zoo.entry import CARD, ZooEntry, require_tracked_files
 from zoo.errors import UnreachableError, ZooError
 from zoo.index import EntryReference
 from zoo.load import find_entry, local_zoos, read_local_index
-from zoo.locations import configured_storages
+from zoo.manifest import EntryManifest
 from zoo.signing import check_signature
+from zoo.storage import configured_storages
 
 log = logging.getLogger(__name__)
 
-RENDERED_WIDTH = 100
-"""Characters from which no value of a rendered card is cut; in less, its Markdown is shown."""
+JSON = "json=true prints them"
 
 
 def list_entries(config: ListConfig) -> dict[str, Any]:
@@ -32,13 +40,12 @@ def list_entries(config: ListConfig) -> dict[str, Any]:
 
     An entry that cannot be read is left out with a warning.
     """
-    configured = configured_storages(config.zoo)
-    zoos = ([] if config.zoo else local_zoos()) + [Zoo(storage) for storage in configured]
-    rows: list[EntrySummary] = []
+    configured = [Zoo(storage) for storage in configured_storages(config.zoo)]
+    zoos = configured if config.zoo else [*local_zoos(), *configured]
+    rows: list[dict[str, Any]] = []
     unreadable: list[str] = []
     for zoo in zoos:
-        is_configured = zoo.storage in configured
-        index = zoo.read_index(required=True) if is_configured else read_local_index(zoo)
+        index = zoo.read_index(required=True) if zoo in configured else read_local_index(zoo)
         for name in index.entries:
             try:
                 entry = zoo.open(EntryReference(name), index)
@@ -48,10 +55,10 @@ def list_entries(config: ListConfig) -> dict[str, Any]:
                 log.warning("%s", escape_controls(str(error)))
                 unreadable.append(name)
                 continue
-            if matches_filters(entry, config):
+            if config.model is None or is_of_model(entry.manifest, config.model.lower()):
                 rows.append(summarize(entry))
-    rows.sort(key=lambda row: -sort_value(row.metrics.get(config.metric)))
-    listed = {"entries": [asdict(row) for row in rows], "unreadable": unreadable}
+    rows.sort(key=lambda row: -sort_value(row["metrics"].get(config.metric)))
+    listed = {"entries": rows, "unreadable": unreadable}
     if config.json:
         print_line(json.dumps(listed, indent=2))
     elif rows:
@@ -63,17 +70,9 @@ def list_entries(config: ListConfig) -> dict[str, Any]:
     return listed
 
 
-def matches_filters(entry: ZooEntry, config: ListConfig) -> bool:
-    manifest = entry.manifest
-    if config.predictor is not None and manifest.kind != config.predictor:
-        return False
-    if config.model is not None:
-        names = (manifest.name.partition("/")[0], manifest.model.model_id.lower())
-        pattern = config.model.lower()
-        if not any(fnmatch(name, pattern) or pattern in name for name in names):
-            return False
-    value = manifest.metrics.get(config.metric)
-    return config.least is None or sort_value(value) >= config.least
+def is_of_model(manifest: EntryManifest, pattern: str) -> bool:
+    names = (manifest.name.partition("/")[0], manifest.model.model_id.lower())
+    return any(fnmatch(name, pattern) or pattern in name for name in names)
 
 
 def sort_value(metric: Any) -> float:
@@ -83,51 +82,38 @@ def sort_value(metric: Any) -> float:
     return float(max(-1e308, min(1e308, metric))) if is_number else float("-inf")
 
 
-def entries_table(rows: list[EntrySummary], metric: str) -> Table:
-    metrics = list(dict.fromkeys((metric, "accuracy", "good_pred")))
-    return Table.of(
-        ["name", "kind", *metrics, "size", "digest"],
-        [
-            [
-                row.name,
-                row.kind,
-                *(format_or_dash(row.metrics.get(name)) for name in metrics),
-                f"{row.size / 2**20:.1f} MiB",
-                row.digest[:12],
-            ]
-            for row in rows
-        ],
-        importance=[*metrics, "size", "digest", "kind"],
-        elsewhere="json=true prints them",
-    )
+def entries_table(rows: Sequence[dict[str, Any]], metric: str) -> Table:
+    def metric_column(name: str, rank: int) -> TableColumn:
+        return TableColumn(name, lambda row: row["metrics"].get(name), rank=rank)
+
+    metrics = dict.fromkeys((metric, "accuracy", "good_pred"))
+    columns = [
+        TableColumn("name"),
+        TableColumn("kind", rank=5),
+        *(metric_column(name, rank) for rank, name in enumerate(metrics)),
+        TableColumn("size", write=lambda size: f"{size / MIB:.1f} MiB", rank=3),
+        TableColumn("digest", write=lambda digest: digest[:12], rank=4),
+    ]
+    return Table(columns=columns, rows=rows, elsewhere=JSON)
 
 
 def show(config: ShowConfig) -> dict[str, Any]:
     """Prints an entry's card and a summary of its manifest."""
     entry = find_entry(config.name)
     manifest = entry.manifest
-    results = {"manifest": manifest.model_dump(mode="json"), **asdict(summarize(entry))}
-    if config.json:
-        print_line(json.dumps(results["manifest"], indent=2))
-        return results
-    console = Console()
     if CARD in manifest.files:
-        text = escape_controls(entry.read(CARD).decode(errors="replace"))
-        _, _, body = text.partition("\n---\n")
-        if console.is_terminal and console.width >= RENDERED_WIDTH:
-            console.print(Markdown(body, hyperlinks=False))
-        else:
-            print_line(body.strip() + "\n")
-    fields: dict[str, Any] = {
+        _, _, body = entry.read(CARD).decode(errors="replace").partition("\n---\n")
+        print_line(body.strip() + "\n")
+    facts = {
         "digest": manifest.digest,
         "found in": entry.where,
-        "signed": "yes" if entry.read_signature() is not None else "no",
+        "signed": entry.read_signature() is not None,
         "trace": manifest.trace_digest or "none",
         "made": f"{manifest.created}, version {manifest.code_version}",
-        "files": f"{len(manifest.files)}, {manifest.size / 2**20:.1f} MiB",
+        "files": f"{len(manifest.files)}, {manifest.size / MIB:.1f} MiB",
     }
-    Table.facts(fields).print(console)
-    return results
+    Table.facts(facts).print(Console())
+    return {"manifest": manifest.model_dump(mode="json"), **summarize(entry)}
 
 
 def verify(config: VerifyEntryConfig) -> dict[str, Any]:
@@ -136,12 +122,63 @@ def verify(config: VerifyEntryConfig) -> dict[str, Any]:
     entry.verify()
     if entry.folder is not None:
         require_tracked_files(entry.folder, entry.manifest)
+    signed = ""
     if config.require_signature is not None:
         check_signature(entry, key=config.require_signature)
-    files = entry.manifest.files
-    signed = "" if config.require_signature is None else f", signed by {config.require_signature}"
+        signed = f", signed by {config.require_signature}"
     print_line(
-        f"{entry.manifest.name}: {len(files)} files, {entry.manifest.size:,} bytes, all digests "
-        f"correct{signed}"
+        f"{entry.manifest.name}: {len(entry.manifest.files)} files, {entry.manifest.size:,} bytes, "
+        f"all digests correct{signed}"
     )
-    return {"verified": True, **asdict(summarize(entry))}
+    return {"verified": True, **summarize(entry)}
+
+
+def compare(config: CompareConfig) -> dict[str, Any]:
+    """Prints metrics, costs and layers of two entries of one model, and returns them."""
+    first, second = find_entry(config.name), find_entry(config.other)
+    require_same_model(first, second)
+    sections = {
+        "held out": pair_metrics(first, second),
+        "costs": pair_costs(first, second),
+        "accuracy by layer": pair_layers(first, second),
+    }
+    note = describe_traces(first, second)
+    compared = {
+        "entries": [summarize(first), summarize(second)],
+        "same_trace": note is None,
+        **{
+            name.replace(" ", "_"): {
+                pair.name: [pair.first, pair.second, pair.difference] for pair in pairs
+            }
+            for name, pairs in sections.items()
+        },
+    }
+    if config.json:
+        print_line(json.dumps(compared, indent=2))
+        return compared
+    print_line(f"A: {describe_version(first)}")
+    print_line(f"B: {describe_version(second)}\n")
+    for name, pairs in sections.items():
+        if pairs:
+            comparison_table(name, pairs).print(Console())
+    if note is not None:
+        print_line(note)
+    return compared
+
+
+def describe_version(entry: ZooEntry) -> str:
+    manifest = entry.manifest
+    return f"{manifest.name}@{manifest.digest[:12]}, made {manifest.created}, in {entry.where}"
+
+
+def comparison_table(title: str, pairs: Sequence[MetricPair]) -> Table:
+    def write_signed(difference: float) -> str:
+        return f"{difference:+d}" if isinstance(difference, int) else f"{difference:+.4g}"
+
+    columns = [
+        TableColumn(title, lambda pair: pair.name.replace("_", " ")),
+        TableColumn("A", "first"),
+        TableColumn("B", "second"),
+        TableColumn("B - A", "difference", write_signed),
+    ]
+    return Table(columns=columns, rows=pairs, elsewhere=JSON)

@@ -1,31 +1,34 @@
-"""The commands push, sign, index, rm and gc: they change a zoo."""
+"""The commands push, promote, sign, index, rm and gc: they change a zoo."""
 
-import logging
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from predictors.run_folder import find_run_entries
-from predictors.terminal import escape_controls
+from predictors.table import write_value
 from zoo.card import check_card
 from zoo.catalog import WritableZoo
 from zoo.commands import print_line, summarize
+from zoo.comparison import describe_traces, pair_metrics, require_same_model
 from zoo.config import (
     CollectGarbageConfig,
     IndexConfig,
+    PromoteConfig,
     PushConfig,
     RemoveConfig,
     SignConfig,
 )
 from zoo.entry import CARD, MANIFEST, METRICS, ZooEntry, open_entry, require_tracked_files
-from zoo.errors import DamagedError, RefusedError, ZooError
+from zoo.errors import RefusedError, ZooError
 from zoo.index import check_alias, parse_reference
-from zoo.locations import cache_storage, open_writable_storage
-from zoo.pull import PARTIAL
+from zoo.pull import remove_incomplete
 from zoo.signing import sign_folder
-from zoo.storage import FolderStorage
+from zoo.storage import FolderStorage, cache_storage, open_writable_storage
 
-log = logging.getLogger(__name__)
+
+def open_writable_zoo(where: str | None, *, key: Path | None = None) -> WritableZoo:
+    """Opens a zoo to be changed, its index signed with `key`; default: the pulled entries."""
+    return WritableZoo(open_writable_storage(where) if where else cache_storage(), key)
 
 
 def push(config: PushConfig) -> dict[str, Any]:
@@ -33,15 +36,39 @@ def push(config: PushConfig) -> dict[str, Any]:
     if config.alias is not None:
         check_alias(config.alias)
     target = open_writable_zoo(config.zoo, key=config.key)
-    # All are checked before the first is published.
-    entries = [open_publishable(folder) for folder in find_entry_folders(config.path)]
+    entries = add_all(target, find_entry_folders(config.path), alias=config.alias)
+    return {"published": [summarize(entry) for entry in entries], "in": target.storage.address}
+
+
+def index(config: IndexConfig) -> dict[str, Any]:
+    """Makes a zoo of a folder of entries: static files for any web server."""
+    if not config.path.is_dir():
+        raise ZooError(f"{config.path} is not a folder")
+    folders = sorted(path.parent for path in config.path.rglob(MANIFEST))
+    output = config.output or config.path
+    zoo = WritableZoo(FolderStorage(output), config.key)
+    if not folders and not zoo.read_index().entries:
+        raise ZooError(f"{config.path} has no entry; moecast train writes entries")
+    add_all(zoo, folders)
+    zoo.sign()
+    made = zoo.read_index()
+    print_line(f"{output}: {len(made.entries)} entries, serial {made.serial}")
+    print_line(f"serve it: python -m http.server --bind 127.0.0.1 --directory {output} 8000")
+    entries = {name: listing.latest for name, listing in made.entries.items()}
+    return {"zoo": str(output), "serial": made.serial, "entries": entries}
+
+
+def add_all(
+    zoo: WritableZoo, folders: Sequence[Path], *, alias: str | None = None
+) -> list[ZooEntry]:
+    """Publishes the entries of folders, or none if one of them cannot be published."""
+    entries = [open_publishable(folder) for folder in folders]
+    # Of two versions, the one made later becomes the latest.
+    entries.sort(key=lambda entry: entry.manifest.created)
     for entry in entries:
-        digest = target.add(entry, replace=config.replace, alias=config.alias)
-        print_line(f"published {entry.manifest.name}@{digest[:12]} in {target.storage.address}")
-    return {
-        "published": [asdict(summarize(entry)) for entry in entries],
-        "in": target.storage.address,
-    }
+        digest = zoo.add(entry, alias=alias)
+        print_line(f"published {entry.manifest.name}@{digest[:12]} in {zoo.storage.address}")
+    return entries
 
 
 def find_entry_folders(path: Path) -> list[Path]:
@@ -56,11 +83,6 @@ def find_entry_folders(path: Path) -> list[Path]:
     if not folders and (entries := find_run_entries(path)) is not None:
         folders = [file.parent for file in entries.glob(f"*/{MANIFEST}")]
     return sorted(folders) or [path]
-
-
-def open_writable_zoo(where: str | None, *, key: Path | None = None) -> WritableZoo:
-    """Opens a zoo to be changed, its index signed with `key`; default: the pulled entries."""
-    return WritableZoo(open_writable_storage(where) if where else cache_storage(), key)
 
 
 def open_publishable(folder: Path) -> ZooEntry:
@@ -100,35 +122,54 @@ def check_publishable(entry: ZooEntry) -> None:
         )
 
 
-def index(config: IndexConfig) -> dict[str, Any]:
-    """Makes a zoo of a folder of entries: static files for any web server."""
-    if not config.path.is_dir():
-        raise ZooError(f"{config.path} is not a folder")
-    folders = sorted(path.parent for path in config.path.rglob(MANIFEST))
-    output = config.output or config.path
-    zoo = WritableZoo(FolderStorage(output), config.key)
-    try:
-        known = zoo.read_index()
-    except DamagedError as error:
-        log.warning("%s", escape_controls(str(error)))
-        known = zoo.rebuild_index()
-    if not folders and not known.entries:
-        raise ZooError(f"{config.path} has no entry; moecast train writes entries")
-    # Of two versions, the one made later becomes the latest.
-    entries = sorted(map(open_publishable, folders), key=lambda entry: entry.manifest.created)
-    for entry in entries:
-        zoo.add(entry)
-    renewed = zoo.renew_index(expires_days=config.expires_days)
-    expires = renewed.expires
-    until = "" if expires is None else f", expires {expires:%Y-%m-%d %H:%M} UTC"
-    print_line(f"{output}: {len(renewed.entries)} entries, serial {renewed.serial}{until}")
-    print_line(f"serve it: python -m http.server --bind 127.0.0.1 --directory {output} 8000")
+def promote(config: PromoteConfig) -> dict[str, Any]:
+    """Makes an alias name a version; RefusedError, with the figures, if a metric falls too far."""
+    reference, alias = parse_reference(config.name), check_alias(config.alias)
+    zoo = open_writable_zoo(config.zoo, key=config.key)
+
+    def check(entry: ZooEntry, now: ZooEntry | None) -> None:
+        entry.verify()
+        if now is not None:
+            check_metrics(entry, now, config)
+
+    move = zoo.move_alias(reference, alias, check=check)
+    where, digest = zoo.storage.address, move.entry.manifest.digest
+    before = "" if move.earlier is None else f", before {move.earlier.manifest.digest[:12]}"
+    print_line(f"{reference.name}@{alias} is {digest[:12]} in {where}{before}")
+    if move.earlier is not None and (note := describe_traces(move.earlier, move.entry)):
+        print_line(note)
     return {
-        "zoo": str(output),
-        "serial": renewed.serial,
-        "expires": None if expires is None else expires.isoformat(),
-        "entries": {name: listing.latest for name, listing in renewed.entries.items()},
+        "alias": alias,
+        "promoted": summarize(move.entry),
+        "before": None if move.earlier is None else summarize(move.earlier),
+        "in": where,
     }
+
+
+def check_metrics(entry: ZooEntry, now: ZooEntry, config: PromoteConfig) -> None:
+    """Raises RefusedError that lists the metrics which are lower by more than `max_drop`."""
+    require_same_model(now, entry)
+    fallen = [
+        f"{pair.name} {'not measured' if pair.second is None else write_value(pair.second)}, "
+        f"was {write_value(pair.first)}"
+        for pair in pair_metrics(now, entry)
+        if pair.has_fallen(config.max_drop)
+    ]
+    if fallen:
+        versions = [f"{one.manifest.name}@{one.manifest.digest[:12]}" for one in (now, entry)]
+        listed = " ".join(locate_version(version, config.zoo) for version in versions)
+        raise RefusedError(
+            f"{versions[1]} does not become {config.alias}, which is {versions[0]}: lower by more "
+            f"than max_drop={config.max_drop:g}: {'; '.join(fallen)}. All figures: moecast zoo "
+            f"compare {listed}"
+        )
+
+
+def locate_version(version: str, zoo: str | None) -> str:
+    """Returns the reference by which any command finds a version of the zoo."""
+    if zoo is None or zoo == "builtin":
+        return version
+    return f"{zoo}#{version}" if "://" in zoo else f"file://{zoo}#{version}"
 
 
 def sign(config: SignConfig) -> dict[str, Any]:
@@ -153,13 +194,10 @@ def collect_garbage(config: CollectGarbageConfig) -> dict[str, Any]:
     """Removes the blobs that no entry references, and incomplete downloads."""
     zoo = open_writable_zoo(config.zoo)
     removed = zoo.prune()
-    partial = 0
+    incomplete = 0
     if isinstance(zoo.storage, FolderStorage):
-        with zoo.storage.removing_blobs():
-            for path in (zoo.storage.folder / PARTIAL).glob("*"):
-                path.unlink(missing_ok=True)
-                partial += 1
+        incomplete = remove_incomplete(zoo.storage)
     print_line(
-        f"{zoo.storage.address}: {len(removed)} files and {partial} incomplete downloads removed"
+        f"{zoo.storage.address}: {len(removed)} files and {incomplete} incomplete downloads removed"
     )
-    return {"removed": removed, "partial": partial}
+    return {"removed": removed, "incomplete": incomplete}

@@ -1,30 +1,71 @@
-"""The command pull: copies entries into the user's zoo."""
+"""The commands pull and lock: entries of other zoos, and which of them this machine has."""
 
+import logging
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
+from predictors.files import write_atomic
+from predictors.terminal import escape_controls
 from zoo.catalog import Zoo
 from zoo.commands import print_line, summarize
-from zoo.config import PullConfig
+from zoo.config import LockConfig, PullConfig
 from zoo.entry import ZooEntry, write_folder
 from zoo.errors import ZooError
-from zoo.index import PREFIX, EntryReference, ZooIndex, parse_reference
-from zoo.load import required_key
-from zoo.locations import builtin_storage, cache_storage, configured_storages
-from zoo.lockfile import read_lockfile
-from zoo.manifest import name_entry
-from zoo.pull import PullCache, ReportProgress, pull_entry
-from zoo.rollback_protection import read_fresh_index
-from zoo.signing import check_signature
+from zoo.index import (
+    PREFIX,
+    EntryReference,
+    LockedEntry,
+    Lockfile,
+    ZooIndex,
+    parse_reference,
+    read_lockfile,
+)
+from zoo.load import find_entry, pull_reference, required_key
+from zoo.manifest import EntryManifest, name_entry
+from zoo.pull import is_portable, read_origin
+from zoo.storage import builtin_storage, cache_storage, configured_storages, open_zoo_storage
+
+log = logging.getLogger(__name__)
+
+BUILTIN = "builtin"
 
 
-def pull(config: PullConfig, *, bundle: Sequence[str] = ()) -> dict[str, Any]:
+def pull(
+    name: str,
+    *,
+    zoo: str | None = None,
+    output: str | Path | None = None,
+    require_signature: str | Path | None = None,
+) -> ZooEntry:
+    """Copies an entry into the user's zoo, from which `load` finds it without a network.
+
+    Args:
+        name: NAME, NAME@latest, NAME@ALIAS or NAME@DIGEST.
+        zoo: zoos to pull from, separated by commas, in order of preference; default: MOECAST_ZOO.
+        output: folder to write the entry to as well.
+        require_signature: public key (PEM) with which the zoo's index and the entry must be signed.
+
+    Raises:
+        ZooError: there is no such zoo or entry, or what arrived is damaged.
+
+    Example:
+        >>> entry = pull("qwen2-moe-tiny/stride", zoo="builtin")
+        >>> entry.manifest.kind
+        'stride'
+    """
+    (entry,) = pull_entries(
+        PullConfig(
+            name=name,
+            zoo=zoo,
+            output=None if output is None else Path(output),
+            require_signature=None if require_signature is None else Path(require_signature),
+        )
+    )
+    return entry
+
+
+def pull_and_print(config: PullConfig, *, bundle: Sequence[str] = ()) -> dict[str, Any]:
     """Copies entries into the user's zoo, from which they load without a network.
 
     A model as the name means its entries of the kinds in `bundle`, all of them or none.
@@ -34,108 +75,54 @@ def pull(config: PullConfig, *, bundle: Sequence[str] = ()) -> dict[str, Any]:
         print_line(f"pulled {entry.manifest.name}@{entry.manifest.digest[:12]} into {entry.where}")
     if config.output is not None:
         print_line(f"written as a folder: {config.output}")
-    summaries = [asdict(summarize(entry)) for entry in entries]
-    return {"pulled": summaries, "into": cache_storage().address}
+    return {"pulled": [summarize(entry) for entry in entries], "into": cache_storage().address}
 
 
 def pull_entries(config: PullConfig, *, bundle: Sequence[str] = ()) -> list[ZooEntry]:
-    """Pulls the entries that a configuration names; shows progress on a terminal."""
-    key = config.require_signature or required_key()
-    indexes = read_indexes(config, key=key)
-    chosen_entries = choose_entries(config, indexes, bundle=bundle)
-    if config.output is not None and len(chosen_entries) != 1:
-        names = ", ".join(chosen.name for chosen in chosen_entries)
-        raise ZooError(f"output={config.output} is for one entry: pull each by its name ({names})")
-    cache = PullCache(cache_storage())
-    builtin = builtin_storage().canonical_address
-    entries = []
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with Progress(
-        *columns, TransferSpeedColumn(), console=console, disable=not console.is_terminal
-    ) as bars:
-        for chosen in chosen_entries:
-            zoo, name, digest = chosen.zoo, chosen.name, chosen.digest
-            check = None
-            # The built-in zoo came with the package: only a key named here applies to it.
-            if key is not None and (
-                config.require_signature or zoo.storage.canonical_address != builtin
-            ):
-                check = partial(check_signature, key=key)
-            entry = pull_entry(
-                zoo,
-                name,
-                digest,
-                indexes[zoo].version(name, digest),
-                cache=cache,
-                check=check,
-                progress=partial(add_bar, bars, name),
-                alias=chosen.alias,
-            )
-            entries.append(entry)
-    if config.output is not None:
-        (entry,) = entries
-        files = {path: entry.read(path) for path in entry.manifest.files}
-        write_folder(config.output, entry.manifest, files, entry.read_signature())
-    return entries
-
-
-def read_indexes(config: PullConfig, *, key: Path | None) -> dict[Zoo, ZooIndex]:
+    """Pulls the entries that a configuration names."""
+    lockfile = None if config.locked is None else read_lockfile(config.locked)
     storages = configured_storages(config.zoo)
-    if not storages and config.locked is not None:
-        records = read_lockfile(config.locked).entries.values()
-        storages = configured_storages(",".join(dict.fromkeys(record.zoo for record in records)))
+    if not storages and lockfile is not None:
+        zoos = dict.fromkeys(record.zoo for record in lockfile.entries.values())
+        storages = configured_storages(",".join(zoos))
     if not storages:
         raise ZooError(
             "no zoo to pull from: give zoo=ADDRESS (a folder, builtin, https://, s3://, "
             "hf://OWNER/REPO), or set MOECAST_ZOO"
         )
-    zoos = [Zoo(storage) for storage in storages]
-    return {
-        zoo: read_fresh_index(zoo, accept_rollback=config.accept_rollback, key=key) for zoo in zoos
+    key = config.require_signature or required_key()
+    indexes = {
+        Zoo(storage): Zoo(storage).read_index(required=True, key=key) for storage in storages
     }
-
-
-@dataclass(frozen=True)
-class ChosenEntry:
-    """A version to pull, and the zoo to pull it from."""
-
-    zoo: Zoo
-    name: str
-    digest: str
-    alias: str | None = None
-    """The name by which it was asked for, which it keeps."""
-
-
-def choose_entries(
-    config: PullConfig, indexes: dict[Zoo, ZooIndex], *, bundle: Sequence[str]
-) -> list[ChosenEntry]:
-    """Returns every entry to pull; ZooError if no zoo has one of them."""
     if config.all:
         # The latest of each comes last, so that it is the latest here too.
-        return [
-            ChosenEntry(zoo, name, digest)
+        chosen = [
+            (zoo, EntryReference(name, digest))
             for zoo, index in indexes.items()
             for name, listing in index.entries.items()
             for digest in sorted(listing.versions, key=lambda digest: digest == listing.latest)
         ]
-    if config.locked is not None:
-        references = [
-            EntryReference(name, record.digest)
-            for name, record in read_lockfile(config.locked).entries.items()
-        ]
     else:
-        assert config.name is not None
-        references = parse_names(config.name, bundle)
-    require_bundle(references, indexes)
-    chosen = []
-    for reference in references:
-        holders = [zoo for zoo, index in indexes.items() if index.match(reference)]
-        zoo = holders[0] if holders else next(iter(indexes))
-        index = indexes[zoo]
-        digest = index.resolve(reference)
-        chosen.append(ChosenEntry(zoo, reference.name, digest, index.find_alias(reference)))
-    return chosen
+        if lockfile is None:
+            assert config.name is not None
+            references = parse_names(config.name, bundle)
+        else:
+            references = [
+                EntryReference(name, record.digest) for name, record in lockfile.entries.items()
+            ]
+        chosen = find_references(references, indexes)
+    if config.output is not None and len(chosen) != 1:
+        names = ", ".join(reference.name for _, reference in chosen)
+        raise ZooError(f"output={config.output} is for one entry: pull each by its name ({names})")
+    entries = [
+        pull_reference(zoo, reference, indexes[zoo], require_signature=config.require_signature)
+        for zoo, reference in chosen
+    ]
+    if config.output is not None:
+        (entry,) = entries
+        files = {path: entry.read(path) for path in entry.manifest.files}
+        write_folder(config.output, entry.manifest, files, entry.read_signature())
+    return entries
 
 
 def parse_names(name: str, bundle: Sequence[str]) -> list[EntryReference]:
@@ -154,22 +141,87 @@ def parse_names(name: str, bundle: Sequence[str]) -> list[EntryReference]:
     return [parse_reference(f"{name_entry(model, kind)}{at}{version}") for kind in bundle]
 
 
-def require_bundle(references: Sequence[EntryReference], indexes: dict[Zoo, ZooIndex]) -> None:
-    """Raises ZooError if the zoos have some of several entries, and not all."""
-    listed = [
-        reference
-        for reference in references
-        if any(reference.name in index.entries for index in indexes.values())
-    ]
-    missing = [reference.name for reference in references if reference not in listed]
+def find_references(
+    references: Sequence[EntryReference], indexes: dict[Zoo, ZooIndex]
+) -> list[tuple[Zoo, EntryReference]]:
+    """Returns each reference with the first zoo that has it.
+
+    Raises ZooError if no zoo has one of them, which it names.
+    """
+    known = {name for index in indexes.values() for name in index.entries}
+    listed = [reference.name for reference in references if reference.name in known]
+    missing = [reference.name for reference in references if reference.name not in known]
     if listed and missing:
         zoos = " and ".join(zoo.storage.address for zoo in indexes)
         raise ZooError(
             f"{zoos} has no {', '.join(missing)}; one entry is pulled by its name: moecast zoo "
-            f"pull {listed[0].name}"
+            f"pull {listed[0]}"
         )
+    chosen = []
+    for reference in references:
+        holders = [zoo for zoo, index in indexes.items() if index.match(reference)]
+        zoo = holders[0] if holders else next(iter(indexes))
+        indexes[zoo].resolve(reference)  # raises, with the choices, if there is none
+        chosen.append((zoo, reference))
+    return chosen
 
 
-def add_bar(progress: Progress, name: str, total: int) -> ReportProgress:
-    task = progress.add_task(name, total=total)
-    return lambda arrived: progress.advance(task, arrived)
+def lock(config: LockConfig) -> dict[str, Any]:
+    """Writes the present digest of each name to a lock file, and a zoo that has it.
+
+    Raises:
+        ZooError: an entry is in no zoo but this machine's cache, or `zoo` does not have it.
+    """
+    names = config.names or list(Zoo(cache_storage()).read_index().entries)
+    if not names:
+        raise ZooError("nothing was pulled yet; name entries: moecast zoo lock names=[NAME,...]")
+    locked, unpublished = {}, []
+    for manifest in (find_entry(name).manifest for name in names):
+        address = find_address(manifest, config.zoo)
+        if address is None:
+            unpublished.append(f"{manifest.name}@{manifest.digest[:12]}")
+        else:
+            locked[manifest.name] = LockedEntry(digest=manifest.digest, zoo=address)
+    if unpublished:
+        missing = f"not in {config.zoo}" if config.zoo else "only in the cache of this machine"
+        raise ZooError(
+            f"{', '.join(unpublished)}: {missing}, "
+            "so other machines could not pull it. Publish it (moecast zoo push PATH "
+            "zoo=hf://OWNER/REPO), then moecast zoo lock zoo=hf://OWNER/REPO"
+        )
+    for place in sorted({record.zoo for record in locked.values()} - {BUILTIN}):
+        if not is_portable(open_zoo_storage(place)):
+            log.warning(
+                "%s is on this machine: elsewhere, %s can be pulled only where the same address "
+                "leads to this zoo. moecast zoo lock zoo=ADDRESS names another one",
+                escape_controls(place),
+                ", ".join(name for name, record in locked.items() if record.zoo == place),
+            )
+    # Sorted by name, so that the file suits version control.
+    lockfile = Lockfile(entries=dict(sorted(locked.items())))
+    write_atomic(config.output, (lockfile.model_dump_json(indent=2) + "\n").encode())
+    for name, record in locked.items():
+        print_line(f"{name}@{record.digest[:12]} from {record.zoo}")
+    print_line(f"written: {config.output}; moecast zoo pull locked={config.output}")
+    return {"entries": {name: record.model_dump() for name, record in locked.items()}}
+
+
+def find_address(manifest: EntryManifest, zoos: str | None) -> str | None:
+    """Returns the address of a zoo that has the entry; None if none has.
+
+    Of several zoos, one that other machines reach comes first: the built-in one, the one that the
+    entry was pulled from, those of MOECAST_ZOO. With `zoos`, only those are read.
+    """
+    reference = EntryReference(manifest.name, manifest.digest)
+    configured = configured_storages(zoos)
+    if zoos is None:
+        origin = read_origin(cache_storage(), manifest.digest)
+        if Zoo(builtin_storage()).read_index().has(reference):
+            return BUILTIN
+        if origin is not None and is_portable(open_zoo_storage(origin)):
+            return origin
+        configured.sort(key=is_portable, reverse=True)
+    for storage in configured:
+        if Zoo(storage).read_index().has(reference):
+            return BUILTIN if storage == builtin_storage() else storage.address
+    return origin if zoos is None else None

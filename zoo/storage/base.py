@@ -3,23 +3,14 @@
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import IO, ClassVar
 
 from zoo.errors import UnreachableError
 
 CHUNK_BYTES = 1 << 20
 OFFLINE = "MOECAST_OFFLINE"
-
-
-@dataclass(frozen=True)
-class ByteStream:
-    """A file's bytes from `offset` on: the requested one, or 0 if the storage cannot resume."""
-
-    offset: int
-    chunks: Iterator[bytes]
 
 
 class Storage(ABC):
@@ -35,13 +26,8 @@ class Storage(ABC):
     def address(self) -> str:
         """The folder or address by which a user names the storage."""
 
-    @property
-    def canonical_address(self) -> str:
-        """The address in the form that all spellings of it have in common."""
-        return self.address
-
     @abstractmethod
-    def stream(self, path: str, *, offset: int = 0) -> AbstractContextManager[ByteStream]:
+    def stream(self, path: str) -> AbstractContextManager[Iterator[bytes]]:
         """Opens a file to be read chunk by chunk.
 
         Raises FileNotFoundError if there is none, UnreachableError if the storage fails to answer.
@@ -49,18 +35,13 @@ class Storage(ABC):
 
     def read(self, path: str, *, limit: int | None = None) -> bytes:
         """Reads a file, or its first `limit` + 1 bytes so that an appended byte shows."""
-        data = bytearray()
-        with self.stream(path) as stream:
-            for chunk in stream.chunks:
-                data += chunk if limit is None else chunk[: limit + 1 - len(data)]
-                if limit is not None and len(data) > limit:
-                    break
-        return bytes(data)
+        with self.stream(path) as chunks:
+            return join_chunks(chunks, limit=limit)
 
     def sha256(self, path: str) -> str:
         digest = hashlib.sha256()
-        with self.stream(path) as stream:
-            for chunk in stream.chunks:
+        with self.stream(path) as chunks:
+            for chunk in chunks:
                 digest.update(chunk)
         return digest.hexdigest()
 
@@ -94,12 +75,8 @@ class WritableStorage(Storage):
         """Guards the index between a read and `publish`: by a lock, or by a conditional write."""
         return nullcontext()
 
-    def keeping_blobs(self) -> AbstractContextManager[object]:
-        """Waits until nobody removes blobs; until its end, nobody does, if there are locks."""
-        return nullcontext()
-
-    def removing_blobs(self) -> AbstractContextManager[object]:
-        """Waits until nobody adds blobs that no index lists yet, if the storage has locks."""
+    def changing_blobs(self) -> AbstractContextManager[object]:
+        """Waits for the pull, or the removal of blobs, that is in progress, if there are locks."""
         return nullcontext()
 
 
@@ -119,6 +96,10 @@ class FileStorage(WritableStorage):
         """Opens a binary file that takes its name when the block ends without an error."""
 
     @abstractmethod
+    def write(self, path: str, data: bytes) -> None:
+        """Creates or replaces a file in one step."""
+
+    @abstractmethod
     def create(self, path: str, data: bytes) -> bool:
         """Writes a file unless it exists; returns False, with nothing changed, if it does."""
 
@@ -128,11 +109,6 @@ class FileStorage(WritableStorage):
 
     def has(self, path: str) -> bool:
         return self.size(path) is not None
-
-    def write(self, path: str, data: bytes) -> None:
-        """Creates or replaces a file in one step."""
-        with self.open_new(path) as file:
-            file.write(data)
 
     def publish(
         self, files: Mapping[str, bytes], *, index: tuple[str, bytes], removed: Collection[str] = ()
@@ -148,6 +124,16 @@ class FileStorage(WritableStorage):
 
     def remove_temporary(self, *, everything: bool) -> None:
         """Removes temporary files: those of dead processes of this machine, or everybody's."""
+
+
+def join_chunks(chunks: Iterable[bytes], *, limit: int | None) -> bytes:
+    """Returns all bytes, or the first `limit` + 1 of them: the rest is not waited for."""
+    data = bytearray()
+    for chunk in chunks:
+        data += chunk if limit is None else chunk[: limit + 1 - len(data)]
+        if limit is not None and len(data) > limit:
+            break
+    return bytes(data)
 
 
 def refuse_when_offline(address: str) -> None:

@@ -1,17 +1,18 @@
-"""Storage in a folder (cache, built-in zoo, shared disk) and in an installed wheel."""
+"""Storage in a folder (cache, built-in zoo, shared disk) and in an installed package.
 
-import fcntl
+Not through fsspec: its local files follow links, are written in place and without fsync, and have
+neither locks nor a creation that fails if the file exists.
+"""
+
 import os
 import secrets
 import shutil
 import socket
-import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.machinery import ModuleSpec
-from importlib.resources.abc import Traversable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
@@ -20,7 +21,7 @@ from filelock import FileLock
 from predictors.files import sync_folder, write_atomic
 from zoo.digest import check_path, open_inside
 from zoo.errors import StorageError
-from zoo.storage.base import CHUNK_BYTES, ByteStream, FileStorage, Storage
+from zoo.storage.base import CHUNK_BYTES, FileStorage, Storage
 
 TEMPORARY = ".tmp"
 
@@ -42,15 +43,10 @@ class FolderStorage(FileStorage):
     def address(self) -> str:
         return str(self.folder)
 
-    @property
-    def canonical_address(self) -> str:
-        return str(self.folder.resolve())
-
     @contextmanager
-    def stream(self, path: str, *, offset: int = 0) -> Iterator[ByteStream]:
+    def stream(self, path: str) -> Iterator[Iterator[bytes]]:
         with open_inside(self.folder, path) as file:
-            file.seek(offset)
-            yield ByteStream(offset, iter(lambda: file.read(CHUNK_BYTES), b""))
+            yield iter(lambda: file.read(CHUNK_BYTES), b"")
 
     def names(self, folder: str = "") -> list[str]:
         at = self.folder / check_path(folder) if folder else self.folder
@@ -59,39 +55,23 @@ class FolderStorage(FileStorage):
         # Hidden names are files that are still being written.
         return sorted(path.name for path in at.iterdir() if not path.name.startswith("."))
 
-    def publish(
-        self, files: Mapping[str, bytes], *, index: tuple[str, bytes], removed: Collection[str] = ()
-    ) -> None:
-        # Readable for everybody, whatever this user's mask is.
-        for path, data in (*files.items(), index):
-            write_atomic(self.folder / check_path(path), data)
-        for path in removed:
-            self.remove(path)
-
     def exclusive(self) -> AbstractContextManager[object]:
+        return self._lock(".lock")
+
+    def changing_blobs(self) -> AbstractContextManager[object]:
+        return self._lock(".blobs.lock")
+
+    def _lock(self, name: str) -> FileLock:
         self.folder.mkdir(parents=True, exist_ok=True)
-        return FileLock(self.folder / ".lock")
-
-    def keeping_blobs(self) -> AbstractContextManager[object]:
-        return self._lock_blobs(fcntl.LOCK_SH)
-
-    def removing_blobs(self) -> AbstractContextManager[object]:
-        return self._lock_blobs(fcntl.LOCK_EX)
-
-    @contextmanager
-    def _lock_blobs(self, kind: int) -> Iterator[None]:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-        handle = os.open(self.folder / ".blobs.lock", flags, 0o644)
-        try:
-            fcntl.flock(handle, kind)
-            yield
-        finally:
-            os.close(handle)
+        return FileLock(self.folder / name)
 
     def size(self, path: str) -> int | None:
         at = self.folder / check_path(path)
         return at.stat().st_size if at.is_file() and not at.is_symlink() else None
+
+    def write(self, path: str, data: bytes) -> None:
+        # Readable for everybody, whatever this user's mask is.
+        write_atomic(self.folder / check_path(path), data)
 
     @contextmanager
     def open_new(self, path: str) -> Iterator[IO[bytes]]:
@@ -121,7 +101,7 @@ class FolderStorage(FileStorage):
         owner = f"{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
         temporary = at.parent / f".{at.name}.{owner}{TEMPORARY}"
         try:
-            with temporary.open("wb") as file:
+            with temporary.open("xb") as file:
                 yield at, temporary, file
         finally:
             temporary.unlink(missing_ok=True)
@@ -159,26 +139,9 @@ def _is_alive(process: int) -> bool:
     return process != os.getpid()
 
 
-def find_package(name: str) -> ModuleSpec | None:
-    """Finds an installed package without importing it or any other: nothing of it is run."""
-    spec, path = None, None
-    for part in name.split("."):
-        if not part.isidentifier():
-            return None
-        found = (
-            finder.find_spec(f"{spec.name}.{part}" if spec else part, path)
-            for finder in sys.meta_path
-        )
-        spec = next((one for one in found if one is not None), None)
-        if spec is None or spec.submodule_search_locations is None:
-            return None
-        path = spec.submodule_search_locations
-    return spec
-
-
 @dataclass(frozen=True)
 class PackageStorage(Storage):
-    """Package data (`package://NAME`), also of a zipped wheel; the package is not imported."""
+    """Files of an installed package (`package://NAME`), which is found, not imported."""
 
     package: str
 
@@ -191,21 +154,15 @@ class PackageStorage(Storage):
         return f"package://{self.package}"
 
     @cached_property
-    def _root(self) -> Traversable:
-        spec = find_package(self.package)
-        reader = getattr(spec and spec.loader, "get_resource_reader", lambda _: None)(self.package)
-        if reader is None:
+    def _folder(self) -> FolderStorage:
+        # Of a name with dots, find_spec imports the parents.
+        spec = find_spec(self.package) if self.package.isidentifier() else None
+        if spec is None or not spec.submodule_search_locations:
             raise StorageError(
                 f"{self.address}: no package {self.package!r} is installed; pip install the wheel "
                 "that contains it"
             )
-        return reader.files()
+        return FolderStorage(Path(spec.submodule_search_locations[0]))
 
-    @contextmanager
-    def stream(self, path: str, *, offset: int = 0) -> Iterator[ByteStream]:
-        at = self._root.joinpath(*check_path(path).split("/"))
-        if not at.is_file():
-            raise FileNotFoundError(f"{self.address}/{path}")
-        with at.open("rb") as file:
-            file.seek(offset)
-            yield ByteStream(offset, iter(lambda: file.read(CHUNK_BYTES), b""))
+    def stream(self, path: str) -> AbstractContextManager[Iterator[bytes]]:
+        return self._folder.stream(path)

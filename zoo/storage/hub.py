@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from zoo.digest import check_path
 from zoo.errors import StorageError, UnreachableError
-from zoo.storage.base import ByteStream, WritableStorage, refuse_when_offline
-from zoo.storage.http import HttpStorage
+from zoo.storage.base import WritableStorage, refuse_when_offline
+from zoo.storage.remote import HttpStorage
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -23,8 +23,8 @@ ADDRESS = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))
 class HubStorage(WritableStorage):
     """Files of a repository, read by plain HTTP requests.
 
-    So a download resumes and its bytes are hashed as they arrive, which the Hub's client does not
-    do over plain HTTP. A publication is one commit, refused if another commit came in between.
+    So its bytes are hashed as they arrive, which the Hub's client does not do over plain HTTP. A
+    publication is one commit, refused if another commit came in between.
     """
 
     repo: str
@@ -37,10 +37,6 @@ class HubStorage(WritableStorage):
     @property
     def address(self) -> str:
         return f"{SCHEME}{self.repo}" + (f"@{self.revision}" if self.revision else "")
-
-    @property
-    def canonical_address(self) -> str:
-        return f"{SCHEME}{self.repo.lower()}@{self._branch}"
 
     @property
     def _branch(self) -> str:
@@ -63,8 +59,11 @@ class HubStorage(WritableStorage):
         address = f"{self._api.endpoint}/{self.repo}/resolve/{self._branch}"
         return HttpStorage(address, headers=build_hf_headers(library_name="moecast"))
 
-    def stream(self, path: str, *, offset: int = 0) -> AbstractContextManager[ByteStream]:
-        return self._files.stream(path, offset=offset)
+    def stream(self, path: str) -> AbstractContextManager[Iterator[bytes]]:
+        return self._files.stream(path)
+
+    def read(self, path: str, *, limit: int | None = None) -> bytes:
+        return self._files.read(path, limit=limit)
 
     def has(self, path: str) -> bool:
         with self._translate_errors():

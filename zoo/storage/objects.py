@@ -3,26 +3,23 @@
 import logging
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import IO, TYPE_CHECKING
 
-from zoo.digest import check_path
-from zoo.errors import ConflictError, StorageError, UnreachableError
+from zoo.errors import ConflictError, StorageError
 from zoo.index import INDEX
-from zoo.storage.base import CHUNK_BYTES, ByteStream, FileStorage, refuse_when_offline
+from zoo.storage.base import FileStorage, refuse_when_offline
+from zoo.storage.remote import RemoteStorage
 
 if TYPE_CHECKING:
-    import fsspec
+    from fsspec import AbstractFileSystem
 
 log = logging.getLogger(__name__)
 
 EXTRAS = {"s3": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure"}
 """The extra of moecast that installs the library for a scheme."""
-
-LIBRARIES = ("botocore", "aiobotocore", "s3fs", "gcsfs", "google", "adlfs", "azure", "aiohttp")
-"""Packages that fsspec reaches object stores with."""
 
 UNKNOWN_CREDENTIALS = (
     "the store does not know these credentials: check them; if they are temporary, they have "
@@ -43,14 +40,6 @@ HINTS = {
 CONFLICTS = ("PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey")
 """Codes with which S3 refuses a conditional write; the last if there is nothing to match."""
 
-READS = 5
-"""A small object that is replaced while it is read is read again at most this often."""
-
-
-def is_of_library(error: Exception) -> bool:
-    """Returns whether the error's class belongs to a library of an object store."""
-    return type(error).__module__.partition(".")[0] in LIBRARIES
-
 
 def error_code(error: Exception) -> str:
     """Returns the code of an S3 error, `404` of one without a body; empty for other errors."""
@@ -63,13 +52,8 @@ def error_code(error: Exception) -> str:
     return ""
 
 
-def is_replaced(error: Exception) -> bool:
-    """Returns whether an object was replaced between the requests that read it."""
-    return error_code(error) == "PreconditionFailed" or type(error).__name__ == "FileExpired"
-
-
 @dataclass(frozen=True)
-class ObjectStorage(FileStorage):
+class ObjectStorage(RemoteStorage, FileStorage):
     """Objects below a prefix. An object appears when its upload is complete.
 
     There are no locks. S3 replaces an index only if it is still the one that was read (If-Match);
@@ -81,112 +65,62 @@ class ObjectStorage(FileStorage):
     """ETag of the index at the beginning of the block of `exclusive`; None if there was none."""
 
     @property
-    def address(self) -> str:
-        return self.url.rstrip("/")
-
-    @property
     def is_remote(self) -> bool:
         return not self.url.startswith("memory:")
 
     @cached_property
-    def _files(self) -> "tuple[fsspec.AbstractFileSystem, str]":
-        """The file system and the prefix in it."""
+    def _files(self) -> "tuple[AbstractFileSystem, str]":
         import fsspec
 
         if self.is_remote:
             refuse_when_offline(self.address)
-        scheme = self.url.partition(":")[0]
         try:
             # Other machines write here, so an earlier listing may be out of date.
             return fsspec.url_to_fs(self.address, use_listings_cache=False)
         except Exception as error:  # of any library that fsspec loads
-            extra = EXTRAS.get(scheme)
+            extra = EXTRAS.get(self.url.partition(":")[0])
             hint = f"pip install 'moecast[{extra}]'" if extra else "use https://, s3:// or hf://"
             raise StorageError(f"{self.address} cannot be opened: {error}; {hint}") from error
 
-    @contextmanager
-    def _access(self, path: str) -> Iterator[tuple["fsspec.AbstractFileSystem", str]]:
-        """Yields the file system and the object's name in it; translates its errors."""
-        files, root = self._files
-        name = f"{root}/{check_path(path)}" if path else root
-        try:
-            yield files, name
-        except (FileNotFoundError, FileExistsError):
-            raise
-        except Exception as error:
-            # Libraries of object stores raise their own classes: botocore's NoCredentialsError is
-            # no OSError.
-            if not isinstance(error, OSError) and not is_of_library(error):
-                raise
-            if is_replaced(error):
-                raise ConflictError(
-                    f"{self.address}/{path} was replaced while it was read; try again"
-                ) from error
-            reason = self._find_reason(error)
-            hint = HINTS.get(
-                error_code(reason), "check the address, the network and your credentials"
-            )
-            raise UnreachableError(
-                f"{self.address}/{path} cannot be reached: {reason}; {hint}"
-            ) from error
-
-    def _find_reason(self, error: Exception) -> Exception:
-        """Returns the error of a listing where the given one has a status only.
-
-        S3 cannot say why it refuses a HEAD request: the answer has no body.
-        """
-        files, root = self._files
-        if not error_code(error).isdigit():
-            return error
-        try:
-            files.ls(root)
-        except FileNotFoundError:
-            return error
-        except Exception as reason:  # of any library; the given error is raised in any case
-            return reason
-        return error
+    def _explain(self, error: Exception) -> str:
+        if error_code(error).isdigit():
+            # The answer to a HEAD request has no body, so S3 cannot say why it refuses one: that
+            # to a listing can.
+            files, root = self._files
+            try:
+                files.ls(root)
+            except FileNotFoundError:
+                pass
+            except Exception as reason:  # of any library; its cause is that of the given error
+                error = reason
+        hint = HINTS.get(error_code(error), "check the address, the network and your credentials")
+        return f"{error}; {hint}"
 
     def read(self, path: str, *, limit: int | None = None) -> bytes:
-        if limit is not None:
-            for _ in range(READS - 1):
-                with suppress(ConflictError):
-                    return super().read(path, limit=limit)
-            return super().read(path, limit=limit)
         # One request: between two, another machine may replace the object.
         with self._access(path) as (files, name):
-            return files.cat_file(name)
-
-    @contextmanager
-    def stream(self, path: str, *, offset: int = 0) -> Iterator[ByteStream]:
-        with self._access(path) as (files, name):
-            file = files.open(name, "rb")
-        with file:
-            file.seek(offset)
-            yield ByteStream(offset, self._chunks(file, path))
-
-    def _chunks(self, file: IO[bytes], path: str) -> Iterator[bytes]:
-        # Only the reading is guarded here: an error of the caller, such as a full disk, is not the
-        # storage's.
-        while True:
-            with self._access(path):
-                chunk = file.read(CHUNK_BYTES)
-            if not chunk:
-                return
-            yield chunk
+            return files.cat_file(name, start=0, end=None if limit is None else limit + 1)
 
     def names(self, folder: str = "") -> list[str]:
-        with self._access(folder) as (files, name):
-            if not files.exists(name):
-                return []
-            return sorted(path.rpartition("/")[2] for path in files.ls(name, detail=False))
+        try:
+            with self._access(folder) as (files, name):
+                return sorted(path.rpartition("/")[2] for path in files.ls(name, detail=False))
+        except FileNotFoundError:
+            return []
 
     def size(self, path: str) -> int | None:
-        with self._access(path) as (files, name):
-            try:
+        try:
+            with self._access(path) as (files, name):
                 info = files.info(name)
-            except FileNotFoundError:
-                return None
-            return info["size"] if info["type"] == "file" else None
+        except FileNotFoundError:
+            return None
+        return info["size"] if info["type"] == "file" else None
+
+    @contextmanager
+    def _writing(self, path: str) -> Iterator[tuple["AbstractFileSystem", str]]:
+        with self._access(path) as (files, name):
+            files.makedirs(files._parent(name), exist_ok=True)
+            yield files, name
 
     @contextmanager
     def open_new(self, path: str) -> Iterator[IO[bytes]]:
@@ -194,23 +128,34 @@ class ObjectStorage(FileStorage):
         with tempfile.NamedTemporaryFile(prefix="moecast-") as file:
             yield file
             file.flush()
-            with self._access(path) as (files, name):
-                files.makedirs(files._parent(name), exist_ok=True)
+            with self._writing(path) as (files, name):
                 files.put_file(file.name, name)
 
     def write(self, path: str, data: bytes) -> None:
-        with self._access(path) as (files, name):
-            files.makedirs(files._parent(name), exist_ok=True)
+        with self._writing(path) as (files, name):
             files.pipe_file(name, data)
+
+    def create(self, path: str, data: bytes) -> bool:
+        try:
+            with self._writing(path) as (files, name):
+                files.pipe_file(name, data, mode="create")
+        except FileExistsError:
+            return False
+        return True
+
+    def remove(self, path: str) -> None:
+        with self._access(path) as (files, name):
+            if files.exists(name):
+                files.rm_file(name)
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """Remembers which index there is: `publish` replaces no other."""
-        with self._access(INDEX) as (files, name):
-            try:
+        try:
+            with self._access(INDEX) as (files, name):
                 self._guarded["etag"] = files.info(name).get("ETag")
-            except FileNotFoundError:
-                self._guarded["etag"] = None
+        except FileNotFoundError:
+            self._guarded["etag"] = None
         try:
             yield
         finally:
@@ -265,8 +210,7 @@ class ObjectStorage(FileStorage):
 
     def _write_if(self, path: str, data: bytes, condition: Mapping[str, str]) -> bool:
         """Writes a file in one conditional request; returns False if the store refuses it."""
-        with self._access(path) as (files, name):
-            files.makedirs(files._parent(name), exist_ok=True)
+        with self._writing(path) as (files, name):
             try:
                 files.pipe_file(name, data, **condition)
             except Exception as error:  # of any library
@@ -274,17 +218,3 @@ class ObjectStorage(FileStorage):
                     raise
                 return False
         return True
-
-    def create(self, path: str, data: bytes) -> bool:
-        with self._access(path) as (files, name):
-            files.makedirs(files._parent(name), exist_ok=True)
-            try:
-                files.pipe_file(name, data, mode="create")
-            except FileExistsError:
-                return False
-            return True
-
-    def remove(self, path: str) -> None:
-        with self._access(path) as (files, name):
-            if files.exists(name):
-                files.rm_file(name)

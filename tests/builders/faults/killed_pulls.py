@@ -18,8 +18,8 @@ from zoo.catalog import Zoo
 from zoo.digest import hash_bytes
 from zoo.index import BLOBS, EntryReference
 from zoo.load import pull_reference
-from zoo.locations import cache_storage
-from zoo.storage.http import HttpStorage
+from zoo.storage import cache_storage
+from zoo.storage.remote import HttpStorage
 
 CALLS = "write,pwrite64,rename,renameat,renameat2,close"
 NAME = "tiny/stride"

@@ -21,7 +21,7 @@ from tests.builders.stores import s3_bucket
 from tests.builders.traces import make_plan, make_spec, make_trace, unit_content
 from tests.builders.web import served
 from zoo.errors import StorageError, UnreachableError
-from zoo.storage import ByteStream, FileStorage, FolderStorage
+from zoo.storage import FileStorage, FolderStorage
 from zoo.storage.objects import ObjectStorage
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -103,7 +103,7 @@ def test_copy__is_made_once_and_made_good(tmp_path: Path, monkeypatch: pytest.Mo
     streamed: list[str] = []
     stream = ObjectStorage.stream
 
-    def record_stream(self: ObjectStorage, path: str) -> AbstractContextManager[ByteStream]:
+    def record_stream(self: ObjectStorage, path: str) -> AbstractContextManager[Iterator[bytes]]:
         streamed.append(path)
         return stream(self, path)
 

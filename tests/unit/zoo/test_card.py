@@ -12,8 +12,8 @@ from zoo.catalog import WritableZoo
 from zoo.entry import open_entry
 from zoo.errors import ZooError
 from zoo.index import parse_reference
+from zoo.manifest import parse_training_record
 from zoo.storage.hub import HubStorage
-from zoo.training_record import parse_training_record
 
 
 def card_of(folder: Path, **changes: Any) -> ModelCard:

@@ -4,23 +4,20 @@ import errno
 import json
 import os
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from predictors.errors import DiskFullError
 from tests.builders.entries import tiny_entry, tiny_spec
-from tests.builders.zoos import Far, files_of, pull_tiny, zoo
+from tests.builders.zoos import Far, pull_tiny, zoo
 from zoo.card import StoredCard, check_card, write_front_page
 from zoo.digest import hash_bytes
 from zoo.entry import open_entry
-from zoo.errors import UnreachableError, ZooError
+from zoo.errors import ZooError
 from zoo.load import find_entry
-from zoo.locations import cache_storage
 from zoo.manifest import EntryManifest
-from zoo.storage import open_storage
-from zoo.storage.http import HttpStorage
+from zoo.storage import cache_storage, open_storage
 
 ESCAPES = "\x1b]0;owned\x07 \x1b[2J \x9b31m \u202e [/red] [link=x]"
 
@@ -91,29 +88,6 @@ def test_address__that_is_no_zoo_is_named_and_runs_nothing(
     assert zoo("list", f"zoo={address}") == 2
 
 
-@pytest.mark.parametrize("kind", ["link", "hard link", "fifo", "too long"])
-def test_partial_download__through_another_file_is_begun_again(
-    kind: str, far: Far, tmp_path: Path
-) -> None:
-    address, site = far
-    path, size = max(files_of(site).items(), key=lambda one: one[1])
-    partial = cache_storage().folder / "partial" / path.rpartition("/")[2]
-    partial.parent.mkdir(parents=True)
-    victim = tmp_path / "victim"
-    victim.write_bytes(b"mine")
-    if kind == "link":
-        partial.symlink_to(victim)
-    elif kind == "hard link":
-        os.link(victim, partial)
-    elif kind == "fifo":
-        os.mkfifo(partial)
-    else:
-        partial.write_bytes(b"x" * (size + 1))
-    pull_tiny(address)
-    assert victim.read_bytes() == b"mine"
-    find_entry("tiny/stride").verify()
-
-
 def test_pull__checks_free_space_first(far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
     address, site = far
     monkeypatch.setattr("zoo.storage.folder.FolderStorage.free_bytes", lambda _: 10)
@@ -122,21 +96,22 @@ def test_pull__checks_free_space_first(far: Far, monkeypatch: pytest.MonkeyPatch
     assert not any(path.startswith("blobs") and site.gets[path] > 1 for path in site.gets)
 
 
-def test_pull__to_a_disk_that_fills_up_is_resumed(
+def test_pull__to_a_disk_that_fills_up_is_one_line_and_goes_on(
     far: Far, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address, _ = far
-    partial, write = cache_storage().folder / "partial", os.fsync
+    blobs, fsync = cache_storage().folder / "blobs/sha256", os.fsync
 
     def fail(handle: int) -> None:
-        if any(os.path.samestat(file.stat(), os.fstat(handle)) for file in partial.glob("*")):
+        if any(os.path.samestat(file.stat(), os.fstat(handle)) for file in blobs.glob(".*.tmp")):
             raise OSError(errno.ENOSPC, "No space left on device")
-        write(handle)
+        fsync(handle)
 
     with monkeypatch.context() as full:
-        full.setattr("zoo.pull.os.fsync", fail)
+        full.setattr(os, "fsync", fail)
         with pytest.raises(DiskFullError, match="is full; free some space and pull again"):
             pull_tiny(address)
+    assert list(blobs.glob(".*")) == []
     pull_tiny(address)
     find_entry("tiny/stride").verify()
 
@@ -154,14 +129,6 @@ def test_locked_zoo__of_a_package_imports_nothing(
         assert zoo("pull", f"locked={tmp_path / 'zoo.lock'}") == 2
     assert "Error:" not in capsys.readouterr().err
     assert not {"evil", "evil.inner"} & set(sys.modules)
-
-
-def test_index__has_a_total_deadline(far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
-    address, _ = far
-    monkeypatch.setattr("zoo.storage.http.READ_SECONDS", 0.1)
-    monkeypatch.setattr("tests.builders.web.Handler.do_GET", lambda _: time.sleep(1))
-    with pytest.raises(UnreachableError, match=r"did not arrive within 0\.1 s"):
-        HttpStorage(address).read("index.json", limit=1000)
 
 
 def test_files_of_another_kind__are_named(

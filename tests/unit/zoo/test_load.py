@@ -11,7 +11,7 @@ from tests.builders.entries import tiny_entry, tiny_graph, tiny_spec
 from zoo.catalog import WritableZoo
 from zoo.entry import open_entry
 from zoo.load import load_predictor
-from zoo.locations import cache_storage
+from zoo.storage import cache_storage
 
 
 def mlp_entry(folder: Path, **changes: object) -> None:

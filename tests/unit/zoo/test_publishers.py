@@ -1,8 +1,7 @@
 """Several publishers of one bucket at once: no listing is lost."""
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from zoo.catalog import WritableZoo, Zoo
 from zoo.entry import ZooEntry, open_entry
 from zoo.errors import ConflictError, UnreachableError
 from zoo.index import INDEX, EntryReference
-from zoo.storage import ByteStream
 from zoo.storage.objects import ObjectStorage
 
 LOST = "one's listing may be lost"
@@ -38,7 +36,7 @@ def entries(tmp_path_factory: pytest.TempPathFactory) -> list[ZooEntry]:
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zoo.conflicts.time.sleep", lambda _: None)
+    monkeypatch.setattr("zoo.catalog.time.sleep", lambda _: None)
 
 
 def publish(bucket: Bucket, *entries: ZooEntry, alias: str | None = None) -> None:
@@ -154,30 +152,6 @@ def test_refusal__names_the_remedy_even_if_the_answer_has_no_body(code: str, adv
     storage = BucketStorage(Bucket(refuses={"info": "403", "ls": code}))
     with pytest.raises(UnreachableError, match=rf"zoo/index\.json .*\({code}\).*; {advice}"):
         storage.has(INDEX)
-
-
-def test_s3__an_index_that_is_replaced_while_it_is_read_is_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stream, contents = ObjectStorage.stream, [b"second, longer", b"third"]
-
-    @contextmanager
-    def replace_after_opening(
-        self: ObjectStorage, path: str, *, offset: int = 0
-    ) -> Iterator[ByteStream]:
-        with stream(self, path, offset=offset) as opened:
-            if contents:
-                self.write(path, contents.pop(0))
-            yield opened
-
-    monkeypatch.setattr(ObjectStorage, "stream", replace_after_opening)
-    with s3_bucket(tmp_path.name, monkeypatch) as bucket:
-        storage = ObjectStorage(f"{bucket}/zoo")
-        storage.write("index", b"first")
-        assert storage.read("index", limit=100) == b"third"
-        contents[:] = [bytes([number]) for number in range(10)]
-        with pytest.raises(ConflictError, match="was replaced while it was read; try again"):
-            storage.read("index", limit=100)
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["first index", "changed index"])

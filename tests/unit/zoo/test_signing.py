@@ -160,7 +160,6 @@ def test_index__must_be_signed_where_signatures_are_required(
     require = f"require_signature={keys['ours.pub']}"
     changes: list[dict[str, object]] = [
         {"serial": 9},
-        {"expires": "2099-01-01T00:00:00Z"},
         {"entries": {}},
         {"surprise": 1},
         {},
@@ -192,10 +191,11 @@ def test_signed_index__is_changed_with_the_key_only(
 ) -> None:
     before = (far / "index.json").read_bytes()
     tiny_entry(tmp_path / "m", name="tiny/mlp")
+    tiny_entry(tmp_path / "more/token", name="tiny/token")
     for command in (
         ("push", tmp_path / "m", f"zoo={far}"),
         ("rm", "tiny/stride", f"zoo={far}"),
-        ("index", far),
+        ("index", tmp_path / "more", f"output={far}"),
     ):
         assert zoo(*command) == 2
         assert (far / "index.json").read_bytes() == before

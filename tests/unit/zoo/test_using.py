@@ -15,9 +15,8 @@ from zoo.entry import open_entry
 from zoo.errors import ZooError
 from zoo.index import EntryReference
 from zoo.load import find_entry, load_predictor
-from zoo.locations import cache_storage
-from zoo.origins import is_portable
-from zoo.storage import FolderStorage, open_storage
+from zoo.pull import is_portable
+from zoo.storage import FolderStorage, cache_storage, open_storage
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -54,12 +53,12 @@ def test_unknown_name__names_the_pull_command(far: Far) -> None:
 def test_address__names_zoo_and_entry(far: Far, tmp_path: Path) -> None:
     address, site = far
     digest = Zoo(FolderStorage(site.folder)).read_index().resolve(EntryReference("tiny/stride"))
-    for reference in (f"{address}#tiny/stride", address, f"{address}#tiny/stride@{digest}"):
+    for reference in (f"{address}#tiny/stride", f"{address}#tiny/stride@{digest}"):
         assert find_entry(reference).manifest.digest == digest
     site.folder = tmp_path  # the zoo is gone: what names one digest is here all the same
     assert find_entry(f"{address}#tiny/stride@{digest}").manifest.digest == digest
     with pytest.raises(ZooError, match="is not a zoo"):
-        find_entry(address)
+        find_entry(f"{address}#tiny/stride")
 
 
 def test_alias__names_a_version(tmp_path: Path) -> None:
@@ -100,7 +99,7 @@ def test_lock__names_the_zoo_that_an_entry_was_pulled_from(
 ) -> None:
     """Neither the cache nor a mirror on this machine, wherever the name was found first."""
     address, site = far
-    monkeypatch.setattr("zoo.origins.is_loopback", lambda _: False)
+    monkeypatch.setattr("zoo.pull.is_loopback", lambda _: False)
     lockfile = tmp_path / "zoo.lock"
 
     def locked(*arguments: object) -> str:
@@ -155,7 +154,7 @@ def test_is_portable__of_addresses_that_other_machines_reach(address: str, expec
 @pytest.mark.parametrize(
     ("content", "message"),
     [(None, "moecast zoo lock writes it"), ("{", "is not a lock file"),
-     ('{"entries": {"../x": {"digest": "' + "a" * 64 + '", "zoo": "x"}}}', "not the name")],
+     ('{"entries": {"../x": {"digest": "' + "a" * 64 + '", "zoo": "x"}}}', "String should match")],
 )  # fmt: skip
 def test_invalid_lock_file__is_refused(
     content: str | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -198,13 +197,13 @@ def test_index__makes_a_zoo_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFi
     tiny_entry(tmp_path / "all/a", created="2026-01-01T00:00:00+00:00")
     new = tiny_entry(tmp_path / "all/b", licence="MIT", created="2026-02-01T00:00:00+00:00")
     tiny_entry(tmp_path / "all/deep/c", name="tiny/mlp", kind="mlp")
-    assert zoo("index", tmp_path / "all", f"output={tmp_path / 'zoo'}", "expires_days=30") == 0
+    assert zoo("index", tmp_path / "all", f"output={tmp_path / 'zoo'}") == 0
     assert "python -m http.server --bind 127.0.0.1" in capsys.readouterr().out
     with served(tmp_path / "zoo") as (address, _):
         assert find_entry(f"{address}#tiny/stride").manifest == new
-        assert zoo("list", f"zoo={address}", "predictor=mlp", f"run_dir={tmp_path / 'r'}") == 0
+        assert zoo("list", f"zoo={address}", "model=tiny", f"run_dir={tmp_path / 'r'}") == 0
     rows = json.loads((tmp_path / "r/results.json").read_text())["entries"]
-    assert [one["name"] for one in rows] == ["tiny/mlp"]
+    assert sorted(one["name"] for one in rows) == ["tiny/mlp", "tiny/stride"]
     assert zoo("index", tmp_path / "nothing") == 2
     (tmp_path / "empty").mkdir()
     assert zoo("index", tmp_path / "empty") == 2
@@ -217,12 +216,11 @@ def test_rm_and_gc__remove_unreferenced_blobs(tmp_path: Path) -> None:
     assert zoo("push", tmp_path / "2") == 0
     assert zoo("rm", f"tiny/stride@{second.digest}") == 0
     assert find_entry("tiny/stride").manifest == first
-    (cache_storage().folder / "partial").mkdir()
-    (cache_storage().folder / "partial/x").write_bytes(b"x")
+    (cache_storage().folder / "blobs/sha256/.x.tmp").write_bytes(b"x")
     assert zoo("gc") == 0
     named = {first.digest, *(one.sha256 for one in first.files.values())}
     assert set(cache_storage().names("blobs/sha256")) == named
-    assert not list((cache_storage().folder / "partial").iterdir())
+    assert not list((cache_storage().folder / "blobs/sha256").glob(".*"))
     assert zoo("rm", "tiny/stride") == 0
     assert zoo("gc") == 0
     assert cache_storage().names("blobs/sha256") == []
@@ -234,8 +232,6 @@ def test_rm_and_gc__remove_unreferenced_blobs(tmp_path: Path) -> None:
     [
         (["metric=accuracy"], ["tiny/b", "tiny/a"]),
         (["metric=good_pred"], ["tiny/a", "tiny/b"]),
-        (["least=0.85"], ["tiny/b"]),
-        (["predictor=stride"], ["tiny/b"]),
         (["model=other*"], []),
         (["model=TINY"], ["tiny/b", "tiny/a"]),
     ],

@@ -20,7 +20,7 @@ from zoo.catalog import WritableZoo
 from zoo.entry import open_entry, write_untrained_entry
 from zoo.errors import MismatchError, ZooError
 from zoo.index import blob_path
-from zoo.locations import cache_storage
+from zoo.storage import cache_storage
 
 SPEC = tiny_spec()
 

@@ -23,7 +23,7 @@ from tests.builders.integers import quantise_gptq
 from zoo.catalog import WritableZoo
 from zoo.entry import open_entry, write_untrained_entry
 from zoo.errors import MismatchError
-from zoo.locations import cache_storage
+from zoo.storage import cache_storage
 
 Models = tuple[Path, Path]
 
