@@ -86,7 +86,7 @@ def describe_machines(
     The model is loaded for `shape=trace` and for machines that are measured, once for each.
     """
     if shape.is_own and not all(config.measured for config in configs):
-        from runtime.profiling.shapes import read_model_shape
+        from runtime.profiling.local import read_model_shape
 
         shape = read_model_shape(model)
     measured = measure_machine(model) if any(config.measured for config in configs) else None

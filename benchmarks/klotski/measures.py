@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from benchmarks.klotski.rows import ReadsPerStep, SteadyShares
 from runtime.policy.eviction.protocol import Expert
 from runtime.policy.tier import TransferTask
-from runtime.profiling.spans import Spans
+from runtime.profiling.local import Spans
 
 Span = tuple[float, float]
 

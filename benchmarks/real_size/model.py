@@ -41,7 +41,7 @@ from runtime.store.packed.coding import Integers, encode
 from runtime.store.packed.layout import PackedLayout, build_packed_layout
 from runtime.store.packed.manifest import describe_contents
 from runtime.store.packed.writer import Advance, write_store
-from runtime.store.safetensors_header import make_header
+from runtime.store.tensor_index import make_header
 
 DTYPE = "bfloat16"
 MODEL_TYPE = "qwen3_moe"

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
 from runtime.errors import PlanError, TransferError
-from runtime.store.positioned import read_whole, write_whole
+from runtime.store.files import read_whole, write_whole
 
 WORKING_COPIES = 3
 """Copies of one cache layer in memory at once: the old one, the one with new tokens, and the one

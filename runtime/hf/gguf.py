@@ -40,10 +40,8 @@ from runtime.hf.layers import MoeLayer
 from runtime.store.base import as_memoryview
 from runtime.store.files import FileReader
 from runtime.store.gguf.blocks import DTYPES, count_bytes, decode_blocks
-from runtime.store.gguf.check import EXPERTS
-from runtime.store.gguf.header import GgufHeader, GgufTensor, read_header
-from runtime.store.gguf.rounding import describe_rounding
-from runtime.store.gguf.rows import plan_layer
+from runtime.store.gguf.header import EXPERTS, GgufHeader, GgufTensor, read_header
+from runtime.store.gguf.rows import describe_rounding, plan_layer
 from runtime.store.model_check import list_names
 from runtime.store.repacked import ForeignLayer
 from runtime.store.weight_plan import FusedParameter

@@ -43,7 +43,7 @@ from runtime.store.checkpoint import CheckpointStore
 from runtime.store.files import FileReader
 from runtime.store.gguf.header import is_gguf, read_header
 from runtime.store.integer_scheme import METHODS, IntegerScheme, parse_scheme
-from runtime.store.integer_store import has_integers, open_integer_store
+from runtime.store.integer_tensor import has_integers, open_integer_store
 from runtime.store.layout import ALIGNMENT
 from runtime.store.model_check import CONFIG, DEQUANTISED, name_method, read_config_file
 from runtime.store.model_source import has_no_experts, identity

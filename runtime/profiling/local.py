@@ -1,4 +1,4 @@
-"""Measures this machine with a loaded model: the `local` hardware profile.
+"""Measures this machine with a loaded model, the `local` hardware profile, and a model's shape.
 
 One token after the same context is computed repeatedly. From the second time on all its experts are
 in memory, so that only the computation and the runtime's bookkeeping take time. The same with a
@@ -8,7 +8,7 @@ concurrently reading thread shows how much each slows the other.
 import itertools
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,14 +17,16 @@ from transformers import PreTrainedModel
 
 from predictors.base import Signal
 from predictors.spec import ModelSpec
-from runtime.config import SystemConfig
+from runtime.config import ModelConfig, ShapeConfig, SystemConfig
 from runtime.engine.assembly import DeviceArenas, EngineOptions, connect
 from runtime.engine.engine import Engine
 from runtime.hf.experts import compute_expert
 from runtime.hf.layers import MoeLayer, attach_experts, find_top_k
-from runtime.hf.loading import StrippedModel
+from runtime.hf.loading import StrippedModel, load_stripped
 from runtime.hf.probes import Probes
-from runtime.profiling.reading import (
+from runtime.policy.eviction.protocol import Expert
+from runtime.policy.tier import TransferTask
+from runtime.profiling.bandwidth import (
     BackgroundReads,
     ProbeReader,
     Reads,
@@ -32,10 +34,10 @@ from runtime.profiling.reading import (
     seconds,
     trimmed_mean,
 )
-from runtime.profiling.spans import Spans
 from runtime.sim.hardware import MeasuredHardware, Overheads
 from runtime.sim.predictor_latency import nearest_latencies
 from runtime.store.base import ExpertLayout, ExpertStore, max_slot_bytes
+from runtime.store.model_source import resolve
 from runtime.store.packed.matrix import ExpertWeights
 from runtime.transfer.link import Arena, StoreLink
 
@@ -55,6 +57,58 @@ SILENT = 20e-6
 """A predictor that answers nothing to an event takes less, one that answers takes more."""
 
 Span = tuple[float, float]
+
+
+@dataclass
+class Spans:
+    """Records what a `TimelineSink` receives; times are those of `time.perf_counter`.
+
+    Transfer threads append in any order; each append is atomic.
+    """
+
+    layers: list[tuple[int, float, float]] = field(default_factory=list)
+    """Layer without its routed experts: from the last expert before it to its router's output."""
+    experts: list[tuple[float, float]] = field(default_factory=list)
+    predictions: list[tuple[float, float]] = field(default_factory=list)
+    stalls: list[tuple[float, float]] = field(default_factory=list)
+    transfers: list[tuple[str, Expert, float, float]] = field(default_factory=list)
+    """Transfers with the name of the thread."""
+    steps: list[tuple[float, float]] = field(default_factory=list)
+
+    def clear(self) -> None:
+        for spans in vars(self).values():
+            spans.clear()
+
+    def transferred(
+        self, link: str, task: TransferTask, start: float, end: float, *, track: str
+    ) -> None:
+        del link
+        self.transfers.append((track, task.expert, start, end))
+
+    def computed(self, expert: Expert, start: float, end: float) -> None:
+        del expert
+        self.experts.append((start, end))
+
+    def stalled(self, layer: int, start: float, end: float) -> None:
+        """The computation waited for bytes."""
+        del layer
+        self.stalls.append((start, end))
+
+    def computed_dense(self, layer: int, start: float, end: float) -> None:
+        """The computation was at something else than routed experts, up to `layer`'s router."""
+        self.layers.append((layer, start, end))
+
+    def predicted(self, event: str, layer: int, start: float, end: float) -> None:
+        """A predictor answered an event."""
+        del event, layer
+        self.predictions.append((start, end))
+
+    def step(self, num_tokens: int, start: float, end: float) -> None:
+        del num_tokens
+        self.steps.append((start, end))
+
+    def close(self) -> None:
+        """Do nothing: there is no file."""
 
 
 def measure(model: PreTrainedModel) -> MeasuredHardware:
@@ -289,3 +343,34 @@ def make_expert_call(
     rows = sum(weight.numel() for weight in tensors) // width
     matrix = torch.zeros(rows, width, dtype=largest.dtype)
     return lambda hidden: (read(), hidden.new_zeros(len(hidden), width) @ matrix.T)
+
+
+def read_model_shape(config: ModelConfig) -> ShapeConfig:
+    """Sizes read from the model's checkpoint, in the dtype that `config` loads it in.
+
+    A layer's other weights are all that are neither experts nor embeddings, evenly divided over the
+    layers with experts.
+
+    Raises:
+        CheckpointError: the model is not on this machine.
+    """
+    stripped = load_stripped(resolve(config), config.dtype)
+    model, layers, store = stripped.model, stripped.layers, stripped.open_store()
+    try:
+        ends = (model.get_input_embeddings(), model.get_output_embeddings())
+        ends_bytes = {t.data_ptr() for end in ends if end is not None for t in end.parameters()}
+        others = {t.data_ptr(): t.nbytes for t in model.parameters()}
+        body = sum(size for place, size in others.items() if place not in ends_bytes)
+        text = model.config.get_text_config()
+        return ShapeConfig(
+            name=config.name,
+            source=f"the checkpoint of {config.name}",
+            num_layers=len(layers),
+            num_experts=store.num_experts,
+            top_k=find_top_k(model, layers),
+            hidden_size=text.hidden_size,
+            expert_bytes=max_slot_bytes(store),
+            layer_bytes=body // len(layers),
+        )
+    finally:
+        store.close()

@@ -24,8 +24,7 @@ from runtime.store.model_source import (
     is_weights,
     list_weight_files,
 )
-from runtime.store.safetensors_header import make_header
-from runtime.store.tensor_index import StoredTensor, read_tensor_index
+from runtime.store.tensor_index import StoredTensor, make_header, read_tensor_index
 
 COPY_BYTES = 16 * MIB
 """Bytes read at a time."""

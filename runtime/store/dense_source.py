@@ -18,10 +18,9 @@ from torch import Tensor
 from runtime.accelerator import Accelerator, Stream
 from runtime.errors import TransferError
 from runtime.store.base import allocate_aligned, as_memoryview
-from runtime.store.files import FileReader
+from runtime.store.files import FileReader, read_whole, write_whole
 from runtime.store.layout import align
 from runtime.store.packed.coding import Coding, decode
-from runtime.store.positioned import read_whole, write_whole
 from runtime.store.tensor_index import StoredTensor, read_tensor_index
 
 

@@ -75,7 +75,6 @@ def fetch_config(config: ModelConfig) -> Path:
 def explain_failure(config: ModelConfig, error: OSError) -> str:
     """Explains in one sentence why a model of the Hub could not be had, and what to do."""
     from huggingface_hub.errors import (
-        GatedRepoError,
         OfflineModeIsEnabled,
         RepositoryNotFoundError,
         RevisionNotFoundError,
@@ -84,21 +83,16 @@ def explain_failure(config: ModelConfig, error: OSError) -> str:
     name = f"model {config.id!r}"
     if config.local_only:
         return f"{name} is not on this machine: {explain_missing(config.id)}"
-    if isinstance(error, GatedRepoError):
-        return (
-            f"{name} is gated: accept its terms at https://huggingface.co/{config.id}, then log in "
-            "with hf auth login, or set HF_TOKEN"
-        )
-    if isinstance(error, RepositoryNotFoundError):
-        return (
-            f"{name}: the Hub has no such repository, or it is private. Check the spelling; for a "
-            "private one log in with hf auth login, or set HF_TOKEN"
-        )
-    if isinstance(error, RevisionNotFoundError):
-        return f"{name}: the repository has no revision {config.revision!r}"
     reason = error.__cause__ or error
     if isinstance(reason, OfflineModeIsEnabled) or isinstance(error, OfflineModeIsEnabled):
         return f"{name} is not on this machine, and HF_HUB_OFFLINE forbids to download it: unset it"
+    if isinstance(error, (RepositoryNotFoundError, RevisionNotFoundError)):
+        # The library says whether it is the name, the revision, or that the model is gated.
+        return (
+            f"{name}: {' '.join(str(error).split())} Check the spelling; for a gated or private "
+            "model log in with hf auth login, or set HF_TOKEN, and accept its terms at "
+            f"https://huggingface.co/{config.id}"
+        )
     line = " ".join(str(reason).split())
     return (
         f"{name} could not be downloaded ({type(reason).__name__}: {line}). Check the network and "

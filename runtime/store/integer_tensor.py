@@ -1,4 +1,4 @@
-"""Weights that a checkpoint stores as packed integers: GPTQ, AWQ and compressed-tensors.
+"""Weights and experts stored as packed integers: GPTQ, AWQ and compressed-tensors.
 
 Each is `w = (q - zero) * scale`, with a scale and a zero point for each group of consecutive
 weights of a row. What differs is the order of the integers in the file.
@@ -7,7 +7,7 @@ Shape suffixes: N rows (outputs), K columns (inputs), G groups of a row, P numbe
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +20,9 @@ from runtime.store.files import FileReader
 from runtime.store.integer_scheme import IntegerScheme
 from runtime.store.packed.blocks import GROUP_SIZES, MIDDLE, fits, native_block
 from runtime.store.packed.coding import RAW, Coding, Integers
+from runtime.store.repacked import ForeignLayer, ForeignRows, RepackedStore
 from runtime.store.tensor_index import StoredTensor
+from runtime.store.weight_plan import WeightPlan
 
 PARTS = {
     "compressed-tensors": ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape"),
@@ -257,3 +259,66 @@ def _explain(tensor: StoredTensor, what: str) -> CheckpointError:
     return CheckpointError(
         f"{tensor.file}: {tensor.key}, {tensor.shape} of {dtype}, {what}; fetch it again"
     )
+
+
+@dataclass(frozen=True)
+class PlannedRows(ForeignRows):
+    """The rows that one tensor of a weight plan has."""
+
+    plan: WeightPlan
+    source: int
+    files: FileReader
+
+    def read(self, expert: int) -> Integers | Tensor:
+        tensor, dtype = self.plan.extents(expert)[self.source], self.plan.parameter.dtype
+        if not isinstance(tensor, IntegerTensor):
+            weights = torch.empty(tensor.shape, dtype=tensor.dtype)
+            self.files.read(tensor.file, tensor.offset, as_memoryview(weights), what=tensor.key)
+            return weights
+        if self.coding == RAW:
+            return tensor.load(self.files)
+        return tensor.read_integers(self.files, self.coding, dtype)
+
+    @property
+    def scratch_bytes(self) -> int:
+        tensor = self.plan.extents(0)[self.source]
+        if not isinstance(tensor, IntegerTensor):
+            return tensor.num_bytes
+        if self.coding == RAW:
+            return tensor.measure_loading()
+        return tensor.measure_integers(self.coding, self.plan.parameter.dtype)
+
+
+def has_integers(banks: Sequence[dict[str, WeightPlan]]) -> bool:
+    """Return whether the experts can be served as integers: some are, and their rows stay rows."""
+    plans = [plan for bank in banks for plan in bank.values()]
+    return all(plan.is_plain for plan in plans) and any(
+        isinstance(extent, IntegerTensor) for plan in plans for extent in plan.extents(0)
+    )
+
+
+def open_integer_store(
+    banks: Sequence[dict[str, WeightPlan]], files: FileReader, *, uses_kernels: bool
+) -> RepackedStore:
+    """Return a store that repacks experts for the kernels of this processor, or for decoding."""
+    layers = []
+    for bank in banks:
+        rows: list[ForeignRows] = []
+        for name, plan in bank.items():
+            first = 0
+            for source, extent in enumerate(plan.extents(0)):
+                coding = RAW
+                if isinstance(extent, IntegerTensor):
+                    coding = extent.choose_coding(uses_kernels=uses_kernels)
+                count = math.prod(extent.shape)
+                rows.append(PlannedRows(name, first, count, coding, plan, source, files))
+                first += count
+        layers.append(
+            ForeignLayer(
+                {name: plan.parameter.shape[1:] for name, plan in bank.items()},
+                {name: plan.parameter.dtype for name, plan in bank.items()},
+                rows,
+                max(plan.parameter.num_experts for plan in bank.values()),
+            )
+        )
+    return RepackedStore(layers, files, uses_kernels=uses_kernels)

@@ -11,8 +11,7 @@ from predictors.files import expand_home
 from predictors.spec import config_hash
 from runtime.config import BUILTIN, BUILTIN_MODELS, ModelConfig
 from runtime.errors import CheckpointError
-from runtime.store.gguf.check import check_gguf
-from runtime.store.gguf.header import is_gguf, read_header
+from runtime.store.gguf.header import check_gguf, is_gguf, read_header
 from runtime.store.hub_snapshot import (
     HUB_ID,
     describe_folders,

@@ -1,4 +1,4 @@
-"""Tensors in safetensors files as byte ranges, read without mapping the file.
+"""Tensors in safetensors files as byte ranges, read without mapping the file, and new headers.
 
 A mapped file turns an I/O error or a truncation into the death of the process (SIGBUS); `pread`
 makes it an exception.
@@ -8,10 +8,10 @@ import json
 import math
 import struct
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -158,3 +158,35 @@ def _counts(values: Any) -> list[int] | None:
     if isinstance(values, list) and all(type(value) is int and value >= 0 for value in values):
         return values
     return None
+
+
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+HEADER_ALIGNMENT = 64
+"""Alignment of the data; the format requires 8."""
+
+
+class SizedTensor(Protocol):
+    """A tensor whose bytes follow the header."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def num_bytes(self) -> int: ...
+
+
+def make_header(shard: Mapping[str, SizedTensor]) -> bytes:
+    """Make the length and the header at the beginning of a file of these tensors, in order."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for key, tensor in shard.items():
+        begin, end = end, end + tensor.num_bytes
+        header[key] = {
+            "dtype": NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % HEADER_ALIGNMENT)
+    return struct.pack("<Q", len(text)) + text

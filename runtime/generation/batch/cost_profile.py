@@ -26,9 +26,9 @@ from runtime.generation.batch.prompts import Batch
 from runtime.hf.kv import CacheSize, count_cache_bytes
 from runtime.hf.layers import MoeLayer
 from runtime.hf.tokens import pad_batch, pad_token_id
+from runtime.profiling.bandwidth import seconds, trimmed_mean
 from runtime.profiling.facts import count_usable_cores, list_gpus, versions
 from runtime.profiling.local import make_expert_call, measure
-from runtime.profiling.reading import seconds, trimmed_mean
 from runtime.store.base import max_slot_bytes
 
 TIMED_STEPS = 3

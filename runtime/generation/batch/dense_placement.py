@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 from runtime.accelerator import open_accelerator
 from runtime.config import StoreConfig
 from runtime.hf.dense_stream import DensePart, DenseStream, find_dense_layers
-from runtime.profiling.reading import seconds, trimmed_mean
+from runtime.profiling.bandwidth import seconds, trimmed_mean
 from runtime.store.dense_source import DenseCodes, DenseStore, read_extents
 from runtime.store.files import FileReader
 from runtime.store.packed.coding import Coding, decode, encode

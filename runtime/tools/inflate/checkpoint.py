@@ -18,7 +18,7 @@ from runtime.errors import CheckpointError
 from runtime.store.base import as_memoryview
 from runtime.store.files import FileReader
 from runtime.store.model_source import DIGESTS, INFLATED, is_weights
-from runtime.store.safetensors_header import make_header
+from runtime.store.tensor_index import make_header
 from runtime.tools.inflate.inflation_plan import InflationPlan, TensorTarget
 
 SHARD_BYTES = 2**30

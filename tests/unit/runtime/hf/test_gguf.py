@@ -22,7 +22,7 @@ from runtime.presets import find_model
 from runtime.store.base import allocate_aligned, max_slot_bytes
 from runtime.store.files import FileReader
 from runtime.store.gguf.header import read_header
-from runtime.store.gguf.rounding import SAMPLED_ROWS
+from runtime.store.gguf.rows import SAMPLED_ROWS
 from runtime.store.packed.manifest import describe_contents
 from runtime.store.packed.store import open_store
 from runtime.store.packed.writer import pack

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from runtime import load
-from runtime.profiling import reading
-from runtime.profiling.local import measure, split_step
-from runtime.profiling.reading import ProbeReader, measure_reads, trimmed_mean
-from runtime.profiling.spans import Spans
+from runtime.profiling import bandwidth
+from runtime.profiling.bandwidth import ProbeReader, measure_reads, trimmed_mean
+from runtime.profiling.local import Spans, measure, split_step
 
 
 @dataclass
@@ -50,7 +49,7 @@ class Disk:
 
 def test_measure_reads__fits_fixed_and_marginal_cost(monkeypatch):
     disk = Disk()
-    monkeypatch.setattr(reading, "seconds", disk.seconds)
+    monkeypatch.setattr(bandwidth, "seconds", disk.seconds)
     reads = measure_reads(disk)
     assert reads.per_byte == pytest.approx(1e-5)
     assert reads.fixed == pytest.approx(1e-3)

@@ -9,7 +9,7 @@ import configs
 from configs.compose import compose_typed
 from predictors.registry import KINDS
 from runtime.config import HardwareConfig, ModelConfig, ShapeConfig
-from runtime.profiling.shapes import read_model_shape
+from runtime.profiling.local import read_model_shape
 from runtime.sim.hardware import RooflineHardware, count_tier_slots, describe_hardware, split_chunks
 
 FOLDER = Path(configs.__file__).parent

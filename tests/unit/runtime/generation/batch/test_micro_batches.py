@@ -21,7 +21,7 @@ from runtime.generation.kv_caches import (
 )
 from runtime.generation.kv_offload import KVCacheManager
 from runtime.hf.loading import load_plain
-from runtime.profiling.spans import Spans
+from runtime.profiling.local import Spans
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
 from tests.builders.models import plain_eager, tiny_qwen2_moe

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.store.gguf.blocks import FOUR_BITS, block_size, decode_blocks, read_integers
-from runtime.store.gguf.check import KINDS
+from runtime.store.gguf.header import KINDS
 from runtime.store.gguf.rows import choose_coding, repack
 from runtime.store.packed.blocks import MIDDLE
 from runtime.store.packed.coding import RAW, Integers

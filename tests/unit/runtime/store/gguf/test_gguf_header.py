@@ -11,8 +11,7 @@ from gguf import GGMLQuantizationType as Kind
 
 from runtime.errors import CheckpointError
 from runtime.store.gguf import header as header_module
-from runtime.store.gguf.check import check_gguf
-from runtime.store.gguf.header import read_header
+from runtime.store.gguf.header import check_gguf, read_header
 from tests.builders.gguf_files import FILES, gguf_file
 
 SMALL = gguf_file("qwen2moe-Q4_0")
@@ -214,7 +213,7 @@ def test_check_gguf__names_the_extra_where_the_package_is_missing(
 
 def test_check_gguf__imports_no_pytorch() -> None:
     code = (
-        "import sys; from pathlib import Path; from runtime.store.gguf.check import check_gguf; "
+        "import sys; from pathlib import Path; from runtime.store.gguf.header import check_gguf; "
         f"check_gguf(Path({str(SMALL)!r})); print({{'torch', 'transformers'}} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
