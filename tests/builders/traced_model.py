@@ -1,4 +1,4 @@
-"""A tiny model in a folder, with two traces that are bound to it."""
+"""A tiny model in a folder, with traces that are bound to it."""
 
 from pathlib import Path
 
@@ -8,8 +8,8 @@ from tests.builders.models import tiny_qwen2_moe
 from tests.builders.traces import make_spec, make_trace
 
 
-def make_traced_model(folder: Path, *, other: str) -> Path:
-    """Writes `tiny`, and the traces `trace` and `other`, of another distribution, into the folder.
+def make_traced_model(folder: Path, *, other: str | None = None) -> Path:
+    """Writes `tiny` and `trace` into the folder, and a trace `other` of another distribution.
 
     Returns the model's folder.
     """
@@ -18,5 +18,6 @@ def make_traced_model(folder: Path, *, other: str) -> Path:
     config = ModelConfig(name="tiny", id=str(model), dtype="float32")
     spec = type(spec)(**{**spec.as_dict(), **identity(model, config)})
     make_trace(folder / "trace", spec=spec, requests_per_unit=60)
-    make_trace(folder / other, spec=spec, requests_per_unit=60, seed=1)
+    if other is not None:
+        make_trace(folder / other, spec=spec, num_units=1, seed=1)
     return model

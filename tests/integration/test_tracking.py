@@ -11,10 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from configs.cli import main
 from configs.commands import TRAIN
-from runtime.config import ModelConfig
-from runtime.store.model_source import identity
-from tests.builders.models import tiny_qwen2_moe
-from tests.builders.traces import make_spec, make_trace
+from tests.builders.traced_model import make_traced_model
 from tests.builders.wandb_files import read_wandb_files
 from zoo.entry import open_entry
 
@@ -31,11 +28,7 @@ FIGURES = {
 
 @pytest.fixture
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    folder = tiny_qwen2_moe(tmp_path / "tiny", num_layers=4)
-    model = ModelConfig(name="tiny", id=str(folder), dtype="float32")
-    spec = make_spec(hidden_size=32)
-    spec = type(spec)(**{**spec.as_dict(), **identity(folder, model)})
-    make_trace(tmp_path / "trace", spec=spec, requests_per_unit=60)
+    folder = make_traced_model(tmp_path)
     # Artifacts are copied there.
     monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "staged"))
     monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))

@@ -8,10 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.config import ModelConfig
-from runtime.store.model_source import identity
-from tests.builders.models import tiny_qwen2_moe
-from tests.builders.traces import make_spec, make_trace
+from tests.builders.traced_model import make_traced_model
 
 ROOT = Path(__file__).parents[2]
 RAY = ("devices=2", "launcher=ray")
@@ -20,11 +17,7 @@ RAY = ("devices=2", "launcher=ray")
 @pytest.mark.engines
 @pytest.mark.timeout(1200)
 def test_train__two_devices_learn_what_one_learns(tmp_path: Path) -> None:
-    folder = tiny_qwen2_moe(tmp_path / "tiny", num_layers=4)
-    model = ModelConfig(name="tiny", id=str(folder), dtype="float32")
-    spec = make_spec(hidden_size=32)
-    spec = type(spec)(**{**spec.as_dict(), **identity(folder, model)})
-    make_trace(tmp_path / "trace", spec=spec, requests_per_unit=60)
+    folder = make_traced_model(tmp_path)
     found = {}
     # The third: two processes that Ray Train has started.
     for name, options in {1: ("devices=1",), 2: ("devices=2",), 3: RAY}.items():

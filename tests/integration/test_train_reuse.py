@@ -9,10 +9,7 @@ import pytest
 from configs.cli import main
 from configs.commands import TRAIN
 from predictors.reuse import ReusePredictor
-from runtime.config import ModelConfig
-from runtime.store.model_source import identity
-from tests.builders.models import tiny_qwen2_moe
-from tests.builders.traces import make_spec, make_trace
+from tests.builders.traced_model import make_traced_model
 from train.eviction_eval import BUDGETS, POLICIES, gap_closed
 from zoo.load import load_predictor
 
@@ -20,11 +17,7 @@ from zoo.load import load_predictor
 def test_train_reuse__compares_every_policy_and_writes_an_entry(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tiny_qwen2_moe(tmp_path / "tiny", num_layers=4)
-    model = ModelConfig(name="tiny", id=str(folder), dtype="float32")
-    spec = make_spec(hidden_size=32)
-    spec = type(spec)(**{**spec.as_dict(), **identity(folder, model)})
-    make_trace(tmp_path / "trace", spec=spec, requests_per_unit=60)
+    folder = make_traced_model(tmp_path)
     arguments = [
         "reuse",
         f"model.id={folder}",
@@ -45,7 +38,7 @@ def test_train_reuse__compares_every_policy_and_writes_an_entry(
             assert all(one["decode"] <= rates["belady"]["decode"] + 1e-9 for one in rates.values())
             assert rates["lru"]["decode_gap_closed"] in (0.0, None)
     assert "gap closed" in capsys.readouterr().out
-    forecaster = load_predictor(results["entries"]["reuse"], spec=spec)
+    forecaster = load_predictor(results["entries"]["reuse"], spec=None)
     assert isinstance(forecaster, ReusePredictor)
     one = np.zeros(1, np.int64)
     forecaster.begin_step(one, one)
