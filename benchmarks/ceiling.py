@@ -24,6 +24,7 @@ from collect.traces.layout import Split
 from configs.compose import compose_typed
 from predictors.base import Floats
 from predictors.errors import MoecastError
+from train.config import TrainConfig
 from train.data import Batch, read_contexts, shuffle_rows
 from train.networks import PlainStack, network_specs
 from train.pipeline import HORIZONS
@@ -258,7 +259,7 @@ def run_ceiling(config: CeilingConfig) -> None:
             raise MoecastError(f"output={config.output}: has rows of another trace")
         rows = known.rows
     data = TrainingData(trace)
-    composed, _ = compose_typed("train", [f"model={trace.spec.model_id}"])
+    composed, _ = compose_typed(TrainConfig, [f"model={trace.spec.model_id}"])
     routers = RouterWeights(composed.model, trace.spec)
     for run in (UNTRAINED, *list_runs()):
         if config.predictor not in (None, run.predictor):

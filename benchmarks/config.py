@@ -6,7 +6,7 @@ The docstring under a field is its help text.
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from predictors.config import SEVERAL, RunConfig
+from predictors.config import RunConfig, several
 from predictors.errors import MoecastError, unknown
 from runtime.config import SystemConfig
 from runtime.sim.predictor_latency import LATENCY_FILE
@@ -231,7 +231,7 @@ class ValidateConfig(BenchmarkConfig):
     output: Path = RESULTS / "validate.json"
     budget: list[str] = field(default_factory=lambda: ["25%", "50%", "75%"])
     """Memory for experts, with commas between the sizes."""
-    system: list[SystemConfig] = field(default_factory=list, metadata={SEVERAL: "all"})
+    system: list[SystemConfig] = several("system")
     """Systems to run live and simulated; those that know the future routing are left out."""
     repetitions: int = 2
     """Runs of each budget and system, interleaved."""

@@ -118,7 +118,7 @@ def compose_comparison(
         "batch_size=1",
         "figures=false",
     ]
-    composed = compose_typed("evaluate", options)[0]
+    composed = compose_typed(EvaluateConfig, options)[0]
     filled = start == "filled"
     return replace(
         composed,

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from collect.launch.config import LauncherConfig
 from collect.traces.layout import ALL_SIGNALS
-from predictors.config import RunConfig
+from predictors.config import RunConfig, chosen
 from predictors.errors import MoecastError, unknown
-from runtime.config import ModelConfig
+from runtime.config import REFERENCE_MODEL, ModelConfig
 
 
 class SourceKind(StrEnum):
@@ -64,9 +64,9 @@ class DataConfig:
 
 @dataclass(kw_only=True)
 class CollectConfig(RunConfig):
-    model: ModelConfig = field(default_factory=ModelConfig)
-    data: DataConfig = field(default_factory=DataConfig)
-    launcher: LauncherConfig = field(default_factory=LauncherConfig)
+    model: ModelConfig = chosen(ModelConfig, "model", REFERENCE_MODEL)
+    data: DataConfig = chosen(DataConfig, "data", "pydocs")
+    launcher: LauncherConfig = chosen(LauncherConfig, "launcher", "local")
     output: str | None = None
     """Folder of the trace, or an address (s3://BUCKET/PATH); an incomplete trace is completed.
     Default: a finished trace of the same prompts in runs/traces, which `moecast train` finds too,
@@ -136,10 +136,3 @@ class ImportConfig(RunConfig):
     def __post_init__(self) -> None:
         if self.num_experts is not None and self.num_experts < 1:
             raise MoecastError(f"num_experts={self.num_experts}: must be at least 1")
-
-
-SCHEMAS: dict[str, type] = {
-    "collect": CollectConfig,
-    "import": ImportConfig,
-    "data/base": DataConfig,
-}

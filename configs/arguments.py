@@ -1,14 +1,17 @@
-"""Reads a command line: `key=value`, `--key value`, `--key=value`, switches and bare values."""
+"""Reads options: a command line (`key=value`, `--key value`, switches, bare values), YAML files."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from configs.errors import ConfigError, not_an_option
-from configs.schema import union_members
+from predictors.errors import ConfigError
 from predictors.files import path_exists
+from predictors.typed_values import union_members
+from predictors.yaml_values import read_yaml
+from zoo.digest import refuse_pipes
+from zoo.errors import ZooError
 
 HELP = ("-h", "--help")
 MULTIRUN = ("-m", "--multirun")
@@ -28,6 +31,23 @@ class Arguments:
     is_sweep: bool = False
     help_topic: str | None = None
     """None: no help; empty: the basic options; else `all` or an option."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    key: str
+    """Dotted key, such as model.dtype; of a group, its name."""
+    value: Any
+    """Unparsed text from the command line; a value from a file."""
+    file: Path | None = None
+    """The file that it is from; None: the command line."""
+
+    @property
+    def text(self) -> str:
+        """The value as one would write it on the command line."""
+        if isinstance(self.value, list):
+            return ",".join(map(str, self.value))
+        return str(self.value)
 
 
 def read_arguments(
@@ -120,3 +140,43 @@ def is_option(argument: str) -> bool:
 
 def normalise_key(key: str) -> str:
     return key.lstrip("+").replace("-", "_")
+
+
+def not_an_option(argument: str) -> str:
+    return f"{argument!r} is not an option: write key=value; --help lists the options"
+
+
+def read_options(arguments: Sequence[str], files: Sequence[Path]) -> list[Option]:
+    """Returns the options of files and command line in the order in which they apply."""
+    options = [option for file in files for option in read_option_file(file)]
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if not equals or not key:
+            raise ConfigError(not_an_option(argument))
+        options.append(Option(key=key, value=value))
+    return options
+
+
+def read_option_file(file: Path) -> list[Option]:
+    """Reads a YAML file of options with nested or dotted keys; ConfigError if it is not one."""
+    try:
+        with refuse_pipes(file).open(encoding="utf-8") as stream:
+            values = read_yaml(stream)
+    except (OSError, ZooError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"--config {file}: {reason}") from error
+    except ValueError as error:
+        raise ConfigError(f"--config {file}: {error}") from error
+    if not isinstance(values, dict | None):
+        raise ConfigError(f"--config {file}: expected options (key: value), got a list")
+    return [Option(key=key, value=value, file=file) for key, value in flatten(values or {})]
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the dotted keys and the values that are no mappings with keys."""
+    for name, value in values.items():
+        key = f"{prefix}{name}".replace("-", "_")
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, f"{key}.")
+        else:
+            yield key, value

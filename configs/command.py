@@ -8,7 +8,7 @@ class Command:
     name: str
     """The word after the program's name; empty for a program with one command."""
     config: str
-    """Stem of the root configuration, `configs/CONFIG.yaml`, or `package.module:Class`."""
+    """`package.module:Class`, the dataclass of its options."""
     run: str
     """`package.module:function`, imported when it runs; takes the typed configuration."""
     summary: str

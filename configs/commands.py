@@ -16,7 +16,7 @@ RUN = ("model", "model.local_only", "budget", "predictor", "system")
 MODEL_COMMANDS = tuple(
     Command(
         name=name,
-        config=name,
+        config=config,
         run=f"runtime.commands.{name}:run",
         check=CHECKS.get(name, CHECK_MODEL),
         summary=summary,
@@ -25,51 +25,59 @@ MODEL_COMMANDS = tuple(
         positional=("model", "prompt") if name == "generate" else ("model",),
         resumes=name in ("batch", "pack"),
     )
-    for name, summary, example, basic in (
+    for name, config, summary, example, basic in (
         (
             "generate",
+            "runtime.config:GenerateConfig",
             "Continues a prompt with a model whose experts stay within a memory budget.",
             'qwen2-moe-tiny prompt="The heart pumps blood" budget=50%',
             (*RUN, "prompt", "max_new_tokens", "temperature", "device", "verify"),
         ),
         (
             "chat",
+            "runtime.generation.config:ChatConfig",
             "Talks with a model in the terminal.",
             "Qwen/Qwen3-30B-A3B model.local_only=false budget=50%",
             (*RUN, "system_prompt", "max_new_tokens", "temperature", "device"),
         ),
         (
             "serve",
+            "runtime.serving.config:ServeConfig",
             "Runs an OpenAI-compatible server, whose clients share one budget.",
             "Qwen/Qwen3-30B-A3B model.local_only=false budget=50% port=8000",
             (*RUN, "host", "port", "api_key", "max_running", "kv_budget", "record", "device"),
         ),
         (
             "batch",
+            "runtime.generation.config:BatchConfig",
             "Continues a file of prompts at the highest throughput; resumes if interrupted.",
             "qwen2-moe-tiny input=prompts.jsonl output=answers.jsonl budget=25%",
             (*RUN, "input", "output", "max_new_tokens", "temperature", "overwrite", "device"),
         ),
         (
             "verify",
+            "runtime.config:VerifyModelConfig",
             "Compares logits and tokens with plain Transformers, bit by bit.",
             "qwen2-moe-tiny budget=15%,50%",
             (*RUN, "prompts", "max_new_tokens", "reference", "device"),
         ),
         (
             "bench",
+            "runtime.tools.bench.config:BenchConfig",
             "Compares systems on this machine: same model and prompts, every token checked.",
             "qwen2-moe-tiny system=on-demand,promoe,moecast budget=25%",
             (*RUN, "batch_size", "max_new_tokens", "repetitions", "verify", "device", "run_dir"),
         ),
         (
             "doctor",
+            "runtime.config:DoctorConfig",
             "Measures this machine with a model and suggests a budget.",
             "qwen2-moe-tiny",
             ("model", "model.local_only", "config_only", "budget", "digests"),
         ),
         (
             "pack",
+            "runtime.config:PackConfig",
             "Repacks a model's experts for direct reads, optionally quantised.",
             "qwen2-moe-tiny output=packed",
             (
@@ -79,6 +87,7 @@ MODEL_COMMANDS = tuple(
         ),
         (
             "inflate",
+            "runtime.config:InflateConfig",
             "Writes a copy of a model with larger experts that compute the same.",
             "qwen2-moe-tiny total_size=256MiB output=inflated",
             ("model", "output", "total_size", "expert_size"),
@@ -90,7 +99,7 @@ RUNTIME = (
     *MODEL_COMMANDS,
     Command(
         name="monitor",
-        config="monitor",
+        config="runtime.serving.config:MonitorConfig",
         run="runtime.commands.monitor:run",
         summary="Writes alert rules for Prometheus and a dashboard for Grafana.",
         example="monitoring",
@@ -105,7 +114,7 @@ DATA = ("data", "data.path", "data.num_prompts", "data.max_new_tokens")
 COLLECT = (
     Command(
         name="",
-        config="collect",
+        config="collect.config:CollectConfig",
         run="collect.commands:record",
         check=CHECK_TEXT_MODEL,
         summary="Runs prompts through a model and records its hidden states and routing.",
@@ -116,7 +125,7 @@ COLLECT = (
     ),
     Command(
         name="import",
-        config="import",
+        config="collect.config:ImportConfig",
         run="collect.commands:import_log",
         summary="Makes a routing-only trace from a published routing log (JSON lines).",
         positional=("source",),
@@ -128,7 +137,7 @@ COLLECT = (
 TRAIN = (
     Command(
         name="",
-        config="train",
+        config="train.config:TrainConfig",
         run="train.commands:train",
         check=CHECK_MODEL,
         summary=(
@@ -143,7 +152,7 @@ TRAIN = (
     ),
     Command(
         name="reuse",
-        config="train",
+        config="train.config:TrainConfig",
         run="train.reuse_training:train_reuse",
         check=CHECK_MODEL,
         summary=(
@@ -157,7 +166,7 @@ TRAIN = (
     ),
     Command(
         name="report",
-        config="report",
+        config="train.config:ReportConfig",
         run="train.report.build:report",
         summary="Makes report.html of a finished run again, from its results and its trace.",
         positional=("run_dir",),
@@ -171,7 +180,7 @@ TRAIN = (
 EVALUATE = (
     Command(
         name="",
-        config="evaluate",
+        config="train.evaluate.config:EvaluateConfig",
         run="train.evaluate.commands:evaluate",
         check="train.evaluate.config:check_model",
         summary=(
@@ -191,7 +200,7 @@ EVALUATE = (
 REFERENCE = (
     Command(
         name="",
-        config="reference",
+        config="train.reference.config:ReferenceConfig",
         run="train.reference.commands:run",
         summary="Trains, audits and writes the reference model qwen2-moe-tiny.",
         example="corpus.root=texts",
@@ -208,7 +217,7 @@ ZOO_BASIC = {
 ZOO = tuple(
     Command(
         name=name,
-        config=f"zoo_{name}",
+        config=config if ":" in config else f"zoo.config:{config}",
         run=run if "." in run else f"zoo.commands.{run}",
         summary=summary,
         example=example,
@@ -216,9 +225,10 @@ ZOO = tuple(
         basic=ZOO_BASIC.get(name, ()),
         keeps_run=False,
     )
-    for name, run, positional, example, summary in (
+    for name, config, run, positional, example, summary in (
         (
             "list",
+            "ListConfig",
             "list:list_entries",
             (),
             "model=qwen2-moe-tiny",
@@ -226,6 +236,7 @@ ZOO = tuple(
         ),
         (
             "show",
+            "ShowConfig",
             "list:show",
             ("name",),
             "qwen2-moe-tiny/stride",
@@ -233,6 +244,7 @@ ZOO = tuple(
         ),
         (
             "verify",
+            "VerifyEntryConfig",
             "list:verify",
             ("name",),
             "qwen2-moe-tiny/stride",
@@ -240,6 +252,7 @@ ZOO = tuple(
         ),
         (
             "compare",
+            "CompareConfig",
             "list:compare",
             ("name", "other"),
             "qwen2-moe-tiny/residual qwen2-moe-tiny/stride",
@@ -247,6 +260,7 @@ ZOO = tuple(
         ),
         (
             "score",
+            "train.config:ScoreConfig",
             "train.score:score",
             ("name",),
             "qwen2-moe-tiny/residual data=jsonl data.path=prompts.jsonl",
@@ -254,6 +268,7 @@ ZOO = tuple(
         ),
         (
             "promote",
+            "PromoteConfig",
             "publish:promote",
             ("name", "alias"),
             "qwen2-moe-tiny/stride@candidate production max_drop=0.01",
@@ -261,6 +276,7 @@ ZOO = tuple(
         ),
         (
             "pull",
+            "runtime.commands.config:PullForSystemConfig",
             "runtime.commands.pull:run",
             ("name",),
             "qwen2-moe-tiny zoo=https://example.org/zoo",
@@ -268,6 +284,7 @@ ZOO = tuple(
         ),
         (
             "lock",
+            "LockConfig",
             "pull:lock",
             (),
             "names=qwen2-moe-tiny/stride",
@@ -275,6 +292,7 @@ ZOO = tuple(
         ),
         (
             "push",
+            "PushConfig",
             "publish:push",
             ("path",),
             "runs/mine zoo=hf://ORG/NAME",
@@ -282,6 +300,7 @@ ZOO = tuple(
         ),
         (
             "sign",
+            "SignConfig",
             "publish:sign",
             ("path",),
             "runs/mine/entries/stride key=private.pem",
@@ -289,6 +308,7 @@ ZOO = tuple(
         ),
         (
             "index",
+            "IndexConfig",
             "publish:index",
             ("path",),
             "runs/mine/entries output=zoo",
@@ -296,12 +316,20 @@ ZOO = tuple(
         ),
         (
             "rm",
+            "RemoveConfig",
             "publish:remove",
             ("name",),
             "qwen2-moe-tiny/stride",
             "Removes an entry, or a version of it, from a zoo.",
         ),
-        ("gc", "publish:collect_garbage", (), "", "Removes the files that no entry references."),
+        (
+            "gc",
+            "CollectGarbageConfig",
+            "publish:collect_garbage",
+            (),
+            "",
+            "Removes the files that no entry references.",
+        ),
     )
 )
 

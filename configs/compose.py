@@ -1,174 +1,194 @@
-"""Composes `key=value` arguments to one typed configuration.
+"""Merges options to one typed configuration, and lists the choices of its groups.
 
-Hydra composes; its error messages are replaced by one line with the choices and the closest one.
+Each layer lies over those before it: the defaults of the dataclass, the choices of its groups
+(`configs/GROUP/NAME.yaml`), files of options, the command line.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from copy import deepcopy
-from dataclasses import dataclass
-from functools import cache
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_origin
 
-from hydra import compose, initialize_config_dir
-from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
-
-from configs.choices import (
-    FOLDER,
-    check_choices,
-    compose_choices,
-    find_choice,
-    group_choices,
-    multi_choice_defaults,
-)
-from configs.errors import ConfigError, unknown_option
-from configs.model_choice import GROUP as MODEL
-from configs.model_choice import choose_model
-from configs.options import Option, read_options
-from configs.schema import (
+from configs.arguments import Option, read_options
+from configs.model_choice import MODEL, choose_model
+from predictors.config import ALL, GROUP, ChoiceGroup
+from predictors.errors import ConfigError, unknown, unknown_option
+from predictors.files import expand_home, path_exists
+from predictors.typed_values import (
+    build,
+    default_values,
+    field_types,
+    is_text,
     option_keys,
     option_type,
-    register_schemas,
+    set_value,
+    union_members,
 )
-from configs.typed import Texts, build_config, plain_values
-from configs.values import set_option
+from predictors.yaml_values import read_yaml
+from runtime.presets import choice_names, is_variant, read_choice
+
+Schema = TypeVar("Schema")
+
+LARGEST_SEED = 2**32 - 1
+"""Lightning takes no larger one."""
+SUFFIXES = (".jsonl", ".json", ".txt", ".md", ".csv", ".yaml", ".yml")
+"""Endings of a file's name; a choice may have a dot too."""
 
 
-@dataclass(frozen=True)
-class ConfigGroups:
-    chosen: dict[str, str]
-    """Group to its default choice. A group that is used for a second key (`data@shifted` in Hydra)
-    is named by that key."""
-    choices: dict[str, list[str]]
-    """Group to its choices."""
-    hydra_names: dict[str, str]
-    """Group to its name in Hydra."""
+def find_groups(schema: type) -> dict[str, ChoiceGroup]:
+    """Returns the options of a dataclass that are chosen by name."""
+    return {
+        field.name: field.metadata[GROUP] for field in fields(schema) if GROUP in field.metadata
+    }
 
 
-@contextmanager
-def config_errors() -> Iterator[None]:
-    """Translates the errors of Hydra and OmegaConf to ConfigError."""
-    try:
-        yield
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(one_line(error)) from error
+def takes_several(schema: type, key: str) -> bool:
+    return get_origin(field_types(schema)[key]) is list
 
 
-def full_key(error: BaseException) -> str:
-    """Returns the dotted key that a Hydra or OmegaConf message is about; empty if it names none."""
-    lines = map(str.strip, str(error.__cause__ or error).splitlines())
-    return next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key:")), ""
-    )
-
-
-def one_line(error: BaseException) -> str:
-    """Returns the message of a Hydra or OmegaConf error with the key and the file it is about."""
-    # The cause of an error of the grammar has no message.
-    causes = [error.__cause__, error]
-    text = next(text for text in map(str, causes) if text.strip() not in ("", "None"))
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    key = full_key(error)
-    # "In 'data/mine': ValidationError raised while composing config:" has the reason below it.
-    message = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
-    return f"{key}: {message}" if key else message
-
-
-def compose_defaults(root: str) -> tuple[DictConfig, ConfigGroups]:
-    """Returns the root configuration as it is without arguments, and its groups."""
-    composed, groups = compose_root(root, FOLDER)
-    return deepcopy(composed), groups
-
-
-@cache
-def compose_root(
-    root: str, folder: Path, selections: tuple[str, ...] = ()
-) -> tuple[DictConfig, ConfigGroups]:
-    """Composes a root configuration with other choices of groups, `GROUP=CHOICE`.
-
-    Hydra takes a tenth of a second and more, and one command needs the same configuration several
-    times: for the types of its options, for each run of a sweep. Who changes it copies it first.
-    """
-    register_schemas(root)
-    with config_errors(), initialize_config_dir(config_dir=str(folder), version_base="1.3"):
-        composed = compose(root, overrides=list(selections), return_hydra_config=True)
-    chosen, choices, names = {}, {}, {}
-    for name, choice in composed.hydra.runtime.choices.items():
-        if name.startswith("hydra/"):
-            continue
-        hydra_group, _, key = name.partition("@")
-        group = key or hydra_group
-        chosen[group], names[group] = str(choice), name
-        choices[group] = group_choices(hydra_group)
-    with open_dict(composed):
-        del composed["hydra"]
-    return composed, ConfigGroups(chosen, choices, names)
+def compose_defaults(
+    schema: type, chosen: Mapping[str, Sequence[str]] | None = None
+) -> dict[str, Any]:
+    """Returns the values of a dataclass with the choices of its groups, by default its own."""
+    values, chosen = default_values(schema), chosen or {}
+    for key, group in find_groups(schema).items():
+        declared = field_types(schema)[key]
+        if takes_several(schema, key):
+            names = chosen.get(key) or split_choices(group.folder, group.default)
+            each = get_args(declared)[0]
+            values[key] = [read_choice(group.folder, name, each) for name in names]
+        elif key in chosen:
+            values[key] = read_choice(group.folder, chosen[key][0], declared)
+        else:
+            values[key] = read_choice(group.folder, group.default, declared)
+        if not takes_several(schema, key):
+            values[key] |= group.values
+    return values
 
 
 def compose_typed(
-    root: str, arguments: Sequence[str], files: Sequence[Path] = ()
-) -> tuple[Any, dict[str, Any]]:
-    """Composes options; returns the root's dataclass and the tree of plain values for the record.
+    schema: type[Schema], arguments: Sequence[str], files: Sequence[Path] = ()
+) -> tuple[Schema, dict[str, Any]]:
+    """Composes options; returns the dataclass and the tree of its plain values for the record.
 
-    Options of the command line override those of YAML files. There, the value of an option of type
-    text or path is the text after the first `=`, as it stands, so that a prompt may contain commas,
-    quotes, brackets and `${...}`. A list of words is separated by commas, and so are the choices of
-    an option that takes several of a group (`list[SystemConfig]`). All other values follow Hydra's
-    grammar.
+    On the command line, the value of an option of type text or path is the text after the first
+    `=`, as it stands, so that a prompt may contain commas, quotes and brackets. A list of words is
+    separated by commas, and so are the choices of an option that takes several of a group. Lists in
+    brackets and dictionaries are YAML.
 
     Raises ConfigError if an option does not match the schema.
     """
-    _, groups = compose_root(root, FOLDER)
+    groups = find_groups(schema)
     options = read_options(arguments, files)
-    if MODEL in groups.chosen:
-        options = choose_model(options, groups.choices[MODEL])
-    chosen = {}
+    identity = None
+    if MODEL in groups and not takes_several(schema, MODEL):
+        options, identity = choose_model(options, choice_names(groups[MODEL].folder))
+    chosen: dict[str, Sequence[str]] = {}
     for option in options:
-        if option.key in groups.chosen:
-            with named_file(option):
-                chosen[option.key] = find_choice(option, groups.choices[option.key])
-    selections = tuple(f"{groups.hydra_names[key]}={name}" for key, name in chosen.items())
-    base = deepcopy(compose_root(root, FOLDER, selections)[0])
-    texts: Texts = {}
-    with config_errors():
-        several = multi_choice_defaults(root)
-        for option in options:
-            if option.key in chosen:
-                continue
-            with named_file(option):
-                kind = declared_type(base, option.key, groups)
-                if option.key in several:
-                    several[option.key] = option.text
-                    check_choices(option.key, option.text)
-                else:
-                    set_option(base, option, kind, texts)
-        for key, value in several.items():
-            OmegaConf.update(base, key, compose_choices(key, value))
-        return build_config(base, texts), plain_values(base, texts)
+        if option.key in groups:
+            with_source(option, choose, chosen, schema, groups[option.key], option)
+    values = compose_defaults(schema, chosen)
+    if identity is not None:
+        values[MODEL] = default_values(declared_type(schema, MODEL)) | identity
+    for option in options:
+        if option.key not in groups:
+            with_source(option, set_option, values, schema, option)
+    config = build(schema, values)
+    if not 0 <= values.get("seed", 0) <= LARGEST_SEED:
+        raise ConfigError(f"seed={values['seed']}: must be from 0 to {LARGEST_SEED}")
+    return config, values
 
 
-@contextmanager
-def named_file(option: Option) -> Iterator[None]:
-    """Adds the file's name to the errors of an option that is from a file."""
+def with_source(option: Option, apply: Any, *arguments: Any) -> None:
+    """Applies an option, with the name of its file in errors."""
     try:
-        yield
+        apply(*arguments)
     except ConfigError as error:
         raise ConfigError(f"{option.file}: {error}" if option.file else str(error)) from error
     except RecursionError as error:
         raise ConfigError(f"{option.key}: its values are nested too deeply") from error
-    except (HydraException, OmegaConfBaseException) as error:
-        if not option.file:
-            raise
-        raise ConfigError(f"{option.file}: {one_line(error)}") from error
 
 
-def declared_type(config: DictConfig, key: str, groups: ConfigGroups) -> Any:
+def set_option(values: dict[str, Any], schema: type, option: Option) -> None:
+    declared = declared_type(schema, option.key)
+    value = option.value
+    if option.file is None:
+        value = parse_text(option.key, value, declared)
+    set_value(values, schema, option.key, value)
+
+
+def declared_type(schema: type, key: str) -> Any:
     """Returns the type of an option; ConfigError has the closest one."""
     try:
-        return option_type(config, key)
+        return option_type(schema, key)
     except KeyError:
-        known = set(option_keys(config)) | set(groups.chosen)
+        known = {*option_keys(schema), *find_groups(schema)}
         raise ConfigError(unknown_option(key, known)) from None
+
+
+def parse_text(key: str, text: str, declared: Any) -> Any:
+    """Returns the value of a command line's text as a YAML file would have it."""
+    members = union_members(declared)
+    if text == "null" and NoneType in members:
+        return None
+    is_list = get_origin(declared) is list
+    if is_text(declared) or (is_list and not text.startswith("[")):
+        return text
+    if not is_list and declared is not Any and set(members) <= {bool, int, float, NoneType}:
+        return text
+    try:
+        return read_yaml(text)
+    except ValueError as error:
+        raise ConfigError(f"{key}={text[:200]}: {error}") from error
+
+
+def choose(
+    chosen: dict[str, Sequence[str]], schema: type, group: ChoiceGroup, option: Option
+) -> None:
+    """Notes the choices that an option names; ConfigError for one that does not exist."""
+    key, text = option.key, option.text
+    if takes_several(schema, key):
+        chosen[key] = split_choices(group.folder, text)
+    else:
+        check_choice(key, group.folder, text)
+        chosen[key] = [text]
+
+
+def split_choices(folder: str, names: str) -> list[str]:
+    """Returns the choices in `a,b` or `all`, which leaves out the variants of others."""
+    words = [word.strip() for word in names.split(",")]
+    if words == [ALL]:
+        return [name for name in choice_names(folder) if not is_variant(folder, name)]
+    for word in words:
+        check_choice(folder, folder, word, ALL)
+    return list(dict.fromkeys(words))
+
+
+def check_choice(key: str, folder: str, name: str, *also: str) -> None:
+    known = choice_names(folder)
+    if name not in known:
+        raise ConfigError(explain_path(key, name, folder) or unknown(key, name, [*known, *also]))
+
+
+def explain_path(key: str, value: str, folder: str) -> str | None:
+    """Returns the message for a path in place of a choice; None for another value."""
+    path, known = expand_home(value), ", ".join(choice_names(folder))
+    if not (os.sep in value or path.suffix in SUFFIXES or path_exists(path)):
+        return None
+    if path.suffix in (".yaml", ".yml"):
+        return (
+            f"{key}={value} is no choice. Give options in a file with --config {value} "
+            f"(keys such as {key}.name), on top of a choice: {known}"
+        )
+    if folder == "data":
+        suffixes = {".jsonl": "jsonl", ".json": "jsonl"}
+        kind = suffixes.get(path.suffix, "text" if path.suffix or path_exists(path) else "hub")
+        return f"{key}={value} is a path: write {key}={kind} {key}.path={value}"
+    if folder == "predictor":
+        return (
+            f"predictor={value} is a path: this command takes a kind to train, {known}. "
+            f"A trained entry is for `generate predictor={value}`"
+        )
+    return f"{key}={value} is a path: {key} takes one of {known}"

@@ -1,31 +1,45 @@
 """Runs a command once or as a sweep, and records what it did."""
 
+import errno
 import gc
+import os
+import platform
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from datetime import UTC, datetime
 from difflib import get_close_matches
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from configs.arguments import Arguments, read_arguments
+from configs.arguments import Arguments, read_arguments, read_options
 from configs.command import Command
-from configs.compose import compose_defaults, compose_typed, declared_type
-from configs.errors import ConfigError
+from configs.compose import compose_typed, declared_type
 from configs.help import write_command_help, write_program_help
-from configs.invocation import Invocation
-from configs.options import read_options
-from configs.path_errors import explain_path_error
-from configs.run_record import default_run_dir, describe_run
-from configs.secrets import HIDDEN, secret_names
+from configs.invocation import HIDDEN, Invocation
 from configs.sweep import expand_sweep
-from configs.typed import flatten_values
-from predictors.errors import unknown
+from predictors.config import SECRET
+from predictors.errors import ConfigError, unknown
 from predictors.files import path_exists, write_json
+from predictors.origin import RESULT_PACKAGES, name_machine, package_versions, read_git_revision
 
 HELP = ("-h", "--help", "help")
 RUN_DIR = "run_dir"
 OK, USAGE = 0, 2
+CORRECTABLE = {
+    errno.EACCES,
+    errno.EEXIST,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EPERM,
+    errno.EROFS,
+}
+"""Errors about the path itself; others, such as EIO, are failures of the machine."""
 
 
 def run_command(program: str, commands: Sequence[Command], invocation: Invocation) -> int:
@@ -48,12 +62,13 @@ def run_command(program: str, commands: Sequence[Command], invocation: Invocatio
             refuse_misspelt(argv[0], table)
     else:
         raise ConfigError(unknown("command", argv[0], table))
-    invocation.protect(secret_names(command.config))
-    arguments = read_arguments(argv, command.positional, find_type=find_type_of(command))
+    schema = import_named(command.config)
+    invocation.protect([field.name for field in fields(schema) if SECRET in field.metadata])
+    arguments = read_arguments(argv, command.positional, find_type=partial(declared_type, schema))
     if arguments.help_topic is not None:
         others = [other for other in commands if other.name] if not command.name else []
         topic = arguments.help_topic
-        sys.stdout.write(write_command_help(called, command, topic, others=others))
+        sys.stdout.write(write_command_help(called, command, schema, topic, others=others))
         return OK
     invocation.resumes = command.resumes
     label = "-".join(filter(None, (program, command.name)))
@@ -70,16 +85,6 @@ def refuse_misspelt(word: str, table: Mapping[str, Command]) -> None:
         raise ConfigError(unknown("command", word, filter(None, table)))
 
 
-def find_type_of(command: Command) -> Callable[[str], Any]:
-    """Returns the function that finds the declared type of a command's option."""
-
-    def find_type(key: str) -> Any:
-        config, groups = compose_defaults(command.config)
-        return declared_type(config, key, groups)
-
-    return find_type
-
-
 def run_once(
     label: str,
     command: Command,
@@ -92,17 +97,18 @@ def run_once(
 
     `folder` is the run's in a sweep. Elsewhere it is `run_dir`, or a new one.
     """
-    config, tree = compose_typed(command.config, arguments.options, arguments.files)
+    schema = import_named(command.config)
+    config, tree = compose_typed(schema, arguments.options, arguments.files)
     folder = folder or config.run_dir
     if folder is None and command.keeps_run:
         folder = invocation.run_dir = default_run_dir(label)
-    config.run_dir = folder
+    config = replace(config, run_dir=folder)
     tree["run_dir"] = None if folder is None else str(folder)
-    invocation.add_secrets(flatten_values(tree))
+    invocation.add_secrets(list_leaves(tree))
     try:
         return run_recorded(label, command, arguments, invocation, config=config, tree=tree)
     except OSError as error:
-        message = explain_path_error(error, flatten_values(tree))
+        message = explain_path_error(error, list_leaves(tree))
         if message is None:
             raise
         raise ConfigError(message) from error
@@ -120,11 +126,11 @@ def run_recorded(
     """Runs a command with a typed configuration; writes run.json before it and results.json."""
     folder = config.run_dir
     if command.check:
-        import_function(command.check)(config)
+        import_named(command.check)(config)
     if command.resumes and folder is not None and folder == invocation.run_dir:
         # A kill leaves no time to say it.
         sys.stderr.write(f"run folder: {folder} (run_dir={folder} continues an interrupted run)\n")
-    run = import_function(command.run)
+    run = import_named(command.run)
     if folder is not None and command.records:
         names = invocation.secret_names or ()
         hidden = {name: HIDDEN for name in names if tree[name] is not None}
@@ -150,7 +156,7 @@ def run_sweep(label: str, command: Command, arguments: Arguments, invocation: In
         invocation.run_dir = folders[0]
     folder = folders[-1]
     varied = [option for option in arguments.options if not option.startswith(f"{RUN_DIR}=")]
-    jobs = expand_sweep(command.config, varied)
+    jobs = expand_sweep(import_named(command.config), varied)
     record = []
     for number, job in enumerate(jobs):
         target = folder / str(number)
@@ -162,17 +168,84 @@ def run_sweep(label: str, command: Command, arguments: Arguments, invocation: In
         write_json(folder / "sweep.json", record)
 
 
-def import_function(path: str) -> Callable[..., Any]:
-    """Returns the function that `package.module:function` names.
+def list_leaves(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the dotted keys and values of the leaves of plain dictionaries and lists."""
+    if isinstance(values, Mapping):
+        for name, value in values.items():
+            yield from list_leaves(value, f"{key}.{name}" if key else str(name))
+    elif isinstance(values, list):
+        for value in values:
+            yield from list_leaves(value, key)
+    else:
+        yield key, values
+
+
+def default_run_dir(command: str) -> Path:
+    """Returns runs/COMMAND/TIME, numbered if two runs start within one second."""
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    folder = Path("runs", command, stamp)
+    number = 1
+    while folder.exists():
+        number += 1
+        folder = Path("runs", command, f"{stamp}-{number}")
+    return folder
+
+
+def describe_run(
+    command: str, argv: Sequence[str], files: Sequence[Path], config: Any
+) -> dict[str, Any]:
+    """Returns the content of run.json; `config` is the resolved tree of plain values."""
+    return {
+        "command": command,
+        "argv": list(argv),
+        "config_files": list(map(str, files)),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seed": config["seed"],
+        "git_revision": read_git_revision(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu_count": os.cpu_count(),
+        "machine": name_machine(),
+        "versions": package_versions(RESULT_PACKAGES),
+        "config": config,
+    }
+
+
+def explain_path_error(error: OSError, options: Iterable[tuple[str, Any]]) -> str | None:
+    """Returns the message for an error about a path, with the option that named it or a parent.
+
+    None for an error of another kind.
+    """
+    if error.errno not in CORRECTABLE or not isinstance(error.filename, str | bytes):
+        return None
+    path = Path(os.path.abspath(os.fsdecode(error.filename)))  # noqa: PTH100
+    message = f"{os.fsdecode(error.filename)}: {error.strerror}"
+    named = [
+        (len(str(value)), f"{key}={value}")
+        for key, value in options
+        if isinstance(value, str | Path) and is_or_contains(str(value), path)
+    ]
+    return f"{max(named)[1]}: {message}" if named else message
+
+
+def is_or_contains(value: str, path: Path) -> bool:
+    if not value or "\0" in value:
+        return False
+    named = Path(os.path.abspath(os.path.expanduser(value)))  # noqa: PTH100, PTH111
+    return named == path or (value not in (".", "/") and named in path.parents)
+
+
+def import_named(path: str) -> Any:
+    """Returns what `package.module:name` names: a function, or a class.
 
     Imports make a million objects that stay: to look for garbage among them meanwhile finds none,
     and takes a tenth of the time.
     """
-    module, _, function = path.partition(":")
+    module, _, name = path.partition(":")
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        return getattr(import_module(module), function)
+        return getattr(import_module(module), name)
     finally:
         if was_enabled:
             gc.enable()

@@ -3,7 +3,7 @@
 import ast
 import inspect
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -11,15 +11,12 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin
 
-from omegaconf import DictConfig, OmegaConf
-
-from configs.choices import group_choices, multi_choice_defaults
 from configs.command import Command
-from configs.compose import compose_defaults
-from configs.errors import ConfigError, unknown_option
-from configs.model_choice import GROUP as MODEL
-from configs.schema import option_keys, option_type, union_members
+from configs.compose import compose_defaults, declared_type, find_groups, takes_several
+from configs.model_choice import MODEL
 from predictors.config import ALL, RunConfig
+from predictors.typed_values import field_types, is_schema, option_type, union_members
+from runtime.presets import choice_names
 
 WIDTH = 100
 INDENT = " " * 6
@@ -36,6 +33,8 @@ AMOUNTS = {
     "total_size": "a size",
 }
 """Options whose text is an amount of memory, such as 4GiB or 50%."""
+REQUIRED = "(required)"
+"""In place of a default."""
 ENDING = (
     "--config FILE reads options from a YAML file; those of the command line override them.",
     "With -m, several values (key=a,b) make one run of each combination.",
@@ -59,20 +58,26 @@ def list_commands(commands: Sequence[Command]) -> list[str]:
 
 
 def write_command_help(
-    called: str, command: Command, topic: str = "", *, others: Sequence[Command] = ()
+    called: str,
+    command: Command,
+    schema: type,
+    topic: str = "",
+    *,
+    others: Sequence[Command] = (),
 ) -> str:
     """Writes usage, an example and options with type, default and meaning.
 
     Args:
         called: the program as the user called it.
         command: the command.
+        schema: the dataclass of its options.
         topic: empty for the basic options, `all`, or an option or a group.
         others: commands of the same program, which has this one as its default.
 
     Raises:
         ConfigError: there is no option or group `topic`.
     """
-    page = CommandHelp(command)
+    page = CommandHelp(command, schema)
     usage = " ".join(filter(None, (called, command.name)))
     if topic and topic != ALL:
         return "\n".join([*page.describe(topic.replace("-", "_")), ""])
@@ -103,32 +108,31 @@ def write_command_help(
 class CommandHelp:
     """The options of one command."""
 
-    def __init__(self, command: Command):
-        self.command = command
-        self.config, self.groups = compose_defaults(command.config)
-        self.several = multi_choice_defaults(command.config)
+    def __init__(self, command: Command, schema: type):
+        self.command, self.schema = command, schema
+        self.groups = find_groups(schema)
+        self.values = compose_defaults(schema)
 
     def all_keys(self) -> list[str]:
         """Returns all options and groups in the order of the schema, the model first."""
-        keys = [key for key in map(str, self.config) if key not in EVERYWHERE]
-        return sorted(keys, key=lambda key: (key != MODEL, self.is_group(key)))
+        keys = [key for key in field_types(self.schema) if key not in EVERYWHERE]
+        return sorted(keys, key=lambda key: (key != MODEL, key in self.groups))
 
     def basic_keys(self) -> Sequence[str]:
         return self.command.basic or self.all_keys()
 
-    def is_group(self, key: str) -> bool:
-        return key in self.several or key in self.groups.chosen
-
     def summarise(self, key: str) -> list[str]:
         """Returns the lines of an option, or the choices of a group."""
-        if key in self.several:
-            choices = f"{', '.join(group_choices(key))}; several, or all = {self.several[key]}"
-        elif key in self.groups.chosen:
-            forms = "a folder, ORG/NAME, or " if key == MODEL else ""
-            choices = f"{forms}{', '.join(self.groups.choices[key])} = {self.groups.chosen[key]}"
-        else:
+        if key not in self.groups:
             return self.describe(key)
-        return [*wrap_choices(f"{key}  {choices}"), *wrap_meaning(self.meaning(key))]
+        group = self.groups[key]
+        choices = ", ".join(choice_names(group.folder))
+        if takes_several(self.schema, key):
+            choices += "; several, or all"
+        elif key == MODEL:
+            choices = f"a folder, ORG/NAME, or {choices}"
+        text = f"{key}  {choices} = {group.default}"
+        return [*wrap_choices(text), *wrap_meaning(find_meaning(self.schema, key))]
 
     def describe(self, key: str) -> list[str]:
         """Returns the lines of an option, or the choices and the options of a group.
@@ -136,33 +140,31 @@ class CommandHelp:
         Raises:
             ConfigError: there is none of this name.
         """
-        try:
-            option_type(self.config, key)
-        except KeyError:
-            known = {*option_keys(self.config), *self.groups.chosen}
-            raise ConfigError(unknown_option(key, known)) from None
-        lines = self.summarise(key) if self.is_group(key) else []
-        return lines if key in self.several else [*lines, *self.format_node(key)]
+        declared_type(self.schema, key)
+        lines = self.summarise(key) if key in self.groups else []
+        if key in self.groups and takes_several(self.schema, key):
+            return lines
+        return [*lines, *self.format_option(key)]
 
-    def format_node(self, key: str) -> Iterator[str]:
+    def format_option(self, key: str) -> Iterator[str]:
         """Yields `key  type = default` and the meaning of an option, or of those of a group."""
-        parent, _, name = key.rpartition(".")
-        config = OmegaConf.select(self.config, parent) if parent else self.config
-        node = config._get_node(name)
-        if isinstance(node, DictConfig) and is_dataclass(OmegaConf.get_type(node)):
-            for part in map(str, node):
-                yield from self.format_node(f"{key}.{part}")
+        declared = option_type(self.schema, key)
+        if is_schema(declared):
+            for part in field_types(declared):
+                yield from self.format_option(f"{key}.{part}")
             return
-        kind = describe_type(name, option_type(self.config, key))
-        yield f"  {key}  {kind} {default_text(config, name)}".rstrip()
-        yield from wrap_meaning(self.meaning(key))
+        name = key.rpartition(".")[2]
+        default = default_text(self.values, key)
+        default = f"= {default}" if default and default != REQUIRED else default
+        yield f"  {key}  {describe_type(name, declared)} {default}".rstrip()
+        yield from wrap_meaning(find_meaning(self.schema, key))
 
-    def meaning(self, key: str) -> str:
-        """Returns the docstring of an option."""
-        parent, _, name = key.rpartition(".")
-        config = OmegaConf.select(self.config, parent) if parent else self.config
-        schema = OmegaConf.get_type(config)
-        return field_docstrings(schema).get(name, "") if is_dataclass(schema) else ""
+
+def find_meaning(schema: type, key: str) -> str:
+    """Returns the docstring of an option."""
+    parent, _, name = key.rpartition(".")
+    owner = option_type(schema, parent) if parent else schema
+    return field_docstrings(owner).get(name, "") if is_schema(owner) else ""
 
 
 def wrap_choices(text: str) -> list[str]:
@@ -192,20 +194,18 @@ def describe_type(name: str, declared: Any) -> str:
     return " or ".join(words)
 
 
-def default_text(config: DictConfig, key: str) -> str:
+def default_text(values: Mapping[str, Any], key: str) -> str:
     """Returns the default of an option as the user would write it."""
-    if OmegaConf.is_missing(config, key):
-        return "(required)"
-    value: Any = config[key]
-    if OmegaConf.is_config(value):
-        value = OmegaConf.to_container(value)
+    value: Any = values
+    for part in key.split("."):
+        if part not in value:
+            return REQUIRED
+        value = value[part]
     if isinstance(value, list):
         value = ",".join(map(str, value)) or None
-    if isinstance(value, Enum):
-        value = value.value
     if isinstance(value, bool):
         value = str(value).lower()
-    return "" if value is None or value == {} else f"= {value}"
+    return "" if value is None or value == {} else str(value)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Expands the comma lists and ranges of `-m` to the options of each run."""
+"""Expands the comma lists of `-m` to the options of each run."""
 
 import itertools
 import math
@@ -6,91 +6,44 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import (
-    Glob,
-    IntervalSweep,
-    Override,
-    QuotedString,
-    RangeSweep,
-    Transformer,
-)
-from hydra.errors import HydraException
-
-from configs.compose import compose_defaults, declared_type, one_line
-from configs.errors import ConfigError
-from configs.values import is_text
+from configs.compose import declared_type
+from predictors.errors import ConfigError
+from predictors.typed_values import is_text
 
 MOST_RUNS = 10_000
 """Runs of one sweep at most: more are a slip of the keyboard, and would not fit in memory."""
 
-QUOTES = ("'", '"')
-WORD = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^,\s'"](?:[^,]*[^,\s])?""")
-"""A text between commas, which quotes may enclose."""
+WORD = re.compile(r"""\s*(?:'((?:\\.|[^'\\])*)'|"((?:\\.|[^"\\])*)"|([^,]*?))\s*,""", re.DOTALL)
+"""A text and the comma after it, which quotes may enclose."""
 
 
-def expand_sweep(root: str, arguments: Sequence[str]) -> list[list[str]]:
-    """Returns every combination of the comma lists and ranges in the arguments (Hydra's grid).
+def expand_sweep(schema: type, options: Sequence[str]) -> list[list[str]]:
+    """Returns every combination of the comma lists in the options.
 
-    In a text, quotes keep commas together, and are then no part of it: `prompt='a, b'`. Any other
-    text that is no list stays as it stands.
+    In a text, quotes keep commas together, and are then no part of it: `prompt='a, b'`; elsewhere
+    brackets do: `logger=[csv,wandb]`.
 
     Raises:
-        ConfigError: a value that does not follow Hydra's grammar, or more than `MOST_RUNS` runs.
+        ConfigError: an unknown option, or more than `MOST_RUNS` runs.
     """
-    config, groups = compose_defaults(root)
-    axes = [
-        expand_option(argument, declared_type(config, key, groups))
-        for argument in arguments
-        for key in [argument.partition("=")[0]]
-    ]
-    check_number(math.prod(map(len, axes)))
+    axes = []
+    for option in options:
+        key, _, text = option.partition("=")
+        values = split_values(text, declared_type(schema, key))
+        axes.append([f"{key}={value}" for value in values])
+    if (num_runs := math.prod(map(len, axes))) > MOST_RUNS:
+        raise ConfigError(f"-m makes {num_runs:,} runs of these options; at most {MOST_RUNS:,}")
     return [list(combination) for combination in itertools.product(*axes)]
 
 
-def expand_option(argument: str, kind: Any) -> list[str]:
-    """Returns an option once for each of its values."""
-    key, _, text = argument.partition("=")
-    try:
-        override: Override = OverridesParser.create().parse_override(argument)
-        value: Any = override.value()
-        if not override.is_sweep_override():
-            quoted = is_text(kind) and isinstance(override._value, QuotedString)
-            return [f"{key}={value}"] if quoted else [argument]
-        if isinstance(value, Glob | IntervalSweep):
-            raise ConfigError(f"{key}={text}: a sweep takes values or a range: {key}=a,b")
-        if isinstance(value, RangeSweep):
-            check_number(range_length(argument, value))
-        elements = list(override.sweep_iterator())
-    except HydraException as error:
-        if is_text(kind):
-            return [argument]
-        raise ConfigError(f"{argument}: {one_line(error)}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{key}: its brackets are nested too deeply") from error
-    words = WORD.findall(text) if is_text(kind) else []
-    if len(words) == len(elements):
-        return [f"{key}={word if word[:1] not in QUOTES else word[1:-1]}" for word in words]
-    return [f"{key}={element_text(element, kind)}" for element in elements]
-
-
-def element_text(element: Any, kind: Any) -> str:
-    """Returns one value of a list as it would be written alone."""
-    if is_text(kind) and isinstance(element, QuotedString | str):
-        return element.text if isinstance(element, QuotedString) else element
-    return str(Transformer.str(element))
-
-
-def range_length(argument: str, values: RangeSweep) -> int:
-    """Returns the number of values of a range; ConfigError if it never ends."""
-    start, stop, step = values.start or 0, values.stop or 0, values.step
-    if not step or not all(map(math.isfinite, (start, stop, step))):
-        raise ConfigError(f"{argument}: this range has no end")
-    if isinstance(start, int) and isinstance(stop, int) and isinstance(step, int):
-        return len(range(start, stop, step)) if abs(stop - start) < 2**62 else 2**62
-    return max(0, math.ceil((stop - start) / step))
-
-
-def check_number(num_runs: int) -> None:
-    if num_runs > MOST_RUNS:
-        raise ConfigError(f"-m makes {num_runs:,} runs of these options; at most {MOST_RUNS:,}")
+def split_values(text: str, declared: Any) -> list[str]:
+    if is_text(declared):
+        return ["".join(parts) for parts in WORD.findall(f"{text},")]
+    values, depth = [""], 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth <= 0:
+            values.append("")
+        else:
+            values[-1] += character
+    return [value.strip() for value in values]

@@ -1,5 +1,6 @@
-"""Options of every command, and the schemas of the `predictor` group."""
+"""Options of every command and of predictors; options that are chosen by name."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,34 @@ from predictors.errors import PredictorError
 ALL = "all"
 """Stands for every kind."""
 
-SEVERAL = "several"
-"""Key of a field's metadata: the option takes several choices of the group of its name, `a,b` or
-`all`; the value is its default."""
+GROUP = "group"
+"""Key of a field's metadata: the `ChoiceGroup` that the option's values are chosen from."""
 
 SECRET = "secret"
 """Key of a field's metadata: the option's value must not be written to a file or log."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceGroup:
+    """Values with names: the files of `configs/FOLDER/`."""
+
+    folder: str
+    default: str
+    """The default choice; of several, names with commas between them, or `all`."""
+    values: Mapping[str, Any]
+    """Values over those of the default choice."""
+
+
+def chosen(schema: type, folder: str, default: str, **values: Any) -> Any:
+    """Declares the field of a dataclass whose values are chosen by name, `FIELD=NAME`."""
+    group = ChoiceGroup(folder=folder, default=default, values=values)
+    return field(default_factory=schema, metadata={GROUP: group})
+
+
+def several(folder: str, default: str = ALL) -> Any:
+    """Declares the field of a list that takes several choices, `FIELD=A,B` or `all`."""
+    group = ChoiceGroup(folder=folder, default=default, values={})
+    return field(default_factory=list, metadata={GROUP: group})
 
 
 @dataclass(kw_only=True)
@@ -44,6 +67,3 @@ class PredictorConfig:
     def __post_init__(self) -> None:
         if self.width < 1:
             raise PredictorError(f"predictor.width={self.width}: must be at least 1")
-
-
-SCHEMAS: dict[str, type] = {"predictor/base": PredictorConfig}

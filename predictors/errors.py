@@ -26,6 +26,19 @@ class PredictorError(MoecastError):
     """A predictor that does not exist, or was made for another model."""
 
 
+class ConfigError(MoecastError):
+    """An argument or a configuration file that does not match the command's schema."""
+
+
+def unknown_option(key: str, known: Iterable[str]) -> str:
+    """Returns the message for an option that does not exist, with the closest one."""
+    options = sorted(known)
+    nested = [option for option in options if option.endswith(f".{key}")]
+    close = nested[:1] or difflib.get_close_matches(key, options, n=1, cutoff=0.7)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return f"unknown option {key!r}.{hint} --help lists the options"
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """Returns the message for an unknown name, with the closest one and the choices.
 

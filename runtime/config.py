@@ -5,13 +5,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from predictors.config import RunConfig
+from predictors.config import RunConfig, chosen
 from predictors.errors import MoecastError
-
-MISSING: Any = "???"
-"""OmegaConf's value for a mandatory setting. Importing OmegaConf would take 3 MiB of every process
-that serves a model."""
-
 
 BUILTIN = "builtin"
 """The id of models that ship with the project."""
@@ -291,8 +286,8 @@ class StoreConfig:
 
 @dataclass(kw_only=True)
 class PackConfig(RunConfig):
-    model: ModelConfig = field(default_factory=ModelConfig)
-    output: Path = MISSING
+    model: ModelConfig = chosen(ModelConfig, "model", REFERENCE_MODEL)
+    output: Path
     """Folder to create; an interrupted run continues where it stopped."""
     quantise: Quantise = Quantise.NONE
     """Quantise experts to int8 or int4, which are multiplied as they are stored, or to four bits by
@@ -315,8 +310,8 @@ class PackConfig(RunConfig):
 class ServedConfig(RunConfig):
     """Settings of all commands that serve a model."""
 
-    model: ModelConfig = field(default_factory=ModelConfig)
-    system: SystemConfig = field(default_factory=SystemConfig)
+    model: ModelConfig = chosen(ModelConfig, "model", REFERENCE_MODEL)
+    system: SystemConfig = chosen(SystemConfig, "system", "moecast")
     store: StoreConfig = field(default_factory=StoreConfig)
     predictor: str | None = None
     """Kind (stride), zoo entry (NAME, NAME@ALIAS, NAME@DIGEST), folder of an entry, or run folder
@@ -398,7 +393,7 @@ class VerifyModelConfig(ServedConfig):
 
 @dataclass(kw_only=True)
 class DoctorConfig(RunConfig):
-    model: ModelConfig = field(default_factory=ModelConfig)
+    model: ModelConfig = chosen(ModelConfig, "model", REFERENCE_MODEL)
     predictor: str | None = None
     """Zoo entry or folder for the budget sweep of `promoe`; none: the next layer's router."""
     budget: list[str] = field(default_factory=lambda: ["10%", "25%", "50%", "75%", "100%"])
@@ -418,9 +413,9 @@ class DoctorConfig(RunConfig):
 
 @dataclass(kw_only=True)
 class InflateConfig(RunConfig):
-    model: ModelConfig = field(default_factory=ModelConfig)
+    model: ModelConfig = chosen(ModelConfig, "model", REFERENCE_MODEL)
     """Experts are stored in its dtype: a slot then has as many bytes as the file."""
-    output: Path = MISSING
+    output: Path
     """Folder for the new checkpoint."""
     expert_size: str | None = None
     """Minimum size of each expert (8MiB); rounded up to whole neurons."""
@@ -434,17 +429,5 @@ class InflateConfig(RunConfig):
                 "for example expert_size=8MiB"
             )
 
-
-SCHEMAS: dict[str, type] = {
-    "model/base": ModelConfig,
-    "system/base": SystemConfig,
-    "hardware/base": HardwareConfig,
-    "shape/base": ShapeConfig,
-    "generate": GenerateConfig,
-    "verify": VerifyModelConfig,
-    "inflate": InflateConfig,
-    "doctor": DoctorConfig,
-    "pack": PackConfig,
-}
 
 BUILTIN_MODELS = Path(__file__).parent / "models"

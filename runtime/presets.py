@@ -1,20 +1,22 @@
-"""Reads the presets of `configs`: systems, models, machines and shapes, which are defined there.
+"""Reads the choices of `configs/GROUP/NAME.yaml`: systems, models, machines, shapes and others.
 
 They are what `system=NAME` and `model=NAME` mean on the command line, and in Python.
 """
 
-from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from predictors.errors import MoecastError, unknown
+from predictors.errors import ConfigError, MoecastError, unknown
 from predictors.files import expand_home
+from predictors.typed_values import build, default_values, set_value
+from predictors.yaml_values import read_yaml
 from runtime.config import GGUF, HardwareConfig, ModelConfig, ShapeConfig, SystemConfig
 from runtime.errors import CheckpointError
 
 FOLDER = Path(__file__).resolve().parents[1] / "configs"
+EXTENDS = "extends"
+"""Key of a file whose values are over those of another choice."""
 
 DEFAULT_SYSTEM = "moecast"
 """The system of commands that serve a model, and of `load`."""
@@ -25,11 +27,11 @@ PROMOE = "promoe"
 
 
 def system_names() -> list[str]:
-    return _names("system")
+    return choice_names("system")
 
 
 def model_names() -> list[str]:
-    return _names("model")
+    return choice_names("model")
 
 
 def load_system(name: str) -> SystemConfig:
@@ -38,7 +40,7 @@ def load_system(name: str) -> SystemConfig:
     Raises:
         MoecastError: There is no such system, or its file has an unknown key.
     """
-    return _read("system", name, SystemConfig)
+    return build(SystemConfig, read_choice("system", name, SystemConfig))
 
 
 def load_model_preset(name: str) -> ModelConfig:
@@ -47,7 +49,7 @@ def load_model_preset(name: str) -> ModelConfig:
     Raises:
         MoecastError: There is no such model, or its file has an unknown key.
     """
-    return _read("model", name, ModelConfig)
+    return build(ModelConfig, read_choice("model", name, ModelConfig))
 
 
 def load_hardware(name: str) -> HardwareConfig:
@@ -56,7 +58,7 @@ def load_hardware(name: str) -> HardwareConfig:
     Raises:
         MoecastError: There is no such machine, or its file has an unknown key.
     """
-    return _read("hardware", name, HardwareConfig)
+    return build(HardwareConfig, read_choice("hardware", name, HardwareConfig))
 
 
 def load_shape(name: str) -> ShapeConfig:
@@ -65,7 +67,7 @@ def load_shape(name: str) -> ShapeConfig:
     Raises:
         MoecastError: There is no such shape, or its file has an unknown key.
     """
-    return _read("shape", name, ShapeConfig)
+    return build(ShapeConfig, read_choice("shape", name, ShapeConfig))
 
 
 def find_model(model: str | Path) -> ModelConfig:
@@ -99,28 +101,36 @@ def describe_choice(model: ModelConfig) -> str:
     return name if model.dtype == usual else f"{name} model.dtype={model.dtype}"
 
 
-def _names(group: str) -> list[str]:
+def choice_names(group: str) -> list[str]:
     return sorted(path.stem for path in (FOLDER / group).glob("*.yaml"))
 
 
-def _read_values(group: str, name: str) -> dict[str, Any]:
-    """Returns a preset's values over those of the preset that it builds on, as Hydra does."""
-    values: dict[str, Any] = yaml.safe_load((FOLDER / group / f"{name}.yaml").read_text())
-    for default in values.pop("defaults", []):
-        if not default.startswith("/"):  # else the schema, which checks the keys below
-            values = {**_read_values(group, default), **values}
+def is_variant(group: str, name: str) -> bool:
+    """Whether a choice's file extends that of another choice."""
+    return EXTENDS in _read_file(group, name)
+
+
+def read_choice(group: str, name: str, schema: type) -> dict[str, Any]:
+    """Returns all values of a choice, checked: its own over those of the choice that it extends.
+
+    Raises:
+        MoecastError: There is no such choice, or its file does not match the schema.
+    """
+    if name not in (names := choice_names(group)):
+        raise MoecastError(unknown(group, name, names))
+    own = _read_file(group, name)
+    base = own.get(EXTENDS)
+    values = default_values(schema) if base is None else read_choice(group, base, schema)
+    try:
+        for key, value in own.items():
+            if key != EXTENDS:
+                set_value(values, schema, key, value)
+    except ConfigError as error:
+        raise ConfigError(f"{name}.yaml: {error}") from error
     return values
 
 
-def _read(group: str, name: str, schema: Any) -> Any:
-    names = _names(group)
-    if name not in names:
-        raise MoecastError(unknown(group, name, names))
-    values = _read_values(group, name)
-    types = {field.name: field.type for field in fields(schema)}
-    for key, value in values.items():
-        if key not in types:
-            raise MoecastError(f"{name}.yaml: {unknown('option', key, types)}")
-        if types[key] is float:
-            values[key] = float(value)  # PyYAML reads 32.0e9 as text, Hydra as a number
-    return schema(**values)
+@cache
+def _read_file(group: str, name: str) -> dict[str, Any]:
+    values: dict[str, Any] = read_yaml((FOLDER / group / f"{name}.yaml").read_text())
+    return values

@@ -4,13 +4,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from omegaconf import MISSING
-
 from collect.config import DataConfig
 from collect.launch.config import LauncherConfig
-from predictors.config import PredictorConfig, RunConfig
+from predictors.config import PredictorConfig, RunConfig, chosen
 from predictors.errors import MoecastError, unknown
-from runtime.config import HardwareConfig, ModelConfig, ShapeConfig, SystemConfig
+from runtime.config import REFERENCE_MODEL, HardwareConfig, ModelConfig, ShapeConfig, SystemConfig
 from train.tracking.config import LoggerKind, WandbConfig
 
 
@@ -23,19 +21,22 @@ class Loss(StrEnum):
 
 @dataclass(kw_only=True)
 class TrainConfig(RunConfig):
-    model: ModelConfig = field(default_factory=ModelConfig)
-    data: DataConfig = field(default_factory=DataConfig)
-    predictor: PredictorConfig = field(default_factory=PredictorConfig)
-    system: SystemConfig = field(default_factory=SystemConfig)
-    hardware: HardwareConfig = field(default_factory=HardwareConfig)
-    other_hardware: HardwareConfig = field(default_factory=HardwareConfig)
-    shape: ShapeConfig = field(default_factory=ShapeConfig)
+    model: ModelConfig = chosen(ModelConfig, "model", REFERENCE_MODEL)
+    data: DataConfig = chosen(DataConfig, "data", "pydocs")
+    predictor: PredictorConfig = chosen(PredictorConfig, "predictor", "residual")
+    system: SystemConfig = chosen(SystemConfig, "system", "promoe")
+    hardware: HardwareConfig = chosen(HardwareConfig, "hardware", "rtx4090-pcie4")
+    other_hardware: HardwareConfig = chosen(HardwareConfig, "hardware", "desktop-nvme4")
+    shape: ShapeConfig = chosen(ShapeConfig, "shape", "qwen1.5-moe")
     wandb: WandbConfig = field(default_factory=WandbConfig)
-    launcher: LauncherConfig = field(default_factory=LauncherConfig)
+    launcher: LauncherConfig = chosen(LauncherConfig, "launcher", "local")
     trace: str | None = None
     """Folder or address of a finished trace. Default: runs/traces/MODEL/DATA, recorded if it is
     missing."""
-    shifted: DataConfig = field(default_factory=DataConfig)
+    shifted: DataConfig = chosen(
+        DataConfig, "data", "pysource", num_prompts=64, max_prompt_tokens=128, max_new_tokens=16
+    )
+    """To score on, not to learn from: a fraction of the prompts will do."""
     shifted_trace: str | None = None
     """The same for prompts of another distribution, on which predictors are scored too."""
     score_shifted: bool = True
@@ -118,16 +119,16 @@ class ReportConfig(RunConfig):
 
 @dataclass(kw_only=True)
 class ScoreConfig(RunConfig):
-    name: str = MISSING
+    name: str
     """NAME, NAME@latest, NAME@ALIAS, NAME@DIGEST, an entry's folder, or ZOO#NAME."""
-    model: ModelConfig = field(default_factory=ModelConfig)
-    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = chosen(ModelConfig, "model", REFERENCE_MODEL)
+    data: DataConfig = chosen(DataConfig, "data", "pydocs")
     trace: str | None = None
     """Folder or address of a finished trace. Default: runs/traces/MODEL/DATA, recorded if it is
     missing. All of its requests are scored; of the entry's own trace the held-out ones."""
-    system: SystemConfig = field(default_factory=SystemConfig)
-    hardware: HardwareConfig = field(default_factory=HardwareConfig)
-    shape: ShapeConfig = field(default_factory=ShapeConfig)
+    system: SystemConfig = chosen(SystemConfig, "system", "promoe")
+    hardware: HardwareConfig = chosen(HardwareConfig, "hardware", "rtx4090-pcie4")
+    shape: ShapeConfig = chosen(ShapeConfig, "shape", "qwen1.5-moe")
     budget: str = "50%"
     """Memory for experts in the replay behind fetch_rate: a size or a share of all experts."""
     replay_tokens: int = 500
@@ -143,10 +144,3 @@ class ScoreConfig(RunConfig):
             raise MoecastError(f"replay_tokens={self.replay_tokens}: must be at least 1")
         if self.max_drop < 0:
             raise MoecastError(f"max_drop={self.max_drop}: must be 0 or more")
-
-
-SCHEMAS: dict[str, type] = {
-    "train": TrainConfig,
-    "zoo_score": ScoreConfig,
-    "report": ReportConfig,
-}

@@ -2,11 +2,11 @@
 
 import platform
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import OmegaConf
 
 from collect.config import SourceKind
 from collect.traces import Trace
@@ -54,10 +54,9 @@ def record_training(config: TrainConfig, trace: Trace) -> TrainingRecord:
 
 def resolved_options(config: TrainConfig) -> dict[str, Any]:
     """Returns the configuration as plain values that compose to the same configuration."""
-    tree = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
-    assert isinstance(tree, dict)
     left_out = {*DESTINATIONS, *SCORING}
-    return {str(key): hide_place(value) for key, value in tree.items() if key not in left_out}
+    values = asdict(config).items()
+    return {key: hide_place(value) for key, value in values if key not in left_out}
 
 
 def hide_place(value: Any) -> Any:

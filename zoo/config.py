@@ -7,8 +7,6 @@ are separated by commas.
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from omegaconf import MISSING
-
 from predictors.config import RunConfig
 from predictors.errors import MoecastError
 
@@ -27,13 +25,13 @@ class ListConfig(RunConfig):
 
 @dataclass(kw_only=True)
 class ShowConfig(RunConfig):
-    name: str = MISSING
+    name: str
     """NAME, NAME@latest, NAME@ALIAS, NAME@DIGEST, an entry's folder, or ZOO#NAME."""
 
 
 @dataclass(kw_only=True)
 class VerifyEntryConfig(RunConfig):
-    name: str = MISSING
+    name: str
     """NAME, NAME@latest, NAME@ALIAS, NAME@DIGEST, an entry's folder, or ZOO#NAME."""
     require_signature: Path | None = None
     """Public key (PEM) with which the entry must be signed."""
@@ -41,9 +39,9 @@ class VerifyEntryConfig(RunConfig):
 
 @dataclass(kw_only=True)
 class CompareConfig(RunConfig):
-    name: str = MISSING
+    name: str
     """Entry A: NAME, NAME@ALIAS, NAME@DIGEST, an entry's folder, or ZOO#NAME."""
-    other: str = MISSING
+    other: str
     """Entry B, the same way. Differences are B less A."""
     json: bool = False
     """Print JSON instead of the tables."""
@@ -51,9 +49,9 @@ class CompareConfig(RunConfig):
 
 @dataclass(kw_only=True)
 class PromoteConfig(RunConfig):
-    name: str = MISSING
+    name: str
     """The version to promote: NAME, NAME@ALIAS or NAME@DIGEST."""
-    alias: str = MISSING
+    alias: str
     """Name that it gets, such as candidate or production."""
     max_drop: float = 0.01
     """Refuse if a held-out metric is lower by more than this than that of the version which has the
@@ -95,7 +93,7 @@ class PullConfig(RunConfig):
 
 @dataclass(kw_only=True)
 class PushConfig(RunConfig):
-    path: Path = MISSING
+    path: Path
     """Folder of an entry or of several, or the run folder of `moecast train`: all its entries."""
     zoo: str | None = None
     """Zoo to publish in: a folder, `builtin`, s3:// or hf://; default: the pulled entries."""
@@ -107,7 +105,7 @@ class PushConfig(RunConfig):
 
 @dataclass(kw_only=True)
 class RemoveConfig(RunConfig):
-    name: str = MISSING
+    name: str
     """NAME for all its versions, NAME@ALIAS or NAME@DIGEST for one."""
     zoo: str | None = None
     """Zoo to remove it from; default: the pulled entries."""
@@ -134,7 +132,7 @@ class LockConfig(RunConfig):
 
 @dataclass(kw_only=True)
 class IndexConfig(RunConfig):
-    path: Path = MISSING
+    path: Path
     """Folder that contains entries, at any depth."""
     output: Path | None = None
     """Folder of the zoo, to be served; default: `path`."""
@@ -144,22 +142,7 @@ class IndexConfig(RunConfig):
 
 @dataclass(kw_only=True)
 class SignConfig(RunConfig):
-    path: Path = MISSING
+    path: Path
     """Folder of the entry."""
-    key: Path = MISSING
+    key: Path
     """Private key (PEM, elliptic curve)."""
-
-
-SCHEMAS: dict[str, type] = {
-    "zoo_list": ListConfig,
-    "zoo_show": ShowConfig,
-    "zoo_verify": VerifyEntryConfig,
-    "zoo_compare": CompareConfig,
-    "zoo_promote": PromoteConfig,
-    "zoo_push": PushConfig,
-    "zoo_rm": RemoveConfig,
-    "zoo_gc": CollectGarbageConfig,
-    "zoo_lock": LockConfig,
-    "zoo_index": IndexConfig,
-    "zoo_sign": SignConfig,
-}

@@ -61,6 +61,3 @@ class LauncherConfig:
     def is_in_process(self) -> bool:
         """True if the command does the work itself, without workers."""
         return self.kind is LauncherKind.LOCAL and self.workers == 1
-
-
-SCHEMAS: dict[str, type] = {"launcher/base": LauncherConfig}

@@ -1,15 +1,13 @@
 """Options of `moecast zoo pull`."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from predictors.config import chosen
 from runtime.config import SystemConfig
 from zoo.config import PullConfig
 
 
 @dataclass(kw_only=True)
 class PullForSystemConfig(PullConfig):
-    system: SystemConfig = field(default_factory=SystemConfig)
+    system: SystemConfig = chosen(SystemConfig, "system", "moecast")
     """The system whose predictors are pulled where `name` is a model's."""
-
-
-SCHEMAS: dict[str, type] = {"zoo_pull": PullForSystemConfig}

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from predictors.config import chosen
 from predictors.errors import MoecastError
-from runtime.config import AUTO, MISSING, ServedConfig
+from runtime.config import AUTO, ServedConfig, SystemConfig
 
 
 @dataclass(kw_only=True)
@@ -106,10 +107,11 @@ class GroupConfig:
 
 @dataclass(kw_only=True)
 class BatchConfig(GroupConfig, ServedConfig):
-    input: Path = MISSING
+    system: SystemConfig = chosen(SystemConfig, "system", "klotski")
+    input: Path
     """Prompts, one JSON object per line: `prompt` (text), `messages` or `tokens` (ids), and
     optionally `id` and `max_new_tokens`."""
-    output: Path = MISSING
+    output: Path
     """Results, one line per finished prompt: id, text, tokens, finish_reason. The same command
     resumes an interrupted run."""
     overwrite: bool = False
@@ -147,6 +149,3 @@ def check_output(input_file: Path, output: Path) -> None:
             raise MoecastError(
                 f"output={output} would overwrite input={input_file}: give another output"
             )
-
-
-SCHEMAS: dict[str, type] = {"chat": ChatConfig, "batch": BatchConfig}

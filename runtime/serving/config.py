@@ -148,6 +148,3 @@ def is_loopback(host: str) -> bool:
 class MonitorConfig(RunConfig):
     output: Path = Path("monitoring")
     """Folder for the files, which must not be there yet."""
-
-
-SCHEMAS: dict[str, type] = {"serve": ServeConfig, "monitor": MonitorConfig}

@@ -1,97 +1,121 @@
-"""Writes the reference of all commands and options from their schemas."""
+"""Writes the reference of all commands and options from the dataclasses that declare them."""
 
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, field
 from typing import Any
-
-from omegaconf import DictConfig, OmegaConf
 
 from configs.command import Command
 from configs.commands import PROGRAMS
-from configs.compose import compose_defaults
-from configs.help import default_text, describe_type, field_docstrings
-from configs.schema import option_type
+from configs.compose import compose_defaults, find_groups, takes_several
+from configs.execution import import_named
+from configs.help import EVERYWHERE, REQUIRED, default_text, describe_type, find_meaning
 from moecast.command import COMMANDS
-from predictors.config import SEVERAL, RunConfig
+from predictors.config import RunConfig
+from predictors.typed_values import default_values, field_types, is_schema, option_keys, option_type
+from runtime.presets import choice_names
 
-EVERYWHERE = [field.name for field in fields(RunConfig)]
-HEAD = ["| option | default | meaning |", "|---|---|---|"]
 
-OptionGroups = dict[str, tuple[DictConfig, list[str]]]
-"""By the name under which a group is described: its options and its choices."""
+@dataclass(kw_only=True)
+class CommandOptions:
+    called: str
+    command: Command
+    own: dict[str, str] = field(default_factory=dict)
+    """Name of each option to its row."""
+    groups: list[str] = field(default_factory=list)
+    """Each group with its default."""
 
 
 def render_commands() -> str:
-    """Returns the sections of all commands, of the groups that they share, and of all programs."""
-    groups: OptionGroups = {}
+    """Returns the sections of all commands, of what they share, and of all programs.
+
+    An option that is the same for several commands is described once.
+    """
+    described: dict[str, type] = {}
+    sections = {
+        heading: [
+            read_options(f"moecast {called}", command, described)
+            for name, (program, _) in rows.items()
+            for called, command in named_commands(name, program)
+        ]
+        for heading, rows in COMMANDS.items()
+    }
+    counts = Counter(
+        row for commands in sections.values() for one in commands for row in one.own.values()
+    )
     lines: list[str] = []
-    for heading, rows in COMMANDS.items():
+    for heading, commands in sections.items():
         lines += [f"## {heading}", ""]
-        for name, (program, _) in rows.items():
-            commands = PROGRAMS[program]
-            if program == "runtime":
-                commands = tuple(command for command in commands if command.name == name)
-            for command in commands:
-                called = name if program == "runtime" else f"{name} {command.name}".strip()
-                lines += render_command(f"moecast {called}", command, groups)
+        for one in commands:
+            lines += render_command(one, counts)
+    shared = {
+        row: name
+        for commands in sections.values()
+        for one in commands
+        for name, row in one.own.items()
+        if counts[row] > 1
+    }
+    lines += ["## Shared options", "", *sorted(shared), ""]
     lines += ["## Groups of options", ""]
     lines += [
         "A group is chosen by name (`model=olmoe`), and each of its options can be set on its own "
         "(`model.dtype=bfloat16`).",
         "",
     ]
-    for group in sorted(groups):
-        config, choices = groups[group]
-        lines += [f"### {group}", ""]
-        if choices:
+    for name in sorted(described):
+        lines += [f"### {name}", ""]
+        if choices := choice_names(name):
             lines += [f"Choices: {', '.join(f'`{choice}`' for choice in choices)}.", ""]
-        lines += [*HEAD, *option_rows(config, [str(key) for key in config], f"{group}."), ""]
-    config, _ = compose_defaults("generate")
-    lines += ["## Options of every command", "", *HEAD, *option_rows(config, EVERYWHERE)]
-    return "\n".join(lines) + "\n"
+        schema = described[name]
+        defaults = default_values(schema)
+        lines += [option_row(schema, defaults, key, name) for key in option_keys(schema)]
+        lines += [""]
+    defaults = default_values(RunConfig)
+    rows = [option_row(RunConfig, defaults, key) for key in EVERYWHERE]
+    return "\n".join([*lines, "## Options of every command", "", *rows]) + "\n"
 
 
-def render_command(called: str, command: Command, groups: OptionGroups) -> Iterator[str]:
-    """Yields a command's section; adds the groups that it uses to `groups`."""
-    config, chosen = compose_defaults(command.config)
-    schema = OmegaConf.get_type(config)
-    several = {field.name for field in fields(schema) if SEVERAL in field.metadata}
-    used, own = [], []
-    for key in map(str, config):
-        node = config._get_node(key)
-        if isinstance(node, DictConfig) and is_dataclass(OmegaConf.get_type(node)):
-            described = chosen.hydra_names.get(key, key).partition("@")[0]
-            groups.setdefault(described, (node, chosen.choices.get(key, [])))
-            link = f"[`{key}`](#{described})"
-            default = f" (`{chosen.chosen[key]}`)" if key in chosen.chosen else ""
-            used.append(link + default)
-        elif key in several:
-            used.append(f"[`{key}`](#{key}), several or `all`")
+def named_commands(name: str, program: str) -> Iterator[tuple[str, Command]]:
+    """Yields the commands of a program with their names after `moecast`."""
+    for command in PROGRAMS[program]:
+        if program != "runtime":
+            yield f"{name} {command.name}".strip(), command
+        elif command.name == name:
+            yield name, command
+
+
+def read_options(called: str, command: Command, described: dict[str, type]) -> CommandOptions:
+    """Returns a command's options; adds the groups that it uses to `described`."""
+    schema = import_named(command.config)
+    defaults, groups = compose_defaults(schema), find_groups(schema)
+    options = CommandOptions(called=called, command=command)
+    for key, declared in field_types(schema).items():
+        if key in groups and takes_several(schema, key):
+            options.groups.append(f"[`{key}`](#{groups[key].folder}), several or `all`")
+        elif is_schema(declared):
+            name = groups[key].folder if key in groups else key
+            described.setdefault(name, declared)
+            default = f" (`{groups[key].default}`)" if key in groups else ""
+            options.groups.append(f"[`{key}`](#{name}){default}")
         elif key not in EVERYWHERE:
-            own.append(key)
-    yield from (f"### {called}", "", command.summary, "")
-    # A command's own options come before those that it shares with others.
-    own.sort(key=lambda key: key not in schema.__annotations__)
-    if own:
-        yield from (*HEAD, *option_rows(config, own), "")
-    if used:
-        yield from (f"Groups, with their defaults: {', '.join(used)}.", "")
+            options.own[key] = option_row(schema, defaults, key)
+    return options
 
 
-def option_rows(config: DictConfig, keys: list[str], prefix: str = "") -> Iterator[str]:
-    """Yields a row for each option: its name and type, default and meaning."""
-    meanings = field_docstrings(OmegaConf.get_type(config))
-    for key in keys:
-        node = config._get_node(key)
-        if isinstance(node, DictConfig) and is_dataclass(OmegaConf.get_type(node)):
-            yield from option_rows(node, [str(name) for name in node], f"{prefix}{key}.")
-            continue
-        default = default_text(config, key).removeprefix("= ")
-        shown = f"`{default}`" if default and default != "(required)" else default.strip("()")
-        kind = describe_type(key, option_type(config, key))
-        cells = (f"`{prefix}{key}` {kind}", shown, meanings.get(key, ""))
-        yield f"| {' | '.join(escape(cell) for cell in cells)} |"
+def render_command(options: CommandOptions, counts: Counter[str]) -> Iterator[str]:
+    yield from (f"### {options.called}", "", options.command.summary, "")
+    if own := [row for row in options.own.values() if counts[row] == 1]:
+        yield from (*own, "")
+    if shared := [f"`{name}`" for name, row in options.own.items() if counts[row] > 1]:
+        yield from (f"[Shared](#shared-options): {', '.join(shared)}.", "")
+    if options.groups:
+        yield from (f"Groups, with their defaults: {', '.join(options.groups)}.", "")
 
 
-def escape(cell: Any) -> str:
-    return str(cell).replace("|", "\\|").replace("<", "&lt;")
+def option_row(schema: type, defaults: dict[str, Any], key: str, prefix: str = "") -> str:
+    """Returns the line of an option: its name, type, default and meaning."""
+    default = default_text(defaults, key)
+    shown = f" = `{default}`" if default and default != REQUIRED else f" {default}".rstrip()
+    kind = describe_type(key.rpartition(".")[2], option_type(schema, key))
+    name, meaning = f"{prefix}.{key}".lstrip("."), find_meaning(schema, key)
+    return f"* `{name}` {kind}{shown}{': ' * bool(meaning)}{meaning}".replace("<", "&lt;")

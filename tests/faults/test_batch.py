@@ -10,6 +10,7 @@ import pytest
 
 from configs.compose import compose_typed
 from runtime.commands.batch import run
+from runtime.generation.config import BatchConfig
 from tests.builders.faults.disk import ROOT
 from tests.builders.models import tiny_qwen2_moe
 from tests.unit.runtime.commands.test_batch import COUNT, options, results, write_prompts
@@ -57,7 +58,7 @@ def test_batch__interrupted_carries_on_to_the_same_results(tmp_path, how):
     folder = tiny_qwen2_moe(tmp_path / "model", num_layers=3, num_experts=12)
     write_prompts(tmp_path / "prompts.jsonl", new_tokens=30)
     more = {"max_new_tokens": 30, "run_dir": tmp_path / "run"}
-    config = compose_typed("batch", options(folder, tmp_path, **more))[0]
+    config = compose_typed(BatchConfig, options(folder, tmp_path, **more))[0]
     config.output = tmp_path / "whole.jsonl"
     run(config)
     process = start_paused(folder, tmp_path, **more)

@@ -1,12 +1,15 @@
 """Options of commands: a line for each argument, the first line names the command."""
 
-from configs.arguments import read_arguments
+from functools import partial
+
+from configs.arguments import read_arguments, read_option_file
 from configs.commands import PROGRAMS
-from configs.compose import compose_defaults, compose_typed, declared_type
-from configs.options import read_option_file
+from configs.compose import compose_typed, declared_type
+from configs.execution import import_named
 from configs.sweep import expand_sweep
 from predictors.errors import MoecastError
 from tests.fuzz.named_file import write_input
+from zoo.config import ListConfig
 
 COMMANDS = {
     f"{program} {command.name}".strip(): command
@@ -22,24 +25,23 @@ def read_command_line(data: bytes) -> None:
         raise MoecastError("no such command")
     command = COMMANDS[name]
 
-    def find_type(key: str) -> object:
-        config, groups = compose_defaults(command.config)
-        return declared_type(config, key, groups)
-
+    schema = import_named(command.config)
     # An argument cannot have a zero byte.
     arguments = read_arguments(
-        [argument.replace("\0", "") for argument in argv], command.positional, find_type=find_type
+        [argument.replace("\0", "") for argument in argv],
+        command.positional,
+        find_type=partial(declared_type, schema),
     )
     if arguments.help_topic is not None or arguments.files:
         return
     if arguments.is_sweep:
-        expand_sweep(command.config, arguments.options)
+        expand_sweep(schema, arguments.options)
     else:
-        compose_typed(command.config, arguments.options)
+        compose_typed(schema, arguments.options)
 
 
 def read_file(data: bytes) -> None:
     """Reads a YAML file of options of `moecast zoo list`."""
     path = write_input(data, "options.yaml")
     read_option_file(path)
-    compose_typed("zoo_list", [], [path])
+    compose_typed(ListConfig, [], [path])

@@ -1,73 +1,56 @@
-"""Every YAML that ships composes and becomes the dataclass that its schema names."""
+"""Every YAML that ships composes and becomes the dataclass that its command takes."""
 
 from dataclasses import is_dataclass
-from functools import cache
 from pathlib import Path
 
 import pytest
 
 import configs
-from configs.compose import ConfigError, ConfigGroups, compose_defaults, compose_typed
-from configs.schema import load_schemas
+from configs.commands import PROGRAMS
+from configs.compose import compose_defaults, compose_typed, find_groups, takes_several
+from configs.execution import import_named
+from predictors.errors import ConfigError
+from predictors.typed_values import default_values, field_types, option_keys
+from runtime.config import GenerateConfig
+from zoo.config import ListConfig, PushConfig, ShowConfig
 
 FOLDER = Path(configs.__file__).parent
-ROOTS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
-GROUPS = sorted(
-    (str(path.parent.relative_to(FOLDER)), path.stem) for path in FOLDER.rglob("*/*.yaml")
-)
-GIVEN = {
-    "zoo_show": ["name=a/b"],
-    "zoo_compare": ["name=a/b", "other=a/c"],
-    "zoo_score": ["name=a/b"],
-    "zoo_promote": ["name=a/b", "alias=candidate"],
-    "zoo_verify": ["name=a/b"],
-    "zoo_pull": ["name=a/b", "zoo=builtin"],
-    "zoo_push": ["path=somewhere"],
-    "zoo_rm": ["name=a/b"],
-    "zoo_index": ["path=somewhere"],
-    "zoo_sign": ["path=somewhere", "key=somewhere"],
-    "inflate": ["output=somewhere", "expert_size=8MiB"],
-    "import": ["source=somewhere"],
-    "pack": ["output=somewhere"],
-    "batch": ["input=prompts.jsonl", "output=somewhere"],
+SCHEMAS = {
+    command.config: import_named(command.config)
+    for commands in PROGRAMS.values()
+    for command in commands
 }
-"""What the user must give: there is no sensible default."""
+CHOICES = sorted((path.parent.name, path.stem) for path in FOLDER.rglob("*/*.yaml"))
+GIVEN = {"Inflate": ["expert_size=8MiB"], "Pull": ["name=a/b"]}
+"""What the user must give of options that exclude each other."""
 
 
-@cache
-def groups_of(root: str) -> ConfigGroups:
-    return compose_defaults(root)[1]
+@pytest.mark.parametrize("path", SCHEMAS)
+def test_command__composes_with_what_it_requires(path: str) -> None:
+    schema = SCHEMAS[path]
+    required = set(field_types(schema)) - set(default_values(schema))
+    given = [f"{name}=some/{name}" for name in sorted(required)]
+    given += next((more for name, more in GIVEN.items() if name in path), [])
+    assert type(compose_typed(schema, given)[0]) is schema
+    assert not [key for key in option_keys(schema) if key.startswith("no_")], "--no-KEY is off"
 
 
-@pytest.mark.parametrize("root", ROOTS)
-def test_root__composes_and_is_typed(root: str) -> None:
-    config, _ = compose_typed(root, GIVEN.get(root, []))
-    assert type(config) is load_schemas(root)[root]
-
-
-@pytest.mark.parametrize(("group", "choice"), GROUPS)
-def test_choice__composes_and_is_typed(group: str, choice: str) -> None:
-    offering = [root for root in ROOTS if group in groups_of(root).chosen]
-    assert offering, f"no command takes {group}=..."
-    root = min(offering, key=lambda one: len(groups_of(one).chosen))  # the quickest to compose
-    config, _ = compose_typed(root, [*GIVEN.get(root, []), f"{group}={choice}"])
-    assert is_dataclass(getattr(config, group))
-
-
-@pytest.mark.parametrize("root", ROOTS)
-def test_group__has_a_default_that_exists(root: str) -> None:
-    groups = groups_of(root)
-    for group, choice in groups.chosen.items():
-        assert choice in groups.choices[group]
-
-
-def test_every_root_schema__has_its_file() -> None:
-    assert {path for path in load_schemas() if "/" not in path} == set(ROOTS)
+@pytest.mark.parametrize(("folder", "choice"), CHOICES)
+def test_choice__is_offered_and_typed(folder: str, choice: str) -> None:
+    key, schema = next(
+        (key, schema)
+        for schema in SCHEMAS.values()
+        for key, group in find_groups(schema).items()
+        if group.folder == folder and not takes_several(schema, key)
+    )
+    values = compose_defaults(schema, {key: [choice]})[key]
+    assert set(values) == set(field_types(field_types(schema)[key]))
+    assert is_dataclass(field_types(schema)[key])
 
 
 def test_unknown_key__names_the_closest_only() -> None:
     with pytest.raises(ConfigError) as caught:
-        compose_typed("zoo_show", ["nam=a/b"])
+        compose_typed(ShowConfig, ["nam=a/b"])
     assert str(caught.value) == (
         "unknown option 'nam'. Did you mean 'name'? --help lists the options"
     )
@@ -75,27 +58,36 @@ def test_unknown_key__names_the_closest_only() -> None:
 
 def test_unknown_choice__lists_the_choices_and_the_closest() -> None:
     with pytest.raises(ConfigError, match=r"unknown system 'promo'.*'promoe'"):
-        compose_typed("generate", ["system=promo"])
+        compose_typed(GenerateConfig, ["system=promo"])
 
 
-def test_wrong_type__names_the_key() -> None:
-    with pytest.raises(ConfigError, match=r"seed: Value 'x'"):
-        compose_typed("zoo_list", ["seed=x"])
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("seed=x", "seed=x: must be a valid integer"),
+        ("seed=1,2", "seed=1,2: must be a valid integer.*; several values need -m"),
+        ("json=maybe", "json=maybe: must be a valid boolean"),
+        ("least=high", "least=high: must be a valid number"),
+    ],
+)
+def test_wrong_type__names_the_key_and_the_value(option: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        compose_typed(ListConfig, [option])
 
 
 def test_missing_value__names_the_key_as_the_user_writes_it() -> None:
     with pytest.raises(ConfigError, match=r"^path=\.\.\. is required"):
-        compose_typed("zoo_push", [])
+        compose_typed(PushConfig, [])
 
 
 @pytest.mark.parametrize(
     "text", ["a, b (c) {d} [e]: 'f' \"g\"", "${x}", "$x\\n", "1e5", "é = 1", "50%", "a=b", ""]
 )
 def test_text__is_not_parsed(text: str) -> None:
-    config, _ = compose_typed("zoo_list", [f"zoo={text}"])
+    config, _ = compose_typed(ListConfig, [f"zoo={text}"])
     assert config.zoo == text
 
 
 def test_null__is_none_for_optional_text() -> None:
-    config, _ = compose_typed("zoo_list", ["zoo=null"])
+    config, _ = compose_typed(ListConfig, ["zoo=null"])
     assert config.zoo is None

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from collect.config import DataConfig
-from predictors.config import SEVERAL, RunConfig
+from predictors.config import RunConfig, chosen, several
 from predictors.errors import MoecastError
-from runtime.config import HardwareConfig, ModelConfig, ShapeConfig, SystemConfig
+from runtime.config import REFERENCE_MODEL, HardwareConfig, ModelConfig, ShapeConfig, SystemConfig
 from runtime.store.model_source import resolve
 
 OURS = "moecast"
@@ -17,21 +17,19 @@ ORACLE = "oracle"
 
 @dataclass(kw_only=True)
 class EvaluateConfig(RunConfig):
-    model: ModelConfig = field(default_factory=ModelConfig)
-    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = chosen(ModelConfig, "model", REFERENCE_MODEL)
+    data: DataConfig = chosen(DataConfig, "data", "pydocs")
     trace: str | None = None
     """Folder or address of a finished trace. Default: runs/traces/MODEL/DATA, recorded if it is
     missing."""
-    system: list[SystemConfig] = field(default_factory=list, metadata={SEVERAL: "all"})
+    system: list[SystemConfig] = several("system")
     """Systems to compare; the baseline is always among them."""
-    hardware: list[HardwareConfig] = field(
-        default_factory=list, metadata={SEVERAL: "rtx4090-pcie4,desktop-nvme4"}
-    )
+    hardware: list[HardwareConfig] = several("hardware", "rtx4090-pcie4,desktop-nvme4")
     """Machines to simulate."""
-    shape: ShapeConfig = field(default_factory=ShapeConfig)
-    baseline: SystemConfig = field(default_factory=SystemConfig)
+    shape: ShapeConfig = chosen(ShapeConfig, "shape", "qwen1.5-moe")
+    baseline: SystemConfig = chosen(SystemConfig, "system", "on-demand")
     """The system without prefetching that speed-ups are against, at equal budget."""
-    ablated: SystemConfig = field(default_factory=SystemConfig)
+    ablated: SystemConfig = chosen(SystemConfig, "system", "promoe")
     """The system whose techniques are enabled one after another, and whose forecasts are cut to one
     distance, for two of the figures.
     """
@@ -88,6 +86,3 @@ def check_model(config: EvaluateConfig) -> None:
     """
     if config.trace is None:
         resolve(config.model)
-
-
-SCHEMAS: dict[str, type] = {"evaluate": EvaluateConfig}

@@ -62,6 +62,3 @@ class ReferenceConfig(RunConfig):
     def __post_init__(self) -> None:
         if self.fit.steps < 1:
             raise MoecastError(f"fit.steps={self.fit.steps}: must be at least 1")
-
-
-SCHEMAS: dict[str, type] = {"reference": ReferenceConfig}

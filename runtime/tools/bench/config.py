@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from predictors.config import SEVERAL, RunConfig
+from predictors.config import RunConfig, chosen, several
 from predictors.errors import MoecastError
-from runtime.config import ModelConfig, StoreConfig, SystemConfig
+from runtime.config import REFERENCE_MODEL, ModelConfig, StoreConfig, SystemConfig
 
 LEAST_REPETITIONS = 3
 """Fewest repetitions that a median is taken over."""
@@ -24,9 +24,9 @@ PROMPTS = [
 
 @dataclass(kw_only=True)
 class BenchConfig(RunConfig):
-    model: ModelConfig = field(default_factory=ModelConfig)
+    model: ModelConfig = chosen(ModelConfig, "model", REFERENCE_MODEL)
     store: StoreConfig = field(default_factory=StoreConfig)
-    system: list[SystemConfig] = field(default_factory=list, metadata={SEVERAL: "all"})
+    system: list[SystemConfig] = several("system")
     """Systems to compare; a bound (oracle) is simulated from the run's routing. The system without
     prefetching, on-demand, is always included."""
     budget: list[str] = field(default_factory=lambda: ["25%", "50%", "75%"])
@@ -72,6 +72,3 @@ class BenchConfig(RunConfig):
         for name, number in {**least, "warm_up_tokens": 0}.items():
             if getattr(self, name) < number:
                 raise MoecastError(f"{name}={getattr(self, name)}: must be at least {number}")
-
-
-SCHEMAS: dict[str, type] = {"bench": BenchConfig}

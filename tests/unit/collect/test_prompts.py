@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from collect.config import DataConfig, SourceKind
+from collect.config import CollectConfig, DataConfig, SourceKind
 from collect.errors import PromptError
 from collect.plan import (
     EncodedPrompt,
@@ -17,8 +17,8 @@ from collect.plan import (
 )
 from collect.prompts import cut_texts, extract_text, load_prompts
 from collect.traces.layout import Split, choose_split, prompt_digest
-from configs.compose import ConfigError, compose_typed
-from predictors.errors import MoecastError
+from configs.compose import compose_typed
+from predictors.errors import ConfigError, MoecastError
 
 
 @pytest.mark.parametrize("count", [10, 100, 500, 1500])
@@ -131,12 +131,12 @@ def test_source__line_that_is_not_json_is_named(tmp_path: Path) -> None:
 
 def test_data__unknown_name_lists_the_choices() -> None:
     with pytest.raises(ConfigError, match=r"'pydoc'.*Did you mean 'pydocs'.*sharegpt"):
-        compose_typed("collect", ["data=pydoc"])
+        compose_typed(CollectConfig, ["data=pydoc"])
 
 
 def test_signals__unknown_name_lists_the_choices() -> None:
     with pytest.raises(MoecastError, match=r"'gate_inputs'.*Did you mean 'gate_input'"):
-        compose_typed("collect", ["signals=[gate_inputs]"])
+        compose_typed(CollectConfig, ["signals=[gate_inputs]"])
 
 
 def make_prompts(lengths: list[int]) -> list[EncodedPrompt]:

@@ -6,9 +6,7 @@ from typing import Any
 import pytest
 
 from configs.arguments import read_arguments
-from configs.choices import FOLDER
-from configs.compose import compose_defaults, option_keys
-from configs.errors import ConfigError
+from predictors.errors import ConfigError
 
 TYPES = {"verify": bool, "model.local_only": bool, "budget": str, "seed": int, "prompt": str}
 
@@ -102,9 +100,3 @@ def test_config_files_and_sweep__are_kept_apart() -> None:
     assert arguments.files == [Path("a.yaml"), Path("b.yaml")]
     assert arguments.is_sweep
     assert arguments.options == ["seed=1,2"]
-
-
-@pytest.mark.parametrize("root", sorted(path.stem for path in FOLDER.glob("*.yaml")))
-def test_option_names__do_not_begin_as_a_negation(root: str) -> None:
-    config, _ = compose_defaults(root)
-    assert not [key for key in option_keys(config) if key.startswith("no_")]

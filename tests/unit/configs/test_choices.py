@@ -4,28 +4,32 @@ from pathlib import Path
 
 import pytest
 
+from collect.config import CollectConfig
 from configs.compose import compose_typed
-from configs.errors import ConfigError
+from predictors.errors import ConfigError
+from runtime.config import GenerateConfig
+from runtime.tools.bench.config import BenchConfig
+from train.config import TrainConfig
 
 
 @pytest.mark.parametrize(
-    ("root", "option", "message"),
+    ("schema", "option", "message"),
     [
-        ("train", "data=my.jsonl", "write data=jsonl data.path=my.jsonl"),
-        ("train", "shifted=my.jsonl", "write shifted=jsonl shifted.path=my.jsonl"),
-        ("collect", "data=notes.txt", "write data=text data.path=notes.txt"),
-        ("collect", "data=texts", "write data=text data.path=texts"),
-        ("collect", "data=ORG/NAME", "write data=hub data.path=ORG/NAME"),
-        ("train", "predictor=runs/r/entries/mlp", "a kind to train.*generate predictor=runs/r"),
-        ("generate", "system=mine.yaml", "--config mine.yaml"),
-        ("bench", "system=lfu,mine.yaml", "--config mine.yaml"),
-        ("train", "launcher=a/b", "launcher takes one of local, ray, slurm"),
+        (TrainConfig, "data=my.jsonl", "write data=jsonl data.path=my.jsonl"),
+        (TrainConfig, "shifted=my.jsonl", "write shifted=jsonl shifted.path=my.jsonl"),
+        (CollectConfig, "data=notes.txt", "write data=text data.path=notes.txt"),
+        (CollectConfig, "data=texts", "write data=text data.path=texts"),
+        (CollectConfig, "data=ORG/NAME", "write data=hub data.path=ORG/NAME"),
+        (TrainConfig, "predictor=runs/r/entries/mlp", "a kind to train.*generate predictor=runs/r"),
+        (GenerateConfig, "system=mine.yaml", "--config mine.yaml"),
+        (BenchConfig, "system=lfu,mine.yaml", "--config mine.yaml"),
+        (TrainConfig, "launcher=a/b", "launcher takes one of local, ray, slurm"),
     ],
 )
 def test_path__is_answered_with_what_to_write(
-    root: str, option: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    schema: type, option: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("texts").mkdir()
     with pytest.raises(ConfigError, match=message):
-        compose_typed(root, [option])
+        compose_typed(schema, [option])

@@ -48,7 +48,7 @@ def crashes(_: ListConfig) -> None:
 COMMANDS = tuple(
     Command(
         name=run.__name__,
-        config="zoo_list",
+        config="zoo.config:ListConfig",
         run=f"{HERE}:{run.__name__}",
         summary=f"It {run.__name__}.",
         positional=("zoo",),
@@ -85,7 +85,9 @@ def test_error__that_ends_the_process_keeps_its_exit_code(tmp_path: Path) -> Non
 import sys
 from configs.cli import main
 from tests.unit.configs.test_cli import COMMANDS, HERE, Command
-command = Command(name="crashes", config="zoo_list", run=f"{{HERE}}:crashes", summary="Crashes.")
+command = Command(
+    name="crashes", config="zoo.config:ListConfig", run=f"{{HERE}}:crashes", summary="Crashes."
+)
 sys.exit(main("zoo", [command], ["crashes", "run_dir={tmp_path / "r"}"]))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -98,7 +100,7 @@ def test_check__refuses_before_the_run_is_imported(
 ) -> None:
     command = Command(
         name="checked",
-        config="zoo_list",
+        config="zoo.config:ListConfig",
         run="no.such.module:run",
         summary="Is checked.",
         check=f"{HERE}:refuses",

@@ -2,6 +2,7 @@
 
 import shlex
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 
@@ -9,9 +10,10 @@ from configs.arguments import read_arguments
 from configs.cli import main
 from configs.command import Command
 from configs.commands import PROGRAMS
-from configs.compose import compose_typed
-from configs.execution import find_type_of
-from configs.help import CommandHelp, field_docstrings, write_command_help
+from configs.compose import compose_typed, declared_type
+from configs.execution import import_named
+from configs.help import field_docstrings, write_command_help
+from runtime.serving.config import ServeConfig
 
 COMMANDS = [
     pytest.param(program, command, id=f"{program} {command.name}".strip())
@@ -23,22 +25,23 @@ SERVE = next(command for command in PROGRAMS["runtime"] if command.name == "serv
 
 @pytest.mark.parametrize(("program", "command"), COMMANDS)
 def test_example__composes(program: str, command: Command) -> None:
-    argv = shlex.split(command.example)
-    arguments = read_arguments(argv, command.positional, find_type=find_type_of(command))
-    assert compose_typed(command.config, arguments.options)[0]
+    argv, schema = shlex.split(command.example), import_named(command.config)
+    find_type = partial(declared_type, schema)
+    arguments = read_arguments(argv, command.positional, find_type=find_type)
+    assert compose_typed(schema, arguments.options)[0]
     assert f"python -m {program} {command.name}".strip() in write_command_help(
-        f"python -m {program}", command
+        f"python -m {program}", command, schema
     )
 
 
 @pytest.mark.parametrize(("program", "command"), COMMANDS)
 def test_basic_options__are_few_and_exist(program: str, command: Command) -> None:
-    assert len(CommandHelp(command).basic_keys()) <= 12, program
+    assert len(command.basic) <= 12, program
     assert len(command.basic) == len(set(command.basic))
 
 
 def test_page__begins_with_the_model_and_has_words() -> None:
-    page = write_command_help("moecast", SERVE)
+    page = write_command_help("moecast", SERVE, ServeConfig)
     assert page.startswith("usage: moecast serve [MODEL] [key=value ...]\n")
     assert "\nexample:\n  moecast serve Qwen/Qwen3-30B-A3B model.local_only=false" in page
     positions = [page.index(f"\n  {key}  ") for key in SERVE.basic]
@@ -51,7 +54,7 @@ def test_page__begins_with_the_model_and_has_words() -> None:
 
 
 def test_all__lists_every_option() -> None:
-    page = write_command_help("moecast", SERVE, "all")
+    page = write_command_help("moecast", SERVE, ServeConfig, "all")
     for text in (
         "  store.path  path",
         "  system.eviction  text",
@@ -68,7 +71,7 @@ def test_topic__is_a_group_or_an_option(capsys: pytest.CaptureFixture[str]) -> N
     assert out.splitlines()[0] == "  max_running  number = 8"
     assert main("runtime", [SERVE], ["help", "serve"]) == 0
     assert capsys.readouterr().out.startswith("usage: python -m runtime serve")
-    assert "system.eviction" in write_command_help("moecast", SERVE, "system")
+    assert "system.eviction" in write_command_help("moecast", SERVE, ServeConfig, "system")
     assert main("runtime", [SERVE], ["serve", "--help", "max_runing"]) == 2
     assert "Did you mean 'max_running'" in capsys.readouterr().err
 

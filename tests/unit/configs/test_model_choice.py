@@ -8,13 +8,13 @@ import pytest
 from configs.cli import main
 from configs.command import Command
 from configs.compose import compose_typed
-from configs.errors import ConfigError
+from predictors.errors import ConfigError
 from runtime.config import GenerateConfig, ModelConfig
 
 HERE = "tests.unit.configs.test_model_choice"
 COMMAND = Command(
     name="generate",
-    config="generate",
+    config="runtime.config:GenerateConfig",
     run=f"{HERE}:works",
     summary="Works.",
     positional=("model", "prompt"),
@@ -33,7 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def compose_model(*options: str) -> ModelConfig:
-    return compose_typed("generate", options)[0].model
+    return compose_typed(GenerateConfig, options)[0].model
 
 
 @pytest.mark.parametrize("key", ["model", "model.id"])

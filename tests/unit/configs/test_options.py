@@ -8,8 +8,9 @@ import pytest
 from configs.cli import main
 from configs.command import Command
 from configs.compose import compose_typed
-from configs.errors import ConfigError
+from predictors.errors import ConfigError
 from runtime.config import GenerateConfig
+from runtime.tools.bench.config import BenchConfig
 
 
 @pytest.fixture
@@ -18,7 +19,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def compose_generate(file: Path, *options: str) -> GenerateConfig:
-    return compose_typed("generate", options, [file])[0]
+    return compose_typed(GenerateConfig, options, [file])[0]
 
 
 def test_file__has_nested_and_dotted_keys_and_choices(file: Path) -> None:
@@ -52,7 +53,7 @@ def test_model_of_the_command_line__replaces_that_of_the_file(file: Path) -> Non
 
 def test_several_choices_and_lists__are_lists_or_text(file: Path) -> None:
     file.write_text("system: [promoe, lfu]\nbudget: 5%,6%\nbatch_size: 4\n")
-    config, _ = compose_typed("bench", [], [file])
+    config, _ = compose_typed(BenchConfig, [], [file])
     assert [system.name for system in config.system] == ["promoe", "lfu"]
     assert (config.budget, config.batch_size) == (["5%", "6%"], [4])
 
@@ -63,10 +64,10 @@ def test_several_choices_and_lists__are_lists_or_text(file: Path) -> None:
         ("budgte: 5%", "{file}: unknown option 'budgte'. Did you mean 'budget'"),
         ("system: {evict: lru}", "{file}: unknown option 'system.evict'"),
         ("system: promo", "{file}: unknown system 'promo'"),
-        ("seed: many", "{file}: seed: Value 'many'"),
+        ("seed: many", "{file}: seed=many: must be a valid integer"),
         ("store.page_cache: warm", "{file}: unknown store.page_cache 'warm'"),
         ("- a", "{file}: expected options"),
-        ("a: [", "{file}: not a YAML file"),
+        ("a: [", "{file}: not YAML"),
     ],
 )
 def test_wrong_option__names_the_file_and_the_key(file: Path, text: str, message: str) -> None:
@@ -84,7 +85,10 @@ def test_missing_file__is_an_error(file: Path) -> None:
 def test_file__is_recorded(file: Path, tmp_path: Path) -> None:
     file.write_text("zoo: a\n")
     command = Command(
-        name="works", config="zoo_list", run="tests.unit.configs.test_cli:works", summary="Works."
+        name="works",
+        config="zoo.config:ListConfig",
+        run="tests.unit.configs.test_cli:works",
+        summary="Works.",
     )
     arguments = ["works", "--config", str(file), f"run_dir={tmp_path / 'r'}"]
     assert main("zoo", [command], arguments) == 0

@@ -8,7 +8,7 @@ import pytest
 
 from configs.cli import main
 from configs.command import Command
-from configs.path_errors import explain_path_error
+from configs.execution import explain_path_error
 from zoo.config import ListConfig
 
 
@@ -16,7 +16,9 @@ def reads(config: ListConfig) -> None:
     Path(str(config.zoo)).read_text()
 
 
-COMMAND = Command(name="reads", config="zoo_list", run=f"{__name__}:reads", summary="Reads.")
+COMMAND = Command(
+    name="reads", config="zoo.config:ListConfig", run=f"{__name__}:reads", summary="Reads."
+)
 
 
 @pytest.mark.parametrize(

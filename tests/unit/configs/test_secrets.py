@@ -7,7 +7,7 @@ import pytest
 
 from configs.cli import main
 from configs.command import Command
-from configs.secrets import find_secrets, hide, hide_logins
+from configs.invocation import find_secrets, hide, hide_logins
 from runtime.serving.config import ServeConfig
 
 HERE = "tests.unit.configs.test_secrets"
@@ -28,7 +28,12 @@ def waits(config: ServeConfig) -> None:
 
 
 COMMANDS = tuple(
-    Command(name=run.__name__, config="serve", run=f"{HERE}:{run.__name__}", summary="Runs.")
+    Command(
+        name=run.__name__,
+        config="runtime.serving.config:ServeConfig",
+        run=f"{HERE}:{run.__name__}",
+        summary="Runs.",
+    )
     for run in (echoes, fails, waits)
 )
 

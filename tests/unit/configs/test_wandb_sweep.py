@@ -1,6 +1,7 @@
 """The sweep of Weights & Biases that the documentation shows: wandb itself expands its command."""
 
 import re
+from functools import partial
 
 import pytest
 import yaml
@@ -8,9 +9,9 @@ from wandb.sdk.launch.sweeps.utils import create_sweep_command_args
 
 from configs.arguments import read_arguments
 from configs.commands import TRAIN
-from configs.compose import compose_typed
-from configs.execution import find_type_of
+from configs.compose import compose_typed, declared_type
 from tests.docs.pages import DOCS
+from train.config import TrainConfig
 
 PAGE = (DOCS / "tracking.md").read_text()
 SWEEP = yaml.safe_load(re.search(r"```yaml\n(program: moecast\n.*?)```", PAGE, re.DOTALL)[1])
@@ -31,8 +32,9 @@ def test_sweep__runs_commands_that_have_these_options(last: bool) -> None:
         values[key] = choices[-1 if last else 0]
     program, name, *argv = run_argv(values)
     assert (program, name) == ("moecast", "train")
-    arguments = read_arguments(argv, TRAIN[0].positional, find_type=find_type_of(TRAIN[0]))
-    config, _ = compose_typed(TRAIN[0].config, arguments.options)
+    find_type = partial(declared_type, TrainConfig)
+    arguments = read_arguments(argv, TRAIN[0].positional, find_type=find_type)
+    config, _ = compose_typed(TrainConfig, arguments.options)
     assert (config.predictor.width, config.lr, config.loss) == tuple(values.values())
     assert config.logger == ["wandb"]
     assert f"`{SWEEP['metric']['name']}`" in PAGE

@@ -9,7 +9,7 @@ import pytest
 
 from collect.config import DataConfig, SourceKind
 from collect.prompts import load_prompts
-from configs.options import read_option_file
+from configs.arguments import read_option_file
 from configs.program import hide_current_folder
 from moecast.own_packages import import_own
 from predictors.errors import MoecastError

@@ -5,8 +5,9 @@ import pytest
 from configs.compose import compose_defaults, compose_typed
 from predictors.errors import MoecastError
 from runtime import presets
-from runtime.config import ModelConfig
+from runtime.config import GenerateConfig, ModelConfig, PackConfig, VerifyModelConfig
 from runtime.errors import CheckpointError
+from runtime.generation.config import ChatConfig
 from runtime.presets import (
     DEFAULT_SYSTEM,
     find_model,
@@ -16,21 +17,25 @@ from runtime.presets import (
     load_system,
     system_names,
 )
+from runtime.serving.config import ServeConfig
+from train.evaluate.config import EvaluateConfig
 
 
 @pytest.mark.parametrize("name", system_names())
 def test_load_system__equals_what_a_command_composes(name: str) -> None:
-    assert load_system(name) == compose_typed("generate", [f"system={name}"])[0].system
+    assert load_system(name) == compose_typed(GenerateConfig, [f"system={name}"])[0].system
 
 
 @pytest.mark.parametrize("name", ["qwen2-moe-tiny", "olmoe"])
 def test_load_model_preset__equals_what_a_command_composes(name: str) -> None:
-    assert load_model_preset(name) == compose_typed("pack", [f"model={name}", "output=x"])[0].model
+    assert (
+        load_model_preset(name) == compose_typed(PackConfig, [f"model={name}", "output=x"])[0].model
+    )
 
 
-@pytest.mark.parametrize("root", ["generate", "chat", "serve", "verify"])
-def test_default_system__is_that_of_every_command(root: str) -> None:
-    assert compose_defaults(root)[1].chosen["system"] == DEFAULT_SYSTEM
+@pytest.mark.parametrize("schema", [GenerateConfig, ChatConfig, ServeConfig, VerifyModelConfig])
+def test_default_system__is_that_of_every_command(schema: type) -> None:
+    assert compose_defaults(schema)["system"]["name"] == DEFAULT_SYSTEM
 
 
 def test_load_system__an_unknown_name_gets_the_closest() -> None:
@@ -69,6 +74,6 @@ def test_find_model__an_unknown_word_lists_the_choices() -> None:
 
 @pytest.mark.parametrize(("group", "name"), [("hardware", "rtx3090-disk"), ("shape", "arctic")])
 def test_load_machine__equals_what_a_command_composes(group: str, name: str) -> None:
-    config, _ = compose_typed("evaluate", [f"{group}={name}"])
+    config, _ = compose_typed(EvaluateConfig, [f"{group}={name}"])
     composed = config.hardware[0] if group == "hardware" else config.shape
     assert {"hardware": load_hardware, "shape": load_shape}[group](name) == composed

@@ -12,6 +12,7 @@ from runtime.commands import pack
 from runtime.commands.batch import PromptsFailed, run
 from runtime.config import ModelConfig, PackConfig, Quantise
 from runtime.errors import PlanError, PromptFileError, ResultFileError, TransferError
+from runtime.generation.config import BatchConfig
 from tests.builders.models import tiny_qwen2_moe
 
 COUNT = 14
@@ -61,7 +62,7 @@ def options(folder: Path, tmp_path: Path, **more: object) -> list[str]:
 
 def ran(folder: Path, tmp_path: Path, **more: object) -> dict:
     write_prompts(tmp_path / "prompts.jsonl")
-    return run(compose_typed("batch", options(folder, tmp_path, **more))[0])
+    return run(compose_typed(BatchConfig, options(folder, tmp_path, **more))[0])
 
 
 def results(path: Path) -> dict[str, dict]:
@@ -101,7 +102,7 @@ def test_batch__again_has_nothing_to_do_and_other_settings_are_refused(folder, t
             ran(folder, tmp_path, **{key: value})
     (tmp_path / "prompts.jsonl").write_text('{"id": "p0", "tokens": [1]}\n')
     with pytest.raises(ResultFileError, match="input_sha256 was"):
-        run(compose_typed("batch", options(folder, tmp_path))[0])
+        run(compose_typed(BatchConfig, options(folder, tmp_path))[0])
     assert (tmp_path / "out.jsonl").read_bytes() == before
     ran(folder, tmp_path, batch_size=2, overwrite="true")
     assert len(results(tmp_path / "out.jsonl")) == COUNT
@@ -173,7 +174,7 @@ def test_batch__a_bad_line_stops_it_before_the_model_is_loaded(folder, tmp_path,
         file.write('{"prompt": "text"}\n')
     monkeypatch.setattr(command, "load_with_plan", None)
     with pytest.raises(PromptFileError, match=rf"line {COUNT + 1}: this model has no tokenizer"):
-        run(compose_typed("batch", options(folder, tmp_path))[0])
+        run(compose_typed(BatchConfig, options(folder, tmp_path))[0])
     assert not (tmp_path / "out.jsonl").exists()
 
 
@@ -211,11 +212,11 @@ def test_config__output_may_not_be_the_input(output, tmp_path, monkeypatch):
     (tmp_path / "link").symlink_to(file)
     (tmp_path / "hard").hardlink_to(file)
     with pytest.raises(MoecastError, match=r"output=.* would overwrite input=F"):
-        compose_typed("batch", ["input=F", f"output={output}", "overwrite=true"])
+        compose_typed(BatchConfig, ["input=F", f"output={output}", "overwrite=true"])
     assert file.read_bytes() == before
 
 
 def test_config__settings_of_the_output_may_not_be_the_input(tmp_path):
     prompts = write_prompts(tmp_path / "F.settings.json")
     with pytest.raises(MoecastError, match="would overwrite"):
-        compose_typed("batch", [f"input={prompts}", f"output={tmp_path / 'F'}"])
+        compose_typed(BatchConfig, [f"input={prompts}", f"output={tmp_path / 'F'}"])

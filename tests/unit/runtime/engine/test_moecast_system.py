@@ -10,7 +10,7 @@ import torch
 import runtime
 from configs.compose import compose_typed
 from predictors.base import Forecast, Predictor, Signal
-from runtime.config import ModelConfig
+from runtime.config import GenerateConfig, ModelConfig
 from runtime.engine.forecasters import SystemPredictors
 from runtime.policy.adaptive_switch import PROBE_STEPS, WARM_UP
 from tests.builders.models import plain_eager, tiny_qwen2_moe
@@ -54,7 +54,7 @@ class Values(Guess):
 
 
 def shipped():
-    return compose_typed("generate", ["system=moecast"])[0].system
+    return compose_typed(GenerateConfig, ["system=moecast"])[0].system
 
 
 def serve(folder, **kwargs):

@@ -10,10 +10,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-from configs.model_choice import choose_model
-from configs.options import Option
+from configs.compose import compose_typed
 from runtime import load
-from runtime.config import ModelConfig
+from runtime.config import ModelConfig, PackConfig
 from runtime.errors import CheckpointError
 from runtime.hf.gguf import read_gguf_config
 from runtime.hf.loading import load_stripped
@@ -217,9 +216,7 @@ def test_model__of_a_file_is_named_without_its_suffix(find: Any) -> None:
 
 def resolved(value: str) -> ModelConfig:
     """Return the model of `model=VALUE` on the command line."""
-    options = choose_model([Option(key="model", value=value)], ())
-    chosen = {option.key.removeprefix("model."): option.value for option in options}
-    return ModelConfig(name=chosen["name"], id=chosen["id"])
+    return compose_typed(PackConfig, [f"model={value}", "output=x"])[0].model
 
 
 def test_load_stripped__a_tensor_of_another_size_names_both(tmp_path: Path) -> None:

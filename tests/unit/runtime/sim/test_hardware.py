@@ -11,6 +11,7 @@ from predictors.registry import KINDS
 from runtime.config import HardwareConfig, ModelConfig, ShapeConfig
 from runtime.profiling.local import read_model_shape
 from runtime.sim.hardware import RooflineHardware, count_tier_slots, describe_hardware, split_chunks
+from train.config import TrainConfig
 
 FOLDER = Path(configs.__file__).parent
 PROFILES = sorted(path.stem for path in (FOLDER / "hardware").glob("*.yaml"))
@@ -34,12 +35,12 @@ SHAPE = ShapeConfig(
 
 @cache
 def hardware(name: str) -> HardwareConfig:
-    return compose_typed("train", [f"hardware={name}"])[0].hardware
+    return compose_typed(TrainConfig, [f"hardware={name}"])[0].hardware
 
 
 @cache
 def shape(name: str) -> ShapeConfig:
-    return compose_typed("train", [f"shape={name}"])[0].shape
+    return compose_typed(TrainConfig, [f"shape={name}"])[0].shape
 
 
 def test_describe_hardware__times_by_hand() -> None:

@@ -37,7 +37,7 @@ ROUTING = (TraceSignal.EXPERTS, TraceSignal.WEIGHTS)
 @cache
 def composed() -> EvaluateConfig:
     """Composing takes longer than replaying: once for all tests."""
-    return compose_typed("evaluate", ASKED)[0]
+    return compose_typed(EvaluateConfig, ASKED)[0]
 
 
 def run(folder: Path, trace: Path, *, systems: Sequence[str], **changes: Any) -> dict[str, Any]:

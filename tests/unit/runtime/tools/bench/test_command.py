@@ -18,7 +18,14 @@ from runtime.tools.verify import reference
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.outcomes import outcome
 
-COMMANDS = (Command(name="bench", config="bench", run="runtime.commands.bench:run", summary="."),)
+COMMANDS = (
+    Command(
+        name="bench",
+        config="runtime.tools.bench.config:BenchConfig",
+        run="runtime.commands.bench:run",
+        summary=".",
+    ),
+)
 ORACLE = load_system("oracle")
 COUNTING = SystemConfig(name="counting", predictor="dependency")
 SKIPPING = SystemConfig(name="skipping", predictor="skip")

@@ -1,0 +1,193 @@
+"""From plain values by name to the dataclass that declares them: the one check of all options.
+
+An option's type is that of its field. Where a field is a dataclass, its own fields are options with
+a dotted key (`model.dtype`); the keys below a dictionary are for its owner to check.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from predictors.errors import ConfigError, unknown, unknown_option
+from predictors.files import expand_home
+
+LARGEST = 2**63 - 1
+"""Largest absolute value of a whole number: it must fit in 64 bits."""
+
+
+def is_schema(declared: Any) -> bool:
+    """Whether options of this type have options of their own."""
+    return isinstance(declared, type) and is_dataclass(declared)
+
+
+@cache
+def field_types(schema: Any) -> dict[str, Any]:
+    """Returns the type of each field of a dataclass, in the order of declaration."""
+    hints = get_type_hints(schema)
+    return {field.name: hints[field.name] for field in fields(schema)}
+
+
+def union_members(declared: Any) -> tuple[Any, ...]:
+    """Returns the members of a union type; of another type, the type itself."""
+    return get_args(declared) if get_origin(declared) in (Union, UnionType) else (declared,)
+
+
+def is_text(declared: Any) -> bool:
+    """Whether options of this type are texts or paths, which are taken as they stand."""
+    return bool({str, Path} & set(union_members(declared)))
+
+
+def option_keys(schema: type, prefix: str = "") -> Iterator[str]:
+    """Yields the dotted keys of a dataclass in the order of declaration."""
+    for name, declared in field_types(schema).items():
+        if is_schema(declared):
+            yield from option_keys(declared, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def option_type(schema: type, key: str) -> Any:
+    """Returns the declared type of a dotted key; KeyError if there is none."""
+    declared: Any = schema
+    for part in key.split("."):
+        if get_origin(declared) is dict:
+            declared = get_args(declared)[1]
+        elif is_schema(declared):
+            declared = field_types(declared)[part]
+        elif declared is not Any:
+            raise KeyError(key)
+    return declared
+
+
+def default_values(schema: type) -> dict[str, Any]:
+    """Returns the defaults of a dataclass in nested dictionaries; nothing for required fields."""
+    values: dict[str, Any] = {}
+    for field in fields(schema):
+        declared = field_types(schema)[field.name]
+        if is_schema(declared):
+            values[field.name] = default_values(declared)
+        elif field.default_factory is not MISSING:
+            values[field.name] = field.default_factory()
+        elif field.default is not MISSING:
+            values[field.name] = field.default
+    return values
+
+
+def set_value(values: dict[str, Any], schema: type, key: str, value: Any) -> None:
+    """Sets an option, given by its dotted key, or several by a mapping of a dataclass's fields.
+
+    A dictionary is added to the one that is there.
+
+    Raises:
+        ConfigError: there is no such option, or the value is none of its type.
+    """
+    try:
+        declared = option_type(schema, key)
+    except KeyError:
+        raise ConfigError(unknown_option(key, option_keys(schema))) from None
+    if is_schema(declared):
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{key}={value}: must be options, as in {{NAME: VALUE}}")
+        for name, part in value.items():
+            set_value(values, schema, f"{key}.{name}", part)
+        return
+    *parents, name = key.split(".")
+    node = values
+    for parent in parents:
+        node = node.setdefault(parent, {})
+        if not isinstance(node, dict):
+            raise ConfigError(unknown_option(key, option_keys(schema)))
+    node[name] = merge(node.get(name), convert(key, value, declared))
+
+
+def merge(old: Any, new: Any) -> Any:
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return new
+    return old | {key: merge(old.get(key), value) for key, value in new.items()}
+
+
+def convert(key: str, value: Any, declared: Any) -> Any:
+    """Returns a value as its declared type; ConfigError if it is none."""
+    members = union_members(declared)
+    if isinstance(value, str) and is_text(declared):
+        text: Any = value if str in members else expand_home(value)
+        check_parts(key, text)
+        return text
+    if get_origin(declared) is list and not isinstance(value, list):
+        value = [word.strip() for word in value.split(",")] if isinstance(value, str) else [value]
+    for member in members:
+        if isinstance(member, type) and issubclass(member, Enum) and value is not None:
+            choices = [str(one.value) for one in member]
+            if str(value) not in choices:
+                raise ConfigError(unknown(key, str(value), choices))
+    try:
+        if isinstance(value, bool) and {int, float} & set(members):
+            raise ValueError("must be a number")
+        value = adapter(declared).validate_python(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        reason = first["msg"].replace("Input should be", "must be")
+        hint = "; several values need -m" if "," in str(value) else ""
+        raise ConfigError(f"{key}={shorten(value)}: {reason}{hint}") from None
+    except ValueError as error:
+        raise ConfigError(f"{key}={value}: {error}") from None
+    check_parts(key, value)
+    return value
+
+
+def shorten(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+@cache
+def adapter(declared: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(declared, config=ConfigDict(coerce_numbers_to_str=True))
+
+
+def check_parts(key: str, value: Any) -> None:
+    """Raises ConfigError for a number or text, at any depth, that no program could take."""
+    if isinstance(value, Mapping):
+        for name, part in value.items():
+            check_parts(f"{key}.{name}", part)
+    elif isinstance(value, list):
+        for part in value:
+            check_parts(key, part)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{key}={value}: must be a finite number")
+    elif isinstance(value, int) and abs(value) > LARGEST:
+        raise ConfigError(f"{key}={value}: must fit in 64 bits, {LARGEST} at most")
+    elif isinstance(value, str | Path) and "\0" in str(value):
+        raise ConfigError(f"{key}: the text has a null character, which is not allowed")
+    elif isinstance(value, str):  # a path may have bytes that are not UTF-8, as file names may
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(f"{key}: the text is not valid UTF-8") from None
+
+
+def build(schema: Any, values: Mapping[str, Any], prefix: str = "") -> Any:
+    """Returns the dataclass of typed values; building it runs its checks across fields.
+
+    Raises:
+        ConfigError: an option without a value.
+    """
+    parts = {}
+    for name, declared in field_types(schema).items():
+        if name not in values:
+            raise ConfigError(f"{prefix}{name}=... is required; give it on the command line")
+        value = values[name]
+        if is_schema(declared):
+            value = build(declared, value, f"{prefix}{name}.")
+        elif is_schema(member := (get_args(declared) or (None,))[0]):
+            value = [build(member, one, f"{prefix}{name}.") for one in value]
+        parts[name] = deepcopy(value)
+    return schema(**parts)
