@@ -13,7 +13,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.builders.traces import make_trace
+from tests.builders.traces import make_spec, make_trace
+
+SPEC = make_spec(num_layers=1)
+"""Its traces have few columns."""
 
 
 def killed_before(operation: int) -> None:
@@ -41,7 +44,7 @@ def write_in_a_child(folder: Path, *, operation: int | None) -> bool:
     if child == 0:
         if operation is not None:
             killed_before(operation)
-        make_trace(folder, requests_per_unit=3)
+        make_trace(folder, spec=SPEC, requests_per_unit=3)
         os._exit(0)
     _, status = os.waitpid(child, 0)
     assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0

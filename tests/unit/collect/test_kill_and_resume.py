@@ -15,6 +15,7 @@ from collect.plan import recording_settings
 from collect.record import collect
 from collect.traces import Trace
 from runtime.config import ModelConfig
+from tests.builders.killed_writers import SPEC
 from tests.builders.recordable import prompts_file, recordable
 from tests.builders.traces import make_trace
 
@@ -41,7 +42,7 @@ def test_writer__killed_at_every_disk_operation_resumes(tmp_path: Path) -> None:
     for number in range(num_killed):
         folder = tmp_path / str(number)
         assert_no_part_is_taken_for_the_whole(folder, num_rows=2 * 3 * 10)
-        make_trace(folder, requests_per_unit=3)
+        make_trace(folder, spec=SPEC, requests_per_unit=3)
         assert content(folder) == whole, f"killed before disk operation {number}"
 
 
@@ -73,7 +74,7 @@ record(Path(sys.argv[1]), Path(sys.argv[2]))
 
 
 def record(home: Path, folder: Path) -> Trace:
-    """A trace of twelve work units, one prompt each."""
+    """A trace of four work units, one prompt each."""
     data = DataConfig(
         kind=SourceKind.JSONL, path=str(home / "prompts.jsonl"), min_chars=1, max_new_tokens=8
     )
@@ -84,7 +85,7 @@ def record(home: Path, folder: Path) -> Trace:
 
 def test_collect__killed_while_recording_resumes(tmp_path: Path) -> None:
     recordable(tmp_path / "model")
-    prompts_file(tmp_path / "prompts.jsonl", count=12)
+    prompts_file(tmp_path / "prompts.jsonl", count=4)
     record(tmp_path, tmp_path / "whole")
     folder = tmp_path / "killed"
     command = [sys.executable, "-c", RECORD, tmp_path, folder]

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections import namedtuple
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -42,10 +43,10 @@ def make_data(tmp_path: Path, *, count: int = 6, new_tokens: int = 4, **fields) 
     )
 
 
-def reference(folder: Path, tokens: list[int]) -> list[np.ndarray]:
+def reference(folder: str, tokens: list[int]) -> list[np.ndarray]:
     """Each layer's router logits `[T, E]`, from one pass of plain Transformers over all tokens."""
     with torch.no_grad():
-        output = plain_eager(folder)(torch.tensor([tokens]), output_router_logits=True)
+        output = plain_eager(Path(folder))(torch.tensor([tokens]), output_router_logits=True)
     return [logits.reshape(len(tokens), -1).numpy() for logits in output.router_logits]
 
 
@@ -53,9 +54,24 @@ def rows_of(trace: Trace, request: int) -> np.ndarray:
     return np.flatnonzero(trace.requests == request)
 
 
-def test_collect__records_what_the_model_computes(tmp_path: Path) -> None:
-    model = recordable(tmp_path / "model")
-    trace = collect(model, make_data(tmp_path), folder=tmp_path / "trace")
+@dataclass(frozen=True)
+class Recorded:
+    """A finished trace of six prompts."""
+
+    model: ModelConfig
+    data: DataConfig
+    trace: Trace
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    folder = tmp_path_factory.mktemp("recorded")
+    model, data = recordable(folder / "model"), make_data(folder)
+    return Recorded(model, data, collect(model, data, folder=folder / "trace"))
+
+
+def test_collect__records_what_the_model_computes(recorded: Recorded) -> None:
+    trace = recorded.trace
     assert len(trace.request_table) == 6
     for request in trace.request_table:
         rows = rows_of(trace, request.index)
@@ -65,19 +81,17 @@ def test_collect__records_what_the_model_computes(tmp_path: Path) -> None:
         np.testing.assert_array_equal(trace.positions[rows], np.arange(len(rows)))
         phases = [Phase.PREFILL] * request.prompt_tokens + [Phase.DECODE] * 4
         np.testing.assert_array_equal(trace.phases[rows], phases)
-        for layer, logits in enumerate(reference(tmp_path / "model", trace.tokens[rows].tolist())):
+        for layer, logits in enumerate(reference(recorded.model.id, trace.tokens[rows].tolist())):
             np.testing.assert_allclose(
                 trace.column("gate_logits", layer)[rows], logits, atol=TOLERANCE, rtol=TOLERANCE
             )
             chosen = np.sort(np.argsort(-logits, axis=1)[:, :2], axis=1)
-            recorded = np.sort(trace.column("experts", layer)[rows], axis=1)
-            assert (chosen == recorded).mean() > 0.98
+            found = np.sort(trace.column("experts", layer)[rows], axis=1)
+            assert (chosen == found).mean() > 0.98
 
 
-def test_collect__generated_tokens_are_the_models_own(tmp_path: Path) -> None:
-    model = recordable(tmp_path / "model")
-    trace = collect(model, make_data(tmp_path, count=3), folder=tmp_path / "trace")
-    plain = plain_eager(tmp_path / "model")
+def test_collect__generated_tokens_are_the_models_own(recorded: Recorded) -> None:
+    trace, plain = recorded.trace, plain_eager(Path(recorded.model.id))
     for request in trace.request_table:
         tokens = trace.tokens[rows_of(trace, request.index)].tolist()
         prompt = torch.tensor([tokens[: request.prompt_tokens]])
@@ -101,17 +115,16 @@ def test_collect__drops_rows_from_the_end_token_on(tmp_path: Path) -> None:
         np.testing.assert_array_equal(ended.tokens[rows_of(ended, request.index)], tokens[:kept])
 
 
-def test_collect__again_loads_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, data = recordable(tmp_path / "model"), make_data(tmp_path)
-    first = collect(model, data, folder=tmp_path / "trace")
+def test_collect__again_loads_no_model(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "runtime.load", lambda *_, **__: pytest.fail("loaded the model"), raising=False
     )
-    assert collect(model, data, folder=tmp_path / "trace").digest == first.digest
+    again = collect(recorded.model, recorded.data, folder=recorded.trace.path)
+    assert again.digest == recorded.trace.digest
 
 
 def test_collect__workers_make_the_same_trace(tmp_path: Path) -> None:
-    model, data = recordable(tmp_path / "model"), make_data(tmp_path, count=8)
+    model, data = recordable(tmp_path / "model"), make_data(tmp_path, count=4)
     settings = recording_settings(data, batch_size=2, shard_bytes=1, temperature=1.0, seed=7)
     alone = collect(model, data, folder=tmp_path / "alone", settings=settings)
     launched: list[dict[str, int]] = []
@@ -128,7 +141,7 @@ def test_collect__workers_make_the_same_trace(tmp_path: Path) -> None:
         )
 
     assert launch().digest == alone.digest
-    assert launched == [{"units": 8, "retried": 0}]
+    assert launched == [{"units": 4, "retried": 0}]
     # It is there: no worker is started.
     assert launch().digest == alone.digest
     assert len(launched) == 1
@@ -221,12 +234,10 @@ def test_collect__full_disk_is_reported_before_any_write(
     assert not (tmp_path / "trace").exists()
 
 
-def test_collect__refuses_the_trace_of_another_model(tmp_path: Path) -> None:
-    data = make_data(tmp_path)
-    collect(recordable(tmp_path / "a"), data, folder=tmp_path / "trace")
+def test_collect__refuses_the_trace_of_another_model(recorded: Recorded, tmp_path: Path) -> None:
     other = recordable(tmp_path / "b", num_experts=16)
     with pytest.raises(TraceError, match=r"num_experts: .*16.*8"):
-        collect(other, data, folder=tmp_path / "trace")
+        collect(other, recorded.data, folder=recorded.trace.path)
 
 
 def test_collect__overflow_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
