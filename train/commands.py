@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
@@ -177,7 +177,6 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
         "origin": describe_origin(config.run_dir),
         "model": trace.spec.as_dict(),
         "predictor": config.predictor.kind,
-        "accuracy": headline_accuracy(results, config.predictor.kind),
         "trace": {
             "path": str(trace.path.resolve()) if trace.where == str(trace.path) else trace.where,
             "digest": trace.digest,
@@ -264,18 +263,6 @@ def train_networks(
     with timer.stage("export", "exporting to ONNX and comparing with torch"):
         learned, agreement = export_predictors(fitted.families, trace, int8=config.predictor.int8)
     return learned, agreement, fitted.record(settings)
-
-
-def headline_accuracy(results: Mapping[str, Mapping[str, Any]], kind: str) -> float | None:
-    """Return the held-out accuracy of the configured kind; the mean over kinds for `all`."""
-    if kind in results:
-        return results[kind]["mean_accuracy"]
-    known = [
-        result["mean_accuracy"]
-        for result in results.values()
-        if result["mean_accuracy"] is not None
-    ]
-    return sum(known) / len(known) if known else None
 
 
 def order_predictors(predictors: dict[str, Predictor], first: str) -> dict[str, Predictor]:

@@ -1,6 +1,7 @@
 """Training on a synthetic trace: it learns, resumes exactly, and is scored as it is replayed."""
 
 import csv
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,27 +75,7 @@ class Stop(Callback):
             raise KeyboardInterrupt
 
 
-def test_fit__resumed_equals_uninterrupted(
-    trace: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = run(trace, tmp_path / "whole")
-    with monkeypatch.context() as patch:
-        patch.setattr(fit_module, "PlainProgress", Stop)
-        with pytest.raises(KeyboardInterrupt):
-            run(trace, tmp_path / "cut")
-    resumed = run(trace, tmp_path / "cut")
-    assert resumed.resumed
-    assert resumed.steps == whole.steps
-    assert digest_weights(resumed.families) == digest_weights(whole.families)
-
-
-def test_fit__of_a_finished_run_changes_nothing(trace: Trace, tmp_path: Path) -> None:
-    first, again = run(trace, tmp_path), run(trace, tmp_path)
-    assert again.resumed
-    assert digest_weights(first.families) == digest_weights(again.families)
-
-
-def test_fit__moved_run_folder_keeps_the_best_epoch(
+def test_fit__resumed_in_a_moved_folder_equals_uninterrupted(
     trace: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Epoch 1 of 5 is the best, which a run resumed at epoch 2 must still know."""
@@ -112,35 +93,45 @@ def test_fit__moved_run_folder_keeps_the_best_epoch(
     assert digest_weights(resumed.families) == digest_weights(whole.families)
 
 
-def test_fit__refuses_damaged_best_weights(trace: Trace, tmp_path: Path) -> None:
-    run(trace, tmp_path, max_epochs=1)
-    path = tmp_path / CHECKPOINTS / "best.ckpt"
+@pytest.fixture(scope="module")
+def one_epoch(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a training of one epoch, and the digest of its weights."""
+    folder = tmp_path_factory.mktemp("one-epoch")
+    return folder, digest_weights(run(trace, folder, max_epochs=1).families)
+
+
+@pytest.fixture
+def done(one_epoch: tuple[Path, str], tmp_path: Path) -> Path:
+    return shutil.copytree(one_epoch[0], tmp_path / "run")
+
+
+def test_fit__refuses_damaged_best_weights(trace: Trace, done: Path) -> None:
+    path = done / CHECKPOINTS / "best.ckpt"
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(TrainCheckpointError, match=r"best.ckpt is torn.*overwrite=true$"):
-        run(trace, tmp_path, max_epochs=1)
+        run(trace, done, max_epochs=1)
     path.unlink()
     with pytest.raises(TrainCheckpointError, match=r"best.ckpt is missing"):
-        run(trace, tmp_path, max_epochs=1)
+        run(trace, done, max_epochs=1)
 
 
-def test_fit__depends_on_the_seed(trace: Trace, tmp_path: Path) -> None:
-    one = run(trace, tmp_path / "0", max_epochs=1)
-    other = run(trace, tmp_path / "1", max_epochs=1, seed=1)
-    assert digest_weights(one.families) != digest_weights(other.families)
+def test_fit__depends_on_the_seed(
+    trace: Trace, one_epoch: tuple[Path, str], tmp_path: Path
+) -> None:
+    other = run(trace, tmp_path, max_epochs=1, seed=1)
+    assert digest_weights(other.families) != one_epoch[1]
 
 
-def test_fit__refuses_the_checkpoint_of_another_run(trace: Trace, tmp_path: Path) -> None:
-    run(trace, tmp_path, max_epochs=1)
+def test_fit__refuses_the_checkpoint_of_another_run(trace: Trace, done: Path) -> None:
     with pytest.raises(TrainCheckpointError, match=r"lr: 0.01 then, 0.02 now.*overwrite=true"):
-        run(trace, tmp_path, max_epochs=1, lr=0.02)
+        run(trace, done, max_epochs=1, lr=0.02)
 
 
-def test_fit__refuses_a_torn_checkpoint(trace: Trace, tmp_path: Path) -> None:
-    run(trace, tmp_path, max_epochs=1)
-    path = tmp_path / CHECKPOINTS / "last.ckpt"
+def test_fit__refuses_a_torn_checkpoint(trace: Trace, done: Path) -> None:
+    path = done / CHECKPOINTS / "last.ckpt"
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(TrainCheckpointError, match="torn"):
-        run(trace, tmp_path, max_epochs=1)
+        run(trace, done, max_epochs=1)
 
 
 def test_data__refuses_a_batch_larger_than_the_trace(trace: Trace) -> None:

@@ -150,8 +150,6 @@ def test_routing_log__is_enough_for_kinds_without_hidden_states(tmp_path: Path) 
 
 def test_wanted_kinds__begin_with_the_selected_one() -> None:
     assert list_compared_kinds("correlation") == ("correlation", "skip", "token", "popularity")
-    baselines = ("skip", "token", "popularity")
-    assert list_compared_kinds("residual") == ("residual", "mlp", "stride", *baselines)
     assert list_compared_kinds("token") == ("token", "skip", "popularity")
     assert list_compared_kinds("stride") == ("stride", "mlp", "skip", "token", "popularity")
     assert list_compared_kinds("residual") == (
