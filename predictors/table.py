@@ -79,7 +79,7 @@ class TableColumn:
             if isinstance(row, Mapping):
                 row = row.get(key)
             elif row is not None:
-                row = row[key] if isinstance(row, Sequence) else getattr(row, str(key))
+                row = row[key] if isinstance(key, int) else getattr(row, key)
         return row
 
     def text(self, row: Row) -> str:

@@ -146,7 +146,7 @@ def add_known(report: HtmlReport, results: Row) -> None:
             ylabel="share of the bound",
             labels=True,
             colors=list(HUES.values()),
-            ylim=(None, 1),
+            ylim=(None, 1.02),
         ),
         name="share-of-the-bound-against-known-tokens",
         note=f"Batch {batch}, a line for each budget. {ours}: forecasts only. 1: the token that is "

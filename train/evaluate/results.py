@@ -50,22 +50,6 @@ DEFINITIONS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComparedRow:
-    """A replay with its times relative to the baseline of the same condition."""
-
-    row: ReplayRow
-    speedup_decode: float | None
-    speedup_interval: Interval | None
-    speedup_prefill: float | None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return one flat row for results.json."""
-        ratios = asdict(self)
-        del ratios["row"]
-        return {**row_dict(self.row), **ratios}
-
-
-@dataclass(frozen=True, kw_only=True)
 class Standing:
     """The fastest two systems of a condition by mean TPOT, and the rank of ours.
 
@@ -127,7 +111,6 @@ def make_results(
     baseline = config.baseline.name
     knowing = [variant.label for variant in variants.table if variant.system.knows_future]
     standings = rank_systems(parts[TABLE], ours=OURS, left_out=knowing)
-    compared = compare_rows(parts[TABLE], baseline=baseline)
     manifest = trace.manifest
     return {
         "origin": describe_origin(config.run_dir),
@@ -152,7 +135,7 @@ def make_results(
         "tally": asdict(tally(standings, ours=OURS)),
         "winners": [asdict(standing) for standing in standings],
         "definitions": DEFINITIONS,
-        "rows": [row.as_dict() for row in compared],
+        "rows": compare_rows(parts[TABLE], baseline=baseline),
         "ablation": [row_dict(row) for row in parts[ABLATION]],
         "distance": [row_dict(row) for row in parts[DISTANCE]],
         "known": [row_dict(row) for row in parts[KNOWN]],
@@ -185,20 +168,18 @@ def group_rows(rows: Sequence[ReplayRow]) -> dict[Place, dict[str, ReplayRow]]:
     return groups
 
 
-def compare_rows(rows: Sequence[ReplayRow], *, baseline: str) -> list[ComparedRow]:
-    """Return each row with its speed-ups over the baseline."""
+def compare_rows(rows: Sequence[ReplayRow], *, baseline: str) -> list[dict[str, Any]]:
+    """Return flat rows for results.json, with the speed-ups over the baseline."""
     groups = group_rows(rows)
     compared = []
     for row in rows:
         slow = groups[row.hardware, row.budget, row.batch].get(baseline)
-        compared.append(
-            ComparedRow(
-                row=row,
-                speedup_decode=time_ratio(slow, row, "tpot_mean_ms"),
-                speedup_interval=None if slow is None else bootstrap_ratio(slow.run_ms, row.run_ms),
-                speedup_prefill=time_ratio(slow, row, "ttft_mean_ms"),
-            )
-        )
+        ratios = {
+            "speedup_decode": time_ratio(slow, row, "tpot_mean_ms"),
+            "speedup_interval": slow and bootstrap_ratio(slow.run_ms, row.run_ms),
+            "speedup_prefill": time_ratio(slow, row, "ttft_mean_ms"),
+        }
+        compared.append({**row_dict(row), **ratios})
     return compared
 
 

@@ -216,8 +216,10 @@ def popularity(report: HtmlReport, routing: RoutingPatterns) -> None:
         axes = figure.subplots()
         from_zero = [dict.fromkeys(columns, 0.0), *records]
         lines = collect_columns(from_zero, "share_of_experts")
-        share, lowest = lines["corpus_lowest"]
-        _, highest = lines["corpus_highest"]
+        share = [record["share_of_experts"] for record in from_zero]
+        lowest, highest = (
+            [record[f"corpus_{end}"] for record in from_zero] for end in ("lowest", "highest")
+        )
         blue, red = HUES["blue"], HUES["red"]
         axes.fill_between(
             share, lowest, highest, color=blue, alpha=0.22, linewidth=0, label="corpus, all layers"

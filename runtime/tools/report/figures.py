@@ -13,6 +13,8 @@ from itertools import chain
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from runtime.tools.report.series_styles import (
     HUES,
     INK,
@@ -263,13 +265,13 @@ def draw_legend(figure: "Figure") -> None:
     handles: dict[str, Any] = {}
     for axes in figure.axes:
         ends = {
-            str(line.get_label()): [y for y in line.get_ydata() if y == y][-1:]
+            str(line.get_label()): [y for y in np.asarray(line.get_ydata()) if y == y][-1:]
             for line in axes.get_lines()
         }
         named = zip(*axes.get_legend_handles_labels(), strict=True)
         for handle, name in sorted(named, key=lambda pair: ends.get(pair[1], []), reverse=True):
             handles.setdefault(name, handle)
-    figure.legend(list(handles.values()), list(handles), loc="outside right upper")
+    figure.legend(list(handles.values()), list(handles), loc="outside right center")
 
 
 def draw_bars(

@@ -108,6 +108,7 @@ STYLES: Mapping[str, SeriesStyle] = MappingProxyType(
         "decayed-lfu": SeriesStyle("moss", "s", DASHED),
         "regret": SeriesStyle("blue", "H", DASHED, width=MIDDLE),
         "static": SeriesStyle("navy", ">", DASHED),
+        "least-stale": SeriesStyle("orange", "X"),
         "neighbour": SeriesStyle("cyan", "<"),
     }
 )

@@ -82,16 +82,15 @@ def test_rank__is_null_without_our_system():
 
 
 def test_compare__uses_the_baseline_of_the_condition():
-    by_place = {
-        (one.row.budget, one.row.system): one for one in compare_rows(ROWS, baseline="on-demand")
-    }
+    compared = compare_rows(ROWS, baseline="on-demand")
+    by_place = {(one["budget"], one["system"]): one for one in compared}
     promoe = by_place["50%", "promoe"]
-    assert (promoe.speedup_decode, promoe.speedup_prefill) == (2.0, 2.0)
-    assert promoe.speedup_interval == pytest.approx((2.0, 2.0))
-    assert by_place["75%", "on-demand"].speedup_decode == 1.0
+    assert (promoe["speedup_decode"], promoe["speedup_prefill"]) == (2.0, 2.0)
+    assert promoe["speedup_interval"] == pytest.approx((2.0, 2.0))
+    assert by_place["75%", "on-demand"]["speedup_decode"] == 1.0
 
 
 def test_compare__is_null_without_a_measured_time():
     (alone,) = compare_rows([row("promoe", None)], baseline="on-demand")
-    assert alone.speedup_decode is None
-    assert alone.speedup_interval is None
+    assert alone["speedup_decode"] is None
+    assert alone["speedup_interval"] is None
