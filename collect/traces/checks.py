@@ -85,46 +85,29 @@ def check_tokens(
         raise TraceError(
             f"{path} has {num_rows:,} rows, its requests have {listed:,} tokens. {AGAIN}"
         )
-    lengths = [request.prompt_tokens + request.generated_tokens for request in ordered]
-    expected_N = np.repeat([request.index for request in ordered], lengths)
-    _check_rows(arrays["request"] == expected_N, "request", arrays, expected_N, path, first_row)
-    parts = [(request.prompt_tokens, request.generated_tokens) for request in ordered]
-    phase_N = np.repeat(
-        np.tile([Phase.PREFILL, Phase.DECODE], len(parts)), np.array(parts, np.int64).reshape(-1)
-    )
-    _check_rows(arrays["phase"] == phase_N, "phase", arrays, phase_N, path, first_row)
-    position_N, begins_N = arrays["position"], np.ones(num_rows, dtype=bool)
-    begins_N[1:] = np.diff(arrays["request"]) != 0
+    parts = np.array(
+        [(request.prompt_tokens, request.generated_tokens) for request in ordered], np.int64
+    ).reshape(-1, 2)
+    expected_N = np.repeat([request.index for request in ordered], parts.sum(axis=1))
+    phase_N = np.repeat(np.tile([Phase.PREFILL, Phase.DECODE], len(parts)), parts.reshape(-1))
+    # Ascending in a request, which begins anywhere.
     least_N = np.zeros(num_rows, np.int64)
-    least_N[1:] = position_N[:-1].astype(np.int64) + 1
-    least_N[begins_N] = 0
-    _check_rows(
-        position_N >= least_N, "position", arrays, least_N, path, first_row, relation="at least "
-    )
-    # -1: an imported log that does not know its tokens.
-    unknown_N = np.full(num_rows, -1)
-    _check_rows(
-        arrays["token"] >= unknown_N, "token", arrays, unknown_N, path, first_row, relation=">= "
-    )
-
-
-def _check_rows(
-    right_N: NDArray[np.bool_],
-    name: str,
-    arrays: Mapping[str, NDArray],
-    expected_N: NDArray,
-    path: str,
-    first_row: int,
-    *,
-    relation: str = "",
-) -> None:
-    if right_N.all():
-        return
-    row = int(np.argmin(right_N))
-    raise TraceError(
-        f"{path}, row {first_row + row}: {name} is {arrays[name][row]}, expected {relation}"
-        f"{expected_N[row]}. {AGAIN}"
-    )
+    least_N[1:] = arrays["position"][:-1].astype(np.int64) + 1
+    least_N[np.diff(expected_N, prepend=-1) != 0] = 0
+    for name, relation, values_N in (
+        ("request", "", expected_N),
+        ("phase", "", phase_N),
+        ("position", "at least ", least_N),
+        # -1: an imported log that does not know its tokens.
+        ("token", "at least ", np.full(num_rows, -1)),
+    ):
+        right_N = arrays[name] >= values_N if relation else arrays[name] == values_N
+        if not right_N.all():
+            row = int(np.argmin(right_N))
+            raise TraceError(
+                f"{path}, row {first_row + row}: {name} is {arrays[name][row]}, expected "
+                f"{relation}{values_N[row]}. {AGAIN}"
+            )
 
 
 def check_signals(

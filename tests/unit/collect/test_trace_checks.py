@@ -60,7 +60,7 @@ def swap_requests(arrays, _requests):
         (put("position", 10, -1), r"row 40: position is -1, expected at least 0"),
         (put("phase", 2, 5), r"row 32: phase is 5, expected 0"),
         (move_a_token, r"row 36: phase is 1, expected 0"),
-        (put("token", 8, -2), r"row 38: token is -2, expected >= -1"),
+        (put("token", 8, -2), r"row 38: token is -2, expected at least -1"),
         (number_again, r"expected request 4 .* got 7|request is 4, expected"),
         (count_more, r"has 30 rows, its requests have 4,611,.* tokens"),
     ],
