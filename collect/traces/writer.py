@@ -22,7 +22,6 @@ from collect.traces.checks import is_finite
 from collect.traces.columns import (
     DATASET_INFO,
     STATE,
-    Columns,
     dataset_info,
     dataset_state,
     write_stream,
@@ -131,11 +130,19 @@ class TraceWriter:
 
         `arrays` are columns by name, with rows sorted by request and position.
         """
-        order = arrays["request"]
-        assert (np.diff(order) >= 0).all(), "rows of a unit are in the order of its requests"
+        assert (np.diff(arrays["request"]) >= 0).all(), "rows are in the order of their requests"
         assert set(arrays) == set(self._columns), "a unit has the plan's columns"
-        record = write_shard(self.storage, self.plan, unit, self._columns, arrays, requests)
         stem = unit_stem(self.plan, unit)
+        with self.storage.open_new(f"{stem}.arrow") as file:
+            sink = HashingFile(file)
+            write_stream(sink, self._columns, arrays)
+        listed = REQUESTS.dump_json(list(requests), indent=1) + b"\n"
+        record = ShardRecord(
+            unit=unit,
+            rows=len(arrays["request"]),
+            data=TraceFile(name=f"{stem}.arrow", sha256=sink.hexdigest(), size=sink.size),
+            requests=write_small(self.storage, f"{stem}.requests.json", listed),
+        )
         self.storage.write(f"{stem}{RECORD}", record.model_dump_json(indent=1).encode() + b"\n")
         return record
 
@@ -236,29 +243,6 @@ class TraceWriter:
                 f"{self.storage.address} is not empty and contains no trace (it has {names[0]}): "
                 "give another output=PATH"
             )
-
-
-def write_shard(
-    storage: FileStorage,
-    plan: TracePlan,
-    unit: int,
-    columns: Columns,
-    arrays: Mapping[str, NDArray],
-    requests: Sequence[TraceRequest],
-) -> ShardRecord:
-    """Writes the two files of a unit, each in one step."""
-    stem = unit_stem(plan, unit)
-    with storage.open_new(f"{stem}.arrow") as file:
-        sink = HashingFile(file)
-        write_stream(sink, columns, arrays)
-    data = TraceFile(name=f"{stem}.arrow", sha256=sink.hexdigest(), size=sink.size)
-    listed = REQUESTS.dump_json(list(requests), indent=1) + b"\n"
-    return ShardRecord(
-        unit=unit,
-        rows=len(arrays["request"]),
-        data=data,
-        requests=write_small(storage, f"{stem}.requests.json", listed),
-    )
 
 
 def write_small(storage: FileStorage, name: str, data: bytes) -> TraceFile:
