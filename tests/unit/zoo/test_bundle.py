@@ -4,14 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from configs.cli import main
-from configs.commands import ZOO
 from tests.builders.entries import tiny_entry
+from tests.builders.zoos import zoo
 from zoo.load import find_entry, list_names
-
-
-def zoo(*arguments: object) -> int:
-    return main("zoo", ZOO, [str(one) for one in arguments])
 
 
 @pytest.fixture

@@ -7,13 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.builders.entries import tiny_entry
-from zoo.catalog import WritableZoo, Zoo
 from zoo.digest import check_path
 from zoo.entry import open_entry
 from zoo.errors import DamagedError, ZooError
-from zoo.index import EntryReference
-from zoo.load import load_predictor
-from zoo.storage import FolderStorage
 
 FILES = [
     "manifest.json",
@@ -67,29 +63,6 @@ def test_entry__refuses_damage_before_parsing(
         monkeypatch.setattr("zoo.entry.parse_manifest", None)
     with pytest.raises(DamagedError, match="damaged"):
         open_entry(tmp_path / "e").read(name)
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_pull__refuses_a_damaged_blob_and_lists_nothing(damage: str, tmp_path: Path) -> None:
-    manifest = tiny_entry(tmp_path / "e")
-    WritableZoo(FolderStorage(tmp_path / "far")).add(open_entry(tmp_path / "e"))
-    for digest in [manifest.digest, *(one.sha256 for one in manifest.files.values())]:
-        blob = tmp_path / "far/blobs/sha256" / digest
-        good = blob.read_bytes()
-        blob.write_bytes(DAMAGE[damage](good))
-        near = WritableZoo(FolderStorage(tmp_path / "near"))
-        with pytest.raises(DamagedError):
-            near.add(Zoo(FolderStorage(tmp_path / "far")).open(EntryReference("tiny/stride")))
-        assert near.read_index().entries == {}
-        blob.write_bytes(good)
-
-
-def test_load__refuses_a_damaged_graph(tmp_path: Path) -> None:
-    tiny_entry(tmp_path / "e")
-    path = tmp_path / "e/predictors/layer-00.onnx"
-    path.write_bytes(flipped(path.read_bytes()))
-    with pytest.raises(DamagedError, match=r"layer-00\.onnx of tiny/stride .* is damaged"):
-        load_predictor(tmp_path / "e", spec=None)
 
 
 def test_entry__names_a_missing_file(tmp_path: Path) -> None:

@@ -6,16 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from configs.cli import main
-from configs.commands import ZOO
 from tests.builders.entries import tiny_entry, tiny_spec
+from tests.builders.zoos import zoo
 from zoo.catalog import Zoo
 from zoo.load import find_entry
 from zoo.manifest import EntryManifest
-
-
-def zoo(*arguments: object) -> int:
-    return main("zoo", ZOO, [str(one) for one in arguments])
 
 
 def version(folder: Path, accuracy: float | None, **changes: object) -> EntryManifest:

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from configs.cli import main
-from configs.commands import ZOO
 from tests.builders.entries import tiny_entry
 from tests.builders.web import served
+from tests.builders.zoos import zoo
 from zoo.entry import open_entry
 from zoo.errors import DamagedError, SignatureError, ZooError
 from zoo.load import find_entry
@@ -22,10 +21,6 @@ from zoo.signing import (
 from zoo.storage import FolderStorage
 
 pytest.importorskip("model_signing", reason="model-signing is not installed (extra: sign)")
-
-
-def zoo(*arguments: object) -> int:
-    return main("zoo", ZOO, [str(one) for one in arguments])
 
 
 @pytest.fixture(scope="module")
@@ -118,16 +113,6 @@ def test_wrong_keys__are_named(tmp_path: Path, keys: dict[str, Path]) -> None:
     sign_folder(tmp_path / "e", key=keys["ours"])
     assert zoo("verify", tmp_path / "e", "require_signature=nowhere.pub") == 2
     assert zoo("verify", tmp_path / "e", f"require_signature={tmp_path / 'bad.pem'}") == 2
-
-
-def test_large_entry__is_signed_and_verified(tmp_path: Path, keys: dict[str, Path]) -> None:
-    import numpy as np
-    from safetensors.numpy import save
-
-    weights = np.random.default_rng(0).random(5 << 20, dtype=np.float32)
-    tiny_entry(tmp_path / "e", files={"weights.safetensors": save({"w": weights})})
-    sign_folder(tmp_path / "e", key=keys["ours"])
-    check_signature(open_entry(tmp_path / "e"), key=keys["ours.pub"])
 
 
 def test_signature__is_that_of_the_bytes_that_are_loaded(

@@ -14,7 +14,7 @@ from zoo.catalog import WritableZoo, Zoo
 from zoo.entry import open_entry
 from zoo.errors import ZooError
 from zoo.index import EntryReference
-from zoo.load import find_entry, load_predictor
+from zoo.load import find_entry
 from zoo.pull import is_portable
 from zoo.storage import FolderStorage, cache_storage, open_storage
 
@@ -285,12 +285,3 @@ pickle.loads(pickle.dumps(fractions.Fraction(1, 2)))
 assert seen
 """
     assert subprocess.run([sys.executable, "-c", code], timeout=240).returncode == 0
-
-
-def test_load__of_an_address_is_a_predictor(far: Far, tmp_path: Path) -> None:
-    from tests.builders.entries import tiny_spec
-    from tests.unit.zoo.test_load import mlp_entry
-
-    mlp_entry(tmp_path / "m")
-    WritableZoo(FolderStorage(far[1].folder)).add(open_entry(tmp_path / "m"))
-    assert load_predictor(f"{far[0]}#tiny/mlp", spec=tiny_spec()).kind == "mlp"

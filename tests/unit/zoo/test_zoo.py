@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from configs.cli import main
-from configs.commands import ZOO
 from predictors.errors import DiskFullError
 from tests.builders.entries import tiny_entry
+from tests.builders.zoos import zoo
 from zoo.catalog import WritableZoo, Zoo
 from zoo.commands.publish import check_publishable
 from zoo.entry import open_entry
@@ -19,10 +18,6 @@ from zoo.index import EntryReference
 from zoo.load import find_entry, list_names
 from zoo.manifest import EntryManifest
 from zoo.storage import BUILTIN, FolderStorage
-
-
-def zoo(*arguments: object) -> int:
-    return main("zoo", ZOO, [str(one) for one in arguments])
 
 
 def test_push_and_pull__carry_an_entry_over(tmp_path: Path) -> None:
@@ -215,14 +210,6 @@ def test_error__names_cause_and_next_step(
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
-
-
-def test_list__writes_results_where_asked(tmp_path: Path) -> None:
-    tiny_entry(tmp_path / "e")
-    assert zoo("push", tmp_path / "e", f"zoo={tmp_path / 'zoo'}") == 0
-    assert zoo("list", f"zoo={tmp_path / 'zoo'}", f"run_dir={tmp_path / 'run'}") == 0
-    results = json.loads((tmp_path / "run/results.json").read_text())
-    assert [one["name"] for one in results["entries"]] == ["tiny/stride"]
 
 
 def test_builtin_zoo__is_complete_and_publishable() -> None:
