@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from benchmarks.cluster import Interconnect
 from benchmarks.config import ScalingConfig
 from benchmarks.papers.cells import CellResult, PaperCell
 from benchmarks.papers.claims import Claim, Interval, interval
@@ -34,7 +35,6 @@ from benchmarks.reports import (
 )
 from collect.traces import Trace
 from runtime.config import HardwareConfig, ShapeConfig
-from runtime.sim.cluster import Interconnect
 
 NODES = (1, 2, 3, 4, 5, 6)
 GPUS_PER_NODE = 4

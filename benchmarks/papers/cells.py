@@ -12,9 +12,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.cluster import Interconnect
 from predictors.spec import ModelSpec
 from runtime.config import HardwareConfig, ShapeConfig, SystemConfig
-from runtime.sim.cluster import Interconnect
 from runtime.sim.replay import ReplayStats
 
 Figure = float | NDArray[np.float64]

@@ -5,7 +5,7 @@ import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -20,8 +20,8 @@ from runtime.policy.build import (
     build_scheduler,
 )
 from runtime.policy.counters import CacheCounters, sum_counters
+from runtime.policy.device_cache import DeviceCache
 from runtime.policy.multi_device_cache import DeviceCaches
-from runtime.sim.cluster import Interconnect, SimulatedCluster
 from runtime.sim.group import simulate_dense, simulate_experts
 from runtime.sim.hardware import Hardware, count_tier_slots, hybrid_hardware, prediction_seconds
 from runtime.sim.routing import RecordedRouting
@@ -150,6 +150,28 @@ def rare_collections() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
+AnySimulator = Any
+"""A `Simulator`, or what has its methods for several devices."""
+
+
+class SpreadDevices(Protocol):
+    """Several devices that experts are spread over, and the links between them."""
+
+    @property
+    def num_devices(self) -> int: ...
+
+    def tokens_at_once(self, num_tokens: int) -> int:
+        """Returns the tokens of a step that are computed one after another outside of experts."""
+
+    def device_hardware(self, hardware: Hardware) -> Hardware:
+        """Returns one device's part of a machine."""
+
+    def connect(
+        self, simulators: Sequence[Simulator], devices: Sequence[DeviceCache]
+    ) -> AnySimulator:
+        """Returns the devices as one simulated machine."""
+
+
 def replay(
     steps: Iterable[RecordedStep],
     predictor: Predictor | None,
@@ -160,7 +182,7 @@ def replay(
     budget_slots: int | Sequence[int],
     reuse_predictor: Predictor | None = None,
     observer: Observer | None = None,
-    interconnect: Interconnect | None = None,
+    interconnect: SpreadDevices | None = None,
 ) -> ReplayStats:
     """Runs the steps one after another from empty caches.
 
@@ -201,7 +223,7 @@ def replay(
     chunk_bytes = [hardware.chunk_bytes] * spec.num_layers
     active = predictor if system.prefetch else None
     cache: DeviceCaches
-    simulator: Simulator | SimulatedCluster
+    simulator: AnySimulator
     if interconnect is None:
         cache = build_device_cache(system, spec, num_slots=budget_slots, chunk_bytes=chunk_bytes)
         devices = [cache]
@@ -224,7 +246,7 @@ def replay(
     if interconnect is None:
         (simulator,) = simulators
     else:
-        simulator = SimulatedCluster(simulators, devices, interconnect)
+        simulator = interconnect.connect(simulators, devices)
     if fills_host or system.fill_first_layers:
         cache.fill()
     stats = ReplayStats(
@@ -307,7 +329,7 @@ def _total_step(stats: ReplayStats, *, is_prefill: bool, num_tokens: int) -> Ste
 
 
 def _simulate_step(
-    simulator: Simulator | SimulatedCluster,
+    simulator: AnySimulator,
     predictor: Predictor | None,
     step: RecordedStep,
     *,

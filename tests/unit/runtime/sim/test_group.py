@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.cluster import Interconnect
 from predictors.errors import MoecastError
 from runtime.config import SystemConfig
 from runtime.presets import load_system
-from runtime.sim.cluster import Interconnect
 from runtime.sim.group import GroupStep
 from runtime.sim.hardware import MeasuredHardware, Overheads
 from runtime.sim.lower_bound import bound_time

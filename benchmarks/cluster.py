@@ -58,6 +58,12 @@ class Interconnect:
         """Returns the tokens of a step that one machine computes outside of experts."""
         return math.ceil(num_tokens / self.num_nodes)
 
+    def connect(
+        self, simulators: Sequence[Simulator], devices: Sequence[DeviceCache]
+    ) -> "SimulatedCluster":
+        """Returns the devices as one simulated machine."""
+        return SimulatedCluster(simulators, devices, self)
+
     def device_hardware(self, hardware: Hardware) -> Hardware:
         """Returns one device's part of a machine, whose disk and host memory its devices share.
 

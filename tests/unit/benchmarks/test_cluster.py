@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from benchmarks.cluster import Interconnect
 from runtime.config import HardwareConfig, ShapeConfig, SystemConfig
-from runtime.sim.cluster import Interconnect
 from runtime.sim.hardware import Overheads, describe_hardware
 from runtime.sim.predictor_latency import PredictorLatencies
 from runtime.sim.replay import replay
