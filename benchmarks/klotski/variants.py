@@ -20,8 +20,8 @@ from benchmarks.klotski.measures import (
 )
 from benchmarks.klotski.rows import VariantFigures, VariantRequest
 from runtime.config import ModelConfig, SystemConfig
+from runtime.generation.batch.generate_many import run_micro_batches
 from runtime.generation.batch.memory_plan import make_kv_caches, parse_kv_budget
-from runtime.generation.batch.micro_batches import run_micro_batches
 from runtime.generation.batch.prompts import BatchPrompt, make_batches
 from runtime.generation.batch.result_journal import BatchResult
 from runtime.generation.config import GroupConfig

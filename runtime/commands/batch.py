@@ -13,8 +13,8 @@ from predictors.table import Table
 from predictors.units import MIB
 from runtime.commands.progress import print_auto_budget, print_line, progress
 from runtime.engine.memory import freeze_objects, peak_memory_bytes
+from runtime.generation.batch.generate_many import BatchRunSummary, run_micro_batches
 from runtime.generation.batch.memory_plan import PlannedRun, load_with_plan, make_kv_caches
-from runtime.generation.batch.micro_batches import BatchRunSummary, run_micro_batches
 from runtime.generation.batch.prompts import (
     Batch,
     find_tokenizer,

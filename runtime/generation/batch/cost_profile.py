@@ -8,8 +8,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -36,7 +35,7 @@ TIMED_STEPS = 3
 TIMED_TOKENS = (1, 64)
 """Numbers of tokens on a timed expert: the difference is the cost per token."""
 REPEATS = 7
-FORMAT = 3
+FORMAT = 4
 
 
 @dataclass(frozen=True)
@@ -163,61 +162,48 @@ def _run_steps(model: PreTrainedModel, batch: Batch, clock: "LayerClock") -> Cac
 
 
 class LayerClock:
-    """Times blocks, routers and experts of each layer with hooks; synchronises a GPU."""
+    """Times blocks, routers and experts with hooks while `is_enabled`; synchronises a GPU."""
 
     def __init__(self, layers: Sequence[MoeLayer], device: torch.device):
         self.is_enabled = False
-        self._layers = layers
         self._device = device
-        self._began: dict[int, list[tuple[str, float]]] = {}
-        self._attention: list[float] = []
-        self._gate: list[float] = []
+        self._seconds: dict[str, list[float]] = {"block": [], "router": [], "experts": []}
         self._hooks = ExitStack()
+        for layer in layers:
+            for kind, times in self._seconds.items():
+                self._time(getattr(layer, kind), times)
+
+    def _time(self, module: nn.Module, times: list[float]) -> None:
+        started: list[float] = []
+
+        def start(*_: object) -> None:
+            if self.is_enabled:
+                synchronize(self._device)
+                started.append(time.perf_counter())
+
+        def end(*_: object) -> None:
+            if started:
+                synchronize(self._device)
+                times.append(time.perf_counter() - started.pop())
+
+        self._hooks.callback(module.register_forward_pre_hook(start).remove)
+        self._hooks.callback(module.register_forward_hook(end).remove)
 
     def __enter__(self) -> "LayerClock":
-        for layer in self._layers:
-            for name, module in (
-                ("block", layer.block),
-                ("router", layer.router),
-                ("experts", layer.experts),
-            ):
-                start, end = (self._hook(layer.index, event) for event in (name, f"{name} end"))
-                self._hooks.callback(module.register_forward_pre_hook(start).remove)
-                self._hooks.callback(module.register_forward_hook(end).remove)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._hooks.close()
 
-    def _hook(self, layer: int, event: str) -> Callable[..., None]:
-        def hook(_module: nn.Module, *_: object) -> None:
-            if not self.is_enabled:
-                return
-            synchronize(self._device)
-            now = time.perf_counter()
-            if event == "block":
-                self._began[layer] = []
-            self._began.setdefault(layer, []).append((event, now))
-            if event == "block end":
-                self._count(dict(self._began.pop(layer)))
-
-        return hook
-
-    def _count(self, at: dict[str, float]) -> None:
-        """All of a block but its router and what its experts module does."""
-        whole = at["block end"] - at["block"]
-        gate, experts = (
-            at[f"{name} end"] - at[name] if {name, f"{name} end"} <= at.keys() else 0.0
-            for name in ("router", "experts")
-        )
-        self._gate.append(gate)
-        self._attention.append(max(0.0, whole - gate - experts))
-
     def typical(self) -> tuple[float, float]:
-        """Typical seconds of attention and gate; 0 if the model's blocks were not called."""
-        if not self._attention:
-            return 0.0, 0.0
-        return trimmed_mean(self._attention), trimmed_mean(self._gate)
+        """Typical seconds of attention and gate; 0 for modules that were not called.
+
+        Attention is all of a block but its router and its experts.
+        """
+        block, gate, experts = (
+            trimmed_mean(times) if times else 0.0 for times in self._seconds.values()
+        )
+        return max(0.0, block - gate - experts), gate
 
 
 # ---- stored measurements
@@ -232,10 +218,11 @@ def load_or_measure(
         The costs, and whether they were loaded.
     """
     path = cache_folder("measured") / f"{_cache_key(model, batch, store)}.json"
-    if (known := _read_profile(path)) is not None:
-        return known, True
+    if path.is_file():
+        known = json.loads(path.read_bytes())
+        return CostProfile(PlannerCosts(**known.pop("costs")), **known), True
     profile = measure_costs(model, batch, store)
-    write_json(path, {"format": FORMAT, **asdict(profile)})
+    write_json(path, asdict(profile))
     return profile, False
 
 
@@ -258,17 +245,3 @@ def _cache_key(model: PreTrainedModel, batch: Batch, store: StoreConfig) -> str:
         "length": max(len(prompt.tokens) for prompt in batch).bit_length(),
     }
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
-
-
-def _read_profile(path: Path) -> CostProfile | None:
-    """Read a stored measurement; None if there is no usable one."""
-    try:
-        raw = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    names = {field.name for field in fields(PlannerCosts)}
-    if not isinstance(raw, dict) or raw.get("format") != FORMAT or set(raw["costs"]) != names:
-        return None
-    return CostProfile(
-        PlannerCosts(**raw["costs"]), raw["kv_bytes_per_token"], raw["kv_bytes_fixed"]
-    )

@@ -1,27 +1,183 @@
-"""Generate for many prompts at the highest throughput."""
+"""Generate for many prompts: groups of batches in lockstep, each row reported when it ends.
+
+A group holds `n` batches at a time (Klotski, section 5); the next batch starts when one has ended.
+"""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from transformers import PreTrainedModel
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from runtime.config import AUTO, StoreConfig
 from runtime.errors import TransferError
 from runtime.generation.batch.dense_placement import stream_dense_weights
 from runtime.generation.batch.memory_plan import make_kv_caches, parse_kv_budget, plan_batches
-from runtime.generation.batch.micro_batches import run_micro_batches
 from runtime.generation.batch.prompts import (
+    Batch,
+    BatchPrompt,
+    PromptId,
     find_tokenizer,
     make_batches,
     make_decoder,
     make_prompt_encoder,
+    max_cache_length,
     parse_prompts,
 )
 from runtime.generation.batch.result_journal import BatchResult
 from runtime.generation.config import DensePlacement, GroupConfig, Offload
+from runtime.generation.kv_caches import KVCacheFactory
+from runtime.generation.lockstep.group import LockstepGroup
+from runtime.generation.lockstep.sequence import SequenceTask
+from runtime.generation.sampling import drawing_options
+from runtime.hf.tokens import eos_token_ids, pad_batch, pad_token_id
 
 log = logging.getLogger(__name__)
+
+STOP, LENGTH = "stop", "length"
+
+OnRowEnd = Callable[[BatchPrompt, list[int], str], None]
+"""`(prompt, new tokens, finish reason)`."""
+
+
+class RowStoppingCriteria(StoppingCriteria):
+    """Ends each row at its own limit and reports it to `ended` while the others continue."""
+
+    def __init__(self, batch: Batch, ends: Collection[int], ended: OnRowEnd):
+        self._batch = batch
+        self._ends = frozenset(ends)
+        # Transformers looks for an attribute of this name to learn that rows may end early: it
+        # then pads them.
+        self.eos_token_id = sorted(self._ends)
+        self._ended = ended
+        self._start: int | None = None
+        self.is_over = [False] * len(batch)
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        del scores, kwargs
+        if self._start is None:
+            self._start = input_ids.shape[1] - 1
+        count = input_ids.shape[1] - self._start
+        for row, last in enumerate(input_ids[:, -1].tolist()):
+            if self.is_over[row]:
+                continue
+            prompt = self._batch[row]
+            if last in self._ends or count >= prompt.max_new_tokens:
+                self.is_over[row] = True
+                reason = STOP if last in self._ends else LENGTH
+                self._ended(prompt, input_ids[row, self._start :].tolist(), reason)
+        return torch.tensor(self.is_over, device=input_ids.device)
+
+
+def generate_batch(
+    model: PreTrainedModel,
+    batch: Batch,
+    *,
+    caches: KVCacheFactory,
+    ended: OnRowEnd,
+    temperature: float = 0.0,
+) -> None:
+    """Generate with the model's own `generate` until the last row has ended."""
+    is_decoder = not model.config.is_encoder_decoder
+    tokens_BT, mask_BT = pad_batch(
+        [prompt.tokens for prompt in batch], pad_token_id(model), left=is_decoder
+    )
+    padding_B = (1 - mask_BT).sum(dim=1)
+    cache = caches.make(padding_B, max_cache_length=max_cache_length(batch))
+    rows = RowStoppingCriteria(batch, eos_token_ids(model), ended)
+    options = drawing_options(temperature)
+    if cache is not None:
+        options["past_key_values"] = cache
+    try:
+        model.generate(
+            tokens_BT.to(model.device),
+            attention_mask=mask_BT.to(model.device),
+            max_new_tokens=max(prompt.max_new_tokens for prompt in batch),
+            stopping_criteria=StoppingCriteriaList([rows]),
+            pad_token_id=pad_token_id(model),
+            **options,
+        )
+    finally:
+        caches.end(cache)
+    assert all(rows.is_over), "generation ended before its rows did"
+
+
+SEED_STRIDE = 1_000_003
+"""Distance between the seeds of two runs: every batch has its own seed."""
+
+
+@dataclass
+class BatchRunSummary:
+    """Counts of a batch run."""
+
+    num_steps: int = 0
+    num_rows: int = 0
+    """Results emitted."""
+    num_tokens: int = 0
+    """New tokens of these."""
+    failed: list[tuple[Batch, str]] = field(default_factory=list)
+    """Batches that ended in a transfer error, with its message."""
+
+
+def run_micro_batches(
+    model: PreTrainedModel,
+    batches: Sequence[Batch],
+    *,
+    n: int,
+    caches: KVCacheFactory,
+    emit: Callable[[BatchResult], None],
+    text: Callable[[list[int]], str] | None = None,
+    done: Collection[PromptId] = (),
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> BatchRunSummary:
+    """Run all batches with a row that is not in `done` and emit these rows as they end.
+
+    A batch always runs with all its rows, so that a resumed run produces the same bits. A batch
+    whose transfers fail is skipped; the others continue.
+
+    Args:
+        text: decodes new tokens; None for results without text.
+    """
+    ran = BatchRunSummary()
+
+    def ended(prompt: BatchPrompt, tokens: list[int], reason: str) -> None:
+        if prompt.id not in done:
+            ran.num_rows += 1
+            ran.num_tokens += len(tokens)
+            emit(BatchResult(prompt.id, text(tokens) if text else None, tokens, reason))
+
+    waiting = deque(
+        (place, batch)
+        for place, batch in enumerate(batches)
+        if any(prompt.id not in done for prompt in batch)
+    )
+    generate = partial(generate_batch, model, caches=caches, ended=ended, temperature=temperature)
+    living: dict[SequenceTask, Batch] = {}
+    group = LockstepGroup(model)
+    try:
+        while waiting or living:
+            while waiting and len(living) < n:
+                place, batch = waiting.popleft()
+                # Swapping random states costs time at every switch: only sampling needs it.
+                own = seed * SEED_STRIDE + place if temperature > 0 else None
+                living[group.start(partial(generate, batch), seed=own)] = batch
+            for member in group.step():
+                batch = living.pop(member)
+                if isinstance(member.error, TransferError):
+                    log.error("skipping a batch of %d prompts: %s", len(batch), member.error)
+                    ran.failed.append((batch, str(member.error)))
+                elif member.error is not None:
+                    raise member.error
+            ran.num_steps += 1
+    finally:
+        group.close()
+    return ran
 
 
 def generate_many(

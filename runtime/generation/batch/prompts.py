@@ -5,8 +5,17 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+)
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from predictors.errors import MoecastError
@@ -17,7 +26,6 @@ from runtime.hf.tokens import context_length, load_tokenizer
 from runtime.store.model_check import has_tokenizer
 from zoo.digest import refuse_pipes
 
-KEYS = ("id", "prompt", "messages", "tokens", "max_new_tokens")
 KINDS = ("prompt", "messages", "tokens")
 """Each line has exactly one of these."""
 
@@ -34,6 +42,32 @@ class BatchPrompt:
 
 
 Batch = tuple[BatchPrompt, ...]
+
+
+def check_encodable(text: str) -> str:
+    """Refuse half a surrogate pair, which JSON can spell, but which is no character."""
+    text.encode()
+    return text
+
+
+Text = Annotated[StrictStr, AfterValidator(check_encodable)]
+
+
+class PromptMessage(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    role: Text
+    content: Text
+
+
+class PromptEntry(BaseModel):
+    """A line of the input, or a mapping."""
+
+    model_config = ConfigDict(extra="forbid")
+    id: Text | StrictInt
+    prompt: Text | None = None
+    messages: list[PromptMessage] | None = None
+    tokens: list[Annotated[StrictInt, Field(ge=0)]] | None = None
+    max_new_tokens: Annotated[StrictInt, Field(ge=1)]
 
 
 @dataclass(frozen=True)
@@ -118,7 +152,12 @@ def _parse_entries(
     prompts: list[BatchPrompt] = []
     seen: dict[PromptId, str] = {}
     for where, number, entry in entries:
-        prompt = _parse_entry(where, number, entry, encoder, max_new_tokens)
+        try:
+            prompt = _parse_entry(number, entry, encoder, max_new_tokens)
+        except ValidationError as error:
+            raise PromptFileError(f"{where}: {_describe(error)}") from error
+        except MoecastError as error:
+            raise PromptFileError(f"{where}: {error}") from error
         if prompt.id in seen:
             raise PromptFileError(
                 f"{where}: id {prompt.id!r} is already used by {seen[prompt.id]}; make ids unique"
@@ -129,90 +168,45 @@ def _parse_entries(
 
 
 def _parse_entry(
-    where: str, number: int, entry: Any, encoder: PromptEncoder, max_new_tokens: int
+    number: int, entry: Any, encoder: PromptEncoder, max_new_tokens: int
 ) -> BatchPrompt:
     if not isinstance(entry, Mapping):
-        raise PromptFileError(
-            f"{where}: a {type(entry).__name__} is not a prompt; write a JSON object"
-        )
-    unknown = [key for key in entry if key not in KEYS]
-    if unknown:
-        raise PromptFileError(f"{where}: unknown key {unknown[0]!r}; known are {', '.join(KEYS)}")
-    kinds = [kind for kind in KINDS if entry.get(kind) is not None]
+        raise PromptFileError(f"a {type(entry).__name__} is not a prompt; write a JSON object")
+    given = PromptEntry.model_validate({"id": number, "max_new_tokens": max_new_tokens, **entry})
+    kinds = [kind for kind in KINDS if getattr(given, kind) is not None]
     if len(kinds) != 1:
         raise PromptFileError(
-            f"{where}: has {' and '.join(kinds) or 'none'} of {', '.join(KINDS)}; give exactly one"
+            f"has {' and '.join(kinds) or 'none'} of {', '.join(KINDS)}; give exactly one"
         )
-    limit = entry.get("max_new_tokens", max_new_tokens)
-    if not is_integer(limit) or limit < 1:
-        raise PromptFileError(
-            f"{where}: max_new_tokens is {limit!r}; it must be a positive integer"
-        )
-    own = entry.get("id", number)
-    if not (isinstance(own, str) or is_integer(own)):
-        raise PromptFileError(f"{where}: id is {own!r}; it must be a string or an integer")
-    tokens = _parse_tokens(where, kinds[0], entry[kinds[0]], encoder)
+    if given.prompt is not None:
+        tokens = encoder.of_text(given.prompt)
+    elif given.messages is not None:
+        tokens = encoder.of_messages([message.model_dump() for message in given.messages])
+    else:
+        tokens = given.tokens or []
+        if max(tokens, default=0) >= encoder.vocabulary:
+            raise PromptFileError(f"tokens must be ids from 0 to {encoder.vocabulary - 1}")
+    if not tokens:
+        raise PromptFileError(f"{kinds[0]} has no tokens to continue")
+    limit = given.max_new_tokens
     if encoder.context is not None and len(tokens) + limit > encoder.context:
         raise PromptFileError(
-            f"{where}: {len(tokens)} prompt tokens and max_new_tokens={limit} exceed the model's "
+            f"{len(tokens)} prompt tokens and max_new_tokens={limit} exceed the model's "
             f"context of {encoder.context}; shorten the prompt or lower max_new_tokens"
         )
-    return BatchPrompt(own, tuple(tokens), limit)
+    return BatchPrompt(given.id, tuple(tokens), limit)
 
 
-def is_integer(value: Any) -> bool:
-    """True for an `int` that is not a `bool`."""
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _parse_tokens(where: str, kind: str, value: Any, encoder: PromptEncoder) -> list[int]:
-    if kind == "tokens":
-        tokens = value
-        whole = isinstance(value, Sequence) and not isinstance(value, str | bytes)
-        if not whole or not all(is_integer(t) and 0 <= t < encoder.vocabulary for t in tokens):
-            raise PromptFileError(
-                f"{where}: tokens must be a list of ids from 0 to {encoder.vocabulary - 1}"
-            )
-    elif kind == "prompt":
-        _check_encodable(where, value)
-        if not isinstance(value, str):
-            raise PromptFileError(f"{where}: prompt must be a string, not a {type(value).__name__}")
-        tokens = _encode(where, lambda: encoder.of_text(value))
-    else:
-        if not isinstance(value, Sequence) or not all(map(_is_message, value)):
-            raise PromptFileError(
-                f'{where}: messages must be a list of {{"role": ..., "content": ...}}, both strings'
-            )
-        for message in value:
-            for part in message.values():
-                _check_encodable(where, part)
-        tokens = _encode(where, lambda: encoder.of_messages(value))
-    if not tokens:
-        raise PromptFileError(f"{where}: {kind} has no tokens to continue")
-    return list(tokens)
-
-
-def _check_encodable(where: str, text: Any) -> None:
-    """Refuses half a surrogate pair, which JSON can spell, but which is no character."""
-    try:
-        str(text).encode()
-    except UnicodeEncodeError as error:
-        raise PromptFileError(
-            f"{where}: the text has half a surrogate pair at character {error.start}; it is not "
-            "valid Unicode"
-        ) from error
-
-
-def _is_message(value: Any) -> bool:
-    is_mapping = isinstance(value, Mapping) and set(value) == {"role", "content"}
-    return is_mapping and all(isinstance(part, str) for part in value.values())
-
-
-def _encode(where: str, encode: Callable[[], list[int]]) -> list[int]:
-    try:
-        return encode()
-    except MoecastError as error:
-        raise PromptFileError(f"{where}: {error}") from error
+def _describe(error: ValidationError) -> str:
+    """The first fault of an entry, in a line."""
+    faults = error.errors()
+    name, *place = faults[0]["loc"]
+    if faults[0]["type"] == "extra_forbidden" and not place:
+        return f"unknown key {name!r}; known are {', '.join(PromptEntry.model_fields)}"
+    where = ".".join(str(part) for part in (name, *(place if name != "id" else ())))
+    # An id may be of two types, and there is a fault for each.
+    texts = [fault["msg"].replace("Input", "it") for fault in faults if fault["loc"][0] == name]
+    return f"{where}: {' or '.join(texts if name == 'id' else texts[:1])}"
 
 
 def find_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from predictors.files import write_json
 from runtime.errors import ResultFileError
-from runtime.generation.batch.prompts import PromptId, is_integer
+from runtime.generation.batch.prompts import PromptId
 
 FORMAT = 1
 SYNC_SECONDS = 1.0
@@ -175,4 +175,4 @@ def _parse_id(line: bytes) -> PromptId | None:
     if not isinstance(answer, dict) or set(answer) != KEYS:
         return None
     own = answer["id"]
-    return own if isinstance(own, str) or is_integer(own) else None
+    return own if isinstance(own, str | int) else None

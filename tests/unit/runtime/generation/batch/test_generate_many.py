@@ -9,8 +9,7 @@ import torch
 from runtime.config import ModelConfig, StoreConfig, SystemConfig
 from runtime.errors import PlanError, TransferError
 from runtime.generation.batch.dense_placement import stream_dense_weights
-from runtime.generation.batch.generate_many import generate_many
-from runtime.generation.batch.micro_batches import generate_batch, run_micro_batches
+from runtime.generation.batch.generate_many import generate_batch, generate_many, run_micro_batches
 from runtime.generation.batch.prompts import BatchPrompt, make_batches
 from runtime.generation.config import Offload
 from runtime.generation.kv_caches import (
