@@ -27,7 +27,6 @@ def run(config: ServeConfig) -> dict[str, Any]:
     # Imported here: libraries that these import start threads, which then share the heap.
     from runtime.serving.app_factory import create_server
     from runtime.serving.auth import KEY_VARIABLE, load_api_keys
-    from runtime.serving.connections import ConnectionTable
     from runtime.serving.logs import configure_json_logging
     from runtime.serving.model_loading import served_name
     from runtime.serving.recording import open_recorder
@@ -50,10 +49,9 @@ def run(config: ServeConfig) -> dict[str, Any]:
         return serve_replicas(config, keys, version)
     tracing = open_tracing(os.environ, version=version)
     configure_json_logging(secrets=keys)
-    table = ConnectionTable()
     recorder = open_recorder(config)
     service, app = create_server(
-        config, keys=keys, version=version, table=table, tracing=tracing, recorder=recorder
+        config, keys=keys, version=version, tracing=tracing, recorder=recorder
     )
     with listen(config.host, config.port) as listener:
         url = server_url(listener)
@@ -68,7 +66,6 @@ def run(config: ServeConfig) -> dict[str, Any]:
                 listener,
                 grace_seconds=config.grace,
                 on_listening=print_url,
-                table=table,
                 manager=ServiceManager(os.environ),
             )
         )

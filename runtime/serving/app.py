@@ -12,12 +12,11 @@ from starlette.exceptions import HTTPException
 
 from runtime.errors import ChatError
 from runtime.serving.auth import ApiKeys
-from runtime.serving.errors import RequestError, error_body
+from runtime.serving.body_limit import BODY_SECONDS, BodyLimitMiddleware
+from runtime.serving.errors import RequestError, ServerFault, error_body, error_response
 from runtime.serving.generation_requests import RequestLimits
 from runtime.serving.middleware import (
-    BODY_SECONDS,
     AuthMiddleware,
-    BodyLimitMiddleware,
     HostCheckMiddleware,
     failure_message,
 )
@@ -100,16 +99,13 @@ async def handle_request_error(_request: Request, error: Exception) -> JSONRespo
     if isinstance(error, ChatError):
         error = RequestError(str(error), param="messages")
     assert isinstance(error, RequestError)
-    headers = {}
-    if error.retry_after_seconds is not None:
-        headers["Retry-After"] = str(error.retry_after_seconds)
-    return JSONResponse(error.body(), error.status, headers)
+    return error_response(error)
 
 
 async def handle_failure(request: Request, _error: Exception) -> JSONResponse:
     """Answer an unexpected exception; Starlette raises it again for the log."""
     message = failure_message(request.state.request_id)
-    return JSONResponse(error_body(message, kind="server_error"), 500)
+    return error_response(ServerFault(message))
 
 
 async def handle_validation_error(request: Request, error: Exception) -> JSONResponse:

@@ -11,7 +11,6 @@ from runtime.policy.budget import parse_size
 from runtime.serving.app import NO_TELEMETRY, AppSettings, create_app
 from runtime.serving.choice import CompletionChoice
 from runtime.serving.config import ServeConfig
-from runtime.serving.connections import ConnectionTable
 from runtime.serving.generation_requests import RequestLimits
 from runtime.serving.middleware import RequestLogMiddleware
 from runtime.serving.model_loading import LoadedModel, load_model, served_name
@@ -29,7 +28,6 @@ def create_server(
     *,
     keys: frozenset[str],
     version: str,
-    table: ConnectionTable | None = None,
     tracing: "Tracing | None" = None,
     recorder: PromptRecorder | None = None,
 ) -> tuple[GenerationService, ASGIApp]:
@@ -37,7 +35,6 @@ def create_server(
 
     Args:
         keys: the API keys; none disables authentication.
-        table: the server's connections, for the metrics; None: another program has them.
         tracing: records the requests; the caller closes it.
         recorder: records prompts.
 
@@ -57,8 +54,6 @@ def create_server(
         observers=[HeapTrimmer()] if recorder is None else [HeapTrimmer(), recorder],
     )
     telemetry = Telemetry(service, config, version=version, recorder=recorder)
-    if table is not None:
-        telemetry.metrics.requests.watch_connections(table)
     settings = AppSettings(
         version=version,
         keys=keys,

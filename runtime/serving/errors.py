@@ -2,6 +2,8 @@
 
 from typing import Any, ClassVar
 
+from fastapi.responses import JSONResponse
+
 from predictors.errors import MoecastError
 
 
@@ -33,8 +35,37 @@ def error_body(
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
+def error_response(error: RequestError) -> JSONResponse:
+    seconds = error.retry_after_seconds
+    headers = {} if seconds is None else {"retry-after": str(seconds)}
+    return JSONResponse(error.body(), error.status, headers)
+
+
 class ContextTooLong(RequestError):
     code = "context_length_exceeded"
+
+
+class NotJson(RequestError):
+    status = 415
+
+
+class BodyTooLarge(RequestError):
+    status = 413
+
+
+class BodyTooSlow(RequestError):
+    status = 408
+
+
+class InvalidKey(RequestError):
+    status = 401
+    kind = "authentication_error"
+    code = "invalid_api_key"
+
+
+class ForbiddenHost(RequestError):
+    status = 403
+    kind = "permission_error"
 
 
 class UnknownModel(RequestError):
@@ -82,11 +113,16 @@ class EngineDead(RequestError):
     code = "engine_dead"
 
 
-class GenerationFailed(RequestError):
-    """The generation of this request failed; the others continue."""
+class ServerFault(RequestError):
+    """A fault of this program."""
 
     status = 500
     kind = "server_error"
+
+
+class GenerationFailed(ServerFault):
+    """The generation of this request failed; the others continue."""
+
     code = "generation_failed"
 
 

@@ -9,13 +9,18 @@ Records of libraries become such lines too. Further fields are passed as
 import io
 import json
 import logging
+import queue
 import sys
+from collections import deque
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from logging.handlers import QueueHandler, QueueListener
 from typing import Any, TextIO
 
-from runtime.serving.log_queue import QueuedHandler
-
+MAX_QUEUED_CHARS = 4 << 20
+"""Most characters of lines that wait to be written."""
+END_SECONDS = 1.0
+"""Time at the end of the process for the last lines."""
 REDACTED = "***"
 """Replaces keys."""
 LIBRARY_LOGGERS = ("uvicorn", "uvicorn.error", "uvicorn.access", "transformers")
@@ -98,4 +103,71 @@ def make_handler(stream: TextIO) -> logging.Handler:
         descriptor = stream.fileno()
     except io.UnsupportedOperation:
         return logging.StreamHandler(stream)
-    return QueuedHandler(descriptor)
+    return DroppingHandler(descriptor)
+
+
+class LineQueue(queue.Queue[logging.LogRecord | None]):
+    """A queue whose size is that of its lines."""
+
+    def _init(self, maxsize: int) -> None:  # noqa: ARG002
+        self._lines: deque[logging.LogRecord | None] = deque()
+        self._num_chars = 0
+
+    def _qsize(self) -> int:
+        return self._num_chars
+
+    def _put(self, item: logging.LogRecord | None) -> None:
+        self._lines.append(item)
+        self._num_chars += line_size(item)
+
+    def _get(self) -> logging.LogRecord | None:
+        item = self._lines.popleft()
+        self._num_chars -= line_size(item)
+        return item
+
+
+def line_size(record: logging.LogRecord | None) -> int:
+    """Size of a record that is a line already; None ends the thread that writes."""
+    return 1 if record is None else max(1, len(record.msg))
+
+
+class DroppingHandler(QueueHandler):
+    """Writes records on a thread; those beyond the queue are dropped and counted.
+
+    A pipe that nobody reads takes 64 KiB. Handlers of `logging` would then wait in the event loop,
+    and the server would answer nobody, signals included.
+    """
+
+    queue: LineQueue
+
+    def __init__(self, descriptor: int, *, max_chars: int = MAX_QUEUED_CHARS):
+        super().__init__(LineQueue(max_chars))
+        self.num_dropped = 0
+        # Without Python's own buffer and without a lock: a thread that is blocked in a write would
+        # keep them from the end of the process.
+        raw = io.FileIO(descriptor, "w", closefd=False)
+        stream = io.TextIOWrapper(raw, "utf-8", "backslashreplace", write_through=True)  # type: ignore[arg-type]
+        writer = logging.StreamHandler(stream)
+        writer.lock = None
+        QueueListener(self.queue, writer).start()
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        try:
+            self.queue.put_nowait(record)
+        except queue.Full:
+            self.num_dropped += 1
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002
+        """What a record refers to may fail to become text; what logs it must go on."""
+        self.num_dropped += 1
+
+    def flush(self) -> None:
+        """Wait until all lines are written, for `END_SECONDS` at most."""
+        with self.queue.all_tasks_done:
+            self.queue.all_tasks_done.wait_for(lambda: not self.queue.unfinished_tasks, END_SECONDS)
+
+
+def count_dropped_lines() -> int:
+    """Lines that the process's log has dropped."""
+    handlers = logging.getLogger().handlers
+    return sum(handler.num_dropped for handler in handlers if isinstance(handler, DroppingHandler))

@@ -113,14 +113,6 @@ REQUEST_METRICS = (
               "Time of one forward pass of all running sequences, including "
               "sampling.", TOKEN_BUCKETS),
     gauge("moecast_group_size", SERVER, "Number of sequences in the last forward pass."),
-    gauge("moecast_connections", SERVER, "Number of open HTTP connections."),
-    gauge("moecast_connections_limit", SERVER,
-          "Most HTTP connections that may be open; it follows the limit of open files."),
-    counter("moecast_connections_ended_total", (*SERVER, "reason"),
-            "Number of connections that the server ended before their clients did, by reason: full "
-            "(all places were taken by requests), shed (without a complete request when another "
-            "connection needed its place), headers (they took too long), unread (the client did "
-            "not read its answers), invalid (not HTTP)."),
     gauge("moecast_dropped_log_lines", SERVER,
           "Number of lines of the log that were dropped because its reader did not take them in "
           "time."),

@@ -30,9 +30,8 @@ from runtime.engine.monitor import EngineMonitor, EngineSnapshot
 from runtime.engine.predictor_drift import DriftReport
 from runtime.errors import Fault
 from runtime.serving.choice import CompletionChoice, FinishReason
-from runtime.serving.connections import ConnectionTable, EndReason
 from runtime.serving.errors import NotReady, QueueFull, RequestError
-from runtime.serving.log_queue import count_dropped_lines
+from runtime.serving.logs import count_dropped_lines
 from runtime.serving.metric_definitions import (
     DEFINITIONS,
     EXPERT_METRICS,
@@ -113,18 +112,8 @@ class RequestMetrics(ServiceObserver):
                 self.series(metric.name)
         for reason in FinishReason:
             self.series("vllm:request_success_total", finished_reason=reason)
-        for end in EndReason:
-            self.series("moecast_connections_ended_total", reason=end)
         for error in (QueueFull, NotReady):
             self.series("moecast_requests_rejected_total", status=str(error.status))
-
-    def watch_connections(self, table: ConnectionTable) -> None:
-        """Expose the number and the ends of a server's connections."""
-        self.series("moecast_connections").set_function(lambda: len(table))
-        self.series("moecast_connections_limit").set_function(lambda: table.limit)
-        table.on_end = lambda reason: self.series(
-            "moecast_connections_ended_total", reason=reason
-        ).inc()
 
     def series(self, name: str, **labels: str) -> Any:
         """The family's series with this server's labels and the given ones."""

@@ -1,24 +1,26 @@
-"""Middleware around the application, in plain ASGI: log, host check, authentication, body limit.
+"""Middleware around the application, in plain ASGI: log, host check, authentication.
 
-No middleware buffers a body beyond the limit, and nothing about the model is sent before the key is
-accepted.
+Nothing about the model is sent before the key is accepted.
 """
 
 import asyncio
-import json
 import logging
 import re
 import time
 import uuid
-from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.serving.auth import ApiKeys
 from runtime.serving.config import is_loopback
-from runtime.serving.errors import ServerBusy, error_body
-from runtime.serving.parse_slots import BUSY, ParseSlot, ParseSlots
+from runtime.serving.errors import (
+    ForbiddenHost,
+    InvalidKey,
+    ServerFault,
+    error_response,
+)
 
 log = logging.getLogger(__name__)
 
@@ -28,9 +30,11 @@ OPEN_PATHS = frozenset({"/health", "/ready"})
 """Paths without authentication; they reveal nothing about the model or its users."""
 POLLED_PATHS = OPEN_PATHS | {"/metrics", "/status"}
 """Paths that monitoring polls every few seconds, which would fill the log."""
-BODY_SECONDS = 30.0
-"""Timeout for a request's body."""
-METHODS_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
+DISCARD_SECONDS = 1.0
+"""Time for the rest of a body whose request is answered already. Many clients read no answer before
+they have sent everything, and a connection that is closed before would destroy it."""
+CLOSE = (b"connection", b"close")
+LENGTHS = (b"content-length", b"transfer-encoding")
 
 
 def read_header(scope: Scope, name: bytes) -> bytes | None:
@@ -38,29 +42,13 @@ def read_header(scope: Scope, name: bytes) -> bytes | None:
     return next((value for key, value in scope["headers"] if key == name), None)
 
 
-async def send_error(
-    send: Send,
-    status: int,
-    message: str,
-    *,
-    kind: str = "invalid_request_error",
-    code: str | None = None,
-    headers: Mapping[str, str] | None = None,
-) -> None:
-    """Send an error in OpenAI's shape."""
-    content = json.dumps(error_body(message, kind=kind, code=code)).encode()
-    fields = {"content-type": "application/json", "content-length": str(len(content))}
-    fields |= headers or {}
-    raw = [(name.lower().encode(), value.encode()) for name, value in fields.items()]
-    await send({"type": "http.response.start", "status": status, "headers": raw})
-    await send({"type": "http.response.body", "body": content})
-
-
 class RequestLogMiddleware:
     """Gives each request an id, returns it as a header, and logs one line when the request ends.
 
     Keeps the client's X-Request-Id if it is safe to log. Logs an exception that nothing below has
-    caught, and answers it with 500.
+    caught, and answers it with 500. An answer that precedes the end of its request's body closes
+    the connection, and so does one to a request with two lengths: another server on the way may
+    have read it differently, and take what follows for a request (RFC 9112, 6.1).
     """
 
     def __init__(self, app: ASGIApp):
@@ -77,23 +65,35 @@ class RequestLogMiddleware:
         scope["state"]["request_id"] = request_id
         start = time.monotonic()
         status = 0
+        length, coding = (read_header(scope, name) for name in LENGTHS)
+        is_complete = not coding and length in (None, b"0")
+
+        async def receive_and_note() -> Message:
+            nonlocal is_complete
+            message = await receive()
+            is_complete = not message.get("more_body", False)
+            return message
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                own = (b"x-request-id", request_id.encode())
-                message["headers"] = [*message.get("headers", ()), own]
+                headers = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                if not (is_complete or read_header(scope, b"expect")):
+                    await discard_body(receive_and_note)
+                if not is_complete or (length and coding):
+                    headers.append(CLOSE)
+                message["headers"] = headers
             await send(message)
 
         try:
-            await self._app(scope, receive, send_with_id)
+            await self._app(scope, receive_and_note, send_with_id)
         except Exception:
             # The outermost layer: one failed request must not end the server.
             log.exception("a request failed", extra={"fields": {"request_id": request_id}})
             if not status:
-                message = failure_message(request_id)
-                await send_error(send_with_id, 500, message, kind="server_error")
+                failure = error_response(ServerFault(failure_message(request_id)))
+                await failure(scope, receive, send_with_id)
         finally:
             fields |= {
                 "method": scope["method"],
@@ -105,6 +105,13 @@ class RequestLogMiddleware:
             is_quiet = scope["path"] in POLLED_PATHS and status < 400
             level = logging.DEBUG if is_quiet else logging.INFO
             log.log(level, "request", extra={"fields": fields})
+
+
+async def discard_body(receive: Receive) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(DISCARD_SECONDS):
+            while (await receive()).get("more_body", False):
+                pass
 
 
 def failure_message(request_id: str) -> str:
@@ -126,13 +133,11 @@ class HostCheckMiddleware:
             host = (read_header(scope, b"host") or b"").decode("latin-1")
             name = re.sub(r":\d+$", "", host).lower()
             if name and not is_loopback(name):
-                await send_error(
-                    send,
-                    403,
+                error = ForbiddenHost(
                     "a server without a key accepts the host localhost only; set api_key=..., or "
-                    "insecure=true behind a proxy that authenticates clients",
-                    kind="permission_error",
+                    "insecure=true behind a proxy that authenticates clients"
                 )
+                await error_response(error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -148,117 +153,9 @@ class AuthMiddleware:
             authorization = read_header(scope, b"authorization") or b""
             if not self._keys.accept(authorization):
                 problem = "invalid API key" if authorization else "missing API key"
-                await send_error(
-                    send,
-                    401,
-                    f"{problem}; send the header 'Authorization: Bearer KEY'",
-                    kind="authentication_error",
-                    code="invalid_api_key",
-                    headers={"www-authenticate": 'Basic realm="moecast", charset="UTF-8"'},
-                )
+                error = InvalidKey(f"{problem}; send the header 'Authorization: Bearer KEY'")
+                response = error_response(error)
+                response.headers["www-authenticate"] = 'Basic realm="moecast", charset="UTF-8"'
+                await response(scope, receive, send)
                 return
         await self._app(scope, receive, send)
-
-
-class BodyLimitMiddleware:
-    """Reads the whole body, up to a size and within a timeout; accepts JSON only.
-
-    Requiring the content type blocks forms of other web pages: browsers send them without asking,
-    but not as application/json.
-
-    The application is called when the request has a slot (`runtime.serving.parse_slots`). Its
-    answer releases the slot; a route that parses first and answers much later releases
-    `request.state.parse_slot` in between.
-    """
-
-    def __init__(self, app: ASGIApp, *, max_bytes: int, timeout_seconds: float):
-        self._app, self._max_bytes, self._timeout_seconds = app, max_bytes, timeout_seconds
-        self._slots = ParseSlots()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
-            await self._app(scope, receive, send)
-            return
-        slot = ParseSlot(self._slots)
-
-        async def send_and_release(message: Message) -> None:
-            slot.release()
-            await send(message)
-
-        try:
-            content = b""
-            if scope["method"] in METHODS_WITH_BODY:
-                received = await self._read(scope, receive, send, slot)
-                if received is None:
-                    return
-                content = received
-            if await slot.wait(receive):
-                scope.setdefault("state", {})["parse_slot"] = slot
-                again = replay_body(content, receive)
-                content = received = b""  # large bodies are freed once they are parsed
-                await self._app(scope, again, send_and_release)
-        finally:
-            slot.release()
-
-    async def _read(
-        self, scope: Scope, receive: Receive, send: Send, slot: ParseSlot
-    ) -> bytes | None:
-        """The body; None once an error has been sent, or if the client has disconnected."""
-        length = read_header(scope, b"content-length") or b""
-        if length.isdigit() and int(length[:20]) > self._max_bytes:
-            await self._send_too_large(send)
-            return None
-        kind = (read_header(scope, b"content-type") or b"").split(b";")[0].strip().lower()
-        if kind != b"application/json":
-            problem = "the body must be JSON: send Content-Type: application/json"
-            await send_error(send, 415, problem)
-            return None
-        content = bytearray()
-        try:
-            async with asyncio.timeout(self._timeout_seconds) as slot.deadline:
-                more = True
-                while more:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        return None
-                    piece = message.get("body", b"")
-                    more = message.get("more_body", False)
-                    if len(content) + len(piece) > self._max_bytes:
-                        await self._send_too_large(send)
-                        return None
-                    slot.add(len(piece))
-                    content += piece
-        except (TimeoutError, ServerBusy) as error:
-            slot.deadline = None
-            if slot.is_displaced or isinstance(error, ServerBusy):
-                await self._send_busy(send)
-            else:
-                late = f"the body did not arrive within {self._timeout_seconds:g} s"
-                await send_error(send, 408, late, headers={"connection": "close"})
-            return None
-        slot.deadline = None
-        return bytes(content)
-
-    async def _send_busy(self, send: Send) -> None:
-        busy = ServerBusy(BUSY)
-        headers = {"connection": "close", "retry-after": str(busy.retry_after_seconds)}
-        await send_error(
-            send, busy.status, str(busy), kind=busy.kind, code=busy.code, headers=headers
-        )
-
-    async def _send_too_large(self, send: Send) -> None:
-        message = f"the body is larger than {self._max_bytes} bytes; raise max_body, or send less"
-        await send_error(send, 413, message, headers={"connection": "close"})
-
-
-def replay_body(content: bytes, receive: Receive) -> Receive:
-    """A receive function that returns the whole body first, then what `receive` returns."""
-    message: Message | None = {"type": "http.request", "body": content, "more_body": False}
-    del content
-
-    async def receive_again() -> Message:
-        nonlocal message
-        first, message = message, None
-        return first or await receive()
-
-    return receive_again

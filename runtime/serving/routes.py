@@ -133,7 +133,7 @@ def generation_routes(
         service.require_capacity()
         info = require_model_info(service)
         request = await asyncio.to_thread(parse, body, info, limits)
-        http.state.parse_slot.release()
+        http.state.parse_turn.release()
         request_id, log_fields = http.state.request_id, http.state.log
         stream = OutputStream(service, request, request_id=request_id)
         response = response_class(stream, info, id=f"{prefix}-{request_id}")

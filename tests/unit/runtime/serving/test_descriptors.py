@@ -9,8 +9,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from runtime.serving.connections import MIN_CONNECTIONS, connection_limit
 from tests.builders.serving import WAIT_SECONDS, RunningServer, running_server, tiny
 
@@ -66,10 +64,7 @@ def ask(
     return answer.status, answer.read()
 
 
-def test_no_free_descriptor__ends_neither_server_nor_engine(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("runtime.serving.server.LIMIT_TICKS", 1)
+def test_no_free_descriptor__ends_neither_server_nor_engine(folder: Path) -> None:
     with running_server(lambda: tiny(folder)) as server, connect(server) as connection:
         with no_free_descriptor():
             assert connection_limit() == MIN_CONNECTIONS

@@ -14,14 +14,6 @@ from runtime.errors import Fault, TransferError
 from runtime.generation.sampling import SamplingParams
 from runtime.hf.kv import CacheSize
 from runtime.serving.choice import CompletionChoice, FinishReason
-from runtime.serving.connections import (
-    HEADER_SECONDS,
-    MIN_CONNECTIONS,
-    WRITE_SECONDS,
-    ConnectionPhase,
-    ConnectionTable,
-    EndReason,
-)
 from runtime.serving.errors import QueueFull
 from runtime.serving.metric_definitions import (
     DEFINITIONS,
@@ -33,7 +25,6 @@ from runtime.serving.metrics import ServerMetrics
 from runtime.serving.model_info import KVCacheBudget
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.served import between_transfers, serve
-from tests.unit.runtime.serving.test_connections import FakeConnection
 
 MODEL = {"model_name": "m", "engine": "0"}
 INFO = {"version": "1", "system": "promoe", "predictor": "skip", "eviction": "lru"}
@@ -211,28 +202,6 @@ def test_on_step__counts_the_tokens_of_the_forward_pass(metrics: ServerMetrics) 
 def test_rejected_requests__are_counted_by_status(metrics: ServerMetrics) -> None:
     metrics.requests.on_rejected(QueueFull("full"))
     assert value(metrics, "moecast_requests_rejected_total", model_name="m", status="429") == 1
-
-
-def test_connections__are_counted_with_the_reasons_of_their_ends(metrics: ServerMetrics) -> None:
-    table = ConnectionTable(MIN_CONNECTIONS)
-    metrics.requests.watch_connections(table)
-    running = [FakeConnection(ConnectionPhase.RUNNING) for _ in range(MIN_CONNECTIONS)]
-    for connection in (FakeConnection(), *running):
-        assert table.admit(connection, 0.0)
-    refused = FakeConnection()
-    assert not table.admit(refused, 0.0)
-    table.remove(refused)
-    table.add_invalid(running[0])
-    running[1].phase = ConnectionPhase.HEADERS
-    running[2].unsent = 1
-    table.check(max(HEADER_SECONDS, WRITE_SECONDS) + 1)
-    ends = {
-        reason: value(metrics, "moecast_connections_ended_total", model_name="m", reason=reason)
-        for reason in EndReason
-    }
-    assert ends == dict.fromkeys(EndReason, 1)
-    assert value(metrics, "moecast_connections", model_name="m") == len(table)
-    assert value(metrics, "moecast_connections_limit", model_name="m") == MIN_CONNECTIONS
 
 
 def test_rejections__are_counted_from_zero(metrics: ServerMetrics) -> None:

@@ -8,10 +8,17 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from runtime.serving.middleware import BodyLimitMiddleware
-from runtime.serving.parse_slots import LARGE_SLOTS, MAX_LARGE_BODIES, SMALL_BYTES, SMALL_SLOTS
+from runtime.serving.body_limit import (
+    MAX_LARGE_BODIES,
+    PARSED_AT_ONCE,
+    PAUSE_SECONDS,
+    SMALL_BYTES,
+    BodyLimitMiddleware,
+    BodySize,
+)
 
 LARGE = SMALL_BYTES + 1
+SMALL_SLOTS, LARGE_SLOTS = PARSED_AT_ONCE[BodySize.SMALL], PARSED_AT_ONCE[BodySize.LARGE]
 OK = {"type": "http.response.start", "status": 200, "headers": []}
 
 
@@ -28,8 +35,8 @@ class SlowApp:
         self.num_running += 1
         self.most = max(self.most, self.num_running)
         if self._early_release:
-            scope["state"]["parse_slot"].release()
-            scope["state"]["parse_slot"].release()
+            scope["state"]["parse_turn"].release()
+            scope["state"]["parse_turn"].release()
         for _ in range(5):
             await asyncio.sleep(0)
         await send(dict(OK))
@@ -121,15 +128,15 @@ def test_large_bodies__are_few_at_once_and_counted_again_afterwards() -> None:
     limited = ask_all(app, clients)
     statuses = [client.statuses[0] for client in clients]
     assert sorted(statuses) == [200] * MAX_LARGE_BODIES + [503] * 5
-    assert not limited._slots.large_bodies
+    assert not limited._large_bodies
 
 
 @pytest.mark.parametrize("num_bytes", [1, LARGE])
 def test_waiting_requests__leave_rounds_of_the_event_loop_to_others(
     num_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("SMALL_PAUSE_SECONDS", "LARGE_PAUSE_SECONDS"):
-        monkeypatch.setattr(f"runtime.serving.parse_slots.{name}", 0.02)
+    for size in BodySize:
+        monkeypatch.setitem(PAUSE_SECONDS, size, 0.02)
     num_rounds = 0
     seen: list[int] = []
 
@@ -185,4 +192,4 @@ def test_large_bodies_that_never_end__keep_no_other_from_the_server() -> None:
     asyncio.run(asyncio.wait_for(run(), 60))
     assert [client.statuses for client in quick] == [[200]] * 3
     assert [client.statuses for client in slow] == [[503]] + [[]] * (MAX_LARGE_BODIES - 1)
-    assert not limited._slots.large_bodies
+    assert not limited._large_bodies
