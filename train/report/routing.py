@@ -2,7 +2,7 @@
 
 The figures are those of fMoE, figure 3, and ProMoE, figure 5 a.
 
-Shape suffixes: L layers, E experts, R requests.
+Shape suffixes: L layers, E experts, R requests, N tokens, K top-k.
 """
 
 import itertools
@@ -83,44 +83,31 @@ def cumulative_E(counts_LE: NDArray[np.int64]) -> NDArray[np.float64]:
 def count_routing(trace: Trace) -> RoutingPatterns | None:
     """Count the routing of the held-out requests; None if no request is long enough."""
     rows = trace.rows("held_out")
-    owner = trace.requests[rows]
-    names, first, lengths = np.unique(owner, return_index=True, return_counts=True)
+    _, first, lengths = np.unique(trace.requests[rows], return_index=True, return_counts=True)
     kept = np.flatnonzero(lengths >= LEAST_TOKENS)[:MOST_REQUESTS]
     if not len(kept):
         return None
-    corpus, requests = [], []
-    for layer in range(trace.spec.num_layers):
-        chosen_NK = trace.column(TraceSignal.EXPERTS, layer)[rows].astype(np.int64)
-        corpus.append(count_choices(chosen_NK, trace.spec.num_experts))
-        requests.append(
-            [
-                count_choices(chosen_NK[first[r] : first[r] + lengths[r]], trace.spec.num_experts)
-                for r in kept
-            ]
-        )
+    columns = (trace.column(TraceSignal.EXPERTS, layer) for layer in range(trace.spec.num_layers))
+    chosen_LNK = np.stack([column[rows] for column in columns])
+    spans = [slice(first[r], first[r] + lengths[r]) for r in kept]
+    num_experts = trace.spec.num_experts
     place = int(np.argsort(lengths[kept], kind="stable")[len(kept) // 2])
-    mine = rows[owner == names[kept[place]]]
-    generated = mine[trace.phases[mine] == Phase.DECODE]
+    mine = np.arange(len(rows))[spans[place]]
+    generated = mine[trace.phases[rows[mine]] == Phase.DECODE]
     # A prompt's last token where nothing was generated: either is one token's routing.
-    row = int((generated if len(generated) else mine)[-1])
-    step = [
-        count_choices(
-            trace.column(TraceSignal.EXPERTS, layer)[row : row + 1].astype(np.int64),
-            trace.spec.num_experts,
-        )
-        for layer in range(trace.spec.num_layers)
-    ]
+    last = int((generated if len(generated) else mine)[-1])
     return RoutingPatterns(
-        corpus_LE=np.stack(corpus),
-        requests_RLE=np.array(requests).swapaxes(0, 1),
+        corpus_LE=count_choices(chosen_LNK, num_experts),
+        requests_RLE=np.stack([count_choices(chosen_LNK[:, s], num_experts) for s in spans]),
         place=place,
         request_tokens=len(mine),
-        step_LE=np.stack(step),
+        step_LE=count_choices(chosen_LNK[:, last : last + 1], num_experts),
     )
 
 
-def count_choices(chosen_NK: NDArray[np.int64], num_experts: int) -> NDArray[np.int64]:
-    return np.bincount(chosen_NK.ravel(), minlength=num_experts)
+def count_choices(chosen_LNK: NDArray[np.integer], num_experts: int) -> NDArray[np.int64]:
+    """Count how often each layer's experts are chosen: `[L, E]`."""
+    return np.stack([np.bincount(own.ravel(), minlength=num_experts) for own in chosen_LNK])
 
 
 FULL_SCALE = 4.0

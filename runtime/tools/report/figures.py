@@ -10,6 +10,7 @@ side by side.
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
+from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,6 @@ import numpy as np
 
 from runtime.tools.report.series_styles import (
     HUES,
-    INK,
     MUTED,
     STYLES,
     is_bound,
@@ -50,45 +50,10 @@ FOOT_POINTS = 6.8
 FOOT_CHARACTERS = 14
 """Characters of that line in an inch."""
 
-SURFACE, GRID = "#ffffff", "#e6e5e0"
+STYLE = Path(__file__).with_name("figure.mplstyle")
+SURFACE = "#ffffff"
 RAMP = ("#f4f7fb", "#b7d3f6", "#5598e7", "#1c5cab", "#0d366b")
 """From 0 (close to the background) to the maximum."""
-SETTINGS = {
-    "figure.facecolor": SURFACE,
-    "figure.constrained_layout.use": True,
-    "axes.facecolor": SURFACE,
-    "axes.edgecolor": GRID,
-    "axes.labelcolor": MUTED,
-    "axes.titlecolor": INK,
-    "axes.titlesize": 10.5,
-    "axes.titlepad": 8,
-    "axes.titlelocation": "left",
-    "axes.labelsize": 10,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "grid.color": GRID,
-    "grid.linewidth": 0.8,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "xtick.labelsize": 9,
-    "ytick.labelsize": 9,
-    "text.color": INK,
-    "lines.linewidth": 1.8,
-    "lines.markersize": 4.5,
-    "legend.frameon": False,
-    "legend.fontsize": 9,
-    "legend.labelcolor": INK,
-    "legend.handlelength": 2.6,
-    "font.size": 10,
-    "font.family": "DejaVu Sans",
-    # Equal numbers produce equal bytes.
-    "svg.hashsalt": "moecast",
-    "svg.fonttype": "path",
-}
 
 
 def render_figure(
@@ -111,7 +76,7 @@ def render_figure(
     from matplotlib.figure import Figure
 
     width, height = inches
-    with matplotlib.rc_context(SETTINGS):
+    with matplotlib.rc_context(fname=STYLE):
         figure = Figure(figsize=(width, height + TITLE_INCHES * bool(title)))
         FigureCanvasAgg(figure)
         draw(figure, records)
