@@ -18,7 +18,7 @@ from benchmarks.reports import (
     print_line,
     write_report,
 )
-from collect.config import ImportSplit
+from collect.config import ImportConfig, ImportSplit
 from collect.importer import import_routing
 from collect.traces import Trace
 from configs.compose import compose_typed
@@ -76,10 +76,12 @@ def run_routing(config: RoutingConfig) -> dict[str, Any]:
         trace = import_routing(
             config.log,
             Path(scratch) / "trace",
-            model_id=config.model_id,
-            num_experts=config.num_experts,
-            split=ImportSplit.HELD_OUT,
-            origin=config.origin,
+            ImportConfig(
+                model_id=config.model_id,
+                num_experts=config.num_experts,
+                split=ImportSplit.HELD_OUT,
+                origin=config.origin,
+            ),
         )
         run_dir = config.run_dir or Path(scratch) / "run"
         rows: list[RoutingRow] = []

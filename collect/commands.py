@@ -65,17 +65,7 @@ def import_log(config: ImportConfig) -> dict[str, Any]:
     if ADDRESS.match(str(folder)):
         raise TraceError(f"output={folder}: a log is imported into a folder of this machine")
     started = time.monotonic()
-    trace = import_routing(
-        source,
-        folder,
-        model_id=config.model_id,
-        revision=config.revision,
-        num_experts=config.num_experts,
-        hidden_size=config.hidden_size,
-        dtype=config.dtype,
-        split=config.split,
-        origin=config.origin,
-    )
+    trace = import_routing(source, folder, config)
     return summarize(trace, seconds=time.monotonic() - started)
 
 

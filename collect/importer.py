@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from collect.config import ImportSplit
+from collect.config import ImportConfig, ImportSplit
 from collect.errors import TraceError
 from collect.plan import require_space
 from collect.traces.layout import Split, TraceSignal, choose_split, prompt_digest, row_bytes
@@ -28,30 +28,21 @@ MAX_EXPERTS = 2**15 - 1
 MAX_POSITION = 2**31 - 1
 
 
-def import_routing(
-    source: Path,
-    folder: Path,
-    *,
-    model_id: str = "unknown",
-    revision: str = "unknown",
-    num_experts: int | None = None,
-    hidden_size: int = 0,
-    dtype: str = "unknown",
-    split: ImportSplit = ImportSplit.BY_REQUEST,
-    origin: str = "unknown",
-) -> Trace:
+def import_routing(source: Path, folder: Path, config: ImportConfig | None = None) -> Trace:
     """Reads the log at `source` and writes, completes or opens the trace in `folder`.
 
-    Layers are numbered 0.. from the lowest. A log without requests is one request.
+    `config` says what the log does not: its model, its split, its origin. Layers are numbered 0..
+    from the lowest. A log without requests is one request.
 
     Raises:
         RoutingLogError: not a routing log.
         TraceError: impossible ids, or the folder holds something else.
         DiskSpaceError: not enough free space.
     """
+    config = config or ImportConfig()
     log = read_routing_log(source)
     highest = int(log.experts_NLK.max())
-    num_experts = num_experts or highest + 1
+    num_experts = config.num_experts or highest + 1
     if highest >= num_experts or num_experts > MAX_EXPERTS:
         raise TraceError(
             f"{source}: expert {highest} with num_experts={num_experts}: ids run from 0 to "
@@ -61,14 +52,14 @@ def import_routing(
     _, num_layers, top_k = log.experts_NLK.shape
     try:
         model = TraceModel(
-            model_id=model_id,
-            revision=revision,
+            model_id=config.model_id,
+            revision=config.revision,
             config_hash="unknown",
             num_layers=num_layers,
             num_experts=num_experts,
             top_k=top_k,
-            hidden_size=hidden_size,
-            dtype=dtype,
+            hidden_size=config.hidden_size,
+            dtype=config.dtype,
         )
     except ValidationError as error:
         raise TraceError(f"{source}: {explain_validation_error(error)}") from error
@@ -81,8 +72,8 @@ def import_routing(
     settings: dict[str, Any] = {
         "import_version": IMPORT_VERSION,
         "source_sha256": digest,
-        "split": split.value,
-        "origin": origin,
+        "split": config.split.value,
+        "origin": config.origin,
     }
     plan = TracePlan(
         source="imported",
@@ -99,7 +90,7 @@ def import_routing(
         writer.write(
             unit,
             _arrays(log, signals),
-            _requests(log, dataset=dataset, source=digest, split=split),
+            _requests(log, dataset=dataset, source=digest, split=config.split),
         )
     return writer.finish()
 

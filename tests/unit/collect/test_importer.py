@@ -33,7 +33,9 @@ def write_log(path: Path, lines: list[dict]) -> Path:
 
 
 def test_import__arranges_by_request_and_token(tmp_path: Path) -> None:
-    trace = import_routing(write_log(tmp_path / "log.jsonl", LOG), tmp_path / "t", model_id="m")
+    trace = import_routing(
+        write_log(tmp_path / "log.jsonl", LOG), tmp_path / "t", ImportConfig(model_id="m")
+    )
     assert trace.spec.num_layers == 2
     assert trace.spec.num_experts == 7
     assert trace.spec.top_k == 2
@@ -98,14 +100,18 @@ def test_import__bad_line_is_named(tmp_path: Path, line: dict, message: str) -> 
 
 def test_import__too_few_experts_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"expert 6 with num_experts=6"):
-        import_routing(write_log(tmp_path / "log.jsonl", LOG), tmp_path / "t", num_experts=6)
+        import_routing(
+            write_log(tmp_path / "log.jsonl", LOG), tmp_path / "t", ImportConfig(num_experts=6)
+        )
 
 
 @pytest.mark.parametrize("split", ["held_out", "train"])
 def test_import__all_requests_are_in_the_split_asked_for(tmp_path: Path, split: str) -> None:
     source = write_log(tmp_path / "log.jsonl", LOG)
     asked = ImportSplit(split.replace("_", "-"))
-    trace = import_routing(source, tmp_path / "t", split=asked, origin="example.org, CC0")
+    trace = import_routing(
+        source, tmp_path / "t", ImportConfig(split=asked, origin="example.org, CC0")
+    )
     assert len(trace.rows(split)) == trace.num_tokens == 3
     assert trace.manifest.plan.settings["origin"] == "example.org, CC0"
 
@@ -213,7 +219,7 @@ def test_import__what_no_trace_can_hold_is_refused(tmp_path: Path) -> None:
     log = write_log(tmp_path / "log.jsonl", layers[:1])
     for hidden_size in (-1, 2**24):
         with pytest.raises(TraceError, match=r"log\.jsonl: hidden_size"):
-            import_routing(log, tmp_path / "t", hidden_size=hidden_size)
+            import_routing(log, tmp_path / "t", ImportConfig(hidden_size=hidden_size))
     # The second token follows the last position that there is.
     last = [{"layer": 0, "experts": [1], "position": 2**31 - 1}, {"layer": 0, "experts": [1]}]
     with pytest.raises(TraceError, match=r"position 2147483648 is above"):
