@@ -24,7 +24,7 @@ from train.config import TrainConfig
 from train.data import require_requests
 from train.distributed import fit_distributed
 from train.drift import LEARNERS, measure_drift
-from train.find_trace import find_shifted_trace, find_trace
+from train.find_trace import find_trace
 from train.fit import FitSettings, fit, make_settings
 from train.kinds import (
     WITH_REUSE,
@@ -111,7 +111,13 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
     if config.score_shifted:
         message = f"trace of {config.model.name} on {config.shifted.name}"
         with timer.stage("shifted trace", message):
-            shifted = find_shifted_trace(config, signals)
+            shifted = find_trace(
+                replace(config, data=config.shifted, trace=config.shifted_trace),
+                signals,
+                launcher=config.launcher,
+                logs=config.run_dir / "workers",
+                key="shifted_trace",
+            )
     others = {
         kind: find_trace(
             replace(config, trace=where), signals, needed=needed, key=f"other_kinds.{kind}"

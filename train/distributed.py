@@ -74,7 +74,7 @@ def layer_groups(families: Sequence[PredictorStack], *, layers: int) -> list[Lay
     Those of the plain kinds are divided by their target layer. `residual` is a group: its networks
     share the weights that embed a token.
     """
-    groups = []
+    groups: list[LayerGroup] = []
     for family in families:
         if not isinstance(family, PlainStack):
             groups.insert(0, LayerGroup(KIND, family, range(len(family.labels))))

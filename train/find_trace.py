@@ -1,7 +1,6 @@
 """Finds the trace to train on, or records it."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -68,17 +67,6 @@ def find_trace(
         console=Console(stderr=True),
         launcher=launcher,
         logs=logs or LOGS,
-    )
-
-
-def find_shifted_trace(config: TrainConfig, signals: tuple[TraceSignal, ...]) -> Trace:
-    """Returns the trace of the shifted prompts, for scoring only; raises as `find_trace`."""
-    return find_trace(
-        replace(config, data=config.shifted, trace=config.shifted_trace),
-        signals,
-        launcher=config.launcher,
-        logs=None if config.run_dir is None else config.run_dir / "workers",
-        key="shifted_trace",
     )
 
 

@@ -52,15 +52,25 @@ def chosen_columns(trace: Trace) -> Iterator[Ints]:
         yield trace.column(TraceSignal.EXPERTS, layer)[rows].astype(np.int64)
 
 
+def count_choices(group_N: Ints, chosen_NK: Ints, *, num_groups: int, num_experts: int) -> Ints:
+    """Return `[G, E]`: how often the tokens of each group chose each expert.
+
+    One flat count is far faster than adding at pairs of indices. It has one more id than there are
+    experts: a choice of none, which is left out.
+    """
+    flat_NK = group_N[:, None] * (num_experts + 1) + chosen_NK
+    counted = np.bincount(flat_NK.ravel(), minlength=num_groups * (num_experts + 1))
+    return counted.reshape(num_groups, num_experts + 1)[:, :num_experts]
+
+
 def fit_popularity(trace: Trace, **options: Any) -> PopularityPredictor:
     """Measure the share of the training tokens that each layer routed to each expert."""
     spec = trace.spec
-    shares = [
-        # A choice of none has the id `num_experts` and is left out.
-        np.bincount(chosen.ravel(), minlength=spec.num_experts)[: spec.num_experts]
-        / max(1, len(chosen))
-        for chosen in chosen_columns(trace)
-    ]
+    shares = []
+    for chosen_NK in chosen_columns(trace):
+        all_N = np.zeros(len(chosen_NK), np.int64)
+        counts_1E = count_choices(all_N, chosen_NK, num_groups=1, num_experts=spec.num_experts)
+        shares.append(counts_1E[0] / max(1, len(chosen_NK)))
     return PopularityPredictor(spec, np.stack(shares).astype(np.float32), **options)
 
 
@@ -71,12 +81,9 @@ def fit_token(trace: Trace) -> TokenPredictor:
     ids_S, place_N, uses_S = np.unique(tokens, return_inverse=True, return_counts=True)
     counts_SLE = np.zeros((len(ids_S), spec.num_layers, spec.num_experts), dtype=np.int64)
     for layer, chosen_NK in enumerate(chosen_columns(trace)):
-        # One flat count is far faster than adding at pairs of indices.
-        # It has one more id than there are experts: a choice of none, which is left out.
-        flat = place_N[:, None] * (spec.num_experts + 1) + chosen_NK
-        counted = np.bincount(flat.ravel(), minlength=len(ids_S) * (spec.num_experts + 1))
-        rows_SE = counted.reshape(len(ids_S), spec.num_experts + 1)
-        counts_SLE[:, layer] = rows_SE[:, : spec.num_experts]
+        counts_SLE[:, layer] = count_choices(
+            place_N, chosen_NK, num_groups=len(ids_S), num_experts=spec.num_experts
+        )
     return TokenPredictor.from_counts(spec, ids_S, counts_SLE, uses_S)
 
 
@@ -108,12 +115,11 @@ def request_matrices(trace: Trace, *phases: Phase) -> Floats:
     rows, place = rows[counted_N], place[counted_N]
     num_requests = len(requests)
     matrices = np.zeros((num_requests, spec.num_layers, spec.num_experts), np.float32)
-    width = spec.num_experts + 1
     for layer in range(spec.num_layers):
         chosen_NK = trace.column(TraceSignal.EXPERTS, layer)[rows].astype(np.int64)
-        flat = (place[:, None] * width + chosen_NK).ravel()
-        counted = np.bincount(flat, minlength=num_requests * width)
-        matrices[:, layer] = counted.reshape(num_requests, width)[:, : spec.num_experts]
+        matrices[:, layer] = count_choices(
+            place, chosen_NK, num_groups=num_requests, num_experts=spec.num_experts
+        )
     return matrices
 
 

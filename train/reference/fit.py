@@ -3,7 +3,6 @@
 import json
 import logging
 import math
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
 
+from predictors.files import write_atomic
+from train.checkpoint import from_bytes, to_bytes
 from train.reference.config import FitConfig, ReferenceShape
 
 log = logging.getLogger(__name__)
@@ -24,6 +23,7 @@ MUON_LR, ADAM_LR = 0.02, 3e-3
 """Peak learning rates of the hidden matrices, and of embeddings, routers and norms."""
 Z_LOSS = 1e-4
 """Weight of the squared log-partition of the router, which keeps its logits small."""
+CHECKPOINT = "checkpoint.ckpt"
 SAVE_EVERY = 50
 """Steps between checkpoints; a killed run resumes from the last one."""
 
@@ -121,37 +121,23 @@ def windows(tokens: np.ndarray, config: FitConfig, step: int) -> Tensor:
 
 def save(folder: Path, model, optims: list[torch.optim.Optimizer], step: int) -> None:
     """Atomic: a kill at any point leaves the previous or the new checkpoint."""
-    tensors = {f"model.{k}": v.contiguous() for k, v in model.state_dict().items()}
-    tensors.pop("model.lm_head.weight", None)  # tied to the embedding
-    for i, optimiser in enumerate(optims):
-        for j, state in optimiser.state_dict()["state"].items():
-            for k, v in state.items():
-                tensors[f"optim.{i}.{j}.{k}"] = torch.as_tensor(v)
-    temporary = folder / "checkpoint.tmp"
-    save_file(tensors, temporary, metadata={"step": str(step)})
-    with temporary.open("rb") as handle:
-        os.fsync(handle.fileno())
-    temporary.replace(folder / "checkpoint.safetensors")
+    weights = model.state_dict()
+    weights.pop("lm_head.weight", None)  # tied to the embedding
+    states = [optimiser.state_dict() for optimiser in optims]
+    tree = {"step": step, "weights": dict(weights), "optimisers": states}
+    write_atomic(folder / CHECKPOINT, to_bytes(tree))
 
 
 def restore(folder: Path, model, optims: list[torch.optim.Optimizer]) -> int:
     """Load the last checkpoint and return the step to resume at; 0 if there is none."""
-    path = folder / "checkpoint.safetensors"
+    path = folder / CHECKPOINT
     if not path.exists():
         return 0
-    with safe_open(path, "pt") as handle:
-        step = int(handle.metadata()["step"])
-    tensors = load_file(path)
-    weights = {k[6:]: v for k, v in tensors.items() if k.startswith("model.")}
-    model.load_state_dict(weights, strict=False)
-    for i, optimiser in enumerate(optims):
-        saved = optimiser.state_dict()
-        for key, value in tensors.items():
-            if key.startswith(f"optim.{i}."):
-                _, _, j, name = key.split(".")
-                saved["state"].setdefault(int(j), {})[name] = value
-        optimiser.load_state_dict(saved)
-    return step
+    saved = from_bytes(path.read_bytes(), what=str(path))
+    model.load_state_dict(saved["weights"], strict=False)
+    for optimiser, state in zip(optims, saved["optimisers"], strict=True):
+        optimiser.load_state_dict(state)
+    return int(saved["step"])
 
 
 def fit(

@@ -19,6 +19,8 @@ from train.reference.fit import (
     balance_losses,
     learning_rate,
     orthogonalise,
+    restore,
+    save,
     windows,
 )
 
@@ -44,6 +46,31 @@ def test_muon__a_stack_moves_as_its_matrices_one_by_one():
         together.step()
         apart.step()
     assert torch.allclose(stack, torch.stack(list(single)), atol=1e-5)
+
+
+def test_checkpoint__restores_weights_and_optimisers(tmp_path):
+    def make():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(6, 4))
+        weight, bias = model.parameters()
+        return model, [Muon([weight], lr=0.1), torch.optim.AdamW([bias], lr=0.1)]
+
+    def step(model, optims):
+        for optimiser in optims:
+            optimiser.zero_grad()
+        model(torch.ones(2, 6)).square().sum().backward()
+        for optimiser in optims:
+            optimiser.step()
+
+    whole, resumed = make(), make()
+    assert restore(tmp_path, *resumed) == 0
+    step(*whole)
+    save(tmp_path, *whole, 1)
+    assert restore(tmp_path, *resumed) == 1
+    for one in (whole, resumed):
+        step(*one)
+    for one, other in zip(whole[0].parameters(), resumed[0].parameters(), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_balance_losses__are_one_for_even_routing_and_more_otherwise():
