@@ -64,7 +64,6 @@ def check_signature(entry: ZooEntry, *, key: Path) -> None:
     differ, or if the entry's folder has other files.
     """
     name = entry.manifest.name
-    import_model_signing()
     require_public_key(key)
     signature = entry.read_signature()
     if signature is None:
@@ -81,16 +80,15 @@ def check_signature(entry: ZooEntry, *, key: Path) -> None:
         folder = Path(temporary) / "entry"
         files = {path: entry.read(path) for path in entry.manifest.files}
         write_folder(folder, entry.manifest, files, signature)
-        _verify(folder, folder / SIGNATURE, key=key, what=f"{name} in {entry.where}")
+        _verify(folder, key=key, what=f"{name} in {entry.where}")
 
 
 def check_index_signature(storage: Storage, data: bytes, *, key: Path) -> None:
     """Checks that the owner of this public key signed `data`, the storage's index.
 
-    Without it, a server could list an old signed version as the latest, or renew an expired index.
+    Without it, a server could list as the latest a signed version that its owner never did.
     Raises SignatureError if there is no signature, or it is by another key or of another index.
     """
-    import_model_signing()
     require_public_key(key)
     what = f"the index of {storage.address}"
     try:
@@ -101,11 +99,9 @@ def check_index_signature(storage: Storage, data: bytes, *, key: Path) -> None:
             "moecast zoo index PATH key=KEY.pem, or push with key=KEY.pem"
         ) from error
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary) / "index"
-        folder.mkdir()
-        (folder / INDEX).write_bytes(data)
-        (folder / SIGNATURE).write_bytes(signature)
-        _verify(folder, folder / SIGNATURE, key=key, what=what)
+        (Path(temporary) / INDEX).write_bytes(data)
+        (Path(temporary) / SIGNATURE).write_bytes(signature)
+        _verify(Path(temporary), key=key, what=what)
 
 
 def index_signature_path(data: bytes) -> str:
@@ -114,6 +110,7 @@ def index_signature_path(data: bytes) -> str:
 
 
 def require_public_key(key: Path) -> None:
+    import_model_signing()
     if not key.is_file():
         raise ZooError(f"{key}: no such file; require_signature takes a public key in PEM")
 
@@ -139,12 +136,12 @@ def _sign(folder: Path, *, key: Path) -> bytes:
         return signature.read_bytes()
 
 
-def _verify(folder: Path, signature: Path, *, key: Path, what: str) -> None:
+def _verify(folder: Path, *, key: Path, what: str) -> None:
     signing = import_model_signing()
     try:
         signing.verifying.Config().set_hashing_config(
             configure_hashing(signing, folder)
-        ).use_elliptic_key_verifier(public_key=key).verify(folder, signature)
+        ).use_elliptic_key_verifier(public_key=key).verify(folder, folder / SIGNATURE)
     except Exception as error:  # also what the formats' own parsers raise
         raise SignatureError(f"{what} is not what the owner of {key} signed: {error}") from error
 

@@ -136,17 +136,6 @@ def test_pull__of_a_damaged_manifest_keeps_nothing(far: Far) -> None:
     find_entry("tiny/stride").verify()
 
 
-def test_pull__replaces_a_damaged_manifest_in_the_cache(far: Far) -> None:
-    address, site = far
-    pull_tiny(address)
-    digest = Zoo(cache_storage()).read_index().resolve(EntryReference("tiny/stride"))
-    (cache_storage().folder / blob_path(digest)).write_bytes(b"{}")
-    before = site.gets.copy()
-    pull_tiny(address)
-    assert site.gets - before == {"index.json": 1, blob_path(digest): 1}
-    find_entry("tiny/stride").verify()
-
-
 def test_pull__of_a_cached_entry_requests_the_index_only(far: Far) -> None:
     address, site = far
     pull_tiny(address)
