@@ -15,7 +15,7 @@ RESULTS = Path("benchmarks/results")
 ENVIRONMENTS = Path("runs/environments")
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class BenchmarkConfig(RunConfig):
     output: Path
     """JSON file for the results."""
@@ -39,7 +39,7 @@ class BenchmarkConfig(RunConfig):
                 raise MoecastError(f"{name}={value}: must be at least 1")
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CeilingConfig(BenchmarkConfig):
     trace: Path
     """Folder of a trace with the signals layer_input, gate_input and experts."""
@@ -52,7 +52,7 @@ class CeilingConfig(BenchmarkConfig):
     """Threads of PyTorch."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LockstepConfig(BenchmarkConfig):
     output: Path = RESULTS / "lockstep.json"
     clients: list[int] = field(default_factory=lambda: [1, 2, 4, 8])
@@ -74,7 +74,7 @@ class LockstepConfig(BenchmarkConfig):
     """Threads of PyTorch."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MoecastConfig(BenchmarkConfig):
     trace: Path
     """Folder of a trace with all signals."""
@@ -84,7 +84,7 @@ class MoecastConfig(BenchmarkConfig):
     output: Path = RESULTS / "moecast.json"
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DraftsConfig(BenchmarkConfig):
     kinds: dict[str, Path]
     """File of JSON lines with prompts for each kind: `{code: PATH, chat: PATH}`."""
@@ -103,7 +103,7 @@ class DraftsConfig(BenchmarkConfig):
     output: Path = RESULTS / "drafts.json"
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PrefillConfig(BenchmarkConfig):
     model: str = "qwen2-moe-tiny"
     """Model: its short name, or a folder."""
@@ -119,7 +119,7 @@ class PrefillConfig(BenchmarkConfig):
     output: Path = RESULTS / "prefill.json"
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DequantiseConfig(BenchmarkConfig):
     repetitions: int = 15
     """Rounds; the median is reported."""
@@ -128,7 +128,7 @@ class DequantiseConfig(BenchmarkConfig):
     output: Path = RESULTS / "dequantise.json"
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LookaheadConfig(BenchmarkConfig):
     traces: dict[str, Path]
     """Trace of each kind of prompts: `{docs: PATH, code: PATH}`."""
@@ -140,14 +140,14 @@ class LookaheadConfig(BenchmarkConfig):
     output: Path = RESULTS / "lookahead.json"
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LatencyConfig(BenchmarkConfig):
     output: Path = LATENCY_FILE
     repetitions: int = 8
     """Requests, each of a prompt and some decode steps."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RoutingConfig(BenchmarkConfig):
     log: Path
     """Published routing log, as `collect import` reads it."""
@@ -179,7 +179,7 @@ class RoutingConfig(BenchmarkConfig):
                 raise MoecastError(unknown("start", start, ("filled", "empty")))
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ScalingConfig(BenchmarkConfig):
     trace: Path
     """Folder of a trace with all signals."""
@@ -196,7 +196,7 @@ class ScalingConfig(BenchmarkConfig):
     """System to replay: a file of configs/system."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class QuantisedConfig(BenchmarkConfig):
     held_out: Path
     """Held-out token ids (uint16) that `python -m train.reference` keeps apart."""
@@ -205,7 +205,7 @@ class QuantisedConfig(BenchmarkConfig):
     """Folder of the environments that `python -m benchmarks environments` builds: lm-eval's."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class FormatsConfig(BenchmarkConfig):
     model: Path
     """Folder of the reference model inflated by `python -m runtime inflate`."""
@@ -224,7 +224,7 @@ class FormatsConfig(BenchmarkConfig):
     """Greedy tokens of the request before them."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ValidateConfig(BenchmarkConfig):
     model: Path
     """Folder of a model: `python -m runtime inflate total_size=2GiB model.dtype=float32`."""
@@ -239,7 +239,7 @@ class ValidateConfig(BenchmarkConfig):
     """Tokens to generate for each prompt."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RandomConfig(RunConfig):
     output: Path
     """Folder for the checkpoint."""
@@ -247,7 +247,7 @@ class RandomConfig(RunConfig):
     """Layers, of which Qwen3-30B-A3B has 48; the vocabulary shrinks in the same proportion."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GpuConfig(BenchmarkConfig):
     output: Path = RESULTS / "gpu.json"
     device: str = "auto"
@@ -267,7 +267,7 @@ class GpuConfig(BenchmarkConfig):
     """Folder of tests for `pytest -m gpu`; null: none."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EnvironmentsConfig(RunConfig):
     name: list[str] = field(default_factory=list)
     """Environments to build, with commas between them; all unless given."""

@@ -21,7 +21,7 @@ class SourceKind(StrEnum):
     HUB = "hub"
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DataConfig:
     name: str = "pydocs"
     """Short name, as in `data=NAME`; written to the trace with each request."""
@@ -62,7 +62,7 @@ class DataConfig:
             raise MoecastError(f"data.max_new_tokens={self.max_new_tokens}: must be 0 or more")
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CollectConfig(RunConfig):
     model: ModelConfig = chosen(ModelConfig, "model", REFERENCE_MODEL)
     data: DataConfig = chosen(DataConfig, "data", "pydocs")
@@ -110,7 +110,7 @@ class ImportSplit(StrEnum):
     TRAIN = "train"
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ImportConfig(RunConfig):
     source: Path | None = None
     """Routing log: JSON lines with `layer`, `experts`, and if known `weights`, `token`, `request`,

@@ -40,7 +40,7 @@ def several(folder: str, default: str = ALL) -> Any:
     return field(default_factory=list, metadata={GROUP: group})
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Base of every command's configuration."""
 
@@ -52,7 +52,7 @@ class RunConfig:
     """Seed of every random choice."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PredictorConfig:
     kind: str = "residual"
     """Kind of predictor (see predictors/registry.py), or all."""

@@ -57,7 +57,7 @@ class Exact(StrEnum):
     sequences that are generated together share matrix products."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     name: str = REFERENCE_MODEL
     """Short name, as in `model=NAME`."""
@@ -103,7 +103,7 @@ class ModelConfig:
             raise MoecastError(f"model.decode_threads={self.decode_threads}: must be at least 1")
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SystemConfig:
     """Decides which experts to fetch and to evict, and in which order; see `configs/system/`."""
 
@@ -192,7 +192,7 @@ class SystemConfig:
         return self.eviction == "belady"
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class HardwareConfig:
     name: str = "local"
     """Short name, as in `hardware=NAME`."""
@@ -228,7 +228,7 @@ class HardwareConfig:
     """Kind of predictor that `predictor_us` is of."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ShapeConfig:
     """Sizes of the model that a replay simulates; the routing is the trace's."""
 
@@ -276,7 +276,7 @@ class Quantise(StrEnum):
     HQQ = "hqq"
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StoreConfig:
     path: Path | None = None
     """Folder of a packed store (`moecast pack`); none: read the checkpoint in place."""
@@ -284,7 +284,7 @@ class StoreConfig:
     """bypass: direct reads; drop: drop pages after reads; keep: use memory beyond the budget."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PackConfig(RunConfig):
     model: ModelConfig = chosen(ModelConfig, "model", REFERENCE_MODEL)
     output: Path
@@ -306,7 +306,7 @@ class PackConfig(RunConfig):
             raise MoecastError(f"group_size={self.group_size}: must be even and at least 8")
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ServedConfig(RunConfig):
     """Settings of all commands that serve a model."""
 
@@ -329,7 +329,7 @@ class ServedConfig(RunConfig):
     minutes and at the end; none: not kept."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GenerateConfig(ServedConfig):
     budget: str = AUTO
     """Memory for experts: auto (all, or what free memory allows), a size (4GiB), a share of all
@@ -367,7 +367,7 @@ class VerifyReference(StrEnum):
     LAZY = "lazy"
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class VerifyModelConfig(ServedConfig):
     budget: list[str] = field(default_factory=lambda: ["15%", "50%", "100%"])
     """Budgets to try: sizes (4GiB), or shares of all experts (50%)."""
@@ -391,7 +391,7 @@ class VerifyModelConfig(ServedConfig):
             raise MoecastError("budget and prompts must not be empty")
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DoctorConfig(RunConfig):
     model: ModelConfig = chosen(ModelConfig, "model", REFERENCE_MODEL)
     predictor: str | None = None
@@ -411,7 +411,7 @@ class DoctorConfig(RunConfig):
             raise MoecastError(f"seconds={self.seconds}: must be above 0")
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class InflateConfig(RunConfig):
     model: ModelConfig = chosen(ModelConfig, "model", REFERENCE_MODEL)
     """Experts are stored in its dtype: a slot then has as many bytes as the file."""

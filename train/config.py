@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 
 from collect.config import DataConfig
 from collect.launch.config import LauncherConfig
@@ -19,7 +18,7 @@ class Loss(StrEnum):
     LISTWISE = "listwise"
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig(RunConfig):
     model: ModelConfig = chosen(ModelConfig, "model", REFERENCE_MODEL)
     data: DataConfig = chosen(DataConfig, "data", "pydocs")
@@ -56,11 +55,6 @@ class TrainConfig(RunConfig):
     """bce: calibrated scores; listwise: softmax cross-entropy against the chosen set."""
     max_epochs: int = 5
     """Epochs over the training requests."""
-    patience: int = 3
-    """Epochs without a better accuracy on the validation requests, after which training stops; the
-    best epoch's weights are kept."""
-    precision: str = "32-true"
-    """Lightning's precision; bf16-mixed suits GPUs and is far slower on a CPU."""
     devices: int = 1
     """Devices to train on (Lightning's DDP), each with its share of every batch; with launcher=ray
     wherever the cluster has them (Ray Train). Tested with two processes on a CPU, never run on
@@ -84,7 +78,7 @@ class TrainConfig(RunConfig):
     """CPU threads of torch; its own choice unless given."""
 
     def __post_init__(self) -> None:
-        for name in ("max_epochs", "batch_size", "replay_tokens", "patience", "devices"):
+        for name in ("max_epochs", "batch_size", "replay_tokens", "devices"):
             if getattr(self, name) < 1:
                 raise MoecastError(f"{name}={getattr(self, name)}: must be at least 1")
         for kind in self.logger:
@@ -103,12 +97,10 @@ class TrainConfig(RunConfig):
             raise MoecastError(f"threads={self.threads}: must be at least 1")
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ReportConfig(RunConfig):
     trace: str | None = None
     """The trace that the run was trained on; where it was then unless given."""
-    ceiling: Path | None = None
-    """Accuracy against trace size, as `benchmarks/ceiling.py` wrote it, to be drawn too."""
     replay_tokens: int = 200
     """Generated held-out tokens to replay under each eviction policy and cache size."""
 
@@ -117,7 +109,7 @@ class ReportConfig(RunConfig):
             raise MoecastError(f"replay_tokens={self.replay_tokens}: must be at least 1")
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ScoreConfig(RunConfig):
     name: str
     """NAME, NAME@latest, NAME@ALIAS, NAME@DIGEST, an entry's folder, or ZOO#NAME."""

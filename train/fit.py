@@ -73,8 +73,6 @@ class FitSettings:
     seed: int
     patience: int = 3
     """Epochs without a better validation accuracy after which training stops."""
-    precision: str = "32-true"
-    """Lightning's precision: `bf16-mixed` where the device is faster with it."""
     devices: int = 1
 
 
@@ -123,8 +121,6 @@ def make_settings(
         lr=config.lr,
         weight_decay=config.weight_decay,
         seed=config.seed,
-        patience=config.patience,
-        precision=config.precision,
         devices=config.devices,
     )
 
@@ -278,7 +274,7 @@ def make_trainer(
         accelerator="auto",
         devices=settings.devices if strategy is None else "auto",
         strategy=strategy or "auto",
-        precision=settings.precision,
+        precision="32-true",
         max_epochs=settings.max_epochs,
         logger=list(loggers) or False,
         log_every_n_steps=10,

@@ -11,7 +11,7 @@ from predictors.config import RunConfig
 from predictors.errors import MoecastError
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ListConfig(RunConfig):
     zoo: str | None = None
     """Zoos to list; default: the pulled entries, the built-in zoo and those of MOECAST_ZOO."""
@@ -23,13 +23,13 @@ class ListConfig(RunConfig):
     """Print JSON instead of a table."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ShowConfig(RunConfig):
     name: str
     """NAME, NAME@latest, NAME@ALIAS, NAME@DIGEST, an entry's folder, or ZOO#NAME."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class VerifyEntryConfig(RunConfig):
     name: str
     """NAME, NAME@latest, NAME@ALIAS, NAME@DIGEST, an entry's folder, or ZOO#NAME."""
@@ -37,7 +37,7 @@ class VerifyEntryConfig(RunConfig):
     """Public key (PEM) with which the entry must be signed."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CompareConfig(RunConfig):
     name: str
     """Entry A: NAME, NAME@ALIAS, NAME@DIGEST, an entry's folder, or ZOO#NAME."""
@@ -47,7 +47,7 @@ class CompareConfig(RunConfig):
     """Print JSON instead of the tables."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PromoteConfig(RunConfig):
     name: str
     """The version to promote: NAME, NAME@ALIAS or NAME@DIGEST."""
@@ -66,7 +66,7 @@ class PromoteConfig(RunConfig):
             raise MoecastError(f"max_drop={self.max_drop}: must be 0 or more")
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PullConfig(RunConfig):
     name: str | None = None
     """NAME, NAME@latest, NAME@ALIAS or NAME@DIGEST; or MODEL or MODEL@ALIAS, for all entries that
@@ -91,7 +91,7 @@ class PullConfig(RunConfig):
             raise MoecastError(f"output={self.output} is for one entry: give name=NAME")
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PushConfig(RunConfig):
     path: Path
     """Folder of an entry or of several, or the run folder of `moecast train`: all its entries."""
@@ -103,7 +103,7 @@ class PushConfig(RunConfig):
     """Private key (PEM, elliptic curve) that signs the index."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RemoveConfig(RunConfig):
     name: str
     """NAME for all its versions, NAME@ALIAS or NAME@DIGEST for one."""
@@ -113,13 +113,13 @@ class RemoveConfig(RunConfig):
     """Private key (PEM, elliptic curve) that signs the index."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CollectGarbageConfig(RunConfig):
     zoo: str | None = None
     """Zoo to clean; default: the pulled entries."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LockConfig(RunConfig):
     names: list[str] = field(default_factory=list)
     """Entries to lock; default: all pulled entries."""
@@ -130,7 +130,7 @@ class LockConfig(RunConfig):
     """File to write."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class IndexConfig(RunConfig):
     path: Path
     """Folder that contains entries, at any depth."""
@@ -140,7 +140,7 @@ class IndexConfig(RunConfig):
     """Private key (PEM, elliptic curve) that signs the index."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SignConfig(RunConfig):
     path: Path
     """Folder of the entry."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from benchmarks.config import RESULTS, BenchmarkConfig
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CapacityConfig(BenchmarkConfig):
     output: Path = RESULTS / "capacity.json"
     repetitions: int = 3

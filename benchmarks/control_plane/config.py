@@ -11,7 +11,7 @@ CONTROL_PLANE_SHAPES = ("12x8", "12x60", "24x64", "48x128", "60x512")
 """Layers and experts; `benchmarks.control_plane.model` has their other sizes."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ControlPlaneConfig(BenchmarkConfig):
     output: Path = RESULTS / "control_plane.json"
     shape: list[str] = field(default_factory=lambda: [*CONTROL_PLANE_SHAPES])

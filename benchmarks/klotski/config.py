@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks.config import RESULTS, BenchmarkConfig
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class KlotskiConfig(BenchmarkConfig):
     model: Path
     """Folder of a model: `python -m runtime inflate total_size=2GiB model.dtype=float32`."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from benchmarks.config import RESULTS, BenchmarkConfig
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PapersConfig(BenchmarkConfig):
     trace: Path
     """Folder of a trace with all signals: signals=[layer_input,gate_input,gate_logits,experts,

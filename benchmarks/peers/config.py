@@ -8,7 +8,7 @@ from benchmarks.config import ENVIRONMENTS, RESULTS, BenchmarkConfig
 from predictors.errors import MoecastError
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PeersConfig(BenchmarkConfig):
     model: Path
     """Folder of a model: `python -m runtime inflate total_size=2GiB model.dtype=float32`, or

@@ -7,7 +7,7 @@ from benchmarks.config import RESULTS, BenchmarkConfig
 from predictors.errors import MoecastError
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RealSizeConfig(BenchmarkConfig):
     output: Path = RESULTS / "real_size.json"
     work: Path = Path("runs/real-size")

@@ -6,12 +6,12 @@ from pathlib import Path
 from benchmarks.config import ENVIRONMENTS, RESULTS, BenchmarkConfig
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ServingConfig(BenchmarkConfig):
     output: Path = RESULTS / "serving.json"
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StormConfig(ServingConfig):
     requests: int = 200
     """Requests that are sent together."""
@@ -21,7 +21,7 @@ class StormConfig(ServingConfig):
     """Storms, one after another."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ShutdownConfig(ServingConfig):
     requests: int = 12
     """Answers in progress when SIGTERM is sent."""
@@ -31,7 +31,7 @@ class ShutdownConfig(ServingConfig):
     """Shutdowns with and without a grace period."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class QueueConfig(ServingConfig):
     requests: int = 500
     """Requests to the full server, one after another and again eight at a time."""
@@ -39,13 +39,13 @@ class QueueConfig(ServingConfig):
     """Tokens of each of the answers that fill it."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class FuzzConfig(ServingConfig):
     cases: int = 1500
     """Requests to send."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DisconnectsConfig(ServingConfig):
     requests: int = 1000
     """Clients that leave."""
@@ -53,7 +53,7 @@ class DisconnectsConfig(ServingConfig):
     """Tokens that each asks for."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ClientsConfig(ServingConfig):
     client: list[str] = field(default_factory=list)
     """Programs to run, with commas between them; all unless given."""
@@ -61,7 +61,7 @@ class ClientsConfig(ServingConfig):
     """Folder of the environments that `python -m benchmarks environments` builds."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ArrivalsConfig(ServingConfig):
     trace: Path
     """AzureLLMInferenceTrace_conv.csv or ..._code.csv of github.com/Azure/AzurePublicDataset."""
@@ -89,7 +89,7 @@ class ArrivalsConfig(ServingConfig):
     """Key of the results in the file."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SoakConfig(ServingConfig):
     minutes: float = 20.0
     """Duration of the load."""
@@ -103,7 +103,7 @@ class SoakConfig(ServingConfig):
     """Memory for experts."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class AttackConfig(ServingConfig):
     minutes: float = 60.0
     """Duration of the attacks."""
@@ -119,7 +119,7 @@ class AttackConfig(ServingConfig):
     """Predictor of the server; its own choice unless given."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ScreenshotConfig(BenchmarkConfig):
     output: Path = Path("docs/images/status-page.png")
     """PNG file of the status page."""

@@ -5,6 +5,6 @@ from dataclasses import dataclass
 from predictors.config import RunConfig
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TablesConfig(RunConfig):
     """`python -m benchmarks tables` has no options."""

@@ -15,7 +15,7 @@ class LauncherKind(StrEnum):
     SLURM = "slurm"
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LauncherConfig:
     kind: LauncherKind = LauncherKind.LOCAL
     """local: processes of this machine; ray: actors; slurm: a job array (submitit). The result is

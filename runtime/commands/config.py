@@ -7,7 +7,7 @@ from runtime.config import SystemConfig
 from zoo.config import PullConfig
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PullForSystemConfig(PullConfig):
     system: SystemConfig = chosen(SystemConfig, "system", "moecast")
     """The system whose predictors are pulled where `name` is a model's."""

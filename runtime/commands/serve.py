@@ -28,7 +28,6 @@ def run(config: ServeConfig) -> dict[str, Any]:
     from runtime.serving.app_factory import create_server
     from runtime.serving.auth import KEY_VARIABLE, load_api_keys
     from runtime.serving.logs import configure_json_logging
-    from runtime.serving.model_loading import served_name
     from runtime.serving.recording import open_recorder
     from runtime.serving.server import listen, serve, server_url
     from runtime.serving.service_manager import ServiceManager
@@ -57,7 +56,7 @@ def run(config: ServeConfig) -> dict[str, Any]:
         url = server_url(listener)
 
         def print_url() -> None:
-            Console().print(f"{served_name(config)} at {url}/v1", highlight=False, soft_wrap=True)
+            Console().print(f"{config.model.name} at {url}/v1", highlight=False, soft_wrap=True)
 
         reason = asyncio.run(
             serve(
@@ -82,7 +81,7 @@ def run(config: ServeConfig) -> dict[str, Any]:
         exit_without_thread()
     loaded = service.loaded
     return {
-        "model": served_name(config),
+        "model": config.model.name,
         "url": url,
         "ended": reason,
         "stats": None if loaded is None else loaded.model.moecast.stats(),

@@ -9,7 +9,7 @@ from predictors.errors import MoecastError
 from runtime.config import AUTO, ServedConfig, SystemConfig
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ChatConfig(ServedConfig):
     """A chat in the terminal."""
 
@@ -58,7 +58,7 @@ class DensePlacement(StrEnum):
     STREAM = "stream"
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GroupConfig:
     """Batching of prompts and grouping of batches; the keyword arguments of `generate_many`."""
 
@@ -105,7 +105,7 @@ class GroupConfig:
         return None if self.n == AUTO else int(self.n)
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class BatchConfig(GroupConfig, ServedConfig):
     system: SystemConfig = chosen(SystemConfig, "system", "klotski")
     input: Path

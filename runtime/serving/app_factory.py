@@ -13,7 +13,7 @@ from runtime.serving.choice import CompletionChoice
 from runtime.serving.config import ServeConfig
 from runtime.serving.generation_requests import RequestLimits
 from runtime.serving.middleware import RequestLogMiddleware
-from runtime.serving.model_loading import LoadedModel, load_model, served_name
+from runtime.serving.model_loading import LoadedModel, load_model
 from runtime.serving.recording import PromptRecorder
 from runtime.serving.routes import metrics_routes, status_routes
 from runtime.serving.service import GenerationService, ServiceObserver
@@ -71,7 +71,7 @@ def create_server(
     routers = [metrics_routes(telemetry.metrics), status_routes(telemetry.status)]
     app = create_app(service, settings, routers=routers)
     if tracing is not None:
-        tracing.install(service, app, model_name=served_name(config))
+        tracing.install(service, app, model_name=config.model.name)
     return service, RequestLogMiddleware(app)
 
 

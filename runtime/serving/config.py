@@ -14,7 +14,7 @@ MAX_PORT = 65535
 LOCAL, RAY = "local", "ray"
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ServeConfig(ServedConfig):
     launcher: str = LOCAL
     """local: serve in this process; ray: replicas behind Ray Serve (needs `moecast[ray]`)."""
@@ -44,8 +44,6 @@ class ServeConfig(ServedConfig):
     MOECAST_API_KEY, which other users of the machine cannot see in the process list."""
     insecure: bool = False
     """Listen beyond this machine without a key, and accept any Host header."""
-    served_name: str | None = None
-    """Name of the model in requests; none: its short name. Its id is accepted as well."""
     max_running: int = 8
     """Answers that are generated together; each has its own KV cache."""
     max_waiting: int = 64
@@ -144,7 +142,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MonitorConfig(RunConfig):
     output: Path = Path("monitoring")
     """Folder for the files, which must not be there yet."""

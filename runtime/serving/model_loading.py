@@ -30,11 +30,6 @@ class LoadedModel:
     """Options of `generate` by which drafted tokens are verified."""
 
 
-def served_name(config: ServeConfig) -> str:
-    """Name of the model in requests and responses."""
-    return config.served_name or config.model.name
-
-
 def load_model(config: ServeConfig) -> LoadedModel:
     """Load the model, its predictor and its tokenizer.
 
@@ -55,7 +50,7 @@ def load_model(config: ServeConfig) -> LoadedModel:
             info = read_model_info(
                 model,
                 tokenizer,
-                name=served_name(config),
+                name=config.model.name,
                 aliases=frozenset({config.model.name, config.model.id} - {BUILTIN}),
                 chat_template=config.chat_template,
                 kv_budget=budget,

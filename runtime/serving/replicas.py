@@ -20,7 +20,6 @@ from runtime.profiling.facts import count_usable_cores
 from runtime.serving.app_factory import create_server
 from runtime.serving.config import ServeConfig
 from runtime.serving.errors import QueueFull
-from runtime.serving.model_loading import served_name
 from runtime.serving.ray_cluster import (
     HeadLost,
     HeadWatch,
@@ -294,7 +293,7 @@ def run(config: ServeConfig, keys: frozenset[str], version: str) -> dict[str, An
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _: signals.put(number))
         console.print(
-            f"{served_name(config)} at http://{config.host}:{config.port}/v1 "
+            f"{config.model.name} at http://{config.host}:{config.port}/v1 "
             f"({describe_replicas(config)})",
             highlight=False,
             soft_wrap=True,
@@ -310,7 +309,7 @@ def run(config: ServeConfig, keys: frozenset[str], version: str) -> dict[str, An
         manager.on_state(ServiceState.DRAINING)
         replicas.close()
     return {
-        "model": served_name(config),
+        "model": config.model.name,
         "replicas": config.replicas,
         "updates": updates,
         "ended": signal.Signals(last).name,

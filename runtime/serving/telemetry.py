@@ -9,7 +9,6 @@ import psutil
 from runtime.engine.monitor import EngineMonitor, EngineSnapshot
 from runtime.serving.config import ServeConfig
 from runtime.serving.metrics import ServerMetrics
-from runtime.serving.model_loading import served_name
 from runtime.serving.recent_answers import RecentAnswers
 from runtime.serving.recording import PromptRecorder
 from runtime.serving.service import GenerationService, ServiceState
@@ -35,7 +34,7 @@ class Telemetry:
     ):
         self._service = service
         self._recorder = recorder
-        self._model_name = served_name(config)
+        self._model_name = config.model.name
         self._version = version
         self._queue = {"max_running": config.max_running, "max_waiting": config.max_waiting}
         self._names = {"system": config.system.name, "eviction": config.system.eviction}

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from predictors.files import expand_home
 from predictors.spec import config_hash
-from runtime.config import BUILTIN, BUILTIN_MODELS, ModelConfig
+from runtime.config import BUILTIN, BUILTIN_MODELS, DoctorConfig, ModelConfig
 from runtime.errors import CheckpointError
 from runtime.store.gguf.header import check_gguf, is_gguf, read_header
 from runtime.store.hub_snapshot import (
@@ -59,19 +59,13 @@ def check_text_model(config: ModelCommandConfig) -> None:
     check_tokenizer(resolve(config.model))
 
 
-class DoctorCommandConfig(ModelCommandConfig, Protocol):
-    """Options of a command that may plan without weights."""
-
-    config_only: bool
-
-
-def check_examined_model(config: DoctorCommandConfig) -> None:
+def check_examined_model(config: DoctorConfig) -> None:
     """Checks the model as `check_model` does, or its configuration where weights are not needed."""
     if find_config_folder(config) is None:
         check_model(config)
 
 
-def find_config_folder(config: DoctorCommandConfig) -> Path | None:
+def find_config_folder(config: DoctorConfig) -> Path | None:
     """Return the folder of the configuration to plan from; None where weights are to be examined.
 
     Raises:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,8 +60,7 @@ def test_batch__interrupted_carries_on_to_the_same_results(tmp_path, how):
     write_prompts(tmp_path / "prompts.jsonl", new_tokens=30)
     more = {"max_new_tokens": 30, "run_dir": tmp_path / "run"}
     config = compose_typed(BatchConfig, options(folder, tmp_path, **more))[0]
-    config.output = tmp_path / "whole.jsonl"
-    run(config)
+    run(replace(config, output=tmp_path / "whole.jsonl"))
     process = start_paused(folder, tmp_path, **more)
     output = tmp_path / "out.jsonl"
     assert process.stdout is not None
@@ -73,7 +73,6 @@ def test_batch__interrupted_carries_on_to_the_same_results(tmp_path, how):
         assert errors.splitlines()[-1].startswith("interrupted; to continue: ")
     kept = output.read_bytes()
     assert 4 <= kept.count(b"\n") < COUNT, "it was not interrupted in its midst"
-    config.output = output
-    run(config)
+    run(replace(config, output=output))
     assert output.read_bytes().startswith(kept[: kept.rfind(b"\n") + 1])
     assert results(output) == results(tmp_path / "whole.jsonl")

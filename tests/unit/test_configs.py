@@ -66,13 +66,13 @@ def test_unknown_choice__lists_the_choices_and_the_closest() -> None:
     [
         ("seed=x", "seed=x: must be a valid integer"),
         ("seed=1,2", "seed=1,2: must be a valid integer.*; several values need -m"),
-        ("json=maybe", "json=maybe: must be a valid boolean"),
-        ("least=high", "least=high: must be a valid number"),
+        ("verify=maybe", "verify=maybe: must be a valid boolean"),
+        ("temperature=high", "temperature=high: must be a valid number"),
     ],
 )
 def test_wrong_type__names_the_key_and_the_value(option: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        compose_typed(ListConfig, [option])
+        compose_typed(GenerateConfig, [option])
 
 
 def test_missing_value__names_the_key_as_the_user_writes_it() -> None:

@@ -15,7 +15,7 @@ ORACLE = "oracle"
 """The system that knows a step's routing, shown next to ours in the timeline."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EvaluateConfig(RunConfig):
     model: ModelConfig = chosen(ModelConfig, "model", REFERENCE_MODEL)
     data: DataConfig = chosen(DataConfig, "data", "pydocs")

@@ -18,7 +18,7 @@ class ReferenceShape(StrEnum):
     it shows what holds for another shape."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CorpusConfig:
     root: Path | None = None
     """Folder with `text/openstax`, `text/novels`, `instruct/` and `prompts/gsm8k_train.jsonl`."""
@@ -26,25 +26,20 @@ class CorpusConfig:
     """Tokens drawn into the training file, by the mixture of `train/reference/corpus.py`."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class FitConfig:
     steps: int = 1_250
-    """Optimiser steps; the learning rate is constant, then falls linearly over the last part."""
+    """Optimiser steps; the learning rate rises over the first 50, and falls linearly over the last
+    fifth."""
     batch_size: int = 6
     """Windows in a step."""
     context: int = 512
     """Tokens in a training window."""
-    warmup: int = 50
-    """Steps over which the learning rates rise."""
-    decay_share: float = 0.2
-    """Share of the steps at the end over which the learning rate falls to zero."""
-    balance: float = 0.01
-    """Weight of each layer's load-balancing loss (Switch Transformers, equation 4)."""
     seed: int = 0
     """Seed of the initial weights and of the order of the windows."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ReferenceConfig(RunConfig):
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     fit: FitConfig = field(default_factory=FitConfig)

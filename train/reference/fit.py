@@ -20,6 +20,11 @@ from train.reference.config import FitConfig, ReferenceShape
 log = logging.getLogger(__name__)
 
 MUON_LR, ADAM_LR = 0.02, 3e-3
+WARMUP_STEPS = 50
+DECAY_SHARE = 0.2
+"""Share of the steps at the end over which the learning rate falls to zero."""
+BALANCE_LOSS = 0.01
+"""Weight of each layer's load-balancing loss (Switch Transformers, equation 4)."""
 """Peak learning rates of the hidden matrices, and of embeddings, routers and norms."""
 Z_LOSS = 1e-4
 """Weight of the squared log-partition of the router, which keeps its logits small."""
@@ -89,8 +94,8 @@ def balance_losses(router_logits: tuple[Tensor, ...], top_k: int) -> tuple[Tenso
 
 def learning_rate(step: int, config: FitConfig) -> float:
     """Factor on the peak rates: warm-up, plateau, linear decay."""
-    left = (config.steps - step) / max(1, config.decay_share * config.steps)
-    return min(1.0, (step + 1) / config.warmup, left)
+    left = (config.steps - step) / max(1, DECAY_SHARE * config.steps)
+    return min(1.0, (step + 1) / WARMUP_STEPS, left)
 
 
 def make_optimisers(model: Qwen2MoeForCausalLM) -> list[torch.optim.Optimizer]:
@@ -160,7 +165,7 @@ def fit(
             logits = F.linear(output.last_hidden_state, model.lm_head.weight)
             loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
             balance, z = balance_losses(output.router_logits, top_k)
-            (loss + config.balance * balance + Z_LOSS * z).backward()
+            (loss + BALANCE_LOSS * balance + Z_LOSS * z).backward()
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             factor = learning_rate(step, config)
             for optimiser, peak in zip(optims, (MUON_LR, ADAM_LR), strict=True):

@@ -30,13 +30,12 @@ def make_page(
     trace: Trace,
     *,
     reuse_predictors: Sequence[Predictor] = (),
-    ceiling: Mapping[str, Any] | None = None,
     replay_tokens: int = REPLAY_TOKENS,
     provenance: Provenance | None = None,
 ) -> HtmlReport:
     """Every section in order; what the results lack is measured on the trace, held out.
 
-    `results` is results.json, `ceiling` what `benchmarks/ceiling.py` wrote.
+    `results` is results.json.
     """
     table, spec = results["predictors"], trace.spec
     page = HtmlReport(
@@ -55,9 +54,7 @@ def make_page(
     forecasts.calibration(page, table)
     serving.shifted_table(page, table)
     serving.latency_table(page, table, spec.num_layers)
-    others = list(ceiling["rows"]) if ceiling else own_rows(results)
-    source = f"`benchmarks/ceiling.py` on `{ceiling['dataset']}`" if ceiling else None
-    serving.trace_size(page, [*others, *measure_growth(trace)], others=source)
+    serving.trace_size(page, [*own_rows(results), *measure_growth(trace)])
     serving.drift(page, results.get("drift"))
     patterns = routing.count_routing(trace)
     if patterns is None:
@@ -101,21 +98,16 @@ def report(config: ReportConfig) -> dict[str, Any]:
     """Draws the report from the run's results.json and its trace; returns where it is.
 
     Raises:
-        TrainError: not a training run's folder, or results, trace and ceiling do not belong
-            together.
+        TrainError: not a training run's folder, or results and trace do not belong together.
     """
     if config.run_dir is None:
         raise TrainError("which run? run_dir=RUN, the folder of a finished `moecast train`")
     results = read_results(config.run_dir)
-    ceiling = None
-    if config.ceiling is not None:
-        ceiling = read_ceiling(config.ceiling, results["trace"]["digest"])
     trace = open_run_trace(results, config.trace)
     page = make_page(
         results,
         trace,
         reuse_predictors=load_reuse(config.run_dir, trace.spec),
-        ceiling=ceiling,
         replay_tokens=config.replay_tokens,
         provenance=read_provenance(config.run_dir),
     )
@@ -148,20 +140,6 @@ def open_run_trace(results: dict[str, Any], path: str | None) -> Trace:
             f"{results['trace']['digest'][:12]}: name that one with trace=PATH"
         )
     return trace
-
-
-def read_ceiling(path: Path, digest: str) -> dict[str, Any]:
-    """Read the results of `benchmarks/ceiling.py` on the same trace."""
-    if not path.is_file():
-        raise TrainError(f"ceiling={path} is missing: `python -m benchmarks ceiling` writes it")
-    results = json.loads(path.read_text())
-    if results.get("trace") != digest:
-        raise TrainError(
-            f"ceiling={path} is of the trace {str(results.get('trace'))[:12]}, the run of "
-            f"{digest[:12]}: measure this one with `python -m benchmarks ceiling`, or "
-            "leave ceiling out"
-        )
-    return results
 
 
 def load_reuse(run_dir: Path, spec: ModelSpec) -> list[Predictor]:

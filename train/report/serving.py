@@ -94,7 +94,7 @@ def keeping(report: HtmlReport, results: Mapping[str, Any] | None) -> None:
 
 HOW = (
     "Learned predictors take longer: `python -m benchmarks ceiling trace=TRACE output=FILE` "
-    "measures them, and `moecast train report run_dir=RUN ceiling=FILE` draws them here."
+    "measures them."
 )
 TRACE_SIZE_HEADING = "Accuracy against the size of the training trace"
 GROWTH = (
@@ -103,9 +103,7 @@ GROWTH = (
 )
 
 
-def trace_size(
-    report: HtmlReport, rows: Sequence[Mapping[str, Any]], *, others: str | None
-) -> None:
+def trace_size(report: HtmlReport, rows: Sequence[Mapping[str, Any]]) -> None:
     """Draw accuracy against training tokens.
 
     For a predictor and distance the best of the widths and passes that were tried.
@@ -134,8 +132,7 @@ def trace_size(
         Table.of(GROWTH, [[row.get(key) for key in GROWTH] for row in rows]),
         draw,
         name="accuracy-by-trace-size",
-        note="Nested parts of the training requests, the same held-out tokens. "
-        + (f"Learned predictors: {others}; the best of the sizes and passes." if others else HOW),
+        note=f"Nested parts of the training requests, the same held-out tokens. {HOW}",
     )
 
 

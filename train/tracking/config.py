@@ -13,7 +13,7 @@ class LoggerKind(StrEnum):
     WANDB = "wandb"
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class WandbConfig:
     """Fields of a run in Weights & Biases; those not given are left to wandb's own settings."""
 

@@ -22,7 +22,7 @@ PROMPTS = [
 ]
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class BenchConfig(RunConfig):
     model: ModelConfig = chosen(ModelConfig, "model", REFERENCE_MODEL)
     store: StoreConfig = field(default_factory=StoreConfig)

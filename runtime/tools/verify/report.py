@@ -151,7 +151,7 @@ def verify(
         reference=VerifyReference(reference),
     )
     if prompts is not None:
-        config.prompts = list(prompts)
+        config = replace(config, prompts=list(prompts))
     report = compare_budgets(config, advance=lambda _: None)
     report.require_equal()
     return report

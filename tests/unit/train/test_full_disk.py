@@ -10,6 +10,7 @@ import pytest
 from torch import nn
 
 from collect.errors import DiskSpaceError
+from predictors.config import PredictorConfig
 from predictors.errors import DiskFullError
 from predictors.files import write_atomic
 from runtime.config import ModelConfig
@@ -48,8 +49,11 @@ def test_train__on_a_full_disk_writes_no_checkpoint(
     folder = tiny_qwen2_moe(tmp_path / "tiny", num_layers=4)
     trace = make_trace(tmp_path / "trace", spec=make_spec(hidden_size=32))
     run_dir = tmp_path / "run"
-    config = TrainConfig(model=ModelConfig(name="tiny", id=str(folder)), run_dir=run_dir)
-    config.predictor.width = 32
+    config = TrainConfig(
+        model=ModelConfig(name="tiny", id=str(folder)),
+        predictor=PredictorConfig(width=32),
+        run_dir=run_dir,
+    )
     settings = make_settings(config, ("mlp",))
     leave_free(monkeypatch, 1000)
     with pytest.raises(DiskSpaceError, match="1,000 are free"):

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -102,7 +103,7 @@ def test_engine__does_every_unit_and_outlives_its_workers(
 def test_engine__a_unit_that_always_kills_its_worker_is_given_up(
     config: LauncherConfig, tmp_path: Path
 ) -> None:
-    config.retries = 1
+    config = replace(config, retries=1)
     units = ["fine-1", "kills-1-99", "fine-2", "fine-3"]
     with (
         WorkerPool(config, ENTRY, {"folder": str(tmp_path)}, logs=tmp_path / "logs") as pool,

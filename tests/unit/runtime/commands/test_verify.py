@@ -219,7 +219,7 @@ def test_verify__refuses_a_reference_that_does_not_fit_with_advice(tmp_path, mon
     assert needed - reference.PROCESS_BYTES == int(1.1 * 2 * weights)
     monkeypatch.setattr(reference, "available_memory_bytes", lambda: needed - 1)
     config = settings(folder)
-    config.model.dtype = "float32"
+    config = replace(config, model=replace(config.model, dtype="float32"))
     with pytest.raises(MoecastError, match=rf"{needed} bytes.*{needed - 1} are.*reference=lazy"):
         verify.run(config)
 

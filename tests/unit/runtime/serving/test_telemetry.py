@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.config import SystemConfig
+from runtime.config import ModelConfig, SystemConfig
 from runtime.presets import load_system
 from runtime.serving.config import ServeConfig
 from runtime.serving.service import ServiceObserver, ServiceState
@@ -52,7 +52,7 @@ def service() -> FakeService:
 @pytest.fixture
 def telemetry(service: FakeService) -> Telemetry:
     system = SystemConfig(name=NAMES["system"], eviction=NAMES["eviction"])
-    config = ServeConfig(served_name="m", max_running=2, max_waiting=3, system=system)
+    config = ServeConfig(model=ModelConfig(name="m"), max_running=2, max_waiting=3, system=system)
     return Telemetry(service, config, version="9")  # type: ignore[arg-type]
 
 

@@ -181,21 +181,6 @@ def test_page__names_missing_measurements_and_their_commands(run: Path, trace: T
         assert "moecast train" in said[heading].note
 
 
-def test_report__draws_ceilings_of_the_same_trace_only(
-    run: Path, trace: Trace, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    row = {"predictor": "mlp", "train_tokens": 64, "prompts": 4, "width": 8, "passes": 1,
-           "horizon": 1, "mean_accuracy": 0.375, "worst_layer_accuracy": 0.25}  # fmt: skip
-    ceiling = {"trace": trace.digest, "dataset": "synthetic", "rows": [row]}
-    page = make_page(results_of(run), trace, ceiling=ceiling, replay_tokens=5)
-    drawn = next(one for one in page.sections if one.name == "accuracy-by-trace-size")
-    assert ["mlp", 1, 64, 4, 8, 1, 0.375, 0.25] in drawn.table.rows
-    file = tmp_path / "ceiling.json"
-    file.write_text(json.dumps({**ceiling, "trace": "f" * 64}))
-    assert main("train", TRAIN, ["report", f"run_dir={run}", f"ceiling={file}"]) == 2
-    assert "of the trace ffffffffffff" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
