@@ -28,41 +28,25 @@ RUN_IDS = "tracking.json"
 TENSORBOARD = "tensorboard"
 
 
-def open_logger(kind: LoggerKind, run_dir: Path, wandb: WandbConfig) -> Logger:
-    """Open a run folder's logger.
+def open_logger(kind: LoggerKind, run_dir: Path, wandb: WandbConfig, prefix: str = "") -> Logger:
+    """Open a run folder's logger, in which names of metrics are `PREFIX-NAME`.
+
+    CSV has a folder for each; in the others they are of the same run.
 
     Raises:
         TrainError: wandb refuses the run, or the MLflow server does not answer or has no such run.
     """
     match kind:
+        case LoggerKind.CSV:
+            return CSVLogger(run_dir, name="logs", prefix=prefix)
+        case LoggerKind.TENSORBOARD:
+            return TensorBoardLogger(
+                run_dir, name=TENSORBOARD, version="", prefix=prefix, default_hp_metric=False
+            )
         case LoggerKind.MLFLOW:
-            return open_mlflow(run_dir)
+            return open_mlflow(run_dir, prefix)
         case LoggerKind.WANDB:
-            return open_wandb(run_dir, wandb)
-        case _:
-            return open_local(kind, run_dir)
-
-
-def open_local(kind: LoggerKind, run_dir: Path, prefix: str = "") -> Logger:
-    """CSV has a folder for each training; TensorBoard one, in which curves go on."""
-    if kind is LoggerKind.CSV:
-        return CSVLogger(run_dir, name="logs", prefix=prefix)
-    return TensorBoardLogger(
-        run_dir, name=TENSORBOARD, version="", prefix=prefix, default_hp_metric=False
-    )
-
-
-def with_prefix(logger: Logger, prefix: str, run_dir: Path) -> Logger:
-    """Return a logger of the same run; names of its metrics are `PREFIX-NAME`."""
-    match logger:
-        case WandbLogger():
-            return WandbLogger(experiment=logger.experiment, prefix=prefix)
-        case MLFlowLogger():
-            return make_mlflow(run_dir, logger.run_id, prefix)
-        case CSVLogger():
-            return open_local(LoggerKind.CSV, run_dir, prefix)
-        case _:
-            return open_local(LoggerKind.TENSORBOARD, run_dir, prefix)
+            return open_wandb(run_dir, wandb, prefix)
 
 
 def forget_runs(run_dir: Path) -> None:
@@ -83,7 +67,7 @@ def keep_run_id(run_dir: Path, kind: LoggerKind, run_id: str) -> None:
     write_json(path, {**known, kind.value: run_id})
 
 
-def open_mlflow(run_dir: Path) -> MLFlowLogger:
+def open_mlflow(run_dir: Path, prefix: str) -> MLFlowLogger:
     """The server and the experiment are MLflow's own settings.
 
     These are MLFLOW_TRACKING_URI (mlflow.db in the working folder by default) and
@@ -94,32 +78,27 @@ def open_mlflow(run_dir: Path) -> MLFlowLogger:
 
     # Each database migration and each missing experiment would be a line.
     logging.getLogger("mlflow").setLevel(logging.WARNING)
+    uri = mlflow.get_tracking_uri()
+    logger = MLFlowLogger(
+        os.environ.get("MLFLOW_EXPERIMENT_NAME") or "moecast",
+        run_name=run_dir.name,
+        tracking_uri=uri,
+        run_id=read_run_id(run_dir, LoggerKind.MLFLOW),
+        prefix=prefix,
+    )
     try:
-        logger = make_mlflow(run_dir, read_run_id(run_dir, LoggerKind.MLFLOW))
         run_id = logger.run_id
     except MlflowException as error:
         raise TrainError(
-            f"logger=mlflow: {mlflow.get_tracking_uri()}: {error} (the run's id is in "
-            f"{run_dir / RUN_IDS}: remove that file to start a new run)"
+            f"logger=mlflow: {uri}: {error} (the run's id is in {run_dir / RUN_IDS}: remove that "
+            "file to start a new run)"
         ) from error
     assert run_id is not None
     keep_run_id(run_dir, LoggerKind.MLFLOW, run_id)
     return logger
 
 
-def make_mlflow(run_dir: Path, run_id: str | None, prefix: str = "") -> MLFlowLogger:
-    import mlflow
-
-    return MLFlowLogger(
-        os.environ.get("MLFLOW_EXPERIMENT_NAME") or "moecast",
-        run_name=run_dir.name,
-        tracking_uri=mlflow.get_tracking_uri(),
-        run_id=run_id,
-        prefix=prefix,
-    )
-
-
-def open_wandb(run_dir: Path, config: WandbConfig) -> WandbLogger:
+def open_wandb(run_dir: Path, config: WandbConfig, prefix: str) -> WandbLogger:
     """Wandb's environment, settings files and login apply wherever an option says nothing else."""
     import wandb
 
@@ -128,6 +107,8 @@ def open_wandb(run_dir: Path, config: WandbConfig) -> WandbLogger:
     run_dir.mkdir(parents=True, exist_ok=True)
     keep_run_id(run_dir, LoggerKind.WANDB, run_id)
     logger = WandbLogger(
+        experiment=wandb.run,
+        prefix=prefix,
         project=config.project or known.project or "moecast",
         entity=config.entity,
         name=config.name or known.run_name or run_dir.resolve().name,

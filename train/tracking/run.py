@@ -21,7 +21,7 @@ from runtime.tools.report.provenance import RUN_FILE, describe_origin
 from train.config import TrainConfig
 from train.errors import TrainError
 from train.tracking.config import LoggerKind
-from train.tracking.loggers import forget_runs, open_logger, with_prefix
+from train.tracking.loggers import forget_runs, open_logger
 from zoo.entry import open_entry
 
 PACKAGES = {
@@ -53,7 +53,7 @@ class TrackedRun:
                 raise TrainError(
                     f"logger={kind} needs {', '.join(missing)}: pip install 'moecast[{kind}]'"
                 )
-        self._loggers: list[Logger] = []
+        self._loggers: dict[LoggerKind, Logger] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -65,7 +65,7 @@ class TrackedRun:
         traceback: TracebackType | None,
     ) -> None:
         with ExitStack() as stack:
-            for logger in self._loggers:
+            for logger in self._loggers.values():
                 if isinstance(logger, WandbLogger):
                     stack.callback(logger.experiment.finish, exit_code=int(error is not None))
                 else:
@@ -74,8 +74,11 @@ class TrackedRun:
     def loggers(self, prefix: str = "") -> list[Logger]:
         """Return Lightning's loggers of this run; names of their metrics are `PREFIX-NAME`."""
         if not prefix:
-            return list(self._loggers)
-        return [with_prefix(logger, prefix, self._run_dir) for logger in self._loggers]
+            return list(self._loggers.values())
+        return [self._open(kind, prefix) for kind in self._loggers]
+
+    def _open(self, kind: LoggerKind, prefix: str = "") -> Logger:
+        return open_logger(kind, self._run_dir, self._config.wandb, prefix)
 
     def start(self, settings: Mapping[str, Any], trace: Trace) -> None:
         """Open the run everywhere; log its resolved settings and the trace that it learns from."""
@@ -87,8 +90,8 @@ class TrackedRun:
         # In the order of LoggerKind: those that need a server last.
         for kind in LoggerKind:
             if kind in self._config.logger:
-                self._loggers.append(open_logger(kind, self._run_dir, self._config.wandb))
-        for logger in self._loggers:
+                self._loggers[kind] = self._open(kind)
+        for logger in self._loggers.values():
             # MLflow's parameters cannot be changed: those of a continued run stay.
             if not isinstance(logger, MLFlowLogger) or not has_params(logger):
                 logger.log_hyperparams(dict(settings))
@@ -98,7 +101,7 @@ class TrackedRun:
 
     def log_summary(self, figures: Mapping[str, float]) -> None:
         """Log final figures: one value each."""
-        for logger in self._loggers:
+        for logger in self._loggers.values():
             if isinstance(logger, WandbLogger):
                 logger.experiment.summary.update(dict(figures))
             else:
@@ -106,7 +109,7 @@ class TrackedRun:
                 logger.save()
 
     def log_entries(self, entries: Mapping[str, Path]) -> None:
-        for logger in self._loggers:
+        for logger in self._loggers.values():
             if isinstance(logger, WandbLogger):
                 log_entries(logger, list(entries.values()))
             elif isinstance(logger, MLFlowLogger):
@@ -115,7 +118,7 @@ class TrackedRun:
 
     def log_report(self, page: HtmlReport, path: Path) -> None:
         """Log the report's page at `path`, with its figures and tables."""
-        for logger in self._loggers:
+        for logger in self._loggers.values():
             if isinstance(logger, WandbLogger):
                 log_report(logger, page, path)
             elif isinstance(logger, MLFlowLogger):
