@@ -3,10 +3,11 @@
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from predictors.files import sync_folder, write_atomic
 from predictors.units import MIB
@@ -24,7 +25,12 @@ from runtime.store.model_source import (
     is_weights,
     list_weight_files,
 )
-from runtime.store.tensor_index import StoredTensor, make_header, read_tensor_index
+from runtime.store.tensor_index import (
+    SizedTensor,
+    StoredTensor,
+    make_header,
+    read_tensor_index,
+)
 
 COPY_BYTES = 16 * MIB
 """Bytes read at a time."""
@@ -75,7 +81,8 @@ def write_dense_folder(
     reader = FileReader()
     try:
         for name, shard in shards.items():
-            write_tensors(partial / name, shard, reader)
+            pieces = (piece for stored in shard.values() for piece in read_pieces(stored, reader))
+            write_tensors(partial / name, shard, map(as_memoryview, pieces))
     finally:
         reader.close()
     if (source / WEIGHTS_INDEX).is_file():
@@ -93,14 +100,36 @@ def write_dense_folder(
     return num_bytes
 
 
-def write_tensors(path: Path, shard: Mapping[str, StoredTensor], reader: FileReader) -> None:
-    """Write a safetensors file of tensors that others have, byte for byte."""
-    with path.open("wb") as file:
+def write_tensors(
+    path: Path,
+    shard: Mapping[str, SizedTensor],
+    pieces: Iterable[memoryview],
+    advance: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Write a safetensors file atomically.
+
+    Args:
+        pieces: the tensors' bytes in order.
+        advance: called with the number of bytes written since the last call.
+
+    Raises:
+        OSError: the disk is full or failed.
+    """
+    temporary = path.with_name(f"{path.name}.part")
+    with temporary.open("wb") as file:
         file.write(make_header(shard))
-        for stored in shard.values():
-            for start in range(0, stored.num_bytes, COPY_BYTES):
-                raw = torch.empty(min(COPY_BYTES, stored.num_bytes - start), dtype=torch.uint8)
-                reader.read(stored.file, stored.offset + start, as_memoryview(raw), what=stored.key)
-                file.write(as_memoryview(raw))
+        for piece in pieces:
+            file.write(piece)
+            advance(len(piece))
         file.flush()
         os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_folder(path.parent)
+
+
+def read_pieces(stored: StoredTensor, reader: FileReader) -> Iterator[Tensor]:
+    """Yield a tensor's bytes in parts of whole numbers, uint8; raises TransferError."""
+    for start in range(0, stored.num_bytes, COPY_BYTES):
+        raw = torch.empty(min(COPY_BYTES, stored.num_bytes - start), dtype=torch.uint8)
+        reader.read(stored.file, stored.offset + start, as_memoryview(raw), what=stored.key)
+        yield raw

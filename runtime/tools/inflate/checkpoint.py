@@ -5,7 +5,6 @@ Tensors are streamed into safetensors files, one expert in memory at a time.
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from predictors.files import sync_folder, write_atomic
 from predictors.units import MIB
 from runtime.errors import CheckpointError
 from runtime.store.base import as_memoryview
+from runtime.store.dense_folder import read_pieces, write_tensors
 from runtime.store.files import FileReader
 from runtime.store.model_source import DIGESTS, INFLATED, is_weights
 from runtime.store.tensor_index import make_header
@@ -25,8 +25,6 @@ SHARD_BYTES = 2**30
 """Bytes of a file, and most bytes that a resumed run writes again."""
 NOT_COPIED = ("config.json", DIGESTS, INFLATED, "audit.json", "README.md")
 """Files that are replaced, or describe the original only."""
-COPY_BYTES = 16 * MIB
-"""Bytes read at a time of a copied tensor."""
 SLACK_BYTES = 64 * MIB
 """Free disk required in addition to the tensors, for headers and tokenizer."""
 
@@ -82,7 +80,8 @@ def write_checkpoint(
     reader = FileReader()
     try:
         for name, shard in missing:
-            write_shard(partial / name, shard, reader, advance)
+            pieces = iterate_pieces(shard.values(), reader)
+            write_tensors(partial / name, shard, pieces, advance)
     finally:
         reader.close()
     write_description(plan, partial, dict(zip(names, shards, strict=True)), origin)
@@ -140,37 +139,13 @@ def shard_size(shard: dict[str, TensorTarget]) -> int:
     return len(make_header(shard)) + sum(target.num_bytes for target in shard.values())
 
 
-def write_shard(
-    path: Path, shard: dict[str, TensorTarget], reader: FileReader, advance: Callable[[int], None]
-) -> None:
-    """Write a file atomically.
-
-    Raises:
-        TransferError: the source could not be read.
-        OSError: the disk is full or failed.
-    """
-    temporary = path.with_name(f"{path.name}.part")
-    with temporary.open("wb") as file:
-        file.write(make_header(shard))
-        for piece in iterate_pieces(shard.values(), reader):
-            file.write(piece)
-            advance(len(piece))
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_folder(path.parent)
-
-
 def iterate_pieces(targets: Iterable[TensorTarget], reader: FileReader) -> Iterator[memoryview]:
     """Yield the tensors' bytes in order, one expert at a time for stacked experts."""
     for target in targets:
         source = target.source
         if target.axis is None:
             # The conversion is elementwise: cut anywhere.
-            step = COPY_BYTES // source.dtype.itemsize * source.dtype.itemsize
-            for start in range(0, source.num_bytes, step):
-                raw = torch.empty(min(step, source.num_bytes - start), dtype=torch.uint8)
-                reader.read(source.file, source.offset + start, as_memoryview(raw), what=source.key)
+            for raw in read_pieces(source, reader):
                 yield as_memoryview(raw.view(source.dtype).to(target.dtype))
             continue
         stacked = len(source.shape) == 3

@@ -97,21 +97,21 @@ def test_inflate__interrupted_carries_on_and_ends_the_same(tmp_path, monkeypatch
     source = tiny_qwen2_moe(tmp_path / "source")
     whole = inflated(source, tmp_path / "whole", expert_bytes=30_000)
     written = []
-    write_shard = checkpoint.write_shard
+    write_tensors = checkpoint.write_tensors
 
     def failing(path, *args):
         if len(written) == 2:
             raise OSError(28, "No space left on device")
         written.append(path.name)
-        write_shard(path, *args)
+        write_tensors(path, *args)
 
     output = tmp_path / "output"
-    monkeypatch.setattr(checkpoint, "write_shard", failing)
+    monkeypatch.setattr(checkpoint, "write_tensors", failing)
     with pytest.raises(OSError, match="No space left"):
         inflated(source, output, expert_bytes=30_000)
     assert not output.exists()
     kept = {name: (partial_folder(output) / name).stat().st_mtime_ns for name in written}
-    monkeypatch.setattr(checkpoint, "write_shard", write_shard)
+    monkeypatch.setattr(checkpoint, "write_tensors", write_tensors)
     inflated(source, output, expert_bytes=30_000)
     assert {name: (output / name).stat().st_mtime_ns for name in kept} == kept
     assert not partial_folder(output).exists()
