@@ -76,9 +76,9 @@ class CollectConfig(RunConfig):
     batch_size: int = 64
     """Prompts in a batch."""
     temperature: float = 0.0
-    """0 is greedy; above, tokens are sampled with `seed`."""
+    """0: greedy; above: sampled, by `seed`."""
     top_p: float = 1.0
-    """Sample from the smallest set of tokens with at least this probability."""
+    """Sample from the most likely tokens that together have this probability."""
     shard_mib: int = 256
     """Size of a unit in MiB: held in memory, written as one file, recorded again if interrupted."""
     budget: str = "auto"

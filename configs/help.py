@@ -35,6 +35,8 @@ AMOUNTS = {
 """Options whose text is an amount of memory, such as 4GiB or 50%."""
 REQUIRED = "(required)"
 """In place of a default."""
+LONGEST_DEFAULT = 100
+"""Characters of a list; of a longer one, only the number of its parts is shown."""
 ENDING = (
     "--config FILE reads options from a YAML file; those of the command line override them.",
     "With -m, several values (key=a,b) make one run of each combination.",
@@ -202,7 +204,9 @@ def default_text(values: Mapping[str, Any], key: str) -> str:
             return REQUIRED
         value = value[part]
     if isinstance(value, list):
-        value = ",".join(map(str, value)) or None
+        text = ",".join(map(str, value))
+        value = text if len(text) <= LONGEST_DEFAULT else f"{len(value)} texts"
+        value = value or None
     if isinstance(value, bool):
         value = str(value).lower()
     return "" if value is None or value == {} else str(value)

@@ -339,7 +339,7 @@ class GenerateConfig(ServedConfig):
     max_new_tokens: int = 64
     """Maximum number of tokens to generate."""
     temperature: float = 0.0
-    """Sampling temperature; 0: greedy."""
+    """0: greedy; above: sampled, by `seed`."""
     draft: str | None = None
     """Verify drafted tokens, several in a step, where that pays: prompt-lookup (what followed the
     same text before), or a small model with the same tokenizer (its folder, or ORG/NAME on the

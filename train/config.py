@@ -129,7 +129,7 @@ class ScoreConfig(RunConfig):
     """Drop of the accuracy below the card's, beyond two standard errors, from which on the entry
     does not fit these prompts; the same for the accuracy of the worst layer."""
     json: bool = False
-    """Print JSON instead of the table."""
+    """Print JSON instead of a table."""
 
     def __post_init__(self) -> None:
         if self.replay_tokens < 1:

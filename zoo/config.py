@@ -44,7 +44,7 @@ class CompareConfig(RunConfig):
     other: str
     """Entry B, the same way. Differences are B less A."""
     json: bool = False
-    """Print JSON instead of the tables."""
+    """Print JSON instead of a table."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,9 +25,10 @@ class ChatConfig(ServedConfig):
     top_p: float = 0.95
     """Sample from the most likely tokens that together have this probability."""
     draft: str | None = None
-    """Verify drafted tokens, several in a step, where that pays: prompt-lookup (what followed
-    the same text before), or a small model with the same tokenizer (its folder, or ORG/NAME on the
-    Hub); none: never."""
+    """Verify drafted tokens, several in a step, where that pays: prompt-lookup (what followed the
+    same text before), or a small model with the same tokenizer (its folder, or ORG/NAME on the
+    Hub); none: never. The tokens are the served model's own; the last bits of its numbers may
+    differ."""
     chat_template: Path | None = None
     """File with a chat template (Jinja) that replaces the tokenizer's; without either, turns are
     written as plain text."""

@@ -54,9 +54,10 @@ class ServeConfig(ServedConfig):
     max_new_tokens: int = 4096
     """Largest max_tokens of a request."""
     draft: str | None = None
-    """Verify drafted tokens, several in a step, where that pays: prompt-lookup (what followed
-    the same text before), or a small model with the same tokenizer (its folder, or ORG/NAME on the
-    Hub); none: never."""
+    """Verify drafted tokens, several in a step, where that pays: prompt-lookup (what followed the
+    same text before), or a small model with the same tokenizer (its folder, or ORG/NAME on the
+    Hub); none: never. The tokens are the served model's own; the last bits of its numbers may
+    differ."""
     max_choices: int = 4
     """Largest n of a request: answers to one prompt."""
     max_stop: int = 4
@@ -75,8 +76,8 @@ class ServeConfig(ServedConfig):
     record_bytes: str = "64MiB"
     """Size of the file at which recording pauses."""
     chat_template: Path | None = None
-    """File with a chat template (Jinja) that replaces the tokenizer's; without any template, turns
-    are written as plain text."""
+    """File with a chat template (Jinja) that replaces the tokenizer's; without either, turns are
+    written as plain text."""
 
     def __post_init__(self) -> None:
         minima = {"max_running": 1, "max_waiting": 0, "max_new_tokens": 1, "max_choices": 1}

@@ -42,7 +42,8 @@ WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 class ModelCommandConfig(Protocol):
     """Options of a command with a model."""
 
-    model: ModelConfig
+    @property
+    def model(self) -> ModelConfig: ...
 
 
 def check_model(config: ModelCommandConfig) -> None:

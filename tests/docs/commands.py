@@ -109,7 +109,7 @@ def render_command(options: CommandOptions, counts: Counter[str]) -> Iterator[st
     if shared := [f"`{name}`" for name, row in options.own.items() if counts[row] > 1]:
         yield from (f"[Shared](#shared-options): {', '.join(shared)}.", "")
     if options.groups:
-        yield from (f"Groups, with their defaults: {', '.join(options.groups)}.", "")
+        yield from (f"Groups: {', '.join(options.groups)}.", "")
 
 
 def option_row(schema: type, defaults: dict[str, Any], key: str, prefix: str = "") -> str:

@@ -38,11 +38,11 @@ class EvaluateConfig(RunConfig):
     batch_size: list[str] = field(default_factory=lambda: ["1", "2", "4", "8"])
     """Requests that decode together, with commas between them."""
     predictor: str | None = None
-    """Predictor of every system that prefetches, instead of its own: kind, zoo entry or folder of
-    one; or a run folder, as for `entries`."""
+    """Kind, zoo entry or folder of one, in place of what each system names itself; or a run folder,
+    as for `entries`."""
     entries: Path | None = None
-    """Run folder of `moecast train`, or a folder with an entry for each kind; these come before the
-    zoo's."""
+    """Run folder of `moecast train`, or a folder with an entry for each kind; looked at before the
+    zoo."""
     replay_tokens: int = 500
     """Generated held-out tokens to replay, in whole requests."""
     figures: bool = True

@@ -44,8 +44,8 @@ class BenchConfig(RunConfig):
     prompts: list[str] = field(default_factory=lambda: list(PROMPTS))
     """Prompts, taken in turn: the first ones warm up, the next are measured."""
     routing: Path | None = None
-    """Routing log, as `collect import` reads it, whose experts replace those that the routers
-    choose: real locality on any model of that shape. Tokens then have no meaning."""
+    """Routing log (as `collect import` reads it): its experts are read and computed in place of the
+    routers' choice, so that real locality meets real bytes. The text is then meaningless."""
     requests: int = 1
     """Requests measured in each run, each of `batch_size` prompts, one after another."""
     max_new_tokens: int = 32
@@ -57,7 +57,7 @@ class BenchConfig(RunConfig):
     verify: bool = False
     """Also compare every token with plain Transformers, all experts in memory."""
     device: str = "auto"
-    """Device that the model runs on: auto (a GPU if there is one), cpu, cuda, cuda:1."""
+    """Device of the model: auto (a GPU if there is one), cpu, cuda, xpu, mps, cuda:1."""
     trace_events: bool = False
     """Also keep a timeline of the first run of each system in `run_dir/timelines`."""
 
