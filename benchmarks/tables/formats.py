@@ -118,23 +118,15 @@ def real_size_table() -> list[str]:
     """Returns speed and memory of a model of real size by budget and system."""
     report = read_report("real_size", RealSizeReport)
     assert report is not None
-    lines = [
-        [
-            f"{row.budget} ({format_percent(row.experts_in_memory)})",
-            f"`{row.system}`",
-            format_figure(row.load_seconds, 1, " s"),
-            format_figure(row.peak_memory_bytes / GIB, 2, " GiB"),
-            format_figure(row.ttft_seconds, 2, " s"),
-            format_milliseconds(row.tpot_mean_seconds, 0),
-            format_milliseconds(row.tpot_p95_seconds, 0),
-            format_figure(row.tokens_per_second, 2),
-            format_percent(row.hit_rate),
-            format_figure(row.bytes_per_token / MIB, 0, " MiB"),
-        ]
-        for row in report.rows
-    ]
-    columns = ["budget", "system", "load", "peak memory", "TTFT", "mean TPOT", "p95", "tokens/s"]
-    columns += ["hits", "read per token"]
+    columns, lines = pivot(
+        report.rows,
+        lambda row: f"{row.budget} ({format_percent(row.experts_in_memory)})",
+        lambda row: f"`{row.system}`",
+        lambda row: (
+            f"{format_milliseconds(row.tpot_mean_seconds, 0)}, {format_percent(row.hit_rate)}, "
+            f"{row.bytes_per_token / MIB:.0f} MiB, {row.ttft_seconds:.2f} s"
+        ),
+    )
     routing = "random routers, which have no locality"
     if report.routing is not None:
         routing = "a log of the real model's routing"
@@ -145,6 +137,7 @@ def real_size_table() -> list[str]:
         f"model's {report.model_top_k} experts per token chosen by {routing}. "
         f"{report.machine.cores} cores of {report.machine.cpu}, threads for computing: "
         f"{report.machine.threads}; prompts of {report.prompt_tokens} tokens, {report.new_tokens} "
-        f"new ones; repetitions: {report.repetitions}:"
+        f"new ones; repetitions: {report.repetitions}. Mean TPOT, hits, bytes read per "
+        "token, TTFT; `benchmarks/results/real_size.json` has memory and load time:"
     )
-    return section(text, columns, lines, origin_line("real_size"))
+    return section(text, ["budget", *columns], lines, origin_line("real_size"))

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 
 from benchmarks.peers.rows import (
+    SAME,
     FailedPeer,
     PeerRow,
     PeersReport,
     format_read_ahead,
-    peers_table,
 )
 from benchmarks.reports import read_report
 from benchmarks.tables.markdown import (
@@ -140,31 +140,47 @@ def quantised_lines(parts: Mapping[str, PeersReport]) -> list[str]:
 
 
 def peers_section() -> list[str]:
-    """Returns other programs' figures on the same weights, prompts and memory."""
+    """Returns other programs' throughput with the same weights, prompts and memory."""
     lines = [
-        "Other programs and moecast with the same weights, prompts and memory, each in its fastest "
-        "setting of threads and read-ahead, interleaved; the time of the first token is a "
-        "median of the repetitions' medians, tokens/s of the means. "
-        "`benchmarks/results/peers.json` has every setting.",
+        "Tokens/s (means) of other programs and moecast with the same weights, prompts and memory, "
+        "each in its fastest setting of threads and read-ahead, interleaved; in brackets over the "
+        "reference's. `benchmarks/results/peers.json` has every setting, times and memory. "
+        "Quantised, each program rounds its own way.",
         "",
     ]
     for part, report in read_peers().items():
         kind = report.format
         if kind in QUANTISED:
             kind += f", {QUANTISED[kind]} in llama.cpp"
-        failed = [row for row in report.rows if isinstance(row, FailedPeer)]
-        rows = sorted(
-            [*fastest_rows(report).values(), *failed],
-            key=lambda row: float(row.budget.rstrip("%")),
+        columns, rows = pivot(
+            sorted(fastest_rows(report).values(), key=lambda row: float(row.budget.rstrip("%"))),
+            lambda row: f"`{row.peer}`",
+            lambda row: row.budget,
+            lambda row: f"{row.tokens_per_second:.2f} ({row.over_reference:.2g}x)",
         )
         lines += [
             f"`{report.model}`, {kind}; experts of {format_size(report.experts_bytes)}; "
-            f"{len(report.prompts)} prompts, {report.new_tokens} new tokens each, after "
-            f"{report.warm_up_tokens} random tokens; {report.repetitions} repetitions; the "
-            f"reference is {report.reference_peers[0]}:",
+            f"{len(report.prompts)} prompts, {report.new_tokens} new tokens each; "
+            f"{report.repetitions} repetitions; reference: {report.reference_peers[0]}"
+            f"{describe_tokens(report)}:",
             "",
-            *peers_table(rows),
+            *markdown_table(["program", *columns], rows),
             "",
             *origin_line("peers", part),
+            *(
+                text
+                for row in report.rows
+                if isinstance(row, FailedPeer)
+                for text in (f"`{row.peer}` did not run at {row.budget}: {row.cannot_run}.", "")
+            ),
         ]
     return lines
+
+
+def describe_tokens(report: PeersReport) -> str:
+    """Returns whose tokens differ from those of Transformers; empty if they were not compared."""
+    same = {row.peer: row.tokens_as_transformers for row in fastest_rows(report).values()}
+    if not any(same.values()):
+        return ""
+    others = [f"{peer} ({where})" for peer, where in same.items() if where not in (None, SAME)]
+    return f"; other tokens than Transformers: {', '.join(others) or 'none'}"
