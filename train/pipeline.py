@@ -12,13 +12,13 @@ from predictors.base import Floats, Forecasts, Predictor, Signal
 from predictors.metrics import DEFINITIONS
 from predictors.registry import FEED_FORWARD
 from predictors.table import Table, TableColumn
-from train.card_figures import draw_accuracy_figure
 from train.data import Batch, TraceBatches, TraceSubset
 from train.errors import ParityError, TrainError
 from train.export import quantise
 from train.fit import FitSettings
 from train.networks import PlainStack, network_specs
 from train.predictor_stack import PredictorStack, ReferenceScores
+from train.report.forecasts import draw_accuracy_figure
 from train.residual import ResidualStack
 from train.routers import RouterWeights
 from zoo.entry import write_entry

@@ -17,7 +17,6 @@ from collect.launch.config import LauncherKind
 from collect.traces import Trace, TraceSignal
 from predictors.base import Predictor
 from runtime.sim.hardware import Hardware
-from train.card_figures import draw_reuse_figure
 from train.checkpoint import require_training_space
 from train.config import TrainConfig
 from train.data import require_requests
@@ -34,6 +33,7 @@ from train.find_trace import find_trace
 from train.fit import CHECKPOINTS, FitSettings, Fitted, fit, make_settings
 from train.record_training import record_training
 from train.replay import describe_machines
+from train.report.serving import draw_reuse_figure
 from train.reuse import KIND, WIDTH, ReuseStack
 from train.reuse_data import ReuseData, read_stretch
 from train.routers import RouterWeights

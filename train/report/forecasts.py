@@ -13,9 +13,11 @@ from runtime.tools.report.figures import (
     collect,
     collect_columns,
     draw_panels,
+    render_figure,
     wide,
 )
 from runtime.tools.report.html_report import HtmlReport
+from zoo.card import CardFigure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,6 +53,21 @@ def accuracy_by_layer(report: HtmlReport, predictors: Predictors) -> None:
         "the first layer that its predictor forecasts. As in ProMoE, figure 8.",
         inches=ACCURACY_INCHES,
     )
+
+
+BASELINE = "skip"
+"""The kind that needs no training: the next layer's router applied to this layer's state."""
+
+
+def draw_accuracy_figure(name: str, predictors: Predictors) -> CardFigure | None:
+    """Draws a predictor's accuracy by layer, next to that of `skip`; None if it has none."""
+    shown = {key: predictors[key] for key in (name, BASELINE) if key in predictors}
+    if not any(value is not None for value in shown[name]["accuracy"]):
+        return None
+    records = accuracy_table(shown).records()
+    png = render_figure(draw_accuracy, records, inches=ACCURACY_INCHES, title=ACCURACY_HEADING)
+    baseline = f", and of {BASELINE}, which is not trained" if len(shown) > 1 else ""
+    return CardFigure(png, f"Accuracy of {name} by layer on held-out tokens{baseline}")
 
 
 HORIZON = ("predictor", "horizon", "accuracy", "worst_layer", "fetch_rate", "good_pred")

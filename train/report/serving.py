@@ -10,13 +10,16 @@ from runtime.tools.report.figures import (
     collect,
     draw_bars,
     draw_panels,
+    render_figure,
     rows_height,
     split,
     wide,
 )
 from runtime.tools.report.html_report import HtmlReport
+from train.eviction_eval import HitRates
 from train.report.forecasts import AGAIN, Predictors
 from train.report.measured import HitRateRow
+from zoo.card import CardFigure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -64,6 +67,20 @@ def draw_hit_rates(figure: "Figure", records: Sequence[Record]) -> None:
         rates = {record["eviction"]: 100 * record["hit_rate"] for record in own}
         panels[f"cache of {size} %"] = {"": {policy: rates[policy] for policy in order}}
     draw_bars(figure, panels, xlabel="hit rate, %")
+
+
+def draw_reuse_figure(tables: Mapping[str, Mapping[str, HitRates]]) -> CardFigure | None:
+    """Draws the hit rate of each policy by cache size, `tables[budget][policy]`, in decode."""
+    records = [
+        {"cache_percent": budget.rstrip("%"), "eviction": policy, "hit_rate": rates.decode}
+        for budget, policies in tables.items()
+        for policy, rates in policies.items()
+    ]
+    if any(record["hit_rate"] is None for record in records):
+        return None
+    inches = (wide(len(tables)), rows_height(len(records) // len(tables)))
+    png = render_figure(draw_hit_rates, records, inches=inches, title=HIT_RATE_HEADING)
+    return CardFigure(png, "Hit rate of each eviction policy on held-out generated tokens")
 
 
 def keeping(report: HtmlReport, results: Mapping[str, Any] | None) -> None:
