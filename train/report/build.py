@@ -77,7 +77,6 @@ def own_rows(results: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [
         {
             "predictor": kind,
-            "horizon": None,
             "train_tokens": trace["tokens"] - trace["held_out_tokens"],
             "width": training["width"],
             "passes": training["max_epochs"],

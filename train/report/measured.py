@@ -140,7 +140,6 @@ def measure_growth(trace: Trace) -> list[dict[str, Any]]:
                     "predictor": kind,
                     "train_tokens": len(seen),
                     "prompts": len(np.unique(trace.requests[seen])),
-                    "horizon": None,
                     "mean_accuracy": sum_means(layers).value,
                     "worst_layer_accuracy": min(known),
                 }

@@ -115,39 +115,27 @@ HOW = (
 )
 TRACE_SIZE_HEADING = "Accuracy against the size of the training trace"
 GROWTH = (
-    *("predictor", "horizon", "train_tokens", "prompts", "width", "passes"),
+    *("predictor", "train_tokens", "prompts", "width", "passes"),
     *("mean_accuracy", "worst_layer_accuracy"),
 )
 
 
 def trace_size(report: HtmlReport, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Draw accuracy against training tokens.
-
-    For a predictor and distance the best of the widths and passes that were tried.
-    """
-    if not any(row["train_tokens"] for row in rows):
+    """Draw accuracy against training tokens."""
+    rows = [row for row in rows if row["train_tokens"]]
+    if not rows:
         report.add(TRACE_SIZE_HEADING, note=f"Not measured.\n{HOW}")
         return
-
-    def draw(figure: "Figure", records: Sequence[Record]) -> None:
-        best: dict[tuple[str, int], Record] = {}
-        for record in sorted(records, key=lambda record: record["mean_accuracy"]):
-            ahead = "" if record["horizon"] is None else f", {record['horizon']} ahead"
-            name, tokens = record["predictor"] + ahead, record["train_tokens"]
-            best[name, tokens] = {**record, "name": name}
-        points = [best[place] for place in sorted(best) if place[1]]
-        draw_panels(
+    report.add(
+        TRACE_SIZE_HEADING,
+        Table(columns=[TableColumn(key) for key in GROWTH], rows=rows),
+        lambda figure, records: draw_panels(
             figure,
-            {"": collect(points, "train_tokens", "mean_accuracy", by="name")},
+            {"": collect(records, "train_tokens", "mean_accuracy", by="predictor")},
             xlabel="training tokens",
             ylabel="mean accuracy, held out",
             xscale="log",
-        )
-
-    report.add(
-        TRACE_SIZE_HEADING,
-        Table.of(GROWTH, [[row.get(key) for key in GROWTH] for row in rows]),
-        draw,
+        ),
         name="accuracy-by-trace-size",
         note=f"Nested parts of the training requests, the same held-out tokens. {HOW}",
     )
