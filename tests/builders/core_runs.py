@@ -12,6 +12,7 @@ import json
 import random
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -110,7 +111,7 @@ def run_replay(seed: int) -> dict[str, Any]:
     if system.eviction == "belady":
         known = chance.choice([None, 1, 3])
         options = {"known_steps": known, "future": random_future(steps)}
-        system.eviction_options = options
+        system = replace(system, eviction_options=options)
     hardware = MeasuredHardware(
         name="random",
         chunk_bytes=CHUNKS,
@@ -160,8 +161,8 @@ def run_operations(seed: int) -> list[str]:
     chance, rng = random.Random(seed), np.random.default_rng(seed)
     system = random_system(chance, seed)
     if system.eviction == "belady":
-        system.eviction = "lru"  # it must be followed step by step
-        system.eviction_options = {}
+        # It must be followed step by step.
+        system = replace(system, eviction="lru", eviction_options={})
     num_slots = [chance.randint(6, 16), chance.randint(8, 32)][: chance.randint(1, 2)]
     core = build_device_cache(
         system, SPEC, num_slots=num_slots, chunk_bytes=[CHUNKS] * SPEC.num_layers

@@ -12,7 +12,7 @@ import pytest
 from runtime.compiled import VARIABLE, is_compiled
 
 ROOT = Path(__file__).parents[4]
-SEEDS = range(160)
+SEEDS = range(110)
 """Every eviction policy ten times, with random systems, machines and routing."""
 
 
