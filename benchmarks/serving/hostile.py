@@ -320,7 +320,7 @@ ATTACKS: dict[str, Attack] = {
     "leftover bodies": Attack(drip_leftover, LEFT),
     "unread answers": Attack(read_nothing, LEFT),
     "disconnects": Attack(leave_in_the_middle, REFUSED | LEFT | {"200"}),
-    "half-closed": Attack(close_half, REFUSED | {"200"}),
+    "half-closed": Attack(close_half, REFUSED | {"closed", "200"}),
     "headers": Attack(send_large_headers, REFUSED | {"closed", "401", "403", "408", "431", "501"}),
     "keys": Attack(guess_keys, REFUSED | {"closed", "401", "404", "405"}),
     "noise": Attack(

@@ -11,6 +11,7 @@ from typing import Any
 
 from predictors.errors import MoecastError
 from runtime.errors import TransferError
+from runtime.generation.lockstep.group import LockstepGroup
 from runtime.generation.lockstep.sequence import SequenceTask
 from runtime.serving.choice import CompletionChoice
 from runtime.serving.errors import (
@@ -226,8 +227,11 @@ class GenerationService:
                 if self.state is ServiceState.LOADING:
                     self._set_state(ServiceState.READY)
             try:
-                while self._wait_for_work():
-                    self._step()
+                while self._receive():
+                    if self._admit():
+                        seconds = self._step()
+                        self._deliver(seconds)
+                        self._free()
             finally:
                 self.loaded.group.close()
                 self.loaded.model.close()
@@ -241,8 +245,8 @@ class GenerationService:
         finally:
             self._fail_all()
 
-    def _wait_for_work(self) -> bool:
-        """Wait until there is work; False when the service has ended."""
+    def _receive(self) -> bool:
+        """Wait for work, and end what was cancelled; False when the service has ended."""
         with self._condition:
             self._condition.notify_all()  # wakes `wait_idle`
             has_work = self._condition.wait_for(self._has_to_act, self._idle_after_seconds)
@@ -250,33 +254,49 @@ class GenerationService:
             self._notify("on_idle")
             with self._condition:
                 self._condition.wait_for(self._has_to_act)
-        return self.state is not ServiceState.ENDED
+        if self.state is ServiceState.ENDED:
+            return False
+        for choice in [choice for choice in self._running if choice.is_cancelled]:
+            self._group.cancel(self._running[choice])
+            choice.abort()
+            self._remove(choice)
+        return True
 
     def _has_to_act(self) -> bool:
         return self.state is ServiceState.ENDED or bool(self._running or self._waiting)
 
-    def _step(self) -> None:
-        """Cancel, start, run one forward pass, deliver events."""
+    def _admit(self) -> bool:
+        """Start waiting choices in their order while there is room; whether any choice runs."""
         assert self.loaded is not None
-        group = self.loaded.group
-        with self._condition:
-            cancelled = [choice for choice in self._running if choice.is_cancelled]
-        for choice in cancelled:
-            group.cancel(self._running[choice])
-            choice.abort()
-            self._remove(choice)
-        self._start_waiting()
-        if not self._running:
-            return
+        model, tokenizer = self.loaded.model, self.loaded.info.tokenizer
+        while True:
+            with self._condition:
+                if not self._waiting or not self._can_start(self._waiting[0]):
+                    return bool(self._running)
+                choice = self._waiting.popleft()
+                generate = partial(choice.run, model, tokenizer, drafting=self.loaded.drafting)
+                self._running[choice] = choice.task = self._group.start(
+                    generate, seed=choice.sampling.seed
+                )
+            choice.started_at = time.monotonic()
+            self._notify("on_started", choice)
+
+    def _step(self) -> float:
+        """Run one forward pass of all running choices; returns its seconds."""
         start = time.monotonic()
-        group.step()
-        seconds = time.monotonic() - start
+        self._group.step()
+        return time.monotonic() - start
+
+    def _deliver(self, seconds: float) -> None:
+        """Give their new tokens to the requests."""
         choices = list(self._running)
         for choice in choices:
             choice.flush()
         self._notify("on_step", seconds, choices)
-        for choice in choices:
-            task = self._running[choice]
+
+    def _free(self) -> None:
+        """End the choices whose generation has ended, which gives their places to others."""
+        for choice, task in list(self._running.items()):
             if task.is_done:
                 if task.error is None:
                     choice.complete()
@@ -284,22 +304,10 @@ class GenerationService:
                     choice.fail(to_request_error(task.error, choice))
                 self._remove(choice)
 
-    def _start_waiting(self) -> None:
+    @property
+    def _group(self) -> LockstepGroup:
         assert self.loaded is not None
-        loaded = self.loaded
-        while True:
-            with self._condition:
-                if not self._waiting or not self._can_start(self._waiting[0]):
-                    return
-                choice = self._waiting.popleft()
-                self._running[choice] = choice.task = self.loaded.group.start(
-                    partial(
-                        choice.run, loaded.model, loaded.info.tokenizer, drafting=loaded.drafting
-                    ),
-                    seed=choice.sampling.seed,
-                )
-            choice.started_at = time.monotonic()
-            self._notify("on_started", choice)
+        return self.loaded.group
 
     def _can_start(self, choice: CompletionChoice) -> bool:
         """Whether it fits with the running ones; alone each one does (`ModelInfo.max_length`)."""
