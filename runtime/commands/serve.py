@@ -25,9 +25,9 @@ def run(config: ServeConfig) -> dict[str, Any]:
     """Serve until a signal; returns why the server ended, and the engine's statistics."""
     share_one_heap()
     # Imported here: libraries that these import start threads, which then share the heap.
-    from runtime.serving.app_factory import create_server
-    from runtime.serving.auth import KEY_VARIABLE, load_api_keys
+    from runtime.serving.app import create_server
     from runtime.serving.logs import configure_json_logging
+    from runtime.serving.middleware import KEY_VARIABLE, load_api_keys
     from runtime.serving.recording import open_recorder
     from runtime.serving.server import listen, serve, server_url
     from runtime.serving.service_manager import ServiceManager

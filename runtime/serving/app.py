@@ -1,28 +1,48 @@
-"""The HTTP application: routes, error handlers and middleware around one service."""
+"""The HTTP application around one service: routes, error handlers, middleware, telemetry."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.telemetry import TelemetryConfig
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
 
+from runtime.engine.memory import freeze_objects, return_free_heap
 from runtime.errors import ChatError
-from runtime.serving.auth import ApiKeys
+from runtime.policy.budget import parse_size
 from runtime.serving.body_limit import BODY_SECONDS, BodyLimitMiddleware
+from runtime.serving.choice import CompletionChoice
+from runtime.serving.config import ServeConfig
 from runtime.serving.errors import RequestError, ServerFault, error_body, error_response
 from runtime.serving.generation_requests import RequestLimits
 from runtime.serving.middleware import (
+    ApiKeys,
     AuthMiddleware,
     HostCheckMiddleware,
+    RequestLogMiddleware,
     failure_message,
 )
-from runtime.serving.routes import generation_routes, server_routes, token_routes
+from runtime.serving.recording import PromptRecorder
+from runtime.serving.routes import (
+    generation_routes,
+    metrics_routes,
+    server_routes,
+    status_routes,
+    token_routes,
+)
 from runtime.serving.schemas import ErrorResponse
-from runtime.serving.service import GenerationService
+from runtime.serving.served_model import LoadedModel, load_model
+from runtime.serving.service import GenerationService, ServiceObserver
+from runtime.serving.status import Telemetry
+
+if TYPE_CHECKING:
+    from runtime.serving.tracing import Tracing
+
 
 MAX_MESSAGE_LENGTH = 500
 """Characters of an error message that may quote the client's input."""
@@ -147,3 +167,87 @@ async def handle_http_error(_request: Request, error: Exception) -> JSONResponse
     kind = ERROR_KINDS.get(error.status_code, kind)
     body = error_body(escape_message(str(error.detail)), kind=kind)
     return JSONResponse(body, error.status_code, dict(error.headers or {}))
+
+
+def create_server(
+    config: ServeConfig,
+    *,
+    keys: frozenset[str],
+    version: str,
+    tracing: "Tracing | None" = None,
+    recorder: PromptRecorder | None = None,
+) -> tuple[GenerationService, ASGIApp]:
+    """Create a service that has not been started, and its application.
+
+    Args:
+        keys: the API keys; none disables authentication.
+        tracing: records the requests; the caller closes it.
+        recorder: records prompts.
+
+    Raises:
+        MoecastError: an invalid size.
+    """
+
+    def load_permanently() -> LoadedModel:
+        loaded = load_model(config)
+        freeze_objects()
+        return loaded
+
+    service = GenerationService(
+        load_permanently,
+        max_running=config.max_running,
+        max_waiting=config.max_waiting,
+        observers=[HeapTrimmer()] if recorder is None else [HeapTrimmer(), recorder],
+    )
+    telemetry = Telemetry(service, config, version=version, recorder=recorder)
+    settings = AppSettings(
+        version=version,
+        keys=keys,
+        checks_host=config.is_local and not keys and not config.insecure,
+        max_body_bytes=parse_size(config.max_body, name="max_body"),
+        limits=RequestLimits(
+            max_new_tokens=config.max_new_tokens,
+            max_choices=config.max_choices,
+            max_stop=config.max_stop,
+            max_total_choices=config.max_running + config.max_waiting,
+        ),
+        log_prompts=config.log_prompts,
+        telemetry=NO_TELEMETRY if tracing is None else tracing.telemetry(),
+    )
+    routers = [metrics_routes(telemetry.metrics), status_routes(telemetry.status)]
+    app = create_app(service, settings, routers=routers)
+    if tracing is not None:
+        tracing.install(service, app, model_name=config.model.name)
+    return service, RequestLogMiddleware(app)
+
+
+TRIM_INTERVAL_SECONDS = 30.0
+"""Long enough that the milliseconds of one trim do not matter."""
+
+
+class HeapTrimmer(ServiceObserver):
+    """Trims the heap when the server becomes idle, and at intervals between two steps.
+
+    When the server is idle, everything that its last answers needed has been freed.
+    """
+
+    def __init__(
+        self,
+        *,
+        interval_seconds: float = TRIM_INTERVAL_SECONDS,
+        trim: Callable[[], None] = return_free_heap,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._interval, self._trim_heap, self._clock = interval_seconds, trim, clock
+        self._last_trim = clock()
+
+    def on_step(self, seconds: float, choices: list[CompletionChoice]) -> None:  # noqa: ARG002
+        if self._clock() - self._last_trim >= self._interval:
+            self._trim()
+
+    def on_idle(self) -> None:
+        self._trim()
+
+    def _trim(self) -> None:
+        self._trim_heap()
+        self._last_trim = self._clock()

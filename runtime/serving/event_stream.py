@@ -10,9 +10,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from runtime.serving.errors import RequestError
-from runtime.serving.json_text import to_json
 from runtime.serving.output_stream import ClientDisconnected, KeepAlive, OutputStream
-from runtime.serving.responses import OutputDelta, ResponseBuilder
+from runtime.serving.responses import OutputDelta, ResponseBuilder, to_json
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,6 @@ from typing import Any
 from runtime.generation.chat_template import render
 from runtime.generation.sampling import SamplingParams
 from runtime.serving.errors import ContextTooLong, RequestError, UnknownModel
-from runtime.serving.model_info import RECOMMENDED_OPTIONS, ModelInfo
 from runtime.serving.schemas import (
     SEED_BITS,
     ChatMessage,
@@ -18,6 +17,7 @@ from runtime.serving.schemas import (
     GenerationBody,
     TokenizeRequest,
 )
+from runtime.serving.served_model import RECOMMENDED_OPTIONS, ModelInfo
 
 DEFAULT_COMPLETION_TOKENS = 16
 """`max_tokens` of a completion without it (OpenAI's API reference)."""

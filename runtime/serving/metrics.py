@@ -41,7 +41,7 @@ from runtime.serving.metric_definitions import (
     MetricDefinition,
     MetricKind,
 )
-from runtime.serving.model_info import KVCacheBudget
+from runtime.serving.served_model import KVCacheBudget
 from runtime.serving.service import ServiceObserver
 
 

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 from predictors.errors import MoecastError
 from runtime.engine.memory import share_one_heap
 from runtime.profiling.facts import count_usable_cores
-from runtime.serving.app_factory import create_server
+from runtime.serving.app import create_server
 from runtime.serving.config import ServeConfig
 from runtime.serving.errors import QueueFull
 from runtime.serving.ray_cluster import (

@@ -23,11 +23,15 @@ from runtime.serving.generation_requests import (
     require_tokens,
     tokenize_body,
 )
-from runtime.serving.json_text import to_json, write_json
 from runtime.serving.metrics import ServerMetrics
-from runtime.serving.model_info import ModelInfo
 from runtime.serving.output_stream import ClientDisconnected, OutputStream
-from runtime.serving.responses import ChatResponse, CompletionResponse, ResponseBuilder
+from runtime.serving.responses import (
+    ChatResponse,
+    CompletionResponse,
+    ResponseBuilder,
+    to_json,
+    write_json,
+)
 from runtime.serving.schemas import (
     ChatRequest,
     CompletionRequest,
@@ -35,6 +39,7 @@ from runtime.serving.schemas import (
     GenerationBody,
     TokenizeRequest,
 )
+from runtime.serving.served_model import ModelInfo
 from runtime.serving.service import GenerationService, ServiceState
 
 CLIENT_CLOSED_REQUEST = 499

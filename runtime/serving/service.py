@@ -23,7 +23,7 @@ from runtime.serving.errors import (
     QueueFull,
     RequestError,
 )
-from runtime.serving.model_loading import LoadedModel
+from runtime.serving.served_model import LoadedModel
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from runtime.serving.choice import CompletionChoice
 from runtime.serving.config import ServeConfig
 from runtime.serving.generation_requests import RequestLimits
 from runtime.serving.middleware import RequestLogMiddleware
-from runtime.serving.model_loading import LoadedModel, load_model
+from runtime.serving.served_model import LoadedModel, load_model
 from runtime.serving.server import ShutdownRequest, listen, serve, server_url
 from runtime.serving.service import GenerationService, ServiceObserver, ServiceState
 from tests.builders.models import tiny_qwen2_moe

@@ -14,7 +14,7 @@ from runtime.config import BUILTIN_MODELS
 from runtime.generation.chat_template import end_of_turn
 from runtime.serving.app import AppSettings, create_app
 from runtime.serving.errors import QueueFull
-from runtime.serving.model_info import ModelInfo
+from runtime.serving.served_model import ModelInfo
 from runtime.serving.service import GenerationService, ServiceState
 
 STATUSES = {200, 400, 404, 413, 429}

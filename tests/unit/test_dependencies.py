@@ -58,7 +58,7 @@ import json, sys
 from moecast.command import main
 code = main(["generate", "max_new_tokens=2", "budget=50%", "run_dir=run"])
 import runtime.commands.batch, runtime.commands.chat, runtime.commands.serve
-import runtime.serving.app_factory, runtime.serving.server
+import runtime.serving.app, runtime.serving.server
 loaded = sorted({name.split(".")[0] for name in sys.modules})
 print(json.dumps({"code": code, "loaded": loaded}), file=sys.stderr)
 """

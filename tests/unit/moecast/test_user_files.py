@@ -14,7 +14,7 @@ from configs.program import hide_current_folder
 from moecast.own_packages import import_own
 from predictors.errors import MoecastError
 from runtime.generation.batch.prompts import PromptEncoder, read_prompts
-from runtime.serving.auth import load_api_keys
+from runtime.serving.middleware import load_api_keys
 from tests.builders.shadows import shadowing_folder
 
 ROOT = Path(__file__).resolve().parents[3]

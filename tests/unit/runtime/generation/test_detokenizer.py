@@ -19,7 +19,7 @@ from runtime.generation.detokenizer import (
     byte_level_alphabet,
     find_byte_tokens,
 )
-from runtime.serving.model_info import make_thread_safe
+from runtime.serving.served_model import make_thread_safe
 from tests.builders.tokenizers import byte_fallback_tokenizer
 
 TOKENIZER = AutoTokenizer.from_pretrained(BUILTIN_MODELS / "qwen2_moe_tiny")

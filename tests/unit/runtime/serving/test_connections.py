@@ -1,8 +1,6 @@
 """Hostile and unusual clients on raw connections."""
 
-import gc
 import logging
-import resource
 import socket
 import time
 from collections.abc import Iterator
@@ -13,12 +11,8 @@ import pytest
 
 from runtime.serving.connections import (
     DEADLINES,
-    MIN_CONNECTIONS,
-    SPARE_FILES,
     ConnectionPhase,
     RepeatFilter,
-    connection_limit,
-    count_open_files,
 )
 from tests.builders.serving import WAIT_SECONDS, RunningServer, running_server, tiny
 
@@ -187,18 +181,3 @@ def test_equal_lines_of_the_log__are_few() -> None:
         "no descriptor",
         "another",
     ]
-
-
-def test_connection_limit__follows_the_limit_of_open_files() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    gc.collect()  # closes now what earlier tests have left
-    used = count_open_files()
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (used + SPARE_FILES + 100, hard))
-        assert connection_limit() in range(95, 101)
-        assert connection_limit(num_connections=3) in range(98, 104)
-        assert connection_limit(reserved=0.5) in range(45, 51)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (used + 10, hard))
-        assert connection_limit() == MIN_CONNECTIONS
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -1,5 +1,6 @@
 """A server without a free file descriptor answers on the connections that it has."""
 
+import gc
 import http.client
 import json
 import os
@@ -9,7 +10,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from runtime.serving.connections import MIN_CONNECTIONS, connection_limit
+from runtime.serving.connections import (
+    MIN_CONNECTIONS,
+    SPARE_FILES,
+    connection_limit,
+    count_open_files,
+)
 from tests.builders.serving import WAIT_SECONDS, RunningServer, running_server, tiny
 
 PROMPT = {"prompt": "The heart", "max_tokens": 4, "temperature": 0}
@@ -77,3 +83,18 @@ def test_no_free_descriptor__ends_neither_server_nor_engine(folder: Path) -> Non
             statuses = [ask(connection, path, body)[0] for path, body, _ in ANSWERED]
         assert statuses == [status for _, _, status in ANSWERED]
         assert server.service.is_alive
+
+
+def test_connection_limit__follows_the_limit_of_open_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    gc.collect()  # closes now what earlier tests have left
+    used = count_open_files()
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + SPARE_FILES + 100, hard))
+        assert connection_limit() in range(95, 101)
+        assert connection_limit(num_connections=3) in range(98, 104)
+        assert connection_limit(reserved=0.5) in range(45, 51)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + 10, hard))
+        assert connection_limit() == MIN_CONNECTIONS
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

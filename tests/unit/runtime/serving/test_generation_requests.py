@@ -18,8 +18,8 @@ from runtime.serving.generation_requests import (
     parse_completion,
     tokenize_body,
 )
-from runtime.serving.model_info import KVCacheBudget, ModelInfo
 from runtime.serving.schemas import ChatRequest, CompletionRequest, TokenizeRequest
+from runtime.serving.served_model import KVCacheBudget, ModelInfo
 from tests.builders.serving import tiny
 
 TOKENIZER = AutoTokenizer.from_pretrained(BUILTIN_MODELS / "qwen2_moe_tiny")

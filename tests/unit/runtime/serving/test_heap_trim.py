@@ -1,6 +1,6 @@
 """The heap is trimmed at intervals and when the server becomes idle, not at every step."""
 
-from runtime.serving.app_factory import HeapTrimmer
+from runtime.serving.app import HeapTrimmer
 
 
 class Clock:

@@ -22,7 +22,7 @@ from runtime.serving.metric_definitions import (
     MetricKind,
 )
 from runtime.serving.metrics import ServerMetrics
-from runtime.serving.model_info import KVCacheBudget
+from runtime.serving.served_model import KVCacheBudget
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.served import between_transfers, serve
 

@@ -19,7 +19,7 @@ from runtime.serving.logs import configure_json_logging
 from runtime.serving.middleware import OPEN_PATHS, RequestLogMiddleware
 from runtime.serving.routes import metrics_routes, status_routes
 from runtime.serving.service import GenerationService
-from runtime.serving.telemetry import Telemetry
+from runtime.serving.status import Telemetry
 from tests.builders.serving import WAIT_SECONDS, RunningServer, running_server, tiny
 
 KEYS = frozenset({"first-key", "second-key"})
@@ -169,35 +169,6 @@ def answer_on(connection: socket.socket) -> bytes:
         assert piece, content
         content += piece
     return content
-
-
-@pytest.mark.parametrize("begin", [b"", b"GET /ready HT", b"GET /ready HTTP/1.1\r\nHost: loc"])
-def test_unfinished_headers__time_out(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, begin: bytes
-) -> None:
-    monkeypatch.setattr("runtime.serving.connections.HEADER_SECONDS", 0.3)
-    with running_server(lambda: tiny(folder), ready=False) as server:
-        host, port = server.url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=WAIT_SECONDS) as connection:
-            connection.sendall(begin)
-            assert connection.recv(1000) == b""
-
-
-def test_idle_connection__may_rest_for_longer_than_headers_take(
-    monkeypatch: pytest.MonkeyPatch, folder: Path
-) -> None:
-    monkeypatch.setattr("runtime.serving.connections.HEADER_SECONDS", 3.0)
-    whole = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    with running_server(lambda: tiny(folder), ready=False) as server:
-        host, port = server.url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=WAIT_SECONDS) as connection:
-            connection.sendall(whole[:10])
-            time.sleep(0.05)
-            connection.sendall(whole[10:])
-            assert answer_on(connection).startswith(b"HTTP/1.1 200 ")
-            time.sleep(3.5)
-            connection.sendall(whole)
-            assert answer_on(connection).startswith(b"HTTP/1.1 200 ")
 
 
 @pytest.fixture

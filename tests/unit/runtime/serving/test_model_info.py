@@ -4,7 +4,7 @@ import pytest
 
 from runtime.errors import BudgetError
 from runtime.hf.kv import CacheSize
-from runtime.serving.model_info import KVCacheBudget
+from runtime.serving.served_model import KVCacheBudget
 
 
 def test_kv_budget__counts_fixed_and_growing_bytes() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from runtime.generation.sampling import SamplingParams
 from runtime.serving.choice import CompletionChoice, FinishReason
-from runtime.serving.recent_answers import (
+from runtime.serving.status import (
     LISTED_ANSWERS,
     RATE_SECONDS,
     WINDOW_ANSWERS,

@@ -30,7 +30,7 @@ from runtime.serving.errors import (
     NotReady,
     QueueFull,
 )
-from runtime.serving.model_info import KVCacheBudget
+from runtime.serving.served_model import KVCacheBudget
 from runtime.serving.service import GenerationService, LoadedModel, ServiceObserver, ServiceState
 
 TOKENIZER = AutoTokenizer.from_pretrained(BUILTIN_MODELS / "qwen2_moe_tiny")

@@ -13,7 +13,7 @@ from runtime.config import ModelConfig, SystemConfig
 from runtime.presets import load_system
 from runtime.serving.config import ServeConfig
 from runtime.serving.service import ServiceObserver, ServiceState
-from runtime.serving.telemetry import Telemetry
+from runtime.serving.status import Telemetry
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.served import serve
 

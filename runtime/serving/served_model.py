@@ -1,13 +1,17 @@
-"""Properties of the served model that requests are checked against, and its tokenizer."""
+"""The served model: loads it in the engine thread, and has what requests are checked against."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from runtime.errors import BudgetError
+from runtime.config import BUILTIN
+from runtime.engine.loading import KVReserve, load_served
+from runtime.errors import BudgetError, CheckpointError
 from runtime.generation.chat_template import (
     EndOfTurn,
     end_of_turn,
@@ -15,8 +19,12 @@ from runtime.generation.chat_template import (
     render,
     special_ids,
 )
-from runtime.hf.kv import CacheSize
-from runtime.hf.tokens import context_length, eos_token_ids, max_token_bytes
+from runtime.generation.drafting import drafting_options, load_draft_model
+from runtime.generation.lockstep.group import LockstepGroup
+from runtime.hf.kv import CacheSize, measure_cache_size
+from runtime.hf.tokens import context_length, eos_token_ids, load_tokenizer, max_token_bytes
+from runtime.policy.budget import parse_size
+from runtime.serving.config import ServeConfig
 from zoo.digest import refuse_pipes
 
 RECOMMENDED_OPTIONS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -156,3 +164,49 @@ def make_thread_safe(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerB
     """
     tokenizer("ready")
     return tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """The engine thread's model, with the group that steps its sequences in lockstep."""
+
+    model: PreTrainedModel
+    group: LockstepGroup
+    info: ModelInfo
+    drafting: Mapping[str, Any] = field(default_factory=dict)
+    """Options of `generate` by which drafted tokens are verified."""
+
+
+def load_model(config: ServeConfig) -> LoadedModel:
+    """Load the model, its predictor and its tokenizer.
+
+    Raises:
+        MoecastError: the model, its predictor, its tokenizer or the chat template is missing or
+            invalid, or the budget is too small.
+    """
+    kv_budget = None if config.kv_budget is None else parse_size(config.kv_budget, name="kv_budget")
+    with ExitStack() as on_failure:
+        reserve = KVReserve(num_sequences=config.max_running, num_bytes=kv_budget)
+        draft_model = load_draft_model(config.draft, config.model)
+        model = load_served(config, budget=config.budget, kv_reserve=reserve)
+        on_failure.callback(model.close)
+        budget = None if kv_budget is None else KVCacheBudget(measure_cache_size(model), kv_budget)
+        folder = model.moecast.folder
+        tokenizer = load_tokenizer(folder)
+        try:
+            info = read_model_info(
+                model,
+                tokenizer,
+                name=config.model.name,
+                aliases=frozenset({config.model.name, config.model.id} - {BUILTIN}),
+                chat_template=config.chat_template,
+                kv_budget=budget,
+            )
+        except (OSError, ValueError) as error:
+            raise CheckpointError(
+                f"chat_template={config.chat_template} is not usable ({error}); name a file "
+                "with a chat template (Jinja)"
+            ) from error
+        drafting = drafting_options(model, config.draft, draft_model=draft_model)
+        on_failure.pop_all()
+    return LoadedModel(model=model, group=LockstepGroup(model), info=info, drafting=drafting)
