@@ -146,7 +146,7 @@ class DroppingHandler(QueueHandler):
         # Without Python's own buffer and without a lock: a thread that is blocked in a write would
         # keep them from the end of the process.
         raw = io.FileIO(descriptor, "w", closefd=False)
-        stream = io.TextIOWrapper(raw, "utf-8", "backslashreplace", write_through=True)  # type: ignore[arg-type]
+        stream = io.TextIOWrapper(raw, "utf-8", "backslashreplace", write_through=True)
         writer = logging.StreamHandler(stream)
         writer.lock = None
         QueueListener(self.queue, writer).start()

@@ -94,7 +94,7 @@ def test_page__numbers_line_up_and_missing_ones_are_dashes(written: Path) -> Non
     html = written.read_text()
     assert re.findall(r'<td class="number">(.*)</td>', html) == ["0.1235", "1.31x"]
     assert html.count('<td class="number none">-</td>') == 2
-    assert '<td>a,b</td>' in html
+    assert "<td>a,b</td>" in html
 
 
 def test_page__each_png_has_a_csv_with_full_values(written: Path) -> None:
