@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,16 +20,14 @@ from runtime.errors import CheckpointError
 from runtime.sim.hardware import Hardware, describe_hardware
 from runtime.store.model_source import identity, resolve
 from train.errors import TrainError
-from train.evaluate.config import ORACLE, OURS, EvaluateConfig
+from train.evaluate.config import EvaluateConfig
 from train.evaluate.forecasts import held_out_steps
 from train.evaluate.jobs import ReplayJob, ReplayRow, code_digest
 from train.evaluate.report import write_report
 from train.evaluate.results import make_results
 from train.evaluate.sources import PredictorSources
 from train.evaluate.table import show
-from train.evaluate.timeline import record_timeline
 from train.evaluate.variants import (
-    TABLE,
     ReplayCase,
     Variants,
     figure_condition,
@@ -91,26 +89,10 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     )
     show(results, console=Console())
     if config.figures:
-        sys.stderr.write(f"report: {draw_report(comparison, results, rows)}\n")
+        condition = figure_condition(config)
+        path = write_report(results, rows, folder=comparison.run_dir, condition=condition)
+        sys.stderr.write(f"report: {path}\n")
     return results
-
-
-def draw_report(
-    comparison: Comparison, results: Mapping[str, Any], rows: Sequence[ReplayRow]
-) -> Path:
-    """Write report.html and return its path; its timeline is replayed on the first machine."""
-    config = comparison.config
-    condition = figure_condition(config)
-    names = dict.fromkeys((config.baseline.name, config.ablated.name, OURS, ORACLE))
-    shown = [comparison.variants.find(name) for name in names]
-    cases = [
-        ReplayCase(variant, condition, comparison.machines[0], TABLE)
-        for variant in shown
-        if variant is not None
-    ]
-    stored = comparison.sources.found
-    spans = [span for case in cases for span in record_timeline(case, comparison.trace, stored)]
-    return write_report(results, rows, spans, folder=comparison.run_dir, condition=condition)
 
 
 def replay_all(cases: Sequence[ReplayCase], comparison: Comparison) -> list[ReplayRow]:

@@ -11,8 +11,6 @@ from runtime.store.model_source import resolve
 
 OURS = "moecast"
 """The system whose rank in every condition is reported."""
-ORACLE = "oracle"
-"""The system that knows a step's routing, shown next to ours in the timeline."""
 
 
 @dataclass(frozen=True, kw_only=True)

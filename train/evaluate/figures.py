@@ -7,13 +7,11 @@ from predictors.table import Table, TableColumn
 from runtime.tools.comparison import Condition
 from runtime.tools.report.figures import (
     SPREADS_NOTE,
-    SURFACE,
     Draw,
     Record,
     Series,
     collect,
     draw_bars,
-    draw_legend,
     draw_panels,
     draw_spreads,
     pick_spreads,
@@ -25,19 +23,10 @@ from runtime.tools.report.html_report import HtmlReport
 from runtime.tools.report.series_styles import BOUND, HUES
 from train.evaluate.jobs import ReplayRow
 from train.evaluate.table import Row
-from train.evaluate.timeline import TimelineSpan
 from train.evaluate.variants import NO_PREFETCH, TABLE, TRUTH
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-SPANS = {
-    "compute": ("navy", "compute"),
-    "stall": ("maroon", "stall"),
-    "fetch": ("orange", "fetch, requested by a router"),
-    "prefetch": ("teal", "fetch, requested by a forecast"),
-}
-"""Hue and description of a timeline's spans."""
 
 
 def make_columns(*keys: str) -> list[TableColumn]:
@@ -239,46 +228,4 @@ def add_distribution(
         name="tpot-distribution",
         note=f"{str(condition).capitalize()}. {SPREADS_NOTE}",
         inches=(wide(len(machines)), rows_height(len(systems))),
-    )
-
-
-def add_timeline(
-    report: HtmlReport, spans: Sequence[TimelineSpan], *, hardware: str, condition: Condition
-) -> None:
-    """Draw the same layers of the same token, system below system, on one axis of time."""
-
-    def draw(figure: "Figure", records: Sequence[Record]) -> None:
-        axes = figure.subplots()
-        systems = split(records, "system")
-        for place, own in enumerate(systems.values()):
-            for kind, (hue, label) in SPANS.items():
-                lane = 0.08 if kind in ("compute", "stall") else 0.5
-                bars = [
-                    (span["start_ms"], span["end_ms"] - span["start_ms"])
-                    for span in own
-                    if span["kind"] == kind
-                ]
-                axes.broken_barh(
-                    bars,
-                    (place + lane, 0.36),
-                    facecolor=HUES[hue],
-                    edgecolor=SURFACE,
-                    linewidth=0.6,
-                    label=label,
-                )
-        axes.set_yticks([place + 0.47 for place in range(len(systems))], list(systems))
-        axes.set(ylim=(len(systems), -0.1), xlim=(0, None))
-        axes.set_xlabel("ms since the first of these layers began")
-        axes.grid(visible=False, axis="y")
-        draw_legend(figure)
-
-    keys = ("system", "kind", "start_ms", "end_ms", "layer", "expert")
-    report.add(
-        "Timeline of a few layers of one token",
-        Table(columns=make_columns(*keys), rows=spans),
-        draw=draw,
-        name="timeline-of-layers",
-        note=f"{hardware}, {condition}: the same layers of the same token. Above, "
-        "the computation and its stalls; below, the link.",
-        inches=(10.5, 1.0 + 0.8 * len({span.system for span in spans})),
     )

@@ -13,8 +13,7 @@ from predictors.spec import ModelSpec
 from runtime.policy.counters import sum_counters
 from runtime.sim.lower_bound import TimeBound, bound_time
 from runtime.sim.replay import ReplayStats, rare_collections, replay
-from runtime.sim.simulator import Observer
-from runtime.sim.step import ArrayStep, RecordedStep
+from runtime.sim.step import ArrayStep
 from runtime.tools.comparison import Variant
 from runtime.tools.intervals import Interval, bootstrap_ratio
 from train.evaluate.forecasts import (
@@ -112,19 +111,6 @@ class ReplayJob:
     cases: Sequence[tuple[str, ReplayCase]] = field(repr=False, default=())
     """With the digest of each."""
 
-    def steps(self, trace: Trace) -> list[RecordedStep]:
-        return held_out_steps(trace, batch=self.batch, new_tokens=self.new_tokens)
-
-    def record(self, steps: Sequence[RecordedStep]) -> dict[str, RecordedForecasts]:
-        """Return the forecasts for these steps by key."""
-        recorded = {}
-        for key in (self.predictor, self.reuse_predictor):
-            if key == TRUTH:
-                recorded[key] = perfect_forecasts(steps, self.spec)
-            elif key is not None:
-                recorded[key] = record_forecasts(self.predictors[key].load(self.spec), steps)
-        return recorded
-
     @property
     def digests(self) -> Sequence[str]:
         return [digest for digest, _ in self.cases]
@@ -140,9 +126,15 @@ class ReplayJob:
 
     def _run(self, on_finished: OnFinished) -> None:
         # The command has verified the trace; hashing it again in each worker would take longer.
-        steps = self.steps(Trace.open(self.trace, verify=False))
+        trace = Trace.open(self.trace, verify=False)
+        steps = held_out_steps(trace, batch=self.batch, new_tokens=self.new_tokens)
         routed = [routing_only(step, self.spec.num_layers) for step in steps]
-        recorded = self.record(steps)
+        recorded = {}
+        for key in (self.predictor, self.reuse_predictor):
+            if key == TRUTH:
+                recorded[key] = perfect_forecasts(steps, self.spec)
+            elif key is not None:
+                recorded[key] = record_forecasts(self.predictors[key].load(self.spec), steps)
         bounds: dict[tuple[str, str], TimeBound] = {}
         for digest, case in self.cases:
             stats = replay_case(case, routed, recorded, self.spec)
@@ -161,8 +153,6 @@ def replay_case(
     steps: Sequence[ArrayStep],
     recorded: Mapping[str, RecordedForecasts],
     spec: ModelSpec,
-    *,
-    observer: Observer | None = None,
 ) -> ReplayStats:
     """Replay the steps with one system, from empty arenas."""
     variant = case.variant
@@ -175,7 +165,6 @@ def replay_case(
         hardware=case.hardware,
         budget_slots=budget_slots(case.condition.budget, spec, case.hardware),
         reuse_predictor=None if reuse is None else recorded[reuse].predictor(spec),
-        observer=observer,
     )
 
 

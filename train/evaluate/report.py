@@ -14,7 +14,6 @@ from train.evaluate.figures import (
     add_distances,
     add_distribution,
     add_known,
-    add_timeline,
 )
 from train.evaluate.jobs import ReplayRow
 from train.evaluate.table import (
@@ -29,16 +28,10 @@ from train.evaluate.table import (
     known_table,
     winners_table,
 )
-from train.evaluate.timeline import TimelineSpan
 
 
 def write_report(
-    results: Row,
-    rows: Sequence[ReplayRow],
-    spans: Sequence[TimelineSpan],
-    *,
-    folder: Path,
-    condition: Condition,
+    results: Row, rows: Sequence[ReplayRow], *, folder: Path, condition: Condition
 ) -> Path:
     """Write the page with its PNGs and CSVs and return its path.
 
@@ -66,9 +59,6 @@ def write_report(
     if results["distance"]:
         add_distances(report, results, subject)
     add_distribution(report, rows, condition)
-    if spans:
-        machine = results["machines"][0]["name"]
-        add_timeline(report, spans, hardware=machine, condition=condition)
     add_all_figures(report, results["rows"])
     systems = [{"name": name, **settings} for name, settings in results["systems"].items()]
     add("Systems and what they forecast with", Table(columns=SYSTEM, rows=systems))

@@ -72,10 +72,6 @@ class Variants:
     missing: dict[str, str]
     """System, or part of one, to the reason why it cannot be replayed on this trace."""
 
-    def find(self, label: str) -> Variant | None:
-        """Return the variant of a system of the table, None if there is none."""
-        return next((variant for variant in self.table if variant.label == label), None)
-
 
 def list_variants(config: EvaluateConfig, sources: PredictorSources) -> Variants:
     """Return the systems, the baseline first, the oracle last, and the figures' variants.

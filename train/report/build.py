@@ -16,7 +16,7 @@ from runtime.tools.report.provenance import Provenance, read_provenance
 from train.config import ReportConfig
 from train.errors import TrainError
 from train.report import forecasts, routing, serving
-from train.report.measured import measure_growth, measure_hit_rates
+from train.report.measured import measure_hit_rates
 from train.table import describe_summary, summary_table
 from zoo.load import load_predictor
 
@@ -54,37 +54,12 @@ def make_page(
     forecasts.calibration(page, table)
     serving.shifted_table(page, table)
     serving.latency_table(page, table, spec.num_layers)
-    serving.trace_size(page, [*own_rows(results), *measure_growth(trace)])
     serving.drift(page, results.get("drift"))
-    patterns = routing.count_routing(trace)
-    if patterns is None:
-        page.add("Routing", note="No held-out request is long enough to show its routing.")
-    else:
-        routing.heatmaps(page, patterns, spec)
-        routing.entropies(page, patterns)
-        routing.popularity(page, patterns)
+    routing.popularity(page, trace)
     rates = measure_hit_rates(trace, reuse_predictors, num_tokens=replay_tokens)
     serving.hit_rate(page, rates, num_tokens=replay_tokens)
     serving.keeping(page, results.get("keeping"))
     return page
-
-
-def own_rows(results: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The learned predictors of this run as one point each: all of its training requests."""
-    training, trace = results["training"], results["trace"]
-    if training is None:
-        return []
-    return [
-        {
-            "predictor": kind,
-            "train_tokens": trace["tokens"] - trace["held_out_tokens"],
-            "width": training["width"],
-            "passes": training["max_epochs"],
-            "mean_accuracy": results["predictors"][kind]["mean_accuracy"],
-            "worst_layer_accuracy": results["predictors"][kind]["worst_layer_accuracy"],
-        }
-        for kind in training["kinds"]
-    ]
 
 
 def write_report(page: HtmlReport, run_dir: Path) -> Path:

@@ -1,27 +1,15 @@
-"""Measurements of the report on the trace: hit rates by cache size, accuracy by trace size."""
+"""The report's own measurement on the trace: hit rates of eviction policies by cache size."""
 
-import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from collect.traces import Trace
-from collect.traces.layout import Split
-from collect.traces.reader import TraceStep
 from predictors.base import Predictor
-from predictors.baselines import PopularityPredictor, TokenPredictor
-from predictors.metrics import sum_means
 from predictors.registry import REUSE_PREDICTORS
 from runtime.policy.counters import sum_counters
 from runtime.policy.eviction.registry import EVICTIONS
 from runtime.sim.hardware import RooflineHardware
-from runtime.sim.step import first_request
-from train.accuracy import score_layers
 from train.eviction_eval import eviction_system, gap_closed, record_stream, replay_policy
-from train.nonlearned import fit_popularity, fit_token
 from train.replay import budget_slots, first_tokens
 
 BUDGETS = (10, 25, 50, 75)
@@ -82,66 +70,4 @@ def measure_hit_rates(
                 rates["lru"].hit_rate, row.hit_rate, rates["belady"].hit_rate
             )
         rows += rates.values()
-    return rows
-
-
-SHARES = (0.125, 0.25, 0.5, 1.0)
-"""Shares of the training requests."""
-COUNTED: Mapping[str, Callable[[Trace], Predictor]] = {
-    TokenPredictor.kind: fit_token,
-    PopularityPredictor.kind: fit_popularity,
-}
-"""Kinds that take no more than seconds on any trace."""
-
-
-class TraceShare(Trace):
-    """A trace of which some training requests are not looked at."""
-
-    def __init__(self, whole: Trace, kept: set[int]):
-        super().__init__(whole.path, whole.manifest, whole._shards, whole.request_table)
-        self._kept = np.array(sorted(kept))
-
-    def rows(self, split: str) -> NDArray[np.int64]:
-        rows = super().rows(split)
-        if Split(split) is not Split.TRAIN:
-            return rows
-        return rows[np.isin(self.requests[rows], self._kept)]
-
-    def steps(self, split: str | None = None) -> Iterator[TraceStep]:
-        for step in super().steps(split):
-            request = first_request(step)
-            training = self.request_table[request].split is Split.TRAIN
-            if not training or request in self._kept:
-                yield step
-
-
-def take_share(trace: Trace, share: float) -> TraceShare:
-    """A share of the training requests; a smaller one is part of a larger one."""
-    train = [request for request in trace.request_table if request.split is Split.TRAIN]
-    train.sort(key=lambda one: hashlib.sha256(f"ceiling {one.digest}".encode()).hexdigest())
-    return TraceShare(
-        trace, {request.index for request in train[: max(1, round(len(train) * share))]}
-    )
-
-
-def measure_growth(trace: Trace) -> list[dict[str, Any]]:
-    """Rows as `benchmarks/ceiling.py` writes them, for the kinds that are counted; held out."""
-    rows = []
-    for share in SHARES:
-        part = take_share(trace, share)
-        seen = part.rows("train")
-        for kind, fit in COUNTED.items():
-            layers = [score.overall for score in score_layers(fit(part), trace)]
-            known = [score.value for score in layers if score.value is not None]
-            if not known:
-                continue  # it forecasts nothing from what this trace has
-            rows.append(
-                {
-                    "predictor": kind,
-                    "train_tokens": len(seen),
-                    "prompts": len(np.unique(trace.requests[seen])),
-                    "mean_accuracy": sum_means(layers).value,
-                    "worst_layer_accuracy": min(known),
-                }
-            )
     return rows

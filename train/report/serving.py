@@ -1,4 +1,4 @@
-"""Figures and tables of the value and cost of forecasts: caches, trace size, drift, latency."""
+"""Figures and tables of the value and cost of forecasts: caches, drift, latency."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -106,38 +106,6 @@ def keeping(report: HtmlReport, results: Mapping[str, Any] | None) -> None:
         Table.of(headings, rows, left=3),
         name="reuse",
         note=f"{results['definition']}.",
-    )
-
-
-HOW = (
-    "Learned predictors take longer: `python -m benchmarks ceiling trace=TRACE output=FILE` "
-    "measures them."
-)
-TRACE_SIZE_HEADING = "Accuracy against the size of the training trace"
-GROWTH = (
-    *("predictor", "train_tokens", "prompts", "width", "passes"),
-    *("mean_accuracy", "worst_layer_accuracy"),
-)
-
-
-def trace_size(report: HtmlReport, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Draw accuracy against training tokens."""
-    rows = [row for row in rows if row["train_tokens"]]
-    if not rows:
-        report.add(TRACE_SIZE_HEADING, note=f"Not measured.\n{HOW}")
-        return
-    report.add(
-        TRACE_SIZE_HEADING,
-        Table(columns=[TableColumn(key) for key in GROWTH], rows=rows),
-        lambda figure, records: draw_panels(
-            figure,
-            {"": collect(records, "train_tokens", "mean_accuracy", by="predictor")},
-            xlabel="training tokens",
-            ylabel="mean accuracy, held out",
-            xscale="log",
-        ),
-        name="accuracy-by-trace-size",
-        note=f"Nested parts of the training requests, the same held-out tokens. {HOW}",
     )
 
 

@@ -93,15 +93,10 @@ def render_figure(
 
 def ramp_colors(count: int) -> list[tuple[float, float, float, float]]:
     """Return colours from light to dark, for lines of a growing size."""
-    ramp = ramp_map()
-    return [ramp(0.35 + 0.65 * index / max(1, count - 1)) for index in range(count)]
-
-
-def ramp_map() -> Any:
-    """Return the colour map of shares: from nothing, close to the background, to the maximum."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    return LinearSegmentedColormap.from_list("moecast", RAMP)
+    ramp = LinearSegmentedColormap.from_list("moecast", RAMP)
+    return [ramp(0.35 + 0.65 * index / max(1, count - 1)) for index in range(count)]
 
 
 def wide(num_panels: int) -> float:

@@ -126,7 +126,7 @@ def test_evaluate__report_holds_its_figures_and_loads_nothing(finished) -> None:
     latencies = ["tpot-against-budget", "ttft-against-budget", "tpot-distribution"]
     variants = ["ablation-of-token", "throughput-against-batch-size"]
     variants.append("share-of-the-bound-against-known-tokens")
-    for name in [*latencies, *variants, "tpot-against-prefetch-distance", "timeline-of-layers"]:
+    for name in [*latencies, *variants, "tpot-against-prefetch-distance"]:
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert len((folder / f"{name}.csv").read_text().splitlines()) > 2
     page = (folder / "report.html").read_text()

@@ -36,10 +36,7 @@ FIGURES = {
     "accuracy-by-layer",
     "good-pred-by-horizon",
     "calibration",
-    "accuracy-by-trace-size",
     "accuracy-while-serving",
-    "expert-heatmaps",
-    "routing-entropy",
     "share-of-most-chosen-experts",
     "hit-rate-by-eviction-policy",
 }
@@ -80,7 +77,6 @@ def run(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> Path:
             "held_out_tokens": len(trace.rows("held_out")),
         },
         "setting": context.setting,
-        "training": {"kinds": ["residual"], "width": 4, "max_epochs": 0},
         "drift": {"correlation": measure_drift(correlation, trace, trace)},
     }
     folder = tmp_path_factory.mktemp("run") / "r"
@@ -153,17 +149,6 @@ def test_report__calibration_is_of_every_pair(run: Path, trace: Trace) -> None:
     assert float(rows[0]["error"]) == pytest.approx(sum(gaps) / pairs)
 
 
-def test_report__heatmaps_count_the_held_out_choices(run: Path, trace: Trace) -> None:
-    rows = table(run, "expert-heatmaps")
-    held_out = trace.rows("held_out")
-    for layer in range(trace.spec.num_layers):
-        chosen = trace.column("experts", layer)[held_out]
-        for row in rows[layer * 8 : layer * 8 + 8]:
-            assert int(row["choices_corpus"]) == (chosen == int(row["expert"])).sum()
-        steps = [int(row["choices_step"]) for row in rows[layer * 8 : layer * 8 + 8]]
-        assert sorted(steps) == [0] * 6 + [1] * 2
-
-
 def test_page__names_missing_measurements_and_their_commands(run: Path, trace: Trace) -> None:
     results = results_of(run)
     bare = {
@@ -173,7 +158,6 @@ def test_page__names_missing_measurements_and_their_commands(run: Path, trace: T
             for name, one in results["predictors"].items()
         },
         "drift": None,
-        "training": None,
     }
     said = {one.heading: one for one in make_page(bare, trace, replay_tokens=5).sections}
     for heading in ("Calibration", "Prompts of another distribution", "Learning while serving"):
