@@ -3,7 +3,7 @@
 import sys
 
 from configs.cli import main
-from configs.command import Command
+from configs.commands import Command
 
 TABLE = (
     ("environments", "environments", "builds the pinned environments of other programs"),

@@ -6,7 +6,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from configs.command import Command
+from configs.commands import Command
 from configs.invocation import Invocation
 from predictors.errors import MoecastError, NegativeResult
 from predictors.terminal import escape_controls

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.arguments import Arguments, read_arguments, read_options
-from configs.command import Command
+from configs.commands import Command
 from configs.compose import compose_typed, declared_type
 from configs.help import write_command_help, write_program_help
 from configs.invocation import HIDDEN, Invocation

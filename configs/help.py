@@ -11,7 +11,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin
 
-from configs.command import Command
+from configs.commands import Command
 from configs.compose import compose_defaults, declared_type, find_groups, takes_several
 from configs.model_choice import MODEL
 from predictors.config import ALL, RunConfig

@@ -18,8 +18,7 @@ from typing import Any
 import train.commands
 import train.pipeline
 from collect.traces import TraceWriter
-from configs.cli import main
-from configs.commands import TRAIN
+from configs.program import run_program
 from tests.builders.recordable import prompts_file, recordable
 from train.checkpoint import SafeCheckpointIO
 from train.predictor_stack import StackFit
@@ -63,7 +62,7 @@ def train_in_a_child(folder: Path, arguments: Sequence[str], point: str | None) 
         os.chdir(folder)
         if point is not None:
             kill_before(*POINTS[point])
-        code = main("train", TRAIN, arguments)
+        code = run_program("train", arguments)
         sys.stdout.flush()
         os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

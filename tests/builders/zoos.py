@@ -1,7 +1,6 @@
 """A zoo behind a web server, and the zoo's commands as a user types them."""
 
-from configs.cli import main
-from configs.commands import ZOO
+from configs.program import run_program
 from tests.builders.web import Site
 from zoo.catalog import Zoo
 from zoo.index import EntryReference, blob_path
@@ -15,7 +14,7 @@ Far = tuple[str, Site]
 
 def zoo(*arguments: object) -> int:
     """Runs `moecast zoo ...` and returns the exit code."""
-    return main("zoo", ZOO, [str(one) for one in arguments])
+    return run_program("zoo", [str(one) for one in arguments])
 
 
 def files_of(site: Site) -> dict[str, int]:

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from configs.command import Command
-from configs.commands import PROGRAMS
+from configs.commands import PROGRAMS, Command
 from configs.compose import compose_defaults, find_groups, takes_several
 from configs.execution import import_named
 from configs.help import EVERYWHERE, REQUIRED, default_text, describe_type, find_meaning

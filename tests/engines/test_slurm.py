@@ -21,8 +21,7 @@ from collect.errors import LaunchError
 from collect.launch.config import LauncherConfig, LauncherKind
 from collect.launch.pool import WorkerPool
 from collect.traces import Trace, TraceWriter
-from configs.cli import main
-from configs.commands import COLLECT, TRAIN
+from configs.program import run_program
 from tests.builders.recordable import prompts_file, recordable
 from tests.builders.slurm_cluster import (
     CPUS_PER_NODE,
@@ -426,7 +425,7 @@ def test_collect__of_the_page_has_the_digest_of_one_process(page: Page, collecte
     assert re.search(r"Slurm \d+: 2 jobs named moecast-collect-tiny; logs: ", collected)
     whole = page.folder / "whole"
     options = [*shlex.split(page.model), f"output={whole}", f"run_dir={page.folder / 'here'}"]
-    assert main("collect", COLLECT, options) == 0
+    assert run_program("collect", options) == 0
     assert page.results("collect")["digest"] == page.results("here")["digest"]
     units = ["plan", *Trace.open(whole).manifest.plan.units]
     assert len(units) >= 6
@@ -484,7 +483,7 @@ def test_train__of_the_page_has_the_digest_of_one_process(
     log = (page.folder / "train.log").read_text()
     assert re.search(r"Slurm \d+: 2 jobs named moecast-train-tiny; logs: ", log)
     alone = [f"trace={page.folder / 'trace'}", f"run_dir={page.folder / 'alone'}"]
-    assert main("train", TRAIN, [*shlex.split(page.training), *alone]) == 0
+    assert run_program("train", [*shlex.split(page.training), *alone]) == 0
     trained = page.results("train")["training"]
     assert trained["weights_digest"] == page.results("alone")["training"]["weights_digest"]
     assert trained["launched"] == {"units": 3, "retried": 0}

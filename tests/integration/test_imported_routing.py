@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from collect.traces import Trace
-from configs.cli import main
-from configs.commands import COLLECT
+from configs.program import run_program
 from predictors.baselines import PopularityPredictor
 from runtime.config import SystemConfig
 from runtime.sim.hardware import MeasuredHardware
@@ -42,7 +41,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     log.write_text("\n".join(map(json.dumps, lines)))
     output = folder / "trace"
     options = [f"source={log}", f"output={output}", f"run_dir={folder / 'run'}"]
-    assert main("collect", COLLECT, ["import", *options]) == 0
+    assert run_program("collect", ["import", *options]) == 0
     return Trace.open(output)
 
 

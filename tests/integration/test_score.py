@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from configs.cli import main
-from configs.commands import TRAIN, ZOO
+from configs.program import run_program
 from predictors.base import Forecast
 from tests.builders.traced_model import make_traced_model
 from train.accuracy import RequestAccuracy
@@ -25,15 +24,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     given = [f"model.id={model}", "model.name=tiny", "max_epochs=1", "batch_size=64"]
     given += [f"trace={folder / 'trace'}", "replay_tokens=20", "figures=false", "logger=[]"]
     given += ["predictor=popularity", "score_shifted=false", f"run_dir={folder / 'run'}"]
-    assert main("train", TRAIN, given) == 0
-    assert main("train", TRAIN, ["reuse", *given]) == 0
+    assert run_program("train", given) == 0
+    assert run_program("train", ["reuse", *given]) == 0
     return folder
 
 
 def score(trained: Path, kind: str, trace: str, *options: str) -> int:
     entry = trained / "run/entries" / kind
     own = [f"model.id={trained / 'tiny'}", "model.name=tiny", f"trace={trained / trace}"]
-    return main("zoo", ZOO, ["score", str(entry), *own, "replay_tokens=20", *options])
+    return run_program("zoo", ["score", str(entry), *own, "replay_tokens=20", *options])
 
 
 def test_score__on_the_own_trace_gives_the_figures_of_the_card(trained, capsys):
@@ -101,7 +100,7 @@ def test_score__of_reuse_has_no_verdict(trained, capsys):
 def test_score__bad_input_is_one_line(trained, arguments, message, capsys):
     model = [f"model.id={trained / 'tiny'}", "model.name=tiny"]
     given = [one.replace("TRACE", str(trained / "trace")) for one in arguments]
-    assert main("zoo", ZOO, ["score", *given, *model]) == 2
+    assert run_program("zoo", ["score", *given, *model]) == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
 
 

@@ -19,8 +19,7 @@ import torch
 from transformers import AutoTokenizer
 
 from benchmarks.serving.server import run_server
-from configs.cli import main
-from configs.commands import RUNTIME
+from configs.program import run_program
 from runtime.config import BUILTIN_MODELS
 from tests.builders.models import plain_eager
 from tests.builders.serving import speaking_model
@@ -196,7 +195,7 @@ def test_traces__of_an_unsupported_kind_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "zipkin")
-    assert main("runtime", RUNTIME, ["serve", f"run_dir={tmp_path}", "port=0"]) == 2
+    assert run_program("runtime", ["serve", f"run_dir={tmp_path}", "port=0"]) == 2
     assert "error: unknown OTEL_TRACES_EXPORTER 'zipkin'" in capsys.readouterr().err
 
 
@@ -232,7 +231,7 @@ def test_missing_model__is_one_line_and_exit_code_2(tmp_path: Path) -> None:
 def test_invalid_option__is_one_line_and_exit_code_2(
     options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main("runtime", RUNTIME, ["serve", f"run_dir={tmp_path}", *options]) == 2
+    assert run_program("runtime", ["serve", f"run_dir={tmp_path}", *options]) == 2
     output = capsys.readouterr().err
     assert message in output
     assert output.count("\n") == 1
@@ -243,5 +242,5 @@ def test_taken_port__is_an_error_before_the_model_is_loaded(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        assert main("runtime", RUNTIME, ["serve", f"run_dir={tmp_path}", f"port={port}"]) == 2
+        assert run_program("runtime", ["serve", f"run_dir={tmp_path}", f"port={port}"]) == 2
     assert "choose another port" in capsys.readouterr().err

@@ -9,8 +9,7 @@ import pytest
 import wandb
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from configs.cli import main
-from configs.commands import TRAIN
+from configs.program import run_program
 from tests.builders.traced_model import make_traced_model
 from tests.builders.wandb_files import read_wandb_files
 from zoo.entry import open_entry
@@ -50,8 +49,8 @@ def test_wandb__has_settings_curves_figures_and_lineage_in_one_run_that_resumes(
 ) -> None:
     run_dir = tmp_path / "run"
     command += ["logger=wandb,csv", "budget=75%"]
-    assert main("train", TRAIN, command) == 0
-    assert main("train", TRAIN, command) == 0
+    assert run_program("train", command) == 0
+    assert run_program("train", command) == 0
     first, again = read_wandb_files(run_dir)
     assert first.run.run_id == again.run.run_id
     assert (first.exit_code, again.exit_code) == (0, 0)
@@ -104,9 +103,9 @@ def test_wandb__has_settings_curves_figures_and_lineage_in_one_run_that_resumes(
 
 def test_tensorboard__continues_its_curves(command: list[str], tmp_path: Path) -> None:
     command += ["logger=[tensorboard,csv]"]
-    assert main("train", TRAIN, command) == 0
+    assert run_program("train", command) == 0
     # The training is finished: it adds no step.
-    assert main("train", TRAIN, command) == 0
+    assert run_program("train", command) == 0
     found = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     found.Reload()
     losses = [event.value for event in found.Scalars("val/loss/stride")]
@@ -122,7 +121,7 @@ def test_tensorboard__continues_its_curves(command: list[str], tmp_path: Path) -
     results = results_of(tmp_path / "run")
     assert first.value == pytest.approx(results["predictors"]["stride"]["mean_accuracy"])
 
-    assert main("train", TRAIN, [*command, "overwrite=true", "seed=1"]) == 0
+    assert run_program("train", [*command, "overwrite=true", "seed=1"]) == 0
     found = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     found.Reload()
     assert len(found.Scalars("val/loss/stride")) == 2

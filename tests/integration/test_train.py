@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from huggingface_hub import ModelCard
 
-from configs.cli import main
-from configs.commands import COLLECT, TRAIN
+from configs.program import run_program
 from predictors.registry import KINDS
 from predictors.reuse import ReusePredictor
 from tests.builders.traced_model import make_traced_model
@@ -57,7 +56,7 @@ def stride(folder: Path, tmp_path: Path, stride_run: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def stride_run(folder: Path) -> Path:
     given = [*options(folder, folder / "stride"), "predictor=stride", "figures=false"]
-    assert main("train", TRAIN, given) == 0
+    assert run_program("train", given) == 0
     return folder / "stride"
 
 
@@ -69,7 +68,7 @@ def test_train__of_every_kind_writes_every_figure_and_entries_that_load(
     setup: list[str], folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     more = [f"other_kinds={{chat: {folder / 'shifted'}}}", "predictor=all", "drift=true"]
-    assert main("train", TRAIN, [*setup, *more]) == 0
+    assert run_program("train", [*setup, *more]) == 0
     shown, progress = capsys.readouterr()
     results = read_results(tmp_path / "run")
     figures = results["predictors"]
@@ -131,7 +130,7 @@ def check_card(entry: ZooEntry, folder: Path) -> None:
 
 def test_train__run_again_resumes_to_the_same_weights(stride: list[str], tmp_path: Path) -> None:
     first = read_results(tmp_path / "run")["training"]
-    assert main("train", TRAIN, stride) == 0
+    assert run_program("train", stride) == 0
     again = read_results(tmp_path / "run")["training"]
     assert (first["resumed"], again["resumed"]) == (False, True)
     assert first["weights_digest"] == again["weights_digest"]
@@ -140,9 +139,9 @@ def test_train__run_again_resumes_to_the_same_weights(stride: list[str], tmp_pat
 def test_train__refuses_other_settings_in_the_same_folder(
     stride: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main("train", TRAIN, [*stride, "lr=0.01"]) == 2
+    assert run_program("train", [*stride, "lr=0.01"]) == 2
     assert "overwrite=true" in capsys.readouterr().err
-    assert main("train", TRAIN, [*stride, "lr=0.01", "overwrite=true"]) == 0
+    assert run_program("train", [*stride, "lr=0.01", "overwrite=true"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -157,7 +156,7 @@ def test_train__refuses_other_settings_in_the_same_folder(
 def test_train__refuses_with_one_line(
     setup: list[str], argument: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main("train", TRAIN, [*setup, argument]) == 2
+    assert run_program("train", [*setup, argument]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: ")
     assert message in error
@@ -171,7 +170,7 @@ def test_train__refuses_an_altered_trace(
     data = bytearray(shard.read_bytes())
     data[len(data) // 2] ^= 1
     shard.write_bytes(data)
-    assert main("train", TRAIN, [*setup, f"trace={tmp_path / 'altered'}"]) == 2
+    assert run_program("train", [*setup, f"trace={tmp_path / 'altered'}"]) == 2
     assert "damaged" in capsys.readouterr().err
     assert not (tmp_path / "run" / "entries").exists()
 
@@ -180,7 +179,7 @@ def test_train__of_a_kind_that_is_not_learned_trains_nothing(
     setup: list[str], tmp_path: Path
 ) -> None:
     chosen = ["predictor=eam-request", "predictor.options={capacity: 7}", "score_shifted=false"]
-    assert main("train", TRAIN, [*setup, *chosen, "figures=false"]) == 0
+    assert run_program("train", [*setup, *chosen, "figures=false"]) == 0
     results = read_results(tmp_path / "run")
     assert list(results["predictors"])[0] == "eam-request"
     assert results["training"] is None
@@ -210,10 +209,10 @@ def test_train__on_a_routing_log_skips_kinds_without_signals(
     chosen = [*setup, "predictor=eam-request", "score_shifted=false", "figures=false"]
     for output, size in (("without", []), ("imported", ["hidden_size=32"])):
         importing = ["import", f"source={log}", f"output={tmp_path / output}", *size]
-        assert main("collect", COLLECT, importing) == 0
-    assert main("train", TRAIN, [*chosen, f"trace={tmp_path / 'without'}"]) == 2
+        assert run_program("collect", importing) == 0
+    assert run_program("train", [*chosen, f"trace={tmp_path / 'without'}"]) == 2
     assert "import it again with hidden_size=N" in capsys.readouterr().err
-    assert main("train", TRAIN, [*chosen, f"trace={tmp_path / 'imported'}"]) == 0
+    assert run_program("train", [*chosen, f"trace={tmp_path / 'imported'}"]) == 0
     results = read_results(tmp_path / "run")
     assert list(results["predictors"]) == ["eam-request", "popularity"]
     said = capsys.readouterr().err

@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from configs.cli import main
-from configs.commands import TRAIN
+from configs.program import run_program
 from predictors.reuse import ReusePredictor
 from tests.builders.traced_model import make_traced_model
 from train.eviction_eval import BUDGETS, POLICIES, gap_closed
@@ -28,7 +27,7 @@ def test_train_reuse__compares_every_policy_and_writes_an_entry(
         "batch_size=64",
         "replay_tokens=12",
     ]
-    assert main("train", TRAIN, arguments) == 0
+    assert run_program("train", arguments) == 0
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     for stream in results["hit_rates"].values():
         assert list(stream) == list(BUDGETS)

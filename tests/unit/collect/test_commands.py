@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from collect.traces import Trace
-from configs.cli import main
-from configs.commands import COLLECT
+from configs.program import run_program
 from tests.builders.recordable import prompts_file, recordable
 
 
@@ -31,7 +30,7 @@ def test_collect__says_what_it_will_write_and_what_it_made(
 ) -> None:
     recordable(tmp_path / "model")
     prompts_file(tmp_path / "prompts.jsonl", count=5)
-    assert main("collect", COLLECT, options(tmp_path)) == 0
+    assert run_program("collect", options(tmp_path)) == 0
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     trace = Trace.open(tmp_path / "trace")
     assert results["digest"] == trace.digest
@@ -57,7 +56,7 @@ def test_collect__bad_input_is_one_line_and_code_2(
 ) -> None:
     recordable(tmp_path / "model")
     prompts_file(tmp_path / "prompts.jsonl", count=2)
-    assert main("collect", COLLECT, options(tmp_path, **changed)) == 2
+    assert run_program("collect", options(tmp_path, **changed)) == 2
     error = capfd.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("error: ")
     assert message in error
@@ -68,7 +67,7 @@ def test_import__takes_the_file_as_its_first_word(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text('{"layer": 0, "experts": [1, 2]}\n{"layer": 1, "experts": [0, 2]}\n')
     arguments = ["import", str(log), f"output={tmp_path / 't'}", f"run_dir={tmp_path / 'run'}"]
-    assert main("collect", COLLECT, arguments) == 0
+    assert run_program("collect", arguments) == 0
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert results["tokens"] == 1
     assert results["signals"] == ["experts"]
@@ -77,5 +76,5 @@ def test_import__takes_the_file_as_its_first_word(tmp_path: Path) -> None:
 def test_import__without_a_file_names_the_command(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert main("collect", COLLECT, ["import", f"run_dir={tmp_path}"]) == 2
+    assert run_program("collect", ["import", f"run_dir={tmp_path}"]) == 2
     assert "moecast collect import FILE" in capfd.readouterr().err

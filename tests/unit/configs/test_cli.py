@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from configs.cli import main
-from configs.command import Command
+from configs.commands import Command
 from predictors.errors import MoecastError
 from zoo.config import ListConfig
 

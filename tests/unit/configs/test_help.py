@@ -8,11 +8,11 @@ import pytest
 
 from configs.arguments import read_arguments
 from configs.cli import main
-from configs.command import Command
-from configs.commands import PROGRAMS
+from configs.commands import PROGRAMS, Command
 from configs.compose import compose_typed, declared_type
 from configs.execution import import_named
 from configs.help import field_docstrings, write_command_help
+from configs.program import run_program
 from runtime.serving.config import ServeConfig
 
 COMMANDS = [
@@ -79,7 +79,7 @@ def test_topic__is_a_group_or_an_option(capsys: pytest.CaptureFixture[str]) -> N
 def test_program_with_a_default_command__shows_the_others(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main("train", PROGRAMS["train"], ["--help"]) == 0
+    assert run_program("train", ["--help"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("usage: python -m train [MODEL]")
     assert "\n  report  Makes report.html" in out
@@ -87,7 +87,7 @@ def test_program_with_a_default_command__shows_the_others(
 
 @pytest.mark.parametrize("word", ["reprot", "reuze"])
 def test_misspelt_command__is_no_model(word: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main("train", PROGRAMS["train"], [word]) == 2
+    assert run_program("train", [word]) == 2
     assert f"unknown command {word!r}. Did you mean" in capsys.readouterr().err
 
 

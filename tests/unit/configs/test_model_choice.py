@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from configs.cli import main
-from configs.command import Command
+from configs.commands import Command
 from configs.compose import compose_typed
 from predictors.errors import ConfigError
 from runtime.config import GenerateConfig, ModelConfig

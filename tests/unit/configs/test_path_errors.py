@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from configs.cli import main
-from configs.command import Command
+from configs.commands import Command
 from configs.execution import explain_path_error
 from zoo.config import ListConfig
 

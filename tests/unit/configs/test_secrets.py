@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from configs.cli import main
-from configs.command import Command
+from configs.commands import Command
 from configs.invocation import find_secrets, hide, hide_logins
 from runtime.serving.config import ServeConfig
 

@@ -8,7 +8,7 @@ import yaml
 from wandb.sdk.launch.sweeps.utils import create_sweep_command_args
 
 from configs.arguments import read_arguments
-from configs.commands import TRAIN
+from configs.commands import PROGRAMS
 from configs.compose import compose_typed, declared_type
 from tests.docs.pages import DOCS
 from train.config import TrainConfig
@@ -33,7 +33,7 @@ def test_sweep__runs_commands_that_have_these_options(last: bool) -> None:
     program, name, *argv = run_argv(values)
     assert (program, name) == ("moecast", "train")
     find_type = partial(declared_type, TrainConfig)
-    arguments = read_arguments(argv, TRAIN[0].positional, find_type=find_type)
+    arguments = read_arguments(argv, PROGRAMS["train"][0].positional, find_type=find_type)
     config, _ = compose_typed(TrainConfig, arguments.options)
     assert (config.predictor.width, config.lr, config.loss) == tuple(values.values())
     assert config.logger == ["wandb"]

@@ -8,8 +8,7 @@ import pytest
 
 import moecast
 from collect.launch.worker import UnitWorker
-from configs.cli import main
-from configs.commands import PROGRAMS
+from configs.program import run_program
 from runtime.openmp import WAIT_POLICY
 
 
@@ -20,7 +19,7 @@ def test_main__lets_waiting_threads_sleep_unless_the_user_decides(
     monkeypatch.delenv(WAIT_POLICY, raising=False)
     if own is not None:
         monkeypatch.setenv(WAIT_POLICY, own)
-    assert main("runtime", PROGRAMS["runtime"], ["generate", "--help"]) == 0
+    assert run_program("runtime", ["generate", "--help"]) == 0
     assert os.environ[WAIT_POLICY] == expected
 
 

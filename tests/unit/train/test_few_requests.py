@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.cli import main
-from configs.commands import TRAIN
+from configs.program import run_program
 from runtime.config import ModelConfig
 from runtime.store.model_source import identity
 from tests.builders.models import tiny_qwen2_moe
@@ -26,9 +25,8 @@ def train(folder: Path, num_requests: int, *options: str) -> int:
     trace = folder / f"trace-{num_requests}"
     if not trace.exists():
         make_trace(trace, spec=spec, num_units=1, requests_per_unit=num_requests)
-    return main(
+    return run_program(
         "train",
-        TRAIN,
         [
             *options,
             *(f"model.id={folder / 'model'}", "model.name=tiny", f"trace={trace}"),

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from configs.cli import main
-from configs.commands import EVALUATE
+from configs.program import run_program
 from runtime.config import ModelConfig
 from tests.builders.traces import make_trace
 from train import find_trace
@@ -39,6 +38,6 @@ def test_evaluate__never_records_into_a_mistyped_trace(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = [f"trace={tmp_path / 'mien'}", "system=lfu", f"run_dir={tmp_path / 'run'}"]
-    assert main("train.evaluate", EVALUATE, options) == 2
+    assert run_program("train.evaluate", options) == 2
     assert "is not a trace" in capsys.readouterr().err
     assert not (tmp_path / "mien").exists()

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from configs.cli import main
-from configs.commands import RUNTIME
+from configs.program import run_program
 from runtime.serving.metric_definitions import DEFINITIONS, MetricKind
 from runtime.serving.metrics import ServerMetrics
 from runtime.serving.monitoring import ALERTS, FILES, FOLDER, SCRAPING
@@ -224,7 +223,7 @@ def test_monitor__writes_the_files_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main("runtime", RUNTIME, ["monitor"]) == 0
+    assert run_program("runtime", ["monitor"]) == 0
     folder = tmp_path / "monitoring"
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
         name: (FOLDER / name).read_bytes() for name in FILES
@@ -233,6 +232,6 @@ def test_monitor__writes_the_files_once(
     assert {path.name for path in tmp_path.iterdir()} == {"monitoring"}
     (folder / ALERTS).write_text("changed")
     (folder / SCRAPING).unlink()
-    assert main("runtime", RUNTIME, ["monitor"]) == 2
+    assert run_program("runtime", ["monitor"]) == 2
     assert "alerts.yml exists" in capsys.readouterr().err
     assert (folder / ALERTS).read_text() == "changed"

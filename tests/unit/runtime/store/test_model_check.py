@@ -277,12 +277,11 @@ def test_read_config__a_newer_model_type_names_both_versions(tmp_path: Path) -> 
 
 REFUSE = """
 import sys
-from configs.commands import RUNTIME
-from configs.cli import main
+from configs.program import run_program
 for model in sys.argv[1:]:
     for command in ("generate", "serve", "bench", "pack"):
         output = ["output=packed"] if command == "pack" else []
-        assert main("runtime", RUNTIME, [command, f"model.id={model}", *output]) == 2
+        assert run_program("runtime", [command, f"model.id={model}", *output]) == 2
 heavy = {"torch", "transformers", "pydantic", "numpy"} & set(sys.modules)
 assert not heavy, heavy
 """

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from collect.traces import Trace, TraceSignal
-from configs.cli import main
-from configs.commands import EVALUATE
 from configs.compose import compose_typed
+from configs.program import run_program
 from predictors.errors import MoecastError
 from runtime.config import ShapeConfig, SystemConfig
 from runtime.presets import load_system
@@ -174,7 +173,7 @@ def test_evaluate__needs_no_hidden_states_for_counted_systems(tmp_path) -> None:
 
 
 def test_evaluate__unknown_system_lists_the_choices(trace, capsys) -> None:
-    assert main("train.evaluate", EVALUATE, [f"trace={trace}", "system=lfu,promo"]) == 2
+    assert run_program("train.evaluate", [f"trace={trace}", "system=lfu,promo"]) == 2
     *_, line = capsys.readouterr().err.splitlines()
     assert line.startswith("error: unknown system 'promo'. Did you mean 'promoe'?")
 

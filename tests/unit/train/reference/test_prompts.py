@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.cli import main
-from configs.commands import PROGRAMS
+from configs.program import run_program
 from train.reference.prompts import NUM_HELD_OUT, NUM_TRAINING, write_prompts
 
 # Docstrings of the standard library are part of the corpus: old modules warn when imported.
@@ -62,5 +61,5 @@ def test_prompts__are_equal_for_equal_seeds(corpus, tmp_path):
 
 def test_prompts__need_the_corpus(tmp_path, capsys):
     command = [f"corpus.root={tmp_path}", f"prompts={tmp_path / 'out'}", f"run_dir={tmp_path}"]
-    assert main("train.reference", PROGRAMS["train.reference"], command) == 2
+    assert run_program("train.reference", command) == 2
     assert "text/openstax" in capsys.readouterr().err

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from collect.traces import Trace
-from configs.cli import main
-from configs.commands import TRAIN
+from configs.program import run_program
 from runtime.config import SystemConfig
 from runtime.sim.hardware import RooflineHardware
 from tests.builders.traces import make_spec, make_trace
@@ -83,7 +82,7 @@ def run(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder.mkdir()
     (folder / "results.json").write_text(json.dumps(results))
     (folder / "run.json").write_text("{}")
-    assert main("train", TRAIN, ["report", f"run_dir={folder}", "replay_tokens=5"]) == 0
+    assert run_program("train", ["report", f"run_dir={folder}", "replay_tokens=5"]) == 0
     return folder
 
 
@@ -182,5 +181,5 @@ def test_report__refuses_missing_inputs(
         else one.replace("{run}", str(run)).replace("{other}", str(other.path))
         for one in options
     ]  # fmt: skip
-    assert main("train", TRAIN, ["report", *named]) == 2
+    assert run_program("train", ["report", *named]) == 2
     assert message in capsys.readouterr().err

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from configs.cli import main
-from configs.command import Command
+from configs.commands import Command
 from runtime.commands import bench
 from runtime.commands.bench import NothingRan, TokensDiffer, check, run
 from runtime.config import ModelConfig, SystemConfig
