@@ -184,7 +184,7 @@ def show_plan(console: Console, planned: PlannedRun) -> None:
     table.print(console)
     print_line(
         console,
-        f"{'measured before' if planned.was_known else 'measured'}: attention "
+        f"{'measured before' if planned.measured.was_known else 'measured'}: attention "
         f"{1000 * costs.attention:.2f} ms, gate {1000 * costs.gate:.2f} ms per batch; an expert "
         f"{1000 * costs.expert_fixed:.2f} ms and {1e6 * costs.expert_per_token:.1f} us per token; "
         f"its transfer {1000 * costs.expert_io:.2f} ms",

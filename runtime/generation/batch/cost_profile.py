@@ -47,6 +47,8 @@ class CostProfile:
     """For one token in all layers; 0 for caches that do not grow."""
     kv_bytes_fixed: int
     """For one row, independent of its length."""
+    was_known: bool = False
+    """True if an earlier run measured them."""
 
 
 @torch.no_grad()
@@ -209,21 +211,15 @@ class LayerClock:
 # ---- stored measurements
 
 
-def load_or_measure(
-    model: PreTrainedModel, batch: Batch, *, store: StoreConfig
-) -> tuple[CostProfile, bool]:
-    """Load the measurement for this model, machine and batch, or measure now.
-
-    Returns:
-        The costs, and whether they were loaded.
-    """
+def load_or_measure(model: PreTrainedModel, batch: Batch, *, store: StoreConfig) -> CostProfile:
+    """Load the measurement for this model, machine and batch, or measure now."""
     path = cache_folder("measured") / f"{_cache_key(model, batch, store)}.json"
     if path.is_file():
         known = json.loads(path.read_bytes())
-        return CostProfile(PlannerCosts(**known.pop("costs")), **known), True
+        return CostProfile(PlannerCosts(**known.pop("costs")), **{**known, "was_known": True})
     profile = measure_costs(model, batch, store)
     write_json(path, asdict(profile))
-    return profile, False
+    return profile
 
 
 def _cache_key(model: PreTrainedModel, batch: Batch, store: StoreConfig) -> str:

@@ -16,8 +16,9 @@ from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from runtime.config import AUTO, StoreConfig
 from runtime.errors import TransferError
+from runtime.generation.batch.cost_profile import load_or_measure
 from runtime.generation.batch.dense_placement import stream_dense_weights
-from runtime.generation.batch.memory_plan import make_kv_caches, parse_kv_budget, plan_batches
+from runtime.generation.batch.memory_plan import make_kv_caches, parse_kv_budget, plan_run
 from runtime.generation.batch.prompts import (
     Batch,
     BatchPrompt,
@@ -220,9 +221,10 @@ def generate_many(
     group, kv_budget = config.asked_n, parse_kv_budget(config, model.device)
     with_gates = False
     if group is None:
-        made = plan_batches(model, batches, config, store=StoreConfig())
+        measured = load_or_measure(model, batches[0], store=StoreConfig())
+        made = plan_run(model, batches, config, measured)
         group, kv_budget = made.plan.n, made.kv_budget
-        with_gates = made.measured.costs.calls_gates
+        with_gates = measured.costs.calls_gates
         for note in made.plan.notes:
             log.warning(note)
     results: dict[Any, BatchResult] = {}

@@ -5,7 +5,7 @@ times of a batch's attention, its gate and an expert; t_io_A, t_io_G and t_io_E 
 times of their weights. K hot experts are prefetched; Q are the other experts that the group uses.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -143,11 +143,18 @@ class KVDemand:
     """Demand of the batches' KV caches, the largest first; with activations if memory is split."""
 
     batch_size: int
-    num_batches: int
-    kv_bytes: Callable[[int], int]
-    """Bytes of the first n batches' caches at their final lengths, as a function of n."""
+    batch_bytes: Sequence[int]
+    """Bytes of each batch's caches at their final lengths."""
     working_bytes: int = 0
     """Bytes of the cache layers in use while the others are offloaded."""
+
+    @property
+    def num_batches(self) -> int:
+        return len(self.batch_bytes)
+
+    def kv_bytes(self, n: int) -> int:
+        """Return the bytes that the first n batches need together."""
+        return sum(self.batch_bytes[:n]) + self.working_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,48 +267,3 @@ def max_fitting_group(demand: KVDemand, kv_budget: int, most: int, *, offloads: 
             "kv_budget=SIZE and kv_offload=auto"
         )
     return max(n for n in range(1, most + 1) if demand.kv_bytes(n) <= kv_budget)
-
-
-def split_memory(
-    memory: int,
-    demand: KVDemand,
-    costs: PlannerCosts,
-    popularity: ExpertPopularity,
-    *,
-    least_experts: int,
-    dense_bytes: int,
-    asked: int | None = None,
-) -> tuple[int, GroupPlan]:
-    """Split memory between dense weights, KV caches and experts.
-
-    The KV caches of the smallest n that hides transfers come first. The rest holds experts, which
-    then need no transfer (Klotski, section 6.1: "when there is ample free memory, it can be
-    further utilized to reduce some I/O").
-
-    Args:
-        least_experts: bytes of the slots for experts in transfer.
-        dense_bytes: bytes of the layers' dense weights in memory, or of their buffers.
-        asked: the user's n.
-
-    Returns:
-        The experts' bytes and the plan.
-
-    Raises:
-        PlanError: the memory does not hold one batch and its experts.
-    """
-    least = least_experts + dense_bytes + demand.kv_bytes(1)
-    if memory < least:
-        raise PlanError(
-            f"memory of {memory} bytes is too small: experts in transfer need {least_experts}, "
-            f"dense weights {dense_bytes}, one batch's KV cache and activations "
-            f"{demand.kv_bytes(1)}; the least is memory={least}, or use a smaller batch_size"
-        )
-    room = memory - least_experts - dense_bytes
-    made = plan_group(demand, costs, popularity, kv_budget=room, offloads=False, asked=asked)
-    return memory - dense_bytes - made.kv_bytes, made
-
-
-def cumulative_bytes(per_batch: Sequence[int]) -> Callable[[int], int]:
-    """Make the function from n to the bytes of the first n batches' caches."""
-    sums = np.concatenate([[0], np.cumsum(per_batch)])
-    return lambda n: int(sums[min(n, len(per_batch))])

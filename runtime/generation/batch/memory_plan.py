@@ -10,7 +10,6 @@ from transformers import PreTrainedModel
 from predictors.correlation import CorrelationPredictor
 from predictors.units import MIB
 from runtime.accelerator import is_accelerator, read_free_memory
-from runtime.config import StoreConfig
 from runtime.engine.loading import KVReserve, load_served
 from runtime.engine.memory import available_memory_bytes
 from runtime.errors import PlanError
@@ -20,10 +19,7 @@ from runtime.generation.batch.group_planner import (
     ExpertPopularity,
     GroupPlan,
     KVDemand,
-    PlannerCosts,
-    cumulative_bytes,
     plan_group,
-    split_memory,
 )
 from runtime.generation.batch.prompts import Batch, max_cache_length
 from runtime.generation.config import BatchConfig, DensePlacement, GroupConfig, Offload
@@ -53,14 +49,14 @@ class PlannedRun:
 
     plan: GroupPlan
     measured: CostProfile
-    was_known: bool
-    """True if the costs were measured by an earlier run."""
     kv_budget: int
     """Bytes for KV caches in the memory that computes."""
     dense: DensePlacement
     """`memory` or `stream`."""
     dense_bytes: int
     """Bytes of the layers' dense weights in memory, or of the buffers that they are read into."""
+    expert_bytes: int | None = None
+    """Bytes for experts; None: the plan has not split the memory."""
 
 
 def kv_demand(
@@ -69,13 +65,11 @@ def kv_demand(
     profile: CostProfile,
     config: GroupConfig,
     *,
-    with_activations: bool = False,
+    with_activations: bool,
 ) -> KVDemand:
     """Compute the bytes that the batches' KV caches need, and, if asked, their activations."""
-    num_layers = max(1, model.config.get_text_config().num_hidden_layers)
-
-    width = model.config.get_text_config().hidden_size
-    activation_bytes = ACTIVATIONS * width * model.dtype.itemsize
+    text = model.config.get_text_config()
+    activation_bytes = ACTIVATIONS * text.hidden_size * model.dtype.itemsize
 
     def size(batch: Batch) -> int:
         tokens = max_cache_length(batch)
@@ -86,13 +80,12 @@ def kv_demand(
             row_bytes += max(len(prompt.tokens) for prompt in batch) * activation_bytes
         return len(batch) * row_bytes
 
-    sums = cumulative_bytes([size(batch) for batch in batches])
-    working = WORKING_COPIES * sums(1) // num_layers if config.kv_budget is not None else 0
+    sizes = [size(batch) for batch in batches]
+    working = WORKING_COPIES * sizes[0] // max(1, text.num_hidden_layers)
     return KVDemand(
         batch_size=len(batches[0]),
-        num_batches=len(batches),
-        kv_bytes=lambda n: sums(n) + working,
-        working_bytes=working,
+        batch_bytes=sizes,
+        working_bytes=working if config.kv_budget is not None else 0,
     )
 
 
@@ -116,44 +109,6 @@ def parse_kv_budget(config: GroupConfig, device: torch.device) -> int:
     return int(FREE_MEMORY_SHARE * free)
 
 
-def dense_size(model: PreTrainedModel, placement: DensePlacement, costs: PlannerCosts) -> int:
-    """Return the bytes of memory that the layers' dense weights take in this placement."""
-    layers = find_dense_layers(model, model.moecast.layers, with_gates=costs.calls_gates)
-    streams = placement is DensePlacement.STREAM
-    return count_buffer_bytes(layers) if streams else count_dense_bytes(layers)
-
-
-def choose_costs(placement: DensePlacement, costs: PlannerCosts) -> PlannerCosts:
-    """Return the costs of a run with this placement of dense weights."""
-    return costs if placement is DensePlacement.STREAM else costs.with_dense_in_memory()
-
-
-def plan_batches(
-    model: PreTrainedModel, batches: Sequence[Batch], config: GroupConfig, *, store: StoreConfig
-) -> PlannedRun:
-    """Measure this machine, or load an earlier measurement, and plan.
-
-    Dense weights, which the model has loaded, stay in memory unless the settings say otherwise.
-
-    Raises:
-        PlanError: KV caches would not fit.
-    """
-    profile, was_known = load_or_measure(model, batches[0], store=store)
-    streams = config.dense is DensePlacement.STREAM
-    dense = DensePlacement.STREAM if streams else DensePlacement.MEMORY
-    budget = parse_kv_budget(config, model.device)
-    made = plan_group(
-        kv_demand(model, batches, profile, config),
-        choose_costs(dense, profile.costs),
-        expert_popularity(model),
-        kv_budget=budget,
-        offloads=config.kv_budget is not None and config.kv_offload is not Offload.NONE,
-        asked=config.asked_n,
-    )
-    size = dense_size(model, dense, profile.costs)
-    return PlannedRun(made, profile, was_known, budget, dense, size)
-
-
 def make_kv_caches(model: PreTrainedModel, config: GroupConfig, kv_budget: int) -> KVCacheFactory:
     """Make the KV cache factory for the settings.
 
@@ -166,6 +121,85 @@ def make_kv_caches(model: PreTrainedModel, config: GroupConfig, kv_budget: int) 
         return KVCacheFactory()
     outside = make_offload_factory(config.kv_offload, model.device)
     return BudgetedCacheFactory(model, KVCacheManager(kv_budget, outside))
+
+
+def plan_run(
+    model: PreTrainedModel,
+    batches: Sequence[Batch],
+    config: GroupConfig,
+    measured: CostProfile,
+    *,
+    memory: int | None = None,
+) -> PlannedRun:
+    """Choose the group size and the place of the dense weights; split `memory` if it is given.
+
+    Dense weights stay in memory, where they need no transfers. With `memory`, and if the settings
+    leave the choice, they are streamed where it does not hold them, or where only a run that
+    streams them hides its transfers: it has more memory for KV caches, so that n may be larger.
+
+    Raises:
+        PlanError: KV caches, or with `memory` also the experts of a batch, would not fit.
+    """
+    placements = [config.dense]
+    if config.dense is DensePlacement.AUTO:
+        placements = [DensePlacement.MEMORY, DensePlacement.STREAM][: 1 if memory is None else 2]
+    planned: list[PlannedRun] = []
+    for placement in placements:
+        try:
+            planned.append(_plan_placed(model, batches, config, measured, placement, memory))
+        except PlanError:
+            if placement is placements[-1] and not planned:
+                raise
+    return next((run for run in planned if run.plan.hides_transfers), planned[0])
+
+
+def _plan_placed(
+    model: PreTrainedModel,
+    batches: Sequence[Batch],
+    config: GroupConfig,
+    measured: CostProfile,
+    dense: DensePlacement,
+    memory: int | None,
+) -> PlannedRun:
+    """Plan with the dense weights in one place.
+
+    Of `memory` the KV caches of the smallest n that hides transfers come first. The rest holds
+    experts, which then need no transfer (Klotski, section 6.1: "when there is ample free memory, it
+    can be further utilized to reduce some I/O").
+    """
+    streams, costs = dense is DensePlacement.STREAM, measured.costs
+    layers = find_dense_layers(model, model.moecast.layers, with_gates=costs.calls_gates)
+    size = count_buffer_bytes(layers) if streams else count_dense_bytes(layers)
+    demand = kv_demand(model, batches, measured, config, with_activations=memory is not None)
+    if memory is None:
+        kv_budget = parse_kv_budget(config, model.device)
+    else:
+        kv_budget = memory - _least_expert_bytes(model) - size
+        if kv_budget < demand.kv_bytes(1):
+            raise PlanError(
+                f"memory of {memory} bytes is too small: experts in transfer need "
+                f"{_least_expert_bytes(model)}, dense weights {size}, one batch's KV cache and "
+                f"activations {demand.kv_bytes(1)}; the least is "
+                f"memory={memory - kv_budget + demand.kv_bytes(1)}, or use a smaller batch_size"
+            )
+    plan = plan_group(
+        demand,
+        costs if streams else costs.with_dense_in_memory(),
+        expert_popularity(model),
+        kv_budget=kv_budget,
+        offloads=config.kv_budget is not None and config.kv_offload is not Offload.NONE,
+        asked=config.asked_n,
+    )
+    if memory is None:
+        return PlannedRun(plan, measured, kv_budget, dense, size)
+    expert_bytes = memory - size - plan.kv_bytes
+    note = (
+        f"memory split: {expert_bytes / MIB:.1f} MiB for experts, {plan.kv_bytes / MIB:.1f} "
+        f"MiB for KV caches and activations, {size / MIB:.1f} MiB for "
+        f"{'buffers of ' if streams else ''}dense weights"
+    )
+    plan = replace(plan, notes=[*plan.notes, note])
+    return PlannedRun(plan, measured, plan.kv_bytes, dense, size, expert_bytes)
 
 
 def load_with_plan(config: BatchConfig, batches: list[Batch]) -> tuple[PreTrainedModel, PlannedRun]:
@@ -183,95 +217,30 @@ def load_with_plan(config: BatchConfig, batches: list[Batch]) -> tuple[PreTraine
     kv_budget = None if config.kv_budget is None else parse_size(config.kv_budget, name="kv_budget")
     reserve = KVReserve(num_bytes=kv_budget, share=0.5 if kv_budget is None else 0.0)
     with ExitStack() as closing:
-        budget = config.budget if memory is None else memory // 2
-        model = load_served(config, budget=budget, kv_reserve=reserve)
-        closing.callback(model.moecast.close)
-        if config.quantise_attention:
-            quantise_attention(model)
-        auto = model.moecast.auto_budget
-        is_auto = auto is not None and kv_budget is None and not auto.holds_all
-        if memory is None and not is_auto:
-            planned = plan_batches(model, batches, config, store=config.store)
-            _place_dense(model, planned, config.store)
-            closing.pop_all()
-            return model, planned
-        profile, was_known = load_or_measure(model, batches[0], store=config.store)
-        if memory is None:
-            assert auto is not None
-            in_memory = dense_size(model, DensePlacement.MEMORY, profile.costs)
-            memory = auto.free.room + in_memory
-        expert_bytes, planned = plan_memory(memory, model, batches, profile, config)
-    planned = replace(planned, was_known=was_known)
-    # Nothing counts the bytes of Transformers' own caches: the plan alone keeps them within memory.
-    model = load_served(replace(config, memory=None), budget=expert_bytes)
-    try:
-        if config.quantise_attention:
-            quantise_attention(model)
-        _place_dense(model, planned, config.store)
-    except BaseException:
-        model.moecast.close()
-        raise
+
+        def load(budget: str | int, reserve: KVReserve) -> PreTrainedModel:
+            model = load_served(config, budget=budget, kv_reserve=reserve)
+            closing.callback(model.moecast.close)
+            if config.quantise_attention:
+                quantise_attention(model)
+            return model
+
+        model = load(config.budget if memory is None else memory // 2, reserve)
+        measured = load_or_measure(model, batches[0], store=config.store)
+        auto, gates = model.moecast.auto_budget, measured.costs.calls_gates
+        if memory is None and auto is not None and kv_budget is None and not auto.holds_all:
+            layers = find_dense_layers(model, model.moecast.layers, with_gates=gates)
+            memory = auto.free.room + count_dense_bytes(layers)
+        planned = plan_run(model, batches, config, measured, memory=memory)
+        if planned.expert_bytes is not None:
+            closing.close()
+            # Nothing counts the bytes of Transformers' own caches: the plan alone keeps them
+            # within memory.
+            model = load(planned.expert_bytes, KVReserve())
+        if planned.dense is DensePlacement.STREAM:
+            stream_dense_weights(model, config.store, with_gates=gates)
+        closing.pop_all()
     return model, planned
-
-
-def plan_memory(
-    memory: int,
-    model: PreTrainedModel,
-    batches: Sequence[Batch],
-    profile: CostProfile,
-    config: GroupConfig,
-) -> tuple[int, PlannedRun]:
-    """Split memory between experts, KV caches and dense weights, and choose the latter's place.
-
-    Dense weights stay in memory, where they need no transfers, unless it does not hold them, or
-    only a run that streams them hides its transfers: it has more memory for KV caches, so that n
-    may be larger.
-
-    Returns:
-        The experts' bytes and the plan.
-
-    Raises:
-        PlanError: no allowed place of the dense weights fits.
-    """
-    made: dict[DensePlacement, tuple[int, PlannedRun]] = {}
-    error: PlanError | None = None
-    for placement in (DensePlacement.MEMORY, DensePlacement.STREAM):
-        if config.dense not in (DensePlacement.AUTO, placement):
-            continue
-        size = dense_size(model, placement, profile.costs)
-        try:
-            expert_bytes, plan = split_memory(
-                memory,
-                kv_demand(model, batches, profile, config, with_activations=True),
-                choose_costs(placement, profile.costs),
-                expert_popularity(model),
-                least_experts=_least_expert_bytes(model),
-                dense_bytes=size,
-                asked=config.asked_n,
-            )
-        except PlanError as failure:
-            error = failure
-            continue
-        buffers = "buffers of " if placement is DensePlacement.STREAM else ""
-        note = (
-            f"memory split: {expert_bytes / MIB:.1f} MiB for experts, {plan.kv_bytes / MIB:.1f} "
-            f"MiB for KV caches and activations, {size / MIB:.1f} MiB for {buffers}dense weights"
-        )
-        plan = replace(plan, notes=[*plan.notes, note])
-        planned = PlannedRun(plan, profile, False, plan.kv_bytes, placement, size)
-        made[placement] = expert_bytes, planned
-    if not made:
-        assert error is not None
-        raise error
-    chosen = next((run for run in made.values() if run[1].plan.hides_transfers), None)
-    return chosen or next(iter(made.values()))
-
-
-def _place_dense(model: PreTrainedModel, planned: PlannedRun, store: StoreConfig) -> None:
-    """Move the dense weights out of memory if the plan says so."""
-    if planned.dense is DensePlacement.STREAM:
-        gates = planned.measured.costs.calls_gates
-        stream_dense_weights(model, store, with_gates=gates)
 
 
 def _least_expert_bytes(model: PreTrainedModel) -> int:

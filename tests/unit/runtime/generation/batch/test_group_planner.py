@@ -12,10 +12,8 @@ from runtime.generation.batch.group_planner import (
     ExpertPopularity,
     KVDemand,
     PlannerCosts,
-    cumulative_bytes,
     make_inequalities,
     plan_group,
-    split_memory,
 )
 
 COSTS = PlannerCosts(
@@ -34,11 +32,7 @@ def only_attention(*, expert_io):
 
 
 def demand(num_batches=20, size=100, batch_size=2):
-    return KVDemand(
-        batch_size=batch_size,
-        num_batches=num_batches,
-        kv_bytes=cumulative_bytes([size] * num_batches),
-    )
+    return KVDemand(batch_size=batch_size, batch_bytes=[size] * num_batches)
 
 
 def test_inequalities__are_the_papers_by_hand():
@@ -116,18 +110,6 @@ def test_plan__caches_go_elsewhere_where_they_may():
     made = plan_group(demand(), COSTS, SKEWED, kv_budget=450, offloads=True, asked=6)
     assert (made.n, made.kv_bytes, made.offloaded_bytes) == (6, 600, 150)
     assert "n=6 as requested" in made.notes[0]
-
-
-def test_divided__caches_of_the_smallest_n_first_the_rest_holds_experts():
-    costs, least = only_attention(expert_io=2.0), {"least_experts": 300, "dense_bytes": 50}
-    experts, made = split_memory(5_050, demand(), costs, SKEWED, **least)
-    assert made.n == 4  # 4 * 2 >= 4 * 2
-    assert (made.kv_bytes, experts) == (400, 4_600)
-    experts, made = split_memory(600, demand(), costs, SKEWED, **least)
-    assert made.n == 2
-    assert (made.kv_bytes, experts) == (200, 350)
-    with pytest.raises(PlanError, match="the least is memory=450"):
-        split_memory(449, demand(), costs, SKEWED, **least)
 
 
 def test_plan__streamed_attention_and_gates_need_more_batches():
