@@ -6,7 +6,7 @@ one queue: copies run in the order of the computation, and pinning is not needed
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -34,48 +34,28 @@ class Stream(Protocol):
     def synchronize(self) -> None: ...
 
 
-class Accelerator(Protocol):
-    """The operations that copies to a device are ordered with."""
-
-    pins_memory: bool
-    """Copies from pinned memory run during the computation."""
-
-    def make_stream(self) -> Stream: ...
-
-    def make_event(self) -> Event: ...
-
-    def current_stream(self) -> Stream:
-        """Return the stream that the calling thread computes on."""
-
-    def use(self, stream: Stream) -> AbstractContextManager[None]:
-        """Issue the calling thread's work to a stream within the context."""
-
-    def copy(self, target: Tensor, source: Tensor) -> None:
-        """Issue a copy to the current stream."""
-
-    def synchronize(self) -> None:
-        """Wait for all work issued to the device."""
-
-
-class StreamAccelerator:
-    """A device with streams: CUDA, ROCm, XPU."""
+class Accelerator:
+    """The operations that copies to a device with streams are ordered with: CUDA, ROCm, XPU."""
 
     pins_memory = True
+    """Copies from pinned memory run during the computation."""
 
     def __init__(self, device: torch.device):
         self._device = device
 
-    def make_stream(self) -> torch.Stream:
+    def make_stream(self) -> Stream:
         return torch.Stream(self._device)
 
-    def make_event(self) -> torch.Event:
+    def make_event(self) -> Event:
         return torch.Event(self._device)
 
-    def current_stream(self) -> torch.Stream:
+    def current_stream(self) -> Stream:
+        """Return the stream that the calling thread computes on."""
         return torch.accelerator.current_stream(self._device)
 
     @contextmanager
     def use(self, stream: Stream) -> Iterator[None]:
+        """Issue the calling thread's work to a stream within the context."""
         # `with stream` keeps what to restore in the stream object: not for threads that share it.
         assert isinstance(stream, torch.Stream)
         device_index = torch.accelerator.current_device_index()
@@ -88,9 +68,11 @@ class StreamAccelerator:
             torch.accelerator.set_device_index(device_index)
 
     def copy(self, target: Tensor, source: Tensor) -> None:
-        target.copy_(source, non_blocking=True)
+        """Issue a copy to the current stream."""
+        target.copy_(source, non_blocking=self.pins_memory)
 
     def synchronize(self) -> None:
+        """Wait for all work issued to the device."""
         torch.accelerator.synchronize(self._device)
 
 
@@ -110,32 +92,19 @@ class DeviceQueue:
         torch.accelerator.synchronize(self.device)
 
 
-class QueueAccelerator:
+class QueueAccelerator(Accelerator):
     """A device with a single queue: MPS."""
 
     pins_memory = False
 
-    def __init__(self, device: torch.device):
-        self._queue = DeviceQueue(device)
-
     def make_stream(self) -> DeviceQueue:
-        return self._queue
+        return DeviceQueue(self._device)
 
-    def make_event(self) -> DeviceQueue:
-        return self._queue
-
-    def current_stream(self) -> DeviceQueue:
-        return self._queue
+    make_event = current_stream = make_stream
 
     @contextmanager
     def use(self, stream: Stream) -> Iterator[None]:  # noqa: ARG002
         yield
-
-    def copy(self, target: Tensor, source: Tensor) -> None:
-        target.copy_(source)
-
-    def synchronize(self) -> None:
-        self._queue.synchronize()
 
 
 def is_accelerator(device: torch.device) -> bool:
@@ -146,7 +115,7 @@ def open_accelerator(device: torch.device) -> Accelerator | None:
     """Return a device's streams and events; None for the CPU, which computes at once."""
     if not is_accelerator(device):
         return None
-    return QueueAccelerator(device) if device.type == "mps" else StreamAccelerator(device)
+    return QueueAccelerator(device) if device.type == "mps" else Accelerator(device)
 
 
 def find_accelerator() -> torch.device | None:

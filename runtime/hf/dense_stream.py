@@ -6,10 +6,9 @@ a router's weights while its layer's attention computes, the next layer's attent
 compute (algorithm 1, lines 3-4).
 """
 
-import functools
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from runtime.accelerator import Event, open_accelerator
+from runtime.hf.forward_pass import ForwardReplacement
 from runtime.hf.layers import MoeLayer
 from runtime.store.dense_source import DenseExtent, DenseStore, read_extents
 from runtime.store.layout import ALIGNMENT, align
@@ -160,7 +160,7 @@ class DenseStream:
         """The buffers that a part may use."""
         self.num_read = 0
         self.bytes_read = 0
-        self._unwrap: list[Callable[[], None]] = []
+        self._replaced: list[ForwardReplacement] = []
         attention_bytes, gate_bytes = _largest_bytes(layers)
         attention_buffers = self._allocate(attention_bytes)
         gate_buffers = self._allocate(gate_bytes)
@@ -175,7 +175,7 @@ class DenseStream:
                 self._buffers[part] = buffers
                 if part.parameters:
                     self._move_out(part)
-                    self._wrap(part)
+                    self._replaced.append(self._wrap(part))
 
     def _allocate(self, num_bytes: int) -> list[DenseBuffer]:
         return [self._make_buffer(num_bytes) for _ in range(NUM_BUFFERS if num_bytes else 0)]
@@ -190,11 +190,9 @@ class DenseStream:
         part.extents = self._store.place_all(tensors)
         self._unbind(part)
 
-    def _wrap(self, part: DensePart) -> None:
-        module, own = part.module, vars(part.module).get("forward")
-        forward = module.forward
+    def _wrap(self, part: DensePart) -> ForwardReplacement:
+        forward = part.module.forward
 
-        @functools.wraps(forward)
         def with_weights(*args: Any, **kwargs: Any) -> Any:
             self._acquire(part)
             try:
@@ -202,14 +200,7 @@ class DenseStream:
             finally:
                 self._release(part)
 
-        def unwrap() -> None:
-            if own is None:
-                del module.forward
-            else:
-                module.forward = own
-
-        module.forward = with_weights
-        self._unwrap.append(unwrap)
+        return ForwardReplacement(part.module, with_weights)
 
     # ---- forward passes
 
@@ -300,9 +291,9 @@ class DenseStream:
             restore: read all weights back into memory; off: the model cannot compute any more.
         """
         with self._lock:
-            for unwrap in self._unwrap:
-                unwrap()
-            self._unwrap.clear()
+            for replaced in self._replaced:
+                replaced.remove()
+            self._replaced.clear()
             for part in self._buffers:
                 self._drop(part)
             if restore:

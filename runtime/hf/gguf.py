@@ -41,7 +41,7 @@ from runtime.store.base import as_memoryview
 from runtime.store.files import FileReader
 from runtime.store.gguf.blocks import DTYPES, count_bytes, decode_blocks
 from runtime.store.gguf.header import EXPERTS, GgufHeader, GgufTensor, read_header
-from runtime.store.gguf.rows import describe_rounding, plan_layer
+from runtime.store.gguf.rows import describe_layers, plan_layer
 from runtime.store.model_check import list_names
 from runtime.store.repacked import ForeignLayer
 from runtime.store.weight_plan import FusedParameter
@@ -239,7 +239,7 @@ def plan_layers(
     banks: Mapping[str, dict[str, FusedParameter]],
     files: FileReader,
 ) -> list[ForeignLayer]:
-    """Return where the experts of each layer are, and log how they are rounded.
+    """Return where the experts of each layer are, and log how they are held.
 
     Args:
         banks: the experts' parameters by experts module and name.
@@ -247,7 +247,7 @@ def plan_layers(
     planned = [
         plan_layer(header, _block_number(layer.name), banks[layer.name], files) for layer in layers
     ]
-    for line in describe_rounding(planned):
+    for line in describe_layers(planned):
         log.info("%s: %s", header.file, line)
     return planned
 

@@ -133,41 +133,16 @@ def build_slot_layout(
 
     Tensors of an encoded parameter are aligned each, and travel in one chunk.
     """
-    offsets: dict[str, int] = {}
-    chunks: list[list[SlotPiece]] = []
-    end = 0
+    sources: dict[str, list[int] | None] = {}
     for name, plan in plans.items():
-        shape, dtype = plan.parameter.shape[1:], plan.parameter.dtype
-        offsets[name] = start = align(end)
-        end = start + math.prod(shape) * dtype.itemsize
+        extents, itemsize = plan.extents(0), plan.parameter.dtype.itemsize
         if name in encoded:
-            pieces, end = [], start
-            for i, extent in enumerate(plan.extents(0)):
-                pieces.append(SlotPiece(name, i, align(end), extent.num_bytes))
-                end = align(end) + extent.num_bytes
-            chunks.append(pieces)
-            continue
-        if plan.is_plain:
-            pieces, place = [], start
-            for i, extent in enumerate(plan.extents(0)):
-                size = math.prod(extent.shape) * dtype.itemsize
-                pieces.append(SlotPiece(name, i, place, size))
-                place += size
-            assert place == end, (name, place, end)
+            sources[name] = [extent.num_bytes for extent in extents]
+        elif plan.is_plain:
+            sources[name] = [math.prod(extent.shape) * itemsize for extent in extents]
         else:
-            pieces = [SlotPiece(name, None, start, end - start)]
-        if len(shape) == 1 and chunks:
-            chunks[-1].extend(pieces)
-        else:
-            chunks.extend([piece] for piece in pieces)
-    return SlotLayout(
-        offsets=offsets,
-        shapes={name: plan.parameter.shape[1:] for name, plan in plans.items()},
-        dtypes={name: plan.parameter.dtype for name, plan in plans.items()},
-        chunks=tuple(tuple(chunk) for chunk in chunks),
-        num_bytes=align(end),
-        encoded=encoded,
-    )
+            sources[name] = None
+    return _lay_out([plan.parameter for plan in plans.values()], sources, encoded)
 
 
 def assume_slot_layout(parameters: Sequence[FusedParameter]) -> SlotLayout:
@@ -175,17 +150,41 @@ def assume_slot_layout(parameters: Sequence[FusedParameter]) -> SlotLayout:
 
     Parameters of gate and up are two chunks, as most checkpoints store them.
     """
+    sources: dict[str, list[int] | None] = {}
+    for parameter in parameters:
+        name, shape = parameter.name, parameter.shape[1:]
+        num_parts = 2 if "gate_up" in name and len(shape) > 1 and shape[0] % 2 == 0 else 1
+        size = math.prod(shape) * parameter.dtype.itemsize
+        sources[name] = [size // num_parts] * num_parts
+    return _lay_out(parameters, sources, {})
+
+
+def _lay_out(
+    parameters: Sequence[FusedParameter],
+    sources: Mapping[str, list[int] | None],
+    encoded: Mapping[str, EncodedParameter],
+) -> SlotLayout:
+    """Give every source its place.
+
+    Args:
+        sources: bytes of each parameter's sources in the slot; None: one result of them all.
+    """
     offsets: dict[str, int] = {}
     chunks: list[list[SlotPiece]] = []
     end = 0
     for parameter in parameters:
         name, shape = parameter.name, parameter.shape[1:]
-        num_parts = 2 if "gate_up" in name and len(shape) > 1 and shape[0] % 2 == 0 else 1
-        offsets[name] = start = align(end)
-        end = start + math.prod(shape) * parameter.dtype.itemsize
-        size = (end - start) // num_parts
-        pieces = [SlotPiece(name, i, start + i * size, size) for i in range(num_parts)]
-        if len(shape) == 1 and chunks:
+        num_bytes = math.prod(shape) * parameter.dtype.itemsize
+        offsets[name] = end = start = align(end)
+        pieces = []
+        for i, size in enumerate(sources[name] or [num_bytes]):
+            place = align(end) if name in encoded else end
+            pieces.append(SlotPiece(name, None if sources[name] is None else i, place, size))
+            end = place + size
+        assert name in encoded or end == start + num_bytes, (name, start, end)
+        if name in encoded:
+            chunks.append(pieces)
+        elif len(shape) == 1 and chunks:
             chunks[-1].extend(pieces)
         else:
             chunks.extend([piece] for piece in pieces)
@@ -193,6 +192,7 @@ def assume_slot_layout(parameters: Sequence[FusedParameter]) -> SlotLayout:
         offsets=offsets,
         shapes={parameter.name: parameter.shape[1:] for parameter in parameters},
         dtypes={parameter.name: parameter.dtype for parameter in parameters},
-        chunks=tuple(tuple(chunk) for chunk in chunks),
+        chunks=tuple(map(tuple, chunks)),
         num_bytes=align(end),
+        encoded=encoded,
     )

@@ -10,7 +10,7 @@ import math
 import os
 import stat
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,11 +20,9 @@ from pydantic import Field, ValidationError
 from predictors.records import Count, ModelRecord, Positive, Sha256, StrictRecord
 from predictors.spec import ModelSpec
 from runtime.errors import StoreError
-from runtime.store.files import BLOCK
-from runtime.store.layout import align
 from runtime.store.packed.blocks import BLOCKS, fits
 from runtime.store.packed.coding import Coding
-from runtime.store.packed.layout import PackedLayout, PackedPart
+from runtime.store.packed.layout import PackedLayout, PackedPart, Piece, lay_out
 
 MANIFEST = "manifest.json"
 CHECKSUMS = "checksums.bin"
@@ -132,25 +130,23 @@ def _layer_record(layer: int, layout: PackedLayout, num_experts: int) -> LayerRe
             for name, shape in layout.shapes.items()
         },
         chunks=[
-            ChunkRecord(
-                parts=[
-                    PartRecord(
-                        parameter=part.parameter,
-                        first=part.first,
-                        num_weights=part.num_weights,
-                        bits=part.coding.bits,
-                        group_size=part.coding.group_size,
-                        meta_group_size=part.coding.meta_group_size,
-                        block=part.coding.block,
-                        offset=part.offset,
-                    )
-                    for part in parts
-                ],
-                end=end,
-            )
+            ChunkRecord(parts=[PartRecord(**_flatten(part)) for part in parts], end=end)
             for parts, end in zip(layout.chunks, layout.ends, strict=True)
         ],
     )
+
+
+def _flatten(part: PackedPart) -> dict[str, Any]:
+    """A part's fields and those of its coding, side by side."""
+    flat = {**vars(part), **vars(part.coding)}
+    del flat["coding"]
+    return flat
+
+
+def _restore_part(record: PartRecord) -> PackedPart:
+    coding = {key.name for key in fields(Coding)}
+    own = record.model_dump(exclude=coding)
+    return PackedPart(**own, coding=Coding(**record.model_dump(include=coding)))
 
 
 def restore_layout(record: LayerRecord) -> PackedLayout:
@@ -162,19 +158,7 @@ def restore_layout(record: LayerRecord) -> PackedLayout:
     layout = PackedLayout(
         shapes={name: tuple(parameter.shape) for name, parameter in record.parameters.items()},
         dtypes={name: DTYPES[parameter.dtype] for name, parameter in record.parameters.items()},
-        chunks=tuple(
-            tuple(
-                PackedPart(
-                    part.parameter,
-                    part.first,
-                    part.num_weights,
-                    Coding(part.bits, part.group_size, part.meta_group_size, part.block),
-                    part.offset,
-                )
-                for part in chunk.parts
-            )
-            for chunk in record.chunks
-        ),
+        chunks=tuple(tuple(map(_restore_part, chunk.parts)) for chunk in record.chunks),
         ends=tuple(chunk.end for chunk in record.chunks),
     )
     _check(layout)
@@ -183,39 +167,36 @@ def restore_layout(record: LayerRecord) -> PackedLayout:
 
 def _check(layout: PackedLayout) -> None:
     filled = dict.fromkeys(layout.shapes, 0)
-    start = 0
-    for parts, end in zip(layout.chunks, layout.ends, strict=True):
-        if end <= start or end % BLOCK or not parts:
-            raise ValueError(f"a chunk from {start} to {end} with {len(parts)} parts")
-        after = start
-        for part in parts:
-            coding = part.coding
-            if coding.bits not in (0, 4, 8):
-                raise ValueError(f"{part.parameter}: {coding.bits} bits")
-            if coding.bits and (
-                coding.group_size < MIN_GROUP_SIZE or part.num_weights % coding.group_size
-            ):
-                raise ValueError(f"{part.parameter}: groups of {coding.group_size}")
-            if not coding.bits and coding.group_size:
-                raise ValueError(f"{part.parameter}: groups of weights as they are")
-            if coding.block and not _fits_blocks(layout.shapes[part.parameter], part):
-                raise ValueError(f"{part.parameter}: blocks of {coding.block} rows")
-            if coding.meta_group_size and coding.bits != 4:
-                raise ValueError(f"{part.parameter}: meta groups of {coding.bits} bits")
-            # As `build_packed_layout` places them: bytes that no part explains are a sign that the
-            # integers which the manifest claims are weights as they are.
-            if part.offset != (expected := align(after)):
-                raise ValueError(f"{part.parameter}: at byte {part.offset}, expected {expected}")
-            after = part.offset + part.bytes_as(layout.dtypes[part.parameter])
-            if part.first != filled[part.parameter]:
-                raise ValueError(f"{part.parameter}: weight {part.first} after a gap")
-            filled[part.parameter] += part.num_weights
-        if align(after, BLOCK) != end:
-            raise ValueError(f"a chunk ends at byte {end}, its parts at {after}")
-        start = end
+    for part in layout.parts:
+        coding = part.coding
+        if coding.bits not in (0, 4, 8):
+            raise ValueError(f"{part.parameter}: {coding.bits} bits")
+        if coding.bits and (
+            coding.group_size < MIN_GROUP_SIZE or part.num_weights % coding.group_size
+        ):
+            raise ValueError(f"{part.parameter}: groups of {coding.group_size}")
+        if not coding.bits and coding.group_size:
+            raise ValueError(f"{part.parameter}: groups of weights as they are")
+        if coding.block and not _fits_blocks(layout.shapes[part.parameter], part):
+            raise ValueError(f"{part.parameter}: blocks of {coding.block} rows")
+        if coding.meta_group_size and coding.bits != 4:
+            raise ValueError(f"{part.parameter}: meta groups of {coding.bits} bits")
+        if part.first != filled[part.parameter]:
+            raise ValueError(f"{part.parameter}: weight {part.first} after a gap")
+        filled[part.parameter] += part.num_weights
     for name, num_weights in filled.items():
         if num_weights != math.prod(layout.shapes[name]):
             raise ValueError(f"{name}: {num_weights} weights for shape {layout.shapes[name]}")
+    if not all(layout.chunks):
+        raise ValueError("a chunk without parts")
+    pieces = [
+        [Piece(part.parameter, part.first, part.num_weights, part.coding) for part in parts]
+        for parts in layout.chunks
+    ]
+    # Bytes that no part explains are a sign that the integers which the manifest claims are
+    # weights as they are.
+    if lay_out(layout.shapes, layout.dtypes, pieces) != layout:
+        raise ValueError("parts or chunks begin or end at other bytes than they would be put at")
 
 
 def _fits_blocks(shape: tuple[int, ...], part: PackedPart) -> bool:

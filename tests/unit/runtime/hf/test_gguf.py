@@ -21,7 +21,6 @@ from runtime.presets import find_model
 from runtime.store.base import allocate_aligned, max_slot_bytes
 from runtime.store.files import FileReader
 from runtime.store.gguf.header import read_header
-from runtime.store.gguf.rows import SAMPLED_ROWS
 from runtime.store.packed.manifest import describe_contents
 from runtime.store.packed.store import open_store
 from runtime.store.packed.writer import pack
@@ -94,9 +93,7 @@ def test_load_stripped__reads_no_byte_of_an_expert(monkeypatch: pytest.MonkeyPat
         assert not [span for span in read if span[0] < end and span[1] > tensor.offset]
     read.clear()
     stripped.open_store().close()
-    rows = max(t.num_bytes // (t.shape[0] * t.shape[1]) for t in experts)
-    assert len(read) == 2, "a sample of each type, to say how it is rounded"
-    assert all(end - start <= SAMPLED_ROWS * rows for start, end in read)
+    assert not read
 
 
 @pytest.fixture(params=FILES)

@@ -178,11 +178,11 @@ HOSTILE = {
     ),
     "a chunk off the block": (
         lambda c: layer_0(c)["chunks"][0].update(end=4000),
-        "a chunk from 0 to 4000",
+        "chunks begin or end at other bytes",
     ),
     "a part outside its chunk": (
         lambda c: layer_0(c)["chunks"][0]["parts"][0].update(offset=1 << 40),
-        "gate_up_proj: at byte 1099511627776, expected 0",
+        "chunks begin or end at other bytes",
     ),
     "a shape that is not filled": (
         lambda c: layer_0(c)["parameters"]["down_proj"].update(shape=[64, 64]),
@@ -213,7 +213,7 @@ def test_open_store__integers_that_are_claimed_over_weights_are_refused(tmp_path
                     part.update(bits=8, group_size=size)
 
     altered(folder, claim)
-    with pytest.raises(StoreError, match=r"contradicts itself: (a chunk ends|.*groups of 2)"):
+    with pytest.raises(StoreError, match=r"contradicts itself: .*(at other bytes|groups of 2)"):
         open_store(folder, None)
 
 

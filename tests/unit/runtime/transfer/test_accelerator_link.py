@@ -6,7 +6,7 @@ The link's code is the one that runs on CUDA, ROCm and XPU; each edge that it ma
 import pytest
 import torch
 
-from runtime.accelerator import StreamAccelerator, find_accelerator, open_accelerator
+from runtime.accelerator import Accelerator, find_accelerator, open_accelerator
 from runtime.transfer.link import AcceleratorLink
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.ordered_accelerator import OrderedAccelerator, WatchedReads
@@ -111,7 +111,7 @@ def test_accelerator__a_cpu_has_none_and_a_single_queue_orders_itself():
     queue = open_accelerator(torch.device("mps"))
     assert queue is not None
     assert not queue.pins_memory
-    assert queue.make_stream() is queue.current_stream()
+    assert queue.make_stream() == queue.current_stream()
     with queue.use(queue.make_stream()):
         target = torch.zeros(3)
         queue.copy(target, torch.ones(3))
@@ -123,7 +123,7 @@ def test_accelerator__a_cpu_has_none_and_a_single_queue_orders_itself():
 def test_accelerator__threads_that_share_a_stream_get_their_own_back():
     """`with stream` would restore one thread's stream in another."""
     device = find_accelerator()
-    accelerator = StreamAccelerator(device)
+    accelerator = Accelerator(device)
     stream, before = accelerator.make_stream(), accelerator.current_stream()
     with accelerator.use(stream):
         assert accelerator.current_stream() == stream
