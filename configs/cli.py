@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from configs.commands import Command
 from configs.invocation import Invocation
 from predictors.errors import MoecastError, NegativeResult
-from predictors.terminal import escape_controls
+from predictors.table import escape_controls
 from runtime.openmp import let_waiting_threads_sleep
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130

@@ -11,14 +11,10 @@ from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-from predictors.card_accuracy import CardAccuracy
 from predictors.errors import PredictorError, unknown
+from predictors.metrics import CardAccuracy, Floats, Ints
 from predictors.spec import ModelSpec
-
-Floats = NDArray[np.float32]
-Ints = NDArray[np.int64]
 
 
 class Signal(StrEnum):

@@ -3,23 +3,22 @@
 Shape suffixes: S token ids seen, L layers, E experts, D hidden size, T tokens.
 """
 
-from collections.abc import Mapping
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal, softmax
+from predictors.base import Floats, Forecast, Forecasts, Ints, Signal, softmax
 from predictors.errors import PredictorError
 from predictors.spec import ModelSpec
-from predictors.tensors import Shapes, TensorPredictor, read_tensors, write_tensors
+from predictors.stored import Shapes, StoredPredictor
 
 PRIOR_TOKENS = 1.0
 """Weight, in tokens, of the shares over all ids when they are mixed with an id's own: they decide
 for rare ids, and alone for unseen ones."""
 
 
-class PopularityPredictor(TensorPredictor):
+class PopularityPredictor(StoredPredictor):
     """Forecasts the experts that the trace used most, the same for every token.
 
     With `ahead=1`, it is BrainStorm's "Traced-TopK" (MoE-Infinity (sequence level), section 8.3).
@@ -86,15 +85,15 @@ class PopularityPredictor(TensorPredictor):
             if layer < self.spec.num_layers
         ]
 
-    def files(self) -> dict[str, bytes]:
-        return write_tensors({"shares": self._shares_LE})
+    def arrays(self) -> dict[str, Floats]:
+        return {"shares": self._shares_LE}
 
     @classmethod
     def shapes(cls, spec: ModelSpec) -> Shapes:
         return {"shares": (spec.num_layers, spec.num_experts)}
 
 
-class DependencyPredictor(Predictor):
+class DependencyPredictor(StoredPredictor):
     """Forecasts every expert of the next layer, in the order of their ids.
 
     DeepSpeed-Inference prefetches so (MoE-Infinity (request level), section 5.1, figure 6a), as
@@ -125,22 +124,8 @@ class DependencyPredictor(Predictor):
         scores_TE = np.broadcast_to(even, (self._num_tokens, spec.num_experts))
         return Forecast(layer, scores_TE, wanted=self._wanted)
 
-    def files(self) -> dict[str, bytes]:
-        return {}
 
-    @classmethod
-    def from_files(
-        cls,
-        spec: ModelSpec,
-        files: Mapping[str, bytes],
-        options: Mapping[str, Any],  # noqa: ARG003
-    ) -> Self:
-        if files:
-            raise PredictorError(f"a {cls.kind} predictor has no files; got {sorted(files)}")
-        return cls(spec)
-
-
-class SkipPredictor(Predictor):
+class SkipPredictor(StoredPredictor):
     """Forecasts layer l + `horizon` with that layer's router, applied to this layer's gate input.
 
     Mixtral-offloading's predictor (ProMoE, section 4.2). It needs no training: the residual stream
@@ -148,6 +133,7 @@ class SkipPredictor(Predictor):
     """
 
     kind = "skip"
+    optional = frozenset({"biases"})
     signals = frozenset({Signal.GATE_INPUT})
     stateless = True
 
@@ -181,24 +167,17 @@ class SkipPredictor(Predictor):
         chance_TE = np.minimum(self.spec.top_k * softmax(logits_TE), 1.0)
         return [Forecast(target, chance_TE.astype(np.float32))]
 
-    def files(self) -> dict[str, bytes]:
-        tensors = {"routers": self._routers_LED}
-        if self._biases_LE is not None:
-            tensors["biases"] = self._biases_LE
-        return write_tensors(tensors)
+    def arrays(self) -> dict[str, Floats]:
+        biases = {} if self._biases_LE is None else {"biases": self._biases_LE}
+        return {"routers": self._routers_LED, **biases}
 
     @classmethod
-    def from_files(
-        cls, spec: ModelSpec, files: Mapping[str, bytes], options: Mapping[str, Any]
-    ) -> Self:
-        shape = (spec.num_layers, spec.num_experts, spec.hidden_size)
-        arrays = read_tensors(files, {"routers": shape}, kind=cls.kind)
-        if "biases" in arrays:
-            arrays = read_tensors(files, {"routers": shape, "biases": shape[:2]}, kind=cls.kind)
-        return cls(spec, arrays["routers"], arrays.get("biases"), horizon=int(options["horizon"]))
+    def shapes(cls, spec: ModelSpec) -> Shapes:
+        table = (spec.num_layers, spec.num_experts)
+        return {"routers": (*table, spec.hidden_size), "biases": table}
 
 
-class TokenPredictor(TensorPredictor):
+class TokenPredictor(StoredPredictor):
     """Forecasts all layers from how often each token id used each expert in the trace.
 
     ProMoE, section 4.2, "token-based". All layers are forecast before the step begins, which leaves
@@ -239,9 +218,9 @@ class TokenPredictor(TensorPredictor):
         shares_TLE = self._shares_RLE[row_T].astype(np.float32)
         return [Forecast(layer, shares_TLE[:, layer]) for layer in range(self.spec.num_layers)]
 
-    def files(self) -> dict[str, bytes]:
+    def arrays(self) -> dict[str, NDArray]:
         seen_SLE, unseen_LE = self._shares_RLE[:-2], self._shares_RLE[-2].astype(np.float32)
-        return write_tensors({"ids": self._ids_S, "shares": seen_SLE, "unseen": unseen_LE})
+        return {"ids": self._ids_S, "shares": seen_SLE, "unseen": unseen_LE}
 
     @classmethod
     def shapes(cls, spec: ModelSpec) -> Shapes:

@@ -4,14 +4,15 @@ Shape suffixes: T tokens, K top_k, L layers, E experts of a layer, F experts of 
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from predictors.base import Floats, Forecast, Forecasts, Ints, Signal
 from predictors.errors import PredictorError
 from predictors.spec import ModelSpec
-from predictors.tensors import Shapes, TensorPredictor, write_tensors
+from predictors.stored import Shapes, StoredPredictor
 
 
-class CorrelationPredictor(TensorPredictor):
+class CorrelationPredictor(StoredPredictor):
     """Counts how often tokens went from one expert to another; correlation paths of length 1.
 
     A token's tendency to an expert is the mean, over its experts in the previous layer, of the
@@ -126,11 +127,9 @@ class CorrelationPredictor(TensorPredictor):
         else:  # a prompt: 40 times faster
             pairs_FE += np.bincount(flat_N, minlength=pairs_FE.size)
 
-    def files(self) -> dict[str, bytes]:
+    def arrays(self) -> dict[str, NDArray]:
         pairs_LFE, uses_LE = self._fitted
-        return write_tensors(
-            {"pairs": pairs_LFE.astype(np.uint32), "uses": uses_LE.astype(np.uint32)}
-        )
+        return {"pairs": pairs_LFE.astype(np.uint32), "uses": uses_LE.astype(np.uint32)}
 
     @classmethod
     def shapes(cls, spec: ModelSpec) -> Shapes:

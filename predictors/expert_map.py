@@ -10,13 +10,13 @@ from predictors.base import Floats, Forecast, Forecasts, Ints, Signal, softmax
 from predictors.eam.collection import normalize_rows
 from predictors.errors import PredictorError
 from predictors.spec import ModelSpec
-from predictors.tensors import Shapes, TensorPredictor, write_tensors
+from predictors.stored import Shapes, StoredPredictor
 
 DISTANCE = 3
 """Layers ahead that are forecast, unless the options name another number."""
 
 
-class ExpertMapPredictor(TensorPredictor):
+class ExpertMapPredictor(StoredPredictor):
     """Forecasts the layer `distance` ahead from the most similar past iteration.
 
     Layers 0..d-1 are forecast by semantic search, which compares the model's inputs (equation 4);
@@ -149,13 +149,11 @@ class ExpertMapPredictor(TensorPredictor):
             forecasts.append(Forecast(layer, scores_TE, wanted=first.tolist()))
         return forecasts
 
-    def files(self) -> dict[str, bytes]:
+    def arrays(self) -> dict[str, NDArray]:
         size = self.store.size
         maps_NLE = np.moveaxis(self.store.maps_LEC[:, :, :size], 2, 0)
         embeddings_ND = self.store.embeddings_DC[:, :size].T
-        return write_tensors(
-            {"maps": maps_NLE.astype(np.float16), "embeddings": embeddings_ND.astype(np.float16)}
-        )
+        return {"maps": maps_NLE.astype(np.float16), "embeddings": embeddings_ND.astype(np.float16)}
 
     @classmethod
     def shapes(cls, spec: ModelSpec) -> Shapes:

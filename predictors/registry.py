@@ -1,8 +1,9 @@
-"""The table of all kinds of predictors."""
+"""The table of all kinds of predictors, and a training run's folder, which stands for several."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from predictors.base import Predictor
 from predictors.baselines import (
@@ -16,6 +17,7 @@ from predictors.eam.request import EamRequestPredictor
 from predictors.eam.sequence import EamSequencePredictor
 from predictors.errors import PredictorError, unknown
 from predictors.expert_map import ExpertMapPredictor
+from predictors.files import path_exists
 from predictors.learned import (
     LearnedPredictor,
     MlpPredictor,
@@ -53,6 +55,11 @@ LEARNED: Mapping[str, type[Predictor]] = MappingProxyType(
     {**FEED_FORWARD, ResidualPredictor.kind: ResidualPredictor}
 )
 """Predictors that `train/` fits with gradient descent."""
+ENTRIES = "entries"
+"""Folder of a run's entries, each in a folder with the name of its kind."""
+Chosen = TypeVar("Chosen", bound=str | Path)
+RUN_RECORD = "run.json"
+MANIFEST = "manifest.json"
 
 
 def predictor_class(kind: str) -> type[Predictor]:
@@ -68,3 +75,36 @@ def load_from_files(
     """Loads a predictor from the payload of a zoo entry, whose digests were checked before."""
     cls = REUSE_PREDICTORS.get(kind) or predictor_class(kind)
     return cls.from_files(spec, files, options)
+
+
+def find_run_entries(folder: Path) -> Path | None:
+    """Returns the folder of a run's entries; None if `folder` is not that of a training run.
+
+    Raises PredictorError if it is a run's and has no entries.
+    """
+    if not path_exists(folder):
+        return None
+    entries = folder / ENTRIES
+    if any(entries.glob(f"*/{MANIFEST}")):
+        return entries
+    if entries.is_dir() or (folder / RUN_RECORD).is_file():
+        raise PredictorError(
+            f"{folder} is a run without entries: `moecast train` writes them at the end of a run. "
+            f"Repeat its command with run_dir={folder} to complete it"
+        )
+    return None
+
+
+def separate_run(chosen: Chosen | None, entries: Path | None) -> tuple[Chosen | None, Path | None]:
+    """Returns predictor and folder of entries, where a run's folder may stand for either.
+
+    A run as the predictor means its entries of the kinds that each system names. A kind is one even
+    if a folder has its name.
+    """
+    if chosen is not None and str(chosen) not in {*KINDS, *REUSE_PREDICTORS}:
+        found = find_run_entries(Path(chosen))
+        if found is not None:
+            return None, found
+    if entries is not None:
+        entries = find_run_entries(entries) or entries
+    return chosen, entries

@@ -11,15 +11,16 @@ context for each decay, X = G R, Q numbers of the token, S slots.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal, check_options
+from predictors.base import Floats, Forecast, Forecasts, Ints, Signal
 from predictors.errors import PredictorError
-from predictors.networks.network import Network, open_network
+from predictors.networks.network import Network
 from predictors.requests import LiveRequests, grow_rows
 from predictors.spec import ModelSpec
+from predictors.stored import Paths, StoredPredictor
 
 HIDDEN, MEMORY = "hidden", "memory"
 SCORES, STATE, TOKEN = "scores", "state", "token"
@@ -91,7 +92,7 @@ class TokenRun:
     """For each token of a prompt, the row of the call whose forecasts it gets; None: its own."""
 
 
-class ResidualPredictor(Predictor):
+class ResidualPredictor(StoredPredictor):
     """Forecasts experts with small networks on the residual stream, one for each `ForecastSource`.
 
     Args:
@@ -124,19 +125,11 @@ class ResidualPredictor(Predictor):
             raise PredictorError(
                 f"residual: prompt_window={prompt_window}: must be 1 to {LONGEST_RUN}"
             )
-        needed = {*gate_sources(spec.num_layers), *layer_input_sources(spec.num_layers)}
-        if set(graphs) != needed:
-            raise PredictorError(
-                f"a residual predictor of {spec.num_layers} layers has networks for "
-                f"{', '.join(source.path for source in sorted(needed))}; got "
-                f"{', '.join(source.path for source in sorted(graphs)) or 'none'}"
-            )
         self.horizons = horizons
         self.refresh_last = refresh_last
         self.prompt_window = prompt_window
         self._decays = tuple(map(float, decays))
-        self._graphs = dict(graphs)
-        networks = {source: open_network(graph) for source, graph in graphs.items()}
+        networks = self.open_networks(graphs)
         sizes = {
             check_residual_graph(network, spec, source, horizons, len(self._decays))
             for source, network in networks.items()
@@ -226,8 +219,10 @@ class ResidualPredictor(Predictor):
         ]
         return np.concatenate(mixed, axis=1)
 
-    def files(self) -> dict[str, bytes]:
-        return {source.path: graph for source, graph in self._graphs.items()}
+    @classmethod
+    def graph_paths(cls, spec: ModelSpec) -> Paths:
+        sources = [*gate_sources(spec.num_layers), *layer_input_sources(spec.num_layers)]
+        return {source: source.path for source in sources}
 
     def options(self) -> dict[str, Any]:
         own = {"horizons": self.horizons, "decays": list(self._decays)}
@@ -236,14 +231,6 @@ class ResidualPredictor(Predictor):
         if self.prompt_window is not None:
             own["prompt_window"] = self.prompt_window
         return own
-
-    @classmethod
-    def from_files(
-        cls, spec: ModelSpec, files: Mapping[str, bytes], options: Mapping[str, Any]
-    ) -> Self:
-        known = [*gate_sources(spec.num_layers), *layer_input_sources(spec.num_layers)]
-        graphs = {source: files[source.path] for source in known if source.path in files}
-        return cls(spec, graphs, **check_options(cls, options))
 
 
 @dataclass(slots=True)

@@ -3,35 +3,35 @@
 Not from a paper. If the link is the bottleneck, earlier fetching cannot help, but keeping the right
 experts can. The value of an expert is `(1 - gamma) / gamma * sum over t > 0 of gamma^t used(t)`, in
 [0, 1]: its discounted use over the coming tokens. Belady's policy evicts by the next use; this is
-an expectation of it.
+an expectation of it, from decaying sums of past routing.
 
 Shape suffixes: T tokens, N those that are counted, D hidden size, L layers, E experts, K top_k, F
-fading sums of an expert, X = F E.
+fading sums of an expert, X = F E, U decays of the counts, P decays of the probabilities.
 """
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
-from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal
-from predictors.errors import PredictorError
-from predictors.fading import NUM_FADING, FadingSums
-from predictors.learned import INPUT, OUTPUT
-from predictors.networks.network import list_row_shapes, open_network
+from predictors.base import Floats, Forecast, Forecasts, Ints, Signal, softmax
+from predictors.networks.network import kernels
 from predictors.spec import ModelSpec
-from predictors.tensors import WEIGHTS, read_tensors, write_tensors
+from predictors.stored import INPUT, OUTPUT, Paths, Shapes, StoredPredictor
 
 LONGEST_MEMORY = 64
 """Tokens at the end of a prompt that are counted one by one; earlier ones, decayed by half or more,
 are left out."""
 
+COUNT_DECAYS = (0.5, 0.8, 0.95, 0.99)
+CHANCE_DECAYS = (0.8, 0.95)
+"""Decay per token: over one or two tokens, a sentence, a paragraph."""
 
-def network_path(layer: int) -> str:
-    return f"predictors/reuse_{layer:02d}.onnx"
+NUM_FADING = len(COUNT_DECAYS) + len(CHANCE_DECAYS)
+DECAYS = np.array([*COUNT_DECAYS, *CHANCE_DECAYS], np.float32)
 
 
-class ReusePredictor(Predictor):
+class ReusePredictor(StoredPredictor):
     """Answers `routed` with one row: the value of the layer's experts after this step.
 
     It does not forecast the step itself: its scores are for eviction, not for prefetching.
@@ -49,21 +49,8 @@ class ReusePredictor(Predictor):
         self, spec: ModelSpec, graphs: Mapping[int, bytes], routers_LED: Floats, biases_LE: Floats
     ):
         super().__init__(spec)
-        if set(graphs) != set(range(spec.num_layers)):
-            raise PredictorError(
-                f"a reuse predictor of {spec.num_layers} layers needs networks for all of them; "
-                f"got {sorted(graphs)}"
-            )
-        self._graphs = dict(graphs)
-        self._networks = {layer: open_network(graph) for layer, graph in graphs.items()}
-        size = spec.hidden_size + NUM_FADING * spec.num_experts
-        for layer, network in self._networks.items():
-            shapes = list_row_shapes(network)
-            if shapes != [[size], [spec.num_experts]]:
-                raise PredictorError(
-                    f"the reuse network of layer {layer} has the shapes {shapes}; {spec.model_id} "
-                    f"needs {[[size], [spec.num_experts]]}: it was made for another model"
-                )
+        width = spec.hidden_size + NUM_FADING * spec.num_experts
+        self._networks = self.open_layer_networks(graphs, width=width)
         self._fading = FadingSums(routers_LED, biases_LE)
         self._hidden_ND = np.zeros((0, spec.hidden_size), np.float32)
         self._rows: Ints | slice = slice(0)
@@ -98,23 +85,94 @@ class ReusePredictor(Predictor):
             value_NE = value_NE.mean(axis=0, keepdims=True)
         return [Forecast(layer, value_NE)]
 
-    def files(self) -> dict[str, bytes]:
-        graphs = {network_path(layer): graph for layer, graph in self._graphs.items()}
-        return graphs | write_tensors(self._fading.tensors())
+    def arrays(self) -> dict[str, Floats]:
+        return self._fading.tensors()
 
     @classmethod
-    def from_files(
-        cls,
-        spec: ModelSpec,
-        files: Mapping[str, bytes],
-        options: Mapping[str, Any],  # noqa: ARG003
-    ) -> Self:
-        paths = {layer: network_path(layer) for layer in range(spec.num_layers)}
-        missing = [path for path in [*paths.values(), WEIGHTS] if path not in files]
-        if missing:
-            raise PredictorError(f"a {cls.kind} predictor needs {', '.join(missing[:3])}")
+    def shapes(cls, spec: ModelSpec) -> Shapes:
         table = (spec.num_layers, spec.num_experts)
-        shapes = {"routers": (*table, spec.hidden_size), "biases": table}
-        arrays = read_tensors(files, shapes, kind=cls.kind)
-        graphs = {layer: files[path] for layer, path in paths.items()}
-        return cls(spec, graphs, arrays["routers"], arrays["biases"])
+        return {"routers": (*table, spec.hidden_size), "biases": table}
+
+    @classmethod
+    def graph_paths(cls, spec: ModelSpec) -> Paths:
+        return {layer: f"predictors/reuse_{layer:02d}.onnx" for layer in range(spec.num_layers)}
+
+
+class FadingSums:
+    """For each expert, decaying counts of its uses, and sums of its routers' probabilities.
+
+    Args:
+        routers_LED, biases_LE: the model's own, for the probabilities of what was not chosen.
+    """
+
+    def __init__(self, routers_LED: Floats, biases_LE: Floats):
+        self.routers_LED = np.ascontiguousarray(routers_LED, np.float32)
+        self.biases_LE = np.ascontiguousarray(biases_LE, np.float32)
+        num_layers, num_experts = self.biases_LE.shape
+        self._sum_LFE = np.zeros((num_layers, NUM_FADING, num_experts), np.float32)
+
+    def tensors(self) -> dict[str, Floats]:
+        """Returns what an entry keeps: the routers and their biases."""
+        return {"routers": self.routers_LED, "biases": self.biases_LE}
+
+    def add(
+        self, layer: int, experts_NK: Ints, hidden_ND: Floats, *, is_one_request: bool
+    ) -> Floats:
+        """Adds tokens of one request, or the mean of one token of each request.
+
+        Returns `[F, E]`: the sums as means in [0, 1], the input of networks. The id E is no expert.
+        """
+        sum_FE = self._sum_LFE[layer]
+        if is_one_request and kernels is not None:
+            means_FE = np.empty_like(sum_FE)
+            router_ED, bias_E = self.routers_LED[layer], self.biases_LE[layer]
+            for experts, hidden_D in zip(experts_NK.tolist(), hidden_ND, strict=True):
+                kernels.fade_token(
+                    sum_FE,
+                    DECAYS,
+                    len(COUNT_DECAYS),
+                    experts,
+                    hidden_D,
+                    router_ED,
+                    bias_E,
+                    means_FE,
+                )
+            return means_FE
+        chance_NE = softmax(hidden_ND @ self.routers_LED[layer].T + self.biases_LE[layer])
+        if is_one_request:
+            for experts_K, chance_E in zip(experts_NK, chance_NE, strict=True):
+                fade_token(sum_FE, experts_K, chance_E)
+        else:
+            used_NE = mark_used(experts_NK, sum_FE.shape[1])
+            fade(sum_FE, used_NE.mean(axis=0), chance_NE.mean(axis=0))
+        return np.asarray(normalize_sums(sum_FE))
+
+
+def mark_used(experts_TK: Ints, num_experts: int) -> Floats:
+    """Returns `[T, E]`: 1 where the token is routed to the expert; the id `num_experts` is none."""
+    used_TE = np.zeros((len(experts_TK), num_experts + 1), np.float32)
+    np.put_along_axis(used_TE, experts_TK, 1.0, axis=1)
+    return used_TE[:, :num_experts]
+
+
+def fade_token(state_FE: Floats, experts_K: Ints, chance_E: Floats) -> None:
+    """Adds one token to a layer's sums in place: as `fade`, without marking what it does not use.
+
+    The id `num_experts` is none.
+    """
+    state_FE *= DECAYS[:, None]
+    num_experts = state_FE.shape[1]
+    state_FE[: len(COUNT_DECAYS), [e for e in set(experts_K.tolist()) if e < num_experts]] += 1.0
+    state_FE[len(COUNT_DECAYS) :] += chance_E
+
+
+def fade(state: Floats, used_E: Floats, chance_E: Floats) -> None:
+    """Adds a token to `state [..., U + P, E]` in place, for any leading axes."""
+    state *= DECAYS[:, None]
+    state[..., : len(COUNT_DECAYS), :] += used_E[..., None, :]
+    state[..., len(COUNT_DECAYS) :, :] += chance_E[..., None, :]
+
+
+def normalize_sums(state: Floats) -> Any:
+    """Returns each decaying sum as a mean in [0, 1], the input of the networks."""
+    return state * (1 - DECAYS[:, None])

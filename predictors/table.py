@@ -18,6 +18,7 @@ Texts are rounded, and "-" where nothing was measured; CSV has the exact values,
 import csv
 import io
 import json
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -27,7 +28,6 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from predictors.terminal import escape_controls
 from predictors.units import KIB, MIB
 
 Row = Any
@@ -36,6 +36,9 @@ ANY_WIDTH = 10**6
 """Characters: more than any table has."""
 LAST = 99
 """Rank of the columns that are left out first."""
+UNSAFE = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""Unicode categories: controls, invisible formats such as changes of direction, lone surrogates,
+line and paragraph separators."""
 
 
 def write_value(value: Any) -> str:
@@ -275,3 +278,18 @@ def size(num_bytes: float) -> str:
     if num_bytes >= MIB:
         return f"{num_bytes / MIB:,.1f} MiB"
     return f"{num_bytes / KIB:.1f} KiB" if num_bytes >= KIB else f"{num_bytes:.0f} B"
+
+
+def escape_controls(text: str) -> str:
+    """Replaces characters that would control the terminal by their escaped code points.
+
+    Line ends and tabs stay.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        character.encode("unicode_escape").decode("ascii")
+        if character not in "\n\t" and unicodedata.category(character) in UNSAFE
+        else character
+        for character in text
+    )

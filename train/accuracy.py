@@ -11,8 +11,14 @@ import numpy as np
 from collect.traces import Trace, TraceSignal
 from collect.traces.reader import TraceStep
 from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor
-from predictors.card_accuracy import name_distance
-from predictors.metrics import CalibrationBins, LayerScore, Phase, match_chosen_TK, sum_means
+from predictors.metrics import (
+    CalibrationBins,
+    LayerScore,
+    Phase,
+    match_chosen_TK,
+    name_distance,
+    sum_means,
+)
 from predictors.registry import load_from_files
 from runtime.sim.step import RecordedStep, StepEvent, replay_step
 

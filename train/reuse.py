@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from predictors.base import Floats, Predictor
-from predictors.fading import NUM_FADING
-from predictors.reuse import ReusePredictor
+from predictors.reuse import NUM_FADING, ReusePredictor
 from predictors.spec import ModelSpec
 from train.data import Batch
 from train.export import skipping_graph

@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset
 
 from collect.traces import Trace, TraceSignal
 from predictors.base import Floats, softmax
-from predictors.fading import NUM_FADING, fade, mark_used, normalize_sums
+from predictors.reuse import NUM_FADING, fade, mark_used, normalize_sums
 from train.data import Batch, EpochData, TraceSubset, subset_rows
 from train.errors import TrainError
 

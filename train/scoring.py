@@ -13,8 +13,7 @@ import numpy as np
 from collect.traces import Trace
 from collect.traces.reader import TraceStep
 from predictors.base import Predictor, Signal
-from predictors.card_accuracy import ENTRY
-from predictors.metrics import Phase
+from predictors.metrics import ENTRY, Phase
 from runtime.config import SystemConfig
 from runtime.sim.hardware import Hardware
 from train.accuracy import (

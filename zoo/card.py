@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from predictors.table import Table
-from predictors.terminal import escape_controls
+from predictors.table import Table, escape_controls
 from zoo.errors import ZooError
 from zoo.manifest import EntryManifest, TrainingRecord
 

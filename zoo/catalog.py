@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from predictors.errors import unknown
 from predictors.records import explain_validation_error
-from predictors.terminal import escape_controls
+from predictors.table import escape_controls
 from zoo.card import FIGURE, FIGURES, StoredCard, figure_path, write_front_page
 from zoo.digest import check_digest, hash_bytes
 from zoo.entry import CARD, ZooEntry

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from predictors.base import Predictor
-from predictors.card_accuracy import CardAccuracy
 from predictors.errors import unknown
+from predictors.metrics import CardAccuracy
 from predictors.registry import load_from_files
 from predictors.spec import ModelSpec
-from predictors.terminal import escape_controls
+from predictors.table import escape_controls
 from zoo.catalog import Zoo
 from zoo.comparison import layer_figures
 from zoo.entry import ZooEntry, open_entry

@@ -15,7 +15,7 @@ from predictors.base import Floats, Ints, Signal
 from predictors.errors import PredictorError
 from predictors.requests import LiveRequests, StepRequests
 from predictors.spec import ModelSpec
-from predictors.tensors import Shapes, TensorPredictor, write_tensors
+from predictors.stored import Shapes, StoredPredictor
 
 MAX_ROUNDS = 20
 """Iterations of Lloyd's algorithm; a few thousand matrices converge in about ten."""
@@ -76,7 +76,7 @@ class EamCollection:
         return int(cosines_C[: self.size].argmax())
 
 
-class EamPredictor(TensorPredictor):
+class EamPredictor(StoredPredictor):
     """Base of the predictors that look up a collection.
 
     Args:
@@ -109,8 +109,8 @@ class EamPredictor(TensorPredictor):
         self._requests = LiveRequests(idle_steps=idle_steps)
         self._present: StepRequests | None = None
 
-    def files(self) -> dict[str, bytes]:
-        return write_tensors({"matrices": self.collection.counts.astype(np.uint32)})
+    def arrays(self) -> dict[str, NDArray]:
+        return {"matrices": self.collection.counts.astype(np.uint32)}
 
     @classmethod
     def shapes(cls, spec: ModelSpec) -> Shapes:

@@ -6,14 +6,13 @@ Shape suffixes: T tokens, K top_k, R requests of the step, S request slots, C ca
 E experts, N sequences.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from predictors.base import Floats, Forecast, Forecasts, Ints, check_options
+from predictors.base import Floats, Forecast, Forecasts, Ints
 from predictors.eam.collection import (
     EamCollection,
     EamPredictor,
@@ -24,7 +23,7 @@ from predictors.eam.collection import (
 )
 from predictors.requests import IDLE_STEPS, expand_to_tokens, grow_rows
 from predictors.spec import ModelSpec
-from predictors.tensors import read_tensors, write_tensors
+from predictors.stored import Shapes
 
 EPSILON = 1e-4
 """Added to the ratios, so that unseen experts are ordered by layer too (algorithm 1, step 26); less
@@ -69,6 +68,7 @@ class EamSequencePredictor(EamPredictor):
     """
 
     kind = "eam-sequence"
+    optional = frozenset({DATASET})
 
     def __init__(
         self,
@@ -188,19 +188,13 @@ class EamSequencePredictor(EamPredictor):
         self._rebuilt, self.collection = None, collection
         self._update_similarities()
 
-    def files(self) -> dict[str, bytes]:
-        counts = self.collection.counts.astype(np.uint32)
-        return write_tensors({"matrices": counts, DATASET: self._dataset_NLE})
+    def arrays(self) -> dict[str, NDArray]:
+        return {**super().arrays(), DATASET: self._dataset_NLE}
 
     @classmethod
-    def from_files(
-        cls, spec: ModelSpec, files: Mapping[str, bytes], options: Mapping[str, Any]
-    ) -> Self:
-        shapes = cls.shapes(spec)
-        arrays = read_tensors(files, shapes, kind=cls.kind)
-        if DATASET in arrays:
-            arrays = read_tensors(files, {**shapes, DATASET: shapes["matrices"]}, kind=cls.kind)
-        return cls(spec, arrays["matrices"], arrays.get(DATASET), **check_options(cls, options))
+    def shapes(cls, spec: ModelSpec) -> Shapes:
+        shapes = super().shapes(spec)
+        return {**shapes, DATASET: shapes["matrices"]}
 
     def _update_similarities(self) -> None:
         """Compares the running sequences with the changed collection."""

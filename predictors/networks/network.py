@@ -203,8 +203,3 @@ def declared_shape(name: str, values: Iterable["onnx.ValueInfoProto"]) -> Shape:
     """Returns the sizes of a tensor's dimensions, or their names."""
     (value,) = (value for value in values if value.name == name)
     return [dim.dim_value or dim.dim_param for dim in value.type.tensor_type.shape.dim]
-
-
-def list_row_shapes(network: Network) -> list[Shape]:
-    """Returns the shapes of a network's only input and only output, without the rows."""
-    return [shape[1:] for shapes in (network.inputs, network.outputs) for shape in shapes.values()]

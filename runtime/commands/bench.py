@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from predictors.errors import MoecastError
-from predictors.run_folder import separate_run
+from predictors.registry import separate_run
 from runtime.commands.progress import print_line, progress
 from runtime.hf.forced_routing import MEANINGLESS
 from runtime.profiling.bandwidth import measure_disk_bandwidth

@@ -134,7 +134,7 @@ def load_system_predictors(
     name, predictor, changes = model.name, chosen, []
     if not isinstance(chosen, Predictor) and (chosen is not None or entries is not None):
         # Imported here because kinds take memory, which serving on demand does not need.
-        from predictors.run_folder import separate_run
+        from predictors.registry import separate_run
 
         predictor, entries = separate_run(chosen, entries)
         if predictor is None and chosen is not None:

@@ -5,8 +5,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from predictors.base import Forecast, Forecasts, Ints
-from predictors.card_accuracy import CardAccuracy, name_distance
-from predictors.metrics import MeanAccumulator, match_chosen_TK, sum_means
+from predictors.metrics import (
+    CardAccuracy,
+    MeanAccumulator,
+    match_chosen_TK,
+    name_distance,
+    sum_means,
+)
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from collect.traces import Trace
 from collect.traces.layout import ALL_SIGNALS
 from predictors.errors import MoecastError
-from predictors.run_folder import separate_run
+from predictors.registry import separate_run
 from runtime.commands.progress import progress
 from runtime.config import HardwareConfig, ModelConfig, ShapeConfig
 from runtime.errors import CheckpointError

@@ -6,7 +6,7 @@ Every function adds sections to a report from what results.json holds of the pre
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from predictors.card_accuracy import ENTRY
+from predictors.metrics import ENTRY
 from predictors.table import Table
 from runtime.tools.report.figures import (
     Record,

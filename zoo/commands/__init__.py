@@ -4,7 +4,7 @@ from typing import Any
 
 from rich.console import Console
 
-from predictors.terminal import escape_controls
+from predictors.table import escape_controls
 from zoo.entry import ZooEntry
 
 

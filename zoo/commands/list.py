@@ -8,8 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from predictors.table import Table, TableColumn
-from predictors.terminal import escape_controls
+from predictors.table import Table, TableColumn, escape_controls
 from predictors.units import MIB
 from zoo.catalog import Zoo
 from zoo.commands import print_line, summarize

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from predictors.run_folder import find_run_entries
+from predictors.registry import find_run_entries
 from predictors.table import write_value
 from zoo.card import check_card
 from zoo.catalog import WritableZoo

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from predictors.files import write_atomic
-from predictors.terminal import escape_controls
+from predictors.table import escape_controls
 from zoo.catalog import Zoo
 from zoo.commands import print_line, summarize
 from zoo.config import LockConfig, PullConfig

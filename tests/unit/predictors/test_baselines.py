@@ -7,7 +7,7 @@ from predictors.baselines import PopularityPredictor, SkipPredictor, TokenPredic
 from predictors.errors import PredictorError
 from predictors.registry import KINDS, load_from_files
 from predictors.spec import ModelSpec
-from predictors.tensors import WEIGHTS
+from predictors.stored import WEIGHTS
 from tests.builders.entries import tiny_spec
 from tests.builders.predictors import serve, small_spec
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from predictors.card_accuracy import ENTRY, CardAccuracy, name_distance
+from predictors.metrics import ENTRY, CardAccuracy, name_distance
 
 TABLE: dict[str, Any] = {
     "accuracy": [0.8, 0.9],

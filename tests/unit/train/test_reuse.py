@@ -10,8 +10,7 @@ import torch
 
 from collect.traces import Trace
 from predictors.base import softmax
-from predictors.fading import CHANCE_DECAYS, COUNT_DECAYS
-from predictors.reuse import ReusePredictor
+from predictors.reuse import CHANCE_DECAYS, COUNT_DECAYS, ReusePredictor
 from tests.builders.traces import make_spec, make_trace
 from train.data import TraceSubset, subset_rows
 from train.reuse import ReuseStack

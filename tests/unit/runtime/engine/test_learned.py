@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from predictors.card_accuracy import CardAccuracy
 from predictors.eam.request import EamRequestPredictor
 from predictors.eam.sequence import EamSequencePredictor
 from predictors.errors import MoecastError
+from predictors.metrics import CardAccuracy
 from predictors.requests import IDLE_STEPS
 from runtime.engine.driver import PredictorDriver
 from runtime.engine.learned import LearnedStore

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from predictors.base import Forecast, Predictor, Signal
-from predictors.card_accuracy import CardAccuracy
+from predictors.metrics import CardAccuracy
 from runtime.config import SystemConfig
 from runtime.engine import predictor_drift
 from runtime.engine.driver import PredictorDriver

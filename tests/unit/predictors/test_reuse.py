@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from predictors import fading
-from predictors.fading import CHANCE_DECAYS, COUNT_DECAYS, FadingSums
+from predictors import reuse
+from predictors.reuse import CHANCE_DECAYS, COUNT_DECAYS, FadingSums
 
 NUM_LAYERS, NUM_EXPERTS, HIDDEN_SIZE = 2, 9, 21
 RANDOM = np.random.default_rng(3)
@@ -33,10 +33,10 @@ def expected_means(sums: FadingSums, layer: int, tokens: list[tuple[list[int], n
 def test_add__is_the_decaying_mean_of_choices_and_probabilities(
     monkeypatch: pytest.MonkeyPatch, has_kernels: bool
 ) -> None:
-    if has_kernels and fading.kernels is None:
+    if has_kernels and reuse.kernels is None:
         pytest.skip("the kernels are not compiled")
     if not has_kernels:
-        monkeypatch.setattr(fading, "kernels", None)
+        monkeypatch.setattr(reuse, "kernels", None)
     sums, tokens = make_sums(), []
     for num_tokens in (3, 1, 1, 2):
         experts_NK = RANDOM.integers(0, NUM_EXPERTS + 1, (num_tokens, 4))  # 9 is no expert
