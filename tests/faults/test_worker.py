@@ -4,11 +4,13 @@ import pytest
 
 pytestmark = pytest.mark.faults
 
-MODES = ["prefetch", "on-demand", "tiers"]
+MODES = ["prefetch", "tiers"]
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("how", ["idle", "reading", "bug"])
+@pytest.mark.parametrize(
+    ("mode", "how"),
+    [("prefetch", "idle"), ("prefetch", "bug"), ("on-demand", "reading"), ("tiers", "reading")],
+)
 def test_worker__a_dead_one_is_replaced_and_output_is_identical(scenario, mode, how):
     result = scenario("worker_killed", mode=mode, how=how)
     assert result["num_faults"] >= 1
@@ -62,8 +64,9 @@ def test_worker__a_disk_slower_than_the_watchdog_is_late_not_dead(scenario, disk
     assert result["after"]["outcome"] == "identical"
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("read", [1, 2, 9])
+@pytest.mark.parametrize(
+    ("mode", "read"), [("prefetch", 1), ("prefetch", 9), ("on-demand", 2), ("tiers", 2)]
+)
 def test_interrupt__leaves_a_model_that_serves_every_thread(scenario, mode, read):
     result = scenario("interrupted", mode=mode, read=read)
     assert result["during"]["outcome"] == "interrupted"
@@ -78,7 +81,7 @@ def test_refusal__in_a_thread_that_ends_leaves_the_model_to_others(scenario, mod
     assert result["after"]["outcome"] == "identical"
 
 
-@pytest.mark.parametrize("mode", ["prefetch", "tiers"])
+@pytest.mark.parametrize("mode", MODES)
 def test_interrupt__at_any_moment_leaves_a_model_that_serves(scenario, mode):
     result = scenario("interrupted_anywhere", mode=mode, seed=0, rounds=12)
     assert result["interrupted"] >= 6

@@ -9,7 +9,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,8 @@ import pytest
 from configs.program import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMAND = [sys.executable, "-m", "runtime", "chat", "temperature=0", "budget=50%"]
+OPTIONS = ["temperature=0", "budget=50%"]
+COMMAND = [sys.executable, "-m", "runtime", "chat", *OPTIONS]
 MANY_TOKENS = 1800
 LONG_ANSWERS = [f"max_new_tokens={MANY_TOKENS}"]
 """Enough tokens that Ctrl-C comes before the last one, even if this process is slow."""
@@ -28,29 +29,34 @@ ON_TERMINAL = (
 """Makes standard input the process's own terminal, so that ^C reaches it as a signal."""
 WAIT_SECONDS = 240.0
 
-
-def piped(text: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, f"run_dir={folder}", "max_new_tokens=12", *options],
-        input=text,
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=WAIT_SECONDS,
-        check=False,
-    )
+Piped = Callable[..., tuple[str, str]]
 
 
-def test_pipe__gets_answers_and_nothing_else(tmp_path: Path) -> None:
-    done = piped("Hello\n/what\n/reset\nHello\n\n/quit\nnever read\n", tmp_path)
-    assert done.returncode == 0, done.stderr
-    first, *rest = [one for one in done.stdout.split("\n") if one]
-    lines = [first, *rest]
-    assert (
-        lines[: len(lines) // 2] == lines[len(lines) // 2 :]
-    )  # conversation reset: the same again
-    assert "/what is not a command; /help lists them" in done.stderr
-    assert "conversation reset" in done.stderr
+@pytest.fixture
+def piped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Piped:
+    """Runs the command on a text, in this process; returns what it wrote, and its messages."""
+
+    def chat(text: str, *options: str) -> tuple[str, str]:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+        given = [*OPTIONS, f"run_dir={tmp_path}", "max_new_tokens=12", *options]
+        code = run_program("runtime", ["chat", *given])
+        shown = capsys.readouterr()
+        assert code == 0, shown.err
+        return shown
+
+    return chat
+
+
+def test_pipe__gets_answers_and_nothing_else(piped: Piped, tmp_path: Path) -> None:
+    written, errors = piped("Hello\n/what\n/reset\nHello\n\n/quit\nnever read\n")
+    lines = [one for one in written.split("\n") if one]
+    assert lines
+    # The conversation was reset: the same again.
+    assert lines[: len(lines) // 2] == lines[len(lines) // 2 :]
+    assert "/what is not a command; /help lists them" in errors
+    assert "conversation reset" in errors
     results = json.loads((tmp_path / "results.json").read_text())
     assert (results["num_answers"], results["num_tokens"]) == (2, 24)
     assert results["stats"]["requests"] > 0
@@ -58,16 +64,12 @@ def test_pipe__gets_answers_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_pipe__a_message_too_long_is_refused_and_the_next_one_answered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    piped: Piped, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("word " * 3000 + "\nHello\\\nagain"))
-    options = ["temperature=0", "budget=50%", "max_new_tokens=12", f"run_dir={tmp_path}"]
-    code = run_program("runtime", ["chat", *options, "system_prompt=You are kind."])
-    shown = capsys.readouterr()
-    assert code == 0, shown.err
-    assert re.search(r"error: this message takes \d+ tokens .* context is 2048", shown.err)
+    written, errors = piped("word " * 3000 + "\nHello\\\nagain", "system_prompt=You are kind.")
+    assert re.search(r"error: this message takes \d+ tokens .* context is 2048", errors)
     assert json.loads((tmp_path / "results.json").read_text())["num_answers"] == 1
-    assert shown.out.strip()
+    assert written.strip()
 
 
 class Terminal:

@@ -19,7 +19,6 @@ ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 NOT_IMPORTED = {
     "accelerate": "Transformers dequantises fp8 checkpoints with it",
-    "jinja2": "Transformers renders chat templates with it",
     "onnxscript": "torch.onnx.export writes graphs with it",
     "s3fs": "fsspec imports it for s3://",
     "gcsfs": "fsspec imports it for gs://",
@@ -39,8 +38,10 @@ DISTRIBUTIONS = {
     "gcsfs": "gcsfs",
     "adlfs": "adlfs",
     "opentelemetry": "opentelemetry-api",
+    "aiohttp": "fsspec",
 }
-"""Distribution of a module that is not installed everywhere, or whose name several share."""
+"""Distribution of a module that is not installed everywhere, whose name several share, or that an
+extra of the distribution installs."""
 TRAINING = {
     "lightning",
     "datasets",
@@ -112,10 +113,14 @@ def test_extras__are_imported_where_they_are_used() -> None:
         for module, entry in users
         if name in EXTRAS - CORE and entry.at_once and not entry.for_types
     ]
-    assert set(offenders) == {
-        "runtime.serving.replicas imports ray",
-        "runtime.serving.tracing imports opentelemetry-api",
-    }
+    of_extras = {"runtime.serving.replicas": "ray", "runtime.serving.tracing": "opentelemetry-api"}
+    assert set(offenders) == {f"{module} imports {name}" for module, name in of_extras.items()}
+    assert not [
+        f"{source.path} imports {entry.module}"
+        for source in sources().values()
+        for entry in source.imports
+        if entry.module in of_extras and entry.at_once and not entry.for_types
+    ]
 
 
 def pins() -> set[str]:

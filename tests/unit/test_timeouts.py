@@ -4,6 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from tests.conftest import pytest_collection_modifyitems
+
 ROOT = Path(__file__).parents[2]
 
 HANGS = """
@@ -26,39 +30,27 @@ def test_deadlock__of_two_locks():
             pass
 """
 
-NO_LIMIT = """
-import pytest
 
-@pytest.mark.timeout(0)
-def test_without_a_limit():
-    pass
-"""
-
-
-def run_pytest(folder, content, *arguments):
-    file = folder / "test_it.py"
-    file.write_text(content)
+def test_timeout__shows_the_stacks_of_all_threads(tmp_path):
+    file = tmp_path / "test_it.py"
+    file.write_text(HANGS)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", "pyproject.toml"]
-    result = subprocess.run(
-        [*command, "-p", "tests.conftest", *arguments, str(file)],
+    done = subprocess.run(
+        [*command, "-p", "tests.conftest", "--timeout=2", str(file)],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=240,
         check=False,
     )
-    return result.returncode, result.stdout + result.stderr
-
-
-def test_timeout__shows_the_stacks_of_all_threads(tmp_path):
-    code, output = run_pytest(tmp_path, HANGS, "--timeout=5")
-    assert code != 0
+    output = done.stdout + done.stderr
+    assert done.returncode != 0
     assert "Timeout" in output
     assert "in test_deadlock__of_two_locks" in output
     assert "in other_thread" in output
 
 
-def test_timeout__a_test_without_one_is_refused(tmp_path):
-    code, output = run_pytest(tmp_path, NO_LIMIT)
-    assert code != 0
-    assert "a test without a limit may hang" in output
+def test_timeout__a_test_without_one_is_refused(request):
+    request.applymarker(pytest.mark.timeout(0))
+    with pytest.raises(AssertionError, match="a test without a limit may hang"):
+        pytest_collection_modifyitems(request.config, [request.node])
