@@ -26,9 +26,8 @@ class DataConfig:
     name: str = "pydocs"
     """Short name, as in `data=NAME`; written to the trace with each request."""
     kind: SourceKind = SourceKind.PYDOCS
-    """pydocs: Python's own language reference; pysource: the source code of its standard library;
-    jsonl: a local file; text: a local file or folder of texts; hub: a data set of the Hugging Face
-    Hub."""
+    """pydocs: Python's language reference; pysource: the source code of its standard library;
+    jsonl: a local file; text: a local file or folder; hub: a data set of the Hugging Face Hub."""
     path: str | None = None
     """The local file or folder (jsonl, text), or the data set's OWNER/NAME on the Hub."""
     subset: str | None = None
@@ -40,19 +39,18 @@ class DataConfig:
     revision: str | None = None
     """Commit of the Hub data set."""
     fields: list[str] = field(default_factory=list)
-    """Keys whose texts are joined by a blank line to make the prompt; a conversation gives its
-    first user turn. Default: the first of prompt, text, question, instruction, content."""
+    """Keys whose texts make the prompt; a conversation gives its first user turn. Default: the
+    first of prompt, text, question, instruction, content."""
     chat: bool = False
     """Wrap each prompt in the model's chat template."""
     min_chars: int = 32
     """Characters below which a text is skipped."""
     num_prompts: int = 512
-    """Most prompts to take; of three or more, one at least is held out, if the data has one. Long
-    texts are cut into several."""
+    """Most prompts to take; long texts are cut into several."""
     max_prompt_tokens: int = 256
     """Most tokens of a prompt; longer ones are cut."""
     max_new_tokens: int = 32
-    """Most tokens to generate and record after each prompt; an end-of-text token ends earlier."""
+    """Most tokens to generate and record after each prompt."""
 
     def __post_init__(self) -> None:
         for name in ("num_prompts", "max_prompt_tokens", "min_chars"):
@@ -69,8 +67,7 @@ class CollectConfig(RunConfig):
     launcher: LauncherConfig = chosen(LauncherConfig, "launcher", "local")
     output: str | None = None
     """Folder of the trace, or an address (s3://BUCKET/PATH); an incomplete trace is completed.
-    Default: a finished trace of the same prompts in runs/traces, which `moecast train` finds too,
-    or a new one, runs/traces/MODEL/DATA-DIGEST, with a digest of the settings."""
+    Default: runs/traces/MODEL/DATA-DIGEST, where `moecast train` finds it."""
     signals: list[str] = field(default_factory=lambda: [str(signal) for signal in ALL_SIGNALS])
     """Signals to record for each token and layer."""
     batch_size: int = 64
@@ -82,8 +79,8 @@ class CollectConfig(RunConfig):
     shard_mib: int = 256
     """Size of a unit in MiB: held in memory, written as one file, recorded again if interrupted."""
     budget: str = "auto"
-    """Memory for experts in each worker: a size (4GiB), a share of all experts' bytes (50%), or
-    auto: from free memory, all experts if they fit. Give one if several workers share a machine."""
+    """Memory for experts in each worker, as for `generate`. Give one if several workers share a
+    machine."""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "shard_mib"):
@@ -113,8 +110,9 @@ class ImportSplit(StrEnum):
 @dataclass(frozen=True, kw_only=True)
 class ImportConfig(RunConfig):
     source: Path | None = None
-    """Routing log: JSON lines with `layer`, `experts`, and if known `weights`, `token`, `request`,
-    `position`, `phase`; or CSV with `layer`, `expert`, `weight`, `step`, `phase`; also as `.gz`."""
+    """Routing log, also as `.gz`: JSON lines with `layer`, `experts`, and if known `weights`,
+    `token`, `request`, `position`, `phase`; or CSV with `layer`, `expert`, `weight`, `step`,
+    `phase`."""
     output: Path | None = None
     """Folder of the trace; default: runs/traces/imported/SOURCE."""
     model_id: str = "unknown"
@@ -128,10 +126,10 @@ class ImportConfig(RunConfig):
     dtype: str = "unknown"
     """Dtype of the model, if known."""
     split: ImportSplit = ImportSplit.BY_REQUEST
-    """by-request: one request in ten is held out; held-out: all are, so that a log of one request
-    can be replayed; train: none is."""
+    """by-request: one request in ten is held out; held-out: all are, to replay them; train: none
+    is."""
     origin: str = "unknown"
-    """Origin of the log, such as its address and licence; kept in the trace."""
+    """Address and licence of the log, kept in the trace."""
 
     def __post_init__(self) -> None:
         if self.num_experts is not None and self.num_experts < 1:

@@ -59,10 +59,10 @@ class PredictorConfig:
     options: dict[str, Any] = field(default_factory=dict)
     """Options of that kind, such as `{capacity: 256}`: keyword arguments of its class."""
     int8: bool = True
-    """Export networks with int8 weights, a quarter of float32's bytes to read at a forecast, for
-    about .001 of accuracy; metrics are of the export."""
+    """Export networks with int8 weights, a quarter of float32's bytes, for about .001 of accuracy.
+    """
     width: int = 512
-    """Hidden units of each learned network; 512 is 160,000 parameters on the reference model."""
+    """Hidden units of each learned network."""
 
     def __post_init__(self) -> None:
         if self.width < 1:

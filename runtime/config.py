@@ -67,27 +67,25 @@ class ModelConfig:
     revision: str | None = None
     """Commit on the Hub; a branch name would let the model change under its predictors."""
     base: str | None = None
-    """Model that this one is a quantisation of, by the `model_id` of its zoo entries: these serve
-    it too, where they do not contain samples of the routers that show it by themselves."""
+    """Model that this one is a quantisation of (`model_id` of its zoo entries), where the entries
+    have no samples of the routers that show it."""
     dtype: str = "auto"
     """Dtype of weights and activations: auto (the checkpoint's own), float32, bfloat16, float16."""
     decode_kernels: DecodeKernels = DecodeKernels.AUTO
-    """Kernels of steps of one token in bfloat16 or float16 on a CPU: library (as Transformers has
-    them), own (products without oneDNN and attention in float32, whose last bits differ), auto
-    (own where that is faster on this machine)."""
+    """Kernels of steps of one token in bfloat16 or float16 on a CPU: library (Transformers' own),
+    own (without oneDNN, attention in float32; last bits differ), auto (own where that is faster).
+    """
     dense_format: DenseFormat = DenseFormat.OWN
-    """Format of linear layers outside of the experts (attention, shared experts, output layer): own
-    (the model's dtype), int8 or int4 (made when the model is loaded, computed on a CPU as they are;
-    outputs change)."""
+    """Format of attention, shared experts and output layer: own (the model's dtype), int8 or int4
+    (rounded when the model is loaded; outputs change)."""
     decode_threads: int | None = None
     """Threads that compute a step of one token on a CPU; null: one or all but one, whichever is
-    faster with experts of this size on this machine."""
+    faster."""
     exact: Exact = Exact.AUTO
-    """Implementation of Transformers whose bits the experts' outputs have: eager (its loop over
-    experts), grouped (its `grouped_mm`), auto (eager on a CPU; grouped on a GPU, where the model
-    and its store allow it); shared: eager, and sequences that are generated together (serve, batch)
-    share the products of attention and other dense layers, whose last bits are those of a batch of
-    eight copies of each."""
+    """Implementation of Transformers whose bits the outputs have: eager (a loop over experts),
+    grouped (`grouped_mm`), auto (eager on a CPU; on a GPU grouped where possible), shared (eager,
+    and sequences that are generated together share the products of dense layers; other last bits).
+    """
     local_only: bool = True
     """Use only files on this machine; false: download from the Hub if needed."""
 
@@ -118,15 +116,15 @@ class SystemConfig:
     """Options of that predictor that override those of its entry, such as `{ahead: 1}`."""
     fallback: dict[str, Any] = field(default_factory=dict)
     """Kinds to use where the model has no entry of `predictor`, with their options: the first that
-    the model or, in a replay, the trace allows, as in `{skip: {}, correlation: {least: 0.3}}`."""
+    is possible, as in `{skip: {}, correlation: {least: 0.3}}`."""
     eviction: str = "lru"
     """Eviction policy: lru, lfu, static, first-layers, neighbour, regret, reuse, fmoe,
     moe-infinity-sequence, moe-infinity-request, belady (replays only)."""
     eviction_options: dict[str, Any] = field(default_factory=dict)
     """Options of that policy, such as `{buffers: 2}`."""
     host_window: bool = False
-    """Hold the layers that are computed next in host memory below a device, and read them ahead
-    while the disk is idle (Klotski, section 6.1); off: host memory evicts as the device does."""
+    """Hold the layers that are computed next in host memory, and read them ahead while the disk is
+    idle (Klotski, section 6.1); off: host memory evicts as the device does."""
     reuse_predictor: str | None = None
     """Predictor of reuse for `reuse` eviction: a kind (`reuse`, the zoo's MODEL_NAME/reuse), a zoo
     entry or a folder."""
@@ -137,20 +135,18 @@ class SystemConfig:
     """Order in which forecast experts are fetched: nearest-layer, push-order, probability,
     probability-over-distance, layer-decay."""
     candidates: str = "named"
-    """Experts that forecasts may fetch: named (those that a forecast names), all (every expert of
-    the forecast layers; MoE-Infinity, sequence level, algorithm 1), slots (the first in `priority`
-    over all layers, as many as the tier has slots; request level, section 5.1)."""
+    """Experts that forecasts may fetch: named (by a forecast), all (of the forecast layers;
+    MoE-Infinity, sequence level, algorithm 1), slots (the first in `priority`, as many as the tier
+    has slots; request level, section 5.1)."""
     fill_first_layers: bool = False
     """Begin with the first layers' experts in the computing tier and the next ones in host memory
     (MoE-Infinity, sequence level, section 6.1); off: begin with an empty computing tier."""
     chunked: bool = True
     """Fetch experts linear layer by linear layer (ProMoE, section 5.1)."""
     whole_requests: bool = False
-    """Fetch the rest of a requested expert in one transfer, as nothing may interrupt it; off: chunk
-    by chunk too."""
+    """Fetch the rest of a requested expert in one transfer; off: chunk by chunk too."""
     least_prefetch: int = 0
-    """Bytes that a chunked prefetch moves at once at least: smaller chunks cost more time than an
-    interruption saves; 0: linear layer by linear layer."""
+    """Least bytes that a chunked prefetch moves at once; 0: linear layer by linear layer."""
     early_preemption: bool = True
     """When a layer's router has run, request all of its experts and drop its other prefetches
     (ProMoE, section 5.2); off: request each expert when it is the next to be computed."""
@@ -160,25 +156,24 @@ class SystemConfig:
     """A new forecast of a layer cancels prefetches that it does not name, and a router those of
     experts that it did not choose (MoE-Infinity, request level, section 5.1)."""
     lookahead_layers: int | None = None
-    """Use forecasts of at most this many layers ahead, where 1 is the next layer to be routed (the
-    baselines of MoE-Infinity, request level, section 7.2); null: no limit."""
+    """Use forecasts of at most this many layers ahead; 1 is the next layer to be routed
+    (MoE-Infinity, request level, section 7.2); null: no limit."""
     hot_first: bool = False
     """Among experts at the same distance, compute and fetch those with the most tokens first
     (Klotski, section 5)."""
     drop_used: bool = False
     """Evict an expert as soon as all tokens have used it, and a forecast one as soon as its layer
-    is routed without it, unless the eviction policy keeps it permanently (Klotski, section 5;
-    MoE-Infinity, request level, section 7.2, where caching is off)."""
+    is routed without it, unless the policy keeps it permanently (Klotski, section 5; MoE-Infinity,
+    request level, section 7.2)."""
     idle_prefetch: bool = False
     """Use an idle link to fetch the missing expert with the highest score of the eviction policy;
     only `reuse` and `belady` have such scores."""
     hybrid: bool = False
-    """Compute a missed expert on the processor, in host memory, where copying it to the accelerator
-    takes longer, as far as it makes steps shorter. It changes bits on an accelerator. Replays need
-    hardware that describes its processor."""
+    """Compute a missed expert on the processor where copying it to the accelerator takes longer;
+    last bits differ on an accelerator."""
     synchronous: bool = False
-    """Compute nothing while the predictor runs, as fMoE, section 4.3, describes its baselines; off:
-    both run at the same time."""
+    """Compute nothing while the predictor runs (fMoE, section 4.3, on its baselines); off: both run
+    at the same time."""
     adaptive: bool = False
     """Turn prefetching off while measurements show that it slows decoding, and each predictor that
     takes longer than it can save."""
@@ -222,8 +217,8 @@ class HardwareConfig:
     kernel_us: float = 0.0
     """Launch overhead of one kernel."""
     predictor_us: float = 0.0
-    """Latency of one prediction of `predictor_kind` for one token; other kinds take as much more or
-    less as measured for this shape."""
+    """Latency of one prediction of `predictor_kind` for one token; those of other kinds follow from
+    it."""
     predictor_kind: str = "mlp"
     """Kind of predictor that `predictor_us` is of."""
 
@@ -290,16 +285,15 @@ class PackConfig(RunConfig):
     output: Path
     """Folder to create; an interrupted run continues where it stopped."""
     quantise: Quantise = Quantise.NONE
-    """Quantise experts to int8 or int4, which are multiplied as they are stored, or to four bits by
-    half-quadratic quantisation (Klotski, section 7), which are decoded before each use; outputs
-    change."""
+    """Quantise experts to int8 or int4, which are multiplied as they are stored, or to hqq
+    (Klotski, section 7), which is decoded before each use; outputs change."""
     group_size: int | None = None
     """Weights that share a scale; none: a row of int8, 32 of int4, 64 of hqq."""
     overwrite: bool = False
     """Replace an existing store at `output` atomically, when the new one is complete."""
     dense_output: Path | None = None
-    """Also write the model without its experts (other weights, configuration, tokenizer) to this
-    folder: with the store it can be served without the checkpoint."""
+    """Folder for the model without its experts: with the store it can be served without the
+    checkpoint."""
 
     def __post_init__(self) -> None:
         if self.group_size is not None and (self.group_size < 8 or self.group_size % 2):
@@ -315,7 +309,7 @@ class ServedConfig(RunConfig):
     store: StoreConfig = field(default_factory=StoreConfig)
     predictor: str | None = None
     """Kind (stride), zoo entry (NAME, NAME@ALIAS, NAME@DIGEST), folder of an entry, or run folder
-    of `moecast train`, whose entries the system takes; none: the system's default."""
+    of `moecast train`; none: the system's default."""
     device: str = "auto"
     """Device of the model: auto (a GPU if there is one), cpu, cuda, xpu, mps, cuda:1."""
     devices: list[str] = field(default_factory=list)
@@ -325,31 +319,29 @@ class ServedConfig(RunConfig):
     trace_events: Path | None = None
     """File for a Chrome trace (ui.perfetto.dev); none: no trace."""
     learned: Path | None = None
-    """Folder for what the predictor learns while serving: read if it is there, written every ten
-    minutes and at the end; none: not kept."""
+    """Folder in which what the predictor learns while serving is kept; none: not kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateConfig(ServedConfig):
     budget: str = AUTO
-    """Memory for experts: auto (all, or what free memory allows), a size (4GiB), a share of all
-    experts (50%) or a fraction (0.5)."""
+    """Memory for experts: auto (all, or what free memory allows), a size (4GiB), or a share of all
+    experts (50% or 0.5)."""
     prompt: str = "The heart pumps blood"
     """Text to continue."""
     max_new_tokens: int = 64
-    """Maximum number of tokens to generate."""
+    """Most tokens to generate."""
     temperature: float = 0.0
     """0: greedy; above: sampled, by `seed`."""
     draft: str | None = None
     """Verify drafted tokens, several in a step, where that pays: prompt-lookup (what followed the
-    same text before), or a small model with the same tokenizer (its folder, or ORG/NAME on the
-    Hub); none: never. The tokens are the served model's own; the last bits of its numbers may
-    differ."""
+    same text before), or a small model with the same tokenizer (a folder, or ORG/NAME). Last bits
+    may differ."""
     verify: bool = False
     """Compare the tokens with plain Transformers, which needs memory for all experts."""
     routing: Path | None = None
-    """Routing log (as `collect import` reads it): its experts are read and computed in place of the
-    routers' choice, so that real locality meets real bytes. The text is then meaningless."""
+    """Routing log (as `collect import` reads it), whose experts take the place of the routers'
+    choice; the text is then meaningless."""
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -401,8 +393,8 @@ class DoctorConfig(RunConfig):
     seconds: float = 8.0
     """Maximum time to record routing for the budget sweep."""
     config_only: bool = False
-    """Plan from config.json alone: parameters, bytes in each format, budgets and a bound on TPOT,
-    without reading or downloading weights; the same for a folder that has none."""
+    """Plan from config.json alone, without weights: parameters, bytes in each format, budgets and a
+    bound on TPOT."""
     digests: bool = False
     """Hash all weights files and compare with the digests of their origin."""
 

@@ -41,39 +41,35 @@ class TrainConfig(RunConfig):
     score_shifted: bool = True
     """Score on the shifted prompts; false saves recording them."""
     other_kinds: dict[str, str] = field(default_factory=dict)
-    """Finished traces of prompts of other kinds, as in `{chat: runs/traces/chat}`: each predictor's
-    accuracy on them is in results.json, and in the card and the metrics of its entry."""
+    """Finished traces of other prompts, as in `{chat: runs/traces/chat}`: cards tell each
+    predictor's accuracy on them."""
     drift: bool = False
-    """Measure how predictors that learn while they serve start from nothing, and how they do on the
-    shifted prompts with and without learning: results.json, `drift`.
-    """
+    """Measure predictors that learn while they serve, from nothing and on the shifted prompts:
+    results.json, `drift`."""
     logger: list[str] = field(default_factory=lambda: [LoggerKind.CSV.value])
-    """Destinations of curves, figures and entries: csv (RUN_DIR/logs), tensorboard
-    (RUN_DIR/tensorboard), wandb (offline unless you are logged in or WANDB_MODE is set), mlflow
-    (MLFLOW_TRACKING_URI)."""
+    """Destinations of curves, figures and entries: csv, tensorboard, wandb, mlflow."""
     loss: Loss = Loss.BCE
     """bce: calibrated scores; listwise: softmax cross-entropy against the chosen set."""
     max_epochs: int = 5
     """Epochs over the training requests."""
     devices: int = 1
-    """Devices to train on (Lightning's DDP), each with its share of every batch; with launcher=ray
-    wherever the cluster has them (Ray Train). Tested with two processes on a CPU, never run on
-    several GPUs."""
+    """Devices to train on (Lightning's DDP; with launcher=ray Ray Train), each with its share of
+    every batch. Never run on several GPUs."""
     batch_size: int = 256
     """Tokens per step, which every network learns from."""
     lr: float = 4e-3
-    """Peak learning rate of AdamW; warmed up, then linearly to zero."""
+    """Peak learning rate of AdamW."""
     weight_decay: float = 1e-2
     """Weight decay of AdamW."""
     figures: bool = True
     """Write report.html; `moecast train report` writes it later."""
     overwrite: bool = False
-    """Train from the beginning, even if the run folder has a checkpoint to resume from."""
+    """Train from the beginning, even if there is a checkpoint to resume from."""
     budget: str = "50%"
     """Memory for experts in the replay behind fetch_rate: a size or a share of all experts."""
     replay_tokens: int = 500
-    """Generated held-out tokens to replay for fetch_rate and hit rates, of which the report uses at
-    most 200; accuracy is taken on all tokens."""
+    """Generated held-out tokens to replay for fetch_rate and hit rates; accuracy is taken on all
+    tokens."""
     threads: int | None = None
     """CPU threads of torch; its own choice unless given."""
 
@@ -126,8 +122,8 @@ class ScoreConfig(RunConfig):
     replay_tokens: int = 500
     """Generated tokens to replay for fetch_rate; accuracy is taken on all tokens."""
     max_drop: float = 0.02
-    """Drop of the accuracy below the card's, beyond two standard errors, from which on the entry
-    does not fit these prompts; the same for the accuracy of the worst layer."""
+    """Drop of the accuracy, and of that of the worst layer, below the card's, beyond two standard
+    errors, from which on the entry does not fit these prompts."""
     json: bool = False
     """Print JSON instead of a table."""
 

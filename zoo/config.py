@@ -54,7 +54,7 @@ class PromoteConfig(RunConfig):
     alias: str
     """Name that it gets, such as candidate or production."""
     max_drop: float = 0.01
-    """Refuse if a held-out metric is lower by more than this than that of the version which has the
+    """Refuse if a held-out metric is lower by more than this than that of the version with the
     alias now."""
     zoo: str | None = None
     """Zoo to change: a folder, s3:// or hf://; default: the pulled entries."""
@@ -69,8 +69,8 @@ class PromoteConfig(RunConfig):
 @dataclass(frozen=True, kw_only=True)
 class PullConfig(RunConfig):
     name: str | None = None
-    """NAME, NAME@latest, NAME@ALIAS or NAME@DIGEST; or MODEL or MODEL@ALIAS, for all entries that
-    `system` takes for this model."""
+    """NAME, NAME@ALIAS or NAME@DIGEST; or MODEL or MODEL@ALIAS, for all entries that `system`
+    takes."""
     zoo: str | None = None
     """Zoos to pull from, in order of preference; default: those of MOECAST_ZOO."""
     all: bool = False
@@ -124,8 +124,8 @@ class LockConfig(RunConfig):
     names: list[str] = field(default_factory=list)
     """Entries to lock; default: all pulled entries."""
     zoo: str | None = None
-    """Zoos to name in the file, in order of preference; default: the built-in one, those that the
-    entries were pulled from, and those of MOECAST_ZOO."""
+    """Zoos to name in the file; default: the built-in one, those that the entries were pulled from,
+    and those of MOECAST_ZOO."""
     output: Path = Path("zoo.lock")
     """File to write."""
 

@@ -18,8 +18,7 @@ class LauncherKind(StrEnum):
 @dataclass(frozen=True, kw_only=True)
 class LauncherConfig:
     kind: LauncherKind = LauncherKind.LOCAL
-    """local: processes of this machine; ray: actors; slurm: a job array (submitit). The result is
-    the same for the same number of threads."""
+    """local: processes of this machine; ray: actors; slurm: a job array (submitit)."""
     workers: int = 1
     """Workers, each with its own copy of the model; a single local worker is the command's own
     process."""
@@ -30,8 +29,8 @@ class LauncherConfig:
     layers: int = 4
     """train: layers whose networks are trained as one unit."""
     ray_address: str | None = None
-    """ray: a running cluster to join (HOST:PORT, or auto), with token authentication. Default: Ray
-    is started on this machine, on loopback, and stopped at the end."""
+    """ray: a running cluster to join (HOST:PORT, or auto), with a token. Default: Ray is started on
+    this machine, on loopback."""
     cpus: int = 1
     """ray, slurm: cores that each worker requests."""
     gpus: int = 0
@@ -39,8 +38,7 @@ class LauncherConfig:
     partition: str | None = None
     """slurm: the partition that the jobs are submitted to."""
     cluster: str | None = None
-    """slurm: submitit's executor, `slurm` by default; `local` runs the jobs on this machine, for a
-    trial."""
+    """slurm: submitit's executor; `local` runs the jobs on this machine, for a trial."""
     options: dict[str, Any] = field(default_factory=dict)
     """slurm: more parameters of submitit, such as {timeout_min: 600, mem_gb: 64, slurm_account:
     NAME}. A job that reaches its time limit (24 hours by default) is replaced."""

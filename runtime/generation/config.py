@@ -14,8 +14,8 @@ class ChatConfig(ServedConfig):
     """A chat in the terminal."""
 
     budget: str = AUTO
-    """Memory for experts: auto (all, or what free memory allows), a size (4GiB), a share of all
-    experts (50%) or a fraction (0.5)."""
+    """Memory for experts: auto (all, or what free memory allows), a size (4GiB), or a share of all
+    experts (50% or 0.5)."""
     system_prompt: str | None = None
     """System prompt of the conversation."""
     max_new_tokens: int = 512
@@ -26,12 +26,10 @@ class ChatConfig(ServedConfig):
     """Sample from the most likely tokens that together have this probability."""
     draft: str | None = None
     """Verify drafted tokens, several in a step, where that pays: prompt-lookup (what followed the
-    same text before), or a small model with the same tokenizer (its folder, or ORG/NAME on the
-    Hub); none: never. The tokens are the served model's own; the last bits of its numbers may
-    differ."""
+    same text before), or a small model with the same tokenizer (a folder, or ORG/NAME). Last bits
+    may differ."""
     chat_template: Path | None = None
-    """File with a chat template (Jinja) that replaces the tokenizer's; without either, turns are
-    written as plain text."""
+    """File with a chat template (Jinja) that replaces the tokenizer's."""
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -66,8 +64,8 @@ class GroupConfig:
     batch_size: int = 8
     """Prompts per batch: rows computed in one forward pass."""
     n: str = AUTO
-    """Batches per group, which go through each layer together; auto: the smallest number that
-    hides transfers, according to the planner."""
+    """Batches per group, which go through each layer together; auto: the planner's smallest number
+    that hides transfers."""
     max_new_tokens: int = 64
     """Most tokens to generate for a prompt that names no limit."""
     temperature: float = 0.0
@@ -78,9 +76,9 @@ class GroupConfig:
     """Target of KV caches beyond `kv_budget`: host (models on a GPU only), disk, or none (refuse);
     auto: host for models on a GPU, else disk."""
     dense: DensePlacement = DensePlacement.AUTO
-    """Place of the weights of attention, routers and shared experts: memory, or stream (each layer
-    is read ahead of its computation, into two buffers); auto: stream where `memory` holds them
-    only with transfers that computation does not hide."""
+    """Place of the weights of attention, routers and shared experts: memory, or stream (each
+    layer's are read ahead of its computation); auto: stream where holding them in `memory` leaves
+    transfers that computation does not hide."""
     sinks: int = 4
     """Number of first tokens that attention keeps if `window` is not 0."""
     window: int = 0
@@ -110,22 +108,22 @@ class GroupConfig:
 class BatchConfig(GroupConfig, ServedConfig):
     system: SystemConfig = chosen(SystemConfig, "system", "klotski")
     input: Path
-    """Prompts, one JSON object per line: `prompt` (text), `messages` or `tokens` (ids), and
-    optionally `id` and `max_new_tokens`."""
+    """Prompts, one JSON object per line: `prompt`, `messages` or `tokens`, and optionally `id` and
+    `max_new_tokens`."""
     output: Path
     """Results, one line per finished prompt: id, text, tokens, finish_reason. The same command
     resumes an interrupted run."""
     overwrite: bool = False
     """Delete the results in `output` and start again."""
     budget: str = AUTO
-    """Memory for experts: auto (all, or what free memory allows), a size (4GiB), a share of all
-    experts (50%) or a fraction (0.5)."""
+    """Memory for experts: auto (all, or what free memory allows), a size (4GiB), or a share of all
+    experts (50% or 0.5)."""
     quantise_attention: bool = False
-    """Quantise the matrices of attention to four bits, as experts of a store that was packed with
-    quantise=hqq; outputs change."""
+    """Quantise the matrices of attention to four bits, as quantise=hqq of `pack` does experts;
+    outputs change."""
     memory: str | None = None
-    """Memory for experts, KV caches and the dense weights of their layers together, split by the
-    planner; replaces `budget` and `kv_budget`."""
+    """Memory for experts, KV caches and dense weights together, split by the planner; replaces
+    `budget` and `kv_budget`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

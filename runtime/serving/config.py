@@ -21,10 +21,10 @@ class ServeConfig(ServedConfig):
     replicas: int = 1
     """With launcher=ray: number of servers, each with its own model and budget."""
     max_replicas: int | None = None
-    """With launcher=ray: Ray Serve starts replicas up to this number when there are more requests
-    than max_running of each; none: always `replicas`."""
+    """With launcher=ray: most replicas, which Ray Serve starts for more requests than max_running
+    of each; none: always `replicas`."""
     scale_down_seconds: float = 600.0
-    """With max_replicas: replicas that have been too many for so long are stopped."""
+    """With max_replicas: seconds after which superfluous replicas are stopped."""
     replica_cpus: int | None = None
     """With launcher=ray: cores that each replica requests; none: its share of this machine's."""
     replica_gpus: int | None = None
@@ -33,15 +33,15 @@ class ServeConfig(ServedConfig):
     ray_address: str | None = None
     """With launcher=ray: address of a Ray cluster to join with a token; none: this machine only."""
     budget: str = AUTO
-    """Memory for experts: auto (all, or what free memory allows), a size (4GiB), a share of all
-    experts (50%) or a fraction (0.5)."""
+    """Memory for experts: auto (all, or what free memory allows), a size (4GiB), or a share of all
+    experts (50% or 0.5)."""
     host: str = "127.0.0.1"
     """Address to listen on; one that other machines reach needs a key, or insecure=true."""
     port: int = 8000
     """Port to listen on; 0: a free port, which is printed."""
     api_key: str | None = field(default=None, metadata={SECRET: True})
-    """API keys, separated by commas, or @FILE with one on each line; none: the environment variable
-    MOECAST_API_KEY, which other users of the machine cannot see in the process list."""
+    """API keys, separated by commas, or @FILE with one on each line; none: the variable
+    MOECAST_API_KEY, which no list of processes shows."""
     insecure: bool = False
     """Listen beyond this machine without a key, and accept any Host header."""
     max_running: int = 8
@@ -49,15 +49,14 @@ class ServeConfig(ServedConfig):
     max_waiting: int = 64
     """Answers that may wait in the queue; further requests get 429."""
     kv_budget: str | None = None
-    """Memory for the KV caches of running answers, such as 4GiB. A request waits until its prompt
-    and max_tokens fit; one that can never fit gets 400. None: max_running alone limits them."""
+    """Memory for the KV caches of running answers, such as 4GiB: a request waits until its prompt
+    and max_tokens fit; one that never can gets 400. None: no limit but max_running."""
     max_new_tokens: int = 4096
     """Largest max_tokens of a request."""
     draft: str | None = None
     """Verify drafted tokens, several in a step, where that pays: prompt-lookup (what followed the
-    same text before), or a small model with the same tokenizer (its folder, or ORG/NAME on the
-    Hub); none: never. The tokens are the served model's own; the last bits of its numbers may
-    differ."""
+    same text before), or a small model with the same tokenizer (a folder, or ORG/NAME). Last bits
+    may differ."""
     max_choices: int = 4
     """Largest n of a request: answers to one prompt."""
     max_stop: int = 4
@@ -69,15 +68,14 @@ class ServeConfig(ServedConfig):
     log_prompts: bool = False
     """Write prompts and answers to the log too."""
     record: Path | None = None
-    """File to which the prompts of a sample of the requests are appended, as token ids, for
-    `moecast collect data=jsonl data.path=FILE`; none: nothing is recorded."""
+    """File to which the prompts of a sample of the requests are appended as token ids, for `moecast
+    collect data=jsonl`; none: nothing is recorded."""
     record_fraction: float = 0.1
     """Share of the answers whose prompts are recorded, drawn at random."""
     record_bytes: str = "64MiB"
     """Size of the file at which recording pauses."""
     chat_template: Path | None = None
-    """File with a chat template (Jinja) that replaces the tokenizer's; without either, turns are
-    written as plain text."""
+    """File with a chat template (Jinja) that replaces the tokenizer's."""
 
     def __post_init__(self) -> None:
         minima = {"max_running": 1, "max_waiting": 0, "max_new_tokens": 1, "max_choices": 1}

@@ -1,17 +1,26 @@
 """Writes the reference of all commands and options from the dataclasses that declare them."""
 
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from configs.commands import PROGRAMS, Command
 from configs.compose import compose_defaults, find_groups, takes_several
 from configs.execution import import_named
-from configs.help import EVERYWHERE, REQUIRED, default_text, describe_type, find_meaning
+from configs.help import EVERYWHERE, REQUIRED, WORDS, default_text, describe_type, find_meaning
 from moecast.command import COMMANDS
 from predictors.config import RunConfig
-from predictors.typed_values import default_values, field_types, is_schema, option_keys, option_type
+from predictors.typed_values import (
+    default_values,
+    field_types,
+    is_schema,
+    option_keys,
+    option_type,
+    union_members,
+)
 from runtime.presets import choice_names
 
 
@@ -23,6 +32,8 @@ class CommandOptions:
     """Name of each option to its row."""
     groups: list[str] = field(default_factory=list)
     """Each group with its default."""
+    same_as: str = ""
+    """The command before that has the same options."""
 
 
 def render_commands() -> str:
@@ -39,22 +50,15 @@ def render_commands() -> str:
         ]
         for heading, rows in COMMANDS.items()
     }
-    counts = Counter(
-        row for commands in sections.values() for one in commands for row in one.own.values()
-    )
+    commands = [one for several in sections.values() for one in several]
+    find_equal(commands)
+    shared = find_shared(commands)
     lines: list[str] = []
-    for heading, commands in sections.items():
+    for heading, several in sections.items():
         lines += [f"## {heading}", ""]
-        for one in commands:
-            lines += render_command(one, counts)
-    shared = {
-        row: name
-        for commands in sections.values()
-        for one in commands
-        for name, row in one.own.items()
-        if counts[row] > 1
-    }
-    lines += ["## Shared options", "", *sorted(shared), ""]
+        for one in several:
+            lines += render_command(one, shared)
+    lines += ["## Shared options", "", *sorted(shared.values()), ""]
     lines += ["## Groups of options", ""]
     lines += [
         "A group is chosen by name (`model=olmoe`), and each of its options can be set on its own "
@@ -101,20 +105,68 @@ def read_options(called: str, command: Command, described: dict[str, type]) -> C
     return options
 
 
-def render_command(options: CommandOptions, counts: Counter[str]) -> Iterator[str]:
+def find_equal(commands: Iterable[CommandOptions]) -> None:
+    """Notes which commands have all options of one before them."""
+    seen: list[CommandOptions] = []
+    for one in commands:
+        for before in seen:
+            if (before.own, before.groups) == (one.own, one.groups) and len(one.own) > 1:
+                one.same_as = before.called
+        if not one.same_as:
+            seen.append(one)
+
+
+def find_shared(commands: Iterable[CommandOptions]) -> dict[str, str]:
+    """Returns the row of each option that several commands have, of one name the most frequent."""
+    counts = Counter(
+        (name, row) for one in commands if not one.same_as for name, row in one.own.items()
+    )
+    rows: dict[str, str] = {}
+    for (name, row), count in counts.most_common():
+        if count > 1:
+            rows.setdefault(name, row)
+    return rows
+
+
+def render_command(options: CommandOptions, shared: dict[str, str]) -> Iterator[str]:
     yield from (f"### {options.called}", "", options.command.summary, "")
-    if own := [row for row in options.own.values() if counts[row] == 1]:
+    if options.same_as:
+        anchor = options.same_as.replace(" ", "-")
+        yield from (f"Its options are those of [`{options.same_as}`](#{anchor}).", "")
+        return
+    if own := [row for name, row in options.own.items() if shared.get(name) != row]:
         yield from (*own, "")
-    if shared := [f"`{name}`" for name, row in options.own.items() if counts[row] > 1]:
-        yield from (f"[Shared](#shared-options): {', '.join(shared)}.", "")
+    if others := [f"`{name}`" for name, row in options.own.items() if shared.get(name) == row]:
+        yield from (f"[Shared](#shared-options): {', '.join(others)}.", "")
     if options.groups:
         yield from (f"Groups: {', '.join(options.groups)}.", "")
 
 
 def option_row(schema: type, defaults: dict[str, Any], key: str, prefix: str = "") -> str:
-    """Returns the line of an option: its name, type, default and meaning."""
+    """Returns the line of an option: its name, default, type where that is not evident, meaning."""
     default = default_text(defaults, key)
-    shown = f" = `{default}`" if default and default != REQUIRED else f" {default}".rstrip()
-    kind = describe_type(key.rpartition(".")[2], option_type(schema, key))
+    required = default == REQUIRED
     name, meaning = f"{prefix}.{key}".lstrip("."), find_meaning(schema, key)
-    return f"* `{name}` {kind}{shown}{': ' * bool(meaning)}{meaning}".replace("<", "&lt;")
+    declared = option_type(schema, key)
+    kind = describe_type(key.rpartition(".")[2], declared)
+    if re.fullmatch(r"\d+ texts", default):
+        kind = default
+    elif default and not required:
+        name += f'="{default}"' if " " in default else f"={default}"
+    if is_evident(kind, declared, meaning, has_default="=" in name):
+        kind = ""
+    about = ", ".join(filter(None, (kind, "required" * required)))
+    return f"* `{name}`{f' ({about})' * bool(about)}: {meaning}".replace("<", "&lt;")
+
+
+def is_evident(kind: str, declared: Any, meaning: str, *, has_default: bool) -> bool:
+    """Says whether the default tells an option's type, or the meaning names all of its choices."""
+    choices = [
+        str(member.value)
+        for one in union_members(declared)
+        if isinstance(one, type) and issubclass(one, Enum)
+        for member in one
+    ]
+    if choices:
+        return all(re.search(rf"\b{re.escape(choice)}\b", meaning) for choice in choices)
+    return has_default and kind in WORDS.values()

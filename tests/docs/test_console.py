@@ -101,7 +101,7 @@ def test_modules_of_the_documentation__exist() -> None:
 
 def test_options_in_the_text__exist() -> None:
     reference = (DOCS / "commands.md").read_text()
-    known = set(re.findall(r"^\* `([\w.]+)` ", reference, re.MULTILINE))
+    known = set(re.findall(r"^\* `([\w.]+)[=`]", reference, re.MULTILINE))
     known |= set(re.findall(r"\[`(\w+)`\]\(#", reference))
     known |= {key.removeprefix("system.") for key in known}
     unknown = {

@@ -32,20 +32,19 @@ class EvaluateConfig(RunConfig):
     distance, for two of the figures.
     """
     budget: list[str] = field(default_factory=lambda: ["10%", "25%", "50%", "75%"])
-    """Memory for experts: sizes or shares of all experts, with commas between them."""
+    """Memory for experts: sizes, or shares of all experts."""
     batch_size: list[str] = field(default_factory=lambda: ["1", "2", "4", "8"])
-    """Requests that decode together, with commas between them."""
+    """Requests that decode together."""
     predictor: str | None = None
-    """Kind, zoo entry or folder of one, in place of what each system names itself; or a run folder,
-    as for `entries`."""
+    """Kind, zoo entry or folder, in place of what each system names; or a run folder, as for
+    `entries`."""
     entries: Path | None = None
     """Run folder of `moecast train`, or a folder with an entry for each kind; looked at before the
     zoo."""
     replay_tokens: int = 500
     """Generated held-out tokens to replay, in whole requests."""
     figures: bool = True
-    """Write report.html, with replays for its figures of ablation, prefetch distance and known
-    tokens."""
+    """Write report.html, whose figures need further replays."""
     workers: int | None = None
     """Processes that replay; default: one for each core."""
     overwrite: bool = False

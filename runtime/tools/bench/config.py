@@ -30,22 +30,22 @@ class BenchConfig(RunConfig):
     """Systems to compare; a bound (oracle) is simulated from the run's routing. The system without
     prefetching, on-demand, is always included."""
     budget: list[str] = field(default_factory=lambda: ["25%", "50%", "75%"])
-    """Memory for experts, as for `generate`; every system at each."""
+    """Memory for experts, as for `generate`."""
     batch_size: list[int] = field(default_factory=lambda: [1])
-    """Prompts that are continued together; every system and budget at each."""
+    """Prompts that are continued together."""
     ablation: bool = False
     """Also promoe without each of chunks, early preemption and reordering (ProMoE, figure 12)."""
     predictor: str | None = None
-    """Kind, zoo entry or folder of one, in place of what each system names itself; or a run folder,
-    as for `entries`."""
+    """Kind, zoo entry or folder, in place of what each system names; or a run folder, as for
+    `entries`."""
     entries: Path | None = None
     """Run folder of `moecast train`, or a folder with an entry for each kind; looked at before the
     zoo."""
     prompts: list[str] = field(default_factory=lambda: list(PROMPTS))
     """Prompts, taken in turn: the first ones warm up, the next are measured."""
     routing: Path | None = None
-    """Routing log (as `collect import` reads it): its experts are read and computed in place of the
-    routers' choice, so that real locality meets real bytes. The text is then meaningless."""
+    """Routing log (as `collect import` reads it), whose experts take the place of the routers'
+    choice; the text is then meaningless."""
     requests: int = 1
     """Requests measured in each run, each of `batch_size` prompts, one after another."""
     max_new_tokens: int = 32
