@@ -80,7 +80,7 @@ class DraftsReport:
 
 
 @dataclass(frozen=True)
-class Answer:
+class DraftedAnswer:
     tokens: list[int]
     seconds: float
     """From the first token to the last."""
@@ -116,7 +116,7 @@ def answer(
     new_tokens: int,
     pace: DraftPace | None,
     source: Callable[[GenerationConfig], Draft] = look_up,
-) -> Answer:
+) -> DraftedAnswer:
     """Generates greedily, with drafts if there is a pace."""
     times: list[float] = []
     tokens: list[int] = []
@@ -143,7 +143,7 @@ def answer(
     drafted, accepted = (0, 0) if pace is None else (pace.num_drafted, pace.num_accepted)
     accepted -= before[1]
     steps = len(tokens) - 1 - accepted
-    return Answer(tokens, times[-1] - times[0], steps, drafted - before[0], accepted)
+    return DraftedAnswer(tokens, times[-1] - times[0], steps, drafted - before[0], accepted)
 
 
 def read_prompts(
