@@ -8,13 +8,8 @@ from typing import Any
 import torch
 
 from runtime.config import ModelConfig, StoreConfig
-from runtime.engine.loading import open_packed_store
-from runtime.hf.decode_step import apply_decode_threads
-from runtime.hf.layers import attach_experts
-from runtime.hf.loading import load_stripped
+from runtime.hf.loading import load_configured
 from runtime.store.base import max_slot_bytes
-from runtime.store.model_source import resolve
-from runtime.store.on_demand import OnDemandReader
 
 TOKENS = 21
 """Computed tokens, of which the median is taken."""
@@ -34,17 +29,11 @@ def run_computation_task(task: ComputationTask) -> dict[str, Any]:
     in a served run. There are no probes, no arena and no threads that read.
     """
     device = torch.device("cpu")
-    folder = resolve(task.model)
-    stripped = load_stripped(folder, task.model.dtype, device)
-    spec = stripped.spec(folder, task.model)
-    store = open_packed_store(
-        task.store, spec, stripped.layers, checkpoint=folder, devices=[device]
-    )
+    stripped = load_configured(task.model, device)
+    spec = stripped.spec(stripped.folder, task.model)
+    store = stripped.open_experts(task.store, spec, [device])
     kept = spec.num_layers * spec.top_k * max_slot_bytes(store)
-    attach_experts(stripped.layers, OnDemandReader(store, keep_bytes=kept))
-    apply_decode_threads(
-        stripped.model, task.model.decode_threads, expert_bytes=max_slot_bytes(store)
-    )
+    stripped.read_on_demand(store, task.model, keep_bytes=kept)
     token = torch.ones(1, 1, dtype=torch.int64)
     times = []
     try:

@@ -23,7 +23,7 @@ from runtime.engine.memory import available_memory_bytes
 from runtime.errors import BudgetError
 from runtime.hf.decode_step import apply_decode_threads
 from runtime.hf.layers import attach_experts, build_skip_predictor
-from runtime.hf.loading import StrippedModel, count_weight_bytes, load_stripped
+from runtime.hf.loading import StrippedModel, count_weight_bytes, load_configured
 from runtime.presets import DEFAULT_SYSTEM, PROMOE, describe_choice, load_system
 from runtime.profiling.bandwidth import (
     measure_disk_bandwidth,
@@ -69,12 +69,7 @@ def run(config: DoctorConfig) -> dict[str, Any]:
             "links_bytes_per_second": measure_link_bandwidth(),
         }
         advance(1)
-        stripped = load_stripped(
-            folder,
-            config.model.dtype,
-            decode_kernels=config.model.decode_kernels,
-            dense_format=config.model.dense_format,
-        )
+        stripped = load_configured(config.model)
         model, store = stripped.model, stripped.open_store()
         spec = stripped.spec(folder, config.model)
         apply_decode_threads(model, config.model.decode_threads, expert_bytes=max_slot_bytes(store))

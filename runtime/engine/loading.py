@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedModel
@@ -38,11 +37,11 @@ from runtime.hf.exact import (
     find_model_obstacle,
     find_store_obstacle,
 )
-from runtime.hf.experts import multiplies_rows, runs_our_loop
+from runtime.hf.experts import runs_our_loop
 from runtime.hf.grouped import GroupedExperts
 from runtime.hf.kv import estimate_cache_bytes
-from runtime.hf.layers import MoeLayer, attach_experts, build_skip_predictor
-from runtime.hf.loading import StrippedModel, count_weight_bytes, load_stripped
+from runtime.hf.layers import attach_experts, build_skip_predictor
+from runtime.hf.loading import StrippedModel, count_weight_bytes, load_configured
 from runtime.hf.probes import Probes
 from runtime.hf.sharing import choose_heights
 from runtime.hf.strip import guard_model
@@ -52,9 +51,6 @@ from runtime.policy.placement import RankPart
 from runtime.presets import describe_choice
 from runtime.store.base import ExpertStore, describe_decoding, max_slot_bytes
 from runtime.store.model_source import resolve
-
-if TYPE_CHECKING:
-    from runtime.store.packed.store import PackedStore
 
 log = logging.getLogger(__name__)
 
@@ -98,33 +94,6 @@ class LoadOptions:
     """Whether a log will force the routing: predictors that look at states are left out."""
 
 
-def open_packed_store(
-    config: StoreConfig,
-    spec: ModelSpec,
-    layers: Sequence[MoeLayer],
-    *,
-    checkpoint: Path,
-    devices: Sequence[torch.device],
-) -> "PackedStore":
-    """Open a model's packed store, with kernels for integers where the model can use them.
-
-    Raises:
-        StoreError: no store, or one of another model.
-    """
-    # Imported here because pydantic takes 5 MiB, which nothing else needs.
-    from runtime.store.packed.store import open_store
-
-    assert config.path is not None
-    return open_store(
-        config.path,
-        spec,
-        checkpoint=checkpoint,
-        page_cache=config.page_cache,
-        uses_kernels=all(device.type == "cpu" for device in devices)
-        and all(multiplies_rows(layer.experts) for layer in layers),
-    )
-
-
 def load_model(options: LoadOptions) -> PreTrainedModel:
     """Load a model without its experts, and serve these from the budget.
 
@@ -143,24 +112,11 @@ def load_model(options: LoadOptions) -> PreTrainedModel:
     check_hybrid(options)
     spread = find_spread_obstacle(options)
     choose_exact(config.exact, home, spread)  # What cannot be is refused before anything is loaded.
-    stripped = load_stripped(
-        folder,
-        config.dtype,
-        home,
-        decode_kernels=config.decode_kernels,
-        dense_format=config.dense_format,
-        exact=config.exact,
-    )
+    stripped = load_configured(config, home)
     release_unused()
     plain, layers = stripped.model, stripped.layers
     spec = stripped.spec(folder, config)
-    experts: ExpertStore
-    if options.store.path is None:
-        experts = stripped.open_store(page_cache=options.store.page_cache)
-    else:
-        experts = open_packed_store(
-            options.store, spec, layers, checkpoint=folder, devices=options.devices
-        )
+    experts = stripped.open_experts(options.store, spec, options.devices)
     if options.system.hybrid and not all(runs_our_loop(layer.experts) for layer in layers):
         raise PlanError(
             f"system.hybrid=true: {type(plain).__name__} computes its experts with other code, "

@@ -27,18 +27,31 @@ from transformers import (
 from transformers.utils import logging
 
 from predictors.spec import ModelSpec
-from runtime.config import DecodeKernels, DenseFormat, Exact, ModelConfig, PageCache
+from runtime.config import (
+    DecodeKernels,
+    DenseFormat,
+    Exact,
+    ModelConfig,
+    PageCache,
+    StoreConfig,
+)
 from runtime.errors import CheckpointError
 from runtime.hf import experts as experts_function
-from runtime.hf.decode_step import apply_kernels
+from runtime.hf.decode_step import apply_decode_threads, apply_kernels
 from runtime.hf.dense_format import apply_dense_format
 from runtime.hf.exact import QUANTISED, choose_exact, find_model_obstacle
 from runtime.hf.experts import multiplies_rows
 from runtime.hf.gguf import choose_dtype, open_dense, plan_layers, read_gguf_config
-from runtime.hf.layers import MoeLayer, find_moe_layers, find_top_k, sample_routers
+from runtime.hf.layers import (
+    MoeLayer,
+    attach_experts,
+    find_moe_layers,
+    find_top_k,
+    sample_routers,
+)
 from runtime.hf.model_faults import check_generation_settings, explain_loading
 from runtime.hf.strip import Banks, make_stripped_class, open_safetensors
-from runtime.store.base import ExpertStore
+from runtime.store.base import ExpertStore, max_slot_bytes
 from runtime.store.checkpoint import CheckpointStore
 from runtime.store.files import FileReader
 from runtime.store.gguf.header import is_gguf, read_header
@@ -46,7 +59,8 @@ from runtime.store.integer_scheme import METHODS, IntegerScheme, parse_scheme
 from runtime.store.integer_tensor import has_integers, open_integer_store
 from runtime.store.layout import ALIGNMENT
 from runtime.store.model_check import CONFIG, DEQUANTISED, name_method, read_config_file
-from runtime.store.model_source import has_no_experts, identity
+from runtime.store.model_source import has_no_experts, identity, resolve
+from runtime.store.on_demand import OnDemandReader
 from runtime.store.repacked import ForeignLayer, RepackedStore
 from runtime.store.weight_plan import FusedParameter, WeightPlan
 
@@ -79,6 +93,40 @@ class StrippedModel:
         if has_integers(self.plans):
             return open_integer_store(self.plans, files, uses_kernels=uses_kernels)
         return CheckpointStore(self.model, self.plans, page_cache=page_cache)
+
+    def open_experts(
+        self, config: StoreConfig, spec: ModelSpec, devices: Sequence[torch.device]
+    ) -> ExpertStore:
+        """Return the store of a command: the packed one that it names, or the checkpoint.
+
+        Raises:
+            StoreError: no store, or one of another model.
+            CheckpointError: as `open_store`.
+        """
+        if config.path is None:
+            return self.open_store(page_cache=config.page_cache)
+        # Imported here because pydantic takes 5 MiB, which nothing else needs.
+        from runtime.store.packed.store import open_store
+
+        return open_store(
+            config.path,
+            spec,
+            checkpoint=self.folder,
+            page_cache=config.page_cache,
+            uses_kernels=self.can_use_kernels(devices),
+        )
+
+    def read_on_demand(
+        self, store: ExpertStore, config: ModelConfig, *, keep_bytes: int = 0
+    ) -> PreTrainedModel:
+        """Let the model compute with experts that it reads itself: without arena and threads.
+
+        Args:
+            keep_bytes: memory for experts that are read first, and stay.
+        """
+        attach_experts(self.layers, OnDemandReader(store, keep_bytes=keep_bytes))
+        apply_decode_threads(self.model, config.decode_threads, expert_bytes=max_slot_bytes(store))
+        return self.model
 
     def can_use_kernels(self, devices: Sequence[torch.device]) -> bool:
         """Return whether matrices of integers may be multiplied as they are stored."""
@@ -167,49 +215,84 @@ def load_stripped(
     """
     experts_function.register()
     device = torch.device(device)
-    if is_gguf(folder):
+    header = read_header(folder) if is_gguf(folder) else None
+    if header is not None:
         choose_exact(exact, device, QUANTISED)
-        return load_stripped_gguf(
-            folder, dtype, device, decode_kernels=decode_kernels, dense_format=dense_format
-        )
     config = read_config(folder)
-    indexed: dict[str, Banks] = {}
+    indexed: Banks = {}
+    taken: list[FusedParameter] = []
     with explain_loading(folder), progress_bars():
         cls, config = find_model_class(config)
         scheme = take_scheme(folder, config)
 
         def open_tensors(
-            model: PreTrainedModel, *args: Any
+            model: PreTrainedModel, parameters: list[FusedParameter], *args: Any
         ) -> AbstractContextManager[dict[str, Any]]:
+            taken.extend(parameters)
+            if header is not None:
+                return open_dense(header, model)
             obstacle = find_model_obstacle(model) if scheme is None else QUANTISED
             choose_exact(exact, device, obstacle)
-            return open_safetensors(lambda banks: indexed.update(banks=banks), scheme, model, *args)
+            return open_safetensors(indexed.update, scheme, model, parameters, *args)
 
-        stripped = make_stripped_class(cls, open_tensors)
-        model = stripped.from_pretrained(
+        own = dtype
+        if header is not None and dtype == "auto":
+            own = choose_dtype(header)
+        model = _from_pretrained(
+            make_stripped_class(cls, open_tensors),
             folder,
-            config=config,
-            dtype="auto" if dtype == "auto" else getattr(torch, dtype),
+            config,
+            dtype=own,
             experts_implementation=experts_function.IMPLEMENTATION,
-            local_files_only=True,
-            trust_remote_code=False,
         )
     check_generation_settings(model, folder)
     model.__class__ = cls
     model = unmap_weights(model, mapped=False).to(device).eval()
-    layers = prepare_dense(model, decode_kernels, dense_format)
-    banks = indexed["banks"]
-    return StrippedModel(model, layers, [banks[layer.name] for layer in layers if banks], folder)
-
-
-def prepare_dense(
-    model: PreTrainedModel, decode_kernels: DecodeKernels, dense_format: DenseFormat
-) -> list[MoeLayer]:
-    """Choose how all but the experts is computed; returns the layers that have experts."""
     apply_kernels(model, decode_kernels)
     layers = find_moe_layers(model)
     apply_dense_format(model, layers, dense_format)
-    return layers
+    if header is None:
+        plans = [indexed[layer.name] for layer in layers if indexed]
+        return StrippedModel(model, layers, plans, folder)
+    banks = {
+        layer.name: {part.name: part for part in taken if part.bank == layer.name}
+        for layer in layers
+    }
+    return StrippedModel(model, layers, [], folder, partial(plan_layers, header, layers, banks))
+
+
+def load_configured(config: ModelConfig, device: torch.device | str = "cpu") -> StrippedModel:
+    """Load the model of a command without its experts; raises as `load_stripped`."""
+    return load_stripped(
+        resolve(config),
+        config.dtype,
+        device,
+        decode_kernels=config.decode_kernels,
+        dense_format=config.dense_format,
+        exact=config.exact,
+    )
+
+
+def _from_pretrained(
+    cls: type[PreTrainedModel],
+    folder: Path,
+    config: PreTrainedConfig,
+    *,
+    dtype: str | torch.dtype,
+    experts_implementation: str,
+) -> PreTrainedModel:
+    """Load with Transformers; a class that opens tensors itself gets no files of a GGUF model."""
+    given: dict[str, Any] = {"state_dict": {}} if is_gguf(folder) else {}
+    is_name = isinstance(dtype, str) and dtype != "auto"
+    return cls.from_pretrained(
+        None if is_gguf(folder) else folder,
+        config=config,
+        dtype=getattr(torch, str(dtype)) if is_name else dtype,
+        experts_implementation=experts_implementation,
+        local_files_only=True,
+        trust_remote_code=False,
+        **given,
+    )
 
 
 def take_scheme(folder: Path, config: PreTrainedConfig) -> IntegerScheme | None:
@@ -227,46 +310,6 @@ def take_scheme(folder: Path, config: PreTrainedConfig) -> IntegerScheme | None:
     for part in {id(part): part for part in (config, config.get_text_config())}.values():
         vars(part).pop("quantization_config", None)
     return scheme
-
-
-def load_stripped_gguf(
-    file: Path,
-    dtype: str,
-    device: torch.device | str,
-    *,
-    decode_kernels: DecodeKernels,
-    dense_format: DenseFormat,
-) -> StrippedModel:
-    """Load a model from a GGUF file, as `load_stripped` does."""
-    header, config = read_header(file), read_config(file)
-    taken: list[FusedParameter] = []
-
-    def open_tensors(
-        model: PreTrainedModel, parameters: list[FusedParameter], *_: object
-    ) -> AbstractContextManager[dict[str, Any]]:
-        taken.extend(parameters)
-        return open_dense(header, model)
-
-    with explain_loading(file), progress_bars():
-        cls, config = find_model_class(config)
-        model = make_stripped_class(cls, open_tensors).from_pretrained(
-            None,
-            config=config,
-            state_dict={},
-            dtype=choose_dtype(header) if dtype == "auto" else getattr(torch, dtype),
-            experts_implementation=experts_function.IMPLEMENTATION,
-            local_files_only=True,
-            trust_remote_code=False,
-        )
-    model.__class__ = cls
-    model = unmap_weights(model, mapped=False).to(device).eval()
-    layers = prepare_dense(model, decode_kernels, dense_format)
-    banks = {
-        layer.name: {part.name: part for part in taken if part.bank == layer.name}
-        for layer in layers
-    }
-    plan_foreign = partial(plan_layers, header, layers, banks)
-    return StrippedModel(model, layers, [], file, plan_foreign)
 
 
 def build_skeleton(folder: Path, *, dtype: str) -> StrippedModel:
@@ -329,14 +372,7 @@ def load_plain(
         quantised["dequantize"] = True
     with explain_loading(folder), progress_bars():
         cls, config = find_model_class(config)
-        model = cls.from_pretrained(
-            folder,
-            config=config,
-            dtype=dtype,
-            experts_implementation="eager",
-            local_files_only=True,
-            trust_remote_code=False,
-        )
+        model = _from_pretrained(cls, folder, config, dtype=dtype, experts_implementation="eager")
     model = unmap_weights(model).eval()
     apply_kernels(model, decode_kernels)
     return model

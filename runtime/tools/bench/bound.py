@@ -11,10 +11,8 @@ from transformers import PreTrainedModel
 from predictors.base import Signal
 from runtime.engine.memory import available_memory_bytes
 from runtime.errors import BudgetError
-from runtime.hf.decode_step import apply_decode_threads
 from runtime.hf.forced_routing import force_routing
-from runtime.hf.layers import attach_experts
-from runtime.hf.loading import load_stripped
+from runtime.hf.loading import load_configured
 from runtime.hf.probes import Probes
 from runtime.policy.budget import Budget, SlotRequirements, count_slots
 from runtime.profiling.local import measure_stripped
@@ -22,8 +20,6 @@ from runtime.sim.lower_bound import bound_time
 from runtime.sim.replay import ReplayStats, replay
 from runtime.sim.step import ArrayStep
 from runtime.store.base import max_decoded_bytes, max_slot_bytes
-from runtime.store.model_source import resolve
-from runtime.store.on_demand import OnDemandReader
 from runtime.tools.bench.rows import BenchRow, simulated_rows
 from runtime.tools.bench.serve import PrefillMark, generate_tokens
 from runtime.tools.bench.tasks import BenchRequest, RequestsTask
@@ -40,12 +36,11 @@ def simulate_conditions(task: RequestsTask) -> dict[str, Any]:
         `hardware`, and `rows` of `BenchRow` as dictionaries.
     """
     config = task.config
-    folder = resolve(config.model)
-    stripped = load_stripped(folder, config.model.dtype, dense_format=config.model.dense_format)
-    model, store = stripped.model, stripped.open_store()
-    spec = stripped.spec(folder, config.model)
-    attach_experts(stripped.layers, OnDemandReader(store, keep_bytes=available_memory_bytes() // 2))
-    apply_decode_threads(model, config.model.decode_threads, expert_bytes=max_slot_bytes(store))
+    stripped = load_configured(config.model)
+    store = stripped.open_store()
+    spec = stripped.spec(stripped.folder, config.model)
+    kept = available_memory_bytes() // 2
+    model = stripped.read_on_demand(store, config.model, keep_bytes=kept)
     recorded: dict[int, list[ArrayStep]] = {}
     for batch, requests in task.requests.items():
         with force_routing(stripped.layers, config.routing):

@@ -11,18 +11,16 @@ from predictors.errors import MoecastError
 from predictors.units import MIB
 from runtime.config import ModelConfig, StoreConfig, VerifyModelConfig, VerifyReference
 from runtime.engine.devices import primary_device
-from runtime.engine.loading import open_packed_store
 from runtime.engine.memory import available_memory_bytes
 from runtime.hf.decode_step import apply_decode_threads
-from runtime.hf.layers import attach_experts, find_moe_layers
-from runtime.hf.loading import load_plain, load_stripped, read_config, refuse_plain
+from runtime.hf.layers import find_moe_layers
+from runtime.hf.loading import load_configured, load_plain, read_config, refuse_plain
 from runtime.hf.tokens import load_tokenizer
-from runtime.store.base import ExpertStore, max_slot_bytes
+from runtime.store.base import max_slot_bytes
 from runtime.store.gguf.header import is_gguf
 from runtime.store.integer_scheme import METHODS
 from runtime.store.model_check import has_tokenizer, name_method, read_config_file
 from runtime.store.model_source import list_weight_files, resolve
-from runtime.store.on_demand import OnDemandReader
 from runtime.store.packed.store import open_store
 from runtime.store.tensor_index import read_tensor_index
 
@@ -64,10 +62,8 @@ def require_memory(folder: Path, dtype: str, *, otherwise: str) -> None:
 
 def load_plain_model(config: ModelConfig, device: torch.device) -> PreTrainedModel:
     """Load the model with Transformers, all experts in memory."""
-    dtype = "auto" if config.dtype == "auto" else getattr(torch, config.dtype)
-    model = load_plain(resolve(config), dtype=dtype, decode_kernels=config.decode_kernels).to(
-        device
-    )
+    folder = resolve(config)
+    model = load_plain(folder, dtype=config.dtype, decode_kernels=config.decode_kernels).to(device)
     experts = find_moe_layers(model)[0]
     num_bytes = sum(weight.nbytes for weight in experts.experts.parameters())
     apply_decode_threads(
@@ -82,17 +78,10 @@ def load_lazy(config: ModelConfig) -> PreTrainedModel:
     For models that do not fit in memory. It shares the index of experts in the files with the
     engine, but neither cache, transfers nor the order of summation.
     """
-    stripped = load_stripped(
-        resolve(config),
-        config.dtype,
-        decode_kernels=config.decode_kernels,
-        dense_format=config.dense_format,
-    )
-    store = stripped.open_decoded()
-    attach_experts(stripped.layers, OnDemandReader(store))
-    apply_decode_threads(stripped.model, config.decode_threads, expert_bytes=max_slot_bytes(store))
-    stripped.model.set_experts_implementation("eager")
-    return stripped.model
+    stripped = load_configured(config)
+    model = stripped.read_on_demand(stripped.open_decoded(), config)
+    model.set_experts_implementation("eager")
+    return model
 
 
 def load_stored(config: VerifyModelConfig) -> PreTrainedModel:
@@ -101,29 +90,14 @@ def load_stored(config: VerifyModelConfig) -> PreTrainedModel:
     It shares neither cache nor transfers with the engine. All experts are in memory, or, with
     `reference=lazy`, none.
     """
-    folder, device = resolve(config.model), primary_device(config)
-    stripped = load_stripped(
-        folder,
-        config.model.dtype,
-        device,
-        decode_kernels=config.model.decode_kernels,
-        dense_format=config.model.dense_format,
+    device = primary_device(config)
+    stripped = load_configured(config.model, device)
+    store = stripped.open_experts(
+        config.store, stripped.spec(stripped.folder, config.model), [device]
     )
-    store: ExpertStore
-    if config.store.path is None:
-        store = stripped.open_store()
-    else:
-        spec = stripped.spec(folder, config.model)
-        store = open_packed_store(
-            config.store, spec, stripped.layers, checkpoint=folder, devices=[device]
-        )
     is_lazy = config.reference is VerifyReference.LAZY
     keep_bytes = 0 if is_lazy else store.num_layers * store.num_experts * max_slot_bytes(store)
-    attach_experts(stripped.layers, OnDemandReader(store, keep_bytes=keep_bytes))
-    apply_decode_threads(
-        stripped.model, config.model.decode_threads, expert_bytes=max_slot_bytes(store)
-    )
-    return stripped.model
+    return stripped.read_on_demand(store, config.model, keep_bytes=keep_bytes)
 
 
 def has_integer_weights(folder: Path) -> bool:
