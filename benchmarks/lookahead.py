@@ -19,6 +19,7 @@ from predictors.spec import ModelSpec
 from runtime.policy.counters import sum_counters
 from runtime.sim.replay import replay
 from train.eviction_eval import (
+    ANY,
     RoutedStream,
     eviction_system,
     gap_closed,
@@ -27,7 +28,6 @@ from train.eviction_eval import (
     token_by_token,
 )
 from train.replay import budget_slots, first_tokens
-from train.report.measured import ANY
 from zoo.load import load_predictor
 
 BUDGETS = ("10%", "25%", "50%", "75%")

@@ -11,8 +11,9 @@ from predictors.spec import ModelSpec
 from predictors.table import Table
 from runtime.config import SystemConfig
 from runtime.policy.counters import sum_counters
+from runtime.policy.eviction.registry import EVICTIONS
 from runtime.presets import load_system
-from runtime.sim.hardware import Hardware
+from runtime.sim.hardware import Hardware, RooflineHardware
 from runtime.sim.replay import ReplayStats, replay
 from runtime.sim.step import ArrayStep, RecordedStep
 from train.evaluate.forecasts import (
@@ -36,6 +37,18 @@ BUDGETS = ("10%", "25%", "50%", "75%")
 PER_LAYER = "generated, per-layer"
 """Replay of generated tokens, each layer with its own arena."""
 
+ANY = RooflineHardware(
+    name="any",
+    link_bytes_per_second=1e9,
+    link_latency_seconds=0.0,
+    memory_bytes_per_second=1e12,
+    flops=1e15,
+    kernel_seconds=0.0,
+    predictor_seconds=0.0,
+    chunk_bytes=(1,),
+    layer_bytes=1,
+)
+"""Nothing is prefetched, so the contents of the arena do not depend on the machine's speed."""
 DEFINITION = (
     "hit rate: share of needed experts that are in the arena when their router asks, nothing "
     "prefetched; gap closed: (hit rate - LRU) / (Belady - LRU), held-out requests"
@@ -159,28 +172,54 @@ def compare_policies(
         ("generated, per-layer", generated, per_layer),
         ("generated, global", generated, everything),
     )
-    tables: dict[str, dict[str, dict[str, HitRates]]] = {}
-    for name, stream, system in streams:
-        tables[name] = {}
-        for budget in BUDGETS:
-            rates = {}
-            for policy in stream.policies:
-                stats = replay_policy(
-                    policy,
-                    stream,
-                    spec=trace.spec,
-                    system=system,
-                    hardware=hardware,
-                    slots=budget_slots(budget, trace.spec, hardware),
-                )
-                decode, prefill = (
-                    sum_counters(stats.decode).hit_rate,
-                    sum_counters(stats.prefill).hit_rate,
-                )
-                rates[policy] = HitRates(decode, prefill)
-            add_gaps(rates)
-            tables[name][budget] = rates
+    return {
+        name: rate_policies(stream.policies, stream, trace.spec, system=system, hardware=hardware)
+        for name, stream, system in streams
+    }
+
+
+def rate_policies(
+    policies: Sequence[str],
+    stream: RoutedStream,
+    spec: ModelSpec,
+    *,
+    system: SystemConfig,
+    hardware: Hardware,
+) -> dict[str, dict[str, HitRates]]:
+    """Return the hit rates of policies, `lru` and `belady` among them, by budget."""
+    tables: dict[str, dict[str, HitRates]] = {}
+    for budget in BUDGETS:
+        rates = tables[budget] = {}
+        for policy in policies:
+            stats = replay_policy(
+                policy,
+                stream,
+                spec=spec,
+                system=system,
+                hardware=hardware,
+                slots=budget_slots(budget, spec, hardware),
+            )
+            rates[policy] = HitRates(
+                sum_counters(stats.decode).hit_rate, sum_counters(stats.prefill).hit_rate
+            )
+        add_gaps(rates)
     return tables
+
+
+def rate_all_policies(
+    trace: Trace, reuse_predictors: Sequence[Predictor], *, num_tokens: int
+) -> dict[str, dict[str, HitRates]]:
+    """Return hit rates of every policy by budget; `reuse` is named by its predictors.
+
+    The arena is divided by layers, and nothing is prefetched (ProMoE, figure 5 b). The replay is
+    long enough to rank the policies; `moecast train reuse` has a longer one.
+    """
+    steps = list(first_tokens(trace.steps("held_out"), num_tokens))
+    stream = record_stream(steps, reuse_predictors, trace.spec)
+    policies = [policy for policy in EVICTIONS if policy not in REUSE_PREDICTORS]
+    return rate_policies(
+        [*policies, *stream.forecasts], stream, trace.spec, system=eviction_system(), hardware=ANY
+    )
 
 
 def add_gaps(rates: Mapping[str, HitRates]) -> None:

@@ -19,8 +19,8 @@ from runtime.presets import load_hardware, load_model_preset, load_shape, load_s
 from runtime.sim.hardware import describe_hardware
 from runtime.sim.replay import rare_collections
 from runtime.tools.comparison import Condition
-from train.evaluate.forecasts import routing_only
-from train.evaluate.jobs import ReplayJob, replay_case
+from train.evaluate.forecasts import held_out_steps, routing_only
+from train.evaluate.jobs import record_all, replay_case
 from train.evaluate.sources import PredictorSources
 from train.evaluate.variants import TABLE, ReplayCase, make_variant
 
@@ -96,17 +96,8 @@ def time_replays(request: ReplayRequest) -> Iterator[ReplayCost]:
     hardware = describe_hardware(load_hardware(HARDWARE), load_shape(SHAPE))
     for name in SYSTEMS:
         variant = make_variant(load_system(name), sources, None)
-        job = ReplayJob(
-            trace=trace.path,
-            spec=trace.spec,
-            batch=1,
-            new_tokens=request.new_tokens,
-            predictor=variant.predictor,
-            reuse_predictor=variant.reuse_predictor,
-            predictors=sources.found,
-        )
-        steps = job.steps(trace)
-        recorded = job.record(steps)
+        steps = held_out_steps(trace, batch=1, new_tokens=request.new_tokens)
+        recorded = record_all(variant, steps, sources.found, trace.spec)
         routed = [routing_only(step, trace.spec.num_layers) for step in steps]
         for budget in BUDGETS:
             case = ReplayCase(variant, Condition(budget, 1), hardware, TABLE)

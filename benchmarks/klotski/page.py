@@ -55,6 +55,7 @@ def add_groups(page: HtmlReport, name: str, heading: str, points: Sequence[Point
             ylabel="throughput, tokens/s",
             labels=True,
             colors=ramp_colors(num_batches),
+            legend="batch size",
             ylim=(0, None),
         ),
         name=name,

@@ -55,10 +55,10 @@ def pivot(
 
     Lines and columns are in the order of their first row; a dash stands where there is no row.
     """
-    cells = {(line(row), column(row)): cell(row) for row in rows}
-    columns = list(dict.fromkeys(name for _, name in cells))
-    names = dict.fromkeys(name for name, _ in cells)
-    return columns, [[name, *(cells.get((name, c), "-") for c in columns)] for name in names]
+    named = [{"line": line(row), "column": column(row), "cell": cell(row)} for row in rows]
+    table = Table.pivot(named, ["line"], "column", "cell")
+    cells = [[shown.text(row) for shown in table.columns] for row in table.rows]
+    return [shown.heading for shown in table.columns[1:]], cells
 
 
 def show_figure(name: str, described: str) -> list[str]:

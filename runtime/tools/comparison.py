@@ -29,6 +29,11 @@ class Variant:
     distance: int | None = None
     """Replay only forecasts this many layers ahead; None: all."""
 
+    @property
+    def forecasts(self) -> tuple[str | None, str | None]:
+        """Keys of the forecasts and of the reuse forecasts."""
+        return self.predictor, self.reuse_predictor
+
 
 @dataclass(frozen=True)
 class Case:

@@ -3,9 +3,8 @@
 import os
 import sys
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
@@ -25,35 +24,12 @@ from train.evaluate.forecasts import held_out_steps
 from train.evaluate.jobs import ReplayJob, ReplayRow, code_digest
 from train.evaluate.report import write_report
 from train.evaluate.results import make_results
-from train.evaluate.sources import PredictorSources
+from train.evaluate.sources import PredictorSources, StoredPredictor
 from train.evaluate.table import show
-from train.evaluate.variants import (
-    ReplayCase,
-    Variants,
-    figure_condition,
-    list_cases,
-    list_variants,
-)
+from train.evaluate.variants import TABLE, ReplayCase, figure_condition, list_cases, list_variants
 from train.find_trace import find_trace, open_named_trace
 from train.replay import budget_slots
 from train.resumable import FinishedPieces, run_jobs
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """Everything that a comparison is made from."""
-
-    config: EvaluateConfig
-    trace: Trace
-    machines: Sequence[Hardware]
-    sources: PredictorSources
-    variants: Variants
-
-    @property
-    def run_dir(self) -> Path:
-        """Folder of results.json, report.html and the finished replays."""
-        assert self.config.run_dir is not None
-        return self.config.run_dir
 
 
 def evaluate(config: EvaluateConfig) -> dict[str, Any]:
@@ -71,18 +47,17 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     check_budgets(config, trace, machines)
     sources = PredictorSources(trace, model=model, entries=config.entries, seed=config.seed)
     sys.stderr.write("finding predictors and counting those that need no training\n")
-    variants = list_variants(config, sources)
-    for name, reason in variants.missing.items():
+    variants, missing = list_variants(config, sources)
+    for name, reason in missing.items():
         sys.stderr.write(f"left out: {name}: {reason}\n")
-    comparison = Comparison(
-        config=config, trace=trace, machines=machines, sources=sources, variants=variants
-    )
-    rows = replay_all(list(list_cases(config, variants, machines)), comparison)
+    cases = list(list_cases(config, variants, machines))
+    rows = replay_all(cases, config, trace, sources.found)
     results = make_results(
         config,
         trace=trace,
         machines=machines,
-        variants=variants,
+        variants=variants[TABLE],
+        missing=missing,
         predictors=sources.found,
         rows=rows,
         seconds=time.perf_counter() - started,
@@ -90,17 +65,31 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     show(results, console=Console())
     if config.figures:
         condition = figure_condition(config)
-        path = write_report(results, rows, folder=comparison.run_dir, condition=condition)
+        assert config.run_dir is not None
+        path = write_report(results, rows, folder=config.run_dir, condition=condition)
         sys.stderr.write(f"report: {path}\n")
     return results
 
 
-def replay_all(cases: Sequence[ReplayCase], comparison: Comparison) -> list[ReplayRow]:
-    """Return the figures of each case, from the run folder or replayed now."""
-    config = comparison.config
-    folder = comparison.run_dir / "replays"
+def replay_all(
+    cases: Sequence[ReplayCase],
+    config: EvaluateConfig,
+    trace: Trace,
+    predictors: Mapping[str, StoredPredictor],
+) -> list[ReplayRow]:
+    """Return the figures of each case, from the run folder or replayed now.
+
+    Equal digests mean equal figures: they are of the case, the steps, the forecasts and the code.
+    """
+    assert config.run_dir is not None
+    folder = config.run_dir / "replays"
     finished = FinishedPieces(folder)
-    digests = name_replays(cases, comparison)
+    digest_of = {key: predictor.digest for key, predictor in predictors.items()}
+    others = (trace.digest, str(config.replay_tokens), code_digest())
+    digests = [
+        case.digest(*others, *(digest_of.get(key or "", "") for key in case.variant.forecasts))
+        for case in cases
+    ]
     missing = {
         digest: case
         for digest, case in zip(digests, cases, strict=True)
@@ -110,52 +99,39 @@ def replay_all(cases: Sequence[ReplayCase], comparison: Comparison) -> list[Repl
     total = len(set(digests))
     if len(missing) < total:
         console.print(f"{total - len(missing)} of {total} replays are finished", highlight=False)
-    jobs = group_jobs(missing.items(), comparison)
+    jobs = [
+        ReplayJob(
+            trace=trace.path,
+            spec=trace.spec,
+            new_tokens=config.replay_tokens,
+            predictors={
+                key: predictors[key]
+                for key in group[0][1].variant.forecasts
+                if key is not None and key in predictors
+            },
+            cases=group,
+        )
+        for group in group_cases(missing, predictors)
+    ]
     workers = config.workers or os.cpu_count() or 1
     with progress(console, "replaying", total=len(missing)) as advance:
         run_jobs(jobs, folder=folder, workers=workers, advance=advance)
     return [ReplayRow(**finished.read(digest)) for digest in digests]
 
 
-def name_replays(cases: Sequence[ReplayCase], comparison: Comparison) -> list[str]:
-    """Return a digest for each case: equal digests mean equal figures."""
-    code = code_digest()
-    of_predictor = {key: stored.digest for key, stored in comparison.sources.found.items()}
-    digests = []
-    for case in cases:
-        keys = (case.variant.predictor, case.variant.reuse_predictor)
-        forecasts = [of_predictor.get(key or "", "") for key in keys]
-        replay_tokens = str(comparison.config.replay_tokens)
-        digests.append(case.digest(comparison.trace.digest, replay_tokens, code, *forecasts))
-    return digests
-
-
-def group_jobs(cases: Iterable[tuple[str, ReplayCase]], comparison: Comparison) -> list[ReplayJob]:
-    """Return jobs of the cases that share steps and forecasts."""
-    available = comparison.sources.found
+def group_cases(
+    cases: Mapping[str, ReplayCase], predictors: Mapping[str, StoredPredictor]
+) -> list[list[tuple[str, ReplayCase]]]:
+    """Return the cases that share steps and forecasts, each with its digest."""
     groups: dict[tuple[Any, ...], list[tuple[str, ReplayCase]]] = {}
-    for digest, case in cases:
+    for digest, case in cases.items():
         variant = case.variant
-        key: tuple[Any, ...] = (case.condition.batch, variant.predictor, variant.reuse_predictor)
-        if variant.predictor is None or variant.predictor not in available:
+        key: tuple[Any, ...] = (case.condition.batch, *variant.forecasts)
+        if variant.predictor not in predictors:
             # No forecasts to record once for all of them: smaller jobs share the work better.
             key = (*key, variant.label, case.hardware.name)
         groups.setdefault(key, []).append((digest, case))
-    return [
-        ReplayJob(
-            trace=comparison.trace.path,
-            spec=comparison.trace.spec,
-            batch=batch,
-            new_tokens=comparison.config.replay_tokens,
-            predictor=predictor,
-            reuse_predictor=reuse_predictor,
-            predictors={
-                key: available[key] for key in (predictor, reuse_predictor) if key in available
-            },
-            cases=members,
-        )
-        for (batch, predictor, reuse_predictor, *_), members in groups.items()
-    ]
+    return [*groups.values()]
 
 
 def open_trace(config: EvaluateConfig) -> Trace:

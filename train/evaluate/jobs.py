@@ -13,7 +13,7 @@ from predictors.spec import ModelSpec
 from runtime.policy.counters import sum_counters
 from runtime.sim.lower_bound import TimeBound, bound_time
 from runtime.sim.replay import ReplayStats, rare_collections, replay
-from runtime.sim.step import ArrayStep
+from runtime.sim.step import ArrayStep, RecordedStep
 from runtime.tools.comparison import Variant
 from runtime.tools.intervals import Interval, bootstrap_ratio
 from train.evaluate.forecasts import (
@@ -102,14 +102,11 @@ class ReplayJob:
 
     trace: Path
     spec: ModelSpec
-    batch: int
     new_tokens: int
-    predictor: str | None
-    reuse_predictor: str | None
     predictors: Mapping[str, StoredPredictor] = field(repr=False)
     """By key, without the perfect forecasts."""
-    cases: Sequence[tuple[str, ReplayCase]] = field(repr=False, default=())
-    """With the digest of each."""
+    cases: Sequence[tuple[str, ReplayCase]] = field(repr=False)
+    """With the digest of each; at least one."""
 
     @property
     def digests(self) -> Sequence[str]:
@@ -117,7 +114,7 @@ class ReplayJob:
 
     @property
     def cost(self) -> float:
-        return len(self.cases) * (1 + 1 / self.batch)
+        return len(self.cases) * (1 + 1 / self.cases[0][1].condition.batch)
 
     def run(self, on_finished: OnFinished) -> None:
         """Replay each case and call `on_finished` with its digest and figures."""
@@ -127,14 +124,11 @@ class ReplayJob:
     def _run(self, on_finished: OnFinished) -> None:
         # The command has verified the trace; hashing it again in each worker would take longer.
         trace = Trace.open(self.trace, verify=False)
-        steps = held_out_steps(trace, batch=self.batch, new_tokens=self.new_tokens)
+        shared = self.cases[0][1]
+        batch = shared.condition.batch
+        steps = held_out_steps(trace, batch=batch, new_tokens=self.new_tokens)
         routed = [routing_only(step, self.spec.num_layers) for step in steps]
-        recorded = {}
-        for key in (self.predictor, self.reuse_predictor):
-            if key == TRUTH:
-                recorded[key] = perfect_forecasts(steps, self.spec)
-            elif key is not None:
-                recorded[key] = record_forecasts(self.predictors[key].load(self.spec), steps)
+        recorded = record_all(shared.variant, steps, self.predictors, self.spec)
         bounds: dict[tuple[str, str], TimeBound] = {}
         for digest, case in self.cases:
             stats = replay_case(case, routed, recorded, self.spec)
@@ -146,6 +140,22 @@ class ReplayJob:
                 )
             row = measure_replay(stats, case, routed, self.spec, bounds[place])
             on_finished(digest, asdict(row))
+
+
+def record_all(
+    variant: Variant,
+    steps: Sequence[RecordedStep],
+    predictors: Mapping[str, StoredPredictor],
+    spec: ModelSpec,
+) -> dict[str, RecordedForecasts]:
+    """Return the variant's forecasts for these steps by key."""
+    recorded = {}
+    for key in variant.forecasts:
+        if key == TRUTH:
+            recorded[key] = perfect_forecasts(steps, spec)
+        elif key is not None:
+            recorded[key] = record_forecasts(predictors[key].load(spec), steps)
+    return recorded
 
 
 def replay_case(

@@ -8,12 +8,13 @@ from typing import Any
 from collect.traces import Trace
 from runtime.config import SystemConfig
 from runtime.sim.hardware import Hardware
+from runtime.tools.comparison import Variant
 from runtime.tools.intervals import Interval, bootstrap_ratio
 from runtime.tools.report.provenance import describe_origin
 from train.evaluate.config import OURS, EvaluateConfig
 from train.evaluate.jobs import ReplayRow
 from train.evaluate.sources import StoredPredictor
-from train.evaluate.variants import ABLATION, DISTANCE, KNOWN, TABLE, Variants
+from train.evaluate.variants import ABLATION, DISTANCE, KNOWN, TABLE
 
 CLOSE = 0.02
 """Slower than the first system by less than this share counts as close to it."""
@@ -98,7 +99,8 @@ def make_results(
     *,
     trace: Trace,
     machines: Sequence[Hardware],
-    variants: Variants,
+    variants: Sequence[Variant],
+    missing: Mapping[str, str],
     predictors: Mapping[str, StoredPredictor],
     rows: Sequence[ReplayRow],
     seconds: float,
@@ -109,7 +111,7 @@ def make_results(
         for part in (TABLE, ABLATION, DISTANCE, KNOWN)
     }
     baseline = config.baseline.name
-    knowing = [variant.label for variant in variants.table if variant.system.knows_future]
+    knowing = [variant.label for variant in variants if variant.system.knows_future]
     standings = rank_systems(parts[TABLE], ours=OURS, left_out=knowing)
     manifest = trace.manifest
     return {
@@ -125,9 +127,9 @@ def make_results(
         "shape": asdict(config.shape),
         "machines": [finite(asdict(machine)) for machine in machines],
         "hardware": [asdict(hardware) for hardware in config.hardware],
-        "systems": {variant.label: settings(variant.system) for variant in variants.table},
+        "systems": {variant.label: settings(variant.system) for variant in variants},
         "predictors": {key: predictor.digest for key, predictor in predictors.items()},
-        "missing": variants.missing,
+        "missing": missing,
         "baseline": baseline,
         "knows_future": knowing,
         "ours": OURS,

@@ -61,20 +61,13 @@ class ReplayCase(Case):
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
-@dataclass(frozen=True)
-class Variants:
-    """Variants by the part of the report that they are for."""
+def list_variants(
+    config: EvaluateConfig, sources: PredictorSources
+) -> tuple[dict[str, list[Variant]], dict[str, str]]:
+    """Return the variants by the part of the report that they are for, and what is missing.
 
-    table: list[Variant]
-    ablation: list[Variant]
-    distance: list[Variant]
-    known: list[Variant]
-    missing: dict[str, str]
-    """System, or part of one, to the reason why it cannot be replayed on this trace."""
-
-
-def list_variants(config: EvaluateConfig, sources: PredictorSources) -> Variants:
-    """Return the systems, the baseline first, the oracle last, and the figures' variants.
+    The table has the systems, the baseline first, the oracle last. What is missing is a system, or
+    part of one, with the reason why it cannot be replayed on this trace.
 
     Raises:
         ZooError: a named predictor is damaged.
@@ -83,28 +76,26 @@ def list_variants(config: EvaluateConfig, sources: PredictorSources) -> Variants
     systems = {config.baseline.name: config.baseline}
     systems |= {system.name: system for system in config.system}
     by_knowledge = sorted(systems.items(), key=lambda item: item[1].knows_future)
-    table: list[Variant] = []
+    parts: dict[str, list[Variant]] = {part: [] for part in (TABLE, ABLATION, DISTANCE, KNOWN)}
     missing: dict[str, str] = {}
-
     for name, system in by_knowledge:
         try:
             variant = make_variant(system, sources, config.predictor)
         except MissingPredictor as error:
             missing[name] = str(error)
         else:
-            table.append(replace(variant, system=with_popular_experts(system, sources.trace)))
-    ablation: list[Variant] = []
-    distance: list[Variant] = []
+            system = with_popular_experts(system, sources.trace)
+            parts[TABLE].append(replace(variant, system=system))
     if config.figures:
+        parts[KNOWN] = known_variants()
         try:
             ablated = make_variant(config.ablated, sources, config.predictor)
         except MissingPredictor as error:
             missing[f"figures of {config.ablated.name}"] = str(error)
         else:
-            ablation = ablation_variants(ablated)
-            distance = distance_variants(ablated, find_distance_lines(sources, missing))
-    known = known_variants() if config.figures else []
-    return Variants(table, ablation, distance, known, missing | sources.without)
+            parts[ABLATION] = ablation_variants(ablated)
+            parts[DISTANCE] = distance_variants(ablated, find_distance_lines(sources, missing))
+    return parts, missing | sources.without
 
 
 def known_variants() -> list[Variant]:
@@ -196,21 +187,21 @@ def distance_variants(
 
 
 def list_cases(
-    config: EvaluateConfig, variants: Variants, machines: Sequence[Hardware]
+    config: EvaluateConfig, variants: Mapping[str, list[Variant]], machines: Sequence[Hardware]
 ) -> Iterator[ReplayCase]:
     """Yield the cases of the table, then those of the figures."""
     for batch in config.batches:
         for machine in machines:
             for budget in config.budget:
-                for variant in variants.table:
+                for variant in variants[TABLE]:
                     yield ReplayCase(variant, Condition(budget, batch), machine, TABLE)
-    for part, members in ((ABLATION, variants.ablation), (DISTANCE, variants.distance)):
+    for part in (ABLATION, DISTANCE):
         for machine in machines:
-            for variant in members:
+            for variant in variants[part]:
                 yield ReplayCase(variant, figure_condition(config), machine, part)
     for machine in machines:
         for budget in config.budget:
-            for variant in variants.known:
+            for variant in variants[KNOWN]:
                 yield ReplayCase(variant, Condition(budget, config.batches[0]), machine, KNOWN)
 
 

@@ -15,8 +15,8 @@ from runtime.tools.report.html_report import HtmlReport
 from runtime.tools.report.provenance import Provenance, read_provenance
 from train.config import ReportConfig
 from train.errors import TrainError
+from train.eviction_eval import rate_all_policies
 from train.report import forecasts, routing, serving
-from train.report.measured import measure_hit_rates
 from train.table import describe_summary, summary_table
 from zoo.load import load_predictor
 
@@ -56,7 +56,7 @@ def make_page(
     serving.latency_table(page, table, spec.num_layers)
     serving.drift(page, results.get("drift"))
     routing.popularity(page, trace)
-    rates = measure_hit_rates(trace, reuse_predictors, num_tokens=replay_tokens)
+    rates = rate_all_policies(trace, reuse_predictors, num_tokens=replay_tokens)
     serving.hit_rate(page, rates, num_tokens=replay_tokens)
     serving.keeping(page, results.get("keeping"))
     return page

@@ -18,7 +18,6 @@ from runtime.tools.report.figures import (
 from runtime.tools.report.html_report import HtmlReport
 from train.eviction_eval import HitRates
 from train.report.forecasts import AGAIN, Predictors
-from train.report.measured import HitRateRow
 from zoo.card import CardFigure
 
 if TYPE_CHECKING:
@@ -27,12 +26,15 @@ if TYPE_CHECKING:
 HIT_RATE_HEADING = "Hit rate of each eviction policy, by cache size"
 
 
-def hit_rate(report: HtmlReport, rows: Sequence[HitRateRow], *, num_tokens: int) -> None:
-    """Draw the hit rate of every eviction policy at every cache size."""
-    if any(row.hit_rate is None for row in rows):
+def hit_rate(
+    report: HtmlReport, tables: Mapping[str, Mapping[str, HitRates]], *, num_tokens: int
+) -> None:
+    """Draw the hit rate of every eviction policy at every cache size, `tables[budget][policy]`."""
+    rows = hit_rate_records(tables)
+    if any(row["hit_rate"] is None for row in rows):
         report.add(HIT_RATE_HEADING, note="The trace has no generated tokens.")
         return
-    policies = {row.eviction for row in rows}
+    policies = {row["eviction"] for row in rows}
     note = (
         "Share of the experts that generated tokens need which are in the arena when their router "
         f"asks; nothing is prefetched, the arena is divided by layers, {num_tokens:,} generated "
@@ -40,15 +42,28 @@ def hit_rate(report: HtmlReport, rows: Sequence[HitRateRow], *, num_tokens: int)
     )
     if not REUSE_PREDICTORS.keys() & policies:
         note += " `reuse` asks a trained forecaster: `moecast train predictor=all` trains it."
-    keys = ("cache_percent", "eviction", "hit_rate", "gap_closed")
     report.add(
         HIT_RATE_HEADING,
-        Table(columns=[TableColumn(key) for key in keys], rows=rows),
+        Table(columns=[TableColumn(key) for key in rows[0]], rows=rows),
         draw_hit_rates,
         name="hit-rate-by-eviction-policy",
         note=note,
-        inches=(wide(len({row.cache_percent for row in rows})), rows_height(len(policies))),
+        inches=(wide(len(tables)), rows_height(len(policies))),
     )
+
+
+def hit_rate_records(tables: Mapping[str, Mapping[str, HitRates]]) -> list[dict[str, Any]]:
+    """Return a row for each cache size and policy, in decode."""
+    return [
+        {
+            "cache_percent": int(budget.rstrip("%")),
+            "eviction": policy,
+            "hit_rate": rates.decode,
+            "gap_closed": rates.decode_gap_closed,
+        }
+        for budget, policies in tables.items()
+        for policy, rates in policies.items()
+    ]
 
 
 def draw_hit_rates(figure: "Figure", records: Sequence[Record]) -> None:
@@ -71,11 +86,7 @@ def draw_hit_rates(figure: "Figure", records: Sequence[Record]) -> None:
 
 def draw_reuse_figure(tables: Mapping[str, Mapping[str, HitRates]]) -> CardFigure | None:
     """Draws the hit rate of each policy by cache size, `tables[budget][policy]`, in decode."""
-    records = [
-        {"cache_percent": budget.rstrip("%"), "eviction": policy, "hit_rate": rates.decode}
-        for budget, policies in tables.items()
-        for policy, rates in policies.items()
-    ]
+    records = hit_rate_records(tables)
     if any(record["hit_rate"] is None for record in records):
         return None
     inches = (wide(len(tables)), rows_height(len(records) // len(tables)))

@@ -161,7 +161,7 @@ def draw_panels(
     log: bool = False,
     upwards: bool = False,
     colors: Sequence[Any] = (),
-    legend: bool = True,
+    legend: bool | str = True,
     **limits: Any,
 ) -> None:
     """Draw lines in a panel for each title, side by side, with one legend right of them.
@@ -173,6 +173,7 @@ def draw_panels(
         log: the y axis is logarithmic.
         upwards: a larger y is better, so that what is out of reach lies above the bound.
         colors: of the lines, where their names have no style of their own.
+        legend: whether there is one, or its title.
         limits: of the axes, as matplotlib's `set` takes them.
     """
     num_columns = min(MOST_COLUMNS, len(panels))
@@ -198,7 +199,7 @@ def draw_panels(
     for axes in grid[:, 0]:
         axes.set_ylabel(ylabel)
     if legend:
-        draw_legend(figure)
+        draw_legend(figure, title=legend if isinstance(legend, str) else None)
 
 
 def _set_ticks(axes: "Axes", places: Sequence[float]) -> None:
@@ -220,7 +221,7 @@ def _set_log_scale(axes: "Axes") -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def draw_legend(figure: "Figure") -> None:
+def draw_legend(figure: "Figure", *, title: str | None = None) -> None:
     """Name what all panels show at their right, ordered as the lines of the first end."""
     handles: dict[str, Any] = {}
     for axes in figure.axes:
@@ -231,7 +232,8 @@ def draw_legend(figure: "Figure") -> None:
         named = zip(*axes.get_legend_handles_labels(), strict=True)
         for handle, name in sorted(named, key=lambda pair: ends.get(pair[1], []), reverse=True):
             handles.setdefault(name, handle)
-    figure.legend(list(handles.values()), list(handles), loc="outside right center")
+    lines, names = list(handles.values()), list(handles)
+    figure.legend(lines, names, loc="outside right center", title=title)
 
 
 def draw_bars(

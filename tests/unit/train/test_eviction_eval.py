@@ -1,15 +1,22 @@
 """Replays under eviction policies: the recorded stream gives what the predictor itself gives."""
 
+from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from runtime.sim.replay import replay
 from tests.builders.traces import make_spec, make_trace
-from train.eviction_eval import eviction_system, record_stream, replay_policy
-from train.report.measured import ANY
+from train.eviction_eval import (
+    ANY,
+    eviction_system,
+    rate_all_policies,
+    record_stream,
+    replay_policy,
+)
 from train.reuse import ReuseStack
 
 
@@ -43,3 +50,28 @@ def test_replay_policy__recorded_reuse_evicts_as_the_predictor(tmp_path: Path) -
     assert sum(counters.evictions for counters in expected.decode) > 0
     other = replay_policy("lru", stream, system=system, slots=slots, **setting)
     assert other.decode != expected.decode
+
+
+def test_hit_rates__lru_is_a_plain_lru_and_belady_bounds_all(tmp_path: Path) -> None:
+    # One expert a token and no prompts: nothing depends on the order within a step.
+    spec = make_spec(top_k=1)
+    trace = make_trace(tmp_path / "t", spec=spec, prompt_tokens=1, new_tokens=20)
+    steps = list(trace.steps("held_out"))
+    tables = rate_all_policies(trace, [], num_tokens=len(steps))
+    for budget, rates in tables.items():
+        slots = spec.num_experts * int(budget.rstrip("%")) // 100
+        if not slots:
+            continue
+        hits = 0
+        for layer in range(spec.num_layers):
+            cache: OrderedDict[int, None] = OrderedDict()
+            for step in steps:
+                expert = int(step.experts(layer)[0, 0])
+                hits += expert in cache
+                cache[expert] = None
+                cache.move_to_end(expert)
+                if len(cache) > slots:
+                    cache.popitem(last=False)
+        assert rates["lru"].decode == pytest.approx(hits / (len(steps) * spec.num_layers))
+        assert max(rate.decode for rate in rates.values()) == rates["belady"].decode
+        assert "reuse" not in rates

@@ -17,6 +17,7 @@ from tests.builders.traces import make_spec, make_trace
 from train.drift import measure_drift
 from train.nonlearned import fit_correlation, fit_popularity, fit_token
 from train.report.build import make_page
+from train.report.routing import cumulative_LE, share_of_choices
 from train.residual import ResidualStack
 from train.scoring import EvalContext, score_predictor
 
@@ -183,3 +184,11 @@ def test_report__refuses_missing_inputs(
     ]  # fmt: skip
     assert run_program("train", ["report", *named]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_routing__shares_of_hand_made_choices(tmp_path: Path) -> None:
+    counts = np.array([[4, 4, 4, 4], [2, 10, 0, 4]])
+    chosen_LNK = np.stack([np.repeat(np.arange(4), own)[:, None] for own in counts])
+    expected = [[0.25, 0.5, 0.75, 1.0], [10 / 16, 14 / 16, 1.0, 1.0]]
+    assert cumulative_LE(chosen_LNK, 4) == pytest.approx(np.array(expected))
+    assert share_of_choices(make_trace(tmp_path / "t", prompt_tokens=2, new_tokens=2)) is None
