@@ -12,7 +12,6 @@ TABLE = (
         "tables.pages",
         "writes all tables and figures of README, docs and benchmarks",
     ),
-    ("screenshot", "serving.screenshot", "server: a picture of the status page (docs/images)"),
     ("ceiling", "ceiling", "accuracy of forecasts against training data, passes and network size"),
     (
         "moecast",
@@ -58,14 +57,8 @@ TABLE = (
     ("peers", "peers.run", "other programs with the same weights, prompts and memory"),
     ("gpu", "gpu", "a first look at an accelerator: tests, exactness, races, overlap, speed"),
     ("random", "random_model", "writes a checkpoint of Qwen3-30B-A3B's shape, for peers"),
-    ("storm", "serving.storm", "server: many clients ask for long answers and leave at once"),
-    ("shutdown", "serving.shutdown", "server: SIGTERM, with and without a grace period"),
-    ("queue", "serving.queue", "server: latency of 429 answers while the queue is full"),
-    ("fuzz", "serving.fuzz", "server: requests made by schemathesis, and damaged bytes"),
-    ("disconnects", "serving.disconnects", "server: clients that leave at random moments"),
     ("clients", "serving.clients", "server: openai, litellm, lm-eval, locust, aiperf, unmodified"),
     ("arrivals", "serving.arrivals", "server: latency under a public trace's arrivals, by system"),
-    ("soak", "serving.soak", "server: memory, threads and descriptors under a long mixed load"),
     ("attack", "serving.attack", "server: honest clients next to hostile ones, with little memory"),
 )
 """Name, module and summary; the module has the function `run_NAME`, with _ in place of -, and

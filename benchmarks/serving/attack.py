@@ -26,13 +26,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
+import numpy as np
 
 from benchmarks.peers.limit import MemoryLimiter
 from benchmarks.peers.run import ALLOWANCE_BYTES
 from benchmarks.peers.weights import weight_bytes
 from benchmarks.reports import default_threads, describe_machine, print_line
 from benchmarks.serving.config import AttackConfig
-from benchmarks.serving.disconnects import PROMPTS, fill_pool, idle_footprint
+from benchmarks.serving.departures import PROMPTS, fill_pool, idle_footprint
 from benchmarks.serving.hostile import ATTACKS, BUSY, Statuses, Victim, run_hostile
 from benchmarks.serving.rows import (
     AttackReport,
@@ -40,11 +41,11 @@ from benchmarks.serving.rows import (
     HealthReport,
     HonestCounts,
     LimitReport,
+    MemorySlope,
     ServerExit,
     write_part,
 )
 from benchmarks.serving.server import ServerFailed, ServerProcess, run_server
-from benchmarks.serving.soak import fit_slope, take_sample
 from runtime.config import ModelConfig
 from runtime.policy.budget import Budget
 from runtime.store.model_source import resolve
@@ -74,28 +75,6 @@ QUESTIONS: tuple[tuple[str, dict[str, Any]], ...] = tuple(
 NEW_TOKENS = 16
 
 
-@dataclass
-class HonestLog:
-    """Counts and latencies of the honest clients."""
-
-    asked: int = 0
-    answered: int = 0
-    wrong: int = 0
-    refused: Counter[str] = field(default_factory=Counter)
-    failed: Counter[str] = field(default_factory=Counter)
-    seconds: list[float] = field(default_factory=list)
-
-    def counts(self) -> HonestCounts:
-        return HonestCounts(
-            asked=self.asked,
-            answered=self.answered,
-            wrong=self.wrong,
-            refused=dict(self.refused),
-            failed=dict(self.failed),
-            seconds_worst=max(self.seconds, default=0.0),
-        )
-
-
 def read_choices(answer: httpx2.Response) -> list[Any]:
     """Returns the choices of an answer; of a streamed one, the text and the end of each."""
     if not answer.headers["content-type"].startswith("text/event-stream"):
@@ -114,49 +93,50 @@ def read_choices(answer: httpx2.Response) -> list[Any]:
 
 
 async def ask_question(
-    http: httpx2.AsyncClient, api: str, number: int, log: HonestLog
+    http: httpx2.AsyncClient, api: str, number: int, counts: HonestCounts
 ) -> list[Any] | None:
     """Asks until there is an answer; None for one that is neither an answer nor a refusal."""
     path, body = QUESTIONS[number]
     started = time.monotonic()
-    log.asked += 1
+    counts.asked += 1
+    failure = "never answered"
     while time.monotonic() < started + ANSWER_SECONDS:
         try:
             answer = await http.post(f"{api}/{path}", json=body | {"max_tokens": NEW_TOKENS})
         except httpx2.TransportError as error:
-            log.failed["closed" if not str(error) else f"closed: {error}"] += 1
-            return None
+            failure = f"closed: {error}"
+            break
         status = str(answer.status_code)
         if status in BUSY and (wait := answer.headers.get("retry-after", "")).isdigit():
-            log.refused[status] += 1
+            counts.refused[status] = counts.refused.get(status, 0) + 1
             await asyncio.sleep(int(wait))
-            continue
-        if status != "200":
-            log.failed[f"{status}: {answer.text[:200]}"] += 1
-            return None
-        log.answered += 1
-        log.seconds.append(time.monotonic() - started)
-        return read_choices(answer)
-    log.failed["never answered"] += 1
+        elif status == "200":
+            counts.answered += 1
+            counts.seconds_worst = max(counts.seconds_worst, time.monotonic() - started)
+            return read_choices(answer)
+        else:
+            failure = f"{status}: {answer.text[:200]}"
+            break
+    counts.failed[failure] = counts.failed.get(failure, 0) + 1
     return None
 
 
 async def learn_answers(api: str) -> list[list[Any] | None]:
     """Returns the answers to all questions, asked one after another."""
     async with httpx2.AsyncClient(timeout=ANSWER_SECONDS) as http:
-        return [await ask_question(http, api, n, HonestLog()) for n in range(len(QUESTIONS))]
+        return [await ask_question(http, api, n, HonestCounts()) for n in range(len(QUESTIONS))]
 
 
 async def run_honest(
-    api: str, known: Sequence[Any], seed: int, goes_on: Callable[[], bool], log: HonestLog
+    api: str, known: Sequence[Any], seed: int, goes_on: Callable[[], bool], counts: HonestCounts
 ) -> None:
     """Asks questions and compares their answers."""
     rng = random.Random(seed)
     async with httpx2.AsyncClient(timeout=ANSWER_SECONDS) as client:
         while goes_on():
             number = rng.randrange(len(QUESTIONS))
-            answer = await ask_question(client, api, number, log)
-            log.wrong += answer is not None and answer != known[number]
+            answer = await ask_question(client, api, number, counts)
+            counts.wrong += answer is not None and answer != known[number]
 
 
 class HealthProbe:
@@ -204,7 +184,7 @@ class HealthProbe:
 class AttackLog:
     """Everything that was counted and sampled."""
 
-    honest: HonestLog = field(default_factory=HonestLog)
+    honest: HonestCounts = field(default_factory=HonestCounts)
     hostile: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     samples: list[FootprintSample] = field(default_factory=list)
 
@@ -226,26 +206,36 @@ async def sample_minutes(
 ) -> None:
     start = time.monotonic()
     while goes_on():
-        log.samples.append(take_sample(target, start))
+        seconds = time.monotonic() - start
+        log.samples.append(FootprintSample(**vars(target.footprint()), seconds=seconds))
         await asyncio.sleep(SAMPLE_SECONDS)
+
+
+def fit_slope(samples: Sequence[FootprintSample]) -> MemorySlope:
+    """Fits a line through the anonymous memory of the second half of the samples."""
+    half = samples[len(samples) // 2 :]
+    if len(half) < 3:
+        return MemorySlope(bytes_per_hour=None, percent_per_hour=None)
+    hours = np.array([sample.seconds for sample in half]) / 3600
+    memory = np.array([sample.anonymous_bytes for sample in half])
+    per_hour = float(np.polyfit(hours, memory, 1)[0])
+    return MemorySlope(
+        bytes_per_hour=per_hour, percent_per_hour=100 * per_hour / float(memory.mean())
+    )
 
 
 async def attack_server(
     target: ServerProcess,
     key: str,
     known: Sequence[Any],
-    *,
-    seconds: float,
-    honest: int,
-    hostile: int,
-    seed: int,
+    config: AttackConfig,
 ) -> AttackLog:
     """Runs all clients together until the time is over, or the server has ended.
 
     Args:
         target: has the key in its URL.
     """
-    log, until = AttackLog(), time.monotonic() + seconds
+    log, until = AttackLog(), time.monotonic() + 60 * config.minutes
 
     def goes_on() -> bool:
         return time.monotonic() < until and target.process.poll() is None
@@ -253,10 +243,13 @@ async def attack_server(
     plain = f"http://{urlsplit(target.url).netloc.rpartition('@')[2]}"
     sampling = asyncio.create_task(sample_minutes(target, goes_on, log))
     await asyncio.gather(
-        *(run_honest(target.api, known, seed + n, goes_on, log.honest) for n in range(honest)),
         *(
-            run_hostile(Victim(plain, key, random.Random(seed + n)), goes_on, log.note)
-            for n in range(hostile)
+            run_honest(target.api, known, config.seed + n, goes_on, log.honest)
+            for n in range(config.honest)
+        ),
+        *(
+            run_hostile(Victim(plain, key, random.Random(config.seed + n)), goes_on, log.note)
+            for n in range(config.hostile)
         ),
     )
     sampling.cancel()
@@ -288,7 +281,6 @@ def run_attack(config: AttackConfig) -> None:
     options: dict[str, Any] = {"model.id": model, "budget": config.budget}
     if config.predictor is not None:
         options["predictor"] = config.predictor
-    seconds = 60 * config.minutes
     with (
         run_server(options, environment={"MOECAST_API_KEY": key}) as server,
         ThreadPoolExecutor(1) as pool,
@@ -297,7 +289,7 @@ def run_attack(config: AttackConfig) -> None:
         limiter = MemoryLimiter(
             server.process, sorted(model.glob("*.safetensors")), memory_limit(model, config.budget)
         )
-        limiting: Future[None] = pool.submit(limiter.watch, seconds + EXTRA_SECONDS)
+        limiting: Future[None] = pool.submit(limiter.watch, 60 * config.minutes + EXTRA_SECONDS)
         try:
             known = asyncio.run(learn_answers(target.api))
             fill_pool(target)
@@ -309,17 +301,7 @@ def run_attack(config: AttackConfig) -> None:
                 f"ended before the attacks: {peak} bytes of {limiter.limit_bytes} allowed"
             ) from error
         with HealthProbe(server.url) as health:
-            log = asyncio.run(
-                attack_server(
-                    target,
-                    key,
-                    known,
-                    seconds=seconds,
-                    honest=config.honest,
-                    hostile=config.hostile,
-                    seed=config.seed,
-                )
-            )
+            log = asyncio.run(attack_server(target, key, known, config))
         if (code := server.process.poll()) is None:
             target.wait_idle()
             time.sleep(SETTLE_SECONDS)
@@ -332,7 +314,7 @@ def run_attack(config: AttackConfig) -> None:
         limiting.result()
     report = AttackReport(
         minutes=config.minutes,
-        honest=log.honest.counts(),
+        honest=log.honest,
         hostile={name: dict(sorted(log.hostile[name].items())) for name in ATTACKS},
         unexpected=log.unexpected,
         health=health.report(),

@@ -12,48 +12,6 @@ class ServingConfig(BenchmarkConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StormConfig(ServingConfig):
-    requests: int = 200
-    """Requests that are sent together."""
-    max_new_tokens: int = 10_000
-    """Tokens that each asks for."""
-    repetitions: int = 3
-    """Storms, one after another."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShutdownConfig(ServingConfig):
-    requests: int = 12
-    """Answers in progress when SIGTERM is sent."""
-    max_new_tokens: int = 64
-    """Tokens of each answer, where the server has a grace period."""
-    repetitions: int = 3
-    """Shutdowns with and without a grace period."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class QueueConfig(ServingConfig):
-    requests: int = 500
-    """Requests to the full server, one after another and again eight at a time."""
-    max_new_tokens: int = 500
-    """Tokens of each of the answers that fill it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FuzzConfig(ServingConfig):
-    cases: int = 1500
-    """Requests to send."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DisconnectsConfig(ServingConfig):
-    requests: int = 1000
-    """Clients that leave."""
-    max_new_tokens: int = 1500
-    """Tokens that each asks for."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class ClientsConfig(ServingConfig):
     client: list[str] = field(default_factory=list)
     """Programs to run, with commas between them; all unless given."""
@@ -90,20 +48,6 @@ class ArrivalsConfig(ServingConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SoakConfig(ServingConfig):
-    minutes: float = 20.0
-    """Duration of the load."""
-    round_seconds: float = 60.0
-    """Seconds of load between two looks at the idle server's memory."""
-    clients: int = 6
-    """Clients that send one request after another."""
-    model: Path | None = None
-    """Folder of a model; the reference model unless given."""
-    budget: str = "50%"
-    """Memory for experts."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class AttackConfig(ServingConfig):
     minutes: float = 60.0
     """Duration of the attacks."""
@@ -117,13 +61,3 @@ class AttackConfig(ServingConfig):
     """Memory for experts."""
     predictor: str | None = None
     """Predictor of the server; its own choice unless given."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScreenshotConfig(BenchmarkConfig):
-    output: Path = Path("docs/images/status-page.png")
-    """PNG file of the status page."""
-    budget: str = "50%"
-    """Memory for experts, of the reference model."""
-    seconds: float = 75.0
-    """Time for which the page is open and requests are sent."""

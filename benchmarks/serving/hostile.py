@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from benchmarks.serving.disconnects import PROMPTS, leave, random_departures
+from benchmarks.serving.departures import PROMPTS, leave, random_departures
 
 ANSWER_SECONDS = 120.0
 """Most time for an answer: a complete request waits for its turn among honest ones."""

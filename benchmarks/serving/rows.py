@@ -1,7 +1,7 @@
 """Reports of the server's benchmarks: one file, with a part for each of them."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -32,152 +32,6 @@ class ServerExit:
     seconds: float
     exit_code: int
     children_left: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class StormRun:
-    ends: dict[str, int]
-    """Number of the storm's requests by their end."""
-    next_status: int
-    """Status of the request after the storm."""
-    next_tokens: int | None
-    next_seconds: float
-    idle_after_seconds: float
-    left: dict[str, float]
-    """Gauges of the idle server."""
-    tokens_asked_for: int
-    tokens_generated: float
-    answers_cancelled: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class StormReport:
-    requests: int
-    tokens: int
-    client_seconds: float
-    next_seconds_worst: float
-    is_reached: bool
-    runs: list[StormRun]
-
-
-@dataclass(frozen=True, kw_only=True)
-class AbruptExit(ServerExit):
-    """An exit without a grace period."""
-
-    clients: dict[str, int]
-    """Number of answers in progress by their end."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GracefulExit(ServerExit):
-    """An exit with a grace period."""
-
-    accepted: int
-    completed: int
-    late_answers: dict[str, int]
-    """Answers to requests after the signal, by status."""
-    late_accepted: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShutdownReport:
-    requests: int
-    seconds_worst_without_grace: float
-    accepted: int
-    completed: int
-    late_accepted: int
-    children_left: int
-    is_reached: bool
-    without_grace: list[AbruptExit]
-    with_grace: list[GracefulExit]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Refusals:
-    """Answers of the full server."""
-
-    requests: int
-    statuses: dict[str, int]
-    with_retry_after: int
-    p50_ms: float
-    p99_ms: float
-    max_ms: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class QueueRun:
-    one_after_another: Refusals
-    eight_at_a_time: Refusals
-    rss_growth_bytes: int
-    accepted: int
-    """Answers that fill the server."""
-    still_under_way_at_the_end: int
-    completed: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class QueueReport(QueueRun):
-    p99_ms_worst: float
-    is_reached: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class WrongAnswer:
-    """A case whose answer breaks a rule."""
-
-    method: str
-    path: str
-    source: str
-    wrong: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class FuzzReport:
-    cases: int
-    never_sent: int
-    """Cases that the client cannot send: headers with line breaks, for example."""
-    sources: dict[str, int]
-    statuses: dict[str, int]
-    statuses_by_path: dict[str, dict[str, int]]
-    wrong: list[WrongAnswer]
-    left: dict[str, float]
-    """Gauges of the idle server."""
-    answers_afterwards: bool
-
-    @property
-    def is_reached(self) -> bool:
-        return (
-            self.cases >= 1000
-            and not self.wrong
-            and not any(self.left.values())
-            and self.answers_afterwards
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class DisconnectsReport:
-    requests: int
-    left_when: dict[str, int]
-    """Clients by the moment in which they left."""
-    statuses_read: dict[str, int]
-    seconds: float
-    idle_after_seconds: float
-    left: dict[str, float]
-    """Gauges of the idle server."""
-    before: Footprint
-    after: Footprint
-    threads_leaked: int
-    descriptors_leaked: int
-    same_answer_afterwards: bool
-
-    @property
-    def is_reached(self) -> bool:
-        return (
-            not any(self.left.values())
-            and self.threads_leaked <= 0
-            and self.descriptors_leaked <= 0
-            and self.same_answer_afterwards
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,37 +66,19 @@ class MemorySlope:
     percent_per_hour: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class SoakReport:
-    minutes: float
-    counts: dict[str, int]
-    """Answers by status; clients that left; unexpected statuses."""
-    tokens_generated: float
-    before: Footprint
-    after: Footprint
-    left: dict[str, float]
-    """Gauges of the idle server."""
-    anonymous_slope: MemorySlope
-    threads_leaked: int
-    descriptors_leaked: int
-    ended: ServerExit
-    idle: list[FootprintSample]
-    """Between the rounds."""
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class HonestCounts:
     """Answers to clients whose questions have known answers."""
 
-    asked: int
-    answered: int
-    wrong: int
+    asked: int = 0
+    answered: int = 0
+    wrong: int = 0
     """Answers that differ from those given to the same question alone."""
-    refused: dict[str, int]
+    refused: dict[str, int] = field(default_factory=dict)
     """Refusals with Retry-After by status; each was asked again."""
-    failed: dict[str, int]
+    failed: dict[str, int] = field(default_factory=dict)
     """Anything else by status; `closed` where the connection ended without an answer."""
-    seconds_worst: float
+    seconds_worst: float = 0.0
     """From the first try to the answer."""
 
 
@@ -365,23 +201,11 @@ class ArrivalsReport:
 class ServingReports:
     """The file of all parts; None for one that was not run."""
 
-    storm: StormReport | None = None
-    shutdown: ShutdownReport | None = None
-    queue: QueueReport | None = None
-    fuzz: FuzzReport | None = None
-    disconnects: DisconnectsReport | None = None
-    soak: SoakReport | None = None
     attack: AttackReport | None = None
     clients: ClientsReport | None = None
     arrivals: ArrivalsReport | None = None
     arrivals_again: ArrivalsReport | None = None
     """The same arrivals for some systems in another order."""
-
-
-def count_values(values: Sequence[object]) -> dict[str, int]:
-    """Counts values by their text, in order."""
-    texts = list(map(str, values))
-    return {text: texts.count(text) for text in sorted(set(texts))}
 
 
 def write_part(part: str, config: ServingConfig, machine: MachineFacts, report: Any) -> None:

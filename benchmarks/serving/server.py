@@ -25,7 +25,6 @@ START_SECONDS = 240.0
 SAMPLE = re.compile(r"^([\w:]+)(\{.*\})? (\S+)$", re.MULTILINE)
 
 RUNNING_GAUGE, WAITING_GAUGE = "vllm:num_requests_running", "vllm:num_requests_waiting"
-ENDED_COUNTER = "vllm:request_success_total"
 PINNED_GAUGE = "moecast_pinned_experts"
 IDLE_GAUGES = (RUNNING_GAUGE, WAITING_GAUGE, PINNED_GAUGE)
 """Gauges that are 0 when the server is idle."""

@@ -1,8 +1,11 @@
 """Headless Chromium, where there is one: what a page becomes, and what it looks like."""
 
 import asyncio
+import json
+import os
 import shutil
 import subprocess
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +22,8 @@ from runtime.serving.server import listen, server_url
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 SHOWN_SECONDS = 6
 """Of the page's own clock, which runs as fast as the page can."""
+TO_BROWSER, FROM_BROWSER = 3, 4
+"""File descriptors on which Chromium's `--remote-debugging-pipe` reads and writes."""
 
 
 def needs_chromium() -> str:
@@ -80,3 +85,48 @@ def _run(url: str, folder: Path, options: Sequence[str]) -> subprocess.Completed
         url,
     ]
     return subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
+
+
+@contextmanager
+def open_browser(browser: str) -> Iterator[Any]:
+    """Runs a headless browser and yields a function that calls its debugging protocol."""
+    reads, to_browser = os.pipe()
+    from_browser, writes = os.pipe()
+    with tempfile.TemporaryDirectory() as profile:
+        options = [
+            "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+            "--remote-debugging-pipe", f"--user-data-dir={profile}",
+        ]  # fmt: skip
+        redirect = f'exec "$0" "$@" {TO_BROWSER}<&{reads} {FROM_BROWSER}>&{writes}'
+        process = subprocess.Popen(
+            ["bash", "-c", redirect, browser, *options],
+            pass_fds=(reads, writes),
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(reads)
+        os.close(writes)
+        with os.fdopen(to_browser, "wb", buffering=0) as sent, os.fdopen(from_browser, "rb") as got:
+
+            def call(method: str, session: str | None = None, **params: Any) -> dict[str, Any]:
+                message: dict[str, Any] = {"id": 1, "method": method, "params": params}
+                if session is not None:
+                    message["sessionId"] = session
+                sent.write(json.dumps(message).encode() + b"\0")
+                while True:
+                    answer = read_message(got)
+                    if answer.get("id") == 1:
+                        return answer["result"]
+
+            try:
+                yield call
+            finally:
+                process.terminate()
+                process.wait()
+
+
+def read_message(stream: Any) -> dict[str, Any]:
+    """Reads one message of the protocol, which ends with a zero byte."""
+    message = bytearray()
+    while (byte := stream.read(1)) not in (b"\0", b""):
+        message += byte
+    return json.loads(message)

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.serving.screenshot import open_browser
-from tests.builders.browser import needs_chromium, page_server
+from tests.builders.browser import needs_chromium, open_browser, page_server
 
 pytestmark = pytest.mark.slow
 

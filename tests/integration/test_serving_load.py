@@ -1,18 +1,31 @@
-"""The server under overload, disconnects and fuzzing: `benchmarks/serving` for seconds."""
+"""The server under overload, disconnects and requests that no client would send."""
 
+import asyncio
+import random
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx2
 import pytest
 
-from benchmarks.serving.disconnects import LeaveMoment, disconnect_clients, random_departures
-from benchmarks.serving.fuzz import NEW_TOKENS, send_cases
-from benchmarks.serving.queue import RUNNING, WAITING, measure_full_queue
+from benchmarks.serving.departures import (
+    PROMPTS,
+    LeaveMoment,
+    fill_pool,
+    greedy_text,
+    idle_footprint,
+    leave_all,
+    random_departures,
+)
 from benchmarks.serving.server import IDLE_GAUGES, ServerProcess, extend_context, run_server
-from benchmarks.serving.storm import send_storm
+from tests.builders.fuzz_cases import NEW_TOKENS, find_fault, make_damaged_cases, schema_cases
+from tests.builders.server_load import RequestEnd, accepted_requests, complete
 from tests.builders.serving import speaking_model
 
 NOTHING = dict.fromkeys(IDLE_GAUGES, 0.0)
+TOKENS_COUNTER = "vllm:generation_tokens_total"
 
 
 @pytest.fixture(scope="module")
@@ -28,48 +41,63 @@ def running(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 
 def test_server__answers_the_next_client_after_many_disconnects(running: ServerProcess) -> None:
-    report = send_storm(running, requests=40, tokens=10_000)
-    assert report.ends == {"timeout": 40}
-    assert (report.next_status, report.next_tokens) == (200, 10)
-    assert report.left == NOTHING
+    # As vLLM's test_request_cancellation.
+    clients, tokens = 40, 10_000
+    before = running.metrics().get(TOKENS_COUNTER, 0.0)
+    with ThreadPoolExecutor(clients) as pool:
+        ends = pool.map(lambda _: complete(running.url, tokens, timeout=0.5), range(clients))
+        assert all(str(end.status).endswith("Timeout") for end in ends)
+    assert complete(running.url, 10) == RequestEnd(200, 10)
+    running.wait_idle()
+    assert running.idle_gauges() == NOTHING
     # Abandoned generations were cancelled.
-    assert report.tokens_generated < report.tokens_asked_for / 10
+    assert running.metrics()[TOKENS_COUNTER] - before < clients * tokens / 10
 
 
 def test_disconnects__leak_no_slot_thread_or_descriptor(running: ServerProcess) -> None:
-    report = disconnect_clients(running, requests=50, tokens=10_000, seed=3)
-    assert set(report.left_when) == set(LeaveMoment)
-    assert report.left == NOTHING
-    assert report.threads_leaked <= 0
-    assert report.descriptors_leaked <= 0
-    assert report.same_answer_afterwards
+    def departures(number: int, seed: int) -> list:
+        return random_departures(number, seed=seed, tokens=10_000, prompts=PROMPTS)
+
+    # The first requests make threads and memory that stay.
+    fill_pool(running)
+    asyncio.run(leave_all(running.url, departures(48, seed=4)))
+    expected = greedy_text(running)
+    time.sleep(0.5)
+    before = idle_footprint(running)
+    left = departures(50, seed=3)
+    assert {departure.when for departure in left} == set(LeaveMoment)
+    asyncio.run(leave_all(running.url, left))
+    running.wait_idle()
+    assert greedy_text(running) == expected
+    after = idle_footprint(running, before)
+    assert running.idle_gauges() == NOTHING
+    assert after.threads <= before.threads
+    assert after.descriptors <= before.descriptors
 
 
-def test_departures__are_equal_for_equal_seeds() -> None:
-    def made(seed: int) -> list:
-        return random_departures(30, seed=seed, tokens=5, prompts=["a", "b"])
-
-    assert made(1) == made(1) != made(2)
-
-
-def test_full_queue__answers_429_with_retry_after(
-    model: Path,
-) -> None:
-    with run_server({"model.id": model, "max_running": RUNNING, "max_waiting": WAITING}) as started:
-        report = measure_full_queue(started, requests=20, tokens=400)
+def test_full_queue__answers_429_with_retry_after(model: Path) -> None:
+    options = {"model.id": model, "max_running": 2, "max_waiting": 2}
+    with run_server(options) as started, ThreadPoolExecutor(8) as pool:
+        with accepted_requests(started, 4, tokens=400) as accepted:
+            refused = list(pool.map(lambda _: complete(started.url, 16), range(40)))
+            assert not all(end.done() for end in accepted)
+        assert [end.result() for end in accepted] == [RequestEnd(200, 400)] * 4
         assert started.idle_gauges() == NOTHING
-    for result in (report.one_after_another, report.eight_at_a_time):
-        assert result.statuses == {"429": 20}
-        assert result.with_retry_after == 20
-    assert report.completed == report.accepted == RUNNING + WAITING
+    assert {end.status for end in refused} == {429}
+    assert all(end.retry_after is not None for end in refused)
 
 
 def test_fuzz__no_request_makes_the_server_fail(model: Path) -> None:
     with run_server({"model.id": model, "max_new_tokens": NEW_TOKENS}) as started:
-        report = send_cases(started, cases=120, seed=5)
+        cases = [*schema_cases(started.url, 80, seed=5), *make_damaged_cases(started.url, 40, 5)]
+        random.Random(5).shuffle(cases)
+        with httpx2.Client(timeout=120) as client, ThreadPoolExecutor(8) as pool:
+            results = list(pool.map(lambda case: find_fault(client, case), cases))
+        started.wait_idle()
+        assert complete(started.url, 4).status == 200
+        assert started.idle_gauges() == NOTHING
         assert started.stop().exit_code == 0
-    assert report.cases >= 60
-    assert report.wrong == []
-    assert {"200", "400", "404"} <= report.statuses.keys()
-    assert report.left == NOTHING
-    assert report.answers_afterwards
+    assert [fault for _, fault in results if fault is not None] == []
+    statuses = [status for status, _ in results if status is not None]
+    assert len(statuses) >= 60
+    assert {200, 400, 404} <= set(statuses)

@@ -12,8 +12,8 @@ import pytest
 
 from benchmarks.reports import describe_machine
 from benchmarks.serving.arrivals import SystemRuns
-from benchmarks.serving.attack import AttackLog, read_choices
-from benchmarks.serving.config import QueueConfig, StormConfig
+from benchmarks.serving.attack import AttackLog, fit_slope, read_choices
+from benchmarks.serving.config import AttackConfig, ClientsConfig
 from benchmarks.serving.distributions import build_page, cumulative_shares
 from benchmarks.serving.hostile import ATTACKS, BOMBS, LARGEST_BODY, read_status
 from benchmarks.serving.replay import TimedCompletion
@@ -24,10 +24,7 @@ from benchmarks.serving.rows import (
     CacheCounts,
     ClientResult,
     ClientsReport,
-    DisconnectsReport,
-    Footprint,
     FootprintSample,
-    FuzzReport,
     HealthReport,
     HonestCounts,
     LimitReport,
@@ -36,10 +33,8 @@ from benchmarks.serving.rows import (
     ServerExit,
     ServingReports,
     SystemLatencies,
-    WrongAnswer,
     write_part,
 )
-from benchmarks.serving.soak import fit_slope
 from benchmarks.serving.trace import (
     choose_window,
     read_arrivals,
@@ -120,16 +115,16 @@ def test_slope__is_of_the_second_half_by_the_hour() -> None:
 def test_part__of_one_benchmark_leaves_the_others(tmp_path: Path) -> None:
     output, machine = tmp_path / "serving.json", describe_machine(1)
     slope = MemorySlope(bytes_per_hour=1.0, percent_per_hour=None)
-    write_part("storm", StormConfig(output=output), machine, slope)
-    write_part("queue", QueueConfig(output=output, requests=5), machine, slope)
-    write_part("storm", StormConfig(output=output), machine, replace(slope, bytes_per_hour=3.0))
+    write_part("clients", ClientsConfig(output=output), machine, slope)
+    write_part("attack", AttackConfig(output=output, honest=5), machine, slope)
+    write_part("clients", ClientsConfig(output=output), machine, replace(slope, bytes_per_hour=3.0))
     parts = json.loads(output.read_text())
     assert {name: part["bytes_per_hour"] for name, part in parts.items()} == {
-        "queue": 1.0,
-        "storm": 3.0,
+        "attack": 1.0,
+        "clients": 3.0,
     }
-    assert parts["queue"]["origin"]["command"] == "python -m benchmarks queue requests=5"
-    assert parts["queue"]["machine"]["cores"] == os.cpu_count()
+    assert parts["attack"]["origin"]["command"] == "python -m benchmarks attack honest=5"
+    assert parts["attack"]["machine"]["cores"] == os.cpu_count()
 
 
 def test_page__has_the_distribution_of_each_system(tmp_path: Path) -> None:
@@ -218,19 +213,16 @@ def attack_report(**changes: Any) -> AttackReport:
 def test_attack__is_reached_only_if_every_honest_request_is_answered() -> None:
     report = attack_report()
     assert report.is_reached
+    _, _, measured = serving.attack_row(report)
+    assert "9 of 9 answered, 0 wrong, 0 failed" in measured
+    assert "2 times 429" in measured
+    assert "200, 200, 200 MiB" in measured
     honest = report.honest
     for wrong in (replace(honest, answered=8), replace(honest, wrong=1)):
         assert not replace(report, honest=wrong).is_reached
     assert not replace(report, unexpected=1).is_reached
     assert not replace(report, memory=replace(report.memory, was_killed=True)).is_reached
     assert not replace(report, left={"running": 1.0}).is_reached
-
-
-def test_attack__has_a_row_of_what_was_answered() -> None:
-    _, _, measured = serving.attack_row(attack_report())
-    assert "9 of 9 answered, 0 wrong, 0 failed" in measured
-    assert "2 times 429" in measured
-    assert "200, 200, 200 MiB" in measured
 
 
 def test_attack__tells_expected_answers_from_others() -> None:
@@ -273,46 +265,14 @@ def test_attack__compares_streamed_texts_whole() -> None:
 
 
 def test_tables__show_the_parts_that_were_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = Footprint(rss_bytes=100 * 2**20, anonymous_bytes=0, descriptors=5, threads=2)
-    wrong = WrongAnswer(method="POST", path="/", source="damaged", wrong="status 500")
-    reports = ServingReports(
-        fuzz=FuzzReport(
-            cases=1234,
-            never_sent=0,
-            sources={},
-            statuses={"200": 1, "500": 2, "503": 1},
-            statuses_by_path={},
-            wrong=[wrong] * 3,
-            left={},
-            answers_afterwards=True,
-        ),
-        disconnects=DisconnectsReport(
-            requests=1000,
-            left_when={},
-            statuses_read={},
-            seconds=1.0,
-            idle_after_seconds=0.1,
-            left={"running": 0.0, "pinned": 2.0},
-            before=before,
-            after=replace(before, rss_bytes=103 * 2**20),
-            threads_leaked=0,
-            descriptors_leaked=1,
-            same_answer_afterwards=True,
-        ),
-        clients=ClientsReport(
-            clients={
-                "openai": ClientResult(works=True, version="3.5"),
-                "litellm": ClientResult(works=None, why="no environment"),
-            }
-        ),
-    )
+    clients = {
+        "openai": ClientResult(works=True, version="3.5"),
+        "litellm": ClientResult(works=None, why="no environment"),
+    }
+    reports = ServingReports(clients=ClientsReport(clients=clients))
     monkeypatch.setattr(serving, "read_report", lambda *_: reports)
-    lines = [line for line in serving.robustness_table() if line.startswith("|")][2:]
-    assert len(lines) == 3
-    assert "1,234 requests" in lines[0]
-    assert "3 of 500 or above, 3 wrong" in lines[0]
-    assert "2 left; threads +0, descriptors +1, memory +3 MiB" in lines[1]
-    assert "openai works, litellm not run" in lines[2]
+    (line,) = [line for line in serving.robustness_table() if line.startswith("|")][2:]
+    assert "openai works, litellm not run" in line
     assert serving.arrivals_table() == []
     monkeypatch.setattr(serving, "read_report", lambda *_: None)
     assert serving.robustness_table() == serving.arrivals_table() == []

@@ -1,15 +1,8 @@
-"""Requests that no client would send; none of them may make the server fail.
-
-Two in three cases are made by schemathesis from the server's OpenAPI description, half of them
-well-formed, and each third is a valid request with damaged bytes. No answer may be 500 or above,
-every refusal must be an error in OpenAI's shape, and afterwards nothing may run, wait or be pinned,
-and the server must answer.
-"""
+"""Requests that no client would send: from the server's OpenAPI description, and damaged ones."""
 
 import json
 import random
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -21,12 +14,6 @@ from hypothesis import seed as seeded
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 
-from benchmarks.reports import default_threads, describe_machine
-from benchmarks.serving.config import FuzzConfig
-from benchmarks.serving.rows import FuzzReport, WrongAnswer, count_values, write_part
-from benchmarks.serving.server import ServerProcess, run_server
-
-TOGETHER = 8
 NEW_TOKENS = 8
 """The server's limit for an answer: the cases are about requests."""
 GENERATING = ("/v1/completions", "/v1/chat/completions")
@@ -75,14 +62,6 @@ class FuzzCase:
     path: str
     arguments: dict[str, Any]
     """Arguments of httpx2's `request`."""
-
-
-@dataclass(frozen=True)
-class CaseResult:
-    status: int | None
-    """None where the client got no answer or could not send the case."""
-    wrong: str | None = None
-    """The rule that the answer breaks."""
 
 
 def schema_cases(url: str, number: int, seed: int) -> Iterator[FuzzCase]:
@@ -166,21 +145,22 @@ def make_damaged_cases(url: str, number: int, seed: int) -> Iterator[FuzzCase]:
         yield FuzzCase("damaged", "POST", path, given)
 
 
-def send_case(client: httpx2.Client, case: FuzzCase) -> CaseResult:
-    """Sends a case and checks the answer."""
+def find_fault(client: httpx2.Client, case: FuzzCase) -> tuple[int | None, str | None]:
+    """Sends a case; returns the answer's status and the rule that it breaks.
+
+    No answer may be 500 or above, and every refusal must be an error in OpenAI's shape. The status
+    is None for a case that the client cannot send: headers with line breaks, for example.
+    """
     try:
         answer = client.request(case.method, **case.arguments)
     except (httpx2.InvalidURL, httpx2.LocalProtocolError, UnicodeError, ValueError):
-        # The client cannot send it: headers with line breaks, paths without meaning.
-        return CaseResult(None)
+        return None, None
     except httpx2.TransportError as error:
-        return CaseResult(None, f"no answer: {type(error).__name__}")
+        return None, f"{case}: no answer: {type(error).__name__}"
     status = answer.status_code
-    if status >= 500:
-        return CaseResult(status, f"status {status}")
-    if status >= 400 and not is_openai_error(answer):
-        return CaseResult(status, f"status {status} in another shape: {answer.text[:80]!r}")
-    return CaseResult(status)
+    if status >= 500 or (status >= 400 and not is_openai_error(answer)):
+        return status, f"{case}: {status} {answer.text[:80]!r}"
+    return status, None
 
 
 def is_openai_error(answer: httpx2.Response) -> bool:
@@ -191,41 +171,3 @@ def is_openai_error(answer: httpx2.Response) -> bool:
     except (ValueError, KeyError, TypeError):
         return False
     return isinstance(error["message"], str) and {"type", "param", "code"} <= error.keys()
-
-
-def send_cases(target: ServerProcess, *, cases: int, seed: int) -> FuzzReport:
-    """Sends all cases in random order, and checks the server afterwards."""
-    sent = [
-        *schema_cases(target.url, cases * 2 // 3, seed),
-        *make_damaged_cases(target.url, cases // 3, seed),
-    ]
-    random.Random(seed).shuffle(sent)
-    with httpx2.Client(timeout=120) as client, ThreadPoolExecutor(TOGETHER) as pool:
-        results = list(pool.map(lambda case: send_case(client, case), sent))
-    target.wait_idle()
-    body = {"prompt": "The heart", "max_tokens": 4}
-    after = httpx2.post(f"{target.api}/completions", json=body, timeout=60)
-    by_path: dict[str, list[int | None]] = {}
-    for case, result in zip(sent, results, strict=True):
-        by_path.setdefault(case.path, []).append(result.status)
-    return FuzzReport(
-        cases=sum(result.status is not None for result in results),
-        never_sent=sum(result.status is None for result in results),
-        sources=count_values([case.source for case in sent]),
-        statuses=count_values([result.status for result in results]),
-        statuses_by_path={path: count_values(by_path[path]) for path in sorted(by_path)},
-        wrong=[
-            WrongAnswer(method=case.method, path=case.path, source=case.source, wrong=result.wrong)
-            for case, result in zip(sent, results, strict=True)
-            if result.wrong is not None
-        ],
-        left=target.idle_gauges(),
-        answers_afterwards=after.status_code == 200,
-    )
-
-
-def run_fuzz(config: FuzzConfig) -> None:
-    machine = describe_machine(default_threads())
-    with run_server({"max_new_tokens": NEW_TOKENS, "max_waiting": 64}) as target:
-        report = send_cases(target, cases=config.cases, seed=config.seed)
-    write_part("fuzz", config, machine, report)

@@ -1,4 +1,4 @@
-"""Clients that leave at random moments: threads, descriptors and memory that they leave behind.
+"""Clients that leave at random moments, and the resources of the server that they leave.
 
 Each goes away connected, in the middle of headers or body, after its request, or while it reads;
 with FIN or RST. Plain sockets do so: no client library leaves as badly as networks do.
@@ -20,17 +20,14 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from benchmarks.reports import default_threads, describe_machine
-from benchmarks.serving.config import DisconnectsConfig
-from benchmarks.serving.rows import DisconnectsReport, Footprint, count_values, write_part
-from benchmarks.serving.server import ServerProcess, run_server
+from benchmarks.serving.rows import Footprint
+from benchmarks.serving.server import ServerProcess
 
 PROMPTS = (
     "The heart pumps blood through the body, and the lungs",
     "It was late in the evening when the old man came to the door and",
     "Return a new list with the items of",
 )
-WARM_UP = 48
 TOGETHER = 16
 POOL_THREADS = min(32, (os.cpu_count() or 1) + 4)
 """Threads of asyncio's own pool (concurrent.futures.ThreadPoolExecutor)."""
@@ -175,46 +172,3 @@ def idle_footprint(target: ServerProcess, before: Footprint | None = None) -> Fo
         if footprint.threads <= before.threads and footprint.descriptors <= before.descriptors:
             return footprint
         time.sleep(0.1)
-
-
-def disconnect_clients(
-    target: ServerProcess, *, requests: int, tokens: int, seed: int
-) -> DisconnectsReport:
-    """Lets clients leave, and compares the server before and after."""
-    # The first requests make threads and memory that stay.
-    fill_pool(target)
-    warm_up = random_departures(WARM_UP, seed=seed + 1, tokens=tokens, prompts=PROMPTS)
-    asyncio.run(leave_all(target.url, warm_up))
-    expected = greedy_text(target)
-    time.sleep(0.5)
-    before = idle_footprint(target)
-    start = time.monotonic()
-    departures = random_departures(requests, seed=seed, tokens=tokens, prompts=PROMPTS)
-    statuses = asyncio.run(leave_all(target.url, departures))
-    seconds = time.monotonic() - start
-    idle_seconds = target.wait_idle()
-    is_equal = greedy_text(target) == expected
-    time.sleep(0.5)
-    after = idle_footprint(target, before)
-    return DisconnectsReport(
-        requests=requests,
-        left_when=count_values([departure.when for departure in departures]),
-        statuses_read=count_values([status for status in statuses if status is not None]),
-        seconds=seconds,
-        idle_after_seconds=idle_seconds,
-        left=target.idle_gauges(),
-        before=before,
-        after=after,
-        threads_leaked=after.threads - before.threads,
-        descriptors_leaked=after.descriptors - before.descriptors,
-        same_answer_afterwards=is_equal,
-    )
-
-
-def run_disconnects(config: DisconnectsConfig) -> None:
-    machine = describe_machine(default_threads())
-    with run_server() as target:
-        report = disconnect_clients(
-            target, requests=config.requests, tokens=config.max_new_tokens, seed=config.seed
-        )
-    write_part("disconnects", config, machine, report)

@@ -1,0 +1,81 @@
+"""Requests to a server that is another process, while it is full or ends."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import httpx2
+
+from benchmarks.serving.server import RUNNING_GAUGE, WAITING_GAUGE, ServerProcess
+
+ENDED_COUNTER = "vllm:request_success_total"
+PROMPT = "It was late in the evening when the old man came to the door and"
+
+
+@dataclass(frozen=True)
+class RequestEnd:
+    """The end of a request for its client."""
+
+    status: int | str
+    """HTTP status, or the name of a transport error."""
+    tokens: int = 0
+    retry_after: str | None = None
+
+
+def complete(url: str, tokens: int, *, timeout: float = 600) -> RequestEnd:
+    """Asks for one answer of exactly that many tokens."""
+    body = {"prompt": PROMPT, "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
+    try:
+        # Without certificates, which take a tenth of a second to load and which nothing here needs.
+        answer = httpx2.post(f"{url}/v1/completions", json=body, timeout=timeout, verify=False)
+    except httpx2.TransportError as error:
+        return RequestEnd(type(error).__name__)
+    usage = answer.json().get("usage", {})
+    retry_after = answer.headers.get("retry-after")
+    return RequestEnd(answer.status_code, usage.get("completion_tokens", 0), retry_after)
+
+
+@contextmanager
+def accepted_requests(
+    target: ServerProcess, number: int, *, tokens: int
+) -> Iterator[list[Future[RequestEnd]]]:
+    """Yields when the server has accepted all requests; waits for their ends after the block."""
+    ended = target.metrics().get(ENDED_COUNTER, 0.0)
+    with ThreadPoolExecutor(number) as pool:
+        ends = [pool.submit(complete, target.url, tokens) for _ in range(number)]
+        deadline = time.monotonic() + 60
+        while True:
+            metrics = target.metrics()
+            accepted = metrics[RUNNING_GAUGE] + metrics[WAITING_GAUGE]
+            if accepted + metrics.get(ENDED_COUNTER, 0.0) - ended == number:
+                break
+            assert time.monotonic() < deadline, f"{accepted:g} of {number} accepted"
+            time.sleep(0.02)
+        yield ends
+
+
+@contextmanager
+def late_requests(target: ServerProcess) -> Iterator[Counter[int | str]]:
+    """Asks from when the server says that it ends until the block does; yields the answers."""
+    late: Counter[int | str] = Counter()
+    over = threading.Event()
+
+    def ask() -> None:
+        while not over.wait(0.02):
+            try:
+                if httpx2.get(f"{target.url}/ready", timeout=5).status_code == 503:
+                    late[complete(target.url, 1).status] += 1
+            except httpx2.TransportError as error:
+                late[type(error).__name__] += 1
+
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(ask)
+        try:
+            yield late
+        finally:
+            over.set()
+        asking.result()
