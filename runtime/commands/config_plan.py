@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 from torch import nn
 
-from predictors.table import Table
+from predictors.table import Table, TableColumn
 from predictors.units import GIB, MIB
 from runtime.commands.pack import choose_coding
 from runtime.commands.progress import print_line
@@ -308,12 +308,19 @@ def print_plan(
         "disk": f"{disk} in direct reads of an expert's size",
     }
     Table.facts(facts, f"{chosen.name} from its configuration, without weights").print(console)
-    columns = (
-        *("experts in", "one", "all", "with others", "least budget", "budget here"),
-        *("hits", "reads per token", "TPOT at least"),
-    )
-    cells = [list_cells(plan) for plan in plans]
-    Table.of(columns, cells, title="experts by format").print(console)
+    columns = [
+        TableColumn("experts in", "format"),
+        TableColumn("one", "expert_bytes", format_size),
+        TableColumn("all", "experts_bytes", format_size),
+        TableColumn("with others", "total_bytes", format_size),
+        TableColumn("least budget", "least_budget_bytes", format_size),
+        TableColumn("budget here", "budget_bytes", format_size),
+        TableColumn("hits", "hit_rate", lambda share: f"{100 * share:.1f} %"),
+        TableColumn("experts read per token", "reads_per_token", "{:.0f}".format),
+        TableColumn("bytes read", "read_bytes_per_token", format_size),
+        TableColumn("TPOT at least", "tpot_seconds", lambda seconds: f"{1000 * seconds:,.0f} ms"),
+    ]
+    Table(columns=columns, rows=plans, title="experts by format").print(console)
     print_line(
         console,
         "hits: the share of the experts in memory, as if all were equally likely; real routing is "
@@ -326,20 +333,6 @@ def print_plan(
             f"without a budget here, figures are those of the least budget; {failed.format}: "
             f"{failed.error}",
         )
-
-
-def list_cells(plan: FormatPlan) -> list[str]:
-    """Return the cells of a format's row."""
-    sizes = (plan.expert_bytes, plan.experts_bytes, plan.total_bytes, plan.least_budget_bytes)
-    tpot = plan.tpot_seconds
-    return [
-        plan.format,
-        *map(format_size, sizes),
-        "none" if plan.budget_bytes is None else format_size(plan.budget_bytes),
-        f"{100 * plan.hit_rate:.1f} %",
-        f"{plan.reads_per_token:.0f}, {format_size(int(plan.read_bytes_per_token))}",
-        "not measured" if tpot is None else f"{1000 * tpot:,.0f} ms",
-    ]
 
 
 def format_count(number: int) -> str:

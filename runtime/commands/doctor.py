@@ -10,12 +10,12 @@ from transformers import PreTrainedModel
 
 from predictors.base import Predictor
 from predictors.spec import ModelSpec
-from predictors.table import Table
-from predictors.units import GIB, MIB
+from predictors.table import Table, TableColumn, percent, size
+from predictors.units import MIB
 from runtime.commands import config_plan
 from runtime.commands.progress import print_line, progress
 from runtime.config import DoctorConfig, ModelConfig
-from runtime.engine.auto_budget import measure_free_memory
+from runtime.engine.auto_budget import format_size, measure_free_memory
 from runtime.engine.devices import choose_device
 from runtime.engine.forecasters import load_system_predictor
 from runtime.engine.loading import LoadOptions, choose_auto_budget
@@ -106,13 +106,13 @@ def describe_model_sizes(
     model: PreTrainedModel, spec: ModelSpec, store: ExpertStore
 ) -> dict[str, Any]:
     """Describe the model's sizes; bytes are those in memory."""
-    format_bytes = max_slot_bytes(store)
+    expert_bytes = max_slot_bytes(store)
     return {
         **spec.as_dict(),
         "class": type(model).__name__,
-        "expert_bytes": format_bytes,
+        "expert_bytes": expert_bytes,
         "expert_format": name_format(store.layouts[0]),
-        "experts_bytes": format_bytes * spec.num_layers * spec.num_experts,
+        "experts_bytes": expert_bytes * spec.num_layers * spec.num_experts,
         "non_expert_bytes": count_weight_bytes(model),
         "scratch_bytes": store.scratch_bytes + max_decoded_bytes(store),
     }
@@ -183,7 +183,7 @@ def print_report(console: Console, chosen: ModelConfig, report: dict[str, Any]) 
 def make_facts_table(name: str, report: dict[str, Any]) -> Table:
     """Make the table of versions, hardware, files and the model."""
     hardware, model, files = report["hardware"], report["model"], report["files"]
-    gpus = [f"{gpu['name']}, {format_bytes(gpu['memory_bytes'])}" for gpu in hardware["gpus"]]
+    gpus = [f"{gpu['name']}, {format_size(gpu['memory_bytes'])}" for gpu in hardware["gpus"]]
     kernels = hardware["network_kernels"]
     rows = {
         "versions": ", ".join(f"{k} {v or 'not installed'}" for k, v in report["versions"].items()),
@@ -192,67 +192,58 @@ def make_facts_table(name: str, report: dict[str, Any]) -> Table:
         if kernels is None
         else f"compiled kernels ({kernels})",
         "policy core": "compiled" if hardware["compiled_core"] else "Python files",
-        "memory": f"{format_bytes(hardware['memory_bytes'])}, "
-        f"{format_bytes(hardware['available_memory_bytes'])} available",
+        "memory": f"{format_size(hardware['memory_bytes'])}, "
+        f"{format_size(hardware['available_memory_bytes'])} available",
         "GPUs": "; ".join(gpus) or "none",
-        "disk": f"{format_bytes(hardware['disk_free_bytes'])} free of "
-        f"{format_bytes(hardware['disk_bytes'])}",
-        "files": f"{files['files']} in {report['folder']}, {format_bytes(files['bytes'])}, "
+        "disk": f"{format_size(hardware['disk_free_bytes'])} free of "
+        f"{format_size(hardware['disk_bytes'])}",
+        "files": f"{files['files']} in {report['folder']}, {format_size(files['bytes'])}, "
         f"{files['tensors']} tensors, complete; digests: {files['digests']}",
         "experts": f"{model['num_layers']} layers of {model['num_experts']}, "
         f"{model['top_k']} per token, {model['expert_bytes'] / MIB:.2f} MiB each in "
-        f"{model['expert_format']}, together {format_bytes(model['experts_bytes'])}",
-        "other weights": format_bytes(model["non_expert_bytes"]),
+        f"{model['expert_format']}, together {format_size(model['experts_bytes'])}",
+        "other weights": format_size(model["non_expert_bytes"]),
     }
     return Table.facts(rows, f"{name} on this machine")
 
 
 def print_bandwidths(console: Console, bandwidth: dict[str, Any]) -> None:
     """Print the table of disk bandwidth by read size, then memory and links."""
-    copied = format_bandwidth(bandwidth["memory_bytes_per_second"])
-    rates = [f"memory (a copy, read and written) {copied}"]
-    rates += [
-        f"to GPU {i} {format_bandwidth(r)}"
-        for i, r in enumerate(bandwidth["links_bytes_per_second"])
+    links = bandwidth["links_bytes_per_second"]
+    rates = {"memory (a copy, read and written)": bandwidth["memory_bytes_per_second"]}
+    rates |= {f"to GPU {i}": rate for i, rate in enumerate(links)}
+    columns = [
+        TableColumn("read size", "read_bytes", size),
+        TableColumn("direct (as the runtime)", "direct", write_bandwidth),
+        TableColumn("cold page cache", "cold", write_bandwidth),
+        TableColumn("page cache", "cached", write_bandwidth),
     ]
-    cells = [
-        [f"{row['read_bytes'] // 1024} KiB"]
-        + [format_bandwidth(row[way]) for way in ("direct", "cold", "cached")]
-        for row in bandwidth["disk"]
-    ]
-    columns = ("read size", "direct (as the runtime)", "cold page cache", "page cache")
-    Table.of(columns, cells, title="reads of the model's files").print(console)
-    print_line(console, "; ".join(rates))
+    Table(columns=columns, rows=bandwidth["disk"], title="reads of the model's files").print(
+        console
+    )
+    print_line(console, "; ".join(f"{name} {write_bandwidth(r)}" for name, r in rates.items()))
     console.print()
 
 
 def make_budget_table(rows: list[dict[str, Any]]) -> Table:
     """Make the table of memory and speed at each budget."""
-    columns = ("budget", "system", "TPOT", "hits", "stalled", "experts", "process")
-    cells: list[list[str]] = []
-    for row in rows:
-        if "error" in row:
-            cells.append([row["budget"], "too small", *[""] * 5])
-            continue
-        shown = row["budget"]
-        sizes = [format_bytes(row["bytes"]), format_bytes(row["process_bytes"])]
-        for name, figures in row["systems"].items():
-            tpot = figures["tpot_seconds"]
-            speed = "not measured" if tpot is None else f"{1000 * tpot:.1f} ms"
-            shares = [format_share(figures[key]) for key in ("hit_rate", "stall_share")]
-            cells.append([shown, name, speed, *shares, *sizes])
-            shown, sizes = "", ["", ""]
+    columns = [
+        TableColumn("budget"),
+        TableColumn("system"),
+        TableColumn("TPOT", "tpot_seconds", lambda seconds: f"{1000 * seconds:.1f} ms"),
+        TableColumn("hits", "hit_rate", percent),
+        TableColumn("stalled", "stall_share", percent),
+        TableColumn("experts", "bytes", format_size),
+        TableColumn("process", "process_bytes", format_size),
+    ]
+    lines = [
+        {**row, **figures, "system": name}
+        for row in rows
+        for name, figures in row.get("systems", {"too small": {}}).items()
+    ]
     title = "estimates for each budget (simulated)"
-    return Table.of(columns, cells, title=title, left=2)
+    return Table(columns=columns, rows=lines, title=title, left=2)
 
 
-def format_share(value: float | None) -> str:
-    return "none" if value is None else f"{100 * value:.0f} %"
-
-
-def format_bytes(num_bytes: int) -> str:
-    return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= GIB else f"{num_bytes / MIB:.1f} MiB"
-
-
-def format_bandwidth(bytes_per_second: float | None) -> str:
-    return "not measured" if bytes_per_second is None else f"{bytes_per_second / MIB:,.0f} MiB/s"
+def write_bandwidth(bytes_per_second: float) -> str:
+    return f"{bytes_per_second / MIB:,.0f} MiB/s"

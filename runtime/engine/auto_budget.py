@@ -123,7 +123,7 @@ def describe_memory(free: FreeMemory) -> str:
     return f"free: {available}, less {unused} %, {', '.join(listed)}"
 
 
-def format_size(num_bytes: int) -> str:
+def format_size(num_bytes: float) -> str:
     if num_bytes >= GIB:
         return f"{num_bytes / GIB:.1f} GiB"
-    return f"{num_bytes / MIB:.1f} MiB" if num_bytes >= MIB // 10 else f"{num_bytes} bytes"
+    return f"{num_bytes / MIB:.1f} MiB" if num_bytes >= MIB // 10 else f"{num_bytes:.0f} bytes"
