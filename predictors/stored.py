@@ -1,4 +1,4 @@
-"""What zoo entries keep of predictors: arrays in one safetensors file, networks as ONNX files."""
+"""Parts of predictors in zoo entries: arrays in one safetensors file, networks as ONNX files."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self

@@ -66,7 +66,7 @@ class TableColumn:
     """Key, attribute or index in a row, a path of them, or a function; None: the heading."""
     write: Callable[[Any], str] = write_value
     rank: int = LAST
-    """Where a terminal is narrow, columns of high rank are left out first, the last one first."""
+    """Columns of high rank are left out first where a terminal is narrow, the last one first."""
 
     @property
     def key(self) -> str:

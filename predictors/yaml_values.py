@@ -11,7 +11,7 @@ MOST_VALUES = 100_000
 FLOAT = re.compile(r"[-+]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?$")
 """Also `1e-3` and `32.0e9`, which YAML 1.1 takes for texts."""
 KINDS = ("null", "bool", "int", "float", "str", "seq", "map")
-"""What a document may consist of: no dates, no bytes and no objects."""
+"""Types of a document's values: no dates, no bytes and no objects."""
 
 
 class StrictLoader(yaml.SafeLoader):

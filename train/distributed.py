@@ -54,7 +54,7 @@ class LayerGroup:
     family: PredictorStack
     """All networks of their family."""
     indices: Sequence[int]
-    """Which of them the group has."""
+    """Those of them that the group has."""
 
     @property
     def labels(self) -> list[str]:

@@ -56,7 +56,7 @@ from train.step_figures import StepFigures
 CHECKPOINTS = "checkpoints"
 """Folder of the run folder with both checkpoints."""
 LAST, BEST = "last.ckpt", "best.ckpt"
-"""What a training resumes from, and the weights of the best epoch so far."""
+"""State that a training resumes from, and the weights of the best epoch so far."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""How a CPU computes a step of one token: kernels, threads and attention of its own.
+"""Steps of one token on a CPU: kernels, threads and attention of its own.
 
 Kernels: PyTorch hands matrix products in bfloat16 and float16 to oneDNN. On CPUs without
 instructions for bfloat16 oneDNN takes about twice as long for a single row as PyTorch's own kernel,

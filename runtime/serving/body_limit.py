@@ -1,4 +1,4 @@
-"""What no server's settings bound: bodies, and how many requests are parsed and encoded at once.
+"""Bounds that no server's settings have: bodies, and requests parsed and encoded at once.
 
 Parsing JSON and validating it hold the event loop, and threads that encode texts compete for the
 same processors: many requests that arrive together would delay the answer of `/health`. With a

@@ -116,7 +116,7 @@ class ConnectionLimits:
 
 
 def read_state(protocol: H11Protocol) -> tuple[Any, ...]:
-    """What a connection waits for; another value if there was progress."""
+    """A mark of what a connection waits for; another value if there was progress."""
     cycle = protocol.cycle
     if protocol.transport is not None:
         num_unsent = protocol.transport.get_write_buffer_size()

@@ -158,7 +158,7 @@ class DroppingHandler(QueueHandler):
             self.num_dropped += 1
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002
-        """What a record refers to may fail to become text; what logs it must go on."""
+        """A part of a record may fail to become text; what logs it must go on."""
         self.num_dropped += 1
 
     def flush(self) -> None:

@@ -70,27 +70,26 @@ def histogram(
 
 
 REQUEST_METRICS = (
-    gauge("vllm:num_requests_running", VLLM, "Number of sequences that are running."),
-    gauge("vllm:num_requests_waiting", VLLM, "Number of sequences that are waiting."),
+    gauge("vllm:num_requests_running", VLLM, "Running sequences."),
+    gauge("vllm:num_requests_waiting", VLLM, "Waiting sequences."),
     gauge("vllm:kv_cache_usage_perc", VLLM,
           "KV-cache usage, 0 to 1: bytes of running sequences divided by kv_budget; without a "
           "kv_budget, their tokens divided by max_running times the model's context length."),
-    counter("vllm:prompt_tokens_total", VLLM, "Number of prompt tokens processed."),
-    counter("vllm:generation_tokens_total", VLLM, "Number of tokens generated."),
+    counter("vllm:prompt_tokens_total", VLLM, "Prompt tokens processed."),
+    counter("vllm:generation_tokens_total", VLLM, "Tokens generated."),
     counter("vllm:request_success_total", (*VLLM, "finished_reason"),
-            "Number of sequences that ended, by reason: stop, length, abort (the client "
-            "disconnected or the request was cancelled), error."),
+            "Sequences that ended, by reason: stop, length, abort (disconnected or "
+            "cancelled), error."),
     histogram("vllm:request_prompt_tokens", VLLM,
-              "Number of prompt tokens per sequence.", LENGTH_BUCKETS),
+              "Prompt tokens per sequence.", LENGTH_BUCKETS),
     histogram("vllm:request_generation_tokens", VLLM,
-              "Number of generated tokens per sequence.", LENGTH_BUCKETS),
+              "Generated tokens per sequence.", LENGTH_BUCKETS),
     histogram("vllm:request_max_num_generation_tokens", VLLM,
-              "Same as vllm:request_generation_tokens: each sequence is counted "
-              "separately.", LENGTH_BUCKETS),
+              "Same as vllm:request_generation_tokens.", LENGTH_BUCKETS),
     histogram("vllm:request_params_max_tokens", VLLM,
               "max_tokens of each sequence.", LENGTH_BUCKETS),
     histogram("vllm:iteration_tokens_total", VLLM,
-              "Number of tokens per forward pass.", STEP_BUCKETS),
+              "Tokens per forward pass.", STEP_BUCKETS),
     histogram("vllm:time_to_first_token_seconds", VLLM,
               "Time to first token (TTFT): from arrival to the first token.", TTFT_BUCKETS),
     histogram("vllm:inter_token_latency_seconds", VLLM,
@@ -108,30 +107,27 @@ REQUEST_METRICS = (
     histogram("vllm:request_decode_time_seconds", VLLM,
               "Time from the first to the last token.", REQUEST_BUCKETS),
     counter("moecast_requests_rejected_total", (*SERVER, "status"),
-            "Number of requests rejected before they were queued, by HTTP status."),
+            "Requests rejected before they were queued, by HTTP status."),
     histogram("moecast_step_seconds", SERVER,
-              "Time of one forward pass of all running sequences, including "
-              "sampling.", TOKEN_BUCKETS),
-    gauge("moecast_group_size", SERVER, "Number of sequences in the last forward pass."),
+              "Time of one forward pass of all running sequences, and of sampling.", TOKEN_BUCKETS),
+    gauge("moecast_group_size", SERVER, "Sequences in the last forward pass."),
     gauge("moecast_dropped_log_lines", SERVER,
-          "Number of lines of the log that were dropped because its reader did not take them in "
-          "time."),
+          "Lines of the log that were dropped because nobody read them in time."),
 )  # fmt: skip
 """Metrics that `runtime.serving.metrics.RequestMetrics` fills."""
 
 EXPERT_METRICS = (
     counter("moecast_expert_cache_hits_total", TIER_LAYER,
-            "Number of requested experts that were complete in the tier.", "hits"),
+            "Requested experts that were complete in the tier.", "hits"),
     counter("moecast_expert_cache_joins_total", TIER_LAYER,
-            "Number of requested experts that were in flight into the tier.", "joins"),
+            "Requested experts that were in flight into the tier.", "joins"),
     counter("moecast_expert_cache_misses_total", TIER_LAYER,
-            "Number of requested experts that were not in the tier.", "misses"),
+            "Requested experts that were not in the tier.", "misses"),
     counter("moecast_expert_cache_evictions_total", TIER_LAYER,
-            "Number of experts evicted from the tier.", "evictions"),
+            "Experts evicted from the tier.", "evictions"),
     counter("moecast_expert_bytes_total", TIER, "Bytes transferred into the tier.", "bytes_moved"),
     counter("moecast_prefetch_issued_bytes_total", TIER,
-            "Bytes prefetched: transferred before a router requested the "
-            "expert.", "bytes_prefetched"),
+            "Bytes transferred before a router requested the expert.", "bytes_prefetched"),
     counter("moecast_prefetch_used_bytes_total", TIER,
             "Prefetched bytes whose expert was requested afterwards.", "bytes_used"),
     counter("moecast_prefetch_wasted_bytes_total", TIER,
@@ -142,41 +138,37 @@ EXPERT_METRICS = (
     gauge("moecast_cache_bytes", TIER, "Bytes of occupied slots.", "used_bytes"),
     gauge("moecast_cache_budget_bytes", TIER, "Bytes of all slots.", "budget_bytes"),
     gauge("moecast_pinned_experts", TIER,
-          "Number of experts pinned by a running or pending computation or copy.", "num_pinned"),
-    gauge("moecast_in_flight_experts", TIER, "Number of experts in flight.", "num_in_flight"),
-    gauge("moecast_lost_slots", TIER, "Number of slots held by hung transfers.", "num_quarantined"),
+          "Experts pinned by a computation or copy.", "num_pinned"),
+    gauge("moecast_in_flight_experts", TIER, "Experts in flight.", "num_in_flight"),
+    gauge("moecast_lost_slots", TIER, "Slots held by hung transfers.", "num_quarantined"),
     counter("moecast_predicted_experts_total", LAYER,
-            "Number of experts predicted for a layer before it was routed.", "predicted"),
+            "Experts predicted for a layer before it was routed.", "predicted"),
     counter("moecast_predicted_experts_in_time_total", LAYER,
-            "Number of predicted experts that were complete before the layer was routed (the "
+            "Predicted experts that were complete before the layer was routed (the "
             "numerator of FetchRate).", "predicted_in_time"),
     counter("moecast_predicted_experts_needed_total", LAYER,
-            "Number of predicted experts that the layer's router requested.", "needed_predicted"),
+            "Predicted experts that the layer's router requested.", "needed_predicted"),
     gauge("moecast_predictor_recall", LAYER,
-          "Share of a layer's requested experts that had been predicted, since the start; absent "
-          "for layers without predictions."),
+          "Share of a layer's requested experts that had been predicted, since the start."),
     gauge("moecast_predictor_accuracy", LAYER,
           "Accuracy of the layer's forecasts over the last 500 sampled tokens of decode steps; "
-          "absent until then, and for predictors without a card."),
+          "absent for predictors without a card."),
     gauge("moecast_predictor_card_accuracy", LAYER,
-          "Accuracy to compare it with: that on the card of the predictor's entry, forecast as "
-          "many layers ahead as here."),
+          "Accuracy on the card of the predictor's entry, forecast as many layers ahead as here."),
     gauge("moecast_predictor_drifted", SERVER,
-          "1 while the mean accuracy is lower than the card's by 0.05 or more, until the drop is "
-          "0.025 or less; else 0. Absent for predictors without a card."),
+          "1 from a mean accuracy 0.05 lower than the card's until it is 0.025 lower, else 0; "
+          "absent for predictors without a card."),
     counter("moecast_predictor_seconds_total", SERVER, "Time spent in the predictor."),
     gauge("moecast_failed_predictors", SERVER,
-          "Number of predictors that were turned off because they raised an error, took too long "
-          "or returned something else than forecasts; experts are then fetched on demand."),
+          "Predictors that were turned off because they failed or took too long."),
     counter("moecast_stall_seconds_total", SERVER, "Time that computation waited for transfers."),
     counter("moecast_link_busy_seconds_total", (*SERVER, "link"),
             "Time of a link's transfers, summed over its threads: disk, copy."),
     counter("moecast_io_errors_total", (*SERVER, "kind"),
-            "Number of failed transfers, by kind: read, truncated, damaged, hung, died."),
-    gauge("moecast_lost_threads", SERVER, "Number of threads hung in a transfer."),
+            "Failed transfers, by kind: read, truncated, damaged, hung, died."),
+    gauge("moecast_lost_threads", SERVER, "Threads hung in a transfer."),
     gauge("moecast_prefetching", SERVER,
-          "1 while prefetching is on, 0 while it is off because it slowed decoding; absent for "
-          "systems without adaptive prefetching."),
+          "1 while prefetching is on, 0 while it is off because it slowed decoding."),
     gauge("moecast_server_info", (*SERVER, "version", "system", "predictor", "eviction"),
           "Always 1; the labels name version, system, predictor and eviction policy."),
 )  # fmt: skip

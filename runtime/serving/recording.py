@@ -98,7 +98,7 @@ class PromptRecorder(ServiceObserver):
             os.close(descriptor)
 
     def status(self) -> dict[str, bool | int]:
-        """What `/status` and the command's results say of the recording."""
+        """The recording in `/status` and in the command's results."""
         return {"is_active": self.is_active, "num_requests": self.num_requests}
 
 

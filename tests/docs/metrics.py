@@ -1,10 +1,10 @@
-"""Writes the tables of metrics from their definitions."""
+"""Writes the metrics from their definitions."""
 
 from predictors.metrics import DEFINITIONS
 from runtime.serving.metric_definitions import EXPERT_METRICS, REQUEST_METRICS, MetricDefinition
 
 COMMON = ("model_name", "engine")
-"""Labels of nearly all metrics, named once above the tables."""
+"""Labels of nearly all metrics, named once above the lists."""
 
 
 def render_predictor_metrics() -> str:
@@ -14,10 +14,10 @@ def render_predictor_metrics() -> str:
 
 
 def render_metrics() -> str:
-    """Returns a table of the requests' metrics and one of the experts'."""
+    """Returns a list of the requests' metrics and one of the experts'."""
     lines: list[str] = []
     for heading, metrics in (("Requests", REQUEST_METRICS), ("Experts", EXPERT_METRICS)):
-        lines += [f"### {heading}", "", "| metric | kind | meaning |", "|---|---|---|"]
+        lines += [f"### {heading}", ""]
         lines += [*map(write_row, metrics), ""]
     return "\n".join(lines)
 
@@ -25,7 +25,7 @@ def render_metrics() -> str:
 def write_row(metric: MetricDefinition) -> str:
     labels = ", ".join(f"`{label}`" for label in metric.labels if label not in COMMON)
     by = f" By {labels}." if labels else ""
-    return f"| `{metric.name}` | {metric.kind} | {metric.help}{by} |"
+    return f"* `{metric.name}` ({metric.kind}): {metric.help}{by}"
 
 
 def capitalize(text: str) -> str:

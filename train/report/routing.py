@@ -1,4 +1,4 @@
-"""How uneven the model's routing is over the corpus and within a request (ProMoE, figure 5 a).
+"""Unevenness of the model's routing over the corpus and within a request (ProMoE, figure 5 a).
 
 Shape suffixes: L layers, E experts, N tokens, K top-k.
 """

@@ -32,7 +32,7 @@ class ReportSection:
     """A heading with a table, which a figure may show, and a note of one or more lines."""
 
     name: str
-    """Of its files, and of its place on the page."""
+    """Name of its files, and of its place on the page."""
     heading: str
     table: Table | None = None
     draw: Draw | None = None

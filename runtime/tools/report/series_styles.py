@@ -13,7 +13,7 @@ from typing import Any
 from zlib import crc32
 
 INK, MUTED = "#1c1c1a", "#62615c"
-"""Of text, and of labels and the baseline that others are compared with."""
+"""Colours of text, and of labels and the baseline that others are compared with."""
 HUES: Mapping[str, str] = MappingProxyType(
     {
         "blue": "#377efe",
