@@ -24,7 +24,7 @@ from train.evaluate.forecasts import held_out_steps
 from train.evaluate.jobs import ReplayJob, ReplayRow, code_digest
 from train.evaluate.report import write_report
 from train.evaluate.results import make_results
-from train.evaluate.sources import PredictorSources, StoredPredictor
+from train.evaluate.sources import FoundPredictor, PredictorSources
 from train.evaluate.table import show
 from train.evaluate.variants import TABLE, ReplayCase, figure_condition, list_cases, list_variants
 from train.find_trace import find_trace, open_named_trace
@@ -75,7 +75,7 @@ def replay_all(
     cases: Sequence[ReplayCase],
     config: EvaluateConfig,
     trace: Trace,
-    predictors: Mapping[str, StoredPredictor],
+    predictors: Mapping[str, FoundPredictor],
 ) -> list[ReplayRow]:
     """Return the figures of each case, from the run folder or replayed now.
 
@@ -120,7 +120,7 @@ def replay_all(
 
 
 def group_cases(
-    cases: Mapping[str, ReplayCase], predictors: Mapping[str, StoredPredictor]
+    cases: Mapping[str, ReplayCase], predictors: Mapping[str, FoundPredictor]
 ) -> list[list[tuple[str, ReplayCase]]]:
     """Return the cases that share steps and forecasts, each with its digest."""
     groups: dict[tuple[Any, ...], list[tuple[str, ReplayCase]]] = {}

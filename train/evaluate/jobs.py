@@ -23,7 +23,7 @@ from train.evaluate.forecasts import (
     record_forecasts,
     routing_only,
 )
-from train.evaluate.sources import StoredPredictor
+from train.evaluate.sources import FoundPredictor
 from train.evaluate.variants import TRUTH, ReplayCase
 from train.replay import budget_slots, is_decode
 from train.resumable import OnFinished
@@ -103,7 +103,7 @@ class ReplayJob:
     trace: Path
     spec: ModelSpec
     new_tokens: int
-    predictors: Mapping[str, StoredPredictor] = field(repr=False)
+    predictors: Mapping[str, FoundPredictor] = field(repr=False)
     """By key, without the perfect forecasts."""
     cases: Sequence[tuple[str, ReplayCase]] = field(repr=False)
     """With the digest of each; at least one."""
@@ -145,7 +145,7 @@ class ReplayJob:
 def record_all(
     variant: Variant,
     steps: Sequence[RecordedStep],
-    predictors: Mapping[str, StoredPredictor],
+    predictors: Mapping[str, FoundPredictor],
     spec: ModelSpec,
 ) -> dict[str, RecordedForecasts]:
     """Return the variant's forecasts for these steps by key."""

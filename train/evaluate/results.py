@@ -13,7 +13,7 @@ from runtime.tools.intervals import Interval, bootstrap_ratio
 from runtime.tools.report.provenance import describe_origin
 from train.evaluate.config import OURS, EvaluateConfig
 from train.evaluate.jobs import ReplayRow
-from train.evaluate.sources import StoredPredictor
+from train.evaluate.sources import FoundPredictor
 from train.evaluate.variants import ABLATION, DISTANCE, KNOWN, TABLE
 
 CLOSE = 0.02
@@ -101,7 +101,7 @@ def make_results(
     machines: Sequence[Hardware],
     variants: Sequence[Variant],
     missing: Mapping[str, str],
-    predictors: Mapping[str, StoredPredictor],
+    predictors: Mapping[str, FoundPredictor],
     rows: Sequence[ReplayRow],
     seconds: float,
 ) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from zoo.manifest import name_entry
 
 
 @dataclass(frozen=True)
-class StoredPredictor:
+class FoundPredictor:
     """A predictor as plain values: kind, options and files, as in a zoo entry."""
 
     kind: str
@@ -62,7 +62,7 @@ class PredictorSources:
         self._routers = None if model is None else RouterWeights(model, trace.spec)
         self._entries = entries
         self._seed = seed
-        self.found: dict[str, StoredPredictor] = {}
+        self.found: dict[str, FoundPredictor] = {}
         """By the key that `find` returns."""
         self.without: dict[str, str] = {}
         """Missing predictors without which their systems are replayed, and why."""
@@ -131,9 +131,7 @@ class PredictorSources:
             if missing:
                 listed = ", ".join(missing)
                 raise MissingPredictor(f"{what} needs {listed}; the trace does not contain them")
-            self.found[key] = StoredPredictor(
-                predictor.kind, predictor.options(), predictor.files()
-            )
+            self.found[key] = FoundPredictor(predictor.kind, predictor.options(), predictor.files())
         return key
 
     def _look(self, what: str, options: Mapping[str, Any]) -> Predictor:
