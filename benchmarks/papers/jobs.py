@@ -14,7 +14,7 @@ from collect.traces import Trace
 from runtime.commands.progress import progress
 from runtime.config import ModelConfig
 from train.evaluate.jobs import CODE, code_digest
-from train.evaluate.sources import PredictorSources, StoredPredictor
+from train.evaluate.sources import FoundPredictor, PredictorSources
 from train.resumable import FinishedPieces, OnFinished, run_jobs
 
 OWN_CODE = (
@@ -35,7 +35,7 @@ class PaperJob:
     trace: Path
     requests: ReplayedRequests
     predictor: str | None
-    predictors: Mapping[str, StoredPredictor] = field(repr=False)
+    predictors: Mapping[str, FoundPredictor] = field(repr=False)
     cells: Sequence[tuple[str, PaperCell]] = field(repr=False)
     """With the digest of each."""
 

@@ -35,7 +35,7 @@ from train.evaluate.forecasts import (
     record_forecasts,
     routing_only,
 )
-from train.evaluate.sources import StoredPredictor
+from train.evaluate.sources import FoundPredictor
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class PaperContext:
         trace: Path,
         *,
         requests: ReplayedRequests,
-        predictors: Mapping[str, StoredPredictor],
+        predictors: Mapping[str, FoundPredictor],
     ):
         # The command has verified the trace.
         self.trace = Trace.open(trace, verify=False)
