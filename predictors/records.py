@@ -12,6 +12,7 @@ from pydantic import (
     model_validator,
 )
 
+from predictors.errors import MoecastError
 from predictors.spec import SAMPLES, ModelSpec
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -24,6 +25,22 @@ class StrictRecord(BaseModel):
     """A record in which an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    def to_bytes(self) -> bytes:
+        """Returns canonical JSON: equal records have equal digests."""
+        return (self.model_dump_json(indent=2) + "\n").encode()
+
+    @classmethod
+    def parse(
+        cls, data: bytes, *, wrong: str, error: type[MoecastError], hint: str | None = None
+    ) -> Self:
+        """Parses JSON; raises `error`, a sentence that begins with `wrong`, if it is another."""
+        try:
+            return cls.model_validate_json(data)
+        except ValidationError as invalid:
+            raise error(
+                "; ".join(filter(None, (f"{wrong}: {explain_validation_error(invalid)}", hint)))
+            ) from invalid
 
 
 class ModelRecord(StrictRecord):

@@ -5,16 +5,15 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar
 
-from pydantic import ValidationError
-
 from predictors.errors import unknown
-from predictors.records import explain_validation_error
 from predictors.table import escape_controls
 from zoo.card import FIGURE, FIGURES, StoredCard, figure_path, write_front_page
-from zoo.digest import check_digest, hash_bytes
+from zoo.digest import hash_bytes, read_checked
 from zoo.entry import CARD, ZooEntry
 from zoo.errors import ConflictError, DamagedError, UnreachableError, ZooError
 from zoo.index import (
@@ -30,7 +29,8 @@ from zoo.index import (
 )
 from zoo.manifest import MAX_MANIFEST_BYTES, EntryManifest, FileRecord, parse_manifest
 from zoo.signing import check_index_signature, index_signature_path, sign_index
-from zoo.storage import Storage, WritableStorage, builtin_storage, open_zoo_storage
+from zoo.storage import builtin_storage, open_zoo_storage
+from zoo.storage.base import Storage, WritableStorage
 
 log = logging.getLogger(__name__)
 
@@ -87,16 +87,11 @@ class Zoo:
             return ZooIndex()
         if key is not None and self.storage != builtin_storage():
             check_index_signature(self.storage, data, key=key)
-        try:
-            return ZooIndex.model_validate_json(data)
-        except ValidationError as error:
+        wrong = f"{self.storage.address}/{INDEX} is not an index"
+        hint = "remove it, and push or pull the entries again"
+        if self.storage.is_remote:
             hint = "ask its owner to publish it again"
-            if not self.storage.is_remote:
-                hint = "remove it, and push or pull the entries again"
-            raise DamagedError(
-                f"{self.storage.address}/{INDEX} is not an index: "
-                f"{explain_validation_error(error)}; {hint}"
-            ) from error
+        return ZooIndex.parse(data, wrong=wrong, error=DamagedError, hint=hint)
 
     def open(self, reference: EntryReference, index: ZooIndex | None = None) -> ZooEntry:
         """Opens an entry, its manifest checked against the digest in the index."""
@@ -111,7 +106,7 @@ class Zoo:
         *,
         name: str,
         version: EntryVersion | None = None,
-        added: Mapping[str, bytes] | None = None,
+        added: Mapping[str, bytes] = MappingProxyType({}),
     ) -> ZooEntry:
         """Opens an entry by its digest; `added` are files that are not stored yet.
 
@@ -121,42 +116,43 @@ class Zoo:
         where = self.storage.address
         signed = None if version is None else version.signature
 
-        def read_blob(record: FileRecord, limit: int) -> bytes:
-            path = blob_path(record.sha256)
-            known = None if added is None else added.get(path)
-            return self.storage.read(path, limit=limit) if known is None else known
-
-        def read_checked(record: FileRecord, what: str, *, size: int | None) -> bytes:
-            try:
-                data = read_blob(record, record.size)
-            except FileNotFoundError as error:
-                raise DamagedError(f"{what} is missing; pull the entry again") from error
-            return check_digest(data, sha256=record.sha256, size=size, what=what)
+        def read_blob(sha256: str, limit: int) -> bytes:
+            path = blob_path(sha256)
+            return added[path] if path in added else self.storage.read(path, limit=limit)
 
         def read_signature() -> bytes | None:
             if signed is None:
                 return None
-            return read_checked(signed, f"the signature of {name} in {where}", size=signed.size)
+            return read_checked(
+                partial(read_blob, signed.sha256, signed.size),
+                sha256=signed.sha256,
+                size=signed.size,
+                what=f"the signature of {name} in {where}",
+            )
 
         what = f"the manifest of {name} in {where}"
-        record = FileRecord(sha256=digest, size=MAX_MANIFEST_BYTES)
-        manifest = parse_manifest(read_checked(record, what, size=None), what=what)
+        read = partial(read_blob, digest, MAX_MANIFEST_BYTES)
+        manifest = parse_manifest(
+            read_checked(read, sha256=digest, size=None, what=what), what=what
+        )
         if manifest.name != name:
             raise DamagedError(f"{what} is that of {manifest.name!r}: the index is wrong")
         return ZooEntry(
             manifest,
             where,
-            fetch=lambda path, limit: read_blob(manifest.files[path], limit),
+            fetch=lambda path, limit: read_blob(manifest.files[path].sha256, limit),
             read_signature=read_signature,
         )
 
-
-@dataclass(frozen=True)
-class AliasMove:
-    """The version that an alias names, and the one that it named before, if any."""
-
-    entry: ZooEntry
-    earlier: ZooEntry | None
+    def open_readable(self, digest: str, *, name: str) -> ZooEntry | None:
+        """Opens an entry by its digest; None, with a warning, if it cannot be read."""
+        try:
+            return self.open_digest(digest, name=name)
+        except UnreachableError:
+            raise
+        except ZooError as error:
+            log.warning("%s", escape_controls(str(error)))
+            return None
 
 
 @dataclass(frozen=True)
@@ -216,14 +212,14 @@ class WritableZoo(Zoo):
         alias: str,
         *,
         check: Callable[[ZooEntry, ZooEntry | None], None],
-    ) -> AliasMove:
-        """Makes an alias name the version that a reference means.
+    ) -> tuple[ZooEntry, ZooEntry | None]:
+        """Makes an alias name the version that a reference means; returns it and the earlier one.
 
         `check` is called with that version and with the one that the alias names now, or None, and
         raises to refuse. Nobody can change the index in between: folders are locked, object stores
         with conditional writes make the second of two check again, the Hub refuses it.
         """
-        moves: list[AliasMove] = []
+        moves: list[tuple[ZooEntry, ZooEntry | None]] = []
 
         def point_alias(index: ZooIndex) -> dict[str, EntryListing]:
             if reference.name not in index.entries:
@@ -238,7 +234,7 @@ class WritableZoo(Zoo):
             if alias in listing.aliases:
                 now = self.open(EntryReference(reference.name, alias), index)
             check(entry, now)
-            moves[:] = [AliasMove(entry, now)]
+            moves[:] = [(entry, now)]
             aliases = {**listing.aliases, alias: digest}
             changed = listing.model_copy(update={"aliases": aliases})
             return {**index.entries, reference.name: changed}
@@ -372,14 +368,8 @@ class WritableZoo(Zoo):
                 referenced.add(digest)
                 if version.signature is not None:
                     referenced.add(version.signature.sha256)
-                try:
-                    manifest = self.open_digest(digest, name=name).manifest
-                except UnreachableError:
-                    raise
-                except ZooError as error:
-                    log.warning("%s", escape_controls(str(error)))
-                    continue
-                referenced |= {record.sha256 for record in manifest.files.values()}
+                if entry := self.open_readable(digest, name=name):
+                    referenced |= {record.sha256 for record in entry.manifest.files.values()}
         return referenced
 
 

@@ -3,7 +3,7 @@
 Every metric that entries have is better the larger it is.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,47 +37,31 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def pair_figures(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[MetricPair]:
+def pair_figures(first: Mapping[Any, Any], second: Mapping[Any, Any]) -> list[MetricPair]:
     """Pairs the numbers of two tables by name, in their order."""
     pairs = []
     for name in dict.fromkeys((*first, *second)):
-        values = [
-            value if is_number(value) else None for value in (first.get(name), second.get(name))
-        ]
-        if values != [None, None]:
-            pairs.append(MetricPair(name, *values))
+        values = [figures.get(name) for figures in (first, second)]
+        if any(map(is_number, values)):
+            pairs.append(MetricPair(str(name), *(v if is_number(v) else None for v in values)))
     return pairs
 
 
-def pair_metrics(first: ZooEntry, second: ZooEntry) -> list[MetricPair]:
-    """Pairs the held-out metrics of two entries."""
-    return pair_figures(first.manifest.metrics, second.manifest.metrics)
+def held_out_metrics(entry: ZooEntry) -> Mapping[str, Any]:
+    return entry.manifest.metrics
 
 
-def pair_costs(first: ZooEntry, second: ZooEntry) -> list[MetricPair]:
-    """Pairs what two entries cost: size in bytes, and median microseconds of a layer's events."""
-    return pair_figures(measured_costs(first), measured_costs(second))
-
-
-def measured_costs(entry: ZooEntry) -> dict[str, float | None]:
-    costs: dict[str, float | None] = {"bytes": entry.manifest.size}
+def measured_costs(entry: ZooEntry) -> Mapping[str, Any]:
+    """Returns what an entry costs: size in bytes, and median microseconds of a layer's events."""
+    costs: dict[str, Any] = {"bytes": entry.manifest.size}
     for batch, times in as_table(layer_figures(entry).get("latency_us")).items():
         costs[f"us a layer, batch {batch}"] = as_table(times).get("layer_p50")
     return costs
 
 
-def pair_layers(first: ZooEntry, second: ZooEntry) -> list[MetricPair]:
-    """Pairs the accuracies of each layer; empty if neither entry has any."""
-    tables = [layer_accuracies(entry) for entry in (first, second)]
-    return pair_figures(*tables)
-
-
-def layer_accuracies(entry: ZooEntry) -> dict[str, Any]:
+def layer_accuracies(entry: ZooEntry) -> Mapping[int, Any]:
     accuracies = layer_figures(entry).get("accuracy")
-    return {
-        str(layer): value
-        for layer, value in enumerate(accuracies if isinstance(accuracies, list) else [])
-    }
+    return dict(enumerate(accuracies)) if isinstance(accuracies, list) else {}
 
 
 def layer_figures(entry: ZooEntry) -> dict[str, Any]:
@@ -88,6 +72,14 @@ def layer_figures(entry: ZooEntry) -> dict[str, Any]:
 def as_table(value: object) -> dict[str, Any]:
     """Returns a table of `metrics.json`, which anyone may have written; empty if it is none."""
     return value if isinstance(value, dict) else {}
+
+
+COMPARED: dict[str, Callable[[ZooEntry], Mapping[Any, Any]]] = {
+    "held out": held_out_metrics,
+    "costs": measured_costs,
+    "accuracy by layer": layer_accuracies,
+}
+"""By heading: the figures of an entry that a comparison shows."""
 
 
 def require_same_model(first: ZooEntry, second: ZooEntry) -> None:

@@ -4,7 +4,7 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -18,6 +18,15 @@ SAFE_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 def hash_bytes(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+def read_checked(read: Callable[[], bytes], *, sha256: str, size: int | None, what: str) -> bytes:
+    """Reads bytes and checks them as `check_digest`; DamagedError too if they are missing."""
+    try:
+        data = read()
+    except FileNotFoundError as error:
+        raise DamagedError(f"{what} is missing; pull the entry again") from error
+    return check_digest(data, sha256=sha256, size=size, what=what)
 
 
 def check_digest(data: bytes, *, sha256: str, size: int | None, what: str) -> bytes:

@@ -1,9 +1,10 @@
 """An entry: a folder with a manifest, whose files are read through their digests."""
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from predictors.origin import package_version
 from predictors.records import ModelRecord
 from predictors.spec import ModelSpec
 from zoo.card import FIGURE, CardFigure, write_card
-from zoo.digest import HEX64, check_digest, hash_bytes, read_inside
+from zoo.digest import HEX64, check_digest, hash_bytes, read_checked, read_inside
 from zoo.errors import DamagedError, ZooError
 from zoo.manifest import (
     FORMAT_VERSION,
@@ -27,7 +28,6 @@ from zoo.manifest import (
     Scalar,
     TrainingRecord,
     parse_manifest,
-    parse_training_record,
 )
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ OPERATORS = frozenset(
 )
 """Operators that `python -m train` exports. Each ends after a time that its tensors' sizes bound;
 loops and other control flow do not."""
+ATTRIBUTE_FIELDS = {"name", "doc_string", "type", "i", "ints", "f", "floats", "s"}
+"""What an attribute of these operators consists of: numbers and a text."""
 
 FetchFile = Callable[[str, int], bytes]
 """(path, limit) to at most limit + 1 raw bytes; FileNotFoundError if there is no such file."""
@@ -79,11 +81,8 @@ class ZooEntry:
         what = f"{path} of {self.manifest.name} in {self.where}"
         if record is None:
             raise ZooError(f"{what} is not in its manifest")
-        try:
-            raw = self.fetch(path, record.size)
-        except FileNotFoundError as error:
-            raise DamagedError(f"{what} is missing; pull the entry again") from error
-        data = check_digest(raw, sha256=record.sha256, size=record.size, what=what)
+        fetch = partial(self.fetch, path, record.size)
+        data = read_checked(fetch, sha256=record.sha256, size=record.size, what=what)
         if path.endswith(".onnx"):
             actual, declared = check_graph(data, what=what), record.graph
             if declared is not None and actual != declared:
@@ -118,7 +117,8 @@ class ZooEntry:
         if TRAINING not in self.manifest.files:
             return None
         what = f"{TRAINING} of {self.manifest.name} in {self.where}"
-        return parse_training_record(self.read(TRAINING), what=what)
+        wrong = f"{what} is not a record of a training"
+        return TrainingRecord.parse(self.read(TRAINING), wrong=wrong, error=ZooError)
 
     def verify(self) -> None:
         """Reads every file; raises as `read` at the first that differs from the manifest."""
@@ -285,11 +285,11 @@ def check_graph(data: bytes, *, what: str) -> GraphRecord:
         model = onnx.load_model_from_string(data)
     except DecodeError as error:
         raise ZooError(f"{what} is not an ONNX model ({error})") from error
-    nodes = [node for graph in iterate_graphs(model.graph) for node in graph.node]
+    nodes, weights = model.graph.node, model.graph.initializer
     # Protobuf returns bytes that are not UTF-8 as bytes.
     values = [*model.graph.input, *model.graph.output]
     names = [name for node in nodes for name in (node.domain, node.op_type)]
-    names += [tensor.name for tensor in (*values, *model.graph.initializer)]
+    names += [tensor.name for tensor in (*values, *weights)]
     names += [dim.dim_param for value in values for dim in value.type.tensor_type.shape.dim]
     if not all(isinstance(name, str) for name in names):
         raise ZooError(f"{what} is damaged: it has names that are not UTF-8")
@@ -303,12 +303,16 @@ def check_graph(data: bytes, *, what: str) -> GraphRecord:
             f"{what} uses the operators {', '.join(others)}; predictors consist of "
             f"{', '.join(sorted(OPERATORS))}"
         )
-    for tensor in iterate_tensors(model.graph):
+    attributes = [attribute for node in nodes for attribute in node.attribute]
+    fields = {field.name for attribute in attributes for field, _ in attribute.ListFields()}
+    if nested := sorted(fields - ATTRIBUTE_FIELDS) or len(model.graph.sparse_initializer):
+        raise ZooError(f"{what} has tensors or graphs within its operators ({nested}): not allowed")
+    for tensor in weights:
         if tensor.external_data or tensor.data_location == onnx.TensorProto.EXTERNAL:
             raise ZooError(f"{what} keeps the tensor {tensor.name!r} in another file: not allowed")
     # Old graphs list their weights as inputs too.
-    weights = {tensor.name for tensor in model.graph.initializer}
-    inputs = [value for value in model.graph.input if value.name not in weights]
+    constant = {tensor.name for tensor in weights}
+    inputs = [value for value in model.graph.input if value.name not in constant]
     return GraphRecord(
         inputs={value.name: read_shape(value, what=what) for value in inputs},
         outputs={value.name: read_shape(value, what=what) for value in model.graph.output},
@@ -332,26 +336,3 @@ def read_shape(value: "onnx.ValueInfoProto", *, what: str) -> list[int | str]:
         dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?"
         for dim in value.type.tensor_type.shape.dim
     ]
-
-
-def iterate_graphs(graph: "onnx.GraphProto") -> Iterator["onnx.GraphProto"]:
-    """Yields the graph and the subgraphs of its operators."""
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            inner = [attribute.g] if attribute.HasField("g") else []
-            for subgraph in (*inner, *attribute.graphs):
-                yield from iterate_graphs(subgraph)
-
-
-def iterate_tensors(graph: "onnx.GraphProto") -> Iterator["onnx.TensorProto"]:
-    """Yields the tensors of a graph and its subgraphs: initializers, sparse ones, attributes."""
-    for subgraph in iterate_graphs(graph):
-        yield from subgraph.initializer
-        for sparse in subgraph.sparse_initializer:
-            yield from (sparse.values, sparse.indices)
-        for node in subgraph.node:
-            for attribute in node.attribute:
-                yield from (attribute.t, *attribute.tensors)
-                for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
-                    yield from (sparse.values, sparse.indices)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from predictors.errors import unknown
-from predictors.records import Sha256, StrictRecord, explain_validation_error
+from predictors.records import Sha256, StrictRecord
 from zoo.digest import HEX64, refuse_pipes
 from zoo.errors import ZooError
 from zoo.manifest import MAX_ENTRY_BYTES, NAME, FileRecord
@@ -70,9 +70,6 @@ class ZooIndex(StrictRecord):
     expires: None = Field(default=None, exclude=True)
     """A key of the indexes that earlier versions wrote."""
     entries: dict[EntryName, EntryListing] = {}
-
-    def to_bytes(self) -> bytes:
-        return (self.model_dump_json(indent=2) + "\n").encode()
 
     def match(self, reference: EntryReference) -> list[str]:
         """Returns the digests that the reference can mean."""
@@ -153,10 +150,9 @@ def read_lockfile(path: Path) -> Lockfile:
     """Reads a lock file; ZooError if there is none, or its content is not allowed."""
     try:
         with refuse_pipes(path).open("rb") as file:
-            return Lockfile.model_validate_json(file.read(MAX_INDEX_BYTES))
+            data = file.read(MAX_INDEX_BYTES)
     except FileNotFoundError as error:
         raise ZooError(f"{path} does not exist; moecast zoo lock writes it") from error
-    except ValidationError as error:
-        raise ZooError(f"{path} is not a lock file: {explain_validation_error(error)}") from error
     except OSError as error:
         raise ZooError(f"{path} cannot be read: {error.strerror}") from error
+    return Lockfile.parse(data, wrong=f"{path} is not a lock file", error=ZooError)

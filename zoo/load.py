@@ -71,18 +71,16 @@ def find_name(
     named, matching, serving = False, [], []
     for zoo in local_zoos():
         index = read_local_index(zoo)
-        for name in index.entries:
+        for name, listing in index.entries.items():
             if name.rpartition("/")[2] != predictor:
                 continue
             named = named or name == own
-            try:
-                made_for = zoo.open(EntryReference(name), index).manifest.spec
-            except ZooError as error:
-                log.warning("%s", escape_controls(str(error)))
+            entry = zoo.open_readable(listing.latest, name=name)
+            if entry is None:
                 continue
-            if made_for.identity == identity:
+            if entry.manifest.spec.identity == identity:
                 matching.append(name)
-            elif spec is not None and made_for.serves(spec):
+            elif spec is not None and entry.manifest.spec.serves(spec):
                 serving.append(name)
     matching = matching or serving
     if own in matching or (named and not matching):

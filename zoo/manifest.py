@@ -4,16 +4,10 @@ import re
 from pathlib import PurePosixPath
 from typing import Annotated, Final, Literal
 
-from pydantic import Field, JsonValue, ValidationError, field_validator
+from pydantic import Field, JsonValue, field_validator
 
 from predictors.base import Signal
-from predictors.records import (
-    Count,
-    ModelRecord,
-    Sha256,
-    StrictRecord,
-    explain_validation_error,
-)
+from predictors.records import Count, ModelRecord, Sha256, StrictRecord
 from predictors.spec import ModelSpec
 from zoo.digest import check_path, hash_bytes
 from zoo.errors import DamagedError, ZooError
@@ -106,10 +100,6 @@ class EntryManifest(StrictRecord):
         """Total size of all files in bytes."""
         return sum(record.size for record in self.files.values())
 
-    def to_bytes(self) -> bytes:
-        """Returns canonical JSON: equal manifests have equal digests."""
-        return (self.model_dump_json(indent=2) + "\n").encode()
-
     @property
     def digest(self) -> str:
         return hash_bytes(self.to_bytes())
@@ -121,10 +111,7 @@ def parse_manifest(data: bytes, *, what: str) -> EntryManifest:
     Raises ZooError, which names the wrong field; DamagedError if these bytes are not the canonical
     form, so that the entry's digest would be that of other bytes.
     """
-    try:
-        manifest = EntryManifest.model_validate_json(data)
-    except ValidationError as error:
-        raise ZooError(f"{what} is not a manifest: {explain_validation_error(error)}") from error
+    manifest = EntryManifest.parse(data, wrong=f"{what} is not a manifest", error=ZooError)
     if manifest.to_bytes() != data:
         raise DamagedError(
             f"{what} is not in canonical form: its spacing, its order or its numbers differ from "
@@ -170,15 +157,3 @@ class TrainingRecord(StrictRecord):
     platform: str
     machine: str
     trace: TrainingTrace
-
-    def to_bytes(self) -> bytes:
-        return (self.model_dump_json(indent=2) + "\n").encode()
-
-
-def parse_training_record(data: bytes, *, what: str) -> TrainingRecord:
-    """Parses `training.json`, whose digest was checked before; raises ZooError."""
-    try:
-        return TrainingRecord.model_validate_json(data)
-    except ValidationError as error:
-        reason = explain_validation_error(error)
-        raise ZooError(f"{what} is not a record of a training: {reason}") from error

@@ -17,7 +17,8 @@ from zoo.entry import SIGNATURE, ZooEntry
 from zoo.errors import DamagedError, UnreachableError, ZooError
 from zoo.index import BLOBS, EntryReference, ZooIndex, blob_path, is_alias
 from zoo.manifest import FileRecord
-from zoo.storage import FolderStorage, PackageStorage, Storage
+from zoo.storage.base import Storage
+from zoo.storage.folder import FolderStorage, PackageStorage
 
 LEAST_SECONDS, LEAST_BYTES_PER_SECOND = 60.0, 10_000
 """A download that is slower ends."""
@@ -39,18 +40,21 @@ class PullCache:
         except (FileNotFoundError, NotADirectoryError, ZooError):
             return False
 
-    def download(self, source: Storage, record: FileRecord, *, what: str) -> None:
+    def download(self, source: Storage, record: FileRecord, path: str, *, of: str) -> None:
         """Downloads a blob. It takes its name when all of it is here with the right digest.
+
+        `path` is that of the file in the entry `of`, for messages.
 
         Raises:
             DamagedError: it is missing in the source, or has another size or digest.
             UnreachableError: the download was interrupted, or is too slow.
             DiskFullError: it does not fit on the disk.
         """
-        path, arrived, sha256 = blob_path(record.sha256), 0, hashlib.sha256()
+        what, blob = f"{path} of {of}", blob_path(record.sha256)
+        arrived, sha256 = 0, hashlib.sha256()
         deadline = time.monotonic() + LEAST_SECONDS + record.size / LEAST_BYTES_PER_SECOND
         try:
-            with self.storage.open_new(path) as file, source.stream(path) as chunks:
+            with self.storage.open_new(blob) as file, source.stream(blob) as chunks:
                 for chunk in chunks:
                     file.write(chunk)
                     sha256.update(chunk)
@@ -114,15 +118,8 @@ def pull_entry(
         for path, data in added.items():
             write_atomic(cache.storage.folder / path, data)
         with ThreadPoolExecutor(PARALLEL) as pool:
-            downloads = [
-                pool.submit(cache.download, source.storage, record, what=f"{path} of {name}")
-                for record, path in missing
-            ]
-            try:
-                for download in downloads:
-                    download.result()
-            finally:
-                pool.shutdown(cancel_futures=True)
+            # The first failure cancels those that have not begun.
+            list(pool.map(lambda blob: cache.download(source.storage, *blob, of=name), missing))
         entry.verify()  # also the graphs
         if check is not None:
             check(entry)

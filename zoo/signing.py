@@ -21,7 +21,7 @@ from zoo.entry import (
 )
 from zoo.errors import DamagedError, SignatureError, ZooError
 from zoo.index import INDEX
-from zoo.storage import Storage
+from zoo.storage.base import Storage
 
 
 def import_model_signing() -> ModuleType:

@@ -11,7 +11,8 @@ from collect.errors import TraceError
 from collect.traces.layout import Split, TraceSignal
 from predictors.records import Count, ModelRecord, Sha256, StrictRecord
 from predictors.spec import ModelSpec
-from zoo.storage import FileStorage, Storage, open_storage
+from zoo.storage import open_storage
+from zoo.storage.base import FileStorage, Storage
 
 SCHEMA_VERSION: Final = 1
 MANIFEST = "trace.json"

@@ -32,7 +32,8 @@ from predictors.errors import unknown
 from predictors.files import CACHE, cache_folder
 from predictors.records import explain_validation_error
 from predictors.spec import ModelSpec
-from zoo.storage import FileStorage, FolderStorage, Storage
+from zoo.storage.base import FileStorage, Storage
+from zoo.storage.folder import FolderStorage
 
 REQUESTS = TypeAdapter(list[TraceRequest])
 

@@ -42,7 +42,7 @@ from collect.traces.manifest import (
 )
 from collect.traces.reader import REQUESTS, Trace, check_file
 from predictors.origin import package_version
-from zoo.storage import FileStorage, Storage
+from zoo.storage.base import FileStorage, Storage
 
 RECORD = ".shard.json"
 """Suffix of a unit's `ShardRecord`, with which the unit exists."""

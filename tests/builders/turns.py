@@ -11,7 +11,7 @@ from greenlet import getcurrent, greenlet
 
 from zoo.digest import hash_bytes
 from zoo.index import INDEX
-from zoo.storage.objects import ObjectStorage
+from zoo.storage.remote import ObjectStorage
 
 
 class Refused(OSError):

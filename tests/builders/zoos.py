@@ -5,7 +5,7 @@ from tests.builders.web import Site
 from zoo.catalog import Zoo
 from zoo.index import EntryReference, blob_path
 from zoo.load import pull_reference
-from zoo.storage import FolderStorage
+from zoo.storage.folder import FolderStorage
 from zoo.storage.remote import HttpStorage
 
 Far = tuple[str, Site]

@@ -25,7 +25,7 @@ from zoo.catalog import Zoo
 from zoo.errors import UnreachableError
 from zoo.index import INDEX
 from zoo.load import find_entry
-from zoo.storage.objects import ObjectStorage
+from zoo.storage.remote import ObjectStorage
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(240)]
 

@@ -28,7 +28,7 @@ from tests.docs.pages import ROOT
 from zoo.catalog import WritableZoo, Zoo
 from zoo.errors import UnreachableError
 from zoo.index import INDEX, EntryReference
-from zoo.storage.objects import ObjectStorage
+from zoo.storage.remote import ObjectStorage
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(240)]
 

@@ -16,7 +16,7 @@ from tests.faults.conftest import skip
 from tests.unit.zoo.test_load import mlp_entry
 from zoo.catalog import WritableZoo
 from zoo.entry import open_entry
-from zoo.storage import FolderStorage
+from zoo.storage.folder import FolderStorage
 
 pytestmark = pytest.mark.faults
 

@@ -12,7 +12,7 @@ from zoo.digest import hash_bytes
 from zoo.entry import check_graph
 from zoo.index import INDEX, EntryReference, blob_path, parse_reference, read_lockfile
 from zoo.manifest import EntryManifest, parse_manifest
-from zoo.storage import Storage
+from zoo.storage.base import Storage
 
 
 @dataclass(frozen=True)

@@ -1,35 +1,30 @@
 """The commands list, show, verify and compare: they only read."""
 
 import json
-import logging
 from collections.abc import Sequence
 from fnmatch import fnmatch
 from typing import Any
 
 from rich.console import Console
 
-from predictors.table import Table, TableColumn, escape_controls
+from predictors.table import Table, TableColumn
 from predictors.units import MIB
 from zoo.catalog import Zoo
 from zoo.commands import print_line, summarize
 from zoo.comparison import (
+    COMPARED,
     MetricPair,
     describe_traces,
-    pair_costs,
-    pair_layers,
-    pair_metrics,
+    is_number,
+    pair_figures,
     require_same_model,
 )
 from zoo.config import CompareConfig, ListConfig, ShowConfig, VerifyEntryConfig
 from zoo.entry import CARD, ZooEntry, require_tracked_files
-from zoo.errors import UnreachableError, ZooError
-from zoo.index import EntryReference
 from zoo.load import find_entry, local_zoos, read_local_index
 from zoo.manifest import EntryManifest
 from zoo.signing import check_signature
 from zoo.storage import configured_storages
-
-log = logging.getLogger(__name__)
 
 JSON = "json=true prints them"
 
@@ -45,16 +40,11 @@ def list_entries(config: ListConfig) -> dict[str, Any]:
     unreadable: list[str] = []
     for zoo in zoos:
         index = zoo.read_index(required=True) if zoo in configured else read_local_index(zoo)
-        for name in index.entries:
-            try:
-                entry = zoo.open(EntryReference(name), index)
-            except UnreachableError:
-                raise
-            except ZooError as error:
-                log.warning("%s", escape_controls(str(error)))
+        for name, listing in index.entries.items():
+            entry = zoo.open_readable(listing.latest, name=name)
+            if entry is None:
                 unreadable.append(name)
-                continue
-            if config.model is None or is_of_model(entry.manifest, config.model.lower()):
+            elif config.model is None or is_of_model(entry.manifest, config.model.lower()):
                 rows.append(summarize(entry))
     rows.sort(key=lambda row: -sort_value(row["metrics"].get(config.metric)))
     listed = {"entries": rows, "unreadable": unreadable}
@@ -76,9 +66,8 @@ def is_of_model(manifest: EntryManifest, pattern: str) -> bool:
 
 def sort_value(metric: Any) -> float:
     """Returns a metric for comparison; one that was not measured comes last."""
-    is_number = isinstance(metric, int | float) and not isinstance(metric, bool)
     # Whole numbers may be too large for a float.
-    return float(max(-1e308, min(1e308, metric))) if is_number else float("-inf")
+    return float(max(-1e308, min(1e308, metric))) if is_number(metric) else float("-inf")
 
 
 def entries_table(rows: Sequence[dict[str, Any]], metric: str) -> Table:
@@ -137,9 +126,8 @@ def compare(config: CompareConfig) -> dict[str, Any]:
     first, second = find_entry(config.name), find_entry(config.other)
     require_same_model(first, second)
     sections = {
-        "held out": pair_metrics(first, second),
-        "costs": pair_costs(first, second),
-        "accuracy by layer": pair_layers(first, second),
+        heading: pair_figures(figures(first), figures(second))
+        for heading, figures in COMPARED.items()
     }
     note = describe_traces(first, second)
     compared = {

@@ -9,7 +9,7 @@ from predictors.table import write_value
 from zoo.card import check_card
 from zoo.catalog import WritableZoo
 from zoo.commands import print_line, summarize
-from zoo.comparison import describe_traces, pair_metrics, require_same_model
+from zoo.comparison import describe_traces, pair_figures, require_same_model
 from zoo.config import (
     CollectGarbageConfig,
     IndexConfig,
@@ -23,7 +23,8 @@ from zoo.errors import RefusedError, ZooError
 from zoo.index import check_alias, parse_reference
 from zoo.pull import remove_incomplete
 from zoo.signing import sign_folder
-from zoo.storage import FolderStorage, cache_storage, open_writable_storage
+from zoo.storage import cache_storage, open_writable_storage
+from zoo.storage.folder import FolderStorage
 
 
 def open_writable_zoo(where: str | None, *, key: Path | None = None) -> WritableZoo:
@@ -132,16 +133,16 @@ def promote(config: PromoteConfig) -> dict[str, Any]:
         if now is not None:
             check_metrics(entry, now, config)
 
-    move = zoo.move_alias(reference, alias, check=check)
-    where, digest = zoo.storage.address, move.entry.manifest.digest
-    before = "" if move.earlier is None else f", before {move.earlier.manifest.digest[:12]}"
+    entry, earlier = zoo.move_alias(reference, alias, check=check)
+    where, digest = zoo.storage.address, entry.manifest.digest
+    before = "" if earlier is None else f", before {earlier.manifest.digest[:12]}"
     print_line(f"{reference.name}@{alias} is {digest[:12]} in {where}{before}")
-    if move.earlier is not None and (note := describe_traces(move.earlier, move.entry)):
+    if earlier is not None and (note := describe_traces(earlier, entry)):
         print_line(note)
     return {
         "alias": alias,
-        "promoted": summarize(move.entry),
-        "before": None if move.earlier is None else summarize(move.earlier),
+        "promoted": summarize(entry),
+        "before": None if earlier is None else summarize(earlier),
         "in": where,
     }
 
@@ -152,7 +153,7 @@ def check_metrics(entry: ZooEntry, now: ZooEntry, config: PromoteConfig) -> None
     fallen = [
         f"{pair.name} {'not measured' if pair.second is None else write_value(pair.second)}, "
         f"was {write_value(pair.first)}"
-        for pair in pair_metrics(now, entry)
+        for pair in pair_figures(now.manifest.metrics, entry.manifest.metrics)
         if pair.has_fallen(config.max_drop)
     ]
     if fallen:

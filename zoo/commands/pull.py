@@ -199,7 +199,7 @@ def lock(config: LockConfig) -> dict[str, Any]:
             )
     # Sorted by name, so that the file suits version control.
     lockfile = Lockfile(entries=dict(sorted(locked.items())))
-    write_atomic(config.output, (lockfile.model_dump_json(indent=2) + "\n").encode())
+    write_atomic(config.output, lockfile.to_bytes())
     for name, record in locked.items():
         print_line(f"{name}@{record.digest[:12]} from {record.zoo}")
     print_line(f"written: {config.output}; moecast zoo pull locked={config.output}")

@@ -9,23 +9,8 @@ from pathlib import Path
 from predictors.errors import MoecastError
 from predictors.files import cache_folder, expand_home
 from zoo.errors import StorageError
-from zoo.storage.base import FileStorage, Storage, WritableStorage
+from zoo.storage.base import Storage, WritableStorage
 from zoo.storage.folder import FolderStorage, PackageStorage
-
-__all__ = [
-    "BUILTIN",
-    "FileStorage",
-    "FolderStorage",
-    "PackageStorage",
-    "Storage",
-    "WritableStorage",
-    "builtin_storage",
-    "cache_storage",
-    "configured_storages",
-    "open_storage",
-    "open_writable_storage",
-    "open_zoo_storage",
-]
 
 BUILTIN = Path(__file__).resolve().parents[1] / "builtin"
 ZOOS = "MOECAST_ZOO"
@@ -49,7 +34,7 @@ def open_storage(where: str | Path) -> Storage:
     if where.startswith("package://"):
         return PackageStorage(where.removeprefix("package://").rstrip("/"))
     if "://" in where and not where.startswith("file://"):
-        from zoo.storage.objects import ObjectStorage
+        from zoo.storage.remote import ObjectStorage
 
         return ObjectStorage(where)
     try:

@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
+import psutil
 from filelock import FileLock
 
 from predictors.files import sync_folder, write_atomic
@@ -119,7 +120,8 @@ class FolderStorage(FileStorage):
         host = f".{socket.gethostname()}."
         for path in self.folder.glob(f".*{TEMPORARY}"):
             process = path.name.removesuffix(TEMPORARY).split(".")[-2]
-            is_dead = host in path.name and process.isdigit() and not _is_alive(int(process))
+            owner = int(process) if host in path.name and process.isdigit() else None
+            is_dead = owner == os.getpid() or (owner is not None and not psutil.pid_exists(owner))
             if everything or is_dead:
                 path.unlink(missing_ok=True)
 
@@ -127,16 +129,6 @@ class FolderStorage(FileStorage):
 def _flush(file: IO[bytes]) -> None:
     file.flush()
     os.fsync(file.fileno())
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return process != os.getpid()
 
 
 @dataclass(frozen=True)

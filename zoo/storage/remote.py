@@ -1,18 +1,32 @@
-"""Storage that fsspec reaches over the network; that of a web server, which is only read."""
+"""Storage that fsspec reaches: a web server, which is only read, and object stores.
 
+Object stores are s3://, gs://, az:// and memory://.
+"""
+
+import logging
+import tempfile
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from zoo.digest import check_path
-from zoo.errors import UnreachableError, ZooError
-from zoo.storage.base import CHUNK_BYTES, Storage, join_chunks, refuse_when_offline
+from zoo.errors import ConflictError, StorageError, UnreachableError, ZooError
+from zoo.index import INDEX
+from zoo.storage.base import (
+    CHUNK_BYTES,
+    FileStorage,
+    Storage,
+    join_chunks,
+    refuse_when_offline,
+)
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
+
+log = logging.getLogger(__name__)
 
 LIBRARIES = ("botocore", "aiobotocore", "s3fs", "gcsfs", "google", "adlfs", "azure", "aiohttp")
 """Packages that fsspec reaches other machines with."""
@@ -138,3 +152,205 @@ class HttpStorage(RemoteStorage):
         # An invalid address is its own message, with the password.
         reason = "no valid address" if isinstance(error, ValueError) else str(error)
         return f"{reason}; check the address and the network and try again"
+
+
+EXTRAS = {"s3": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure"}
+"""The extra of moecast that installs the library for a scheme."""
+
+UNKNOWN_CREDENTIALS = (
+    "the store does not know these credentials: check them; if they are temporary, they have "
+    "expired: log in again, or renew AWS_SESSION_TOKEN"
+)
+"""Some stores have no other answer to a session that has ended: SeaweedFS."""
+THROTTLED = "the store takes no more requests: try again later, or with fewer workers"
+HINTS = {
+    "ExpiredToken": "your credentials have expired: log in again, or renew AWS_SESSION_TOKEN",
+    "InvalidAccessKeyId": UNKNOWN_CREDENTIALS,
+    "InvalidToken": UNKNOWN_CREDENTIALS,
+    "RequestTimeTooSkewed": "the clock of this machine is off: set it (timedatectl set-ntp true)",
+    "SlowDown": THROTTLED,
+    "503": THROTTLED,
+}
+"""Advice by the code of an S3 error."""
+
+CONFLICTS = ("PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey")
+"""Codes with which S3 refuses a conditional write; the last if there is nothing to match."""
+
+
+def error_code(error: Exception) -> str:
+    """Returns the code of an S3 error, `404` of one without a body; empty for other errors."""
+    cause: BaseException | None = error
+    while cause is not None:
+        response = getattr(cause, "response", None)
+        if isinstance(response, dict):
+            return str(response.get("Error", {}).get("Code", ""))
+        cause = cause.__cause__
+    return ""
+
+
+@dataclass(frozen=True)
+class ObjectStorage(RemoteStorage, FileStorage):
+    """Objects below a prefix. An object appears when its upload is complete.
+
+    There are no locks. S3 replaces an index only if it is still the one that was read (If-Match);
+    elsewhere the later of two indexes wins, and a warning says so.
+    """
+
+    url: str
+    _guarded: dict[str, str | None] = field(default_factory=dict, repr=False, compare=False)
+    """ETag of the index at the beginning of the block of `exclusive`; None if there was none."""
+
+    @property
+    def is_remote(self) -> bool:
+        return not self.url.startswith("memory:")
+
+    @cached_property
+    def _files(self) -> "tuple[AbstractFileSystem, str]":
+        import fsspec
+
+        if self.is_remote:
+            refuse_when_offline(self.address)
+        try:
+            # Other machines write here, so an earlier listing may be out of date.
+            return fsspec.url_to_fs(self.address, use_listings_cache=False)
+        except Exception as error:  # of any library that fsspec loads
+            extra = EXTRAS.get(self.url.partition(":")[0])
+            hint = f"pip install 'moecast[{extra}]'" if extra else "use https://, s3:// or hf://"
+            raise StorageError(f"{self.address} cannot be opened: {error}; {hint}") from error
+
+    def _explain(self, error: Exception) -> str:
+        if error_code(error).isdigit():
+            # The answer to a HEAD request has no body, so S3 cannot say why it refuses one: that
+            # to a listing can.
+            files, root = self._files
+            try:
+                files.ls(root)
+            except FileNotFoundError:
+                pass
+            except Exception as reason:  # of any library; its cause is that of the given error
+                error = reason
+        hint = HINTS.get(error_code(error), "check the address, the network and your credentials")
+        return f"{error}; {hint}"
+
+    def read(self, path: str, *, limit: int | None = None) -> bytes:
+        # One request: between two, another machine may replace the object.
+        with self._access(path) as (files, name):
+            return files.cat_file(name, start=0, end=None if limit is None else limit + 1)
+
+    def names(self, folder: str = "") -> list[str]:
+        try:
+            with self._access(folder) as (files, name):
+                return sorted(path.rpartition("/")[2] for path in files.ls(name, detail=False))
+        except FileNotFoundError:
+            return []
+
+    def size(self, path: str) -> int | None:
+        try:
+            with self._access(path) as (files, name):
+                info = files.info(name)
+        except FileNotFoundError:
+            return None
+        return info["size"] if info["type"] == "file" else None
+
+    @contextmanager
+    def _writing(self, path: str) -> Iterator[tuple["AbstractFileSystem", str]]:
+        with self._access(path) as (files, name):
+            files.makedirs(files._parent(name), exist_ok=True)
+            yield files, name
+
+    @contextmanager
+    def open_new(self, path: str) -> Iterator[IO[bytes]]:
+        # A local file first: an upload that is cut off must not look like a complete one.
+        with tempfile.NamedTemporaryFile(prefix="moecast-") as file:
+            yield file
+            file.flush()
+            with self._writing(path) as (files, name):
+                files.put_file(file.name, name)
+
+    def write(self, path: str, data: bytes) -> None:
+        with self._writing(path) as (files, name):
+            files.pipe_file(name, data)
+
+    def create(self, path: str, data: bytes) -> bool:
+        try:
+            with self._writing(path) as (files, name):
+                files.pipe_file(name, data, mode="create")
+        except FileExistsError:
+            return False
+        return True
+
+    def remove(self, path: str) -> None:
+        with self._access(path) as (files, name):
+            if files.exists(name):
+                files.rm_file(name)
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Remembers which index there is: `publish` replaces no other."""
+        try:
+            with self._access(INDEX) as (files, name):
+                self._guarded["etag"] = files.info(name).get("ETag")
+        except FileNotFoundError:
+            self._guarded["etag"] = None
+        try:
+            yield
+        finally:
+            del self._guarded["etag"]
+
+    def publish(
+        self, files: Mapping[str, bytes], *, index: tuple[str, bytes], removed: Collection[str] = ()
+    ) -> None:
+        for path, data in files.items():
+            self.write(path, data)
+        if "etag" in self._guarded and self._has_conditional_writes:
+            self._replace(*index, etag=self._guarded["etag"])
+        else:
+            self.write(*index)
+        for path in removed:
+            self.remove(path)
+
+    def _replace(self, path: str, data: bytes, *, etag: str | None) -> None:
+        """Writes a file if it is still the one with this ETag, or is not there if that is None.
+
+        Raises ConflictError if it is not.
+        """
+        if self._write_if(path, data, {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}):
+            return
+        # A write whose answer was lost is repeated by the library, and then meets itself.
+        if self.has(path) and self.read(path) == data:
+            return
+        raise ConflictError(
+            f"{self.address}/{path} is being changed by other publishers all the time; try again"
+        )
+
+    @cached_property
+    def _has_conditional_writes(self) -> bool:
+        """Whether the store minds If-Match; if not, a warning says so.
+
+        Some stores ignore it without a word. So an object that nobody has is replaced by way of
+        trial, which must fail.
+        """
+        probe = f"{INDEX}.probe"
+        supported = False
+        if self.url.startswith(("s3:", "s3a:")):
+            supported = not self._write_if(probe, b"", {"IfMatch": f'"{"0" * 32}"'})
+            if not supported:
+                self.remove(probe)
+        if not supported and self.is_remote:
+            log.warning(
+                "%s has no conditional writes (If-Match): of two that publish at once, one's "
+                "listing may be lost; let one publish at a time",
+                self.address,
+            )
+        return supported
+
+    def _write_if(self, path: str, data: bytes, condition: Mapping[str, str]) -> bool:
+        """Writes a file in one conditional request; returns False if the store refuses it."""
+        with self._writing(path) as (files, name):
+            try:
+                files.pipe_file(name, data, **condition)
+            except Exception as error:  # of any library
+                if error_code(error) not in CONFLICTS:
+                    raise
+                return False
+        return True

@@ -21,8 +21,9 @@ from tests.builders.stores import s3_bucket
 from tests.builders.traces import make_plan, make_spec, make_trace, unit_content
 from tests.builders.web import served
 from zoo.errors import StorageError, UnreachableError
-from zoo.storage import FileStorage, FolderStorage
-from zoo.storage.objects import ObjectStorage
+from zoo.storage.base import FileStorage
+from zoo.storage.folder import FolderStorage
+from zoo.storage.remote import ObjectStorage
 
 ROOT = Path(__file__).resolve().parents[3]
 

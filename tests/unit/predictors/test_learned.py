@@ -169,8 +169,13 @@ def test_session__a_network_that_does_not_end_is_stopped(monkeypatch: pytest.Mon
 
 
 def test_check_graph__refuses_control_flow_and_other_types() -> None:
-    with pytest.raises(ZooError, match="uses the operators Constant, Identity, Loop; predictors"):
+    with pytest.raises(ZooError, match="uses the operators Constant, Loop; predictors"):
         check_graph(endless_loop(), what="it")
+    hidden = helper.make_node(
+        "Relu", ["logits"], ["scores"], value=numpy_helper.from_array(np.eye(4))
+    )
+    with pytest.raises(ZooError, match=r"within its operators \(\['t'\]\)"):
+        check_graph(one_node(hidden), what="it")
     cast = helper.make_node("Cast", ["logits"], ["scores"], to=TensorProto.DOUBLE)
     with pytest.raises(ZooError, match="'scores' is of type DOUBLE"):
         check_graph(one_node(cast, kind=TensorProto.DOUBLE), what="it")

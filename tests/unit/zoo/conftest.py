@@ -10,7 +10,7 @@ from tests.builders.web import served
 from tests.builders.zoos import Far
 from zoo.catalog import WritableZoo
 from zoo.entry import open_entry
-from zoo.storage import FolderStorage
+from zoo.storage.folder import FolderStorage
 
 
 @pytest.fixture

@@ -9,10 +9,11 @@ from huggingface_hub import EvalResult, ModelCard
 from tests.builders.entries import tiny_entry, tiny_figure, tiny_spec, tiny_training
 from tests.builders.hub import fake_hub
 from zoo.catalog import WritableZoo
-from zoo.entry import open_entry
+from zoo.digest import hash_bytes
+from zoo.entry import ZooEntry, open_entry
 from zoo.errors import ZooError
 from zoo.index import parse_reference
-from zoo.manifest import parse_training_record
+from zoo.manifest import FileRecord
 from zoo.storage.hub import HubStorage
 
 
@@ -78,10 +79,12 @@ def test_card__of_an_entry_without_a_record_says_so(tmp_path: Path) -> None:
     assert open_entry(tmp_path / "e").training() is None
 
 
-def test_training_record__of_another_form_is_refused() -> None:
+def test_training_record__of_another_form_is_refused(tmp_path: Path) -> None:
     data = tiny_training().to_bytes().replace(b'"seed"', b'"sead"')
-    with pytest.raises(ZooError, match=r"training\.json is not a record of a training: .*sead"):
-        parse_training_record(data, what="training.json")
+    record = FileRecord(sha256=hash_bytes(data), size=len(data))
+    manifest = tiny_entry(tmp_path / "e").model_copy(update={"files": {"training.json": record}})
+    with pytest.raises(ZooError, match=r"training\.json .* not a record of a training: .*sead"):
+        ZooEntry(manifest, "here", fetch=lambda *_: data).training()
 
 
 def test_front_page__shows_the_figures_of_the_entries_that_there_are(

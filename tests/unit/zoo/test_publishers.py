@@ -16,7 +16,7 @@ from zoo.catalog import WritableZoo, Zoo
 from zoo.entry import ZooEntry, open_entry
 from zoo.errors import ConflictError, UnreachableError
 from zoo.index import INDEX, EntryReference
-from zoo.storage.objects import ObjectStorage
+from zoo.storage.remote import ObjectStorage
 
 LOST = "one's listing may be lost"
 
@@ -48,10 +48,10 @@ def publish(bucket: Bucket, *entries: ZooEntry, alias: str | None = None) -> Non
 def promote(bucket: Bucket, entry: ZooEntry, seen: list[str | None]) -> None:
     """Moves `production` to a version; `seen` gets the digest that it named before."""
     reference = EntryReference(entry.manifest.name, entry.manifest.digest)
-    moved = WritableZoo(BucketStorage(bucket)).move_alias(
+    _, earlier = WritableZoo(BucketStorage(bucket)).move_alias(
         reference, "production", check=lambda *_: None
     )
-    seen.append(None if moved.earlier is None else moved.earlier.manifest.digest)
+    seen.append(None if earlier is None else earlier.manifest.digest)
 
 
 @settings(max_examples=60)

@@ -17,7 +17,8 @@ from zoo.errors import DamagedError, UnreachableError
 from zoo.index import EntryReference, blob_path
 from zoo.load import find_entry
 from zoo.pull import PullCache
-from zoo.storage import FolderStorage, cache_storage
+from zoo.storage import cache_storage
+from zoo.storage.folder import FolderStorage
 from zoo.storage.remote import HttpStorage
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -15,7 +15,8 @@ from zoo.errors import DamagedError, ZooError
 from zoo.index import EntryReference, blob_path
 from zoo.load import find_entry, list_names, pull_reference
 from zoo.manifest import EntryManifest, parse_manifest
-from zoo.storage import FolderStorage, cache_storage
+from zoo.storage import cache_storage
+from zoo.storage.folder import FolderStorage
 
 
 @pytest.fixture

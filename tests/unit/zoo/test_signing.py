@@ -18,7 +18,7 @@ from zoo.signing import (
     index_signature_path,
     sign_folder,
 )
-from zoo.storage import FolderStorage
+from zoo.storage.folder import FolderStorage
 
 pytest.importorskip("model_signing", reason="model-signing is not installed (extra: sign)")
 

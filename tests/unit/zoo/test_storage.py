@@ -19,11 +19,11 @@ from zoo.errors import DamagedError, UnreachableError
 from zoo.index import INDEX, EntryReference, blob_path
 from zoo.load import find_entry
 from zoo.pull import PullCache, pull_entry
-from zoo.storage import FileStorage, FolderStorage, Storage, WritableStorage, cache_storage
-from zoo.storage.folder import PackageStorage
+from zoo.storage import cache_storage
+from zoo.storage.base import FileStorage, Storage, WritableStorage
+from zoo.storage.folder import FolderStorage, PackageStorage
 from zoo.storage.hub import HubStorage
-from zoo.storage.objects import ObjectStorage
-from zoo.storage.remote import HttpStorage
+from zoo.storage.remote import HttpStorage, ObjectStorage
 
 
 @contextmanager

@@ -16,7 +16,8 @@ from zoo.errors import ZooError
 from zoo.index import EntryReference
 from zoo.load import find_entry
 from zoo.pull import is_portable
-from zoo.storage import FolderStorage, cache_storage, open_storage
+from zoo.storage import cache_storage, open_storage
+from zoo.storage.folder import FolderStorage
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -17,7 +17,8 @@ from zoo.errors import DamagedError, RefusedError, ZooError
 from zoo.index import EntryReference
 from zoo.load import find_entry, list_names
 from zoo.manifest import EntryManifest
-from zoo.storage import BUILTIN, FolderStorage
+from zoo.storage import BUILTIN
+from zoo.storage.folder import FolderStorage
 
 
 def test_push_and_pull__carry_an_entry_over(tmp_path: Path) -> None:
