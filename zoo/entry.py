@@ -50,7 +50,7 @@ OPERATORS = frozenset(
 """Operators that `python -m train` exports. Each ends after a time that its tensors' sizes bound;
 loops and other control flow do not."""
 ATTRIBUTE_FIELDS = {"name", "doc_string", "type", "i", "ints", "f", "floats", "s"}
-"""What an attribute of these operators consists of: numbers and a text."""
+"""Fields of an attribute of these operators: numbers and a text."""
 
 FetchFile = Callable[[str, int], bytes]
 """(path, limit) to at most limit + 1 raw bytes; FileNotFoundError if there is no such file."""
