@@ -147,13 +147,11 @@ def restart_predictor(predictor: Predictor) -> Predictor:
 
     One that learns while it serves is loaded anew from its files.
     """
-    return predictor if predictor.stateless else reload_predictor(predictor)
-
-
-def reload_predictor(predictor: Predictor, **changed: Any) -> Predictor:
-    """Return a copy from the predictor's files, with these options changed."""
-    options = {**predictor.options(), **changed}
-    return load_from_files(predictor.kind, predictor.spec, files=predictor.files(), options=options)
+    if predictor.stateless:
+        return predictor
+    return load_from_files(
+        predictor.kind, predictor.spec, files=predictor.files(), options=predictor.options()
+    )
 
 
 def accuracy_table(scores: list[LayerScore]) -> dict[str, Any]:

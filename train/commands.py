@@ -23,7 +23,6 @@ from train.checkpoint import require_training_space
 from train.config import TrainConfig
 from train.data import require_requests
 from train.distributed import fit_distributed
-from train.drift import LEARNERS, measure_drift
 from train.find_trace import find_trace
 from train.fit import FitSettings, fit, make_settings
 from train.kinds import (
@@ -152,12 +151,6 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
             results[name]["other_kinds"] = {
                 kind: score_shifted(predictor, other) for kind, other in others.items()
             }
-    drifts: dict[str, Any] = {}
-    for name, predictor in predictors.items():
-        if config.drift and isinstance(predictor, LEARNERS):
-            message = f"measuring how {name} learns while serving"
-            with timer.stage(f"drift {name}", message):
-                drifts[name] = measure_drift(predictor, trace, shifted)
     entries = write_entries(
         config.run_dir / "entries",
         predictors,
@@ -193,7 +186,6 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
         "setting": context.setting,
         "predictors": results,
         "parity": {kind: asdict(parity) for kind, parity in parities.items()},
-        "drift": drifts if config.drift else None,
         "training": training,
         "keeping": None if reuse is None else reuse.as_dict(),
         "entries": {name: str(folder) for name, folder in entries.items()},

@@ -43,9 +43,6 @@ class TrainConfig(RunConfig):
     other_kinds: dict[str, str] = field(default_factory=dict)
     """Finished traces of other prompts, as in `{chat: runs/traces/chat}`: cards tell each
     predictor's accuracy on them."""
-    drift: bool = False
-    """Measure predictors that learn while they serve, from nothing and on the shifted prompts:
-    results.json, `drift`."""
     logger: list[str] = field(default_factory=lambda: [LoggerKind.CSV.value])
     """Destinations of curves, figures and entries: csv, tensorboard, wandb, mlflow."""
     loss: Loss = Loss.BCE

@@ -85,7 +85,7 @@ class DriftReport:
 class DriftMonitor:
     """Judges a predictor each time that `WINDOW_TOKENS` tokens were compared with its card.
 
-    One line of the log says when the entry no longer fits, and one when it fits again.
+    One line of the log says when the entry no longer fits.
 
     Args:
         card: Accuracy on the card of the entry.
@@ -95,10 +95,8 @@ class DriftMonitor:
     """
 
     def __init__(self, card: CardAccuracy, *, top_k: int, score_command: str, train_command: str):
-        self._card = card
-        self._top_k = top_k
-        self._score_command = score_command
-        self._train_command = train_command
+        self._card, self._top_k = card, top_k
+        self._commands = score_command, train_command
         self._begin_window()
         nothing = (None,) * len(card.decode)
         self.report = DriftReport(
@@ -137,7 +135,7 @@ class DriftMonitor:
         assert live is not None
         assert expected is not None
         before, drop = self.report.has_drifted, expected - live
-        report = DriftReport(
+        self.report = DriftReport(
             entry=self._card.entry,
             num_tokens=self._num_tokens,
             accuracy=tuple(mean.value for mean in self._live),
@@ -145,39 +143,15 @@ class DriftMonitor:
             mean_drop=drop,
             has_drifted=drop > CLEARED_DROP if before else drop >= MAX_DROP,
         )
-        self.report = report
-        if report.has_drifted and not before:
+        if self.report.has_drifted and not before:
             log.warning(
                 "the predictor %s no longer fits what is served: its accuracy over the last %d "
-                "sampled tokens is %.3f, its card has %.3f%s. Answers stay the same, but more "
+                "sampled tokens is %.3f, its card has %.3f. Answers stay the same, but more "
                 "experts come late. To see all metrics on prompts like these: %s. To train an "
                 "entry on them: %s",
-                report.entry,
-                report.num_tokens,
+                self._card.entry,
+                self._num_tokens,
                 live,
                 expected,
-                describe_worst_layer(report),
-                self._score_command,
-                self._train_command,
+                *self._commands,
             )
-        elif before and not report.has_drifted:
-            log.info(
-                "the predictor %s fits again: its accuracy over the last %d sampled tokens is "
-                "%.3f, its card has %.3f",
-                report.entry,
-                report.num_tokens,
-                live,
-                expected,
-            )
-
-
-def describe_worst_layer(report: DriftReport) -> str:
-    """Returns the layer whose accuracy fell most, as the end of a sentence."""
-    drop, layer = max(
-        (card - live, layer)
-        for layer, (live, card) in enumerate(
-            zip(report.accuracy, report.card_accuracy, strict=True)
-        )
-        if live is not None and card is not None
-    )
-    return f" (layer {layer} fell most, by {drop:.3f})"

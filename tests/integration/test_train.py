@@ -67,7 +67,7 @@ def read_results(run_dir: Path) -> dict[str, Any]:
 def test_train__of_every_kind_writes_every_figure_and_entries_that_load(
     setup: list[str], folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    more = [f"other_kinds={{chat: {folder / 'shifted'}}}", "predictor=all", "drift=true"]
+    more = [f"other_kinds={{chat: {folder / 'shifted'}}}", "predictor=all"]
     assert run_program("train", [*setup, *more]) == 0
     shown, progress = capsys.readouterr()
     results = read_results(tmp_path / "run")
@@ -100,7 +100,6 @@ def test_train__of_every_kind_writes_every_figure_and_entries_that_load(
         assert shown_chat is not None
         assert float(shown_chat[1]) == pytest.approx(chat["mean_accuracy"], abs=1e-3)
     assert results["parity"]["stride"]["same_top_k"] >= 0.999
-    assert set(results["drift"]) == {"eam-sequence", "eam-request", "expert-map", "correlation"}
     assert list(results["keeping"]["hit_rates"]["generated, per-layer"]) == list(BUDGETS)
     reuse = open_entry(results["entries"]["reuse"])
     assert isinstance(load_predictor(reuse.where, spec=None), ReusePredictor)

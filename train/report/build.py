@@ -54,7 +54,6 @@ def make_page(
     forecasts.calibration(page, table)
     serving.shifted_table(page, table)
     serving.latency_table(page, table, spec.num_layers)
-    serving.drift(page, results.get("drift"))
     routing.popularity(page, trace)
     rates = rate_all_policies(trace, reuse_predictors, num_tokens=replay_tokens)
     serving.hit_rate(page, rates, num_tokens=replay_tokens)

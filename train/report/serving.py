@@ -1,4 +1,4 @@
-"""Figures and tables of the value and cost of forecasts: caches, drift, latency."""
+"""Figures and tables of the value and cost of forecasts: caches, latency."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -7,9 +7,7 @@ from predictors.registry import REUSE_PREDICTORS
 from predictors.table import Table, TableColumn, decimals
 from runtime.tools.report.figures import (
     Record,
-    collect,
     draw_bars,
-    draw_panels,
     render_figure,
     rows_height,
     split,
@@ -177,53 +175,4 @@ def shifted_table(report: HtmlReport, predictors: Predictors) -> None:
         name="shifted",
         note=f"Accuracy on {first['tokens']:,} tokens of `{first['dataset']}`, none of which was "
         "trained on. Predictors that learn while they serve learn from these requests.",
-    )
-
-
-def drift(report: HtmlReport, results: Mapping[str, Any] | None) -> None:
-    """Draw the cold start, and another distribution with and without learning."""
-    if not results:
-        report.add(
-            "Learning while serving",
-            note="Not measured: `moecast train drift=true` with the same options measures it, for "
-            "the predictors that learn while they serve.",
-        )
-        return
-    rows = [
-        (name, curve, point["requests"], point["accuracy"])
-        for name, one in results.items()
-        for curve, points in {"from nothing": one["cold_start"], **(one["shifted"] or {})}.items()
-        for point in points
-    ]
-
-    def draw(figure: "Figure", records: Sequence[Record]) -> None:
-        names = {"from nothing": "", "learning": "", "frozen": ", frozen"}
-        curves: dict[str, list[Record]] = {name: [] for name in names}
-        for record in records:
-            name = record["predictor"] + names[record["curve"]]
-            curves[record["curve"]].append({**record, "name": name})
-        panels = {
-            "From nothing, training requests": curves["from nothing"],
-            "Another distribution": curves["learning"] + curves["frozen"],
-        }
-        draw_panels(
-            figure,
-            {
-                title: collect(points, "requests", "accuracy", by="name")
-                for title, points in panels.items()
-            },
-            xlabel="requests served",
-            ylabel="accuracy",
-            xscale="log",
-            ylim=(0, None),
-        )
-
-    report.add(
-        "Accuracy of predictors that learn while serving",
-        Table.of(["predictor", "curve", "requests", "accuracy"], rows),
-        draw,
-        name="accuracy-while-serving",
-        note="Accuracy of the requests since the point before. Left: an empty predictor. Right: as "
-        "fitted, on prompts of another distribution, learning from them (lines) or not (frozen).",
-        inches=(wide(2), 3.8),
     )

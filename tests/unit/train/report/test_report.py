@@ -14,7 +14,6 @@ from configs.program import run_program
 from runtime.config import SystemConfig
 from runtime.sim.hardware import RooflineHardware
 from tests.builders.traces import make_spec, make_trace
-from train.drift import measure_drift
 from train.nonlearned import fit_correlation, fit_popularity, fit_token
 from train.report.build import make_page
 from train.report.routing import cumulative_LE, share_of_choices
@@ -36,7 +35,6 @@ FIGURES = {
     "accuracy-by-layer",
     "good-pred-by-horizon",
     "calibration",
-    "accuracy-while-serving",
     "share-of-most-chosen-experts",
     "hit-rate-by-eviction-policy",
 }
@@ -61,12 +59,11 @@ def run(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     routers = np.random.default_rng(0).standard_normal((4, 8, 8), dtype=np.float32)
     family = ResidualStack(trace.spec, routers, None, horizons=2, width=4)
-    correlation = fit_correlation(trace)
     made = {
         **family.export(trace.spec),
         "token": fit_token(trace),
         "popularity": fit_popularity(trace),
-        "correlation": correlation,
+        "correlation": fit_correlation(trace),
     }
     results = {
         "predictors": {name: score_predictor(one, context) for name, one in made.items()},
@@ -77,7 +74,6 @@ def run(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> Path:
             "held_out_tokens": len(trace.rows("held_out")),
         },
         "setting": context.setting,
-        "drift": {"correlation": measure_drift(correlation, trace, trace)},
     }
     folder = tmp_path_factory.mktemp("run") / "r"
     folder.mkdir()
@@ -157,10 +153,9 @@ def test_page__names_missing_measurements_and_their_commands(run: Path, trace: T
             name: {**one, "calibration": None, "shifted": None}
             for name, one in results["predictors"].items()
         },
-        "drift": None,
     }
     said = {one.heading: one for one in make_page(bare, trace, replay_tokens=5).sections}
-    for heading in ("Calibration", "Prompts of another distribution", "Learning while serving"):
+    for heading in ("Calibration", "Prompts of another distribution"):
         assert said[heading].draw is None
         assert "moecast train" in said[heading].note
 
