@@ -13,8 +13,7 @@ from runtime.errors import CheckpointError
 from runtime.policy.budget import parse_size
 from runtime.store.gguf.header import is_gguf
 from runtime.store.model_source import identity, resolve
-from runtime.tools.inflate.checkpoint import partial_folder, write_checkpoint
-from runtime.tools.inflate.inflation_plan import make_plan
+from runtime.tools.inflate import FIELD, plan_inflation, write_inflated
 
 
 def run(config: InflateConfig) -> dict[str, Any]:
@@ -33,34 +32,30 @@ def run(config: InflateConfig) -> dict[str, Any]:
         for name in ("expert_size", "total_size")
         if (size := getattr(config, name)) is not None
     }
-    plan = make_plan(folder, dtype=config.model.dtype, **sizes)
+    plan = plan_inflation(folder, dtype=config.model.dtype, **sizes)
     total = plan.num_experts * plan.expert_bytes
     print_line(
         console,
-        f"{plan.width.field} {plan.width.neurons} -> {plan.neurons}: each expert grows from "
+        f"{FIELD} {plan.neurons_before} -> {plan.neurons}: each expert grows from "
         f"{plan.expert_bytes_before / MIB:.2f} MiB to {plan.expert_bytes / MIB:.2f} MiB, "
         f"all {plan.num_experts} take {total / MIB:.1f} MiB; the checkpoint takes "
         f"{plan.num_bytes / MIB:.1f} MiB",
     )
-    if partial_folder(output).exists():
-        print_line(console, f"resuming in {partial_folder(output)}")
     started = time.monotonic()
     with progress(Console(stderr=True), "inflating", total=plan.num_bytes) as advance:
-        shards = write_checkpoint(
-            plan, output, origin=identity(folder, config.model), advance=advance
-        )
+        write_inflated(plan, output, origin=identity(folder, config.model), advance=advance)
     seconds = time.monotonic() - started
     # The model's short name is needed to find the original's predictors.
     command = f"moecast verify model={config.model.name} model.id={output} budget=25%"
     print_line(
         console,
-        f"{output}: {shards} files in {seconds:.1f} s; next: {command}",
+        f"{output}: written in {seconds:.1f} s; next: {command}",
     )
     return {
         "output": str(output),
         "source": str(folder),
-        "field": plan.width.field,
-        "neurons_before": plan.width.neurons,
+        "field": FIELD,
+        "neurons_before": plan.neurons_before,
         "neurons": plan.neurons,
         "expert_bytes_before": plan.expert_bytes_before,
         "expert_bytes": plan.expert_bytes,
@@ -68,6 +63,5 @@ def run(config: InflateConfig) -> dict[str, Any]:
         "experts_bytes": total,
         "checkpoint_bytes": plan.num_bytes,
         "experts_dtype": config.model.dtype,
-        "files_written": shards,
         "seconds": seconds,
     }

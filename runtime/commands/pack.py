@@ -18,7 +18,6 @@ from runtime.hf.experts import multiplies_rows
 from runtime.hf.loading import load_stripped
 from runtime.hf.strip import list_source_tensors
 from runtime.store.base import ExpertStore
-from runtime.store.dense_folder import write_dense_folder
 from runtime.store.gguf.header import is_gguf
 from runtime.store.layout import SlotLayout
 from runtime.store.model_source import fingerprint, identity, resolve
@@ -28,6 +27,7 @@ from runtime.store.packed.layout import PackedLayout, build_packed_layout
 from runtime.store.packed.manifest import describe_contents
 from runtime.store.packed.writer import pack, total_bytes
 from runtime.store.repacked import RepackedStore
+from runtime.store.rewritten import write_without_experts
 
 INT4_GROUP_SIZE, HQQ_GROUP_SIZE = 32, 64
 """Default group sizes."""
@@ -129,7 +129,7 @@ def run(config: PackConfig) -> dict[str, Any]:
     seconds = time.monotonic() - started
     dense = None if config.dense_output is None else expand_home(config.dense_output).resolve()
     if dense is not None:
-        write_dense_folder(
+        write_without_experts(
             folder,
             dense,
             experts=list_source_tensors(stripped.plans),

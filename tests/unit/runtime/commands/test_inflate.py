@@ -11,10 +11,9 @@ import runtime
 from runtime.commands.inflate import run
 from runtime.config import InflateConfig, ModelConfig
 from runtime.errors import CheckpointError
+from runtime.store import rewritten
 from runtime.store.model_source import identity
-from runtime.tools.inflate import checkpoint
-from runtime.tools.inflate.checkpoint import partial_folder, write_checkpoint
-from runtime.tools.inflate.inflation_plan import make_plan
+from runtime.tools.inflate import plan_inflation, write_inflated
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
 from tests.builders.models import plain_eager, tiny_qwen2_moe
@@ -24,13 +23,7 @@ ORIGIN = {"model_id": "a", "revision": "b", "config_hash": "c"}
 
 
 def inflated(source: Path, output: Path, **sizes) -> Path:
-    write_checkpoint(
-        make_plan(source, **sizes),
-        output,
-        origin=ORIGIN,
-        advance=lambda _: None,
-        shard_bytes=100_000,
-    )
+    write_inflated(plan_inflation(source, **sizes), output, origin=ORIGIN)
     return output
 
 
@@ -45,11 +38,9 @@ def expert_bytes(folder: Path, layer: int = 0, expert: int = 3) -> int:
     return total
 
 
-# One tensor per expert; stacked, gate before up; stacked, pairs with biases; no gate.
-@pytest.mark.parametrize("name", ["mixtral", "granitemoe", "gpt_oss", "nemotron_h"])
+@pytest.mark.parametrize("name", ["qwen2_moe", "qwen3_moe"])
 def test_inflate__computes_the_same_with_larger_experts(tmp_path, name):
-    family = FAMILIES[name]
-    source = save_family(tmp_path / "source", family)
+    source = save_family(tmp_path / "source", FAMILIES[name])
     output = inflated(source, tmp_path / "output", expert_bytes=50_000)
     with torch.no_grad():
         before = plain_eager(source)(TOKENS).logits
@@ -72,7 +63,7 @@ def test_inflate__is_served_bitwise(tmp_path):
 @pytest.mark.parametrize(("asked", "neurons"), [(49_000, 128), (49_152, 128), (49_153, 192)])
 def test_inflate__reaches_the_nearest_size_above(tmp_path, asked, neurons):
     source = tiny_qwen2_moe(tmp_path / "source")
-    plan = make_plan(source, expert_bytes=asked)
+    plan = plan_inflation(source, expert_bytes=asked)
     assert (plan.neurons, plan.expert_bytes) == (neurons, neurons * 384)
     output = inflated(source, tmp_path / "output", expert_bytes=asked)
     assert expert_bytes(output) == plan.expert_bytes
@@ -83,7 +74,7 @@ def test_inflate__reaches_the_nearest_size_above(tmp_path, asked, neurons):
 
 def test_inflate__total_size_is_of_all_experts_in_the_stored_dtype(tmp_path):
     source = tiny_qwen2_moe(tmp_path / "source", dtype=torch.bfloat16)
-    plan = make_plan(source, dtype="float32", total_bytes=2 * 8 * 73_728)
+    plan = plan_inflation(source, dtype="float32", total_bytes=2 * 8 * 73_728)
     assert plan.num_experts * plan.expert_bytes == 2 * 8 * 73_728
     output = inflated(source, tmp_path / "output", dtype="float32", total_bytes=2 * 8 * 73_728)
     assert expert_bytes(output) == 73_728
@@ -93,63 +84,35 @@ def test_inflate__total_size_is_of_all_experts_in_the_stored_dtype(tmp_path):
         assert torch.allclose(plain_eager(output)(TOKENS).logits, before, atol=1e-5, rtol=0)
 
 
-def test_inflate__interrupted_carries_on_and_ends_the_same(tmp_path, monkeypatch):
+def test_inflate__interrupted_leaves_no_folder_and_begins_anew(tmp_path, monkeypatch):
     source = tiny_qwen2_moe(tmp_path / "source")
     whole = inflated(source, tmp_path / "whole", expert_bytes=30_000)
-    written = []
-    write_tensors = checkpoint.write_tensors
-
-    def failing(path, *args):
-        if len(written) == 2:
-            raise OSError(28, "No space left on device")
-        written.append(path.name)
-        write_tensors(path, *args)
-
-    output = tmp_path / "output"
-    monkeypatch.setattr(checkpoint, "write_tensors", failing)
-    with pytest.raises(OSError, match="No space left"):
-        inflated(source, output, expert_bytes=30_000)
-    assert not output.exists()
-    kept = {name: (partial_folder(output) / name).stat().st_mtime_ns for name in written}
-    monkeypatch.setattr(checkpoint, "write_tensors", write_tensors)
-    inflated(source, output, expert_bytes=30_000)
-    assert {name: (output / name).stat().st_mtime_ns for name in kept} == kept
-    assert not partial_folder(output).exists()
-    files = sorted(file.name for file in whole.iterdir())
-    assert sorted(file.name for file in output.iterdir()) == files
-    for name in files:
-        assert (output / name).read_bytes() == (whole / name).read_bytes(), name
-
-
-def test_inflate__another_size_does_not_carry_on(tmp_path, monkeypatch):
-    source = tiny_qwen2_moe(tmp_path / "source")
     output = tmp_path / "output"
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoint, "write_description", lambda *_: 1 / 0)
+        patched.setattr(rewritten, "write_atomic", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            inflated(source, output, expert_bytes=30_000)
-    inflated(source, output, expert_bytes=60_000)
-    assert expert_bytes(output) == 73_728
+            inflated(source, output, expert_bytes=60_000)
+    assert not output.exists()
+    inflated(source, output, expert_bytes=30_000)
+    assert {path.name for path in tmp_path.iterdir()} == {"source", "whole", "output"}
+    for file in whole.iterdir():
+        assert (output / file.name).read_bytes() == file.read_bytes(), file.name
 
 
 def test_inflate__refuses_what_it_cannot_do(tmp_path, monkeypatch):
     source = tiny_qwen2_moe(tmp_path / "source")
     with pytest.raises(CheckpointError, match="already takes 6144 bytes"):
-        make_plan(source, expert_bytes=6_000)
+        plan_inflation(source, expert_bytes=6_000)
+    other = save_family(tmp_path / "other", FAMILIES["deepseek_v3"])
+    with pytest.raises(CheckpointError, match="copies of qwen2_moe and qwen3_moe models"):
+        plan_inflation(other, expert_bytes=50_000)
+    model = ModelConfig(name="tiny", id=str(source))
     with pytest.raises(CheckpointError, match="source exists; remove it"):
-        inflated(source, source, expert_bytes=30_000)
-    free = checkpoint.shutil.disk_usage(tmp_path)._replace(free=1000)
-    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda _: free)
+        run(InflateConfig(model=model, output=source, expert_size="30KiB"))
+    free = rewritten.shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(rewritten.shutil, "disk_usage", lambda _: free)
     with pytest.raises(CheckpointError, match=r"bytes are needed and 1000 are free"):
         inflated(source, tmp_path / "output", expert_bytes=30_000)
-    assert not partial_folder(tmp_path / "output").exists()
-
-
-def test_inflate__names_the_field_that_shared_experts_follow_too(tmp_path):
-    family = FAMILIES["deepseek_v3"]
-    source = save_family(tmp_path / "source", family)
-    with pytest.raises(CheckpointError, match=r"moe_intermediate_size also sets .*shared_experts"):
-        make_plan(source, expert_bytes=50_000)
 
 
 def test_command__keeps_the_identity_that_predictors_were_made_for(tmp_path):

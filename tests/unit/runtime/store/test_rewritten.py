@@ -72,7 +72,7 @@ def compute_logits(model: Path, store: Path) -> torch.Tensor:
         return served(torch.tensor([[3, 1, 4, 1, 5]])).logits
 
 
-def test_write_dense_folder__serves_as_the_whole_checkpoint_that_is_gone(tmp_path):
+def test_write_without_experts__serves_as_the_whole_checkpoint_that_is_gone(tmp_path):
     model, store, dense = pack_model(tmp_path)
     weights = sum(file.stat().st_size for file in model.glob("*.safetensors"))
     expected = compute_logits(model, store)
@@ -83,7 +83,7 @@ def test_write_dense_folder__serves_as_the_whole_checkpoint_that_is_gone(tmp_pat
 
 @pytest.mark.parametrize("quantise", [Quantise.NONE, Quantise.INT8])
 @pytest.mark.parametrize("kind", [*QUANTISED, *PACKED_INTEGERS])
-def test_write_dense_folder__serves_as_the_quantised_checkpoint_that_is_gone(
+def test_write_without_experts__serves_as_the_quantised_checkpoint_that_is_gone(
     tmp_path, kind, quantise
 ):
     model, store, dense = save_checkpoint(tmp_path / "model", kind), tmp_path / "s", tmp_path / "d"
@@ -112,7 +112,7 @@ def test_pack__refuses_a_gguf_file_without_its_experts(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_write_dense_folder__is_refused_without_its_store(tmp_path):
+def test_write_without_experts__is_refused_without_its_store(tmp_path):
     _, _, dense = pack_model(tmp_path)
     with pytest.raises(CheckpointError, match=r"without its experts.*store\.path"):
         runtime.load(str(dense), budget="40%")
@@ -121,14 +121,14 @@ def test_write_dense_folder__is_refused_without_its_store(tmp_path):
         load_plain(dense, dtype="auto")
 
 
-def test_write_dense_folder__refuses_the_store_of_other_weights(tmp_path):
+def test_write_without_experts__refuses_the_store_of_other_weights(tmp_path):
     _, _, dense = pack_model(tmp_path / "a")
     _, other, _ = pack_model(tmp_path / "b", seed=1)
     with pytest.raises(StoreError, match="other weights"):
         compute_logits(dense, other)
 
 
-def test_write_dense_folder__notices_altered_weights(tmp_path):
+def test_write_without_experts__notices_altered_weights(tmp_path):
     _, store, dense = pack_model(tmp_path)
     file = next(iter(sorted(dense.glob("*.safetensors"))))
     raw = bytearray(file.read_bytes())
@@ -138,7 +138,7 @@ def test_write_dense_folder__notices_altered_weights(tmp_path):
         compute_logits(dense, store)
 
 
-def test_write_dense_folder__leaves_what_stands_in_its_place(tmp_path):
+def test_write_without_experts__leaves_what_stands_in_its_place(tmp_path):
     model, store, dense = pack_model(tmp_path)
     before = sorted(file.stat().st_mtime_ns for file in dense.iterdir())
     again = PackConfig(
@@ -149,6 +149,5 @@ def test_write_dense_folder__leaves_what_stands_in_its_place(tmp_path):
     )
     pack.run(again)
     assert sorted(file.stat().st_mtime_ns for file in dense.iterdir()) == before
-    again.dense_output = model
     with pytest.raises(MoecastError, match="exists and is not this model"):
-        pack.run(again)
+        pack.run(dataclasses.replace(again, dense_output=model))

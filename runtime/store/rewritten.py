@@ -1,0 +1,191 @@
+"""Writes a checkpoint anew with other tensors: without its experts, or with larger ones.
+
+Without its experts, a model and a packed store are all that serving needs.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from predictors.files import sync_folder, write_atomic
+from predictors.units import MIB
+from runtime.errors import CheckpointError
+from runtime.store.base import as_memoryview
+from runtime.store.files import FileReader
+from runtime.store.hub_snapshot import PATTERNS
+from runtime.store.model_check import WEIGHTS_INDEX
+from runtime.store.model_source import (
+    DIGESTS,
+    WITHOUT_EXPERTS,
+    describe_without_experts,
+    fingerprint,
+    has_no_experts,
+    is_weights,
+    list_weight_files,
+)
+from runtime.store.tensor_index import (
+    SizedTensor,
+    StoredTensor,
+    make_header,
+    read_tensor_index,
+)
+
+COPY_BYTES = 16 * MIB
+"""Bytes read at a time."""
+SLACK_BYTES = 64 * MIB
+"""Room for headers, configuration and tokenizer."""
+NOT_COPIED = (WEIGHTS_INDEX, DIGESTS, "audit.json")
+"""Files that are of the whole checkpoint's weights."""
+
+
+class RewrittenTensor(SizedTensor, Protocol):
+    """A tensor of the new checkpoint."""
+
+    @property
+    def source(self) -> StoredTensor:
+        """The tensor that it is made of, whose file's name its own file has."""
+
+    def read(self, files: FileReader) -> Iterator[memoryview]:
+        """Yield its bytes; raises TransferError."""
+
+
+@dataclass(frozen=True)
+class CopiedTensor:
+    """A tensor that keeps its bytes."""
+
+    source: StoredTensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.source.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.source.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        return self.source.num_bytes
+
+    def read(self, files: FileReader) -> Iterator[memoryview]:
+        for start in range(0, self.num_bytes, COPY_BYTES):
+            raw = torch.empty(min(COPY_BYTES, self.num_bytes - start), dtype=torch.uint8)
+            view = as_memoryview(raw)
+            files.read(self.source.file, self.source.offset + start, view, what=self.source.key)
+            yield view
+
+
+def rewrite_checkpoint(
+    source: Path,
+    output: Path,
+    tensors: Mapping[str, RewrittenTensor],
+    describe: Callable[[Path], Mapping[str, Any]],
+    *,
+    option: str,
+    advance: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Write a checkpoint of these tensors to a new folder, atomically.
+
+    Args:
+        source: the checkpoint that other files, such as the tokenizer's, are copied from.
+        describe: returns other JSON files, given the folder with the written weights.
+        option: the option that names the output, for messages.
+        advance: called with the number of bytes written since the last call.
+
+    Raises:
+        CheckpointError: the disk has no room.
+        TransferError: the checkpoint cannot be read.
+        OSError: the disk is full or failed.
+    """
+    num_bytes = sum(tensor.num_bytes for tensor in tensors.values())
+    output.parent.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(output.parent).free
+    if free < num_bytes + SLACK_BYTES:
+        raise CheckpointError(
+            f"no room for {output}: {num_bytes + SLACK_BYTES} bytes are needed and {free} are "
+            f"free; choose another {option}=PATH, or make room"
+        )
+    shards: dict[str, dict[str, RewrittenTensor]] = {}
+    for key, tensor in tensors.items():
+        shards.setdefault(tensor.source.file.name, {})[key] = tensor
+    partial = output.with_name(f".{output.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # left by a run that was killed
+    partial.mkdir()
+    files = FileReader()
+    try:
+        for name, shard in shards.items():
+            pieces = (piece for tensor in shard.values() for piece in tensor.read(files))
+            write_tensors(partial / name, shard, pieces, advance)
+    finally:
+        files.close()
+    for file in {file for pattern in PATTERNS for file in source.glob(pattern)}:
+        if not is_weights(file.name) and file.name not in NOT_COPIED:
+            shutil.copyfile(file, partial / file.name)
+    written = dict(describe(partial))
+    if (source / WEIGHTS_INDEX).is_file():
+        listed = {key: name for name, shard in shards.items() for key in shard}
+        written[WEIGHTS_INDEX] = {"metadata": {"total_size": num_bytes}, "weight_map": listed}
+    for name, content in written.items():
+        write_atomic(partial / name, (json.dumps(content, indent=2) + "\n").encode())
+    partial.replace(output)
+    sync_folder(output.parent)
+
+
+def write_tensors(
+    path: Path,
+    shard: Mapping[str, SizedTensor],
+    pieces: Iterable[memoryview],
+    advance: Callable[[int], None],
+) -> None:
+    """Write a safetensors file of these tensors, whose bytes `pieces` are in order."""
+    with path.open("wb") as file:
+        file.write(make_header(shard))
+        for piece in pieces:
+            file.write(piece)
+            advance(len(piece))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_without_experts(
+    source: Path, output: Path, *, experts: Iterable[str], origin: Mapping[str, str]
+) -> None:
+    """Copy a checkpoint without its experts' tensors, or find the copy there.
+
+    Args:
+        experts: names of the tensors that only experts are made of.
+        origin: `identity` of the whole checkpoint.
+
+    Raises:
+        CheckpointError: something else is at `output`, or the disk has no room.
+        TransferError: the checkpoint cannot be read.
+    """
+    whole = fingerprint(source)
+    if output.exists():
+        if not has_no_experts(output) or fingerprint(output) != whole:
+            raise CheckpointError(
+                f"{output} exists and is not this model without its experts; choose another "
+                "dense_output=PATH"
+            )
+        return
+    dropped = set(experts)
+    kept = {
+        key: CopiedTensor(stored)
+        for key, stored in read_tensor_index(list_weight_files(source)).items()
+        if key not in dropped
+    }
+    rewrite_checkpoint(
+        source,
+        output,
+        kept,
+        lambda folder: {
+            WITHOUT_EXPERTS: describe_without_experts(folder, fingerprint=whole, origin=origin)
+        },
+        option="dense_output",
+    )
