@@ -6,7 +6,7 @@ ahead it would have to see. All stand next to the bound (`runtime.sim.lower_boun
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from benchmarks.config import MoecastConfig
 from benchmarks.papers.paper_context import load_hardware, load_shape
 from benchmarks.reports import print_line, write_report
 from collect.traces import Trace
-from predictors.base import Signal
+from predictors.base import Ints, Signal
 from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
 from runtime.policy.counters import sum_counters
@@ -26,14 +26,13 @@ from runtime.presets import load_system
 from runtime.sim.hardware import Hardware, describe_hardware
 from runtime.sim.lower_bound import bound_time
 from runtime.sim.replay import rare_collections, replay
-from runtime.sim.step import ArrayStep
+from runtime.sim.step import ArrayStep, RecordedStep
 from runtime.tools.intervals import Interval, bootstrap_ratio
 from train.evaluate.forecasts import (
     EventKey,
     RecordedForecast,
     RecordedForecasts,
     held_out_steps,
-    perfect_forecasts,
     record_forecasts,
     routing_only,
 )
@@ -171,6 +170,34 @@ def known_reuse(
             }
         )
     return RecordedForecasts("reuse", frozenset({Signal.ROUTED}), answers)
+
+
+def perfect_forecasts(steps: Iterable[RecordedStep], spec: ModelSpec) -> RecordedForecasts:
+    """Returns forecasts that equal the routing of all later layers.
+
+    They are given at the beginning of a step and at the gate of each layer.
+    """
+    recorded: list[dict[EventKey, list[RecordedForecast]]] = []
+    for step in steps:
+        exact = [
+            exact_forecast(step.experts(layer), layer, spec) for layer in range(spec.num_layers)
+        ]
+        answers: dict[EventKey, list[RecordedForecast]] = {(Signal.TOKENS, -1): exact}
+        for layer in range(spec.num_layers - 1):
+            answers[Signal.GATE_INPUT, layer] = exact[layer + 1 :]
+        recorded.append(answers)
+    return RecordedForecasts("truth", frozenset({Signal.TOKENS, Signal.GATE_INPUT}), recorded)
+
+
+def exact_forecast(experts_TK: Ints, layer: int, spec: ModelSpec) -> RecordedForecast:
+    """Returns the routing of one layer as a forecast.
+
+    The expert id `num_experts` stands for a choice of none.
+    """
+    # One column more, for choices of none.
+    scores_TE = np.zeros((len(experts_TK), spec.num_experts + 1), np.float32)
+    np.put_along_axis(scores_TE, experts_TK, 1.0, axis=1)
+    return RecordedForecast(layer, scores_TE[:, :-1])
 
 
 def record_all(trace: Trace, entries: Path) -> tuple[list[ArrayStep], dict[str, RecordedForecasts]]:

@@ -26,8 +26,6 @@ class Variant:
     """Key of the forecasts in a replay; None: nothing is prefetched on forecasts."""
     reuse_predictor: str | None = None
     """Key of the reuse forecasts in a replay; None: the eviction policy has none."""
-    distance: int | None = None
-    """Replay only forecasts this many layers ahead; None: all."""
 
     @property
     def forecasts(self) -> tuple[str | None, str | None]:

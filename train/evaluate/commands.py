@@ -26,7 +26,7 @@ from train.evaluate.report import write_report
 from train.evaluate.results import make_results
 from train.evaluate.sources import FoundPredictor, PredictorSources
 from train.evaluate.table import show
-from train.evaluate.variants import TABLE, ReplayCase, figure_condition, list_cases, list_variants
+from train.evaluate.variants import ReplayCase, figure_condition, list_cases, list_variants
 from train.find_trace import find_trace, open_named_trace
 from train.replay import budget_slots
 from train.resumable import FinishedPieces, run_jobs
@@ -56,7 +56,7 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
         config,
         trace=trace,
         machines=machines,
-        variants=variants[TABLE],
+        variants=variants,
         missing=missing,
         predictors=sources.found,
         rows=rows,

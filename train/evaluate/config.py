@@ -27,10 +27,6 @@ class EvaluateConfig(RunConfig):
     shape: ShapeConfig = chosen(ShapeConfig, "shape", "qwen1.5-moe")
     baseline: SystemConfig = chosen(SystemConfig, "system", "on-demand")
     """The system without prefetching that speed-ups are against, at equal budget."""
-    ablated: SystemConfig = chosen(SystemConfig, "system", "promoe")
-    """The system whose techniques are enabled one after another, and whose forecasts are cut to one
-    distance, for two of the figures.
-    """
     budget: list[str] = field(default_factory=lambda: ["10%", "25%", "50%", "75%"])
     """Memory for experts: sizes, or shares of all experts."""
     batch_size: list[str] = field(default_factory=lambda: ["1", "2", "4", "8"])

@@ -11,7 +11,6 @@ from runtime.tools.report.figures import (
     Record,
     Series,
     collect,
-    draw_bars,
     draw_panels,
     draw_spreads,
     pick_spreads,
@@ -23,7 +22,7 @@ from runtime.tools.report.html_report import HtmlReport
 from runtime.tools.report.series_styles import BOUND, HUES
 from train.evaluate.jobs import ReplayRow
 from train.evaluate.table import Row
-from train.evaluate.variants import NO_PREFETCH, TABLE, TRUTH
+from train.evaluate.variants import TABLE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -83,43 +82,6 @@ def latency_figure(rows: Sequence[Row], latency: str) -> tuple[Table, Draw]:
     return Table(columns=columns, rows=rows), draw
 
 
-def add_ablation(report: HtmlReport, results: Row, subject: str) -> None:
-    """Draw the speed-ups of techniques added one after another (ProMoE, figure 12)."""
-    rows = results["ablation"]
-    first = {row["hardware"]: row for row in reversed(rows)}
-
-    def faster(key: str) -> Callable[[Row], float | None]:
-        return lambda row: first[row["hardware"]][key] / row[key] if row[key] else None
-
-    columns = [
-        TableColumn("hardware"),
-        TableColumn("stage", lambda row: row["system"]),
-        *make_columns("tpot_mean_ms", "ttft_mean_ms"),
-        TableColumn("speedup_decode", faster("tpot_mean_ms")),
-        TableColumn("speedup_prefill", faster("ttft_mean_ms")),
-    ]
-
-    def draw(figure: "Figure", records: Sequence[Record]) -> None:
-        panels = {
-            phase: {
-                machine: {record["stage"]: record[f"speedup_{phase.lower()}"] for record in own}
-                for machine, own in split(records, "hardware").items()
-            }
-            for phase in ("Prefill", "Decode")
-        }
-        draw_bars(figure, panels, xlabel="times faster than base")
-
-    report.add(
-        f"Speed-up as the techniques of {subject} are added",
-        Table(columns=columns, rows=rows),
-        draw=draw,
-        name=f"ablation-of-{subject}",
-        note=f"Means, budget {rows[0]['budget']}, batch {rows[0]['batch']}. Base: LRU without "
-        "prefetching; then each technique is added to those before it, as in ProMoE, figure 12.",
-        inches=(9.5, 4.4),
-    )
-
-
 def add_known(report: HtmlReport, results: Row) -> None:
     """Draw the share of the bound against the number of tokens whose routing is known."""
     rows, ours = results["known"], results["ours"]
@@ -172,33 +134,6 @@ def add_batches(report: HtmlReport, results: Row, budget: str) -> None:
         name="throughput-against-batch-size",
         note=f"Budget {budget}. Higher is better; the shaded area above the bound is out of reach.",
         inches=(wide(len(split(rows, "hardware"))), 5.0),
-    )
-
-
-def add_distances(report: HtmlReport, results: Row, subject: str) -> None:
-    """Draw TPOT of one system with forecasts of one distance alone (ProMoE, figure 14)."""
-    rows = results["distance"]
-    keys = ("hardware", "system", "distance", "tpot_mean_ms", "hit_rate", "stall_share")
-
-    def series(records: list[Record]) -> Series:
-        lines = dict(collect(records, "distance", "tpot_mean_ms", by="system"))
-        _, (without,) = lines.pop(NO_PREFETCH)
-        ahead = sorted({x for xs, _ in lines.values() for x in xs})
-        names = {TRUTH: "oracle: the routing itself"}
-        return {
-            NO_PREFETCH: (ahead, [without] * len(ahead)),
-            **{names.get(name, name): line for name, line in lines.items()},
-        }
-
-    report.add(
-        f"TPOT of {subject} with forecasts of one distance alone",
-        Table(columns=make_columns(*keys), rows=rows),
-        draw=draw_machines(series, xlabel="layers ahead", ylabel="mean TPOT, ms", labels=True),
-        name="tpot-against-prefetch-distance",
-        note=f"Budget {rows[0]['budget']}, batch {rows[0]['batch']}. `mlp, stride`: the paper's "
-        "networks, one and two layers ahead. The routing itself: what a perfect forecast of that "
-        "distance gives.",
-        inches=(wide(len(split(rows, "hardware"))), 4.2),
     )
 
 

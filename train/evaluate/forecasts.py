@@ -6,7 +6,7 @@ Shape suffixes: T tokens of the step, E experts, K top_k, L layers.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -55,22 +55,6 @@ class RecordedForecasts:
         """Return a predictor that gives these answers, beginning with the first step."""
         return ReplayPredictor(spec, self)
 
-    def at_distance(self, distance: int) -> "RecordedForecasts":
-        """Return only the forecasts `distance` layers ahead; 0: of the event's own layer."""
-        kept = [
-            {
-                event: near
-                for event, forecasts in step.items()
-                if (
-                    near := [
-                        forecast for forecast in forecasts if forecast.layer - event[1] == distance
-                    ]
-                )
-            }
-            for step in self.steps
-        ]
-        return replace(self, steps=kept)
-
 
 def record_forecasts(predictor: Predictor, steps: Iterable[RecordedStep]) -> RecordedForecasts:
     """Show a predictor the steps in order, as a replay does, and keep its answers."""
@@ -95,34 +79,6 @@ def copy_forecast(forecast: Forecast) -> RecordedForecast:
         None if forecast.wanted is None else list(forecast.wanted),
         None if priority_E is None else np.array(priority_E),
     )
-
-
-def perfect_forecasts(steps: Iterable[RecordedStep], spec: ModelSpec) -> RecordedForecasts:
-    """Return forecasts that equal the routing of all later layers.
-
-    They are given at the beginning of a step and at the gate of each layer.
-    """
-    recorded: list[dict[EventKey, list[RecordedForecast]]] = []
-    for step in steps:
-        exact = [
-            exact_forecast(step.experts(layer), layer, spec) for layer in range(spec.num_layers)
-        ]
-        answers: dict[EventKey, list[RecordedForecast]] = {(Signal.TOKENS, -1): exact}
-        for layer in range(spec.num_layers - 1):
-            answers[Signal.GATE_INPUT, layer] = exact[layer + 1 :]
-        recorded.append(answers)
-    return RecordedForecasts("truth", frozenset({Signal.TOKENS, Signal.GATE_INPUT}), recorded)
-
-
-def exact_forecast(experts_TK: Ints, layer: int, spec: ModelSpec) -> RecordedForecast:
-    """Return the routing of one layer as a forecast.
-
-    The expert id `num_experts` stands for a choice of none.
-    """
-    # One column more, for choices of none.
-    scores_TE = np.zeros((len(experts_TK), spec.num_experts + 1), np.float32)
-    np.put_along_axis(scores_TE, experts_TK, 1.0, axis=1)
-    return RecordedForecast(layer, scores_TE[:, :-1])
 
 
 class ReplayPredictor(Predictor):

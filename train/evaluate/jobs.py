@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 
 from collect.traces import Trace
-from predictors.base import Predictor
 from predictors.spec import ModelSpec
 from runtime.policy.counters import sum_counters
 from runtime.sim.lower_bound import TimeBound, bound_time
@@ -19,12 +18,11 @@ from runtime.tools.intervals import Interval, bootstrap_ratio
 from train.evaluate.forecasts import (
     RecordedForecasts,
     held_out_steps,
-    perfect_forecasts,
     record_forecasts,
     routing_only,
 )
 from train.evaluate.sources import FoundPredictor
-from train.evaluate.variants import TRUTH, ReplayCase
+from train.evaluate.variants import ReplayCase
 from train.replay import budget_slots, is_decode
 from train.resumable import OnFinished
 
@@ -56,7 +54,6 @@ class ReplayRow:
     budget: str
     batch: int
     predictor: str | None
-    distance: int | None
     ttft_mean_ms: float | None
     ttft_interval_ms: Interval | None
     """95 % interval of the mean, over requests."""
@@ -104,7 +101,7 @@ class ReplayJob:
     spec: ModelSpec
     new_tokens: int
     predictors: Mapping[str, FoundPredictor] = field(repr=False)
-    """By key, without the perfect forecasts."""
+    """By key."""
     cases: Sequence[tuple[str, ReplayCase]] = field(repr=False)
     """With the digest of each; at least one."""
 
@@ -149,13 +146,11 @@ def record_all(
     spec: ModelSpec,
 ) -> dict[str, RecordedForecasts]:
     """Return the variant's forecasts for these steps by key."""
-    recorded = {}
-    for key in variant.forecasts:
-        if key == TRUTH:
-            recorded[key] = perfect_forecasts(steps, spec)
-        elif key is not None:
-            recorded[key] = record_forecasts(predictors[key].load(spec), steps)
-    return recorded
+    return {
+        key: record_forecasts(predictors[key].load(spec), steps)
+        for key in variant.forecasts
+        if key is not None
+    }
 
 
 def replay_case(
@@ -166,28 +161,18 @@ def replay_case(
 ) -> ReplayStats:
     """Replay the steps with one system, from empty arenas."""
     variant = case.variant
-    reuse = variant.reuse_predictor
+    predictor, reuse_predictor = (
+        None if key is None else recorded[key].predictor(spec) for key in variant.forecasts
+    )
     return replay(
         steps,
-        replay_predictor(variant, recorded, spec),
+        predictor,
         spec=spec,
         system=variant.system,
         hardware=case.hardware,
         budget_slots=budget_slots(case.condition.budget, spec, case.hardware),
-        reuse_predictor=None if reuse is None else recorded[reuse].predictor(spec),
+        reuse_predictor=reuse_predictor,
     )
-
-
-def replay_predictor(
-    variant: Variant, recorded: Mapping[str, RecordedForecasts], spec: ModelSpec
-) -> Predictor | None:
-    """Return the recorded forecasts from the first step on; None where nothing is forecast."""
-    if variant.predictor is None:
-        return None
-    forecasts = recorded[variant.predictor]
-    if variant.distance is not None:
-        forecasts = forecasts.at_distance(variant.distance)
-    return forecasts.predictor(spec)
 
 
 def measure_replay(
@@ -217,7 +202,6 @@ def measure_replay(
         budget=condition.budget,
         batch=condition.batch,
         predictor=variant.predictor,
-        distance=variant.distance,
         ttft_mean_ms=mean(ttft_ms),
         ttft_interval_ms=bootstrap_ratio(ttft_ms, [1] * len(ttft_ms)),
         ttft_ms=percentile_ms(stats.ttft_seconds, 50),

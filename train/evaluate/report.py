@@ -8,10 +8,8 @@ from runtime.tools.comparison import Condition
 from runtime.tools.report.html_report import HtmlReport
 from runtime.tools.report.provenance import read_provenance
 from train.evaluate.figures import (
-    add_ablation,
     add_batches,
     add_budgets,
-    add_distances,
     add_distribution,
     add_known,
 )
@@ -37,7 +35,7 @@ def write_report(
 
     `rows` have the distributions; `condition` is that of figures that show only one.
     """
-    subject, ours = results["ablated"], results["ours"]
+    ours = results["ours"]
     report = HtmlReport("Systems compared", subtitle(results), provenance=read_provenance(folder))
     add = report.add
     add("First system of each condition", winners_table(results), note=winners_note(results))
@@ -52,12 +50,8 @@ def write_report(
     if results["known"]:
         add_known(report, results)
         add("Share of the bound by known tokens", known_table(results), note=KNOWN_NOTE)
-    if results["ablation"]:
-        add_ablation(report, results, subject)
     if len({row["batch"] for row in results["rows"]}) > 1:
         add_batches(report, results, condition.budget)
-    if results["distance"]:
-        add_distances(report, results, subject)
     add_distribution(report, rows, condition)
     add_all_figures(report, results["rows"])
     systems = [{"name": name, **settings} for name, settings in results["systems"].items()]

@@ -14,7 +14,7 @@ from runtime.tools.report.provenance import describe_origin
 from train.evaluate.config import OURS, EvaluateConfig
 from train.evaluate.jobs import ReplayRow
 from train.evaluate.sources import FoundPredictor
-from train.evaluate.variants import ABLATION, DISTANCE, KNOWN, TABLE
+from train.evaluate.variants import KNOWN, TABLE
 
 CLOSE = 0.02
 """Slower than the first system by less than this share counts as close to it."""
@@ -106,13 +106,10 @@ def make_results(
     seconds: float,
 ) -> dict[str, Any]:
     """Return what results.json holds; the distributions of times are left out."""
-    parts = {
-        part: [row for row in rows if row.part == part]
-        for part in (TABLE, ABLATION, DISTANCE, KNOWN)
-    }
+    table = [row for row in rows if row.part == TABLE]
     baseline = config.baseline.name
     knowing = [variant.label for variant in variants if variant.system.knows_future]
-    standings = rank_systems(parts[TABLE], ours=OURS, left_out=knowing)
+    standings = rank_systems(table, ours=OURS, left_out=knowing)
     manifest = trace.manifest
     return {
         "origin": describe_origin(config.run_dir),
@@ -133,14 +130,11 @@ def make_results(
         "baseline": baseline,
         "knows_future": knowing,
         "ours": OURS,
-        "ablated": config.ablated.name,
         "tally": asdict(tally(standings, ours=OURS)),
         "winners": [asdict(standing) for standing in standings],
         "definitions": DEFINITIONS,
-        "rows": compare_rows(parts[TABLE], baseline=baseline),
-        "ablation": [row_dict(row) for row in parts[ABLATION]],
-        "distance": [row_dict(row) for row in parts[DISTANCE]],
-        "known": [row_dict(row) for row in parts[KNOWN]],
+        "rows": compare_rows(table, baseline=baseline),
+        "known": [row_dict(row) for row in rows if row.part == KNOWN],
         "seconds": round(seconds, 3),
     }
 

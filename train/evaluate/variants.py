@@ -2,9 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -17,32 +16,11 @@ from train.evaluate.config import EvaluateConfig
 from train.evaluate.sources import MissingPredictor, PredictorSources
 from train.nonlearned import chosen_columns
 
-TABLE, ABLATION, DISTANCE, KNOWN = "table", "ablation", "distance", "known"
+TABLE, KNOWN = "table", "known"
 """Parts of the report."""
-
-TRUTH = "truth"
-"""Key of forecasts that equal the routing, in the figure of prefetch distances."""
-
-NO_PREFETCH = "no prefetching"
-"""Label of the ablated system without forecasts in that figure."""
 
 KNOWN_STEPS: tuple[int | None, ...] = (1, 2, 4, 8, None)
 """Decode steps whose routing the oracle knows, the present one included; None: all."""
-
-MAX_DISTANCE = 6
-"""Layers ahead up to which the figure shows perfect forecasts."""
-
-DISTANCE_LINES: tuple[tuple[str, str, Mapping[str, Any], int], ...] = (
-    ("skip", "skip", {"horizon": 1}, 1),
-    ("skip", "skip", {"horizon": 2}, 2),
-    ("skip", "skip", {"horizon": 3}, 3),
-    ("mlp, stride", "mlp", {}, 1),
-    ("mlp, stride", "stride", {}, 2),
-    ("residual", "residual", {}, 1),
-    ("residual", "residual", {}, 2),
-    ("residual", "residual", {}, 3),
-)
-"""Line, kind, options and layers ahead of the predictors in that figure."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +41,10 @@ class ReplayCase(Case):
 
 def list_variants(
     config: EvaluateConfig, sources: PredictorSources
-) -> tuple[dict[str, list[Variant]], dict[str, str]]:
-    """Return the variants by the part of the report that they are for, and what is missing.
+) -> tuple[list[Variant], dict[str, str]]:
+    """Return the systems, the baseline first and the oracle last, and what is missing.
 
-    The table has the systems, the baseline first, the oracle last. What is missing is a system, or
-    part of one, with the reason why it cannot be replayed on this trace.
+    What is missing is a system, or part of one, with the reason why it cannot be replayed.
 
     Raises:
         ZooError: a named predictor is damaged.
@@ -75,27 +52,16 @@ def list_variants(
     """
     systems = {config.baseline.name: config.baseline}
     systems |= {system.name: system for system in config.system}
-    by_knowledge = sorted(systems.items(), key=lambda item: item[1].knows_future)
-    parts: dict[str, list[Variant]] = {part: [] for part in (TABLE, ABLATION, DISTANCE, KNOWN)}
+    table: list[Variant] = []
     missing: dict[str, str] = {}
-    for name, system in by_knowledge:
+    for name, system in sorted(systems.items(), key=lambda item: item[1].knows_future):
         try:
             variant = make_variant(system, sources, config.predictor)
         except MissingPredictor as error:
             missing[name] = str(error)
         else:
-            system = with_popular_experts(system, sources.trace)
-            parts[TABLE].append(replace(variant, system=system))
-    if config.figures:
-        parts[KNOWN] = known_variants()
-        try:
-            ablated = make_variant(config.ablated, sources, config.predictor)
-        except MissingPredictor as error:
-            missing[f"figures of {config.ablated.name}"] = str(error)
-        else:
-            parts[ABLATION] = ablation_variants(ablated)
-            parts[DISTANCE] = distance_variants(ablated, find_distance_lines(sources, missing))
-    return parts, missing | sources.without
+            table.append(replace(variant, system=with_popular_experts(system, sources.trace)))
+    return table, missing | sources.without
 
 
 def known_variants() -> list[Variant]:
@@ -134,74 +100,18 @@ def with_popular_experts(system: SystemConfig, trace: Trace) -> SystemConfig:
     return replace(system, eviction_options={**options, "counts": counts})
 
 
-def find_distance_lines(
-    sources: PredictorSources, missing: dict[str, str]
-) -> list[tuple[str, str, int]]:
-    """Return line, key and layers ahead of the available predictors; adds to `missing`."""
-    lines = []
-    for label, kind, options, ahead in DISTANCE_LINES:
-        try:
-            lines.append((label, sources.find(kind, options), ahead))
-        except MissingPredictor as error:
-            missing[f"{kind} in the figure of distances"] = str(error)
-    return lines
-
-
-def ablation_variants(subject: Variant) -> list[Variant]:
-    """Add the subject's techniques one after another, as in ProMoE, figure 12."""
-    bare = replace(
-        subject.system, prefetch=False, chunked=False, early_preemption=False, reordered=False
-    )
-    stages: list[tuple[str, dict[str, Any]]] = [
-        ("base", {}),
-        ("+ prefetch", {"prefetch": True}),
-        ("+ chunked", {"chunked": True}),
-        ("+ early preemption", {"early_preemption": True}),
-        ("+ reordered", {"reordered": True}),
-    ]
-    variants: list[Variant] = []
-    switches: dict[str, Any] = {}
-    for label, added in stages:
-        switches.update(added)
-        system = replace(bare, **switches)
-        predictor = subject.predictor if system.prefetch else None
-        variants.append(replace(subject, label=label, system=system, predictor=predictor))
-    return variants
-
-
-def distance_variants(
-    subject: Variant, predictors: Sequence[tuple[str, str, int]]
-) -> list[Variant]:
-    """Return the subject without forecasts, then with those of one distance alone.
-
-    The forecasts are the routing itself, and those of each predictor `(label, key, layers
-    ahead)`.
-    """
-    perfect = [(TRUTH, TRUTH, ahead) for ahead in range(1, MAX_DISTANCE + 1)]
-    system = replace(subject.system, prefetch=False)
-    without = replace(subject, label=NO_PREFETCH, system=system, predictor=None, distance=0)
-    return [without] + [
-        replace(subject, label=label, predictor=key, distance=ahead)
-        for label, key, ahead in [*perfect, *predictors]
-    ]
-
-
 def list_cases(
-    config: EvaluateConfig, variants: Mapping[str, list[Variant]], machines: Sequence[Hardware]
+    config: EvaluateConfig, variants: Sequence[Variant], machines: Sequence[Hardware]
 ) -> Iterator[ReplayCase]:
-    """Yield the cases of the table, then those of the figures."""
+    """Yield the cases of the table, then those of the figure of known tokens."""
     for batch in config.batches:
         for machine in machines:
             for budget in config.budget:
-                for variant in variants[TABLE]:
+                for variant in variants:
                     yield ReplayCase(variant, Condition(budget, batch), machine, TABLE)
-    for part in (ABLATION, DISTANCE):
-        for machine in machines:
-            for variant in variants[part]:
-                yield ReplayCase(variant, figure_condition(config), machine, part)
-    for machine in machines:
+    for machine in machines if config.figures else ():
         for budget in config.budget:
-            for variant in variants[KNOWN]:
+            for variant in known_variants():
                 yield ReplayCase(variant, Condition(budget, config.batches[0]), machine, KNOWN)
 
 

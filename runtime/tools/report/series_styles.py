@@ -76,7 +76,6 @@ STYLES: Mapping[str, SeriesStyle] = MappingProxyType(
         "reuse": SeriesStyle("blue", "o", width=THICK),
         # What the others are measured by.
         "on-demand": SeriesStyle("grey", "d", width=MIDDLE),
-        "no prefetching": SeriesStyle("grey", "d", width=MIDDLE),
         "lru": SeriesStyle("grey", "d", width=MIDDLE),
         "bound": SeriesStyle("ink", ".", DOTTED, width=MIDDLE),
         "oracle": SeriesStyle("ink", ".", DASHED),

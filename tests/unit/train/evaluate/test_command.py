@@ -15,11 +15,10 @@ from configs.program import run_program
 from predictors.errors import MoecastError
 from runtime.config import ShapeConfig, SystemConfig
 from runtime.presets import load_system
-from runtime.tools.comparison import Variant
 from tests.builders.traces import make_trace
 from train.evaluate.commands import evaluate
 from train.evaluate.config import EvaluateConfig
-from train.evaluate.variants import ablation_variants, with_popular_experts
+from train.evaluate.variants import with_popular_experts
 
 ASKED = [
     "system=lfu,oracle,token,promoe,fmoe,moe-infinity-request",
@@ -27,7 +26,6 @@ ASKED = [
     "budget=40%,80%",
     "batch_size=1,2",
     "replay_tokens=12",
-    "ablated=token",
     "workers=1",
 ]
 ROUTING = (TraceSignal.EXPERTS, TraceSignal.WEIGHTS)
@@ -123,9 +121,8 @@ def test_evaluate__moecast_needs_only_routing(tmp_path) -> None:
 def test_evaluate__report_holds_its_figures_and_loads_nothing(finished) -> None:
     folder, _ = finished
     latencies = ["tpot-against-budget", "ttft-against-budget", "tpot-distribution"]
-    variants = ["ablation-of-token", "throughput-against-batch-size"]
-    variants.append("share-of-the-bound-against-known-tokens")
-    for name in [*latencies, *variants, "tpot-against-prefetch-distance"]:
+    others = ["throughput-against-batch-size", "share-of-the-bound-against-known-tokens"]
+    for name in [*latencies, *others]:
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert len((folder / f"{name}.csv").read_text().splitlines()) > 2
     page = (folder / "report.html").read_text()
@@ -194,27 +191,6 @@ def test_evaluate__unknown_system_lists_the_choices(trace, capsys) -> None:
 def test_evaluate__wrong_use_names_the_cause(trace, tmp_path, changes, words) -> None:
     with pytest.raises(MoecastError, match=words):
         run(tmp_path, trace, systems=["token"], **changes)
-
-
-def test_ablation__adds_one_technique_after_another() -> None:
-    subject = Variant(label="x", system=SystemConfig(name="x", eviction="lfu"), predictor="token")
-    variants = ablation_variants(subject)
-    switches = [
-        tuple(
-            getattr(variant.system, name)
-            for name in ("prefetch", "chunked", "early_preemption", "reordered")
-        )
-        for variant in variants
-    ]
-    assert switches == [
-        (False, False, False, False),
-        (True, False, False, False),
-        (True, True, False, False),
-        (True, True, True, False),
-        (True, True, True, True),
-    ]
-    assert [variant.predictor for variant in variants] == [None, *["token"] * 4]
-    assert {variant.system.eviction for variant in variants} == {"lfu"}
 
 
 def test_static__keeps_the_experts_most_used_in_training(trace) -> None:

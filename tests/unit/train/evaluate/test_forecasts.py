@@ -13,8 +13,8 @@ from runtime.config import SystemConfig
 from runtime.sim.hardware import RooflineHardware
 from runtime.sim.replay import replay
 from runtime.sim.step import batch_steps
-from tests.builders.traces import make_spec, make_trace
-from train.evaluate.forecasts import perfect_forecasts, record_forecasts, routing_only
+from tests.builders.traces import make_trace
+from train.evaluate.forecasts import record_forecasts, routing_only
 from train.nonlearned import FITS
 
 MACHINE = RooflineHardware(
@@ -89,36 +89,3 @@ def test_replay__equals_that_of_the_live_predictor(tmp_path, kind, batch):
         played = replay(light, recorded.predictor(spec), **arguments)
         assert alive.total.predicted > 0
         assert dataclasses.asdict(played) == dataclasses.asdict(alive)
-
-
-def test_at_distance__keeps_forecasts_of_one_distance(tmp_path):
-    trace = make_trace(tmp_path / "trace")
-    recorded = record_forecasts(Lazy(trace.spec), list(trace.steps("held_out"))[:2])
-    for distance in range(4):
-        player = recorded.at_distance(distance).predictor(trace.spec)
-        for _ in range(2):
-            # The beginning of a step is one layer before layer 0.
-            assert len(player.begin_step(None, None)) == (distance == 1)
-            for layer in range(trace.spec.num_layers):
-                answers = [
-                    one.layer - layer
-                    for event in (player.layer_input, player.gate_input)
-                    for one in event(layer, None)
-                ] + [one.layer - layer for one in player.routed(layer, None, None)]
-                inside = layer + distance < trace.spec.num_layers
-                assert answers == [distance] * (inside and distance < 3)
-
-
-def test_perfect_forecasts__are_the_routing_of_later_layers(tmp_path):
-    spec = make_spec(num_layers=3)
-    trace = make_trace(tmp_path / "trace", spec=spec)
-    steps = list(trace.steps("held_out"))[:5]
-    player = perfect_forecasts(steps, spec).predictor(spec)
-    for step in steps:
-        chosen = [set(step.experts(layer).ravel().tolist()) for layer in range(3)]
-        first = player.begin_step(step.tokens_T, step.requests_T)
-        assert [set(one.experts(spec.top_k)) for one in first] == chosen
-        for layer in range(3):
-            later = player.gate_input(layer, None)
-            assert [one.layer for one in later] == list(range(layer + 1, 3))
-            assert all(set(one.experts(spec.top_k)) == chosen[one.layer] for one in later)
