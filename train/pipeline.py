@@ -202,12 +202,8 @@ def write_entries(
         means = {key: table[f"mean_{key}"] for key in ("accuracy", "fetch_rate", "good_pred")}
         write_entry(
             folder / name,
+            predictor,
             name=name_entry(model_name, name),
-            kind=predictor.kind,
-            options=predictor.options(),
-            spec=predictor.spec,
-            signals=predictor.signals,
-            files=predictor.files(),
             metrics={
                 "held_out": {
                     **means,

@@ -153,19 +153,14 @@ def publish_reuse(
     held_out = decode_figures(tables, predictor.kind)
     write_entry(
         folder,
+        predictor,
         name=name_entry(model_name, predictor.kind),
-        kind=predictor.kind,
-        options={},
-        spec=trace.spec,
-        signals=predictor.signals,
-        files=predictor.files(),
         metrics={
             "held_out": held_out,
             "definitions": {"hit_rate": DEFINITION},
             "tables": tables_dict(tables),
         },
         trace_digest=trace.digest,
-        parity={},
         card_extra=f"{DEFINITION}; generated tokens, an arena for each layer.",
         training=training,
         figure=draw_reuse_figure(tables[PER_LAYER]) if draws_figure else None,

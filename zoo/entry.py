@@ -1,7 +1,7 @@
 """An entry: a folder with a manifest, whose files are read through their digests."""
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -9,11 +9,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from predictors.base import Predictor, Signal
+from predictors.base import Predictor
 from predictors.files import replace_folder, write_atomic
 from predictors.origin import package_version
 from predictors.records import ModelRecord
-from predictors.spec import ModelSpec
 from zoo.card import FIGURE, CardFigure, write_card
 from zoo.digest import HEX64, check_digest, hash_bytes, read_checked, read_inside
 from zoo.errors import DamagedError, ZooError
@@ -128,28 +127,24 @@ class ZooEntry:
 
 def write_entry(
     folder: Path,
+    predictor: Predictor,
     *,
     name: str,
-    kind: str,
-    options: Mapping[str, Any],
-    spec: ModelSpec,
-    signals: Collection[Signal],
-    files: Mapping[str, bytes],
-    metrics: Mapping[str, Any],
-    trace_digest: str | None,
-    parity: Mapping[str, Scalar],
+    metrics: Mapping[str, Any] = MappingProxyType({}),
+    trace_digest: str | None = None,
+    parity: Mapping[str, Scalar] = MappingProxyType({}),
     licence: str = "Apache-2.0",
     card_extra: str = "",
     created: str | None = None,
     training: TrainingRecord | None = None,
     figure: CardFigure | None = None,
 ) -> EntryManifest:
-    """Writes an entry's folder in one step, so that it is complete or as it was before.
+    """Writes a predictor's entry in one step, so that it is complete or as it was before.
 
-    `files` is the predictor's payload. `metrics` is written to metrics.json; its "held_out" table
-    (name to number, None if not measured) is also in manifest and card. `training` is written to
-    training.json, so that it can be repeated. An entry at `folder` is replaced; any
-    other folder there is refused.
+    `trace_digest` is that of the trace that it was trained on, if any. `metrics` is written to
+    metrics.json; its "held_out" table (name to number, None if not measured) is also in manifest
+    and card. `training` is written to training.json, so that it can be repeated. An entry at
+    `folder` is replaced; any other folder there is refused.
     """
     if not NAME.fullmatch(name):
         raise ZooError(f"the name {name!r} is not MODEL/PREDICTOR in lower case letters and digits")
@@ -158,10 +153,10 @@ def write_entry(
     draft = EntryManifest(
         format_version=FORMAT_VERSION,
         name=name,
-        kind=kind,
-        options=dict(options),
-        model=ModelRecord.from_spec(spec),
-        signals=sorted(signals),
+        kind=predictor.kind,
+        options=predictor.options(),
+        model=ModelRecord.from_spec(predictor.spec),
+        signals=sorted(predictor.signals),
         licence=licence,
         trace_digest=trace_digest,
         metrics=dict(metrics.get("held_out", {})),
@@ -171,8 +166,8 @@ def write_entry(
         files={},
     )
     all_files = {
-        **files,
-        METRICS: (json.dumps(metrics, indent=2, allow_nan=False) + "\n").encode(),
+        **predictor.files(),
+        METRICS: (json.dumps(dict(metrics), indent=2, allow_nan=False) + "\n").encode(),
         CARD: write_card(draft, extra=card_extra, training=training, figure=figure),
     }
     if training is not None:
@@ -191,28 +186,6 @@ def write_entry(
     manifest = EntryManifest(**{**dict(draft), "files": records})
     write_folder(folder, manifest, all_files)
     return manifest
-
-
-def write_untrained_entry(
-    folder: Path,
-    predictor: Predictor,
-    *,
-    name: str,
-    metrics: Mapping[str, Any] = MappingProxyType({}),
-) -> EntryManifest:
-    """Writes the entry of a predictor that no trace was used for."""
-    return write_entry(
-        folder,
-        name=name,
-        kind=predictor.kind,
-        options=predictor.options(),
-        spec=predictor.spec,
-        signals=predictor.signals,
-        files=predictor.files(),
-        metrics=dict(metrics),
-        trace_digest=None,
-        parity={},
-    )
 
 
 def write_folder(

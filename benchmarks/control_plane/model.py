@@ -22,7 +22,7 @@ from train.pipeline import HORIZONS
 from train.residual import ResidualStack
 from train.reuse import ReuseStack
 from train.routers import RouterWeights
-from zoo.entry import write_untrained_entry
+from zoo.entry import write_entry
 from zoo.manifest import name_entry
 
 DTYPE = "float32"
@@ -107,4 +107,4 @@ def write_predictors(model: ModelConfig, folder: Path, *, seed: int) -> None:
     ):
         for predictor in map(quantise, make().export(spec).values()):
             name = name_entry(NAME, predictor.kind)
-            write_untrained_entry(folder / predictor.kind, predictor, name=name)
+            write_entry(folder / predictor.kind, predictor, name=name)

@@ -60,7 +60,7 @@ class LearnedStore:
 
     def save(self, predictor: Predictor) -> None:
         """Saves the predictor between two steps if there was one since the last time."""
-        from zoo.entry import write_untrained_entry
+        from zoo.entry import write_entry
         from zoo.manifest import name_entry
 
         if not self._has_changed:
@@ -68,8 +68,6 @@ class LearnedStore:
         self._has_changed = False
         self._saved_at = time.monotonic()
         try:
-            write_untrained_entry(
-                self._folder, predictor, name=name_entry(self._model, predictor.kind)
-            )
+            write_entry(self._folder, predictor, name=name_entry(self._model, predictor.kind))
         except OSError as error:
             log.warning("what the predictor learned was not saved to %s: %s", self._folder, error)

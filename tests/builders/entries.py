@@ -1,6 +1,8 @@
 """Small zoo entries, made on the spot."""
 
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from predictors.baselines import PopularityPredictor
 from predictors.learned import INPUT, OUTPUT
 from predictors.spec import ModelSpec
 from zoo.card import CardFigure
-from zoo.entry import write_entry, write_untrained_entry
+from zoo.entry import write_entry
 from zoo.manifest import EntryManifest, TrainingRecord, TrainingTrace
 
 
@@ -53,8 +55,7 @@ def tiny_graph(*, external: bool = False, domain: str = "") -> bytes:
 
 def tiny_entry(folder: Path, **changes: Any) -> EntryManifest:
     """A publishable entry with a graph, tensors, metrics and a card."""
-    arguments: dict[str, Any] = {
-        "name": "tiny/stride",
+    predictor = {
         "kind": "stride",
         "options": {"horizon": 2},
         "spec": tiny_spec(),
@@ -63,12 +64,18 @@ def tiny_entry(folder: Path, **changes: Any) -> EntryManifest:
             "predictors/layer-00.onnx": tiny_graph(),
             "weights.safetensors": save({"w": np.ones((2, 3), dtype=np.float32)}),
         },
+    }
+    predictor |= {key: changes.pop(key) for key in predictor.keys() & changes.keys()}
+    for method in ("options", "files"):
+        predictor[method] = partial(dict, predictor[method])
+    arguments: dict[str, Any] = {
+        "name": "tiny/stride",
         "metrics": {"held_out": {"accuracy": 0.9, "fetch_rate": 0.5, "good_pred": 0.45}},
         "trace_digest": "a" * 64,
         "parity": {"tokens": 100, "same_top_k": 1.0},
         "created": "2026-01-01T00:00:00+00:00",
     }
-    return write_entry(folder, **{**arguments, **changes})
+    return write_entry(folder, SimpleNamespace(**predictor), **{**arguments, **changes})
 
 
 def tiny_training(*, hub_dataset: str | None = None, **changes: Any) -> TrainingRecord:
@@ -106,7 +113,7 @@ def write_popularity(path: Path, spec, accuracies: list[float | None]) -> Path:
     """An entry whose card has these accuracies."""
     random = np.random.default_rng(0)
     predictor = PopularityPredictor(spec, random.random((spec.num_layers, spec.num_experts)))
-    write_untrained_entry(
+    write_entry(
         path,
         predictor,
         name="tiny/popularity",

@@ -245,12 +245,16 @@ class ObjectStorage(RemoteStorage, FileStorage):
             return []
 
     def size(self, path: str) -> int | None:
+        info = self._info(path)
+        return info["size"] if info.get("type") == "file" else None
+
+    def _info(self, path: str) -> dict[str, Any]:
+        """Returns what the store says of a file or a folder; empty if there is none."""
         try:
             with self._access(path) as (files, name):
-                info = files.info(name)
+                return files.info(name)
         except FileNotFoundError:
-            return None
-        return info["size"] if info["type"] == "file" else None
+            return {}
 
     @contextmanager
     def _writing(self, path: str) -> Iterator[tuple["AbstractFileSystem", str]]:
@@ -287,11 +291,7 @@ class ObjectStorage(RemoteStorage, FileStorage):
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """Remembers which index there is: `publish` replaces no other."""
-        try:
-            with self._access(INDEX) as (files, name):
-                self._guarded["etag"] = files.info(name).get("ETag")
-        except FileNotFoundError:
-            self._guarded["etag"] = None
+        self._guarded["etag"] = self._info(INDEX).get("ETag")
         try:
             yield
         finally:

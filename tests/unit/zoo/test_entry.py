@@ -143,9 +143,10 @@ def test_load__for_another_model_names_both_sides(
 def test_load__another_dtype_is_the_same_model(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tiny_entry(tmp_path / "e")
+    files = {"predictors/layer_00_to_02.onnx": tiny_graph()}
+    tiny_entry(tmp_path / "e", spec=tiny_spec(num_layers=3), files=files)
     with caplog.at_level("INFO"):
-        predictor = load_predictor(tmp_path / "e", spec=tiny_spec(dtype="bfloat16"))
+        predictor = load_predictor(tmp_path / "e", spec=tiny_spec(num_layers=3, dtype="bfloat16"))
     assert predictor.spec.dtype == "bfloat16"
     assert "float32 states, held-out accuracy 0.900; the model computes in bfloat16" in caplog.text
 

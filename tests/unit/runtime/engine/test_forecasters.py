@@ -17,7 +17,7 @@ from runtime.engine.forecasters import (
 from runtime.presets import load_system
 from tests.builders.entries import tiny_entry, tiny_spec
 from zoo.catalog import WritableZoo
-from zoo.entry import open_entry, write_untrained_entry
+from zoo.entry import open_entry, write_entry
 from zoo.errors import MismatchError, ZooError
 from zoo.index import blob_path
 from zoo.storage import cache_storage
@@ -29,7 +29,7 @@ def popularity(folder, **changes):
     """An entry of a predictor that forecasts all layers when a step begins."""
     spec = tiny_spec(**changes)
     made = PopularityPredictor(spec, np.full((2, 8), 0.25, np.float32))
-    write_untrained_entry(folder / "popularity", made, name="tiny/popularity")
+    write_entry(folder / "popularity", made, name="tiny/popularity")
     return folder
 
 

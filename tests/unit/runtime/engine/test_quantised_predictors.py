@@ -21,7 +21,7 @@ from tests.builders.families.table import FAMILIES
 from tests.builders.gguf_files import gguf_file
 from tests.builders.integers import quantise_gptq
 from zoo.catalog import WritableZoo
-from zoo.entry import open_entry, write_untrained_entry
+from zoo.entry import open_entry, write_entry
 from zoo.errors import MismatchError
 from zoo.storage import cache_storage
 
@@ -58,7 +58,7 @@ def publish(folder: Path, spec: ModelSpec) -> None:
     """Put `base/popularity`, an entry for this model, into the user's zoo."""
     shares_LE = np.full((spec.num_layers, spec.num_experts), 0.25, np.float32)
     made = PopularityPredictor(spec, shares_LE)
-    write_untrained_entry(
+    write_entry(
         folder / "entry", made, name="base/popularity", metrics={"held_out": {"accuracy": 0.75}}
     )
     WritableZoo(cache_storage()).add(open_entry(folder / "entry"))
