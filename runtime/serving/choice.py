@@ -89,6 +89,18 @@ class CompletionChoice(Answer):
         """Most tokens that its KV cache can ever hold."""
         return len(self.prompt) + self.sampling.max_new_tokens
 
+    @property
+    def ttft_seconds(self) -> float | None:
+        """Time from its arrival to its first token, in the queue too; None: it had no token."""
+        return None if self.first_token_at is None else self.first_token_at - self.arrived_at
+
+    @property
+    def tpot_seconds(self) -> float | None:
+        """Mean time of a token after the first; None: it had less than two."""
+        if self.first_token_at is None or self.last_token_at is None or self.num_tokens < 2:
+            return None
+        return (self.last_token_at - self.first_token_at) / (self.num_tokens - 1)
+
     # ---- in the coroutine of its sequence task
 
     def run(

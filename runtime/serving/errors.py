@@ -80,36 +80,33 @@ class QueueFull(RequestError):
     retry_after_seconds = 1
 
 
-class ServerBusy(RequestError):
-    """Other requests take the memory that this one needs before it can be checked."""
-
+class Unavailable(RequestError):
     status = 503
     kind = "service_unavailable_error"
+
+
+class ServerBusy(Unavailable):
+    """Other requests take the memory that this one needs before it can be checked."""
+
     code = "overloaded"
     retry_after_seconds = 1
 
 
-class NotReady(RequestError):
+class NotReady(Unavailable):
     """The model is loading."""
 
-    status = 503
-    kind = "service_unavailable_error"
     code = "loading"
     retry_after_seconds = 5
 
 
-class Draining(RequestError):
+class Draining(Unavailable):
     """The server is shutting down and accepts no new requests."""
 
-    status = 503
-    kind = "service_unavailable_error"
     code = "shutting_down"
     retry_after_seconds = 5
 
 
-class EngineDead(RequestError):
-    status = 503
-    kind = "service_unavailable_error"
+class EngineDead(Unavailable):
     code = "engine_dead"
 
 

@@ -5,9 +5,15 @@ loggers.py in vLLM's repository), so that vLLM's dashboards work with this serve
 with `moecast_`: Prometheus reserves colons for recording rules.
 """
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
+from operator import attrgetter
+from typing import Any
+
+from runtime.engine.monitor import EngineSnapshot
+from runtime.errors import Fault
 
 TTFT_BUCKETS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0),
@@ -32,6 +38,9 @@ TIER = ("model_name", "tier")
 LAYER = ("model_name", "layer")
 TIER_LAYER = ("model_name", "tier", "layer")
 
+Samples = Iterable[tuple[list[str], float]]
+"""Values of a metric with their labels after the model's name."""
+
 
 class MetricKind(StrEnum):
     COUNTER = "counter"
@@ -48,8 +57,8 @@ class MetricDefinition:
     """Name in queries; a histogram's series append `_bucket`, `_sum` and `_count`."""
     labels: tuple[str, ...]
     help: str
-    source: str = ""
-    """Field with the value: of a layer's `CacheCounters`, or of `TierState` for a gauge."""
+    read: Callable[[EngineSnapshot], Samples] = lambda _: ()
+    """Reads the values from an engine."""
     buckets: tuple[float, ...] = ()
     """Upper bounds of a histogram."""
 
@@ -67,6 +76,44 @@ def histogram(
     name: str, labels: tuple[str, ...], help_text: str, buckets: tuple[float, ...]
 ) -> MetricDefinition:
     return MetricDefinition(MetricKind.HISTOGRAM, name, labels, help_text, buckets=buckets)
+
+
+def of_engine(get: Callable[[EngineSnapshot], Any]) -> Callable[[EngineSnapshot], Samples]:
+    """Reads one value; none if it is None."""
+    return lambda state: [([], float(value))] if (value := get(state)) is not None else []
+
+
+def of_tiers(field: str) -> Callable[[EngineSnapshot], Samples]:
+    """Reads a field of each `TierState`."""
+    return lambda state: [([tier.name], attrgetter(field)(tier)) for tier in state.tiers]
+
+
+def of_tiers_layers(field: str) -> Callable[[EngineSnapshot], Samples]:
+    """Reads a field of the counters of each layer of each tier."""
+    return lambda state: [
+        ([tier.name, str(layer)], getattr(counters, field))
+        for tier in state.tiers
+        for layer, counters in enumerate(tier.layers)
+    ]
+
+
+def of_layers(get: Callable[[EngineSnapshot], Iterable[Any]]) -> Callable[..., Samples]:
+    """Reads a value for each layer with routed experts, from 0; none for a layer with None."""
+    return lambda state: [
+        ([str(layer)], value) for layer, value in enumerate(get(state)) if value is not None
+    ]
+
+
+def of_counters(field: str) -> Callable[[EngineSnapshot], Samples]:
+    """Reads a field of each layer's counters, of the tiers that compute together."""
+    return of_layers(lambda state: map(attrgetter(field), state.computing_layers))
+
+
+def of_drift(field: str) -> Callable[[EngineSnapshot], Samples]:
+    """Reads the accuracies of each layer of a predictor with a card."""
+    return of_layers(
+        lambda state: getattr(state.predictor_drift, field) if state.predictor_drift else ()
+    )
 
 
 REQUEST_METRICS = (
@@ -116,61 +163,80 @@ REQUEST_METRICS = (
 )  # fmt: skip
 """Metrics that `runtime.serving.metrics.RequestMetrics` fills."""
 
+SERVER_INFO = gauge(
+    "moecast_server_info",
+    (*SERVER, "version", "system", "predictor", "eviction"),
+    "Always 1; the labels name version, system, predictor and eviction policy.",
+)
 EXPERT_METRICS = (
     counter("moecast_expert_cache_hits_total", TIER_LAYER,
-            "Requested experts that were complete in the tier.", "hits"),
+            "Requested experts that were complete in the tier.", of_tiers_layers("hits")),
     counter("moecast_expert_cache_joins_total", TIER_LAYER,
-            "Requested experts that were in flight into the tier.", "joins"),
+            "Requested experts that were in flight into the tier.", of_tiers_layers("joins")),
     counter("moecast_expert_cache_misses_total", TIER_LAYER,
-            "Requested experts that were not in the tier.", "misses"),
+            "Requested experts that were not in the tier.", of_tiers_layers("misses")),
     counter("moecast_expert_cache_evictions_total", TIER_LAYER,
-            "Experts evicted from the tier.", "evictions"),
-    counter("moecast_expert_bytes_total", TIER, "Bytes transferred into the tier.", "bytes_moved"),
+            "Experts evicted from the tier.", of_tiers_layers("evictions")),
+    counter("moecast_expert_bytes_total", TIER, "Bytes transferred into the tier.",
+            of_tiers("total.bytes_moved")),
     counter("moecast_prefetch_issued_bytes_total", TIER,
-            "Bytes transferred before a router requested the expert.", "bytes_prefetched"),
+            "Bytes transferred before a router requested the expert.",
+            of_tiers("total.bytes_prefetched")),
     counter("moecast_prefetch_used_bytes_total", TIER,
-            "Prefetched bytes whose expert was requested afterwards.", "bytes_used"),
+            "Prefetched bytes whose expert was requested afterwards.",
+            of_tiers("total.bytes_used")),
     counter("moecast_prefetch_wasted_bytes_total", TIER,
-            "Prefetched bytes whose expert was evicted before it was requested.", "bytes_wasted"),
+            "Prefetched bytes whose expert was evicted before it was requested.",
+            of_tiers("total.bytes_wasted")),
     counter("moecast_prefetch_late_bytes_total", TIER,
             "Bytes of predicted experts that were transferred after the router had requested "
-            "them.", "bytes_late"),
-    gauge("moecast_cache_bytes", TIER, "Bytes of occupied slots.", "used_bytes"),
-    gauge("moecast_cache_budget_bytes", TIER, "Bytes of all slots.", "budget_bytes"),
+            "them.", of_tiers("total.bytes_late")),
+    gauge("moecast_cache_bytes", TIER, "Bytes of occupied slots.", of_tiers("used_bytes")),
+    gauge("moecast_cache_budget_bytes", TIER, "Bytes of all slots.", of_tiers("budget_bytes")),
     gauge("moecast_pinned_experts", TIER,
-          "Experts pinned by a computation or copy.", "num_pinned"),
-    gauge("moecast_in_flight_experts", TIER, "Experts in flight.", "num_in_flight"),
-    gauge("moecast_lost_slots", TIER, "Slots held by hung transfers.", "num_quarantined"),
+          "Experts pinned by a computation or copy.", of_tiers("num_pinned")),
+    gauge("moecast_in_flight_experts", TIER, "Experts in flight.", of_tiers("num_in_flight")),
+    gauge("moecast_lost_slots", TIER, "Slots held by hung transfers.", of_tiers("num_quarantined")),
     counter("moecast_predicted_experts_total", LAYER,
-            "Experts predicted for a layer before it was routed.", "predicted"),
+            "Experts predicted for a layer before it was routed.", of_counters("predicted")),
     counter("moecast_predicted_experts_in_time_total", LAYER,
             "Predicted experts that were complete before the layer was routed (the "
-            "numerator of FetchRate).", "predicted_in_time"),
+            "numerator of FetchRate).", of_counters("predicted_in_time")),
     counter("moecast_predicted_experts_needed_total", LAYER,
-            "Predicted experts that the layer's router requested.", "needed_predicted"),
+            "Predicted experts that the layer's router requested.",
+            of_counters("needed_predicted")),
     gauge("moecast_predictor_recall", LAYER,
-          "Share of a layer's requested experts that had been predicted, since the start."),
+          "Share of a layer's requested experts that had been predicted, since the start.",
+          of_counters("recall")),
     gauge("moecast_predictor_accuracy", LAYER,
           "Accuracy of the layer's forecasts over the last 500 sampled tokens of decode steps; "
-          "absent for predictors without a card."),
+          "absent for predictors without a card.", of_drift("accuracy")),
     gauge("moecast_predictor_card_accuracy", LAYER,
-          "Accuracy on the card of the predictor's entry, forecast as many layers ahead as here."),
+          "Accuracy on the card of the predictor's entry, forecast as many layers ahead as here.",
+          of_drift("card_accuracy")),
     gauge("moecast_predictor_drifted", SERVER,
           "1 from a mean accuracy 0.05 lower than the card's until it is 0.025 lower, else 0; "
-          "absent for predictors without a card."),
-    counter("moecast_predictor_seconds_total", SERVER, "Time spent in the predictor."),
+          "absent for predictors without a card.",
+          of_engine(lambda state: state.predictor_drift and state.predictor_drift.has_drifted)),
+    counter("moecast_predictor_seconds_total", SERVER, "Time spent in the predictor.",
+            of_engine(attrgetter("predictor_seconds"))),
     gauge("moecast_failed_predictors", SERVER,
-          "Predictors that were turned off because they failed or took too long."),
-    counter("moecast_stall_seconds_total", SERVER, "Time that computation waited for transfers."),
+          "Predictors that were turned off because they failed or took too long.",
+          of_engine(lambda state: len(state.predictor_failures))),
+    counter("moecast_stall_seconds_total", SERVER, "Time that computation waited for transfers.",
+            of_engine(attrgetter("stall_seconds"))),
     counter("moecast_link_busy_seconds_total", (*SERVER, "link"),
-            "Time of a link's transfers, summed over its threads: disk, copy."),
+            "Time of a link's transfers, summed over its threads: disk, copy.",
+            lambda state: [([link], seconds) for link, seconds in state.link_seconds.items()]),
     counter("moecast_io_errors_total", (*SERVER, "kind"),
-            "Failed transfers, by kind: read, truncated, damaged, hung, died."),
-    gauge("moecast_lost_threads", SERVER, "Threads hung in a transfer."),
+            "Failed transfers, by kind: read, truncated, damaged, hung, died.",
+            lambda state: [([fault], state.faults.get(fault, 0)) for fault in Fault]),
+    gauge("moecast_lost_threads", SERVER, "Threads hung in a transfer.",
+          of_engine(attrgetter("num_lost_threads"))),
     gauge("moecast_prefetching", SERVER,
-          "1 while prefetching is on, 0 while it is off because it slowed decoding."),
-    gauge("moecast_server_info", (*SERVER, "version", "system", "predictor", "eviction"),
-          "Always 1; the labels name version, system, predictor and eviction policy."),
+          "1 while prefetching is on, 0 while it is off because it slowed decoding.",
+          of_engine(attrgetter("prefetching"))),
+    SERVER_INFO,
 )  # fmt: skip
 """Metrics that `runtime.serving.metrics.EngineCollector` reads from the engine."""
 

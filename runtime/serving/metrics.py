@@ -10,7 +10,6 @@ Each server has its own registry, so that two servers in one process are counted
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from operator import attrgetter
 from typing import Any
 
 from prometheus_client import (
@@ -26,18 +25,15 @@ from prometheus_client.core import Metric as MetricFamily
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from runtime.engine.monitor import EngineMonitor, EngineSnapshot
-from runtime.engine.predictor_drift import DriftReport
-from runtime.errors import Fault
+from runtime.engine.monitor import EngineMonitor
 from runtime.serving.choice import CompletionChoice, FinishReason
 from runtime.serving.errors import NotReady, QueueFull, RequestError
 from runtime.serving.logs import count_dropped_lines
 from runtime.serving.metric_definitions import (
     DEFINITIONS,
     EXPERT_METRICS,
-    LAYER,
     REQUEST_METRICS,
-    TIER_LAYER,
+    SERVER_INFO,
     MetricDefinition,
     MetricKind,
 )
@@ -99,7 +95,8 @@ class RequestMetrics(ServiceObserver):
         self._own_labels = {"model_name": model_name, "engine": "0"}
         self._lock = threading.Lock()
         self._waiting: set[CompletionChoice] = set()
-        self._running: dict[CompletionChoice, _CountedTokens] = {}
+        self._running: dict[CompletionChoice, tuple[int, float | None]] = {}
+        """Tokens that the metrics include, and the time of the last one."""
         self.num_prompt_tokens = self.num_generated_tokens = 0
         """Tokens processed since the start."""
         self.series("vllm:num_requests_waiting").set_function(lambda: self.num_waiting)
@@ -150,29 +147,25 @@ class RequestMetrics(ServiceObserver):
     def on_started(self, choice: CompletionChoice) -> None:
         with self._lock:
             self._waiting.discard(choice)
-            self._running[choice] = _CountedTokens()
+            self._running[choice] = 0, None
 
     def on_step(self, seconds: float, choices: Sequence[CompletionChoice]) -> None:
         num_tokens = 0
         for choice in choices:
-            counted = self._running.get(choice)
-            if (
-                counted is None
-                or choice.num_tokens == counted.num_tokens
-                or not choice.last_token_at
-            ):
+            counted, last_token_at = self._running.get(choice, (choice.num_tokens, None))
+            if choice.num_tokens == counted or not choice.last_token_at:
                 continue  # the pass computed the prompt's log-probabilities only
-            if counted.last_token_at is None:
+            if last_token_at is None:
                 num_tokens += len(choice.prompt)
                 self._add_tokens(prompt=len(choice.prompt))
-                ttft = choice.last_token_at - choice.arrived_at
-                self._observe("time_to_first_token_seconds", ttft)
+                self._observe(
+                    "time_to_first_token_seconds", choice.last_token_at - choice.arrived_at
+                )
             else:
                 num_tokens += 1
-                gap = choice.last_token_at - counted.last_token_at
-                self._observe("inter_token_latency_seconds", gap)
-            self._add_tokens(generated=choice.num_tokens - counted.num_tokens)
-            counted.num_tokens, counted.last_token_at = choice.num_tokens, choice.last_token_at
+                self._observe("inter_token_latency_seconds", choice.last_token_at - last_token_at)
+            self._add_tokens(generated=choice.num_tokens - counted)
+            self._running[choice] = choice.num_tokens, choice.last_token_at
         self._observe("iteration_tokens_total", num_tokens)
         self.series("moecast_group_size").set(len(choices))
         self.series("moecast_step_seconds").observe(seconds)
@@ -195,9 +188,8 @@ class RequestMetrics(ServiceObserver):
             prefill = choice.first_token_at - choice.started_at
             self._observe("request_prefill_time_seconds", prefill)
             self._observe("request_decode_time_seconds", decode)
-            if choice.num_tokens > 1:
-                tpot = decode / (choice.num_tokens - 1)
-                self._observe("request_time_per_output_token_seconds", tpot)
+            if choice.tpot_seconds is not None:
+                self._observe("request_time_per_output_token_seconds", choice.tpot_seconds)
         self._observe("request_prompt_tokens", len(choice.prompt))
         self._observe("request_generation_tokens", choice.num_tokens)
         self._observe("request_max_num_generation_tokens", choice.num_tokens)
@@ -213,13 +205,6 @@ class RequestMetrics(ServiceObserver):
         self.series("vllm:generation_tokens_total").inc(generated)
 
 
-class _CountedTokens:
-    """Tokens of a running choice that the metrics include."""
-
-    num_tokens = 0
-    last_token_at: float | None = None
-
-
 def build_family(metric: MetricDefinition, registry: CollectorRegistry) -> Any:
     """The metric as an object of prometheus_client."""
     if metric.kind is MetricKind.HISTOGRAM:
@@ -231,7 +216,7 @@ def build_family(metric: MetricDefinition, registry: CollectorRegistry) -> Any:
 
 
 class EngineCollector(Collector):
-    """Reads the engine's counters at each scrape; layers are those with routed experts, from 0."""
+    """Reads the engine's counters at each scrape."""
 
     def __init__(self, monitor: EngineMonitor, *, model_name: str, info: Mapping[str, str]):
         self._monitor = monitor
@@ -243,9 +228,13 @@ class EngineCollector(Collector):
         return self._families().values()
 
     def collect(self) -> Iterable[MetricFamily]:
-        families = self._families()
-        for name, labels, value in self._samples(self._monitor.snapshot()):
-            families[name].add_metric([self._model_name, *labels], value)
+        families, state = self._families(), self._monitor.snapshot()
+        for metric in EXPERT_METRICS:
+            for labels, value in metric.read(state):
+                families[metric.name].add_metric([self._model_name, *labels], value)
+        server_info = families[SERVER_INFO.name]
+        names = [self._info[label] for label in SERVER_INFO.labels if label != "model_name"]
+        server_info.add_metric([self._model_name, *names], 1)
         return families.values()
 
     def _families(self) -> dict[str, CounterMetricFamily | GaugeMetricFamily]:
@@ -254,48 +243,3 @@ class EngineCollector(Collector):
             metric.name: classes[metric.kind](metric.family, metric.help, labels=metric.labels)
             for metric in EXPERT_METRICS
         }
-
-    def _samples(self, state: EngineSnapshot) -> Iterable[tuple[str, list[str], float]]:
-        """`(name, labels after the model's name, value)`."""
-        for metric in EXPERT_METRICS:
-            if not metric.source:
-                continue
-            read = attrgetter(metric.source)
-            if metric.labels == LAYER:
-                for layer, counters in enumerate(state.computing_layers):
-                    yield metric.name, [str(layer)], read(counters)
-                continue
-            for tier in state.tiers:
-                if metric.labels == TIER_LAYER:
-                    for layer, counters in enumerate(tier.layers):
-                        yield metric.name, [tier.name, str(layer)], read(counters)
-                else:
-                    source = tier if metric.kind is MetricKind.GAUGE else tier.total
-                    yield metric.name, [tier.name], read(source)
-        for layer, counters in enumerate(state.computing_layers):
-            if counters.recall is not None:
-                yield "moecast_predictor_recall", [str(layer)], counters.recall
-        if state.predictor_drift is not None:
-            yield from self._drift_samples(state.predictor_drift)
-        for link, seconds in state.link_seconds.items():
-            yield "moecast_link_busy_seconds_total", [link], seconds
-        for fault in Fault:
-            yield "moecast_io_errors_total", [fault], state.faults.get(fault, 0)
-        yield "moecast_predictor_seconds_total", [], state.predictor_seconds
-        yield "moecast_failed_predictors", [], len(state.predictor_failures)
-        yield "moecast_stall_seconds_total", [], state.stall_seconds
-        yield "moecast_lost_threads", [], state.num_lost_threads
-        if state.prefetching is not None:
-            yield "moecast_prefetching", [], float(state.prefetching)
-        labels = [self._info[key] for key in ("version", "system", "predictor", "eviction")]
-        yield "moecast_server_info", labels, 1
-
-    def _drift_samples(self, drift: DriftReport) -> Iterable[tuple[str, list[str], float]]:
-        yield "moecast_predictor_drifted", [], float(drift.has_drifted)
-        for name, accuracies in (
-            ("moecast_predictor_accuracy", drift.accuracy),
-            ("moecast_predictor_card_accuracy", drift.card_accuracy),
-        ):
-            for layer, accuracy in enumerate(accuracies):
-                if accuracy is not None:
-                    yield name, [str(layer)], accuracy

@@ -37,67 +37,63 @@ class AnswerRecord:
     prompt_tokens: int
     new_tokens: int
     ttft_seconds: float | None
-    """From its arrival to its first token, in the queue too; None: it had no token."""
     tpot_seconds: float | None
-    """Mean time of a token after the first; None: it had less than two."""
     finish_reason: str
 
 
 class RecentAnswers(ServiceObserver):
-    """Records answers as they end, and counts the tokens of the last seconds. Thread-safe.
+    """Records answers as they end, and the tokens of the last seconds. Thread-safe.
 
     Args:
+        count_tokens: returns the number of tokens generated since the start.
         clock: seconds that only grow.
         now: the current time in UTC.
     """
 
     def __init__(
         self,
+        count_tokens: Callable[[], int],
         *,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ):
-        self._clock, self._now = clock, now
+        self._count_tokens, self._clock, self._now = count_tokens, clock, now
         self._lock = threading.Lock()
         self._answers: deque[AnswerRecord] = deque(maxlen=WINDOW_ANSWERS)
-        self._counted: dict[CompletionChoice, int] = {}
-        """Tokens of running choices that are in the buckets."""
-        self._tokens_of_second: deque[tuple[int, int]] = deque(maxlen=RATE_SECONDS + 1)
-
-    def on_started(self, choice: CompletionChoice) -> None:
-        with self._lock:
-            self._counted[choice] = 0
+        self._totals: deque[tuple[int, int]] = deque([(0, 0)], maxlen=RATE_SECONDS + 2)
+        """Seconds with their last total: those of the mean, this one, and one before."""
 
     def on_step(self, seconds: float, choices: list[CompletionChoice]) -> None:  # noqa: ARG002
+        second = int(self._clock())
         with self._lock:
-            new = 0
-            for choice in choices:
-                if choice in self._counted:
-                    new += choice.num_tokens - self._counted[choice]
-                    self._counted[choice] = choice.num_tokens
-            second = int(self._clock())
-            buckets = self._tokens_of_second
-            before = buckets.pop()[1] if buckets and buckets[-1][0] == second else 0
-            buckets.append((second, before + new))
+            if self._totals and self._totals[-1][0] == second:
+                self._totals.pop()
+            self._totals.append((second, self._count_tokens()))
 
     def on_ended(self, choice: CompletionChoice) -> None:
-        record = describe_answer(choice, self._now())
+        assert choice.finish_reason is not None
+        record = AnswerRecord(
+            id=choice.request_id,
+            ended_at=self._now().isoformat(timespec="seconds"),
+            prompt_tokens=len(choice.prompt),
+            new_tokens=choice.num_tokens,
+            ttft_seconds=choice.ttft_seconds,
+            tpot_seconds=choice.tpot_seconds,
+            finish_reason=str(choice.finish_reason),
+        )
         with self._lock:
-            self._counted.pop(choice, None)
             self._answers.append(record)
 
     def tokens_per_second(self) -> float:
         """Return the mean throughput of the last whole seconds, at most `RATE_SECONDS` of them."""
         second = int(self._clock())
         with self._lock:
-            return (
-                sum(
-                    tokens
-                    for at, tokens in self._tokens_of_second
-                    if second - RATE_SECONDS <= at < second
-                )
-                / RATE_SECONDS
-            )
+            totals = list(self._totals)
+        before, now = (
+            max((total for at, total in totals if at < limit), default=0)
+            for limit in (second - RATE_SECONDS, second)
+        )
+        return (now - before) / RATE_SECONDS
 
     def latencies(self) -> dict[str, Any]:
         """Return percentiles of TTFT and TPOT in seconds, and how many answers they are of."""
@@ -117,26 +113,6 @@ class RecentAnswers(ServiceObserver):
         with self._lock:
             answers = list(self._answers)[-LISTED_ANSWERS:]
         return [asdict(answer) for answer in reversed(answers)]
-
-
-def describe_answer(choice: CompletionChoice, now: datetime) -> AnswerRecord:
-    """Return the record of a choice that has ended."""
-    first, last = choice.first_token_at, choice.last_token_at
-    ttft = tpot = None
-    if first is not None and last is not None:
-        ttft = first - choice.arrived_at
-        if choice.num_tokens > 1:
-            tpot = (last - first) / (choice.num_tokens - 1)
-    assert choice.finish_reason is not None
-    return AnswerRecord(
-        id=choice.request_id,
-        ended_at=now.isoformat(timespec="seconds"),
-        prompt_tokens=len(choice.prompt),
-        new_tokens=choice.num_tokens,
-        ttft_seconds=ttft,
-        tpot_seconds=tpot,
-        finish_reason=str(choice.finish_reason),
-    )
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float] | None:
@@ -179,7 +155,7 @@ class Telemetry:
         self._monitor: EngineMonitor | None = None
         self._served: dict[str, Any] | None = None
         self.metrics = ServerMetrics(model_name=self._model_name, max_running=config.max_running)
-        self.recent = RecentAnswers()
+        self.recent = RecentAnswers(lambda: self.metrics.requests.num_generated_tokens)
         service.add_observer(self.metrics.requests)
         service.add_observer(self.recent)
         service.on_state_change(self._on_state_change)
