@@ -15,13 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import train.commands
 import train.pipeline
 from collect.traces import TraceWriter
 from configs.program import run_program
 from tests.builders.recordable import prompts_file, recordable
 from train.checkpoint import SafeCheckpointIO
-from train.predictor_stack import StackFit
 from train.reuse import ReuseStack
 from zoo.digest import hash_bytes
 from zoo.entry import open_entry
@@ -29,11 +27,9 @@ from zoo.entry import open_entry
 UNINTERRUPTED = "uninterrupted"
 POINTS: dict[str, tuple[Any, str, int]] = {
     "recording": (TraceWriter, "write", 0),
-    "second-epoch": (StackFit, "on_validation_epoch_end", 1),
     "checkpoint": (SafeCheckpointIO, "save_checkpoint", 3),
     "entries": (train.pipeline, "write_entry", 1),
     "epoch-of-next-kind": (ReuseStack, "losses", 5),
-    "results": (train.commands, "write_json", 0),
 }
 """What is killed: before the call, with this number from 0, of a function."""
 
@@ -73,7 +69,7 @@ def make_model(folder: Path) -> None:
     child = os.fork()
     if child == 0:
         recordable(folder / "model", num_layers=5)
-        prompts_file(folder / "prompts.jsonl", count=40)
+        prompts_file(folder / "prompts.jsonl", count=20)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
 
@@ -82,8 +78,8 @@ def run_all(folder: Path, points: Sequence[str]) -> dict[str, dict[str, dict[str
     make_model(folder)
     arguments = [
         *(f"model.id={folder / 'model'}", "model.name=tiny", "run_dir=run", "data=jsonl"),
-        *(f"data.path={folder / 'prompts.jsonl'}", "data.min_chars=1", "data.max_new_tokens=8"),
-        *("predictor.width=16", "max_epochs=3", "batch_size=64", "replay_tokens=10", "lr=0.02"),
+        *(f"data.path={folder / 'prompts.jsonl'}", "data.min_chars=1", "data.max_new_tokens=6"),
+        *("predictor.width=16", "max_epochs=2", "batch_size=64", "replay_tokens=4", "lr=0.02"),
         *("score_shifted=false", "hardware=rtx3090-pcie4", "other_hardware=rtx4090-pcie4"),
         *("shape=qwen2-moe", "threads=1", "logger=[]", "figures=false"),
     ]

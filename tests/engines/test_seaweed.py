@@ -1,7 +1,6 @@
 """Zoos and traces in SeaweedFS, which itself refuses what S3 refuses."""
 
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -11,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from collect.traces import Trace, TraceWriter
-from collect.traces.manifest import open_writable_storage
 from tests.builders.entries import tiny_entry
 from tests.builders.faulty_s3 import FaultyStore, faulty_store
 from tests.builders.seaweed import (
@@ -22,11 +19,9 @@ from tests.builders.seaweed import (
     find_weed,
     seaweed_server,
 )
-from tests.builders.traces import make_plan, make_spec, make_trace, unit_content
 from tests.builders.zoos import zoo
 from tests.docs.pages import ROOT
 from zoo.catalog import WritableZoo, Zoo
-from zoo.errors import UnreachableError
 from zoo.index import INDEX, EntryReference
 from zoo.storage.remote import ObjectStorage
 
@@ -34,7 +29,6 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(240)]
 
 BUCKET = "models"
 WHERE = f"s3://{BUCKET}/zoo"
-FAKETIME = "apt-get install -y --no-install-recommends faketime"
 
 
 @pytest.fixture(scope="module")
@@ -74,19 +68,6 @@ def store(server: SeaweedServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fa
         yield proxy
 
 
-@pytest.fixture(scope="module")
-def faketime() -> str:
-    """Installs, as root, the program that sets a command's clock, unless it is there."""
-    if found := shutil.which("faketime"):
-        return found
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        pytest.skip(f"faketime is missing; as root on Debian: {FAKETIME}")
-    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    for command in ("apt-get update", FAKETIME):
-        subprocess.run(command.split(), check=True, env=environment, timeout=120)
-    return "/usr/bin/faketime"
-
-
 def is_index_write(method: str, path: str) -> bool:
     return method == "PUT" and path.partition("?")[0].endswith(f"/{INDEX}")
 
@@ -95,11 +76,11 @@ def names() -> list[str]:
     return list(Zoo(ObjectStorage(WHERE)).read_index().entries)
 
 
-def start_push(entry: Path, *options: str, before: tuple[str, ...] = ()) -> "subprocess.Popen[str]":
+def start_push(entry: Path) -> "subprocess.Popen[str]":
     """Publishes an entry in another process."""
-    command = [*before, sys.executable, "-m", "moecast", "zoo", "push", str(entry)]
+    command = [sys.executable, "-m", "moecast", "zoo", "push", str(entry)]
     return subprocess.Popen(
-        [*command, f"zoo={WHERE}", f"run_dir={entry.with_name(f'{entry.name}-run')}", *options],
+        [*command, f"zoo={WHERE}", f"run_dir={entry.with_name(f'{entry.name}-run')}"],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -163,71 +144,3 @@ def test_promotions__of_two_at_once_are_all_made(server: SeaweedServer, tmp_path
     index = Zoo(ObjectStorage(WHERE)).read_index()
     assert index.entries["tiny/one"].aliases == dict.fromkeys(aliases, digest)
     assert index.serial == 11, "each is one change of the index"
-
-
-def test_session__that_has_expired_is_named(
-    server: SeaweedServer,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """The server signs a session's end; a recording ends with it and continues with a new one."""
-    plan = make_plan(make_spec(), num_units=3)
-    where = f"s3://{BUCKET}/traces/one"
-    session = server.assume_role()
-    for key, value in session.environment.items():
-        monkeypatch.setenv(key, value)
-    tiny_entry(tmp_path / "entry", name="tiny/one")
-    assert zoo("push", tmp_path / "entry", f"zoo={WHERE}") == 0
-    writer = TraceWriter(open_writable_storage(where), plan)
-    writer.write(0, *unit_content(plan, 0))
-
-    monkeypatch.setenv("AWS_SESSION_TOKEN", session.expire().token)
-    forget_credentials()
-    for command in (
-        ("push", tmp_path / "entry"),
-        ("list",),
-        ("pull", "tiny/one"),
-        ("promote", "tiny/one", "production"),
-    ):
-        capsys.readouterr()
-        assert zoo(*command, f"zoo={WHERE}") == 2, command
-        error = capsys.readouterr().err
-        assert "if they are temporary, they have expired: log in again" in error, command
-        assert "Traceback" not in error
-    with pytest.raises(UnreachableError, match="they have expired: log in again"):
-        TraceWriter(open_writable_storage(where), plan).write(1, *unit_content(plan, 1))
-
-    for key, value in server.assume_role().environment.items():
-        monkeypatch.setenv(key, value)
-    forget_credentials()
-    again = TraceWriter(open_writable_storage(where), plan)
-    assert again.missing() == [1, 2]
-    for unit in again.missing():
-        again.write(unit, *unit_content(plan, unit))
-    assert again.finish().digest == make_trace(tmp_path / "alone", num_units=3).digest
-    assert Trace.open(where).digest == again.finish().digest
-    assert names() == ["tiny/one"]
-
-
-def forget_credentials() -> None:
-    """A file system keeps the credentials that it was made with, as a command does."""
-    import s3fs
-
-    s3fs.S3FileSystem.clear_instance_cache()
-
-
-def test_clock__that_is_off_is_named(server: SeaweedServer, tmp_path: Path, faketime: str) -> None:
-    """The command's clock is half an hour behind the server's."""
-    tiny_entry(tmp_path / "entry", name="tiny/one")
-    slow = start_push(tmp_path / "entry", before=(faketime, "-f", "-30m"))
-    (said,) = wait_for_all([slow])
-    assert slow.returncode == 2, said
-    message = " ".join(said.split())
-    assert "The difference between the request time and the server's time is too large" in message
-    assert "the clock of this machine is off: set it" in message
-    assert "Traceback" not in said
-    right = start_push(tmp_path / "entry", before=(faketime, "-f", "-1m"))
-    (said,) = wait_for_all([right])
-    assert right.returncode == 0, said
-    assert names() == ["tiny/one"]

@@ -1,6 +1,5 @@
 """Debian's Slurm runs collect and train; the commands are those of docs/distributed.md."""
 
-import contextlib
 import json
 import os
 import re
@@ -14,7 +13,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
 import pytest
 
 from collect.errors import LaunchError
@@ -27,7 +25,6 @@ from tests.builders.slurm_cluster import (
     CPUS_PER_NODE,
     GPU_NODE,
     MORTAL,
-    NODES,
     SlurmCluster,
     install,
     slurm_cluster,
@@ -491,66 +488,3 @@ def test_train__of_the_page_has_the_digest_of_one_process(
     assert count_ended(page.folder / "train" / "workers", groups) == dict.fromkeys(groups, 1)
     begins = "".join(log.read_text() for log in logs.glob("*_log.out")).count(": begins\n")
     assert begins == len(groups) + 1, "only the unit that was lost is trained again"
-
-
-def pid_namespace(pid: int) -> str:
-    return str(Path(f"/proc/{pid}/ns/pid").readlink())
-
-
-def processes_of(config: Path, namespaces: set[str]) -> list[str]:
-    """Returns processes that name the cluster's configuration, or run on its nodes."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            namespace = pid_namespace(process.pid)
-            words = [*process.cmdline(), process.environ().get("SLURM_CONF", "")]
-            if namespace in namespaces or str(config) in words:
-                found.append(f"{process.pid} {process.status()} {words}")
-    return found
-
-
-def test_cluster__leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SLURM_CONF")
-    mounts = Path("/proc/self/mountinfo").read_text()
-    with slurm_cluster(tmp_path / "another") as cluster:
-        wrap = "--wrap=srun sleep 600 & sleep 600"
-        cluster.run("sbatch", f"--output={tmp_path / 'job.log'}", wrap)
-        wait_for(lambda: cluster.jobs("-t", "RUNNING"), "a job")
-        namespaces = {
-            pid_namespace(slurmd.pid)
-            for node in NODES
-            for slurmd in psutil.Process(cluster.daemons[node].pid).children()
-        }
-        assert len(namespaces) == len(NODES)
-        assert len(processes_of(cluster.config, namespaces)) >= len(cluster.daemons)
-    wait_for(lambda: not processes_of(cluster.config, namespaces), "processes that end")
-    assert Path("/proc/self/mountinfo").read_text() == mounts
-
-
-UP = """
-import sys
-import time
-from pathlib import Path
-from tests.builders.slurm_cluster import slurm_cluster
-with slurm_cluster(Path(sys.argv[1])):
-    print("up", flush=True)
-    sys.stdin.read()
-"""
-
-
-def test_cluster__ends_with_the_process_that_started_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("SLURM_CONF")
-    folder = tmp_path / "another"
-    with subprocess.Popen(
-        [sys.executable, "-c", UP, str(folder)],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"up\n"
-        assert processes_of(folder / "slurm.conf", set())
-        process.kill()
-    wait_for(lambda: not processes_of(folder / "slurm.conf", set()), "processes that end")

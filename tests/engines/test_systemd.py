@@ -3,7 +3,6 @@
 import re
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -157,18 +156,3 @@ def test_unit__that_cannot_serve_fails_at_once_and_for_good(container: SystemdCo
     shown = container.show("lost", "ActiveState", "ExecMainStatus", "NRestarts")
     assert shown == {"ActiveState": "failed", "ExecMainStatus": "2", "NRestarts": "0"}
     assert "no-such-model" in container.run("journalctl", "--no-pager", "--unit=lost")
-
-
-def test_container__leaves_nothing_behind(tmp_path: Path) -> None:
-    mounts = Path("/proc/self/mountinfo").read_text()
-    try:
-        install()
-        with systemd_container(tmp_path / "machine") as another:
-            assert another.run("cat", "/proc/1/comm") == "systemd"
-            another.write("/etc/of-the-container", "text")
-    except NoSystemd as error:
-        pytest.skip(f"the unit is not run: {error}")
-    assert not Path(f"/proc/{another.leader}").exists()
-    assert Path("/proc/self/mountinfo").read_text() == mounts
-    assert not Path("/etc/of-the-container").exists()
-    assert not list(Path("/run").glob("systemd/nspawn/propagate/moecast-tests"))

@@ -63,7 +63,7 @@ def outputs(model: PreTrainedModel) -> dict[str, Tensor]:
     if model.can_generate():
         prompt = {"input_ids": tokens[:1]}
         batch = {"input_ids": tokens, "attention_mask": mask}
-        for name, inputs, length in [("prompt", prompt, 16), ("padded batch", batch, 6)]:
+        for name, inputs, length in [("prompt", prompt, 10), ("padded batch", batch, 4)]:
             torch.manual_seed(0)
             options = {"max_new_tokens": length, "min_new_tokens": length, "pad_token_id": 0}
             result = model.generate(**inputs, **options, do_sample=False)
@@ -124,23 +124,13 @@ def test_load__every_family_is_bitwise_eager(tmp_path, family):
 
 
 @pytest.mark.slow
-@each(
-    named(
-        "qwen2_moe",
-        "gpt_oss",
-        "nemotron_h",
-        "inkling2",
-        "qwen3_vl_moe",
-        "longcat_flash",
-        "openai_privacy_filter",
-    )
-)
+@each(named("gpt_oss", "nemotron_h", "inkling2", "longcat_flash", "openai_privacy_filter"))
 def test_load__bfloat16_is_bitwise_eager_too(tmp_path, family):
     check(save_family(tmp_path / "model", family, dtype=torch.bfloat16), family, torch.bfloat16)
 
 
 @pytest.mark.slow
-@each(named("mixtral", "qwen3_moe", "kimi_linear", "inkling", "deepseek_ocr2"))
+@each(named("mixtral", "kimi_linear", "inkling", "deepseek_ocr2"))
 def test_load__checkpoints_as_the_model_holds_them_in_memory(tmp_path, family):
     folder = save_family(tmp_path / "model", family, fused=True)
     assert not any(re.search(r"experts?[._]\d+\.", key) for key in expert_keys(folder))

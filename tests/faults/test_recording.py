@@ -12,13 +12,13 @@ from tests.builders.serving import WAIT_SECONDS
 from tests.faults.conftest import mount_small_disk
 
 pytestmark = pytest.mark.faults
-NUM_PROMPTS = 64
-"""In one HTTP request: as many answers as may run and wait."""
+NUM_PROMPTS, NUM_TOKENS = 16, 400
+"""Of one HTTP request: more than the disk has room for."""
 
 
 def test_full_disk__ends_the_recording_and_nothing_else(tmp_path: Path) -> None:
     recordable(tmp_path / "model", num_layers=2)
-    prompts = [[1 + i % 50, *[7] * 100] for i in range(NUM_PROMPTS)]
+    prompts = [[1 + i, *[7] * NUM_TOKENS] for i in range(NUM_PROMPTS)]
     body = {"prompt": prompts, "max_tokens": 1}
     with mount_small_disk(tmp_path / "disk", size="16k") as disk:
         file = disk / "served.jsonl"
@@ -34,5 +34,5 @@ def test_full_disk__ends_the_recording_and_nothing_else(tmp_path: Path) -> None:
         ended = json.loads((tmp_path / "run" / "results.json").read_text())["recording"]
         lines = file.read_text().splitlines()
         assert len(lines) == ended["num_requests"] > 0
-        assert all(len(json.loads(line)["tokens"]) == 101 for line in lines)
+        assert all(len(json.loads(line)["tokens"]) == 1 + NUM_TOKENS for line in lines)
         assert ended["is_active"] is False

@@ -12,7 +12,6 @@ from predictors.baselines import PopularityPredictor
 from runtime.config import SystemConfig
 from runtime.sim.hardware import MeasuredHardware
 from runtime.sim.replay import replay
-from runtime.sim.step import batch_steps
 
 LAYERS, EXPERTS, TOP_K, REQUESTS, TOKENS = 3, 8, 2, 4, 30
 
@@ -85,21 +84,6 @@ def test_imported_routing__misses_what_a_plain_cache_misses(trace: Trace) -> Non
     assert len(stats.tpot_seconds) == REQUESTS * TOKENS
 
 
-@pytest.mark.parametrize(
-    "eviction",
-    ["lru", "lfu", "regret", "fmoe", "moe-infinity-sequence", "moe-infinity-request"],
-)
-def test_imported_routing__no_eviction_beats_belady(trace: Trace, eviction: str) -> None:
-    def hits(name: str) -> int:
-        # One at a time: Belady is the bound of requests in the order of the routers.
-        system = SystemConfig(prefetch=False, eviction=name, per_layer=False)
-        return replay(
-            trace.steps(), None, spec=trace.spec, system=system, hardware=MACHINE, budget_slots=12
-        ).total.hits
-
-    assert hits(eviction) <= hits("belady") < REQUESTS * TOKENS * LAYERS * TOP_K
-
-
 def test_imported_routing__forecasts_without_hidden_states_are_fetched(trace: Trace) -> None:
     columns = [np.asarray(trace.column("experts", layer)) for layer in range(LAYERS)]
     shares_LE = np.stack([np.bincount(c.reshape(-1), minlength=EXPERTS) for c in columns])
@@ -114,23 +98,3 @@ def test_imported_routing__forecasts_without_hidden_states_are_fetched(trace: Tr
     )
     assert stats.total.predicted_in_time > 0
     assert stats.total.bytes_prefetched > 0
-
-
-def test_imported_routing__requests_share_steps_in_a_batch(trace: Trace) -> None:
-    steps = list(batch_steps(trace.steps(), REQUESTS))
-    assert [len(step.tokens_T) for step in steps] == [REQUESTS] * TOKENS
-    stats = replay(
-        steps,
-        None,
-        spec=trace.spec,
-        system=SystemConfig(prefetch=False),
-        hardware=MACHINE,
-        budget_slots=12,
-    )
-    asked = {
-        (position, layer, int(e))
-        for layer in range(LAYERS)
-        for row, position in enumerate(trace.positions.tolist())
-        for e in np.asarray(trace.column("experts", layer))[row]
-    }
-    assert stats.total.requests == len(asked)

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.builders.pages import free_port
 from tests.docs.tested_commands import read_block
 
 pytestmark = [
@@ -27,11 +27,6 @@ pytestmark = [
 
 ROOT = Path(__file__).resolve().parents[2]
 UP_SECONDS = 420
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 class Server:
@@ -185,18 +180,6 @@ def test_replicas__are_replaced_without_rejected_requests(server):
     after = {process.pid for process in server.engines()}
     assert len(after) >= 2
     assert not after & before
-
-
-def test_replicas__are_restarted_when_killed(server):
-    victim = server.engines()[0]
-    victim.send_signal(signal.SIGKILL)
-    end = time.monotonic() + UP_SECONDS
-    while time.monotonic() < end:
-        if len([p for p in server.engines() if p.pid != victim.pid]) == 2:
-            break
-        with contextlib.suppress(OSError):  # requests of the killed replica are lost
-            server.complete("After that")
-    assert server.complete("The heart pumps blood")
 
 
 def test_replicas__end_on_sigterm(server):

@@ -14,7 +14,7 @@ from configs.program import run_program
 from predictors.registry import KINDS
 from predictors.reuse import ReusePredictor
 from tests.builders.traced_model import make_traced_model
-from train.eviction_eval import BUDGETS
+from train.eviction_eval import BUDGETS, POLICIES, gap_closed
 from zoo.entry import ZooEntry, open_entry
 from zoo.load import load_predictor
 
@@ -37,7 +37,7 @@ def options(folder: Path, run_dir: Path) -> list[str]:
         "predictor.width=32",
         "max_epochs=2",
         "batch_size=64",
-        "replay_tokens=50",
+        "replay_tokens=20",
     ]
 
 
@@ -100,7 +100,15 @@ def test_train__of_every_kind_writes_every_figure_and_entries_that_load(
         assert shown_chat is not None
         assert float(shown_chat[1]) == pytest.approx(chat["mean_accuracy"], abs=1e-3)
     assert results["parity"]["stride"]["same_top_k"] >= 0.999
-    assert list(results["keeping"]["hit_rates"]["generated, per-layer"]) == list(BUDGETS)
+    assert "generated, per-layer" in results["keeping"]["hit_rates"]
+    for stream in results["keeping"]["hit_rates"].values():
+        assert list(stream) == list(BUDGETS)
+        for rates in stream.values():
+            assert list(rates) == list(POLICIES)
+            assert all(0 <= one["decode"] <= 1 for one in rates.values())
+            assert all(one["decode"] <= rates["belady"]["decode"] + 1e-9 for one in rates.values())
+            assert rates["lru"]["decode_gap_closed"] in (0.0, None)
+    assert "gap closed" in shown
     reuse = open_entry(results["entries"]["reuse"])
     assert isinstance(load_predictor(reuse.where, spec=None), ReusePredictor)
     check_card(reuse, folder)
@@ -217,3 +225,9 @@ def test_train__on_a_routing_log_skips_kinds_without_signals(
     said = capsys.readouterr().err
     assert "left out, because the trace lacks their signals: ['skip']" in said
     assert "left out, because the trace has no token ids: ['token']" in said
+
+
+def test_gap_closed__is_nothing_where_there_is_no_gap() -> None:
+    assert gap_closed(0.5, 0.8, 0.9) == pytest.approx(0.75)
+    assert gap_closed(0.5, 0.5, 0.5) is None
+    assert gap_closed(None, 0.5, 0.9) is None

@@ -12,8 +12,8 @@ import pytest
 from runtime.compiled import VARIABLE, is_compiled
 
 ROOT = Path(__file__).parents[4]
-SEEDS = range(110)
-"""Every eviction policy ten times, with random systems, machines and routing."""
+SEEDS = range(44)
+"""Every eviction policy four times, with random systems, machines and routing."""
 
 
 def run_core(*options: str, compiled: bool = False) -> dict[str, Any]:

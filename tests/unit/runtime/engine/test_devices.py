@@ -64,8 +64,8 @@ def held_where_they_belong(engine) -> list[int]:
     ],
     ids=["promoe", "on-demand", "in order", "filled", "klotski"],
 )
-@pytest.mark.parametrize("num_devices", [2, 3])
-def test_devices__change_no_bit(folder, expected, system, num_devices):
+def test_devices__change_no_bit(folder, expected, system):
+    num_devices = 3 if system.per_layer else 2
     model = serve(
         folder, budget="40%", devices=["cpu"] * num_devices, predictor="skip", system=system
     )

@@ -46,10 +46,13 @@ class SlowLink:
 
 
 @pytest.mark.parametrize(
-    "system",
-    [HYBRID, SystemConfig(hybrid=True, prefetch=False), SystemConfig(hybrid=True, reordered=False)],
+    ("system", "host_budget"),
+    [
+        (HYBRID, "40%"),
+        (SystemConfig(hybrid=True, prefetch=False), "100%"),
+        (SystemConfig(hybrid=True, reordered=False), "100%"),
+    ],
 )
-@pytest.mark.parametrize("host_budget", ["100%", "40%"])
 def test_hybrid__no_bit_changes_between_two_tiers_of_one_kind(
     folder: Path, monkeypatch: pytest.MonkeyPatch, system: SystemConfig, host_budget: str
 ) -> None:

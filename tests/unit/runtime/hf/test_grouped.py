@@ -42,8 +42,9 @@ def answer(model):
     return [model(TOKENS).logits, output.sequences, *output.logits]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["qwen2_moe", "mixtral", "gpt_oss"])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("mixtral", torch.float32), ("gpt_oss", torch.bfloat16)]
+)
 def test_grouped__every_bit_is_the_librarys_whatever_is_cached(tmp_path, name, dtype):
     """gpt_oss has transposed matrices, biases and another gate."""
     folder = save_family(tmp_path, FAMILIES[name], dtype=dtype)
@@ -167,8 +168,7 @@ def test_grouped__sequences_in_lockstep_are_bitwise_alone(tmp_path, budget):
         assert torch.equal(sequence.result, tokens)
 
 
-@pytest.mark.parametrize("max_groups", [3, 1023])
-@pytest.mark.parametrize("budget", ["25%", "100%"])
+@pytest.mark.parametrize(("budget", "max_groups"), [("25%", 3), ("100%", 1023)])
 def test_launches__are_the_librarys_own_over_the_arena(tmp_path, monkeypatch, budget, max_groups):
     """What a GPU runs. It runs on a CPU too, where the place of a row may change its last bits."""
     monkeypatch.setattr(exact, "GroupedExperts", GroupedLaunches)

@@ -328,19 +328,19 @@ class SmallLowerTier(Machine):
     cancel = True
 
 
-QUICK = settings(max_examples=60, stateful_step_count=50, deadline=None)
+QUICK = settings(max_examples=40, stateful_step_count=50, deadline=None)
 TestMachine = Machine.TestCase
 TestMachine.settings = QUICK
 TestOneShare = OneShare.TestCase
-TestOneShare.settings = settings(QUICK, max_examples=150)
+TestOneShare.settings = settings(QUICK, max_examples=80)
 TestEverythingFits = EverythingFits.TestCase
 TestEverythingFits.settings = QUICK
 TestTwoTiers = TwoTiers.TestCase
-TestTwoTiers.settings = settings(QUICK, max_examples=150)
+TestTwoTiers.settings = settings(QUICK, max_examples=80)
 TestOneShareOfTwoTiers = OneShareOfTwoTiers.TestCase
-TestOneShareOfTwoTiers.settings = settings(QUICK, max_examples=100)
+TestOneShareOfTwoTiers.settings = settings(QUICK, max_examples=80)
 TestSmallLowerTier = SmallLowerTier.TestCase
-TestSmallLowerTier.settings = settings(QUICK, max_examples=100)
+TestSmallLowerTier.settings = QUICK
 
 
 def test_device_cache__more_experts_than_slots_stream_through():

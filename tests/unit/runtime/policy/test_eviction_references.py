@@ -119,14 +119,14 @@ def belady_misses(routing: Routing, *, slots: int, experts: int) -> int:
     return sum(map(len, serve(policy, routing, slots=slots, per_layer=False)))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(routing=routings(layers=1, experts=6), slots=st.integers(2, 4))
 def test_belady__no_run_misses_less(routing, slots):
     found = belady_misses(routing, slots=slots, experts=6)
     assert found == fewest_misses(routing, slots=slots)
 
 
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(routing=routings(layers=2, experts=4), slots=st.integers(2, 5))
 def test_belady__no_run_misses_less_when_layers_share_the_arena(routing, slots):
     found = belady_misses(routing, slots=slots, experts=4)

@@ -55,9 +55,13 @@ class DeviceLink:
 
 
 @pytest.mark.parametrize(
-    "budgets", [("15%", "15%"), ("25%", "50%"), ("50%", "100%"), ("50%", "20%")]
+    ("budgets", "dtype"),
+    [
+        (("15%", "15%"), torch.float32),
+        (("25%", "50%"), torch.bfloat16),
+        (("50%", "20%"), torch.float32),
+    ],
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_tiers__two_of_them_change_no_bit(tmp_path, budgets, dtype):
     folder = tiny_qwen2_moe(tmp_path / "model", num_layers=3, num_experts=12, dtype=dtype)
     plain = plain_eager(folder)
@@ -86,7 +90,7 @@ def test_tiers__a_window_of_host_layers_reads_ahead_and_changes_no_bit(tmp_path)
         assert sum(counters.bytes_prefetched for counters in lower.counters) > 0
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_tiers__a_device_that_delays_and_reorders_changes_no_bit(tmp_path, monkeypatch, seed):
     folder = tiny_qwen2_moe(tmp_path / "model", num_layers=3, num_experts=12)
     expected = plain_eager(folder).generate(TOKENS, **GREEDY)
@@ -182,8 +186,7 @@ PROMPTLY = {"budget": "20%", "system": SystemConfig(watchdog_seconds=1.0)}
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("host_budget", [None, "50%"])
-@pytest.mark.parametrize("when", [1, 2, 9])
+@pytest.mark.parametrize(("when", "host_budget"), [(1, None), (9, None), (2, "50%")])
 def test_watchdog__a_worker_that_dies_is_replaced(tmp_path, monkeypatch, when, host_budget):
     folder = tiny_qwen2_moe(tmp_path / "model", num_layers=3, num_experts=12)
     expected = plain_eager(folder).generate(TOKENS, **GREEDY)
