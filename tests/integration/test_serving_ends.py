@@ -23,17 +23,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return speaking_model(tmp_path_factory.mktemp("model") / "speaking")
 
 
-def test_sigterm__without_grace_ends_at_once(model: Path) -> None:
-    with (
-        run_server({"model.id": model, "grace": 0}) as started,
-        accepted_requests(started, 12, tokens=2000) as requests,
-    ):
-        ended = started.stop()
-    assert ended.exit_code == 0
-    assert ended.children_left == 0
-    assert {request.result().status for request in requests} == {503}
-
-
 @contextmanager
 def open_files(limit: int) -> Iterator[None]:
     """Limit the open files of processes that are started here, as macOS does."""
