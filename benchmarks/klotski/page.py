@@ -72,7 +72,7 @@ def add_bars(page: HtmlReport, rows: Sequence[LiveRow]) -> None:
         Table.of(["step", "tokens/s"], [(row.name, row.tokens_per_second) for row in rows]),
         lambda figure, records: draw_bars(
             figure,
-            {"": {"": {record["step"]: record["tokens/s"] for record in records}}},
+            {"": {record["step"]: record["tokens/s"] for record in records}},
             xlabel="throughput, tokens/s",
         ),
         name="throughput-by-technique",

@@ -13,7 +13,6 @@ from collect.traces import Trace, TraceSignal
 from predictors.table import Table
 from runtime.tools.report.figures import (
     Record,
-    collect_columns,
     draw_legend,
     draw_lines,
 )
@@ -80,21 +79,21 @@ def popularity(report: HtmlReport, trace: Trace) -> None:
 
 def draw_popularity(figure: "Figure", records: Sequence[Record]) -> None:
     axes = figure.subplots()
-    lines = collect_columns([dict.fromkeys(records[0], 0.0), *records], "share_of_experts")
-    blue, red = HUES["blue"], HUES["red"]
-    share, lowest = lines["corpus_lowest"]
+    from_zero = [dict.fromkeys(records[0], 0.0), *records]
+    values = {key: [record[key] for record in from_zero] for key in records[0]}
+    share, blue, red = values["share_of_experts"], HUES["blue"], HUES["red"]
     axes.fill_between(
         share,
-        lowest,
-        lines["corpus_highest"][1],
+        values["corpus_lowest"],
+        values["corpus_highest"],
         color=blue,
         alpha=0.22,
         linewidth=0,
         label="corpus, all layers",
     )
     shown = {
-        "corpus, mean of layers": lines["corpus_mean"],
-        "one request, mean": lines["request_mean"],
+        "corpus, mean of layers": (share, values["corpus_mean"]),
+        "one request, mean": (share, values["request_mean"]),
     }
     draw_lines(axes, shown, [blue, red])
     draw_lines(axes, {"even": ([0, 1], [0, 1])})

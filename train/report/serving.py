@@ -78,7 +78,7 @@ def draw_hit_rates(figure: "Figure", records: Sequence[Record]) -> None:
     panels = {}
     for size, own in split(records, "cache_percent").items():
         rates = {record["eviction"]: 100 * record["hit_rate"] for record in own}
-        panels[f"cache of {size} %"] = {"": {policy: rates[policy] for policy in order}}
+        panels[f"cache of {size} %"] = {policy: rates[policy] for policy in order}
     draw_bars(figure, panels, xlabel="hit rate, %")
 
 

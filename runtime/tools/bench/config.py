@@ -58,8 +58,6 @@ class BenchConfig(RunConfig):
     """Also compare every token with plain Transformers, all experts in memory."""
     device: str = "auto"
     """Device of the model: auto (a GPU if there is one), cpu, cuda, xpu, mps, cuda:1."""
-    trace_events: bool = False
-    """Also keep a timeline of the first run of each system in `run_dir/timelines`."""
 
     def __post_init__(self) -> None:
         for name in ("budget", "batch_size", "prompts", "system"):

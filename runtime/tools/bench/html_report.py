@@ -178,7 +178,7 @@ def add_ablation(report: HtmlReport, rows: Sequence[BenchRow], batch: int) -> No
         draw=lambda figure, records: draw_bars(
             figure,
             {
-                f"budget {budget}": {"": {row["system"]: row["TPOT ms"] for row in own}}
+                f"budget {budget}": {row["system"]: row["TPOT ms"] for row in own}
                 for budget, own in split(records, "budget").items()
             },
             xlabel="TPOT, ms",

@@ -53,15 +53,10 @@ def run_rounds(
     for repetition in range(config.repetitions):
         for number, outcome in enumerate(outcomes):
             if outcome.failed is None:
-                trace = None
-                if config.trace_events and repetition == 0 and config.run_dir is not None:
-                    name = f"{number:02d}-{outcome.case.variant.label}.json"
-                    trace = config.run_dir / "timelines" / name
                 task = ServeTask(
                     config=config,
                     case=outcome.case,
                     requests=requests[outcome.case.condition.batch],
-                    trace_events=trace,
                 )
                 for file in files:
                     drop(file)

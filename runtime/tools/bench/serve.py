@@ -121,7 +121,6 @@ def run_serve_task(task: ServeTask) -> dict[str, Any]:
             devices=[choose_device(config.device)],
             store=config.store,
             entries=config.entries,
-            trace_events=task.trace_events,
             forced_routing=config.routing is not None,
         )
     )

@@ -35,7 +35,6 @@ class ServeTask:
     config: BenchConfig
     case: Case
     requests: list[BenchRequest]
-    trace_events: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

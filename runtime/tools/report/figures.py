@@ -237,31 +237,26 @@ def draw_legend(figure: "Figure", *, title: str | None = None) -> None:
 
 
 def draw_bars(
-    figure: "Figure", panels: Mapping[str, Mapping[str, Mapping[str, float | None]]], *, xlabel: str
+    figure: "Figure", panels: Mapping[str, Mapping[str, float | None]], *, xlabel: str
 ) -> None:
     """Draw horizontal bars with their values in a panel for each title.
 
     Args:
-        panels: title to group (a colour) to row to length; of one group, each row has its own.
+        panels: title to row to length; of names with a style, each bar has its own colour.
     """
     grid = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
-    for axes, (title, groups) in zip(grid, panels.items(), strict=True):
-        height = 0.8 / len(groups)
-        for place, (group, lengths) in enumerate(groups.items()):
-            below = [row + (place - (len(groups) - 1) / 2) * height for row in range(len(lengths))]
-            color: Any = list(HUES.values())[place]
-            if len(groups) == 1 and not STYLES.keys().isdisjoint(lengths):
-                color = [series_style(row).color for row in lengths]
-            known = [length or 0.0 for length in lengths.values()]
-            bars = axes.barh(below, known, height * 0.88, label=group, color=color)
-            axes.bar_label(bars, fmt="%.3g", fontsize=8.5, padding=3)
-            axes.set_yticks(range(len(lengths)), list(lengths))
+    for axes, (title, lengths) in zip(grid, panels.items(), strict=True):
+        color: Any = HUES["blue"]
+        if not STYLES.keys().isdisjoint(lengths):
+            color = [series_style(row).color for row in lengths]
+        rows = range(len(lengths))
+        bars = axes.barh(rows, [length or 0.0 for length in lengths.values()], 0.704, color=color)
+        axes.bar_label(bars, fmt="%.3g", fontsize=8.5, padding=3)
+        axes.set_yticks(rows, list(lengths))
         axes.set(title=title, xlabel=xlabel, xlim=(0, None))
         axes.set_xmargin(0.14)
         axes.grid(visible=False, axis="y")
     grid[0].invert_yaxis()
-    if len(next(iter(panels.values()))) > 1:
-        draw_legend(figure)
 
 
 MEDIAN = 50
