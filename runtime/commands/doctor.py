@@ -74,7 +74,7 @@ def run(config: DoctorConfig) -> dict[str, Any]:
         spec = stripped.spec(folder, config.model)
         apply_decode_threads(model, config.model.decode_threads, expert_bytes=max_slot_bytes(store))
         report["model"] = describe_model_sizes(model, spec, store)
-        measured = measure_stripped(stripped, store)
+        measured = measure_stripped(stripped, store, spec)
         kept = available_memory_bytes() // 2
         attach_experts(stripped.layers, OnDemandReader(store, keep_bytes=kept))
         report["measured"] = asdict(measured)

@@ -38,76 +38,37 @@ def describe_duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-class WorkMeter:
-    """Counts finished work and estimates the rate and the time left from the mean since it began.
-
-    Args:
-        total: all the work.
-        unit: name of a unit of work, to show a rate; none is shown without.
-    """
-
-    def __init__(self, total: int, unit: str | None = None):
-        self._total = total
-        self._unit = unit
-        self._done = 0
-        self._started = time.monotonic()
-
-    def advance(self, amount: int) -> None:
-        self._done += amount
-
-    @property
-    def rate(self) -> str:
-        """The rate, such as `1,200 tokens/s`; empty without a unit or before the first unit."""
-        if self._unit is None or not self._done:
-            return ""
-        return f"{self._done / self._seconds:,.0f} {self._unit}/s"
-
-    def describe(self) -> str:
-        """Return share done, rate and time left, for a line."""
-        parts = [f"{100 * self._done / max(1, self._total):.0f} %"]
-        if self.rate:
-            parts.append(self.rate)
-        if self._done:
-            left = self._seconds / self._done * max(0, self._total - self._done)
-            parts.append(f"{describe_duration(left)} left")
-        return ", ".join(parts)
-
-    @property
-    def _seconds(self) -> float:
-        return max(1e-9, time.monotonic() - self._started)
-
-
 @contextmanager
 def progress(
     console: Console | None, what: str, *, total: int, unit: str | None = None
 ) -> Iterator[Callable[[int], None]]:
     """Yields a function that takes how much more of `total` is done; silent without a console.
 
-    With a `unit`, such as tokens, units per second are shown too.
+    With a `unit`, such as tokens, units per second are shown too. Rate and time left are the mean's
+    since the beginning.
     """
     if console is None:
         yield lambda _: None
         return
-    meter = WorkMeter(total, unit)
-    if console.is_terminal:
-        rate = TextColumn("{task.fields[rate]}")
-        columns = (TextColumn(what), BarColumn(), TaskProgressColumn(), rate, TimeRemainingColumn())
-        with Progress(*columns, console=console, transient=True) as bar:
-            task = bar.add_task("", total=total, rate="")
+    rate = TextColumn("{task.fields[rate]}")
+    columns = (TextColumn(what), BarColumn(), TaskProgressColumn(), rate, TimeRemainingColumn())
+    has_bar = console.is_terminal
+    started = printed = time.monotonic()
+    done = 0
+    with Progress(*columns, console=console, transient=True, disable=not has_bar) as bar:
+        task = bar.add_task("", total=total, rate="")
 
-            def advance_bar(amount: int) -> None:
-                meter.advance(amount)
-                bar.update(task, advance=amount, rate=meter.rate)
+        def advance(amount: int) -> None:
+            nonlocal done, printed
+            done += amount
+            now = time.monotonic()
+            seconds = max(1e-9, now - started)
+            rate = f"{done / seconds:,.0f} {unit}/s" if unit is not None and done else ""
+            bar.update(task, advance=amount, rate=rate)
+            if not has_bar and now - printed >= LINE_SECONDS:
+                printed = now
+                left = f"{describe_duration(seconds / max(1, done) * max(0, total - done))} left"
+                parts = (f"{100 * done / max(1, total):.0f} %", rate, left)
+                print_line(console, f"{what}: {', '.join(filter(None, parts))}")
 
-            yield advance_bar
-    else:
-        printed = time.monotonic()
-
-        def advance_line(amount: int) -> None:
-            nonlocal printed
-            meter.advance(amount)
-            if time.monotonic() - printed >= LINE_SECONDS:
-                printed = time.monotonic()
-                print_line(console, f"{what}: {meter.describe()}")
-
-        yield advance_line
+        yield advance

@@ -105,7 +105,7 @@ class StrippedModel:
         """
         if config.path is None:
             return self.open_store(page_cache=config.page_cache)
-        # Imported here because pydantic takes 5 MiB, which nothing else needs.
+        # Imported here because pydantic takes 5 MiB, which reads in place do not need.
         from runtime.store.packed.store import open_store
 
         return open_store(

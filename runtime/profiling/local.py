@@ -123,7 +123,9 @@ def measure(model: PreTrainedModel) -> MeasuredHardware:
     return _measured(model, model.moecast.layers, model.moecast.engine)
 
 
-def measure_stripped(stripped: StrippedModel, store: ExpertStore) -> MeasuredHardware:
+def measure_stripped(
+    stripped: StrippedModel, store: ExpertStore, spec: ModelSpec
+) -> MeasuredHardware:
     """Measure as `measure` does, for a stripped model and the store of its experts.
 
     The model is served on demand meanwhile. Attach another source of experts afterwards.
@@ -131,16 +133,6 @@ def measure_stripped(stripped: StrippedModel, store: ExpertStore) -> MeasuredHar
     Raises:
         TransferError: its experts cannot be read.
     """
-    spec = ModelSpec(
-        model_id="measured",
-        revision="",
-        config_hash="",
-        num_layers=store.num_layers,
-        num_experts=store.num_experts,
-        top_k=find_top_k(stripped.model, stripped.layers),
-        hidden_size=0,
-        dtype="",
-    )
     arena = Arena(store.layouts, (spec.num_layers + 1) * spec.top_k)
     engine = connect(
         store,

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from runtime.config import ModelConfig
@@ -26,15 +27,20 @@ def find_snapshot(config: ModelConfig) -> Path:
 
     if not config.local_only:
         check_quantisation(config.id, json.loads(fetch_config(config).read_bytes()))
+    return _fetch(
+        config,
+        lambda: snapshot_download(
+            config.id,
+            revision=config.revision,
+            allow_patterns=PATTERNS,
+            local_files_only=config.local_only,
+        ),
+    )
+
+
+def _fetch(config: ModelConfig, download: Callable[[], str]) -> Path:
     try:
-        return Path(
-            snapshot_download(
-                config.id,
-                revision=config.revision,
-                allow_patterns=PATTERNS,
-                local_files_only=config.local_only,
-            )
-        )
+        return Path(download())
     except OSError as error:
         raise CheckpointError(explain_failure(config, error)) from error
 
@@ -54,28 +60,20 @@ def fetch_config(config: ModelConfig) -> Path:
         CheckpointError: it is not there.
     """
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
-    try:
-        file = hf_hub_download(
+    return _fetch(
+        config,
+        lambda: hf_hub_download(
             config.id, CONFIG, revision=config.revision, local_files_only=config.local_only
-        )
-    except LocalEntryNotFoundError as error:
-        raise CheckpointError(explain_failure(config, error)) from error
-    except EntryNotFoundError as error:
-        raise CheckpointError(
-            f"{config.id} on the Hub has no {CONFIG}, so Transformers cannot load it (a GGUF "
-            "repository?); give the original checkpoint's id"
-        ) from error
-    except OSError as error:
-        raise CheckpointError(explain_failure(config, error)) from error
-    return Path(file)
+        ),
+    )
 
 
 def explain_failure(config: ModelConfig, error: OSError) -> str:
     """Explains in one sentence why a model of the Hub could not be had, and what to do."""
     from huggingface_hub.errors import (
         OfflineModeIsEnabled,
+        RemoteEntryNotFoundError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
@@ -92,6 +90,11 @@ def explain_failure(config: ModelConfig, error: OSError) -> str:
             f"{name}: {' '.join(str(error).split())} Check the spelling; for a gated or private "
             "model log in with hf auth login, or set HF_TOKEN, and accept its terms at "
             f"https://huggingface.co/{config.id}"
+        )
+    if isinstance(error, RemoteEntryNotFoundError):
+        return (
+            f"{config.id} on the Hub has no {CONFIG}, so Transformers cannot load it (a GGUF "
+            "repository?); give the original checkpoint's id"
         )
     line = " ".join(str(reason).split())
     return (

@@ -144,13 +144,17 @@ def _check_digests(folder: Path) -> None:
     if not digests.is_file():
         raise CheckpointError(f"{digests} is missing: install moecast again")
     for name, expected in json.loads(digests.read_text()).items():
-        with (folder / name).open("rb") as handle:
-            digest = hashlib.file_digest(handle, "sha256").hexdigest()
-        if digest != expected:
-            raise CheckpointError(
-                f"{folder / name} was altered: sha256 is {digest}, expected {expected}; "
-                "install moecast again"
-            )
+        require_digest(folder / name, expected, otherwise="install moecast again")
+
+
+def require_digest(file: Path, expected: str, *, otherwise: str) -> None:
+    """Raise CheckpointError, which says what to do `otherwise`, if a file has another sha256."""
+    with file.open("rb") as handle:
+        digest = hashlib.file_digest(handle, "sha256").hexdigest()
+    if digest != expected:
+        raise CheckpointError(
+            f"{file} was altered: sha256 is {digest}, expected {expected}; {otherwise}"
+        )
 
 
 def find_revision(folder: Path) -> str:

@@ -45,7 +45,7 @@ def simulate_conditions(task: RequestsTask) -> dict[str, Any]:
     for batch, requests in task.requests.items():
         with force_routing(stripped.layers, config.routing):
             recorded[batch] = record_steps(model, requests)
-    hardware = measure_stripped(stripped, store)
+    hardware = measure_stripped(stripped, store, spec)
     rows: list[BenchRow] = []
     for condition in list_conditions(config):
         try:

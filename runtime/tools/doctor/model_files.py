@@ -1,6 +1,5 @@
 """Check that a model's files are complete and unaltered."""
 
-import hashlib
 import json
 import re
 from pathlib import Path
@@ -10,7 +9,7 @@ from runtime.errors import CheckpointError
 from runtime.store.gguf.header import is_gguf, read_header
 from runtime.store.model_check import WEIGHTS_INDEX as INDEX
 from runtime.store.model_check import read_weights_index
-from runtime.store.model_source import DIGESTS, list_weight_files
+from runtime.store.model_source import DIGESTS, list_weight_files, require_digest
 from runtime.store.tensor_index import read_tensor_index
 
 
@@ -43,13 +42,7 @@ def check_files(folder: Path, *, digests: bool) -> dict[str, Any]:
     if digests:
         known = known_digests(folder, files)
         for file, expected in known.items():
-            with file.open("rb") as handle:
-                actual = hashlib.file_digest(handle, "sha256").hexdigest()
-            if actual != expected:
-                raise CheckpointError(
-                    f"{file} was altered: sha256 is {actual}, expected {expected}; download the "
-                    "model again"
-                )
+            require_digest(file, expected, otherwise="download the model again")
         facts["digests"] = f"{len(known)} of {len(files)} files equal their known sha256"
     return facts
 
