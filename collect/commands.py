@@ -2,7 +2,6 @@
 
 import re
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ def record(config: CollectConfig) -> dict[str, Any]:
     """Records, completes or opens the trace; returns its figures."""
     # Transformers takes seconds to import; a wrong option is reported before that.
     from collect.plan import recording_settings
-    from collect.record import collect, collect_once
+    from collect.record import collect
 
     assert config.run_dir is not None
     settings = recording_settings(
@@ -37,10 +36,10 @@ def record(config: CollectConfig) -> dict[str, Any]:
     signals = [TraceSignal(name) for name in config.signals]
     launched: list[dict[str, int]] = []
     started = time.monotonic()
-    record_trace = collect_once if config.output is None else partial(collect, folder=config.output)
-    trace = record_trace(
+    trace = collect(
         config.model,
         config.data,
+        folder=config.output,
         signals=signals,
         settings=settings,
         budget=config.budget,

@@ -150,35 +150,6 @@ def make_batches(unit: Sequence[EncodedPrompt], batch_size: int) -> Iterator[lis
         yield by_length[start : start + batch_size]
 
 
-def make_plan(
-    spec: ModelSpec,
-    *,
-    signals: Sequence[TraceSignal],
-    data: DataConfig,
-    settings: RecordingSettings,
-    work: Sequence[Sequence[EncodedPrompt]],
-) -> TracePlan:
-    """Returns the plan; a unit is named by the digest of model, prompts, seed and settings."""
-    shared = {
-        "version": RECORDING_VERSION,
-        "model": spec.as_dict(),
-        "signals": list(signals),
-        "settings": asdict(settings),
-    }
-    return TracePlan(
-        source="recorded",
-        model=TraceModel.from_spec(spec),
-        signals=tuple(signals),
-        dataset=data.name,
-        prompts_digest=hash_value([prompt.digest for unit in work for prompt in unit]),
-        settings=asdict(settings),
-        units=tuple(
-            hash_value({**shared, "prompts": [[p.index, p.digest, p.tokens] for p in unit]})
-            for unit in work
-        ),
-    )
-
-
 def max_rows(unit: Sequence[EncodedPrompt], settings: RecordingSettings) -> int:
     """Returns the rows of a unit if every request generates `new_tokens`."""
     return sum(len(prompt.tokens) + settings.new_tokens for prompt in unit)
@@ -233,6 +204,11 @@ class RecordingJob:
     def from_json(cls, fields: dict[str, Any]) -> "RecordingJob":
         return TypeAdapter(cls).validate_python(fields)
 
+    def default_folder(self, signals: Sequence[TraceSignal]) -> Path:
+        """Returns runs/traces/MODEL/DATA-DIGEST: other settings, another folder."""
+        parts = [vars(self.model), vars(self.data), list(signals), vars(self.settings)]
+        return Path("runs", "traces", self.model.name, f"{self.data.name}-{hash_value(parts)[:8]}")
+
     @cached_property
     def prompts(self) -> list[EncodedPrompt]:
         folder = resolve(self.model)
@@ -243,27 +219,47 @@ class RecordingJob:
         return prompts
 
     def plan(self, spec: ModelSpec) -> tuple[TracePlan, list[list[EncodedPrompt]]]:
+        """Returns the plan, and the prompts of each unit.
+
+        A unit is named by the digest of model, prompts, seed and settings.
+        """
         work = split_units(self.prompts, self.settings, bytes_per_row=row_bytes(spec, self.signals))
-        plan = make_plan(
-            spec, signals=self.signals, data=self.data, settings=self.settings, work=work
+        settings = asdict(self.settings)
+        shared = {
+            "version": RECORDING_VERSION,
+            "model": spec.as_dict(),
+            "signals": list(self.signals),
+            "settings": settings,
+        }
+        plan = TracePlan(
+            source="recorded",
+            model=TraceModel.from_spec(spec),
+            signals=self.signals,
+            dataset=self.data.name,
+            prompts_digest=self.prompts_digest,
+            settings=settings,
+            units=tuple(
+                hash_value({**shared, "prompts": [[p.index, p.digest, p.tokens] for p in unit]})
+                for unit in work
+            ),
         )
         return plan, work
 
+    @property
+    def prompts_digest(self) -> str:
+        return hash_value([prompt.digest for prompt in self.prompts])
+
     def open_finished(self) -> Trace | None:
-        """Returns the trace if it is complete, without loading the model."""
+        """Returns the trace if it is complete and of this very model, which is not loaded."""
         assert self.prompts, "a source without texts is an error already"
-        spec = self._recorded_spec()
-        if spec is None or not read_manifest(self.where).complete:
+        if not has_manifest(self.where):
+            return None
+        manifest = read_manifest(self.where)
+        spec = manifest.plan.spec
+        if not manifest.complete or not self.is_of_model(spec):
             return None
         writer = TraceWriter(self.where, self.plan(spec)[0])
         return None if writer.missing() else writer.finish()
-
-    def _recorded_spec(self) -> ModelSpec | None:
-        """Spec of the trace at `where`, if that trace is of this very model."""
-        if not has_manifest(self.where):
-            return None
-        spec = read_manifest(self.where).plan.spec
-        return spec if self.is_of_model(spec) else None
 
     def is_of_model(self, spec: ModelSpec) -> bool:
         """Returns whether a trace with this spec was made from the job's model."""
@@ -280,7 +276,7 @@ class RecordingJob:
             and set(self.signals) <= set(plan.signals)
             and without_packing(plan.settings) == without_packing(asdict(self.settings))
             and self.is_of_model(plan.spec)
-            and plan.prompts_digest == hash_value([prompt.digest for prompt in self.prompts])
+            and plan.prompts_digest == self.prompts_digest
         )
 
 
@@ -300,18 +296,6 @@ def recording_settings(data: DataConfig, **options: Any) -> RecordingSettings:
         chat=data.chat,
         **options,
     )
-
-
-def default_folder(
-    model: ModelConfig,
-    data: DataConfig,
-    *,
-    signals: Sequence[TraceSignal],
-    settings: RecordingSettings,
-) -> Path:
-    """Returns runs/traces/MODEL/DATA-DIGEST: other settings, another folder."""
-    parts = [vars(model), vars(data), list(signals), vars(settings)]
-    return Path("runs", "traces", model.name, f"{data.name}-{hash_value(parts)[:8]}")
 
 
 def absolute_path(where: str) -> str:

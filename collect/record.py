@@ -2,21 +2,20 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from collect.config import DataConfig
+from collect.config import DataConfig, LauncherConfig
 from collect.errors import TraceError
-from collect.launch.config import LauncherConfig
 from collect.launch.pool import WorkerPool
 from collect.launch.worker import DoUnit
 from collect.plan import (
     RecordingJob,
     RecordingSettings,
-    default_folder,
     max_rows,
     recording_settings,
     require_space,
@@ -41,7 +40,7 @@ def collect(
     model: ModelConfig,
     data: DataConfig,
     *,
-    folder: Path | str,
+    folder: Path | str | None = None,
     signals: Sequence[TraceSignal] = ALL_SIGNALS,
     settings: RecordingSettings | None = None,
     budget: str = "auto",
@@ -50,9 +49,11 @@ def collect(
     logs: Path = LOGS,
     on_launched: Callable[[dict[str, int]], object] = lambda _: None,
 ) -> Trace:
-    """Makes, completes or just opens the trace in `folder`; idempotent.
+    """Makes, completes or just opens the trace of these prompts; idempotent.
 
-    No model is loaded where the trace is complete.
+    No model is loaded where the trace is complete. Without a folder, the trace is in runs/traces: a
+    finished one with the same prompts, lengths and sampling is reused, whatever its batch size and
+    further signals, and an unfinished one with all signals is completed where fewer are needed.
 
     Args:
         model: the model to run.
@@ -73,63 +74,35 @@ def collect(
         CheckpointError: no such model.
         LaunchError: workers could not be started, or units failed.
     """
-    chosen = tuple(signal for signal in ALL_SIGNALS if signal in signals)
+    say = (lambda _: None) if console is None else partial(print_line, console)
     settings = settings or recording_settings(data)
+    chosen = tuple(signal for signal in ALL_SIGNALS if signal in signals)
     job = RecordingJob(model, data, str(folder), chosen, settings, budget)
+    if folder is None:
+        own, whole = (job.default_folder(of) for of in (chosen, ALL_SIGNALS))
+        same = find_same_trace(replace(job, where=str(own)), own.parent)
+        if same is not None:
+            say(f"{same}: reused, these prompts are recorded already")
+            return Trace.open(same)
+        if has_manifest(whole):
+            own, chosen = whole, ALL_SIGNALS
+        job = replace(job, where=str(own), signals=chosen)
     trace = job.open_finished()
     if trace is not None:
         return trace
     if launcher is None or launcher.is_in_process:
         return _record_here(job, console)
-    arguments = {"job": job.to_json()}
     with WorkerPool(
         launcher,
         "collect.record:open_recording",
-        arguments,
+        {"job": job.to_json()},
         logs=logs,
         name=f"collect-{model.name}",
-        say=(lambda _: None) if console is None else partial(print_line, console),
+        say=say,
     ) as pool:
         trace = record_with(pool, job, console)
         on_launched(pool.as_dict())
     return trace
-
-
-def collect_once(
-    model: ModelConfig,
-    data: DataConfig,
-    *,
-    signals: Sequence[TraceSignal],
-    settings: RecordingSettings,
-    console: Console | None = None,
-    **options: Any,
-) -> Trace:
-    """Returns the trace of these prompts in runs/traces, after recording what is missing of it.
-
-    A finished trace with the same prompts, lengths and sampling is reused, whatever its batch size
-    and further signals. An unfinished one with all signals is completed where fewer are needed.
-    `options` are those of `collect`, which also lists the errors.
-    """
-    ordered = tuple(signal for signal in ALL_SIGNALS if signal in signals)
-    folder = default_folder(model, data, signals=ordered, settings=settings)
-    job = RecordingJob(model, data, str(folder), ordered, settings, "auto")
-    same = find_same_trace(job, folder.parent)
-    if same is not None:
-        if console is not None:
-            print_line(console, f"{same}: reused, these prompts are recorded already")
-        return Trace.open(same)
-    whole = default_folder(model, data, signals=ALL_SIGNALS, settings=settings)
-    if has_manifest(whole):
-        folder, ordered = whole, ALL_SIGNALS
-    return collect(
-        model,
-        data,
-        folder=folder,
-        signals=ordered,
-        settings=settings,
-        console=console,
-        **options,
-    )
 
 
 def find_same_trace(job: RecordingJob, folder: Path) -> Path | None:

@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.loggers import Logger
 from rich.console import Console
 
-from collect.launch.config import LauncherKind
+from collect.config import LauncherKind
 from collect.traces import Trace
 from predictors.base import Predictor
 from predictors.files import write_json

@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from collect.config import DataConfig
-from collect.launch.config import LauncherConfig
+from collect.config import DataConfig, LauncherConfig
 from predictors.config import PredictorConfig, RunConfig, chosen
 from predictors.errors import MoecastError, unknown
 from runtime.config import REFERENCE_MODEL, HardwareConfig, ModelConfig, ShapeConfig, SystemConfig

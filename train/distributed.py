@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from torch import Tensor
 
-from collect.launch.config import LauncherConfig
+from collect.config import LauncherConfig
 from collect.launch.pool import WorkerPool
 from collect.launch.worker import DoUnit
 from collect.plan import absolute_if_exists, absolute_path

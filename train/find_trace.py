@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from collect.launch.config import LauncherConfig
+from collect.config import LauncherConfig
 from collect.traces import Trace, TraceSignal
 from collect.traces.manifest import MANIFEST, has_manifest, read_manifest
 from runtime.config import BUILTIN, ModelConfig
@@ -28,7 +28,7 @@ def find_trace(
     A trace that was named must be finished and is used whatever its prompts were, if it is of this
     model and has the signals in `needed`, by default all of them; the model of an imported one is
     not checked. Nothing is recorded into a named folder: its name may be mistyped. A trace of the
-    same prompts is reused, as `collect.record.collect_once` says. Messages call the option `key`.
+    same prompts is reused, as `collect.record.collect` says. Messages call the option `key`.
 
     Raises:
         TrainError: the trace that was named is not there or incomplete, is of another model, or
@@ -57,9 +57,9 @@ def find_trace(
         return trace
     # Late: a trace that was named needs no model to be loaded.
     from collect.plan import recording_settings
-    from collect.record import LOGS, collect_once
+    from collect.record import LOGS, collect
 
-    return collect_once(
+    return collect(
         config.model,
         config.data,
         signals=signals,

@@ -13,7 +13,7 @@ from lightning.pytorch import seed_everything
 from lightning.pytorch.loggers import Logger
 from rich.console import Console
 
-from collect.launch.config import LauncherKind
+from collect.config import LauncherKind
 from collect.traces import Trace, TraceSignal
 from predictors.base import Predictor
 from runtime.sim.hardware import Hardware

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from collect.config import LauncherConfig, LauncherKind
 from collect.errors import LaunchError
-from collect.launch.config import LauncherConfig, LauncherKind
 from collect.launch.worker import UnitResult, UnitWorker
 
 
@@ -130,7 +130,7 @@ def start_engine(
         from collect.launch.slurm import SlurmEngine
 
         return SlurmEngine(config, worker, logs, name=name, say=say)
-    from collect.launch.local import LocalEngine
+    from collect.launch.processes import LocalEngine
 
     return LocalEngine(config, worker, logs)
 

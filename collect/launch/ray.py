@@ -5,9 +5,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from collect.config import LauncherConfig
 from collect.errors import ClusterLostError, LaunchError
-from collect.launch.config import LauncherConfig
-from collect.launch.group import WorkerGroup
+from collect.launch.processes import WorkerGroup
 from collect.launch.worker import UnitWorker
 from runtime.serving import ray_cluster
 

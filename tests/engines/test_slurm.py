@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from collect.config import LauncherConfig, LauncherKind
 from collect.errors import LaunchError
-from collect.launch.config import LauncherConfig, LauncherKind
 from collect.launch.pool import WorkerPool
 from collect.traces import Trace, TraceWriter
 from configs.program import run_program

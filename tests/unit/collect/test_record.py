@@ -11,9 +11,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from collect.config import DataConfig, SourceKind
+from collect.config import DataConfig, LauncherConfig, SourceKind
 from collect.errors import DiskSpaceError, TraceError
-from collect.launch.config import LauncherConfig
 from collect.plan import RecordingJob, RecordingSettings, encode_prompts, recording_settings
 from collect.prompts import PromptText
 from collect.record import collect

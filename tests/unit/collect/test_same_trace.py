@@ -9,7 +9,7 @@ from rich.console import Console
 
 from collect.config import DataConfig, SourceKind
 from collect.plan import RecordingJob, recording_settings
-from collect.record import collect, collect_once, find_same_trace
+from collect.record import collect, find_same_trace
 from collect.traces.layout import ALL_SIGNALS, ROUTING_SIGNALS
 from runtime.config import ModelConfig
 from tests.builders.recordable import prompts_file, recordable
@@ -32,16 +32,16 @@ def recorded(
         max_new_tokens=1,
     )
     settings = recording_settings(data, batch_size=2)
-    digest = collect_once(model, data, signals=ALL_SIGNALS, settings=settings).digest
+    digest = collect(model, data, signals=ALL_SIGNALS, settings=settings).digest
     monkeypatch.setattr("runtime.load", lambda *_, **__: pytest.fail("loaded the model"))
     return model, data, digest
 
 
-def test_collect_once__reuses_a_trace_of_other_batches_and_more_signals(recorded) -> None:
+def test_collect__reuses_a_trace_of_other_batches_and_more_signals(recorded) -> None:
     model, data, digest = recorded
     out = io.StringIO()
     settings = recording_settings(data)
-    again = collect_once(
+    again = collect(
         model, data, signals=ROUTING_SIGNALS, settings=settings, console=Console(file=out)
     )
     assert again.digest == digest

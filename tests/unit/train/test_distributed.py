@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lightning.pytorch.loggers import CSVLogger
 
+from collect.config import LauncherConfig
 from collect.errors import LaunchError
-from collect.launch.config import LauncherConfig
 from collect.launch.worker import UnitWorker
 from collect.traces import Trace
 from runtime.config import ModelConfig

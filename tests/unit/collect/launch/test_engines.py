@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from collect.config import LauncherConfig, LauncherKind
 from collect.errors import LaunchError
-from collect.launch.config import LauncherConfig, LauncherKind
 from collect.launch.pool import WorkerPool
 from collect.traces import TraceWriter
 from predictors.errors import MoecastError
@@ -147,7 +147,7 @@ def test_local__what_a_worker_prints_is_in_its_log(tmp_path: Path) -> None:
 def test_local__workers_end_when_the_command_is_killed(tmp_path: Path) -> None:
     program = (
         "from pathlib import Path\n"
-        "from collect.launch.config import LauncherConfig\n"
+        "from collect.config import LauncherConfig\n"
         "from collect.launch.pool import WorkerPool\n"
         "config = LauncherConfig(workers=2, threads=1)\n"
         f"home = {str(tmp_path)!r}\n"
@@ -236,7 +236,7 @@ def test_ray__keeps_to_loopback_without_dashboard_and_with_a_token(ray_session: 
 
 JOIN = """
 import json, sys
-from collect.launch.config import LauncherConfig, LauncherKind
+from collect.config import LauncherConfig, LauncherKind
 from collect.launch.ray import join_ray
 from collect.errors import LaunchError
 try:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from collect.config import LauncherConfig
 from collect.errors import LaunchError
 from collect.launch import pool as pools
-from collect.launch.config import LauncherConfig
 from collect.launch.pool import WorkerPool
 from collect.launch.worker import UnitResult
 

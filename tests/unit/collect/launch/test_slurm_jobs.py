@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from collect.launch import slurm_jobs
-from collect.launch.slurm_jobs import SlurmJobState, SlurmStates, outside_jobs
+from collect.launch import slurm
+from collect.launch.slurm import SlurmJobState, SlurmStates, outside_jobs
 
 JOBS = ["7_0", "7_1", "7_2"]
 
@@ -25,8 +25,8 @@ def test_state__shows_exit_code_and_signal(exit_code: str, shown: str) -> None:
 def squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A script, whose text is the test's; every question is asked at once."""
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr(slurm_jobs, "FIRST_SECONDS", 0.0)
-    monkeypatch.setattr(slurm_jobs, "LAST_SECONDS", 0.0)
+    monkeypatch.setattr(slurm, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(slurm, "LAST_SECONDS", 0.0)
     script = tmp_path / "squeue"
     script.touch(mode=0o755)
     return script
