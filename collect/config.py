@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from collect.traces.layout import ALL_SIGNALS
-from predictors.config import RunConfig, chosen
+from predictors.config import RunConfig, chosen, require_at_least
 from predictors.errors import MoecastError, unknown
 from runtime.config import REFERENCE_MODEL, ModelConfig
 
@@ -53,11 +53,8 @@ class DataConfig:
     """Most tokens to generate and record after each prompt."""
 
     def __post_init__(self) -> None:
-        for name in ("num_prompts", "max_prompt_tokens", "min_chars"):
-            if getattr(self, name) < 1:
-                raise MoecastError(f"data.{name}={getattr(self, name)}: must be at least 1")
-        if self.max_new_tokens < 0:
-            raise MoecastError(f"data.max_new_tokens={self.max_new_tokens}: must be 0 or more")
+        least = {"num_prompts": 1, "max_prompt_tokens": 1, "min_chars": 1, "max_new_tokens": 0}
+        require_at_least(self, "data.", **least)
 
 
 class LauncherKind(StrEnum):
@@ -97,14 +94,8 @@ class LauncherConfig:
     NAME}. A job that reaches its time limit (24 hours by default) is replaced."""
 
     def __post_init__(self) -> None:
-        for name in ("workers", "layers", "cpus"):
-            if getattr(self, name) < 1:
-                raise MoecastError(f"launcher.{name}={getattr(self, name)}: must be at least 1")
-        for name in ("retries", "gpus"):
-            if getattr(self, name) < 0:
-                raise MoecastError(f"launcher.{name}={getattr(self, name)}: must be 0 or more")
-        if self.threads is not None and self.threads < 1:
-            raise MoecastError(f"launcher.threads={self.threads}: must be at least 1")
+        least = {"workers": 1, "layers": 1, "cpus": 1, "threads": 1, "retries": 0, "gpus": 0}
+        require_at_least(self, "launcher.", **least)
         if self.ray_address is not None and self.kind is not LauncherKind.RAY:
             raise MoecastError(f"launcher.ray_address={self.ray_address} is for launcher=ray")
 
@@ -137,9 +128,7 @@ class CollectConfig(RunConfig):
     machine."""
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "shard_mib"):
-            if getattr(self, name) < 1:
-                raise MoecastError(f"{name}={getattr(self, name)}: must be at least 1")
+        require_at_least(self, batch_size=1, shard_mib=1)
         if self.temperature < 0:
             raise MoecastError(f"temperature={self.temperature}: must be 0 (greedy) or above")
         if not 0 < self.top_p <= 1:
@@ -186,5 +175,4 @@ class ImportConfig(RunConfig):
     """Address and licence of the log, kept in the trace."""
 
     def __post_init__(self) -> None:
-        if self.num_experts is not None and self.num_experts < 1:
-            raise MoecastError(f"num_experts={self.num_experts}: must be at least 1")
+        require_at_least(self, num_experts=1)

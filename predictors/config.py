@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from predictors.errors import PredictorError
+from predictors.errors import MoecastError
 
 ALL = "all"
 """Stands for every kind."""
@@ -40,6 +40,17 @@ def several(folder: str, default: str = ALL) -> Any:
     return field(default_factory=list, metadata={GROUP: group})
 
 
+def require_at_least(config: Any, prefix: str = "", **least: float) -> None:
+    """Raises MoecastError for the first option below its least value; None is none.
+
+    Messages name options with the prefix.
+    """
+    for name, number in least.items():
+        value = getattr(config, name)
+        if value is not None and value < number:
+            raise MoecastError(f"{prefix}{name}={value}: must be at least {number}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Base of every command's configuration."""
@@ -65,5 +76,4 @@ class PredictorConfig:
     """Hidden units of each learned network."""
 
     def __post_init__(self) -> None:
-        if self.width < 1:
-            raise PredictorError(f"predictor.width={self.width}: must be at least 1")
+        require_at_least(self, "predictor.", width=1)

@@ -5,7 +5,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from predictors.config import RunConfig, chosen
+from predictors.config import RunConfig, chosen, require_at_least
 from predictors.errors import MoecastError
 
 BUILTIN = "builtin"
@@ -97,8 +97,7 @@ class ModelConfig:
                 f"model.base={self.base!r}: must be the model that this one is a quantisation of, "
                 "such as Qwen/Qwen3-30B-A3B"
             )
-        if self.decode_threads is not None and self.decode_threads < 1:
-            raise MoecastError(f"model.decode_threads={self.decode_threads}: must be at least 1")
+        require_at_least(self, "model.", decode_threads=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -344,8 +343,7 @@ class GenerateConfig(ServedConfig):
     choice; the text is then meaningless."""
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise MoecastError(f"max_new_tokens={self.max_new_tokens}: must be at least 1")
+        require_at_least(self, max_new_tokens=1)
         if self.temperature < 0:
             raise MoecastError(f"temperature={self.temperature}: must be 0 (greedy) or above")
         if not self.prompt:
@@ -377,8 +375,7 @@ class VerifyModelConfig(ServedConfig):
     """plain: all experts in memory; lazy: one expert at a time, for models that do not fit."""
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise MoecastError(f"max_new_tokens={self.max_new_tokens}: must be at least 1")
+        require_at_least(self, max_new_tokens=1)
         if not self.budget or not self.prompts:
             raise MoecastError("budget and prompts must not be empty")
 

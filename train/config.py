@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from collect.config import DataConfig, LauncherConfig
-from predictors.config import PredictorConfig, RunConfig, chosen
+from predictors.config import PredictorConfig, RunConfig, chosen, require_at_least
 from predictors.errors import MoecastError, unknown
 from runtime.config import REFERENCE_MODEL, HardwareConfig, ModelConfig, ShapeConfig, SystemConfig
 from train.tracking.config import LoggerKind, WandbConfig
@@ -70,9 +70,8 @@ class TrainConfig(RunConfig):
     """CPU threads of torch; its own choice unless given."""
 
     def __post_init__(self) -> None:
-        for name in ("max_epochs", "batch_size", "replay_tokens", "devices"):
-            if getattr(self, name) < 1:
-                raise MoecastError(f"{name}={getattr(self, name)}: must be at least 1")
+        least = {"max_epochs": 1, "batch_size": 1, "replay_tokens": 1, "devices": 1, "threads": 1}
+        require_at_least(self, **least, weight_decay=0)
         for kind in self.logger:
             if kind not in list(LoggerKind):
                 raise MoecastError(unknown("logger", kind, list(LoggerKind)))
@@ -83,10 +82,6 @@ class TrainConfig(RunConfig):
             )
         if not 0 < self.lr <= 1:
             raise MoecastError(f"lr={self.lr}: must be above 0 and at most 1")
-        if self.weight_decay < 0:
-            raise MoecastError(f"weight_decay={self.weight_decay}: must be 0 or more")
-        if self.threads is not None and self.threads < 1:
-            raise MoecastError(f"threads={self.threads}: must be at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +92,7 @@ class ReportConfig(RunConfig):
     """Generated held-out tokens to replay under each eviction policy and cache size."""
 
     def __post_init__(self) -> None:
-        if self.replay_tokens < 1:
-            raise MoecastError(f"replay_tokens={self.replay_tokens}: must be at least 1")
+        require_at_least(self, replay_tokens=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +118,4 @@ class ScoreConfig(RunConfig):
     """Print JSON instead of a table."""
 
     def __post_init__(self) -> None:
-        if self.replay_tokens < 1:
-            raise MoecastError(f"replay_tokens={self.replay_tokens}: must be at least 1")
-        if self.max_drop < 0:
-            raise MoecastError(f"max_drop={self.max_drop}: must be 0 or more")
+        require_at_least(self, replay_tokens=1, max_drop=0)

@@ -7,7 +7,7 @@ are separated by commas.
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from predictors.config import RunConfig
+from predictors.config import RunConfig, require_at_least
 from predictors.errors import MoecastError
 
 
@@ -62,8 +62,7 @@ class PromoteConfig(RunConfig):
     """Private key (PEM, elliptic curve) that signs the index."""
 
     def __post_init__(self) -> None:
-        if self.max_drop < 0:
-            raise MoecastError(f"max_drop={self.max_drop}: must be 0 or more")
+        require_at_least(self, max_drop=0)
 
 
 @dataclass(frozen=True, kw_only=True)

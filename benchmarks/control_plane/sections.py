@@ -21,7 +21,7 @@ MODEL = "model"
 """Everything that has no section: Transformers and PyTorch, which plain Transformers has too."""
 
 SECTIONS: Mapping[str, tuple[str, ...]] = {
-    "probes": ("runtime/hf/probes.py", "runtime/hf/layers.py", "runtime/hf/inputs.py"),
+    "probes": ("runtime/hf/probes.py", "runtime/hf/layers.py"),
     "experts function": ("runtime/hf/experts.py",),
     "engine": ("runtime/engine/",),
     "forecast": ("predictors/", "runtime/engine/predictor_guard.py"),

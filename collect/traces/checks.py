@@ -4,7 +4,7 @@ Each column is read once, in blocks. Shape suffixes: N rows of a shard, K top_k.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,27 +29,26 @@ def check_manifest(manifest: TraceManifest, path: str) -> None:
     Raises:
         TraceError: the message names the signal, the unit or the file.
     """
-    plan = manifest.plan
-    if plan.model.top_k > plan.model.num_experts:
-        raise TraceError(
-            f"{path}: top_k is {plan.model.top_k}, the model has {plan.model.num_experts} experts. "
-            f"{AGAIN}"
-        )
+    for fault in _manifest_faults(manifest):
+        raise TraceError(f"{path}: {fault}. {AGAIN}")
+
+
+def _manifest_faults(manifest: TraceManifest) -> Iterator[str]:
+    plan, model = manifest.plan, manifest.plan.model
+    if model.top_k > model.num_experts:
+        yield f"top_k is {model.top_k}, the model has {model.num_experts} experts"
     for signal in plan.signals:
         if plan.signals.count(signal) > 1:
-            raise TraceError(f"{path}: the signal {signal} is listed twice. {AGAIN}")
+            yield f"the signal {signal} is listed twice"
         if not signal_width(signal, plan.spec):
-            raise TraceError(f"{path}: {signal} with hidden_size 0. {AGAIN}")
-    units = [shard.unit for shard in manifest.shards]
-    if manifest.complete and units != [*range(len(plan.units))]:
-        raise TraceError(
-            f"{path}: its shards are of the units {_shorten(units)}; expected each of "
-            f"{len(plan.units)} once, in order. {AGAIN}"
-        )
-    names = Counter(record.name for record in manifest.files())
-    for name, count in names.items():
+            yield f"{signal} with hidden_size 0"
+    units, num_units = [shard.unit for shard in manifest.shards], len(plan.units)
+    if manifest.complete and units != [*range(num_units)]:
+        shown = f"{', '.join(map(str, units[:8]))}{', ...' if len(units) > 8 else ''}"
+        yield f"its shards are of the units {shown}; expected each of {num_units} once, in order"
+    for name, count in Counter(record.name for record in manifest.files()).items():
         if count > 1:
-            raise TraceError(f"{path}: the file {name} is listed twice. {AGAIN}")
+            yield f"the file {name} is listed twice"
 
 
 def check_requests(requests: Sequence[TraceRequest], path: str) -> None:
@@ -172,8 +171,3 @@ def _first_infinite(values: NDArray[np.float16]) -> tuple[int, str] | None:
 def is_finite(half: NDArray[np.float16]) -> bool:
     """Returns whether no value is infinity or NaN; ten times as fast as `isfinite` on halves."""
     return not half.size or (half.view(np.uint16) & EXPONENT).max() != EXPONENT
-
-
-def _shorten(units: Sequence[int]) -> str:
-    text = ", ".join(map(str, units[:8]))
-    return text if len(units) <= 8 else f"{text}, ..."

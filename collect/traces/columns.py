@@ -1,9 +1,10 @@
 """Shards as arrow streams, which `datasets` memory-maps, and columns over all shards as arrays."""
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,14 +19,25 @@ STATE = "state.json"
 Columns = Mapping[str, tuple[np.dtype, int]]
 
 
-class Sink(Protocol):
-    """A binary file that arrow writes to."""
+class HashingFile:
+    """A binary file that hashes what is written, so that its digest needs no second read."""
 
-    closed: bool
+    def __init__(self, file: IO[bytes]):
+        self._file = file
+        self._sha256 = hashlib.sha256()
+        self.size = 0
+        self.closed = False
 
-    def write(self, data: Any, /) -> int: ...
+    def write(self, data: Any, /) -> int:
+        self._sha256.update(data)
+        self.size += memoryview(data).nbytes
+        return self._file.write(data)
 
-    def flush(self) -> None: ...
+    def flush(self) -> None:
+        self._file.flush()
+
+    def hexdigest(self) -> str:
+        return self._sha256.hexdigest()
 
 
 def schema(columns: Columns) -> pa.Schema:
@@ -37,7 +49,9 @@ def schema(columns: Columns) -> pa.Schema:
     return pa.schema(fields)
 
 
-def write_stream(sink: Sink, columns: Columns, arrays: Mapping[str, NDArray]) -> None:
+def write_stream(
+    sink: HashingFile | IO[bytes], columns: Columns, arrays: Mapping[str, NDArray]
+) -> None:
     """Writes a single record batch, so that each column of a shard is a contiguous buffer."""
     fields = []
     for name, (dtype, width) in columns.items():

@@ -3,7 +3,6 @@
 Shape suffixes: N rows, T tokens of a step, D hidden size, E experts, K top_k.
 """
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from collect.errors import DiskSpaceError, TraceError
 from collect.traces.checks import check_manifest, check_requests, check_signals, check_tokens
-from collect.traces.columns import Column, map_stream
+from collect.traces.columns import Column, HashingFile, map_stream
 from collect.traces.layout import Split, TraceSignal, column_name, trace_columns
 from collect.traces.manifest import (
     MANIFEST,
@@ -42,22 +41,24 @@ AGAIN = "run the same `moecast collect` again: it records what is missing"
 
 def check_file(storage: FileStorage, record: TraceFile, *, verify: bool = True) -> None:
     """Raises TraceError if the file differs from its record."""
-    path = f"{storage.address}/{record.name}"
     size = storage.size(record.name)
     if size is None:
-        raise TraceError(f"{path} is missing: {AGAIN}")
-    if size != record.size:
-        raise TraceError(
-            f"{path} is damaged: expected {record.size:,} bytes, got {size:,}. "
-            f"Nothing of it was read. Delete it and {AGAIN}."
-        )
-    if verify:
-        digest = storage.sha256(record.name)
-        if digest != record.sha256:
-            raise TraceError(
-                f"{path} is damaged: expected sha256 {record.sha256[:12]}..., got {digest[:12]}... "
-                f"Nothing of it was read. Delete it and {AGAIN}."
-            )
+        raise TraceError(f"{storage.address}/{record.name} is missing: {AGAIN}")
+    digest = storage.sha256(record.name) if verify and size == record.size else record.sha256
+    require_same(storage, record, size=size, digest=digest)
+
+
+def require_same(storage: Storage, record: TraceFile, *, size: int, digest: str) -> None:
+    """Raises TraceError unless a file has the size and the digest of its record."""
+    if (size, digest) == (record.size, record.sha256):
+        return
+    expected, got = (f"{count:,} bytes" for count in (record.size, size))
+    if size == record.size:
+        expected, got = (f"sha256 {one[:12]}..." for one in (record.sha256, digest))
+    raise TraceError(
+        f"{storage.address}/{record.name} is damaged: expected {expected}, got {got}. "
+        f"Nothing of it was read. Delete it and {AGAIN}"
+    )
 
 
 def read_requests(path: Path) -> list[TraceRequest]:
@@ -340,22 +341,12 @@ def _is_whole(copy: FolderStorage, record: TraceFile) -> bool:
 
 
 def _copy_file(source: Storage, copy: FolderStorage, record: TraceFile) -> None:
-    path = f"{source.address}/{record.name}"
-    digest = hashlib.sha256()
     with copy.open_new(record.name) as file:
+        sink = HashingFile(file)
         try:
             with source.stream(record.name) as chunks:
                 for chunk in chunks:
-                    digest.update(chunk)
-                    file.write(chunk)
+                    sink.write(chunk)
         except FileNotFoundError:
-            raise TraceError(
-                f"{path} is missing: run the same `moecast collect` again, it records what is "
-                "missing"
-            ) from None
-        if digest.hexdigest() != record.sha256:
-            raise TraceError(
-                f"{path} is damaged: expected sha256 {record.sha256[:12]}..., got "
-                f"{digest.hexdigest()[:12]}... Delete it there and run the same "
-                "`moecast collect` again, it records what is missing"
-            )
+            raise TraceError(f"{source.address}/{record.name} is missing: {AGAIN}") from None
+        require_same(source, record, size=sink.size, digest=sink.hexdigest())

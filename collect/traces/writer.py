@@ -11,7 +11,6 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +21,7 @@ from collect.traces.checks import is_finite
 from collect.traces.columns import (
     DATASET_INFO,
     STATE,
+    HashingFile,
     dataset_info,
     dataset_state,
     write_stream,
@@ -46,27 +46,6 @@ from zoo.storage.base import FileStorage, Storage
 
 RECORD = ".shard.json"
 """Suffix of a unit's `ShardRecord`, with which the unit exists."""
-
-
-class HashingFile:
-    """A binary file that hashes what is written, so that its digest needs no second read."""
-
-    def __init__(self, file: IO[bytes]):
-        self._file = file
-        self._sha256 = hashlib.sha256()
-        self.size = 0
-        self.closed = False
-
-    def write(self, data: Any, /) -> int:
-        self._sha256.update(data)
-        self.size += memoryview(data).nbytes
-        return self._file.write(data)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def hexdigest(self) -> str:
-        return self._sha256.hexdigest()
 
 
 def to_half(values: NDArray, *, signal: TraceSignal, layer: int) -> NDArray:
@@ -208,22 +187,20 @@ class TraceWriter:
 
     def _check_whole(self, manifest: TraceManifest) -> None:
         """Raises TraceError for a damaged file; deleted files are removed from the manifest."""
-        sizes: dict[str, int | None] = {}
+        there = set(self.storage.names())
         done = committed_units(self.storage, self.plan)
         named = [record for shard in done.values() for record in (shard.data, shard.requests)]
         for record in (*named, *manifest.extra):
-            sizes[record.name] = self.storage.size(record.name)
-            if sizes[record.name] is not None:
+            if record.name in there:
                 check_file(self.storage, record)
         kept = {
             unit: shard
             for unit, shard in done.items()
-            if sizes[shard.data.name] is not None and sizes[shard.requests.name] is not None
+            if {shard.data.name, shard.requests.name} <= there
         }
         for unit in done.keys() - kept.keys():
             self.storage.remove(f"{unit_stem(self.plan, unit)}{RECORD}")
-        whole = all(sizes[record.name] is not None for record in manifest.extra)
-        if len(kept) < len(done) or not whole:
+        if len(kept) < len(done) or not {record.name for record in manifest.extra} <= there:
             self.storage.remove(STATE)
             shards = [kept[unit] for unit in sorted(kept)]
             self.storage.write(MANIFEST, to_json(self._manifest(shards)))

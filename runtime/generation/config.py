@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from predictors.config import chosen
+from predictors.config import chosen, require_at_least
 from predictors.errors import MoecastError
 from runtime.config import AUTO, ServedConfig, SystemConfig
 
@@ -32,8 +32,7 @@ class ChatConfig(ServedConfig):
     """File with a chat template (Jinja) that replaces the tokenizer's."""
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise MoecastError(f"max_new_tokens={self.max_new_tokens}: must be at least 1")
+        require_at_least(self, max_new_tokens=1)
         if self.temperature < 0:
             raise MoecastError(f"temperature={self.temperature}: must be 0 (greedy) or above")
         if not 0 < self.top_p <= 1:
@@ -85,9 +84,7 @@ class GroupConfig:
     """Attend to the first `sinks` and the last `window` tokens only; outputs change. 0: to all."""
 
     def __post_init__(self) -> None:
-        for name, least in {"batch_size": 1, "max_new_tokens": 1, "sinks": 0, "window": 0}.items():
-            if getattr(self, name) < least:
-                raise MoecastError(f"{name}={getattr(self, name)}: must be at least {least}")
+        require_at_least(self, batch_size=1, max_new_tokens=1, sinks=0, window=0)
         if self.temperature < 0:
             raise MoecastError(f"temperature={self.temperature}: must be 0 (greedy) or above")
         if self.n != AUTO and not (self.n.isdecimal() and int(self.n) > 0):

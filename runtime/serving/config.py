@@ -4,7 +4,7 @@ import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from predictors.config import SECRET, RunConfig
+from predictors.config import SECRET, RunConfig, require_at_least
 from predictors.errors import MoecastError, unknown
 from runtime.config import AUTO, ServedConfig
 from runtime.policy.budget import parse_size
@@ -81,11 +81,7 @@ class ServeConfig(ServedConfig):
         minima = {"max_running": 1, "max_waiting": 0, "max_new_tokens": 1, "max_choices": 1}
         minima |= {"max_stop": 0, "port": 0, "grace": 0, "replicas": 1}
         minima |= {"max_replicas": self.replicas, "replica_cpus": 1, "replica_gpus": 0}
-        minima |= {"scale_down_seconds": 0}
-        for name, minimum in minima.items():
-            value = getattr(self, name)
-            if value is not None and value < minimum:
-                raise MoecastError(f"{name}={value}: must be at least {minimum}")
+        require_at_least(self, **minima, scale_down_seconds=0)
         self._check_recording()
         if parse_size(self.max_body, name="max_body") < 1:
             raise MoecastError(f"max_body={self.max_body}: must be at least 1 byte")

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from collect.config import DataConfig
-from predictors.config import RunConfig, chosen, several
+from predictors.config import RunConfig, chosen, require_at_least, several
 from predictors.errors import MoecastError
 from runtime.config import REFERENCE_MODEL, HardwareConfig, ModelConfig, ShapeConfig, SystemConfig
 from runtime.store.model_source import resolve
@@ -47,10 +47,7 @@ class EvaluateConfig(RunConfig):
     """Replay all conditions, even those whose results are in the run folder."""
 
     def __post_init__(self) -> None:
-        for name in ("replay_tokens", "workers"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise MoecastError(f"{name}={value}: must be at least 1")
+        require_at_least(self, replay_tokens=1, workers=1)
         for one in self.batch_size:
             if not one.isdecimal() or int(one) < 1:
                 raise MoecastError(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from predictors.config import RunConfig, chosen, several
+from predictors.config import RunConfig, chosen, require_at_least, several
 from predictors.errors import MoecastError
 from runtime.config import REFERENCE_MODEL, ModelConfig, StoreConfig, SystemConfig
 
@@ -67,6 +67,4 @@ class BenchConfig(RunConfig):
             if batch < 1:
                 raise MoecastError(f"batch_size={batch}: must be at least 1")
         least = {"repetitions": LEAST_REPETITIONS, "max_new_tokens": 2, "requests": 1}
-        for name, number in {**least, "warm_up_tokens": 0}.items():
-            if getattr(self, name) < number:
-                raise MoecastError(f"{name}={getattr(self, name)}: must be at least {number}")
+        require_at_least(self, **least, warm_up_tokens=0)

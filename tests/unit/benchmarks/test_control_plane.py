@@ -160,7 +160,8 @@ def test_run__measures_every_system_and_survives_a_budget_that_fails(
     assert [row.system for row in resident.rows] == [PLAIN, "on-demand", "promoe", "moecast"]
     plain, *served = resident.rows
     assert plain.over_plain == 1
-    assert plain.calls < 2  # its steps choose kernels and threads as those of the others do
+    # Ten calls a step of four layers, which choose kernels and threads as those of the others do.
+    assert plain.calls < 3
     own = {name for name, seconds in plain.section_seconds.items() if seconds}
     assert own - {"probes"} == {MODEL, "experts function"}  # which look at the number of tokens
     for row in served:

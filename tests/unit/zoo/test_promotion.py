@@ -114,7 +114,7 @@ def test_alias__is_pulled_with_its_version_and_works_offline(tmp_path: Path) -> 
         (["tiny/strid", "production"], "unknown zoo entry 'tiny/strid'. Did you mean"),
         (["tiny/stride@candidate", "production"], "unknown version of tiny/stride 'candidate'"),
         (["tiny/stride", "latest"], "neither latest nor a digest"),
-        (["tiny/stride", "production", "max_drop=-1"], "must be 0 or more"),
+        (["tiny/stride", "production", "max_drop=-1"], "must be at least 0"),
     ],
 )
 def test_promote__wrong_use_is_one_line(
