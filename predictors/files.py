@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,9 @@ import platformdirs
 from predictors.errors import DiskFullError, MoecastError
 
 CACHE = "MOECAST_CACHE"
+
+TEMPORARY = ".tmp"
+"""End of the names of files that are being written."""
 
 AT_FDCWD = -100
 RENAME_EXCHANGE = 2
@@ -52,10 +56,18 @@ def expand_home(path: str | Path) -> Path:
         ) from error
 
 
+def temporary_prefix(path: Path) -> str:
+    """Returns the hidden name of a file that is being written, up to the dot before the last part.
+
+    It names the process, so that what a killed one has left can be removed.
+    """
+    return f".{path.name}.{socket.gethostname()}.{os.getpid()}."
+
+
 def write_atomic(path: Path, data: bytes) -> None:
     """Replaces a file in one step: readers, and a power cut, see the old or the new content."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, name = tempfile.mkstemp(TEMPORARY, temporary_prefix(path), path.parent)
     temporary = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:

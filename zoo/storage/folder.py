@@ -19,12 +19,10 @@ from typing import IO
 import psutil
 from filelock import FileLock
 
-from predictors.files import sync_folder, write_atomic
+from predictors.files import TEMPORARY, sync_folder, temporary_prefix, write_atomic
 from zoo.digest import check_path, open_inside
 from zoo.errors import StorageError
 from zoo.storage.base import CHUNK_BYTES, FileStorage, Storage
-
-TEMPORARY = ".tmp"
 
 
 @dataclass(frozen=True)
@@ -99,8 +97,7 @@ class FolderStorage(FileStorage):
         at = self.folder / check_path(path)
         at.parent.mkdir(parents=True, exist_ok=True)
         # The random token: containers on two machines may have the same host name and process ids.
-        owner = f"{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
-        temporary = at.parent / f".{at.name}.{owner}{TEMPORARY}"
+        temporary = at.parent / f"{temporary_prefix(at)}{secrets.token_hex(4)}{TEMPORARY}"
         try:
             with temporary.open("xb") as file:
                 yield at, temporary, file

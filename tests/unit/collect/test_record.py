@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections import namedtuple
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -150,10 +150,8 @@ def test_recording_job__is_the_same_in_another_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    model = recordable(tmp_path / "model")
-    model.id = "model"
-    data = make_data(tmp_path)
-    data.path = "prompts.jsonl"
+    model = replace(recordable(tmp_path / "model"), id="model")
+    data = replace(make_data(tmp_path), path="prompts.jsonl")
     job = RecordingJob(model, data, "trace", ROUTING_SIGNALS, recording_settings(data), "100%")
     text = json.dumps(job.to_json())
     spec = make_spec()
