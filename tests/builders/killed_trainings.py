@@ -1,10 +1,10 @@
-"""Trains again and again, each time killed at another point and then run again.
+"""Trains once, and once more killed at one point after the other, each time run again.
 
     python -m tests.builders.killed_trainings FOLDER
 
-makes FOLDER/uninterrupted, and FOLDER/POINT for each of `POINTS`, whose first command got a SIGKILL
-there. Prints, as JSON by folder, the digests of the files of its entries' predictors. One process
-forks all commands: importing takes longer than such a training.
+Prints, as JSON, the digests of the files of both trainings' predictors: of one that nothing
+interrupted, and of one whose command got a SIGKILL at each of `POINTS`. One process forks all
+commands: importing takes longer than such a training.
 """
 
 import json
@@ -24,14 +24,14 @@ from train.reuse import ReuseStack
 from zoo.digest import hash_bytes
 from zoo.entry import open_entry
 
-UNINTERRUPTED = "uninterrupted"
 POINTS: dict[str, tuple[Any, str, int]] = {
     "recording": (TraceWriter, "write", 0),
     "checkpoint": (SafeCheckpointIO, "save_checkpoint", 3),
-    "entries": (train.pipeline, "write_entry", 1),
     "epoch-of-next-kind": (ReuseStack, "losses", 5),
+    "entries": (train.pipeline, "write_entry", 1),
 }
-"""What is killed: before the call, with this number from 0, of a function."""
+"""What is killed, in the order in which a training comes there: before the call, with this number
+from 0, of a function."""
 
 
 def kill_before(place: Any, name: str, number: int) -> None:
@@ -74,7 +74,7 @@ def make_model(folder: Path) -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
-def run_all(folder: Path, points: Sequence[str]) -> dict[str, dict[str, dict[str, str]]]:
+def run_both(folder: Path) -> list[dict[str, dict[str, str]]]:
     make_model(folder)
     arguments = [
         *(f"model.id={folder / 'model'}", "model.name=tiny", "run_dir=run", "data=jsonl"),
@@ -83,22 +83,24 @@ def run_all(folder: Path, points: Sequence[str]) -> dict[str, dict[str, dict[str
         *("score_shifted=false", "hardware=rtx3090-pcie4", "other_hardware=rtx4090-pcie4"),
         *("shape=qwen2-moe", "threads=1", "logger=[]", "figures=false"),
     ]
-    found = {}
-    for name in (UNINTERRUPTED, *points):
+    found = []
+    for name, points in (("uninterrupted", []), ("killed", list(POINTS))):
         run = folder / name
         run.mkdir()
-        if name != UNINTERRUPTED:
-            assert train_in_a_child(run, arguments, name) == -signal.SIGKILL, name
+        for point in points:
+            assert train_in_a_child(run, arguments, point) == -signal.SIGKILL, point
         code = train_in_a_child(run, arguments, None)
-        assert code == 0, f"{name}: {(run / 'log').read_text()[-2000:]}"
+        assert code == 0, (run / "log").read_text()[-2000:]
         entries = sorted((run / "run" / "entries").iterdir())
         payloads = {path.name: open_entry(path).payload() for path in entries}
-        found[name] = {
-            entry: {path: hash_bytes(data) for path, data in payload.items()}
-            for entry, payload in payloads.items()
-        }
+        found.append(
+            {
+                entry: {path: hash_bytes(data) for path, data in payload.items()}
+                for entry, payload in payloads.items()
+            }
+        )
     return found
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(run_all(Path(sys.argv[1]), tuple(POINTS))))
+    sys.stdout.write(json.dumps(run_both(Path(sys.argv[1]))))

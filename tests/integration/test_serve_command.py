@@ -18,12 +18,10 @@ from transformers import AutoTokenizer
 
 from benchmarks.serving.server import run_server
 from configs.program import run_program
-from runtime.config import BUILTIN_MODELS
 from tests.builders.models import plain_eager
 from tests.builders.serving import speaking_model
 from tests.docs.tested_commands import read_block
 
-REFERENCE = BUILTIN_MODELS / "qwen2_moe_tiny"
 PROMPTS = [
     "The heart pumps blood",
     "Return a new list",
@@ -49,20 +47,27 @@ def greedy(folder: Path, prompts: list[str], number: int) -> list[str]:
     return texts
 
 
-def test_server__answers_several_clients_at_once_with_prefetching(tmp_path: Path) -> None:
-    options = {"predictor": "skip", "budget": "30%", "api_key": "a-secret"}
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return speaking_model(tmp_path_factory.mktemp("speaking"))
+
+
+def test_server__answers_several_clients_at_once_with_prefetching(
+    folder: Path, tmp_path: Path
+) -> None:
+    options = {"model.id": folder, "predictor": "skip", "budget": "50%", "api_key": "a-secret"}
     with run_server(options, folder=tmp_path) as served:
         client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="a-secret", timeout=PATIENCE)
 
         def ask(prompt: str) -> str:
             done = client.completions.create(
-                model="qwen2-moe-tiny", prompt=prompt, max_tokens=8, temperature=0
+                model=folder.name, prompt=prompt, max_tokens=8, temperature=0
             )
             return done.choices[0].text
 
         with ThreadPoolExecutor(len(PROMPTS)) as pool:
             texts = list(pool.map(ask, PROMPTS))
-        assert texts == greedy(REFERENCE, PROMPTS, 8)
+        assert texts == greedy(folder, PROMPTS, 8)
         with pytest.raises(openai.AuthenticationError):
             openai.OpenAI(base_url=f"{served.url}/v1", api_key="wrong").models.list()
         children = psutil.Process(served.process.pid).children(recursive=True)
@@ -76,11 +81,6 @@ def test_server__answers_several_clients_at_once_with_prefetching(tmp_path: Path
         config = json.loads((tmp_path / "run" / "run.json").read_text())
         assert config["config"]["api_key"] == "(hidden)"
         assert "api_key=(hidden)" in config["argv"]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return speaking_model(tmp_path_factory.mktemp("speaking"))
 
 
 class Collector(http.server.ThreadingHTTPServer):

@@ -85,9 +85,9 @@ def test_replays__of_many_steps_are_shared_among_cores() -> None:
 def test_replays__are_measured_compiled_and_not(tmp_path: Path) -> None:
     record_prompts(4, tmp_path)
     request = ReplayRequest(
-        trace=str(tmp_path / "trace"), model="qwen2-moe-tiny", new_tokens=20, repetitions=1
+        trace=str(tmp_path / "trace"), model="qwen2-moe-tiny", new_tokens=20, repetitions=2
     )
-    costs = measure_replays(request, tmp_path / "replays", cores=2)
+    costs = measure_replays(request, tmp_path / "replays", cores=1)
     measured = {(cost.system, cost.budget, cost.is_compiled) for cost in costs}
     modes = {is_compiled(), False}
     assert measured == set(itertools.product(SYSTEMS, BUDGETS, modes))

@@ -8,12 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.policy.eviction.protocol import Expert
-from runtime.policy.eviction.registry import EVICTIONS, make_eviction_policy
+from runtime.policy.eviction.registry import make_eviction_policy
 from tests.builders.arena import Routing, random_routing, serve
 
 LAYERS, EXPERTS, TOP_K = 3, 8, 2
-TRAINING_FREE = EVICTIONS.keys() - {"belady", "fmoe", "reuse"}
-"""Policies that need no forecasts and no future."""
 History = list[tuple[int, Expert]]
 """(step, expert) of every access in order, admissions included."""
 Choose = Callable[[list[Expert], History, int], Expert]
@@ -131,15 +129,3 @@ def test_belady__no_run_misses_less(routing, slots):
 def test_belady__no_run_misses_less_when_layers_share_the_arena(routing, slots):
     found = belady_misses(routing, slots=slots, experts=4)
     assert found == fewest_misses(routing, slots=slots)
-
-
-def test_belady__has_the_fewest_misses_on_a_longer_run():
-    routing = random_routing(5, steps=120, layers=LAYERS, experts=EXPERTS, top_k=TOP_K)
-    for per_layer in (True, False):
-        policy = make_eviction_policy(
-            "belady", num_layers=LAYERS, num_experts=EXPERTS, options={"future": routing}
-        )
-        best = sum(map(len, serve(policy, routing, slots=12, per_layer=per_layer)))
-        for kind in sorted(TRAINING_FREE):
-            policy = make_eviction_policy(kind, num_layers=LAYERS, num_experts=EXPERTS)
-            assert best < sum(map(len, serve(policy, routing, slots=12, per_layer=per_layer)))
