@@ -23,15 +23,9 @@ INDENT = " " * 6
 EVERYWHERE = tuple(field.name for field in fields(RunConfig))
 """Options of every command."""
 WORDS = {bool: "on/off", int: "number", float: "number", str: "text", Path: "path"}
-AMOUNTS = {
-    "budget": "a size or a share",
-    "host_budget": "a size",
-    "kv_budget": "a size",
-    "memory": "a size",
-    "max_body": "a size",
-    "expert_size": "a size",
-    "total_size": "a size",
-}
+AMOUNTS = dict.fromkeys(
+    ("host_budget", "kv_budget", "memory", "max_body", "expert_size", "total_size"), "a size"
+) | {"budget": "a size or a share"}
 """Options whose text is an amount of memory, such as 4GiB or 50%."""
 REQUIRED = "(required)"
 """In place of a default."""

@@ -97,7 +97,7 @@ class Zoo:
         """Opens an entry, its manifest checked against the digest in the index."""
         index = self.read_index() if index is None else index
         digest = index.resolve(reference)
-        version = index.version(reference.name, digest)
+        version = index.entries[reference.name].versions[digest]
         return self.open_digest(digest, name=reference.name, version=version)
 
     def open_digest(
@@ -256,8 +256,9 @@ class WritableZoo(Zoo):
             kept = {one: made for one, made in listing.versions.items() if one not in removed}
             entries = {name: one for name, one in index.entries.items() if name != reference.name}
             if kept:
+                newest = max(kept, key=lambda digest: kept[digest].created)
                 entries[reference.name] = EntryListing(
-                    latest=find_newest(kept) if listing.latest in removed else listing.latest,
+                    latest=newest if listing.latest in removed else listing.latest,
                     versions=kept,
                     aliases={name: one for name, one in listing.aliases.items() if one in kept},
                 )
@@ -371,11 +372,6 @@ class WritableZoo(Zoo):
                 if entry := self.open_readable(digest, name=name):
                     referenced |= {record.sha256 for record in entry.manifest.files.values()}
         return referenced
-
-
-def find_newest(versions: Mapping[str, EntryVersion]) -> str:
-    """Returns the digest of the version that was made last."""
-    return max(versions, key=lambda digest: versions[digest].created)
 
 
 def retry_conflicts(change: Callable[[], Result]) -> Result:

@@ -120,9 +120,23 @@ class ZooEntry:
         return TrainingRecord.parse(self.read(TRAINING), wrong=wrong, error=ZooError)
 
     def verify(self) -> None:
-        """Reads every file; raises as `read` at the first that differs from the manifest."""
+        """Reads every file.
+
+        Raises as `read` at the first that differs from the manifest, and DamagedError if the
+        entry's folder has files that the manifest does not list.
+        """
         for path in self.manifest.files:
             self.read(path)
+        self.require_listed_files()
+
+    def require_listed_files(self) -> None:
+        """Raises DamagedError if the entry's folder has files that the manifest does not list."""
+        if self.folder is None:
+            return
+        paths = (path for path in self.folder.rglob("*") if not path.is_dir())
+        known = {*self.manifest.files, MANIFEST, MANIFEST_DIGEST, SIGNATURE}
+        if others := sorted({str(path.relative_to(self.folder)) for path in paths} - known):
+            raise DamagedError(f"{self.folder} has files that its manifest does not list: {others}")
 
 
 def write_entry(
@@ -233,14 +247,6 @@ def open_entry(folder: Path | str) -> ZooEntry:
         return read_inside(folder, path, limit=limit)
 
     return ZooEntry(manifest, str(folder), fetch, read_signature, folder)
-
-
-def require_tracked_files(folder: Path, manifest: EntryManifest) -> None:
-    """Raises DamagedError if the folder has files that the manifest does not list."""
-    paths = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
-    untracked = sorted(paths - {*manifest.files, MANIFEST, MANIFEST_DIGEST, SIGNATURE})
-    if untracked:
-        raise DamagedError(f"{folder} has files that its manifest does not list: {untracked}")
 
 
 def check_graph(data: bytes, *, what: str) -> GraphRecord:

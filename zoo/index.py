@@ -98,9 +98,6 @@ class ZooIndex(StrictRecord):
             raise ZooError(unknown(f"version of {reference.name}", reference.version, known))
         return digests[0]
 
-    def version(self, name: str, digest: str) -> EntryVersion:
-        return self.entries[name].versions[digest]
-
 
 def parse_reference(text: str) -> EntryReference:
     """Parses a reference; ZooError if the text cannot name an entry."""

@@ -102,7 +102,7 @@ def pull_entry(
             stays unlisted.
     """
     name, digest = reference.name, index.resolve(reference)
-    version, zoo = index.version(name, digest), WritableZoo(cache.storage)
+    version, zoo = index.entries[name].versions[digest], WritableZoo(cache.storage)
     with cache.storage.changing_blobs():
         zoo.read_index()  # one that cannot be changed is found out first
         added = {}

@@ -16,7 +16,6 @@ from zoo.entry import (
     SIGNATURE,
     ZooEntry,
     open_entry,
-    require_tracked_files,
     write_folder,
 )
 from zoo.errors import DamagedError, SignatureError, ZooError
@@ -43,7 +42,6 @@ def sign_folder(folder: Path, *, key: Path) -> Path:
     """
     entry = open_entry(folder)
     entry.verify()
-    require_tracked_files(folder, entry.manifest)
     write_atomic(folder / SIGNATURE, _sign(folder, key=key))
     return folder / SIGNATURE
 
@@ -71,11 +69,10 @@ def check_signature(entry: ZooEntry, *, key: Path) -> None:
             f"{name} in {entry.where} is not signed, and a signature by {key} is required; sign it "
             "with moecast zoo sign, or pull a signed version"
         )
-    if entry.folder is not None:
-        try:
-            require_tracked_files(entry.folder, entry.manifest)
-        except DamagedError as error:
-            raise SignatureError(f"{error}; they are not signed") from error
+    try:
+        entry.require_listed_files()
+    except DamagedError as error:
+        raise SignatureError(f"{error}; they are not signed") from error
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "entry"
         files = {path: entry.read(path) for path in entry.manifest.files}

@@ -20,7 +20,7 @@ from zoo.comparison import (
     require_same_model,
 )
 from zoo.config import CompareConfig, ListConfig, ShowConfig, VerifyEntryConfig
-from zoo.entry import CARD, ZooEntry, require_tracked_files
+from zoo.entry import CARD, ZooEntry
 from zoo.load import find_entry, local_zoos, read_local_index
 from zoo.manifest import EntryManifest
 from zoo.signing import check_signature
@@ -108,8 +108,6 @@ def verify(config: VerifyEntryConfig) -> dict[str, Any]:
     """Reads and checks every file; in a folder, a file not in the manifest is an error."""
     entry = find_entry(config.name)
     entry.verify()
-    if entry.folder is not None:
-        require_tracked_files(entry.folder, entry.manifest)
     signed = ""
     if config.require_signature is not None:
         check_signature(entry, key=config.require_signature)

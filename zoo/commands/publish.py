@@ -18,7 +18,7 @@ from zoo.config import (
     RemoveConfig,
     SignConfig,
 )
-from zoo.entry import CARD, MANIFEST, METRICS, ZooEntry, open_entry, require_tracked_files
+from zoo.entry import CARD, MANIFEST, METRICS, ZooEntry, open_entry
 from zoo.errors import RefusedError, ZooError
 from zoo.index import check_alias, parse_reference
 from zoo.pull import remove_incomplete
@@ -63,7 +63,7 @@ def add_all(
     zoo: WritableZoo, folders: Sequence[Path], *, alias: str | None = None
 ) -> list[ZooEntry]:
     """Publishes the entries of folders, or none if one of them cannot be published."""
-    entries = [open_publishable(folder) for folder in folders]
+    entries = [check_publishable(open_entry(folder)) for folder in folders]
     # Of two versions, the one made later becomes the latest.
     entries.sort(key=lambda entry: entry.manifest.created)
     for entry in entries:
@@ -86,26 +86,15 @@ def find_entry_folders(path: Path) -> list[Path]:
     return sorted(folders) or [path]
 
 
-def open_publishable(folder: Path) -> ZooEntry:
-    """Opens an entry's folder; RefusedError or ZooError if it cannot be published."""
-    entry = open_entry(folder)
-    require_tracked_files(folder, entry.manifest)
-    check_publishable(entry)
-    return entry
-
-
-def check_publishable(entry: ZooEntry) -> None:
-    """Checks every byte of an entry; RefusedError lists everything that is missing."""
+def check_publishable(entry: ZooEntry) -> ZooEntry:
+    """Returns the entry, every byte checked; RefusedError lists everything that is missing."""
     manifest = entry.manifest
     entry.verify()
     missing = []
-    if CARD not in manifest.files:
-        missing.append(f"a model card ({CARD})")
-    else:
-        try:
-            check_card(entry.read(CARD), manifest)
-        except ZooError as error:
-            missing.append(f"a valid model card ({error})")
+    try:
+        check_card(entry.read(CARD), manifest)
+    except ZooError as error:
+        missing.append(f"a valid model card ({error})")
     if not manifest.licence.strip():
         missing.append("a licence")
     measured = [value for value in manifest.metrics.values() if isinstance(value, float | int)]
@@ -121,6 +110,7 @@ def check_publishable(entry: ZooEntry) -> None:
             f"{manifest.name} in {entry.where} is not published: it lacks {'; '.join(missing)}. "
             "Entries written by `moecast train` have all of it."
         )
+    return entry
 
 
 def promote(config: PromoteConfig) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from predictors.records import ModelRecord
 from predictors.spec import ModelSpec
 from tests.builders.entries import tiny_entry, tiny_graph, tiny_spec
 from zoo.digest import hash_bytes
-from zoo.entry import ZooEntry, open_entry, require_tracked_files
+from zoo.entry import ZooEntry, open_entry
 from zoo.errors import MismatchError, ZooError
 from zoo.load import load_predictor
 from zoo.manifest import EntryManifest, FileRecord, parse_manifest
@@ -32,7 +32,7 @@ def test_entry__gives_back_what_was_written(tmp_path: Path) -> None:
     assert entry.payload()["predictors/layer-00.onnx"] == tiny_graph()
     assert entry.manifest.spec == tiny_spec()
     assert entry.metrics()["held_out"]["accuracy"] == 0.9
-    require_tracked_files(tmp_path / "e", entry.manifest)
+    entry.verify()
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ def rewrite(folder: Path, **files: bytes | None) -> None:
 @pytest.mark.parametrize(
     ("card", "lacks"),
     [
-        (None, "a model card"),
+        (None, "a valid model card"),
         (b"no front matter", "licence None"),
         (b"---\nlicense: mit\n---\ntext", "licence 'mit'"),
         (b"---\nlicense: apache-2.0\n---\n", "is empty"),
