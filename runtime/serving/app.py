@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI, Request
@@ -53,24 +52,17 @@ NO_TELEMETRY = TelemetryConfig(
 ERROR_KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class AppSettings:
-    version: str = ""
-    keys: frozenset[str] = frozenset()
-    """API keys; none disables authentication."""
-    checks_host: bool = False
-    """Accept only this machine's own names in the Host header."""
-    max_body_bytes: int = 1 << 20
-    body_seconds: float = BODY_SECONDS
-    limits: RequestLimits = field(default_factory=RequestLimits)
-    log_prompts: bool = False
-    telemetry: TelemetryConfig = field(default_factory=lambda: NO_TELEMETRY)
-
-
 def create_app(
     service: GenerationService,
-    settings: AppSettings,
     *,
+    version: str = "",
+    keys: frozenset[str] = frozenset(),
+    checks_host: bool = False,
+    max_body_bytes: int = 1 << 20,
+    body_seconds: float = BODY_SECONDS,
+    limits: RequestLimits | None = None,
+    log_prompts: bool = False,
+    telemetry: TelemetryConfig = NO_TELEMETRY,
     routers: Iterable[APIRouter] = (),
 ) -> FastAPI:
     """Create the application, to be wrapped in `RequestLogMiddleware`.
@@ -79,20 +71,22 @@ def create_app(
     shape.
 
     Args:
+        keys: API keys; none disables authentication.
+        checks_host: accept only this machine's own names in the Host header.
         routers: more routes, such as metrics and the status page.
     """
     app = FastAPI(
         title="moecast",
-        version=settings.version or "0",
+        version=version or "0",
         docs_url=None,
         redoc_url=None,
-        telemetry=settings.telemetry,
+        telemetry=telemetry,
         responses={
             "default": {"model": ErrorResponse, "description": "An error in OpenAI's shape"}
         },
     )
-    generation = generation_routes(service, settings.limits, log_prompts=settings.log_prompts)
-    server = server_routes(service, settings.version)
+    generation = generation_routes(service, limits or RequestLimits(), log_prompts=log_prompts)
+    server = server_routes(service, version)
     for router in (server, generation, token_routes(service), *routers):
         app.include_router(router)
     app.add_exception_handler(RequestError, handle_request_error)
@@ -101,14 +95,10 @@ def create_app(
     app.add_exception_handler(HTTPException, handle_http_error)
     app.add_exception_handler(Exception, handle_failure)
     # The middleware that is added last is the outermost.
-    app.add_middleware(
-        BodyLimitMiddleware,
-        max_bytes=settings.max_body_bytes,
-        timeout_seconds=settings.body_seconds,
-    )
-    if settings.keys:
-        app.add_middleware(AuthMiddleware, keys=ApiKeys(settings.keys))
-    if settings.checks_host:
+    app.add_middleware(BodyLimitMiddleware, max_bytes=max_body_bytes, timeout_seconds=body_seconds)
+    if keys:
+        app.add_middleware(AuthMiddleware, keys=ApiKeys(keys))
+    if checks_host:
         app.add_middleware(HostCheckMiddleware)
     return app
 
@@ -200,7 +190,8 @@ def create_server(
         observers=[HeapTrimmer()] if recorder is None else [HeapTrimmer(), recorder],
     )
     telemetry = Telemetry(service, config, version=version, recorder=recorder)
-    settings = AppSettings(
+    app = create_app(
+        service,
         version=version,
         keys=keys,
         checks_host=config.is_local and not keys and not config.insecure,
@@ -213,9 +204,8 @@ def create_server(
         ),
         log_prompts=config.log_prompts,
         telemetry=NO_TELEMETRY if tracing is None else tracing.telemetry(),
+        routers=[metrics_routes(telemetry.metrics), status_routes(telemetry.status)],
     )
-    routers = [metrics_routes(telemetry.metrics), status_routes(telemetry.status)]
-    app = create_app(service, settings, routers=routers)
     if tracing is not None:
         tracing.install(service, app, model_name=config.model.name)
     return service, RequestLogMiddleware(app)

@@ -23,7 +23,6 @@ class RequestEnd:
     status: int | str
     """HTTP status, or the name of a transport error."""
     tokens: int = 0
-    retry_after: str | None = None
 
 
 def complete(url: str, tokens: int, *, timeout: float = 600) -> RequestEnd:
@@ -35,8 +34,7 @@ def complete(url: str, tokens: int, *, timeout: float = 600) -> RequestEnd:
     except httpx2.TransportError as error:
         return RequestEnd(type(error).__name__)
     usage = answer.json().get("usage", {})
-    retry_after = answer.headers.get("retry-after")
-    return RequestEnd(answer.status_code, usage.get("completion_tokens", 0), retry_after)
+    return RequestEnd(answer.status_code, usage.get("completion_tokens", 0))
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import openai
 from fastapi import FastAPI
 
 from runtime.config import BUILTIN_MODELS, ModelConfig
-from runtime.serving.app import AppSettings, create_app
+from runtime.serving.app import create_app
 from runtime.serving.choice import CompletionChoice
 from runtime.serving.config import ServeConfig
 from runtime.serving.generation_requests import RequestLimits
@@ -133,7 +133,7 @@ def running_server(
         open_model, max_running=max_running, max_waiting=max_waiting, observers=[steps]
     )
     limits = limits or RequestLimits(max_total_choices=max_running + max_waiting)
-    inner = create_app(service, AppSettings(limits=limits, **settings))
+    inner = create_app(service, limits=limits, **settings)
     install(service, inner)
     app = RequestLogMiddleware(inner)
     shutdown = ShutdownRequest()

@@ -21,7 +21,7 @@ from benchmarks.serving.departures import (
 )
 from benchmarks.serving.server import IDLE_GAUGES, ServerProcess, extend_context, run_server
 from tests.builders.fuzz_cases import NEW_TOKENS, find_fault, make_damaged_cases, schema_cases
-from tests.builders.server_load import RequestEnd, accepted_requests, complete
+from tests.builders.server_load import RequestEnd, complete
 from tests.builders.serving import speaking_model
 
 NOTHING = dict.fromkeys(IDLE_GAUGES, 0.0)
@@ -73,18 +73,6 @@ def test_disconnects__leak_no_slot_thread_or_descriptor(running: ServerProcess) 
     assert running.idle_gauges() == NOTHING
     assert after.threads <= before.threads
     assert after.descriptors <= before.descriptors
-
-
-def test_full_queue__answers_429_with_retry_after(model: Path) -> None:
-    options = {"model.id": model, "max_running": 2, "max_waiting": 2}
-    with run_server(options) as started, ThreadPoolExecutor(8) as pool:
-        with accepted_requests(started, 4, tokens=400) as accepted:
-            refused = list(pool.map(lambda _: complete(started.url, 16), range(40)))
-            assert not all(end.done() for end in accepted)
-        assert [end.result() for end in accepted] == [RequestEnd(200, 400)] * 4
-        assert started.idle_gauges() == NOTHING
-    assert {end.status for end in refused} == {429}
-    assert all(end.retry_after is not None for end in refused)
 
 
 def test_fuzz__no_request_makes_the_server_fail(model: Path) -> None:

@@ -8,9 +8,18 @@ import pytest
 from transformers import AutoTokenizer
 
 from runtime.config import BUILTIN_MODELS
-from runtime.errors import ChatError, CheckpointError
+from runtime.errors import BudgetError, ChatError, CheckpointError
 from runtime.generation.chat_template import PLAIN_STOP, EndOfTurn, end_of_turn
+from runtime.generation.detokenizer import Detokenizer
+from runtime.generation.sampling import SamplingParams
 from runtime.hf.kv import CacheSize
+from runtime.serving.choice import (
+    ChoiceEvent,
+    ChoiceFinished,
+    CompletionChoice,
+    FinishReason,
+    TokenDelta,
+)
 from runtime.serving.errors import ContextTooLong, RequestError
 from runtime.serving.generation_requests import (
     RequestLimits,
@@ -21,6 +30,7 @@ from runtime.serving.generation_requests import (
 from runtime.serving.schemas import ChatRequest, CompletionRequest, TokenizeRequest
 from runtime.serving.served_model import KVCacheBudget, ModelInfo
 from tests.builders.serving import tiny
+from tests.builders.tokenizers import byte_fallback_tokenizer
 
 TOKENIZER = AutoTokenizer.from_pretrained(BUILTIN_MODELS / "qwen2_moe_tiny")
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
@@ -245,3 +255,41 @@ def test_chat_template__that_fails_in_any_way_is_a_refusal() -> None:
             parse_chat(
                 ChatRequest.model_validate({"messages": HELLO}), info(tokenizer=tokenizer), LIMITS
             )
+
+
+def test_kv_budget__counts_fixed_and_growing_bytes() -> None:
+    budget = KVCacheBudget(CacheSize(10, 100), 1000)
+    assert budget.max_length == 90
+    assert budget.fits([90])
+    assert not budget.fits([91])
+    assert budget.fits([40, 40])
+    assert not budget.fits([40, 41])
+    assert budget.bytes_of([3, 4]) == 270
+
+
+def test_kv_budget__of_caches_that_do_not_grow_bounds_no_length() -> None:
+    budget = KVCacheBudget(CacheSize(0, 400), 1000)
+    assert budget.max_length is None
+    assert budget.fits([10**9, 10**9])
+    assert not budget.fits([1, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [(CacheSize(0, 0), "cannot be measured"), (CacheSize(10, 985), "two tokens takes 1005")],
+)
+def test_kv_budget__that_is_invalid_is_an_error(size: CacheSize, message: str) -> None:
+    with pytest.raises(BudgetError, match=message):
+        KVCacheBudget(size, 1000)
+
+
+def test_stop_string__in_bytes_that_are_still_held_ends_the_answer_at_once() -> None:
+    events: list[ChoiceEvent] = []
+    sampling = SamplingParams(max_new_tokens=20, stop=("b€",))
+    choice = CompletionChoice([1], sampling, deliver=events.extend)
+    choice._detokenizer = Detokenizer(byte_fallback_tokenizer())
+    tokens = "ab€".encode()
+    assert [choice.on_token(token) for token in tokens] == [False] * 4 + [True]
+    choice.complete()
+    assert "".join(event.text for event in events if isinstance(event, TokenDelta)) == "a"
+    assert events[-1] == ChoiceFinished(FinishReason.STOP)

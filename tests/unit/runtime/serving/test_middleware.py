@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from runtime.serving.app import AppSettings, create_app
+from runtime.serving.app import create_app
 from runtime.serving.config import ServeConfig
 from runtime.serving.logs import configure_json_logging
 from runtime.serving.middleware import OPEN_PATHS, RequestLogMiddleware
@@ -35,7 +35,7 @@ def application(**settings: Any) -> tuple[FastAPI, TestClient]:
     service = GenerationService(never, max_running=1, max_waiting=1)
     telemetry = Telemetry(service, ServeConfig(max_running=1, max_waiting=1))
     routers = [metrics_routes(telemetry.metrics), status_routes(telemetry.status)]
-    app = create_app(service, AppSettings(**settings), routers=routers)
+    app = create_app(service, routers=routers, **settings)
     return app, TestClient(
         RequestLogMiddleware(app), base_url="http://localhost", raise_server_exceptions=False
     )

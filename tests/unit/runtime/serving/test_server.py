@@ -1,4 +1,4 @@
-"""The server reports to systemd what its unit waits for, and sends signs of life."""
+"""The start of a server: its options, its socket, and what it reports to systemd."""
 
 import os
 import socket
@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from predictors.errors import MoecastError
 from runtime.serving import service_manager
+from runtime.serving.config import ServeConfig
+from runtime.serving.server import listen, server_url
 from runtime.serving.service import ServiceState
 from runtime.serving.service_manager import ServiceManager
 
@@ -68,3 +71,47 @@ def test_manager__without_systemd_does_nothing(
     assert not caplog.records
     ServiceManager({"NOTIFY_SOCKET": str(tmp_path / "gone")})
     assert "systemd was not notified (STATUS=loading the model)" in caplog.text
+
+
+def test_listen__connections_send_each_part_at_once() -> None:
+    with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()[:2]):
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_listen__on_a_taken_port_is_an_error() -> None:
+    with listen("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        assert server_url(listener) == f"http://127.0.0.1:{port}"
+        with pytest.raises(MoecastError, match=f"port={port}: cannot listen"):
+            listen("127.0.0.1", port)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_body": "0"}, "max_body=0: must be at least 1 byte"),
+        ({"replicas": 2}, "launcher=ray"),
+        ({"ray_address": "10.0.0.1:6379"}, "launcher=ray"),
+        ({"launcher": "slurm"}, "unknown launcher"),
+        ({"max_replicas": 2}, "max_replicas=2: .*launcher=ray"),
+        ({"launcher": "ray", "replicas": 0}, "replicas=0"),
+        ({"launcher": "ray", "replicas": 3, "max_replicas": 2}, "max_replicas=2: .*at least 3"),
+        ({"launcher": "ray", "replica_cpus": 0}, "replica_cpus=0"),
+        ({"launcher": "ray", "replica_gpus": -1}, "replica_gpus=-1: must be at least 0"),
+        ({"replica_gpus": 1}, "replica_gpus=1: .*launcher=ray"),
+        ({"launcher": "ray", "scale_down_seconds": -1.0}, "scale_down_seconds=-1"),
+        ({"launcher": "ray", "port": 0, "budget": "50%"}, "port=0"),
+        ({"launcher": "ray"}, "budget=auto: with launcher=ray.*budget=4GiB"),
+    ],
+)
+def test_serve_config__rejects_invalid_options(options, message):
+    with pytest.raises(MoecastError, match=message):
+        ServeConfig(**options)
+
+
+def test_serve_config__accepts_replicas_with_ray():
+    config = ServeConfig(launcher="ray", replicas=2, budget="50%")
+    assert (config.replicas, config.most_replicas) == (2, 2)
+    assert ServeConfig(launcher="ray", max_replicas=3, budget="50%").most_replicas == 3

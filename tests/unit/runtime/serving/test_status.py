@@ -1,0 +1,300 @@
+"""The status reports what is known, with the last answers; the heap is trimmed when that is due."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.config import ModelConfig, SystemConfig
+from runtime.generation.sampling import SamplingParams
+from runtime.presets import load_system
+from runtime.serving.app import HeapTrimmer
+from runtime.serving.choice import CompletionChoice, FinishReason
+from runtime.serving.config import ServeConfig
+from runtime.serving.service import ServiceObserver, ServiceState
+from runtime.serving.status import (
+    LISTED_ANSWERS,
+    RATE_SECONDS,
+    WINDOW_ANSWERS,
+    RecentAnswers,
+    Telemetry,
+    percentiles,
+)
+from tests.builders.models import tiny_qwen2_moe
+from tests.builders.served import serve
+
+NAMES = {"system": "promoe", "eviction": "lru"}
+
+
+class FakeService:
+    """A service whose model is loaded when the test says so."""
+
+    def __init__(self) -> None:
+        self.state = ServiceState.LOADING
+        self.loaded: Any = None
+        self.observers: list[ServiceObserver] = []
+        self._listeners: list[Callable[[ServiceState], None]] = []
+
+    def add_observer(self, observer: ServiceObserver) -> None:
+        self.observers.append(observer)
+
+    def on_state_change(self, listener: Callable[[ServiceState], None]) -> None:
+        self._listeners.append(listener)
+
+    def change(self, state: ServiceState, model: Any = None) -> None:
+        self.state = state
+        if model is not None:
+            info = SimpleNamespace(max_length=64, kv_budget=None)
+            self.loaded = SimpleNamespace(model=model, info=info)
+        for listener in self._listeners:
+            listener(state)
+
+
+@pytest.fixture
+def service() -> FakeService:
+    return FakeService()
+
+
+@pytest.fixture
+def telemetry(service: FakeService) -> Telemetry:
+    system = SystemConfig(name=NAMES["system"], eviction=NAMES["eviction"])
+    config = ServeConfig(model=ModelConfig(name="m"), max_running=2, max_waiting=3, system=system)
+    return Telemetry(service, config, version="9")  # type: ignore[arg-type]
+
+
+def test_status__of_a_model_that_is_loading(telemetry: Telemetry, service: FakeService) -> None:
+    status = telemetry.status()
+    assert (status["model"], status["state"], status["served"]) == ("m", "loading", None)
+    assert status["queue"] == {"running": 0, "waiting": 0, "max_running": 2, "max_waiting": 3}
+    assert status["memory"]["resident_bytes"] > 0
+    assert "experts" not in status
+    assert service.observers == [telemetry.metrics.requests, telemetry.recent]
+    assert status["tokens"] == {"prompt": 0, "generated": 0, "generated_per_second": 0}
+    assert status["latency"] == {"num_answers": 0, "ttft_seconds": None, "tpot_seconds": None}
+    assert status["answers"] == []
+
+
+@pytest.mark.parametrize("state", [ServiceState.FAILED, ServiceState.ENDED])
+def test_status__of_a_model_that_could_not_be_loaded(
+    telemetry: Telemetry, service: FakeService, state: ServiceState
+) -> None:
+    service.change(state)
+    status = telemetry.status()
+    assert (status["state"], status["served"]) == (str(state), None)
+
+
+def test_status__includes_the_engine_once_it_is_ready(
+    telemetry: Telemetry, service: FakeService, tmp_path: Path
+) -> None:
+    # On the computing thread: the forecasts of another one may come after the status.
+    system = replace(load_system("moecast"), synchronous=True)
+    budgets = {"budget": "50%", "host_budget": "100%"}
+    model = serve(tiny_qwen2_moe(tmp_path), **budgets, predictor="skip", system=system)
+    with model.moecast:
+        service.change(ServiceState.READY, model)
+        model(torch.tensor([[1, 2, 3]]))
+        status = telemetry.status()
+        _, kind = telemetry.metrics.render()
+        assert kind.startswith("text/plain")
+        service.change(ServiceState.DRAINING)
+        assert telemetry.status()["state"] == "draining"
+    assert status["served"] == {
+        **NAMES,
+        "predictor": "skip",
+        "num_layers": 2,
+        "num_experts": 8,
+        "top_k": 2,
+        "budget_bytes": model.moecast.budget_bytes,
+    }
+    assert [tier["name"] for tier in status["tiers"]] == ["device", "host"]
+    assert [len(row) for row in status["cells"]] == [8, 8]
+    assert status["experts"]["requests"] == sum(row["requests"] for row in status["layers"]) > 0
+    assert status["experts"]["hit_rate"] == (
+        status["experts"]["hits"] / status["experts"]["requests"]
+    )
+    # Every expert that was copied from host memory was read from the disk before.
+    assert 0 < status["bytes_from"]["host"] == status["experts"]["bytes_moved"]
+    assert status["bytes_from"]["disk"] > 0
+    assert status["seconds"]["predictor"] > 0
+    assert (status["faults"], status["lost_threads"]) == ({}, 0)
+    assert status["predictor_drift"] is None  # no entry, no card
+    assert status["prefetching"] in (True, False)  # the default system is adaptive
+    assert telemetry.metrics.requests.max_length == 64
+
+
+START = datetime(2026, 11, 22, 8, 30, tzinfo=UTC)
+
+
+class Server:
+    """Recent answers with a clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.seconds, self.num_tokens = 1000.0, 0
+        self.recent = RecentAnswers(
+            lambda: self.num_tokens,
+            clock=lambda: self.seconds,
+            now=lambda: START + timedelta(seconds=self.seconds - 1000),
+        )
+
+    def start(self, name: str = "r", prompt_tokens: int = 3) -> CompletionChoice:
+        sampling = SamplingParams(max_new_tokens=20)
+        choice = CompletionChoice(
+            [7] * prompt_tokens, sampling, deliver=lambda _: None, request_id=name
+        )
+        choice.arrived_at = self.seconds
+        return choice
+
+    def step(self, *choices: CompletionChoice, seconds: float) -> None:
+        """Add a token to each choice after some time."""
+        self.seconds += seconds
+        for choice in choices:
+            choice.num_tokens += 1
+            self.num_tokens += 1
+            choice.last_token_at = self.seconds
+            choice.first_token_at = choice.first_token_at or self.seconds
+        self.recent.on_step(seconds, list(choices))
+
+    def end(self, choice: CompletionChoice, reason: FinishReason = FinishReason.LENGTH) -> None:
+        choice.finish_reason = reason
+        self.recent.on_ended(choice)
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=60))
+def test_percentiles__are_the_smallest_values_that_enough_are_below(values: list[float]) -> None:
+    found = percentiles(values)
+    assert found is not None
+    for percent in (50, 90, 99):
+        enough = [v for v in values if 100 * sum(w <= v for w in values) >= percent * len(values)]
+        assert found[f"p{percent}"] == min(enough)
+
+
+def test_percentiles__of_nothing_are_not_measured() -> None:
+    assert percentiles([]) is None
+    assert percentiles([2.0]) == {"p50": 2.0, "p90": 2.0, "p99": 2.0}
+    assert percentiles(list(range(1, 101))) == {"p50": 50, "p90": 90, "p99": 99}
+
+
+def test_answers__have_their_counts_and_latencies() -> None:
+    server = Server()
+    choice = server.start("abc", prompt_tokens=5)
+    server.step(choice, seconds=0.5)
+    server.step(choice, seconds=0.25)
+    server.step(choice, seconds=0.75)
+    server.end(choice, FinishReason.STOP)
+    assert server.recent.last() == [
+        {
+            "id": "abc",
+            "ended_at": "2026-11-22T08:30:01+00:00",
+            "prompt_tokens": 5,
+            "new_tokens": 3,
+            "ttft_seconds": 0.5,
+            "tpot_seconds": 0.5,
+            "finish_reason": "stop",
+        }
+    ]
+    assert server.recent.latencies() == {
+        "num_answers": 1,
+        "ttft_seconds": {"p50": 0.5, "p90": 0.5, "p99": 0.5},
+        "tpot_seconds": {"p50": 0.5, "p90": 0.5, "p99": 0.5},
+    }
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1])
+def test_answers__without_enough_tokens_have_no_latency(num_tokens: int) -> None:
+    server = Server()
+    choice = server.start()
+    for _ in range(num_tokens):
+        server.step(choice, seconds=0.5)
+    server.end(choice, FinishReason.ABORT)
+    (answer,) = server.recent.last()
+    assert answer["ttft_seconds"] == (0.5 if num_tokens else None)
+    assert answer["tpot_seconds"] is None
+    assert server.recent.latencies()["tpot_seconds"] is None
+
+
+def test_answers__that_never_started_are_listed_too() -> None:
+    server = Server()
+    choice = CompletionChoice(
+        [1], SamplingParams(max_new_tokens=1), deliver=lambda _: None, request_id="waited"
+    )
+    server.end(choice, FinishReason.ABORT)
+    assert [answer["id"] for answer in server.recent.last()] == ["waited"]
+
+
+def test_answers__are_bounded_and_the_newest_come_first() -> None:
+    server = Server()
+    total = WINDOW_ANSWERS + 30
+    for number in range(total):
+        choice = server.start(str(number))
+        server.step(choice, seconds=1 + number)
+        server.end(choice)
+    assert [answer["id"] for answer in server.recent.last()] == [
+        str(total - 1 - place) for place in range(LISTED_ANSWERS)
+    ]
+    latencies = server.recent.latencies()
+    assert latencies["num_answers"] == WINDOW_ANSWERS
+    kept = sorted(1 + number for number in range(total))[-WINDOW_ANSWERS:]
+    assert latencies["ttft_seconds"]["p50"] == kept[math.ceil(WINDOW_ANSWERS / 2) - 1]
+
+
+@given(st.lists(st.tuples(st.floats(0, 4), st.integers(0, 3)), max_size=60))
+def test_throughput__is_that_of_the_last_whole_seconds(steps: list[tuple[float, int]]) -> None:
+    server = Server()
+    choices = [server.start(str(number)) for number in range(3)]
+    tokens: list[float] = []
+    for seconds, num_choices in steps:
+        server.step(*choices[:num_choices], seconds=seconds)
+        tokens += [server.seconds] * num_choices
+    now = math.floor(server.seconds)
+    recent = [at for at in tokens if now - RATE_SECONDS <= math.floor(at) < now]
+    assert server.recent.tokens_per_second() == len(recent) / RATE_SECONDS
+
+
+def test_throughput__of_an_idle_server_is_zero() -> None:
+    server = Server()
+    choice = server.start()
+    server.step(choice, seconds=1)
+    server.seconds += 1
+    assert server.recent.tokens_per_second() == 1 / RATE_SECONDS
+    server.seconds += RATE_SECONDS
+    assert server.recent.tokens_per_second() == 0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.trims: list[float] = []
+
+    def trimmer(self) -> HeapTrimmer:
+        return HeapTrimmer(
+            interval_seconds=30,
+            trim=lambda: self.trims.append(self.now),
+            clock=lambda: self.now,
+        )
+
+
+def test_trimmer__trims_at_most_once_an_interval() -> None:
+    clock = Clock()
+    trimmer = clock.trimmer()
+    for second in range(100):
+        clock.now = float(second)
+        trimmer.on_step(0.1, [])
+    assert clock.trims == [30.0, 60.0, 90.0]
+
+
+def test_trimmer__trims_whenever_the_server_is_idle() -> None:
+    clock = Clock()
+    trimmer = clock.trimmer()
+    for second in (29.0, 30.5, 31.0):
+        clock.now = second
+        trimmer.on_step(0.1, [])
+        trimmer.on_idle()
+    assert clock.trims == [29.0, 30.5, 31.0]
