@@ -9,8 +9,7 @@ routing is more local and hits more.
 import math
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -162,25 +161,14 @@ def lay_out_formats(
 
 def measure_disk(folder: Path, expert_bytes: int, *, seed: int) -> float | None:
     """Measure direct reads of about an expert's size from a scratch file, in bytes per second."""
-    with scratch_file(folder) as file:
-        rows = measure_disk_bandwidth([file], seed=seed)
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".moecast-reads-") as file:
+        for _ in range(SCRATCH_BYTES // (16 * MIB)):
+            file.write(os.urandom(16 * MIB))
+        file.flush()
+        os.fsync(file.fileno())
+        rows = measure_disk_bandwidth([Path(file.name)], seed=seed)
     fitting = [row for row in rows if row["read_bytes"] <= expert_bytes] or rows[:1]
     return fitting[-1]["direct"]
-
-
-@contextmanager
-def scratch_file(folder: Path) -> Iterator[Path]:
-    """Write a file of random bytes that is removed afterwards."""
-    handle, name = tempfile.mkstemp(dir=folder, prefix=".moecast-reads-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            for _ in range(SCRATCH_BYTES // (16 * MIB)):
-                file.write(os.urandom(16 * MIB))
-            file.flush()
-            os.fsync(file.fileno())
-        yield Path(name)
-    finally:
-        Path(name).unlink()
 
 
 def count_parameters(

@@ -211,10 +211,9 @@ def load_system_predictor(
     if what is None:
         return None, ""
     options = system.predictor_options if what == system.predictor else None
+    given: dict[str, Any] = {"name": name, "entries": entries, "makers": makers}
     if chosen is not None:
-        predictor = load_forecaster(
-            what, spec, name=name, options=options, entries=entries, makers=makers
-        )
+        predictor = load_forecaster(what, spec, options=options, **given)
         if predictor is None:
             # Imported here because the zoo takes 10 MiB, which serving on demand does not need.
             from zoo.load import find_entry
@@ -224,20 +223,12 @@ def load_system_predictor(
             find_entry(name_entry(name, str(what)))
         return predictor, ""
     predictor, reason = load_if_trained(
-        what,
-        spec,
-        name=name,
-        options=options,
-        entries=entries,
-        makers=makers,
-        forced_routing=forced_routing,
+        what, spec, options=options, forced_routing=forced_routing, **given
     )
     if predictor is not None:
         return predictor, ""
     for kind, kind_options in system.fallback.items():
-        predictor = load_forecaster(
-            kind, spec, name=name, options=kind_options, entries=entries, makers=makers
-        )
+        predictor = load_forecaster(kind, spec, options=kind_options, **given)
         if predictor is not None and not (forced_routing and predictor.signals & STATE_SIGNALS):
             return predictor, f"forecasts with {kind} ({reason})"
     return None, f"serves on demand ({reason})"
@@ -270,10 +261,9 @@ def load_if_trained(
     spec: ModelSpec,
     *,
     name: str,
-    options: Mapping[str, Any] | None = None,
-    entries: Path | None = None,
-    makers: PredictorMakers | None = None,
-    forced_routing: bool = False,
+    entries: Path | None,
+    forced_routing: bool,
+    **given: Any,
 ) -> tuple[Predictor | None, str]:
     """Load a predictor as `load_forecaster`; without an entry for this model, None and the reason.
 
@@ -286,9 +276,7 @@ def load_if_trained(
     from zoo.load import find_entry
 
     try:
-        predictor = load_forecaster(
-            what, spec, name=name, options=options, entries=entries, makers=makers
-        )
+        predictor = load_forecaster(what, spec, name=name, entries=entries, **given)
     except MismatchError:
         where = locate_predictor(what, spec.identity, name=name, entries=entries, spec=spec)
         assert where is not None
