@@ -40,9 +40,16 @@ def read_on_main_thread_only(worker):
     worker._next = on_main_thread
 
 
-@pytest.mark.parametrize("host_budget", [None, "40%"])
 @pytest.mark.parametrize(
-    "name", ["request", "next_task", "_start", "release", "complete", "queue.remove"]
+    ("name", "host_budget"),
+    [
+        ("request", None),
+        ("complete", None),
+        *(
+            (name, "40%")
+            for name in ("request", "next_task", "_start", "release", "complete", "queue.remove")
+        ),
+    ],
 )
 def test_interrupt__between_two_entries_of_the_books_is_repaired(
     tmp_path, monkeypatch, name, host_budget

@@ -20,8 +20,8 @@ from runtime.policy.eviction.registry import EVICTIONS, make_eviction_policy
 from tests.builders.arena import random_routing
 
 LAYERS, EXPERTS, SLOTS, STEPS = 3, 6, 8, 60
-EXAMPLES, EXAMPLE_STEPS = 18, 50
-"""Of each of the 22 machines: more than 18,000 steps."""
+EXAMPLES, EXAMPLE_STEPS = 10, 50
+"""Of each of the 22 machines: more than 10,000 steps."""
 
 
 class Machine(RuleBasedStateMachine):
