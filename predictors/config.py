@@ -40,7 +40,7 @@ def several(folder: str, default: str = ALL) -> Any:
     return field(default_factory=list, metadata={GROUP: group})
 
 
-def require_at_least(config: Any, prefix: str = "", **least: float) -> None:
+def require_at_least(config: Any, prefix: str = "", /, **least: float) -> None:
     """Raises MoecastError for the first option below its least value; None is none.
 
     Messages name options with the prefix.
