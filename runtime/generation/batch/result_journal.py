@@ -100,28 +100,6 @@ class ResultJournal:
             # Written before the first result, so that no result exists without settings.
             write_json(self.settings_path, self._settings)
             return {}
-        self._check_settings()
-        lines = raw.split(b"\n")[:-1]
-        ids = [_parse_id(line) for line in lines]
-        # A power cut can leave several partial lines at the end, but none before a complete one.
-        num_whole = ids.index(None) if None in ids else len(ids)
-        done: dict[PromptId, None] = {}
-        for number, own in enumerate(ids, start=1):
-            if own is not None and (number > num_whole or own not in known or own in done):
-                raise ResultFileError(
-                    f"output={self.path}, line {number}: id {own!r} is not of the input, appears "
-                    "twice, or follows a damaged line: another program wrote it; give another "
-                    "file, or start again with overwrite=true"
-                )
-            if own is not None:
-                done[own] = None
-        length = sum(len(line) + 1 for line in lines[:num_whole])
-        if length < len(raw):
-            os.ftruncate(self._handle, length)
-            os.fsync(self._handle)
-        return done
-
-    def _check_settings(self) -> None:
         there = json.loads(self.settings_path.read_bytes())
         for key in sorted({*there, *self._settings}):
             if there.get(key) != self._settings.get(key):
@@ -130,6 +108,26 @@ class ResultJournal:
                     f"{there.get(key)!r} and is {self._settings.get(key)!r}; give another output, "
                     "the settings of that run, or overwrite=true to delete its results"
                 )
+        done: dict[PromptId, None] = {}
+        length = place = 0
+        is_torn = False
+        for number, line in enumerate(raw.split(b"\n")[:-1], start=1):
+            own, place = _parse_id(line), place + len(line) + 1
+            if own is None:
+                # A power cut can leave several partial lines at the end, none before a whole one.
+                is_torn = True
+            elif is_torn or own not in known or own in done:
+                raise ResultFileError(
+                    f"output={self.path}, line {number}: id {own!r} is not of the input, appears "
+                    "twice, or follows a damaged line: another program wrote it; give another "
+                    "file, or start again with overwrite=true"
+                )
+            else:
+                done[own], length = None, place
+        if length < len(raw):
+            os.ftruncate(self._handle, length)
+            os.fsync(self._handle)
+        return done
 
     def append(self, result: BatchResult) -> None:
         """Append one line.
