@@ -97,7 +97,9 @@ class ExpertFold:
         )
 
     def fold_step(self, step: ArrayStep) -> ArrayStep:
-        experts_LTK = np.stack([self.fold_experts(step.experts(layer)) for layer in range(len(step.experts_LTK))])
+        experts_LTK = np.stack(
+            [self.fold_experts(step.experts(layer)) for layer in range(len(step.experts_LTK))]
+        )
         return ArrayStep(step.tokens_T, step.requests_T, experts_LTK)
 
     def fold_forecast(self, forecast: RecordedForecast, *, most: int | None) -> RecordedForecast:
