@@ -258,10 +258,9 @@ async def attack_server(
     return log
 
 
-async def warm_up(target: ServerProcess, key: str) -> None:
+async def warm_up(url: str, key: str) -> None:
     """Attacks once in each way: the first requests make threads and memory that stay."""
-    plain = f"http://{urlsplit(target.url).netloc.rpartition('@')[2]}"
-    victim = Victim(plain, key, random.Random(0))
+    victim = Victim(url, key, random.Random(0))
     for attack in ATTACKS.values():
         with suppress(ConnectionError):
             await attack.run(victim)
@@ -293,7 +292,7 @@ def run_attack(config: AttackConfig) -> None:
         try:
             known = asyncio.run(learn_answers(target.api))
             fill_pool(target)
-            asyncio.run(warm_up(target, key))
+            asyncio.run(warm_up(server.url, key))
             before = idle_footprint(target)
         except httpx2.TransportError as error:
             peak = limiter.peak.anonymous

@@ -1,6 +1,5 @@
 """Concurrent clients, disconnects, full queues and failed reads affect only their own requests."""
 
-import contextlib
 import gc
 import itertools
 import json
@@ -228,26 +227,6 @@ def test_client_timeout__removes_a_waiting_request(held: RunningServer) -> None:
         assert held.service.num_waiting == 0
         held.steps.release()
         assert running.result().status_code == 200
-
-
-def test_many_disconnects__leave_nothing_behind(server: RunningServer) -> None:
-    """Requests with short client timeouts, followed by one that is answered."""
-    num_threads = threading.active_count()
-
-    def impatient(number: int) -> None:
-        body = {**LONG, "stream": bool(number % 2)}
-        with contextlib.suppress(httpx2.TimeoutException):
-            timeout = 0.05 + number % 5 / 50
-            httpx2.post(f"{server.url}/v1/completions", json=body, timeout=timeout, verify=False)
-
-    with ThreadPoolExecutor(16) as pool:
-        list(pool.map(impatient, range(60)))
-    wait_for(lambda: is_idle(server))
-    with server.http() as client:
-        assert client.post("/v1/completions", json={**LONG, "max_tokens": 10}).status_code == 200
-    assert pinned(server) == 0
-    # Threads that tokenize are reused; asyncio has at most 32, fewer on few processors.
-    assert threading.active_count() <= num_threads + 32
 
 
 # ---- full queue
