@@ -7,13 +7,13 @@ makes it an exception.
 import json
 import math
 import struct
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from runtime.errors import CheckpointError
 
@@ -36,6 +36,10 @@ DTYPES = {
     "U32": torch.uint32,
     "U64": torch.uint64,
 }
+
+MAX_HEADER_BYTES = 100_000_000
+"""The limit of the safetensors format itself."""
+
 
 MAX_DIMENSIONS = 64
 """As many as PyTorch's operators take; far above any weight's."""
@@ -87,28 +91,73 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
     # A pipe in place of a file would be waited for.
     if not file.is_file():
         raise CheckpointError(f"{file} is missing or not a plain file; fetch it again")
+    size = file.stat().st_size
+    with file.open("rb") as handle:
+        prefix = handle.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+        if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
+            raise CheckpointError(f"{file}: not a safetensors file ({size} bytes); fetch it again")
+        raw = handle.read(length)
     try:
-        # The library checks every entry, and that they cover the file.
-        with safe_open(file, framework="pt", backend="pread"), file.open("rb") as handle:
-            length = int.from_bytes(handle.read(8), "little")
-            header = json.loads(handle.read(length))
-    except SafetensorError as error:
-        raise CheckpointError(
-            f"{file}: truncated, damaged or no safetensors file ({str(error):.300}); fetch it again"
-        ) from error
+        header = json.loads(raw, object_pairs_hook=_refuse_repeated)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file}: its header is damaged ({error}); fetch it again") from error
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{file}: its header is no JSON object; fetch it again")
     header.pop("__metadata__", None)
-    extents = {}
-    for key, entry in header.items():
-        dtype, shape, (start, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
-        if dtype not in DTYPES or len(shape) > MAX_DIMENSIONS:
+    start = 8 + length
+    extents = {key: _read_entry(file, key, value, start) for key, value in header.items()}
+    for key, stored in extents.items():
+        if (end := stored.offset + stored.num_bytes) > size:
             raise CheckpointError(
-                f"{file}: {key:.200} has the dtype {dtype} and {len(shape)} dimensions; read are "
-                f"{', '.join(DTYPES)}, of up to {MAX_DIMENSIONS}"
+                f"{file}: truncated: {key} ends at byte {end}, the file has {size}; fetch it again"
             )
-        extents[key] = StoredTensor(
-            file, 8 + length + start, end - start, DTYPES[dtype], tuple(shape), key
-        )
     return extents
+
+
+def _refuse_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns the object; raises ValueError for a key that occurs twice."""
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"{Counter(keys).most_common(1)[0][0]!r:.200} occurs twice")
+    return entries
+
+
+def _read_entry(file: Path, key: str, value: Any, start: int) -> StoredTensor:
+    """Returns the byte range of a tensor, checked against its dtype and shape.
+
+    Raises:
+        CheckpointError: the message names the file and the tensor.
+    """
+    fields = value if isinstance(value, dict) else {}
+    dtype = fields.get("dtype")
+    shape, offsets = _counts(fields.get("shape")), _counts(fields.get("data_offsets"))
+    if not isinstance(dtype, str) or shape is None or offsets is None:
+        raise CheckpointError(
+            f"{file}: its header is damaged: {key:.200} needs dtype, shape and data_offsets; "
+            "fetch it again"
+        )
+    if dtype not in DTYPES:
+        raise CheckpointError(
+            f"{file}: {key:.200} has the dtype {dtype:.200}; those known are {', '.join(DTYPES)}"
+        )
+    is_possible = len(shape) <= MAX_DIMENSIONS and max((*shape, *offsets), default=0) < 2**63
+    # A product of other numbers could take for ever.
+    needed = math.prod(shape) * DTYPES[dtype].itemsize if is_possible else None
+    if needed is None or len(offsets) != 2 or offsets[1] - offsets[0] != needed:
+        raise CheckpointError(
+            f"{file}: its header is damaged: {key:.200} of shape {shape!s:.200} and dtype {dtype} "
+            f"does not take the bytes between its data_offsets {offsets!s:.200}; fetch it again"
+        )
+    return StoredTensor(file, start + offsets[0], needed, DTYPES[dtype], tuple(shape), key)
+
+
+def _counts(values: Any) -> list[int] | None:
+    """Returns a list of integers from zero on; None for anything else."""
+    if isinstance(values, list) and all(type(value) is int and value >= 0 for value in values):
+        return values
+    return None
 
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}

@@ -65,7 +65,7 @@ def test_read_extents__truncated_file_is_named(tmp_path):
 def test_read_extents__no_header_is_refused(tmp_path, prefix):
     file = tmp_path / "model.safetensors"
     file.write_bytes(prefix)
-    with pytest.raises(CheckpointError, match="no safetensors file"):
+    with pytest.raises(CheckpointError, match="not a safetensors file"):
         read_tensor_index([file])
 
 
@@ -139,7 +139,7 @@ ENTRY = {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}
 
 def write_header(file, header) -> None:
     raw = header.encode() if isinstance(header, str) else json.dumps(header).encode()
-    file.write_bytes(struct.pack("<Q", len(raw)) + raw + bytes(16))
+    file.write_bytes(struct.pack("<Q", len(raw)) + raw + bytes(64))
 
 
 @pytest.mark.parametrize(
@@ -180,6 +180,15 @@ def test_read_tensor_index__any_fault_names_the_file(tmp_path, header):
     write_header(file, header)
     with pytest.raises(CheckpointError, match=r"model-00003\.safetensors: "):
         read_tensor_index([file])
+
+
+def test_read_tensor_index__finds_a_repeated_name_among_many(tmp_path):
+    """Counting each name took minutes."""
+    entry = json.dumps(ENTRY)
+    names = [*(f'"w{i}": {entry}' for i in range(50_000)), f'"w49999": {entry}']
+    write_header(tmp_path / "model.safetensors", "{" + ",".join(names) + "}")
+    with pytest.raises(CheckpointError, match="'w49999' occurs twice"):
+        read_tensor_index([tmp_path / "model.safetensors"])
 
 
 def test_read_tensor_index__a_pipe_does_not_hang(tmp_path):
