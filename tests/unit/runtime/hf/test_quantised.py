@@ -169,7 +169,7 @@ def test_read_extents__an_unknown_dtype_is_named(tmp_path):
     header = b'{"w": {"dtype": "F3", "shape": [8], "data_offsets": [0, 3]}}'
     file = tmp_path / "model.safetensors"
     file.write_bytes(struct.pack("<Q", len(header)) + header + b"abc")
-    with pytest.raises(CheckpointError, match="unknown variant `F3`, expected one of"):
+    with pytest.raises(CheckpointError, match="w has the dtype F3"):
         read_tensor_index([file])
 
 
