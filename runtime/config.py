@@ -171,8 +171,8 @@ class SystemConfig:
     """Compute a missed expert on the processor where copying it to the accelerator takes longer;
     last bits differ on an accelerator."""
     synchronous: bool = False
-    """Compute nothing while the predictor runs (fMoE, section 4.3, on its baselines); off: both run
-    at the same time."""
+    """In replays, compute nothing while the predictor runs (fMoE, section 4.3, on its baselines);
+    off: both run at the same time. While serving, nothing is computed meanwhile."""
     adaptive: bool = False
     """Turn prefetching off while measurements show that it slows decoding, and each predictor that
     takes longer than it can save."""

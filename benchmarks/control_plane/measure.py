@@ -62,9 +62,8 @@ class ControlPlaneRow:
     added_seconds_per_layer: float
     """Median difference to plain Transformers' TPOT in the same turn."""
     hit_rate: float | None
-    has_predictor_thread: bool
     other_threads_seconds: float
-    """Processor time of the predictor's and the transfers' threads."""
+    """Processor time of the transfers' threads."""
     section_seconds: dict[str, float]
     """Time on the model's thread, medians over the steps of a pass that profiles."""
     sections_over_tpot: float
@@ -209,7 +208,7 @@ def describe_contender(
     sections = {
         name: statistics.median(step[name] for step in steps) / num_layers for name in steps[0]
     }
-    engine, (start, end) = contender.engine, counters
+    start, end = counters
     hit_rate = None
     if start is not None and end is not None:
         hit_rate = (end["hits"] - start["hits"]) / (end["requests"] - start["requests"])
@@ -219,7 +218,6 @@ def describe_contender(
         over_plain=statistics.median(own / other for own, other in pairs),
         added_seconds_per_layer=statistics.median(own - other for own, other in pairs) / num_layers,
         hit_rate=hit_rate,
-        has_predictor_thread=engine is not None and not engine.driver.is_synchronous,
         other_threads_seconds=statistics.median(contender.other_threads) / num_layers,
         section_seconds=sections,
         sections_over_tpot=num_layers * sum(sections.values()) / tpot,

@@ -33,7 +33,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "requests": ("runtime/policy/",),
     "eviction": ("runtime/policy/eviction/", "runtime/policy/cache.py"),
     "transfers": ("runtime/transfer/", "runtime/store/"),
-    "hand-over": ("runtime/engine/predictor_thread.py",),
+    "hand-over": (),
     "locks": (),
     "waits": (),
 }

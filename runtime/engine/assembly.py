@@ -1,6 +1,5 @@
 """Builds the arenas, links, policy core and transfer workers of one model."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -214,17 +213,11 @@ def connect(
             options.reuse_predictor,
             learned=options.learned,
             drift=options.drift if system.prefetch else None,
-            is_synchronous=system.synchronous or (slows_computing and not has_spare_processor()),
         ),
         watchdog_seconds=system.watchdog_seconds,
         placement=place_experts(store.experts_per_layer, len(devices)),
         host_compute=host_compute,
     )
-
-
-def has_spare_processor() -> bool:
-    """Return whether a model that computes on the CPU leaves a processor to its predictor."""
-    return len(os.sched_getaffinity(0)) > torch.get_num_threads()
 
 
 def _build_cache(

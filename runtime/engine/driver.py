@@ -1,6 +1,5 @@
 """Passes a model's events to its predictors, and their forecasts to the policy core."""
 
-import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,21 +9,16 @@ from predictors.base import Floats, Forecasts, Ints, Predictor, Signal
 from runtime.engine.learned import LearnedStore
 from runtime.engine.predictor_drift import SAMPLE_STEPS, DriftMonitor, DriftReport, SampledStep
 from runtime.engine.predictor_guard import PredictorGuard
-from runtime.engine.predictor_thread import PredictorEvent, PredictorThread
 from runtime.policy.forecast_scheduler import ForecastScheduler
 from runtime.transfer.worker import TransferState
 
 
 class PredictorDriver:
-    """Runs the predictor on the model's thread, or on another one while the model computes.
+    """Runs the predictors on the model's thread, at the model's events.
 
-    The predictor gets all events in their order either way. Its forecasts are scheduled as soon as
-    they are made, except those that are late: of an earlier step, or of a layer that is routed. On
-    another thread, a stateless predictor does not get events whose answers would be late, nor more
-    than may wait; a step begins when a predictor with a state has got all events of the last one.
-
-    The workers' lock is held only to schedule forecasts. The reuse predictor runs on the model's
-    thread, before a layer's requests evict other experts.
+    The predictor gets all events in their order. Its forecasts are scheduled as soon as they are
+    made. The reuse predictor runs before a layer's requests evict other experts. The workers' lock
+    is held only to schedule forecasts and to pass on reuse scores.
 
     A step that begins with every expert resident has nothing to forecast: nobody is called.
 
@@ -35,7 +29,6 @@ class PredictorDriver:
         reuse_predictor: None: eviction uses its own counts.
         learned: Keeps what the predictor learns.
         drift: Compares its accuracy with its card; None: there is nothing to compare with.
-        is_synchronous: The predictor runs on the model's thread.
     """
 
     def __init__(
@@ -47,7 +40,6 @@ class PredictorDriver:
         *,
         learned: LearnedStore | None = None,
         drift: DriftMonitor | None = None,
-        is_synchronous: bool = True,
     ):
         self._learned = learned
         self._drift = drift
@@ -66,16 +58,6 @@ class PredictorDriver:
         self._is_paused = False
         self._num_tokens = 0
         """Tokens of the step."""
-        self._step = 0
-        """Number of the step."""
-        self._routed_layer = -1
-        """Last layer of the step whose router has run."""
-        self._last_target: dict[tuple[str, int], int] = {}
-        """Last layer that each event of a layer has forecast."""
-        self._thread: PredictorThread | None = None
-        if predictor is not None and not is_synchronous:
-            self._thread = PredictorThread(self._answer, self._guard.turn_off)
-        self._is_stateless = predictor is None or predictor.stateless
         self._signals = frozenset() if predictor is None else predictor.signals
         self.all_signals = self._signals | (
             frozenset() if reuse_predictor is None else reuse_predictor.signals
@@ -89,17 +71,12 @@ class PredictorDriver:
         self.predicts_reuse = True
         """Whether the reuse predictor, if there is one, gets the events of the steps to come."""
         self.inline_seconds = 0.0
-        """Total time that forecasts and their scheduling took on the model's thread."""
+        """Total time of forecasts and their scheduling."""
 
     @property
     def predictor(self) -> Predictor | None:
         """The predictor; None while it is paused and after it has failed, too."""
         return None if self._is_paused else self._guard.predictor
-
-    @property
-    def is_synchronous(self) -> bool:
-        """Whether the predictor runs on the model's thread."""
-        return self._thread is None
 
     @property
     def seconds(self) -> float:
@@ -146,8 +123,6 @@ class PredictorDriver:
         Only such steps are compared with the card.
         """
         self._num_tokens = len(tokens_T)
-        self._step += 1
-        self._routed_layer = -1
         is_needed = self._learned is not None or not self._scheduler.cache.is_complete
         self._is_scoring = (
             is_needed and self.predicts_reuse and self._reuse_guard.predictor is not None
@@ -165,8 +140,6 @@ class PredictorDriver:
             if is_decode and self._num_in_row == SAMPLE_STEPS:
                 self._num_in_row = 0
                 self._sample = SampledStep()
-        if self._thread is not None and not self._is_stateless:
-            self._thread.wait()
         self._send("begin_step", tokens_T, requests_T)
         self._has_begun = True
         # While prefetching is off, it gets only the beginnings and ends of steps.
@@ -196,7 +169,6 @@ class PredictorDriver:
 
     def before_request(self, layer: int, experts_TK: Ints) -> None:
         """Handle a layer's routing before its experts are requested."""
-        self._routed_layer = layer
         if self._sample is not None:
             self._sample.add_routing(layer, experts_TK)
         if not self._is_scoring:
@@ -218,74 +190,48 @@ class PredictorDriver:
             self._has_begun = False
             self._send("end_step")
 
-    def close(self, *, timeout_seconds: float) -> None:
-        """End the predictor's thread, save what it learned. May be called twice."""
-        if self._thread is not None:
-            self._thread.close(timeout_seconds=timeout_seconds)
+    def close(self) -> None:
+        """Save what the predictor learned. May be called twice."""
         if self._learned is not None and self._guard.predictor is not None:
             self._learned.save(self._guard.predictor)
 
     def _call_reuse(self, event: str, *args: Any) -> Forecasts:
         return self._reuse_guard.call(event, *args, num_tokens=self._num_tokens)
 
-    def _send(self, name: str, *args: Any, layer: int = -1, layer_now: int = -1) -> None:
-        event = PredictorEvent(
-            name=name,
-            args=args,
-            layer=layer,
-            layer_now=layer_now,
-            step=self._step,
-            num_tokens=self._num_tokens,
-            sample=self._sample,
-        )
-        if self._thread is None:
-            start = time.perf_counter()
-            self._answer(event)
-            self.inline_seconds += time.perf_counter() - start
-        elif not (self._thread.is_full and self._is_stateless and layer >= 0):
-            self._thread.add(event)
+    def _send(self, event: str, *args: Any, layer: int = -1, layer_now: int = -1) -> None:
+        """Pass an event to the predictor, and its forecasts to the scheduler.
 
-    def _answer(self, event: PredictorEvent) -> None:
-        """Pass an event to the predictor, and its forecasts to the scheduler."""
-        if self._is_outdated(event):
-            return
+        Args:
+            event: Name of the predictor's method.
+            args: Arguments of the method.
+            layer: The layer that the event is of; -1: the beginning or the end of a step.
+            layer_now: The first layer that a forecast can still be for.
+        """
         start = time.perf_counter()
-        forecasts = self._guard.call(event.name, *event.args, num_tokens=event.num_tokens)
-        if event.name == "end_step" and self._learned and self._guard.predictor is not None:
+        forecasts = self._guard.call(event, *args, num_tokens=self._num_tokens)
+        if event == "end_step" and self._learned and self._guard.predictor is not None:
             self._learned.step_ended(self._guard.predictor)
-        if event.sample is not None:
-            self._compare(event, event.sample, forecasts)
-        if forecasts:
-            self._last_target[event.name, event.layer] = max(
-                forecast.layer for forecast in forecasts
-            )
-            if self._scheduler.prefetching:
-                self._schedule(forecasts, event)
-        if self._shared.timeline is not None and event.name != "end_step":
-            self._shared.timeline.predicted(event.name, event.layer_now, start, time.perf_counter())
+        if self._sample is not None:
+            self._compare(self._sample, forecasts, event=event, layer=layer, layer_now=layer_now)
+        if forecasts and self._scheduler.prefetching:
+            self._schedule(forecasts, layer_now)
+        end = time.perf_counter()
+        self.inline_seconds += end - start
+        if self._shared.timeline is not None and event != "end_step":
+            self._shared.timeline.predicted(event, layer_now, start, end)
 
-    def _compare(self, event: PredictorEvent, sample: SampledStep, forecasts: Forecasts) -> None:
-        """Add an event of a sampled step; late forecasts count too: the card has them all."""
+    def _compare(
+        self, sample: SampledStep, forecasts: Forecasts, *, event: str, layer: int, layer_now: int
+    ) -> None:
+        """Add an event of a sampled step."""
         assert self._drift is not None
-        sample.add_forecasts(
-            forecasts, signal=event.name, layer=event.layer, layer_now=event.layer_now
-        )
-        if event.name == "end_step":
+        sample.add_forecasts(forecasts, signal=event, layer=layer, layer_now=layer_now)
+        if event == "end_step":
             self._drift.add(sample)
 
-    def _is_outdated(self, event: PredictorEvent) -> bool:
-        """Returns whether a stateless predictor's answer would be late."""
-        if self._thread is None or not self._is_stateless or event.layer < 0:
-            return False
-        last = self._last_target.get((event.name, event.layer), math.inf)
-        return event.step != self._step or last <= self._routed_layer
-
-    def _schedule(self, forecasts: Forecasts, event: PredictorEvent) -> None:
+    def _schedule(self, forecasts: Forecasts, layer_now: int) -> None:
         with self._shared.condition:
-            if event.step != self._step:
-                return
-            in_time = [forecast for forecast in forecasts if forecast.layer > self._routed_layer]
-            self._scheduler.schedule(in_time, layer_now=event.layer_now)
+            self._scheduler.schedule(forecasts, layer_now=layer_now)
             if any(tier.may_start() for tier in self._scheduler.cache.tiers):
                 self._shared.condition.notify_all()
 

@@ -531,7 +531,7 @@ class Engine:
     def close(self) -> None:
         """End the workers, close the files and complete the timeline. May be called twice."""
         self._closed = True
-        self.driver.close(timeout_seconds=self._watchdog_seconds)
+        self.driver.close()
         for worker in self.workers:
             worker.close(timeout_seconds=self._watchdog_seconds)
         if self._timeline is not None:

@@ -25,7 +25,8 @@ class InvalidForecast(ValueError):
 class PredictorGuard:
     """Turns a predictor off when it raises, takes too long, or returns what is not a forecast.
 
-    Experts are then fetched when their routers request them; the output is the same.
+    Experts are then fetched when their routers request them; the output is the same. It runs on the
+    model's thread: one that never returns is a step that never ends.
 
     Args:
         predictor: None: there is no predictor.

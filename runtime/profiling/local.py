@@ -154,7 +154,7 @@ def measure_stripped(
 def _measured(
     model: PreTrainedModel, layers: Sequence[MoeLayer], engine: Engine
 ) -> MeasuredHardware:
-    store, spans, is_synchronous = engine.store, Spans(), engine.driver.is_synchronous
+    store, spans = engine.store, Spans()
     timeline = engine.swap_timeline(spans)
     try:
         step = _same_token(model)
@@ -166,13 +166,13 @@ def _measured(
         spans.clear()
         for _ in range(STEPS):
             step()
-        alone = average_steps(spans, is_synchronous=is_synchronous)
+        alone = average_steps(spans)
         spans.clear()
         reader = ProbeReader(store)
         with BackgroundReads(reader) as background:
             for _ in range(STEPS):
                 step()
-        slowed = average_steps(spans, is_synchronous=is_synchronous)
+        slowed = average_steps(spans)
         after = measure_reads(store)
     finally:
         engine.swap_timeline(timeline)
@@ -199,7 +199,7 @@ def _measured(
         overheads=Overheads(
             step_seconds=alone.rest,
             task_seconds=handovers,
-            predictor_inline=is_synchronous,
+            predictor_inline=True,
             computation_reads=True,
             transfer_speed_together=reads.speed_together,
             transfer_speed_computing=min(1.0, chunk_seconds / trimmed_mean(background.times)),
@@ -228,20 +228,14 @@ class StepParts:
     total: float
 
 
-def average_steps(spans: Spans, *, is_synchronous: bool) -> StepParts:
+def average_steps(spans: Spans) -> StepParts:
     """Return the median of each part over the recorded steps."""
-    steps = [
-        vars(split_step(spans, *step, is_synchronous=is_synchronous)).values()
-        for step in spans.steps
-    ]
+    steps = [vars(split_step(spans, *step)).values() for step in spans.steps]
     return StepParts(*(statistics.median(column) for column in zip(*steps, strict=True)))
 
 
-def split_step(spans: Spans, began: float, ended: float, *, is_synchronous: bool) -> StepParts:
-    """The step between two times, taken apart.
-
-    The layers' time contains that of predictions only if these are synchronous.
-    """
+def split_step(spans: Spans, began: float, ended: float) -> StepParts:
+    """The step between two times, taken apart; layers are without the predictions in them."""
 
     def within(pairs: Iterable[Span]) -> list[Span]:
         return [(start, end) for start, end in pairs if began <= start and end <= ended]
@@ -257,7 +251,7 @@ def split_step(spans: Spans, began: float, ended: float, *, is_synchronous: bool
     turns = [start for start, _ in layers[1:]] + [experts[-1][1]]
     computing = sum(turn - end for (_, end), turn in zip(layers, turns, strict=True))
     plain = [end - start for start, end in layers]
-    waited = sum(asked) if is_synchronous else 0.0
+    waited = sum(asked)
     later = (sum(plain[1:]) - waited) / max(1, len(plain) - 1)
     return StepParts(
         layer=later,

@@ -20,7 +20,6 @@ from benchmarks.tables import markdown, systems
 from predictors.errors import MoecastError
 from predictors.reuse import ReusePredictor
 from runtime.engine.engine import Engine
-from runtime.engine.predictor_thread import PredictorThread
 from runtime.hf.experts import compute_experts
 from runtime.hf.probes import Probes
 from runtime.policy.adaptive_switch import AdaptiveSwitch
@@ -34,7 +33,6 @@ EXPECTED = {
     Probes.__init__: "probes",
     compute_experts: "experts function",
     Engine.__init__: "engine",
-    PredictorThread.__init__: "hand-over",
     ReusePredictor.__init__: "forecast",
     AdaptiveSwitch.record_step: "planning",
     MultiDeviceCache.__init__: "requests",

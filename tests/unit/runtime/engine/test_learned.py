@@ -24,8 +24,7 @@ def serve_requests(driver, spec, requests) -> None:
         driver.end_step()
 
 
-@pytest.mark.parametrize("is_synchronous", [True, False])
-def test_learned__is_there_after_a_restart(tmp_path, is_synchronous) -> None:
+def test_learned__is_there_after_a_restart(tmp_path) -> None:
     spec, folder = small_spec(), tmp_path / "learned"
     sizes = []
     for run in range(2):
@@ -36,11 +35,10 @@ def test_learned__is_there_after_a_restart(tmp_path, is_synchronous) -> None:
             ForecastScheduler(make_cache(), top_k=1),
             TransferState(),
             learned=store,
-            is_synchronous=is_synchronous,
         )
         sizes.append(predictor.collection.size)
         serve_requests(driver, spec, range(100 * run, 100 * run + IDLE_STEPS + 3))
-        driver.close(timeout_seconds=240)
+        driver.close()
     # The last requests of each run have not ended when the run does.
     assert sizes == [0, 3]
     assert LearnedStore(folder, model="tiny").restore(predictor).collection.size == 6

@@ -86,15 +86,12 @@ def test_parts_of__a_step_is_taken_apart():
     spans.step(1, 0.0, 17.25)
     # Another step, which is none of this one's.
     spans.computed_dense(0, 20.0, 29.0)
-    parts = split_step(spans, 0.0, 17.25, is_synchronous=True)
+    parts = split_step(spans, 0.0, 17.25)
     assert parts.layer == pytest.approx(2.0)
     assert parts.expert == pytest.approx(1.5)
     assert parts.prediction == pytest.approx(0.25)
     assert parts.rest == pytest.approx(7.0)
     assert parts.total == pytest.approx(17.25)
-    overlapped = split_step(spans, 0.0, 17.25, is_synchronous=False)
-    assert overlapped.layer == pytest.approx(2.25)
-    assert overlapped.prediction == pytest.approx(0.25)
 
 
 def test_measure__adds_up_to_a_step_and_restores_the_model():
