@@ -1,5 +1,6 @@
 """Small zoo entries, made on the spot."""
 
+import json
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from predictors.baselines import PopularityPredictor
 from predictors.learned import INPUT, OUTPUT
 from predictors.spec import ModelSpec
 from zoo.card import CardFigure
+from zoo.digest import hash_bytes
 from zoo.entry import write_entry
 from zoo.manifest import EntryManifest, TrainingRecord, TrainingTrace
 
@@ -120,3 +122,16 @@ def write_popularity(path: Path, spec, accuracies: list[float | None]) -> Path:
         metrics={"layers": {"accuracy": accuracies, "accuracy_decode": accuracies}},
     )
     return path
+
+
+def forge_card(folder: Path, card: bytes | None) -> None:
+    """Gives an entry another card, or none, and makes its digests right, as a forger would."""
+    content = json.loads((folder / "manifest.json").read_text())
+    del content["files"]["README.md"]
+    (folder / "README.md").unlink()
+    if card is not None:
+        (folder / "README.md").write_bytes(card)
+        content["files"]["README.md"] = {"sha256": hash_bytes(card), "size": len(card)}
+    data = EntryManifest.model_validate(content).to_bytes()
+    (folder / "manifest.json").write_bytes(data)
+    (folder / "manifest.sha256").write_text(f"{hash_bytes(data)}  manifest.json\n")

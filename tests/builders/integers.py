@@ -1,5 +1,6 @@
 """Checkpoints of packed integers, made of tiny ones in bfloat16."""
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,10 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.builders.families.build import save_family
+from tests.builders.families.table import FAMILIES
 from tests.builders.quantised import rewrite
 
 AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
 """The column that each four bits of an integer hold, lowest first (AWQ's GEMM kernels)."""
+
+
+def save_wide(folder: Path) -> Path:
+    """Experts whose rows and columns the kernels take."""
+    family = FAMILIES["qwen3_moe"]
+    changes = {**family.changes, "hidden_size": 64, "moe_intermediate_size": 64}
+    return save_family(folder, dataclasses.replace(family, changes=changes), dtype=torch.bfloat16)
 
 
 def round_weight(

@@ -50,25 +50,6 @@ def open_work(folder: str, refuses: str = "", breaks: bool = False) -> DoUnit:
     return do
 
 
-def open_trace(folder: str, log: str) -> DoUnit:
-    """Units of a synthetic trace of sixty parts; a line in the log for each that is begun."""
-    from collect.traces import TraceWriter
-    from tests.builders.traces import make_plan, make_spec, unit_content
-
-    plan = make_plan(make_spec(), num_units=60, requests_per_unit=2)
-
-    def do(digest: str) -> Any:
-        writer, unit = TraceWriter(folder, plan, joins=True), plan.units.index(digest)
-        if writer.has(unit):
-            return
-        with Path(log).open("a") as lines:
-            lines.write(f"{unit}\n")
-        time.sleep(SLOW_SECONDS)
-        writer.write(unit, *unit_content(plan, unit))
-
-    return do
-
-
 def open_held_trace(folder: str, units: int, held: list[int], home: str) -> DoUnit:
     """Units of a synthetic trace; each of `held` waits until the file HOME/release-UNIT is there.
 

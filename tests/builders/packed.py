@@ -1,10 +1,13 @@
 """Packed stores of tiny models, made on the spot."""
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from predictors.spec import ModelSpec
 from runtime.config import ModelConfig
 from runtime.hf.loading import load_stripped
+from runtime.store.base import ExpertStore, allocate_aligned
 from runtime.store.checkpoint import CheckpointStore
 from runtime.store.model_source import fingerprint
 from runtime.store.packed.coding import RAW, Coding
@@ -39,3 +42,14 @@ def packed(model: Path, output: Path, *, coding: Coding = RAW) -> Path:
     pack(source, contents, output)
     source.close()
     return output
+
+
+def read_expert(
+    store: ExpertStore, layer: int, expert: int, *, chunks: Iterable[range] | None = None
+) -> dict[str, Any]:
+    """The weights of an expert by parameter, read as a whole or in these parts one by one."""
+    layout = store.layouts[layer]
+    slot = allocate_aligned(layout.num_bytes)
+    for some in chunks or [range(len(layout.chunks))]:
+        store.read(layer, expert, some, slot)
+    return layout.weights(slot)

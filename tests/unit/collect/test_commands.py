@@ -45,7 +45,7 @@ def test_collect__says_what_it_will_write_and_what_it_made(
     [
         ({"data": "jsonll"}, "unknown data 'jsonll'. Did you mean 'jsonl'?"),
         ({"data.path": "missing.jsonl"}, "missing.jsonl: no such file"),
-        ({"signals": "[experts,nothing]"}, "unknown signal 'nothing'"),
+        ({"signals": "[gate_inputs]"}, "unknown signal 'gate_inputs'. Did you mean 'gate_input'"),
         ({"data.chat": "true"}, "set data.chat=false"),
         ({"data.fields": "[answer]"}, "it has prompt"),
         ({"budget": "1KiB"}, "budget"),

@@ -80,14 +80,12 @@ def test_import__again_is_the_same_trace(tmp_path: Path) -> None:
         ({"layer": 0, "experts": [1]}, "line 7: 1 experts, earlier lines have 2"),
         ({"layer": 0, "experts": [1, 1]}, "not 2 different ids"),
         ({"layer": 0, "experts": [1, 2], "surprise": 1}, "surprise: .*Keys: layer, experts"),
-        ({"layer": "0", "experts": [1, 2]}, "line 7: layer"),
         ({"experts": [1, 2]}, "line 7: layer: Field required"),
         ({"layer": 0, "experts": [1, 2], "phase": "after"}, "allowed are prefill, decode"),
         (
             {"request": "b", "position": 1, "layer": 3, "experts": [3, 2], "weights": [1.0, 0.0]},
             "request 'b', position 1: expected each of the 2 layers",
         ),
-        ({**LOG[0]}, "request 'a', position 0: expected each of the 2 layers"),
         ({"request": "c", "layer": 1, "experts": [3, 2]}, "position 0: expected each"),
     ],
 )
@@ -144,7 +142,6 @@ def test_import__reads_csv_with_a_row_for_each_expert(tmp_path: Path, name: str)
     ("text", "message"),
     [
         (CSV.replace("expert", "expert_id"), "line 1: columns .*expected layer, expert"),
-        (CSV.replace("0, 3, 1, 0.5, decode, a\n", ""), "1 experts, earlier lines have 2"),
         (CSV + "2, one, 1, 0.5, decode, a\n", "line 10: invalid literal.*'one'"),
         (CSV + "2, 1\n", "line 10: expected 6 columns"),
     ],
@@ -184,7 +181,6 @@ def test_import__missing_file_is_named(tmp_path: Path) -> None:
         ({"layer": 0, "experts": [1], "token": 2**31}, "token"),
         ({"layer": 0, "experts": [1], "position": 2**31}, "position"),
         ({"layer": 0, "experts": [1], "weights": [float("nan")]}, r"weights\.0"),
-        ({"layer": 0, "experts": [1], "weights": [float("inf")]}, r"weights\.0"),
         ("[" * 100_000, "line 1"),
         ('{"layer": ' + "1" * 5_000 + "}", "line 1"),
     ],

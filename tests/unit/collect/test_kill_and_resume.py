@@ -1,10 +1,10 @@
 """A recording that is killed goes on with nothing torn, lost or doubled."""
 
 import contextlib
-import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import datasets
 import pytest
@@ -13,7 +13,7 @@ from collect.config import DataConfig, SourceKind
 from collect.errors import TraceError
 from collect.plan import recording_settings
 from collect.record import collect
-from collect.traces import Trace
+from collect.traces import Trace, TraceWriter
 from runtime.config import ModelConfig
 from tests.builders.killed_writers import SPEC
 from tests.builders.recordable import prompts_file, recordable
@@ -56,23 +56,6 @@ def assert_no_part_is_taken_for_the_whole(folder: Path, *, num_rows: int) -> Non
         assert "moecast collect" in str(error)  # noqa: PT017
 
 
-RECORD = """
-import sys
-from pathlib import Path
-from collect.traces import TraceWriter
-from tests.unit.collect.test_kill_and_resume import record
-write = TraceWriter.write
-def pause_after_two(writer, unit, *rows):
-    written = write(writer, unit, *rows)
-    if unit == 1:
-        print("PAUSED", flush=True)
-        sys.stdin.read()
-    return written
-TraceWriter.write = pause_after_two
-record(Path(sys.argv[1]), Path(sys.argv[2]))
-"""
-
-
 def record(home: Path, folder: Path) -> Trace:
     """A trace of four work units, one prompt each."""
     data = DataConfig(
@@ -83,24 +66,28 @@ def record(home: Path, folder: Path) -> Trace:
     return collect(model, data, folder=folder, settings=settings)
 
 
-def test_collect__killed_while_recording_resumes(tmp_path: Path) -> None:
+def test_collect__interrupted_while_recording_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recordable(tmp_path / "model")
     prompts_file(tmp_path / "prompts.jsonl", count=4)
     record(tmp_path, tmp_path / "whole")
-    folder = tmp_path / "killed"
-    command = [sys.executable, "-c", RECORD, tmp_path, folder]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        assert b"PAUSED\n" in iter(process.stdout.readline, b""), "it ended before it was killed"
-        process.send_signal(signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL
+    folder, write = tmp_path / "cut", TraceWriter.write
+
+    def stop_at_two(writer: TraceWriter, unit: int, *rows: Any) -> int:
+        if unit == 2:
+            raise KeyboardInterrupt
+        return write(writer, unit, *rows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TraceWriter, "write", stop_at_two)
+        with pytest.raises(KeyboardInterrupt):
+            record(tmp_path, folder)
     with pytest.raises(TraceError, match="not finished"):
         Trace.open(folder)
     written = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.requests.json")}
     record(tmp_path, folder)
     assert content(folder) == content(tmp_path / "whole")
-    kept = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.requests.json")}
-    again = [name for name, when in written.items() if kept[name] != when]
-    assert len(again) <= 1, "what has its record is not recorded again"
+    kept = {name: (folder / name).stat().st_mtime_ns for name in written}
+    assert kept == written, "what has its record is not recorded again"
+    assert len(written) == 2

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from collect.config import CollectConfig, DataConfig, SourceKind
+from collect.config import DataConfig, SourceKind
 from collect.errors import PromptError
 from collect.plan import (
     EncodedPrompt,
@@ -17,8 +17,6 @@ from collect.plan import (
 )
 from collect.prompts import cut_texts, extract_text, load_prompts
 from collect.traces.layout import Split, choose_split, prompt_digest
-from configs.compose import compose_typed
-from predictors.errors import ConfigError, MoecastError
 
 
 @pytest.mark.parametrize("count", [10, 100, 500, 1500])
@@ -116,27 +114,11 @@ def test_source__without_its_path_names_the_key(kind: SourceKind) -> None:
         load_prompts(DataConfig(kind=kind))
 
 
-def test_source__missing_file_is_named(tmp_path: Path) -> None:
-    data = DataConfig(kind=SourceKind.TEXT, path=str(tmp_path / "none.txt"))
-    with pytest.raises(PromptError, match=r"none\.txt: no such file"):
-        load_prompts(data)
-
-
 def test_source__line_that_is_not_json_is_named(tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text('{"prompt": "a long enough prompt, this one is"}\n{"prompt": ')
     with pytest.raises(PromptError, match=r"bad\.jsonl, line 2 is not JSON"):
         load_prompts(DataConfig(kind=SourceKind.JSONL, path=str(path)))
-
-
-def test_data__unknown_name_lists_the_choices() -> None:
-    with pytest.raises(ConfigError, match=r"'pydoc'.*Did you mean 'pydocs'.*sharegpt"):
-        compose_typed(CollectConfig, ["data=pydoc"])
-
-
-def test_signals__unknown_name_lists_the_choices() -> None:
-    with pytest.raises(MoecastError, match=r"'gate_inputs'.*Did you mean 'gate_input'"):
-        compose_typed(CollectConfig, ["signals=[gate_inputs]"])
 
 
 def make_prompts(lengths: list[int]) -> list[EncodedPrompt]:

@@ -16,7 +16,6 @@ from collect.errors import DiskSpaceError, TraceError
 from collect.plan import RecordingJob, RecordingSettings, encode_prompts, recording_settings
 from collect.prompts import PromptText
 from collect.record import collect
-from collect.recorder import UnitRecorder
 from collect.traces import Trace
 from collect.traces.layout import ROUTING_SIGNALS
 from predictors.metrics import Phase
@@ -182,20 +181,6 @@ def test_recording_job__decides_for_all_workers_which_kernels_are_faster(
             job = RecordingJob(model, data, "trace", ROUTING_SIGNALS, settings, "100%")
             there = RecordingJob.from_json(json.loads(json.dumps(job.to_json())))
             assert there.model.decode_kernels.value == expected
-
-
-def test_record__reports_each_recorded_token_once(tmp_path: Path) -> None:
-    data = make_data(tmp_path, count=5)
-    settings = recording_settings(data, batch_size=2)
-    model = recordable(tmp_path / "model")
-    job = RecordingJob(model, data, str(tmp_path / "trace"), ROUTING_SIGNALS, settings, "100%")
-    recorder = UnitRecorder.load(job)
-    steps: list[int] = []
-    with recorder.model.moecast:
-        arrays, _ = recorder.record(0, steps.append)
-    assert sum(steps) == len(arrays["request"])
-    # Each of three batches has one prefill and four decode steps.
-    assert len(steps) == 3 * 5
 
 
 def test_collect__sampling_repeats_by_seed(tmp_path: Path) -> None:

@@ -67,23 +67,6 @@ def test_trace__is_the_same_in_every_storage_from_several_writers(
     assert storage.names() == sorted(path.name for path in (tmp_path / "alone").iterdir())
 
 
-def test_deleted_files__are_recorded_again(storage: FileStorage) -> None:
-    plan = make_plan(make_spec())
-    write(storage, plan, [0, 1])
-    (victim,) = (name for name in storage.names() if name.startswith("00001-") and "arrow" in name)
-    storage.remove(victim)
-    writer = TraceWriter(storage, plan)
-    assert writer.missing() == [1]
-    write(storage, plan, [1])
-    assert writer.finish().num_tokens == 2 * 20 * 10
-
-
-def test_trace__of_another_plan_is_refused(storage: FileStorage) -> None:
-    write(storage, make_plan(make_spec()), [0])
-    with pytest.raises(TraceError, match="contains another trace"):
-        TraceWriter(storage, make_plan(make_spec(), seed=1), joins=True)
-
-
 def test_trace__damage_is_refused(storage: FileStorage) -> None:
     plan = make_plan(make_spec())
     write(storage, plan, [0, 1]).finish()
@@ -94,7 +77,7 @@ def test_trace__damage_is_refused(storage: FileStorage) -> None:
     storage.write(victim, bytes(data))
     with pytest.raises(TraceError, match=rf"{victim} is damaged: expected sha256"):
         Trace.open(storage)
-    with pytest.raises(TraceError, match=rf"{victim} is damaged"):
+    with pytest.raises(TraceError, match=rf"{victim} is damaged.*Delete"):
         TraceWriter(storage, plan)
 
 

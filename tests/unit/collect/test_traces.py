@@ -160,16 +160,6 @@ def test_trace__unknown_signal_lists_choices(tmp_path: Path) -> None:
         trace.column("gate_input", 0)
 
 
-def test_trace__unfinished_is_no_dataset(tmp_path: Path) -> None:
-    plan = make_plan(make_spec())
-    writer = TraceWriter(tmp_path, plan)
-    writer.write(0, *unit_content(plan, 0))
-    with pytest.raises(TraceError, match="1 of 2 parts"):
-        Trace.open(tmp_path)
-    with pytest.raises(FileNotFoundError):
-        datasets.load_from_disk(str(tmp_path))
-
-
 @pytest.mark.parametrize("suffix", [".arrow", ".requests.json", "state.json", "dataset_info.json"])
 def test_writer__makes_again_what_was_deleted(tmp_path: Path, suffix: str) -> None:
     first = make_trace(tmp_path / "t")
@@ -178,16 +168,6 @@ def test_writer__makes_again_what_was_deleted(tmp_path: Path, suffix: str) -> No
         Trace.open(tmp_path / "t")
     assert make_trace(tmp_path / "t").digest == first.digest
     assert Trace.open(tmp_path / "t").digest == first.digest
-
-
-def test_writer__does_not_go_on_with_damage(tmp_path: Path) -> None:
-    make_trace(tmp_path / "t")
-    victim = sorted((tmp_path / "t").glob("*.arrow"))[1]
-    data = bytearray(victim.read_bytes())
-    data[1_000] ^= 1
-    victim.write_bytes(data)
-    with pytest.raises(TraceError, match=rf"{victim.name} is damaged.*Delete"):
-        TraceWriter(tmp_path / "t", make_plan(make_spec()))
 
 
 def test_writer__refuses_the_folder_of_another_trace(tmp_path: Path) -> None:

@@ -35,14 +35,6 @@ def test_contexts__is_the_weighted_sum_over_the_requests_earlier_rows(
         assert weights[0, place] == pytest.approx(weight.sum(), abs=0.005)
 
 
-def test_contexts__begins_anew_with_each_request(trace: Trace) -> None:
-    starts = np.flatnonzero(np.diff(trace.requests, prepend=-1))
-    columns = [trace.column("gate_input", 0)]
-    found, weights = read_contexts(columns, starts, requests=trace.requests, decays=(0.0, 0.8))
-    assert not found.any()
-    assert not weights.any()
-
-
 def test_batches__hold_a_pool_in_memory_and_never_the_trace(tmp_path: Path) -> None:
     """Memory-mapped columns are not counted: what is counted is what was read into memory."""
     spec = make_spec(hidden_size=256)

@@ -10,8 +10,6 @@ from runtime.config import ModelConfig
 from runtime.store.model_source import identity
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.traces import make_spec, make_trace
-from train.data import require_requests
-from train.errors import TrainError
 
 KINDS = (["predictor=residual", "predictor.width=16"], ["reuse"])
 
@@ -61,11 +59,3 @@ def test_train__on_fewer_tokens_than_a_batch_says_so(
 def test_train__on_one_held_out_request_works(tmp_path: Path) -> None:
     for options in KINDS:
         assert train(tmp_path, 4, *options, "batch_size=4") == 0
-
-
-def test_require_requests__counts_each_part(tmp_path: Path) -> None:
-    trace = make_trace(tmp_path / "many")
-    require_requests(trace)
-    few = make_trace(tmp_path / "few", num_units=1, requests_per_unit=1)
-    with pytest.raises(TrainError, match="1 to train on, 0 for validation, 0 held out"):
-        require_requests(few)

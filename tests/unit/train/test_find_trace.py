@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from configs.program import run_program
 from runtime.config import ModelConfig
 from tests.builders.traces import make_trace
 from train import find_trace
@@ -32,12 +31,3 @@ def test_named_trace__an_incomplete_one_is_refused(
     monkeypatch.setattr(find_trace, "read_manifest", lambda _: unfinished)
     with pytest.raises(TrainError, match="is an incomplete trace"):
         open_named_trace(tmp_path / "t", ModelConfig())
-
-
-def test_evaluate__never_records_into_a_mistyped_trace(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = [f"trace={tmp_path / 'mien'}", "system=lfu", f"run_dir={tmp_path / 'run'}"]
-    assert run_program("train.evaluate", options) == 2
-    assert "is not a trace" in capsys.readouterr().err
-    assert not (tmp_path / "mien").exists()

@@ -4,22 +4,32 @@ import errno
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from predictors.errors import DiskFullError
-from tests.builders.entries import tiny_entry, tiny_spec
+from tests.builders.entries import forge_card, tiny_entry, tiny_spec
 from tests.builders.zoos import Far, pull_tiny, zoo
 from zoo.card import StoredCard, check_card, write_front_page
-from zoo.digest import hash_bytes
 from zoo.entry import open_entry
 from zoo.errors import ZooError
 from zoo.load import find_entry
-from zoo.manifest import EntryManifest
 from zoo.storage import cache_storage, open_storage
 
 ESCAPES = "\x1b]0;owned\x07 \x1b[2J \x9b31m \u202e [/red] [link=x]"
+
+
+@pytest.fixture
+def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Two packages on the search path that must not be imported."""
+    (tmp_path / "evil/inner").mkdir(parents=True)
+    for name in ("evil/__init__.py", "evil/inner/__init__.py"):
+        (tmp_path / name).write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    assert not {"evil", "evil.inner"} & set(sys.modules)
 
 
 def test_terminal__gets_no_escape_from_an_entry(
@@ -53,14 +63,7 @@ def test_card__of_another_form_is_an_error_of_the_zoo(
     with pytest.raises(ZooError, match=r"README\.md"):
         check_card(card, manifest)
     assert b"tiny/a" in write_front_page({"tiny/a": StoredCard(card), "tiny/b": StoredCard()})
-    record = {"sha256": hash_bytes(card), "size": len(card)}
-    content = manifest.model_dump()
-    data = EntryManifest.model_validate(
-        {**content, "files": {**content["files"], "README.md": record}}
-    ).to_bytes()
-    (tmp_path / "e/README.md").write_bytes(card)
-    (tmp_path / "e/manifest.json").write_bytes(data)
-    (tmp_path / "e/manifest.sha256").write_text(f"{hash_bytes(data)}  manifest.json\n")
+    forge_card(tmp_path / "e", card)
     assert zoo("show", tmp_path / "e") == 0
     assert zoo("push", tmp_path / "e", f"zoo={tmp_path / 'zoo'}") == 2
 
@@ -73,16 +76,11 @@ def test_card__of_another_form_is_an_error_of_the_zoo(
      "." * 5000, "a\ud800"],
 )  # fmt: skip
 def test_address__that_is_no_zoo_is_named_and_runs_nothing(
-    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    address: str, evil: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "evil/inner").mkdir(parents=True)
-    for name in ("evil/__init__.py", "evil/inner/__init__.py"):
-        (tmp_path / name).write_text("raise SystemExit('imported')")
-    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("MOECAST_OFFLINE", "1")
     with pytest.raises((ZooError, FileNotFoundError)):
         open_storage(address).read("index.json", limit=9)
-    assert "evil" not in sys.modules
     with pytest.raises((ZooError, FileNotFoundError)):
         find_entry(address)
     assert zoo("list", f"zoo={address}") == 2
@@ -117,18 +115,13 @@ def test_pull__to_a_disk_that_fills_up_is_one_line_and_goes_on(
 
 
 def test_locked_zoo__of_a_package_imports_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    evil: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "evil/inner").mkdir(parents=True)
-    for name in ("evil/__init__.py", "evil/inner/__init__.py"):
-        (tmp_path / name).write_text("raise SystemExit('this code was run')")
-    monkeypatch.syspath_prepend(tmp_path)
     for package in ("evil", "evil.inner", "evil.absent", "os", "../evil", "evil/inner", ""):
         record = {"digest": "0" * 64, "zoo": f"package://{package}"}
         (tmp_path / "zoo.lock").write_text(json.dumps({"entries": {"tiny/stride": record}}))
         assert zoo("pull", f"locked={tmp_path / 'zoo.lock'}") == 2
     assert "Error:" not in capsys.readouterr().err
-    assert not {"evil", "evil.inner"} & set(sys.modules)
 
 
 def test_files_of_another_kind__are_named(

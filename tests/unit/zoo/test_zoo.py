@@ -1,6 +1,5 @@
 """Names, versions, pulling and pushing, through the command face as users do it."""
 
-import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from predictors.errors import DiskFullError
-from tests.builders.entries import tiny_entry
+from tests.builders.entries import forge_card, tiny_entry
 from tests.builders.zoos import zoo
 from zoo.catalog import WritableZoo, Zoo
 from zoo.commands.publish import check_publishable
@@ -16,7 +15,6 @@ from zoo.entry import open_entry
 from zoo.errors import DamagedError, RefusedError, ZooError
 from zoo.index import EntryReference
 from zoo.load import find_entry, list_names
-from zoo.manifest import EntryManifest
 from zoo.storage import BUILTIN
 from zoo.storage.folder import FolderStorage
 
@@ -43,17 +41,6 @@ def test_push__publishes_all_entries_of_a_folder_or_none(tmp_path: Path) -> None
     graph.write_bytes(b"altered")
     assert zoo("push", tmp_path / "entries", f"zoo={tmp_path / 'other'}") == 2
     assert not (tmp_path / "other").exists()
-
-
-def test_latest__moves_and_older_versions_stay(tmp_path: Path) -> None:
-    first = tiny_entry(tmp_path / "1", licence="MIT")
-    second = tiny_entry(tmp_path / "2", licence="BSD-3-Clause")
-    assert zoo("push", tmp_path / "1") == 0
-    assert zoo("push", tmp_path / "2") == 0
-    assert find_entry("tiny/stride").manifest == second
-    assert find_entry(f"tiny/stride@{first.digest}").manifest == first
-    with pytest.raises(ZooError, match=f"unknown version of tiny/stride.*{first.digest[:12]}"):
-        find_entry("tiny/stride@00000000")
 
 
 def test_same_entry_twice__changes_nothing(tmp_path: Path) -> None:
@@ -126,24 +113,6 @@ def test_push__lists_missing_fields(
     assert not (tmp_path / "zoo").exists()
 
 
-def rewrite(folder: Path, **files: bytes | None) -> None:
-    """Changes files of an entry and makes its digests right again, as a forger would."""
-    from zoo.digest import hash_bytes
-
-    content = json.loads((folder / "manifest.json").read_text())
-    for name, data in files.items():
-        name = f"{name}.md"
-        if data is None:
-            (folder / name).unlink()
-            del content["files"][name]
-        else:
-            (folder / name).write_bytes(data)
-            content["files"][name] = {"sha256": hash_bytes(data), "size": len(data)}
-    data = EntryManifest.model_validate(content).to_bytes()
-    (folder / "manifest.json").write_bytes(data)
-    (folder / "manifest.sha256").write_text(f"{hash_bytes(data)}  manifest.json\n")
-
-
 @pytest.mark.parametrize(
     ("card", "lacks"),
     [
@@ -156,7 +125,7 @@ def rewrite(folder: Path, **files: bytes | None) -> None:
 )
 def test_push__refuses_a_poor_card(card: bytes | None, lacks: str, tmp_path: Path) -> None:
     tiny_entry(tmp_path / "e")
-    rewrite(tmp_path / "e", README=card)
+    forge_card(tmp_path / "e", card)
     with pytest.raises(RefusedError, match=lacks):
         check_publishable(open_entry(tmp_path / "e"))
 
@@ -191,6 +160,8 @@ def test_index__of_another_form_is_refused(content: str, tmp_path: Path) -> None
     [
         (["show", "tiny/strid"], "Did you mean 'tiny/stride'"),
         (["show", "nothing"], "unknown zoo entry 'nothing'"),
+        (["show", "nothing"], "moecast zoo pull NAME zoo=ADDRESS"),
+        (["show", "tiny/stride@00000000"], "unknown version of tiny/stride"),
         (["pull", "tiny/stride", "zoo=nowhere"], "nowhere is not a zoo"),
         (["pull", "tiny/stride", "zoo=https:///x"], "cannot be reached"),
         (["pull", "tiny/stride", "zoo=hf://x"], "is not hf://OWNER/REPO"),

@@ -111,14 +111,6 @@ def test_pool__reports_unit_and_logs_of_a_failure() -> None:
     assert pool.as_dict() == {"units": 3, "retried": 1}
 
 
-def test_pool__an_error_of_the_user_ends_it_at_once() -> None:
-    engine = ScriptedEngine({"a": ["wrong"]})
-    with make_pool(engine, retries=9) as pool, pytest.raises(LaunchError, match=r"^a!$"):
-        pool.run(["a"])
-    assert engine.closed
-    assert engine.done == []
-
-
 def test_pool__gives_up_when_no_worker_reports_anything() -> None:
     class SilentEngine(ScriptedEngine):
         def run(self, units: Sequence[str]) -> Iterator[UnitResult]:

@@ -71,15 +71,9 @@ def test_resolve__a_relative_folder_may_be_a_hub_id(
 
 def test_resolve__a_folder_without_a_model_says_what_it_has(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    assert refusal(tmp_path / "empty").endswith("it is empty")
+    assert re.search(r"no config\.json, .*it is empty$", refusal(tmp_path / "empty"))
     (tmp_path / "notes.txt").write_text("")
     assert refusal(tmp_path).endswith("it has empty/, notes.txt")
-
-
-def test_resolve__a_damaged_configuration_is_named(tmp_path: Path) -> None:
-    write_model(tmp_path / "m", MOE)
-    (tmp_path / "m/config.json").write_text("{")
-    assert "config.json is damaged" in refusal(tmp_path / "m")
 
 
 DEEP = "[" * 200_000
@@ -109,7 +103,7 @@ def test_read_config__values_of_other_types_name_the_file(
         read_config(folder)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": []}', DEEP])
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": ["x"]}', DEEP])
 def test_resolve__a_damaged_index_is_named(text: str, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "m", MOE)
     (folder / "model.safetensors.index.json").write_text(text)
@@ -173,16 +167,11 @@ def compressed(**weights: Any) -> dict[str, Any]:
     ("quantization", "name"),
     [
         ({"quant_method": "awq", "version": "gemv"}, "AWQ and version='gemv'"),
-        ({"quant_method": "awq", "bits": 3}, "AWQ and bits=3"),
         ({"quant_method": "gptq", "bits": 2}, "GPTQ and bits=2"),
         ({"quant_method": "gptq", "bits": 4, "desc_act": True}, "GPTQ and desc_act=True"),
-        ({"quant_method": "gptq", "bits": 4, "dynamic": {"-:a": {}}}, "GPTQ and dynamic="),
         ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "checkpoint_format='marlin'"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
-        ({"load_in_8bit": True}, "bitsandbytes"),
         ({"quant_method": "compressed-tensors"}, "0 kinds of weights"),
-        ({"config_groups": {}}, "0 kinds of weights"),
-        (compressed(num_bits=3), "compressed-tensors and weights.num_bits=3"),
         (compressed(type="float", num_bits=8), "compressed-tensors and weights.type='float'"),
         (compressed(actorder="group"), "compressed-tensors and weights.actorder='group'"),
         ({**compressed(), "format": "nvfp4-pack-quantized"}, "format='nvfp4-pack-quantized'"),
@@ -202,25 +191,6 @@ def test_resolve__quantised_folders_name_the_way_out(
     assert "moecast pack MODEL output=FOLDER quantise=int4" in message
     (folder / "README.md").unlink()
     assert "Use the original checkpoint instead" in refusal(folder)
-
-
-@pytest.mark.parametrize(
-    "quantization",
-    [
-        {"quant_method": "fp8"},
-        {"quant_method": "mxfp4"},
-        {"quant_method": "gptq", "bits": 4, "sym": True},
-        {"quant_method": "awq", "bits": 4, "version": "GEMM"},
-        {"quant_method": "compressed-tensors", **compressed()},
-        compressed(num_bits=8, symmetric=False),
-    ],
-)
-def test_resolve__these_quantised_checkpoints_are_served(
-    tmp_path: Path, quantization: dict[str, Any]
-) -> None:
-    config = {**MOE, "quantization_config": quantization}
-    folder = write_model(tmp_path / "m", config)
-    assert resolve(ModelConfig(id=str(folder))) == folder
 
 
 def test_check_tokenizer__says_what_the_folder_has(tmp_path: Path) -> None:

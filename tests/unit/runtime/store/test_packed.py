@@ -11,7 +11,6 @@ import torch
 
 from predictors.spec import ModelSpec
 from runtime.errors import StoreError, TransferError
-from runtime.store.base import allocate_aligned
 from runtime.store.checkpoint import CheckpointStore
 from runtime.store.files import FileReader
 from runtime.store.model_source import fingerprint
@@ -20,18 +19,10 @@ from runtime.store.packed.manifest import canonical_json
 from runtime.store.packed.quantise import quantise
 from runtime.store.packed.store import open_store
 from tests.builders.models import plain_eager, tiny_qwen2_moe
-from tests.builders.packed import packed, source_of
+from tests.builders.packed import packed, read_expert, source_of
 from tests.builders.served import serve
 
 TOKENS = torch.arange(24).reshape(1, 24)
-
-
-def experts_of(store, layer: int, expert: int, *, chunks: list[range] | None = None):
-    layout = store.layouts[layer]
-    slot = allocate_aligned(layout.num_bytes)
-    for some in chunks or [range(len(layout.chunks))]:
-        store.read(layer, expert, some, slot)
-    return layout.weights(slot)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +46,7 @@ def test_packed_store__every_expert_is_the_checkpoints(tmp_path, hidden_size, ch
         bank = plain.model.layers[layer].mlp.experts
         for expert in range(8):
             for chunks in (None, by_chunk):
-                weights = experts_of(store, layer, expert, chunks=chunks)
+                weights = read_expert(store, layer, expert, chunks=chunks)
                 assert torch.equal(weights["gate_up_proj"], bank.gate_up_proj[expert])
                 assert torch.equal(weights["down_proj"], bank.down_proj[expert])
     store.close()
@@ -97,7 +88,7 @@ def test_packed_store__every_flipped_bit_is_found(tmp_path, model):
             # Between the parts of the first record, opening the store finds it.
             expected = rf"{path.name}.*(layer {layer}, expert |belong to no parameter)"
             with pytest.raises((TransferError, StoreError), match=expected):
-                experts_of(open_store(folder, None), layer, bit // 8 // size)
+                read_expert(open_store(folder, None), layer, bit // 8 // size)
         else:
             with pytest.raises(StoreError, match=path.name):
                 open_store(folder, None)
@@ -109,7 +100,7 @@ def test_packed_store__every_flipped_bit_is_found(tmp_path, model):
 
 def test_packed_store__a_bit_that_flips_on_its_way_is_read_again(tmp_path, model, monkeypatch):
     store = open_store(packed(model, tmp_path / "store"), None)
-    expected = experts_of(store, 0, 3)
+    expected = read_expert(store, 0, 3)
     real, calls = FileReader.read, []
 
     def bad_cable(self, file, offset, target, *, what):
@@ -119,7 +110,7 @@ def test_packed_store__a_bit_that_flips_on_its_way_is_read_again(tmp_path, model
             target[100] ^= 4
 
     monkeypatch.setattr(FileReader, "read", bad_cable)
-    found = experts_of(store, 0, 3)
+    found = read_expert(store, 0, 3)
     assert len(calls) == 2
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 

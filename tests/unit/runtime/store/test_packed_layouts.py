@@ -3,12 +3,11 @@
 import pytest
 import torch
 
-from runtime.store.base import allocate_aligned
 from runtime.store.packed.store import open_store
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
 from tests.builders.models import tiny_qwen2_moe
-from tests.builders.packed import packed, source_of
+from tests.builders.packed import packed, read_expert, source_of
 from tests.builders.quantised import quantise_fp8
 
 
@@ -23,18 +22,11 @@ def test_packed_store__holds_what_the_conversion_gives(tmp_path, name):
     assert store.experts_per_layer == source.experts_per_layer
     for layer, num_experts in enumerate(source.experts_per_layer):
         for expert in range(num_experts):
-            found = weights_of(store, layer, expert)
-            expected = weights_of(source, layer, expert)
+            found = read_expert(store, layer, expert)
+            expected = read_expert(source, layer, expert)
             assert found.keys() == expected.keys()
             assert all(torch.equal(found[key], expected[key]) for key in expected)
             assert any(value.float().abs().sum() > 0 for value in found.values())
-
-
-def weights_of(store, layer: int, expert: int) -> dict[str, torch.Tensor]:
-    layout = store.layouts[layer]
-    slot = allocate_aligned(layout.num_bytes)
-    store.read(layer, expert, range(len(layout.chunks)), slot)
-    return layout.weights(slot)
 
 
 def test_packed_store__reads_directly_into_arena_slots(tmp_path):

@@ -1,6 +1,5 @@
 """A model without its experts is served from its packed store, and is nothing without it."""
 
-import dataclasses
 import re
 import shutil
 from collections.abc import Callable
@@ -17,10 +16,13 @@ from runtime.commands import pack
 from runtime.config import ModelConfig, PackConfig, Quantise
 from runtime.errors import CheckpointError, StoreError
 from runtime.hf.loading import load_plain
-from tests.builders.families.build import save_family
-from tests.builders.families.table import FAMILIES
 from tests.builders.gguf_files import gguf_file
-from tests.builders.integers import quantise_awq, quantise_compressed_tensors, quantise_gptq
+from tests.builders.integers import (
+    quantise_awq,
+    quantise_compressed_tensors,
+    quantise_gptq,
+    save_wide,
+)
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.quantised import QUANTISED, quantised
 
@@ -36,10 +38,7 @@ def save_checkpoint(folder: Path, kind: str) -> Path:
     """A tiny checkpoint: of a family whose models are published quantised, or packed integers."""
     if kind in QUANTISED:
         return quantised(folder, kind)
-    family = FAMILIES["qwen3_moe"]
-    changes = {**family.changes, "hidden_size": 64, "moe_intermediate_size": 64}
-    wide = dataclasses.replace(family, changes=changes)
-    return PACKED_INTEGERS[kind](save_family(folder, wide, dtype=torch.bfloat16))
+    return PACKED_INTEGERS[kind](save_wide(folder))
 
 
 def list_tensors(folder: Path) -> dict[str, int]:
@@ -55,14 +54,13 @@ def pack_model(folder: Path, *, seed: int = 0) -> tuple[Path, Path, Path]:
     """The checkpoint, its store, and the model without experts."""
     model = tiny_qwen2_moe(folder / "model", seed=seed)
     store, dense = folder / "store", folder / "dense"
-    config = PackConfig(
-        model=ModelConfig(name="model", id=str(model)),
-        output=store,
-        dense_output=dense,
-        quantise=Quantise.INT8,
-    )
-    pack.run(config)
+    pack.run(int8_config(model, store, dense))
     return model, store, dense
+
+
+def int8_config(model: Path, store: Path, dense: Path) -> PackConfig:
+    config = ModelConfig(name="model", id=str(model))
+    return PackConfig(model=config, output=store, dense_output=dense, quantise=Quantise.INT8)
 
 
 @torch.no_grad()
@@ -146,13 +144,7 @@ def test_write_without_experts__notices_altered_weights(tmp_path):
 def test_write_without_experts__leaves_what_stands_in_its_place(tmp_path):
     model, store, dense = pack_model(tmp_path)
     before = sorted(file.stat().st_mtime_ns for file in dense.iterdir())
-    again = PackConfig(
-        model=ModelConfig(name="model", id=str(model)),
-        output=store,
-        dense_output=dense,
-        quantise=Quantise.INT8,
-    )
-    pack.run(again)
+    pack.run(int8_config(model, store, dense))
     assert sorted(file.stat().st_mtime_ns for file in dense.iterdir()) == before
     with pytest.raises(MoecastError, match="exists and is not this model"):
-        pack.run(dataclasses.replace(again, dense_output=model))
+        pack.run(int8_config(model, store, model))
