@@ -1,6 +1,7 @@
 """A model is a preset, a folder or a repository of the Hub; only the first has preset fields."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -102,15 +103,6 @@ def test_positional_model__is_recorded_without_the_preset(folder: Path) -> None:
     assert main("runtime", [COMMAND], ["generate", "mine", "A text", "run_dir=r"]) == 0
     record = json.loads((folder / "r/run.json").read_text())
     assert record["config"]["model"] == {
-        "name": "mine",
-        "id": "mine",
-        "revision": None,
-        "base": None,
-        "dtype": "auto",
-        "decode_kernels": "auto",
-        "dense_format": "own",
-        "decode_threads": None,
-        "exact": "auto",
-        "local_only": True,
-    }
+        **json.loads(json.dumps(asdict(ModelConfig()))), **dict.fromkeys(("name", "id"), "mine")
+    }  # fmt: skip
     assert record["config"]["prompt"] == "A text"

@@ -54,10 +54,7 @@ def test_help__lists_every_command_of_the_programs(capsys: pytest.CaptureFixture
     ("arguments", "usage"),
     [
         (["serve", "--help"], "usage: moecast serve "),
-        (["train", "--help"], "usage: moecast train "),
         (["train", "reuse", "--help"], "usage: moecast train reuse "),
-        (["collect", "import", "--help"], "usage: moecast collect import "),
-        (["evaluate", "--help"], "usage: moecast evaluate "),
         (["zoo", "pull", "--help"], "usage: moecast zoo pull "),
     ],
 )

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from predictors.errors import DiskFullError
 from train.checkpoint import SafeCheckpointIO, from_bytes, to_bytes
 from train.errors import TrainCheckpointError
 
@@ -61,17 +60,3 @@ def test_io__keeps_the_one_before(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(TrainCheckpointError, match=r"torn.*rename last.ckpt.previous to last.ckpt"):
         io.load_checkpoint(path)
-
-
-def test_io__a_failed_write_leaves_the_old_one(tmp_path: Path, monkeypatch) -> None:
-    path, io = tmp_path / "last.ckpt", SafeCheckpointIO()
-    io.save_checkpoint({"epoch": 0}, path)
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(DiskFullError, match="the disk is full"):
-        io.save_checkpoint({"epoch": 1}, path)
-    assert io.load_checkpoint(path) == {"epoch": 0}
-    assert not [one for one in tmp_path.iterdir() if one.name.startswith(".")]

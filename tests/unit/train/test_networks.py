@@ -43,18 +43,6 @@ def test_stack__equals_its_networks_one_by_one() -> None:
         torch.testing.assert_close(logits[n], alone(stack, n)(normal), rtol=1e-5, atol=1e-5)
 
 
-def test_stack__trains_each_network_as_if_it_were_alone() -> None:
-    stack, hidden = random_stack(), torch.randn(3, 7, SPEC.hidden_size)
-    chosen = torch.randint(0, 8, (3, 7, 2))
-    single = alone(stack, 1)
-    chosen_loss(stack(hidden), chosen).sum().backward()
-    normal = (hidden[1] - stack.mean_ND[1]) * stack.scale_ND[1]
-    chosen_loss(single(normal)[None], chosen[1:2]).sum().backward()
-    assert stack.weight_in_NDF.grad is not None
-    expected = single[0].weight.grad.T
-    torch.testing.assert_close(stack.weight_in_NDF.grad[1], expected, rtol=1e-4, atol=1e-6)
-
-
 def test_stack__folds_its_normalisation_into_the_first_layer() -> None:
     stack, hidden = random_stack(), torch.randn(3, 7, SPEC.hidden_size)
     weight_in, bias_in, weight_out, bias_out = stack.plain_weights(2)

@@ -107,9 +107,7 @@ def test_expert_map__stores_training_tokens_as_they_came(tmp_path: Path) -> None
 @pytest.mark.parametrize("kind", sorted(FITS))
 def test_counted__beats_chance_on_held_out_requests_where_it_can(tmp_path: Path, kind: str) -> None:
     trace = make_trace(tmp_path / "t", num_units=4)
-    (made,) = count_baselines(
-        trace, RouterWeights(ModelConfig(), trace.spec), [kind], options={}, seed=0
-    ).values()
+    (made,) = count(trace, [kind]).values()
     accuracy = accuracy_table(score_layers(made, trace))["mean_accuracy"]
     # Two of eight experts; ids, or which experts a token of this trace has in common with its
     # request (nothing at all), tell nothing.
@@ -134,32 +132,16 @@ def test_score__of_a_learning_predictor_changes_no_later_score(tmp_path: Path) -
 def test_routing_log__is_enough_for_kinds_without_hidden_states(tmp_path: Path) -> None:
     trace = make_trace(tmp_path / "t", signals=ROUTING_SIGNALS)
     kinds = kinds_with_signals(KINDS, trace.signals)
-    assert set(kinds) == {
-        "token",
-        "popularity",
-        "dependency",
-        "eam-sequence",
-        "eam-request",
-        "correlation",
-    }
-    for name, made in count_baselines(
-        trace, RouterWeights(ModelConfig(), trace.spec), kinds, options={}, seed=0
-    ).items():
+    eams = {"eam-sequence", "eam-request"}
+    assert set(kinds) == {"token", "popularity", "dependency", "correlation", *eams}
+    for name, made in count(trace, kinds).items():
         assert accuracy_table(score_layers(made, trace))["mean_accuracy"] is not None, name
 
 
 def test_wanted_kinds__begin_with_the_selected_one() -> None:
     assert list_compared_kinds("correlation") == ("correlation", "skip", "token", "popularity")
-    assert list_compared_kinds("token") == ("token", "skip", "popularity")
-    assert list_compared_kinds("stride") == ("stride", "mlp", "skip", "token", "popularity")
-    assert list_compared_kinds("residual") == (
-        "residual",
-        "mlp",
-        "stride",
-        "skip",
-        "token",
-        "popularity",
-    )
+    learned = ("residual", "mlp", "stride", "skip", "token", "popularity")
+    assert list_compared_kinds("residual") == learned
     assert list_compared_kinds("all") == tuple(KINDS)
     with pytest.raises(PredictorError, match="'corelation'.*'correlation'"):
         list_compared_kinds("corelation")

@@ -153,14 +153,6 @@ def test_table__has_dashes_for_missing_figures_and_definitions() -> None:
     assert row.split() == expected
 
 
-@pytest.mark.parametrize("width", [60, 80, 100, 200])
-def test_table__fits_a_terminal_with_every_kind(width: int) -> None:
-    text = shown(dict.fromkeys(KINDS, table()), width=width)
-    assert all(kind in text for kind in KINDS)
-    assert "…" not in text
-    assert ("left out for lack of width" in text) == (width <= 100)
-
-
 @pytest.mark.parametrize("field", ["max_epochs", "batch_size", "lr", "weight_decay", "threads"])
 def test_config__names_the_key_and_the_allowed_values(field: str) -> None:
     with pytest.raises(ValueError, match=f"{field}=-1: must be"):

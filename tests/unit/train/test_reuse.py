@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from collect.traces import Trace
-from predictors.base import softmax
-from predictors.reuse import CHANCE_DECAYS, COUNT_DECAYS, ReusePredictor
+from predictors.reuse import ReusePredictor
 from tests.builders.traces import make_spec, make_trace
 from train.data import TraceSubset, subset_rows
 from train.reuse import ReuseStack
@@ -47,22 +46,6 @@ def test_future__is_the_discounted_share_of_what_comes() -> None:
     for row in range(6):
         expected = sum((0.3 / 0.7) * 0.7**ahead * used[row + ahead] for ahead in range(1, 6 - row))
         np.testing.assert_allclose(value[row], expected + np.zeros((2, 3)), atol=1e-6)
-
-
-def test_features__are_the_fading_means_of_choices_and_probabilities(trace: Trace) -> None:
-    rows = subset_rows(trace, TraceSubset.FIT)
-    batch = read_stretch(trace, rows, 50, 60, ROUTERS, BIASES)
-    layer, place = 2, 7
-    past = rows[: 50 + place + 1]
-    age = np.arange(len(past))[::-1][:, None]
-    chosen = trace.column("experts", layer)[past].astype(np.int64)
-    used = (chosen[:, :, None] == np.arange(SPEC.num_experts)).any(axis=1)
-    hidden = trace.column("gate_input", layer)[past].astype(np.float32)
-    chance = softmax(hidden @ ROUTERS[layer].T + BIASES[layer])
-    expected = [((1 - d) * d**age * used).sum(axis=0) for d in COUNT_DECAYS]
-    expected += [((1 - d) * d**age * chance).sum(axis=0) for d in CHANCE_DECAYS]
-    found = batch.fading_LBX[layer, place].numpy()
-    np.testing.assert_allclose(found, np.concatenate(expected), atol=2e-3)
 
 
 def test_forecaster__serving_token_by_token_answers_as_torch(trace: Trace) -> None:

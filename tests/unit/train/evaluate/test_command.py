@@ -106,11 +106,13 @@ def test_evaluate__names_what_cannot_be_replayed_and_why(finished) -> None:
     assert "promoe" not in results["systems"]
 
 
-def test_evaluate__moecast_needs_only_routing(tmp_path) -> None:
+def test_evaluate__moecast_and_counted_systems_need_only_routing(tmp_path) -> None:
     make_trace(tmp_path / "trace", signals=ROUTING)
-    changes = {"system": [load_system("moecast")], "figures": False, "batch_size": ["1"]}
+    systems = [load_system(name) for name in ("moecast", "moe-infinity-request", "fmoe", "token")]
+    changes = {"system": systems, "figures": False, "batch_size": ["1"]}
     results = run(tmp_path / "run", tmp_path / "trace", systems=[], **changes)
-    assert set(results["systems"]) == {"on-demand", "moecast"}
+    assert set(results["systems"]) == {"on-demand", "moecast", "moe-infinity-request", "token"}
+    assert "hidden states" in results["missing"].pop("fmoe")
     instead = {name: reason.rpartition("; ")[2] for name, reason in results["missing"].items()}
     assert instead == {
         "residual of moecast": "it forecasts with correlation instead",
@@ -157,16 +159,6 @@ def test_evaluate__replays_again_when_a_setting_changes(trace, tmp_path) -> None
     ):
         run(tmp_path, trace, **small, **changed)
         assert len(list((tmp_path / "replays").iterdir())) == num_cells
-
-
-def test_evaluate__needs_no_hidden_states_for_counted_systems(tmp_path) -> None:
-    make_trace(tmp_path / "trace", signals=ROUTING)
-    systems = ["moe-infinity-request", "fmoe", "token"]
-    results = run(
-        tmp_path / "run", tmp_path / "trace", systems=systems, figures=False, batch_size=["1"]
-    )
-    assert set(results["systems"]) == {"on-demand", "moe-infinity-request", "token"}
-    assert "hidden states" in results["missing"]["fmoe"]
 
 
 def test_evaluate__unknown_system_lists_the_choices(trace, capsys) -> None:

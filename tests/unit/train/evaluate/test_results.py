@@ -1,14 +1,9 @@
 """Ranks of systems, worked out by hand."""
 
-import io
-from dataclasses import asdict
-
 import pytest
-from rich.console import Console
 
 from train.evaluate.jobs import ReplayRow
 from train.evaluate.results import compare_rows, rank_systems, tally
-from train.evaluate.table import full_table
 
 
 def row(system, tpot, *, budget="50%", ttft=100.0, **changes):
@@ -29,18 +24,6 @@ ROWS = [
     row("ours", 4.5, budget="75%"),
     row("oracle", 3.6, budget="75%"),
 ]
-
-
-@pytest.mark.parametrize("width", [60, 80, 100, 200])
-def test_full_table__shows_whole_figures_at_every_width(width):
-    rows = [{**asdict(row("moe-infinity-request", 1234.5)), "speedup_decode": 1.31}]
-    file = io.StringIO()
-    console = Console(file=file, force_terminal=True, color_system=None, width=width)
-    full_table("laptop", rows).print(console)
-    text = file.getvalue()
-    assert "…" not in text
-    assert "1.31x" in text
-    assert max(map(len, text.splitlines())) <= width
 
 
 def test_rank__names_the_first_and_the_distance_of_ours():
