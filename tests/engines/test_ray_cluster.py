@@ -294,21 +294,6 @@ def make_training(folder: Path, *names: str) -> list[str]:
     ]
 
 
-def test_train__outlives_a_node(cluster: RayNodes, tmp_path: Path) -> None:
-    options = make_training(tmp_path, "whole", "lost")
-    whole = Command(cluster, "ray-train", *options, *ALONE, folder=tmp_path / "whole")
-    expected = whole.wait()["training"]
-    command = Command(cluster, "ray-train", *options, folder=tmp_path / "lost")
-    command.wait_for(lambda: finished_groups(command))
-    before = finished_groups(command)
-    hosts_of(cluster, "UnitWorker")[0].kill()
-    training = command.wait()["training"]
-    assert training["weights_digest"] == expected["weights_digest"]
-    after = finished_groups(command)
-    assert {name: after[name] for name in before} == before, "a finished unit was done again"
-    assert training["launched"]["retried"] >= 1, "it was over too soon"
-
-
 @dataclass(frozen=True)
 class PairTraining:
     """Trainings of all networks by two processes."""

@@ -5,7 +5,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,9 +18,8 @@ from tests.builders.seaweed import (
     find_weed,
     seaweed_server,
 )
-from tests.builders.zoos import zoo
 from tests.docs.pages import ROOT
-from zoo.catalog import WritableZoo, Zoo
+from zoo.catalog import Zoo
 from zoo.index import INDEX, EntryReference
 from zoo.storage.remote import ObjectStorage
 
@@ -125,22 +123,3 @@ def test_publishers__of_two_processes_at_once_lose_no_listing(
         zoo_in_store.open(EntryReference(name)).verify()
     assert zoo_in_store.read_index().serial == 6
     assert ObjectStorage(WHERE).names() == ["blobs", INDEX]
-
-
-def test_promotions__of_two_at_once_are_all_made(server: SeaweedServer, tmp_path: Path) -> None:
-    """Two publishers move ten aliases, each of them while the other changes the index."""
-    tiny_entry(tmp_path / "entry", name="tiny/one")
-    assert zoo("push", tmp_path / "entry", f"zoo={WHERE}") == 0
-    aliases = [f"alias-{number}" for number in range(10)]
-    (digest,) = Zoo(ObjectStorage(WHERE)).read_index().entries["tiny/one"].versions
-
-    def promote(names: list[str]) -> None:
-        publisher = WritableZoo(ObjectStorage(WHERE))
-        for name in names:
-            publisher.move_alias(EntryReference("tiny/one", digest), name, check=lambda *_: None)
-
-    with ThreadPoolExecutor(2) as threads:
-        list(threads.map(promote, [aliases[::2], aliases[1::2]]))
-    index = Zoo(ObjectStorage(WHERE)).read_index()
-    assert index.entries["tiny/one"].aliases == dict.fromkeys(aliases, digest)
-    assert index.serial == 11, "each is one change of the index"

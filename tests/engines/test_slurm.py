@@ -180,21 +180,6 @@ def state_of(cluster: SlurmCluster, job: str) -> str:
     return state
 
 
-def test_node__that_dies_costs_one_unit(
-    cluster: SlurmCluster, recording: HeldRecording, background: ThreadPoolExecutor
-) -> None:
-    done: Future[None] = background.submit(recording.run)
-    jobs = recording.wait_until_held()
-    assert {name for _, name, _, _ in cluster.jobs()} == {"moecast-collect-held"}
-    node = node_of(cluster, jobs[HELD[0]])
-    cluster.kill(node)
-    wait_for(lambda: state_of(cluster, jobs[HELD[0]]) == "PENDING", "Slurm requeues the job")
-    recording.release(*HELD)
-    done.result(timeout=200)
-    recording.assert_whole(begun_twice={HELD[0]})
-    cluster.start(node)
-
-
 @pytest.mark.parametrize("fault", ["requeue", "preemption"])
 def test_job__that_is_requeued_goes_on_where_it_was(
     fault: str,
@@ -322,31 +307,6 @@ def test_submission__that_slurm_refuses_names_its_reason(recording: HeldRecordin
     with pytest.raises(LaunchError, match=r"sbatch refuses the jobs: .*invalid partition") as said:
         recording.run()
     assert re.search(r"launcher\.partition=", str(said.value))
-
-
-def test_job__that_fails_is_named_with_its_exit_code_and_log(
-    cluster: SlurmCluster, tmp_path: Path
-) -> None:
-    config = LauncherConfig(kind=LauncherKind.SLURM, workers=1, threads=1, retries=0)
-    with (
-        WorkerPool(
-            config,
-            "tests.builders.launched:open_work",
-            {"folder": str(tmp_path)},
-            logs=tmp_path / "logs",
-        ) as pool,
-        pytest.raises(LaunchError) as failed,
-    ):
-        pool.run(["fine-1", "kills-1-99"])
-    found = re.search(
-        r"kills-1-99: its job (\d+) ended \(FAILED, exit code (\S+) on node\d\), log: (\S+);",
-        str(failed.value),
-    )
-    assert found is not None, failed.value
-    assert found[2] == "137:0", "srun's exit code for SIGKILL"
-    log = Path(found[3])
-    assert f"{found[1]}_0_log.err" == log.name
-    assert "Killed" in log.read_text()
 
 
 @dataclass(frozen=True)
