@@ -3,7 +3,9 @@
 import asyncio
 import json
 import shutil
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -57,6 +59,13 @@ def tiny(folder: Path, **options: Any) -> LoadedModel:
     return load_model(config)
 
 
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
 @dataclass
 class StepGate(ServiceObserver):
     """Holds the engine thread after a step when asked to, and records the service's events."""
@@ -106,6 +115,11 @@ class RunningServer:
         # Without certificates, which take a tenth of a second to load and which nothing here needs.
         options.setdefault("verify", False)
         return httpx2.Client(base_url=self.url, timeout=WAIT_SECONDS, **options)
+
+    def connect(self) -> socket.socket:
+        """A connection of bytes as they are, which the caller closes."""
+        host, port = self.url.removeprefix("http://").split(":")
+        return socket.create_connection((host, int(port)), timeout=WAIT_SECONDS)
 
     def openai(self, key: str = "any", **options: Any) -> openai.OpenAI:
         options = {"max_retries": 0, "timeout": WAIT_SECONDS, **options}

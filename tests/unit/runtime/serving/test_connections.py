@@ -4,16 +4,12 @@ import logging
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from runtime.serving.connections import (
-    DEADLINES,
-    ConnectionPhase,
-    RepeatFilter,
-)
+from runtime.serving.connections import DEADLINES, ConnectionPhase, RepeatFilter
 from tests.builders.serving import WAIT_SECONDS, RunningServer, running_server, tiny
 
 KEY = "the-key"
@@ -34,13 +30,6 @@ def guarded(folder: Path) -> Iterator[RunningServer]:
         patch.setitem(DEADLINES, ConnectionPhase.WAITING, 3.0)
         with running_server(lambda: tiny(folder), keys=frozenset({KEY})) as server:
             yield server
-
-
-@contextmanager
-def connect(server: RunningServer) -> Iterator[socket.socket]:
-    host, port = server.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=WAIT_SECONDS) as connection:
-        yield connection
 
 
 def post(path: str, body: bytes, *, version: str = "1.1", length: int | None = None) -> bytes:
@@ -91,7 +80,7 @@ LEFT_OPEN = {
 
 @pytest.mark.parametrize("name", LEFT_OPEN)
 def test_answer_before_the_end_of_its_request__closes(guarded: RunningServer, name: str) -> None:
-    with connect(guarded) as connection:
+    with guarded.connect() as connection:
         connection.sendall(LEFT_OPEN[name])
         answer = connection.recv(1 << 16)
         assert answer.startswith(b"HTTP/1.1 ")
@@ -100,14 +89,15 @@ def test_answer_before_the_end_of_its_request__closes(guarded: RunningServer, na
 
 
 @pytest.mark.parametrize(
-    "start", [b"", b"GET /heal", *LEFT_OPEN.values(), post("/tokenize", b"{", length=99)]
+    "start",
+    [b"", b"GET /heal", LEFT_OPEN["body without a key"], post("/tokenize", b"{", length=99)],
 )
 def test_many_connections__keep_nobody_from_the_server(
     guarded: RunningServer, start: bytes
 ) -> None:
     with ExitStack() as stack:
         for _ in range(2 * LIMIT):
-            stack.enter_context(connect(guarded)).sendall(start)
+            stack.enter_context(guarded.connect()).sendall(start)
         with guarded.http(headers={"Authorization": f"Bearer {KEY}"}) as client:
             assert client.get("/health").status_code == 200
             assert client.post("/tokenize", json={"prompt": "a"}).status_code == 200
@@ -115,7 +105,7 @@ def test_many_connections__keep_nobody_from_the_server(
 
 def test_pipelined_answers__that_are_not_read_end_the_connection(guarded: RunningServer) -> None:
     large = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n" + AUTHORIZATION + b"\r\n"
-    with connect(guarded) as connection:
+    with guarded.connect() as connection:
         connection.sendall(large * 1000)
         start = time.monotonic()
         while tcp_state(connection) == ESTABLISHED:
@@ -126,13 +116,9 @@ def test_pipelined_answers__that_are_not_read_end_the_connection(guarded: Runnin
 @pytest.mark.parametrize(
     "request_bytes",
     [
-        b"\r\n\r\n\0\r\n\r\n",
         b"GET /health\r\n\r\n",
-        b"GET /health HTTP/1.1\r\n\r\n",
         b"GET /health HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
         b"GET /\xff HTTP/1.1\r\nHost: a\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost : a\r\n\r\n",
-        b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n",
         b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
         b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 70_000,
@@ -144,7 +130,7 @@ def test_pipelined_answers__that_are_not_read_end_the_connection(guarded: Runnin
 def test_what_is_not_http__is_refused_and_not_logged(
     guarded: RunningServer, request_bytes: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with connect(guarded) as connection:
+    with guarded.connect() as connection:
         connection.sendall(request_bytes)
         answer = read_all(connection)
     assert answer.startswith(b"HTTP/1.1 400 ")
@@ -155,7 +141,7 @@ def test_what_is_not_http__is_refused_and_not_logged(
 def test_length_given_twice__closes_the_connection_after_the_answer(guarded: RunningServer) -> None:
     both = b"Transfer-Encoding: chunked\r\nContent-Length: 6"
     request = post("/tokenize", b"").replace(b"Content-Length: 0", both)
-    with connect(guarded) as connection:
+    with guarded.connect() as connection:
         connection.sendall(request + b"0\r\n\r\n" + GET)
         answer = read_all(connection)
     assert answer.startswith(b"HTTP/1.1 400 ")
@@ -166,18 +152,14 @@ def test_length_given_twice__closes_the_connection_after_the_answer(guarded: Run
 @pytest.mark.parametrize("start", [b"", b"GET / HTTP/1.1\r\nHost: a\r\nX: ", GET])
 def test_connection_without_a_request__has_a_deadline(guarded: RunningServer, start: bytes) -> None:
     """However many bytes of headers drip."""
-    with connect(guarded) as connection:
+    with guarded.connect() as connection:
         connection.sendall(start)
         assert is_ended(connection, drip=b"x" if start != GET else b"")
 
 
 def test_equal_lines_of_the_log__are_few() -> None:
-    limited = RepeatFilter()
-    records = [
-        logging.LogRecord("asyncio", logging.ERROR, "f", 1, text, None, None)
-        for text in ["no descriptor"] * 1000 + ["another"]
-    ]
-    assert [record.msg for record in records if limited.filter(record)] == [
-        "no descriptor",
-        "another",
-    ]
+    limited, kept = RepeatFilter(), []
+    for text in ["no descriptor"] * 1000 + ["another"]:
+        record = logging.LogRecord("asyncio", logging.ERROR, "f", 1, text, None, None)
+        kept += [text] * bool(limited.filter(record))
+    assert kept == ["no descriptor", "another"]

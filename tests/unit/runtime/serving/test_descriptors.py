@@ -16,7 +16,7 @@ from runtime.serving.connections import (
     connection_limit,
     count_open_files,
 )
-from tests.builders.serving import WAIT_SECONDS, RunningServer, running_server, tiny
+from tests.builders.serving import RunningServer, running_server, tiny
 
 PROMPT = {"prompt": "The heart", "max_tokens": 4, "temperature": 0}
 SAMPLED = {"temperature": 1, "n": 2, "top_p": 0.9, "top_k": 9, "logit_bias": {"5": 1}}
@@ -52,8 +52,8 @@ def no_free_descriptor() -> Iterator[None]:
 
 @contextmanager
 def connect(server: RunningServer) -> Iterator[http.client.HTTPConnection]:
-    host, port = server.url.removeprefix("http://").split(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=WAIT_SECONDS)
+    connection = http.client.HTTPConnection("localhost")
+    connection.sock = server.connect()
     connection.request("GET", "/health")
     connection.getresponse().read()
     yield connection

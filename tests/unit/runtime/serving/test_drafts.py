@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from runtime.config import PROMPT_LOOKUP
-from tests.builders.serving import RunningServer, running_server, speaking_model, tiny
+from tests.builders.serving import RunningServer, running_server, tiny
 
 PROMPTS = [
     "one two three four one two three four one two",
@@ -15,28 +15,23 @@ PROMPTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return speaking_model(tmp_path_factory.mktemp("drafts") / "tiny")
+def answers(server: RunningServer) -> list[object]:
+    """Answers to each prompt, and one with log-probabilities; all are made at the same time."""
+    client = server.openai()
 
-
-def answers(server: RunningServer) -> list[tuple[str, int]]:
-    """Text and number of tokens of each prompt's answer; all are generated at the same time."""
-
-    def ask(prompt: str) -> tuple[str, int]:
-        client = server.openai()
+    def ask(prompt: str, logprobs: int | None) -> object:
         answer = client.completions.create(
             model="tiny",
             prompt=prompt,
             max_tokens=24,
             temperature=0,
+            logprobs=logprobs,
             extra_body={"ignore_eos": True},
         )
-        assert answer.usage is not None
-        return answer.choices[0].text, answer.usage.completion_tokens
+        return answer.choices, answer.usage
 
-    with ThreadPoolExecutor(len(PROMPTS)) as pool:
-        return list(pool.map(ask, PROMPTS))
+    with ThreadPoolExecutor(4) as pool:
+        return list(pool.map(ask, [*PROMPTS, PROMPTS[0]], [None, None, None, 2]))
 
 
 @pytest.mark.parametrize("source", [PROMPT_LOOKUP, "model"])
@@ -48,16 +43,3 @@ def test_drafts__answers_are_those_without(folder: Path, source: str) -> None:
         assert answers(server) == expected
         # What the first answers have shown lets later ones draft.
         assert answers(server) == expected
-
-
-def test_drafts__log_probabilities_are_those_of_single_tokens(folder: Path) -> None:
-    def ask(server: RunningServer) -> object:
-        answer = server.openai().completions.create(
-            model="tiny", prompt=PROMPTS[0], max_tokens=12, temperature=0, logprobs=2
-        )
-        return answer.choices[0].logprobs
-
-    with running_server(lambda: tiny(folder)) as server:
-        expected = ask(server)
-    with running_server(lambda: tiny(folder, draft=PROMPT_LOOKUP)) as server:
-        assert ask(server) == expected

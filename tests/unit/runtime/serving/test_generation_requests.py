@@ -55,27 +55,26 @@ def completion(**body: Any) -> CompletionRequest:
     return CompletionRequest.model_validate({"prompt": "The heart", **body})
 
 
+def chat(**body: Any) -> ChatRequest:
+    return ChatRequest.model_validate({"messages": HELLO, **body})
+
+
 def test_max_tokens__defaults_to_16_for_completions_only() -> None:
     assert parse_completion(completion(), info(), LIMITS).samplings[0].max_new_tokens == 16
     request = parse_completion(completion(prompt=[1] * 195), info(), LIMITS)
     assert request.samplings[0].max_new_tokens == 5
-    chat = ChatRequest.model_validate({"messages": HELLO})
-    assert parse_chat(chat, info(), LIMITS).samplings[0].max_new_tokens == 100
-    short = parse_chat(chat, info(context_length=20), LIMITS)
+    for length in (200, None):
+        spoken = parse_chat(chat(), info(context_length=length), LIMITS)
+        assert spoken.samplings[0].max_new_tokens == 100
+    short = parse_chat(chat(), info(context_length=20), LIMITS)
     assert short.samplings[0].max_new_tokens == 20 - len(short.prompts[0].tokens)
-    assert parse_chat(chat, info(context_length=None), LIMITS).samplings[0].max_new_tokens == 100
 
 
-@pytest.mark.parametrize("num_tokens", [5, 6])
-def test_context_length__includes_prompt_and_answer(num_tokens: int) -> None:
-    body = completion(prompt=[1] * 195, max_tokens=num_tokens)
-    if num_tokens == 5:
-        parse_completion(body, info(), LIMITS)
-    else:
-        with pytest.raises(
-            ContextTooLong, match="is 200 tokens, but the prompt has 195 and max_tokens is 6"
-        ):
-            parse_completion(body, info(), LIMITS)
+def test_context_length__includes_prompt_and_answer() -> None:
+    parse_completion(completion(prompt=[1] * 195, max_tokens=5), info(), LIMITS)
+    message = "is 200 tokens, but the prompt has 195 and max_tokens is 6"
+    with pytest.raises(ContextTooLong, match=message):
+        parse_completion(completion(prompt=[1] * 195, max_tokens=6), info(), LIMITS)
 
 
 def test_kv_budget__bounds_prompt_and_answer_too() -> None:
@@ -83,12 +82,11 @@ def test_kv_budget__bounds_prompt_and_answer_too() -> None:
     assert bounded.max_length == 100
     assert info(kv_budget=KVCacheBudget(CacheSize(10, 0), 9000)).max_length == 200
     parse_completion(completion(prompt=[1] * 95, max_tokens=5), bounded, LIMITS)
-    with pytest.raises(
-        ContextTooLong, match="kv_budget allows at most 100 tokens, but the prompt has 95"
-    ):
+    message = "kv_budget allows at most 100 tokens, but the prompt has 95"
+    with pytest.raises(ContextTooLong, match=message):
         parse_completion(completion(prompt=[1] * 95, max_tokens=6), bounded, LIMITS)
-    chat = parse_chat(ChatRequest.model_validate({"messages": HELLO}), bounded, LIMITS)
-    assert chat.samplings[0].max_new_tokens == 100 - len(chat.prompts[0].tokens)
+    spoken = parse_chat(chat(), bounded, LIMITS)
+    assert spoken.samplings[0].max_new_tokens == 100 - len(spoken.prompts[0].tokens)
 
 
 def test_sampling__prefers_the_request_over_the_model() -> None:
@@ -103,9 +101,8 @@ def test_sampling__prefers_the_request_over_the_model() -> None:
 
 
 def test_chat__ends_at_the_end_of_its_turn_too() -> None:
-    chat = ChatRequest.model_validate({"messages": HELLO, "stop": "\n"})
     turn = EndOfTurn(token_ids=(7,), strings=(PLAIN_STOP,))
-    sampling = parse_chat(chat, info(end_of_turn=turn), LIMITS).samplings[0]
+    sampling = parse_chat(chat(stop="\n"), info(end_of_turn=turn), LIMITS).samplings[0]
     assert sampling.stop_token_ids == {0, 7}
     assert sampling.stop == ("\n", PLAIN_STOP)
     text = parse_completion(completion(), info(end_of_turn=turn), LIMITS).samplings[0]
@@ -113,15 +110,12 @@ def test_chat__ends_at_the_end_of_its_turn_too() -> None:
 
 
 def test_developer_role__becomes_system_in_templates() -> None:
-    requests = [
-        parse_chat(
-            ChatRequest.model_validate({"messages": [{"role": role, "content": "x"}, *HELLO]}),
-            info(),
-            LIMITS,
-        )
-        for role in ("developer", "system")
-    ]
-    assert requests[0].prompts == requests[1].prompts
+    developer, system = (
+        chat(messages=[{"role": role, "content": "x"}, *HELLO]) for role in ("developer", "system")
+    )
+    assert (
+        parse_chat(developer, info(), LIMITS).prompts == parse_chat(system, info(), LIMITS).prompts
+    )
 
 
 def test_seeds__are_consecutive_and_wrap() -> None:
@@ -156,8 +150,7 @@ def template(tmp_path: Path) -> Path:
 def test_chat_template__may_come_from_a_file(folder: Path, template: Path) -> None:
     loaded = tiny(folder, chat_template=template)
     with loaded.model.moecast:
-        chat = ChatRequest.model_validate({"messages": HELLO})
-        tokens = parse_chat(chat, loaded.info, LIMITS).prompts[0].tokens
+        tokens = parse_chat(chat(), loaded.info, LIMITS).prompts[0].tokens
         assert TOKENIZER.decode(tokens) == "[user] hello\n"
 
 
@@ -204,10 +197,10 @@ def test_logprobs__of_all_answers_together_are_bounded() -> None:
     # Without echo, or without log-probabilities, the prompts' tokens are not reported.
     for fewer in ({"echo": False}, {"logprobs": None}):
         parse_completion(completion(**most | fewer | {"max_tokens": 20}), long, limits)
-    chat = {"messages": HELLO, "logprobs": True, "top_logprobs": 20, "n": 4}
-    parse_chat(ChatRequest.model_validate(chat), long, limits)
+    spoken = chat(logprobs=True, top_logprobs=20, n=4)
+    parse_chat(spoken, long, limits)
     with pytest.raises(RequestError, match="688128 log-probabilities"):
-        parse_chat(ChatRequest.model_validate(chat), long, replace(limits, max_new_tokens=8192))
+        parse_chat(spoken, long, replace(limits, max_new_tokens=8192))
 
 
 @pytest.mark.parametrize("has_template", [True, False])
@@ -222,8 +215,7 @@ def test_texts_that_cannot_fit__are_refused_before_they_are_encoded(has_template
     long, bodies = "\u20ac" * 201, []
     bodies.append(lambda: parse_completion(completion(prompt=[long]), model, LIMITS))
     messages = [{"role": "user", "content": long}]
-    chat = ChatRequest.model_validate({"messages": messages})
-    bodies.append(lambda: parse_chat(chat, model, LIMITS))
+    bodies.append(lambda: parse_chat(chat(messages=messages), model, LIMITS))
     for fields in ({"prompt": long}, {"messages": messages}):
         body = TokenizeRequest.model_validate(fields)
         bodies.append(lambda body=body: tokenize_body(body, model))
@@ -243,7 +235,7 @@ def test_tokenizer_of_another_model__is_named_before_the_model_runs() -> None:
     with pytest.raises(RequestError, match="prompt: token .* not in the model's vocabulary of 10"):
         parse_completion(completion(), small, LIMITS)
     with pytest.raises(RequestError, match="messages: token .* not in the model's vocabulary"):
-        parse_chat(ChatRequest.model_validate({"messages": HELLO}), small, LIMITS)
+        parse_chat(chat(), small, LIMITS)
 
 
 def test_chat_template__that_fails_in_any_way_is_a_refusal() -> None:
@@ -252,9 +244,7 @@ def test_chat_template__that_fails_in_any_way_is_a_refusal() -> None:
         tokenizer.chat_template = code
         assert end_of_turn(tokenizer) == EndOfTurn()
         with pytest.raises(ChatError, match="template refuses these messages"):
-            parse_chat(
-                ChatRequest.model_validate({"messages": HELLO}), info(tokenizer=tokenizer), LIMITS
-            )
+            parse_chat(chat(), info(tokenizer=tokenizer), LIMITS)
 
 
 def test_kv_budget__counts_fixed_and_growing_bytes() -> None:
@@ -265,13 +255,10 @@ def test_kv_budget__counts_fixed_and_growing_bytes() -> None:
     assert budget.fits([40, 40])
     assert not budget.fits([40, 41])
     assert budget.bytes_of([3, 4]) == 270
-
-
-def test_kv_budget__of_caches_that_do_not_grow_bounds_no_length() -> None:
-    budget = KVCacheBudget(CacheSize(0, 400), 1000)
-    assert budget.max_length is None
-    assert budget.fits([10**9, 10**9])
-    assert not budget.fits([1, 1, 1])
+    fixed = KVCacheBudget(CacheSize(0, 400), 1000)
+    assert fixed.max_length is None
+    assert fixed.fits([10**9, 10**9])
+    assert not fixed.fits([1, 1, 1])
 
 
 @pytest.mark.parametrize(

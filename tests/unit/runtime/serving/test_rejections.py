@@ -1,13 +1,12 @@
 """Invalid requests get an error in OpenAI's shape that names the field at fault."""
 
 import json
-import socket
 from typing import Any
 
 import httpx2
 import pytest
 
-from tests.builders.serving import WAIT_SECONDS, RunningServer
+from tests.builders.serving import RunningServer
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -25,94 +24,77 @@ def error_of(answer: httpx2.Response, status: int) -> dict[str, Any]:
     return body["error"]
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "param"),
-    [
-        (COMPLETIONS, {}, "prompt"),
-        (COMPLETIONS, {"prompt": ""}, "prompt"),
-        (COMPLETIONS, {"prompt": []}, "prompt"),
-        (COMPLETIONS, {"prompt": [[]]}, "prompt"),
-        (COMPLETIONS, {"prompt": [8192]}, "prompt"),
-        (COMPLETIONS, {"prompt": [-1]}, "prompt"),
-        (COMPLETIONS, {"prompt": [2**70]}, "prompt"),
-        (COMPLETIONS, {"prompt": [True]}, "prompt"),
-        (COMPLETIONS, {"prompt": [1.5]}, "prompt"),
-        (COMPLETIONS, {"prompt": ["a", 1]}, "prompt"),
-        (COMPLETIONS, {"prompt": None}, "prompt"),
-        (COMPLETIONS, {"prompt": {"a": 1}}, "prompt"),
-        (COMPLETIONS, {"prompt": ["a"] * 73}, "prompt"),
-        (COMPLETIONS, {**PROMPT, "prompt": "a b " * 2000}, "prompt"),
-        (COMPLETIONS, {**PROMPT, "max_tokens": -1}, "max_tokens"),
-        (COMPLETIONS, {**PROMPT, "max_tokens": 2048}, "max_tokens"),
-        (COMPLETIONS, {**PROMPT, "max_tokens": 4097}, "max_tokens"),
-        (COMPLETIONS, {**PROMPT, "max_tokens": "2"}, "max_tokens"),
-        (COMPLETIONS, {**PROMPT, "max_tokens": True}, "max_tokens"),
-        (COMPLETIONS, {**PROMPT, "max_tokens": 1.5}, "max_tokens"),
-        (COMPLETIONS, {**PROMPT, "n": 0}, "n"),
-        (COMPLETIONS, {**PROMPT, "n": 5}, "n"),
-        (COMPLETIONS, {**PROMPT, "n": 10**30}, "n"),
-        (COMPLETIONS, {**PROMPT, "best_of": 2}, "best_of"),
-        (COMPLETIONS, {**PROMPT, "temperature": -0.1}, "temperature"),
-        (COMPLETIONS, {**PROMPT, "temperature": 2.1}, "temperature"),
-        (COMPLETIONS, {**PROMPT, "top_p": 1.1}, "top_p"),
-        (COMPLETIONS, {**PROMPT, "min_p": -1}, "min_p"),
-        (COMPLETIONS, {**PROMPT, "top_k": -2}, "top_k"),
-        (COMPLETIONS, {**PROMPT, "repetition_penalty": 0}, "repetition_penalty"),
-        (COMPLETIONS, {**PROMPT, "repetition_penalty": 1e-300}, "repetition_penalty"),
-        (COMPLETIONS, {**PROMPT, "presence_penalty": 3}, "presence_penalty"),
-        (COMPLETIONS, {**PROMPT, "seed": 2**63}, "seed"),
-        (COMPLETIONS, {**PROMPT, "stop": ["a", "b", "c", "d", "e"]}, "stop"),
-        (COMPLETIONS, {**PROMPT, "stop": ""}, "stop"),
-        (COMPLETIONS, {**PROMPT, "stop": [None]}, "stop"),
-        (COMPLETIONS, {**PROMPT, "stop_token_ids": [8192]}, "stop_token_ids"),
-        (COMPLETIONS, {**PROMPT, "logprobs": 21}, "logprobs"),
-        (COMPLETIONS, {**PROMPT, "logit_bias": {"8192": 1}}, "logit_bias"),
-        (COMPLETIONS, {**PROMPT, "logit_bias": {"x": 1}}, "logit_bias"),
-        (COMPLETIONS, {**PROMPT, "logit_bias": {"-1": 1}}, "logit_bias"),
-        (COMPLETIONS, {**PROMPT, "logit_bias": {"1": 101}}, "logit_bias"),
-        (COMPLETIONS, {**PROMPT, "logit_bias": {"9" * 5000: 1}}, "logit_bias"),
-        (COMPLETIONS, {**PROMPT, "suffix": "end"}, "suffix"),
-        (COMPLETIONS, {**PROMPT, "stream_options": {"include_usage": True}}, "stream_options"),
-        (COMPLETIONS, {**PROMPT, "stream": True, "stream_options": {"x": 1}}, "stream_options"),
-        (COMPLETIONS, {**PROMPT, "temprature": 1}, "temprature"),
-        (COMPLETIONS, {**PROMPT, "é": 1}, "\\xe9"),
-        (COMPLETIONS, {"prompt": "\ud800"}, "prompt"),
-        (COMPLETIONS, {"prompt": ["\ud800"]}, "prompt"),
-        (COMPLETIONS, {**PROMPT, "stop": "\udfff"}, "stop"),
-        (COMPLETIONS, {**PROMPT, "model": "\udfff"}, "model"),
-        (COMPLETIONS, {**PROMPT, "logit_bias": {"\udfff": 1}}, "logit_bias"),
-        (CHAT, {}, "messages"),
-        (CHAT, {"messages": []}, "messages"),
-        (CHAT, {"messages": [{}]}, "messages"),
-        (CHAT, {"messages": [{"role": "user", "content": 1}]}, "messages"),
-        (CHAT, {"messages": [{"role": "user", "content": "\ud800"}]}, "messages"),
-        (
-            CHAT,
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-            "messages",
-        ),
-        (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages"),
-        (CHAT, {"messages": HELLO, "max_tokens": 0}, "max_tokens"),
-        (CHAT, {"messages": HELLO, "top_logprobs": 1}, "top_logprobs"),
-        (CHAT, {"messages": HELLO, "logprobs": 1}, "logprobs"),
-        (CHAT, {"messages": HELLO, "tools": [{"type": "function"}]}, "tools"),
-        (CHAT, {"messages": HELLO, "response_format": {"type": "json_object"}}, "response_format"),
-        (CHAT, {"messages": HELLO, "modalities": ["text", "audio"]}, "modalities"),
-        (CHAT, {"messages": HELLO, "echo": True}, "echo"),
-        ("/tokenize", {}, "prompt"),
-        ("/tokenize", {"prompt": "a", "messages": HELLO}, "prompt"),
-        ("/detokenize", {"tokens": [8192]}, "tokens"),
-        ("/detokenize", {"tokens": "x"}, "tokens"),
-        ("/detokenize", {"tokens": [1] * 4096}, "tokens"),
-    ],
-)
+WRONG_VALUES: dict[str, dict[str, list[Any]]] = {
+    COMPLETIONS: {
+        "prompt": [
+            *("", [], [[]], [8192], [-1], [2**70], [True], [1.5], ["a", 1], None, {"a": 1}),
+            *(["a"] * 73, "a b " * 2000, "\ud800", ["\ud800"]),
+        ],
+        "max_tokens": [-1, 2048, 4097, "2", True, 1.5],
+        "n": [0, 5, 10**30],
+        "best_of": [2],
+        "temperature": [-0.1, 2.1],
+        "top_p": [1.1],
+        "min_p": [-1],
+        "top_k": [-2],
+        "repetition_penalty": [0, 1e-300],
+        "presence_penalty": [3],
+        "seed": [2**63],
+        "stop": [["a", "b", "c", "d", "e"], "", [None], "\udfff"],
+        "stop_token_ids": [[8192]],
+        "logprobs": [21],
+        "logit_bias": [{key: 1} for key in ("8192", "x", "-1", "9" * 5000, "\udfff")]
+        + [{"1": 101}],
+        "suffix": ["end"],
+        "stream_options": [{"include_usage": True}],
+        "temprature": [1],
+        "model": ["\udfff"],
+    },
+    CHAT: {
+        "messages": [
+            *([], [{}], [{"role": "user", "content": 1}], [{"role": "user", "content": "\ud800"}]),
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
+            [{"role": "assistant", "tool_calls": [{"id": "1"}]}],
+        ],
+        "max_tokens": [0],
+        "top_logprobs": [1],
+        "logprobs": [1],
+        "tools": [[{"type": "function"}]],
+        "response_format": [{"type": "json_object"}],
+        "modalities": [["text", "audio"]],
+        "echo": [True],
+    },
+    "/detokenize": {"tokens": [[8192], "x", [1] * 4096]},
+}
+VALID = {COMPLETIONS: PROMPT, CHAT: {"messages": HELLO}, "/detokenize": {}}
+WRONG_BODIES: list[tuple[str, dict[str, Any], str]] = [
+    *(
+        (path, {**VALID[path], param: value}, param)
+        for path, fields in WRONG_VALUES.items()
+        for param, values in fields.items()
+        for value in values
+    ),
+    (COMPLETIONS, {}, "prompt"),
+    (COMPLETIONS, {**PROMPT, "stream": True, "stream_options": {"x": 1}}, "stream_options"),
+    (COMPLETIONS, {**PROMPT, "é": 1}, "\\xe9"),
+    (CHAT, {}, "messages"),
+    ("/tokenize", {}, "prompt"),
+    ("/tokenize", {"prompt": "a", "messages": HELLO}, "prompt"),
+]
+
+
+def post(
+    server: RunningServer, path: str, content: Any, kind: str = "application/json"
+) -> httpx2.Response:
+    with server.http() as client:
+        return client.post(path, content=content, headers={"Content-Type": kind} if kind else {})
+
+
+@pytest.mark.parametrize(("path", "body", "param"), WRONG_BODIES)
 def test_field_at_fault__is_named(
     server: RunningServer, path: str, body: dict[str, Any], param: str
 ) -> None:
-    with server.http() as client:
-        content = json.dumps(body)
-        answer = client.post(path, content=content, headers={"Content-Type": "application/json"})
-    error = error_of(answer, 400)
+    error = error_of(post(server, path, json.dumps(body)), 400)
     assert error["param"] == param
     assert error["type"] == "invalid_request_error"
 
@@ -138,9 +120,7 @@ def test_field_at_fault__is_named(
 )
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/tokenize", "/detokenize"])
 def test_malformed_body__is_400(server: RunningServer, path: str, content: bytes) -> None:
-    with server.http() as client:
-        answer = client.post(path, content=content, headers={"Content-Type": "application/json"})
-    error_of(answer, 400)
+    error_of(post(server, path, content), 400)
 
 
 def test_context_too_long__has_openais_error_code(server: RunningServer) -> None:
@@ -156,10 +136,7 @@ def test_context_too_long__has_openais_error_code(server: RunningServer) -> None
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 def test_unknown_model__is_404_and_names_the_served_one(server: RunningServer, path: str) -> None:
     with server.http() as client:
-        body = (
-            {"model": "gpt-5", "messages": HELLO} if path == CHAT else {"model": "gpt-5", **PROMPT}
-        )
-        error = error_of(client.post(path, json=body), 404)
+        error = error_of(client.post(path, json={"model": "gpt-5", **VALID[path]}), 404)
         assert error["code"] == "model_not_found"
         assert "tiny" in error["message"]
         assert error_of(client.get("/v1/models/gpt-5"), 404)["code"] == "model_not_found"
@@ -186,12 +163,9 @@ def test_docs__are_not_served(server: RunningServer) -> None:
         assert shape.endswith("/ErrorResponse")
 
 
-@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded"])
-def test_content_types_of_html_forms__are_rejected(server: RunningServer, kind: str | None) -> None:
-    headers = {} if kind is None else {"Content-Type": kind}
-    with server.http() as client:
-        answer = client.post(COMPLETIONS, content=json.dumps(PROMPT), headers=headers)
-    error_of(answer, 415)
+@pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded"])
+def test_content_types_of_html_forms__are_rejected(server: RunningServer, kind: str) -> None:
+    error_of(post(server, COMPLETIONS, json.dumps(PROMPT), kind), 415)
 
 
 def test_cors__grants_other_origins_nothing(server: RunningServer) -> None:
@@ -202,8 +176,7 @@ def test_cors__grants_other_origins_nothing(server: RunningServer) -> None:
 
 
 def test_large_body__is_rejected_before_it_is_read(server: RunningServer) -> None:
-    host, port = server.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=WAIT_SECONDS) as connection:
+    with server.connect() as connection:
         connection.sendall(
             b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
             b"Content-Type: application/json\r\nContent-Length: 1048577\r\n\r\n"
@@ -218,20 +191,13 @@ def test_large_body__in_chunks_is_rejected(server: RunningServer) -> None:
             yield b"a" * 65536
         yield b'"}'
 
-    with server.http() as client:
-        answer = client.post(
-            COMPLETIONS, content=chunks(), headers={"Content-Type": "application/json"}
-        )
-    error_of(answer, 413)
+    error_of(post(server, COMPLETIONS, chunks()), 413)
 
 
 def test_body__of_the_largest_size_is_accepted(server: RunningServer) -> None:
     content = json.dumps({"prompt": "a"}).encode()
     content += b" " * ((1 << 20) - len(content))
-    with server.http() as client:
-        answer = client.post(
-            COMPLETIONS, content=content, headers={"Content-Type": "application/json"}
-        )
+    answer = post(server, COMPLETIONS, content)
     assert answer.status_code == 200, answer.text
 
 
