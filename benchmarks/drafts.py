@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from benchmarks.config import DraftsConfig
-from benchmarks.reports import MachineFacts, describe_machine, print_line, write_report
+from benchmarks.reports import MachineFacts, describe_machine, make_report, print_line, write_report
 from runtime.engine.memory import freeze_objects
 from runtime.generation.draft_pace import DraftPace
 from runtime.generation.drafting import Draft, decode_with, look_up
@@ -250,14 +250,5 @@ def run_drafts(config: DraftsConfig) -> None:
             answer(model, prompts[0], new_tokens=8, pace=None)  # warms up
             rows.append(measure(kind, model, prompts, config))
         right = measure_right_drafts(model, all_prompts, config)
-    report = DraftsReport(
-        machine=machine,
-        model=config.model,
-        budget=config.budget,
-        system=config.system,
-        new_tokens=config.new_tokens,
-        repetitions=config.repetitions,
-        rows=rows,
-        right=right,
-    )
+    report = make_report(DraftsReport, config, machine=machine, rows=rows, right=right)
     write_report(config, report)

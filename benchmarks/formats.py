@@ -14,13 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.config import FormatsConfig
-from benchmarks.reports import (
-    MachineFacts,
-    default_threads,
-    describe_machine,
-    print_line,
-    write_report,
-)
+from benchmarks.reports import MachineFacts, describe_machine, make_report, print_line, write_report
 from predictors.errors import MoecastError
 from runtime.commands import pack
 from runtime.config import DenseFormat, ModelConfig, PackConfig, Quantise, StoreConfig
@@ -165,7 +159,7 @@ def describe_runs(
 
 
 def run_formats(config: FormatsConfig) -> None:
-    machine = describe_machine(default_threads())
+    machine = describe_machine()
     model = ModelConfig(name="inflated", id=str(config.model))
     folder = config.stores or config.model.with_name(f"{config.model.name}-formats")
     folder.mkdir(parents=True, exist_ok=True)
@@ -214,14 +208,5 @@ def run_formats(config: FormatsConfig) -> None:
             )
         )
         print_line(str(rows[-1]))
-    report = FormatsReport(
-        machine=machine,
-        share=config.budget,
-        budget_bytes=budget_bytes,
-        repetitions=config.repetitions,
-        requests=config.requests,
-        new_tokens=config.new_tokens,
-        warm_up_tokens=config.warm_up_tokens,
-        rows=rows,
-    )
-    write_report(config, report)
+    figures = {"share": config.budget, "budget_bytes": budget_bytes, "rows": rows}
+    write_report(config, make_report(FormatsReport, config, machine=machine, **figures))

@@ -22,14 +22,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3MoeConfig
 
 import runtime
 from benchmarks.config import GpuConfig
+from benchmarks.greedy import generate_greedy
 from benchmarks.random_model import scaled_config, write_checkpoint
-from benchmarks.reports import (
-    MachineFacts,
-    default_threads,
-    describe_machine,
-    print_line,
-    write_report,
-)
+from benchmarks.reports import MachineFacts, describe_machine, print_line, write_report
 from predictors.errors import MoecastError
 from runtime.accelerator import (
     Accelerator,
@@ -215,16 +210,7 @@ def make_prompt(device: torch.device, seed: int) -> Tensor:
 
 
 def generate(model: PreTrainedModel, prompt: Tensor, steps: int, clock: StepClock) -> list[int]:
-    output: Any = model.generate(
-        prompt,
-        attention_mask=torch.ones_like(prompt),
-        max_new_tokens=steps,
-        min_new_tokens=steps,
-        do_sample=False,
-        pad_token_id=0,
-        streamer=clock,
-    )
-    return output[0].tolist()
+    return generate_greedy(model, prompt, steps, streamer=clock)[0].tolist()
 
 
 def compare_exactness(
@@ -332,7 +318,7 @@ def run_gpu(config: GpuConfig) -> None:
             raise MoecastError(f"{name}={getattr(config, name)}: must be at least 1")
     if config.max_new_tokens < 3:
         raise MoecastError(f"max_new_tokens={config.max_new_tokens}: must be at least 3")
-    machine = describe_machine(default_threads())
+    machine = describe_machine()
     device = choose_device(config.device)
     if config.device == "auto" and device.type == "cpu":
         raise MoecastError(

@@ -1,11 +1,15 @@
 """Greedy generation of exactly as many tokens as are wanted."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 
 @torch.inference_mode()
-def generate_greedy(model: torch.nn.Module, prompts: Tensor, new_tokens: int) -> Tensor:
+def generate_greedy(
+    model: torch.nn.Module, prompts: Tensor, new_tokens: int, *, streamer: Any = None
+) -> Tensor:
     """Returns the `[B, new_tokens]` tokens that follow prompts `[B, T]` of one length."""
     output = model.generate(
         prompts,
@@ -13,5 +17,7 @@ def generate_greedy(model: torch.nn.Module, prompts: Tensor, new_tokens: int) ->
         max_new_tokens=new_tokens,
         min_new_tokens=new_tokens,
         do_sample=False,
+        pad_token_id=0,
+        streamer=streamer,
     )
     return output[:, prompts.shape[1] :]

@@ -13,7 +13,8 @@ import torch
 from transformers import PreTrainedModel
 
 from benchmarks.config import LockstepConfig
-from benchmarks.reports import MachineFacts, describe_machine, print_line, write_report
+from benchmarks.greedy import generate_greedy
+from benchmarks.reports import MachineFacts, describe_machine, make_report, print_line, write_report
 from predictors.errors import MoecastError
 from runtime.config import Exact
 from runtime.generation.loading import load
@@ -79,17 +80,9 @@ def run_lockstep(config: LockstepConfig) -> None:
         for exact in models
         for clients in numbers
     ]
-    report = LockstepReport(
-        machine=machine,
-        model=MODEL,
-        dtype=config.dtype,
-        budget=config.budget,
-        system=config.system,
-        repetitions=config.repetitions,
-        steps=config.steps,
-        rows=rows,
+    write_report(
+        config, make_report(LockstepReport, config, machine=machine, model=MODEL, rows=rows)
     )
-    write_report(config, report)
     for row in rows:
         print_line(
             f"{row.exact:8} {row.clients:2} sequences: {row.tokens_per_second:6.1f} tokens/s, "
@@ -121,24 +114,13 @@ def measure_throughput(model: PreTrainedModel, *, clients: int, steps: int) -> f
     with LockstepGroup(model) as group:
         for _ in range(clients):
             prompt = torch.randint(1, model.config.vocab_size, (1, PROMPT_TOKENS), generator=random)
-            group.start(partial(generate_tokens, model, prompt, num_tokens))
+            group.start(partial(generate_greedy, model, prompt, num_tokens))
         for _ in range(WARM_UP_STEPS):
             group.step()
         start = time.perf_counter()
         for _ in range(steps):
             group.step()
         return clients * steps / (time.perf_counter() - start)
-
-
-def generate_tokens(model: PreTrainedModel, prompt: torch.Tensor, number: int) -> None:
-    model.generate(
-        prompt,
-        attention_mask=torch.ones_like(prompt),
-        max_new_tokens=number,
-        min_new_tokens=number,
-        do_sample=False,
-        pad_token_id=0,
-    )
 
 
 def make_row(

@@ -18,7 +18,8 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from benchmarks.config import PrefillConfig
-from benchmarks.reports import MachineFacts, describe_machine, print_line, write_report
+from benchmarks.greedy import generate_greedy
+from benchmarks.reports import MachineFacts, describe_machine, make_report, print_line, write_report
 from predictors.units import MIB
 from runtime.engine.memory import freeze_objects
 from runtime.generation.loading import load
@@ -88,7 +89,7 @@ def run_prefill(config: PrefillConfig) -> None:
         for system in config.system:
             model = load(config.model, budget=config.budget, system=system)
             with model.moecast:
-                decode(model, prompts[0])
+                generate_greedy(model, prompts[0], DECODE_TOKENS)
                 times, moved = [], []
                 for prompt in [*prompts[1:], prompts[0]]:
                     bandwidth = measure_bandwidth(handle.folder, seed=len(bandwidths))
@@ -103,16 +104,15 @@ def run_prefill(config: PrefillConfig) -> None:
                             link_seconds=moved[-1] / bandwidth,
                         )
                     )
-                    decode(model, prompt)
+                    generate_greedy(model, prompt, DECODE_TOKENS)
             rows.append(make_row(system, times, moved))
             print_line(format_row(rows[-1]))
         dtype = str(resident.dtype).removeprefix("torch.")
-    report = PrefillReport(
+    report = make_report(
+        PrefillReport,
+        config,
         machine=machine,
-        model=config.model,
         dtype=dtype,
-        budget=config.budget,
-        prompt_tokens=config.prompt_tokens,
         prompts=len(prompts),
         disk_bytes_per_second=statistics.median(bandwidths),
         rows=rows,
@@ -136,16 +136,6 @@ def time_forward(model: PreTrainedModel, prompt_1T: Tensor) -> float:
     start = time.perf_counter()
     model(input_ids=prompt_1T, use_cache=True, logits_to_keep=1)
     return time.perf_counter() - start
-
-
-def decode(model: PreTrainedModel, prompt_1T: Tensor) -> None:
-    model.generate(
-        prompt_1T,
-        attention_mask=torch.ones_like(prompt_1T),
-        max_new_tokens=DECODE_TOKENS,
-        do_sample=False,
-        pad_token_id=0,
-    )
 
 
 def measure_bandwidth(folder: Path, *, seed: int) -> float:

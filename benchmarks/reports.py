@@ -43,13 +43,17 @@ class MachineFacts:
     python: str
 
 
-def describe_machine(threads: int) -> MachineFacts:
-    """Reads processor, memory, kernel, read-ahead and load; call it before the benchmark starts."""
+def describe_machine(threads: int | None = None) -> MachineFacts:
+    """Reads processor, memory, kernel, read-ahead and load; call it before the benchmark starts.
+
+    Args:
+        threads: threads that the benchmark uses; None: PyTorch's default.
+    """
     devices = Path("/sys/block").glob("*/queue/read_ahead_kb")
     return MachineFacts(
         cpu=read_processor_name(),
         cores=os.cpu_count(),
-        threads=threads,
+        threads=threads or int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)),
         memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         kernel=platform.release(),
         read_ahead_kib={
@@ -61,11 +65,6 @@ def describe_machine(threads: int) -> MachineFacts:
         date=datetime.now(UTC).date().isoformat(),
         python=platform.python_version(),
     )
-
-
-def default_threads() -> int:
-    """Returns the default number of threads of PyTorch."""
-    return int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1))
 
 
 def command_line(command: str, config: RunConfig) -> str:
@@ -106,6 +105,13 @@ def describe_origin(config: RunConfig) -> Provenance:
     )
 
 
+def make_report(kind: type[Report], config: RunConfig, **figures: Any) -> Report:
+    """Returns a report of these figures; its other fields are the options of the same names."""
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    options = {name: getattr(config, name) for name in names if hasattr(config, name)}
+    return kind(**{**options, **figures})
+
+
 def write_report(config: BenchmarkConfig, report: Any) -> None:
     """Replaces the benchmark's file of results.
 
@@ -124,10 +130,9 @@ def write_report(config: BenchmarkConfig, report: Any) -> None:
     write_atomic(config.output, text.encode())
 
 
-def read_report(name: str, kind: type[Report]) -> Report | None:
-    """Reads `benchmarks/results/NAME.json`; None if it does not exist."""
-    path = RESULTS / f"{name}.json"
-    return TypeAdapter(kind).validate_json(path.read_bytes()) if path.is_file() else None
+def read_report(name: str, kind: type[Report]) -> Report:
+    """Reads the committed `benchmarks/results/NAME.json`."""
+    return TypeAdapter(kind).validate_json((RESULTS / f"{name}.json").read_bytes())
 
 
 def print_line(text: str) -> None:

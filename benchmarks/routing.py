@@ -11,13 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.config import RoutingConfig
-from benchmarks.reports import (
-    MachineFacts,
-    default_threads,
-    describe_machine,
-    print_line,
-    write_report,
-)
+from benchmarks.reports import MachineFacts, describe_machine, make_report, print_line, write_report
 from collect.config import ImportConfig, ImportSplit
 from collect.importer import import_routing
 from collect.traces import Trace
@@ -71,7 +65,7 @@ def run_routing(config: RoutingConfig) -> dict[str, Any]:
     Raises:
         RoutingLogError: the log is not a routing log.
     """
-    machine = describe_machine(default_threads())
+    machine = describe_machine()
     with tempfile.TemporaryDirectory(prefix="moecast-routing-") as scratch:
         trace = import_routing(
             config.log,
@@ -90,17 +84,17 @@ def run_routing(config: RoutingConfig) -> dict[str, Any]:
             composed = compose_comparison(config, trace, run_dir, start)
             rows += make_rows(evaluate(composed), start)
         spec = trace.spec
-        report = RoutingReport(
+        report = make_report(
+            RoutingReport,
+            config,
             machine=machine,
             log=config.log.name,
             log_origin=config.origin,
-            model_id=config.model_id,
             num_layers=spec.num_layers,
             num_experts=spec.num_experts,
             top_k=spec.top_k,
             num_requests=len(trace.request_table),
             num_tokens=len(trace.rows("held_out")),
-            shape=config.shape,
             rows=rows,
         )
     write_report(config, report)

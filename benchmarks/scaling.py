@@ -26,13 +26,7 @@ from benchmarks.papers.paper_context import (
 )
 from benchmarks.papers.published import find_published
 from benchmarks.papers.run import DEFAULT_FOLDER
-from benchmarks.reports import (
-    MachineFacts,
-    default_threads,
-    describe_machine,
-    print_line,
-    write_report,
-)
+from benchmarks.reports import MachineFacts, describe_machine, make_report, print_line, write_report
 from collect.traces import Trace
 from runtime.config import HardwareConfig, ShapeConfig
 
@@ -256,7 +250,7 @@ def compare_claims(rows: Sequence[ScalingRow]) -> list[Claim]:
 
 def run_scaling(config: ScalingConfig) -> None:
     started = time.monotonic()
-    machine = describe_machine(default_threads())
+    machine = describe_machine()
     shapes = [SWITCH_LARGE, load_shape("nllb-moe")]
     server = replace(load_hardware("a5000-pcie4"), store_bytes_per_second=0.0, host_bytes=0.0)
     trace = Trace.open(config.trace)
@@ -276,10 +270,10 @@ def run_scaling(config: ScalingConfig) -> None:
     ]
     for row in rows:
         print_line(str(row))
-    report = ScalingReport(
+    report = make_report(
+        ScalingReport,
+        config,
         trace=trace.digest,
-        system=config.system,
-        requests=config.requests,
         batch=BATCH,
         batch_per_node=BATCH_PER_NODE,
         network=NETWORK,

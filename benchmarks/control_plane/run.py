@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from benchmarks.control_plane.config import ControlPlaneConfig
 from benchmarks.control_plane.measure import ControlPlaneRow, ControlPlaneTask
 from benchmarks.control_plane.model import SHAPES, RandomShape, write_model, write_predictors
-from benchmarks.reports import MachineFacts, describe_machine, print_line, write_report
+from benchmarks.reports import MachineFacts, describe_machine, make_report, print_line, write_report
 from predictors.errors import MoecastError
 from runtime.config import SystemConfig
 from runtime.presets import load_system
@@ -60,12 +60,7 @@ def run_control_plane(config: ControlPlaneConfig) -> None:
                 cells.append(cell)
                 if not any(cell.rows for cell in cells):
                     continue
-                report = ControlPlaneReport(
-                    machine=machine,
-                    repetitions=config.repetitions,
-                    steps=config.steps,
-                    cells=cells,
-                )
+                report = make_report(ControlPlaneReport, config, machine=machine, cells=cells)
                 write_report(config, report)
     if not any(cell.rows for cell in cells):
         raise MoecastError(f"nothing was measured: {cells[0].failed if cells else 'no budget'}")

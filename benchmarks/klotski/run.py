@@ -15,7 +15,7 @@ from benchmarks.klotski.rows import (
     KlotskiReport,
     LiveRow,
 )
-from benchmarks.reports import describe_machine, print_line, write_report
+from benchmarks.reports import describe_machine, make_report, print_line, write_report
 
 BASE, OURS = "single batch, on demand", "+ order (klotski)"
 
@@ -56,12 +56,11 @@ def run_klotski(config: KlotskiConfig) -> None:
         from benchmarks.klotski.simulated import simulate
 
         quality, simulated = measure_quality(config.trace), simulate(config.trace)
-    report = KlotskiReport(
+    report = make_report(
+        KlotskiReport,
+        config,
         model=config.model.name,
-        budget=config.budget,
-        prompt_tokens=config.prompt_tokens,
         new_tokens=config.max_new_tokens,
-        repetitions=config.repetitions,
         machine=machine,
         tokens_equal=True,
         figures=summarize(live),

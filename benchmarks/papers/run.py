@@ -25,13 +25,7 @@ from benchmarks.papers.config import PapersConfig
 from benchmarks.papers.jobs import PaperReplays
 from benchmarks.papers.paper_context import ReplayedRequests
 from benchmarks.papers.published import read_published
-from benchmarks.reports import (
-    MachineFacts,
-    default_threads,
-    describe_machine,
-    print_line,
-    write_report,
-)
+from benchmarks.reports import MachineFacts, describe_machine, make_report, print_line, write_report
 from collect.traces import Trace
 from predictors.errors import MoecastError, unknown
 from predictors.spec import ModelSpec
@@ -184,7 +178,7 @@ def run_papers(config: PapersConfig) -> None:
     if config.paper is not None and config.paper not in PAPERS:
         raise MoecastError(unknown("paper", config.paper, PAPERS))
     started = time.monotonic()
-    machine = describe_machine(default_threads())
+    machine = describe_machine()
     papers = [paper for paper in PAPERS if config.paper in (None, paper)]
     figures = [PAPERS[paper] for paper in papers]
     trace = Trace.open(config.trace)
@@ -200,11 +194,11 @@ def run_papers(config: PapersConfig) -> None:
     claims = compare_figures(figures, trace.spec, results)
     for claim in claims:
         print_line(describe_claim(claim))
-    report = PapersReport(
+    report = make_report(
+        PapersReport,
+        config,
         trace=trace.digest,
         model=trace.spec.as_dict(),
-        requests=config.requests,
-        warm_requests=config.warm_requests,
         seconds=round(time.monotonic() - started),
         machine=machine,
         claims=claims,

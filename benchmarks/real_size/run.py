@@ -19,13 +19,7 @@ from rich.console import Console
 from benchmarks.real_size.computation import ComputationTask
 from benchmarks.real_size.config import RealSizeConfig
 from benchmarks.real_size.model import DTYPE, RandomModel, read_shape, write_random_model
-from benchmarks.reports import (
-    MachineFacts,
-    default_threads,
-    describe_machine,
-    print_line,
-    write_report,
-)
+from benchmarks.reports import MachineFacts, describe_machine, make_report, print_line, write_report
 from predictors.errors import MoecastError
 from runtime.commands.progress import progress
 from runtime.config import ModelConfig, StoreConfig, SystemConfig
@@ -116,7 +110,7 @@ def run_real_size(config: RealSizeConfig) -> dict[str, Any]:
     Raises:
         MoecastError: a log that does not fit, no room on the disk, or a run failed.
     """
-    machine = describe_machine(default_threads())
+    machine = describe_machine()
     log = None if config.routing is None else read_routing_log(config.routing)
     systems = [load_system(name) for name in config.system]
     own_top_k = read_shape(config.shape, top_k=None)["num_experts_per_tok"]
@@ -161,7 +155,9 @@ def run_real_size(config: RealSizeConfig) -> dict[str, Any]:
     store.close()
     num_layers, expert_bytes = store.num_layers, max_slot_bytes(store)
     experts_bytes = num_layers * store.num_experts * expert_bytes
-    report = RealSizeReport(
+    report = make_report(
+        RealSizeReport,
+        config,
         machine=machine,
         routing=None if config.routing is None else config.routing.name,
         log_tokens=None if log is None else len(log.experts_NLK),
@@ -173,11 +169,7 @@ def run_real_size(config: RealSizeConfig) -> dict[str, Any]:
         experts_bytes=experts_bytes,
         dense_bytes=outcomes[0].runs[0].weights_bytes,
         computing_seconds=computing,
-        prompt_tokens=config.prompt_tokens,
-        warm_up_tokens=config.warm_up_tokens,
-        requests=config.requests,
         new_tokens=config.max_new_tokens,
-        repetitions=config.repetitions,
         rows=[
             describe_outcome(
                 outcome,

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from transformers import AutoTokenizer
 
-from benchmarks.reports import default_threads, describe_machine, print_line
+from benchmarks.reports import describe_machine, print_line
 from benchmarks.serving.config import ArrivalsConfig
 from benchmarks.serving.replay import TimedCompletion, replay_arrivals, send_one_by_one
 from benchmarks.serving.rows import (
@@ -133,7 +133,7 @@ def replay_on(
 
 
 def run_arrivals(config: ArrivalsConfig) -> None:
-    machine = describe_machine(default_threads())
+    machine = describe_machine()
     means = {"prompt_tokens": config.mean_prompt_tokens, "new_tokens": config.mean_new_tokens}
     options = {"budget": config.budget, "max_waiting": config.requests}
     model = ModelConfig()

@@ -31,7 +31,7 @@ import numpy as np
 from benchmarks.peers.limit import MemoryLimiter
 from benchmarks.peers.run import ALLOWANCE_BYTES
 from benchmarks.peers.weights import weight_bytes
-from benchmarks.reports import default_threads, describe_machine, print_line
+from benchmarks.reports import describe_machine, print_line
 from benchmarks.serving.config import AttackConfig
 from benchmarks.serving.departures import PROMPTS, fill_pool, idle_footprint
 from benchmarks.serving.hostile import ATTACKS, BUSY, Statuses, Victim, run_hostile
@@ -274,7 +274,7 @@ def memory_limit(model: Path, budget: str) -> int:
 
 
 def run_attack(config: AttackConfig) -> None:
-    machine = describe_machine(default_threads())
+    machine = describe_machine()
     model = resolve(ModelConfig()) if config.model is None else config.model
     key = secrets.token_urlsafe(24)
     options: dict[str, Any] = {"model.id": model, "budget": config.budget}

@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 
 from benchmarks.environments import interpreter, is_built
 from benchmarks.process import ProcessFailed, run_program, start_worker
-from benchmarks.reports import default_threads, describe_machine
+from benchmarks.reports import describe_machine
 from benchmarks.serving.config import ClientsConfig
 from benchmarks.serving.rows import ClientResult, ClientsReport, write_part
 from benchmarks.serving.server import ServerProcess, run_server
@@ -229,7 +229,7 @@ def run_clients(config: ClientsConfig) -> None:
     for name in config.client:
         if name not in CLIENTS:
             raise MoecastError(unknown("client", name, CLIENTS))
-    machine = describe_machine(default_threads())
+    machine = describe_machine()
     folder = resolve(ModelConfig())
     results: dict[str, ClientResult] = {}
     with (

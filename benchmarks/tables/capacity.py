@@ -10,7 +10,6 @@ from benchmarks.tables.markdown import format_size, markdown_table, origin_line
 def capacity_tables() -> list[str]:
     """Returns the lines between the marks of docs/capacity.md."""
     report = read_report("capacity", CapacityReport)
-    assert report is not None
     return [
         *trace_section(report),
         *training_section(report),

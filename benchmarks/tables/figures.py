@@ -26,10 +26,8 @@ def list_pages() -> Iterator[tuple[Path, str, HtmlReport]]:
     yield DOCS / "simulated", "svg", simulated_latency()
     yield DOCS, "svg", forecasts()
     klotski = read_report("klotski", KlotskiReport)
-    assert klotski is not None
     yield FIGURES / "klotski", "png", build_klotski_page(klotski, read_origin("klotski"))
     serving = read_report("serving", ServingReports)
-    assert serving is not None
     assert serving.arrivals is not None
     arrivals = build_arrivals_page(serving.arrivals, read_origin("serving", "arrivals"))
     yield FIGURES / "arrivals", "png", arrivals

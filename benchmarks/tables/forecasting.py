@@ -68,7 +68,6 @@ def horizons_table() -> list[str]:
 def ceiling_table() -> list[str]:
     """Returns accuracy against training requests, passes and width."""
     report = read_report("ceiling", CeilingReport)
-    assert report is not None
     runs: dict[tuple[TrainingRun, int], dict[int, float]] = {}
     for row in report.rows:
         runs.setdefault((row.run, row.train_tokens), {})[row.horizon] = row.mean_accuracy

@@ -22,7 +22,6 @@ from runtime.config import DenseFormat
 def formats_table() -> list[str]:
     """Returns speed by format, in the same memory."""
     report = read_report("formats", FormatsReport)
-    assert report is not None
     columns, lines = pivot(
         report.rows,
         lambda row: (
@@ -50,7 +49,6 @@ def formats_table() -> list[str]:
 def quality_table() -> list[str]:
     """Returns the loss by format."""
     report = read_report("quantised", QuantisedReport)
-    assert report is not None
     lines = [
         [
             row.experts,
@@ -76,7 +74,6 @@ def quality_table() -> list[str]:
 def dequantise_table() -> list[str]:
     """Returns the time of dequantising an expert, next to that of Transformers' operations."""
     report = read_report("dequantise", DequantiseReport)
-    assert report is not None
     rows = [
         [
             row.format,
@@ -98,7 +95,6 @@ def dequantise_table() -> list[str]:
 def lockstep_table() -> list[str]:
     """Returns the throughput of several sequences over that of one, by `model.exact`."""
     report = read_report("lockstep", LockstepReport)
-    assert report is not None
     columns, lines = pivot(
         report.rows,
         lambda row: f"`{row.exact}`",
@@ -117,7 +113,6 @@ def lockstep_table() -> list[str]:
 def real_size_table() -> list[str]:
     """Returns speed and memory of a model of real size by budget and system."""
     report = read_report("real_size", RealSizeReport)
-    assert report is not None
     columns, lines = pivot(
         report.rows,
         lambda row: f"{row.budget} ({format_percent(row.experts_in_memory)})",

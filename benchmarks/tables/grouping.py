@@ -23,15 +23,9 @@ NAMES = (
 )
 
 
-def read_groups() -> KlotskiReport:
-    report = read_report("klotski", KlotskiReport)
-    assert report is not None
-    return report
-
-
 def groups_table() -> list[str]:
     """Returns the live ablation."""
-    report = read_groups()
+    report = read_report("klotski", KlotskiReport)
     rows = [row for row in report.completed if row.name in NAMES]
     base = next(row.tokens_per_second for row in rows if row.name == NAMES[0])
     lines = [
@@ -57,7 +51,7 @@ def groups_table() -> list[str]:
 
 def group_sizes_tables() -> list[str]:
     """Returns throughput against the batch size and n, live and simulated, and quality."""
-    report = read_groups()
+    report = read_report("klotski", KlotskiReport)
     environments = {
         "Live": live_points(report.completed),
         **{

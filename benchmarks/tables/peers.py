@@ -45,9 +45,7 @@ QUANTISED = {"int4": "Q4_0", "int8": "Q8_0"}
 
 def read_peers() -> dict[str, PeersReport]:
     """Returns the results of other programs by model and format."""
-    parts = read_report("peers", dict[str, PeersReport])
-    assert parts is not None
-    return parts
+    return read_report("peers", dict[str, PeersReport])
 
 
 def speed_table() -> list[str]:

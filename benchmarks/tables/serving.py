@@ -17,7 +17,7 @@ WORKS = {True: "works", False: "fails", None: "not run"}
 
 def robustness_table() -> list[str]:
     """Returns a row for the attacks and one for the clients, as far as they were run."""
-    reports = read_report("serving", ServingReports) or ServingReports()
+    reports = read_report("serving", ServingReports)
     rows, origins = [], []
     if reports.attack:
         rows.append(attack_row(reports.attack))
@@ -72,7 +72,7 @@ def clients_row(report: ClientsReport) -> list[str]:
 def arrivals_table() -> list[str]:
     """Returns latency by system."""
     reports = read_report("serving", ServingReports)
-    if reports is None or reports.arrivals is None:
+    if reports.arrivals is None:
         return []
     report = reports.arrivals
     rows = [

@@ -89,7 +89,6 @@ def ablation_shares() -> list[str]:
 def routing_table() -> list[str]:
     """Returns the mean TPOT of every system on a published routing log, for each start."""
     report = read_report("routing", RoutingReport)
-    assert report is not None
     lines = [
         f"`{report.log}` ({report.log_origin}): routing of {report.model_id}, {report.top_k} of "
         f"{report.num_experts} experts in {report.num_layers} layers, without hidden states. "
@@ -199,7 +198,6 @@ def format_mean(mean: float, interval: Sequence[float] | None, scale: float = 1.
 def validated_table() -> list[str]:
     """Returns the simulator's TPOT over the live one."""
     report = read_report("validate", ValidateReport)
-    assert report is not None
     columns, lines = pivot(
         report.rows,
         lambda row: f"`{row.system}`",
@@ -283,7 +281,6 @@ def name_shape(cell: Row) -> str:
 def papers_table() -> list[str]:
     """Returns the papers' claims next to the replays, and those that have none."""
     report = read_report("papers", PapersReport)
-    assert report is not None
     rows = [
         [
             *(claim.paper, claim.where, claim.what, format_published(claim.paper_value)),
@@ -319,7 +316,6 @@ def papers_table() -> list[str]:
 def scaling_tables() -> list[str]:
     """Returns devices and nodes, and the paper's claims about figure 13."""
     report = read_report("scaling", ScalingReport)
-    assert report is not None
 
     def place(row: Any) -> tuple[str, str, int, int]:
         return row.shape, row.machine, row.nodes, row.devices

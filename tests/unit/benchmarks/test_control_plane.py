@@ -151,7 +151,6 @@ def test_run__measures_every_system_and_survives_a_budget_that_fails(
     )
     run.run_control_plane(config)
     report = reports.read_report("control_plane", run.ControlPlaneReport)
-    assert report is not None
     failed, resident = report.cells
     assert "one step needs 2 experts" in (failed.failed or "")
     assert failed.rows == []
