@@ -4,8 +4,8 @@ import numpy as np
 
 from benchmarks.klotski.environments import ENVIRONMENTS, describe_machine, make_predictor
 from benchmarks.klotski.prefetch_accuracy import count_hot
-from benchmarks.klotski.workload import SIMULATED_STEPS, TokenPool, tile_spec
-from benchmarks.papers.cells import CellResult, DrawnGroups, PaperCell, UnitSums
+from benchmarks.klotski.workload import TokenPool, tile_spec
+from benchmarks.papers.cells import CellResult, DrawnGroups, PaperCell
 from collect.traces import Trace
 from predictors.base import Predictor
 from runtime.sim.lower_bound import bound_time
@@ -66,15 +66,12 @@ class GroupReplays:
         if cell.measures_accuracy:
             predictor = new_predictor()
             assert predictor is not None, cell
-            ranked = [(counts.prefetched, counts.hot) for counts in count_hot(predictor, steps)]
-        ttft, tpot = stats.ttft_seconds[1:], stats.tpot_seconds[SIMULATED_STEPS:]
-        return CellResult(
-            units=UnitSums.of_replay(stats, warm_units=1, ranked=ranked),
+            ranked = list(count_hot(predictor, steps))
+        return CellResult.of_replay(
+            stats,
             slots=slots,
-            ttft_median=float(np.percentile(ttft, 50)),
-            ttft_p95=float(np.percentile(ttft, 95)),
-            tpot_median=float(np.percentile(tpot, 50)),
-            tpot_p95=float(np.percentile(tpot, 95)),
+            warm_units=1,
+            ranked=ranked,
             share_of_least_time=(bound.decode_seconds + bound.prefill_seconds)
             / stats.total_seconds,
         )

@@ -4,10 +4,11 @@ Shape suffixes: U units of a replay, B bootstrap samples.
 """
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,29 +76,34 @@ class PaperCell:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-@dataclass(frozen=True, kw_only=True)
-class UnitSums:
-    """Sums over each unit of a replay, `[U]`: a prompt, or a batch of them, and what follows it."""
+Values = TypeVar("Values")
 
-    prefills: list[float]
-    prefill_seconds: list[float]
-    prefill_stall_seconds: list[float]
-    prefill_bytes: list[float]
-    decode_steps: list[float]
-    decode_tokens: list[float]
-    decode_seconds: list[float]
-    decode_stall_seconds: list[float]
-    decode_bytes: list[float]
-    requests: list[float]
-    hits: list[float]
-    predicted: list[float]
-    predicted_in_time: list[float]
-    needed_predicted: list[float]
-    needed_predicted_in_time: list[float]
-    ranked: list[float]
+
+@dataclass(frozen=True, kw_only=True)
+class ReplaySums(Generic[Values]):
+    prefills: Values
+    prefill_seconds: Values
+    prefill_stall_seconds: Values
+    prefill_bytes: Values
+    decode_steps: Values
+    decode_tokens: Values
+    decode_seconds: Values
+    decode_stall_seconds: Values
+    decode_bytes: Values
+    requests: Values
+    hits: Values
+    predicted: Values
+    predicted_in_time: Values
+    needed_predicted: Values
+    needed_predicted_in_time: Values
+    ranked: Values
     """Experts that the predictor ranked first, as many as each token chooses; 0: not measured."""
-    ranked_correctly: list[float]
+    ranked_correctly: Values
     """Those of them that routers chose."""
+
+
+class UnitSums(ReplaySums[list[float]]):
+    """Sums over each unit of a replay, `[U]`: a prompt, or a batch of them, and what follows it."""
 
     @classmethod
     def of_replay(
@@ -152,27 +158,8 @@ class UnitSums:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class CellFigures:
+class CellFigures(ReplaySums[Figure]):
     """Figures of a replay, from its sums: numbers, or one value for each bootstrap sample."""
-
-    prefills: Figure
-    prefill_seconds: Figure
-    prefill_stall_seconds: Figure
-    prefill_bytes: Figure
-    decode_steps: Figure
-    decode_tokens: Figure
-    decode_seconds: Figure
-    decode_stall_seconds: Figure
-    decode_bytes: Figure
-    requests: Figure
-    hits: Figure
-    predicted: Figure
-    predicted_in_time: Figure
-    needed_predicted: Figure
-    needed_predicted_in_time: Figure
-    ranked: Figure
-    ranked_correctly: Figure
 
     @property
     def ttft_seconds(self) -> Figure:
@@ -235,6 +222,33 @@ class CellResult:
     """Least time of this machine / time of all steps; None with several devices."""
 
     @classmethod
+    def of_replay(
+        cls,
+        stats: ReplayStats,
+        *,
+        slots: int,
+        warm_units: int,
+        ranked: Sequence[tuple[int, int]],
+        share_of_least_time: float | None,
+    ) -> Self:
+        """Returns the figures without the first `warm_units` units."""
+        totals = stats.step_totals
+        first = [place for place, step in enumerate(totals) if step.is_prefill][warm_units]
+        ttft, tpot = (
+            [step.seconds for step in totals[first:] if step.is_prefill is phase]
+            for phase in (True, False)
+        )
+        return cls(
+            units=UnitSums.of_replay(stats, warm_units=warm_units, ranked=ranked),
+            slots=slots,
+            ttft_median=float(np.percentile(ttft, 50)),
+            ttft_p95=float(np.percentile(ttft, 95)),
+            tpot_median=float(np.percentile(tpot, 50)),
+            tpot_p95=float(np.percentile(tpot, 95)),
+            share_of_least_time=share_of_least_time,
+        )
+
+    @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Self:
         return cls(**{**document, "units": UnitSums(**document["units"])})
 
@@ -264,6 +278,25 @@ class ReplayTable:
         )
         self.asked.append(cell)
         return self.find(cell)
+
+    def replay_all(
+        self,
+        systems: Mapping[str, SystemConfig],
+        shapes: Iterable[ShapeConfig],
+        hardware: HardwareConfig,
+        *,
+        shares: Sequence[float],
+        batches: Sequence[int] = (1,),
+    ) -> dict[str, list[CellFigures]]:
+        """Returns the figures of each system with every shape, share and batch."""
+        places = list(itertools.product(shapes, shares, batches))
+        return {
+            name: [
+                self.replay(system, shape, hardware, share=share, batch=batch)
+                for shape, share, batch in places
+            ]
+            for name, system in systems.items()
+        }
 
     def find(self, cell: PaperCell) -> CellFigures:  # noqa: ARG002
         return ONES
@@ -307,10 +340,6 @@ def mean(values: Iterable[Figure]) -> Any:
 
 def maximum(values: Iterable[Figure]) -> Any:
     return np.max(np.stack([np.asarray(value) for value in values]), axis=0)[()]
-
-
-def minimum(values: Iterable[Figure]) -> Any:
-    return np.min(np.stack([np.asarray(value) for value in values]), axis=0)[()]
 
 
 def ratios(cells: Sequence[CellFigures], base: Sequence[CellFigures], key: str) -> list[Figure]:

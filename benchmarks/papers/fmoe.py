@@ -55,17 +55,22 @@ def in_shared_code(system: SystemConfig) -> SystemConfig:
     )
 
 
+def list_systems() -> tuple[dict[str, SystemConfig], dict[str, SystemConfig]]:
+    """Returns fMoE and the baselines, and the same in shared code."""
+    systems = {name: load_system(name) for name in ("fmoe", *BASELINES)}
+    shared = {name: in_shared_code(system) for name, system in systems.items()}
+    return systems, {**shared, "fmoe": systems["fmoe"]}
+
+
 def replay_all(
-    table: ReplayTable, systems: Mapping[str, SystemConfig], shares: Mapping[str, float]
+    table: ReplayTable, systems: Mapping[str, SystemConfig], share: float = SHARE
 ) -> dict[str, list[CellFigures]]:
     """Replays each system on every shape."""
-    return {
-        name: [
-            table.replay(system, load_shape(shape), machine(), share=shares[shape])
-            for shape in SHAPES
-        ]
-        for name, system in systems.items()
-    }
+    return table.replay_all(systems, map(load_shape, SHAPES), machine(), shares=[share])
+
+
+def describe_basis(table: ReplayTable) -> str:
+    return table.describe_basis([load_shape(shape) for shape in SHAPES])
 
 
 def saved(cells: Mapping[str, list[CellFigures]], base: str, key: str) -> Any:
@@ -75,15 +80,10 @@ def saved(cells: Mapping[str, list[CellFigures]], base: str, key: str) -> Any:
 
 def figures_9_10(table: ReplayTable) -> FigureReplay:
     figure = FigureReplay(PAPER)
-    systems = {name: load_system(name) for name in ("fmoe", *BASELINES)}
-    shared = {
-        name: system if name == "fmoe" else in_shared_code(system)
-        for name, system in systems.items()
-    }
-    cells = replay_all(table, systems, dict.fromkeys(SHAPES, SHARE))
-    changed = replay_all(table, shared, dict.fromkeys(SHAPES, SHARE))
-    smaller = replay_all(table, systems, dict.fromkeys(SHAPES, SMALL_SHARE))
-    basis = table.describe_basis(list(map(load_shape, SHAPES)))
+    systems, shared = list_systems()
+    cells, changed = replay_all(table, systems), replay_all(table, shared)
+    smaller = replay_all(table, systems, SMALL_SHARE)
+    basis = describe_basis(table)
     for phase, key in (("ttft", "ttft_seconds"), ("tpot", "tpot_seconds")):
         for name in BASELINES:
             figure.claim(
@@ -122,18 +122,23 @@ def fastest_requests(cells: Mapping[str, list[CellFigures]]) -> str:
 
 def figure_11(table: ReplayTable) -> FigureReplay:
     figure = FigureReplay(PAPER)
-    systems = {name: load_system(name) for name in ("fmoe", *BASELINES)}
-    shared = {
-        name: system if name == "fmoe" else in_shared_code(system)
-        for name, system in systems.items()
-    }
-    shares = {shape: min(1.0, LIMIT_BYTES / experts_bytes(load_shape(shape))) for shape in SHAPES}
-    cells, changed = (replay_all(table, each, shares) for each in (systems, shared))
+    cells, changed = (
+        {
+            name: [
+                table.replay(
+                    system, shape, machine(), share=min(1.0, LIMIT_BYTES / experts_bytes(shape))
+                )
+                for shape in map(load_shape, SHAPES)
+            ]
+            for name, system in systems.items()
+        }
+        for systems in list_systems()
+    )
     for name in BASELINES:
         figure.claim(
             f"figure-11/{name}",
             saved(cells, name, "tpot_seconds"),
-            basis=table.describe_basis(list(map(load_shape, SHAPES))),
+            basis=describe_basis(table),
             change=SHARED_CODE,
             changed=saved(changed, name, "tpot_seconds"),
         )
@@ -165,13 +170,12 @@ def figure_12(table: ReplayTable) -> FigureReplay:
         "LFU": replace(fmoe, eviction="lfu", eviction_options={}),
         "fMoE": fmoe,
     }
-    basis = table.describe_basis(list(map(load_shape, SHAPES)))
-    shares = dict.fromkeys(SHAPES, SHARE)
-    tracked = replay_all(table, {t: rename(s, t) for t, s in trackers.items()}, shares)
+    basis = describe_basis(table)
+    tracked = replay_all(table, {t: rename(s, t) for t, s in trackers.items()})
     figure.claim("figure-12a/worst", rank(tracked), basis=basis)
     maps = {title: row for title, row in tracked.items() if title.startswith("Map")}
     figure.claim("figure-12a/arms", rank(maps), basis=basis)
-    cached = replay_all(table, {t: rename(s, t) for t, s in caches.items()}, shares)
+    cached = replay_all(table, {t: rename(s, t) for t, s in caches.items()})
     figure.claim("figure-12b/order", rank(cached), basis=basis)
     return figure
 
@@ -193,7 +197,7 @@ def figure_13(table: ReplayTable) -> FigureReplay:
     figure.claim(
         "figure-13/best",
         best[0],
-        basis=table.describe_basis(list(map(load_shape, SHAPES))),
+        basis=describe_basis(table),
         change=f"a search takes {SLOW_PREDICTOR_US / machine().predictor_us:.0f} times as long",
         changed=best[1],
     )

@@ -101,15 +101,12 @@ def table_4(table: ReplayTable) -> FigureReplay:
         "+ Multi-layer": plain,
         "+ Layer-proximity": own,
     }
-    cells = {
-        name: [
-            table.replay(
-                rename(system, name), load_shape(model), slow_machine(), share=UNCACHED_SHARE
-            )
-            for model in MODELS.values()
-        ]
-        for name, system in variants.items()
-    }
+    cells = table.replay_all(
+        {name: rename(system, name) for name, system in variants.items()},
+        map(load_shape, MODELS.values()),
+        slow_machine(),
+        shares=[UNCACHED_SHARE],
+    )
     vanilla = cells["Vanilla prefetching"]
     for name in variants:
         for column, key in (

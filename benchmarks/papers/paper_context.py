@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.papers.cells import CellResult, PaperCell, UnitSums
+from benchmarks.papers.cells import CellResult, PaperCell
 from collect.traces import Trace, TraceSignal
 from predictors.base import Ints, Signal
 from predictors.errors import MoecastError
@@ -208,9 +208,6 @@ class PaperContext:
         for begin in range(0, end, cell.batch):
             yield from combine_requests(requests[begin : min(end, begin + cell.batch)], cell)
 
-    def warm_units(self, cell: PaperCell) -> int:
-        return count_batches(self.requests.warm, cell.batch)
-
     def forecasts(self, cell: PaperCell, predictor: str) -> RecordedForecasts:
         key = (predictor, grouping(cell))
         if key not in self._recorded:
@@ -293,20 +290,11 @@ class PaperContext:
         if cell.measures_accuracy:
             assert predictor is not None, cell
             ranked = count_ranked(steps, self.folded_forecasts(fold, cell, predictor), spec)
-        warm = self.warm_units(cell)
-        totals = stats.step_totals
-        first = [i for i, step in enumerate(totals) if step.is_prefill][warm]
-        ttft, tpot = (
-            [step.seconds for step in totals[first:] if step.is_prefill is phase]
-            for phase in (True, False)
-        )
-        return CellResult(
-            units=UnitSums.of_replay(stats, warm_units=warm, ranked=ranked),
+        return CellResult.of_replay(
+            stats,
             slots=slots,
-            ttft_median=float(np.percentile(ttft, 50)),
-            ttft_p95=float(np.percentile(ttft, 95)),
-            tpot_median=float(np.percentile(tpot, 50)),
-            tpot_p95=float(np.percentile(tpot, 95)),
+            warm_units=count_batches(self.requests.warm, cell.batch),
+            ranked=ranked,
             share_of_least_time=share,
         )
 

@@ -1,6 +1,6 @@
 """ProMoE, figures 3 to 22: the numbers that its text gives (sections 2.2, 4 and 7)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from benchmarks.papers.paper_context import (
     load_system,
     with_bits_per_weight,
 )
-from runtime.config import HardwareConfig
+from runtime.config import HardwareConfig, ShapeConfig
 
 PAPER = "promoe"
 SHAPES = ("deepseek-moe", "deepseek-v2-lite", "qwen1.5-moe", "qwen2-moe-int4", "mixtral-8x7b-int4")
@@ -50,6 +50,18 @@ def machine() -> HardwareConfig:
 
 def interpreted_machine() -> HardwareConfig:
     return replace(machine(), kernel_us=INTERPRETER_US)
+
+
+def replay_systems(
+    table: ReplayTable,
+    hardware: HardwareConfig,
+    shapes: Iterable[ShapeConfig],
+    *,
+    shares: Sequence[float] = (SHARE,),
+    batches: Sequence[int] = (1,),
+) -> dict[str, list[CellFigures]]:
+    systems = {name: load_system(name) for name in NAMES}
+    return table.replay_all(systems, shapes, hardware, shares=shares, batches=batches)
 
 
 def figures_3_4(table: ReplayTable) -> FigureReplay:
@@ -97,22 +109,15 @@ def figure_8(table: ReplayTable) -> FigureReplay:
 def figures_10_11(table: ReplayTable) -> FigureReplay:
     """Figure 10 is of Transformers, in Python; figure 11 of llama.cpp, without an interpreter."""
     figure = FigureReplay(PAPER)
-    cells: dict[str, dict[str, list[CellFigures]]] = {}
-    for label, hardware in (("plain", machine()), ("interpreted", interpreted_machine())):
-        cells[label] = {
-            name: [
-                table.replay(load_system(name), load_shape(shape), hardware, share=SHARE)
-                for shape in SHAPES
-            ]
-            for name in NAMES
-        }
-    basis = table.describe_basis(list(map(load_shape, SHAPES)))
+    shapes = [load_shape(shape) for shape in SHAPES]
+    runs = [
+        replay_systems(table, hardware, shapes) for hardware in (machine(), interpreted_machine())
+    ]
+    basis = table.describe_basis(shapes)
     for phase, key in PHASES:
         for base in ("static", "on-demand"):
             for what, ratio in (("mean", mean_ratio), ("most", max_ratio)):
-                plain, interpreted = (
-                    ratio(cells[label]["promoe"], cells[label][base], key) for label in cells
-                )
+                plain, interpreted = (ratio(run["promoe"], run[base], key) for run in runs)
                 name = f"{phase}/{base}/{what}"
                 figure.claim(
                     f"figure-10/{name}",
@@ -133,18 +138,16 @@ def figure_12(table: ReplayTable) -> FigureReplay:
     for step in STEPS:
         on: dict[str, Any] = {step: True}
         variants.append(rename(replace(variants[-1], **on), step.replace("_", "-")))
-
-    def replay_variants(hardware: HardwareConfig, batch: int = 1) -> dict[str, list[CellFigures]]:
-        return {
-            variant.name: [
-                table.replay(variant, load_shape(shape), hardware, share=SHARE, batch=batch)
-                for shape in SHAPES
-            ]
-            for variant in variants
-        }
-
-    plain, interpreted = replay_variants(machine()), replay_variants(interpreted_machine())
-    together = replay_variants(machine(), MANY_PROMPTS)
+    systems = {variant.name: variant for variant in variants}
+    shapes = [load_shape(shape) for shape in SHAPES]
+    plain, interpreted, together = (
+        table.replay_all(systems, shapes, hardware, shares=[SHARE], batches=[batch])
+        for hardware, batch in (
+            (machine(), 1),
+            (interpreted_machine(), 1),
+            (machine(), MANY_PROMPTS),
+        )
+    )
     for phase, key, name in (
         ("prefill", "ttft_seconds", "prefetch"),
         ("prefill", "ttft_seconds", "early-preemption"),
@@ -155,7 +158,7 @@ def figure_12(table: ReplayTable) -> FigureReplay:
         figure.claim(
             f"figure-12/{phase}/{name}",
             mean_ratio(plain[name], plain["base"], key),
-            basis=table.describe_basis(list(map(load_shape, SHAPES))),
+            basis=table.describe_basis(shapes),
             change=INTERPRETED if phase == "decode" else TOGETHER,
             changed=mean_ratio(changed[name], changed["base"], key),
         )
@@ -167,12 +170,8 @@ def figures_14_16(table: ReplayTable) -> FigureReplay:
     figure = FigureReplay(PAPER)
     runs = [
         {
-            (model, name): [
-                table.replay(load_system(name), load_shape(model), hardware, share=rate)
-                for rate in RATES
-            ]
+            model: replay_systems(table, hardware, [load_shape(model)], shares=RATES)
             for model in MODELS
-            for name in NAMES
         }
         for hardware in (machine(), interpreted_machine())
     ]
@@ -193,28 +192,28 @@ def figures_14_16(table: ReplayTable) -> FigureReplay:
             compare(
                 f"figure-14/prefill/{model}/on-demand/{what}",
                 [
-                    ratio(run[model, "promoe"], run[model, "on-demand"], "ttft_seconds")
+                    ratio(run[model]["promoe"], run[model]["on-demand"], "ttft_seconds")
                     for run in runs
                 ],
             )
         compare(
             f"figure-14/prefill/{model}/static/mean",
             [
-                mean_ratio(run[model, "promoe"], run[model, "static"], "ttft_seconds")
+                mean_ratio(run[model]["promoe"], run[model]["static"], "ttft_seconds")
                 for run in runs
             ],
         )
         for name in ("promoe", "on-demand"):
             compare(
                 f"figure-14/decode/{model}/{name}/stall",
-                [mean(cell.decode_stall_share for cell in run[model, name]) for run in runs],
+                [mean(cell.decode_stall_share for cell in run[model][name]) for run in runs],
             )
     for base in ("static", "on-demand"):
         compare(
             f"figure-14/decode/{base}/mean",
             [
                 mean(
-                    mean_ratio(run[model, "promoe"], run[model, base], "tpot_seconds")
+                    mean_ratio(run[model]["promoe"], run[model][base], "tpot_seconds")
                     for model in MODELS
                 )
                 for run in runs
@@ -225,11 +224,11 @@ def figures_14_16(table: ReplayTable) -> FigureReplay:
         for what, place in (("least-cache", 0), ("most-cache", -1)):
             compare(
                 f"figure-15/prefill/{name}/{what}",
-                [run[qw, name][place].prefill_stall_share for run in runs],
+                [run[qw][name][place].prefill_stall_share for run in runs],
             )
     for phase, key in PHASES:
         for base in ("on-demand", "static"):
-            value = mean_ratio(runs[0][qw, "promoe"], runs[0][qw, base], key)
+            value = mean_ratio(runs[0][qw]["promoe"], runs[0][qw][base], key)
             compare(f"figure-16/{phase}/{base}", [value, value], change=False)
     return figure
 
@@ -239,14 +238,8 @@ def figures_17_20(table: ReplayTable) -> FigureReplay:
     figure = FigureReplay(PAPER)
     plain, interpreted = (
         {
-            (model, name): [
-                table.replay(
-                    load_system(name), load_shape(model), hardware, share=SHARE, batch=batch
-                )
-                for batch in BATCHES
-            ]
+            model: replay_systems(table, hardware, [load_shape(model)], batches=BATCHES)
             for model in models
-            for name in NAMES
         }
         for hardware, models in ((machine(), MODELS), (interpreted_machine(), MODELS[1:]))
     )
@@ -256,19 +249,19 @@ def figures_17_20(table: ReplayTable) -> FigureReplay:
             figure.claim(
                 f"figure-17/{phase}/{base}",
                 mean(
-                    mean_ratio(plain[model, "promoe"], plain[model, base], key) for model in MODELS
+                    mean_ratio(plain[model]["promoe"], plain[model][base], key) for model in MODELS
                 ),
                 basis=table.describe_basis(list(map(load_shape, MODELS))),
             )
             figure.claim(
                 f"figure-20/{phase}/{base}",
-                mean_ratio(plain[qw, "promoe"], plain[qw, base], key),
+                mean_ratio(plain[qw]["promoe"], plain[qw][base], key),
                 basis="one routing",
                 change=INTERPRETED,
-                changed=mean_ratio(interpreted[qw, "promoe"], interpreted[qw, base], key),
+                changed=mean_ratio(interpreted[qw]["promoe"], interpreted[qw][base], key),
             )
     for place, batch in ((0, 1), (-1, 4)):
-        promoe, on_demand = plain[qw, "promoe"][place], plain[qw, "on-demand"][place]
+        promoe, on_demand = plain[qw]["promoe"][place], plain[qw]["on-demand"][place]
         figure.claim(
             f"figure-18/decode/{batch}",
             on_demand.tpot_seconds / promoe.tpot_seconds,
@@ -280,10 +273,7 @@ def figures_17_20(table: ReplayTable) -> FigureReplay:
 def figure_22(table: ReplayTable) -> FigureReplay:
     figure = FigureReplay(PAPER)
     shapes = [with_bits_per_weight(load_shape("deepseek-moe"), bits) for bits in (16, 8, 4)]
-    cells = {
-        name: [table.replay(load_system(name), shape, machine(), share=SHARE) for shape in shapes]
-        for name in NAMES
-    }
+    cells = replay_systems(table, machine(), shapes)
     for phase, key in PHASES:
         for base in ("on-demand", "static"):
             figure.claim(
