@@ -1,8 +1,9 @@
 """Compiles what moecast computes most often; `pyproject.toml` has the rest of the build.
 
-These are the hot modules of the policy core and the simulator, which run uncompiled, too, and the
-kernels of predictors' networks, in place of which onnxruntime computes. Without Cython or a C
-compiler, the package is installed all the same. `MOECAST_COMPILED=0 pip install .` leaves them out.
+These are the hot modules of the policy core and the simulator, which run uncompiled, too, the
+kernels of predictors' networks, in place of which onnxruntime computes, and the reads of experts,
+which threads of Python do otherwise. Without Cython or a C compiler, the package is installed all
+the same. `MOECAST_COMPILED=0 pip install .` leaves them out.
 """
 
 import hashlib
@@ -48,19 +49,23 @@ DIRECTIVES = {
 FLAGS = ["-ffp-contract=off", "-g0", "-Wno-array-bounds"]
 
 
-def kernel_modules() -> list[Extension]:
-    """Return the extension module of predictors' networks."""
+C_MODULES = ("predictors.networks.kernels", "runtime.transfer.rings")
+
+
+def c_modules() -> list[Extension]:
+    """Return the extension modules that are written in C."""
     if os.environ.get("MOECAST_COMPILED") == "0":
         return []
     return [
         Extension(
-            "predictors.networks.kernels",
-            ["predictors/networks/kernels.c"],
+            name,
+            [f"{name.replace('.', '/')}.c"],
             extra_compile_args=["-O3"],
             libraries=["m"],
             py_limited_api=True,
             optional=True,
         )
+        for name in C_MODULES
     ]
 
 
@@ -132,4 +137,4 @@ class BuildCore(build_ext):
         super().copy_extensions_to_source()
 
 
-setup(ext_modules=[*kernel_modules(), *core_modules()], cmdclass={"build_ext": BuildCore})
+setup(ext_modules=[*c_modules(), *core_modules()], cmdclass={"build_ext": BuildCore})

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from runtime.store.files import BLOCK, FileReader
+from runtime.store.files import BLOCK, FileRange, FileReader
 from runtime.store.layout import SlotLayout, describe_encoded, name_encoding
 from runtime.store.packed.coding import RAW
 from runtime.store.packed.layout import PackedLayout, describe_packed
@@ -45,6 +45,18 @@ class ExpertStore:
             TransferError: the bytes did not arrive, or are not those that were stored.
         """
         raise NotImplementedError
+
+    def extents(self, layer: int, expert: int) -> list[FileRange] | None:
+        """Returns where the bytes of each of the slot's ranges (`chunk_ranges`) are, in order.
+
+        None: something is converted on arrival, so that only `read` can fill a slot.
+        """
+        return None
+
+    @property
+    def files(self) -> FileReader:
+        """The open files, for reads of extents."""
+        return self._files
 
     def close(self) -> None:
         """Closes the files; no read may be under way."""

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from runtime.config import PageCache
 from runtime.store.base import READERS, ExpertStore, as_memoryview
 from runtime.store.conversion import ExpertConversion
-from runtime.store.files import FileReader
+from runtime.store.files import FileRange, FileReader
 from runtime.store.integer_tensor import IntegerTensor
 from runtime.store.layout import EncodedParameter, SlotLayout, build_slot_layout
 from runtime.store.tensor_index import StoredTensor
@@ -118,14 +118,29 @@ class CheckpointStore(ExpertStore):
                         del result
                     continue
                 extent = places[piece.source]
-                has_bytes = piece.parameter in layout.encoded or (
-                    extent.dtype == plan.parameter.dtype and not isinstance(extent, IntegerTensor)
-                )
-                if has_bytes:
+                if self._has_bytes(layer, piece.parameter, extent):
                     self._pread(extent, as_memoryview(target))
                 else:
                     source = self._tensor(extent).view(-1)
                     target.view(plan.parameter.dtype).copy_(source)
+
+    def _has_bytes(self, layer: int, parameter: str, extent: StoredTensor) -> bool:
+        """Return whether the slot holds the part as the file does."""
+        if parameter in self.layouts[layer].encoded:
+            return True
+        dtype = self._banks[layer][parameter].parameter.dtype
+        return extent.dtype == dtype and not isinstance(extent, IntegerTensor)
+
+    def extents(self, layer: int, expert: int) -> list[FileRange] | None:
+        ranges = []
+        for piece in (piece for chunk in self.layouts[layer].chunks for piece in chunk):
+            if piece.source is None:
+                return None
+            extent = self._banks[layer][piece.parameter].extents(expert)[piece.source]
+            if not self._has_bytes(layer, piece.parameter, extent):
+                return None
+            ranges.append(FileRange(extent.file, extent.offset))
+        return ranges
 
     def _places(self, layer: int, parameter: str, expert: int) -> list[StoredTensor]:
         """Return where the expert's part is, from a cache: lookups would delay the link."""

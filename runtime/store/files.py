@@ -13,10 +13,12 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from struct import Struct
+from typing import NamedTuple
 
 from runtime.config import PageCache
 from runtime.errors import Fault, TransferError
@@ -37,6 +39,15 @@ _edges = threading.local()
 
 class EndOfFile(Exception):
     """The file ends before the range does."""
+
+
+class FileRange(NamedTuple):
+    """The place of bytes that fill a part of a slot as they are."""
+
+    file: Path
+    offset: int
+    checksum: int | None = None
+    """XXH3 of the bytes, 64 bits; None: unknown."""
 
 
 def address(target: memoryview) -> int:
@@ -115,13 +126,21 @@ PAUSE_SECONDS = 0.01
 """Between attempts."""
 
 
+DESCRIPTORS = Struct("=ii")
+"""The form in which compiled code takes them (`runtime.transfer`): buffered, then direct or -1."""
+
+
 @dataclass(eq=False)
 class OpenFile:
     """Descriptors of one file: through the page cache, and past it where possible."""
 
+    file: Path
     buffered: int
     direct: int | None
     num_readers: int = 0
+
+    def __post_init__(self) -> None:
+        self.packed = DESCRIPTORS.pack(self.buffered, -1 if self.direct is None else self.direct)
 
     def close(self) -> None:
         for descriptor in (self.buffered, self.direct):
@@ -140,34 +159,52 @@ class FileReader:
         self._lock = threading.Lock()
         self._told = False
 
-    @contextmanager
-    def _using(self, file: Path) -> Iterator[OpenFile]:
-        """Pin the open file; after a failure the next read opens it again.
+    @property
+    def drops_pages(self) -> bool:
+        """Whether reads through the page cache leave nothing there."""
+        return self._page_cache is not PageCache.KEEP
 
-        A disk that was unmounted, or a file that was fetched again, is thus not read through an
-        old descriptor.
+    def pin(self, files: Sequence[Path]) -> list[OpenFile]:
+        """Opens the files where they are not open; their descriptors stay until `unpin`.
+
+        Raises:
+            OSError: a file cannot be opened.
+        """
+        pinned: list[OpenFile] = []
+        with self._lock:
+            try:
+                for file in files:
+                    if file not in self._files:
+                        self._files[file] = self._opened(file)
+                    pinned.append(self._files[file])
+                    self._files[file].num_readers += 1
+            except OSError:
+                self._release(pinned)
+                raise
+        return pinned
+
+    def unpin(self, pinned: Sequence[OpenFile], *, failed: bool = False) -> None:
+        """Ends a use of the files.
+
+        Args:
+            failed: the next read opens them again: a disk that was unmounted, or a file that was
+                fetched again, is thus not read through an old descriptor.
         """
         with self._lock:
-            if file not in self._files:
-                self._files[file] = self._opened(file)
-            opened = self._files[file]
-            opened.num_readers += 1
-        try:
-            yield opened
-        except (OSError, TransferError):
-            with self._lock:
-                if self._files.get(file) is opened:
-                    del self._files[file]
-            raise
-        finally:
-            with self._lock:
-                opened.num_readers -= 1
-                if not opened.num_readers and self._files.get(file) is not opened:
-                    opened.close()
+            for opened in pinned if failed else ():
+                if self._files.get(opened.file) is opened:
+                    del self._files[opened.file]
+            self._release(pinned)
+
+    def _release(self, pinned: Sequence[OpenFile]) -> None:
+        for opened in pinned:
+            opened.num_readers -= 1
+            if not opened.num_readers and self._files.get(opened.file) is not opened:
+                opened.close()
 
     def _opened(self, file: Path) -> OpenFile:
         buffered = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-        if self._page_cache is not PageCache.KEEP and hasattr(os, "posix_fadvise"):
+        if self.drops_pages and hasattr(os, "posix_fadvise"):
             # Without it the system reads ahead, beyond what is dropped behind.
             os.posix_fadvise(buffered, 0, 0, os.POSIX_FADV_RANDOM)
         direct = None
@@ -180,7 +217,7 @@ class FileReader:
                     raise
             if direct is None:
                 self._tell(file)
-        return OpenFile(buffered, direct)
+        return OpenFile(file, buffered, direct)
 
     def _tell(self, file: Path) -> None:
         if not self._told:
@@ -202,8 +239,13 @@ class FileReader:
         """
         for attempt in range(ATTEMPTS):
             try:
-                with self._using(file) as opened:
+                [opened] = self.pin([file])
+                failed = True
+                try:
                     self._read_once(opened, file, offset, target, what)
+                    failed = False
+                finally:
+                    self.unpin([opened], failed=failed)
             except OSError as error:
                 if attempt + 1 == ATTEMPTS:
                     raise TransferError(
@@ -245,7 +287,7 @@ class FileReader:
             if count == 0:
                 raise EndOfFile
             done += count
-        if self._page_cache is not PageCache.KEEP and hasattr(os, "posix_fadvise"):
+        if self.drops_pages and hasattr(os, "posix_fadvise"):
             # Whole pages: those at the edges are read again by their neighbours, seldom.
             start = offset // BLOCK * BLOCK
             end = -(-(offset + done) // BLOCK) * BLOCK

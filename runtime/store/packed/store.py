@@ -14,7 +14,7 @@ from predictors.spec import ModelSpec
 from runtime.config import PageCache
 from runtime.errors import Fault, StoreError, TransferError
 from runtime.store.base import ExpertStore, as_memoryview
-from runtime.store.files import FileReader
+from runtime.store.files import FileRange, FileReader
 from runtime.store.model_source import fingerprint
 from runtime.store.packed.coding import RAW
 from runtime.store.packed.layout import PackedLayout
@@ -136,6 +136,15 @@ class PackedStore(ExpertStore):
             f"(moecast pack output={self.folder} overwrite=true)",
             fault=Fault.DAMAGED,
         )
+
+    def extents(self, layer: int, expert: int) -> list[FileRange]:
+        path, layout = self._paths[layer], self.layouts[layer]
+        return [
+            FileRange(path, expert * layout.num_bytes + start, int(checksum))
+            for [(start, _)], checksum in zip(
+                layout.chunk_ranges, self._checksums[layer][expert], strict=True
+            )
+        ]
 
 
 def open_store(

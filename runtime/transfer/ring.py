@@ -1,0 +1,73 @@
+"""The interface of rings, which move experts' bytes into slots.
+
+The model's thread owns everything that is known of transfers: it submits them, takes what has
+arrived, and writes its books itself. Rings move bytes and know no cache.
+"""
+
+from typing import Protocol
+
+from runtime.errors import TransferError
+from runtime.policy.tier import TransferTask
+
+ARRIVED = 0
+"""Status of a transfer whose bytes are all in the slot; those above 0 are numbers of errors
+(`errno`)."""
+END_OF_FILE = -1
+DAMAGED = -2
+"""A checksum is wrong."""
+FAILED = -3
+"""The error is the ring's `errors[ticket]`."""
+
+
+class Ring(Protocol):
+    """Threads that move bytes. Only the model's thread uses it.
+
+    A ticket is the number of one transfer, and no number is used twice.
+    """
+
+    errors: dict[int, TransferError]
+    """Those of tickets that arrived as `FAILED`; the user of the ring removes them."""
+
+    def submit(self, ticket: int, task: TransferTask) -> None:
+        """Starts the transfer after those submitted before, requested ones before all others."""
+
+    def cancel(self, ticket: int) -> bool:
+        """Returns whether it had not begun: then it never does and is not reported."""
+
+    def settle(self, ticket: int, status: int, /) -> bool:
+        """Looks at an arrival of this ring; returns False if the transfer goes on another way.
+
+        It will arrive again. Each arrival is settled once.
+        """
+
+    def running(self) -> list[tuple[int, float]]:
+        """Tickets of the transfers that run, each with the seconds since it began."""
+
+    def replace_thread(self, ticket: int) -> None:
+        """Gives up the thread that runs the transfer; another takes its place.
+
+        It ends when its transfer does, which is then reported as usual.
+        """
+
+    def close(self, seconds: float) -> bool:
+        """Drops what has not begun, and waits for the rest; may be called again.
+
+        Returns:
+            Whether all threads have ended; if not, those that hang are left behind.
+        """
+
+
+class Arrivals(Protocol):
+    """Transfers of all rings of a model that have ended, and the one place to wait for them."""
+
+    def post(self, ticket: int, status: int, seconds: float, /) -> None:
+        """Adds an arrival, from any thread; `seconds` is what the transfer took."""
+
+    def take(self) -> list[tuple[int, int, float]]:
+        """Removes all arrivals, `(ticket, status, seconds)` in their order; never waits."""
+
+    def wait(self, seconds: float, /) -> bool:
+        """Waits at most so long until there is something to take; returns whether there is.
+
+        Other threads run meanwhile, and an interrupt ends it.
+        """

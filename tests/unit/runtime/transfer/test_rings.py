@@ -1,0 +1,437 @@
+"""Compiled threads fill memory with the right bytes, and say what went wrong; `Arrivals`."""
+
+import ctypes
+import errno
+import gc
+import mmap
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from runtime.store.files import BLOCK, DESCRIPTORS, O_DIRECT
+from runtime.transfer.arrivals import QueuedArrivals, rings
+from runtime.transfer.file_ring import CHECKED, DROPPED, PART
+from runtime.transfer.ring import ARRIVED, DAMAGED, END_OF_FILE
+
+FILE_BYTES = 3_000_001
+LARGEST = 700_000
+MEMORY_BYTES = 4 << 20
+WAIT_SECONDS = 240.0
+COMPILED = pytest.mark.skipif(rings is None, reason="no C compiler")
+ARRIVALS = [QueuedArrivals, pytest.param(rings and rings.Arrivals, marks=COMPILED)]
+
+
+class Memory:
+    """Zeros that parts go to."""
+
+    def __init__(self, num_bytes: int = MEMORY_BYTES):
+        self.bytes = memoryview(mmap.mmap(-1, num_bytes))
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.bytes))
+
+
+@pytest.fixture(scope="module")
+def content() -> bytes:
+    return random.Random(0).randbytes(FILE_BYTES)
+
+
+@pytest.fixture(params=["direct", "buffered", "in memory"])
+def descriptors(request, tmp_path: Path, content: bytes) -> Iterator[bytes]:
+    """Of a file with the content."""
+    folder = Path("/dev/shm") if request.param == "in memory" else tmp_path
+    if not folder.is_dir():
+        pytest.skip("no file system in memory")
+    file = folder / f"moecast-{os.getpid()}"
+    file.write_bytes(content)
+    opened = [os.open(file, os.O_RDONLY)]
+    file_status = -1
+    if request.param != "buffered":
+        try:
+            file_status = os.open(file, os.O_RDONLY | O_DIRECT)
+            opened.append(file_status)
+        except OSError:
+            if request.param == "direct":
+                pytest.skip("no direct reads here")
+    yield DESCRIPTORS.pack(opened[0], file_status)
+    for descriptor in opened:
+        os.close(descriptor)
+    file.unlink()
+
+
+def await_arrivals(arrivals, count: int = 1) -> list[tuple[int, int, float]]:
+    taken = []
+    while len(taken) < count:
+        assert arrivals.wait(WAIT_SECONDS)
+        taken += arrivals.take()
+    return taken
+
+
+def statuses(arrivals, count: int = 1) -> dict[int, int]:
+    arrived = {ticket: status for ticket, status, _ in await_arrivals(arrivals, count)}
+    assert len(arrived) == count
+    return arrived
+
+
+@COMPILED
+class TestFileRing:
+    @pytest.fixture
+    def arrivals(self):
+        return rings.Arrivals()
+
+    @pytest.fixture
+    def memory(self) -> Memory:
+        return Memory()
+
+    @pytest.fixture(params=[1, 3])
+    def ring(self, request, arrivals, memory):
+        ring = rings.FileRing(arrivals, request.param, None, memory)
+        yield ring
+        assert ring.close(WAIT_SECONDS)
+
+    def test_parts__of_any_place_and_size_arrive(
+        self, ring, arrivals, memory, descriptors, content
+    ):
+        rng = random.Random(1)
+        for ticket in range(100):
+            memory.bytes[:] = bytes(MEMORY_BYTES)
+            expected, parts = bytearray(MEMORY_BYTES), []
+            place, offset = rng.randrange(2 * BLOCK), rng.randrange(FILE_BYTES)
+            for _ in range(rng.randrange(1, 6)):
+                size = rng.choice(
+                    [rng.randrange(1_000), rng.randrange(LARGEST), BLOCK * rng.randrange(40)]
+                )
+                # Where the last one ended, near it, or elsewhere; or all on the edges of blocks.
+                offset = rng.choice(
+                    [offset, offset + rng.randrange(2 * BLOCK), rng.randrange(1_000_000)]
+                )
+                if rng.random() < 0.3:
+                    offset, place = offset // BLOCK * BLOCK, -(-place // BLOCK) * BLOCK
+                offset = max(0, min(offset, FILE_BYTES - size))
+                wanted = content[offset : offset + size]
+                flags = DROPPED | CHECKED * (size > 240)
+                checksum = xxhash.xxh3_64_intdigest(wanted)
+                parts.append(PART.pack(0, flags, offset, size, place, checksum))
+                expected[place : place + size] = wanted
+                offset, place = offset + size, place + size + rng.choice([0, 0, 1, 64, 5_000])
+            rng.shuffle(parts)
+            ring.submit(ticket, ticket % 2 == 0, b"".join(parts), descriptors, memory.address)
+            assert statuses(arrivals) == {ticket: ARRIVED}
+            assert memory.bytes == expected
+
+    def test_parts__of_files_and_memory_arrive_together(
+        self, ring, arrivals, memory, tmp_path, content
+    ):
+        files = [os.open(tmp_path / name, os.O_RDWR | os.O_CREAT) for name in "ab"]
+        os.write(files[0], content[:100_000])
+        os.write(files[1], content[100_000:200_000])
+        source = Memory(1 << 20)
+        source.bytes[:1000] = content[:1000]
+        parts = [
+            PART.pack(1, 0, 0, 100_000, 100_000, 0),
+            PART.pack(-1, 0, source.address, 1_000, 300_000, 0),
+            PART.pack(0, DROPPED, 0, 100_000, 0, 0),
+            PART.pack(0, 0, 50_000, 0, 0, 0),
+        ]
+        descriptors = b"".join(DESCRIPTORS.pack(file, -1) for file in files)
+        ring.submit(7, True, b"".join(parts), descriptors, memory.address)
+        ring.submit(8, True, b"", b"")
+        assert statuses(arrivals, 2) == {7: ARRIVED, 8: ARRIVED}
+        assert memory.bytes[:200_000] == content[:200_000]
+        assert memory.bytes[300_000:301_000] == content[:1_000]
+        for file in files:
+            os.close(file)
+
+    def test_file__that_refuses_direct_reads_is_read_through_the_cache(
+        self, ring, arrivals, memory, tmp_path, content
+    ):
+        (tmp_path / "file").write_bytes(content)
+        file = os.open(tmp_path / "file", os.O_RDONLY)
+        refusing = os.open("/proc/self/ns/mnt", os.O_RDONLY)  # each read is EINVAL
+        ring.submit(
+            0,
+            True,
+            PART.pack(0, 0, 1, 1_000, 0, 0) + PART.pack(0, 0, 2_000, 900_000, 2_000, 0),
+            DESCRIPTORS.pack(file, refusing),
+            memory.address,
+        )
+        assert statuses(arrivals) == {0: ARRIVED}
+        assert memory.bytes[:1_000] == content[1:1_001]
+        assert memory.bytes[2_000:902_000] == content[2_000:902_000]
+        os.close(file)
+        os.close(refusing)
+
+    @pytest.mark.parametrize("size", [100, 70_000, 1_000_000])
+    def test_end_of_file__is_reported(self, ring, arrivals, memory, descriptors, size):
+        for ticket, beyond in enumerate((1, size - 1, size, 100_000)):
+            part = PART.pack(0, 0, FILE_BYTES - size + beyond, size, 0, 0)
+            ring.submit(ticket, True, part, descriptors, memory.address)
+        assert set(statuses(arrivals, 4).values()) == {END_OF_FILE}
+
+    def test_errors__are_reported_by_their_number(self, ring, arrivals, memory):
+        own = os.open("/proc/self/mem", os.O_RDONLY)  # whose first page is never there
+        ring.submit(
+            0, True, PART.pack(0, 0, 0, 100, 0, 0), DESCRIPTORS.pack(own, -1), memory.address
+        )
+        ring.submit(
+            1, True, PART.pack(0, 0, 0, 100, 0, 0), DESCRIPTORS.pack(own, own), memory.address
+        )
+        folder = os.open("/", os.O_RDONLY)
+        ring.submit(
+            2, True, PART.pack(0, 0, 0, 9, 0, 0), DESCRIPTORS.pack(folder, -1), memory.address
+        )
+        assert statuses(arrivals, 3) == {0: errno.EIO, 1: errno.EIO, 2: errno.EISDIR}
+        os.close(own)
+        os.close(folder)
+
+    def test_checksum__equals_that_of_xxhash(self, ring, arrivals, memory, content):
+        source = Memory()
+        source.bytes[:FILE_BYTES] = content
+        sizes = [*range(241, 2_300), 4_096, 65_536, 1_000_003]
+        for size in sizes:
+            checksum = xxhash.xxh3_64_intdigest(content[:size])
+            ring.submit(
+                size,
+                True,
+                PART.pack(-1, CHECKED, source.address, size, memory.address, checksum),
+                b"",
+            )
+        assert set(statuses(arrivals, len(sizes)).values()) == {ARRIVED}
+
+    @pytest.mark.parametrize("size", [241, 4_096, 100_001])
+    def test_damage__of_any_byte_is_found(self, ring, arrivals, memory, content, size):
+        source = Memory()
+        source.bytes[:size] = content[:size]
+        checksum = xxhash.xxh3_64_intdigest(content[:size])
+        places = [0, 63, 64, size // 2, size - 65, size - 1]
+        for ticket, place in enumerate(places):
+            source.bytes[place] ^= 1
+            part = PART.pack(-1, CHECKED, source.address, size, memory.address, checksum)
+            ring.submit(ticket, True, part, b"")
+            assert statuses(arrivals) == {ticket: DAMAGED}
+            source.bytes[place] ^= 1
+
+    def test_submits__of_a_tight_loop_all_arrive_once(
+        self, ring, arrivals, memory, descriptors, content
+    ):
+        cancelled = set()
+        for ticket in range(5_000):
+            part = PART.pack(0, 0, ticket, 16, 16 * ticket, 0)
+            ring.submit(ticket, ticket % 3 == 0, part, descriptors, memory.address)
+            if ticket % 5 == 4 and ring.cancel(ticket - 2):
+                cancelled.add(ticket - 2)
+        arrived = statuses(arrivals, 5_000 - len(cancelled))
+        assert not ring.cancel(4_999)
+        assert arrived == dict.fromkeys(set(range(5_000)) - cancelled, ARRIVED)
+        for ticket in arrived:
+            assert memory.bytes[16 * ticket : 16 * ticket + 16] == content[ticket : ticket + 16]
+        assert ring.running() == []
+
+    @pytest.mark.parametrize(
+        ("parts", "files"),
+        [
+            (b"x", b""),
+            (PART.pack(0, 0, 0, 1, 0, 0), b"x"),
+            (PART.pack(0, 0, 0, 1, 0, 0), b""),
+            (PART.pack(-2, 0, 0, 1, 0, 0), b""),
+            (PART.pack(-1, 4, 0, 1, 0, 0), b""),
+            (PART.pack(-1, 0, 0, -1, 0, 0), b""),
+            (PART.pack(-1, 0, -1, 1, 0, 0), b""),
+            (PART.pack(-1, CHECKED, 0, 240, 0, 0), b""),
+        ],
+    )
+    def test_submit__refuses_what_is_malformed(self, ring, parts, files):
+        with pytest.raises(ValueError, match="part"):
+            ring.submit(0, True, parts, files)
+
+    def test_new__refuses_what_is_malformed(self, arrivals):
+        with pytest.raises(ValueError, match="needs a thread"):
+            rings.FileRing(arrivals, 0)
+        with pytest.raises(ValueError, match="no processor 100000"):
+            rings.FileRing(arrivals, 1, cpus=[100_000])
+        with pytest.raises(TypeError):
+            rings.FileRing(object(), 1)
+
+    def test_processors__are_those_given(self, arrivals, memory):
+        cpu = min(os.sched_getaffinity(0))
+        ring = rings.FileRing(arrivals, 1, cpus=frozenset([cpu]))
+        source = Memory()
+        tasks = Path("/proc/self/task")
+        before = set(tasks.iterdir())
+        ring.submit(0, True, PART.pack(-1, 0, source.address, 9, memory.address, 0), b"")
+        (thread,) = set(tasks.iterdir()) - before
+        assert os.sched_getaffinity(int(thread.name)) == {cpu}
+        assert ring.close(WAIT_SECONDS)
+        with pytest.raises(RuntimeError, match="closed"):
+            ring.submit(1, True, b"", b"")
+        assert ring.close(0)
+
+
+@COMPILED
+class TestLife:
+    def test_requests__come_first_and_cancelled_ones_never(self):
+        arrivals, memory = rings.Arrivals(), Memory(64 << 20)
+        part = PART.pack(-1, 0, memory.address, 32 << 20, memory.address + (32 << 20), 0)
+        is_first_running = False
+        while not is_first_running:  # as soon as all are there: on a busy machine not at once
+            ring = rings.FileRing(arrivals, 1)
+            for ticket in range(8):
+                ring.submit(ticket, ticket in (0, 3, 6), part * 3 if ticket == 0 else b"", b"")
+            cancelled = [ring.cancel(ticket) for ticket in (3, 5)]
+            is_first_running = [ticket for ticket, _ in ring.running()] == [0]
+            order = [ticket for ticket, _, _ in await_arrivals(arrivals, 8 - sum(cancelled))]
+            assert ring.close(WAIT_SECONDS)
+        assert cancelled == [True, True]
+        assert order == [0, 6, 1, 2, 4, 7]
+
+    def test_close__drops_what_has_not_begun(self):
+        arrivals, memory = rings.Arrivals(), Memory(64 << 20)
+        ring = rings.FileRing(arrivals, 1, memory=memory)
+        part = PART.pack(-1, 0, memory.address, 32 << 20, memory.address + (32 << 20), 0)
+        for ticket in range(100):
+            ring.submit(ticket, True, part, b"")
+        assert ring.close(WAIT_SECONDS)
+        assert len(arrivals.take()) < 100
+        assert ring.running() == []
+        assert not ring.cancel(99)
+
+    def test_memory__is_kept_as_long_as_the_ring(self):
+        arrivals, memory = rings.Arrivals(), Memory(1 << 20)
+        is_kept = weakref.ref(memory)
+        ring = rings.FileRing(arrivals, 1, memory=memory)
+        ring.submit(0, True, PART.pack(-1, 0, memory.address, 9, memory.address + 9, 0), b"")
+        del memory
+        gc.collect()
+        assert is_kept() is not None
+        await_arrivals(arrivals)
+        del ring
+        gc.collect()
+        assert is_kept() is None
+
+    def test_fork__leaves_a_child_that_is_refused(self):
+        arrivals = rings.Arrivals()
+        ring = rings.FileRing(arrivals, 2)
+        ring.submit(0, True, b"", b"")
+        await_arrivals(arrivals)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            with suppress(BaseException):
+                refused = 0
+                for call in (
+                    arrivals.take,
+                    ring.running,
+                    lambda: arrivals.post(0, 0, 0.0),
+                    lambda: arrivals.wait(0.0),
+                    lambda: ring.submit(1, True, b"", b""),
+                    lambda: ring.cancel(1),
+                    lambda: ring.close(1.0),
+                    lambda: rings.FileRing(arrivals, 1),
+                ):
+                    try:
+                        call()
+                    except RuntimeError:
+                        refused += 1
+                del ring, arrivals, call
+                gc.collect()
+                mine = rings.Arrivals()
+                another = rings.FileRing(mine, 1)
+                another.submit(5, True, b"", b"")
+                code = 0 if refused == 8 and mine.wait(60.0) else 2
+            os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        ring.submit(1, True, b"", b"")
+        assert statuses(arrivals) == {1: ARRIVED}
+
+    @pytest.mark.parametrize("keeps", [True, False])
+    def test_interpreter__ends_while_threads_read(self, keeps):
+        code = f"""
+import ctypes
+from runtime.transfer import rings
+from runtime.transfer.file_ring import PART
+size = 64 << 20
+memory = ctypes.create_string_buffer(2 * size)
+address = ctypes.addressof(memory)
+arrivals = rings.Arrivals()
+ring = rings.FileRing(arrivals, 2, memory=memory)
+for ticket in range(200):
+    ring.submit(ticket, True, PART.pack(-1, 0, address, size, address + size, 0), b"")
+if not {keeps}:
+    del ring, memory, arrivals
+"""
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=WAIT_SECONDS)
+
+
+@pytest.mark.parametrize("kind", ARRIVALS)
+class TestArrivals:
+    def test_take__gives_all_in_order_and_never_waits(self, kind):
+        arrivals = kind()
+        assert arrivals.take() == []
+        for ticket in range(10):
+            arrivals.post(ticket, -ticket, 0.5 * ticket)
+        assert arrivals.take() == [(ticket, -ticket, 0.5 * ticket) for ticket in range(10)]
+        assert arrivals.take() == []
+        arrivals.post(2**40, 5, 0.0)
+        assert arrivals.wait(0.0)
+        assert arrivals.take() == [(2**40, 5, 0.0)]
+
+    def test_wait__ends_with_the_first_arrival_or_in_time(self, kind):
+        arrivals = kind()
+        assert not arrivals.wait(0.0)
+        assert not arrivals.wait(-1.0)
+        start = time.monotonic()
+        assert not arrivals.wait(0.15)
+        assert time.monotonic() - start >= 0.14
+        is_waiting = threading.Event()
+
+        def post() -> None:
+            is_waiting.wait(WAIT_SECONDS)
+            arrivals.post(1, 0, 0.0)
+
+        thread = threading.Thread(target=post)
+        thread.start()
+        is_waiting.set()
+        assert arrivals.wait(WAIT_SECONDS)
+        assert arrivals.wait(float("inf"))
+        thread.join()
+        assert arrivals.take() == [(1, 0, 0.0)]
+
+    def test_post__from_many_threads_loses_nothing(self, kind):
+        arrivals = kind()
+
+        def post(number: int) -> None:
+            for i in range(2_000):
+                arrivals.post(number * 2_000 + i, 0, 0.0)
+
+        threads = [threading.Thread(target=post, args=[number]) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        tickets = [ticket for ticket, _, _ in await_arrivals(arrivals, 8_000)]
+        assert sorted(tickets) == list(range(8_000))
+        for number in range(4):
+            mine = [ticket for ticket in tickets if ticket // 2_000 == number]
+            assert mine == sorted(mine)
+        for thread in threads:
+            thread.join()
+
+    def test_wait__is_ended_by_an_interrupt(self, kind):
+        arrivals = kind()
+        before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(KeyboardInterrupt):
+                arrivals.wait(WAIT_SECONDS)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        arrivals.post(3, 0, 0.0)
+        assert arrivals.take() == [(3, 0, 0.0)]
