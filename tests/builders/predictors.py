@@ -6,21 +6,13 @@ import numpy as np
 
 from predictors.base import Forecast, Predictor
 from predictors.spec import ModelSpec
+from tests.builders.entries import tiny_spec
 
 
-def small_spec(
-    *, num_layers: int = 3, num_experts: int = 4, top_k: int = 1, hidden_size: int = 2
-) -> ModelSpec:
-    return ModelSpec(
-        model_id="test/small",
-        revision="r",
-        config_hash="c",
-        num_layers=num_layers,
-        num_experts=num_experts,
-        top_k=top_k,
-        hidden_size=hidden_size,
-        dtype="float32",
-    )
+def small_spec(**sizes: int) -> ModelSpec:
+    """Three layers of four experts, of which one is chosen."""
+    small = {"num_layers": 3, "num_experts": 4, "top_k": 1, "hidden_size": 2}
+    return tiny_spec(**small | sizes)
 
 
 def serve(

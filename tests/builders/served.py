@@ -11,6 +11,7 @@ import runtime
 from runtime.config import Exact, ModelConfig
 from runtime.engine import assembly as assemble
 from runtime.engine.engine import Engine
+from runtime.policy.tier import TransferTask
 from runtime.transfer.link import Link
 
 WAIT_SECONDS = 240.0
@@ -40,6 +41,22 @@ def count_pins(engine: Engine) -> int:
     with between_transfers(engine):
         entries = [e for tier in engine.cache.tiers for e in tier.cache.entries.values()]
         return sum(entry.pins for entry in entries)
+
+
+def before_transfers(call: Callable[[TransferTask], object]) -> Callable[[str, Link], Link]:
+    """What `serve_with_links` wraps links in to call this function before each transfer."""
+
+    def wrap(_name: str, link: Link) -> Link:
+        transfer = link.transfer
+
+        def transfer_after_call(task: TransferTask) -> None:
+            call(task)
+            transfer(task)
+
+        link.transfer = transfer_after_call
+        return link
+
+    return wrap
 
 
 def serve_with_links(

@@ -92,12 +92,8 @@ def test_batch__again_has_nothing_to_do_and_other_settings_are_refused(folder, t
     # What changes no bit may change: n, budgets, systems.
     again = ran(folder, tmp_path, n=1, budget="100%", system="on-demand", kv_budget="1MiB")
     assert again["written"] == 0
-    for key, value in {
-        "batch_size": 2,
-        "temperature": 0.5,
-        "window": 8,
-        "max_new_tokens": 5,
-    }.items():
+    others = {"batch_size": 2, "temperature": 0.5, "window": 8, "max_new_tokens": 5}
+    for key, value in others.items():
         with pytest.raises(ResultFileError, match=rf"{key}(, seed)? was"):
             ran(folder, tmp_path, **{key: value})
     (tmp_path / "prompts.jsonl").write_text('{"id": "p0", "tokens": [1]}\n')
@@ -131,13 +127,6 @@ def packed(folder: Path, output: Path, quantise: Quantise) -> Path:
     return output
 
 
-def test_batch__quantised_experts_are_other_settings(folder, tmp_path):
-    store = packed(folder, tmp_path / "int4", Quantise.INT4)
-    assert ran(folder, tmp_path, **{"store.path": store})["written"] == COUNT
-    with pytest.raises(ResultFileError, match="store was .*4, 16.* and is None"):
-        ran(folder, tmp_path)
-
-
 def test_batch__quantised_attention_is_the_same_in_memory_and_streamed(folder, tmp_path):
     ran(folder, tmp_path)
     with pytest.raises(ResultFileError, match="quantise_attention was None and is True"):
@@ -153,10 +142,17 @@ def test_batch__quantised_attention_is_the_same_in_memory_and_streamed(folder, t
     assert results(tmp_path / "out.jsonl") == quantised
 
 
-def test_batch__the_same_bits_from_another_file_are_the_same_results(folder, tmp_path):
+def test_batch__a_store_of_the_same_bits_is_no_other_setting_and_quantised_ones_are(
+    folder, tmp_path
+):
     ran(folder, tmp_path)
     store = packed(folder, tmp_path / "raw", Quantise.NONE)
     assert ran(folder, tmp_path, **{"store.path": store})["written"] == 0
+    store = packed(folder, tmp_path / "int4", Quantise.INT4)
+    with pytest.raises(ResultFileError, match="store was None and is .*4, 16"):
+        ran(folder, tmp_path, **{"store.path": store})
+    again = ran(folder, tmp_path, **{"store.path": store, "overwrite": "true"})
+    assert again["written"] == COUNT
 
 
 def test_batch__what_does_not_fit_is_refused_and_the_model_is_closed(folder, tmp_path):

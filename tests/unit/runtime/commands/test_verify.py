@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from predictors.errors import MoecastError
 from runtime.commands import verify
 from runtime.config import Exact, ModelConfig, VerifyModelConfig, VerifyReference
+from runtime.hf.loading import load_plain
 from runtime.tools.child_process import ChildFailure
 from runtime.tools.verify import reference, report, sides
 from runtime.tools.verify.answers import (
@@ -188,18 +189,12 @@ def test_answer__is_what_generate_and_forward_give(tmp_path):
 def test_load_lazy__is_plain_eager(tmp_path, name):
     folder = save_family(tmp_path / "model", FAMILIES[name])
     tokens = torch.arange(5, 14)[None]
-    plain, lazy = plain_eager_of(folder), load_lazy(ModelConfig(name="tiny", id=str(folder)))
+    plain, lazy = load_plain(folder, dtype="auto"), load_lazy(ModelConfig(id=str(folder)))
     inputs = {"input_ids": tokens}
     if plain.config.is_encoder_decoder:
         inputs["decoder_input_ids"] = tokens
     with torch.no_grad():
         assert torch.equal(lazy(**inputs).logits, plain(**inputs).logits)
-
-
-def plain_eager_of(folder: Path):
-    from runtime.hf.loading import load_plain
-
-    return load_plain(folder, dtype="auto")
 
 
 def test_prompts__without_tokenizer_are_random_by_seed(tmp_path):

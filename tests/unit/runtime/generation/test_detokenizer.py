@@ -160,12 +160,6 @@ def test_names_of_bytes_without_a_decoder_of_runs__are_decoded_as_they_are() -> 
     assert find_byte_tokens(TOKENIZER) is None
 
 
-def test_bytes_that_are_no_character__come_at_the_end_only() -> None:
-    detokeniser = Detokenizer(TOKENIZER)
-    assert [detokeniser.push(BYTES[byte]) for byte in "a€".encode()[:3]] == ["a", "", ""]
-    assert detokeniser.end() == "\ufffd"
-
-
 def test_stop_string__is_found_in_text_that_is_still_held() -> None:
     stops = StopStringMatcher(["a€", "x"])
     assert stops.push("za") == "z"

@@ -1,5 +1,6 @@
 """Experts that are computed together: bitwise Transformers' `grouped_mm`, whatever is cached."""
 
+import threading
 from functools import partial
 
 import pytest
@@ -19,7 +20,7 @@ from tests.builders.families.table import FAMILIES
 from tests.builders.gguf_files import gguf_file
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.packed import packed
-from tests.builders.served import count_pins, serve, serve_with_links
+from tests.builders.served import before_transfers, count_pins, serve, serve_with_links
 
 TOKENS = torch.randint(4, 60, (2, 17), generator=torch.Generator().manual_seed(3))
 GREEDY = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
@@ -103,25 +104,6 @@ def test_grouped__ids_beyond_the_last_expert_add_nothing(tmp_path):
         assert torch.equal(served(hidden_TD, torch.full((5, 2), 8), weights_TK), hidden_TD * 0)
 
 
-class FailingLink:
-    """Its transfers fail while `is_broken`."""
-
-    def __init__(self, link):
-        self._link = link
-        self.is_broken = False
-
-    def transfer(self, task):
-        if self.is_broken:
-            raise TransferError("a broken link")
-        self._link.transfer(task)
-
-    def computed(self, slot):
-        self._link.computed(slot)
-
-    def close(self):
-        self._link.close()
-
-
 @pytest.mark.parametrize("launches", [False, True])
 def test_grouped__a_failed_read_ends_one_request_and_changes_no_bit(
     tmp_path, monkeypatch, launches
@@ -130,21 +112,21 @@ def test_grouped__a_failed_read_ends_one_request_and_changes_no_bit(
         monkeypatch.setattr(exact, "GroupedExperts", GroupedLaunches)
     folder = tiny_qwen2_moe(tmp_path / "model")
     expected = answer(load_grouped(folder))
-    links = []
+    broken = threading.Event()
 
-    def wrap(_, link):
-        links.append(FailingLink(link))
-        return links[-1]
+    def fail(_task):
+        if broken.is_set():
+            raise TransferError("a broken link")
 
     options = {"exact": Exact.GROUPED, "budget": "40%", "system": "on-demand"}
-    model = serve_with_links(folder, monkeypatch, wrap, **options)
+    model = serve_with_links(folder, monkeypatch, before_transfers(fail), **options)
     with model.moecast as handle:
         for _ in range(2):
             assert all(map(torch.equal, answer(model), expected))
-            links[0].is_broken = True
+            broken.set()
             with pytest.raises(TransferError, match="a broken link"):
                 answer(model)
-            links[0].is_broken = False
+            broken.clear()
             assert count_pins(handle.engine) == 0
 
 

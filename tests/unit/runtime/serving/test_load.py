@@ -22,7 +22,7 @@ from runtime.serving.choice import CompletionChoice
 from runtime.serving.output_stream import OutputStream
 from runtime.serving.service import LoadedModel
 from tests.builders.plain_answers import PlainAnswers
-from tests.builders.served import between_transfers
+from tests.builders.served import before_transfers, between_transfers
 from tests.builders.serving import (
     WAIT_SECONDS,
     RunningServer,
@@ -64,15 +64,13 @@ def text_of(answer: httpx2.Response) -> str:
 
 def with_link(
     open_model: Callable[[], LoadedModel],
-    wrap: Callable[[Callable[[TransferTask], None], TransferTask], None],
+    call: Callable[[TransferTask], None],
 ) -> Callable[[], LoadedModel]:
-    """The model with its link's `transfer(task)` replaced by `wrap(transfer, task)`."""
+    """The model, with a call before each transfer of its link."""
 
     def opened() -> LoadedModel:
         served = open_model()
-        link = served.model.moecast.engine.workers[0].link
-        transfer = link.transfer
-        link.transfer = lambda task: wrap(transfer, task)
+        before_transfers(call)("disk", served.model.moecast.engine.workers[0].link)
         return served
 
     return opened
@@ -97,12 +95,11 @@ def pinned(server: RunningServer) -> int:
 def test_texts__equal_generate_under_any_prefetching(folder: Path, trouble: str) -> None:
     numbers = itertools.count(1)
 
-    def disturbed(transfer: Callable[[TransferTask], None], task: TransferTask) -> None:
+    def disturbed(task: TransferTask) -> None:
         if trouble == "slow":
             time.sleep(0.001)
         elif not task.high and next(numbers) % 20 == 0:
             raise SystemExit
-        transfer(task)
 
     opened = with_link(lambda: tiny(folder, budget="30%", predictor="skip"), disturbed)
     with running_server(opened) as server:
@@ -120,11 +117,10 @@ def test_unreadable_expert__fails_only_requests_that_need_it(tmp_path: Path) -> 
     broken: set[tuple[int, int]] = set()
     read: set[tuple[int, int]] = set()
 
-    def breaking(transfer: Callable[[TransferTask], None], task: TransferTask) -> None:
+    def breaking(task: TransferTask) -> None:
         read.add(task.expert)
         if task.expert in broken:
             raise TransferError(f"expert {task.expert}: input/output error")
-        transfer(task)
 
     with running_server(with_link(lambda: tiny(folder, budget="10%"), breaking)) as server:
         body = {"prompt": PROMPTS[0], "max_tokens": 2, "temperature": 0}

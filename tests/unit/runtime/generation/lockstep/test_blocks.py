@@ -19,7 +19,7 @@ from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.predictors import small_spec
-from tests.builders.served import serve, serve_with_links
+from tests.builders.served import before_transfers, count_pins, serve, serve_with_links
 
 NUM_CLIENTS = NUM_ROWS + 1
 """More than one block has room for."""
@@ -92,10 +92,11 @@ def test_block__has_the_bits_of_copies_with_several_threads_too(tmp_path):
     try:
         torch.set_num_threads(2)
         set_shared_reference(plain)
-        expected = [answer(plain, tokens) for tokens in prompts()[:3]]
+        expected = [answer(plain, tokens, max_new_tokens=3) for tokens in prompts()[:3]]
         model = serve(folder, budget="100%", exact=Exact.SHARED)
         with model.moecast, LockstepGroup(model) as group:
-            tasks = [group.start(partial(answer, model, tokens)) for tokens in prompts()[:3]]
+            ask = partial(answer, model, max_new_tokens=3)
+            tasks = [group.start(partial(ask, tokens)) for tokens in prompts()[:3]]
             run(group)
             assert_equal(tasks, expected)
             assert torch.get_num_threads() == 2
@@ -172,31 +173,21 @@ def test_block__predictors_see_the_sequences_and_no_spare_row(tmp_path, num_clie
         assert later == [first] * (ANSWER_TOKENS - 1)
 
 
-def test_block__a_failed_read_ends_those_who_needed_the_expert(tmp_path, monkeypatch):
-    """The others repeat the step, with the KV caches that they had before."""
+@pytest.mark.parametrize("exact", [Exact.EAGER, Exact.SHARED])
+def test_group__a_failed_read_ends_those_who_needed_the_expert(tmp_path, monkeypatch, exact):
+    """In a block, the others repeat the step, with the KV caches that they had before."""
     broken: set[tuple[int, int]] = set()
     read_experts: set[tuple[int, int]] = set()
 
-    def failing(_name, link):
-        read = link.transfer
+    def fail(task):
+        read_experts.add(task.expert)
+        if task.expert in broken:
+            raise TransferError(f"{task.expert} is broken")
 
-        def transfer(task):
-            read_experts.add(task.expert)
-            if task.expert in broken:
-                raise TransferError(f"{task.expert} is broken")
-            return read(task)
-
-        link.transfer = transfer
-        return link
-
-    model = serve_with_links(
-        tiny_qwen2_moe(tmp_path, num_experts=16, top_k=1),
-        monkeypatch,
-        failing,
-        budget="30%",
-        system=SystemConfig(prefetch=False, drop_used=True),
-        exact=Exact.SHARED,
-    )
+    folder = tiny_qwen2_moe(tmp_path, num_experts=16, top_k=1)
+    system = SystemConfig(prefetch=False, drop_used=True)
+    options = {"budget": "30%", "system": system, "exact": exact}
+    model = serve_with_links(folder, monkeypatch, before_transfers(fail), **options)
     single = [tokens[:, :1] for tokens in prompts()[:4]]
     with model.moecast:
         expected, chosen = [], []
@@ -204,40 +195,22 @@ def test_block__a_failed_read_ends_those_who_needed_the_expert(tmp_path, monkeyp
             read_experts.clear()
             expected.append(answer_alone(model, tokens))
             chosen.append(set(read_experts))
-        victim = next(
-            number
+        own = [
+            experts.difference(*chosen[:number], *chosen[number + 1 :])
             for number, experts in enumerate(chosen)
-            if experts - set().union(*chosen[:number], *chosen[number + 1 :])
-        )
-        others = set().union(*chosen[:victim], *chosen[victim + 1 :])
+        ]
+        victim = next(number for number, experts in enumerate(own) if experts)
         with LockstepGroup(model) as group:
             tasks = [group.start(partial(answer, model, tokens)) for tokens in single]
             group.step()
-            broken.update(chosen[victim] - others)
+            broken.update(own[victim])
             run(group)
-        failed = tasks.pop(victim)
-        expected.pop(victim)
-        assert isinstance(failed.error, TransferError)
+        assert isinstance(tasks.pop(victim).error, TransferError)
+        failed = expected.pop(victim)
         assert_equal(tasks, expected)
-
-
-def test_block__draws_are_those_of_the_seed(tmp_path):
-    model = serve(tiny_qwen2_moe(tmp_path), budget="40%", exact=Exact.SHARED)
-    sampling = {"do_sample": True, "temperature": 2.0}
-
-    def sample(seeds: list[int]) -> list[Tensor]:
-        with LockstepGroup(model) as group:
-            tasks = [
-                group.start(partial(answer, model, torch.tensor([[7, 8]]), **sampling), seed=seed)
-                for seed in seeds
-            ]
-            run(group)
-        return [task.result for task in tasks]
-
-    with model.moecast:
-        together = sample([1, 2, 3])
-        assert torch.equal(together[1], sample([2])[0])
-        assert not torch.equal(together[0], together[1])
+        broken.clear()
+        assert torch.equal(answer_alone(model, single[victim]), failed)
+        assert count_pins(model.moecast.engine) == 0
 
 
 @pytest.mark.parametrize(
@@ -276,26 +249,19 @@ def test_check__keeps_to_the_largest_block_where_small_ones_have_other_bits(tmp_
         assert choose_heights(model, None) == (NUM_ROWS,)
 
 
-def test_check__notices_rows_that_depend_on_others(tmp_path):
+@pytest.mark.parametrize(
+    ("hook", "message"),
+    [
+        (lambda output: output + 1e-6 * output.sum(dim=0, keepdim=True), "next to other rows"),
+        (
+            lambda output: output * 2 if output.shape[0] == NUM_ROWS else output,
+            "differ from those of one sequence",
+        ),
+    ],
+)
+def test_check__notices_rows_that_depend_on_others_and_unknown_states(tmp_path, hook, message):
     model = serve(tiny_qwen2_moe(tmp_path), budget="100%", exact=Exact.SHARED)
-
-    def mix(_module: nn.Module, _args: tuple, output: Tensor) -> Tensor:
-        return output + 1e-6 * output.sum(dim=0, keepdim=True)
-
     with model.moecast:
         assert find_row_dependence(model) is None
-        handle = model.model.norm.register_forward_hook(mix)
-        assert "next to other rows" in find_row_dependence(model)
-        handle.remove()
-
-
-def test_check__notices_states_that_a_block_does_not_know(tmp_path):
-    model = serve(tiny_qwen2_moe(tmp_path), budget="100%", exact=Exact.SHARED)
-
-    def remember(_module: nn.Module, _args: tuple, output: Tensor) -> Tensor:
-        return output * 2 if output.shape[0] == NUM_ROWS else output
-
-    with model.moecast:
-        handle = model.model.norm.register_forward_hook(remember)
-        assert "differ from those of one sequence" in find_row_dependence(model)
-        handle.remove()
+        model.model.norm.register_forward_hook(lambda _module, _args, output: hook(output))
+        assert message in find_row_dependence(model)

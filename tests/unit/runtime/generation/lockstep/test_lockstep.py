@@ -1,7 +1,6 @@
 """Generations in step: each gives what it gives alone, whatever happens to the others."""
 
 import gc
-import itertools
 import threading
 import traceback
 import weakref
@@ -20,7 +19,13 @@ from runtime.errors import GroupError, TransferError
 from runtime.generation.lockstep.group import LockstepGroup
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.predictors import small_spec
-from tests.builders.served import WAIT_SECONDS, count_pins, serve, serve_with_links
+from tests.builders.served import (
+    WAIT_SECONDS,
+    before_transfers,
+    count_pins,
+    serve,
+    serve_with_links,
+)
 
 LENGTHS = (5, 1, 9, 3)
 
@@ -149,18 +154,12 @@ def test_group__predictors_are_shown_one_step_of_all(tmp_path):
 def test_group__an_expert_is_read_once_for_all(tmp_path, monkeypatch):
     reads: Counter = Counter()
 
-    def counting(_name, link):
-        read = link.transfer
-
-        def transfer(task):
-            reads[task.expert] += task.first_chunk == 0
-            return read(task)
-
-        link.transfer = transfer
-        return link
+    def count(task):
+        reads[task.expert] += task.first_chunk == 0
 
     system = SystemConfig(drop_used=True, prefetch=False)
     folder = tiny_qwen2_moe(tmp_path, num_experts=16, top_k=4)
+    counting = before_transfers(count)
     model = serve_with_links(folder, monkeypatch, counting, budget="30%", system=system)
     with model.moecast, LockstepGroup(model) as group:
         for tokens in prompts() * 3:
@@ -208,57 +207,6 @@ def test_group__a_cancelled_member_leaves_the_others_as_they_are(tmp_path):
         for place in (0, 2, 3):
             assert torch.equal(sequences[place].result, expected[place])
         assert never_begun.result is None
-        assert count_pins(model.moecast.engine) == 0
-
-
-def breaking(broken: set):
-    """Links that cannot read these experts, (layer, expert)."""
-
-    def wrapped(_name, link):
-        read = link.transfer
-
-        def transfer(task):
-            if task.expert in broken:
-                raise TransferError(f"{task.expert} is broken")
-            return read(task)
-
-        link.transfer = transfer
-        return link
-
-    return wrapped
-
-
-def test_group__a_failed_read_ends_those_who_needed_the_expert(tmp_path, monkeypatch):
-    broken: set = set()
-    folder = tiny_qwen2_moe(tmp_path, num_experts=16, top_k=1)
-    spec = small_spec(num_layers=2, num_experts=16, top_k=1, hidden_size=32)
-    chosen = []
-    single = [tokens[:, :1] for tokens in prompts()]
-    for tokens in single:
-        seen = Everything(spec)
-        model = serve(folder, budget="30%", predictor=seen)
-        with model.moecast:
-            generate(model, tokens)
-        routed = [event for step in seen.steps for event in step if event[0] == "routed"]
-        chosen.append({(layer, int(e)) for _, layer, experts in routed for e in experts.flat})
-    only_first = sorted(chosen[0] - set().union(*chosen[1:]))
-    assert only_first
-    model = serve_with_links(
-        folder, monkeypatch, breaking(broken), budget="30%", system=SystemConfig(prefetch=False)
-    )
-    expected = [generate(model, tokens) for tokens in single]
-    with model.moecast, LockstepGroup(model) as group:
-        broken.update(only_first)
-        sequences = [group.start(partial(generate, model, tokens)) for tokens in single]
-        run(group)
-        assert isinstance(sequences[0].error, TransferError)
-        for sequence, tokens in zip(sequences[1:], expected[1:], strict=True):
-            assert sequence.error is None
-            assert torch.equal(sequence.result, tokens)
-        broken.clear()
-        again = group.start(partial(generate, model, single[0]))
-        run(group)
-        assert torch.equal(again.result, expected[0])
         assert count_pins(model.moecast.engine) == 0
 
 
@@ -322,21 +270,24 @@ def test_group__what_a_member_held_is_free_when_it_has_ended(tmp_path, no_search
 
 
 def test_group__caches_are_free_when_a_read_has_failed(tmp_path, monkeypatch, no_search_for_cycles):
-    broken: set = set()
+    broken = threading.Event()
+
+    def fail(_task) -> None:
+        if broken.is_set():
+            raise TransferError("the disk is gone")
 
     def caches() -> int:
         return sum(type(one) is DynamicCache for one in gc.get_objects())
 
     folder = tiny_qwen2_moe(tmp_path)
-    model = serve_with_links(
-        folder, monkeypatch, breaking(broken), budget="30%", system=SystemConfig(prefetch=False)
-    )
+    options = {"budget": "30%", "system": SystemConfig(prefetch=False)}
+    model = serve_with_links(folder, monkeypatch, before_transfers(fail), **options)
     with model.moecast, LockstepGroup(model) as group:
         before = caches()
         sequences = [group.start(partial(generate, model, tokens)) for tokens in prompts()]
         group.step()
         assert caches() == before + len(sequences)
-        broken.update(itertools.product(range(2), range(8)))
+        broken.set()
         run(group)
         assert {type(sequence.error) for sequence in sequences} == {TransferError}
         assert caches() == before

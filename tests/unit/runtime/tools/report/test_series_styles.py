@@ -40,10 +40,7 @@ def lab(color: str, cones: str) -> np.ndarray:
     share = np.array([int(color[place : place + 2], 16) for place in (1, 3, 5)]) / 255
     linear = np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
     seen = np.clip(CONES[cones] @ linear, 0, 1)
-    to_xyz = np.array(
-        [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
-    )
-    ratio = to_xyz @ seen / np.array([0.9505, 1.0, 1.089])
+    ratio = TO_XYZ @ seen / np.array([0.9505, 1.0, 1.089])
     root = np.where(ratio > 0.008856, np.cbrt(ratio), 7.787 * ratio + 16 / 116)
     return np.array([116 * root[1] - 16, 500 * (root[0] - root[1]), 200 * (root[1] - root[2])])
 
