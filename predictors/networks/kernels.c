@@ -762,6 +762,25 @@ done:
     return result;
 }
 
+/* ---- numbers of the model */
+
+/* widen(address, array): fills a float32 array from as many bfloat16 numbers in memory. */
+static PyObject *widen(PyObject *module, PyObject *arguments) {
+    unsigned long long address;
+    PyObject *array;
+    Py_buffer view;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "KO:widen", &address, &array) ||
+        open_view(array, &view, "f", PyBUF_WRITABLE))
+        return NULL;
+    const uint16_t *from = (const uint16_t *)(uintptr_t)address;
+    uint32_t *to = view.buf;
+    for (Py_ssize_t i = 0; i < view.len / (Py_ssize_t)sizeof(float); i++)
+        to[i] = (uint32_t)from[i] << 16;
+    PyBuffer_Release(&view);
+    Py_RETURN_NONE;
+}
+
 /* ---- the module */
 
 static PyObject *use_instructions(PyObject *module, PyObject *name) {
@@ -801,6 +820,7 @@ static PyType_Spec program_spec = {"predictors.networks.kernels.Program", sizeof
 static PyMethodDef functions[] = {
     {"fade_token", fade_token, METH_VARARGS,
      "fade_token(fading_FE, decays_F, num_counts, used, hidden_D, router_ED, bias_E, means_FE)"},
+    {"widen", widen, METH_VARARGS, "widen(address, array)"},
     {"use_instructions", use_instructions, METH_O, "use_instructions(name)"},
     {NULL, NULL, 0, NULL}};
 

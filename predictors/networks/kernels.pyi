@@ -48,6 +48,9 @@ def fade_token(
     router gives to `hidden_D`. Ids beyond the experts are no choice.
     """
 
+def widen(address: int, array: Floats) -> None:
+    """Fills a contiguous float32 array from as many bfloat16 numbers at an address in memory."""
+
 def use_instructions(name: str) -> None:
     """Computes products in eight bits with other instructions from now on, for tests.
 

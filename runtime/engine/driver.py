@@ -16,9 +16,10 @@ from runtime.transfer.worker import TransferState
 class PredictorDriver:
     """Runs the predictors on the model's thread, at the model's events.
 
-    The predictor gets all events in their order. Its forecasts are scheduled as soon as they are
-    made. The reuse predictor runs before a layer's requests evict other experts. The workers' lock
-    is held only to schedule forecasts and to pass on reuse scores.
+    The predictor gets all events in their order, a router's input when its layer's experts have
+    been requested: what is missing is then on its way. Its forecasts are scheduled as soon as they
+    are made. The reuse predictor runs before a layer's requests evict other experts. The workers'
+    lock is held only to schedule forecasts and to pass on reuse scores.
 
     A step that begins with every expert resident has nothing to forecast: nobody is called.
 
@@ -58,12 +59,11 @@ class PredictorDriver:
         self._is_paused = False
         self._num_tokens = 0
         """Tokens of the step."""
-        self._signals = frozenset() if predictor is None else predictor.signals
-        self.all_signals = self._signals | (
-            frozenset() if reuse_predictor is None else reuse_predictor.signals
-        )
-        """Signals to capture."""
         self._heard, self._reuse_heard = find_heard(predictor), find_heard(reuse_predictor)
+        self.heard = self._heard | self._reuse_heard
+        """Signals to capture, each with its layer."""
+        self._gate_TD: Floats | None = None
+        """Input of the router that has just run."""
         self._is_forecasting = self._is_scoring = False
         """Whether the predictor, and the reuse predictor, get this step's events."""
         self._has_begun = False
@@ -146,15 +146,10 @@ class PredictorDriver:
         self._is_forecasting = self._scheduler.prefetching
 
     def listens(self, signal: Signal, layer: int) -> bool:
-        """Returns whether this signal of this layer is used in this step.
-
-        The routing always is: the engine requests experts by it. States are used by predictors.
-        """
+        """Returns whether a predictor uses this hidden state of this layer in this step."""
         event = signal, layer
-        return (
-            signal is Signal.ROUTED
-            or (self._is_forecasting and event in self._heard)
-            or (self._is_scoring and event in self._reuse_heard)
+        return (self._is_forecasting and event in self._heard) or (
+            self._is_scoring and event in self._reuse_heard
         )
 
     def layer_input(self, layer: int, hidden_TD: Floats) -> None:
@@ -162,10 +157,10 @@ class PredictorDriver:
             self._send("layer_input", layer, hidden_TD, layer=layer, layer_now=layer)
 
     def gate_input(self, layer: int, hidden_TD: Floats) -> None:
-        if self._is_scoring:
+        """Keep a router's input until `routed`; `before_request` of its layer comes next."""
+        self._gate_TD = hidden_TD
+        if self._is_scoring and (Signal.GATE_INPUT, layer) in self._reuse_heard:
             self._call_reuse("gate_input", layer, hidden_TD)
-        if self._is_forecasting and (Signal.GATE_INPUT, layer) in self._heard:
-            self._send("gate_input", layer, hidden_TD, layer=layer, layer_now=layer)
 
     def before_request(self, layer: int, experts_TK: Ints) -> None:
         """Handle a layer's routing before its experts are requested."""
@@ -180,9 +175,14 @@ class PredictorDriver:
                     self._scheduler.cache.on_reuse_scores(forecast.layer, forecast.scores_TE)
 
     def routed(self, layer: int, experts_TK: Ints, logits_TE: Floats | None) -> None:
-        if self._is_forecasting and (Signal.ROUTED, layer) in self._heard:
-            assert logits_TE is not None or Signal.LOGITS not in self._signals
-            # The layer itself is routed: forecasts are for later layers.
+        """Handle a layer's routing after the requests of its experts."""
+        hidden_TD, self._gate_TD = self._gate_TD, None
+        if not self._is_forecasting:
+            return
+        if hidden_TD is not None and (Signal.GATE_INPUT, layer) in self._heard:
+            self._send("gate_input", layer, hidden_TD, layer=layer, layer_now=layer + 1)
+        if (Signal.ROUTED, layer) in self._heard:
+            assert logits_TE is not None or (Signal.LOGITS, layer) not in self._heard
             self._send("routed", layer, experts_TK, logits_TE, layer=layer, layer_now=layer + 1)
 
     def end_step(self) -> None:

@@ -168,7 +168,8 @@ def load_model(options: LoadOptions) -> PreTrainedModel:
             part=part,
         ),
     )
-    signals = frozenset({Signal.ROUTED}) | engine.driver.all_signals
+    driver = engine.driver
+    signals = {Signal.ROUTED, *(signal for signal, _ in driver.heard)}
     is_spread = len(set(options.devices)) > 1
     attached: list[LayerExperts | GroupedExperts]
     if part is None:
@@ -182,7 +183,9 @@ def load_model(options: LoadOptions) -> PreTrainedModel:
         folder=folder,
         layers=layers,
         engine=engine,
-        probes=Probes(plain, signals, engine, layers=layers, listens=engine.driver.listens),
+        probes=Probes(
+            plain, signals, engine, layers=layers, heard=driver.heard, listens=driver.listens
+        ),
         experts=attached,
         exact=exact,
         auto_budget=auto,

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from predictors.base import Floats, Ints, Signal
+from predictors.networks.network import kernels
 from runtime.errors import CheckpointError
 from runtime.hf.forward_pass import CacheHistory, ForwardWrapper, find_generating_parts, find_tokens
 from runtime.hf.layers import MoeLayer, find_moe_layers
@@ -24,7 +25,10 @@ ROUTER_SIGNALS = {Signal.ROUTED, Signal.LOGITS, Signal.WEIGHTS}
 
 
 class EventListener(Protocol):
-    """Receives a step's events in order. Arrays are valid during the call only.
+    """Receives a step's events in order.
+
+    Arrays are valid during the call only, a router's input until its layer's `routed` has returned,
+    which follows at once.
 
     `requests_T` numbers the requests from the probes' first on: a step without a past begins new
     ones, one for each row of its batch.
@@ -44,18 +48,28 @@ class EventListener(Protocol):
 
 
 Listens = Callable[[Signal, int], bool]
-"""`(signal, layer) -> whether somebody uses it in this step`; the same throughout a step."""
+"""`(signal, layer) -> whether somebody uses this hidden state in this step`."""
 
 
 def to_ints(indices: Tensor) -> Ints:
     """`(..., width)` as an int64 array `(rows, width)`; no copy for int64 on the CPU."""
-    array = (indices if indices.device.type == "cpu" else indices.cpu()).numpy()
+    array = (indices if indices.is_cpu else indices.cpu()).numpy()
     return array.reshape(-1, array.shape[-1]).astype(np.int64, copy=False)
 
 
 def to_floats(tensor: Tensor) -> Floats:
     """`(..., width)` as a float32 array `(T, width)`; no copy for contiguous float32 on the CPU."""
-    flat = tensor.detach().reshape(-1, tensor.shape[-1])
+    width = tensor.shape[-1]
+    if (
+        kernels is not None
+        and tensor.dtype is torch.bfloat16
+        and tensor.is_cpu
+        and tensor.is_contiguous()
+    ):
+        array = np.empty((tensor.numel() // width, width), np.float32)
+        kernels.widen(tensor.data_ptr(), array)
+        return array
+    flat = tensor.detach().reshape(-1, width)
     return flat.to(device="cpu", dtype=torch.float32).numpy()
 
 
@@ -137,13 +151,15 @@ class _StepReporter:
 class Probes:
     """Attaches a listener to a model; a context manager, and `close` detaches it.
 
-    Only the given signals are captured.
+    Only the given signals are captured. A router's input and its choice are reported together, when
+    it has run: bytes of what it has chosen are on their way while forecasts are made.
 
     Args:
         layers: the model's layers with experts, if they were found before.
         complete: raise an error for routers that do not return their choice; otherwise the listener
             gets no events of such layers.
-        listens: asked before a hidden state or a routing is captured; None: all are used.
+        heard: hidden states that are captured, each with its layer; None: all of `signals`.
+        listens: asked before a hidden state is captured; None: all are used.
     """
 
     def __init__(
@@ -154,6 +170,7 @@ class Probes:
         *,
         layers: Sequence[MoeLayer] | None = None,
         complete: bool = False,
+        heard: Collection[tuple[Signal, int]] | None = None,
         listens: Listens | None = None,
     ):
         self.listener = listener
@@ -169,14 +186,16 @@ class Probes:
         layers = find_moe_layers(model) if layers is None else layers
         self._num_experts = max(layer.num_experts for layer in layers)
         for layer in layers:
-            if Signal.LAYER_INPUT in signals:
+            hears_input, hears_gate = (
+                signal in signals and (heard is None or (signal, layer.index) in heard)
+                for signal in (Signal.LAYER_INPUT, Signal.GATE_INPUT)
+            )
+            if hears_input:
                 hook = self._layer_input(layer)
                 add(layer.block.register_forward_pre_hook(hook, with_kwargs=True))
-            if Signal.GATE_INPUT in signals:
-                hook = self._gate_input(layer)
-                add(layer.router.register_forward_pre_hook(hook, with_kwargs=True))
-            if ROUTER_SIGNALS & set(signals):
-                add(layer.router.register_forward_hook(self._routed(layer)))
+            if hears_gate or ROUTER_SIGNALS & set(signals):
+                hook = self._routed(layer, hears_gate=hears_gate)
+                add(layer.router.register_forward_hook(hook, with_kwargs=True))
 
     def __enter__(self) -> "Probes":
         return self
@@ -201,27 +220,19 @@ class Probes:
 
         return hook
 
-    def _gate_input(self, layer: MoeLayer):
-        def hook(_module: nn.Module, args: tuple, kwargs: dict) -> None:
-            if not self._listens(Signal.GATE_INPUT, layer.index):
-                return
-            hidden = args[0] if args else kwargs["hidden_states"]
-            self.listener.gate_input(layer.index, to_floats(hidden))
+    def _routed(self, layer: MoeLayer, *, hears_gate: bool):
+        index, num_experts, skipped = layer.index, layer.num_experts, self._num_experts
 
-        return hook
-
-    def _routed(self, layer: MoeLayer):
-        num_experts, skipped = layer.num_experts, self._num_experts
-
-        def hook(_module: nn.Module, _args: tuple, output: object) -> None:
-            if not self._listens(Signal.ROUTED, layer.index):
-                return
+        def hook(_module: nn.Module, args: tuple, kwargs: dict, output: object) -> None:
             try:
                 indices, logits, weights = layer.routing(output)
             except CheckpointError:
                 if self._complete:
                     raise
                 return
+            if hears_gate and self._listens(Signal.GATE_INPUT, index):
+                hidden = args[0] if args else kwargs["hidden_states"]
+                self.listener.gate_input(index, to_floats(hidden))
             experts_TK = to_ints(indices)
             if experts_TK.size and experts_TK.max() >= num_experts:
                 # One id for "skip": models use several.
@@ -229,7 +240,7 @@ class Probes:
             logits = logits if self._has_logits else None
             weights = weights if self._has_weights else None
             self.listener.routed(
-                layer.index,
+                index,
                 experts_TK,
                 None if logits is None else to_floats(logits[..., :num_experts]),
                 None if weights is None else to_floats(weights),

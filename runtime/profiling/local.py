@@ -242,24 +242,36 @@ def split_step(spans: Spans, began: float, ended: float) -> StepParts:
 
     layers = within((start, end) for _, start, end in spans.layers)
     experts = within(spans.experts)
-    asked = [end - start for start, end in within(spans.predictions) if end - start > SILENT]
+    asked = [span for span in within(spans.predictions) if sum_spans([span]) > SILENT]
     total = ended - began
     if not experts:
         # Modules with their own loop do not report when they compute: all time is the layers'.
         return StepParts(total / max(1, len(layers)), 0.0, 0.0, 0.0, total)
-    # From a layer's router to where the next layer's span begins, all is about its experts.
+    # From a layer's router to where the next layer's span begins, all is about its experts, but
+    # predictions from its router's input and choice.
     turns = [start for start, _ in layers[1:]] + [experts[-1][1]]
+    within_layers = sum_spans(
+        (start, end)
+        for start, end in asked
+        if any(first <= start and end <= last for first, last in layers[1:])
+    )
+    within_first = sum_spans(span for span in asked if span[1] <= layers[0][1])
+    waited = sum_spans(asked)
     computing = sum(turn - end for (_, end), turn in zip(layers, turns, strict=True))
-    plain = [end - start for start, end in layers]
-    waited = sum(asked)
-    later = (sum(plain[1:]) - waited) / max(1, len(plain) - 1)
+    computing -= waited - within_layers - within_first
+    later = (sum_spans(layers[1:]) - within_layers) / max(1, len(layers) - 1)
     return StepParts(
         layer=later,
         expert=computing / len(experts),
-        prediction=sum(asked) / len(asked) if asked else 0.0,
-        rest=max(0.0, total - computing - later * len(plain) - waited),
+        prediction=waited / len(asked) if asked else 0.0,
+        rest=max(0.0, total - computing - later * len(layers) - waited),
         total=total,
     )
+
+
+def sum_spans(spans: Iterable[Span]) -> float:
+    """Return the total duration."""
+    return sum(end - start for start, end in spans)
 
 
 def _handovers(spans: Spans) -> float:

@@ -74,24 +74,26 @@ def test_typical__is_the_mean_without_the_slowest():
 def test_parts_of__a_step_is_taken_apart():
     spans = Spans()
     # 3 s before the first layer, layers of 2 s, experts of 1 s with .5 s around each, 4 s after
-    # the last; the second layer holds a prediction of .25 s and an event without an answer.
+    # the last; the second layer holds a prediction of .25 s and an event without an answer, its
+    # router's input has another prediction.
     spans.computed_dense(0, 0.0, 5.0)
     spans.computed((0, 1), 5.5, 6.5)
     spans.computed((0, 2), 7.0, 8.0)
     spans.computed_dense(1, 8.0, 10.25)
-    spans.predicted("gate_input", 1, 9.0, 9.25)
+    spans.predicted("layer_input", 1, 9.0, 9.25)
     spans.predicted("routed", 1, 9.5, 9.5)
-    spans.computed((1, 3), 10.75, 11.75)
-    spans.computed((1, 4), 12.25, 13.25)
-    spans.step(1, 0.0, 17.25)
+    spans.predicted("gate_input", 2, 10.25, 10.5)
+    spans.computed((1, 3), 11.0, 12.0)
+    spans.computed((1, 4), 12.5, 13.5)
+    spans.step(1, 0.0, 17.5)
     # Another step, which is none of this one's.
     spans.computed_dense(0, 20.0, 29.0)
-    parts = split_step(spans, 0.0, 17.25)
+    parts = split_step(spans, 0.0, 17.5)
     assert parts.layer == pytest.approx(2.0)
     assert parts.expert == pytest.approx(1.5)
     assert parts.prediction == pytest.approx(0.25)
     assert parts.rest == pytest.approx(7.0)
-    assert parts.total == pytest.approx(17.25)
+    assert parts.total == pytest.approx(17.5)
 
 
 def test_measure__adds_up_to_a_step_and_restores_the_model():
