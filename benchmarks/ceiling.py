@@ -262,10 +262,6 @@ def run_ceiling(config: CeilingConfig) -> None:
     composed, _ = compose_typed(TrainConfig, [f"model={trace.spec.model_id}"])
     routers = RouterWeights(composed.model, trace.spec)
     for run in (UNTRAINED, *list_runs()):
-        if config.predictor not in (None, run.predictor):
-            continue
-        if config.most_passes is not None and run.passes > config.most_passes:
-            continue
         if any(row.run == run for row in rows):
             continue
         new = train_and_score(run, data, routers)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from predictors.config import RunConfig, several
-from predictors.errors import MoecastError, unknown
+from predictors.errors import MoecastError
 from runtime.config import SystemConfig
 from runtime.sim.predictor_latency import LATENCY_FILE
 
@@ -44,10 +44,6 @@ class CeilingConfig(BenchmarkConfig):
     trace: Path
     """Folder of a trace with the signals layer_input, gate_input and experts."""
     output: Path = RESULTS / "ceiling.json"
-    predictor: str | None = None
-    """Train this kind only: mlp, residual, or skip for the untrained row."""
-    most_passes: int | None = None
-    """Leave out runs of more passes over the training data."""
     threads: int = 1
     """Threads of PyTorch."""
 
@@ -134,8 +130,6 @@ class LookaheadConfig(BenchmarkConfig):
     """Trace of each kind of prompts: `{docs: PATH, code: PATH}`."""
     entries: dict[str, str] = field(default_factory=dict)
     """Zoo entries of predictors for eviction, by the name to show."""
-    split: str | None = None
-    """Requests to replay: held_out, train; none: all."""
     tokens: int = 1000
     output: Path = RESULTS / "lookahead.json"
 
@@ -160,23 +154,10 @@ class RoutingConfig(BenchmarkConfig):
     """Experts of each layer; default: the highest id of the log + 1."""
     budget: list[str] = field(default_factory=lambda: ["5%", "10%", "25%", "50%"])
     """Memory for experts."""
-    hardware: str = "rtx4090-pcie4"
-    """Machines to simulate."""
-    shape: str = "qwen3-30b-a3b"
-    """Sizes of the model's weights."""
     system: list[str] = field(default_factory=list)
     """Systems to replay, with commas between them; all unless given."""
-    start: list[str] = field(default_factory=lambda: ["filled", "empty"])
-    """State of the cache of every system when the log begins: filled (with the first layers'
-    experts), empty, or both with a comma between them."""
     workers: int | None = None
     """Processes that replay; default: one for each core."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for start in self.start:
-            if start not in ("filled", "empty"):
-                raise MoecastError(unknown("start", start, ("filled", "empty")))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,8 +173,6 @@ class ScalingConfig(BenchmarkConfig):
     """Training requests before them, which fill the arena and are in no figure."""
     workers: int | None = None
     """Processes that replay; default: one for each core."""
-    system: str = "moe-infinity-sequence"
-    """System to replay: a file of configs/system."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,8 +188,6 @@ class QuantisedConfig(BenchmarkConfig):
 class FormatsConfig(BenchmarkConfig):
     model: Path
     """Folder of the reference model inflated by `python -m runtime inflate`."""
-    stores: Path | None = None
-    """Folder for the packed experts of each format; by default next to the model. Kept."""
     output: Path = RESULTS / "formats.json"
     budget: str = "25%"
     """Memory for experts, as a share of the float32 experts' bytes, for every format."""

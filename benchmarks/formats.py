@@ -1,9 +1,9 @@
 """Speed of the formats that experts can be served in: equal parameters, equal memory in bytes.
 
-Each format is packed once from the same model. The budget is a share of the float32 experts, in
-bytes, so that a smaller format keeps more experts. Runs are served in turns, each in its own
-process, like those of `moecast bench`. A first request fills the arena, so that the figures are
-those of a server that has been running for a while.
+Each format is packed once from the same model, into a folder next to it. The budget is a share of
+the float32 experts, in bytes, so that a smaller format keeps more experts. Runs are served in
+turns, each in its own process, like those of `moecast bench`. A first request fills the arena, so
+that the figures are those of a server that has been running for a while.
 """
 
 import statistics
@@ -161,7 +161,7 @@ def describe_runs(
 def run_formats(config: FormatsConfig) -> None:
     machine = describe_machine()
     model = ModelConfig(name="inflated", id=str(config.model))
-    folder = config.stores or config.model.with_name(f"{config.model.name}-formats")
+    folder = config.model.with_name(f"{config.model.name}-formats")
     folder.mkdir(parents=True, exist_ok=True)
     stores = {name: pack_once(model, how, folder / name) for name, how in FORMATS.items()}
     share = float(config.budget.rstrip("%")) / 100

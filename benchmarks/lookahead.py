@@ -126,7 +126,7 @@ def run_lookahead(config: LookaheadConfig) -> None:
             for label, entry in config.entries.items()
         }
         for name, cut in ((EVERY_TOKEN, token_by_token), (GENERATED, first_tokens)):
-            steps = list(cut(trace.steps(config.split), config.tokens))
+            steps = list(cut(trace.steps(), config.tokens))
             stream = record_stream(steps, (), trace.spec)
             recorded = [
                 (label, record_stream(steps, [predictor], trace.spec))

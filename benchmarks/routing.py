@@ -19,11 +19,12 @@ from configs.compose import compose_typed
 from train.evaluate.commands import evaluate
 from train.evaluate.config import EvaluateConfig
 
+HARDWARE, SHAPE = "rtx4090-pcie4", "qwen3-30b-a3b"
 STARTS = {
     "filled": "every system starts with the first layers' experts in its cache",
     "empty": "every system starts with an empty cache",
 }
-"""Value of `start` to its description."""
+"""What is said of each start."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +80,8 @@ def run_routing(config: RoutingConfig) -> dict[str, Any]:
         )
         run_dir = config.run_dir or Path(scratch) / "run"
         rows: list[RoutingRow] = []
-        for start in config.start:
-            print_line(STARTS[start])
+        for start, description in STARTS.items():
+            print_line(description)
             composed = compose_comparison(config, trace, run_dir, start)
             rows += make_rows(evaluate(composed), start)
         spec = trace.spec
@@ -89,6 +90,7 @@ def run_routing(config: RoutingConfig) -> dict[str, Any]:
             config,
             machine=machine,
             log=config.log.name,
+            shape=SHAPE,
             log_origin=config.origin,
             num_layers=spec.num_layers,
             num_experts=spec.num_experts,
@@ -107,8 +109,8 @@ def compose_comparison(
     """Compose the options of `evaluate`, with the same start for all systems."""
     options = [
         f"budget={','.join(config.budget)}",
-        f"hardware={config.hardware}",
-        f"shape={config.shape}",
+        f"hardware={HARDWARE}",
+        f"shape={SHAPE}",
         *([] if config.workers is None else [f"workers={config.workers}"]),
         *([f"system={','.join(config.system)}"] if config.system else []),
         "batch_size=1",

@@ -162,9 +162,9 @@ def clusters(shape: ShapeConfig, server: HardwareConfig) -> list[ReplayedCluster
     ]
 
 
-def make_cell(system: str, shape: ShapeConfig, cluster: ReplayedCluster) -> PaperCell:
+def make_cell(shape: ShapeConfig, cluster: ReplayedCluster) -> PaperCell:
     return PaperCell(
-        system=load_system(system),
+        system=load_system(PAPER),
         shape=shape,
         hardware=cluster.hardware,
         share=cluster.arena_bytes / experts_bytes(shape),
@@ -262,7 +262,7 @@ def run_scaling(config: ScalingConfig) -> None:
         workers=config.workers,
     )
     places = [(shape, cluster) for shape in shapes for cluster in clusters(shape, server)]
-    cells = [make_cell(config.system, shape, cluster) for shape, cluster in places]
+    cells = [make_cell(shape, cluster) for shape, cluster in places]
     results = replays.run(cells)
     rows = [
         describe_replay(shape, cluster, results[cell.digest()], trace.spec.num_layers)
@@ -274,6 +274,7 @@ def run_scaling(config: ScalingConfig) -> None:
         ScalingReport,
         config,
         trace=trace.digest,
+        system=PAPER,
         batch=BATCH,
         batch_per_node=BATCH_PER_NODE,
         network=NETWORK,

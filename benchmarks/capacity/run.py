@@ -24,7 +24,6 @@ from benchmarks.papers.paper_context import describe_model
 from benchmarks.reports import RESULTS, MachineFacts, describe_machine, print_line, write_report
 from collect.traces import Trace
 from collect.traces.layout import ALL_SIGNALS, ROUTING_SIGNALS, row_bytes
-from predictors.errors import MoecastError
 from predictors.spec import ModelSpec
 from predictors.units import MIB
 from runtime.presets import load_shape
@@ -38,6 +37,18 @@ EPOCHS = 1
 
 REPLAYED_STEPS = 1_000_000
 REPLAY_CORES = 2
+PAIRS = 3
+"""Pairs of recordings, a short and a long one; the median of their differences is reported."""
+PROMPTS = (3, 24)
+"""Prompts of the two recordings of a pair."""
+REPLAY_PROMPTS = 120
+"""Prompts of the recording that is replayed; a part of them is held out."""
+REPLAY_TOKENS = 200
+"""Generated held-out tokens in a replay."""
+REPLAYS = 11
+"""Replays of each system in each process; the median of their times is reported."""
+TRACE_TOKENS = 10**9
+"""Tokens of the planned trace."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,23 +66,21 @@ class CapacityReport:
     replay_cores: int
 
 
-def record_pairs(
-    config: CapacityConfig, folder: Path
-) -> tuple[list[tuple[RecordedRun, RecordedRun]], ModelSpec]:
+def record_pairs(folder: Path) -> tuple[list[tuple[RecordedRun, RecordedRun]], ModelSpec]:
     """Records a short and a long trace several times; returns the costs and the traced model."""
     pairs = []
-    for repetition in range(config.repetitions):
+    for repetition in range(PAIRS):
         runs = []
-        for prompts in (max(1, config.prompts // 8), config.prompts):
+        for prompts in PROMPTS:
             run = record_prompts(prompts, folder / f"{repetition}-{prompts}")
             print_line(f"{run.tokens} tokens: {run.cpu_seconds:.1f} s of processor time")
             runs.append(run)
         pairs.append((runs[0], runs[1]))
-    trace = Trace.open(folder / f"0-{config.prompts}" / "trace", verify=False)
+    trace = Trace.open(folder / f"0-{PROMPTS[-1]}" / "trace", verify=False)
     return pairs, trace.spec
 
 
-def plan_traces(spec: ModelSpec, cost: RecordingCost, tokens: int) -> list[LongTracePlan]:
+def plan_traces(spec: ModelSpec, cost: RecordingCost) -> list[LongTracePlan]:
     """Plans traces of the reference model, and of a real one, whose recording was not measured."""
     seconds = 1 / cost.tokens_per_core_second
     real = describe_model(load_shape(REAL_SIZE), dtype="bfloat16")
@@ -84,7 +93,7 @@ def plan_traces(spec: ModelSpec, cost: RecordingCost, tokens: int) -> list[LongT
     return [
         plan_trace(
             f"{model}, {signals}",
-            tokens=tokens,
+            tokens=TRACE_TOKENS,
             bytes_per_token=num_bytes,
             part_bytes=PART_BYTES,
             core_seconds_per_token=speed,
@@ -94,20 +103,16 @@ def plan_traces(spec: ModelSpec, cost: RecordingCost, tokens: int) -> list[LongT
 
 
 def run_capacity(config: CapacityConfig) -> None:
-    if config.prompts < 2:
-        raise MoecastError(
-            f"prompts={config.prompts}: at least 2, so that a short recording can be compared"
-        )
     machine = describe_machine(1)
     with tempfile.TemporaryDirectory() as folder:
-        pairs, spec = record_pairs(config, Path(folder))
-        replayed = record_prompts(config.replay_prompts, Path(folder, "replayed"))
+        pairs, spec = record_pairs(Path(folder))
+        replayed = record_prompts(REPLAY_PROMPTS, Path(folder, "replayed"))
         print_line(f"replaying held-out requests of {replayed.tokens} tokens")
         request = ReplayRequest(
             trace=f"{folder}/replayed/trace",
             model=MODEL,
-            new_tokens=config.replay_tokens,
-            repetitions=config.replays,
+            new_tokens=REPLAY_TOKENS,
+            repetitions=REPLAYS,
         )
         replays = measure_replays(request, Path(folder, "replays"), cores=REPLAY_CORES)
     cost = compare_runs(pairs, planned_bytes_per_token=row_bytes(spec, ALL_SIGNALS))
@@ -116,7 +121,7 @@ def run_capacity(config: CapacityConfig) -> None:
         recordings=pairs,
         recording=cost,
         part_bytes=PART_BYTES,
-        traces=plan_traces(spec, cost, config.trace_tokens),
+        traces=plan_traces(spec, cost),
         epochs=EPOCHS,
         training=read_training(json.loads((RESULTS / "train.json").read_bytes())),
         replays=replays,

@@ -11,8 +11,8 @@ from benchmarks.config import RESULTS, BenchmarkConfig
 class KlotskiConfig(BenchmarkConfig):
     model: Path
     """Folder of a model: `python -m runtime inflate total_size=2GiB model.dtype=float32`."""
-    trace: Path | None = None
-    """Folder of a trace; without one nothing is simulated and no quality is measured."""
+    trace: Path
+    """Folder of a trace, to simulate and to measure quality on."""
     output: Path = RESULTS / "klotski.json"
     budget: str = "25%"
     """Memory for experts."""

@@ -34,7 +34,7 @@ def build_page(report: KlotskiReport, provenance: Provenance | None = None) -> H
     by_name = {row.name: row for row in rows}
     add_groups(page, "throughput-by-group-size", "Throughput by group size", live_points(rows))
     add_bars(page, [by_name[name] for name in ABLATION if name in by_name])
-    for environment, points in simulated_points(report.simulated or []).items():
+    for environment, points in simulated_points(report.simulated).items():
         name = f"throughput-by-group-size-simulated-{slug(environment)}"
         add_groups(page, name, f"Throughput by group size, simulated: {environment}", points)
     return page

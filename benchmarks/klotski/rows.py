@@ -146,8 +146,8 @@ class KlotskiReport:
     tokens_equal: bool
     figures: KlotskiFigures | None
     live: list[LiveRow | FailedRow]
-    simulated: list[SimulatedRow] | None
-    quality: list[QualityRow] | None
+    simulated: list[SimulatedRow]
+    quality: list[QualityRow]
     seconds: float
 
     @property

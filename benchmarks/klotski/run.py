@@ -49,13 +49,11 @@ def run_klotski(config: KlotskiConfig) -> None:
     started = time.monotonic()
     machine = describe_machine(config.threads)
     live = run_live(config)
-    simulated, quality = None, None
-    if config.trace is not None:
-        # These import the training packages.
-        from benchmarks.klotski.quality import measure_quality
-        from benchmarks.klotski.simulated import simulate
+    # These import the training packages.
+    from benchmarks.klotski.quality import measure_quality
+    from benchmarks.klotski.simulated import simulate
 
-        quality, simulated = measure_quality(config.trace), simulate(config.trace)
+    quality, simulated = measure_quality(config.trace), simulate(config.trace)
     report = make_report(
         KlotskiReport,
         config,

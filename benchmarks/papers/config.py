@@ -18,8 +18,5 @@ class PapersConfig(BenchmarkConfig):
     """Held-out requests of each replay."""
     warm_requests: int = 20
     """Training requests before them, which fill the arena and are in no figure."""
-    paper: str | None = None
-    """Replay the figures of one paper: promoe, fmoe, moe-infinity-request, moe-infinity-sequence or
-    klotski."""
     workers: int | None = None
     """Processes that replay; default: one for each core."""

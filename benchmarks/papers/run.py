@@ -27,7 +27,6 @@ from benchmarks.papers.paper_context import ReplayedRequests
 from benchmarks.papers.published import read_published
 from benchmarks.reports import MachineFacts, describe_machine, make_report, print_line, write_report
 from collect.traces import Trace
-from predictors.errors import MoecastError, unknown
 from predictors.spec import ModelSpec
 
 PAPERS: dict[str, Figures] = {
@@ -160,7 +159,7 @@ def compare_figures(
     return claims
 
 
-def list_not_replayed(papers: Sequence[str]) -> list[NotReplayed]:
+def list_not_replayed() -> list[NotReplayed]:
     return [
         NotReplayed(
             paper=figure.paper,
@@ -170,17 +169,14 @@ def list_not_replayed(papers: Sequence[str]) -> list[NotReplayed]:
             reason=figure.not_replayed,
         )
         for figure in read_published().values()
-        if figure.not_replayed is not None and figure.paper in papers
+        if figure.not_replayed is not None
     ]
 
 
 def run_papers(config: PapersConfig) -> None:
-    if config.paper is not None and config.paper not in PAPERS:
-        raise MoecastError(unknown("paper", config.paper, PAPERS))
     started = time.monotonic()
     machine = describe_machine()
-    papers = [paper for paper in PAPERS if config.paper in (None, paper)]
-    figures = [PAPERS[paper] for paper in papers]
+    figures = list(PAPERS.values())
     trace = Trace.open(config.trace)
     cells = list_cells(figures, trace.spec)
     replays = PaperReplays(
@@ -202,7 +198,7 @@ def run_papers(config: PapersConfig) -> None:
         seconds=round(time.monotonic() - started),
         machine=machine,
         claims=claims,
-        not_replayed=list_not_replayed(papers),
+        not_replayed=list_not_replayed(),
         cells=[
             describe_replay(cell, results[digest])
             for digest, cell in {cell.digest(): cell for cell in cells}.items()

@@ -35,8 +35,6 @@ class PeersConfig(BenchmarkConfig):
     """Prompts of 64 random tokens before the measured ones, which fill the memory."""
     threads: list[int] = field(default_factory=lambda: [os.cpu_count() or 1])
     """Threads of each program, with commas between the numbers."""
-    entries: Path | None = None
-    """Folder of trained entries that come before the zoo's."""
     work: Path = Path("runs/peers")
     """Folder for other layouts of the weights, scratch files and logs."""
     environments: Path = ENVIRONMENTS

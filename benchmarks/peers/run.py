@@ -177,13 +177,7 @@ def choose_peers(config: PeersConfig) -> list[Peer]:
         if not any(name in peer.formats for peer in peers):
             has = "; ".join(f"{peer.name}: {', '.join(peer.formats)}" for peer in peers)
             raise MoecastError(f"format={name}: no chosen peer has it ({has})")
-    if config.entries is None:
-        return peers
-    entries = {"entries": str(config.entries.absolute())}
-    return [
-        replace(peer, options=peer.options | entries) if peer.environment is None else peer
-        for peer in peers
-    ]
+    return peers
 
 
 def list_keys(

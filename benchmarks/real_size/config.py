@@ -14,16 +14,13 @@ class RealSizeConfig(BenchmarkConfig):
     """Folder for the model, about 21 GB: written once, then verified and kept."""
     shape: Path | None = None
     """config.json of another Qwen3-MoE model, in place of Qwen3-30B-A3B's."""
-    routing: Path | None = None
-    """Routing log (as `collect import` reads it) that the routers choose by; the model then takes
-    as many experts per token as the log. Without one, random routers choose."""
+    routing: Path
+    """Routing log (as `collect import` reads it) that the routers choose by; the model takes as
+    many experts per token as the log."""
     budget: list[str] = field(default_factory=lambda: ["2GiB", "4GiB", "8GiB"])
     """Memory for experts, with commas between the sizes."""
     system: list[str] = field(default_factory=lambda: ["on-demand", "promoe", "moecast"])
     """Systems to serve with, with commas between them."""
-    predictor: str = "correlation"
-    """Kind in place of a trained one, which random weights have not, for systems without a
-    fallback."""
     prompt_tokens: int = 16
     """Random tokens of each prompt."""
     warm_up_tokens: int = 33

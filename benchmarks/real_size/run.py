@@ -82,9 +82,9 @@ class RealSizeRow:
 @dataclass(frozen=True, kw_only=True)
 class RealSizeReport:
     machine: MachineFacts
-    routing: str | None
-    """Name of the log that routed; None: random routers."""
-    log_tokens: int | None
+    routing: str
+    """Name of the log that routed."""
+    log_tokens: int
     num_layers: int
     num_experts: int
     top_k: int
@@ -111,12 +111,11 @@ def run_real_size(config: RealSizeConfig) -> dict[str, Any]:
         MoecastError: a log that does not fit, no room on the disk, or a run failed.
     """
     machine = describe_machine()
-    log = None if config.routing is None else read_routing_log(config.routing)
+    log = read_routing_log(config.routing)
     systems = [load_system(name) for name in config.system]
     own_top_k = read_shape(config.shape, top_k=None)["num_experts_per_tok"]
-    shape = read_shape(config.shape, top_k=None if log is None else log.experts_NLK.shape[2])
-    if log is not None:
-        require_log(config, log, shape)
+    shape = read_shape(config.shape, top_k=log.experts_NLK.shape[2])
+    require_log(config, log, shape)
     model = make_model(config, shape)
     served = ModelConfig(name="real-size", id=str(model.folder), dtype=DTYPE)
     bench = BenchConfig(
@@ -143,7 +142,7 @@ def run_real_size(config: RealSizeConfig) -> dict[str, Any]:
             for number, outcome in enumerate(outcomes):
                 system = outcome.case.variant.system
                 task = ServeTask(
-                    config=replace(bench, predictor=choose_predictor(config, system)),
+                    config=replace(bench, predictor=choose_predictor(system)),
                     case=outcome.case,
                     requests=requests,
                 )
@@ -159,8 +158,8 @@ def run_real_size(config: RealSizeConfig) -> dict[str, Any]:
         RealSizeReport,
         config,
         machine=machine,
-        routing=None if config.routing is None else config.routing.name,
-        log_tokens=None if log is None else len(log.experts_NLK),
+        routing=config.routing.name,
+        log_tokens=len(log.experts_NLK),
         num_layers=num_layers,
         num_experts=store.num_experts,
         top_k=shape["num_experts_per_tok"],
@@ -230,10 +229,13 @@ def make_requests(config: RealSizeConfig, *, vocab_size: int) -> list[BenchReque
     ]
 
 
-def choose_predictor(config: RealSizeConfig, system: SystemConfig) -> str | None:
-    """Return the predictor in place of a trained one; None where the system has its own way."""
+def choose_predictor(system: SystemConfig) -> str | None:
+    """Return the predictor in place of a trained one, which random weights have not.
+
+    None where the system has its own way.
+    """
     needs_one = system.prefetch and system.predictor is not None and not system.fallback
-    return config.predictor if needs_one else None
+    return "correlation" if needs_one else None
 
 
 def serve_once(task: ServeTask, model: RandomModel, scratch: Path) -> ServedRun:

@@ -73,6 +73,10 @@ QUESTIONS: tuple[tuple[str, dict[str, Any]], ...] = tuple(
 )
 """Paths and bodies; each gives the same answer every time."""
 NEW_TOKENS = 16
+HOSTILE = 4
+"""Clients that attack, one way after another."""
+BUDGET = "50%"
+"""Memory for experts of the reference model."""
 
 
 def read_choices(answer: httpx2.Response) -> list[Any]:
@@ -249,7 +253,7 @@ async def attack_server(
         ),
         *(
             run_hostile(Victim(plain, key, random.Random(config.seed + n)), goes_on, log.note)
-            for n in range(config.hostile)
+            for n in range(HOSTILE)
         ),
     )
     sampling.cancel()
@@ -266,27 +270,25 @@ async def warm_up(url: str, key: str) -> None:
             await attack.run(victim)
 
 
-def memory_limit(model: Path, budget: str) -> int:
+def memory_limit(model: Path) -> int:
     """Returns the bytes of weights other than experts, of the budget, and of everything else."""
     experts_bytes, others_bytes = weight_bytes(model)
-    budget_bytes = Budget.parse(budget).resolve(total_bytes=experts_bytes)
+    budget_bytes = Budget.parse(BUDGET).resolve(total_bytes=experts_bytes)
     return others_bytes + budget_bytes + ALLOWANCE_BYTES
 
 
 def run_attack(config: AttackConfig) -> None:
     machine = describe_machine()
-    model = resolve(ModelConfig()) if config.model is None else config.model
+    model = resolve(ModelConfig())
     key = secrets.token_urlsafe(24)
-    options: dict[str, Any] = {"model.id": model, "budget": config.budget}
-    if config.predictor is not None:
-        options["predictor"] = config.predictor
+    options = {"model.id": model, "budget": BUDGET}
     with (
         run_server(options, environment={"MOECAST_API_KEY": key}) as server,
         ThreadPoolExecutor(1) as pool,
     ):
         target = replace(server, url=server.url.replace("://", f"://:{key}@"))
         limiter = MemoryLimiter(
-            server.process, sorted(model.glob("*.safetensors")), memory_limit(model, config.budget)
+            server.process, sorted(model.glob("*.safetensors")), memory_limit(model)
         )
         limiting: Future[None] = pool.submit(limiter.watch, 60 * config.minutes + EXTRA_SECONDS)
         try:

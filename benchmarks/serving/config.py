@@ -53,11 +53,3 @@ class AttackConfig(ServingConfig):
     """Duration of the attacks."""
     honest: int = 3
     """Clients that ask questions with known answers, one after another."""
-    hostile: int = 4
-    """Clients that attack, one way after another."""
-    model: Path | None = None
-    """Folder of a model; the reference model unless given."""
-    budget: str = "50%"
-    """Memory for experts."""
-    predictor: str | None = None
-    """Predictor of the server; its own choice unless given."""

@@ -56,7 +56,7 @@ def group_sizes_tables() -> list[str]:
         "Live": live_points(report.completed),
         **{
             f"Simulated, {name}": points
-            for name, points in simulated_points(report.simulated or []).items()
+            for name, points in simulated_points(report.simulated).items()
         },
     }
     lines = []
@@ -70,7 +70,7 @@ def group_sizes_tables() -> list[str]:
             format_figure(row.perplexity, 1),
             format_percent(row.same_token_share),
         ]
-        for row in report.quality or []
+        for row in report.quality
     ]
     text = "Attention to 4 sinks and a window, teacher-forced on held-out text:"
     columns = ["window", "nats", "perplexity", "same most likely token"]

@@ -1,7 +1,5 @@
 """moecast, with the system that `options.system` names."""
 
-from pathlib import Path
-
 import torch
 from greedy import greedy_answers
 from peer_worker import AnswerFunction, PeerRequest, main
@@ -24,7 +22,6 @@ def load(request: PeerRequest) -> AnswerFunction:
         system=load_system(request.options["system"]),
         device="cpu",
         store=request.store,
-        entries=Path(request.options["entries"]) if "entries" in request.options else None,
     )
     return greedy_answers(model)
 

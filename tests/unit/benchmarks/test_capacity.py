@@ -15,7 +15,6 @@ from benchmarks.capacity.recordings import (
 from benchmarks.capacity.replays import (
     BUDGETS,
     SYSTEMS,
-    ReplayCost,
     ReplayRequest,
     measure_replays,
 )
@@ -68,18 +67,6 @@ def test_training__speed_counts_every_epoch() -> None:
     assert (both.tokens_per_second, reuse.tokens_per_second) == (400.0, 4000.0)
     assert both.hours(1_440_000, epochs=2) == 2.0
     assert both.what == "mlp, reuse (7 networks together)"
-
-
-def test_replays__of_many_steps_are_shared_among_cores() -> None:
-    cost = ReplayCost(
-        system="moecast",
-        budget="10%",
-        is_compiled=True,
-        decode_steps=100,
-        prefills=4,
-        step_seconds=[3e-3, 1e-3, 2e-3],
-    )
-    assert cost.wall_seconds(1_000_000, cores=2) == pytest.approx(1000)
 
 
 def test_replays__are_measured_compiled_and_not(tmp_path: Path) -> None:

@@ -3,11 +3,8 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from benchmarks.config import RoutingConfig
 from benchmarks.routing import run_routing
-from predictors.errors import MoecastError
 
 LOG = Path(__file__).parents[2] / "builders" / "routing_log" / "qwen3-30b-a3b.jsonl.gz"
 
@@ -34,8 +31,3 @@ def test_routing__starts_every_system_alike(tmp_path, capsys) -> None:
     for one in systems:
         assert hits["filled", one] > hits["empty", one]
     assert "every system starts with an empty cache" in capsys.readouterr().err
-
-
-def test_routing__knows_two_starts() -> None:
-    with pytest.raises(MoecastError, match="start 'half'"):
-        RoutingConfig(log=LOG, start=["half"])

@@ -14,14 +14,11 @@ from benchmarks.reports import describe_machine
 from benchmarks.serving.arrivals import SystemRuns
 from benchmarks.serving.attack import AttackLog, fit_slope, read_choices
 from benchmarks.serving.config import AttackConfig, ClientsConfig
-from benchmarks.serving.distributions import build_page, cumulative_shares
 from benchmarks.serving.hostile import ATTACKS, BOMBS, LARGEST_BODY, read_status
 from benchmarks.serving.replay import TimedCompletion
 from benchmarks.serving.rows import (
     Arrival,
-    ArrivalsReport,
     AttackReport,
-    CacheCounts,
     ClientResult,
     ClientsReport,
     FootprintSample,
@@ -29,10 +26,8 @@ from benchmarks.serving.rows import (
     HonestCounts,
     LimitReport,
     MemorySlope,
-    Percentiles,
     ServerExit,
     ServingReports,
-    SystemLatencies,
     write_part,
 )
 from benchmarks.serving.trace import (
@@ -91,11 +86,8 @@ def test_scaled__keeps_the_pattern_and_has_the_rate() -> None:
     assert [one.seconds for one in found] == pytest.approx([0, 1, 4])  # two more in four seconds
     assert [one.prompt_tokens for one in found] == [20, 60, 40]
     assert [one.new_tokens for one in found] == [2, 6, 4]
-
-
-def test_lengths__are_at_least_one_and_bounded() -> None:
-    found = scale_lengths([0, 1, 1, 1, 997], mean=10)
-    assert found == [1, 1, 1, 1, 40]
+    # At least one token, and bounded.
+    assert scale_lengths([0, 1, 1, 1, 997], mean=10) == [1, 1, 1, 1, 40]
 
 
 def footprint(seconds: float, rss_bytes: int) -> FootprintSample:
@@ -125,37 +117,6 @@ def test_part__of_one_benchmark_leaves_the_others(tmp_path: Path) -> None:
     }
     assert parts["attack"]["origin"]["command"] == "python -m benchmarks attack honest=5"
     assert parts["attack"]["machine"]["cores"] == os.cpu_count()
-
-
-def test_page__has_the_distribution_of_each_system(tmp_path: Path) -> None:
-    def system(*times: float) -> SystemLatencies:
-        latency = Percentiles(mean=1.5, p50=1.0, p90=1.5, p99=2.0, all=list(times))
-        return SystemLatencies(
-            mean_of_each_repetition=[1.5],
-            e2e_seconds=latency,
-            ttft_seconds=latency,
-            tpot_seconds=latency,
-            counted=CacheCounts(
-                hits=1, joins=0, misses=1, bytes=2**30, stall_seconds=0.0, hit_rate=0.5
-            ),
-        )
-
-    report = ArrivalsReport(
-        trace="t.csv",
-        requests=2,
-        repetitions=1,
-        rate=0.5,
-        budget="25%",
-        model="m",
-        arrivals=[],
-        same_answers=True,
-        systems={"on-demand": system(3, 1), "moecast": system(2, 1)},
-    )
-    build_page(report).write(tmp_path)
-    csv = (tmp_path / "distribution-of-end-to-end-latency.csv").read_text().splitlines()
-    assert csv[1:] == ["on-demand,1,0.5", "on-demand,3,1.0", "moecast,1,0.5", "moecast,2,1.0"]
-    assert (tmp_path / "distribution-of-first-token-latency.png").stat().st_size > 1000
-    assert cumulative_shares([5.0]) == [(5.0, 1.0)]
 
 
 def test_system_runs__pool_their_repetitions() -> None:

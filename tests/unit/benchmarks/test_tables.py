@@ -97,18 +97,3 @@ def test_tables__are_those_of_the_committed_results() -> None:
         written = rest.partition(END)[0].strip()
         expected = "\n".join(line for lines in sections for line in lines).strip()
         assert written == expected, f"{path}: run `python -m benchmarks tables`"
-
-
-def test_ablation__has_shares_of_the_bound(monkeypatch) -> None:
-    row = {
-        **{"hardware": "machine", "budget": "10%", "variant": "no forecasts", "tpot_ms": 20.0},
-        **{"speed_over_promoe": 1.5, "hit_rate": 0.25, "of_bound": 0.5},
-        **{"tpot_mean_ms": 21.0, "tpot_interval_ms": (20.0, 22.5), "tpot_p95_ms": 40.0},
-        **{"num_steps": 31, "num_requests": 3},
-    }
-    reports = {"moecast": {"rows": [row]}}
-    monkeypatch.setattr(systems, "read_document", reports.__getitem__)
-    monkeypatch.setattr(systems, "origin_line", lambda _: [])
-    text = systems.ablation_shares()
-    assert "| no forecasts | 50 % |" in text
-    assert "31 generated held-out tokens of 3 requests" in text[0]
