@@ -60,7 +60,8 @@ def c_modules() -> list[Extension]:
         Extension(
             name,
             [f"{name.replace('.', '/')}.c"],
-            extra_compile_args=["-O3"],
+            extra_compile_args=["-O3", "-pthread"],
+            extra_link_args=["-pthread"],
             libraries=["m"],
             py_limited_api=True,
             optional=True,

@@ -46,7 +46,7 @@ class Ring(Protocol):
     def replace_thread(self, ticket: int) -> None:
         """Gives up the thread that runs the transfer; another takes its place.
 
-        It ends when its transfer does, which is then reported as usual.
+        It ends when its transfer does, which is then reported as usual, but is not tried again.
         """
 
     def close(self, seconds: float) -> bool:

@@ -17,25 +17,21 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
+
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "checksums are computed on little-endian machines only; rings of Python threads do without"
 #endif
 
-/* Compiled once for each kind of processor; which one runs is decided when the module is loaded. */
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
-#define MULTIVERSIONED __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define MULTIVERSIONED
-#endif
-
-#define BLOCK 4096          /* of direct reads, as in `files.py` */
-#define JOINED (256 << 10)  /* bytes that are read at once through a thread's own buffer, at most */
-#define SLICE_SECONDS 0.05  /* between two looks at signals (Ctrl-C) during a wait */
-#define MOST_SECONDS 1e9    /* of a wait: thirty years; more would be no time of the system's */
+#define BLOCK 4096             /* of direct reads, as in `files.py` */
+#define BUFFER_BYTES (1 << 20) /* of each thread: more at once is not faster */
+#define SLICE_SECONDS 0.05     /* between two looks at signals (Ctrl-C) during a wait */
+#define MOST_SECONDS 1e9       /* of a wait: thirty years; more would be no time of the system's */
 
 enum { END_OF_FILE = -1, DAMAGED = -2 };          /* statuses; those above 0 are errno's */
 enum { CHECKED = 1, DROPPED = 2, ALL_FLAGS = 3 }; /* flags of a part */
@@ -80,53 +76,56 @@ static const uint8_t SECRET[SECRET_BYTES] = {
     0x45, 0xcb, 0x3a, 0x8f, 0x95, 0x16, 0x04, 0x28, 0xaf, 0xd7, 0xfb, 0xca, 0xbb, 0x4b, 0x40, 0x7e,
 };
 
+typedef uint64_t Pair __attribute__((vector_size(16)));
+
 static inline uint64_t load(const uint8_t *from) {
     uint64_t value;
     memcpy(&value, from, sizeof value);
     return value;
 }
 
-static inline void add_stripe(uint64_t sums[8], const uint8_t *input, const uint8_t *secret) {
-    uint64_t values[8], neighbours[8];
-    memcpy(values, input, STRIPE);
-    for (int i = 0; i < 8; i++) neighbours[i] = values[i ^ 1];
-    for (int i = 0; i < 8; i++) {
-        uint64_t key = values[i] ^ load(secret + 8 * i);
-        sums[i] += neighbours[i] + (key & 0xFFFFFFFF) * (key >> 32);
+static inline Pair load_pair(const uint8_t *from) { return (Pair){load(from), load(from + 8)}; }
+
+/* The product of each number's lower and upper 32 bits. */
+static inline Pair multiply_halves(Pair pair) {
+#ifdef __SSE2__
+    return (Pair)_mm_mul_epu32((__m128i)pair, (__m128i)(pair >> 32));
+#else
+    return (pair & 0xFFFFFFFF) * (pair >> 32);
+#endif
+}
+
+static inline void add_stripe(Pair sums[4], const uint8_t *input, const uint8_t *secret) {
+    for (int i = 0; i < 4; i++) {
+        Pair values = load_pair(input + 16 * i), swapped = {values[1], values[0]};
+        sums[i] += swapped + multiply_halves(values ^ load_pair(secret + 16 * i));
     }
 }
 
-static inline void scramble(uint64_t sums[8]) {
+static inline void scramble(Pair sums[4]) {
     const uint8_t *secret = SECRET + SECRET_BYTES - STRIPE;
-    for (int i = 0; i < 8; i++) {
-        uint64_t mixed = sums[i] ^ (sums[i] >> 47) ^ load(secret + 8 * i);
-        sums[i] = mixed * PRIME32_1;
-    }
-}
-
-MULTIVERSIONED
-static void add_stripes(uint64_t to[8], const uint8_t *input, size_t size) {
-    uint64_t sums[8];
-    memcpy(sums, to, sizeof sums);
-    size_t num_stripes = (size - 1) / STRIPE;
-    for (size_t n = 0; n < num_stripes; n++) {
-        size_t place = n % STRIPES_OF_BLOCK;
-        add_stripe(sums, input + n * STRIPE, SECRET + 8 * place);
-        if (place == STRIPES_OF_BLOCK - 1) scramble(sums);
-    }
-    add_stripe(sums, input + size - STRIPE, SECRET + SECRET_BYTES - STRIPE - 7);
-    memcpy(to, sums, sizeof sums);
+    for (int i = 0; i < 4; i++)
+        sums[i] = (sums[i] ^ (sums[i] >> 47) ^ load_pair(secret + 16 * i)) * PRIME32_1;
 }
 
 static uint64_t checksum(const uint8_t *input, size_t size) {
-    uint64_t sums[8] = {PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3,
-                        PRIME64_4, PRIME32_2, PRIME64_5, PRIME32_1};
-    add_stripes(sums, input, size);
+    Pair sums[4] = {{PRIME32_3, PRIME64_1},
+                    {PRIME64_2, PRIME64_3},
+                    {PRIME64_4, PRIME32_2},
+                    {PRIME64_5, PRIME32_1}};
+    size_t num_stripes = (size - 1) / STRIPE, n = 0;
+    for (; n + STRIPES_OF_BLOCK <= num_stripes; n += STRIPES_OF_BLOCK) {
+        for (size_t i = 0; i < STRIPES_OF_BLOCK; i++)
+            add_stripe(sums, input + (n + i) * STRIPE, SECRET + 8 * i);
+        scramble(sums);
+    }
+    for (size_t i = 0; n + i < num_stripes; i++)
+        add_stripe(sums, input + (n + i) * STRIPE, SECRET + 8 * i);
+    add_stripe(sums, input + size - STRIPE, SECRET + SECRET_BYTES - STRIPE - 7);
     uint64_t result = size * PRIME64_1;
-    for (int i = 0; i < 8; i += 2) {
-        const uint8_t *secret = SECRET + 11 + 8 * i;
-        unsigned __int128 product = (unsigned __int128)(sums[i] ^ load(secret)) *
-                                    (sums[i + 1] ^ load(secret + 8));
+    for (int i = 0; i < 4; i++) {
+        Pair mixed = sums[i] ^ load_pair(SECRET + 11 + 16 * i);
+        unsigned __int128 product = (unsigned __int128)mixed[0] * mixed[1];
         result += (uint64_t)product ^ (uint64_t)(product >> 64);
     }
     result = (result ^ (result >> 37)) * 0x165667919E3779F9;
@@ -165,11 +164,12 @@ static int have_one_file(const Range *left, const Range *right) {
     return left->file.buffered == right->file.buffered && !left->is_copy && !right->is_copy;
 }
 
-/* Fills the vectors from `offset` on with `needed` bytes at least: the last block of a file may be a
- * part of one. */
-static int fill(int descriptor, int64_t offset, struct iovec *vectors, int count, int64_t needed) {
+/* Fills the target, whole blocks, from `offset` with `needed` bytes at least: the last block of a file
+ * may be a part of one. */
+static int read_blocks(int descriptor, int64_t offset, uint8_t *target, int64_t needed) {
     for (int64_t done = 0; done < needed;) {
-        ssize_t size = preadv(descriptor, vectors, count, offset + done);
+        size_t missing = (size_t)(round_up(needed) - done);
+        ssize_t size = pread(descriptor, target + done, missing, offset + done);
         if (size < 0 && errno == EINTR) continue;
         if (size < 0) return errno;
         if (size == 0) return END_OF_FILE;
@@ -177,14 +177,6 @@ static int fill(int descriptor, int64_t offset, struct iovec *vectors, int count
         /* The file's end, or a network file system that returned less than requested: the next
          * direct read could not start here. Reads through the page cache can. */
         if (size % BLOCK && done < needed) return EINVAL;
-        while (count && (size_t)size >= vectors->iov_len) {
-            size -= (ssize_t)vectors->iov_len;
-            vectors++, count--;
-        }
-        if (count) {
-            vectors->iov_base = (uint8_t *)vectors->iov_base + size;
-            vectors->iov_len -= (size_t)size;
-        }
     }
     return 0;
 }
@@ -193,42 +185,23 @@ static int is_aligned(const Range *range) {
     return !(range->offset % BLOCK || range->size % BLOCK || (uintptr_t)range->target % BLOCK);
 }
 
-static int read_aligned(const Range *range) {
-    struct iovec whole = {range->target, (size_t)range->size};
-    return fill(range->file.direct, range->offset, &whole, 1, range->size);
-}
-
-/* Reads the blocks around ranges that lie close together, and copies what belongs to each. */
-static int read_joined(const Range *ranges, int count, uint8_t *buffer) {
-    const Range *last = &ranges[count - 1];
-    int64_t start = round_down(ranges->offset), end = last->offset + last->size;
-    struct iovec blocks = {buffer, (size_t)(round_up(end) - start)};
-    int status = fill(ranges->file.direct, start, &blocks, 1, end - start);
-    for (int r = 0; !status && r < count; r++)
-        memcpy(ranges[r].target, buffer + (ranges[r].offset - start), (size_t)ranges[r].size);
-    return status;
-}
-
-/* Reads the blocks that lie wholly inside the range straight into the target, from its first aligned
- * address on, and moves them by less than a block to where they belong; those at the edges go through
- * the buffer. The range has four blocks at least. */
-static int read_moved(const Range *range, uint8_t *buffer) {
-    uint8_t *target = range->target, *head = buffer, *tail = buffer + BLOCK;
-    int64_t before = range->offset % BLOCK, num_blocks = round_up(before + range->size) / BLOCK;
-    int64_t aligned = (int64_t)(-(uintptr_t)target % BLOCK);
-    /* Of the range's blocks the first goes to the edges, and the last one or two: as many as lie
-     * beyond the last aligned block of the target. */
-    int64_t inside = (range->size - aligned) / BLOCK;
-    inside = (inside < num_blocks - 2 ? inside : num_blocks - 2) * BLOCK;
-    struct iovec vectors[3] = {{head, BLOCK},
-                               {target + aligned, (size_t)inside},
-                               {tail, (size_t)((num_blocks - 1) * BLOCK - inside)}};
-    int status = fill(range->file.direct, range->offset - before, vectors, 3, before + range->size);
-    if (status) return status;
-    int64_t in_head = BLOCK - before, rest = range->size - in_head - inside;
-    memmove(target + in_head, target + aligned, (size_t)inside);
-    memcpy(target, head + before, (size_t)in_head);
-    memcpy(target + in_head + inside, tail, (size_t)rest);
+/* Reads the blocks that ranges lie in, and copies to each target what belongs there. A copy out of
+ * the processor's cache costs less than anything else that unaligned targets need. */
+static int read_through(const Range *ranges, int count, uint8_t *buffer) {
+    int64_t end = ranges[count - 1].offset + ranges[count - 1].size;
+    for (int64_t start = round_down(ranges->offset); start < end; start += BUFFER_BYTES) {
+        int64_t stop = end < start + BUFFER_BYTES ? end : start + BUFFER_BYTES;
+        int status = read_blocks(ranges->file.direct, start, buffer, stop - start);
+        if (status) return status;
+        for (int r = 0; r < count; r++) {
+            const Range *range = &ranges[r];
+            int64_t first = range->offset > start ? range->offset : start,
+                    last = range->offset + range->size < stop ? range->offset + range->size : stop;
+            if (first < last)
+                memcpy(range->target + (first - range->offset), buffer + (first - start),
+                       (size_t)(last - first));
+        }
+    }
     return 0;
 }
 
@@ -249,21 +222,17 @@ static int read_buffered(const Range *range) {
     return 0;
 }
 
-/* Fills ranges of one file, as few as `count_joined` says. */
+/* Fills ranges of one file that are read at once. */
 static int read_ranges(const Range *ranges, int count, uint8_t *buffer) {
     if (ranges->is_copy) {
         memcpy(ranges->target, (const uint8_t *)(uintptr_t)ranges->offset, (size_t)ranges->size);
         return 0;
     }
     int status = EINVAL;
-    if (ranges->file.direct >= 0) {
-        if (count == 1 && is_aligned(ranges))
-            status = read_aligned(ranges);
-        else if (count > 1 || ranges->size <= JOINED)
-            status = read_joined(ranges, count, buffer);
-        else
-            status = read_moved(ranges, buffer);
-    }
+    if (ranges->file.direct >= 0 && count == 1 && is_aligned(ranges))
+        status = read_blocks(ranges->file.direct, ranges->offset, ranges->target, ranges->size);
+    else if (ranges->file.direct >= 0)
+        status = read_through(ranges, count, buffer);
     /* Some file systems open for direct reads and refuse the reads themselves. */
     if (status != EINVAL) return status;
     status = 0;
@@ -280,7 +249,6 @@ static int count_joined(const Range *ranges, int count) {
         int64_t gap = next->offset - end;
         if (!have_one_file(ranges, next) || gap < 0 || gap >= BLOCK) break;
         end = next->offset + next->size;
-        if (end - ranges->offset > JOINED) break;
     }
     return joined;
 }
@@ -460,8 +428,7 @@ static void disown_ring(Ring *ring) {
 static void *run_reader(void *argument) {
     Reader *reader = argument;
     Ring *ring = reader->ring;
-    /* Reads of unaligned ranges go through it. Only what is used of it takes memory. */
-    uint8_t *buffer = aligned_alloc(BLOCK, JOINED + 2 * BLOCK);
+    uint8_t *buffer = aligned_alloc(BLOCK, BUFFER_BYTES); /* takes memory where it is used */
     lock(&ring->shared);
     while (!ring->is_closing && !reader->is_lost) {
         Job *job = reader->job = next_job(ring);
@@ -590,7 +557,6 @@ static PyObject *Arrivals_take(PyObject *self, PyObject *unused) {
     Inbox *inbox = ((Arrivals *)self)->inbox;
     (void)unused;
     if (refuse_foreign(&inbox->shared)) return NULL;
-    if (!__atomic_load_n(&inbox->count, __ATOMIC_RELAXED)) return PyList_New(0);
     lock(&inbox->shared);
     Arrival *first = inbox->first, **end = inbox->end;
     int count = inbox->count;

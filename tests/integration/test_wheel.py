@@ -109,9 +109,11 @@ def test_wheel__has_every_file_of_the_packages(installed: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
-def test_wheel__has_compiled_kernels(installed: Path, tmp_path: Path) -> None:
-    code = "from predictors.networks import kernels; print(kernels.__file__)"
-    assert run(installed, tmp_path, [sys.executable, "-c", code]).stdout.startswith(str(installed))
+def test_wheel__has_compiled_code(installed: Path, tmp_path: Path) -> None:
+    for package, module in (("predictors.networks", "kernels"), ("runtime.transfer", "rings")):
+        code = f"from {package} import {module}; print({module}.__file__)"
+        printed = run(installed, tmp_path, [sys.executable, "-c", code]).stdout
+        assert printed.startswith(str(installed))
 
 
 def test_wheel__runs_whatever_lies_in_the_current_folder(installed: Path, tmp_path: Path) -> None:

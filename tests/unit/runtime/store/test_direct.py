@@ -14,6 +14,7 @@ from runtime.config import PageCache
 from runtime.errors import TransferError
 from runtime.store import files
 from runtime.store.files import BLOCK, SMALLEST, EndOfFile, FileReader, read_direct
+from tests.builders.page_cache import resident_bytes
 
 SIZE = 600_003
 
@@ -131,17 +132,3 @@ def test_reader__uses_the_page_cache_as_configured(tmp_path, page_cache):
     kept = resident_bytes(path)
     assert kept >= 8 << 20 if page_cache is PageCache.KEEP else kept == 0
     reader.close()
-
-
-def resident_bytes(path: Path) -> int:
-    """Bytes of the file in the page cache, by the system's own `mincore`."""
-    import ctypes
-
-    size = path.stat().st_size
-    with path.open("r+b") as opened, mmap.mmap(opened.fileno(), size) as mapped:
-        pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
-        start = ctypes.c_char.from_buffer(mapped)
-        address = ctypes.c_void_p(ctypes.addressof(start))
-        assert ctypes.CDLL(None).mincore(address, ctypes.c_size_t(size), pages) == 0
-        del start
-    return sum(page & 1 for page in pages) * mmap.PAGESIZE

@@ -1,22 +1,30 @@
 """Rings of stores and of threads: a transfer ends with the store's bytes or with its error."""
 
+import os
+import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
+from runtime.config import PageCache
+from runtime.errors import Fault, TransferError
 from runtime.policy.tier import TransferTask
-from runtime.store.base import ExpertStore, allocate_aligned
+from runtime.store.base import ExpertStore, allocate_aligned, as_memoryview
+from runtime.store.files import FileRange, FileReader
 from runtime.store.packed.store import open_store
-from runtime.transfer.arrivals import QueuedArrivals, rings
+from runtime.transfer.arrivals import QueuedArrivals, make_arrivals, rings
 from runtime.transfer.file_ring import StoreRing
 from runtime.transfer.link import Arena
-from runtime.transfer.ring import ARRIVED
+from runtime.transfer.ring import ARRIVED, DAMAGED, FAILED
+from runtime.transfer.thread_ring import ThreadRing
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.packed import packed, source_of
+from tests.builders.page_cache import resident_bytes
+from tests.builders.parts import WAIT_SECONDS
 
-WAIT_SECONDS = 240.0
 COMPILED = pytest.mark.skipif(rings is None, reason="no C compiler")
 ARRIVALS = [
     pytest.param(QueuedArrivals, id="python"),
@@ -80,3 +88,320 @@ def test_store_ring__fills_slots_as_the_store_does(open_kind, kind, num_threads)
     assert ring.running() == []
     assert ring.errors == {}
     assert ring.close(WAIT_SECONDS)
+
+
+def error_of(store: ExpertStore, expert: tuple[int, int]) -> TransferError:
+    """What the store itself says of a read."""
+    layout = store.layouts[expert[0]]
+    with pytest.raises(TransferError) as caught:
+        store.read(*expert, range(len(layout.chunks)), allocate_aligned(layout.num_bytes))
+    return caught.value
+
+
+def num_open_files() -> int:
+    return len([*Path("/proc/self/fd").iterdir()])
+
+
+def files_of(store: ExpertStore) -> Path:
+    """The file of the first layer's experts."""
+    extents = store.extents(0, 0)
+    assert extents is not None
+    return extents[0].file
+
+
+@pytest.mark.parametrize("kind", ARRIVALS)
+@pytest.mark.parametrize("open_kind", ["packed", "checkpoint"], indirect=True)
+def test_store_ring__fails_with_the_words_of_the_store(open_kind, kind, tmp_path, monkeypatch):
+    num_before = num_open_files()
+    store, arrivals = open_kind(), kind()
+    ring = StoreRing(arrivals, store, Arena(store.layouts, 2), num_threads=2)
+    chunks = range(len(store.layouts[0].chunks))
+    file = files_of(store)
+    content = file.read_bytes()
+    try:
+        ring.submit(0, task((0, 0), 0, chunks))
+        assert settled(ring, arrivals, 1) == {0: ARRIVED}
+        os.truncate(file, 10_000)
+        for ticket in range(1, 9):
+            ring.submit(ticket, task((0, ticket % 6), ticket % 2, chunks))
+        assert set(settled(ring, arrivals, 8).values()) == {FAILED}
+        error, expected = ring.errors[1], error_of(store, (0, 1))
+        assert str(error) == str(expected)
+        assert "ends at byte 10000" in str(error)
+        assert error.fault == expected.fault == Fault.TRUNCATED
+        file.unlink()
+        ring.submit(9, task((0, 0), 0, chunks))
+        assert settled(ring, arrivals, 1) == {9: FAILED}
+        assert "No such file" in str(ring.errors[9])
+    finally:
+        file.write_bytes(content)  # fetched again: another file of the same name
+    ring.submit(10, task((0, 0), 0, chunks))
+    assert settled(ring, arrivals, 1) == {10: ARRIVED}
+    assert ring.close(WAIT_SECONDS)
+    assert num_open_files() == num_before
+
+
+@pytest.mark.parametrize("kind", ARRIVALS)
+@pytest.mark.parametrize("open_kind", ["packed"], indirect=True)
+def test_store_ring__finds_damage_in_every_chunk(open_kind, kind):
+    store, arrivals = open_kind(), kind()
+    ring = StoreRing(arrivals, store, Arena(store.layouts, 1))
+    ranges = store.layouts[0].chunk_ranges
+    for chunk, [(start, _)] in enumerate(ranges):
+        with files_of(store).open("r+b") as file:
+            file.seek(start + 100)
+            (byte,) = file.read(1)
+            file.seek(start + 100)
+            file.write(bytes([byte ^ 4]))
+            file.flush()
+            os.fsync(file.fileno())
+            ring.submit(chunk, task((0, 0), 0, range(len(ranges))))
+            assert settled(ring, arrivals, 1) == {chunk: FAILED}
+            error = ring.errors[chunk]
+            assert str(error) == str(error_of(store, (0, 0)))
+            assert f"chunk {chunk}) are damaged" in str(error)
+            assert error.fault == Fault.DAMAGED
+            file.seek(start + 100)
+            file.write(bytes([byte]))
+    assert ring.close(WAIT_SECONDS)
+
+
+@dataclass(frozen=True)
+class OneRange:
+    """A layout of one expert's bytes as they are in a file."""
+
+    num_bytes: int
+    alignment: int = 64
+
+    @property
+    def chunk_ranges(self) -> list[list[tuple[int, int]]]:
+        return [[(0, self.num_bytes)]]
+
+
+class StoredFile(ExpertStore):
+    """Experts that lie in one file, one after another; all is as the tests say it is."""
+
+    def __init__(self, file: Path, *, num_bytes: int = 1_000, checksum: int | None = None):
+        self.layouts = [OneRange(num_bytes)]  # type: ignore[list-item]
+        self.experts_per_layer = [8]
+        self._files = FileReader()
+        self._file = file
+        self._checksum = checksum
+        self.num_reads = 0
+
+    def extents(self, layer: int, expert: int) -> list[FileRange]:
+        num_bytes = self.layouts[0].num_bytes
+        return [FileRange(self._file, expert * num_bytes, self._checksum)]
+
+    def read(self, layer, expert, chunks, slot) -> None:
+        self.num_reads += 1
+        num_bytes = self.layouts[0].num_bytes
+        target = as_memoryview(slot[:num_bytes])
+        self._files.read(self._file, expert * num_bytes, target, what="it")
+
+
+@pytest.mark.parametrize("kind", ARRIVALS)
+def test_store_ring__an_error_of_the_disk_is_tried_and_named_by_the_store(kind):
+    # The first page of a process is never there: each read of it is EIO.
+    store, arrivals = StoredFile(Path("/proc/self/mem")), kind()
+    ring = StoreRing(arrivals, store, Arena(store.layouts, 1))
+    ring.submit(0, task((0, 0), 0, range(1)))
+    assert settled(ring, arrivals, 1) == {0: FAILED}
+    assert "reading 1000 bytes of it at 0 failed 3 times: [Errno 5]" in str(ring.errors[0])
+    assert ring.errors[0].fault == Fault.READ
+    assert ring.close(WAIT_SECONDS)
+
+
+@COMPILED
+def test_store_ring__what_fails_once_arrives_the_slow_way(tmp_path):
+    file = tmp_path / "experts"
+    file.write_bytes(os.urandom(8_000))
+    store, arrivals = StoredFile(file, checksum=1), rings.Arrivals()  # which no bytes have
+    arena = Arena(store.layouts, 8)
+    ring = StoreRing(arrivals, store, arena)
+    for expert in range(8):
+        ring.submit(expert, task((0, expert), expert, range(1)))
+    assert settled(ring, arrivals, 8) == dict.fromkeys(range(8), ARRIVED)
+    assert store.num_reads == 8
+    for expert in range(8):
+        expected = file.read_bytes()[1_000 * expert : 1_000 * expert + 1_000]
+        assert bytes(arena.slot(expert)[:1_000].numpy()) == expected
+    assert ring.close(WAIT_SECONDS)
+
+
+@COMPILED
+def test_store_ring__what_is_given_up_is_not_read_again(tmp_path):
+    file = tmp_path / "experts"
+    file.write_bytes(os.urandom(8_000))
+    store, arrivals = StoredFile(file, checksum=1), rings.Arrivals()
+    ring = StoreRing(arrivals, store, Arena(store.layouts, 1))
+    ring.submit(0, task((0, 0), 0, range(1)))
+    ring.replace_thread(0)
+    assert settled(ring, arrivals, 1) == {0: DAMAGED}
+    assert store.num_reads == 0
+    assert ring.close(WAIT_SECONDS)
+
+
+@pytest.mark.parametrize("kind", ARRIVALS)
+def test_store_ring__what_is_cancelled_keeps_no_file_open(tmp_path, kind):
+    num_before = num_open_files()
+    file = tmp_path / "experts"
+    file.write_bytes(os.urandom(8_000_000))
+    store, arrivals = StoredFile(file, num_bytes=1_000_000), kind()
+    ring = StoreRing(arrivals, store, Arena(store.layouts, 2))
+    cancelled = 0
+    for ticket in range(400):
+        ring.submit(ticket, task((0, ticket % 8), ticket % 2, range(1), high=ticket % 2 == 0))
+        cancelled += ring.cancel(ticket - 1) if ticket else 0
+    assert len(settled(ring, arrivals, 400 - cancelled)) == 400 - cancelled
+    for ticket in range(400, 420):
+        ring.submit(ticket, task((0, 0), 0, range(1)))
+    assert ring.close(WAIT_SECONDS)
+    assert ring.close(0.0)
+    assert num_open_files() == num_before
+    with pytest.raises(RuntimeError, match="closed"):
+        ring.submit(500, task((0, 0), 0, range(1)))
+
+
+@pytest.mark.parametrize("page_cache", PageCache)
+def test_store_ring__uses_the_page_cache_as_configured(tmp_path, page_cache):
+    file = tmp_path / "experts"
+    file.write_bytes(bytes(8_000_000))
+    with file.open("rb") as opened:
+        os.fsync(opened.fileno())
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if resident_bytes(file):
+        pytest.skip("this file system lives in memory")
+    store, arrivals = StoredFile(file, num_bytes=1_000_000), make_arrivals()
+    store._files = FileReader(page_cache=page_cache)
+    ring = StoreRing(arrivals, store, Arena(store.layouts, 8))
+    for expert in range(8):
+        ring.submit(expert, task((0, expert), expert, range(1)))
+    assert settled(ring, arrivals, 8) == dict.fromkeys(range(8), ARRIVED)
+    kept = resident_bytes(file)
+    assert kept >= 8_000_000 if page_cache is PageCache.KEEP else kept == 0
+    assert ring.close(WAIT_SECONDS)
+
+
+class Gate:
+    """A transfer that waits at each task until the test lets it go."""
+
+    def __init__(self) -> None:
+        self.order: list[int] = []
+        self.open: dict[int, threading.Event] = {number: threading.Event() for number in range(20)}
+        self.entered: dict[int, threading.Event] = {n: threading.Event() for n in range(20)}
+
+    def __call__(self, task: TransferTask) -> None:
+        number = task.slot
+        self.order.append(number)
+        self.entered[number].set()
+        assert self.open[number].wait(WAIT_SECONDS)
+
+    def opens(self, *numbers: int) -> None:
+        for number in numbers:
+            self.open[number].set()
+
+
+def numbered(number: int, *, high: bool = False) -> TransferTask:
+    return task((0, number), number, range(1), high=high)
+
+
+@pytest.mark.parametrize("kind", ARRIVALS)
+class TestThreadRing:
+    def test_requests__come_first_and_cancelled_ones_never(self, kind):
+        gate, arrivals = Gate(), kind()
+        ring = ThreadRing(arrivals, gate, name="test")
+        for number, high in enumerate([False, False, True, False, True, True, False]):
+            ring.submit(number, numbered(number, high=high))
+            if number == 0:
+                assert gate.entered[0].wait(WAIT_SECONDS)
+        assert [ring.cancel(number) for number in (0, 3, 4, 3)] == [False, True, True, False]
+        assert [ticket for ticket, _ in ring.running()] == [0]
+        gate.opens(*range(7))
+        assert settled(ring, arrivals, 5) == dict.fromkeys([0, 1, 2, 5, 6], ARRIVED)
+        assert gate.order == [0, 2, 5, 1, 6]
+        assert not ring.cancel(6)
+        assert ring.close(WAIT_SECONDS)
+
+    def test_thread__that_hangs_is_replaced_and_its_transfer_reported(self, kind):
+        gate, arrivals = Gate(), kind()
+        ring = ThreadRing(arrivals, gate, name="test")
+        ring.submit(0, numbered(0))
+        assert gate.entered[0].wait(WAIT_SECONDS)
+        ring.submit(1, numbered(1))
+        ((ticket, seconds),) = ring.running()
+        assert ticket == 0
+        assert 0 <= seconds < WAIT_SECONDS
+        ring.replace_thread(0)
+        gate.opens(1)
+        assert settled(ring, arrivals, 1) == {1: ARRIVED}
+        assert [ticket for ticket, _ in ring.running()] == [0]
+        assert not ring.close(0.0)
+        gate.opens(0)
+        assert settled(ring, arrivals, 1) == {0: ARRIVED}
+        assert ring.close(WAIT_SECONDS)
+        assert ring.running() == []
+
+    def test_close__drops_what_has_not_begun(self, kind):
+        gate, arrivals = Gate(), kind()
+        ring = ThreadRing(arrivals, gate, 2, name="test")
+        for number in range(5):
+            ring.submit(number, numbered(number))
+        for number in (0, 1):
+            assert gate.entered[number].wait(WAIT_SECONDS)
+        assert not ring.close(0.0)
+        gate.opens(*range(5))
+        assert ring.close(WAIT_SECONDS)
+        assert sorted(gate.order) == [0, 1]
+        assert len(arrivals.take()) == 2
+        with pytest.raises(RuntimeError, match="closed"):
+            ring.submit(9, numbered(9))
+
+    @pytest.mark.parametrize("death", [ValueError("a bug"), SystemExit(3), MemoryError()])
+    def test_transfer__that_raises_fails_and_the_next_one_runs(self, kind, death, caplog):
+        arrivals = kind()
+        failures = {1: TransferError("no bytes", fault=Fault.TRUNCATED), 2: death}
+
+        def transfer(task: TransferTask) -> None:
+            if task.slot in failures:
+                raise failures[task.slot]
+
+        ring = ThreadRing(arrivals, transfer, name="disk")
+        for number in range(4):
+            ring.submit(number, numbered(number))
+        statuses = {0: ARRIVED, 1: FAILED, 2: FAILED, 3: ARRIVED}
+        assert settled(ring, arrivals, 4) == statuses
+        assert ring.errors.keys() == {1, 2}
+        assert ring.errors[1] is failures[1]
+        assert ring.errors[2].fault == Fault.DIED
+        assert type(death).__name__ in str(ring.errors[2])
+        assert "layer 0 expert 2" in str(ring.errors[2])
+        assert "disk: the transfer thread has died; starting another" in caplog.messages
+        assert ring.close(WAIT_SECONDS)
+
+    def test_submits__of_a_tight_loop_all_run_once(self, kind):
+        arrivals, seen = kind(), []
+        ring = ThreadRing(arrivals, lambda task: seen.append(task.slot), 3, name="test")
+        cancelled = set()
+        for number in range(5_000):
+            ring.submit(number, numbered(number, high=number % 3 == 0))
+            if number % 5 == 4 and ring.cancel(number - 2):
+                cancelled.add(number - 2)
+        expected = set(range(5_000)) - cancelled
+        assert settled(ring, arrivals, len(expected)) == dict.fromkeys(expected, ARRIVED)
+        assert sorted(seen) == sorted(expected)
+        assert ring.close(WAIT_SECONDS)
+
+    def test_processors__are_those_given(self, kind):
+        cpu, found = min(os.sched_getaffinity(0)), []
+        arrivals = kind()
+        ring = ThreadRing(
+            arrivals,
+            lambda _: found.append(os.sched_getaffinity(0)),
+            name="test",
+            cpus=frozenset([cpu]),
+        )
+        ring.submit(0, numbered(0))
+        assert settled(ring, arrivals, 1) == {0: ARRIVED}
+        assert found == [{cpu}]
+        assert ring.close(WAIT_SECONDS)

@@ -1,9 +1,7 @@
 """Compiled threads fill memory with the right bytes, and say what went wrong; `Arrivals`."""
 
-import ctypes
 import errno
 import gc
-import mmap
 import os
 import random
 import signal
@@ -23,21 +21,13 @@ from runtime.store.files import BLOCK, DESCRIPTORS, O_DIRECT
 from runtime.transfer.arrivals import QueuedArrivals, rings
 from runtime.transfer.file_ring import CHECKED, DROPPED, PART
 from runtime.transfer.ring import ARRIVED, DAMAGED, END_OF_FILE
+from tests.builders.parts import WAIT_SECONDS, Memory, await_arrivals, statuses
 
 FILE_BYTES = 3_000_001
-LARGEST = 700_000
-MEMORY_BYTES = 4 << 20
-WAIT_SECONDS = 240.0
+LARGEST = 1_200_000
+MEMORY_BYTES = 6 << 20
 COMPILED = pytest.mark.skipif(rings is None, reason="no C compiler")
 ARRIVALS = [QueuedArrivals, pytest.param(rings and rings.Arrivals, marks=COMPILED)]
-
-
-class Memory:
-    """Zeros that parts go to."""
-
-    def __init__(self, num_bytes: int = MEMORY_BYTES):
-        self.bytes = memoryview(mmap.mmap(-1, num_bytes))
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.bytes))
 
 
 @pytest.fixture(scope="module")
@@ -68,20 +58,6 @@ def descriptors(request, tmp_path: Path, content: bytes) -> Iterator[bytes]:
     file.unlink()
 
 
-def await_arrivals(arrivals, count: int = 1) -> list[tuple[int, int, float]]:
-    taken = []
-    while len(taken) < count:
-        assert arrivals.wait(WAIT_SECONDS)
-        taken += arrivals.take()
-    return taken
-
-
-def statuses(arrivals, count: int = 1) -> dict[int, int]:
-    arrived = {ticket: status for ticket, status, _ in await_arrivals(arrivals, count)}
-    assert len(arrived) == count
-    return arrived
-
-
 @COMPILED
 class TestFileRing:
     @pytest.fixture
@@ -90,7 +66,7 @@ class TestFileRing:
 
     @pytest.fixture
     def memory(self) -> Memory:
-        return Memory()
+        return Memory(MEMORY_BYTES)
 
     @pytest.fixture(params=[1, 3])
     def ring(self, request, arrivals, memory):
@@ -106,7 +82,7 @@ class TestFileRing:
             memory.bytes[:] = bytes(MEMORY_BYTES)
             expected, parts = bytearray(MEMORY_BYTES), []
             place, offset = rng.randrange(2 * BLOCK), rng.randrange(FILE_BYTES)
-            for _ in range(rng.randrange(1, 6)):
+            for _ in range(rng.randrange(1, 5)):
                 size = rng.choice(
                     [rng.randrange(1_000), rng.randrange(LARGEST), BLOCK * rng.randrange(40)]
                 )
@@ -194,7 +170,7 @@ class TestFileRing:
         os.close(folder)
 
     def test_checksum__equals_that_of_xxhash(self, ring, arrivals, memory, content):
-        source = Memory()
+        source = Memory(MEMORY_BYTES)
         source.bytes[:FILE_BYTES] = content
         sizes = [*range(241, 2_300), 4_096, 65_536, 1_000_003]
         for size in sizes:
@@ -209,7 +185,7 @@ class TestFileRing:
 
     @pytest.mark.parametrize("size", [241, 4_096, 100_001])
     def test_damage__of_any_byte_is_found(self, ring, arrivals, memory, content, size):
-        source = Memory()
+        source = Memory(MEMORY_BYTES)
         source.bytes[:size] = content[:size]
         checksum = xxhash.xxh3_64_intdigest(content[:size])
         places = [0, 63, 64, size // 2, size - 65, size - 1]
@@ -264,7 +240,7 @@ class TestFileRing:
     def test_processors__are_those_given(self, arrivals, memory):
         cpu = min(os.sched_getaffinity(0))
         ring = rings.FileRing(arrivals, 1, cpus=frozenset([cpu]))
-        source = Memory()
+        source = Memory(MEMORY_BYTES)
         tasks = Path("/proc/self/task")
         before = set(tasks.iterdir())
         ring.submit(0, True, PART.pack(-1, 0, source.address, 9, memory.address, 0), b"")
@@ -355,16 +331,16 @@ class TestLife:
     @pytest.mark.parametrize("keeps", [True, False])
     def test_interpreter__ends_while_threads_read(self, keeps):
         code = f"""
-import ctypes
+import ctypes, struct
 from runtime.transfer import rings
-from runtime.transfer.file_ring import PART
 size = 64 << 20
 memory = ctypes.create_string_buffer(2 * size)
 address = ctypes.addressof(memory)
 arrivals = rings.Arrivals()
 ring = rings.FileRing(arrivals, 2, memory=memory)
 for ticket in range(200):
-    ring.submit(ticket, True, PART.pack(-1, 0, address, size, address + size, 0), b"")
+    part = struct.pack("{PART.format}", -1, 0, address, size, address + size, 0)
+    ring.submit(ticket, True, part, b"")
 if not {keeps}:
     del ring, memory, arrivals
 """

@@ -1,0 +1,133 @@
+"""Compiled reads of a disk that hangs, fails or returns less than it was asked for."""
+
+import errno
+import gc
+import os
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runtime.store.files import DESCRIPTORS
+from runtime.transfer.arrivals import rings
+from runtime.transfer.file_ring import PART
+from runtime.transfer.ring import ARRIVED
+from tests.builders.faults import needs
+from tests.builders.faults.disk import CannotMountError, faulty_disk
+from tests.builders.faults.rules import Disk, Rule
+from tests.builders.parts import Memory, statuses
+from tests.faults.conftest import skip
+
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.skipif(rings is None, reason="no C compiler"),
+]
+
+SIZE = 300_001
+PAUSE_SECONDS = 0.01
+
+
+@pytest.fixture
+def content(tmp_path: Path) -> bytes:
+    """Of the files a and b."""
+    (tmp_path / "disk").mkdir()
+    content = os.urandom(SIZE)
+    for name in "ab":
+        (tmp_path / "disk" / name).write_bytes(content)
+    return content
+
+
+@pytest.fixture
+def disk(tmp_path: Path, content: bytes) -> Iterator[Disk]:
+    if reason := needs.fuse():
+        skip(reason)
+    try:
+        with faulty_disk(tmp_path / "disk", tmp_path / "mounted") as mounted:
+            mounted.is_well()
+            yield mounted
+    except CannotMountError as error:
+        skip(f"FUSE cannot mount here: {error}")
+
+
+@pytest.fixture
+def descriptors(disk: Disk) -> Iterator[dict[str, bytes]]:
+    """Of a and b, for direct reads too."""
+    opened = {
+        name: [os.open(disk.mount / name, os.O_RDONLY | flag) for flag in (0, os.O_DIRECT)]
+        for name in "ab"
+    }
+    yield {name: DESCRIPTORS.pack(*pair) for name, pair in opened.items()}
+    for pair in opened.values():
+        for descriptor in pair:
+            os.close(descriptor)
+
+
+WHOLE = PART.pack(0, 0, 0, SIZE, 100, 0)
+
+
+def test_read__that_hangs_is_left_behind_until_it_ends(disk, descriptors, content):
+    arrivals, memory = rings.Arrivals(), Memory(1 << 20)
+    is_kept = weakref.ref(memory)
+    ring = rings.FileRing(arrivals, 1, memory=memory)
+    disk.fails(Rule("freeze", file="a"))
+    ring.submit(0, True, WHOLE, descriptors["a"], memory.address)
+    while not disk.num_faults():
+        assert not arrivals.wait(PAUSE_SECONDS)
+    ring.submit(1, True, WHOLE, descriptors["b"], memory.address + SIZE)
+    ring.submit(2, False, WHOLE, descriptors["b"], memory.address + SIZE)
+    ((ticket, seconds),) = ring.running()
+    assert ticket == 0
+    assert seconds > 0
+    assert not ring.cancel(0)
+    assert ring.cancel(2)
+    ring.replace_thread(0)
+    assert statuses(arrivals) == {1: ARRIVED}
+    assert memory.bytes[SIZE + 100 : 2 * SIZE + 100] == content
+    assert [ticket for ticket, _ in ring.running()] == [0]
+    assert not ring.close(PAUSE_SECONDS)
+    disk.is_well()
+    assert statuses(arrivals) == {0: ARRIVED}
+    assert memory.bytes[100 : SIZE + 100] == content
+    assert ring.close(60.0)
+    del ring, memory
+    gc.collect()
+    assert is_kept() is None
+
+
+def test_memory__outlives_its_ring_while_a_read_hangs(disk, descriptors):
+    arrivals, memory = rings.Arrivals(), Memory(1 << 20)
+    is_kept = weakref.ref(memory)
+    ring = rings.FileRing(arrivals, 2, memory=memory)
+    disk.fails(Rule("freeze", file="a"))
+    ring.submit(0, True, WHOLE, descriptors["a"], memory.address)
+    while not disk.num_faults():
+        assert not arrivals.wait(PAUSE_SECONDS)
+    assert not ring.close(0.0)
+    del ring, memory
+    gc.collect()
+    assert is_kept() is not None
+    disk.is_well()
+    assert statuses(arrivals) == {0: ARRIVED}
+
+
+def test_read__that_the_disk_refuses_is_reported_at_once(disk, descriptors, content):
+    arrivals, memory = rings.Arrivals(), Memory(1 << 20)
+    ring = rings.FileRing(arrivals, 1, memory=memory)
+    disk.fails(Rule("eio", file="a", start=200_000, times=1))
+    for ticket in range(2):
+        ring.submit(ticket, True, WHOLE, descriptors["a"], memory.address)
+    assert statuses(arrivals, 2) == {0: errno.EIO, 1: ARRIVED}
+    assert memory.bytes[100 : SIZE + 100] == content
+    assert ring.close(60.0)
+
+
+def test_read__of_which_less_arrives_is_read_on(disk, descriptors, content):
+    arrivals, memory = rings.Arrivals(), Memory(1 << 20)
+    ring = rings.FileRing(arrivals, 1, memory=memory)
+    disk.fails(Rule("short", file="a"))
+    ring.submit(0, True, WHOLE, descriptors["a"], memory.address)
+    assert statuses(arrivals) == {0: ARRIVED}
+    assert memory.bytes[100 : SIZE + 100] == content
+    assert disk.num_faults() > 1
+    assert ring.close(60.0)
