@@ -51,6 +51,23 @@ def page_server(status: Callable[[], dict[str, Any]]) -> Iterator[str]:
             thread.join(240)
 
 
+def idle_status(**fields: Any) -> dict[str, Any]:
+    """What a server without a model answers; `fields` replace or add."""
+    return {
+        "model": "m",
+        "version": "1",
+        "state": "ready",
+        "uptime_seconds": 5.0,
+        "queue": {"running": 0, "waiting": 0, "max_running": 1, "max_waiting": 1},
+        "tokens": {"prompt": 0, "generated": 0, "generated_per_second": 0.0},
+        "latency": {"num_answers": 0, "ttft_seconds": None, "tpot_seconds": None},
+        "answers": [],
+        "memory": {"resident_bytes": 1},
+        "served": None,
+        **fields,
+    }
+
+
 def document(url: str, folder: Path) -> tuple[str, str]:
     """The page as HTML once its scripts have run, and what the browser complained about."""
     done = _run(url, folder, ["--dump-dom"])

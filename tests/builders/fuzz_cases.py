@@ -1,6 +1,5 @@
-"""Requests that no client would send: from the server's OpenAPI description, and damaged ones."""
+"""Requests that no client would send, from the server's OpenAPI description."""
 
-import json
 import random
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,47 +16,12 @@ from schemathesis import GenerationMode
 NEW_TOKENS = 8
 """The server's limit for an answer: the cases are about requests."""
 GENERATING = ("/v1/completions", "/v1/chat/completions")
-VALID: tuple[tuple[str, dict[str, Any]], ...] = (
-    (
-        "/v1/completions",
-        {
-            "prompt": "The heart",
-            "max_tokens": 4,
-            "temperature": 0.7,
-            "logprobs": 2,
-            "echo": True,
-            "stop": ["\n", "é"],
-            "seed": 7,
-            "n": 2,
-            "logit_bias": {"11": -1.5},
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        },
-    ),
-    (
-        "/v1/chat/completions",
-        {
-            "messages": [
-                {"role": "system", "content": "You are brief."},
-                {"role": "user", "content": [{"type": "text", "text": "Hello"}]},
-            ],
-            "max_completion_tokens": 4,
-            "top_p": 0.9,
-            "logprobs": True,
-            "top_logprobs": 3,
-        },
-    ),
-    ("/tokenize", {"prompt": "The heart", "add_special_tokens": False}),
-    ("/detokenize", {"tokens": [1, 2, 3]}),
-)
 
 
 @dataclass(frozen=True)
 class FuzzCase:
     """One request."""
 
-    source: str
-    """`damaged`, or schemathesis' mode."""
     method: str
     path: str
     arguments: dict[str, Any]
@@ -76,7 +40,7 @@ def schema_cases(url: str, number: int, seed: int) -> Iterator[FuzzCase]:
             wanted = max(1, number * share // (2 * sum(shares)))
             for case in draw_cases(operation.as_strategy(generation_mode=mode), wanted, seed):
                 arguments = request_arguments(case, url, model, rng)
-                yield FuzzCase(str(mode), case.method, case.path, arguments)
+                yield FuzzCase(case.method, case.path, arguments)
 
 
 def draw_cases(strategy: Any, number: int, seed: int) -> list[schemathesis.Case]:
@@ -119,30 +83,6 @@ def request_arguments(
         given["content"] = given["data"]
     names = ("url", "headers", "params", "json", "content")
     return {name: given[name] for name in names if name in given}
-
-
-def make_damaged_cases(url: str, number: int, seed: int) -> Iterator[FuzzCase]:
-    """Yields valid requests with a few bytes changed, left out, doubled, or cut off."""
-    rng = random.Random(seed)
-    for _ in range(number):
-        path, body = rng.choice(VALID)
-        content = bytearray(json.dumps(body, ensure_ascii=rng.random() < 0.5).encode())
-        for _ in range(rng.randrange(1, 4)):
-            place = rng.randrange(len(content))
-            kind = rng.randrange(5)
-            if kind == 0:
-                content[place] = rng.randrange(256)
-            elif kind == 1:
-                del content[place]
-            elif kind == 2:
-                content[place:place] = rng.choice((b"-", b"9" * 30, b"null", b"\\ud800", b"[" * 99))
-            elif kind == 3:
-                content[place:place] = content[place : place + 20]
-            else:
-                content = content[: max(1, place)]
-        headers = {"Content-Type": rng.choice(("application/json",) * 8 + ("text/plain", ""))}
-        given = {"url": url + path, "content": bytes(content), "headers": headers}
-        yield FuzzCase("damaged", "POST", path, given)
 
 
 def find_fault(client: httpx2.Client, case: FuzzCase) -> tuple[int | None, str | None]:

@@ -95,17 +95,12 @@ def check(folder: Path, family: Family, dtype: torch.dtype) -> None:
     kinds = {find_adapter(module).name for module in find_expert_banks(model).values()}
     assert kinds == set(family.served.split(", "))
     with model.moecast as handle:
-        found = outputs(model)
-        assert {
-            name: torch.equal(found[name], value) for name, value in expected.items()
-        } == dict.fromkeys(expected, True)
-        stats = handle.stats()
-        # Experts were dropped and fetched again.
-        assert family.always_same or stats["misses"] > stats["arena_slots"]
-        found = outputs_in_a_group(model)
-        assert {
-            name: torch.equal(found[name], value) for name, value in expected.items()
-        } == dict.fromkeys(expected, True)
+        for found in (outputs(model), outputs_in_a_group(model)):
+            equal = {name: torch.equal(found[name], value) for name, value in expected.items()}
+            assert equal == dict.fromkeys(expected, True)
+            stats = handle.stats()
+            # Experts were dropped and fetched again.
+            assert family.always_same or stats["misses"] > stats["arena_slots"]
 
 
 def expert_keys(folder: Path) -> list[str]:

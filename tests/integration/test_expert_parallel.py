@@ -44,20 +44,11 @@ dist.destroy_process_group()
 
 def run_ranks(folder: Path, tmp_path: Path, world: int, budget: str) -> list[dict]:
     env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", RANK]
     outs = [tmp_path / f"rank{rank}.json" for rank in range(world)]
     ranks = [
         subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                RANK,
-                str(rank),
-                str(world),
-                str(folder),
-                str(tmp_path / "meeting"),
-                budget,
-                str(outs[rank]),
-            ],
+            [*command, *map(str, (rank, world, folder, tmp_path / "meeting", budget, outs[rank]))],
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=ROOT,

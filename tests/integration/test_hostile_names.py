@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.builders.browser import needs_chromium, open_browser, page_server
+from tests.builders.browser import idle_status, needs_chromium, open_browser, page_server
 
 pytestmark = pytest.mark.slow
 
@@ -91,40 +91,26 @@ def hostile_status(name: str, place: str) -> dict[str, Any]:
         "tpot_seconds": 0.1,
         "finish_reason": put("answers", "length"),
     }
-    traffic = dict.fromkeys(
-        (
-            *("requests", "hits", "bytes_moved", "bytes_prefetched", "bytes_used"),
-            *("bytes_wasted", "bytes_late", "needed_predicted"),
-        ),
-        5,
+    counts = "requests hits bytes_moved bytes_prefetched bytes_used bytes_wasted bytes_late"
+    traffic = dict.fromkeys([*counts.split(), "needed_predicted"], 5)
+    names = {key: put("served", "s") for key in ("system", "predictor", "eviction")}
+    return idle_status(
+        model=put("model", "m"),
+        version=put("version", "1"),
+        state=put("state", "ready"),
+        answers=[answer] * 3,
+        served={**names, "num_layers": 1, "num_experts": 4, "top_k": 2},
+        experts=traffic,
+        bytes_from={"disk": 5, "host": 0},
+        layers=[{"requests": 5, "hits": 5, "recall": None}],
+        tiers=[{"name": put("tiers", "cpu"), "used_bytes": 1, "budget_bytes": 2}],
+        seconds={"stall": 0.0, "predictor": 0.0},
+        prefetching=None,
+        predictor_drift=None,
+        faults={put("faults", "none"): 1},
+        lost_threads=0,
+        cells=["pcf."],
     )
-    return {
-        "model": put("model", "m"),
-        "version": put("version", "1"),
-        "state": put("state", "ready"),
-        "uptime_seconds": 5.0,
-        "queue": {"running": 0, "waiting": 0, "max_running": 1, "max_waiting": 1},
-        "tokens": {"prompt": 0, "generated": 0, "generated_per_second": 0.0},
-        "latency": {"num_answers": 0, "ttft_seconds": None, "tpot_seconds": None},
-        "answers": [answer] * 3,
-        "memory": {"resident_bytes": 1},
-        "served": {
-            **{key: put("served", "s") for key in ("system", "predictor", "eviction")},
-            "num_layers": 1,
-            "num_experts": 4,
-            "top_k": 2,
-        },
-        "experts": traffic,
-        "bytes_from": {"disk": 5, "host": 0},
-        "layers": [{"requests": 5, "hits": 5, "recall": None}],
-        "tiers": [{"name": put("tiers", "cpu"), "used_bytes": 1, "budget_bytes": 2}],
-        "seconds": {"stall": 0.0, "predictor": 0.0},
-        "prefetching": None,
-        "predictor_drift": None,
-        "faults": {put("faults", "none"): 1},
-        "lost_threads": 0,
-        "cells": ["pcf."],
-    }
 
 
 @dataclass

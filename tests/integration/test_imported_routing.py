@@ -8,7 +8,6 @@ import pytest
 
 from collect.traces import Trace
 from configs.program import run_program
-from predictors.baselines import PopularityPredictor
 from runtime.config import SystemConfig
 from runtime.sim.hardware import MeasuredHardware
 from runtime.sim.replay import replay
@@ -28,14 +27,8 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
         for position in range(TOKENS):
             for layer in range(LAYERS):
                 chosen = rng.choice(EXPERTS, size=TOP_K, replace=False, p=favourites[layer])
-                lines.append(
-                    {
-                        "request": f"r{request}",
-                        "position": position,
-                        "layer": layer,
-                        "experts": chosen.tolist(),
-                    }
-                )
+                where = {"request": f"r{request}", "position": position, "layer": layer}
+                lines.append(where | {"experts": chosen.tolist()})
     log = folder / "log.jsonl"
     log.write_text("\n".join(map(json.dumps, lines)))
     output = folder / "trace"
@@ -82,19 +75,3 @@ def test_imported_routing__misses_what_a_plain_cache_misses(trace: Trace) -> Non
     assert stats.total.requests == REQUESTS * TOKENS * LAYERS * TOP_K
     assert stats.total.hits == lru_hits(trace, 4)
     assert len(stats.tpot_seconds) == REQUESTS * TOKENS
-
-
-def test_imported_routing__forecasts_without_hidden_states_are_fetched(trace: Trace) -> None:
-    columns = [np.asarray(trace.column("experts", layer)) for layer in range(LAYERS)]
-    shares_LE = np.stack([np.bincount(c.reshape(-1), minlength=EXPERTS) for c in columns])
-    predictor = PopularityPredictor(trace.spec, shares_LE / trace.num_tokens)
-    stats = replay(
-        trace.steps(),
-        predictor,
-        spec=trace.spec,
-        system=SystemConfig(),
-        hardware=MACHINE,
-        budget_slots=15,
-    )
-    assert stats.total.predicted_in_time > 0
-    assert stats.total.bytes_prefetched > 0

@@ -58,16 +58,10 @@ def test_collect__has_one_digest_from_every_launcher(
     program, *local = documented.adapt().removeprefix("moecast ").split()
     assert program == "collect"
     engines = ENGINES | {"two": local}
-    found = {
-        name: run(
-            "collect",
-            *recording,
-            *engine,
-            f"output={tmp_path / name}",
-            run_dir=tmp_path / f"r{name}",
-        )
-        for name, engine in engines.items()
-    }
+    found = {}
+    for name, engine in engines.items():
+        given = [*recording, *engine, f"output={tmp_path / name}"]
+        found[name] = run("collect", *given, run_dir=tmp_path / f"r{name}")
     with s3_bucket(tmp_path.name, monkeypatch) as bucket:
         where = [f"output={bucket}/trace", *ENGINES["two"]]
         found["s3"] = run("collect", *recording, *where, run_dir=tmp_path / "rs3")
@@ -75,18 +69,11 @@ def test_collect__has_one_digest_from_every_launcher(
     assert len({one["digest"] for one in found.values()}) == 1
     assert found["one"]["launched"] is None
     for name in ("two", "slurm", "ray", "s3"):
-        assert found[name]["launched"] == {
-            "units": found["two"]["launched"]["units"],
-            "retried": 0,
-        }
+        units = found["two"]["launched"]["units"]
+        assert found[name]["launched"] == {"units": units, "retried": 0}
     # Once more: it is there, and no worker is started.
-    again = run(
-        "collect",
-        *recording,
-        *ENGINES["ray"],
-        f"output={tmp_path / 'one'}",
-        run_dir=tmp_path / "again",
-    )
+    given = [*recording, *ENGINES["ray"], f"output={tmp_path / 'one'}"]
+    again = run("collect", *given, run_dir=tmp_path / "again")
     assert again["launched"] is None
     assert again["digest"] == found["one"]["digest"]
 

@@ -56,27 +56,6 @@ def expected() -> list[int]:
     return output[0, inputs["input_ids"].shape[1] :].tolist()
 
 
-def test_train__results_hold_every_predictor_and_layer(trained):
-    results = json.loads((trained / "runs/r/results.json").read_text())
-    predictors = results["predictors"]
-    assert {"stride", "mlp", "skip", "token", "popularity"} <= set(predictors)
-    for name, table in predictors.items():
-        for metric in ("accuracy", "fetch_rate", "good_pred"):
-            assert len(table[metric]) == 12, (name, metric)
-            known = [value for value in table[metric] if value is not None]
-            assert known, (name, metric)
-            assert all(0 <= value <= 1 for value in known)
-        assert table["mean_accuracy"] > 4 / 60, "worse than guessing"
-    run = json.loads((trained / "runs/r/run.json").read_text())
-    assert run["argv"][:1] == ["model=qwen2-moe-tiny"]
-
-
-def test_train__every_predictor_becomes_an_entry_that_verifies(trained, call):
-    for name in ("stride", "mlp", "skip", "token", "popularity"):
-        code, errors = call(trained, "zoo", "verify", f"runs/r/entries/{name}")
-        assert code == 0, errors
-
-
 @pytest.mark.parametrize("budget", ["15%", "100%"])
 def test_generate__tokens_are_those_of_plain_transformers(trained, expected, call, budget):
     arguments = (

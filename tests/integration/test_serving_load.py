@@ -20,8 +20,8 @@ from benchmarks.serving.departures import (
     random_departures,
 )
 from benchmarks.serving.server import IDLE_GAUGES, ServerProcess, extend_context, run_server
-from tests.builders.fuzz_cases import NEW_TOKENS, find_fault, make_damaged_cases, schema_cases
-from tests.builders.server_load import RequestEnd, complete
+from tests.builders.fuzz_cases import NEW_TOKENS, find_fault, schema_cases
+from tests.builders.server_load import complete
 from tests.builders.serving import speaking_model
 
 NOTHING = dict.fromkeys(IDLE_GAUGES, 0.0)
@@ -40,24 +40,11 @@ def running(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
         yield started
 
 
-def test_server__answers_the_next_client_after_many_disconnects(running: ServerProcess) -> None:
-    # As vLLM's test_request_cancellation.
-    clients, tokens = 40, 10_000
-    before = running.metrics().get(TOKENS_COUNTER, 0.0)
-    with ThreadPoolExecutor(clients) as pool:
-        ends = pool.map(lambda _: complete(running.url, tokens, timeout=0.5), range(clients))
-        assert all(str(end.status).endswith("Timeout") for end in ends)
-    assert complete(running.url, 10) == RequestEnd(200, 10)
-    running.wait_idle()
-    assert running.idle_gauges() == NOTHING
-    # Abandoned generations were cancelled.
-    assert running.metrics()[TOKENS_COUNTER] - before < clients * tokens / 10
-
-
 def test_disconnects__leak_no_slot_thread_or_descriptor(running: ServerProcess) -> None:
     def departures(number: int, seed: int) -> list:
         return random_departures(number, seed=seed, tokens=10_000, prompts=PROMPTS)
 
+    tokens = running.metrics().get(TOKENS_COUNTER, 0.0)
     # The first requests make threads and memory that stay.
     fill_pool(running)
     asyncio.run(leave_all(running.url, departures(48, seed=4)))
@@ -68,6 +55,8 @@ def test_disconnects__leak_no_slot_thread_or_descriptor(running: ServerProcess) 
     assert {departure.when for departure in left} == set(LeaveMoment)
     asyncio.run(leave_all(running.url, left))
     running.wait_idle()
+    # Abandoned generations were cancelled.
+    assert running.metrics()[TOKENS_COUNTER] - tokens < 98 * 10_000 / 10
     assert greedy_text(running) == expected
     after = idle_footprint(running, before)
     assert running.idle_gauges() == NOTHING
@@ -77,7 +66,7 @@ def test_disconnects__leak_no_slot_thread_or_descriptor(running: ServerProcess) 
 
 def test_fuzz__no_request_makes_the_server_fail(model: Path) -> None:
     with run_server({"model.id": model, "max_new_tokens": NEW_TOKENS}) as started:
-        cases = [*schema_cases(started.url, 80, seed=5), *make_damaged_cases(started.url, 40, 5)]
+        cases = list(schema_cases(started.url, 80, seed=5))
         random.Random(5).shuffle(cases)
         with httpx2.Client(timeout=120) as client, ThreadPoolExecutor(8) as pool:
             results = list(pool.map(lambda case: find_fault(client, case), cases))
@@ -87,5 +76,5 @@ def test_fuzz__no_request_makes_the_server_fail(model: Path) -> None:
         assert started.stop().exit_code == 0
     assert [fault for _, fault in results if fault is not None] == []
     statuses = [status for status, _ in results if status is not None]
-    assert len(statuses) >= 60
+    assert len(statuses) >= 40
     assert {200, 400, 404} <= set(statuses)

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -128,9 +129,8 @@ def check_card(entry: ZooEntry, folder: Path) -> None:
     assert str(folder) not in entry.read("training.json").decode()
     card = ModelCard(entry.read("README.md").decode())
     assert str(folder) not in card.content
-    assert {
-        result.metric_type for result in card.data.eval_results
-    } <= entry.manifest.metrics.keys()
+    shown = {result.metric_type for result in card.data.eval_results}
+    assert shown <= entry.manifest.metrics.keys()
     assert "max_epochs=2" in card.text
     assert entry.read("figure.png").startswith(b"\x89PNG")
 
@@ -201,18 +201,11 @@ def test_train__on_a_routing_log_skips_kinds_without_signals(
 ) -> None:
     log = tmp_path / "log.jsonl"
     random = np.random.default_rng(0)
-    lines = [
-        {
-            "request": request,
-            "position": position,
-            "layer": layer,
-            "experts": random.permutation(8)[:2].tolist(),
-        }
-        for request in range(30)
-        for position in range(4)
-        for layer in range(3)
-    ]
-    log.write_text("\n".join(map(json.dumps, lines)))
+    lines = []
+    for request, position, layer in product(range(30), range(4), range(3)):
+        where = {"request": request, "position": position, "layer": layer}
+        lines.append(json.dumps(where | {"experts": random.permutation(8)[:2].tolist()}))
+    log.write_text("\n".join(lines))
     chosen = [*setup, "predictor=eam-request", "score_shifted=false", "figures=false"]
     for output, size in (("without", []), ("imported", ["hidden_size=32"])):
         importing = ["import", f"source={log}", f"output={tmp_path / output}", *size]

@@ -39,6 +39,13 @@ def test_page__has_a_strict_policy(client: TestClient, path: str) -> None:
     assert headers["referrer-policy"] == "no-referrer"
 
 
+@pytest.mark.parametrize("path", PAGE_FILES)
+def test_page__loads_nothing_from_other_hosts(client: TestClient, path: str) -> None:
+    """The only addresses are SVG's namespace and a comment's."""
+    named = set(re.findall(r"https?://[^\s\"'`]*", client.get(path).text))
+    assert named <= {"http://www.w3.org/2000/svg", "http://:KEY@host/)"}
+
+
 def test_page__has_no_inline_code(client: TestClient) -> None:
     page = client.get("/").text
     assert re.findall(r"<script[^>]*>(?!</script>)", page) == []

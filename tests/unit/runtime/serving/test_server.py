@@ -84,7 +84,7 @@ def test_listen__on_a_taken_port_is_an_error() -> None:
     with listen("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
         assert server_url(listener) == f"http://127.0.0.1:{port}"
-        with pytest.raises(MoecastError, match=f"port={port}: cannot listen"):
+        with pytest.raises(MoecastError, match=f"port={port}: cannot listen.*choose another port"):
             listen("127.0.0.1", port)
 
 
