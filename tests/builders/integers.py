@@ -57,9 +57,7 @@ def is_linear(name: str, tensor: Tensor) -> bool:
 
 
 def quantise_integers(
-    folder: Path,
-    pack: Callable[[Tensor], dict[str, Tensor]],
-    quantization: dict[str, Any],
+    folder: Path, pack: Callable[[Tensor], dict[str, Tensor]], quantization: dict[str, Any]
 ) -> Path:
     """Replaces `X.weight` of every linear layer by what `pack` makes of it, as `X.NAME`."""
 

@@ -54,12 +54,7 @@ def expected(folder: Path) -> list[str]:
 
 def ask_all(running: ServerProcess) -> list[httpx2.Response]:
     def ask(prompt: str) -> httpx2.Response:
-        body = {
-            "prompt": prompt,
-            "max_tokens": NEW_TOKENS,
-            "temperature": 0,
-            "ignore_eos": True,
-        }
+        body = {"prompt": prompt, "max_tokens": NEW_TOKENS, "temperature": 0, "ignore_eos": True}
         return httpx2.post(f"{running.api}/completions", json=body, timeout=240)
 
     with ThreadPoolExecutor(len(PROMPTS)) as pool:

@@ -45,11 +45,7 @@ def test_closed_loop__leads_from_requests_to_predictors_trained_on_them(
     recordable(tmp_path / "models/tiny", num_layers=4)
     monkeypatch.chdir(tmp_path)
     port = free_port()
-    words = {
-        " qwen2-moe-tiny ": " models/tiny ",
-        "qwen2-moe-tiny": "tiny",
-        "8000": str(port),
-    }
+    words = {" qwen2-moe-tiny ": " models/tiny ", "qwen2-moe-tiny": "tiny", "8000": str(port)}
     first, *between, last = (replace_words(line, words) for line in read_commands(PAGE))
     with serve_in_background(first, port=port):
         ask(port)

@@ -1,107 +1,63 @@
 """Tiny values for the fields of configurations, by the names that many families share."""
 
+from collections.abc import Mapping
 from typing import Any
 
+
+def by_value(names: Mapping[int, str]) -> dict[str, int]:
+    """The value of each of the names, which spaces separate."""
+    return {name: value for value, several in names.items() for name in several.split()}
+
+
+SIZES = {
+    3: "num_hidden_layers num_layers",
+    32: "hidden_size d_model",
+    48: "intermediate_size ffn_hidden_size",
+    96: "vocab_size vocab_size_per_layer_input",
+    256: "max_position_embeddings",
+    8: "hidden_size_per_layer_input",
+}
+ATTENTION = {
+    2: "num_key_value_heads swa_num_key_value_heads linear_num_key_heads index_n_heads",
+    4: "num_attention_heads swa_num_attention_heads linear_num_value_heads linear_num_heads",
+    8: "head_dim qk_rope_head_dim qk_nope_head_dim v_head_dim swa_head_dim sliding_window "
+    "linear_key_head_dim linear_value_head_dim linear_head_dim mamba_d_state index_topk",
+    16: "q_lora_rank kv_lora_rank index_head_dim",
+}
+EXPERTS = {
+    1: "n_shared_experts num_shared_experts moe_num_shared_experts topk_group "
+    "first_k_dense_replace num_dense_layers",
+    2: "num_experts_per_tok moe_topk moe_k top_k_experts n_group",
+    8: "num_experts num_local_experts n_routed_experts moe_num_experts",
+    16: "moe_intermediate_size shared_expert_intermediate_size shared_intermediate_size "
+    "expert_ffn_hidden_size shared_experts_intermediate_size",
+}
 TEXT: dict[str, Any] = {
-    # sizes
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "d_model": 32,
-    "intermediate_size": 48,
-    "max_position_embeddings": 256,
-    "num_hidden_layers": 3,
-    "num_layers": 3,
+    **by_value(SIZES),
+    **by_value(ATTENTION),
+    **by_value(EXPERTS),
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": None,
     "initializer_range": 0.2,
-    # attention
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 8,
-    "v_head_dim": 8,
-    "swa_num_attention_heads": 4,
-    "swa_num_key_value_heads": 2,
-    "swa_head_dim": 8,
-    "sliding_window": 8,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "linear_head_dim": 8,
-    "linear_num_heads": 4,
-    "mamba_d_state": 8,
-    "index_head_dim": 16,
-    "index_n_heads": 2,
-    "index_topk": 8,
-    # experts
-    "num_experts": 8,
-    "num_local_experts": 8,
-    "n_routed_experts": 8,
-    "moe_num_experts": 8,
-    "num_experts_per_tok": 2,
-    "moe_topk": 2,
-    "moe_k": 2,
-    "top_k_experts": 2,
-    "moe_intermediate_size": 16,
-    "shared_expert_intermediate_size": 16,
-    "shared_intermediate_size": 16,
-    "expert_ffn_hidden_size": 16,
-    "ffn_hidden_size": 48,
-    "shared_experts_intermediate_size": 16,
-    "vocab_size_per_layer_input": 96,
-    "hidden_size_per_layer_input": 8,
-    "n_shared_experts": 1,
-    "num_shared_experts": 1,
-    "moe_num_shared_experts": 1,
-    "n_group": 2,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
-    "num_dense_layers": 1,
 }
 """Fields of the part that has the experts."""
 
+OTHERS = {
+    1: "num_hidden_layers num_layers encoder_layers depth",
+    2: "num_attention_heads num_key_value_heads encoder_attention_heads num_heads",
+    8: "head_dim downsample_hidden_size",
+    16: "hidden_size d_model embed_dim intermediate_size encoder_ffn_dim num_position_embeddings "
+    "position_embedding_size output_channels mlp_dim projection_intermediate_size "
+    "projection_hidden_dim vision_output_dim projector_input_dim projector_output_dim "
+    "adapter_in_dim adapter_input_size num_mel_bins feature_size",
+    28: "image_size",
+    32: "out_hidden_size output_dim projection_dim text_hidden_size adapter_out_dim",
+}
 OTHER: dict[str, Any] = {
-    "hidden_size": 16,
-    "d_model": 16,
-    "embed_dim": 16,
-    "out_hidden_size": 32,
-    "output_dim": 32,
-    "projection_dim": 32,
-    "intermediate_size": 16,
-    "encoder_ffn_dim": 16,
-    "num_hidden_layers": 1,
-    "num_layers": 1,
-    "encoder_layers": 1,
-    "depth": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "encoder_attention_heads": 2,
-    "num_heads": 2,
-    "head_dim": 8,
-    "image_size": 28,
-    "num_position_embeddings": 16,
-    "position_embedding_size": 16,
+    **by_value(OTHERS),
     "deepstack_visual_indexes": (0,),
-    "output_channels": 16,
     "downsample_channels": [16, 16],
     "global_attn_indexes": (0,),
-    "mlp_dim": 16,
-    "text_hidden_size": 32,
-    "projection_hidden_dim": 16,
-    "projection_intermediate_size": 16,
-    "vision_output_dim": 16,
-    "projector_input_dim": 16,
-    "projector_output_dim": 16,
-    "adapter_in_dim": 16,
-    "adapter_input_size": 16,
-    "adapter_out_dim": 32,
-    "downsample_hidden_size": 8,
-    "num_mel_bins": 16,
-    "feature_size": 16,
 }
 """Fields of vision, audio and other parts, which no test runs."""

@@ -31,6 +31,12 @@ class Family:
     """Why it is not served."""
 
 
+def multimodal_rope(*section: int) -> dict[str, Any]:
+    """Positions in time, height and width, each with a section of the rotated dimensions."""
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": list(section)}
+    return {"rope_parameters": rope}
+
+
 SPARSE = ["dense", "sparse", "sparse"]
 LINEAR = ["linear_attention", "full_attention", "linear_attention"]
 MLA = {"num_key_value_heads": 4}
@@ -117,16 +123,7 @@ ROWS = (
     Family("ernie4_5_moe"),
     Family(
         "ernie4_5_vl_moe",
-        changes={
-            "text_config": {
-                "moe_intermediate_size": [16, 8],
-                "rope_parameters": {
-                    "rope_type": "default",
-                    "rope_theta": 10000.0,
-                    "mrope_section": [1, 1, 2],
-                },
-            }
-        },
+        changes={"text_config": {"moe_intermediate_size": [16, 8], **multimodal_rope(1, 1, 2)}},
     ),
     Family("exaone_moe"),
     Family("flex_olmo"),
@@ -138,18 +135,7 @@ ROWS = (
     ),
     Family("glm4_moe"),
     Family("glm4_moe_lite", changes=MLA),
-    Family(
-        "glm4v_moe",
-        changes={
-            "text_config": {
-                "rope_parameters": {
-                    "rope_type": "default",
-                    "rope_theta": 10000.0,
-                    "mrope_section": [1, 1, 0],
-                }
-            }
-        },
-    ),
+    Family("glm4v_moe", changes={"text_config": multimodal_rope(1, 1, 0)}),
     Family(
         "glm5_next",
         changes={

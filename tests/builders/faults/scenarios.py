@@ -29,10 +29,7 @@ Result = dict[str, Any]
 def _ask(bench: Bench, model: PreTrainedModel) -> Result:
     stalled = model.moecast.stats()["stall_seconds"]
     outcome = bench.ask(model)
-    return {
-        "outcome": outcome,
-        "stall_seconds": model.moecast.stats()["stall_seconds"] - stalled,
-    }
+    return {"outcome": outcome, "stall_seconds": model.moecast.stats()["stall_seconds"] - stalled}
 
 
 def spoilt_system_calls(bench: Bench, *, mode: str, inject: str) -> Result:
@@ -111,14 +108,7 @@ def worker_killed(bench: Bench, *, mode: str, how: str) -> Result:
     return result
 
 
-def worker_hangs(
-    bench: Bench,
-    *,
-    mode: str,
-    mount: str,
-    control: str,
-    close_early: bool,
-) -> Result:
+def worker_hangs(bench: Bench, *, mode: str, mount: str, control: str, close_early: bool) -> Result:
     """The read of a transfer thread hangs until the end; the computation's own reads go well.
 
     Args:

@@ -8,11 +8,7 @@ import pytest
 from rich.console import Console
 from transformers import AutoTokenizer
 
-from runtime.commands.chat import (
-    ChatTerminal,
-    load_chat_tokenizer,
-    summarize_answer,
-)
+from runtime.commands.chat import ChatTerminal, load_chat_tokenizer, summarize_answer
 from runtime.commands.progress import strip_control_characters
 from runtime.config import BUILTIN_MODELS
 from runtime.errors import CheckpointError, TransferError
@@ -108,9 +104,7 @@ def test_chat__says_what_it_forgets_when_the_context_is_full(
     assert all(room <= 80 for room in answering.room)
 
 
-def test_chat__escaped_slash_and_trailing_backslash(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_chat__escaped_slash_and_trailing_backslash(monkeypatch: pytest.MonkeyPatch) -> None:
     answering = talk(monkeypatch, "//etc\\\nmore\n/reset\nlast\\")
     assert "/etc\nmore<|im_end|>" in answering.asked[0]
     assert "//etc" not in answering.asked[0]

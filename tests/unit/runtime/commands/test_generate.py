@@ -20,8 +20,7 @@ def test_generate__stdout_has_the_text_alone(capsys: pytest.CaptureFixture[str])
     assert results["answer"]["num_prompt_tokens"] == len(results["prompt_tokens"])
 
 
-@pytest.mark.parametrize("draft", ["prompt-lookup", str(BUILTIN_MODELS / "qwen2_moe_tiny")])
-def test_generate__with_drafts_has_the_same_tokens(draft: str) -> None:
+def test_generate__with_drafts_has_the_same_tokens() -> None:
     """The model itself is the draft model: nothing that it drafts is rejected."""
     config = GenerateConfig(
         prompt="one two three one two three one two",
@@ -29,12 +28,11 @@ def test_generate__with_drafts_has_the_same_tokens(draft: str) -> None:
         budget="100%",
         model=ModelConfig(dtype="float32"),
     )
-    results = run(replace(config, draft=draft))
+    results = run(replace(config, draft=str(BUILTIN_MODELS / "qwen2_moe_tiny")))
     assert results["tokens"] == run(config)["tokens"]
     drafts = results["drafts"]
     assert drafts["plain_seconds"] > 0
-    if draft != "prompt-lookup":
-        assert drafts["num_accepted"] == drafts["num_drafted"]
+    assert drafts["num_accepted"] == drafts["num_drafted"] > 0
 
 
 class Terminal(io.StringIO):

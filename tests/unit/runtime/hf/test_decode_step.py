@@ -127,8 +127,7 @@ def test_generate__single_tokens_have_settings_of_their_own(tmp_path, settings_o
 
 
 @pytest.mark.parametrize(
-    ("kernels", "dtype"),
-    [(DecodeKernels.LIBRARY, "bfloat16"), (DecodeKernels.OWN, "float32")],
+    ("kernels", "dtype"), [(DecodeKernels.LIBRARY, "bfloat16"), (DecodeKernels.OWN, "float32")]
 )
 def test_generate__otherwise_every_step_has_onednn(tmp_path, settings_of_rows, kernels, dtype):
     model = serve(tiny_qwen2_moe(tmp_path / "model"), kernels, dtype)

@@ -50,10 +50,7 @@ def test_forced_routing__requests_the_log_and_equals_plain_transformers(plain) -
             routed(layer, experts_TK, *rest)
 
         engine.routed = listen
-        forced = [
-            ForcedRouting(handle.layers, log),
-            ForcedRouting(find_moe_layers(plain), log),
-        ]
+        forced = [ForcedRouting(handle.layers, log), ForcedRouting(find_moe_layers(plain), log)]
         for _ in range(2):
             assert torch.equal(served(tokens).logits, plain(tokens).logits)
         for one in forced:

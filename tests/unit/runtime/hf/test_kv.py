@@ -3,12 +3,7 @@
 import pytest
 import torch
 
-from runtime.hf.kv import (
-    CacheSize,
-    count_cache_bytes,
-    estimate_cache_bytes,
-    measure_cache_size,
-)
+from runtime.hf.kv import CacheSize, count_cache_bytes, estimate_cache_bytes, measure_cache_size
 from tests.builders.families.build import tiny_model
 from tests.builders.families.table import ROWS
 

@@ -63,8 +63,7 @@ def text_of(answer: httpx2.Response) -> str:
 
 
 def with_link(
-    open_model: Callable[[], LoadedModel],
-    call: Callable[[TransferTask], None],
+    open_model: Callable[[], LoadedModel], call: Callable[[TransferTask], None]
 ) -> Callable[[], LoadedModel]:
     """The model, with a call before each transfer of its link."""
 

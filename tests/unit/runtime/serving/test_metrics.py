@@ -121,9 +121,7 @@ def test_metrics__expose_every_definition_with_labels_and_kind(
     assert "process_resident_memory_bytes" in families
 
 
-def test_metrics__include_every_series_of_vllms_dashboard(
-    metrics: ServerMetrics,
-) -> None:
+def test_metrics__include_every_series_of_vllms_dashboard(metrics: ServerMetrics) -> None:
     body, _ = metrics.render()
     series = {
         sample.name

@@ -66,10 +66,7 @@ def test_size__pauses_until_the_file_is_moved_away(
 
 @pytest.mark.parametrize("takes", [0, 5])
 def test_full_disk__ends_the_recording_with_one_warning(
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    takes: int,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, takes: int
 ) -> None:
     recorder = make(tmp_path / "f")
     recorder.on_ended(ended([1]))

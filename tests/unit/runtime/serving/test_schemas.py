@@ -61,25 +61,6 @@ def test_bodies__many_messages_of_many_fields_stop_at_the_first() -> None:
     assert caught.value.error_count() < MAX_FIELDS
 
 
-@pytest.mark.parametrize(
-    ("fields", "prompt"),
-    [
-        ({"prompt": "a"}, "a"),
-        ({"prompt": ["a", "b"]}, ["a", "b"]),
-        ({"prompt": [1, 2]}, [1, 2]),
-        ({"prompt": [[1], [2, 3]]}, [[1], [2, 3]]),
-    ],
-)
-def test_prompt__has_the_four_forms_of_the_api(fields: dict, prompt: Any) -> None:
-    assert CompletionRequest.model_validate(fields).prompt == prompt
-
-
-def test_stop__is_a_text_or_a_list() -> None:
-    assert CompletionRequest.model_validate({"prompt": "a", "stop": "b"}).stops == ("b",)
-    assert CompletionRequest.model_validate({"prompt": "a", "stop": ["b"]}).stops == ("b",)
-    assert CompletionRequest.model_validate({"prompt": "a", "stop": None}).stops == ()
-
-
 def test_messages__are_bounded_by_all_their_parts() -> None:
     part = {"type": "text", "text": "a"}
     message = {"role": "user", "content": [part] * (MAX_ITEMS // 2)}

@@ -26,7 +26,6 @@ from runtime.serving.errors import (
     EngineDead,
     ExpertsUnreadable,
     GenerationFailed,
-    NotReady,
     QueueFull,
 )
 from runtime.serving.served_model import KVCacheBudget
@@ -298,25 +297,6 @@ def test_failed_load__rejects_requests_with_its_error() -> None:
     with pytest.raises(EngineDead, match="no such model"):
         service.require_capacity()
     assert service.close(timeout_seconds=WAIT_SECONDS)
-
-
-def test_loading__rejects_choices() -> None:
-    go_on = threading.Event()
-
-    def slow() -> LoadedModel:
-        assert go_on.wait(WAIT_SECONDS)
-        info: Any = SimpleNamespace(tokenizer=TOKENIZER, kv_budget=None)
-        return LoadedModel(model=fake_model(), group=FakeGroup(), info=info)
-
-    service = GenerationService(slow, max_running=1, max_waiting=1)
-    service.start()
-    with pytest.raises(NotReady):
-        service.submit([make_choice()[0]])
-    assert service.is_alive
-    service.drain()
-    go_on.set()
-    assert service.close(timeout_seconds=WAIT_SECONDS)
-    assert service.state is ServiceState.ENDED
 
 
 def test_close__in_a_long_step_fails_all_choices_at_once() -> None:

@@ -178,8 +178,6 @@ def test_percentiles__are_the_smallest_values_that_enough_are_below(values: list
 
 def test_percentiles__of_nothing_are_not_measured() -> None:
     assert percentiles([]) is None
-    assert percentiles([2.0]) == {"p50": 2.0, "p90": 2.0, "p99": 2.0}
-    assert percentiles(list(range(1, 101))) == {"p50": 50, "p90": 90, "p99": 99}
 
 
 def test_answers__have_their_counts_and_latencies() -> None:
@@ -218,15 +216,6 @@ def test_answers__without_enough_tokens_have_no_latency(num_tokens: int) -> None
     assert answer["ttft_seconds"] == (0.5 if num_tokens else None)
     assert answer["tpot_seconds"] is None
     assert server.recent.latencies()["tpot_seconds"] is None
-
-
-def test_answers__that_never_started_are_listed_too() -> None:
-    server = Server()
-    choice = CompletionChoice(
-        [1], SamplingParams(max_new_tokens=1), deliver=lambda _: None, request_id="waited"
-    )
-    server.end(choice, FinishReason.ABORT)
-    assert [answer["id"] for answer in server.recent.last()] == ["waited"]
 
 
 def test_answers__are_bounded_and_the_newest_come_first() -> None:
@@ -275,9 +264,7 @@ class Clock:
 
     def trimmer(self) -> HeapTrimmer:
         return HeapTrimmer(
-            interval_seconds=30,
-            trim=lambda: self.trims.append(self.now),
-            clock=lambda: self.now,
+            interval_seconds=30, trim=lambda: self.trims.append(self.now), clock=lambda: self.now
         )
 
 

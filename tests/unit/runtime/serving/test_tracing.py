@@ -194,8 +194,7 @@ def test_stalls__are_sums_and_events_above_a_threshold(
 
 
 @pytest.mark.parametrize(
-    ("body", "status"),
-    [({"prompt": "a", "max_tokens": -1}, 400), (BODY | {"model": "other"}, 404)],
+    ("body", "status"), [({"prompt": "a", "max_tokens": -1}, 400), (BODY | {"model": "other"}, 404)]
 )
 def test_refused_request__has_its_status_and_no_answer(
     traced: TracedServer, body: dict[str, Any], status: int

@@ -65,15 +65,9 @@ def test_read_prompts__the_digest_is_of_the_bytes(tmp_path):
         ('{"tokens": [1, true]}', r"tokens.1: it should be a valid integer"),
         ('{"tokens": "12"}', "tokens: it should be a valid list"),
         ('{"messages": [{"role": "user"}]}', r"messages.0.content: Field required"),
-        (
-            '{"prompt": "a", "id": 1.5}',
-            "id: it .* string or it .* integer",
-        ),
+        ('{"prompt": "a", "id": 1.5}', "id: it .* string or it .* integer"),
         ('{"prompt": "a", "id": null}', "id: it should be a valid string"),
-        (
-            '{"prompt": "a", "max_new_tokens": 0}',
-            "max_new_tokens: it .* greater than or",
-        ),
+        ('{"prompt": "a", "max_new_tokens": 0}', "max_new_tokens: it .* greater than or"),
         ('{"prompt": "a", "max_new_tokens": true}', "max_new_tokens: it should be a valid integer"),
         (r'{"prompt": "\ud800"}', "prompt: .* surrogates not allowed"),
         (r'{"prompt": "a", "id": "\ud800"}', "id: .* surrogates not allowed"),

@@ -78,10 +78,7 @@ def test_journal__several_torn_lines_at_the_end_are_taken_back(tmp_path):
 @pytest.mark.parametrize(
     ("added", "said"),
     [
-        (
-            "torn\n" + json.dumps(vars(result(1))) + "\n",
-            "line 3: id 1 .* follows a damaged",
-        ),
+        ("torn\n" + json.dumps(vars(result(1))) + "\n", "line 3: id 1 .* follows a damaged"),
         (json.dumps(vars(result("a"))) + "\n", "line 2: id 'a' .* appears twice"),
         (json.dumps(vars(result("b"))) + "\n", "line 2: id 'b' is not of the input"),
     ],
