@@ -15,15 +15,13 @@ from pathlib import Path
 
 from benchmarks.config import FormatsConfig
 from benchmarks.reports import MachineFacts, describe_machine, make_report, print_line, write_report
-from predictors.errors import MoecastError
+from benchmarks.served import serve_once
 from runtime.commands import pack
 from runtime.config import DenseFormat, ModelConfig, PackConfig, Quantise, StoreConfig
 from runtime.presets import load_system
-from runtime.profiling.bandwidth import drop
 from runtime.store.packed.store import open_store
 from runtime.tools.bench.config import BenchConfig
-from runtime.tools.bench.tasks import BenchRequest, ServedRun, ServeTask, make_requests
-from runtime.tools.child_process import ChildFailure, run_in_child
+from runtime.tools.bench.tasks import ServedRun, ServeTask, make_requests
 from runtime.tools.comparison import Case, Condition, Variant
 
 
@@ -103,24 +101,6 @@ def pack_once(model: ModelConfig, how: Format, output: Path) -> tuple[Path, int]
     return output, sum(num_bytes)
 
 
-def serve_once(
-    config: BenchConfig, case: Case, requests: Sequence[BenchRequest], scratch: Path
-) -> ServedRun:
-    """Serves the requests in a separate process, with nothing of the store in the page cache.
-
-    Raises:
-        MoecastError: the process failed.
-    """
-    assert config.store.path is not None
-    for file in config.store.path.iterdir():
-        drop(file)
-    task = ServeTask(config=config, case=case, requests=list(requests))
-    result = run_in_child("runtime.tools.bench.serve:run_serve_task", task, scratch)
-    if isinstance(result, ChildFailure):
-        raise MoecastError(f"{case.variant.label}: {result.reason}")
-    return ServedRun(**result)
-
-
 def describe_runs(
     name: str,
     system: str,
@@ -188,8 +168,11 @@ def run_formats(config: FormatsConfig) -> None:
                         Variant(label=f"{name}, {system.name}", system=system),
                         Condition(str(budget_bytes), 1),
                     )
-                    where = Path(scratch, f"{repetition}-{name}-{system.name}")
-                    run = serve_once(bench, case, requests[1], where)
+                    run = serve_once(
+                        ServeTask(config=bench, case=case, requests=requests[1]),
+                        [stores[name][0]],
+                        Path(scratch, f"{repetition}-{name}-{system.name}"),
+                    )
                     runs[name, system.name].append(run)
                     seconds = statistics.fmean(run.tpot_seconds)
                     print_line(f"{case.variant.label}: {1e3 * seconds:.1f} ms a token")

@@ -20,20 +20,19 @@ from benchmarks.real_size.computation import ComputationTask
 from benchmarks.real_size.config import RealSizeConfig
 from benchmarks.real_size.model import DTYPE, RandomModel, read_shape, write_random_model
 from benchmarks.reports import MachineFacts, describe_machine, make_report, print_line, write_report
+from benchmarks.served import run_task, serve_once
 from predictors.errors import MoecastError
 from runtime.commands.progress import progress
 from runtime.config import ModelConfig, StoreConfig, SystemConfig
 from runtime.hf.forced_routing import require_fit
 from runtime.presets import load_system
-from runtime.profiling.bandwidth import drop
 from runtime.sim.routing_log import RoutingLog, read_routing_log
 from runtime.store.base import max_slot_bytes
 from runtime.store.packed.store import open_store
 from runtime.tools.bench.config import BenchConfig
 from runtime.tools.bench.rounds import CaseOutcome, cached_bytes
 from runtime.tools.bench.rows import make_row
-from runtime.tools.bench.tasks import BenchRequest, ServedRun, ServeTask
-from runtime.tools.child_process import ChildFailure, run_in_child
+from runtime.tools.bench.tasks import BenchRequest, ServeTask
 from runtime.tools.comparison import Case, Condition, Variant
 
 FIRST_TOKEN = 4
@@ -146,8 +145,12 @@ def run_real_size(config: RealSizeConfig) -> dict[str, Any]:
                     case=outcome.case,
                     requests=requests,
                 )
-                run = serve_once(task, model, Path(scratch, f"{repetition}-{number}"))
-                outcome.runs.append(run)
+                # The weights that are not experts are read through the page cache, once.
+                run = serve_once(
+                    task, [model.folder, model.store], Path(scratch, f"{repetition}-{number}")
+                )
+                left = cached_bytes([*model.store.iterdir()])
+                outcome.runs.append(replace(run, page_cache_bytes=left))
                 mean = sum(run.tpot_seconds) / len(run.tpot_seconds)
                 print_line(f"{outcome.case}: {1e3 * mean:.1f} ms a token")
     store = open_store(model.store, None)
@@ -236,27 +239,6 @@ def choose_predictor(system: SystemConfig) -> str | None:
     """
     needs_one = system.prefetch and system.predictor is not None and not system.fallback
     return "correlation" if needs_one else None
-
-
-def serve_once(task: ServeTask, model: RandomModel, scratch: Path) -> ServedRun:
-    """Serve the requests in a separate process, with nothing of the model in the page cache.
-
-    Raises:
-        MoecastError: the process failed.
-    """
-    files = [file for folder in (model.folder, model.store) for file in folder.iterdir()]
-    for file in files:
-        drop(file)
-    # The weights that are not experts are read through the page cache, once.
-    result = run_task("runtime.tools.bench.serve:run_serve_task", task, scratch)
-    return ServedRun(**result | {"page_cache_bytes": cached_bytes([*model.store.iterdir()])})
-
-
-def run_task(function: str, task: Any, scratch: Path) -> dict[str, Any]:
-    result = run_in_child(function, task, scratch)
-    if isinstance(result, ChildFailure):
-        raise MoecastError(f"{function.rpartition(':')[2]} failed: {result.reason}")
-    return result
 
 
 def describe_outcome(

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from urllib.parse import unquote, urlsplit
 
-from benchmarks.loopback import serve_loopback
+from tests.builders.loopback import serve_loopback
 
 
 class FakeHub:

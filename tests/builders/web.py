@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
-from benchmarks.loopback import serve_loopback
+from tests.builders.loopback import serve_loopback
 
 
 class Site:

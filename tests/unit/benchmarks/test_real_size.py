@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import reports
+from benchmarks import reports, served
 from benchmarks.real_size import run as real_size
 from benchmarks.real_size.config import RealSizeConfig
 from benchmarks.real_size.model import read_shape, write_random_model
@@ -74,7 +74,7 @@ def test_run_real_size__serves_the_model_as_the_log_routes_it(tmp_path, monkeypa
         module, name = function.split(":")
         return getattr(child_process.import_module(module), name)(task)
 
-    monkeypatch.setattr(real_size, "run_in_child", run_here)
+    monkeypatch.setattr(served, "run_in_child", run_here)
     config = make_config(tmp_path, routing=write_log(tmp_path / "log.jsonl"))
     real_size.run_real_size(config)
     for module in (reports, markdown):

@@ -189,24 +189,6 @@ def test_score__in_blocks_equals_the_replay_step_by_step(trace: Trace, tmp_path:
         assert [one.overall.sum for one in score_layers(predictor, trace)] == hits
 
 
-def test_token_and_popularity__count_the_training_requests_only(trace: Trace) -> None:
-    rows = trace.rows("train")
-    tokens = np.asarray(trace.tokens)[rows]
-    chosen = trace.column("experts", 1)[rows]
-    shares = [(chosen == expert).any(axis=1).mean() for expert in range(trace.spec.num_experts)]
-    none = np.zeros(1, np.int64)
-    popular = fit_popularity(trace).begin_step(none, none)[1].scores_TE[0]
-    np.testing.assert_allclose(popular, shares, rtol=1e-6)
-    token = tokens[0]
-    mine = chosen[tokens == token]
-    expected = [
-        ((mine == expert).any(axis=1).sum() + share) / (len(mine) + 1)
-        for expert, share in enumerate(shares)
-    ]
-    found = fit_token(trace).begin_step(np.array([token]), none)[1].scores_TE[0]
-    np.testing.assert_allclose(found, expected, rtol=2e-3)
-
-
 def test_fit__logs_the_loss_of_all_validation_tokens_and_the_norm_of_all_gradients(
     trace: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

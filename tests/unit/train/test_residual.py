@@ -223,18 +223,3 @@ def test_platt__finds_the_least_loss_however_sure_the_forecast(size: float, nois
 
     for a, b in ((0.9, 0.0), (1.1, 0.0), (1.0, -0.2), (1.0, 0.2), (0.9, -0.2), (1.1, 0.2)):
         assert loss(1.0, 0.0) < loss(a, b)
-
-
-def test_platt__is_calibrated_on_what_it_was_fitted_to() -> None:
-    """Logits that are too sure of themselves: sets are drawn from a third of them."""
-    random = torch.Generator().manual_seed(0)
-    logits = 3 * torch.randn(20_000, 6, generator=random)
-    chosen = (logits / 3).softmax(-1).multinomial(2, generator=random)
-    scale, shift = platt(logits[None], chosen[None])
-    said = (scale[0] * logits.log_softmax(-1) + shift[0]).sigmoid()
-    happened = torch.zeros_like(said).scatter(-1, chosen, 1.0)
-    assert 0.2 < scale.item() < 0.6
-    assert said.mean().item() == pytest.approx(2 / 6, abs=1e-3)
-    for low in (0.1, 0.2, 0.3, 0.5):
-        near = (said > low) & (said < low + 0.1)
-        assert happened[near].mean().item() == pytest.approx(low + 0.05, abs=0.05)

@@ -66,21 +66,6 @@ def test_forecaster__serving_token_by_token_answers_as_torch(trace: Trace) -> No
             np.testing.assert_allclose(forecast.scores_TE[0], expected[layer, place], atol=2e-3)
 
 
-def test_forecaster__a_prompt_at_once_is_its_tokens_one_by_one(trace: Trace) -> None:
-    whole, single = (stirred().export(SPEC)["reuse"] for _ in range(2))
-    zeros = np.zeros(9, np.int64)
-    hidden = trace.column("gate_input", 1)[0:9]
-    experts = trace.column("experts", 1)[0:9].astype(np.int64)
-    whole.begin_step(zeros, zeros)
-    whole.gate_input(1, hidden)
-    (at_once,) = whole.routed(1, experts, None)
-    for t in range(9):
-        single.begin_step(zeros[:1], zeros[:1])
-        single.gate_input(1, hidden[t : t + 1])
-        (last,) = single.routed(1, experts[t : t + 1], None)
-    np.testing.assert_allclose(at_once.scores_TE, last.scores_TE, atol=1e-6)
-
-
 def test_forecaster__goes_into_files_and_back() -> None:
     predictor = stirred().export(SPEC)["reuse"]
     again = ReusePredictor.from_files(SPEC, predictor.files(), predictor.options())

@@ -1,4 +1,4 @@
-"""An HTTP server on the loopback, for benchmarks and tests."""
+"""An HTTP server on the loopback, for tests."""
 
 import threading
 from collections.abc import Callable, Iterator
