@@ -53,6 +53,18 @@ def mount_small_disk(folder: Path, *, size: str) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(folder)], check=False)
 
 
+@contextmanager
+def mount_faulty_disk(source: Path, folder: Path) -> Iterator[Disk]:
+    """Mounts `source` through a file system that can fail, or skips the test."""
+    if reason := needs.fuse():
+        skip(reason)
+    try:
+        with faulty_disk(source, folder) as mounted:
+            yield mounted
+    except CannotMountError as error:
+        skip(f"FUSE cannot mount here: {error}")
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for reason, count in SKIPPED.items():
         terminalreporter.write_line(f"NOT RUN: {count} fault tests: {reason}", yellow=True)
@@ -105,11 +117,6 @@ def strace() -> None:
 @pytest.fixture
 def disk(host: subprocess.Popen, tmp_path: Path) -> Iterator[Disk]:
     """The model and its packed store seen through a file system that can fail."""
-    if reason := needs.fuse():
-        skip(reason)
     assert isinstance(host.args, list)
-    try:
-        with faulty_disk(Path(host.args[-1]) / "disk", tmp_path) as mounted:
-            yield mounted
-    except CannotMountError as error:
-        skip(f"FUSE cannot mount here: {error}")
+    with mount_faulty_disk(Path(host.args[-1]) / "disk", tmp_path) as mounted:
+        yield mounted

@@ -6,16 +6,12 @@ from pathlib import Path
 
 import httpx2
 import pytest
-import torch
-from transformers import AutoTokenizer
 
 from benchmarks.serving.server import IDLE_GAUGES, ServerProcess, run_server
-from tests.builders.faults import needs
-from tests.builders.faults.disk import CannotMountError, faulty_disk
 from tests.builders.faults.rules import Disk, Rule
-from tests.builders.models import plain_eager
+from tests.builders.plain_answers import PlainAnswers
 from tests.builders.serving import speaking_model
-from tests.faults.conftest import skip
+from tests.faults.conftest import mount_faulty_disk
 
 pytestmark = pytest.mark.faults
 PROMPTS = ("The heart pumps blood", "It was late", "Return a new list", "She said", "x = 1", "And")
@@ -24,32 +20,9 @@ NEW_TOKENS = 12
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Disk]:
-    if reason := needs.fuse():
-        skip(reason)
     source = speaking_model(tmp_path / "source", num_experts=16)
-    try:
-        with faulty_disk(source, tmp_path / "faulty") as mounted:
-            yield mounted
-    except CannotMountError as error:
-        skip(f"FUSE cannot mount here: {error}")
-
-
-def expected(folder: Path) -> list[str]:
-    """Texts of plain Transformers, one prompt after another."""
-    model, tokenizer = plain_eager(folder), AutoTokenizer.from_pretrained(folder)
-    texts = []
-    for prompt in PROMPTS:
-        tokens = torch.tensor([tokenizer(prompt)["input_ids"]])
-        with torch.no_grad():
-            output = model.generate(
-                tokens,
-                attention_mask=torch.ones_like(tokens),
-                max_new_tokens=NEW_TOKENS,
-                do_sample=False,
-                eos_token_id=None,
-            )
-        texts.append(tokenizer.decode(output[0, tokens.shape[1] :], skip_special_tokens=True))
-    return texts
+    with mount_faulty_disk(source, tmp_path / "faulty") as mounted:
+        yield mounted
 
 
 def ask_all(running: ServerProcess) -> list[httpx2.Response]:
@@ -67,7 +40,8 @@ def texts(answers: list[httpx2.Response]) -> list[str]:
 
 
 def test_server__gives_equal_answers_before_and_after_read_errors(disk: Disk) -> None:
-    plain = expected(disk.mount)
+    answers = PlainAnswers(disk.mount)
+    plain = [answers.text(prompt, NEW_TOKENS, eos_token_id=None) for prompt in PROMPTS]
     options = {"model.id": disk.mount, "budget": "20%", "predictor": "skip"}
     with run_server(options) as running:
         assert texts(ask_all(running)) == plain

@@ -1,6 +1,7 @@
 """`serve launcher=ray`: two replicas are used, filled, replaced, killed, ended."""
 
 import contextlib
+import http.client
 import json
 import signal
 import subprocess
@@ -9,8 +10,10 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -54,15 +57,15 @@ class Server:
         raise AssertionError(f"{text!r} is not in the log: {self.log.read_text()[-3000:]}")
 
     def complete(self, prompt: str, max_tokens: int = 6, timeout: float = 240) -> str:
-        body = {"model": "qwen2-moe-tiny", "prompt": prompt, "max_tokens": max_tokens,
-                "temperature": 0, "ignore_eos": True}  # fmt: skip
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}/v1/completions",
-            json.dumps(body).encode(),
-            {"content-type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=timeout) as answer:
+        body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+        with self.ask(body, timeout) as answer:
             return json.load(answer)["choices"][0]["text"]
+
+    def ask(self, body: dict[str, Any], timeout: float) -> http.client.HTTPResponse:
+        content = json.dumps({"model": "qwen2-moe-tiny", **body}).encode()
+        url = f"http://127.0.0.1:{self.port}/v1/completions"
+        request = urllib.request.Request(url, content, {"content-type": "application/json"})
+        return urllib.request.urlopen(request, timeout=timeout)
 
     def family(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
@@ -117,13 +120,7 @@ def test_replicas__give_equal_answers_and_listen_on_loopback_only(server):
 
 
 def test_replicas__stream_as_one_server_does(server):
-    body = {"model": "qwen2-moe-tiny", "prompt": "It was", "max_tokens": 4, "stream": True}
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{server.port}/v1/completions",
-        json.dumps(body).encode(),
-        {"content-type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with server.ask({"prompt": "It was", "max_tokens": 4, "stream": True}, 60) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         lines = [line for line in answer.read().decode().splitlines() if line]
     assert lines[-1] == "data: [DONE]"
@@ -132,24 +129,16 @@ def test_replicas__stream_as_one_server_does(server):
 
 def test_replicas__answer_429_when_their_queues_are_full(server):
     """Two replicas hold 10 requests each; of 40 that come at once, the others get 429."""
-    statuses, retry_after = [], []
 
-    def client() -> None:
+    def client(_: int) -> tuple[int, bool]:
         try:
             server.complete("Once upon a time", max_tokens=40)
-            statuses.append(200)
         except urllib.error.HTTPError as error:
-            statuses.append(error.code)
-            retry_after.append(error.headers["retry-after"])
+            return error.code, "retry-after" in error.headers
+        return 200, False
 
-    clients = [threading.Thread(target=client) for _ in range(40)]
-    for thread in clients:
-        thread.start()
-    for thread in clients:
-        thread.join()
-    assert len(statuses) == 40
-    assert set(statuses) == {200, 429}
-    assert all(retry_after)
+    with ThreadPoolExecutor(40) as pool:
+        assert set(pool.map(client, range(40))) == {(200, False), (429, True)}
 
 
 def test_replicas__are_replaced_without_rejected_requests(server):

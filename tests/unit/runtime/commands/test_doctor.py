@@ -51,11 +51,16 @@ def test_doctor__report_of_a_model(tmp_path):
     assert "3 prompts of random tokens" in report["outlook_rests_on"]
 
 
+def load_on_demand(folder):
+    stripped = load_stripped(folder, "auto")
+    store = stripped.open_store()
+    attach_experts(stripped.layers, OnDemandReader(store))
+    return stripped.model, stripped.layers, store
+
+
 def test_record__is_the_routing_of_generation(tmp_path):
     folder = tiny_qwen2_moe(tmp_path / "model")
-    stripped = load_stripped(folder, "auto")
-    model, layers, store = stripped.model, stripped.layers, stripped.open_store()
-    attach_experts(layers, OnDemandReader(store))
+    model, layers, store = load_on_demand(folder)
     steps = record_routing(model, [[5, 6, 7]], seconds=60)
     assert [len(step.tokens_T) for step in steps] == [3, *[1] * (len(steps) - 1)]
     assert len(steps) == 48
@@ -90,9 +95,7 @@ def test_on_demand_reader__keeps_what_fits_and_reads_the_rest_again(tmp_path, mo
 
 
 def test_record__stops_when_its_time_is_up(tmp_path):
-    stripped = load_stripped(tiny_qwen2_moe(tmp_path / "model"), "auto")
-    model, layers, store = stripped.model, stripped.layers, stripped.open_store()
-    attach_experts(layers, OnDemandReader(store))
+    model, _, store = load_on_demand(tiny_qwen2_moe(tmp_path / "model"))
     steps = record_routing(model, [[5, 6, 7], [8, 9]], seconds=1e-9)
     assert 1 <= len(steps) <= 2
     store.close()

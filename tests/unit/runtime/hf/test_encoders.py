@@ -9,20 +9,16 @@ from predictors.base import Signal
 from runtime.hf.probes import Probes
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
+from tests.builders.listeners import NoopListener
 from tests.builders.served import serve
 
 
-class Steps:
+class Steps(NoopListener):
     def __init__(self):
         self.events = []
 
     def begin_step(self, tokens_T, requests_T):
         self.events.append(["begin", tokens_T.tolist(), requests_T.tolist()])
-
-    def layer_input(self, *_):
-        pass
-
-    gate_input = layer_input
 
     def routed(self, layer, *_):
         self.events.append(["routed", layer])

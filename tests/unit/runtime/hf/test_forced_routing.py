@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from runtime.config import ModelConfig
 from runtime.engine.loading import LoadOptions, load_model
@@ -30,16 +31,23 @@ def random_log(*, layers: int, experts: int = 60, top_k: int = 4, tokens: int = 
     return rng.random((tokens, layers, experts)).argsort(axis=2)[..., :top_k]
 
 
+def load(
+    model: ModelConfig | None = None, *, system="on-demand", budget="20%", forced_routing=False
+) -> PreTrainedModel:
+    options = LoadOptions(
+        model=model or load_model_preset("qwen2-moe-tiny"),
+        system=load_system(system),
+        budget=Budget.parse(budget),
+        forced_routing=forced_routing,
+    )
+    return load_model(options)
+
+
 def test_forced_routing__requests_the_log_and_equals_plain_transformers(plain) -> None:
     tokens = torch.arange(1, 6)[None]
     own = plain(tokens).logits
     log = random_log(layers=len(find_moe_layers(plain)))
-    options = LoadOptions(
-        model=load_model_preset("qwen2-moe-tiny"),
-        system=load_system("on-demand"),
-        budget=Budget.parse("20%"),
-    )
-    served = load_model(options)
+    served = load()
     with served.moecast as handle, torch.no_grad():
         requested: list[tuple[int, list]] = []
         engine = handle.engine
@@ -62,13 +70,7 @@ def test_forced_routing__requests_the_log_and_equals_plain_transformers(plain) -
 
 
 def test_forced_routing__leaves_predictors_out_that_look_at_states(caplog) -> None:
-    options = LoadOptions(
-        model=load_model_preset("qwen2-moe-tiny"),
-        system=load_system("moecast"),
-        budget=Budget.parse("20%"),
-        forced_routing=True,
-    )
-    with load_model(options).moecast as handle:
+    with load(system="moecast", forced_routing=True).moecast as handle:
         driver = handle.engine.driver
         assert driver.predictor_kind == "correlation"
         assert driver.reuse_predictor_kind is None
@@ -100,12 +102,8 @@ def test_forced_routing__fills_the_cache_with_the_experts_of_a_published_log(tmp
     folder = tiny_qwen2_moe(
         tmp_path / "model", num_experts=128, top_k=6, hidden_size=8, expert_width=4
     )
-    options = LoadOptions(
-        model=ModelConfig(name="tiny", id=str(folder)),
-        system=load_system("on-demand"),
-        budget=Budget.parse("100%"),
-    )
-    served, plain = load_model(options), plain_eager(folder)
+    served = load(ModelConfig(name="tiny", id=str(folder)), budget="100%")
+    plain = plain_eager(folder)
     tokens = torch.arange(1, 6)[None]
     with (
         torch.no_grad(),

@@ -18,21 +18,18 @@ from runtime.hf.adapters.base import read_routing
 from runtime.hf.forward_pass import NO_TOKEN, CacheHistory, find_tokens
 from runtime.hf.probes import Probes
 from tests.builders.entries import tiny_spec
+from tests.builders.listeners import NoopListener
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 
 
-class Steps:
+class Steps(NoopListener):
+    """Keeps the tokens of each step."""
+
     def __init__(self):
         self.tokens = []
 
     def begin_step(self, tokens_T, _requests_T):
         self.tokens.append(tokens_T.tolist())
-
-    def routed(self, *_):
-        pass
-
-    def end_step(self):
-        pass
 
 
 def test_load__prompts_given_as_embeddings_are_served_bitwise(tmp_path):
@@ -49,9 +46,8 @@ def test_load__prompts_given_as_embeddings_are_served_bitwise(tmp_path):
         found = model.generate(inputs_embeds=embeddings, attention_mask=mask, **options)
         assert torch.equal(found, expected)
         with torch.no_grad():
-            assert torch.equal(
-                model(inputs_embeds=embeddings).logits, plain(inputs_embeds=embeddings).logits
-            )
+            expected = plain(inputs_embeds=embeddings).logits
+            assert torch.equal(model(inputs_embeds=embeddings).logits, expected)
     assert steps.tokens[0] == [NO_TOKEN] * 14
     assert steps.tokens[1] == found[:, 0].tolist(), "then the tokens that it generates"
 
@@ -119,10 +115,6 @@ def test_past__of_caches_that_count_and_of_those_that_do_not():
     cache.update(torch.zeros(1, 1, 3, 4), torch.zeros(1, 1, 3, 4), 0)
     assert past.continues(cache)
     first, second = Uncounted(), Uncounted()
-    assert [past.continues(one) for one in (first, first, second, first)] == [
-        False,
-        True,
-        False,
-        False,
-    ]
+    continued = [past.continues(one) for one in (first, first, second, first)]
+    assert continued == [False, True, False, False]
     assert not past.continues(())

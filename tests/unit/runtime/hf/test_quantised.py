@@ -1,7 +1,7 @@
 """Checkpoints that are not the parameters' own bytes: quantised, transposed, dealt out, stacked."""
 
 import struct
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -242,16 +242,13 @@ def test_read__one_thread_converts_at_a_time(tmp_path):
 
     for conversion in store._conversions[0].values():
         watch(conversion)
-    threads = [threading.Thread(target=read_all, args=(store,)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=240)
+
+    def read_all(_: int) -> None:
+        slot = torch.zeros(store.layouts[0].num_bytes, dtype=torch.uint8)
+        for expert in range(8):
+            store.read(0, expert, range(2), slot)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(read_all, range(4)))
     assert len(most) == 4 * 8 * 2
     assert max(most) == 1
-
-
-def read_all(store):
-    slot = torch.zeros(store.layouts[0].num_bytes, dtype=torch.uint8)
-    for expert in range(8):
-        store.read(0, expert, range(2), slot)
