@@ -5,15 +5,15 @@ Shape suffixes: T tokens of the step, D hidden size, E experts, K top_k.
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from predictors.errors import PredictorError, unknown
 from predictors.metrics import CardAccuracy, Floats, Ints
+from predictors.networks import kernels
 from predictors.spec import ModelSpec
 
 
@@ -31,7 +31,7 @@ class Signal(StrEnum):
     """The numbers by which the chosen experts' outputs are multiplied; for recordings."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Forecast:
     """Scores of one layer's experts, for each token of the step."""
 
@@ -45,15 +45,21 @@ class Forecast:
     priority_E: Floats | None = None
     """Orders prefetches in place of the probability, larger first, at most 1, if the predictor's
     paper defines it; the system's `priority` adds the layer's distance."""
+    _probability_E: Floats | None = field(default=None, init=False, repr=False)
 
-    @cached_property
+    @property
     def probability_E(self) -> Floats:
         """Probability that *any* token of the step needs the expert, for independent tokens."""
-        if len(self.scores_TE) == 1:
-            return (1.0 - (1.0 - self.scores_TE[0])).astype(np.float32, copy=False)
-        return (1.0 - np.prod(1.0 - self.scores_TE, axis=0)).astype(np.float32)
+        if self._probability_E is None:
+            if is_compiled_row(self.scores_TE):
+                self._probability_E = np.empty(self.scores_TE.shape[1], np.float32)
+                kernels.probability(self.scores_TE, self._probability_E)
+            else:
+                others_E = np.prod(1.0 - self.scores_TE, axis=0)
+                self._probability_E = (1.0 - others_E).astype(np.float32, copy=False)
+        return self._probability_E
 
-    @cached_property
+    @property
     def expected_tokens_E(self) -> Floats:
         """Expected number of the step's tokens that are routed to the expert."""
         return self.scores_TE.sum(axis=0, dtype=np.float32)
@@ -74,29 +80,28 @@ class Forecast:
         """
         if self.wanted is not None:
             return list(self.wanted)
-        if len(self.scores_TE) == 1:
-            return self._best_of_token(top_k)
+        if is_compiled_row(self.scores_TE):
+            return kernels.best(self.scores_TE, top_k)
         wanted = np.unique(self.chosen_TK(top_k))
-        wanted = wanted[self.expected_tokens_E[wanted] > 0]
-        order = np.argsort(-self.expected_tokens_E[wanted], kind="stable")
+        expected_E = self.expected_tokens_E
+        wanted = wanted[expected_E[wanted] > 0]
+        order = np.argsort(-expected_E[wanted], kind="stable")
         return wanted[order].tolist()
 
     def ranked(self, top_k: int) -> tuple[list[int], list[float]]:
         """Returns `experts` and the value of `order_E` of each."""
-        experts, order = self.experts(top_k), self.order_E.tolist()
-        return experts, [order[e] for e in experts]
+        experts, order_E = self.experts(top_k), self.order_E
+        return experts, [order_E.item(e) for e in experts]
 
-    def _best_of_token(self, top_k: int) -> list[int]:
-        """Returns `experts` of a single token: `top_k` maxima cost less than sorting."""
-        score_E = self.scores_TE[0].copy()
-        best: list[int] = []
-        for _ in range(min(top_k, len(score_E))):
-            e = int(score_E.argmax())
-            if not score_E[e] > 0:
-                break
-            best.append(e)
-            score_E[e] = 0.0
-        return best
+
+def is_compiled_row(scores_TE: Floats) -> bool:
+    """Returns whether compiled code can read the scores, which are of one token."""
+    return (
+        kernels is not None
+        and len(scores_TE) == 1
+        and scores_TE.dtype == np.float32
+        and scores_TE.flags.c_contiguous
+    )
 
 
 Forecasts = Sequence[Forecast]

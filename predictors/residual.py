@@ -17,6 +17,7 @@ import numpy as np
 
 from predictors.base import Floats, Forecast, Forecasts, Ints, Signal
 from predictors.errors import PredictorError
+from predictors.networks import kernels
 from predictors.networks.network import Network
 from predictors.requests import LiveRequests, grow_rows
 from predictors.spec import ModelSpec
@@ -138,46 +139,41 @@ class ResidualPredictor(StoredPredictor):
             raise PredictorError(f"the residual networks' contexts differ in size: {sorted(sizes)}")
         ((size, self._token_size),) = sizes
         self._fading_X = np.repeat(np.array(self._decays, np.float32), size // len(self._decays))
-        self._states: dict[Signal, dict[int, _SourceState]] = {
-            signal: {} for signal in self.signals
-        }
+        self._states: dict[tuple[Signal, int], _SourceState] = {}
         for source, network in networks.items():
             targets = source.targets(spec.num_layers, horizons)
             context_SX = np.zeros((1, size), np.float32)
             state = _SourceState(source == FIRST_SOURCE, network, tuple(targets), context_SX)
-            self._states[source.signal][source.layer] = state
+            if refresh_last or source == FIRST_SOURCE or source.signal is Signal.GATE_INPUT:
+                self._states[source] = state
         self._live = LiveRequests()
         self._runs: list[TokenRun] = []
         self._tokens: list[Floats] = []
         """`[T, Q]` of each run, known after the step's first event."""
 
     def listens(self, signal: Signal, layer: int) -> bool:
-        if signal is Signal.LAYER_INPUT and layer and not self.refresh_last:
-            return False
-        return layer in self._states.get(signal, ())
+        return (signal, layer) in self._states
 
     def begin_step(self, tokens_T: Ints, requests_T: Ints) -> Forecasts:  # noqa: ARG002
         present = self._live.begin_step(requests_T)
         if present.new:
-            for states in self._states.values():
-                for state in states.values():
-                    state.context_SX = grow_rows(state.context_SX, self._live.num_slots)
-                    state.context_SX[present.new] = 0.0
+            for state in self._states.values():
+                state.context_SX = grow_rows(state.context_SX, self._live.num_slots)
+                state.context_SX[present.new] = 0.0
         self._live.release_ended()
         slots_T = present.slots_R[present.request_T]
         self._runs = split_into_runs(slots_T, window=self.prompt_window)
         return ()
 
     def layer_input(self, layer: int, hidden_TD: Floats) -> Forecasts:
-        return self._forecast(Signal.LAYER_INPUT, layer, hidden_TD)
+        return self._forecast(self._states.get((Signal.LAYER_INPUT, layer)), hidden_TD)
 
     def gate_input(self, layer: int, hidden_TD: Floats) -> Forecasts:
-        return self._forecast(Signal.GATE_INPUT, layer, hidden_TD)
+        return self._forecast(self._states.get((Signal.GATE_INPUT, layer)), hidden_TD)
 
-    def _forecast(self, signal: Signal, layer: int, hidden_TD: Floats) -> Forecasts:
-        if not self.listens(signal, layer):
+    def _forecast(self, state: "_SourceState | None", hidden_TD: Floats) -> Forecasts:
+        if state is None:
             return ()
-        state = self._states[signal][layer]
         hidden_TD = np.ascontiguousarray(hidden_TD, np.float32)
         if state.is_first:
             self._tokens = []
@@ -194,9 +190,8 @@ class ResidualPredictor(StoredPredictor):
             )
             self._tokens += token
             if run.length > 1:
-                before_TX, state_TX = before_TX[-1:], state_TX[-1:]
-            np.multiply(before_TX, self._fading_X, out=context_RX)
-            context_RX += state_TX
+                context_RX[:], state_TX = before_TX[-1:], state_TX[-1:]
+            decay(context_RX, self._fading_X, state_TX)
             if not isinstance(run.slots, slice):
                 state.context_SX[run.slots] = context_RX
             scores.append(scores_THE if run.answers is None else scores_THE[run.answers])
@@ -271,6 +266,15 @@ def split_into_runs(slot_T: Ints, *, window: int | None = None) -> list[TokenRun
             calls.append(TokenRun(slice(first, last), one_row(slot_T[first]), last - first))
         start = end
     return calls
+
+
+def decay(context_RX: Floats, fading_X: Floats, state_RX: Floats) -> None:
+    """Replaces contexts by those after another token, in place."""
+    if kernels is not None and len(context_RX) == 1:
+        kernels.decay(context_RX, fading_X, state_RX)
+    else:
+        context_RX *= fading_X
+        context_RX += state_RX
 
 
 def one_row(slot: int) -> slice:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from predictors.base import Floats, Forecast, Forecasts, Ints, Signal, softmax
-from predictors.networks.network import kernels
+from predictors.networks import kernels
 from predictors.spec import ModelSpec
 from predictors.stored import INPUT, OUTPUT, Paths, Shapes, StoredPredictor
 
@@ -77,9 +77,11 @@ class ReusePredictor(StoredPredictor):
         """
         experts_NK, hidden_ND = experts_TK[self._rows], self._hidden_ND
         means_FE = self._fading.add(layer, experts_NK, hidden_ND, is_one_request=self._is_alone)
+        means_NX = means_FE.reshape(1, -1)
         if self._is_alone:
             hidden_ND = hidden_ND[-1:]
-        means_NX = means_FE.reshape(1, -1).repeat(len(hidden_ND), axis=0)
+        else:
+            means_NX = means_NX.repeat(len(hidden_ND), axis=0)
         (value_NE,) = self._networks[layer].run([OUTPUT], {INPUT: (hidden_ND, means_NX)})
         if len(value_NE) > 1:
             value_NE = value_NE.mean(axis=0, keepdims=True)

@@ -762,7 +762,106 @@ done:
     return result;
 }
 
+/* ---- forecasts of one token */
+
+/* best(scores_E, top_k): the experts with the highest scores above 0, ties to the lower id. */
+static PyObject *best(PyObject *module, PyObject *arguments) {
+    PyObject *scores;
+    Py_ssize_t top_k;
+    Py_buffer view;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "On:best", &scores, &top_k) ||
+        open_view(scores, &view, "f", 0))
+        return NULL;
+    const float *score_E = view.buf;
+    Py_ssize_t num_experts = view.len / (Py_ssize_t)sizeof(float), last = -1;
+    PyObject *chosen = PyList_New(0);
+    float limit = INFINITY; /* the score of the last chosen one: what is not chosen comes after it */
+    while (chosen && top_k-- > 0) {
+        Py_ssize_t next = -1;
+        float most = 0.0f;
+        for (Py_ssize_t e = 0; e < num_experts; e++)
+            if (score_E[e] > most && (score_E[e] < limit || (score_E[e] == limit && e > last))) {
+                next = e;
+                most = score_E[e];
+            }
+        if (next < 0) break;
+        PyObject *expert = PyLong_FromSsize_t(next);
+        if (!expert || PyList_Append(chosen, expert)) Py_CLEAR(chosen);
+        Py_XDECREF(expert);
+        last = next;
+        limit = most;
+    }
+    PyBuffer_Release(&view);
+    return chosen;
+}
+
+/* probability(scores_E, probability_E): 1 - (1 - score), as the product over one token rounds. */
+static PyObject *probability(PyObject *module, PyObject *arguments) {
+    PyObject *scores, *answer, *result = NULL;
+    Views views = {.count = 0};
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "OO:probability", &scores, &answer)) return NULL;
+    Py_ssize_t num_experts = PyObject_Length(answer);
+    const float *score_E = num_experts < 0 ? NULL : open_floats(&views, scores, num_experts, 0);
+    float *probability_E = score_E ? open_floats(&views, answer, num_experts, 1) : NULL;
+    if (probability_E) {
+        for (Py_ssize_t e = 0; e < num_experts; e++)
+            probability_E[e] = 1.0f - (1.0f - score_E[e]);
+        result = Py_None;
+        Py_INCREF(result);
+    }
+    while (views.count) PyBuffer_Release(&views.views[--views.count]);
+    return result;
+}
+
+/* are_finite(array): whether no float32 number of an array, in any order of memory, is NaN or
+ * infinite. */
+static PyObject *are_finite(PyObject *module, PyObject *array) {
+    Py_buffer view;
+    (void)module;
+    if (PyObject_GetBuffer(array, &view, PyBUF_STRIDED_RO | PyBUF_FORMAT)) return NULL;
+    if (!view.format || strcmp(view.format, "f") || view.ndim < 1 || view.ndim > 2) {
+        PyErr_SetString(PyExc_ValueError, "expected one or two dimensions of float32 numbers");
+        PyBuffer_Release(&view);
+        return NULL;
+    }
+    Py_ssize_t rows = view.ndim == 2 ? view.shape[0] : 1, width = view.shape[view.ndim - 1];
+    Py_ssize_t row_bytes = view.ndim == 2 ? view.strides[0] : 0, step = view.strides[view.ndim - 1];
+    int found = 0;
+    for (Py_ssize_t t = 0; t < rows; t++) {
+        const char *row = (const char *)view.buf + t * row_bytes;
+        for (Py_ssize_t e = 0; e < width; e++) {
+            uint32_t bits;
+            memcpy(&bits, row + e * step, sizeof bits);
+            found |= (bits & 0x7f800000u) == 0x7f800000u;
+        }
+    }
+    PyBuffer_Release(&view);
+    return PyBool_FromLong(!found);
+}
+
 /* ---- numbers of the model */
+
+/* decay(sums, decays, added): sums = sums * decays + added, each operation rounded, in place. */
+static PyObject *decay(PyObject *module, PyObject *arguments) {
+    PyObject *sums, *decays, *added, *result = NULL;
+    Views views = {.count = 0};
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "OOO:decay", &sums, &decays, &added)) return NULL;
+    Py_ssize_t size = PyObject_Length(decays);
+    float *sum = size < 0 ? NULL : open_floats(&views, sums, size, 1);
+    const float *factor = sum ? open_floats(&views, decays, size, 0) : NULL;
+    const float *term = factor ? open_floats(&views, added, size, 0) : NULL;
+    if (term) {
+        multiply_vector(sum, sum, factor, size);
+        add_vector(sum, sum, term, size);
+        result = Py_None;
+        Py_INCREF(result);
+    }
+    while (views.count) PyBuffer_Release(&views.views[--views.count]);
+    return result;
+}
 
 /* widen(address, array): fills a float32 array from as many bfloat16 numbers in memory. */
 static PyObject *widen(PyObject *module, PyObject *arguments) {
@@ -820,6 +919,10 @@ static PyType_Spec program_spec = {"predictors.networks.kernels.Program", sizeof
 static PyMethodDef functions[] = {
     {"fade_token", fade_token, METH_VARARGS,
      "fade_token(fading_FE, decays_F, num_counts, used, hidden_D, router_ED, bias_E, means_FE)"},
+    {"best", best, METH_VARARGS, "best(scores_E, top_k)"},
+    {"probability", probability, METH_VARARGS, "probability(scores_E, probability_E)"},
+    {"are_finite", are_finite, METH_O, "are_finite(array)"},
+    {"decay", decay, METH_VARARGS, "decay(sums, decays, added)"},
     {"widen", widen, METH_VARARGS, "widen(address, array)"},
     {"use_instructions", use_instructions, METH_O, "use_instructions(name)"},
     {NULL, NULL, 0, NULL}};

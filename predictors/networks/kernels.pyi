@@ -48,6 +48,18 @@ def fade_token(
     router gives to `hidden_D`. Ids beyond the experts are no choice.
     """
 
+def best(scores_E: Floats, top_k: int) -> list[int]:
+    """Returns the experts with the highest scores above 0, best first; ties go to the lower id."""
+
+def probability(scores_E: Floats, probability_E: Floats) -> None:
+    """Fills `1 - (1 - scores)`, the probability that one token needs each expert."""
+
+def are_finite(array: Floats) -> bool:
+    """Returns whether no number of a float32 array of one or two dimensions is NaN or infinite."""
+
+def decay(sums: Floats, decays: Floats, added: Floats) -> None:
+    """Replaces sums by `sums * decays + added`, each operation rounded as in NumPy."""
+
 def widen(address: int, array: Floats) -> None:
     """Fills a contiguous float32 array from as many bfloat16 numbers at an address in memory."""
 

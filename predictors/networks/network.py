@@ -9,7 +9,6 @@ Shape suffixes: T rows (tokens).
 """
 
 import logging
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from threading import Timer
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,18 +17,12 @@ import numpy as np
 
 from predictors.base import Floats
 from predictors.errors import PredictorError
+from predictors.networks import kernels
 from predictors.networks.program import NetworkProgram, UnsupportedGraphError, translate
 
 if TYPE_CHECKING:
     import onnx
     import onnxruntime
-
-try:
-    if os.environ.get("MOECAST_COMPILED") == "0":
-        raise ImportError("MOECAST_COMPILED=0")
-    from predictors.networks import kernels
-except ImportError:  # there was no C compiler
-    kernels = None  # type: ignore[assignment]
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +51,7 @@ class CompiledNetwork:
         self.inputs = {name: declared_shape(name, model.graph.input) for name in program.inputs}
         self.outputs = {name: declared_shape(name, model.graph.output) for name in program.outputs}
         self._input_names = tuple(program.inputs)
-        self._output_shapes = {name: value.shape for name, value in program.outputs.items()}
+        self._outputs = [(name, value.shape) for name, value in program.outputs.items()]
         self._program = kernels.Program(
             tuple(program.buffers),
             tuple(program.operations),
@@ -72,10 +65,10 @@ class CompiledNetwork:
         num_rows = len(first[0] if isinstance(first, tuple) else first)
         answers = {
             name: np.empty((num_rows, *shape), np.float32)
-            for name, shape in self._output_shapes.items()
+            for name, shape in self._outputs
             if name in wanted
         }
-        self._program.run(num_rows, inputs, tuple(map(answers.get, self._output_shapes)))
+        self._program.run(num_rows, inputs, tuple([answers.get(name) for name, _ in self._outputs]))
         return [answers[name] for name in wanted]
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from predictors.base import Floats, Ints, Signal
-from predictors.networks.network import kernels
+from predictors.networks import kernels
 from runtime.errors import CheckpointError
 from runtime.hf.forward_pass import CacheHistory, ForwardWrapper, find_generating_parts, find_tokens
 from runtime.hf.layers import MoeLayer, find_moe_layers

@@ -1,10 +1,19 @@
 import cython
 
+from runtime.policy.queue cimport PrefetchOrder
+
 
 cdef class ForecastScheduler:
     cdef public object cache, adaptive_prefetch
-    cdef object _top_k, _candidates, _order, _lookahead_layers
+    cdef object _top_k, _candidates, _lookahead_layers
+    cdef PrefetchOrder _order
     cdef Py_ssize_t _num_layers
 
-    @cython.locals(timely=list, layer=Py_ssize_t, next_layer=Py_ssize_t, first_layer=Py_ssize_t)
+    @cython.locals(timely=list, first_layer=Py_ssize_t, end_layer=Py_ssize_t)
     cpdef schedule(self, forecasts, Py_ssize_t layer_now)
+    @cython.locals(layers=list, chosen=list, ranked=list, num_left=Py_ssize_t,
+                   num_queued=Py_ssize_t, num_experts=Py_ssize_t, place=Py_ssize_t,
+                   row=Py_ssize_t, e=Py_ssize_t)
+    cpdef _prefetch_first(self, list forecasts)
+    @cython.locals(order=PrefetchOrder, num_layers=Py_ssize_t, row=Py_ssize_t, e=Py_ssize_t)
+    cpdef _write_keys(self, double[:, ::1] order_LE, long long[::1] ahead_L, double[:, ::1] key_LE)

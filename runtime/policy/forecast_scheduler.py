@@ -1,18 +1,24 @@
 """Turns forecasts into prefetch requests: which experts, in which order."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
+from numpy.typing import NDArray
 
-from predictors.base import Forecast
+from predictors.base import Forecast, Ints
 from predictors.errors import MoecastError, unknown
+from runtime.compiled import is_compiled
 from runtime.policy.adaptive_switch import AdaptiveSwitch
 from runtime.policy.multi_device_cache import DeviceCaches
 from runtime.policy.queue import find_prefetch_order
 
 CANDIDATES = ("named", "all", "slots")
 """Values of `SystemConfig.candidates`."""
+
+Orders = NDArray[np.float64]
+
+COMPILED = is_compiled()
+"""Whether to loop over experts, as C does best, or to call numpy."""
 
 MAX_QUEUED = 32
 """Experts queued by one ranking of all layers: more than a link transfers until the next layer is
@@ -60,53 +66,56 @@ class ForecastScheduler:
         `candidates` others. A forecast for the layer that computes now is in time until its router
         has run.
         """
-        timely: list[Forecast] = []
-        cache = self.cache
+        cache, top_k = self.cache, self._top_k
         # Before the step's first layer, that one is the next to be routed.
-        next_layer = max(0, layer_now)
         first_layer = max(layer_now, cache.layer_now + 1)
-        for forecast in forecasts:
-            layer = forecast.layer
-            if layer < first_layer:
-                continue
-            if self._lookahead_layers is not None and (
-                layer - next_layer + 1 > self._lookahead_layers
-            ):
-                continue
-            cache.on_forecast(layer, forecast.probability_E)
-            timely.append(forecast)
+        end_layer = self._num_layers
+        if self._lookahead_layers is not None:
+            end_layer = max(0, layer_now) + self._lookahead_layers
+        timely = [one for one in forecasts if first_layer <= one.layer < end_layer]
+        for forecast in timely:
+            cache.on_forecast(forecast.layer, forecast.probability_E)
         if self._candidates == "named":
             for forecast in timely:
-                experts, probabilities = forecast.ranked(self._top_k)
+                experts, probabilities = forecast.ranked(top_k)
                 cache.prefetch(forecast.layer, experts, probabilities)
         elif timely:
             self._prefetch_first(timely)
 
-    def _prefetch_first(self, forecasts: Sequence[Forecast]) -> None:
+    def _prefetch_first(self, forecasts: list[Forecast]) -> None:
         """Requests the experts of all the layers that come first in the system's order."""
-        order_LE = np.stack([forecast.order_E for forecast in forecasts])
-        ahead_L = np.array([forecast.layer - self.cache.layer_now for forecast in forecasts])
-        key: Any = self._order.key  # of whole arrays at once
-        key_LE = np.broadcast_to(key(order_LE, ahead_L[:, None], self._num_layers), order_LE.shape)
-        ranked = np.argsort(key_LE, axis=None, kind="stable")
-        num_forecast = int(np.count_nonzero(order_LE > 0))
-        chosen: list[list[int]] = [[] for _ in forecasts]
-        num_left = self.cache.num_slots if self._candidates == "slots" else num_forecast
-        num_queued = 0
-        owns, is_ready = self.cache.owns, self.cache.is_ready
+        cache = self.cache
+        order_LE = np.array([forecast.order_E for forecast in forecasts], np.float64)
         layers = [forecast.layer for forecast in forecasts]
-        rows, experts_ranked = np.divmod(ranked[:num_forecast], order_LE.shape[1])
-        for row, e in zip(rows.tolist(), experts_ranked.tolist(), strict=True):
+        ahead_L, key_LE = np.array(layers) - cache.layer_now, np.empty(order_LE.shape)
+        if COMPILED:
+            self._write_keys(order_LE, ahead_L, key_LE)
+        else:
+            key_LE[:] = self._order.key(order_LE, ahead_L[:, None], self._num_layers)
+        num_forecast, num_experts = int(np.count_nonzero(order_LE > 0)), order_LE.shape[1]
+        ranked = np.argsort(key_LE, axis=None, kind="stable")[:num_forecast].tolist()
+        chosen: list[list[int]] = [[] for _ in forecasts]
+        num_left = cache.num_slots if self._candidates == "slots" else num_forecast
+        num_queued = 0
+        for place in ranked:
+            row, e = place // num_experts, place % num_experts
             expert = layers[row], e
-            if not owns(expert):
+            if not cache.owns(expert):
                 continue
             if num_left == 0 or num_queued == MAX_QUEUED:
                 break
             num_left -= 1
-            if not is_ready(expert):
+            if not cache.is_ready(expert):
                 num_queued += 1
                 chosen[row].append(e)
-        for forecast, experts in zip(forecasts, chosen, strict=True):
-            probabilities = [float(forecast.order_E[e]) for e in experts]
+        for row, forecast in enumerate(forecasts):
+            probabilities = [order_LE.item(row, e) for e in chosen[row]]
             named = forecast.experts(self._top_k)
-            self.cache.prefetch(forecast.layer, experts, probabilities, named=named)
+            cache.prefetch(layers[row], chosen[row], probabilities, named=named)
+
+    def _write_keys(self, order_LE: Orders, ahead_L: Ints, key_LE: Orders) -> None:
+        """Does what `PrefetchOrder.key` does with arrays, expert by expert."""
+        order, num_layers = self._order, self._num_layers
+        for row in range(order_LE.shape[0]):
+            for e in range(order_LE.shape[1]):
+                key_LE[row, e] = order.key(order_LE[row, e], ahead_L[row], num_layers)

@@ -1,6 +1,13 @@
 import cython
 
 
+cdef class PrefetchOrder:
+    cdef public Py_ssize_t kind
+    cdef public bint by_distance
+
+    cpdef double key(self, double probability, Py_ssize_t ahead, Py_ssize_t num_layers) except? -1
+
+
 cdef class _QueuedPrefetch:
     cdef public object probability
     cdef public long long ticket
@@ -8,7 +15,7 @@ cdef class _QueuedPrefetch:
 
 
 cdef class TransferQueue:
-    cdef object _key_of
+    cdef PrefetchOrder _order
     cdef bint _by_distance
     cdef Py_ssize_t _num_layers, _layer_now
     cdef dict _high, _low

@@ -2,45 +2,54 @@
 
 import heapq
 import math
-from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Mapping
 from types import MappingProxyType
+from typing import Any
 
 from predictors.errors import MoecastError, unknown
 from runtime.policy.eviction.protocol import Expert
 
+PUSH_ORDER, NEAREST_LAYER, PROBABILITY, PROBABILITY_OVER_DISTANCE, LAYER_DECAY = range(5)
 
-@dataclass(frozen=True, slots=True)
+
 class PrefetchOrder:
     """Order of the predicted experts in a queue; ties go to the one pushed first."""
 
-    key: Callable[[float, int, int], float]
-    """`(probability, layers ahead, num_layers) -> key`; the smallest comes first. The next layer to
-    be routed is 1 ahead; one that has been routed is ahead by the rest of the step and its own."""
-    by_distance: bool
-    """The key depends on the layers ahead, so it changes when a layer is routed."""
+    def __init__(self, kind: int, by_distance: bool) -> None:
+        self.kind = kind
+        """One of the kinds above."""
+        self.by_distance = by_distance
+        """The key depends on the layers ahead, so it changes when a layer is routed."""
+
+    def key(self, probability: Any, ahead: Any, num_layers: int) -> Any:
+        """Returns the key, of numbers or of arrays; the smallest comes first.
+
+        Args:
+            probability: The forecast's order of the expert, at most 1.
+            ahead: The next layer to be routed is 1 ahead; one that has been routed is ahead by the
+                rest of the step and its own.
+            num_layers: Layers with routed experts.
+        """
+        if self.kind == NEAREST_LAYER:  # by layer, then by probability
+            return 2 * ahead - probability
+        if self.kind == PROBABILITY:  # MoE-Infinity (request level), table 4, no layer proximity
+            return -probability
+        if self.kind == PROBABILITY_OVER_DISTANCE:  # largest first (fMoE, section 4.5)
+            return -probability / ahead
+        if self.kind == LAYER_DECAY:
+            # Largest first (MoE-Infinity (sequence level), section 5.2, and algorithm 1, step 26;
+            # (request level), section 5.1).
+            return -probability * (1.0 - ahead / num_layers)
+        return 0.0  # first in, first out (ProMoE, algorithm 2, line 7)
 
 
 PREFETCH_ORDERS: Mapping[str, PrefetchOrder] = MappingProxyType(
     {
-        # First in, first out (ProMoE, algorithm 2, line 7).
-        "push-order": PrefetchOrder(lambda *_: 0.0, by_distance=False),
-        # By layer, then by probability.
-        "nearest-layer": PrefetchOrder(
-            lambda probability, ahead, _: 2 * ahead - probability, by_distance=True
-        ),
-        # MoE-Infinity (request level), table 4, no layer proximity.
-        "probability": PrefetchOrder(lambda probability, *_: -probability, by_distance=False),
-        # By `p / (l - l_now)`, largest first (fMoE, section 4.5).
-        "probability-over-distance": PrefetchOrder(
-            lambda probability, ahead, _: -probability / ahead, by_distance=True
-        ),
-        # By `p (1 - (l - l_now) / L)`, largest first (MoE-Infinity (sequence level), section 5.2,
-        # and algorithm 1, step 26; (request level), section 5.1).
-        "layer-decay": PrefetchOrder(
-            lambda probability, ahead, num_layers: -probability * (1.0 - ahead / num_layers),
-            by_distance=True,
-        ),
+        "push-order": PrefetchOrder(PUSH_ORDER, False),
+        "nearest-layer": PrefetchOrder(NEAREST_LAYER, True),
+        "probability": PrefetchOrder(PROBABILITY, False),
+        "probability-over-distance": PrefetchOrder(PROBABILITY_OVER_DISTANCE, True),
+        "layer-decay": PrefetchOrder(LAYER_DECAY, True),
     }
 )
 
@@ -77,7 +86,7 @@ class TransferQueue:
     """
 
     def __init__(self, order: PrefetchOrder, *, num_layers: int) -> None:
-        self._key_of = order.key
+        self._order = order
         self._by_distance = order.by_distance
         self._num_layers = num_layers
         self._layer_now = -1
@@ -141,7 +150,7 @@ class TransferQueue:
             return math.inf
         # A layer that has been routed comes next in the step after this one.
         layers_ahead = (layer - self._layer_now - 1) % self._num_layers + 1
-        return self._key_of(probability, layers_ahead, self._num_layers)
+        return self._order.key(probability, layers_ahead, self._num_layers)
 
     def remove(self, expert: Expert) -> None:
         if expert in self._high:
@@ -200,6 +209,6 @@ class TransferQueue:
             probability = queued.probability
             if probability is not None:
                 layers_ahead = (expert[0] - next_layer) % num_layers + 1
-                queued.key = self._key_of(probability, layers_ahead, num_layers)
+                queued.key = self._order.key(probability, layers_ahead, num_layers)
             heap.append((queued.key, queued.ticket, expert))
         heapq.heapify(heap)

@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import torch
 
-from predictors.networks.network import kernels
+from predictors.networks import kernels
 from predictors.origin import package_versions, read_processor_name
 from runtime.accelerator import describe_accelerator, list_accelerators
 from runtime.compiled import is_compiled

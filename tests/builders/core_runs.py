@@ -233,7 +233,7 @@ def hash_values(values: Any) -> str:
 def use_loops() -> None:
     """Lets the Python files loop over experts, as they do where compiled."""
     for name, module in list(sys.modules.items()):
-        if name.startswith("runtime.policy.eviction.") and hasattr(module, "COMPILED"):
+        if name.startswith("runtime.policy.") and hasattr(module, "COMPILED"):
             module.COMPILED = True  # type: ignore[attr-defined]
 
 

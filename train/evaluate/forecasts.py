@@ -5,8 +5,9 @@ What a predictor answers depends on the steps alone, never on what a cache holds
 Shape suffixes: T tokens of the step, E experts, K top_k, L layers.
 """
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,13 +22,12 @@ EventKey = tuple[Signal, int]
 """Signal and layer of an event; the layer of `TOKENS` is -1."""
 
 
-@dataclass(frozen=True)
 class RecordedForecast(Forecast):
     """A forecast that computes its experts once and caches them."""
 
-    _ranked: dict[int, tuple[list[int], list[float]]] = field(
-        default_factory=dict, repr=False, compare=False
-    )
+    @functools.cached_property
+    def _ranked(self) -> dict[int, tuple[list[int], list[float]]]:
+        return {}
 
     def experts(self, top_k: int) -> list[int]:
         """Return the experts to fetch, the most likely first."""
@@ -36,8 +36,8 @@ class RecordedForecast(Forecast):
     def ranked(self, top_k: int) -> tuple[list[int], list[float]]:
         """Return the experts to fetch and their values of `order_E`, not to be written to."""
         if top_k not in self._ranked:
-            experts, order = super().experts(top_k), self.order_E.tolist()
-            self._ranked[top_k] = experts, [order[e] for e in experts]
+            experts, order_E = Forecast.experts(self, top_k), self.order_E
+            self._ranked[top_k] = experts, [order_E.item(e) for e in experts]
         return self._ranked[top_k]
 
 

@@ -3,6 +3,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
@@ -284,3 +285,32 @@ def test_instructions__that_are_unknown_are_refused() -> None:
     assert kernels.INSTRUCTIONS[-1] == "portable"
     with pytest.raises(ValueError, match="does not have the instructions 'sse9'"):
         kernels.use_instructions("sse9")
+
+
+def test_probability__and_decay_round_as_numpy() -> None:
+    score_E, found_E = RANDOM.random(NUM_INPUTS, np.float32), np.empty(NUM_INPUTS, np.float32)
+    kernels.probability(score_E[None], found_E)
+    assert np.array_equal(found_E, 1 - np.prod(1 - score_E[None], axis=0))
+    sums, decays, added = draw(3, NUM_INPUTS)
+    expected = sums * decays + added
+    kernels.decay(sums, decays, added)
+    assert np.array_equal(sums, expected)
+
+
+@pytest.mark.parametrize("fault", [np.nan, np.inf, -np.inf])
+def test_are_finite__looks_at_every_number_wherever_it_lies(fault: float) -> None:
+    whole = draw(2, 3, 5)
+    views = whole[0], whole[:, 1], whole[1, :, 3], np.broadcast_to(whole[1, 0], (4, 5)), whole[1].T
+    assert all(map(kernels.are_finite, views))
+    for place in np.ndindex(*whole.shape):
+        before, whole[place] = whole[place], fault
+        assert [*map(kernels.are_finite, views)] == [
+            bool(np.isfinite(view).all()) for view in views
+        ]
+        whole[place] = before
+
+
+def test_widen__reads_bfloat16() -> None:
+    given, found = torch.randn(9).bfloat16(), np.empty((3, 3), np.float32)
+    kernels.widen(given.data_ptr(), found)
+    assert np.array_equal(found.ravel(), given.float().numpy())

@@ -104,11 +104,11 @@ def test_guard__ctrl_c_is_no_failure() -> None:
 
 
 def test_guard__calls_over_the_deadline_turn_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
+    clock, waited = [0.0], [0.0]
     monkeypatch.setattr(
         predictor_guard,
         "time",
-        SimpleNamespace(perf_counter=lambda: 0.0, thread_time=lambda: clock[0]),
+        SimpleNamespace(perf_counter=lambda: clock[0] + waited[0], thread_time=lambda: clock[0]),
     )
 
     def take(seconds: float) -> Any:
@@ -122,6 +122,15 @@ def test_guard__calls_over_the_deadline_turn_it_off(monkeypatch: pytest.MonkeyPa
     guard = guard_of(predictor)
     for _ in range(9):
         assert guard.call("gate_input", 0, GOOD, num_tokens=1)
+    wait = predictor.fail
+
+    def kept_waiting(forecasts: list[Forecast]) -> list[Forecast]:
+        waited[0] += 9.0
+        return wait(forecasts)
+
+    predictor.fail = kept_waiting
+    for _ in range(9):
+        assert guard.call("gate_input", 0, GOOD, num_tokens=1)  # by a busy machine
     predictor.fail = take(3.0)
     for _ in range(9):
         assert guard.call("gate_input", 0, GOOD, num_tokens=1500)  # a long prompt may take longer
