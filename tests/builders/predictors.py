@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from predictors.base import Forecast, Predictor
+from predictors.base import Forecast, Predictor, Signal
 from predictors.spec import ModelSpec
 from tests.builders.entries import tiny_spec
 
@@ -13,6 +13,35 @@ def small_spec(**sizes: int) -> ModelSpec:
     """Three layers of four experts, of which one is chosen."""
     small = {"num_layers": 3, "num_experts": 4, "top_k": 1, "hidden_size": 2}
     return tiny_spec(**small | sizes)
+
+
+class SignalLog(Predictor):
+    """Asks for every signal, keeps what it was shown of each step, forecasts nothing."""
+
+    kind = "signal-log"
+    signals = frozenset(Signal)
+
+    def __init__(self, spec: ModelSpec):
+        super().__init__(spec)
+        self.steps: list[list[tuple[str, int, np.ndarray]]] = []
+        """Name, layer and rows of each event; the tokens and their requests come first."""
+
+    def _keep(self, layer: int, **arrays: np.ndarray) -> tuple[()]:
+        self.steps[-1] += [(name, layer, array.copy()) for name, array in arrays.items()]
+        return ()
+
+    def begin_step(self, tokens_T, requests_T):
+        self.steps.append([])
+        return self._keep(-1, tokens=tokens_T, requests=requests_T)
+
+    def layer_input(self, layer, hidden_TD):
+        return self._keep(layer, layer_input=hidden_TD)
+
+    def gate_input(self, layer, hidden_TD):
+        return self._keep(layer, gate_input=hidden_TD)
+
+    def routed(self, layer, experts_TK, logits_TE):
+        return self._keep(layer, experts=experts_TK, logits=logits_TE)
 
 
 def serve(

@@ -30,7 +30,7 @@ from runtime.serving.errors import (
 )
 from runtime.serving.served_model import KVCacheBudget
 from runtime.serving.service import GenerationService, LoadedModel, ServiceObserver, ServiceState
-from tests.builders.serving import WAIT_SECONDS, wait_for
+from tests.builders.serving import WAIT_SECONDS, StepGate, wait_for
 
 TOKENIZER = AutoTokenizer.from_pretrained(BUILTIN_MODELS / "qwen2_moe_tiny")
 
@@ -315,24 +315,8 @@ def test_close__in_a_long_step_fails_all_choices_at_once() -> None:
 
 
 def test_observers__get_each_event_once() -> None:
-    events: list[tuple[str, str]] = []
-
-    class EventRecorder(ServiceObserver):
-        def on_queued(self, choice: CompletionChoice) -> None:
-            events.append(("queued", choice.request_id))
-
-        def on_started(self, choice: CompletionChoice) -> None:
-            assert choice.started_at is not None
-            events.append(("started", choice.request_id))
-
-        def on_ended(self, choice: CompletionChoice) -> None:
-            assert choice.ended_at is not None
-            events.append((f"ended {choice.finish_reason}", choice.request_id))
-
-        def on_rejected(self, error: Exception) -> None:
-            events.append(("rejected", type(error).__name__))
-
-    with serving(max_running=1, max_waiting=1, observers=[EventRecorder()]) as (service, group):
+    gate = StepGate()
+    with serving(max_running=1, max_waiting=1, observers=[gate]) as (service, group):
         first, second = make_choice("1", 1), make_choice("2", 1)
         service.submit([first[0]])
         wait_for_running(service, 1)
@@ -343,16 +327,14 @@ def test_observers__get_each_event_once() -> None:
         group.allowed.release()
         first[1].last()
         assert service.wait_idle(WAIT_SECONDS)
-    assert sorted(events) == sorted(
-        [
-            ("queued", "1"),
-            ("started", "1"),
-            ("queued", "2"),
-            ("rejected", "QueueFull"),
-            ("ended abort", "2"),
-            ("ended length", "1"),
-        ]
-    )
+    events = [
+        (event, getattr(what, "request_id", type(what).__name__)) for event, what in gate.events
+    ]
+    expected = [(event, "1") for event in ("queued", "started", "ended")]
+    expected += [("queued", "2"), ("ended", "2"), ("rejected", "QueueFull")]
+    assert sorted(events) == sorted(expected)
+    assert (first[0].finish_reason, second[0].finish_reason) == ("length", "abort")
+    assert None not in (first[0].started_at, first[0].ended_at, second[0].ended_at)
 
 
 def test_on_idle__is_called_once_per_idle_period() -> None:

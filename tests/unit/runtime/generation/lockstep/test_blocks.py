@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from predictors.base import Predictor, Signal
 from runtime.config import Exact, SystemConfig
 from runtime.errors import TransferError
 from runtime.generation.lockstep.group import LockstepGroup
@@ -18,7 +17,7 @@ from runtime.hf.sharing import choose_heights, find_row_dependence, set_shared_r
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
 from tests.builders.models import tiny_qwen2_moe
-from tests.builders.predictors import small_spec
+from tests.builders.predictors import SignalLog, small_spec
 from tests.builders.served import before_transfers, count_pins, serve, serve_with_links
 
 NUM_CLIENTS = NUM_ROWS + 1
@@ -126,49 +125,17 @@ def test_block__companions_change_no_bit(tmp_path, num_clients):
         assert_equal(tasks[::-1], expected)
 
 
-class Watching(Predictor):
-    """Keeps the numbers of rows that it was shown in each step, by event."""
-
-    kind = "watching"
-    signals = frozenset(Signal)
-
-    def __init__(self):
-        super().__init__(small_spec(num_layers=2, num_experts=8, top_k=2, hidden_size=32))
-        self.requests: list[list[int]] = []
-        self.rows: set[tuple[int, int]] = set()
-        """(tokens of the step, rows of an event)"""
-
-    def begin_step(self, tokens_T, requests_T):
-        self.requests.append(requests_T.tolist())
-        self.rows.add((len(requests_T), len(tokens_T)))
-        return ()
-
-    def see(self, array):
-        self.rows.add((len(self.requests[-1]), len(array)))
-        return ()
-
-    def layer_input(self, layer, hidden_TD):
-        return self.see(hidden_TD)
-
-    def gate_input(self, layer, hidden_TD):
-        return self.see(hidden_TD)
-
-    def routed(self, layer, experts_TK, logits_TE):
-        return self.see(experts_TK) or self.see(logits_TE)
-
-
 @pytest.mark.parametrize("num_clients", [1, 3])
 def test_block__predictors_see_the_sequences_and_no_spare_row(tmp_path, num_clients):
-    watching = Watching()
+    watching = SignalLog(small_spec(num_layers=2, num_experts=8, top_k=2, hidden_size=32))
     model = serve(tiny_qwen2_moe(tmp_path), budget="40%", exact=Exact.SHARED, predictor=watching)
     with model.moecast, LockstepGroup(model) as group:
-        watching.requests.clear()
-        watching.rows.clear()
+        watching.steps.clear()
         for _ in range(num_clients):
             group.start(partial(answer, model, torch.tensor([[5]])))
         run(group)
-        assert watching.rows == {(num_clients, num_clients)}
-        first, *later = watching.requests
+        assert {len(rows) for step in watching.steps for _, _, rows in step} == {num_clients}
+        first, *later = (step[1][2].tolist() for step in watching.steps)
         assert len(set(first)) == num_clients
         assert later == [first] * (ANSWER_TOKENS - 1)
 

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from predictors.base import Predictor, Signal
 from runtime.config import SystemConfig
 from runtime.errors import GroupError, TransferError
 from runtime.generation.lockstep.group import LockstepGroup
 from tests.builders.models import tiny_qwen2_moe
-from tests.builders.predictors import small_spec
+from tests.builders.predictors import SignalLog, small_spec
 from tests.builders.served import (
     WAIT_SECONDS,
     before_transfers,
@@ -45,33 +44,6 @@ def run(group: LockstepGroup) -> list:
     while group.sequences:
         ended += group.step()
     return ended
-
-
-class Everything(Predictor):
-    """Asks for every signal, keeps what it was shown, forecasts nothing."""
-
-    kind = "everything"
-    signals = frozenset(Signal)
-
-    def __init__(self, spec):
-        super().__init__(spec)
-        self.steps: list[list[tuple]] = []
-
-    def begin_step(self, tokens_T, requests_T):
-        self.steps.append([("tokens", -1, tokens_T.copy()), ("requests", -1, requests_T.copy())])
-        return ()
-
-    def layer_input(self, layer, hidden_TD):
-        self.steps[-1].append(("layer_input", layer, hidden_TD.copy()))
-        return ()
-
-    def gate_input(self, layer, hidden_TD):
-        self.steps[-1].append(("gate_input", layer, hidden_TD.copy()))
-        return ()
-
-    def routed(self, layer, experts_TK, logits_TE):
-        self.steps[-1].append(("routed", layer, experts_TK.copy()))
-        return ()
 
 
 @pytest.mark.parametrize("budget", ["30%", "100%"])
@@ -126,12 +98,12 @@ def test_group__predictors_are_shown_one_step_of_all(tmp_path):
     spec = small_spec(num_layers=3, num_experts=8, top_k=2, hidden_size=32)
     alone = []
     for tokens in prompts():
-        predictor = Everything(spec)
+        predictor = SignalLog(spec)
         model = serve(folder, budget="60%", predictor=predictor)
         with model.moecast:
             generate(model, tokens)
         alone.append(predictor.steps)
-    together = Everything(spec)
+    together = SignalLog(spec)
     model = serve(folder, budget="60%", predictor=together)
     with model.moecast, LockstepGroup(model) as group:
         for tokens in prompts():
