@@ -1,6 +1,7 @@
 """Arrivals, compiled or in Python."""
 
 import os
+import threading
 import time
 from collections import deque
 from queue import Empty, SimpleQueue
@@ -39,7 +40,7 @@ class QueuedArrivals:
             if left <= 0:
                 return False
             try:
-                self._wakes.get(timeout=left)
+                self._wakes.get(timeout=min(left, threading.TIMEOUT_MAX))
             except Empty:
                 return bool(self._arrived)
         return True

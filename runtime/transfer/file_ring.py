@@ -98,11 +98,14 @@ class StoreRing:
         bounds = self._bounds[task.expert[0]]
         first, end = bounds[task.first_chunk], bounds[task.end_chunk]
         parts = self._parts[task.expert].parts[first * PART.size : end * PART.size]
+        descriptors = b"".join([opened.packed for opened in files])
         address = self._address + task.slot * self._slot_bytes
+        try:
+            self._compiled.submit(ticket, task.high, parts, descriptors, address)
+        except (OSError, RuntimeError):  # no thread, or closed
+            self._store.files.unpin(files, failed=True)
+            raise
         self._reads[ticket] = StoreRead(task, files)
-        self._compiled.submit(
-            ticket, task.high, parts, b"".join([opened.packed for opened in files]), address
-        )
 
     def _open(self, expert: Expert) -> Sequence[OpenFile] | None:
         """Returns the open files of the expert; None: only the store can read it."""
