@@ -22,7 +22,7 @@ from runtime.hf.loading import find_model_class, load_plain
 from runtime.hf.probes import Probes
 from tests.builders.families.build import save_family, tiny_model
 from tests.builders.families.table import FAMILIES
-from tests.builders.listeners import NoopListener
+from tests.builders.listeners import ProbeLog
 from tests.builders.served import count_pins, serve
 
 KINDS = {
@@ -104,13 +104,8 @@ def test_adapter__few_slots_change_no_bit_and_leave_none_pinned(folders, name, r
 @pytest.mark.parametrize("name", ["jetmoe", "llama4", "longcat_flash"])
 def test_adapter__only_chosen_experts_are_read(folders, name):
     model = serve(folders[name], budget="100%", system="on-demand")
-    chosen: dict[int, set[int]] = {}
-
-    class Chosen(NoopListener):
-        def routed(self, layer, experts_TK, *_):
-            chosen.setdefault(layer, set()).update(experts_TK.ravel().tolist())
-
-    with model.moecast, Probes(model, {Signal.ROUTED}, Chosen()):
+    log = ProbeLog()
+    with model.moecast, Probes(model, {Signal.ROUTED}, log):
         read: dict[int, set[int]] = {}
         store = model.moecast.engine.store
         original = store.read
@@ -121,8 +116,9 @@ def test_adapter__only_chosen_experts_are_read(folders, name):
 
         store.read = noted
         logits(model, prompts(num_rows=1, num_tokens=1))
-        assert read == {layer: experts & set(range(8)) for layer, experts in chosen.items()}
-        assert all(0 < len(experts) <= 2 for experts in read.values())
+        for layer, (experts_TK,) in log.chosen().items():
+            assert read.pop(layer) == set(experts_TK.ravel().tolist()) & set(range(8))
+        assert not read
 
 
 def test_layers__jetmoes_attention_comes_before_its_mlp(folders):
@@ -145,20 +141,16 @@ def test_layers__jetmoes_attention_comes_before_its_mlp(folders):
 def test_routed__names_the_experts_that_the_model_computes(folders, name):
     """Against the modules themselves: whose weights does each token meet?"""
     plain = load_plain(folders[name], dtype=torch.bfloat16)
-    routed = []
-
-    class Routed(NoopListener):
-        def routed(self, layer, experts_TK, logits_TE, weights_TK):
-            assert logits_TE.shape == (len(experts_TK), 8)
-            assert weights_TK.shape == experts_TK.shape
-            routed.append((layer, experts_TK.copy(), weights_TK.copy()))
-
+    log = ProbeLog()
     tokens = prompts(num_rows=1, num_tokens=6)
-    with Probes(plain, {Signal.ROUTED, Signal.LOGITS, Signal.WEIGHTS}, Routed()):
+    with Probes(plain, {Signal.ROUTED, Signal.LOGITS, Signal.WEIGHTS}, log):
         before = logits(plain, tokens)
     layers = {layer.index: layer for layer in find_moe_layers(plain)}
     used = {}
-    for layer, experts_TK, weights_TK in routed:
+    for layer in log.chosen():
+        ((experts_TK, logits_TE, weights_TK),) = log.of("routed", layer)
+        assert logits_TE.shape == (len(experts_TK), 8)
+        assert weights_TK.shape == experts_TK.shape
         assert experts_TK.max() <= 8
         used[layer] = set(experts_TK[(experts_TK < 8) & (weights_TK != 0)].tolist())
     for index, layer in layers.items():
@@ -218,16 +210,12 @@ def test_longcat__zero_experts_have_no_bytes(folders, tmp_path):
     expected = logits(load_plain(folder, dtype=torch.float32), tokens)
     merged(folder, lambda name: not any(f".experts.{e}." in name for e in range(8, 12)))
     model = serve(folder, budget="50%")
-    seen = set()
-
-    class Seen(NoopListener):
-        def routed(self, _layer, experts_TK, *_):
-            seen.update(experts_TK.ravel().tolist())
-
-    with model.moecast, Probes(model, {Signal.ROUTED}, Seen()):
+    log = ProbeLog()
+    with model.moecast, Probes(model, {Signal.ROUTED}, log):
         assert model.moecast.spec.num_experts == 8
         assert torch.equal(logits(model, tokens), expected)
-        assert max(seen) == 8, "every zero expert has the first id that is no expert's"
+        largest = max(experts_TK.max() for each in log.chosen().values() for experts_TK in each)
+        assert largest == 8, "every zero expert has the first id that is no expert's"
 
 
 @pytest.mark.parametrize("name", ["switch_transformers", "nllb_moe", "jetmoe"])
@@ -251,17 +239,12 @@ def test_switch__a_token_without_room_asks_for_no_expert(tmp_path):
     small = dataclasses.replace(family, changes={**family.changes, "expert_capacity": 1})
     folder = save_family(tmp_path, small)
     model = serve(folder, budget="25%")
-    skipped = []
-
-    class Skipped(NoopListener):
-        def routed(self, _layer, experts_TK, *_):
-            skipped.append(int((experts_TK == 8).sum()))
-
-    tokens = prompts(num_tokens=30)
-    with model.moecast, Probes(model, {Signal.ROUTED}, Skipped()):
+    log, tokens = ProbeLog(), prompts(num_tokens=30)
+    with model.moecast, Probes(model, {Signal.ROUTED}, log):
         expected = logits(load_plain(folder, dtype=torch.float32), tokens)
         for _ in range(3):
             assert torch.equal(logits(model, tokens), expected)
+        skipped = [(one == 8).sum() for each in log.chosen().values() for one in each]
         assert max(skipped) >= 22, "of thirty tokens at most eight find room"
         assert count_pins(model.moecast.engine) == 0
 

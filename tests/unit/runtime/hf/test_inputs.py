@@ -18,18 +18,8 @@ from runtime.hf.adapters.base import read_routing
 from runtime.hf.forward_pass import NO_TOKEN, CacheHistory, find_tokens
 from runtime.hf.probes import Probes
 from tests.builders.entries import tiny_spec
-from tests.builders.listeners import NoopListener
+from tests.builders.listeners import ProbeLog
 from tests.builders.models import plain_eager, tiny_qwen2_moe
-
-
-class Steps(NoopListener):
-    """Keeps the tokens of each step."""
-
-    def __init__(self):
-        self.tokens = []
-
-    def begin_step(self, tokens_T, _requests_T):
-        self.tokens.append(tokens_T.tolist())
 
 
 def test_load__prompts_given_as_embeddings_are_served_bitwise(tmp_path):
@@ -41,15 +31,16 @@ def test_load__prompts_given_as_embeddings_are_served_bitwise(tmp_path):
     mask = torch.ones_like(tokens)
     expected = plain.generate(inputs_embeds=embeddings, attention_mask=mask, **options)
     model = runtime.load(ModelConfig(name="tiny", id=str(folder)), budget="25%")
-    steps = Steps()
+    steps = ProbeLog()
     with model.moecast, Probes(model, {Signal.ROUTED}, steps):
         found = model.generate(inputs_embeds=embeddings, attention_mask=mask, **options)
         assert torch.equal(found, expected)
         with torch.no_grad():
             expected = plain(inputs_embeds=embeddings).logits
             assert torch.equal(model(inputs_embeds=embeddings).logits, expected)
-    assert steps.tokens[0] == [NO_TOKEN] * 14
-    assert steps.tokens[1] == found[:, 0].tolist(), "then the tokens that it generates"
+    first, second, *_ = (tokens_T.tolist() for tokens_T, _ in steps.of("begin_step"))
+    assert first == [NO_TOKEN] * 14
+    assert second == found[:, 0].tolist(), "then the tokens that it generates"
 
 
 @pytest.mark.parametrize("what", ["no router", "a router that tells nothing"])
@@ -66,7 +57,7 @@ def test_load__refuses_routers_that_cannot_be_observed(tmp_path, monkeypatch, wh
     with model.moecast:
         assert torch.equal(model.generate(tokens, **options), expected)
         with (
-            Probes(model, {Signal.ROUTED}, Steps(), complete=True),
+            Probes(model, {Signal.ROUTED}, ProbeLog(), complete=True),
             pytest.raises(CheckpointError, match="does not return the chosen experts"),
         ):
             model(tokens)
