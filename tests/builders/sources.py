@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,30 +92,10 @@ def _imports(
             )
 
 
-def circles(arrows: Mapping[str, Iterable[str]]) -> list[list[str]]:
-    """Find the groups of nodes that reach each other (Tarjan's algorithm), each sorted."""
-    order: dict[str, int] = {}
-    lowest: dict[str, int] = {}
-    stack: list[str] = []
-    found: list[list[str]] = []
-
-    def visit(node: str) -> None:
-        order[node] = lowest[node] = len(order)
-        stack.append(node)
-        for target in arrows.get(node, ()):
-            if target not in order:
-                visit(target)
-                lowest[node] = min(lowest[node], lowest[target])
-            elif target in stack:
-                lowest[node] = min(lowest[node], order[target])
-        if lowest[node] == order[node]:
-            group = [stack.pop()]
-            while group[-1] != node:
-                group.append(stack.pop())
-            if len(group) > 1:
-                found.append(sorted(group))
-
-    for node in sorted(arrows):
-        if node not in order:
-            visit(node)
-    return sorted(found)
+def find_circle(arrows: Mapping[str, Iterable[str]]) -> list[str]:
+    """Find nodes that lead from one to the next and back to the first, if there are any."""
+    try:
+        TopologicalSorter(arrows).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []

@@ -4,7 +4,6 @@ import http.server
 import json
 import re
 import signal
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 
 from benchmarks.serving.server import run_server
 from configs.program import run_program
+from tests.builders.loopback import serve_loopback
 from tests.builders.plain_answers import PlainAnswers
 from tests.builders.serving import speaking_model
 from tests.docs.tested_commands import read_block
@@ -64,20 +64,12 @@ def test_server__answers_several_clients_at_once_with_prefetching(
         assert "api_key=(hidden)" in config["argv"]
 
 
-class Collector(http.server.ThreadingHTTPServer):
-    """Receives spans as OpenTelemetry's collectors do, by OTLP over HTTP."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), CollectorHandler)
-        self.bodies: list[tuple[str, bytes]] = []
-
-
 class CollectorHandler(http.server.BaseHTTPRequestHandler):
-    server: Collector
+    """Receives spans as OpenTelemetry's collectors do, by OTLP over HTTP."""
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.bodies.append((self.path, body))
+        self.server.bodies.append((self.path, body))  # type: ignore[attr-defined]
         self.send_response(200)
         self.end_headers()
 
@@ -119,21 +111,20 @@ def test_traces__are_sent_to_a_collector_by_the_end(folder: Path, tmp_path: Path
     pytest.importorskip("opentelemetry.exporter", reason="pip install 'moecast[tracing]'")
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-    with Collector() as collector:
-        threading.Thread(target=collector.serve_forever, daemon=True).start()
+    bodies: list[tuple[str, bytes]] = []
+    with serve_loopback(CollectorHandler, bodies=bodies) as address:
         _, documented = documented_variables()
         environment = {
-            name: value.replace("4318", str(collector.server_port))
+            name: value.replace("4318", address.rpartition(":")[2])
             for name, value in documented.items()
         } | {"OTEL_SERVICE_NAME": "mine", "OTEL_BSP_SCHEDULE_DELAY": "3600000"}
         with run_server({"model.id": folder}, environment=environment, folder=tmp_path) as served:
             body = {"prompt": "The", "max_tokens": 3}
             assert httpx2.post(f"{served.api}/completions", json=body).status_code == 200
-            assert not collector.bodies
+            assert not bodies
             assert served.stop().exit_code == 0
             lines = served.log.read_text().splitlines()
-        collector.shutdown()
-    ((path, body),) = collector.bodies
+    ((path, body),) = bodies
     assert path == "/v1/traces"
     (resource,) = ExportTraceServiceRequest.FromString(body).resource_spans
     names = {one.key: one.value.string_value for one in resource.resource.attributes}
