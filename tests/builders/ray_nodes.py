@@ -68,7 +68,6 @@ class RayNode:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
-        assert self._machine.stdout is not None
         if self._machine.stdout.readline() != b"started\n":
             raise NoNamespaces("unshare --pid --mount-proc has failed")
 

@@ -81,10 +81,8 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen]
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     yield process
-    assert process.stdin is not None
     process.stdin.close()
     process.wait(240)
 
@@ -95,8 +93,6 @@ def scenario(host: subprocess.Popen) -> Scenario:
 
     def run(name: str, *, limit: float = LIMIT_SECONDS, **arguments: Any) -> dict[str, Any]:
         request = {"scenario": name, "arguments": arguments, "seconds": limit}
-        assert host.stdin is not None
-        assert host.stdout is not None
         host.stdin.write(json.dumps(request) + "\n")
         host.stdin.flush()
         answer = json.loads(host.stdout.readline())

@@ -62,7 +62,6 @@ def test_batch__interrupted_carries_on_to_the_same_results(tmp_path):
     run(replace(config, output=tmp_path / "whole.jsonl"))
     process = start_paused(folder, tmp_path, **more)
     output = tmp_path / "out.jsonl"
-    assert process.stdout is not None
     if not any(line == "PAUSED\n" for line in process.stdout):
         pytest.fail(process.communicate()[1])
     process.send_signal(signal.SIGINT)

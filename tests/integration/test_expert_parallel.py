@@ -59,12 +59,10 @@ def run_ranks(folder: Path, tmp_path: Path, world: int, budget: str) -> list[dic
     ]
     try:
         for rank in ranks:
-            assert rank.stdin is not None
             rank.stdin.write(json.dumps(TOKENS))
             rank.stdin.close()
         for rank in ranks:
             code = rank.wait(timeout=500)
-            assert rank.stderr is not None
             assert code == 0, rank.stderr.read()[-3000:]
     finally:
         for rank in ranks:

@@ -21,7 +21,6 @@ def interrupt(arguments: Sequence[str], event: str, folder: Path) -> tuple[int, 
         text=True,
         start_new_session=True,
     ) as process:
-        assert process.stdout is not None
         seen = ""
         while event not in seen:
             piece = process.stdout.read(1)

@@ -162,7 +162,6 @@ def colours(path: Path) -> dict[tuple[int, int, int], int]:
     """Number of pixels of each colour."""
     image = Image.open(path).convert("RGB")
     colours = image.getcolors(image.width * image.height)
-    assert colours is not None
     counted: dict = defaultdict(int)
     counted.update({colour: count for count, colour in colours})
     return counted

@@ -98,7 +98,6 @@ def test_train__of_every_kind_writes_every_figure_and_entries_that_load(
         chat = one["other_kinds"]["chat"]
         assert chat["mean_accuracy"] == one["shifted"]["mean_accuracy"]
         shown_chat = re.search(r"\| chat +\| +([\d.]+) ", entry.read("README.md").decode())
-        assert shown_chat is not None
         assert float(shown_chat[1]) == pytest.approx(chat["mean_accuracy"], abs=1e-3)
     assert results["parity"]["stride"]["same_top_k"] >= 0.999
     assert "generated, per-layer" in results["keeping"]["hit_rates"]
@@ -121,7 +120,6 @@ def test_train__of_every_kind_writes_every_figure_and_entries_that_load(
 def check_card(entry: ZooEntry, folder: Path) -> None:
     """Checks the record of the training and the figure: for others, so without local folders."""
     record = entry.training()
-    assert record is not None
     assert record.trace.digest == entry.manifest.trace_digest
     assert record.trace.was_named
     assert record.options["max_epochs"] == 2

@@ -46,7 +46,6 @@ def faulty_disk(source: Path, folder: Path) -> Iterator[Disk]:
             _await_mount(disk.mount, server, folder / "server.log")
             yield disk
         finally:
-            assert server.stdin is not None
             server.stdin.close()
             try:
                 server.wait(30)

@@ -89,7 +89,6 @@ def _await_tracer(tracer: subprocess.Popen) -> None:
     deadline = time.monotonic() + 60
     while not all(map(_is_traced, Path("/proc/self/task").iterdir())):
         if tracer.poll() is not None or time.monotonic() > deadline:
-            assert tracer.stderr is not None
             tracer.kill()
             raise CannotTraceError(tracer.stderr.read().strip())
         time.sleep(0.005)

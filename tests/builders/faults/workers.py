@@ -24,7 +24,6 @@ def transfer_threads() -> list[threading.Thread]:
 
 def end_thread(thread: threading.Thread) -> None:
     """SystemExit inside the thread, at the next bytecode that it executes."""
-    assert thread.ident is not None
     ctypes.pythonapi.PyThreadState_SetAsyncExc(
         ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit)
     )

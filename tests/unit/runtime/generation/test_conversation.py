@@ -95,7 +95,6 @@ def test_prompt__fits_and_keeps_the_last_message(said, last, context, system_pro
     contents = [*said[: len(said) // 2 * 2], last]
     talk = conversation(*contents, context=context, system_prompt=system_prompt)
     prompt = talk.prompt()
-    assert prompt.room is not None
     assert 1 <= prompt.room == context - len(prompt.tokens)
     left = [one["content"] for one in talk.messages]
     assert left == contents[prompt.num_dropped :]

@@ -22,7 +22,7 @@ from runtime.serving.choice import CompletionChoice
 from runtime.serving.output_stream import OutputStream
 from runtime.serving.service import LoadedModel
 from tests.builders.plain_answers import PlainAnswers
-from tests.builders.served import before_transfers, between_transfers
+from tests.builders.served import before_transfers, count_pins
 from tests.builders.serving import (
     WAIT_SECONDS,
     RunningServer,
@@ -80,10 +80,7 @@ def is_idle(server: RunningServer) -> bool:
 
 
 def pinned(server: RunningServer) -> int:
-    assert server.service.loaded is not None
-    engine = server.service.loaded.model.moecast.engine
-    with between_transfers(engine):
-        return sum(entry.pins for entry in engine.cache.top.cache.entries.values())
+    return count_pins(server.service.loaded.model.moecast.engine)
 
 
 # ---- concurrent requests and failing transfers
@@ -106,7 +103,6 @@ def test_texts__equal_generate_under_any_prefetching(folder: Path, trouble: str)
         assert texts == PlainAnswers(folder).texts(PROMPTS, 16)
         wait_for(lambda: is_idle(server))  # an answer is given before its place is free
         assert pinned(server) == 0
-        assert server.service.loaded is not None
         assert server.service.loaded.model.moecast.stats()["bytes_prefetched"] > 0
 
 
@@ -146,11 +142,7 @@ def test_unreadable_expert__fails_only_requests_that_need_it(tmp_path: Path) -> 
         assert json.loads(events[-2].removeprefix("data: "))["error"]["type"] == "server_error"
         assert events[-1] == "data: [DONE]"
         with pytest.raises(openai.APIError, match="cannot read experts"):
-            list(
-                server.openai().completions.create(
-                    model="tiny", prompt=PROMPTS[0], max_tokens=2, temperature=0, stream=True
-                )
-            )
+            list(server.openai().completions.create(**body, model="tiny", stream=True))
         broken.clear()
         assert [text_of(answer) for answer in ask_all(server, 2)] == texts
         assert pinned(server) == 0
@@ -303,7 +295,6 @@ def test_engine_failure__is_503_and_ends_the_server(folder: Path) -> None:
         def broken(*_: Any) -> None:
             raise RuntimeError("broken")
 
-        assert server.service.loaded is not None
         server.service.loaded.group.step = broken  # type: ignore[method-assign]
         with server.http() as client:
             answer = client.post("/v1/completions", json={"prompt": "a"})
@@ -319,10 +310,7 @@ def test_kv_caches__stay_within_their_budget(folder: Path) -> None:
     bounded = {"kv_budget": "16KiB"}
     wanted = PlainAnswers(folder).texts(PROMPTS, 20)
     with running_server(lambda: tiny(folder, **bounded)) as server:
-        served = server.service.loaded
-        assert served is not None
-        kv_budget = served.info.kv_budget
-        assert kv_budget is not None
+        kv_budget = server.service.loaded.info.kv_budget
         with server.http() as client:
             about = client.get("/v1/models").json()["data"][0]
             assert about["max_model_len"] == kv_budget.max_length < 2048

@@ -27,7 +27,6 @@ LINE = "python -m train predictor=all trace=one · 2026-11-22 · revision d29fd0
 def test_read__makes_a_line_of_the_runs_own_record(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps(RECORD))
     provenance = read_provenance(tmp_path)
-    assert provenance is not None
     assert provenance.line() == LINE
 
 
