@@ -4,14 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 import runtime
-from runtime.config import BUILTIN_MODELS
 from runtime.generation.answer import Answer, FinishReason, TokenDelta
 from runtime.generation.chat_template import render
+from tests.builders.plain_answers import TOKENIZER
 
-TOKENIZER = AutoTokenizer.from_pretrained(BUILTIN_MODELS / "qwen2_moe_tiny")
 PROMPT = render([{"role": "user", "content": "What does the heart do?"}], TOKENIZER)
 
 
@@ -34,12 +33,8 @@ def answer(
 
 def generated(model: PreTrainedModel, max_new_tokens: int) -> list[int]:
     inputs = torch.tensor([PROMPT])
-    output = model.generate(
-        inputs,
-        attention_mask=torch.ones_like(inputs),
-        max_new_tokens=max_new_tokens,
-        do_sample=False,
-    )
+    options = {"attention_mask": torch.ones_like(inputs), "do_sample": False}
+    output = model.generate(inputs, max_new_tokens=max_new_tokens, **options)
     return output[0, len(PROMPT) :].tolist()
 
 

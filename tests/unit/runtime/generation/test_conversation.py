@@ -3,13 +3,10 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
 
-from runtime.config import BUILTIN_MODELS
 from runtime.errors import ChatError
 from runtime.generation.chat_template import Conversation, render
-
-TOKENIZER = AutoTokenizer.from_pretrained(BUILTIN_MODELS / "qwen2_moe_tiny")
+from tests.builders.plain_answers import TOKENIZER
 
 
 def conversation(*contents: str, context: int | None = 2048, **options) -> Conversation:

@@ -20,9 +20,9 @@ from runtime.generation.detokenizer import (
     find_byte_tokens,
 )
 from runtime.serving.served_model import make_thread_safe
+from tests.builders.plain_answers import TOKENIZER
 from tests.builders.tokenizers import byte_fallback_tokenizer
 
-TOKENIZER = AutoTokenizer.from_pretrained(BUILTIN_MODELS / "qwen2_moe_tiny")
 BYTES = {
     byte: TOKENIZER.convert_tokens_to_ids(character)
     for character, byte in byte_level_alphabet().items()

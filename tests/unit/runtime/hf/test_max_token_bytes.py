@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from runtime.config import BUILTIN_MODELS
 from runtime.hf.tokens import BYTE_NAMES, NFC_SHRINKAGE, max_token_bytes
+from tests.builders.plain_answers import TOKENIZER
 
-REFERENCE = AutoTokenizer.from_pretrained(BUILTIN_MODELS / "qwen2_moe_tiny")
 MARK = normalizers.Replace(" ", "\u2581")
 
 
@@ -30,7 +29,7 @@ def bpe(normalizer: Any = None, pre_tokenizer: Any = None, **more: Any) -> PreTr
 
 
 KNOWN = {
-    "reference": REFERENCE,
+    "reference": TOKENIZER,
     "bytes": bpe(pre_tokenizer=pre_tokenizers.ByteLevel()),
     "bytes after nfc": bpe(normalizers.NFC(), pre_tokenizers.ByteLevel()),
     "fallback": bpe(),

@@ -29,10 +29,10 @@ from runtime.serving.generation_requests import (
 )
 from runtime.serving.schemas import ChatRequest, CompletionRequest, TokenizeRequest
 from runtime.serving.served_model import KVCacheBudget, ModelInfo
+from tests.builders.plain_answers import TOKENIZER
 from tests.builders.serving import tiny
 from tests.builders.tokenizers import byte_fallback_tokenizer
 
-TOKENIZER = AutoTokenizer.from_pretrained(BUILTIN_MODELS / "qwen2_moe_tiny")
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 LIMITS = RequestLimits(max_new_tokens=100)
 

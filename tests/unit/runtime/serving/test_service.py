@@ -8,9 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
-from runtime.config import BUILTIN_MODELS
 from runtime.errors import CheckpointError, TransferError
 from runtime.generation.sampling import SamplingParams
 from runtime.hf.kv import CacheSize
@@ -30,9 +28,8 @@ from runtime.serving.errors import (
 )
 from runtime.serving.served_model import KVCacheBudget
 from runtime.serving.service import GenerationService, LoadedModel, ServiceObserver, ServiceState
+from tests.builders.plain_answers import TOKENIZER
 from tests.builders.serving import WAIT_SECONDS, StepGate, wait_for
-
-TOKENIZER = AutoTokenizer.from_pretrained(BUILTIN_MODELS / "qwen2_moe_tiny")
 
 
 class FakeSequence:
