@@ -5,13 +5,13 @@ import shlex
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 import httpx2
 
 from moecast.command import main
+from tests.builders.waiting import wait_for
 from tests.docs.pages import ROOT, read_blocks
 
 START_SECONDS = 240.0
@@ -56,16 +56,13 @@ def serve_in_background(line: str, *, port: int) -> Iterator[None]:
 
 
 def wait_until_ready(process: subprocess.Popen[bytes], port: int) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
+    def is_ready() -> bool:
         assert process.poll() is None, "the server ended"
-        try:
-            if httpx2.get(f"http://127.0.0.1:{port}/ready").status_code == 200:
-                return
-        except httpx2.TransportError:
-            pass
-        time.sleep(0.1)
-    raise AssertionError(f"the server is not ready after {START_SECONDS:g} s")
+        with suppress(httpx2.TransportError):
+            return httpx2.get(f"http://127.0.0.1:{port}/ready").status_code == 200
+        return False
+
+    wait_for(is_ready, "the server is ready", seconds=START_SECONDS, pause=0.1)
 
 
 def run_curl(line: str) -> dict[str, object]:

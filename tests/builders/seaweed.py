@@ -16,7 +16,8 @@ from pathlib import Path
 import botocore.session
 from botocore.exceptions import BotoCoreError, ClientError
 
-from tests.builders.slurm_cluster import MORTAL, free_ports, wait_for
+from tests.builders.slurm_cluster import MORTAL, free_ports
+from tests.builders.waiting import wait_for
 
 ACCESS_KEY, SECRET_KEY = "a-key", "a-secret-key"
 SERVERS = ("master", "volume", "filer", "s3")

@@ -1,7 +1,6 @@
 """Requests to a server that is another process, while it is full or ends."""
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 import httpx2
 
 from benchmarks.serving.server import RUNNING_GAUGE, WAITING_GAUGE, ServerProcess
+from tests.builders.waiting import wait_for
 
 ENDED_COUNTER = "vllm:request_success_total"
 PROMPT = "It was late in the evening when the old man came to the door and"
@@ -45,14 +45,13 @@ def accepted_requests(
     ended = target.metrics().get(ENDED_COUNTER, 0.0)
     with ThreadPoolExecutor(number) as pool:
         ends = [pool.submit(complete, target.url, tokens) for _ in range(number)]
-        deadline = time.monotonic() + 60
-        while True:
+
+        def are_accepted() -> bool:
             metrics = target.metrics()
             accepted = metrics[RUNNING_GAUGE] + metrics[WAITING_GAUGE]
-            if accepted + metrics.get(ENDED_COUNTER, 0.0) - ended == number:
-                break
-            assert time.monotonic() < deadline, f"{accepted:g} of {number} accepted"
-            time.sleep(0.02)
+            return accepted + metrics.get(ENDED_COUNTER, 0.0) - ended == number
+
+        wait_for(are_accepted, f"{number} requests are accepted", seconds=60)
         yield ends
 
 

@@ -5,7 +5,6 @@ import json
 import shutil
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -57,13 +56,6 @@ def tiny(folder: Path, **options: Any) -> LoadedModel:
     """A model of `speaking_model`, half of its experts in memory."""
     config = ServeConfig(model=ModelConfig(name="tiny", id=str(folder)), **HALF | options)
     return load_model(config)
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 @dataclass

@@ -9,11 +9,12 @@ import secrets
 import shutil
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tests.builders.waiting import wait_for
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "scontrol", "squeue", "srun")
 INSTALL = "apt-get install -y --no-install-recommends munge slurmctld slurmd slurm-client"
@@ -23,7 +24,7 @@ NODES = ("node1", "node2", "node3")
 CPUS_PER_NODE = 2
 GPU_NODE = "node3"
 """Declares a GPU that it does not have."""
-PATIENCE_SECONDS, PAUSE_SECONDS = 180.0, 0.1
+PATIENCE_SECONDS = 180.0
 MORTAL = ("setpriv", "--pdeathsig", "KILL", "--")
 """Before a command: it is killed when the thread that started it ends, however it ends."""
 IN_NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -108,13 +109,6 @@ def install() -> None:
         # Nor at the next start of the machine.
         services = ["munge", "slurmctld", "slurmd"]
         subprocess.run(["systemctl", "disable", *services], check=True, timeout=60)
-
-
-def wait_for(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain: {what}"
-        time.sleep(PAUSE_SECONDS)
 
 
 @dataclass

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import psutil
 
-from tests.builders.slurm_cluster import MORTAL, wait_for
+from tests.builders.slurm_cluster import MORTAL
+from tests.builders.waiting import wait_for
 from tests.docs.pages import ROOT
 
 PROGRAMS = ("systemd-nspawn", "systemctl", "nsenter", "curl")

@@ -5,16 +5,16 @@ record is a protobuf message of wandb's own.
 """
 
 import json
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.builders.waiting import wait_for
+
 HEADER_BYTES, BLOCK_BYTES, RECORD_HEADER_BYTES = 7, 32 << 10, 7
 FULL, LAST = 1, 4
 """Types of the records that end a message."""
-PATIENCE_SECONDS, PAUSE_SECONDS = 240.0, 0.02
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,7 @@ def set_items(values: dict[str, Any], items: Any) -> None:
 
 def read_file(path: Path) -> WandbFile:
     """Reads a file when its last record is there: wandb may still write when a run has ended."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while (found := read_ended(path)) is None:
-        assert time.monotonic() < deadline, f"{path}: the run has not ended"
-        time.sleep(PAUSE_SECONDS)
-    return found
+    return wait_for(lambda: read_ended(path), f"the end of the run in {path}")
 
 
 def read_ended(path: Path) -> WandbFile | None:

@@ -28,10 +28,10 @@ from tests.builders.slurm_cluster import (
     SlurmCluster,
     install,
     slurm_cluster,
-    wait_for,
     why_impossible,
 )
 from tests.builders.traces import make_plan, make_spec, make_trace
+from tests.builders.waiting import wait_for
 from tests.docs.pages import ROOT
 from tests.docs.tested_commands import TestedCommand, read_block
 

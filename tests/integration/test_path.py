@@ -107,7 +107,6 @@ def test_generate__a_predictor_of_another_model_names_both_sides(trained, call):
     [
         (("train", "model=qwen2-moe-tinny"), "qwen2-moe-tiny"),
         (("train", "data=pydoc"), "pydocs"),
-        (("train", "predictor=strid"), "stride"),
         (("runtime", "generate", "predictor=strde"), "zoo list"),
         (("runtime", "generate", "model=qwen1.5-moe"), "not on this machine"),
         (("runtime", "generat"), "generate"),

@@ -1,7 +1,6 @@
 """The status page in a real browser: content, looks, and no script errors."""
 
 import re
-import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks.serving.server import ServerProcess
 from benchmarks.serving.server import run_server as started
 from tests.builders.browser import document, idle_status, needs_chromium, page_server, picture
+from tests.builders.waiting import wait_for
 
 KEY = "the-test's-key"
 CACHED = {"light": (0x1F, 0x66, 0xBD), "dark": (0x5B, 0x9B, 0xE6)}
@@ -41,13 +41,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 def wait_until_idle(url: str) -> None:
     """Waits until the request's place is free, which is so only after it was answered."""
-    deadline = time.monotonic() + 240
-    while True:
+
+    def is_idle() -> bool:
         queue = httpx2.get(f"{url}/status", auth=("", KEY)).json()["queue"]
-        if queue["running"] == queue["waiting"] == 0:
-            return
-        assert time.monotonic() < deadline, queue
-        time.sleep(0.02)
+        return queue["running"] == queue["waiting"] == 0
+
+    wait_for(is_idle, "an idle server")
 
 
 @pytest.fixture(scope="module")

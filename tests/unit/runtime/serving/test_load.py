@@ -29,8 +29,8 @@ from tests.builders.serving import (
     running_server,
     speaking_model,
     tiny,
-    wait_for,
 )
+from tests.builders.waiting import wait_for
 
 PROMPTS = [
     "The heart pumps blood",
@@ -361,15 +361,11 @@ def test_requests__are_freed_without_the_cycle_collector(folder: Path) -> None:
                 with client.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as gone:
                     next(gone.iter_lines())
             assert server.service.wait_idle(WAIT_SECONDS)
-            deadline = time.monotonic() + WAIT_SECONDS
-            while True:  # the last response's task may still be ending
+
+            def are_freed() -> bool:
                 server.steps.events.clear()
-                left = [
-                    type(thing).__name__ for thing in request_objects() if id(thing) not in before
-                ]
-                if not left or time.monotonic() > deadline:
-                    break
-                time.sleep(0.05)
+                return {id(thing) for thing in request_objects()} <= before
+
+            wait_for(are_freed, "the last response's task ends, and its objects are freed")
         finally:
             gc.enable()
-    assert left == []

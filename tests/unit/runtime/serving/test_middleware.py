@@ -19,7 +19,8 @@ from runtime.serving.middleware import OPEN_PATHS, RequestLogMiddleware
 from runtime.serving.routes import metrics_routes, status_routes
 from runtime.serving.service import GenerationService
 from runtime.serving.status import Telemetry
-from tests.builders.serving import RunningServer, running_server, tiny, wait_for
+from tests.builders.serving import RunningServer, running_server, tiny
+from tests.builders.waiting import wait_for
 
 KEYS = frozenset({"first-key", "second-key"})
 

@@ -29,7 +29,8 @@ from runtime.serving.errors import (
 from runtime.serving.served_model import KVCacheBudget
 from runtime.serving.service import GenerationService, LoadedModel, ServiceObserver, ServiceState
 from tests.builders.plain_answers import TOKENIZER
-from tests.builders.serving import WAIT_SECONDS, StepGate, wait_for
+from tests.builders.serving import WAIT_SECONDS, StepGate
+from tests.builders.waiting import wait_for
 
 
 class FakeSequence:

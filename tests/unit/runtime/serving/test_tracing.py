@@ -13,7 +13,8 @@ from fastapi import FastAPI
 
 from predictors.errors import MoecastError
 from runtime.serving.tracing_settings import choose_exporter, open_tracing
-from tests.builders.serving import WAIT_SECONDS, RunningServer, running_server, tiny, wait_for
+from tests.builders.serving import WAIT_SECONDS, RunningServer, running_server, tiny
+from tests.builders.waiting import wait_for
 
 pytest.importorskip("opentelemetry.sdk", reason="pip install 'moecast[tracing]'")
 
