@@ -51,12 +51,8 @@ class Forecast:
     def probability_E(self) -> Floats:
         """Probability that *any* token of the step needs the expert, for independent tokens."""
         if self._probability_E is None:
-            if is_compiled_row(self.scores_TE):
-                self._probability_E = np.empty(self.scores_TE.shape[1], np.float32)
-                kernels.probability(self.scores_TE, self._probability_E)
-            else:
-                others_E = np.prod(1.0 - self.scores_TE, axis=0)
-                self._probability_E = (1.0 - others_E).astype(np.float32, copy=False)
+            others_E = np.prod(1.0 - self.scores_TE, axis=0)
+            self._probability_E = (1.0 - others_E).astype(np.float32, copy=False)
         return self._probability_E
 
     @property
@@ -80,8 +76,10 @@ class Forecast:
         """
         if self.wanted is not None:
             return list(self.wanted)
-        if is_compiled_row(self.scores_TE):
-            return kernels.best(self.scores_TE, top_k)
+        if can_rank(self.scores_TE):
+            self._probability_E = np.empty(self.scores_TE.shape[1], np.float32)
+            ((experts, _),) = kernels.rank(self.scores_TE, top_k, self._probability_E)
+            return experts
         wanted = np.unique(self.chosen_TK(top_k))
         expected_E = self.expected_tokens_E
         wanted = wanted[expected_E[wanted] > 0]
@@ -94,13 +92,47 @@ class Forecast:
         return experts, [order_E.item(e) for e in experts]
 
 
-def is_compiled_row(scores_TE: Floats) -> bool:
-    """Returns whether compiled code can read the scores, which are of one token."""
+class ConsecutiveForecasts(Sequence[Forecast]):
+    """Forecasts of consecutive layers.
+
+    Args:
+        first_layer: The first target.
+        scores_THE: Scores of each target, as in `Forecast`.
+    """
+
+    __slots__ = ("first_layer", "scores_THE")
+
+    def __init__(self, first_layer: int, scores_THE: Floats):
+        self.first_layer = first_layer
+        self.scores_THE = scores_THE
+
+    def __len__(self) -> int:
+        return self.scores_THE.shape[1]
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(len(self))[index]]
+        h = range(len(self))[index]
+        return Forecast(self.first_layer + h, self.scores_THE[:, h])
+
+    def ranked_token(self, top_k: int) -> tuple[Floats, list[tuple[list[int], list[float]]]] | None:
+        """Returns `probability_E` of each target, `[H, E]`, and `ranked` of each, at once.
+
+        Only of a single token, with compiled code; otherwise None.
+        """
+        if not can_rank(self.scores_THE):
+            return None
+        probability_HE = np.empty(self.scores_THE.shape[1:], np.float32)
+        return probability_HE, kernels.rank(self.scores_THE, top_k, probability_HE)
+
+
+def can_rank(scores_T: Floats) -> bool:
+    """Returns whether compiled code can rank the scores, which have to be of one token."""
     return (
         kernels is not None
-        and len(scores_TE) == 1
-        and scores_TE.dtype == np.float32
-        and scores_TE.flags.c_contiguous
+        and len(scores_T) == 1
+        and scores_T.dtype == np.float32
+        and scores_T.flags.c_contiguous
     )
 
 

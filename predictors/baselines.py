@@ -8,7 +8,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from predictors.base import Floats, Forecast, Forecasts, Ints, Signal, softmax
+from predictors.base import ConsecutiveForecasts, Floats, Forecast, Forecasts, Ints, Signal, softmax
 from predictors.errors import PredictorError
 from predictors.spec import ModelSpec
 from predictors.stored import Shapes, StoredPredictor
@@ -216,7 +216,7 @@ class TokenPredictor(StoredPredictor):
         row_T = np.where(self._ids_S[near_T] == tokens_T, near_T, unseen) if unseen else position_T
         row_T = np.where(tokens_T < 0, unseen + 1, row_T)
         shares_TLE = self._shares_RLE[row_T].astype(np.float32)
-        return [Forecast(layer, shares_TLE[:, layer]) for layer in range(self.spec.num_layers)]
+        return ConsecutiveForecasts(0, shares_TLE)
 
     def arrays(self) -> dict[str, NDArray]:
         seen_SLE, unseen_LE = self._shares_RLE[:-2], self._shares_RLE[-2].astype(np.float32)

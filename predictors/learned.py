@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from predictors.base import Floats, Forecast, Forecasts, Signal
+from predictors.base import ConsecutiveForecasts, Floats, Forecasts, Signal
 from predictors.errors import PredictorError
 from predictors.spec import ModelSpec
 from predictors.stored import INPUT, OUTPUT, Paths, StoredPredictor
@@ -43,7 +43,7 @@ class LearnedPredictor(StoredPredictor):
         if network is None:
             return ()
         (scores_TE,) = network.run([OUTPUT], {INPUT: np.ascontiguousarray(hidden_TD, np.float32)})
-        return [Forecast(layer + self.horizon, scores_TE)]
+        return ConsecutiveForecasts(layer + self.horizon, scores_TE[:, None])
 
     @classmethod
     def graph_paths(cls, spec: ModelSpec) -> Paths:

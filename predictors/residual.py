@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from predictors.base import Floats, Forecast, Forecasts, Ints, Signal
+from predictors.base import ConsecutiveForecasts, Floats, Forecasts, Ints, Signal
 from predictors.errors import PredictorError
 from predictors.networks import kernels
 from predictors.networks.network import Network
@@ -141,9 +141,9 @@ class ResidualPredictor(StoredPredictor):
         self._fading_X = np.repeat(np.array(self._decays, np.float32), size // len(self._decays))
         self._states: dict[tuple[Signal, int], _SourceState] = {}
         for source, network in networks.items():
-            targets = source.targets(spec.num_layers, horizons)
+            first_target = source.targets(spec.num_layers, horizons)[0]
             context_SX = np.zeros((1, size), np.float32)
-            state = _SourceState(source == FIRST_SOURCE, network, tuple(targets), context_SX)
+            state = _SourceState(source == FIRST_SOURCE, network, first_target, context_SX)
             if refresh_last or source == FIRST_SOURCE or source.signal is Signal.GATE_INPUT:
                 self._states[source] = state
         self._live = LiveRequests()
@@ -196,7 +196,7 @@ class ResidualPredictor(StoredPredictor):
                 state.context_SX[run.slots] = context_RX
             scores.append(scores_THE if run.answers is None else scores_THE[run.answers])
         whole_THE = scores[0] if len(scores) == 1 else np.concatenate(scores)
-        return [Forecast(target, whole_THE[:, h]) for h, target in enumerate(state.targets)]
+        return ConsecutiveForecasts(state.first_target, whole_THE)
 
     def _compute_contexts(
         self, state: "_SourceState", hidden_TD: Floats, context_1X: Floats
@@ -232,7 +232,7 @@ class ResidualPredictor(StoredPredictor):
 class _SourceState:
     is_first: bool
     network: Network
-    targets: tuple[int, ...]
+    first_target: int
     context_SX: Floats
     """Contexts by slot of a request."""
 

@@ -112,6 +112,9 @@ class FadingSums:
         self.biases_LE = np.ascontiguousarray(biases_LE, np.float32)
         num_layers, num_experts = self.biases_LE.shape
         self._sum_LFE = np.zeros((num_layers, NUM_FADING, num_experts), np.float32)
+        self._layers = [*zip(self._sum_LFE, self.routers_LED, self.biases_LE, strict=True)]
+        """The three of each layer: a view is made once."""
+        self._means_FE = np.empty((NUM_FADING, num_experts), np.float32)
 
     def tensors(self) -> dict[str, Floats]:
         """Returns what an entry keeps: the routers and their biases."""
@@ -122,12 +125,12 @@ class FadingSums:
     ) -> Floats:
         """Adds tokens of one request, or the mean of one token of each request.
 
-        Returns `[F, E]`: the sums as means in [0, 1], the input of networks. The id E is no expert.
+        Returns `[F, E]`, valid until the next call: the sums as means in [0, 1], the input of
+        networks. The id E is no expert.
         """
-        sum_FE = self._sum_LFE[layer]
+        sum_FE, router_ED, bias_E = self._layers[layer]
         if is_one_request and kernels is not None:
-            means_FE = np.empty_like(sum_FE)
-            router_ED, bias_E = self.routers_LED[layer], self.biases_LE[layer]
+            means_FE = self._means_FE
             for experts, hidden_D in zip(experts_NK.tolist(), hidden_ND, strict=True):
                 kernels.fade_token(
                     sum_FE,
@@ -140,7 +143,7 @@ class FadingSums:
                     means_FE,
                 )
             return means_FE
-        chance_NE = softmax(hidden_ND @ self.routers_LED[layer].T + self.biases_LE[layer])
+        chance_NE = softmax(hidden_ND @ router_ED.T + bias_E)
         if is_one_request:
             for experts_K, chance_E in zip(experts_NK, chance_NE, strict=True):
                 fade_token(sum_FE, experts_K, chance_E)

@@ -764,20 +764,15 @@ done:
 
 /* ---- forecasts of one token */
 
-/* best(scores_E, top_k): the experts with the highest scores above 0, ties to the lower id. */
-static PyObject *best(PyObject *module, PyObject *arguments) {
-    PyObject *scores;
-    Py_ssize_t top_k;
-    Py_buffer view;
-    (void)module;
-    if (!PyArg_ParseTuple(arguments, "On:best", &scores, &top_k) ||
-        open_view(scores, &view, "f", 0))
-        return NULL;
-    const float *score_E = view.buf;
-    Py_ssize_t num_experts = view.len / (Py_ssize_t)sizeof(float), last = -1;
-    PyObject *chosen = PyList_New(0);
+/* The experts with the highest scores above 0, best first, ties to the lower id: a pair of lists,
+ * of their ids and of their probabilities. */
+static PyObject *rank_row(const float *score_E, const float *probability_E, Py_ssize_t num_experts,
+                          Py_ssize_t top_k) {
+    PyObject *ids = PyList_New(0), *values = PyList_New(0), *pair = NULL;
     float limit = INFINITY; /* the score of the last chosen one: what is not chosen comes after it */
-    while (chosen && top_k-- > 0) {
+    Py_ssize_t last = -1;
+    int failed = !ids || !values;
+    while (!failed && top_k-- > 0) {
         Py_ssize_t next = -1;
         float most = 0.0f;
         for (Py_ssize_t e = 0; e < num_experts; e++)
@@ -786,57 +781,75 @@ static PyObject *best(PyObject *module, PyObject *arguments) {
                 most = score_E[e];
             }
         if (next < 0) break;
-        PyObject *expert = PyLong_FromSsize_t(next);
-        if (!expert || PyList_Append(chosen, expert)) Py_CLEAR(chosen);
-        Py_XDECREF(expert);
+        PyObject *id = PyLong_FromSsize_t(next), *value = PyFloat_FromDouble(probability_E[next]);
+        failed = !id || !value || PyList_Append(ids, id) || PyList_Append(values, value);
+        Py_XDECREF(id);
+        Py_XDECREF(value);
         last = next;
         limit = most;
     }
-    PyBuffer_Release(&view);
-    return chosen;
+    if (!failed) pair = PyTuple_Pack(2, ids, values);
+    Py_XDECREF(ids);
+    Py_XDECREF(values);
+    return pair;
 }
 
-/* probability(scores_E, probability_E): 1 - (1 - score), as the product over one token rounds. */
-static PyObject *probability(PyObject *module, PyObject *arguments) {
-    PyObject *scores, *answer, *result = NULL;
+/* rank(scores_HE, top_k, probability_HE): fills 1 - (1 - score), as the product over one token
+ * rounds, and returns `rank_row` of each row. */
+static PyObject *rank(PyObject *module, PyObject *arguments) {
+    PyObject *scores, *answer, *pairs = NULL;
+    Py_ssize_t top_k;
     Views views = {.count = 0};
     (void)module;
-    if (!PyArg_ParseTuple(arguments, "OO:probability", &scores, &answer)) return NULL;
-    Py_ssize_t num_experts = PyObject_Length(answer);
-    const float *score_E = num_experts < 0 ? NULL : open_floats(&views, scores, num_experts, 0);
-    float *probability_E = score_E ? open_floats(&views, answer, num_experts, 1) : NULL;
-    if (probability_E) {
-        for (Py_ssize_t e = 0; e < num_experts; e++)
-            probability_E[e] = 1.0f - (1.0f - score_E[e]);
-        result = Py_None;
-        Py_INCREF(result);
+    if (!PyArg_ParseTuple(arguments, "OnO:rank", &scores, &top_k, &answer) ||
+        open_view(answer, &views.views[0], "f", PyBUF_WRITABLE))
+        return NULL;
+    views.count = 1;
+    const Py_buffer *view = &views.views[0];
+    Py_ssize_t size = view->len / (Py_ssize_t)sizeof(float);
+    Py_ssize_t num_experts = view->ndim == 2 ? view->shape[1] : size;
+    float *probability_HE = view->buf;
+    const float *score_HE = open_floats(&views, scores, size, 0);
+    if (score_HE && num_experts > 0) {
+        for (Py_ssize_t i = 0; i < size; i++) probability_HE[i] = 1.0f - (1.0f - score_HE[i]);
+        pairs = PyList_New(0);
+        for (Py_ssize_t i = 0; pairs && i < size; i += num_experts) {
+            PyObject *pair = rank_row(score_HE + i, probability_HE + i, num_experts, top_k);
+            if (!pair || PyList_Append(pairs, pair)) Py_CLEAR(pairs);
+            Py_XDECREF(pair);
+        }
+    } else if (score_HE) {
+        PyErr_SetString(PyExc_ValueError, "there are no experts to rank");
     }
     while (views.count) PyBuffer_Release(&views.views[--views.count]);
-    return result;
+    return pairs;
 }
 
-/* are_finite(array): whether no float32 number of an array, in any order of memory, is NaN or
- * infinite. */
+/* are_finite(array): whether no number is NaN or infinite, of a float32 array that may be strided. */
 static PyObject *are_finite(PyObject *module, PyObject *array) {
     Py_buffer view;
     (void)module;
     if (PyObject_GetBuffer(array, &view, PyBUF_STRIDED_RO | PyBUF_FORMAT)) return NULL;
-    if (!view.format || strcmp(view.format, "f") || view.ndim < 1 || view.ndim > 2) {
-        PyErr_SetString(PyExc_ValueError, "expected one or two dimensions of float32 numbers");
+    if (!view.format || strcmp(view.format, "f") || view.ndim < 1 || view.ndim > 3) {
+        PyErr_SetString(PyExc_ValueError, "expected one to three dimensions of float32 numbers");
         PyBuffer_Release(&view);
         return NULL;
     }
-    Py_ssize_t rows = view.ndim == 2 ? view.shape[0] : 1, width = view.shape[view.ndim - 1];
-    Py_ssize_t row_bytes = view.ndim == 2 ? view.strides[0] : 0, step = view.strides[view.ndim - 1];
-    int found = 0;
-    for (Py_ssize_t t = 0; t < rows; t++) {
-        const char *row = (const char *)view.buf + t * row_bytes;
-        for (Py_ssize_t e = 0; e < width; e++) {
-            uint32_t bits;
-            memcpy(&bits, row + e * step, sizeof bits);
-            found |= (bits & 0x7f800000u) == 0x7f800000u;
-        }
+    Py_ssize_t sizes[3] = {1, 1, 1}, steps[3] = {0, 0, 0};
+    for (int d = 0; d < view.ndim; d++) {
+        sizes[3 - view.ndim + d] = view.shape[d];
+        steps[3 - view.ndim + d] = view.strides[d];
     }
+    int found = 0;
+    for (Py_ssize_t i = 0; i < sizes[0]; i++)
+        for (Py_ssize_t j = 0; j < sizes[1]; j++) {
+            const char *row = (const char *)view.buf + i * steps[0] + j * steps[1];
+            for (Py_ssize_t k = 0; k < sizes[2]; k++) {
+                uint32_t bits;
+                memcpy(&bits, row + k * steps[2], sizeof bits);
+                found |= (bits & 0x7f800000u) == 0x7f800000u;
+            }
+        }
     PyBuffer_Release(&view);
     return PyBool_FromLong(!found);
 }
@@ -919,8 +932,7 @@ static PyType_Spec program_spec = {"predictors.networks.kernels.Program", sizeof
 static PyMethodDef functions[] = {
     {"fade_token", fade_token, METH_VARARGS,
      "fade_token(fading_FE, decays_F, num_counts, used, hidden_D, router_ED, bias_E, means_FE)"},
-    {"best", best, METH_VARARGS, "best(scores_E, top_k)"},
-    {"probability", probability, METH_VARARGS, "probability(scores_E, probability_E)"},
+    {"rank", rank, METH_VARARGS, "rank(scores_HE, top_k, probability_HE)"},
     {"are_finite", are_finite, METH_O, "are_finite(array)"},
     {"decay", decay, METH_VARARGS, "decay(sums, decays, added)"},
     {"widen", widen, METH_VARARGS, "widen(address, array)"},

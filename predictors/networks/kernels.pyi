@@ -48,14 +48,17 @@ def fade_token(
     router gives to `hidden_D`. Ids beyond the experts are no choice.
     """
 
-def best(scores_E: Floats, top_k: int) -> list[int]:
-    """Returns the experts with the highest scores above 0, best first; ties go to the lower id."""
+def rank(
+    scores_HE: Floats, top_k: int, probability_HE: Floats
+) -> list[tuple[list[int], list[float]]]:
+    """Fills one token's probabilities, and returns the best experts of each row with theirs.
 
-def probability(scores_E: Floats, probability_E: Floats) -> None:
-    """Fills `1 - (1 - scores)`, the probability that one token needs each expert."""
+    The probability of an expert is `1 - (1 - score)`, as that of any of several tokens rounds. The
+    best are those with the highest scores above 0, best first; ties go to the lower id.
+    """
 
 def are_finite(array: Floats) -> bool:
-    """Returns whether no number of a float32 array of one or two dimensions is NaN or infinite."""
+    """Returns whether no number of a float32 array of up to three dimensions is NaN or infinite."""
 
 def decay(sums: Floats, decays: Floats, added: Floats) -> None:
     """Replaces sums by `sums * decays + added`, each operation rounded as in NumPy."""

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from predictors.base import Forecast, Forecasts, Predictor
+from predictors.base import ConsecutiveForecasts, Forecast, Forecasts, Predictor
 from predictors.networks import kernels
+from predictors.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 
@@ -63,8 +64,7 @@ class PredictorGuard:
         start = time.perf_counter()
         try:
             forecasts = getattr(self.predictor, event)(*args) or ()
-            for forecast in forecasts:
-                check_forecast(forecast, self.predictor)
+            check_forecasts(forecasts, self.predictor.spec)
         except Exception as error:  # whatever a predictor raises, answers do not depend on it
             self.turn_off(f"{type(error).__name__}: {error}")
             return ()
@@ -98,13 +98,26 @@ class PredictorGuard:
         )
 
 
-def check_forecast(forecast: Forecast, predictor: Predictor) -> None:
-    """Raise InvalidForecast unless the forecast is one of the predictor's model."""
-    spec = predictor.spec
+def check_forecasts(forecasts: Forecasts, spec: ModelSpec) -> None:
+    """Raise InvalidForecast unless the forecasts are of the predictor's model."""
+    if type(forecasts) is ConsecutiveForecasts:
+        _check_layer(forecasts.first_layer, spec)
+        _check_array(forecasts.scores_THE, spec.num_experts, dimensions=3)
+        _check_layer(forecasts.first_layer + len(forecasts) - 1, spec)
+        return
+    for forecast in forecasts:
+        _check_forecast(forecast, spec)
+
+
+def _check_layer(layer: int, spec: ModelSpec) -> None:
+    if not 0 <= layer < spec.num_layers:
+        raise InvalidForecast(f"layer {layer} of {spec.num_layers}")
+
+
+def _check_forecast(forecast: Forecast, spec: ModelSpec) -> None:
     if not isinstance(forecast, Forecast):
         raise InvalidForecast(f"{type(forecast).__name__} in place of a forecast")
-    if not 0 <= forecast.layer < spec.num_layers:
-        raise InvalidForecast(f"layer {forecast.layer} of {spec.num_layers}")
+    _check_layer(forecast.layer, spec)
     _check_array(forecast.scores_TE, spec.num_experts, dimensions=2)
     if forecast.priority_E is not None:
         _check_array(forecast.priority_E, spec.num_experts, dimensions=1)

@@ -234,7 +234,10 @@ class Probes:
                 hidden = args[0] if args else kwargs["hidden_states"]
                 self.listener.gate_input(index, to_floats(hidden))
             experts_TK = to_ints(indices)
-            if experts_TK.size and experts_TK.max() >= num_experts:
+            # Of one token's few ids, the interpreter finds the largest sooner than NumPy.
+            is_token = len(experts_TK) == 1
+            largest = max(experts_TK[0].tolist()) if is_token else experts_TK.max(initial=0)
+            if largest >= num_experts:
                 # One id for "skip": models use several.
                 experts_TK = np.where(experts_TK >= num_experts, skipped, experts_TK)
             logits = logits if self._has_logits else None

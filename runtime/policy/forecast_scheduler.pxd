@@ -5,11 +5,13 @@ from runtime.policy.queue cimport PrefetchOrder
 
 cdef class ForecastScheduler:
     cdef public object cache, adaptive_prefetch
-    cdef object _top_k, _candidates, _lookahead_layers
+    cdef object _top_k, _lookahead_layers
+    cdef bint _is_named, _is_bounded
     cdef PrefetchOrder _order
     cdef Py_ssize_t _num_layers
 
-    @cython.locals(timely=list, first_layer=Py_ssize_t, end_layer=Py_ssize_t)
+    @cython.locals(timely=list, ranked=list, first=Py_ssize_t, layer=Py_ssize_t,
+                   first_layer=Py_ssize_t, end_layer=Py_ssize_t)
     cpdef schedule(self, forecasts, Py_ssize_t layer_now)
     @cython.locals(layers=list, chosen=list, ranked=list, num_left=Py_ssize_t,
                    num_queued=Py_ssize_t, num_experts=Py_ssize_t, place=Py_ssize_t,

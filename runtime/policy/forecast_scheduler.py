@@ -1,11 +1,9 @@
 """Turns forecasts into prefetch requests: which experts, in which order."""
 
-from collections.abc import Iterable
-
 import numpy as np
 from numpy.typing import NDArray
 
-from predictors.base import Forecast, Ints
+from predictors.base import ConsecutiveForecasts, Forecast, Forecasts, Ints
 from predictors.errors import MoecastError, unknown
 from runtime.compiled import is_compiled
 from runtime.policy.adaptive_switch import AdaptiveSwitch
@@ -47,9 +45,10 @@ class ForecastScheduler:
         self.cache = cache
         self._top_k = top_k
         self._num_layers = len(cache.counters)
-        self._candidates = cache.system.candidates
-        if self._candidates not in CANDIDATES:
-            raise MoecastError(unknown("candidates", self._candidates, CANDIDATES))
+        candidates = cache.system.candidates
+        if candidates not in CANDIDATES:
+            raise MoecastError(unknown("candidates", candidates, CANDIDATES))
+        self._is_named, self._is_bounded = candidates == "named", candidates == "slots"
         self._order = find_prefetch_order(cache.system.priority)
         self.adaptive_prefetch = adaptive_prefetch
         self._lookahead_layers = lookahead_layers
@@ -59,7 +58,7 @@ class ForecastScheduler:
         """Whether forecasts are used in this step."""
         return self.adaptive_prefetch is None or self.adaptive_prefetch.is_on
 
-    def schedule(self, forecasts: Iterable[Forecast], layer_now: int) -> None:
+    def schedule(self, forecasts: Forecasts, layer_now: int) -> None:
         """Requests the experts of every forecast that is not late.
 
         They are those that the forecast names, the union of the tokens' top_k, or by the system's
@@ -72,10 +71,21 @@ class ForecastScheduler:
         end_layer = self._num_layers
         if self._lookahead_layers is not None:
             end_layer = max(0, layer_now) + self._lookahead_layers
+        if self._is_named and type(forecasts) is ConsecutiveForecasts:
+            token = forecasts.ranked_token(top_k)
+            if token is not None:
+                probability_HE, ranked = token
+                first = forecasts.first_layer
+                layers = range(max(first, first_layer), min(first + len(ranked), end_layer))
+                for layer in layers:
+                    cache.on_forecast(layer, probability_HE[layer - first])
+                for layer in layers:
+                    cache.prefetch(layer, *ranked[layer - first])
+                return
         timely = [one for one in forecasts if first_layer <= one.layer < end_layer]
         for forecast in timely:
             cache.on_forecast(forecast.layer, forecast.probability_E)
-        if self._candidates == "named":
+        if self._is_named:
             for forecast in timely:
                 experts, probabilities = forecast.ranked(top_k)
                 cache.prefetch(forecast.layer, experts, probabilities)
@@ -95,7 +105,7 @@ class ForecastScheduler:
         num_forecast, num_experts = int(np.count_nonzero(order_LE > 0)), order_LE.shape[1]
         ranked = np.argsort(key_LE, axis=None, kind="stable")[:num_forecast].tolist()
         chosen: list[list[int]] = [[] for _ in forecasts]
-        num_left = cache.num_slots if self._candidates == "slots" else num_forecast
+        num_left = cache.num_slots if self._is_bounded else num_forecast
         num_queued = 0
         for place in ranked:
             row, e = place // num_experts, place % num_experts

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from predictors.base import Forecast, Predictor
+from predictors.base import ConsecutiveForecasts, Forecast, Predictor
 from predictors.baselines import DependencyPredictor
 from predictors.correlation import CorrelationPredictor
 from predictors.eam.request import EamRequestPredictor
@@ -142,3 +142,19 @@ def test_forecast__names_a_tokens_best_experts_in_order() -> None:
         best = sorted((e for e in range(12) if score_E[e] > 0), key=lambda e: (-score_E[e], e))
         for top_k in (1, 4, 12):
             assert Forecast(0, score_E[None]).experts(top_k) == best[:top_k]
+
+
+def test_consecutive_forecasts__are_those_of_each_layer() -> None:
+    scores_THE = np.random.default_rng(1).random((1, 3, 12), np.float32) ** 2
+    forecasts = ConsecutiveForecasts(4, scores_THE)
+    apart = [Forecast(4 + h, scores_THE[:, h].astype(np.float64)) for h in range(3)]
+    assert [one.layer for one in forecasts] == [4, 5, 6]
+    assert [one.layer for one in forecasts[1:]] == [5, 6]
+    ranked = forecasts.ranked_token(5)
+    for h, (mine, other) in enumerate(zip(forecasts, apart, strict=True)):
+        assert mine.experts(5) == other.experts(5)
+        if ranked is not None:
+            assert np.array_equal(ranked[0][h], mine.probability_E)
+            assert ranked[1][h] == mine.ranked(5)
+    two = ConsecutiveForecasts(0, np.concatenate([scores_THE, scores_THE]))
+    assert two.ranked_token(5) is None
