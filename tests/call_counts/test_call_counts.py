@@ -5,14 +5,12 @@ they doubled. Times on a shared machine vary by more than that.
 """
 
 import json
-import subprocess
-import sys
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 
+from tests.builders.processes import run_python
 from tests.call_counts.count import (
     CELLS,
     COMMAND,
@@ -27,13 +25,7 @@ from tests.call_counts.count import (
 @pytest.fixture(scope="module")
 def counts() -> Mapping[str, Counts]:
     """Counts of another process: in this one, the policy core may be compiled."""
-    command = [sys.executable, "-m", "tests.call_counts", "--print"]
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(
-        command, cwd=root, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(run_python("-m", "tests.call_counts", "--print", timeout=300).stdout)
 
 
 @pytest.mark.parametrize("cell", CELLS)

@@ -11,6 +11,7 @@ import pytest
 
 from tests.builders.entries import tiny_entry
 from tests.builders.faults.disk import ROOT
+from tests.builders.processes import run_python
 from tests.builders.web import served
 from tests.faults.conftest import skip
 from tests.unit.zoo.test_load import mlp_entry
@@ -29,14 +30,7 @@ def test_pull__killed_at_every_call_leaves_nothing_half_and_goes_on(tmp_path: Pa
     (tmp_path / "caches").mkdir()
     with served(tmp_path / "far") as (address, _):
         module = "tests.builders.faults.killed_pulls"
-        done = subprocess.run(
-            [sys.executable, "-m", module, address, str(tmp_path / "caches")],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=500,
-        )
-    assert done.returncode == 0, done.stderr[-2000:]
+        done = run_python("-m", module, address, tmp_path / "caches", timeout=500)
     runs = [json.loads(line) for line in done.stdout.splitlines()]
     if reason := runs[0].get("skip"):
         skip(f"strace cannot attach: {reason}")

@@ -1,20 +1,17 @@
 """`launcher=` as its user sees it: the same digests from every launcher."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from collect.traces import Trace
+from tests.builders.processes import run_python
 from tests.builders.recordable import prompts_file, recordable
 from tests.builders.stores import s3_bucket
 from tests.builders.traced_model import make_traced_model
 from tests.docs.tested_commands import read_block
 
-ROOT = Path(__file__).parents[2]
 ENGINES = {
     "one": ["launcher=local"],
     "two": ["launcher=local", "launcher.workers=2"],
@@ -24,16 +21,9 @@ ENGINES = {
 
 
 def run(program: str, *options: str, run_dir: Path) -> dict:
-    done = subprocess.run(
-        [sys.executable, "-m", program, "launcher.threads=1", *options, f"run_dir={run_dir}"],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    command = ("-m", program, "launcher.threads=1", *options, f"run_dir={run_dir}")
+    environment = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    run_python(*command, environment=environment, timeout=900)
     return json.loads((run_dir / "results.json").read_text())
 
 

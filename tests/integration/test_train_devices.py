@@ -1,16 +1,13 @@
 """`moecast train devices=2`: two processes with half of every batch each, and one result."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.builders.processes import run_python
 from tests.builders.traced_model import make_traced_model
 
-ROOT = Path(__file__).parents[2]
 RAY = ("devices=2", "launcher=ray")
 
 
@@ -22,21 +19,14 @@ def test_train__two_devices_learn_what_one_learns(tmp_path: Path) -> None:
     # The third: two processes that Ray Train has started.
     for name, options in {1: ("devices=1",), 2: ("devices=2",), 3: RAY}.items():
         run_dir = tmp_path / f"run{name}"
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "train", "predictor=mlp", *options),
-                *(f"model.id={folder}", "model.name=tiny", f"trace={tmp_path / 'trace'}"),
-                *(f"run_dir={run_dir}", "predictor.width=32", "max_epochs=2", "batch_size=64"),
-                *("score_shifted=false", "replay_tokens=12"),
-            ],
-            cwd=ROOT,
-            env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
+        done = run_python(
+            *("-m", "train", "predictor=mlp", *options),
+            *(f"model.id={folder}", "model.name=tiny", f"trace={tmp_path / 'trace'}"),
+            *(f"run_dir={run_dir}", "predictor.width=32", "max_epochs=2", "batch_size=64"),
+            *("score_shifted=false", "replay_tokens=12"),
+            environment={"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
             timeout=600,
-            check=False,
         )
-        assert done.returncode == 0, done.stderr
         # The other device's process ends with the training: everything after it is printed once.
         assert done.stderr.count("zoo entries:") == 1, done.stderr
         found[name] = json.loads((run_dir / "results.json").read_text())

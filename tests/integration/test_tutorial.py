@@ -1,11 +1,8 @@
 """`docs/tutorial.md`, command by command, with a tiny checkpoint in place of the reader's model."""
 
 import json
-import os
 import random
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +19,7 @@ from tests.builders.pages import (
     run_curl,
     serve_in_background,
 )
+from tests.builders.processes import run_python
 from tests.builders.recordable import recordable
 
 PAGE = "docs/tutorial.md"
@@ -106,10 +104,6 @@ def push_to_hub(line: str) -> None:
     """Publishes on a stand-in for the Hub, whose address is read when a process starts."""
     with fake_hub() as (address, repositories):
         hub = {"HF_ENDPOINT": address, "HF_TOKEN": "hf_test", "HF_HUB_OFFLINE": "0"}
-        command = [sys.executable, "-m", *shlex.split(line)]
-        done = subprocess.run(
-            command, env={**os.environ, **hub}, capture_output=True, text=True, timeout=120
-        )
-        assert done.returncode == 0, done.stderr
+        run_python("-m", *shlex.split(line), folder=Path.cwd(), environment=hub)
         _, files = repositories.commits["OWNER/REPOSITORY"][-1]
         assert "my-model/residual" in json.loads(files["index.json"])["entries"]

@@ -1,13 +1,10 @@
 """`--help` says what there is, quickly: the slow libraries stay unimported."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 from configs.commands import PROGRAMS
+from tests.builders.processes import run_python
 
-ROOT = Path(__file__).resolve().parents[2]
 SLOW = [
     "torch",
     "transformers",
@@ -41,15 +38,7 @@ print(json.dumps({"codes": codes, "modules": sorted({one.split(".")[0] for one i
 
 
 def test_help__imports_nothing_slow() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=240,
-        check=True,
-    )
-    *text, last = done.stdout.splitlines()
+    *text, last = run_python("-c", PROBE).stdout.splitlines()
     report = json.loads(last)
     assert set(report["codes"]) == {0}
     assert not set(SLOW) & set(report["modules"])

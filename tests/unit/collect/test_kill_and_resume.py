@@ -1,8 +1,6 @@
 """A recording that is killed goes on with nothing torn, lost or doubled."""
 
 import contextlib
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +14,9 @@ from collect.record import collect
 from collect.traces import Trace, TraceWriter
 from runtime.config import ModelConfig
 from tests.builders.killed_writers import SPEC
+from tests.builders.processes import run_python
 from tests.builders.recordable import prompts_file, recordable
 from tests.builders.traces import make_trace
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -27,13 +24,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def test_writer__killed_at_every_disk_operation_resumes(tmp_path: Path) -> None:
-    made = subprocess.run(
-        [sys.executable, "-m", "tests.builders.killed_writers", str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    made = run_python("-m", "tests.builders.killed_writers", tmp_path)
     num_killed = int(made.stdout)
     # trace.json, two units (data, requests, record), two JSON files, trace.json: each file is
     # fsynced, renamed (linked, the first), and its folder fsynced.

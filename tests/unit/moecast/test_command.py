@@ -1,16 +1,14 @@
 """The command `moecast`: dispatch, help and version, without slow imports."""
 
 import json
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from configs.commands import PROGRAMS
 from moecast import command
+from tests.builders.processes import run_python
 
-ROOT = Path(__file__).resolve().parents[3]
 LIGHT = """
 import json, sys
 before = set(sys.modules)
@@ -22,10 +20,7 @@ print(json.dumps(sorted({{name.split(".")[0] for name in set(sys.modules) - befo
 def imported_by(statement: str) -> set[str]:
     """Top-level modules that a statement imports in a fresh interpreter."""
     code = LIGHT.format(statement=statement)
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    return set(json.loads(done.stdout.splitlines()[-1]))
+    return set(json.loads(run_python("-c", code).stdout.splitlines()[-1]))
 
 
 @pytest.mark.parametrize(

@@ -1,34 +1,20 @@
 """The compiled policy core and its Python files give the same answers to the same random calls."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from runtime.compiled import VARIABLE, is_compiled
+from tests.builders.processes import run_python
 
-ROOT = Path(__file__).parents[4]
 SEEDS = range(44)
 """Every eviction policy four times, with random systems, machines and routing."""
 
 
 def run_core(*options: str, compiled: bool = False) -> dict[str, Any]:
-    command = [sys.executable, "-m", "tests.builders.core_runs", str(SEEDS.start), str(SEEDS.stop)]
-    environment = {**os.environ, VARIABLE: "1" if compiled else "0"}
-    done = subprocess.run(
-        [*command, *options],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    command = ("-m", "tests.builders.core_runs", SEEDS.start, SEEDS.stop, *options)
+    done = run_python(*command, environment={VARIABLE: "1" if compiled else "0"})
     return json.loads(done.stdout)
 
 

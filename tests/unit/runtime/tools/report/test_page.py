@@ -3,8 +3,6 @@
 import base64
 import csv
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import urlparse
@@ -14,6 +12,7 @@ import pytest
 from predictors.table import Table
 from runtime.tools.report.html_report import HtmlReport
 from runtime.tools.report.series_styles import STYLES
+from tests.builders.processes import run_python
 
 
 class Links(HTMLParser):
@@ -121,4 +120,4 @@ def test_page__the_same_results_are_the_same_bytes(written: Path, tmp_path: Path
 
 def test_import__leaves_matplotlib_alone() -> None:
     code = "import sys, runtime.tools.report.html_report; assert 'matplotlib' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=240)
+    run_python("-c", code)
