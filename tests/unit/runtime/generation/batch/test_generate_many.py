@@ -95,6 +95,12 @@ def together(model, batches, *, n=3, caches=None, **options):
     return found, logits.taken(), ran
 
 
+def served_together(folder, batches, **options):
+    model = serve(folder, budget="25%", system=KLOTSKI)
+    with model.moecast:
+        return together(model, batches, **options)
+
+
 FAMILY_NAMES = [
     "qwen2_moe", "mixtral", "gpt_oss", "granitemoe", "llama4", "deepseek_v3", "olmoe",
     "qwen3_next", "switch_transformers",
@@ -153,9 +159,7 @@ def test_run_batches__an_expert_is_read_once_for_the_whole_group(folder):
 def test_run_batches__n_changes_no_token_and_steps_are_shared(folder, n):
     batches = make_batches(prompts_of(11), 2)
     expected, _ = alone(plain_eager(folder), batches)
-    model = serve(folder, budget="25%", system=KLOTSKI)
-    with model.moecast:
-        found, _, ran = together(model, batches, n=n)
+    found, _, ran = served_together(folder, batches, n=n)
     assert found == expected
     longest = [max(one.max_new_tokens for one in batch) for batch in batches]
     assert max(longest) <= ran.num_steps <= sum(longest)
@@ -168,11 +172,9 @@ def test_run_batches__n_changes_no_token_and_steps_are_shared(folder, n):
 def test_run_batches__sampling_draws_by_batch(folder):
     batches = make_batches(prompts_of(9), 3)
     expected, _ = alone(plain_eager(folder), batches, temperature=0.9, seed=5)
-    model = serve(folder, budget="25%", system=KLOTSKI)
-    with model.moecast:
-        for n in (1, 3):
-            found, *_ = together(model, batches, n=n, temperature=0.9, seed=5)
-            assert found == expected
+    for n in (1, 3):
+        found, *_ = served_together(folder, batches, n=n, temperature=0.9, seed=5)
+        assert found == expected
 
 
 def test_run_batches__rows_end_at_the_end_token_and_are_reported(folder):
@@ -197,9 +199,7 @@ def test_run_batches__carries_on_with_the_same_batches(folder):
     batches = make_batches(prompts_of(11), 2)
     expected, _ = alone(plain_eager(folder), batches)
     done = frozenset(one.id for one in batches[1]) | {batches[0][0].id, batches[3][1].id}
-    model = serve(folder, budget="25%", system=KLOTSKI)
-    with model.moecast:
-        found, _, ran = together(model, batches, done=done)
+    found, _, ran = served_together(folder, batches, done=done)
     assert found == {own: value for own, value in expected.items() if own not in done}
     assert ran.num_rows == 11 - len(done)
 
@@ -231,9 +231,7 @@ def test_run_batches__a_window_that_holds_all_changes_no_token(folder):
     narrow = SinkCacheFactory(plain, sinks=2, window=4)
     expected_narrow, _ = alone(plain, batches, caches=narrow)
     assert expected_narrow != expected
-    model = serve(folder, budget="25%", system=KLOTSKI)
-    with model.moecast:
-        found, *_ = together(model, batches, caches=narrow)
+    found, *_ = served_together(folder, batches, caches=narrow)
     assert found == expected_narrow
 
 
