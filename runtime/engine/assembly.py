@@ -182,8 +182,9 @@ def connect(
     slows_computing = not isinstance(devices[0].links[0], AcceleratorLink)
     system = adapt_to_link(options.system, slows_computing=slows_computing)
     cache = _build_cache(store, spec, system, devices, options.part)
-    scheduler = build_scheduler(system, spec, cache)
-    shared = TransferState(options.timeline, scheduler.adaptive_prefetch)
+    # The engine itself turns forecasting off where it does not pay.
+    scheduler = build_scheduler(replace(system, adaptive=False), spec, cache)
+    shared = TransferState(options.timeline)
     links = [(link, number) for number, device in enumerate(devices) for link in device.links]
     workers = [
         TransferWorker(

@@ -68,6 +68,8 @@ class PredictorDriver:
         """Whether the predictor, and the reuse predictor, get this step's events."""
         self._has_begun = False
         """Whether the predictor's `begin_step` ran for this step."""
+        self.uses_forecasts = True
+        """Whether the predictor, if there is one, gets all events of the steps to come."""
         self.predicts_reuse = True
         """Whether the reuse predictor, if there is one, gets the events of the steps to come."""
         self.inline_seconds = 0.0
@@ -135,15 +137,15 @@ class PredictorDriver:
             self._num_in_row = 0
             return
         if self._drift is not None:
-            # What a predictor missed while prefetching was off, it may lack for a few tokens.
-            self._num_in_row = self._num_in_row + is_decode if self._scheduler.prefetching else 0
+            # What a predictor missed while it was off, it may lack for a few tokens.
+            self._num_in_row = self._num_in_row + is_decode if self.uses_forecasts else 0
             if is_decode and self._num_in_row == SAMPLE_STEPS:
                 self._num_in_row = 0
                 self._sample = SampledStep()
         self._send("begin_step", tokens_T, requests_T)
         self._has_begun = True
-        # While prefetching is off, it gets only the beginnings and ends of steps.
-        self._is_forecasting = self._scheduler.prefetching
+        # While it is off, it gets only the beginnings and ends of steps.
+        self._is_forecasting = self.uses_forecasts
 
     def listens(self, signal: Signal, layer: int) -> bool:
         """Returns whether a predictor uses this hidden state of this layer in this step."""
@@ -213,7 +215,7 @@ class PredictorDriver:
             self._learned.step_ended(self._guard.predictor)
         if self._sample is not None:
             self._compare(self._sample, forecasts, event=event, layer=layer, layer_now=layer_now)
-        if forecasts and self._scheduler.prefetching:
+        if forecasts and self.uses_forecasts:
             self._schedule(forecasts, layer_now)
         end = time.perf_counter()
         self.inline_seconds += end - start

@@ -90,14 +90,15 @@ class Engine:
         no lock is needed."""
         self._experts_done_at = time.perf_counter()
         """Time at which the last routed expert was computed."""
-        self._payoff: ForecastPayoff | None = None
-        if shared.adaptive_prefetch is not None:
-            self._payoff = ForecastPayoff(
+        self.payoff: ForecastPayoff | None = None
+        """Turns forecasting off where it does not pay; None: it is always on."""
+        if cache.system.adaptive:
+            self.payoff = ForecastPayoff(
                 driver,
-                shared.adaptive_prefetch,
-                [worker for worker in self.workers if worker.tier.is_top],
-                lambda: cache.counters,
-                lambda: self.stats.stall_seconds,
+                counters=lambda: cache.counters,
+                link_seconds=lambda: sum(w.busy_seconds for w in self.workers if w.tier.is_top),
+                stall_seconds=lambda: self.stats.stall_seconds,
+                on_change=cache.set_idle_prefetch if cache.system.idle_prefetch else lambda _: None,
             )
         self._closed = False
         self._is_intact = True
@@ -222,10 +223,8 @@ class Engine:
             return
         if self._host_compute is not None and not step.is_prefill:
             self._host_compute.switch.record_step(step.end - step.start)
-        if self._payoff is not None and not step.is_prefill:
-            assert self._shared.adaptive_prefetch is not None
-            self._shared.adaptive_prefetch.record_step(step.end - step.start)
-            self._payoff.record_step()
+        if self.payoff is not None:
+            self.payoff.record_step(step.end - step.start, is_decode=not step.is_prefill)
         if self._timeline is not None:
             self._timeline.step(step.num_tokens, step.start, step.end)
 
@@ -566,7 +565,7 @@ class Engine:
                 for worker in self.workers
                 if not worker.tier.is_top
             }
-        adaptive, drift = self._shared.adaptive_prefetch, self.driver.drift_report
+        payoff, drift = self.payoff, self.driver.drift_report
         return {
             **counters.as_dict(),
             "bytes_prefetched_unused_yet": pending,
@@ -578,8 +577,8 @@ class Engine:
             "arena_slots": self.cache.num_slots,
             "lower_tiers": below,
             "adaptive_prefetch": None
-            if adaptive is None
-            else {"prefetching": adaptive.is_on, "switches": adaptive.num_switches},
+            if payoff is None
+            else {"prefetching": payoff.is_on, "switches": payoff.num_switches},
             "lost_threads": sum(worker.num_lost for worker in self.workers),
             **self.stats.as_dict(),
         }

@@ -1,36 +1,38 @@
-"""Judges from a few steps whether predictors pay, where that needs no trial.
+"""One rule says whether forecasting pays: what it takes against the waiting that it removes.
 
-They are turned off where predicting takes longer than it saves at most, and stay on untried where
-what they have surely saved is far more.
-
-A prefetched expert saves its transfer, and better eviction a share of all transfers. Experts of a
-few hundred KiB arrive sooner than a forecast is computed. The comparison of steps with and without
-prefetching (`AdaptiveSwitch`) finds all that too, after some hundred tokens and from noisy times,
-and where prefetching pays, its steps without it cost a twentieth of a short answer's time.
+Both are measured in decode steps. A prefetched expert removes at most the time of its transfer.
+Where that is far more than forecasts take, or less, nothing needs to be tried. Else a few steps
+without forecasts show how long they wait, and how much transfers next to it slow the computation.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 from runtime.engine.driver import PredictorDriver
-from runtime.policy.adaptive_switch import AdaptiveSwitch
-from runtime.policy.counters import CacheCounters, sum_counters
-from runtime.transfer.worker import TransferWorker
+from runtime.policy.counters import CacheCounters
 
 log = logging.getLogger(__name__)
 
-FIRST_STEPS, MEASURED_STEPS = 12, 16
-"""Decode steps of a measurement, with the predictors on. The first one ends before steps are
-compared."""
+SKIPPED, SKIPPED_OFF = 2, 1
+"""First steps with forecasts, and without, that are not measured: what the other setting fetched is
+still there, and a predictor that has missed tokens needs some."""
+ON_STEPS, OFF_STEPS = 8, 4
+"""Measured steps with forecasts, and without: with those skipped, 15 until the first decision."""
+WATCHED = 32
+"""Steps after which a decision is looked at again, without a trial."""
 FIRST_PAUSE, LONGEST_PAUSE = 64, 4096
-"""Decode steps from one measurement to the next; doubles each time."""
-SLOWED = 1 / 3
-"""Share of the time of a transfer that a computation beside it loses at most. On two processors it
-ran at two thirds of its speed during reads."""
-SURE = 2.0
-"""Ratio of the time that hidden transfers have saved to the time of forecasts, from which on no
-trial is needed."""
+"""Steps until a decision is tried again; doubles while it stays the same."""
+CHANGE = 1.5
+"""Ratio of needed bytes from which on other prompts are served than when it was decided."""
+SURE = 4.0
+"""Ratio of the time of hidden transfers to that of forecasts from which on no trial is needed. Of
+the former, a third is lost at most: on two processors a computation next to reads ran at two thirds
+of its speed."""
+CLEAR = 2.0
+"""Ratio of the time of forecasts to that of hidden transfers that half of the steps show, too."""
 SAVED_BY_EVICTION = 0.25
 """Share of the bytes moved that eviction by predicted reuse saves at most. On the reference model
 it moved a seventh to a fifth fewer than LRU."""
@@ -40,107 +42,196 @@ it. On the reference model at 25, 50 and 75 % they waited 1.4 to 1.8 times as lo
 prefetching hides nearly all transfers, moving fewer bytes saves next to nothing."""
 
 
-@dataclass(frozen=True)
-class _Totals:
-    """Sums since the model was loaded."""
+class StepParts(NamedTuple):
+    """What a step took; times are in seconds."""
 
-    counters: CacheCounters
-    link_seconds: float
-    """Time of all transfers, and the time during which one was running at least."""
-    busy_seconds: float
-    predictor_seconds: float
-    """On the model's thread."""
-    forecast_seconds: float
-    """On any thread."""
-    reuse_seconds: float
-    stall_seconds: float
+    seconds: float
+    stall: float
+    link: float
+    forecast: float
+    reuse: float
+    bytes_moved: float
+    bytes_prefetched: float
+    bytes_used: float
+
+
+@dataclass(frozen=True)
+class StepSample:
+    """Means of some decode steps; times are in seconds."""
+
+    needed_bytes: float
+    """Bytes that steps without forecasts would have moved."""
+    hidden: float
+    """Time of the transfers that forecasts have begun and steps have used."""
+    link: float
+    """Time of all transfers."""
+    stall: float
+    """Time that steps have waited for experts."""
+    forecast: float
+    reuse: float
+    """Time of forecasts, and of predictions of reuse."""
+    computing: float
+    """Median of the rest of a step."""
+
+    @classmethod
+    def of(cls, steps: Sequence[StepParts]) -> Self:
+        mean = StepParts(*(statistics.fmean(column) for column in zip(*steps, strict=True)))
+        used_share = min(1.0, mean.bytes_used / mean.bytes_moved) if mean.bytes_moved else 0.0
+        return cls(
+            needed_bytes=mean.bytes_moved - mean.bytes_prefetched + mean.bytes_used,
+            hidden=mean.link * used_share,
+            link=mean.link,
+            stall=mean.stall,
+            forecast=mean.forecast,
+            reuse=mean.reuse,
+            computing=statistics.median(
+                one.seconds - one.stall - one.forecast - one.reuse for one in steps
+            ),
+        )
+
+    def gain_over(self, off: "StepSample") -> float:
+        """Returns the time that these steps' forecasts save, compared with steps without any."""
+        needed = self.needed_bytes / off.needed_bytes if off.needed_bytes else 0.0
+        slowed = self.computing - off.computing
+        return needed * off.stall - self.stall - self.forecast - slowed
+
+    def is_like(self, other: "StepSample") -> bool:
+        """Returns whether about as many bytes are needed."""
+        least, most = sorted([self.needed_bytes, other.needed_bytes])
+        return most <= CHANGE * least
+
+
+Steps = Generator[None, StepParts, list[StepParts]]
+"""Runs through decode steps, and is sent the parts of each."""
 
 
 class ForecastPayoff:
-    """Compares now and then what the predictors take with what they can have saved.
-
-    Only predictors on the model's thread are turned off: on another one they delay no step.
+    """Turns forecasting on and off, and predictions of reuse.
 
     Args:
-        driver: Runs the predictors, with or without those of reuse.
-        adaptive: Is turned off when prefetching cannot pay.
-        workers: Move bytes to the computing tiers.
+        driver: Runs the predictors.
         counters: Returns the counters of the computing tiers.
+        link_seconds: Returns the time of all transfers to these.
         stall_seconds: Returns the time that steps have waited for experts.
+        on_change: Called with the setting whenever it changes.
     """
 
     def __init__(
         self,
         driver: PredictorDriver,
-        adaptive: AdaptiveSwitch,
-        workers: Sequence[TransferWorker],
+        *,
         counters: Callable[[], Sequence[CacheCounters]],
+        link_seconds: Callable[[], float],
         stall_seconds: Callable[[], float],
+        on_change: Callable[[bool], None] = lambda _: None,
     ):
+        self.num_switches = 0
+        """Decisions that differ from the one before."""
         self._driver = driver
-        self._adaptive = adaptive
-        self._workers = workers
         self._counters = counters
+        self._link_seconds = link_seconds
         self._stall_seconds = stall_seconds
-        self._before: _Totals | None = None
-        """When the present measurement began; None between two."""
-        self._num_steps = FIRST_STEPS
-        self._pause = FIRST_PAUSE
-        self._steps_left = 1
+        self._on_change = on_change
+        self._totals = self._read_totals()
+        self._rule = self._decide()
+        next(self._rule)
 
-    def record_step(self) -> None:
-        """Count a decode step, and begin or end a measurement when it is time."""
-        self._steps_left -= 1
-        if self._steps_left > 0:
-            return
-        if self._before is None:
-            self._driver.predicts_reuse = True
-            self._before, self._steps_left = self._read_totals(), self._num_steps
-            return
-        self._judge(self._before, self._read_totals())
-        self._num_steps = MEASURED_STEPS
-        self._before, self._steps_left = None, self._pause
-        self._pause = min(LONGEST_PAUSE, 2 * self._pause)
+    @property
+    def is_on(self) -> bool:
+        """Whether forecasts are used in this step."""
+        return self._driver.uses_forecasts
 
-    def _read_totals(self) -> _Totals:
-        return _Totals(
-            sum_counters(self._counters()),
-            sum(worker.busy_seconds for worker in self._workers),
-            sum(worker.occupied_seconds for worker in self._workers),
-            self._driver.inline_seconds,
-            max(self._driver.inline_seconds, self._driver.seconds),
-            self._driver.reuse_seconds,
+    def record_step(self, seconds: float, *, is_decode: bool) -> None:
+        """Records the time of a step; after one of decoding, chooses the setting of the next."""
+        before, self._totals = self._totals, self._read_totals()
+        if is_decode:
+            parts = (b - a for a, b in zip(before, self._totals, strict=True))
+            self._rule.send(StepParts(seconds, *parts))
+
+    def _read_totals(self) -> tuple[float, ...]:
+        driver, counters = self._driver, self._counters()
+        return (
             self._stall_seconds(),
+            self._link_seconds(),
+            driver.inline_seconds,
+            driver.reuse_seconds,
+            sum(layer.bytes_moved for layer in counters),
+            sum(layer.bytes_prefetched for layer in counters),
+            sum(layer.bytes_used for layer in counters),
         )
 
-    def _judge(self, before: _Totals, after: _Totals) -> None:
-        num_steps = self._num_steps
-        moved = after.counters.bytes_moved - before.counters.bytes_moved
-        used = after.counters.bytes_used - before.counters.bytes_used
-        prefetched = after.counters.bytes_prefetched - before.counters.bytes_prefetched
-        link_seconds = after.link_seconds - before.link_seconds
-        predictor_seconds = after.predictor_seconds - before.predictor_seconds
-        forecast_seconds = after.forecast_seconds - before.forecast_seconds
-        reuse_seconds = after.reuse_seconds - before.reuse_seconds
-        stall_seconds = after.stall_seconds - before.stall_seconds
-        most_seconds = link_seconds * used / moved if moved else 0.0
-        # Of the transfers that a step would have waited for without forecasts, those it did not.
-        needed = min(1.0, (moved - prefetched + used) / moved) if moved else 0.0
-        hidden_seconds = needed * (after.busy_seconds - before.busy_seconds) - stall_seconds
-        if self._adaptive.is_on and most_seconds < predictor_seconds:
-            self._adaptive.turn_off(
-                f"forecasts took {1e3 * predictor_seconds / num_steps:.2f} ms a token and "
-                f"saved at most {1e3 * most_seconds / num_steps:.2f} ms"
-            )
-        elif (1 - SLOWED) * hidden_seconds > SURE * forecast_seconds:
-            self._adaptive.put_off_comparison()
-        saved_seconds = min(SAVED_BY_EVICTION * link_seconds, SAVED_WAITS * stall_seconds)
-        if saved_seconds < reuse_seconds:
-            self._driver.predicts_reuse = False
+    def _decide(self) -> Generator[None, StepParts, None]:
+        chosen, pause = True, FIRST_PAUSE // 2
+        off: StepSample | None = None
+        while True:
+            on = yield from self._try_on()
+            pays = not on.forecast or on.hidden > SURE * on.forecast
+            if not pays and on.hidden > on.forecast:
+                off = off or (yield from self._try_off())
+                pays = on.gain_over(off) > 0
+            self._set(pays)
+            pause = min(LONGEST_PAUSE, 2 * pause) if pays == chosen else FIRST_PAUSE
+            if pays != chosen:
+                chosen = pays
+                self.num_switches += 1
+                log.info(
+                    "prefetching turned %s: forecasts take %.2f ms a token, transfers of %.2f ms "
+                    "are hidden by them, steps wait for others %.2f ms",
+                    "on" if pays else "off",
+                    *(1e3 * seconds for seconds in (on.forecast, on.hidden, on.stall)),
+                )
+            self._decide_reuse(on, pause)
+            off = yield from self._watch(on, pause)
+            if off is not None and off.stall < on.forecast:  # the most that they could save
+                off = yield from self._watch(off, LONGEST_PAUSE)
+
+    def _try_on(self) -> Generator[None, StepParts, StepSample]:
+        self._set(True)
+        self._driver.predicts_reuse = True
+        yield from self._run(SKIPPED)
+        steps = yield from self._run(ON_STEPS // 2)
+        half = StepSample.of(steps)
+        if half.forecast < CLEAR * half.hidden or not half.forecast:
+            steps += yield from self._run(ON_STEPS // 2)
+        return StepSample.of(steps)
+
+    def _try_off(self) -> Generator[None, StepParts, StepSample]:
+        self._set(False)
+        yield from self._run(SKIPPED_OFF)
+        return StepSample.of((yield from self._run(OFF_STEPS)))
+
+    def _decide_reuse(self, on: StepSample, pause: int) -> None:
+        saved = min(SAVED_BY_EVICTION * on.link, SAVED_WAITS * on.stall)
+        self._driver.predicts_reuse = on.reuse <= saved
+        if on.reuse > saved:
             log.info(
                 "eviction by usage counts for the next %d tokens: predicting reuse took %.2f ms a "
                 "token and saved at most %.2f ms",
-                self._pause,
-                1e3 * reuse_seconds / num_steps,
-                1e3 * saved_seconds / num_steps,
+                pause,
+                1e3 * on.reuse,
+                1e3 * saved,
             )
+
+    def _watch(
+        self, decided: StepSample, pause: int
+    ) -> Generator[None, StepParts, StepSample | None]:
+        """Keeps a decision for a pause, unless what is served changes.
+
+        Returns the last steps without forecasts; None: they were with forecasts.
+        """
+        for _ in range(pause // WATCHED):
+            sample = StepSample.of((yield from self._run(WATCHED)))
+            if not sample.is_like(decided) or (self.is_on and sample.hidden < sample.forecast):
+                break
+        return None if self.is_on else sample
+
+    def _run(self, num_steps: int) -> Steps:
+        steps = []
+        for _ in range(num_steps):
+            steps.append((yield))
+        return steps
+
+    def _set(self, is_on: bool) -> None:
+        if is_on != self.is_on:
+            self._driver.uses_forecasts = is_on
+            self._on_change(is_on)

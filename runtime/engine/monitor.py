@@ -105,7 +105,7 @@ class EngineMonitor:
             for worker in engine.workers:
                 link_seconds[worker.name] = link_seconds.get(worker.name, 0.0) + worker.busy_seconds
             num_lost = sum(worker.num_lost for worker in engine.workers)
-        adaptive_prefetch = self._shared.adaptive_prefetch
+        payoff = engine.payoff
         return EngineSnapshot(
             tiers=tiers,
             faults=faults,
@@ -115,7 +115,7 @@ class EngineMonitor:
             predictor_failures=engine.driver.failures,
             predictor_drift=engine.driver.drift_report,
             link_seconds=link_seconds,
-            prefetching=None if adaptive_prefetch is None else adaptive_prefetch.is_on,
+            prefetching=None if payoff is None else payoff.is_on,
         )
 
     def cells(self) -> list[str]:

@@ -1,7 +1,8 @@
 """Decides whether to do something that may not pay, from the times of decode steps.
 
-First of all whether to prefetch. Prefetching moves bytes over the link that misses need too, and
-predicting takes compute time. Where misses cost less than that, prefetching loses.
+In replays whether to prefetch: it moves bytes over the link that misses need too, and predicting
+takes time, so that it loses where misses cost less. Served models measure both themselves
+(`runtime.engine.forecast_payoff`) and switch hybrid computation by this rule.
 
 How many bytes to prefetch is not decided here: bounding them by bandwidth x time to the target
 layer was tried and lost 5 to 12 % (benchmarks/README.md, moecast), because an expert that has
@@ -97,26 +98,6 @@ class AdaptiveSwitch:
         if is_on != self.is_on:
             self.is_on = is_on
             self.on_change(is_on)
-
-    def turn_off(self, reason: str) -> None:
-        """Turns it off until a comparison finds it faster."""
-        self._chosen, self._probe = False, None
-        self._steps_left = self._stretch = FIRST_STRETCH
-        self._end_doubt()
-        self._comparisons.clear()
-        self.num_switches += 1
-        self.report(f"{self.what} turned off: {reason}")
-        if self.is_on:
-            self.is_on = False
-            self.on_change(False)
-
-    def put_off_comparison(self) -> None:
-        """Waits with the next comparison as if one had just confirmed that it is on.
-
-        It has no effect while it is off or compared.
-        """
-        if self._chosen and self._probe is None:
-            self._steps_left = self._stretch = min(LONGEST_STRETCH, 2 * self._stretch)
 
     def _choose(self) -> None:
         """Ends a comparison: changes the setting, repeats it, or waits twice as long as before."""

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from runtime.errors import Fault, TransferError
-from runtime.policy.adaptive_switch import AdaptiveSwitch
 from runtime.policy.eviction.protocol import Expert
 from runtime.policy.tier import CacheTier, TransferTask
 from runtime.transfer.link import Link
@@ -32,7 +31,6 @@ class TransferState:
     """
 
     timeline: TimelineSink | None = None
-    adaptive_prefetch: AdaptiveSwitch | None = None
     condition: threading.Condition = field(default_factory=threading.Condition)
     errors: dict[Expert, TransferError] = field(default_factory=dict)
     joined: set[Expert] = field(default_factory=set)

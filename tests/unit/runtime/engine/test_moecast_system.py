@@ -11,8 +11,8 @@ import runtime
 from configs.compose import compose_typed
 from predictors.base import Forecast, Predictor, Signal
 from runtime.config import GenerateConfig, ModelConfig
+from runtime.engine.forecast_payoff import ForecastPayoff
 from runtime.engine.forecasters import SystemPredictors
-from runtime.policy.adaptive_switch import PROBE_STEPS, WARM_UP
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.served import between_transfers
 
@@ -71,8 +71,11 @@ def test_moecast__is_bitwise_eager_whatever_is_forecast(
         "runtime.engine.loading.load_system_predictors",
         lambda _, spec, *__, **___: SystemPredictors(forecast=Guess(spec), reuse=Values(spec)),
     )
-    # Long enough for a comparison of settings: with, without, with again.
-    num_tokens = WARM_UP + PROBE_STEPS + 4
+    # With forecasts, without, with again.
+    monkeypatch.setattr(
+        ForecastPayoff, "record_step", lambda self, seconds, **_: self._set(seconds * 1e6 % 2 < 1)
+    )
+    num_tokens = 50
     expected = plain_eager(folder).generate(TOKENS, max_new_tokens=num_tokens, **OPTIONS)
     model = serve(folder, budget=budget, host_budget=host_budget)
     with model.moecast as handle:

@@ -296,20 +296,19 @@ def test_io_errors__are_counted_by_kind(tmp_path: Path, metrics: ServerMetrics) 
 def test_prefetching_gauge__exists_for_adaptive_systems_only(metrics: ServerMetrics, model) -> None:
     engine = model.moecast.engine
     metrics.add_engine(EngineMonitor(engine), info=INFO)
-    shared = engine.workers[0].shared
-    before, shared.adaptive_prefetch = shared.adaptive_prefetch, None
+    before, engine.payoff = engine.payoff, None
 
     class Adaptive:
         is_on = True
 
     try:
         assert value(metrics, "moecast_prefetching", model_name="m") is None
-        shared.adaptive_prefetch = Adaptive
+        engine.payoff = Adaptive
         assert value(metrics, "moecast_prefetching", model_name="m") == 1
         Adaptive.is_on = False
         assert value(metrics, "moecast_prefetching", model_name="m") == 0
     finally:
-        shared.adaptive_prefetch = before
+        engine.payoff = before
 
 
 def test_two_servers__in_one_process_do_not_add_up() -> None:
