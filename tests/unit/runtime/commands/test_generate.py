@@ -32,7 +32,7 @@ def test_generate__with_drafts_has_the_same_tokens() -> None:
     assert results["tokens"] == run(config)["tokens"]
     drafts = results["drafts"]
     assert drafts["plain_seconds"] > 0
-    assert drafts["num_accepted"] == drafts["num_drafted"] > 0
+    assert drafts["num_accepted"] == drafts["num_drafted"]
 
 
 class Terminal(io.StringIO):
