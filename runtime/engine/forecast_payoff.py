@@ -8,8 +8,7 @@ without forecasts show how long they wait, and how much transfers next to it slo
 import logging
 import statistics
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from runtime.engine.driver import PredictorDriver
 from runtime.policy.counters import CacheCounters
@@ -42,67 +41,53 @@ it. On the reference model at 25, 50 and 75 % they waited 1.4 to 1.8 times as lo
 prefetching hides nearly all transfers, moving fewer bytes saves next to nothing."""
 
 
-class StepParts(NamedTuple):
-    """What a step took; times are in seconds."""
+class StepCosts(NamedTuple):
+    """What a decode step took, or several steps on average; times are in seconds."""
 
-    seconds: float
     stall: float
-    link: float
-    forecast: float
-    reuse: float
-    bytes_moved: float
-    bytes_prefetched: float
-    bytes_used: float
-
-
-@dataclass(frozen=True)
-class StepSample:
-    """Means of some decode steps; times are in seconds."""
-
-    needed_bytes: float
-    """Bytes that steps without forecasts would have moved."""
-    hidden: float
-    """Time of the transfers that forecasts have begun and steps have used."""
+    """Time that it waited for experts."""
     link: float
     """Time of all transfers."""
-    stall: float
-    """Time that steps have waited for experts."""
     forecast: float
     reuse: float
     """Time of forecasts, and of predictions of reuse."""
+    moved_bytes: float
+    prefetched_bytes: float
+    used_bytes: float
+    """Bytes of all transfers, of those begun by forecasts, and of the latter's that it needed."""
     computing: float
-    """Median of the rest of a step."""
+    """The rest of its time."""
 
     @classmethod
-    def of(cls, steps: Sequence[StepParts]) -> Self:
-        mean = StepParts(*(statistics.fmean(column) for column in zip(*steps, strict=True)))
-        used_share = min(1.0, mean.bytes_used / mean.bytes_moved) if mean.bytes_moved else 0.0
-        return cls(
-            needed_bytes=mean.bytes_moved - mean.bytes_prefetched + mean.bytes_used,
-            hidden=mean.link * used_share,
-            link=mean.link,
-            stall=mean.stall,
-            forecast=mean.forecast,
-            reuse=mean.reuse,
-            computing=statistics.median(
-                one.seconds - one.stall - one.forecast - one.reuse for one in steps
-            ),
-        )
+    def mean(cls, steps: Sequence["StepCosts"]) -> "StepCosts":
+        """Returns the means, and the median of the rest, in which a machine's jitter is."""
+        columns = list(zip(*steps, strict=True))
+        return cls._make([*map(statistics.fmean, columns[:-1]), statistics.median(columns[-1])])
 
-    def gain_over(self, off: "StepSample") -> float:
+    @property
+    def needed_bytes(self) -> float:
+        """Bytes that a step without forecasts would have moved."""
+        return self.moved_bytes - self.prefetched_bytes + self.used_bytes
+
+    @property
+    def hidden(self) -> float:
+        """Time of the transfers that forecasts began and the step needed."""
+        return self.link * min(1.0, self.used_bytes / self.moved_bytes) if self.moved_bytes else 0.0
+
+    def gain_over(self, off: "StepCosts") -> float:
         """Returns the time that these steps' forecasts save, compared with steps without any."""
         needed = self.needed_bytes / off.needed_bytes if off.needed_bytes else 0.0
         slowed = self.computing - off.computing
         return needed * off.stall - self.stall - self.forecast - slowed
 
-    def is_like(self, other: "StepSample") -> bool:
+    def is_like(self, other: "StepCosts") -> bool:
         """Returns whether about as many bytes are needed."""
         least, most = sorted([self.needed_bytes, other.needed_bytes])
         return most <= CHANGE * least
 
 
-Steps = Generator[None, StepParts, list[StepParts]]
-"""Runs through decode steps, and is sent the parts of each."""
+Costs = Generator[None, StepCosts, StepCosts]
+"""Runs through some decode steps, is sent what each took, and returns the mean."""
 
 
 class ForecastPayoff:
@@ -145,8 +130,9 @@ class ForecastPayoff:
         """Records the time of a step; after one of decoding, chooses the setting of the next."""
         before, self._totals = self._totals, self._read_totals()
         if is_decode:
-            parts = (b - a for a, b in zip(before, self._totals, strict=True))
-            self._rule.send(StepParts(seconds, *parts))
+            parts = [b - a for a, b in zip(before, self._totals, strict=True)]
+            stall, _, forecast, reuse, *_ = parts
+            self._rule.send(StepCosts._make([*parts, seconds - stall - forecast - reuse]))
 
     def _read_totals(self) -> tuple[float, ...]:
         driver, counters = self._driver, self._counters()
@@ -160,9 +146,9 @@ class ForecastPayoff:
             sum(layer.bytes_used for layer in counters),
         )
 
-    def _decide(self) -> Generator[None, StepParts, None]:
+    def _decide(self) -> Generator[None, StepCosts, None]:
         chosen, pause = True, FIRST_PAUSE // 2
-        off: StepSample | None = None
+        off: StepCosts | None = None
         while True:
             on = yield from self._try_on()
             pays = not on.forecast or on.hidden > SURE * on.forecast
@@ -180,56 +166,44 @@ class ForecastPayoff:
                     "on" if pays else "off",
                     *(1e3 * seconds for seconds in (on.forecast, on.hidden, on.stall)),
                 )
-            self._decide_reuse(on, pause)
+            saved = min(SAVED_BY_EVICTION * on.link, SAVED_WAITS * on.stall)
+            self._driver.predicts_reuse = on.reuse <= saved
             off = yield from self._watch(on, pause)
             if off is not None and off.stall < on.forecast:  # the most that they could save
                 off = yield from self._watch(off, LONGEST_PAUSE)
 
-    def _try_on(self) -> Generator[None, StepParts, StepSample]:
+    def _try_on(self) -> Costs:
         self._set(True)
         self._driver.predicts_reuse = True
         yield from self._run(SKIPPED)
-        steps = yield from self._run(ON_STEPS // 2)
-        half = StepSample.of(steps)
-        if half.forecast < CLEAR * half.hidden or not half.forecast:
-            steps += yield from self._run(ON_STEPS // 2)
-        return StepSample.of(steps)
+        half = yield from self._run(ON_STEPS // 2)
+        if half.forecast > CLEAR * half.hidden:
+            return half
+        return StepCosts.mean([half, (yield from self._run(ON_STEPS // 2))])
 
-    def _try_off(self) -> Generator[None, StepParts, StepSample]:
+    def _try_off(self) -> Costs:
         self._set(False)
         yield from self._run(SKIPPED_OFF)
-        return StepSample.of((yield from self._run(OFF_STEPS)))
-
-    def _decide_reuse(self, on: StepSample, pause: int) -> None:
-        saved = min(SAVED_BY_EVICTION * on.link, SAVED_WAITS * on.stall)
-        self._driver.predicts_reuse = on.reuse <= saved
-        if on.reuse > saved:
-            log.info(
-                "eviction by usage counts for the next %d tokens: predicting reuse took %.2f ms a "
-                "token and saved at most %.2f ms",
-                pause,
-                1e3 * on.reuse,
-                1e3 * saved,
-            )
+        return (yield from self._run(OFF_STEPS))
 
     def _watch(
-        self, decided: StepSample, pause: int
-    ) -> Generator[None, StepParts, StepSample | None]:
+        self, decided: StepCosts, pause: int
+    ) -> Generator[None, StepCosts, StepCosts | None]:
         """Keeps a decision for a pause, unless what is served changes.
 
         Returns the last steps without forecasts; None: they were with forecasts.
         """
         for _ in range(pause // WATCHED):
-            sample = StepSample.of((yield from self._run(WATCHED)))
-            if not sample.is_like(decided) or (self.is_on and sample.hidden < sample.forecast):
+            now = yield from self._run(WATCHED)
+            if not now.is_like(decided) or (self.is_on and now.hidden < now.forecast):
                 break
-        return None if self.is_on else sample
+        return None if self.is_on else now
 
-    def _run(self, num_steps: int) -> Steps:
+    def _run(self, num_steps: int) -> Costs:
         steps = []
         for _ in range(num_steps):
             steps.append((yield))
-        return steps
+        return StepCosts.mean(steps)
 
     def _set(self, is_on: bool) -> None:
         if is_on != self.is_on:
