@@ -143,7 +143,8 @@ class Predictor:
     """Receives the events of a step in the order in which a model produces them.
 
     `begin_step`, then for each layer `layer_input`, `gate_input`, `routed`, then `end_step`. Each
-    may answer with forecasts. The arrays belong to the caller and may change after the call.
+    may answer with forecasts. The arrays belong to the caller and may change after the call, a
+    router's input after `routed` of its layer.
     A predictor overrides the events named in its `signals`; the others are never sent.
     """
 

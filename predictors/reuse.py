@@ -67,7 +67,7 @@ class ReusePredictor(StoredPredictor):
         return ()
 
     def gate_input(self, layer: int, hidden_TD: Floats) -> Forecasts:  # noqa: ARG002
-        self._hidden_ND = np.array(hidden_TD[self._rows], np.float32)
+        self._hidden_ND = np.ascontiguousarray(hidden_TD[self._rows], np.float32)
         return ()
 
     def routed(self, layer: int, experts_TK: Ints, logits_TE: Floats | None) -> Forecasts:  # noqa: ARG002

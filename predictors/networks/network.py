@@ -51,7 +51,7 @@ class CompiledNetwork:
         self.inputs = {name: declared_shape(name, model.graph.input) for name in program.inputs}
         self.outputs = {name: declared_shape(name, model.graph.output) for name in program.outputs}
         self._input_names = tuple(program.inputs)
-        self._outputs = [(name, value.shape) for name, value in program.outputs.items()]
+        self._output_shapes = {name: value.shape for name, value in program.outputs.items()}
         self._program = kernels.Program(
             tuple(program.buffers),
             tuple(program.operations),
@@ -60,16 +60,15 @@ class CompiledNetwork:
         )
 
     def run(self, wanted: Sequence[str], given: Mapping[str, Input]) -> list[Floats]:
-        inputs = tuple([given[name] for name in self._input_names])
+        # Without comprehensions, each of which is a call.
+        inputs = tuple(map(given.__getitem__, self._input_names))
         first = inputs[0]
         num_rows = len(first[0] if isinstance(first, tuple) else first)
-        answers = {
-            name: np.empty((num_rows, *shape), np.float32)
-            for name, shape in self._outputs
-            if name in wanted
-        }
-        self._program.run(num_rows, inputs, tuple([answers.get(name) for name, _ in self._outputs]))
-        return [answers[name] for name in wanted]
+        answers: dict[str, Floats] = {}
+        for name in wanted:
+            answers[name] = np.empty((num_rows, *self._output_shapes[name]), np.float32)
+        self._program.run(num_rows, inputs, tuple(map(answers.get, self._output_shapes)))
+        return list(answers.values())
 
 
 class SessionNetwork:
