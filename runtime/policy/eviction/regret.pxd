@@ -15,7 +15,7 @@ cdef class DecayedCounts:
                     const double[::1] weight_A)
     cpdef shares_of_arm(self, Py_ssize_t layer, Py_ssize_t arm)
     @cython.locals(e=Py_ssize_t, most=double)
-    cpdef write_shares(self, Py_ssize_t layer, Py_ssize_t arm, double[::1] share_E)
+    cpdef write_shares(self, Py_ssize_t layer, Py_ssize_t arm, double[:] share_E)
 
 
 cdef class LayerGhost:
@@ -51,7 +51,10 @@ cdef class UseShares:
     @cython.locals(counts=DecayedCounts, e=Py_ssize_t, a=Py_ssize_t, i=Py_ssize_t,
                    num_blended=Py_ssize_t, blend=double, age=double, num_decays=Py_ssize_t)
     cpdef _write_shares(self, Py_ssize_t layer, double[:, ::1] share_EA)
-    cpdef of_layer(self, Py_ssize_t layer)
+    cpdef write_layer(self, Py_ssize_t layer, double[:] share_E)
+    @cython.locals(counts=DecayedCounts, e=Py_ssize_t, a=Py_ssize_t, i=Py_ssize_t,
+                   num_blended=Py_ssize_t, blend=double, age=double, share=double)
+    cpdef _write_share(self, Py_ssize_t layer, Py_ssize_t arm, double[:] share_E)
     cpdef decayed(self, Py_ssize_t layer, double decay)
 
 

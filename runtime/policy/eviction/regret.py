@@ -314,14 +314,35 @@ class UseShares:
         share_EA[:, 2:] = decayed_EA
         return share_EA
 
-    def of_layer(self, layer: int) -> NDArray[np.float64]:
-        """Returns `[E]`: the shares by the best arm of a layer that this step has routed."""
+    def write_layer(self, layer: int, share_E: Scores) -> None:
+        """Writes the shares by the best arm of a layer that this step has routed."""
         arm = self.ghosts.arm
-        if arm == 0:
-            return self._blend(self._counts.shares(layer))
-        if arm == 1:
-            return self._counts.shares_of_arm(layer, self._forever) / self._ages(layer)
-        return self._counts.shares_of_arm(layer, arm - 2)
+        if COMPILED:
+            self._write_share(layer, arm, share_E)
+        elif arm == 0:
+            share_E[:] = self._blend(self._counts.shares(layer))
+        elif arm == 1:
+            share_E[:] = self._counts.shares_of_arm(layer, self._forever) / self._ages(layer)
+        else:
+            share_E[:] = self._counts.shares_of_arm(layer, arm - 2)
+
+    def _write_share(self, layer: int, arm: int, share_E: Scores) -> None:
+        """Does what `write_layer` does, expert by expert."""
+        if arm >= 2:
+            self._counts.write_shares(layer, arm - 2, share_E)
+            return
+        counts, num_blended = self._counts, len(self._blended)
+        for e in range(self._num_experts):
+            if arm == 1:
+                age = (self._step - self._last_step_LE[layer, e]) + 1.0
+                share = counts.view_LEA[layer, e, self._forever] / counts.most_A[self._forever]
+                share_E[e] = share / age
+                continue
+            blend = 0.0
+            for i in range(num_blended):
+                a = self._blended_arm[i]
+                blend += counts.view_LEA[layer, e, a] / counts.most_A[a] * self._blended_weight[i]
+            share_E[e] = blend
 
     def _write_shares(self, layer: int, share_EA: Scores) -> None:
         """Does what `of_all_arms` does, expert by expert."""
@@ -410,6 +431,7 @@ class RegretEviction(EvictionPolicy):
         self._shares = UseShares(num_layers=num_layers, num_experts=num_experts)
         self._discount = DistanceDiscount(num_layers=num_layers, num_experts=num_experts)
         self._num_experts = num_experts
+        self._share_E = np.empty(num_experts)
         self._layer_now = -1
         """The last layer whose router has run."""
         self._is_outdated = False
@@ -437,7 +459,8 @@ class RegretEviction(EvictionPolicy):
 
     def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
         self._shares.on_routed(layer, tokens_per_expert)
-        self._discount.set_shares(layer, self._shares.of_layer(layer))
+        self._shares.write_layer(layer, self._share_E)
+        self._discount.set_shares(layer, self._share_E)
         self._layer_now = layer
         self._is_outdated = True
 

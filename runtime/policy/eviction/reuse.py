@@ -136,17 +136,18 @@ class ReuseEviction(EvictionPolicy):
 
     def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
         self._counts.on_routed(layer, tokens_per_expert)
-        value_E = mixed_E = self._mix_predictions(layer) if self._is_predicted[layer] else None
+        mixed_E = self._mix_predictions(layer) if self._is_predicted[layer] else None
         # Every step brings new predictions, unless the predictor has failed.
         self._is_predicted[layer] = False
         ghost = self._ghosts.get(layer)
         if mixed_E is not None and ghost is not None:
             self._hits += float(ghost.serve(list(tokens_per_expert), mixed_E[:, None])[0])
         self._uses_predictions = mixed_E is not None and self.trusts_predictor
-        if value_E is None or not self.trusts_predictor:
-            value_E = self._counts.of_layer(layer)
-        copy_scores(value_E, self._value_LE[layer])
-        self._discount.set_shares(layer, value_E)
+        if mixed_E is not None and self.trusts_predictor:
+            copy_scores(mixed_E, self._value_LE[layer])
+        else:
+            self._counts.write_layer(layer, self._value_LE[layer])
+        self._discount.set_shares(layer, self._value_LE[layer])
         first = self._layer_now < 0
         self._layer_now = layer
         num_choices = sum(tokens_per_expert.values())
