@@ -198,9 +198,11 @@ def wait_until_complete(model: PreTrainedModel) -> None:
         MoecastError: it takes too long.
     """
     deadline = time.monotonic() + FILL_SECONDS
-    while not model.moecast.engine.cache.is_complete:
+    engine = model.moecast.engine
+    while not engine.cache.is_complete:
         if time.monotonic() > deadline:
             raise MoecastError(f"the experts were not all resident after {FILL_SECONDS} s")
+        engine.move_when_idle()
         time.sleep(0.01)
 
 

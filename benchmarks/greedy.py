@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 
-@torch.inference_mode()
 def generate_greedy(
     model: torch.nn.Module, prompts: Tensor, new_tokens: int, *, streamer: Any = None
 ) -> Tensor:

@@ -24,7 +24,7 @@ STARTS = {
     "filled": "every system starts with the first layers' experts in its cache",
     "empty": "every system starts with an empty cache",
 }
-"""What is said of each start."""
+"""The row of each start."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,8 @@ class Event(Protocol):
 
     def record(self, stream: Any, /) -> None: ...
 
+    def query(self) -> bool: ...
+
     def synchronize(self) -> None: ...
 
 
@@ -87,6 +89,11 @@ class DeviceQueue:
 
     def record(self, stream: Stream, /) -> None:
         """Nothing to record: `synchronize` waits for all work issued so far."""
+
+    def query(self) -> bool:
+        """Return whether the work has ended, after waiting for it."""
+        self.synchronize()
+        return True
 
     def synchronize(self) -> None:
         torch.accelerator.synchronize(self.device)

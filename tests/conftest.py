@@ -88,6 +88,16 @@ def same_kernels() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def same_gradients() -> Iterator[None]:
+    """Fails a test that leaves gradients off, which later ones of the process would train with."""
+    yield
+    if (torch := sys.modules.get("torch")) is not None:
+        is_left = torch.is_inference_mode_enabled() or not torch.is_grad_enabled()
+        torch.set_grad_enabled(True)
+        assert not is_left
+
+
+@pytest.fixture(autouse=True)
 def same_logging() -> Iterator[None]:
     """Restores the log's handlers and level: a command's would write to a stream that is closed."""
     root = logging.getLogger()

@@ -7,13 +7,14 @@ sections add up to the step, and functions may move or change their names.
 """
 
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
+
+from runtime.transfer.loop import TransferLoop
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,22 +34,12 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "requests": ("runtime/policy/",),
     "eviction": ("runtime/policy/eviction/", "runtime/policy/cache.py"),
     "transfers": ("runtime/transfer/", "runtime/store/"),
-    "hand-over": (),
-    "locks": (),
     "waits": (),
 }
 """Beginnings of the paths of each section's files; the longest that fits decides."""
 
-THREADING: Mapping[str, str] = {
-    "__enter__": "locks",
-    "__exit__": "locks",
-    "wait": "waits",
-    "wait_for": "waits",
-    "notify": "hand-over",
-    "notify_all": "hand-over",
-    "set": "hand-over",
-}
-"""Sections of the standard library's locks, conditions and events."""
+WAITING = TransferLoop.wait.__code__
+"""The function in which the model waits for experts."""
 
 COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>")
 """Calls of functions up to Python 3.11, none later: they are not counted."""
@@ -58,8 +49,8 @@ CALIBRATION_CALLS = 20_000
 
 def find_section(code: CodeType) -> str | None:
     """Return the section of a function; None: its time is its caller's."""
-    if code.co_filename == threading.__file__:
-        return THREADING.get(code.co_name)
+    if code is WAITING:
+        return "waits"
     path = own_path(code)
     fitting = [
         (len(start), section)

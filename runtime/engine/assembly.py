@@ -1,4 +1,4 @@
-"""Builds the arenas, links, policy core and transfer workers of one model."""
+"""Builds the arenas, rings, policy core and engine of one model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -26,17 +26,20 @@ from runtime.policy.device_cache import DeviceCache
 from runtime.policy.multi_device_cache import DeviceCaches
 from runtime.policy.placement import ExpertPlacement, RankPart, place_experts
 from runtime.store.base import ExpertStore, max_decoded_bytes, max_slot_bytes
-from runtime.transfer.link import AcceleratorLink, Arena, HostLink, Link, StoreLink
+from runtime.transfer.arena import Arena
+from runtime.transfer.arrivals import make_arrivals
+from runtime.transfer.copies import ArenaCopies, DeviceRing
+from runtime.transfer.file_ring import StoreRing
+from runtime.transfer.loop import TierLink, TransferLoop
 from runtime.transfer.numa import find_near_cpus, run_near
+from runtime.transfer.ring import Arrivals, Ring
+from runtime.transfer.thread_ring import ThreadRing
 from runtime.transfer.timeline import TimelineSink
-from runtime.transfer.worker import TransferState, TransferWorker
 
 HOST_SHARE = 0.75
 """Share of the free memory that a host arena takes by default."""
-STORE_THREADS = 1
-"""The computing thread reads too while it waits, and one or two readers saturate a disk."""
-COPY_THREADS = 2
-"""One copy is queued behind the active one, so that the device's link never idles."""
+STORE_THREADS = 2
+"""Readers of a store: two saturate a disk."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +52,7 @@ class EngineMemory:
     """Budget of a host tier below the devices; by default all experts, or what free memory
     allows. On the CPU there is no lower tier by default."""
     devices: Sequence[torch.device] = (torch.device("cpu"),)
-    """Each gets an arena, a link and transfer threads."""
+    """Each gets an arena and a ring."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,12 +73,10 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class DeviceArenas:
-    """Arenas of one device and the links that fill them, the computing tier first."""
+    """Arenas of one device, the computing tier first, and the rings that fill them."""
 
     arenas: Sequence[Arena]
-    links: Sequence[Link]
-    cpus: frozenset[int] | None = None
-    """Processors near the device; None: any."""
+    rings: Sequence[Ring]
 
 
 def build_engine(
@@ -96,18 +97,20 @@ def build_engine(
     if has_host:
         budget = memory.host_budget or choose_host_budget(host)
         host_slots = [*count_device_slots(budget, host, sized, placement)]
+    arrivals = make_arrivals()
     arenas = [
         allocate_arenas(
             store,
             device,
             num_slots[number],
             host_slots[number],
+            arrivals,
             cpus=find_near_cpus(device, number),
             closes=number == len(devices) - 1,
         )
         for number, device in enumerate(devices)
     ]
-    return connect(store, spec, arenas, options)
+    return connect(store, spec, arenas, arrivals, options)
 
 
 def needs_host_tier(devices: Sequence[torch.device], host_budget: Budget | None) -> bool:
@@ -155,67 +158,88 @@ def allocate_arenas(
     device: torch.device,
     num_slots: int,
     host_slots: int | None,
+    arrivals: Arrivals,
     *,
     cpus: frozenset[int] | None,
     closes: bool,
 ) -> DeviceArenas:
-    """Return one device's arenas, in memory near `cpus`, and the links that fill them."""
+    """Return one device's arenas, in memory near `cpus`, and the rings that fill them.
+
+    Args:
+        closes: The store is closed with its ring; off where others read from it too.
+    """
     with run_near(cpus):
         if host_slots is None:
             arena = Arena(store.layouts, num_slots)
-            return DeviceArenas([arena], [StoreLink(store, arena, closes=closes)], cpus)
+            return DeviceArenas([arena], [make_store_ring(arrivals, store, arena, cpus, closes)])
         accelerator = open_accelerator(device)
         arena = Arena(store.layouts, num_slots, device=device)
-        if accelerator is None:
-            host = Arena(store.layouts, host_slots)
-            copy = HostLink(host, arena)
-        else:
-            host = Arena(store.layouts, host_slots, pinned=accelerator.pins_memory)
-            copy = AcceleratorLink(host, arena, accelerator)
-        return DeviceArenas([arena, host], [copy, StoreLink(store, host, closes=closes)], cpus)
+        pinned = accelerator is not None and accelerator.pins_memory
+        host = Arena(store.layouts, host_slots, pinned=pinned)
+        copies = ArenaCopies(host, arena)
+        ring: Ring = (
+            ThreadRing(arrivals, copies.transfer, name="copy", cpus=cpus)
+            if accelerator is None
+            else DeviceRing(arrivals, copies, accelerator)
+        )
+        reads = make_store_ring(arrivals, store, host, cpus, closes)
+        return DeviceArenas([arena, host], [ring, reads])
+
+
+def make_store_ring(
+    arrivals: Arrivals,
+    store: ExpertStore,
+    arena: Arena,
+    cpus: frozenset[int] | None = None,
+    closes: bool = True,
+) -> StoreRing:
+    """Return the ring that reads a store into an arena in host memory."""
+    return StoreRing(arrivals, store, arena, num_threads=STORE_THREADS, cpus=cpus, closes=closes)
 
 
 def connect(
-    store: ExpertStore, spec: ModelSpec, devices: Sequence[DeviceArenas], options: EngineOptions
+    store: ExpertStore,
+    spec: ModelSpec,
+    devices: Sequence[DeviceArenas],
+    arrivals: Arrivals,
+    options: EngineOptions,
 ) -> Engine:
-    """Return an engine over arenas and the links that fill them."""
-    slows_computing = not isinstance(devices[0].links[0], AcceleratorLink)
+    """Return an engine over arenas and the rings that fill them."""
+    slows_computing = not isinstance(devices[0].rings[0], DeviceRing)
     system = adapt_to_link(options.system, slows_computing=slows_computing)
-    cache = _build_cache(store, spec, system, devices, options.part)
+    # A ring interrupts prefetches between chunks by itself.
+    cache = _build_cache(store, spec, replace(system, chunked=False), devices, options.part)
     # The engine itself turns forecasting off where it does not pay.
     scheduler = build_scheduler(replace(system, adaptive=False), spec, cache)
-    shared = TransferState(options.timeline)
-    links = [(link, number) for number, device in enumerate(devices) for link in device.links]
-    workers = [
-        TransferWorker(
-            tier,
-            link,
-            shared,
+    rings = [(ring, number) for number, device in enumerate(devices) for ring in device.rings]
+    links = [
+        TierLink(
             ("disk" if tier.below is None else "copy") + (f" {number}" if len(devices) > 1 else ""),
-            STORE_THREADS if tier.below is None else COPY_THREADS,
-            cpus=devices[number].cpus,
+            tier,
+            ring,
         )
-        for tier, (link, number) in zip(cache.tiers, links, strict=True)
+        for tier, (ring, number) in zip(cache.tiers, rings, strict=True)
     ]
+    driver = PredictorDriver(
+        options.predictor if system.prefetch else None,
+        scheduler,
+        options.reuse_predictor,
+        learned=options.learned,
+        drift=options.drift if system.prefetch else None,
+    )
+    driver.timeline = options.timeline
     host_compute = None
     if system.hybrid:
         assert isinstance(cache, DeviceCache)
-        host_compute = HostCompute(cache, devices[0].arenas[1], workers[0])
+        host_compute = HostCompute(cache, devices[0].arenas[1], links[0])
     return Engine(
         store=store,
         arenas=[arena for device in devices for arena in device.arenas],
         cache=cache,
-        workers=workers,
-        shared=shared,
-        driver=PredictorDriver(
-            options.predictor if system.prefetch else None,
-            scheduler,
-            shared,
-            options.reuse_predictor,
-            learned=options.learned,
-            drift=options.drift if system.prefetch else None,
+        loop=TransferLoop(
+            links, arrivals, watchdog_seconds=system.watchdog_seconds, timeline=options.timeline
         ),
-        watchdog_seconds=system.watchdog_seconds,
+        driver=driver,
         placement=place_experts(store.experts_per_layer, len(devices)),
         host_compute=host_compute,
     )

@@ -10,7 +10,7 @@ from runtime.engine.learned import LearnedStore
 from runtime.engine.predictor_drift import SAMPLE_STEPS, DriftMonitor, DriftReport, SampledStep
 from runtime.engine.predictor_guard import PredictorGuard
 from runtime.policy.forecast_scheduler import ForecastScheduler
-from runtime.transfer.worker import TransferState
+from runtime.transfer.timeline import TimelineSink
 
 
 class PredictorDriver:
@@ -18,15 +18,13 @@ class PredictorDriver:
 
     The predictor gets all events in their order, a router's input when its layer's experts have
     been requested: what is missing is then on its way. Its forecasts are scheduled as soon as they
-    are made. The reuse predictor runs before a layer's requests evict other experts. The workers'
-    lock is held only to schedule forecasts and to pass on reuse scores.
+    are made. The reuse predictor runs before a layer's requests evict other experts.
 
     A step that begins with every expert resident has nothing to forecast: nobody is called.
 
     Args:
         predictor: None: nothing is forecast.
         scheduler: Gets the forecasts.
-        shared: The lock and the timeline.
         reuse_predictor: None: eviction uses its own counts.
         learned: Keeps what the predictor learns.
         drift: Compares its accuracy with its card; None: there is nothing to compare with.
@@ -36,7 +34,6 @@ class PredictorDriver:
         self,
         predictor: Predictor | None,
         scheduler: ForecastScheduler,
-        shared: TransferState,
         reuse_predictor: Predictor | None = None,
         *,
         learned: LearnedStore | None = None,
@@ -55,7 +52,8 @@ class PredictorDriver:
             reuse_predictor, role="reuse predictor", consequence="eviction goes by usage counts"
         )
         self._scheduler = scheduler
-        self._shared = shared
+        self.timeline: TimelineSink | None = None
+        """Gets the times of predictions."""
         self._is_paused = False
         self._num_tokens = 0
         """Tokens of the step."""
@@ -172,9 +170,8 @@ class PredictorDriver:
             return
         forecasts = self._call_reuse("routed", layer, experts_TK, None)
         if forecasts:
-            with self._shared.condition:
-                for forecast in forecasts:
-                    self._scheduler.cache.on_reuse_scores(forecast.layer, forecast.scores_TE)
+            for forecast in forecasts:
+                self._scheduler.cache.on_reuse_scores(forecast.layer, forecast.scores_TE)
 
     def routed(self, layer: int, experts_TK: Ints, logits_TE: Floats | None) -> None:
         """Handle a layer's routing after the requests of its experts."""
@@ -216,11 +213,11 @@ class PredictorDriver:
         if self._sample is not None:
             self._compare(self._sample, forecasts, event=event, layer=layer, layer_now=layer_now)
         if forecasts and self.uses_forecasts:
-            self._schedule(forecasts, layer_now)
+            self._scheduler.schedule(forecasts, layer_now=layer_now)
         end = time.perf_counter()
         self.inline_seconds += end - start
-        if self._shared.timeline is not None and event != "end_step":
-            self._shared.timeline.predicted(event, layer_now, start, end)
+        if self.timeline is not None and event != "end_step":
+            self.timeline.predicted(event, layer_now, start, end)
 
     def _compare(
         self, sample: SampledStep, forecasts: Forecasts, *, event: str, layer: int, layer_now: int
@@ -230,12 +227,6 @@ class PredictorDriver:
         sample.add_forecasts(forecasts, signal=event, layer=layer, layer_now=layer_now)
         if event == "end_step":
             self._drift.add(sample)
-
-    def _schedule(self, forecasts: Forecasts, layer_now: int) -> None:
-        with self._shared.condition:
-            self._scheduler.schedule(forecasts, layer_now=layer_now)
-            if any(tier.may_start() for tier in self._scheduler.cache.tiers):
-                self._shared.condition.notify_all()
 
 
 def find_heard(predictor: Predictor | None) -> frozenset[tuple[Signal, int]]:

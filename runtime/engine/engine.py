@@ -1,8 +1,12 @@
-"""The engine: runs the policy core on a model's events with real memory and transfers."""
+"""The engine: one loop that serves a model's experts from its cache, on the model's own thread.
+
+At each event of the model it asks the predictors, tells the policy core, and pumps: what has
+arrived is booked, and what comes next is submitted to the rings, which move bytes meanwhile.
+"""
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
@@ -13,7 +17,7 @@ import numpy.ma  # np.unique imports it at its first call, when there may be no 
 from predictors.base import Floats, Ints
 from runtime.engine.driver import PredictorDriver
 from runtime.engine.forecast_payoff import ForecastPayoff
-from runtime.engine.forward_pass_lock import ForwardPassLock, release_held
+from runtime.engine.forward_pass_lock import ForwardPassLock
 from runtime.engine.host_compute import HostCompute
 from runtime.engine.stats import StepStats
 from runtime.errors import CheckpointError, TransferError
@@ -23,22 +27,19 @@ from runtime.policy.multi_device_cache import DeviceCaches
 from runtime.policy.placement import ExpertPlacement
 from runtime.store.base import ExpertStore, max_decoded_bytes
 from runtime.store.packed.matrix import ExpertWeights
-from runtime.transfer.link import Arena, ComputeTier
+from runtime.transfer.arena import Arena
+from runtime.transfer.loop import TransferLoop
 from runtime.transfer.timeline import TimelineSink
-from runtime.transfer.worker import TransferState, TransferThread, TransferWorker
-
-STUCK_SECONDS = 30.0
-"""A computation that waits this long while no transfer is active is reported as stuck."""
 
 
 class Engine:
     """Receives a model's events and provides its experts as soon as their bytes have arrived.
 
     Args:
-        arenas: in the order of `workers` and `cache.tiers`: by device, the computing tier first.
-        placement: maps experts to devices.
-        host_compute: chooses missed experts to compute in the second arena; None: all are copied.
-        watchdog_seconds: transfers that take longer count as hung.
+        arenas: In the order of the loop's links and `cache.tiers`: by device, the computing tier
+            first.
+        placement: Maps experts to devices.
+        host_compute: Chooses missed experts to compute in the second arena; None: all are copied.
     """
 
     def __init__(
@@ -47,35 +48,25 @@ class Engine:
         store: ExpertStore,
         arenas: Sequence[Arena],
         cache: DeviceCaches,
-        workers: Sequence[TransferWorker],
-        shared: TransferState,
+        loop: TransferLoop,
         driver: PredictorDriver,
-        watchdog_seconds: float,
         placement: ExpertPlacement | None = None,
         host_compute: HostCompute | None = None,
     ):
         self.store = store
         self.arenas = tuple(arenas)
         self.cache = cache
-        self.workers = tuple(workers)
+        self.loop = loop
         self.driver = driver
         self.stats = StepStats()
-        tops = [
-            (arena, worker.link)
-            for arena, worker in zip(self.arenas, self.workers, strict=True)
-            if worker.tier.is_top
+        self._tops = [
+            (arena, link.ring)
+            for arena, link in zip(self.arenas, loop.links, strict=True)
+            if link.tier.is_top
         ]
-        self._compute_tier = ComputeTier(
-            [arena for arena, _ in tops], [link for _, link in tops], placement or ExpertPlacement()
-        )
-        self._store_workers = [worker for worker in self.workers if worker.tier.below is None]
+        self._placement = placement or ExpertPlacement()
         self._num_experts = store.num_experts
-        self._shared = shared
-        self._condition = shared.condition
-        self._timeline = shared.timeline
-        self._watchdog_seconds = watchdog_seconds
         self._forward_lock = ForwardPassLock()
-        self._inline_thread = TransferThread(f"{self.workers[-1].name}, inline")
         self._pinned: Expert | None = None
         """Expert that `pin` returned last and that is still pinned."""
         self._pending: dict[int, list[int]] = {}
@@ -86,8 +77,7 @@ class Engine:
         self._num_tokens = 0
         """Tokens of the step."""
         self._is_complete = False
-        """The step began with every expert in its place: nothing is requested or transferred, and
-        no lock is needed."""
+        """The step began with every expert in its place: nothing is requested or transferred."""
         self._experts_done_at = time.perf_counter()
         """Time at which the last routed expert was computed."""
         self.payoff: ForecastPayoff | None = None
@@ -96,7 +86,9 @@ class Engine:
             self.payoff = ForecastPayoff(
                 driver,
                 counters=lambda: cache.counters,
-                link_seconds=lambda: sum(w.busy_seconds for w in self.workers if w.tier.is_top),
+                link_seconds=lambda: sum(
+                    link.busy_seconds for link in loop.links if link.tier.is_top
+                ),
                 stall_seconds=lambda: self.stats.stall_seconds,
                 on_change=cache.set_idle_prefetch if cache.system.idle_prefetch else lambda _: None,
             )
@@ -105,10 +97,9 @@ class Engine:
         """False during a step, and after one that did not end properly."""
         if cache.system.prefetch:
             cache.fill_when_idle()
-        for worker in self.workers:
-            worker.start()
         if cache.system.fill_first_layers:
             self._fill(cache.first_experts())
+        loop.pump(is_idle=True)
 
     def _fill(self, first_experts: Sequence[Sequence[Expert]]) -> None:
         """Read the experts that each tier begins with (MoE-Infinity, sequence level, section 6.1).
@@ -117,68 +108,69 @@ class Engine:
         that cannot be read are left out.
         """
         for tier, experts in zip(self.cache.tiers, first_experts, strict=True):
-            with self._condition:
-                for expert in experts:
-                    tier.request(expert)
-                self._condition.notify_all()
-                coming = list(experts)
-                while coming:
-                    if tier.is_ready(coming[-1]) or coming[-1] in self._shared.errors:
-                        coming.pop()
-                        continue
-                    if any(worker.num_lost for worker in self.workers):
-                        break  # a read hangs and its slot is set aside
-                    self._condition.wait(self._watchdog_seconds / 2)
-                    for worker in self.workers:
-                        worker.check_threads(self._watchdog_seconds)
-                for expert in experts:
-                    tier.release(expert)
-                tier.counters = [CacheCounters() for _ in tier.counters]
+            for expert in experts:
+                tier.request(expert)
+            coming = list(experts)
+            while coming and not self.loop.num_hanging:
+                self.loop.pump()
+                while coming and (tier.is_ready(coming[-1]) or coming[-1] in self.loop.errors):
+                    coming.pop()
+                if coming:
+                    self.loop.wait()
+            for expert in experts:
+                tier.release(expert)
+            tier.counters = [CacheCounters() for _ in tier.counters]
 
     # ---- events of the model (`EventListener`)
 
     def begin_step(self, tokens_T: Ints, requests_T: Ints) -> None:
         self._forward_lock.begin()
-        release_held(self._condition)
         requests = frozenset(np.unique(requests_T).tolist())
         new_request = not requests <= self._requests
         self._requests = requests
         self._num_tokens = len(tokens_T)
-        with self._condition:
-            if not self._is_intact:
-                self._pinned = None
-                self._pending.clear()
-                if self._host_compute is not None:
-                    self._host_compute.forget()
-                self._inline_thread.task = None
-                self.cache.repair([worker.active_tasks for worker in self.workers])
-            self._is_intact = False
-            self._unpin()
-            self._cancel_leftovers()
-            self._is_complete = self.cache.is_complete
-            if not self._is_complete:
-                self.cache.begin_step(requests_T)
-                for worker in self.workers:
-                    worker.check_threads(float("inf"))
+        if not self._is_intact:
+            self._recover()
+        self._is_intact = False
+        self._unpin()
+        self._cancel_leftovers()
+        if not self.cache.is_complete:
+            self.loop.trim()
+            self.loop.pump()
+        self._is_complete = self.cache.is_complete
+        if not self._is_complete:
+            self.cache.begin_step(requests_T)
         is_prefill = new_request or len(tokens_T) > len(requests)
         self.stats.begin_step(len(tokens_T), is_prefill=is_prefill)
         self._experts_done_at = time.perf_counter()
         self.driver.begin_step(tokens_T, requests_T, is_decode=not is_prefill)
 
+    def _recover(self) -> None:
+        """Begin with what has fully arrived, after Ctrl-C cut a step short anywhere."""
+        self._pinned = None
+        self._pending.clear()
+        if self._host_compute is not None:
+            self._host_compute.forget()
+        self.loop.drain()
+        self.cache.reset([self.loop.lost_slots(link) for link in self.loop.links])
+
     def layer_input(self, layer: int, hidden_TD: Floats) -> None:
         self.driver.layer_input(layer, hidden_TD)
+        self.pump()
 
     def gate_input(self, layer: int, hidden_TD: Floats) -> None:
         self.driver.gate_input(layer, hidden_TD)
+        self.pump()
 
     def routed(
         self, layer: int, experts_TK: Ints, logits_TE: Floats | None, _weights_TK: Floats | None
     ) -> None:
         self.driver.before_request(layer, experts_TK)
         self._request(layer, count_tokens(experts_TK, self._num_experts), experts_TK)
-        if self._timeline is not None:
-            self._timeline.computed_dense(layer, self._experts_done_at, time.perf_counter())
+        if self.loop.timeline is not None:
+            self.loop.timeline.computed_dense(layer, self._experts_done_at, time.perf_counter())
         self.driver.routed(layer, experts_TK, logits_TE)
+        self.pump()
 
     def partly_routed(self, layer: int, experts_TK: Ints) -> None:
         """Request experts of those of the step's tokens that have reached the layer's router."""
@@ -186,18 +178,19 @@ class Engine:
             return
         experts = np.unique(experts_TK)
         experts = experts[(experts >= 0) & (experts < self._num_experts)]
-        with self._condition:
-            self._forget_failures(layer, self.cache.request_early(layer, experts.tolist()))
-            self._condition.notify_all()
+        self.loop.forget_failures(layer, self.cache.request_early(layer, experts.tolist()))
+        self.loop.pump()
 
     def failed_experts(self, layer: int) -> frozenset[int]:
         """Return the layer's experts whose last request failed."""
-        with self._condition:
-            return frozenset(e for error_layer, e in self._shared.errors if error_layer == layer)
+        return frozenset(e for error_layer, e in self.loop.errors if error_layer == layer)
+
+    def pump(self) -> None:
+        """Book what has arrived, and submit what comes next."""
+        if not self._is_complete:
+            self.loop.pump()
 
     def end_step(self) -> None:
-        # Ctrl-C may arrive after a lock was acquired and before the block that releases it.
-        release_held(self._condition)
         if not self._forward_lock.is_mine:
             self._forward_lock.release_held()
             return  # the step did not begin: its input was rejected
@@ -213,11 +206,11 @@ class Engine:
         error = sys.exc_info()[1]
         if error is not None and not isinstance(error, Exception):
             return  # Ctrl-C may have interrupted the bookkeeping; the next step repairs it
-        with self._condition:
-            self._unpin()
-            self._cancel_leftovers()
-            if not self._is_complete:
-                self.cache.end_step()
+        self._unpin()
+        self._cancel_leftovers()
+        if not self._is_complete:
+            self.cache.end_step()
+            self.loop.pump(is_idle=True)
         self._is_intact = True
         if step is None:
             return
@@ -225,10 +218,10 @@ class Engine:
             self._host_compute.switch.record_step(step.end - step.start)
         if self.payoff is not None:
             self.payoff.record_step(step.end - step.start, is_decode=not step.is_prefill)
-        if self._timeline is not None:
-            self._timeline.step(step.num_tokens, step.start, step.end)
+        if self.loop.timeline is not None:
+            self.loop.timeline.step(step.num_tokens, step.start, step.end)
 
-    # ---- experts for the model (`ExpertSource`)
+    # ---- requests of a layer
 
     def _request(
         self, layer: int, tokens_per_expert: dict[int, int], experts_TK: Ints | None = None
@@ -239,32 +232,27 @@ class Engine:
             self.cache.count_routed(layer, tokens_per_expert)
             order = self._pending[layer] = list(tokens_per_expert)
             return order
-        with self._condition:
-            self._unpin()
-            self._cancel_leftovers()
-            early = self.cache.requested_early(layer)
-            self._forget_failures(layer, [e for e in tokens_per_expert if e not in early])
-            if experts_TK is not None and len(experts_TK) == self._num_tokens:
-                self.cache.on_tokens_routed(layer, experts_TK)
-            cache = self._host_compute or self.cache
-            order = self._pending[layer] = cache.request_routed(layer, tokens_per_expert)
-            self._wake_workers()
+        self._unpin()
+        self._cancel_leftovers()
+        early = self.cache.requested_early(layer)
+        self.loop.forget_failures(layer, [e for e in tokens_per_expert if e not in early])
+        if experts_TK is not None and len(experts_TK) == self._num_tokens:
+            self.cache.on_tokens_routed(layer, experts_TK)
+        cache = self._host_compute or self.cache
+        order = self._pending[layer] = cache.request_routed(layer, tokens_per_expert)
+        self.loop.pump()
         return order
 
-    def _wake_workers(self) -> None:
-        """Notify the workers if one may have something to transfer; called under the lock."""
-        if any(tier.may_start() for tier in self.cache.tiers):
-            self._condition.notify_all()
+    def _requested(self, layer: int, wanted: list[int]) -> list[int]:
+        """Return the wanted experts in their computing order; requests them if none has been.
 
-    def _forget_failures(self, layer: int, requested: Iterable[int]) -> None:
-        """Drop earlier errors of newly requested experts, so that they are read again."""
-        active = {task.expert for worker in self.workers for task in worker.active_tasks}
-        if not (active or self._shared.errors):
-            return
-        for e in requested:
-            self._shared.errors.pop((layer, e), None)
-            if (layer, e) in active:
-                self._shared.joined.add((layer, e))
+        The layer may have no probed router, or its block may have changed the choice: `wanted` is
+        right.
+        """
+        order = self._pending.get(layer)
+        if order is None or sorted([*order, *self._on_host(layer)]) != wanted:
+            order = self._request(layer, dict.fromkeys(wanted, 1))
+        return order
 
     def _cancel_leftovers(self) -> None:
         """Cancel requests that were never computed, so that they occupy no slots.
@@ -277,50 +265,154 @@ class Engine:
         if self._host_compute is not None:
             self._host_compute.cancel()
 
+    # ---- experts for the model (`ExpertSource`)
+
     def ready(self, layer: int, wanted: list[int]) -> Iterator[tuple[int, ExpertWeights]]:
         """Yield the wanted experts, each when it is ready; valid until the next is taken.
 
         Raises:
-            TransferError: an expert's bytes did not arrive; the others are released.
+            TransferError: An expert's bytes did not arrive; the others are released.
         """
-        order = self._pending.get(layer)
-        if order is None or sorted([*order, *self._on_host(layer)]) != wanted:
-            # The layer has no probed router, or its block changed the choice: `wanted` is right.
-            order = self._request(layer, dict.fromkeys(wanted, 1))
-        if self._is_complete:
-            yield from self._in_place(layer, order)
-            return
-        while order:
-            if self._on_host(layer) and self._find_ready(layer, order) is None:
+        order = self._requested(layer, wanted)
+        while order or self._on_host(layer):
+            if self._on_host(layer) and not self._find_ready(layer, order):
                 yield from self._in_host_memory(layer)
-            computed: list[Expert] = []
+                continue
+            slots = self._next(layer, order)
             try:
-                for expert, slot in self._wait(layer, order):
+                for e, slot in slots.items():
                     start = time.perf_counter()
-                    try:
-                        yield expert, self._compute_tier.weights((layer, expert), slot)
-                    finally:
-                        order.remove(expert)
-                        computed.append((layer, expert))
-                        self._compute_tier.computed((layer, expert), slot)
-                        self._experts_done_at = time.perf_counter()
-                        if self._timeline is not None:
-                            self._timeline.computed((layer, expert), start, self._experts_done_at)
+                    yield e, self._weights((layer, e), slot)
+                    self._record(layer, [e], start)
             finally:
-                self._release(computed)
-        yield from self._in_host_memory(layer)
-        with self._condition:
-            self._pending.pop(layer, None)
-
-    def _in_place(self, layer: int, experts: Sequence[int]) -> Iterator[tuple[int, ExpertWeights]]:
-        """Yield experts of a complete cache."""
-        for e in experts:
-            start = time.perf_counter()
-            yield e, self._resident_weights((layer, e))
-            self._experts_done_at = time.perf_counter()
-            if self._timeline is not None:
-                self._timeline.computed((layer, e), start, self._experts_done_at)
+                self._release(layer, order, slots)
         self._pending.pop(layer, None)
+
+    def ready_slots(self, layer: int, wanted: list[int]) -> Iterator[dict[int, int]]:
+        """Yield the slots of wanted experts by expert: at a time all that are ready.
+
+        They are valid until the next are taken.
+
+        Raises:
+            TransferError: An expert's bytes did not arrive; the others are released.
+        """
+        order = self._requested(layer, wanted)
+        while order:
+            slots, start = self._next(layer, order), time.perf_counter()
+            try:
+                yield slots
+                self._record(layer, list(slots), start)
+            finally:
+                self._release(layer, order, slots)
+        self._pending.pop(layer, None)
+
+    def pin(self, layer: int, expert: int) -> ExpertWeights:
+        """Return one expert's parameters, for experts modules that run their own loop.
+
+        They stay valid until the model requests its next expert.
+
+        Raises:
+            TransferError: The expert's bytes did not arrive.
+        """
+        if self._pinned != (layer, expert):
+            self._unpin()
+            order = self._pending.get(layer)
+            if order is None or expert not in order:
+                order = self._request(layer, {expert: 1})
+            if not self._is_complete:
+                self.cache.make_room(layer, expert, sorted(order))
+                self._wait_for(layer, [expert])
+                self._pinned = layer, expert
+            order.remove(expert)
+        return self._weights((layer, expert), self._slot((layer, expert)))
+
+    def _unpin(self) -> None:
+        if self._pinned is not None:
+            pinned, self._pinned = self._pinned, None
+            self._tops[self._device(pinned)][1].computed(self._slot(pinned))
+            self.cache.release(pinned)
+
+    def _next(self, layer: int, pending: list[int]) -> dict[int, int]:
+        """Return the experts to compute next with the slot of each, once there is one.
+
+        They are all the pending ones that are ready if none of the others needs a slot; else the
+        first that is ready, so that its slot is free soon. Where the system does not reorder they
+        are all of them or the first.
+
+        Raises:
+            TransferError: An expert could not be read.
+        """
+        if self._is_complete:
+            return {e: self._slot((layer, e)) for e in pending}
+        ready = self._find_ready(layer, pending)
+        if len(ready) == len(pending):
+            for e in pending:
+                self.cache.request((layer, e))
+            return ready
+        candidates = self.cache.next_candidates(layer, pending)
+        if ready and len(candidates) > 1:
+            if all(self.cache.entry((layer, e)) is not None for e in pending):
+                return ready
+            e = next(iter(ready))
+            return {e: ready[e]}
+        e = self._wait_for(layer, candidates)
+        return {e: self._slot((layer, e))}
+
+    def _find_ready(self, layer: int, experts: Sequence[int]) -> dict[int, int]:
+        is_ready = self.cache.is_ready
+        return {e: self._slot((layer, e)) for e in experts if is_ready((layer, e))}
+
+    def _wait_for(self, layer: int, candidates: Sequence[int]) -> int:
+        """Return the first candidate that is ready, at once or when one is."""
+        start = 0.0
+        while True:
+            self.loop.pump()
+            for e in candidates:
+                if self.cache.is_ready((layer, e)):
+                    if start:
+                        self._record_stall(layer, start)
+                    return e
+            for e in candidates:
+                if (error := self.loop.errors.get((layer, e))) is not None:
+                    raise error
+            if self.cache.displace_early(layer):
+                continue
+            if not (self.loop.is_moving or self.loop.is_frozen):
+                raise TransferError(
+                    f"internal error: layer {layer}: experts {list(candidates)} were requested but "
+                    "no transfer is under way. Reload the model and report this."
+                )
+            start = start or time.perf_counter()
+            self.loop.wait()
+
+    def _release(self, layer: int, order: list[int], slots: dict[int, int]) -> None:
+        """Release experts that have been computed."""
+        if self._pending.get(layer) is not order:
+            return  # the step has ended in an error, and with it their requests
+        for e, slot in slots.items():
+            order.remove(e)
+            if not self._is_complete:
+                self._tops[self._device((layer, e))][1].computed(slot)
+                self.cache.release((layer, e))
+        if order:
+            self.pump()
+
+    def _weights(self, expert: Expert, slot: int) -> ExpertWeights:
+        return self._tops[self._device(expert)][0].weights(expert[0], slot)
+
+    def _slot(self, expert: Expert) -> int:
+        entry = self.cache.entry(expert)
+        assert entry is not None
+        return entry.slot
+
+    def _device(self, expert: Expert) -> int:
+        # One arena here may be one of many: a rank has its own experts only.
+        return 0 if len(self._tops) == 1 else self._placement.device(expert)
+
+    # ---- misses computed in host memory
+
+    def _on_host(self, layer: int) -> list[int]:
+        return [] if self._host_compute is None else self._host_compute.waiting(layer)
 
     def _in_host_memory(self, layer: int) -> Iterator[tuple[int, ExpertWeights]]:
         """Yield the experts that are computed in host memory, while others are copied."""
@@ -330,213 +422,39 @@ class Engine:
             try:
                 yield e, self._host_compute.weights(layer, e)
             finally:
-                self._experts_done_at = time.perf_counter()
-                with self._condition:
-                    self._host_compute.computed(layer, e, self._experts_done_at - start)
-                if self._timeline is not None:
-                    self._timeline.computed((layer, e), start, self._experts_done_at)
+                self._record(layer, [e], start)
+                self._host_compute.computed(layer, e, self._experts_done_at - start)
+                self.pump()
 
-    def _on_host(self, layer: int) -> list[int]:
-        return [] if self._host_compute is None else self._host_compute.waiting(layer)
+    # ---- timeline and statistics
 
-    def ready_slots(self, layer: int, wanted: list[int]) -> Iterator[dict[int, int]]:
-        """Yield the slots of wanted experts by expert: at a time all that are ready.
-
-        They are valid until the next are taken.
-
-        Raises:
-            TransferError: an expert's bytes did not arrive; the others are released.
-        """
-        order = self._pending.get(layer)
-        if order is None or sorted(order) != wanted:
-            order = self._request(layer, dict.fromkeys(wanted, 1))
-        while order:
-            if self._is_complete:
-                slots = {e: self._resident_slot((layer, e)) for e in order}
-            else:
-                slots = dict(self._wait(layer, order))
-            start = time.perf_counter()
-            try:
-                yield slots
-            finally:
-                for e in slots:
-                    order.remove(e)
-                self._record_together(layer, list(slots), start)
-                if not self._is_complete:
-                    for e, slot in slots.items():
-                        self._compute_tier.computed((layer, e), slot)
-                    self._release([(layer, e) for e in slots])
-        self._pending.pop(layer, None)
-
-    def _record_together(self, layer: int, experts: Sequence[int], start: float) -> None:
-        """Report experts that were computed together as if one after another."""
+    def _record(self, layer: int, experts: Sequence[int], start: float) -> None:
+        """Report experts that were computed, together as if one after another."""
         self._experts_done_at = time.perf_counter()
-        if self._timeline is not None:
+        if self.loop.timeline is not None:
             times = np.linspace(start, self._experts_done_at, len(experts) + 1).tolist()
             for e, (begin, end) in zip(experts, pairwise(times), strict=True):
-                self._timeline.computed((layer, e), begin, end)
+                self.loop.timeline.computed((layer, e), begin, end)
 
-    def _resident_slot(self, expert: Expert) -> int:
-        entry = self.cache.entry(expert)
-        assert entry is not None
-        return entry.slot
-
-    def _resident_weights(self, expert: Expert) -> ExpertWeights:
-        return self._compute_tier.weights(expert, self._resident_slot(expert))
-
-    def _release(self, experts: Sequence[Expert]) -> None:
-        with self._condition:
-            for expert in experts:
-                self.cache.release(expert)
-            if any(len(tier.queue) for tier in self.cache.tiers):
-                self._condition.notify_all()  # a worker may wait for a slot
-
-    def pin(self, layer: int, expert: int) -> ExpertWeights:
-        """Return one expert's parameters, for experts modules that run their own loop.
-
-        They stay valid until the model requests its next expert.
-
-        Raises:
-            TransferError: the expert's bytes did not arrive.
-        """
-        if self._pinned == (layer, expert):
-            return self._resident_weights(self._pinned)
-        with self._condition:
-            self._unpin()
-        order = self._pending.get(layer)
-        if order is None or expert not in order:
-            order = self._request(layer, {expert: 1})
-        if self._is_complete:
-            order.remove(expert)
-            return self._resident_weights((layer, expert))
-        ((_, slot),) = self._wait(layer, [expert])
-        order.remove(expert)
-        self._pinned = layer, expert
-        return self._compute_tier.weights(self._pinned, slot)
-
-    def _unpin(self) -> None:
-        if self._pinned is None:
-            return
-        entry = self.cache.entry(self._pinned)
-        assert entry is not None
-        self._compute_tier.computed(self._pinned, entry.slot)
-        self.cache.release(self._pinned)
-        self._condition.notify_all()
-        self._pinned = None
-
-    def _wait(self, layer: int, pending: list[int]) -> list[tuple[int, int]]:
-        """Return the next experts to compute, and the slot of each.
-
-        They are all the pending ones that are ready if none of the others needs a slot; else the
-        first that is ready, so that its slot is free soon. Where the system does not reorder they
-        are all of them or the first.
-
-        Raises:
-            TransferError: an expert could not be read, or no transfer of it is pending.
-        """
-        system = self.cache.system
-        is_free = system.reordered and system.early_preemption
-        with self._condition:
-            entries = [self.cache.entry((layer, e)) for e in pending]
-            are_ready = [self.cache.is_ready((layer, e)) for e in pending]
-            if all(are_ready):
-                for e in pending:
-                    self.cache.request((layer, e))
-            elif not is_free or len(pending) == 1:
-                return [self._wait_for_next(layer, pending)]
-            if None in entries or not any(are_ready):
-                return [self._wait_for_any(layer, pending)]
-            return [
-                (e, entry.slot)
-                for e, entry, is_ready in zip(pending, entries, are_ready, strict=True)
-                if is_ready and entry is not None
-            ]
-
-    def _wait_for_next(self, layer: int, pending: Sequence[int]) -> tuple[int, int]:
-        """Return the first pending expert and its slot, for which room is made."""
-        self.cache.request((layer, pending[0]))
-        coming = pending if len(pending) > 1 else sorted(self._pending[layer])
-        self.cache.make_room(layer, pending[0], coming)
-        self._wake_workers()  # this thread itself reads from the disk only
-        return self._wait_for_any(layer, pending[:1])
-
-    def _wait_for_any(self, layer: int, candidates: Sequence[int]) -> tuple[int, int]:
-        """Return the first candidate that is ready and its slot, at once or when one is."""
-        ready = self._find_ready(layer, candidates)
-        if ready is None:
-            start = time.perf_counter()
-            ready = self._wait_until_ready(layer, candidates)
-            end = time.perf_counter()
-            self.stats.stall_seconds += end - start
-            if self._timeline is not None:
-                self._timeline.stalled(layer, start, end)
-        return ready
-
-    def _find_ready(self, layer: int, candidates: Sequence[int]) -> tuple[int, int] | None:
-        for e in candidates:
-            if self.cache.is_ready((layer, e)):
-                entry = self.cache.entry((layer, e))
-                assert entry is not None
-                return e, entry.slot
-        return None
-
-    def _wait_until_ready(self, layer: int, candidates: Sequence[int]) -> tuple[int, int]:
-        condition = self._condition
-        patience = self._watchdog_seconds / 2
-        checked = active = time.monotonic()
-        while True:
-            ready = self._find_ready(layer, candidates)
-            if ready is not None:
-                return ready
-            for e in candidates:
-                if (error := self._shared.errors.get((layer, e))) is not None:
-                    raise error
-            num_lost = sum(worker.num_lost for worker in self._store_workers)
-            if any(worker.is_frozen for worker in self._store_workers):
-                raise TransferError(
-                    f"layer {layer}: {num_lost} reads of experts have hung for more than "
-                    f"{self._watchdog_seconds} s; check the disk, then repeat the request"
-                )
-            # If a read hangs, an inline read by this thread could hang too, without a watchdog.
-            if not num_lost and any(
-                worker.run_inline(self._inline_thread) for worker in self._store_workers
-            ):
-                active = time.monotonic()
-                continue
-            if self.cache.displace_early(layer):
-                condition.notify_all()
-                continue
-            condition.wait(patience)
-            now = time.monotonic()
-            if now - checked >= patience:
-                checked = now
-                for worker in self.workers:
-                    worker.check_threads(self._watchdog_seconds)
-            if not all(worker.is_idle for worker in self.workers):
-                active = now
-            elif now - active > STUCK_SECONDS:
-                raise TransferError(
-                    f"internal error: layer {layer}: experts {list(candidates)} were requested but "
-                    "no transfer is pending. Reload the model and report this."
-                )
+    def _record_stall(self, layer: int, start: float) -> None:
+        end = time.perf_counter()
+        self.stats.stall_seconds += end - start
+        if self.loop.timeline is not None:
+            self.loop.timeline.stalled(layer, start, end)
 
     def swap_timeline(self, timeline: TimelineSink | None) -> TimelineSink | None:
         """Report spans to `timeline` from now on; returns the previous one."""
-        with self._condition:
-            before, self._timeline = self._timeline, timeline
-            self._shared.timeline = timeline
+        before, self.loop.timeline = self.loop.timeline, timeline
+        self.driver.timeline = timeline
         return before
 
     def close(self) -> None:
-        """End the workers, close the files and complete the timeline. May be called twice."""
+        """End the rings, close the files and complete the timeline. May be called twice."""
         self._closed = True
         self.driver.close()
-        for worker in self.workers:
-            worker.close(timeout_seconds=self._watchdog_seconds)
-        if self._timeline is not None:
-            self._timeline.close()
-
-    # ---- statistics
+        self.loop.close()
+        if self.loop.timeline is not None:
+            self.loop.timeline.close()
 
     @property
     def arena_bytes(self) -> int:
@@ -547,39 +465,38 @@ class Engine:
             + max_decoded_bytes(self.store)
         )
 
-    @property
-    def is_transferring(self) -> bool:
-        """Whether a transfer runs or may start, be it in idle time."""
-        with self._condition:
-            return not all(worker.is_idle for worker in self.workers) or any(
-                tier.may_start() for tier in self.cache.tiers
-            )
+    def move_when_idle(self) -> bool:
+        """Go on with transfers between two forward passes; returns whether any is under way."""
+        self._forward_lock.begin()
+        try:
+            if self._is_intact and not self._closed:
+                self.loop.pump(is_idle=True)
+            return self.loop.is_moving
+        finally:
+            self._forward_lock.end()
 
     def report(self) -> dict[str, Any]:
         """Return counters of the policy core, times (seconds) and memory (bytes)."""
-        with self._condition:
-            counters = sum_counters(self.cache.counters)
-            pending = self.cache.pending_bytes
-            below = {
-                worker.name: sum_counters(worker.tier.counters).as_dict()
-                for worker in self.workers
-                if not worker.tier.is_top
-            }
-        payoff, drift = self.payoff, self.driver.drift_report
+        counters, payoff = sum_counters(self.cache.counters), self.payoff
+        drift = self.driver.drift_report
         return {
             **counters.as_dict(),
-            "bytes_prefetched_unused_yet": pending,
+            "bytes_prefetched_unused_yet": self.cache.pending_bytes,
             **counters.rates(),
             "predictor_seconds": self.driver.seconds,
             "predictor_failures": self.driver.failures,
             "predictor_drift": None if drift is None else asdict(drift),
             "arena_bytes": self.arena_bytes,
             "arena_slots": self.cache.num_slots,
-            "lower_tiers": below,
+            "lower_tiers": {
+                link.name: sum_counters(link.tier.counters).as_dict()
+                for link in self.loop.links
+                if not link.tier.is_top
+            },
             "adaptive_prefetch": None
             if payoff is None
             else {"prefetching": payoff.is_on, "switches": payoff.num_switches},
-            "lost_threads": sum(worker.num_lost for worker in self.workers),
+            "lost_threads": self.loop.num_hanging,
             **self.stats.as_dict(),
         }
 

@@ -13,8 +13,8 @@ from runtime.policy.adaptive_switch import AdaptiveSwitch
 from runtime.policy.device_cache import DeviceCache
 from runtime.policy.host_split import SplitCosts, choose_host_experts
 from runtime.store.packed.matrix import ExpertWeights
-from runtime.transfer.link import Arena
-from runtime.transfer.worker import TransferWorker
+from runtime.transfer.arena import Arena
+from runtime.transfer.loop import TierLink
 
 MEMORY = 0.95
 """Weight of the past in the means of measured times."""
@@ -23,15 +23,13 @@ MEMORY = 0.95
 class HostCompute:
     """Chooses the missed experts to compute in host memory, from what that and copies have taken.
 
-    Not thread-safe: the engine holds its lock around every call.
-
     Args:
         cache: of one device, with a tier in host memory.
         arena: the host memory's.
         copies: copies experts from there to the computing tier.
     """
 
-    def __init__(self, cache: DeviceCache, arena: Arena, copies: TransferWorker):
+    def __init__(self, cache: DeviceCache, arena: Arena, copies: TierLink):
         self.switch = AdaptiveSwitch(what="computing missed experts in host memory")
         self._cache = cache
         self._arena = arena
@@ -112,7 +110,7 @@ class HostCompute:
             self._further_seconds = _mix(self._further_seconds, further)
 
     def _measure_copies(self) -> None:
-        copied = self._copies.moved_bytes, self._copies.occupied_seconds
+        copied = self._copies.moved_bytes, self._copies.busy_seconds
         new_bytes = copied[0] - self._copied_before[0]
         if not new_bytes:
             return

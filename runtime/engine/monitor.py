@@ -1,6 +1,6 @@
 """Observes a running engine: counters, tiers, and where experts are.
 
-It holds the lock that transfers and computation share only to copy integers.
+Any thread may look while the model's thread goes on: numbers may be of a moment ago.
 """
 
 from collections.abc import Sequence
@@ -88,23 +88,21 @@ class EngineMonitor:
 
     def __init__(self, engine: Engine):
         self.engine = engine
-        self._shared = engine.workers[0].shared
         self._names = name_tiers(engine.cache.tiers)
 
     def snapshot(self) -> EngineSnapshot:
         engine = self.engine
-        with self._shared.condition:
-            tiers = tuple(
-                _tier_state(tier, name, arena.num_bytes)
-                for tier, name, arena in zip(
-                    engine.cache.tiers, self._names, engine.arenas, strict=True
-                )
+        tiers = tuple(
+            _tier_state(tier, name, arena.num_bytes)
+            for tier, name, arena in zip(
+                engine.cache.tiers, self._names, engine.arenas, strict=True
             )
-            faults = {str(fault): count for fault, count in self._shared.faults.items()}
-            link_seconds: dict[str, float] = {}
-            for worker in engine.workers:
-                link_seconds[worker.name] = link_seconds.get(worker.name, 0.0) + worker.busy_seconds
-            num_lost = sum(worker.num_lost for worker in engine.workers)
+        )
+        faults = {str(fault): count for fault, count in engine.loop.faults.copy().items()}
+        link_seconds: dict[str, float] = {}
+        for link in engine.loop.links:
+            link_seconds[link.name] = link_seconds.get(link.name, 0.0) + link.busy_seconds
+        num_lost = engine.loop.num_hanging
         payoff = engine.payoff
         return EngineSnapshot(
             tiers=tiers,
@@ -121,8 +119,7 @@ class EngineMonitor:
     def cells(self) -> list[str]:
         """Return where each expert is: a string for each layer, a letter for each expert."""
         tiers = self.engine.cache.tiers
-        with self._shared.condition:
-            held = [(tier, dict(tier.cache.entries)) for tier in tiers]
+        held = [(tier, dict(tier.cache.entries)) for tier in tiers]
         rows = [[ABSENT] * count for count in self.engine.store.experts_per_layer]
         # The computing tiers last: their states take precedence.
         for tier, entries in sorted(held, key=lambda pair: pair[0].is_top):
@@ -143,7 +140,7 @@ def _where(tier: CacheTier, expert: Expert, entry: CacheEntry) -> str:
 
 
 def _tier_state(tier: CacheTier, name: str, budget_bytes: int) -> TierState:
-    entries = tier.cache.entries.values()
+    entries = list(tier.cache.entries.values())
     return TierState(
         name=name,
         computes=tier.is_top,

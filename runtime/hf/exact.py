@@ -13,7 +13,7 @@ from runtime.hf.layers import MoeLayer, find_adapter, find_expert_banks
 from runtime.store.base import ExpertLayout, name_format
 from runtime.store.packed.coding import RAW
 from runtime.store.packed.layout import PackedLayout
-from runtime.transfer.link import Arena
+from runtime.transfer.arena import Arena
 
 QUANTISED = "the checkpoint's experts are quantised, and Transformers groups other matrices only"
 

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from runtime.hf.adapters.base import ExpertSource
-from runtime.transfer.link import Arena
+from runtime.transfer.arena import Arena
 
 GROUPED_MM = "grouped_mm"
 """Transformers' name of the implementation."""

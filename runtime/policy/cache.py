@@ -1,6 +1,6 @@
 """The slots of one cache tier: which expert is in which slot. Bookkeeping only, no bytes."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from predictors.base import Ints
 from runtime.policy.eviction.protocol import EvictionOrder, EvictionPolicy, Expert, Probabilities
@@ -229,19 +229,24 @@ class ExpertCache:
         partition.free.append(slot)
         partition.check()
 
-    def rebuild(self) -> None:
-        """Derives slots and eviction orders from the entries, after Ctrl-C cut a call short."""
+    def reset(self, slots: Mapping[Expert, int], quarantined: Collection[int]) -> None:
+        """Holds these experts in these slots, unpinned, and no others."""
         self.num_changes += 1
+        self.entries.clear()
+        self._quarantine = set(quarantined)
+        taken = self._quarantine.union(slots.values())
         for partition in self._partitions:
             partition.order.clear()
             partition.num_used = 0
             partition.num_quarantined = len(self._quarantine.intersection(partition.slots))
-            partition.free = [slot for slot in partition.slots if slot not in self._quarantine]
-        for expert, entry in self.entries.items():
+            partition.free = [slot for slot in partition.slots if slot not in taken]
+        for expert, slot in slots.items():
             partition = self._partition_of_layer[expert[0]]
             partition.num_used += 1
-            partition.free.remove(entry.slot)
+            self.entries[expert] = CacheEntry(slot)
             partition.order.on_admit(expert)
+        for partition in self._partitions:
+            partition.check()
 
     def _detach(self, expert: Expert) -> CacheEntry:
         entry = self.entries.pop(expert)

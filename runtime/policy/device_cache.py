@@ -11,7 +11,7 @@ from runtime.policy.cache import CacheEntry
 from runtime.policy.counters import CacheCounters
 from runtime.policy.eviction.protocol import Expert, Probabilities
 from runtime.policy.placement import ExpertPlacement
-from runtime.policy.tier import CacheTier, TransferTask
+from runtime.policy.tier import CacheTier
 
 NOTHING_EARLY: Mapping[int, bool] = MappingProxyType({})
 
@@ -39,7 +39,7 @@ class DeviceCache:
     """Decides in which order a layer's experts are requested and computed on one device.
 
     Every method is given all experts of a layer; those that the placement assigns to other devices
-    are ignored. Not thread-safe: the caller holds one lock around every call.
+    are ignored. One thread calls it.
 
     Args:
         tiers: The computing tier, then the one below it, and so on.
@@ -118,7 +118,8 @@ class DeviceCache:
     @property
     def pending_bytes(self) -> int:
         """Bytes fetched on predictions whose expert has not been requested yet."""
-        return sum(entry.speculative_bytes for entry in self.top.cache.entries.values())
+        entries = list(self.top.cache.entries.values())  # any thread may ask
+        return sum([entry.speculative_bytes for entry in entries])
 
     # ---- lookups
 
@@ -127,8 +128,7 @@ class DeviceCache:
         """Whether all of the device's experts are in the computing tier to stay.
 
         From then on every request is a hit and nothing is fetched or evicted, so that forecasts,
-        reuse scores and routing make no difference: `count_routed` is all that a layer needs. May
-        be read without the caller's lock.
+        reuse scores and routing make no difference: `count_routed` is all that a layer needs.
         """
         return self.top.num_ready == self._num_owned and not self._drop_used
 
@@ -368,6 +368,17 @@ class DeviceCache:
             if e not in used:
                 self.top.evict((layer, e))
 
+    def next_candidates(self, layer: int, pending: Sequence[int]) -> Sequence[int]:
+        """Returns which of the pending experts may be computed next, whichever is ready first.
+
+        A system that does not reorder computes them in the order of `pending`: room is made for the
+        first.
+        """
+        if self._early_preemption and self.system.reordered:
+            return pending
+        self.make_room(layer, pending[0], pending)
+        return pending[:1]
+
     def request(self, expert: Expert) -> None:
         """Requests the expert that is computed next, unless that was done and has not ended.
 
@@ -491,15 +502,14 @@ class DeviceCache:
         for tier, experts in zip(self.tiers, self.first_experts(), strict=True):
             tier.fill(experts)
 
-    def repair(self, transfers: Sequence[Collection[TransferTask]]) -> None:
-        """Restores consistency after Ctrl-C cut one of these calls short.
+    def reset(self, lost_slots: Sequence[Collection[int]]) -> None:
+        """Keeps what has fully arrived and forgets everything else (`CacheTier.reset`).
 
-        Requests and predictions are forgotten; `transfers` are those running into each tier.
+        Args:
+            lost_slots: Of each of `tiers`, slots that hanging transfers may still write to.
         """
-        copies: Collection[TransferTask] = ()
-        for tier, tasks in zip(self.tiers, transfers, strict=True):
-            tier.repair(tasks, copies=copies)
-            copies = tasks
+        for tier, slots in zip(self.tiers, lost_slots, strict=True):
+            tier.reset(slots)
         self._predicted.clear()
         self._early.clear()
         self._pinned_early.clear()

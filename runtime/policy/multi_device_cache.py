@@ -14,7 +14,7 @@ from runtime.policy.counters import CacheCounters, sum_counters
 from runtime.policy.device_cache import DeviceCache, order_computation
 from runtime.policy.eviction.protocol import Expert, Probabilities
 from runtime.policy.placement import ExpertPlacement
-from runtime.policy.tier import CacheTier, TransferTask
+from runtime.policy.tier import CacheTier
 
 
 class MultiDeviceCache:
@@ -144,6 +144,13 @@ class MultiDeviceCache:
 
     # ---- requests of one expert
 
+    def next_candidates(self, layer: int, pending: Sequence[int]) -> Sequence[int]:
+        system = self.system
+        if system.early_preemption and system.reordered:
+            return pending
+        self.make_room(layer, pending[0], pending)
+        return pending[:1]
+
     def request(self, expert: Expert) -> None:
         self.device_of(expert).request(expert)
 
@@ -167,11 +174,11 @@ class MultiDeviceCache:
         for device in self.devices:
             device.fill()
 
-    def repair(self, transfers: Sequence[Collection[TransferTask]]) -> None:
-        """Restores consistency; `transfers` are those running into each of `tiers`."""
-        rest = list(transfers)
+    def reset(self, lost_slots: Sequence[Collection[int]]) -> None:
+        """Keeps what has fully arrived; `lost_slots` are those of each of `tiers`."""
+        rest = list(lost_slots)
         for device in self.devices:
-            device.repair(rest[: len(device.tiers)])
+            device.reset(rest[: len(device.tiers)])
             del rest[: len(device.tiers)]
 
 

@@ -29,7 +29,7 @@ cdef class CacheTier:
     cdef object _to_fill
     cdef dict _waiting, _copies
     cdef set _requested_below
-    cdef public Py_ssize_t num_requests_below, num_ready
+    cdef public Py_ssize_t num_ready
     cdef public set late
 
     cpdef Py_ssize_t num_chunks(self, tuple expert)

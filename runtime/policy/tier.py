@@ -7,7 +7,7 @@ higher tier requests what is missing there.
 """
 
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Collection, Container, Iterable, Sequence
 from itertools import accumulate
 from typing import Self
@@ -57,7 +57,7 @@ class TransferTask:
 
 
 class CacheTier:
-    """Bookkeeping of one tier. Not thread-safe: the caller holds one lock around every call.
+    """Bookkeeping of one tier; one thread calls it.
 
     A request is the need of an expert: a router's until it is computed, or that of the tier above
     until it has copied it. Requested experts are transferred before all prefetches. Once they have
@@ -110,8 +110,6 @@ class CacheTier:
         """Experts that this tier has requested of the tier below."""
         self._copies: dict[Expert, int] = {}
         """Transfers to the tier above that are reading an expert's slot now."""
-        self.num_requests_below = 0
-        """Requests to the tier below so far: when it grows, that tier's link has to be woken."""
         self.num_ready = 0
         """Experts that have fully arrived."""
         self._to_fill: deque[Expert] = deque()
@@ -176,6 +174,11 @@ class CacheTier:
         if entry is None:
             return -1.0
         return entry.ready_chunks + 0.5 * entry.in_flight
+
+    @property
+    def lacks_slots(self) -> bool:
+        """Whether a requested expert has no slot yet."""
+        return bool(self._waiting)
 
     def is_requested(self, expert: Expert) -> bool:
         entry = self._entries.get(expert)
@@ -393,7 +396,6 @@ class CacheTier:
         below = self.below
         assert below is not None
         if not (below.queue.is_low(expert) or below.queue.is_high(expert)):
-            self.num_requests_below += 1
             below.prefetch(expert, self.queue.probability(expert))
 
     def _begin_copy_below(self, expert: Expert, end_chunk: int, high: bool) -> int | None:
@@ -402,7 +404,6 @@ class CacheTier:
         assert below is not None
         if high and expert not in self._requested_below:
             self._requested_below.add(expert)
-            self.num_requests_below += 1
             below.count_request(expert)
             below.request(expert)
         slot = below.begin_copy(expert, end_chunk)
@@ -430,7 +431,9 @@ class CacheTier:
         return entry.slot
 
     def end_copy(self, expert: Expert) -> None:
-        """Unpins the expert after a copy to the tier above."""
+        """Unpins the expert after a copy to the tier above, unless the books were reset since."""
+        if not self._copies.get(expert):
+            return
         entry = self._entries[expert]
         assert entry.pins > 0, (expert, entry)
         entry.pins -= 1
@@ -488,7 +491,7 @@ class CacheTier:
             self._above.abort(expert)
 
     def retry(self, task: TransferTask) -> None:
-        """Returns a task to the queue whose thread died; nothing writes into the slot any more."""
+        """Returns a task to the queue that has not begun or has failed: nothing writes its slot."""
         entry = self._take_out_of_flight(task)
         if not (entry.pins or self.queue.is_low(task.expert)):
             self._evict_incomplete(task.expert)
@@ -518,29 +521,23 @@ class CacheTier:
             self.below.end_copy(task.expert)
         self.cache.restore(task.slot)
 
-    def repair(
-        self, transfers: Collection[TransferTask], *, copies: Collection[TransferTask]
-    ) -> None:
-        """Makes the books agree with running transfers after one of these calls was cut short.
+    def reset(self, lost_slots: Collection[int] = ()) -> None:
+        """Keeps the experts that have fully arrived, and forgets everything else.
 
-        Nothing is requested or queued afterwards.
-
-        Args:
-            transfers: Transfers into this tier.
-            copies: Transfers into the tier above, which read this tier's slots.
+        For books that an interrupted call has left as they were; no transfer may be under way but
+        those that hang and may still write to `lost_slots`.
         """
-        self.cache.rebuild()
+        arrived = {e: entry.slot for e, entry in self._entries.items() if self.is_ready(e)}
+        kept = {e: slot for e, slot in arrived.items() if slot not in lost_slots}
+        self.cache.reset(kept, lost_slots)
+        for expert, entry in self._entries.items():
+            entry.ready_chunks = self.num_chunks(expert)
+        self.num_ready = len(self._entries)
         self.queue.clear()
         self.late.clear()
         self._waiting.clear()
         self._requested_below.clear()
-        self._copies = dict(Counter(task.expert for task in copies))
-        slots = {task.slot for task in transfers}
-        for expert, entry in list(self.cache.entries.items()):
-            entry.pins = self._copies.get(expert, 0)
-            entry.in_flight = entry.slot in slots
-            self._evict_incomplete(expert)
-        self.num_ready = sum(map(self.is_ready, self._entries))
+        self._copies.clear()
 
     # ---- counting
 

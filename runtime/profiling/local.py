@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from predictors.base import Signal
 from predictors.spec import ModelSpec
 from runtime.config import ModelConfig, ShapeConfig, SystemConfig
-from runtime.engine.assembly import DeviceArenas, EngineOptions, connect
+from runtime.engine.assembly import DeviceArenas, EngineOptions, connect, make_store_ring
 from runtime.engine.engine import Engine
 from runtime.hf.experts import compute_expert
 from runtime.hf.layers import MoeLayer, attach_experts, find_top_k
@@ -39,7 +39,8 @@ from runtime.sim.predictor_latency import nearest_latencies
 from runtime.store.base import ExpertLayout, ExpertStore, max_slot_bytes
 from runtime.store.model_source import resolve
 from runtime.store.packed.matrix import ExpertWeights
-from runtime.transfer.link import Arena, StoreLink
+from runtime.transfer.arena import Arena
+from runtime.transfer.arrivals import make_arrivals
 
 PROMPT_TOKENS = 32
 """Before the token that is computed again: attention over a few dozen, as in the outlook."""
@@ -134,10 +135,12 @@ def measure_stripped(
         TransferError: its experts cannot be read.
     """
     arena = Arena(store.layouts, (spec.num_layers + 1) * spec.top_k)
+    arrivals = make_arrivals()
     engine = connect(
         store,
         spec,
-        [DeviceArenas([arena], [StoreLink(store, arena, closes=False)])],
+        [DeviceArenas([arena], [make_store_ring(arrivals, store, arena, closes=False)])],
+        arrivals,
         EngineOptions(
             system=SystemConfig(prefetch=False, per_layer=False, chunked=False, reordered=False)
         ),

@@ -32,7 +32,7 @@ class Overheads:
     """The predictor runs on the thread that computes, which waits for it; off: in parallel."""
     computation_reads: bool = False
     """While it waits, the computing thread does requested transfers itself, in parallel with the
-    link's thread (`runtime.transfer.worker`)."""
+    link's thread (`runtime.transfer.rings.c`)."""
     transfer_speed_together: float = 1.0
     """Speed of each of two simultaneous transfers over one link, against one alone: .5 where they
     share a bandwidth, 1 where the link serves both at full speed."""

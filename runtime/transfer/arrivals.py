@@ -20,15 +20,15 @@ class QueuedArrivals:
     """`Arrivals` without compiled code."""
 
     def __init__(self) -> None:
-        self._arrived: deque[tuple[int, int, float]] = deque()
+        self._arrived: deque[tuple[int, int, float, float]] = deque()
         self._wakes: SimpleQueue[None] = SimpleQueue()
         """One for each arrival, posted after it; those that are left over wake in vain."""
 
     def post(self, ticket: int, status: int, seconds: float, /) -> None:
-        self._arrived.append((ticket, status, seconds))
+        self._arrived.append((ticket, status, seconds, time.perf_counter()))
         self._wakes.put(None)
 
-    def take(self) -> list[tuple[int, int, float]]:
+    def take(self) -> list[tuple[int, int, float, float]]:
         while not self._wakes.empty():
             self._wakes.get()
         return [self._arrived.popleft() for _ in range(len(self._arrived))]

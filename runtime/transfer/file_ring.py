@@ -11,9 +11,9 @@ from runtime.policy.eviction.protocol import Expert
 from runtime.policy.tier import TransferTask
 from runtime.store.base import ExpertStore
 from runtime.store.files import OpenFile
+from runtime.transfer.arena import Arena
 from runtime.transfer.arrivals import rings
-from runtime.transfer.link import Arena
-from runtime.transfer.ring import ARRIVED, Arrivals
+from runtime.transfer.ring import ARRIVED, Arrivals, Ring
 from runtime.transfer.thread_ring import ThreadRing
 
 PART = Struct("=iiqqQQ")
@@ -40,7 +40,7 @@ class StoreRead(NamedTuple):
     """Open until the transfer has ended."""
 
 
-class StoreRing:
+class StoreRing(Ring):
     """Reads chunks of experts from a store.
 
     Where slots hold bytes as the files do, compiled threads read them. What fails there, for
@@ -69,7 +69,7 @@ class StoreRing:
         self._store = store
         self._arena = arena
         self._closes = closes
-        self._threads = ThreadRing(arrivals, self._transfer, num_threads, name=name, cpus=cpus)
+        self._threads = ThreadRing(arrivals, self.transfer, num_threads, name=name, cpus=cpus)
         self.errors = self._threads.errors
         self._compiled = None
         if rings is not None and isinstance(arrivals, rings.Arrivals):
@@ -86,7 +86,7 @@ class StoreRing:
         slot = arena.slot(0)
         self._address, self._slot_bytes = slot.data_ptr(), slot.numel()
 
-    def _transfer(self, task: TransferTask) -> None:
+    def transfer(self, task: TransferTask) -> None:
         layer, expert = task.expert
         chunks = range(task.first_chunk, task.end_chunk)
         self._store.read(layer, expert, chunks, self._arena.slot(task.slot))
@@ -143,7 +143,7 @@ class StoreRing:
         self._store.files.unpin(self._reads.pop(ticket).files)
         return True
 
-    def settle(self, ticket: int, status: int, /) -> bool:
+    def settle(self, ticket: int, status: int) -> bool:
         read = self._reads.pop(ticket, None)
         if read is None:
             return True

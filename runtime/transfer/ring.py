@@ -19,8 +19,8 @@ FAILED = -3
 """The error is the ring's `errors[ticket]`."""
 
 
-class Ring(Protocol):
-    """Threads that move bytes. Only the model's thread uses it.
+class Ring:
+    """Moves bytes. Only the model's thread uses it.
 
     A ticket is the number of one transfer, and no number is used twice.
     """
@@ -30,18 +30,35 @@ class Ring(Protocol):
 
     def submit(self, ticket: int, task: TransferTask) -> None:
         """Starts the transfer after those submitted before, requested ones before all others."""
+        raise NotImplementedError
 
     def cancel(self, ticket: int) -> bool:
         """Returns whether it had not begun: then it never does and is not reported."""
+        raise NotImplementedError
 
-    def settle(self, ticket: int, status: int, /) -> bool:
+    def poll(self) -> None:
+        """Posts what has ended, where no thread does."""
+
+    def wait_first(self) -> bool:
+        """Waits for the oldest transfer of a ring without threads; False: there is none."""
+        return False
+
+    def computed(self, slot: int) -> None:
+        """Lets the next transfer into the slot wait for the uses issued so far.
+
+        Called after the last use. On the CPU the use has ended by then.
+        """
+
+    def settle(self, ticket: int, status: int) -> bool:  # noqa: ARG002
         """Looks at an arrival of this ring; returns False if the transfer goes on another way.
 
         It will arrive again. Each arrival is settled once.
         """
+        return True
 
     def running(self) -> list[tuple[int, float]]:
         """Tickets of the transfers that run, each with the seconds since it began."""
+        raise NotImplementedError
 
     def replace_thread(self, ticket: int) -> None:
         """Gives up the thread that runs the transfer; another takes its place.
@@ -55,6 +72,7 @@ class Ring(Protocol):
         Returns:
             Whether all threads have ended; if not, those that hang are left behind.
         """
+        raise NotImplementedError
 
 
 class Arrivals(Protocol):
@@ -63,8 +81,13 @@ class Arrivals(Protocol):
     def post(self, ticket: int, status: int, seconds: float, /) -> None:
         """Adds an arrival, from any thread; `seconds` is what the transfer took."""
 
-    def take(self) -> list[tuple[int, int, float]]:
-        """Removes all arrivals, `(ticket, status, seconds)` in their order; never waits."""
+    def take(self) -> list[tuple[int, int, float, float]]:
+        """Removes all arrivals in their order; never waits.
+
+        Returns:
+            `(ticket, status, seconds, end)`: what the transfer took, and when it was posted, on
+            `time.perf_counter`.
+        """
 
     def wait(self, seconds: float, /) -> bool:
         """Waits at most so long until there is something to take; returns whether there is.

@@ -34,7 +34,8 @@
 #define SLICE_SECONDS 0.05     /* between two looks at signals (Ctrl-C) during a wait */
 #define MOST_SECONDS 1e9       /* of a wait: thirty years; more would be no time of the system's */
 
-enum { END_OF_FILE = -1, DAMAGED = -2 };          /* statuses; those above 0 are errno's */
+enum { END_OF_FILE = -1, DAMAGED = -2 }; /* statuses; those above 0 are errno's */
+enum { INTERRUPTED = -4 };               /* status of a transfer that goes on later */
 enum { CHECKED = 1, DROPPED = 2, ALL_FLAGS = 3 }; /* flags of a part */
 
 /* Forks of this process since it loaded the module. Threads and locks do not survive one. */
@@ -335,6 +336,7 @@ typedef struct Arrival {
     long long ticket;
     int status;
     double seconds; /* that the transfer took */
+    double end;     /* on Python's `perf_counter` */
 } Arrival;
 
 typedef struct {
@@ -356,6 +358,7 @@ static void put_back(Inbox *inbox, Arrival *first, Arrival **end, int count) {
 /* Takes over the arrival. */
 static void deliver(Inbox *inbox, Arrival *arrival) {
     arrival->next = NULL;
+    arrival->end = now();
     lock(&inbox->shared);
     *inbox->end = arrival;
     inbox->end = &arrival->next;
@@ -379,7 +382,9 @@ typedef struct Job {
     Arrival arrival; /* first: a job that has been done is delivered as it */
     struct Job *next;
     double since;
+    int high;
     int num_parts, num_ranges;
+    int num_done;  /* ranges that have been read */
     Range *ranges; /* after the parts */
     Part parts[];
 } Job;
@@ -404,11 +409,22 @@ typedef struct Ring {
     cpu_set_t cpus;
 } Ring;
 
-static int run_job(const Job *job, uint8_t *buffer) {
-    for (int r = 0, joined; r < job->num_ranges; r += joined) {
-        joined = count_joined(&job->ranges[r], job->num_ranges - r);
-        int status = read_ranges(&job->ranges[r], joined, buffer);
+/* Whether a requested transfer waits, for which one that nobody has requested is interrupted. */
+static int is_urgent(Ring *ring) {
+    lock(&ring->shared);
+    int waits = ring->waiting[0] != NULL;
+    unlock(&ring->shared);
+    return waits;
+}
+
+static int run_job(Ring *ring, Job *job, uint8_t *buffer) {
+    while (job->num_done < job->num_ranges) {
+        if (!job->high && job->num_done && is_urgent(ring)) return INTERRUPTED;
+        const Range *next = &job->ranges[job->num_done];
+        int joined = count_joined(next, job->num_ranges - job->num_done);
+        int status = read_ranges(next, joined, buffer);
         if (status) return status;
+        job->num_done += joined;
     }
     for (int p = 0; p < job->num_parts; p++) {
         const Part *part = &job->parts[p];
@@ -431,6 +447,17 @@ static Job *next_job(Ring *ring) {
     return NULL;
 }
 
+/* Lets a transfer that was interrupted go on after those that are requested. */
+static void put_first(Ring *ring, Job *job) {
+    if (ring->is_closing) {
+        free(job);
+        return;
+    }
+    job->next = ring->waiting[1];
+    if (!job->next) ring->ends[1] = &job->next;
+    ring->waiting[1] = job;
+}
+
 static void disown_ring(Ring *ring) {
     if (!disown(&ring->shared)) return;
     disown_inbox(ring->inbox);
@@ -450,10 +477,14 @@ static void *run_reader(void *argument) {
         }
         job->since = now();
         unlock(&ring->shared);
-        job->arrival.status = buffer ? run_job(job, buffer) : ENOMEM;
-        job->arrival.seconds = now() - job->since;
+        job->arrival.status = buffer ? run_job(ring, job, buffer) : ENOMEM;
+        job->arrival.seconds += now() - job->since;
         lock(&ring->shared);
         reader->job = NULL;
+        if (job->arrival.status == INTERRUPTED) {
+            put_first(ring, job);
+            continue;
+        }
         unlock(&ring->shared);
         deliver(ring->inbox, &job->arrival);
         lock(&ring->shared);
@@ -580,7 +611,8 @@ static PyObject *Arrivals_take(PyObject *self, PyObject *unused) {
     PyObject *list = PyList_New(count);
     Arrival *arrival = first;
     for (int i = 0; list && i < count; i++, arrival = arrival->next) {
-        PyObject *entry = Py_BuildValue("Lid", arrival->ticket, arrival->status, arrival->seconds);
+        PyObject *entry = Py_BuildValue("Lidd", arrival->ticket, arrival->status,
+                                        arrival->seconds, arrival->end);
         if (!entry || PyList_SetItem(list, i, entry)) Py_CLEAR(list);
     }
     if (!list) {
@@ -769,6 +801,7 @@ static int start_job(Ring *ring, Job *job, int high) {
     int is_closing = ring->is_closing, status = is_closing ? 0 : start_readers(ring);
     int is_started = !is_closing && !status;
     if (is_started) {
+        job->high = high;
         *ring->ends[!high] = job;
         ring->ends[!high] = &job->next;
     }

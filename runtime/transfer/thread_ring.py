@@ -6,11 +6,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from queue import SimpleQueue
 
 from runtime.errors import Fault, TransferError
 from runtime.policy.tier import TransferTask
-from runtime.transfer.ring import ARRIVED, FAILED, Arrivals
+from runtime.transfer.ring import ARRIVED, FAILED, Arrivals, Ring
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ class RingThread(threading.Thread):
         self._run_ring(self)
 
 
-class ThreadRing:
+class ThreadRing(Ring):
     """Calls `transfer` for each task, on threads that start with the first one.
 
     There is no lock: the threads share deques, a dict and a queue whose methods are atomic. The one
@@ -53,7 +54,7 @@ class ThreadRing:
     ):
         self.errors: dict[int, TransferError] = {}
         self._arrivals = arrivals
-        self._transfer = transfer
+        self.transfer = transfer
         self._num_threads = num_threads
         self._name = name
         self._cpus = cpus
@@ -76,6 +77,15 @@ class ThreadRing:
         self._wakes.put(None)
 
     def _start_threads(self) -> None:
+        """Starts as many as are missing, also in place of those that the interpreter has ended."""
+        for thread in [thread for thread in self._threads if not thread.is_alive()]:
+            self._threads.remove(thread)
+            self._wakes.put(None)  # it may have taken one
+            if thread.ticket is not None:
+                self.errors[thread.ticket] = TransferError(
+                    f"{self._name}: the thread of a transfer has ended", fault=Fault.DIED
+                )
+                self._arrivals.post(thread.ticket, FAILED, 0.0)
         while sum(not thread.is_lost for thread in self._threads) < self._num_threads:
             thread = RingThread(self._run, f"moecast {self._name} {self._num_started + 1}")
             thread.start()
@@ -89,13 +99,16 @@ class ThreadRing:
             self._wakes.get()
             if self._is_closing:
                 return
-            try:
-                ticket = self._high.popleft()
-            except IndexError:
-                ticket = self._low.popleft()
-            task = self._tasks.pop(ticket, None)
-            if task is not None:
+            ticket = self._take_ticket()
+            task = None if ticket is None else self._tasks.pop(ticket, None)
+            if ticket is not None and task is not None:
                 self._run_task(thread, ticket, task)
+
+    def _take_ticket(self) -> int | None:
+        for waiting in (self._high, self._low):
+            with suppress(IndexError):
+                return waiting.popleft()
+        return None
 
     def _run_task(self, thread: RingThread, ticket: int, task: TransferTask) -> None:
         start = thread.since = time.monotonic()
@@ -109,9 +122,8 @@ class ThreadRing:
 
     def _try_transfer(self, task: TransferTask) -> TransferError | None:
         try:
-            self._transfer(task)
+            self.transfer(task)
         except TransferError as error:
-            log.warning("layer %d expert %d: %s", *task.expert, error)
             return error
         except BaseException as error:  # whatever it is, the expert must not stay in flight
             log.exception("%s: the transfer thread has died; starting another", self._name)
@@ -126,10 +138,9 @@ class ThreadRing:
     def cancel(self, ticket: int) -> bool:
         return self._tasks.pop(ticket, None) is not None
 
-    def settle(self, _ticket: int, _status: int, /) -> bool:
-        return True
-
     def running(self) -> list[tuple[int, float]]:
+        if self._threads and not self._is_closing:
+            self._start_threads()
         now = time.monotonic()
         tickets = [(thread.ticket, thread.since) for thread in self._threads]
         return [(ticket, now - since) for ticket, since in tickets if ticket is not None]
@@ -138,7 +149,6 @@ class ThreadRing:
         for thread in self._threads:
             if thread.ticket == ticket:
                 thread.is_lost = True
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
         if not self._is_closing:
             self._start_threads()
 

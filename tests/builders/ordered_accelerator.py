@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 HOST = "host"
@@ -41,8 +41,9 @@ class OrderedStream:
             self.run()
 
     def run(self) -> None:
-        for target, source in self.pending:
-            target.copy_(source)
+        with _disable_current_modes():  # a copy's own reads are none of the computation
+            for target, source in self.pending:
+                target.copy_(source)
         self.pending.clear()
 
 
@@ -56,6 +57,10 @@ class OrderedEvent:
         with self.device.lock:
             self.device.issue(stream)
             self.clock, self.stream = stream.clock.copy(), stream
+
+    def query(self) -> bool:
+        """Copies run as late as they may: none has ended by itself."""
+        return False
 
     def synchronize(self) -> None:
         with self.device.lock:
@@ -86,7 +91,7 @@ class OrderedAccelerator:
         self._streams = [self._computing]
         self._local = threading.local()
 
-    # ---- operations that links use
+    # ---- operations that rings use
 
     def make_stream(self) -> OrderedStream:
         self._streams.append(OrderedStream(self, f"copies {len(self._streams)}"))
@@ -116,7 +121,8 @@ class OrderedAccelerator:
                 self._check(now, slot.copied, f"slot {number} is overwritten by two streams")
                 slot.copied = Counter({self.current_stream().name: now[self.current_stream().name]})
                 slot.read.clear()
-            target.fill_(SPOILED)
+            with _disable_current_modes():
+                target.fill_(SPOILED)
             self.current_stream().pending.append((target, source))
 
     def synchronize(self) -> None:

@@ -16,8 +16,8 @@ class Memory:
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.bytes))
 
 
-def await_arrivals(arrivals: Arrivals, count: int = 1) -> list[tuple[int, int, float]]:
-    taken: list[tuple[int, int, float]] = []
+def await_arrivals(arrivals: Arrivals, count: int = 1) -> list[tuple[int, int, float, float]]:
+    taken: list[tuple[int, int, float, float]] = []
     while len(taken) < count:
         assert arrivals.wait(WAIT_SECONDS)
         taken += arrivals.take()
@@ -26,6 +26,6 @@ def await_arrivals(arrivals: Arrivals, count: int = 1) -> list[tuple[int, int, f
 
 def statuses(arrivals: Arrivals, count: int = 1) -> dict[int, int]:
     """Status by ticket, of so many transfers."""
-    arrived = {ticket: status for ticket, status, _ in await_arrivals(arrivals, count)}
+    arrived = {ticket: status for ticket, status, *_ in await_arrivals(arrivals, count)}
     assert len(arrived) == count
     return arrived

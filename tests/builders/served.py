@@ -1,7 +1,6 @@
-"""Served models whose links are ours: to delay, reorder, hang and kill transfers."""
+"""Served models whose transfers are ours: to delay, reorder, hang and kill."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +11,11 @@ from runtime.config import Exact, ModelConfig
 from runtime.engine import assembly as assemble
 from runtime.engine.engine import Engine
 from runtime.policy.tier import TransferTask
-from runtime.transfer.link import Link
+from runtime.transfer.file_ring import StoreRing
+from runtime.transfer.ring import Arrivals, Ring
+from runtime.transfer.thread_ring import ThreadRing
 
-WAIT_SECONDS = 240.0
+Transfer = Callable[[TransferTask], None]
 
 
 def serve(folder: Path, *, exact: Exact = Exact.AUTO, **kwargs) -> PreTrainedModel:
@@ -23,53 +24,74 @@ def serve(folder: Path, *, exact: Exact = Exact.AUTO, **kwargs) -> PreTrainedMod
     return runtime.load(config, **{"device": "cpu", **kwargs})
 
 
-@contextmanager
-def between_transfers(engine: Engine) -> Iterator[None]:
-    """Holds the engine's lock at a moment at which nothing is in flight.
-
-    Prefetches go on after a generation has ended: what is read in the block is of one moment.
-    """
-    with engine._condition:
-        assert engine._condition.wait_for(
-            lambda: all(worker.is_idle for worker in engine.workers), WAIT_SECONDS
-        )
-        yield
+def settle(engine: Engine) -> None:
+    """Waits until nothing is in flight: prefetches go on after a generation has ended."""
+    engine.loop.pump(is_idle=True)
+    while engine.loop.is_moving:
+        engine.loop.wait()
+        engine.loop.pump(is_idle=True)
 
 
 def count_pins(engine: Engine) -> int:
-    """Counts the pins of all tiers at a moment at which nothing is in flight."""
-    with between_transfers(engine):
-        entries = [e for tier in engine.cache.tiers for e in tier.cache.entries.values()]
-        return sum(entry.pins for entry in entries)
+    """Counts the pins of all tiers when nothing is in flight."""
+    settle(engine)
+    entries = [e for tier in engine.cache.tiers for e in tier.cache.entries.values()]
+    return sum(entry.pins for entry in entries)
 
 
-def before_transfers(call: Callable[[TransferTask], object]) -> Callable[[str, Link], Link]:
-    """What `serve_with_links` wraps links in to call this function before each transfer."""
+def read_in_python(engine: Engine) -> None:
+    """Has the store's own `read` called for every expert, as for those that are converted."""
+    settle(engine)
+    for link in engine.loop.links:
+        if isinstance(link.ring, StoreRing):
+            link.ring._compiled = None
 
-    def wrap(_name: str, link: Link) -> Link:
-        transfer = link.transfer
 
+def before_transfers(
+    call: Callable[[TransferTask], object],
+) -> Callable[[str, Transfer], Transfer]:
+    """What `serve_with_transfers` wraps transfers in to call this function before each."""
+
+    def wrap(_name: str, transfer: Transfer) -> Transfer:
         def transfer_after_call(task: TransferTask) -> None:
             call(task)
             transfer(task)
 
-        link.transfer = transfer_after_call
-        return link
+        return transfer_after_call
 
     return wrap
 
 
-def serve_with_links(
-    folder: Path, monkeypatch, wrap: Callable[[str, Link], Link], **kwargs
+def serve_with_transfers(
+    folder: Path, monkeypatch, wrap: Callable[[str, Transfer], Transfer], **kwargs
 ) -> PreTrainedModel:
-    """The same, each link replaced by what `wrap(name, link)` makes of it."""
+    """The same, the transfers of each link being what `wrap(name, transfer)` makes of them.
+
+    They run on threads in Python. Where the result has a method `computed`, it gets the slots whose
+    experts have been computed.
+    """
+
+    def wrapped(name: str, arrivals: Arrivals, ring: Ring) -> Ring:
+        transfer = wrap(name, ring.transfer)
+        threads = ThreadRing(arrivals, transfer, name=name)
+        threads.computed = getattr(transfer, "computed", threads.computed)
+        threads.close = lambda seconds: ThreadRing.close(threads, seconds) and ring.close(seconds)
+        return threads
+
+    return serve_with_rings(folder, monkeypatch, wrapped, **kwargs)
+
+
+def serve_with_rings(
+    folder: Path, monkeypatch, make: Callable[[str, Arrivals, Ring], Ring], **kwargs
+) -> PreTrainedModel:
+    """The same, each ring replaced by what `make(name, arrivals, ring)` returns."""
     connect = assemble.connect
 
-    def connected(store, spec, devices, options):
+    def connected(store, spec, devices, arrivals, options):
         (device,) = devices
-        names = ["copy", "disk"][-len(device.links) :]
-        wrapped = [wrap(name, link) for name, link in zip(names, device.links, strict=True)]
-        return connect(store, spec, [replace(device, links=wrapped)], options)
+        names = ["copy", "disk"][-len(device.rings) :]
+        rings = [make(name, arrivals, ring) for name, ring in zip(names, device.rings, strict=True)]
+        return connect(store, spec, [replace(device, rings=rings)], arrivals, options)
 
     monkeypatch.setattr(assemble, "connect", connected)
     return serve(folder, **kwargs)

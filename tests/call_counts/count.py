@@ -1,9 +1,8 @@
 """Counts calls of this project's functions on the model's thread in a decode step.
 
-A count repeats exactly, unlike a time: the predictor runs on the model's thread, no thread takes
-transfers (what a router requests is read by the model's thread, prefetches stay queued), and
-prefetching does not turn itself off. Calls of compiled functions are not reported, so that the
-policy core runs uncompiled: the counts are those of its Python files. Up to Python 3.11 a
+A count repeats exactly, unlike a time: what a router requests arrives at once, prefetches stay in
+the ring, and prefetching does not turn itself off. Calls of compiled functions are not reported, so
+that the policy core runs uncompiled: the counts are those of its Python files. Up to Python 3.11 a
 comprehension is a call; none is counted.
 """
 
@@ -12,6 +11,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -23,7 +23,10 @@ from runtime.config import ModelConfig, PageCache, StoreConfig
 from runtime.engine import assembly
 from runtime.engine.loading import LoadOptions, load_model
 from runtime.policy.budget import Budget
+from runtime.policy.tier import TransferTask
 from runtime.presets import load_system
+from runtime.transfer.file_ring import StoreRing
+from runtime.transfer.ring import Arrivals
 
 COUNTS = Path(__file__).with_name("counts.json")
 COMMAND = "python -m tests.call_counts"
@@ -33,6 +36,7 @@ NOTABLE = 0.02
 """Fall of a count that is reported."""
 SHAPE = RandomShape(num_layers=6, num_experts=16, top_k=3, hidden_size=32, expert_width=8)
 WARM_UP, STEPS = 8, 8
+WAIT_SECONDS = 240.0
 
 Counts = Mapping[str, float]
 """Calls per layer and token, by the file of the function."""
@@ -43,6 +47,26 @@ CELLS = {
     for name, budget in (("all resident", "100%"), ("25 %", "25%"))
 }
 """System and budget of each cell."""
+
+
+class PromptRing(StoreRing):
+    """Requests have arrived when `submit` returns; prefetches wait for ever."""
+
+    def __init__(self, arrivals: Arrivals, *args: Any, **kwargs: Any):
+        super().__init__(arrivals, *args, **kwargs)
+        self._arrivals = arrivals
+        self._prefetches: set[int] = set()
+
+    def submit(self, ticket: int, task: TransferTask) -> None:
+        if task.high:
+            super().submit(ticket, task)
+            assert self._arrivals.wait(WAIT_SECONDS)
+        else:
+            self._prefetches.add(ticket)
+
+    def cancel(self, ticket: int) -> bool:
+        self._prefetches.remove(ticket)
+        return True
 
 
 def write_random_model(folder: Path) -> tuple[ModelConfig, Path]:
@@ -56,8 +80,8 @@ def write_random_model(folder: Path) -> tuple[ModelConfig, Path]:
 def count_calls(model: ModelConfig, entries: Path, cell: str) -> Counts:
     """Count the calls of one cell, after steps that fill the arena."""
     name, budget = CELLS[cell]
-    system = replace(load_system(name), synchronous=True, adaptive=False)
-    with patch.object(assembly, "STORE_THREADS", 0):
+    system = replace(load_system(name), adaptive=False)
+    with patch.object(assembly, "StoreRing", PromptRing):
         loaded = load_model(
             LoadOptions(
                 model=model,

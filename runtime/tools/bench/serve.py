@@ -54,7 +54,7 @@ def read_counters(engine: Engine) -> dict[str, float]:
         **sum_counters(engine.cache.counters).as_dict(),
         "stall_seconds": engine.stats.stall_seconds,
         "predictor_seconds": engine.driver.seconds,
-        "link_seconds": sum(worker.busy_seconds for worker in engine.workers[-1:]),
+        "link_seconds": engine.loop.links[-1].busy_seconds,
     }
 
 
@@ -64,8 +64,8 @@ def wait_for_links(engine: Engine) -> None:
     Systems that fetch in idle time would else fill their memory during the measured requests.
     """
     moved_bytes, quiet_since = -1, time.monotonic()
-    while engine.is_transferring and time.monotonic() - quiet_since < QUIET_SECONDS:
-        moved = sum(worker.moved_bytes for worker in engine.workers)
+    while engine.move_when_idle() and time.monotonic() - quiet_since < QUIET_SECONDS:
+        moved = sum(link.moved_bytes for link in engine.loop.links)
         if moved != moved_bytes:
             moved_bytes, quiet_since = moved, time.monotonic()
         time.sleep(0.01)

@@ -22,6 +22,7 @@ from tests.builders.faults.workers import (
     signal_main_thread,
     transfer_threads,
 )
+from tests.builders.served import read_in_python
 
 Result = dict[str, Any]
 
@@ -99,6 +100,7 @@ def worker_killed(bench: Bench, *, mode: str, how: str) -> Result:
     result: Result = {}
     model = bench.load(mode, bench.disk)
     with model.moecast:
+        read_in_python(model.moecast.engine)
         result["before"] = _ask(bench, model)
         with killed_worker(model.moecast.engine, how=how) as killed:
             result["during"] = _ask(bench, model)
@@ -156,7 +158,7 @@ def slower_than_the_watchdog(bench: Bench, *, mode: str, mount: str, control: st
     """Every read takes longer than the watchdog allows: late, not dead."""
     disk = Disk(Path(mount), Path(control))
     result: Result = {}
-    system = SystemConfig(watchdog_seconds=0.04)
+    system = SystemConfig(watchdog_seconds=0.06)
     model = bench.load(mode, disk.mount, system=system)
     disk.is_well()
     with model.moecast:

@@ -12,6 +12,7 @@ from types import FrameType
 
 from runtime.engine.engine import Engine
 from runtime.errors import TransferError
+from tests.builders.served import read_in_python
 
 PREFIX = "moecast "
 """How the names of the runtime's own threads begin."""
@@ -82,6 +83,7 @@ def before_read(
     Args:
         of: counts the reads for which this is true.
     """
+    read_in_python(engine)
     real, calls = engine.store.read, 0
 
     def read(*args, **kwargs) -> None:

@@ -1,7 +1,6 @@
 """The control plane's time is divided by section, and every contender is measured."""
 
 import json
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from runtime.policy.adaptive_switch import AdaptiveSwitch
 from runtime.policy.budget import Budget
 from runtime.policy.eviction.static import StaticEviction
 from runtime.policy.multi_device_cache import MultiDeviceCache
-from runtime.transfer.worker import TransferWorker
+from runtime.transfer.loop import TransferLoop
 
 # Of files that are never compiled: compiled functions have no code objects.
 EXPECTED = {
@@ -37,11 +36,8 @@ EXPECTED = {
     AdaptiveSwitch.record_step: "planning",
     MultiDeviceCache.__init__: "requests",
     StaticEviction.__init__: "eviction",
-    TransferWorker.start: "transfers",
-    threading.Condition.__enter__: "locks",
-    threading.Condition.wait: "waits",
-    threading.Condition.notify_all: "hand-over",
-    threading.Thread.start: None,
+    TransferLoop.pump: "transfers",
+    TransferLoop.wait: "waits",
     np.unique: None,
     json.loads: None,
 }

@@ -8,6 +8,7 @@ import re
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,9 +22,10 @@ from runtime.hf.adapters.base import LayerExperts
 from runtime.hf.experts import compute_expert
 from runtime.policy.placement import ExpertPlacement
 from runtime.transfer.numa import find_near_cpus, parse_cpu_list, run_near
+from runtime.transfer.thread_ring import ThreadRing
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.patchable import use_patchable_core
-from tests.builders.served import between_transfers, count_pins, serve
+from tests.builders.served import count_pins, read_in_python, serve, settle
 
 TOKENS = torch.randint(0, 64, (2, 7), generator=torch.Generator().manual_seed(3))
 GREEDY = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
@@ -45,11 +47,11 @@ def held_where_they_belong(engine) -> list[int]:
     """How many experts each device's tiers hold; fails where one holds another's."""
     placement = ExpertPlacement(len(engine.cache.devices))
     counts = []
-    with between_transfers(engine):
-        for device, shard in enumerate(engine.cache.devices):
-            for tier in shard.tiers:
-                assert all(placement.device(expert) == device for expert in tier.cache)
-            counts.append(len(list(shard.top.cache)))
+    settle(engine)
+    for device, shard in enumerate(engine.cache.devices):
+        for tier in shard.tiers:
+            assert all(placement.device(expert) == device for expert in tier.cache)
+        counts.append(len(list(shard.top.cache)))
     return counts
 
 
@@ -75,10 +77,10 @@ def test_devices__change_no_bit(folder, expected, system):
         assert torch.equal(model.generate(TOKENS, **GREEDY), expected[1])
         stats = model.moecast.stats()
         counts = held_where_they_belong(engine)
-        assert all(worker.busy_seconds > 0 for worker in engine.workers)
+        assert all(link.busy_seconds > 0 for link in engine.loop.links)
     if not system.drop_used:
         assert min(counts) > 0
-    assert [worker.name for worker in engine.workers] == [f"disk {d}" for d in range(num_devices)]
+    assert [link.name for link in engine.loop.links] == [f"disk {d}" for d in range(num_devices)]
     assert stats["requests"] == stats["hits"] + stats["joins"] + stats["misses"] > 0
     assert stats["arena_slots"] == sum(arena.num_slots for arena in engine.arenas)
 
@@ -107,37 +109,25 @@ def test_devices__have_tiers_each(folder, expected):
         assert set(stats["lower_tiers"]) == {"disk 0", "disk 1"}
         assert all(tier["bytes_moved"] > 0 for tier in stats["lower_tiers"].values())
         held_where_they_belong(engine)
-    assert [worker.name for worker in engine.workers] == ["copy 0", "disk 0", "copy 1", "disk 1"]
+    assert [link.name for link in engine.loop.links] == ["copy 0", "disk 0", "copy 1", "disk 1"]
 
 
 def test_devices__a_slow_link_does_not_delay_the_other_devices(folder, expected, monkeypatch):
     """Experts of the other device are computed first, and every bit is as before."""
-    computed, order, connect = [], [], assemble.connect
-    is_ordered = threading.Event()
+    order, connect, is_ordered = [], assemble.connect, threading.Event()
 
-    class Slow:
-        def __init__(self, link):
-            self._link = link
-
-        def transfer(self, task):
-            """Slower than the other device's: one of its experts is there, or was computed."""
-            in_worker = threading.current_thread() is not threading.main_thread()
-            while is_ordered.is_set() and not order:
-                if not in_worker and any(engine.cache.is_ready((0, e)) for e in (0, 2, 4)):
-                    break
-                time.sleep(0.001)
-            self._link.transfer(task)
-
-        def computed(self, slot):
-            computed.append(slot)
-
-        def close(self):
-            self._link.close()
-
-    def slowed(store, spec, devices, options):
+    def slowed(store, spec, devices, arrivals, options):
         first, second = devices
-        second = replace(second, links=[Slow(link) for link in second.links])
-        return connect(store, spec, [first, second], options)
+        (ring,) = second.rings
+
+        def transfer(task):
+            """Slower than the other device's: one of its experts has been computed."""
+            while is_ordered.is_set() and not order:
+                time.sleep(0.001)
+            ring.transfer(task)
+
+        second = replace(second, rings=[ThreadRing(arrivals, transfer, name="slow")])
+        return connect(store, spec, [first, second], arrivals, options)
 
     monkeypatch.setattr(assemble, "connect", slowed)
     model = serve(folder, budget="40%", devices=["cpu", "cpu"], system=SystemConfig(chunked=False))
@@ -150,7 +140,6 @@ def test_devices__a_slow_link_does_not_delay_the_other_devices(folder, expected,
         for expert, _ in engine.ready(0, wanted):
             order.append(expert)
         engine.end_step()
-    assert computed
     assert sorted(order) == wanted
     assert order[0] % 2 == 0  # the first device's, whose link is fast
 
@@ -158,6 +147,7 @@ def test_devices__a_slow_link_does_not_delay_the_other_devices(folder, expected,
 def test_devices__an_unreadable_expert_fails_its_request_only(folder, expected):
     model = serve(folder, budget="40%", devices=["cpu", "cpu"])
     engine = model.moecast.engine
+    read_in_python(engine)
     real = engine.store.read
 
     def read(layer, expert, chunks, slot):
@@ -208,15 +198,16 @@ def test_devices__a_group_of_generations_is_served_too(folder, expected):
         assert torch.equal(member.result, plain.generate(prompt, **GREEDY))
 
 
-def test_devices__close_ends_every_worker_and_the_files_last(folder):
+def test_devices__close_ends_every_ring_and_the_files_last(folder):
     model = serve(folder, budget="40%", devices=["cpu"] * 3)
     engine, order = model.moecast.engine, []
     close = engine.store.close
-    engine.store.close = lambda: (order.append([w.num_alive for w in engine.workers]), close())
+    rings = [link.ring for link in engine.loop.links]
+    engine.store.close = lambda: (order.append([r.running() for r in rings]), close())
     with torch.no_grad():
         model(TOKENS)
     model.moecast.close()
-    assert order == [[0, 0, 0]]
+    assert order == [[[], [], []]]
     assert not [t for t in threading.enumerate() if t.name.startswith("moecast disk ")]
 
 
@@ -292,17 +283,16 @@ def test_numa__near_lasts_for_a_while():
         assert os.sched_getaffinity(0) == before
 
 
-def test_numa__workers_run_near_their_memory(folder, monkeypatch):
+def test_numa__readers_run_near_their_memory(folder, monkeypatch):
     cpus = sorted(os.sched_getaffinity(0))
     places = [frozenset(cpus[:1]), frozenset(cpus[-1:])]
     monkeypatch.setattr(assemble, "find_near_cpus", lambda _, number: places[number])
+    before = {int(task.name) for task in Path("/proc/self/task").iterdir()}
     model = serve(folder, budget="40%", devices=["cpu", "cpu"])
     with model.moecast, torch.no_grad():
         model(TOKENS)
-        for worker in model.moecast.engine.workers:
-            (thread,) = worker._threads
-            assert os.sched_getaffinity(thread.handle.native_id) == worker.cpus
-    assert [worker.cpus for worker in model.moecast.engine.workers] == places
+        threads = {int(task.name) for task in Path("/proc/self/task").iterdir()} - before
+        assert set(places) <= {frozenset(os.sched_getaffinity(thread)) for thread in threads}
     assert os.sched_getaffinity(0) == set(cpus)
 
 

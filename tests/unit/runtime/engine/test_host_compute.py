@@ -1,7 +1,6 @@
 """`system.hybrid=true`: missed experts are computed in host memory where that is sooner."""
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +11,11 @@ import torch
 from runtime.config import Exact, SystemConfig
 from runtime.engine.host_compute import HostCompute
 from runtime.errors import CheckpointError, PlanError
+from runtime.policy.tier import TransferTask
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
 from tests.builders.models import plain_eager, tiny_qwen2_moe
-from tests.builders.served import count_pins, serve, serve_with_links
+from tests.builders.served import Transfer, count_pins, serve, serve_with_transfers
 
 TOKENS = torch.randint(0, 64, (2, 7), generator=torch.Generator().manual_seed(3))
 GREEDY = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
@@ -28,21 +28,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_qwen2_moe(tmp_path_factory.mktemp("hybrid") / "tiny", num_experts=12)
 
 
-@dataclass
-class SlowLink:
+def slowly(copy: Transfer) -> Transfer:
     """Copies late."""
 
-    link: Any
-
-    def transfer(self, task: Any) -> None:
+    def transfer(task: TransferTask) -> None:
         time.sleep(0.002)
-        self.link.transfer(task)
+        copy(task)
 
-    def computed(self, slot: int) -> None:
-        self.link.computed(slot)
-
-    def close(self) -> None:
-        self.link.close()
+    return transfer
 
 
 @pytest.mark.parametrize(
@@ -58,10 +51,10 @@ def test_hybrid__no_bit_changes_between_two_tiers_of_one_kind(
 ) -> None:
     plain = plain_eager(folder)
     expected = plain(TOKENS).logits, plain.generate(TOKENS, **GREEDY)
-    model = serve_with_links(
+    model = serve_with_transfers(
         folder,
         monkeypatch,
-        lambda name, link: SlowLink(link) if name == "copy" else link,
+        lambda name, transfer: slowly(transfer) if name == "copy" else transfer,
         budget="25%",
         host_budget=host_budget,
         system=system,
@@ -79,10 +72,10 @@ def test_hybrid__no_bit_changes_between_two_tiers_of_one_kind(
 def test_hybrid__a_step_that_fails_releases_what_it_did_not_compute(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = serve_with_links(
+    model = serve_with_transfers(
         folder,
         monkeypatch,
-        lambda name, link: SlowLink(link) if name == "copy" else link,
+        lambda name, transfer: slowly(transfer) if name == "copy" else transfer,
         budget="25%",
         host_budget="100%",
         system=HYBRID,
@@ -128,7 +121,7 @@ class FakeCache:
 
 def make(*, copy_seconds: float, host_seconds: float) -> tuple[HostCompute, FakeCache]:
     """Measurements of copies of one expert, and of one expert's token in host memory."""
-    copies = SimpleNamespace(moved_bytes=10 * EXPERT_BYTES, occupied_seconds=10 * copy_seconds)
+    copies = SimpleNamespace(moved_bytes=10 * EXPERT_BYTES, busy_seconds=10 * copy_seconds)
     arena = SimpleNamespace(chunk_ranges=lambda _layer: [[(0, 600)], [(600, EXPERT_BYTES)]])
     cache: Any = FakeCache()
     compute = HostCompute(cache, arena, copies)  # type: ignore[arg-type]
@@ -156,7 +149,7 @@ def test_choice__is_the_split_whose_longer_side_is_shortest(
 
 def test_choice__nothing_is_tried_before_a_copy_was_measured() -> None:
     cache: Any = FakeCache()
-    copies: Any = SimpleNamespace(moved_bytes=0, occupied_seconds=0.0)
+    copies: Any = SimpleNamespace(moved_bytes=0, busy_seconds=0.0)
     compute = HostCompute(cache, SimpleNamespace(chunk_ranges=lambda _: [[(0, 1)]]), copies)  # type: ignore[arg-type]
     assert compute.request_routed(0, {1: 1, 2: 1}) == [1, 2]
 

@@ -11,7 +11,6 @@ from predictors.requests import IDLE_STEPS
 from runtime.engine.driver import PredictorDriver
 from runtime.engine.learned import LearnedStore
 from runtime.policy.forecast_scheduler import ForecastScheduler
-from runtime.transfer.worker import TransferState
 from tests.builders.predictors import small_spec
 from tests.unit.runtime.policy.test_device_cache import make_cache
 
@@ -33,7 +32,6 @@ def test_learned__is_there_after_a_restart(tmp_path) -> None:
         driver = PredictorDriver(
             predictor,
             ForecastScheduler(make_cache(), top_k=1),
-            TransferState(),
             learned=store,
         )
         sizes.append(predictor.collection.size)

@@ -14,7 +14,7 @@ from runtime.config import GenerateConfig, ModelConfig
 from runtime.engine.forecast_payoff import ForecastPayoff
 from runtime.engine.forecasters import SystemPredictors
 from tests.builders.models import plain_eager, tiny_qwen2_moe
-from tests.builders.served import between_transfers
+from tests.builders.served import settle
 
 LAYERS, EXPERTS = 4, 8
 TOKENS = torch.randint(0, 64, (1, 12), generator=torch.Generator().manual_seed(1))
@@ -83,10 +83,10 @@ def test_moecast__is_bitwise_eager_whatever_is_forecast(
         assert torch.equal(found, expected)
         stats = handle.stats()
         cache = handle.engine.cache
-        with between_transfers(handle.engine):
-            for tier in cache.tiers:
-                slots = [entry.slot for entry in tier.cache.entries.values()]
-                assert len(set(slots)) == len(slots) <= tier.cache.num_slots
+        settle(handle.engine)
+        for tier in cache.tiers:
+            slots = [entry.slot for entry in tier.cache.entries.values()]
+            assert len(set(slots)) == len(slots) <= tier.cache.num_slots
     assert stats["bytes_prefetched"] > 0
     assert stats["adaptive_prefetch"] is not None
 

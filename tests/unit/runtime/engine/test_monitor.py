@@ -21,7 +21,7 @@ from runtime.errors import Fault, TransferError
 from runtime.presets import load_system
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.patchable import use_patchable_core
-from tests.builders.served import between_transfers, serve
+from tests.builders.served import read_in_python, serve, settle
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +36,8 @@ def generate(model, *, tokens: int = 6) -> None:
 
 def settled(monitor: EngineMonitor) -> tuple[str, EngineSnapshot]:
     """All cells and a snapshot of the same moment, with no transfer under way."""
-    with between_transfers(monitor.engine):
-        return "".join(monitor.cells()), monitor.snapshot()
+    settle(monitor.engine)
+    return "".join(monitor.cells()), monitor.snapshot()
 
 
 def test_snapshot__is_what_the_report_says(folder: Path) -> None:
@@ -46,8 +46,8 @@ def test_snapshot__is_what_the_report_says(folder: Path) -> None:
     model = serve(folder, budget="50%", predictor="skip", system=system)
     with model.moecast as handle:
         generate(model)
-        with between_transfers(handle.engine):
-            snapshot, report = EngineMonitor(handle.engine).snapshot(), handle.stats()
+        settle(handle.engine)
+        snapshot, report = EngineMonitor(handle.engine).snapshot(), handle.stats()
     (tier,) = snapshot.tiers
     assert (tier.name, tier.computes) == ("host", True)
     total = snapshot.computing.as_dict()
@@ -150,6 +150,7 @@ def test_faults__are_counted_for_unused_prefetches_too(folder: Path) -> None:
     model = serve(folder, budget="50%")
     with model.moecast as handle:
         engine = handle.engine
+        read_in_python(engine)
         real = engine.store.read
         failed = itertools.count()
 

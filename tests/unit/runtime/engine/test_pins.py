@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.builders.models import tiny_qwen2_moe
-from tests.builders.served import between_transfers, serve
+from tests.builders.served import serve, settle
 
 
 def test_pin__an_expert_that_arrived_after_its_request_was_cancelled(tmp_path: Path) -> None:
@@ -17,15 +17,11 @@ def test_pin__an_expert_that_arrived_after_its_request_was_cancelled(tmp_path: P
         engine.begin_step(token, token)
         engine.routed(0, np.array([[0, 1]]), None, None)
         engine.pin(0, 0)
-        while not engine.cache.is_ready((0, 1)):
-            with between_transfers(engine):
-                pass
-        with between_transfers(engine):
-            engine.cache.cancel(0, [1])
-            assert engine.cache.entry((0, 1)).pins == 0
+        settle(engine)
+        assert engine.cache.is_ready((0, 1))
+        engine.cache.cancel(0, [1])
+        assert engine.cache.entry((0, 1)).pins == 0
         engine.pin(0, 1)
-        with between_transfers(engine):
-            assert engine.cache.entry((0, 1)).pins == 1
+        assert engine.cache.entry((0, 1)).pins == 1
         engine.end_step()
-        with between_transfers(engine):
-            assert not any(entry.pins for entry in engine.cache.top.cache.entries.values())
+        assert not any(entry.pins for entry in engine.cache.top.cache.entries.values())

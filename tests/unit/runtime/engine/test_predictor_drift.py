@@ -27,7 +27,6 @@ from runtime.engine.predictor_drift import (
 )
 from runtime.policy.forecast_scheduler import ForecastScheduler
 from runtime.serving.metrics import ServerMetrics
-from runtime.transfer.worker import TransferState
 from tests.builders.entries import write_popularity
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.predictors import small_spec
@@ -186,7 +185,6 @@ def test_driver__compares_one_decode_step_in_eight(stateless: bool) -> None:
     driver = PredictorDriver(
         Rotating(spec, stateless=stateless),
         ForecastScheduler(make_cache(), top_k=1),
-        TransferState(),
         drift=monitor,
     )
     routing = np.zeros((1, 1), np.int64)
@@ -215,7 +213,7 @@ def test_driver__begins_again_where_the_predictor_missed_steps() -> None:
     )
     predictor = Rotating(spec, stateless=False)
     scheduler = ForecastScheduler(make_cache(), top_k=1)
-    driver = PredictorDriver(predictor, scheduler, TransferState(), drift=monitor)
+    driver = PredictorDriver(predictor, scheduler, drift=monitor)
 
     def step() -> None:
         driver.begin_step(np.zeros(1, np.int64), np.zeros(1, np.int64), is_decode=True)

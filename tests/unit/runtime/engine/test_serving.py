@@ -1,6 +1,7 @@
 """An ordinary model: batches, beams, sampling, streaming, caches, threads, two at once."""
 
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from runtime.errors import CheckpointError
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.served import serve
 
+TASKS = Path("/proc/self/task")
+"""The threads of this process."""
 PROMPTS = torch.randint(1, 64, (3, 8), generator=torch.Generator().manual_seed(5))
 LEFT_PADDED = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1], [1] * 8, [0, 1, 1, 1, 1, 1, 1, 1]])
 WAYS = {
@@ -115,13 +118,14 @@ def test_load__two_models_in_one_process(folder, tmp_path):
 
 
 def test_close__ends_the_threads_and_later_use_is_an_error(folder):
-    before = set(threading.enumerate())
+    before = set(TASKS.iterdir())
     model = serve(folder)
-    started = {one for one in threading.enumerate() if one.name.startswith("moecast")} - before
-    assert started
+    model(PROMPTS)
+    started = set(TASKS.iterdir()) - before
     model.close()
     model.close()
-    assert not any(thread.is_alive() for thread in started)
+    left = started.intersection(TASKS.iterdir())
+    assert not [task for task in left if "moecast" in (task / "comm").read_text()]
     with pytest.raises(CheckpointError, match="was closed; load it again"):
         model(PROMPTS)
 

@@ -12,6 +12,7 @@ from runtime.policy.placement import NO_DEVICE, place_experts
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
 from tests.builders.models import plain_eager
+from tests.builders.served import settle
 
 COUNTS = [8, 8, 4]
 """Experts of the layers of `dots3_note`."""
@@ -64,8 +65,8 @@ def test_uneven_layers__are_complete_when_every_expert_is_there(folder: Path) ->
     with model.moecast as handle:
         engine = handle.engine
         assert engine.cache.num_slots == sum(COUNTS)
-        with engine._condition:
-            assert engine._condition.wait_for(lambda: engine.cache.is_complete, timeout=240)
+        settle(engine)
+        assert engine.cache.is_complete
 
 
 def test_placement__has_no_device_for_experts_that_do_not_exist() -> None:

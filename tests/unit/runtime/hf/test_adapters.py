@@ -23,7 +23,7 @@ from runtime.hf.probes import Probes
 from tests.builders.families.build import save_family, tiny_model
 from tests.builders.families.table import FAMILIES
 from tests.builders.listeners import ProbeLog
-from tests.builders.served import count_pins, serve
+from tests.builders.served import count_pins, read_in_python, serve
 
 KINDS = {
     "dbrx": "stacked",
@@ -107,6 +107,7 @@ def test_adapter__only_chosen_experts_are_read(folders, name):
     log = ProbeLog()
     with model.moecast, Probes(model, {Signal.ROUTED}, log):
         read: dict[int, set[int]] = {}
+        read_in_python(model.moecast.engine)
         store = model.moecast.engine.store
         original = store.read
 

@@ -20,7 +20,7 @@ from tests.builders.families.table import FAMILIES
 from tests.builders.gguf_files import gguf_file
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.packed import packed
-from tests.builders.served import before_transfers, count_pins, serve, serve_with_links
+from tests.builders.served import before_transfers, count_pins, serve, serve_with_transfers
 
 TOKENS = torch.randint(4, 60, (2, 17), generator=torch.Generator().manual_seed(3))
 GREEDY = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
@@ -119,7 +119,7 @@ def test_grouped__a_failed_read_ends_one_request_and_changes_no_bit(
             raise TransferError("a broken link")
 
     options = {"exact": Exact.GROUPED, "budget": "40%", "system": "on-demand"}
-    model = serve_with_links(folder, monkeypatch, before_transfers(fail), **options)
+    model = serve_with_transfers(folder, monkeypatch, before_transfers(fail), **options)
     with model.moecast as handle:
         for _ in range(2):
             assert all(map(torch.equal, answer(model), expected))

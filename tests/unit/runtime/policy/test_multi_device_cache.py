@@ -158,20 +158,19 @@ def test_multi_device_cache__makes_room_on_one_device_only():
     assert sum_counters(core.counters).requests == 4
 
 
-def test_multi_device_cache__repairs_every_tier():
+def test_multi_device_cache__is_reset_in_every_tier():
     core = make_caches(2, slots=(2, 4))
     core.begin_step(ONE)
     core.request_routed(1, dict.fromkeys(range(6), 1))
-    under_way = []
-    for tier in core.tiers:
-        task = tier.next_task()
-        under_way.append([] if task is None else [task])
+    under_way = [tier.next_task() for tier in core.tiers]
     assert any(under_way)
-    core.repair(under_way)
-    for tier, tasks in zip(core.tiers, under_way, strict=True):
-        for task in tasks:
-            tier.complete(task)
+    core.reset([() if task is None else (task.slot,) for task in under_way])
+    for tier, task in zip(core.tiers, under_way, strict=True):
         assert all(not entry.pins for entry in tier.cache.entries.values())
+        if task is not None:
+            assert tier.cache.num_quarantined == 1
+            tier.restore(task)
+            assert tier.cache.num_quarantined == 0
     core.begin_step(ONE)
     order = core.request_routed(1, {0: 1, 1: 1})
     for e in order:

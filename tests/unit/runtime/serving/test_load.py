@@ -22,7 +22,7 @@ from runtime.serving.choice import CompletionChoice
 from runtime.serving.output_stream import OutputStream
 from runtime.serving.service import LoadedModel
 from tests.builders.plain_answers import PlainAnswers
-from tests.builders.served import before_transfers, count_pins
+from tests.builders.served import before_transfers, count_pins, read_in_python
 from tests.builders.serving import (
     WAIT_SECONDS,
     RunningServer,
@@ -65,11 +65,14 @@ def text_of(answer: httpx2.Response) -> str:
 def with_link(
     open_model: Callable[[], LoadedModel], call: Callable[[TransferTask], None]
 ) -> Callable[[], LoadedModel]:
-    """The model, with a call before each transfer of its link."""
+    """The model, with a call before each read."""
 
     def opened() -> LoadedModel:
         served = open_model()
-        before_transfers(call)("disk", served.model.moecast.engine.workers[0].link)
+        engine = served.model.moecast.engine
+        read_in_python(engine)
+        threads = engine.loop.links[0].ring._threads
+        threads.transfer = before_transfers(call)("disk", threads.transfer)
         return served
 
     return opened

@@ -25,7 +25,7 @@ from runtime.serving.metric_definitions import (
 from runtime.serving.metrics import ServerMetrics
 from runtime.serving.served_model import KVCacheBudget
 from tests.builders.models import tiny_qwen2_moe
-from tests.builders.served import between_transfers, serve
+from tests.builders.served import read_in_python, serve, settle
 
 MODEL = {"model_name": "m", "engine": "0"}
 INFO = {"version": "1", "system": "promoe", "predictor": "skip", "eviction": "lru"}
@@ -245,8 +245,8 @@ def test_gauges__are_zero_when_all_choices_have_ended(lives) -> None:
 def test_expert_metrics__equal_the_engines_counters(metrics: ServerMetrics, model) -> None:
     monitor = EngineMonitor(model.moecast.engine)
     metrics.add_engine(monitor, info=INFO)
-    with between_transfers(model.moecast.engine):
-        require_same(metrics, monitor.snapshot())
+    settle(model.moecast.engine)
+    require_same(metrics, monitor.snapshot())
 
 
 def require_same(metrics: ServerMetrics, state: EngineSnapshot) -> None:
@@ -282,6 +282,7 @@ def test_io_errors__are_counted_by_kind(tmp_path: Path, metrics: ServerMetrics) 
         raise TransferError("its checksum is wrong", fault=Fault.DAMAGED)
 
     with model.moecast as handle:
+        read_in_python(handle.engine)
         handle.engine.store.read = read
         with pytest.raises(TransferError):
             model(torch.tensor([[1, 2]]))

@@ -17,6 +17,7 @@ from runtime.store.tensor_index import read_tensor_index
 from runtime.tools.doctor.model_files import check_files
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.packed import read_expert
+from tests.builders.served import read_in_python
 
 
 def serve(folder, **kwargs):
@@ -92,6 +93,7 @@ def test_load__serves_on_after_an_io_error_that_names_the_file(tmp_path, monkeyp
     tokens = torch.arange(8).reshape(1, 8)
     expected = plain_eager(folder)(tokens).logits
     model = serve(folder, budget="30%")
+    read_in_python(model.moecast.engine)
     real = os.preadv
 
     def broken(*args):

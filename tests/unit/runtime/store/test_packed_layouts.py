@@ -30,7 +30,7 @@ def test_packed_store__holds_what_the_conversion_gives(tmp_path, name):
 
 
 def test_packed_store__reads_directly_into_arena_slots(tmp_path):
-    from runtime.transfer.link import Arena
+    from runtime.transfer.arena import Arena
 
     model = tiny_qwen2_moe(tmp_path / "model")
     store = open_store(packed(model, tmp_path / "store"), None)

@@ -1,16 +1,16 @@
-"""Streams and events of the link order every read and overwrite of a slot, on a stand-in device.
+"""A device's ring orders every read and overwrite of a slot, on a stand-in device.
 
-The link's code is the one that runs on CUDA, ROCm and XPU; each edge that it makes is needed.
+Its code is the one that runs on CUDA, ROCm and XPU; each edge that it makes is needed.
 """
 
 import pytest
 import torch
 
 from runtime.accelerator import Accelerator, find_accelerator, open_accelerator
-from runtime.transfer.link import AcceleratorLink
+from runtime.transfer.copies import DeviceRing
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.ordered_accelerator import OrderedAccelerator, WatchedReads
-from tests.builders.served import serve_with_links
+from tests.builders.served import serve_with_rings
 
 TOKENS = torch.randint(0, 64, (2, 7), generator=torch.Generator().manual_seed(3))
 GREEDY = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
@@ -21,32 +21,31 @@ def folder(tmp_path_factory):
     return tiny_qwen2_moe(tmp_path_factory.mktemp("model"), num_layers=3, num_experts=12)
 
 
-def generate(folder, monkeypatch, *, system, break_link=None):
+def generate(folder, monkeypatch, *, system, break_ring=None):
     """The tokens of a run over the stand-in, and the stand-in."""
     devices = []
 
-    def wrap(name, link):
+    def make(name, arrivals, ring):
         if name != "copy":
-            return link
-        devices.append(OrderedAccelerator(link._target))
-        ordered = AcceleratorLink(link._source, link._target, devices[0])
-        if break_link is not None:
-            break_link(ordered, devices[0], monkeypatch)
+            return ring
+        copies = ring.transfer.__self__
+        devices.append(OrderedAccelerator(copies._target))
+        ordered = DeviceRing(arrivals, copies, devices[0])
+        if break_ring is not None:
+            break_ring(ordered, devices[0], monkeypatch)
         return ordered
 
-    model = serve_with_links(
-        folder, monkeypatch, wrap, budget="20%", host_budget="60%", system=system
+    model = serve_with_rings(
+        folder, monkeypatch, make, budget="20%", host_budget="60%", system=system
     )
-    with model.moecast, WatchedReads(devices[0]):
+    with model.moecast as handle, WatchedReads(devices[0]):
         tokens = model.generate(TOKENS, **GREEDY)
-        prefetched = sum(
-            counters.bytes_prefetched for counters in model.moecast.engine.workers[0].tier.counters
-        )
+        prefetched = sum(counters.bytes_prefetched for counters in handle.engine.cache.counters)
     return tokens, devices[0], prefetched
 
 
 @pytest.mark.parametrize("system", ["on-demand", "promoe", "mixtral-offloading"])
-def test_link__orders_every_read_and_overwrite(folder, monkeypatch, system):
+def test_ring__orders_every_read_and_overwrite(folder, monkeypatch, system):
     tokens, device, prefetched = generate(folder, monkeypatch, system=system)
     assert device.races == []
     assert torch.equal(tokens, plain_eager(folder).generate(TOKENS, **GREEDY))
@@ -55,28 +54,29 @@ def test_link__orders_every_read_and_overwrite(folder, monkeypatch, system):
     assert (prefetched > 0) == (system == "mixtral-offloading")
 
 
-def without_fence(link, device, monkeypatch):
-    monkeypatch.setattr(link, "computed", lambda _: None)
+def without_fence(ring, device, monkeypatch):
+    monkeypatch.setattr(ring, "computed", lambda _: None)
 
 
-def without_waiting_for_the_fence(link, device, monkeypatch):
-    monkeypatch.setattr(link._stream, "wait_event", lambda _: None)
+def without_waiting_for_the_fence(ring, device, monkeypatch):
+    monkeypatch.setattr(ring._stream, "wait_event", lambda _: None)
 
 
-def without_waiting_for_the_copy(link, device, monkeypatch):
+def without_waiting_for_the_copy(ring, device, monkeypatch):
     make_event = device.make_event
 
     def forgetful():
         event = make_event()
         event.synchronize = lambda: None
+        event.query = lambda: True
         return event
 
     monkeypatch.setattr(device, "make_event", forgetful)
 
 
-def with_the_end_recorded_elsewhere(link, device, monkeypatch):
+def with_the_end_recorded_elsewhere(ring, device, monkeypatch):
     """The event after a copy is recorded on the computing stream."""
-    transfer, computing = link.transfer, device.current_stream()
+    submit, computing = ring.submit, device.current_stream()
     make_event = device.make_event
 
     def misplaced():
@@ -85,15 +85,15 @@ def with_the_end_recorded_elsewhere(link, device, monkeypatch):
         event.record = lambda _: record(computing)
         return event
 
-    def transfer_misplaced(task):
+    def submit_misplaced(ticket, task):
         monkeypatch.setattr(device, "make_event", misplaced)
-        transfer(task)
+        submit(ticket, task)
 
-    monkeypatch.setattr(link, "transfer", transfer_misplaced)
+    monkeypatch.setattr(ring, "submit", submit_misplaced)
 
 
 @pytest.mark.parametrize(
-    ("break_link", "race"),
+    ("break_ring", "race"),
     [
         (without_fence, "overwritten, its use not ended"),
         (without_waiting_for_the_fence, "overwritten, its use not ended"),
@@ -101,8 +101,8 @@ def with_the_end_recorded_elsewhere(link, device, monkeypatch):
         (with_the_end_recorded_elsewhere, "read, its copy not ended"),
     ],
 )
-def test_link__each_missing_edge_is_a_race(folder, monkeypatch, break_link, race):
-    _, device, _ = generate(folder, monkeypatch, system="on-demand", break_link=break_link)
+def test_ring__each_missing_edge_is_a_race(folder, monkeypatch, break_ring, race):
+    _, device, _ = generate(folder, monkeypatch, system="on-demand", break_ring=break_ring)
     assert any(race in found for found in device.races)
 
 

@@ -15,9 +15,9 @@ from runtime.policy.tier import TransferTask
 from runtime.store.base import ExpertStore, allocate_aligned, as_memoryview
 from runtime.store.files import FileRange, FileReader
 from runtime.store.packed.store import open_store
+from runtime.transfer.arena import Arena
 from runtime.transfer.arrivals import QueuedArrivals, make_arrivals, rings
 from runtime.transfer.file_ring import StoreRing
-from runtime.transfer.link import Arena
 from runtime.transfer.ring import ARRIVED, DAMAGED, FAILED
 from runtime.transfer.thread_ring import ThreadRing
 from tests.builders.models import tiny_qwen2_moe
@@ -41,7 +41,7 @@ def settled(ring, arrivals, count: int) -> dict[int, int]:
     ended: dict[int, int] = {}
     while len(ended) < count:
         assert arrivals.wait(WAIT_SECONDS)
-        for ticket, status, seconds in arrivals.take():
+        for ticket, status, seconds, _ in arrivals.take():
             assert seconds >= 0
             if ring.settle(ticket, status):
                 assert ticket not in ended

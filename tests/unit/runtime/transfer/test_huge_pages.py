@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime.transfer.link import HUGE_PAGE_BYTES, use_huge_pages
+from runtime.transfer.arena import HUGE_PAGE_BYTES, use_huge_pages
 
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
 

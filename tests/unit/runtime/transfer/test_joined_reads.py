@@ -10,7 +10,7 @@ from predictors.baselines import PopularityPredictor
 from runtime.errors import TransferError
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.predictors import small_spec
-from tests.builders.served import serve_with_links
+from tests.builders.served import serve_with_transfers
 
 TOKENS = torch.arange(64).reshape(1, 64)
 """Enough tokens that every expert of every layer is requested."""
@@ -25,9 +25,7 @@ def test_joined_read__that_fails_is_tried_once_more(tmp_path, monkeypatch, for_e
     asked = threading.Event()
     broken: set = set()
 
-    def breaking(name, link):
-        read = link.transfer
-
+    def breaking(name, read):
         def transfer(task):
             if name == "disk":
                 if not broken and not task.high:
@@ -36,12 +34,11 @@ def test_joined_read__that_fails_is_tried_once_more(tmp_path, monkeypatch, for_e
                     raise TransferError(f"{task.expert} is broken")
                 if for_ever and task.expert in broken:
                     raise TransferError(f"{task.expert} is broken")
-            return read(task)
+            read(task)
 
-        link.transfer = transfer
-        return link
+        return transfer
 
-    model = serve_with_links(
+    model = serve_with_transfers(
         folder,
         monkeypatch,
         breaking,
@@ -50,14 +47,14 @@ def test_joined_read__that_fails_is_tried_once_more(tmp_path, monkeypatch, for_e
         predictor=PopularityPredictor(spec, np.random.default_rng(0).random((3, 8))),
     )
     engine = model.moecast.engine
-    wait_for = engine._wait_until_ready
+    wait = engine.loop.wait
 
-    def waiting(layer, candidates):
-        if any((layer, e) in broken for e in candidates):
+    def waiting():
+        if any(engine.cache.top.is_requested(expert) for expert in broken):
             asked.set()
-        return wait_for(layer, candidates)
+        wait()
 
-    monkeypatch.setattr(engine, "_wait_until_ready", waiting)
+    monkeypatch.setattr(engine.loop, "wait", waiting)
 
     def run_until_asked():
         """Pass until a router asks for the broken expert.

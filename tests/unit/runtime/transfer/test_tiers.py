@@ -8,50 +8,37 @@ import pytest
 import torch
 
 from runtime.config import Exact, SystemConfig
-from runtime.errors import BudgetError, CheckpointError, TransferError
+from runtime.errors import BudgetError, CheckpointError, Fault, TransferError
 from tests.builders.models import plain_eager, tiny_qwen2_moe
-from tests.builders.served import serve, serve_with_links
+from tests.builders.served import serve, serve_with_transfers
 
 TOKENS = torch.randint(0, 64, (2, 7), generator=torch.Generator().manual_seed(3))
 GREEDY = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
 
 
-class DeviceLink:
-    """A copy engine that ends copies late and out of order, and knows which slots are computed
-    with: as a device's would be seen if nothing fenced it."""
+class DeviceCopies:
+    """A copy engine that ends copies late, and knows which slots are computed with: as a device's
+    would be seen if nothing fenced it."""
 
-    def __init__(self, link, seed=0):
-        self._link = link
+    def __init__(self, copies, seed=0):
+        self._copies = copies
         self._random = random.Random(seed)
-        self._lock = threading.Lock()
-        self._busy: dict[int, int] = {}
-        self.copies = 0
-        self.overlaps = 0
+        self._busy: set[int] = set()
+        self.num_copies = 0
         self.violations = 0
 
-    def transfer(self, task):
-        with self._lock:
-            pause = self._random.choice([0, 0, 0.0005, 0.002])
-            self.copies += 1
-            self.overlaps += bool(self._busy)
-            self.violations += task.slot in self._busy
-            self._busy[task.slot] = self._busy.get(task.slot, 0) + 1
+    def __call__(self, task):
+        self.num_copies += 1
+        self._busy.add(task.slot)
         # Spoils the slot first: computing with it too early gives a wrong answer.
-        for target, _ in self._link.parts(task):
+        for target, _ in self._copies.parts(task):
             target.fill_(0x7F)
-        time.sleep(pause)
-        self._link.transfer(task)
-        with self._lock:
-            self._busy[task.slot] -= 1
-            if not self._busy[task.slot]:
-                del self._busy[task.slot]
+        time.sleep(self._random.choice([0, 0, 0.0005, 0.002]))
+        self._copies.transfer(task)
+        self._busy.remove(task.slot)
 
     def computed(self, slot):
-        with self._lock:
-            self.violations += slot in self._busy
-
-    def close(self):
-        self._link.close()
+        self.violations += slot in self._busy
 
 
 @pytest.mark.parametrize(
@@ -86,26 +73,27 @@ def test_tiers__a_window_of_host_layers_reads_ahead_and_changes_no_bit(tmp_path)
     model = serve(folder, budget="30%", host_budget="50%", system=window)
     with model.moecast:
         assert torch.equal(model.generate(TOKENS, **GREEDY), expected)
-        lower = model.moecast.engine.workers[1].tier
+        lower = model.moecast.engine.cache.tiers[1]
         assert sum(counters.bytes_prefetched for counters in lower.counters) > 0
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_tiers__a_device_that_delays_and_reorders_changes_no_bit(tmp_path, monkeypatch, seed):
+def test_tiers__a_device_that_delays_changes_no_bit(tmp_path, monkeypatch, seed):
     folder = tiny_qwen2_moe(tmp_path / "model", num_layers=3, num_experts=12)
     expected = plain_eager(folder).generate(TOKENS, **GREEDY)
-    links = {}
+    devices = []
 
-    def wrap(name, link):
-        links[name] = DeviceLink(link, seed) if name == "copy" else link
-        return links[name]
+    def wrap(name, transfer):
+        if name != "copy":
+            return transfer
+        devices.append(DeviceCopies(transfer.__self__, seed))
+        return devices[0]
 
-    model = serve_with_links(folder, monkeypatch, wrap, budget="20%", host_budget="60%")
+    model = serve_with_transfers(folder, monkeypatch, wrap, budget="20%", host_budget="60%")
     with model.moecast:
         assert torch.equal(model.generate(TOKENS, **GREEDY), expected)
-    assert links["copy"].copies > 100
-    assert links["copy"].overlaps > 0
-    assert links["copy"].violations == 0
+    assert devices[0].num_copies > 100
+    assert devices[0].violations == 0
 
 
 def test_tiers__the_lower_tier_saves_reads(tmp_path):
@@ -142,131 +130,103 @@ def test_load__a_device_that_is_not_there_is_an_error(tmp_path):
             serve(folder, device="cuda")
 
 
-class KilledLink:
-    """Its thread dies in the `when`-th transfer, as if the interpreter had ended it."""
-
-    def __init__(self, link, when):
-        self._link, self._left = link, when
-
-    def transfer(self, task):
-        if threading.current_thread().name.startswith("moecast"):
-            self._left -= 1
-            if self._left == 0:
-                raise SystemExit
-        self._link.transfer(task)
-
-    def computed(self, slot):
-        self._link.computed(slot)
-
-    def close(self):
-        self._link.close()
-
-
-class HungLink(KilledLink):
-    """One transfer of a worker hangs until it is let go, then writes rubbish into its slot."""
-
-    def __init__(self, link, when, arena_slot):
-        super().__init__(link, when)
-        self.let_go = threading.Event()
-        self.has_ended = threading.Event()
-        self._slot = arena_slot
-
-    def transfer(self, task):
-        if threading.current_thread().name.startswith("moecast"):
-            self._left -= 1
-            if self._left == 0:
-                self.let_go.wait(240)
-                self._slot(task.slot).fill_(0x7F)
-                self.has_ended.set()
-                return
-        self._link.transfer(task)
-
-
 PROMPTLY = {"budget": "20%", "system": SystemConfig(watchdog_seconds=1.0)}
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize(("when", "host_budget"), [(1, None), (9, None), (2, "50%")])
-def test_watchdog__a_worker_that_dies_is_replaced(tmp_path, monkeypatch, when, host_budget):
+def test_loop__a_transfer_whose_thread_dies_is_repeated(tmp_path, monkeypatch, when, host_budget):
     folder = tiny_qwen2_moe(tmp_path / "model", num_layers=3, num_experts=12)
     expected = plain_eager(folder).generate(TOKENS, **GREEDY)
-    model = serve_with_links(
-        folder,
-        monkeypatch,
-        lambda _, link: KilledLink(link, when),
-        host_budget=host_budget,
-        **PROMPTLY,
-    )
-    with model.moecast:
+
+    def dying(_name, transfer):
+        left = when
+
+        def wrapped(task):
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise SystemExit
+            transfer(task)
+
+        return wrapped
+
+    model = serve_with_transfers(folder, monkeypatch, dying, host_budget=host_budget, **PROMPTLY)
+    with model.moecast as handle:
         assert torch.equal(model.generate(TOKENS, **GREEDY), expected)
-        for worker in model.moecast.engine.workers:
-            with worker.shared.condition:
-                worker.check_threads(1.0)
-            assert worker.num_alive == worker.num_threads
+        assert handle.engine.loop.faults == {Fault.DIED: 1 if host_budget is None else 2}
+
+
+class HangingReads:
+    """Reads from the `when`-th on that hang until they are let go, then write rubbish.
+
+    Args:
+        num: Of such reads.
+    """
+
+    def __init__(self, transfer, when, num):
+        self._transfer, self._when, self._end = transfer, when, when + num
+        self.num_begun = 0
+        self.let_go = threading.Event()
+
+    def __call__(self, task):
+        self.num_begun += 1
+        if self._when <= self.num_begun < self._end and not self.let_go.is_set():
+            assert self.let_go.wait(240)
+            ring = self._transfer.__self__
+            ring._arena.slot(task.slot).fill_(0x7F)
+        else:
+            self._transfer(task)
+
+
+def serve_hanging(folder, monkeypatch, *, when, num, **kwargs):
+    reads = []
+
+    def wrap(_name, transfer):
+        reads.append(HangingReads(transfer, when, num))
+        return reads[0]
+
+    return serve_with_transfers(folder, monkeypatch, wrap, **kwargs), reads[0]
 
 
 @pytest.mark.parametrize("when", [1, 4])
-def test_watchdog__quarantines_the_slot_of_a_hanging_transfer(tmp_path, monkeypatch, when):
+def test_watchdog__sets_the_slot_of_a_hanging_transfer_aside(tmp_path, monkeypatch, when):
     folder = tiny_qwen2_moe(tmp_path / "model", num_layers=3, num_experts=12)
     expected = plain_eager(folder).generate(TOKENS, **GREEDY)
-    links = []
-
-    def wrap(_, link):
-        links.append(HungLink(link, when, link._arena.slot))
-        return links[0]
-
-    model = serve_with_links(folder, monkeypatch, wrap, **PROMPTLY)
+    model, reads = serve_hanging(folder, monkeypatch, when=when, num=1, **PROMPTLY)
     engine = model.moecast.engine
     try:
-        with torch.no_grad():
+        assert torch.equal(model.generate(TOKENS, **GREEDY), expected)
+        assert engine.report()["lost_threads"] == engine.cache.top.cache.num_quarantined == 1
+        reads.let_go.set()
+        while engine.report()["lost_threads"]:
             assert torch.equal(model.generate(TOKENS, **GREEDY), expected)
-            hung = engine.report()["lost_threads"]
-            links[0].let_go.set()
-            assert links[0].has_ended.wait(240)
-            assert torch.equal(model.generate(TOKENS, **GREEDY), expected)
-        assert hung == 1
-        cache = engine.cache.top.cache
-        deadline = time.monotonic() + 240
-        while cache.num_quarantined and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert cache.num_quarantined == 0
+        assert engine.cache.top.cache.num_quarantined == 0
     finally:
-        links[0].let_go.set()
+        reads.let_go.set()
         model.moecast.close()
-
-
-class FrozenLink(HungLink):
-    """Every transfer of a worker hangs until it is let go."""
-
-    def transfer(self, task):
-        if not self.let_go.is_set() and threading.current_thread().name.startswith("moecast"):
-            self._left = 1
-        super().transfer(task)
 
 
 def test_watchdog__a_dead_disk_is_an_error_until_it_answers(tmp_path, monkeypatch):
     folder = tiny_qwen2_moe(tmp_path / "model", num_layers=3, num_experts=12)
     expected = plain_eager(folder).generate(TOKENS, **GREEDY)
-    links = []
-
-    def wrap(_, link):
-        links.append(FrozenLink(link, 1, link._arena.slot))
-        return links[0]
-
-    model = serve_with_links(folder, monkeypatch, wrap, budget="60%", system=PROMPTLY["system"])
+    model, reads = serve_hanging(
+        folder,
+        monkeypatch,
+        when=1,
+        num=1000,
+        budget="60%",
+        system=SystemConfig(watchdog_seconds=0.2),
+    )
     try:
         for _ in range(2):
             with pytest.raises(TransferError, match="reads of experts have hung.*check the disk"):
                 model.generate(TOKENS, **GREEDY)
-        links[0].let_go.set()
-        assert links[0].has_ended.wait(240)
-        deadline = time.monotonic() + 240
-        while model.moecast.stats()["lost_threads"] and time.monotonic() < deadline:
+        reads.let_go.set()
+        while model.moecast.stats()["lost_threads"]:
             time.sleep(0.01)
         assert torch.equal(model.generate(TOKENS, **GREEDY), expected)
-        assert model.moecast.engine.workers[0].num_alive == 1
     finally:
-        links[0].let_go.set()
+        reads.let_go.set()
         model.close()
 
 

@@ -18,7 +18,7 @@ from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.predictors import SignalLog, small_spec
-from tests.builders.served import before_transfers, count_pins, serve, serve_with_links
+from tests.builders.served import before_transfers, count_pins, serve, serve_with_transfers
 
 NUM_CLIENTS = NUM_ROWS + 1
 """More than one block has room for."""
@@ -154,7 +154,7 @@ def test_group__a_failed_read_ends_those_who_needed_the_expert(tmp_path, monkeyp
     folder = tiny_qwen2_moe(tmp_path, num_experts=16, top_k=1)
     system = SystemConfig(prefetch=False, drop_used=True)
     options = {"budget": "30%", "system": system, "exact": exact}
-    model = serve_with_links(folder, monkeypatch, before_transfers(fail), **options)
+    model = serve_with_transfers(folder, monkeypatch, before_transfers(fail), **options)
     single = [tokens[:, :1] for tokens in prompts()[:4]]
     with model.moecast:
         expected, chosen = [], []

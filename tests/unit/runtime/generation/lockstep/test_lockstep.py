@@ -19,11 +19,11 @@ from runtime.generation.lockstep.group import LockstepGroup
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.predictors import SignalLog, small_spec
 from tests.builders.served import (
-    WAIT_SECONDS,
     before_transfers,
     count_pins,
     serve,
-    serve_with_links,
+    serve_with_transfers,
+    settle,
 )
 
 LENGTHS = (5, 1, 9, 3)
@@ -81,11 +81,9 @@ def test_group__early_requests_leave_an_earlier_layer_its_slots(tmp_path):
         assert [expert for expert, _ in engine.ready(0, [0])] == [0]
         engine.partly_routed(1, np.arange(slots + 2).reshape(1, -1))
         entries = engine.cache.top.cache.entries
-        with engine._condition:
-            assert engine._condition.wait_for(
-                lambda: len(entries) == slots and all(entry.pins for entry in entries.values()),
-                WAIT_SECONDS,
-            )
+        settle(engine)
+        assert len(entries) == slots
+        assert all(entry.pins for entry in entries.values())
         assert [expert for expert, _ in engine.ready(0, [1])] == [1]
         computed = [expert for expert, _ in engine.ready(1, list(range(slots + 2)))]
         assert sorted(computed) == list(range(slots + 2))
@@ -132,7 +130,7 @@ def test_group__an_expert_is_read_once_for_all(tmp_path, monkeypatch):
     system = SystemConfig(drop_used=True, prefetch=False)
     folder = tiny_qwen2_moe(tmp_path, num_experts=16, top_k=4)
     counting = before_transfers(count)
-    model = serve_with_links(folder, monkeypatch, counting, budget="30%", system=system)
+    model = serve_with_transfers(folder, monkeypatch, counting, budget="30%", system=system)
     with model.moecast, LockstepGroup(model) as group:
         for tokens in prompts() * 3:
             group.start(partial(generate, model, tokens))
@@ -253,7 +251,7 @@ def test_group__caches_are_free_when_a_read_has_failed(tmp_path, monkeypatch, no
 
     folder = tiny_qwen2_moe(tmp_path)
     options = {"budget": "30%", "system": SystemConfig(prefetch=False)}
-    model = serve_with_links(folder, monkeypatch, before_transfers(fail), **options)
+    model = serve_with_transfers(folder, monkeypatch, before_transfers(fail), **options)
     with model.moecast, LockstepGroup(model) as group:
         before = caches()
         sequences = [group.start(partial(generate, model, tokens)) for tokens in prompts()]

@@ -1,0 +1,97 @@
+"""Arenas: the memory of tiers, in slots."""
+
+import ctypes
+import mmap
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from runtime.store.base import ExpertLayout
+from runtime.store.packed.matrix import ExpertWeights
+
+
+class Arena:
+    """A fixed allocation of slots; views of parameters are made once per slot.
+
+    Args:
+        layouts: of each layer; a slot holds the largest.
+        pinned: allocate pinned memory, which a device copies without the CPU.
+    """
+
+    def __init__(
+        self,
+        layouts: Sequence[ExpertLayout],
+        num_slots: int,
+        *,
+        device: torch.device | str = "cpu",
+        pinned: bool = False,
+    ):
+        size = max(layout.num_bytes for layout in layouts)
+        alignment = max(layout.alignment for layout in layouts)
+        with torch.inference_mode(False):  # in whatever mode a model is loaded: threads write here
+            raw = torch.empty(
+                num_slots * size + alignment, dtype=torch.uint8, device=device, pin_memory=pinned
+            )
+        if raw.device.type == "cpu" and not pinned:
+            use_huge_pages(raw)
+        start = -raw.data_ptr() % alignment
+        self._slots = raw[start : start + num_slots * size].view(num_slots, size)
+        self._layouts = layouts
+        self._weights: dict[tuple[int, int], ExpertWeights] = {}
+        self.num_slots = num_slots
+        self.num_bytes = num_slots * size
+
+    @property
+    def device(self) -> torch.device:
+        return self._slots.device
+
+    def slot(self, index: int) -> Tensor:
+        return self._slots[index]
+
+    def chunk_ranges(self, layer: int) -> Sequence[Sequence[tuple[int, int]]]:
+        return self._layouts[layer].chunk_ranges
+
+    def weights(self, layer: int, index: int) -> ExpertWeights:
+        """The slot as parameters of one of the layer's experts, without the expert dimension."""
+        layout = self._layouts[layer]
+        if not layout.views_are_weights:
+            return layout.weights(self._slots[index])
+        known = self._weights.get((layer, index))
+        if known is None:
+            known = self._weights[layer, index] = layout.weights(self._slots[index])
+        return known
+
+    def stacked_weights(self, layer: int) -> dict[str, Tensor]:
+        """All slots as the layer's parameters, `(slots, ...)`: the expert dimension is the slot.
+
+        Only for layouts whose slots are the parameters.
+        """
+        stacked = {}
+        for name, first in self.weights(layer, 0).items():
+            assert isinstance(first, Tensor)
+            stride = self._slots.shape[1] // first.itemsize
+            stacked[name] = first.as_strided(
+                (self.num_slots, *first.shape), (stride, *first.stride())
+            )
+        return stacked
+
+
+HUGE_PAGE_BYTES = 2 << 20
+
+
+def use_huge_pages(memory: Tensor) -> None:
+    """Ask Linux to map memory that was not touched yet in pages of 2 MiB; elsewhere do nothing.
+
+    Products of one token read all of an expert once, and find its pages faster: with all experts
+    resident a step took 3 to 4 % less time. Filling the memory for the first time takes less than
+    half as long.
+    """
+    if not hasattr(mmap, "MADV_HUGEPAGE") or memory.numel() < HUGE_PAGE_BYTES:
+        return
+    start = memory.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+    end = memory.data_ptr() + memory.numel()
+    libc = ctypes.CDLL(None)
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    # Advice only: where it is not taken, pages are small, and nothing else is wrong.
+    libc.madvise(start, end - start, mmap.MADV_HUGEPAGE)

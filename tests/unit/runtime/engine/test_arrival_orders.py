@@ -1,0 +1,115 @@
+"""Whatever the order in which transfers end, the books hold and every byte is right."""
+
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from runtime.config import SystemConfig
+from runtime.errors import TransferError
+from tests.builders.models import plain_eager, tiny_qwen2_moe
+from tests.builders.served import serve_with_rings
+from tests.builders.shuffled_ring import ShuffledRing
+
+LAYERS, EXPERTS, STEPS = 4, 8, 40
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_qwen2_moe(tmp_path_factory.mktemp("model"), num_layers=LAYERS, num_experts=EXPERTS)
+
+
+@pytest.fixture(scope="module")
+def banks(folder):
+    return [layer.mlp.experts for layer in plain_eager(folder).model.layers]
+
+
+def check_books(engine):
+    """Every slot is free, one expert's, or set aside; what is in flight is in the ring."""
+    for link, arena in zip(engine.loop.links, engine.arenas, strict=True):
+        tier = link.tier
+        slots = [entry.slot for entry in tier.cache.entries.values()]
+        assert len(set(slots)) == len(slots) <= arena.num_slots
+        in_flight = {expert for expert, entry in tier.cache.entries.items() if entry.in_flight}
+        tasks = [task for other, task in engine.loop._running.values() if other is link]
+        assert in_flight == {task.expert for task in tasks}
+        assert all(tier.cache.entries[task.expert].slot == task.slot for task in tasks)
+        low = {task.expert for task in tasks if not task.high}
+        assert low == set(link.prefetches)
+        assert tier.num_ready == sum(tier.is_ready(expert) for expert in tier.cache.entries)
+
+
+def compute(engine, layer, wanted, banks):
+    """Compares every expert with its weights, and returns those that were given."""
+    given = []
+    for expert, weights in engine.ready(layer, wanted):
+        assert torch.equal(weights["gate_up_proj"], banks[layer].gate_up_proj[expert])
+        assert torch.equal(weights["down_proj"], banks[layer].down_proj[expert])
+        check_books(engine)
+        given.append(expert)
+    return given
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("system", "host_budget", "fails"),
+    [
+        (SystemConfig(), None, 0),
+        (SystemConfig(), "40%", 17),
+        (SystemConfig(reordered=False, per_layer=False), None, 23),
+        (SystemConfig(drop_used=True, per_layer=False, cancel=True), "60%", 0),
+        (SystemConfig(chunked=False, early_preemption=False), None, 11),
+    ],
+    ids=["promoe", "tiers", "in order", "klotski", "whole"],
+)
+def test_loop__any_order_of_arrivals_gives_every_byte(
+    folder, banks, monkeypatch, seed, system, host_budget, fails
+):
+    chance, counts = random.Random(seed), Counter()
+    rings = []
+
+    def shuffled(_name, arrivals, ring):
+        rings.append(ShuffledRing(arrivals, ring, seed, fails=fails))
+        return rings[-1]
+
+    model = serve_with_rings(
+        folder, monkeypatch, shuffled, budget="25%", host_budget=host_budget, system=system
+    )
+    engine = model.moecast.engine
+    with model.moecast:
+        for step in range(STEPS):
+            engine.begin_step(np.array([1]), np.array([step // 10]))
+            try:
+                for layer in range(LAYERS):
+                    if chance.random() < 0.7:
+                        ahead = min(LAYERS - 1, layer + chance.randint(0, 2))
+                        named = chance.sample(range(EXPERTS), 3)
+                        engine.cache.prefetch(ahead, named, [chance.random() for _ in named])
+                        engine.pump()
+                        check_books(engine)
+                    wanted = sorted(chance.sample(range(EXPERTS), chance.randint(1, 5)))
+                    engine.routed(layer, np.array([wanted]), None, None)
+                    check_books(engine)
+                    if chance.random() < 0.05:
+                        continue  # requested and never computed
+                    if chance.random() < 0.05:
+                        wanted = sorted(chance.sample(range(EXPERTS), 2))  # the block chose others
+                    assert sorted(compute(engine, layer, wanted, banks)) == wanted
+                    counts["computed"] += len(wanted)
+            except TransferError:
+                counts["refused"] += 1
+            finally:
+                engine.end_step()
+            check_books(engine)
+        while engine.move_when_idle():
+            engine.loop.wait()
+        check_books(engine)
+        assert not any(
+            entry.pins for tier in engine.cache.tiers for entry in tier.cache.entries.values()
+        )
+    assert counts["computed"] > STEPS * LAYERS
+    assert (counts["refused"] > 0) == (fails > 0)
+    assert sum(ring.num_ended for ring in rings) > 100
+    assert all(ring.num_cancelled > 0 for ring in rings[-1:] if ring.num_threads == 1)
