@@ -42,7 +42,7 @@ prefetching hides nearly all transfers, moving fewer bytes saves next to nothing
 
 
 class StepCosts(NamedTuple):
-    """What a decode step took, or several steps on average; times are in seconds."""
+    """The costs of a decode step, or of several on average; times are in seconds."""
 
     stall: float
     """Time that it waited for experts."""
