@@ -1,9 +1,9 @@
 """Compiles what moecast computes most often; `pyproject.toml` has the rest of the build.
 
-These are the hot modules of the policy core and the simulator, which run uncompiled, too, the
-kernels of predictors' networks, in place of which onnxruntime computes, and the reads of experts,
-which threads of Python do otherwise. Without Cython or a C compiler, the package is installed all
-the same. `MOECAST_COMPILED=0 pip install .` leaves them out.
+These are the hot modules of the policy core, the transfer loop and the simulator, which run
+uncompiled, too, the kernels of predictors' networks, in place of which onnxruntime computes, and
+the reads of experts, which threads of Python do otherwise. Without Cython or a C compiler, the
+package is installed all the same. `MOECAST_COMPILED=0 pip install .` leaves them out.
 """
 
 import hashlib
@@ -33,10 +33,13 @@ MODULES = (
     "policy.eviction.reuse",
     "policy.eviction.score_order",
     "sim.group",
+    "sim.machine",
     "sim.replay",
-    "sim.simulator",
     "sim.routing",
+    "sim.simulator",
     "sim.step",
+    "transfer.loop",
+    "transfer.ring",
 )
 """Modules of `runtime` that are compiled; `NAME.pxd` next to one gives it C types."""
 DIRECTIVES = {

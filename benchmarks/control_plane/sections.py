@@ -14,7 +14,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from runtime.transfer.loop import TransferLoop
+from runtime.transfer.watched_loop import WatchedLoop
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,7 +38,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
 }
 """Beginnings of the paths of each section's files; the longest that fits decides."""
 
-WAITING = TransferLoop.wait.__code__
+WAITING = WatchedLoop.wait.__code__
 """The function in which the model waits for experts."""
 
 COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>")

@@ -1,8 +1,8 @@
-"""The policy core and the simulator as extension modules, compiled from their Python files.
+"""The policy core, the transfer loop and the simulator, compiled from their Python files.
 
-`setup.py` compiles modules of `runtime.policy` and `runtime.sim` with Cython into this folder. They
-have the same names and take precedence over the files that they are made of. Without them, with
-`MOECAST_COMPILED=0`, and where a file has changed since it was compiled, the Python files run.
+`setup.py` compiles modules of `runtime.policy`, `transfer` and `sim` with Cython into this folder.
+They have the same names and take precedence over the files that they are made of. Without them,
+with `MOECAST_COMPILED=0`, and where a file has changed since it was compiled, the Python files run.
 """
 
 import hashlib

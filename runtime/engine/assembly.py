@@ -30,11 +30,12 @@ from runtime.transfer.arena import Arena
 from runtime.transfer.arrivals import make_arrivals
 from runtime.transfer.copies import ArenaCopies, DeviceRing
 from runtime.transfer.file_ring import StoreRing
-from runtime.transfer.loop import TierLink, TransferLoop
+from runtime.transfer.loop import TierLink
 from runtime.transfer.numa import find_near_cpus, run_near
 from runtime.transfer.ring import Arrivals, Ring
 from runtime.transfer.thread_ring import ThreadRing
 from runtime.transfer.timeline import TimelineSink
+from runtime.transfer.watched_loop import WatchedLoop
 
 HOST_SHARE = 0.75
 """Share of the free memory that a host arena takes by default."""
@@ -236,7 +237,7 @@ def connect(
         store=store,
         arenas=[arena for device in devices for arena in device.arenas],
         cache=cache,
-        loop=TransferLoop(
+        loop=WatchedLoop(
             links, arrivals, watchdog_seconds=system.watchdog_seconds, timeline=options.timeline
         ),
         driver=driver,

@@ -20,7 +20,7 @@ from runtime.engine.forecast_payoff import ForecastPayoff
 from runtime.engine.forward_pass_lock import ForwardPassLock
 from runtime.engine.host_compute import HostCompute
 from runtime.engine.stats import StepStats
-from runtime.errors import CheckpointError, TransferError
+from runtime.errors import CheckpointError
 from runtime.policy.counters import CacheCounters, sum_counters
 from runtime.policy.eviction.protocol import Expert
 from runtime.policy.multi_device_cache import DeviceCaches
@@ -28,8 +28,8 @@ from runtime.policy.placement import ExpertPlacement
 from runtime.store.base import ExpertStore, max_decoded_bytes
 from runtime.store.packed.matrix import ExpertWeights
 from runtime.transfer.arena import Arena
-from runtime.transfer.loop import TransferLoop
 from runtime.transfer.timeline import TimelineSink
+from runtime.transfer.watched_loop import WatchedLoop
 
 
 class Engine:
@@ -48,7 +48,7 @@ class Engine:
         store: ExpertStore,
         arenas: Sequence[Arena],
         cache: DeviceCaches,
-        loop: TransferLoop,
+        loop: WatchedLoop,
         driver: PredictorDriver,
         placement: ExpertPlacement | None = None,
         host_compute: HostCompute | None = None,
@@ -89,7 +89,7 @@ class Engine:
                 link_seconds=lambda: sum(
                     link.busy_seconds for link in loop.links if link.tier.is_top
                 ),
-                stall_seconds=lambda: self.stats.stall_seconds,
+                stall_seconds=lambda: loop.stall_seconds,
                 on_change=cache.set_idle_prefetch if cache.system.idle_prefetch else lambda _: None,
             )
         self._closed = False
@@ -321,7 +321,7 @@ class Engine:
                 order = self._request(layer, {expert: 1})
             if not self._is_complete:
                 self.cache.make_room(layer, expert, sorted(order))
-                self._wait_for(layer, [expert])
+                self.loop.wait_for(self.cache, layer, [expert])
                 self._pinned = layer, expert
             order.remove(expert)
         return self._weights((layer, expert), self._slot((layer, expert)))
@@ -355,35 +355,12 @@ class Engine:
                 return ready
             e = next(iter(ready))
             return {e: ready[e]}
-        e = self._wait_for(layer, candidates)
+        e = self.loop.wait_for(self.cache, layer, candidates)
         return {e: self._slot((layer, e))}
 
     def _find_ready(self, layer: int, experts: Sequence[int]) -> dict[int, int]:
         is_ready = self.cache.is_ready
         return {e: self._slot((layer, e)) for e in experts if is_ready((layer, e))}
-
-    def _wait_for(self, layer: int, candidates: Sequence[int]) -> int:
-        """Return the first candidate that is ready, at once or when one is."""
-        start = 0.0
-        while True:
-            self.loop.pump()
-            for e in candidates:
-                if self.cache.is_ready((layer, e)):
-                    if start:
-                        self._record_stall(layer, start)
-                    return e
-            for e in candidates:
-                if (error := self.loop.errors.get((layer, e))) is not None:
-                    raise error
-            if self.cache.displace_early(layer):
-                continue
-            if not (self.loop.is_moving or self.loop.is_frozen):
-                raise TransferError(
-                    f"internal error: layer {layer}: experts {list(candidates)} were requested but "
-                    "no transfer is under way. Reload the model and report this."
-                )
-            start = start or time.perf_counter()
-            self.loop.wait()
 
     def _release(self, layer: int, order: list[int], slots: dict[int, int]) -> None:
         """Release experts that have been computed."""
@@ -435,12 +412,6 @@ class Engine:
             times = np.linspace(start, self._experts_done_at, len(experts) + 1).tolist()
             for e, (begin, end) in zip(experts, pairwise(times), strict=True):
                 self.loop.timeline.computed((layer, e), begin, end)
-
-    def _record_stall(self, layer: int, start: float) -> None:
-        end = time.perf_counter()
-        self.stats.stall_seconds += end - start
-        if self.loop.timeline is not None:
-            self.loop.timeline.stalled(layer, start, end)
 
     def swap_timeline(self, timeline: TimelineSink | None) -> TimelineSink | None:
         """Report spans to `timeline` from now on; returns the previous one."""
@@ -497,6 +468,7 @@ class Engine:
             if payoff is None
             else {"prefetching": payoff.is_on, "switches": payoff.num_switches},
             "lost_threads": self.loop.num_hanging,
+            "stall_seconds": self.loop.stall_seconds,
             **self.stats.as_dict(),
         }
 

@@ -108,7 +108,7 @@ class EngineMonitor:
             tiers=tiers,
             faults=faults,
             num_lost_threads=num_lost,
-            stall_seconds=engine.stats.stall_seconds,
+            stall_seconds=engine.loop.stall_seconds,
             predictor_seconds=engine.driver.seconds,
             predictor_failures=engine.driver.failures,
             predictor_drift=engine.driver.drift_report,

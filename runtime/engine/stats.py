@@ -1,4 +1,4 @@
-"""Statistics of a live run: times of steps, stalls, memory."""
+"""Statistics of a live run: times of steps, memory."""
 
 import statistics
 import time
@@ -25,8 +25,6 @@ class StepTimes:
 class StepStats:
     """Seconds of wall time. A prefill is a request's first step, or one of several tokens a row."""
 
-    stall_seconds: float = 0.0
-    """Time in which computation waited for bytes."""
     prefill_seconds: list[float] = field(default_factory=list)
     """Times of the first prefill and the latest ones, at least `KEPT`."""
     decode_seconds: list[float] = field(default_factory=list)
@@ -54,7 +52,6 @@ class StepStats:
         return {
             "ttft_seconds": self.prefill_seconds[0] if self.prefill_seconds else None,
             "tpot_seconds": statistics.median(self.decode_seconds) if self.decode_seconds else None,
-            "stall_seconds": self.stall_seconds,
             "num_decode_steps": self.num_decode_steps,
             "peak_memory_bytes": peak_memory_bytes(),
         }

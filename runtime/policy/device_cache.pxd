@@ -9,7 +9,7 @@ cdef class DeviceCache:
     cdef public tuple tiers
     cdef public CacheTier top
     cdef public object system
-    cdef bint _early_preemption, _cancel_outdated, _drop_used
+    cdef bint _early_preemption, _reordered, _cancel_outdated, _drop_used
     cdef object _placement, _device
     cdef Py_ssize_t _num_experts, _num_owned
     cdef dict _predicted
@@ -20,6 +20,7 @@ cdef class DeviceCache:
     cpdef bint owns(self, tuple expert)
     cpdef _own(self, Py_ssize_t layer, experts)
     cpdef bint is_ready(self, tuple expert)
+    cpdef first_ready(self, Py_ssize_t layer, experts)
     @cython.locals(tier=CacheTier)
     cpdef _advance(self, Py_ssize_t layer_now)
     cpdef _changing_tiers(self)
@@ -38,6 +39,9 @@ cdef class DeviceCache:
     cpdef prefetch(self, Py_ssize_t layer, experts, probabilities, named=*)
     @cython.locals(tier=CacheTier, num_missing=Py_ssize_t, all_ready=bint)
     cpdef list request_routed(self, Py_ssize_t layer, tokens_per_expert, computed_below=*)
+    cpdef next_candidates(self, Py_ssize_t layer, list pending)
+    cpdef request(self, tuple expert)
+    cpdef make_room(self, Py_ssize_t layer, expert, list coming)
     cpdef release(self, tuple expert)
     cpdef cancel(self, Py_ssize_t layer, experts)
     @cython.locals(num_missing=Py_ssize_t, top=CacheTier, counters=CacheCounters)

@@ -62,6 +62,7 @@ class DeviceCache:
         self.top = self.tiers[0]
         self.system = system
         self._early_preemption = system.early_preemption
+        self._reordered = system.reordered
         self._cancel_outdated = system.cancel
         self._drop_used = system.drop_used
         self._placement = placement
@@ -134,6 +135,10 @@ class DeviceCache:
 
     def is_ready(self, expert: Expert) -> bool:
         return self.top.is_ready(expert)
+
+    def first_ready(self, layer: int, experts: Sequence[int]) -> int | None:
+        """Returns the first of a layer's experts that is ready; None: none is."""
+        return self.top.first_ready(layer, experts)
 
     def progress(self, expert: Expert) -> float:
         return self.top.progress(expert)
@@ -267,6 +272,8 @@ class DeviceCache:
         counted as before, but not requested until their routers have run for all tokens. Returns
         whether requests were ended.
         """
+        if not self._early:
+            return False
         others = [other for other in self._early if other != layer and other not in self._displaced]
         if not others or not all(entry.pins for entry in self.top.cache.entries.values()):
             return False
@@ -374,9 +381,12 @@ class DeviceCache:
         A system that does not reorder computes them in the order of `pending`: room is made for the
         first.
         """
-        if self._early_preemption and self.system.reordered:
+        if not self._early_preemption:
+            self.request((layer, pending[0]))  # and no other has been
+        elif self._reordered:
             return pending
-        self.make_room(layer, pending[0], pending)
+        else:
+            self.make_room(layer, pending[0], pending)
         return pending[:1]
 
     def request(self, expert: Expert) -> None:
@@ -388,21 +398,20 @@ class DeviceCache:
         if not self.top.is_requested(expert):
             self.top.request(expert)
 
-    def make_room(self, layer: int, expert: int, coming: Sequence[int]) -> bool:
-        """Makes the expert the next to be computed; returns whether anything was newly requested.
+    def make_room(self, layer: int, expert: int, coming: Sequence[int]) -> None:
+        """Makes the expert the next to be computed.
 
         Computing in order of readiness frees slots by itself. A loop in a fixed order must not wait
         for a slot that only experts hold, or are about to get, that it computes later: as many of
         `coming` as there are slots keep their requests, in the order in which they are computed.
         """
-        top, num_others = self.top, max(0, self.top.cache.share(layer) - 1)
         others = [e for e in self._own(layer, coming) if e != expert]
+        num_others = max(0, self.top.cache.share(layer) - 1)
         self.cancel(layer, others[num_others:])
-        ahead = others[:num_others] if self._early_preemption else []
-        new = [e for e in (expert, *ahead) if not top.is_requested((layer, e))]
-        for e in new:
-            top.request((layer, e))
-        return bool(new)
+        self.request((layer, expert))
+        if self._early_preemption:
+            for e in others[:num_others]:
+                self.request((layer, e))
 
     def release(self, expert: Expert) -> None:
         """Ends the request of an expert that has been computed."""

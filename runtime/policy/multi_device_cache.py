@@ -76,6 +76,9 @@ class MultiDeviceCache:
     def is_ready(self, expert: Expert) -> bool:
         return self.device_of(expert).is_ready(expert)
 
+    def first_ready(self, layer: int, experts: Sequence[int]) -> int | None:
+        return next((e for e in experts if self.is_ready((layer, e))), None)
+
     def progress(self, expert: Expert) -> float:
         return self.device_of(expert).progress(expert)
 
@@ -154,8 +157,8 @@ class MultiDeviceCache:
     def request(self, expert: Expert) -> None:
         self.device_of(expert).request(expert)
 
-    def make_room(self, layer: int, expert: int, coming: Sequence[int]) -> bool:
-        return self.device_of((layer, expert)).make_room(layer, expert, coming)
+    def make_room(self, layer: int, expert: int, coming: Sequence[int]) -> None:
+        self.device_of((layer, expert)).make_room(layer, expert, coming)
 
     def release(self, expert: Expert) -> None:
         self.device_of(expert).release(expert)

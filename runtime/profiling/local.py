@@ -18,7 +18,13 @@ from transformers import PreTrainedModel
 from predictors.base import Signal
 from predictors.spec import ModelSpec
 from runtime.config import ModelConfig, ShapeConfig, SystemConfig
-from runtime.engine.assembly import DeviceArenas, EngineOptions, connect, make_store_ring
+from runtime.engine.assembly import (
+    STORE_THREADS,
+    DeviceArenas,
+    EngineOptions,
+    connect,
+    make_store_ring,
+)
 from runtime.engine.engine import Engine
 from runtime.hf.experts import compute_expert
 from runtime.hf.layers import MoeLayer, attach_experts, find_top_k
@@ -203,7 +209,7 @@ def _measured(
             step_seconds=alone.rest,
             task_seconds=handovers,
             predictor_inline=True,
-            computation_reads=True,
+            num_readers=STORE_THREADS,
             transfer_speed_together=reads.speed_together,
             transfer_speed_computing=min(1.0, chunk_seconds / trimmed_mean(background.times)),
             compute_speed_transferring=min(1.0, alone.total / slowed.total),

@@ -184,7 +184,7 @@ class AnswerTracer(ServiceObserver):
     def _read_stall(self) -> float:
         """Return the time that the last step waited for transfers."""
         assert self._service.loaded is not None
-        total = self._service.loaded.model.moecast.engine.stats.stall_seconds
+        total = self._service.loaded.model.moecast.engine.loop.stall_seconds
         stall, self._stall_seconds = total - self._stall_seconds, total
         return stall
 

@@ -30,9 +30,8 @@ class Overheads:
     queue, and being woken after a wait."""
     predictor_inline: bool = False
     """The predictor runs on the thread that computes, which waits for it; off: in parallel."""
-    computation_reads: bool = False
-    """While it waits, the computing thread does requested transfers itself, in parallel with the
-    link's thread (`runtime.transfer.rings.c`)."""
+    num_readers: int = 1
+    """Transfers at once over the lowest link (`STORE_THREADS` of the live engine)."""
     transfer_speed_together: float = 1.0
     """Speed of each of two simultaneous transfers over one link, against one alone: .5 where they
     share a bandwidth, 1 where the link serves both at full speed."""

@@ -119,10 +119,10 @@ def _measure_step(step: RecordedStep, spec: ModelSpec, hardware: Hardware) -> St
 
 def _least_transfer_seconds(hardware: Hardware, tier: int) -> float:
     """Returns the least time in which an expert reaches a tier, of many one after another."""
-    # Two simultaneous transfers, each at a share of the speed, may move more than one alone.
-    speed = 1.0
-    if hardware.overheads.computation_reads:
-        speed = max(1.0, 2.0 * hardware.overheads.transfer_speed_together)
+    # Simultaneous transfers, each at a share of the speed, may move more than one alone.
+    overheads = hardware.overheads
+    numbers = range(1, overheads.num_readers + 1)
+    speed = max(n * overheads.transfer_speed_together ** (n - 1) for n in numbers)
     return hardware.transfer_seconds(sum(hardware.chunk_bytes), tier=tier) / speed
 
 

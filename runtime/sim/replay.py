@@ -25,8 +25,9 @@ from runtime.policy.multi_device_cache import DeviceCaches
 from runtime.sim.group import simulate_dense, simulate_experts
 from runtime.sim.hardware import Hardware, count_tier_slots, hybrid_hardware, prediction_seconds
 from runtime.sim.routing import RecordedRouting
-from runtime.sim.simulator import Observer, Simulator
+from runtime.sim.simulator import Simulator
 from runtime.sim.step import RecordedStep, replay_step
+from runtime.transfer.timeline import TimelineSink
 
 COLLECT_AFTER = 100_000
 """Objects that are made, and not freed, before Python's garbage collector looks for cycles."""
@@ -181,7 +182,7 @@ def replay(
     hardware: Hardware,
     budget_slots: int | Sequence[int],
     reuse_predictor: Predictor | None = None,
-    observer: Observer | None = None,
+    timeline: TimelineSink | None = None,
     interconnect: SpreadDevices | None = None,
 ) -> ReplayStats:
     """Runs the steps one after another from empty caches.
@@ -203,7 +204,8 @@ def replay(
             the system begins with that full too.
         reuse_predictor: A `predictors.reuse` predictor for `reuse` eviction; its time is not
             charged, for the scores are not needed before the next miss.
-        observer: Called with what happens; of several devices, with events of the first.
+        timeline: Gets the spans of transfers, stalls and computed experts; of several devices,
+            those of the first.
         interconnect: Several devices, over which experts are spread.
     """
     if system.knows_future:
@@ -237,7 +239,7 @@ def replay(
             device,
             hardware,
             scheduler=scheduler,
-            observer=None if i else observer,
+            timeline=None if i else timeline,
             is_stateless=active is not None and active.stateless,
             hybrid=hybrid,
         )

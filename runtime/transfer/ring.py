@@ -28,6 +28,10 @@ class Ring:
     errors: dict[int, TransferError]
     """Those of tickets that arrived as `FAILED`; the user of the ring removes them."""
 
+    def has_room(self) -> bool:
+        """Returns whether it takes another transfer now, a request or a prefetch."""
+        return True
+
     def submit(self, ticket: int, task: TransferTask) -> None:
         """Starts the transfer after those submitted before, requested ones before all others."""
         raise NotImplementedError

@@ -26,6 +26,7 @@ from runtime.policy.queue import PREFETCH_ORDERS
 from runtime.sim.hardware import MeasuredHardware, Overheads
 from runtime.sim.replay import replay
 from tests.builders.entries import tiny_spec
+from tests.builders.spans import RecordedSpans
 
 SPEC = tiny_spec(num_layers=4, num_experts=8, top_k=2)
 CHUNKS = (10, 10, 20)
@@ -124,13 +125,13 @@ def run_replay(seed: int) -> dict[str, Any]:
         predictor_seconds=chance.choice([0.1, 1.3]),
         overheads=Overheads(
             task_seconds=0.01,
-            computation_reads=chance.random() < 0.5,
+            num_readers=chance.choice([1, 2]),
             transfer_speed_together=chance.choice([1.0, 0.6]),
             transfer_speed_computing=chance.choice([1.0, 0.7]),
             compute_speed_transferring=chance.choice([1.0, 0.8]),
         ),
     )
-    events: list[Any] = []
+    timeline = RecordedSpans()
     stats = replay(
         steps,
         RandomPredictor(seed),
@@ -139,13 +140,13 @@ def run_replay(seed: int) -> dict[str, Any]:
         hardware=hardware,
         budget_slots=chance.randint(SPEC.top_k, 24),
         reuse_predictor=RandomPredictor(seed + 1, num_rows=1),
-        observer=lambda *event: events.append(event),
+        timeline=timeline,
     )
     return {
         "system": [system.eviction, system.priority, system.candidates],
         "tpot_seconds": stats.tpot_seconds,
         "stats": hash_values(stats.as_dict()),
-        "events": hash_values(events),
+        "events": hash_values(timeline.spans),
     }
 
 

@@ -52,7 +52,7 @@ def read_counters(engine: Engine) -> dict[str, float]:
     """Read all counters of an engine that only grow; times in seconds."""
     return {
         **sum_counters(engine.cache.counters).as_dict(),
-        "stall_seconds": engine.stats.stall_seconds,
+        "stall_seconds": engine.loop.stall_seconds,
         "predictor_seconds": engine.driver.seconds,
         "link_seconds": engine.loop.links[-1].busy_seconds,
     }

@@ -25,7 +25,7 @@ from runtime.policy.adaptive_switch import AdaptiveSwitch
 from runtime.policy.budget import Budget
 from runtime.policy.eviction.static import StaticEviction
 from runtime.policy.multi_device_cache import MultiDeviceCache
-from runtime.transfer.loop import TransferLoop
+from runtime.transfer.watched_loop import WatchedLoop
 
 # Of files that are never compiled: compiled functions have no code objects.
 EXPECTED = {
@@ -36,8 +36,8 @@ EXPECTED = {
     AdaptiveSwitch.record_step: "planning",
     MultiDeviceCache.__init__: "requests",
     StaticEviction.__init__: "eviction",
-    TransferLoop.pump: "transfers",
-    TransferLoop.wait: "waits",
+    WatchedLoop.drain: "transfers",
+    WatchedLoop.wait: "waits",
     np.unique: None,
     json.loads: None,
 }

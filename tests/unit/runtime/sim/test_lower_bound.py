@@ -43,7 +43,7 @@ TWO_TIERS = RooflineHardware(
 TWO_READERS = MeasuredHardware(
     **{
         **{name: getattr(MEASURED, name) for name in MEASURED.__dataclass_fields__},
-        "overheads": Overheads(computation_reads=True, transfer_speed_together=0.8),
+        "overheads": Overheads(num_readers=2, transfer_speed_together=0.8),
     }
 )
 

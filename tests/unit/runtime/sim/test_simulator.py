@@ -314,16 +314,16 @@ def test_replay__late_events_are_skipped_without_a_state(is_stateless, predictio
     assert stats.predictor_seconds == 100.0 * predictions
 
 
-def test_overheads__computation_and_thread_read_concurrently():
+def test_overheads__two_readers_read_concurrently():
     # Layer 0: router at 10. Chunks of expert 0: one at a time, on either reader: 16, computed
     # at 17. A prompt's four experts on two readers: two at a time.
-    assert timed(None, [Step((0, 1))], computation_reads=True).tpot_seconds == [34.0]
+    assert timed(None, [Step((0, 1))], num_readers=2).tpot_seconds == [34.0]
     (alone,) = timed(None, [Prompt(())], slots=8).ttft_seconds
-    (both,) = timed(None, [Prompt(())], slots=8, computation_reads=True).ttft_seconds
+    (both,) = timed(None, [Prompt(())], slots=8, num_readers=2).ttft_seconds
     # 12 chunks one after another take 24 s; two at a time 12, and what is computed between.
     assert alone == 2 * (10 + 24 + 1)
     assert both < alone - 10
-    halved = timed(None, [Prompt(())], slots=8, computation_reads=True, transfer_speed_together=0.5)
+    halved = timed(None, [Prompt(())], slots=8, num_readers=2, transfer_speed_together=0.5)
     # Two at half the speed are no faster than one after another.
     assert halved.ttft_seconds[0] >= alone - 2
 

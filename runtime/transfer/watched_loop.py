@@ -1,0 +1,213 @@
+"""The transfers of a live model, which may fail, hang, or be cut short."""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+from runtime.errors import Fault, TransferError
+from runtime.policy.eviction.protocol import Expert
+from runtime.policy.tier import TransferTask
+from runtime.transfer.loop import TierLink, TransferLoop
+from runtime.transfer.ring import Arrivals
+from runtime.transfer.timeline import TimelineSink
+
+log = logging.getLogger(__name__)
+
+DRAIN_SECONDS, DRAIN_CHECKS = 0.02, 5
+"""After an interrupt, transfers have ended that no ring runs in so many checks in a row."""
+MAX_LOST = 4
+"""Hanging transfers in whose place other threads read."""
+PATIENCE = 10
+"""Requests fail when so many transfers hang and none has ended for so many times the watchdog's
+time: the disk does not answer any read."""
+
+
+class WatchedLoop(TransferLoop):
+    """A transfer loop that knows what has failed, and sets aside what hangs.
+
+    Args:
+        watchdog_seconds: Transfers that take longer count as hung.
+    """
+
+    def __init__(
+        self,
+        links: Sequence[TierLink],
+        arrivals: Arrivals,
+        *,
+        watchdog_seconds: float,
+        timeline: TimelineSink | None = None,
+    ):
+        super().__init__(links, timeline=timeline)
+        self._arrivals = arrivals
+        self.errors: dict[Expert, TransferError] = {}
+        """The failed reads of experts that have not been requested again. One of a prefetch that is
+        never requested is only logged."""
+        self.faults: Counter[Fault] = Counter()
+        """Failed transfers since the model was loaded, unused prefetches included."""
+        self.watchdog_seconds = watchdog_seconds
+        self._lost: set[int] = set()
+        """Tickets of transfers that hang; their slots are set aside."""
+        self._joined: set[Expert] = set()
+        """Experts that were requested when their transfer had begun: a failed one is repeated."""
+        self._repeated: set[tuple[TierLink, Expert]] = set()
+        """Experts whose transfer is repeated because its thread has died; not a second time."""
+        self._moved_at = time.monotonic()
+        """When the last transfer ended, or the first one began."""
+
+    @property
+    def num_hanging(self) -> int:
+        """Transfers that hang now; any thread may ask."""
+        return sum(t in self._lost for link in self.links for t, _ in link.ring.running())
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether no transfer has ended for so long that another one would hang, too."""
+        waited = time.monotonic() - self._moved_at
+        return len(self._lost) >= MAX_LOST and waited > PATIENCE * self.watchdog_seconds
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether a transfer is under way, other than those that hang."""
+        return len(self._running) > len(self._lost)
+
+    # ---- ends of transfers
+
+    def _book(self) -> None:
+        for link in self.links:
+            link.ring.poll()
+        for ticket, status, seconds, end in self._arrivals.take():
+            self._finish(ticket, status, seconds, end)
+
+    def _submit(self, link: TierLink, task: TransferTask) -> None:
+        if not self._running:
+            self._moved_at = time.monotonic()
+        super()._submit(link, task)
+
+    def _complete(
+        self, ticket: int, link: TierLink, task: TransferTask, seconds: float, end: float
+    ) -> None:
+        self._moved_at = time.monotonic()
+        error = link.ring.errors.pop(ticket, None)
+        if ticket in self._lost:
+            log.warning("%s: a hanging transfer has ended", link.name)
+            self._lost.remove(ticket)
+            link.tier.restore(task)
+        elif error is None:
+            self._joined.discard(task.expert)
+            self._repeated.discard((link, task.expert))
+            super()._complete(ticket, link, task, seconds, end)
+        else:
+            self._fail(link, task, error)
+
+    def _fail(self, link: TierLink, task: TransferTask, error: TransferError) -> None:
+        log.warning("layer %d expert %d: %s", *task.expert, error)
+        self.faults[error.fault] += 1
+        expert, is_repeated = task.expert, task.expert in self._joined
+        if error.fault is Fault.DIED and (link, expert) not in self._repeated:
+            self._repeated.add((link, expert))
+            is_repeated = True
+        self._joined.discard(expert)
+        if is_repeated:
+            link.tier.retry(task)
+        else:
+            self._repeated.discard((link, expert))
+            self.errors[expert] = error
+            link.tier.fail(task)
+
+    def forget_failures(self, layer: int, experts: Collection[int]) -> None:
+        """Drops earlier errors of newly requested experts, so that they are read again."""
+        if self.errors:
+            for e in experts:
+                self.errors.pop((layer, e), None)
+        if self._running:
+            requested = {(layer, e) for e in experts}
+            self._joined |= {t.expert for _, t in self._running.values() if t.expert in requested}
+
+    # ---- waiting, and what hangs
+
+    def _check(self, layer: int, candidates: Sequence[int]) -> None:
+        for e in candidates:
+            if (error := self.errors.get((layer, e))) is not None:
+                raise error
+        if self.is_frozen:
+            raise TransferError(
+                f"{len(self._lost)} reads of experts have hung for more than "
+                f"{self.watchdog_seconds} s; check the disk, then repeat the request"
+            )
+        if not self.is_moving:
+            raise TransferError(
+                f"internal error: layer {layer}: experts {list(candidates)} were requested but no "
+                "transfer is under way. Reload the model and report this."
+            )
+
+    def wait(self) -> None:
+        """Waits until something has arrived, and looks for transfers that hang."""
+        for link in self.links:
+            if link.ring.wait_first():
+                return
+        if not self._arrivals.wait(self.watchdog_seconds / 2):
+            self.check_hung()
+
+    def _read_clock(self) -> float:
+        return time.perf_counter()
+
+    def check_hung(self) -> None:
+        """Sets the slots of hanging transfers aside; other threads take the place of theirs."""
+        for link in self.links:
+            for ticket, seconds in link.ring.running():
+                if seconds > self.watchdog_seconds and ticket not in self._lost:
+                    self._lose(ticket, seconds)
+
+    def _lose(self, ticket: int, seconds: float) -> None:
+        link, task = self._running[ticket]
+        if not link.tier.quarantine(task):
+            return
+        self._lost.add(ticket)
+        self.faults[Fault.HUNG] += 1
+        log.error(
+            "%s: the transfer of layer %d expert %d has taken %.1f s; its slot is set aside",
+            link.name,
+            *task.expert,
+            seconds,
+        )
+        if len(self._lost) < MAX_LOST:
+            link.ring.replace_thread(ticket)
+
+    def drain(self) -> None:
+        """Takes back all transfers and waits for those that run, after a step was cut short.
+
+        Tiers must be reset afterwards, but for the slots in `lost_slots`.
+        """
+        for ticket, (link, task) in list(self._running.items()):
+            if ticket not in self._lost and link.ring.cancel(ticket):
+                self._forget(ticket, link, task)
+        num_idle = 0
+        while self.is_moving and num_idle < DRAIN_CHECKS:
+            running = dict(pair for link in self.links for pair in link.ring.running())
+            hung = {t for t, seconds in running.items() if seconds > self.watchdog_seconds}
+            self._lost |= hung & self._running.keys()
+            # What the interrupted call had taken does not arrive again.
+            num_idle = 0 if running.keys() - self._lost else num_idle + 1
+            self._arrivals.wait(DRAIN_SECONDS)
+            for link in self.links:
+                link.ring.wait_first()
+            for ticket, *_ in self._arrivals.take():
+                self._lost.discard(ticket)
+                self._running.pop(ticket, None)
+        for link in self.links:
+            link.ring.errors.clear()
+            link.prefetches.clear()
+            link.prefetched_bytes = 0
+        self._running = {t: running for t, running in self._running.items() if t in self._lost}
+        self._joined.clear()
+
+    def lost_slots(self, link: TierLink) -> frozenset[int]:
+        """Returns the slots of a tier that hanging transfers may still write to."""
+        lost = (self._running[ticket] for ticket in self._lost)
+        return frozenset(task.slot for other, task in lost if other is link)
+
+    def close(self) -> None:
+        """Ends the rings; what hangs is left behind. May be called twice."""
+        for link in self.links:
+            link.ring.close(self.watchdog_seconds)
