@@ -43,8 +43,8 @@ class StalledSteps(ServiceObserver):
 
     def on_step(self, seconds: float, choices: list[Any]) -> None:
         self._number += 1
-        stats = self._service.loaded.model.moecast.engine.stats
-        stats.stall_seconds += self.seconds.get(self._number, 0.0)
+        loop = self._service.loaded.model.moecast.engine.loop
+        loop.stall_seconds += self.seconds.get(self._number, 0.0)
 
 
 @dataclass
@@ -175,8 +175,8 @@ def test_stalls__are_sums_and_events_above_a_threshold(
 ) -> None:
     # Far above the stalls of the steps themselves, which a busy machine makes long.
     monkeypatch.setattr(tracing, "STALL_SECONDS", 100.0)
-    stats = traced.server.service.loaded.model.moecast.engine.stats
-    before = stats.stall_seconds
+    loop = traced.server.service.loaded.model.moecast.engine.loop
+    before = loop.stall_seconds
     traced.stalls.seconds = {1: 300.0, 2: 10.0, 4: 200.0}
     post(traced.server, BODY)
     spans = traced.spans()
@@ -191,7 +191,7 @@ def test_stalls__are_sums_and_events_above_a_threshold(
         assert attributes["moecast.step_seconds"] > 0
         assert span.start_time <= event.timestamp <= span.end_time
     total = sum(span.attributes["moecast.stall_seconds"] for span in (prefill, decode))
-    assert total == pytest.approx(stats.stall_seconds - before)
+    assert total == pytest.approx(loop.stall_seconds - before)
 
 
 @pytest.mark.parametrize(
