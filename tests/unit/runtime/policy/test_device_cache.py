@@ -301,11 +301,11 @@ class EverythingFits(Machine):
 
     @rule()
     def be_cut_short(self):
-        """Ctrl-C in a call: the books are made up from what is resident and in flight."""
-        tasks = self.flying[0] + self.lost[0]
+        """Ctrl-C in a call: what has arrived stays, what hangs keeps its slot, no more."""
+        self.flying[0].clear()
         self.pending.clear()
         self.early.clear()
-        self.core.repair([tasks])
+        self.core.reset([[task.slot for task in self.lost[0]]])
 
 
 class TwoTiers(Machine):
