@@ -170,7 +170,7 @@ def test_payoff__reuse_is_not_predicted_where_it_takes_longer_than_eviction_can_
     assert machine.predicts_reuse
 
 
-@pytest.mark.parametrize(("reuse", "stays"), [(0.4, True), (0.6, False)])
+@pytest.mark.parametrize(("reuse", "stays"), [(0.2, True), (0.3, False)])
 def test_payoff__reuse_is_not_predicted_where_prefetching_hides_the_transfers(
     reuse: float, stays: bool
 ) -> None:
