@@ -7,7 +7,7 @@ from typing import Any
 
 from predictors.base import Floats, Forecasts, Ints, Predictor, Signal
 from runtime.engine.learned import LearnedStore
-from runtime.engine.predictor_drift import SAMPLE_STEPS, DriftMonitor, DriftReport, SampledStep
+from runtime.engine.predictor_drift import DriftMonitor, DriftReport, SampledStep
 from runtime.engine.predictor_guard import PredictorGuard
 from runtime.policy.forecast_scheduler import ForecastScheduler
 from runtime.transfer.timeline import TimelineSink
@@ -41,8 +41,6 @@ class PredictorDriver:
     ):
         self._learned = learned
         self._drift = drift
-        self._num_in_row = 0
-        """Decode steps since the last sampled one, all of which the predictor got."""
         self._sample: SampledStep | None = None
         """The step, if it is sampled."""
         self._guard = PredictorGuard(
@@ -130,20 +128,15 @@ class PredictorDriver:
         self._is_forecasting = is_needed and self.predictor is not None
         if self._is_scoring:
             self._call_reuse("begin_step", tokens_T, requests_T)
-        self._sample = None
-        if not self._is_forecasting:
-            self._num_in_row = 0
-            return
+        is_fed = self._is_forecasting and self.uses_forecasts
         if self._drift is not None:
-            # What a predictor missed while it was off, it may lack for a few tokens.
-            self._num_in_row = self._num_in_row + is_decode if self.uses_forecasts else 0
-            if is_decode and self._num_in_row == SAMPLE_STEPS:
-                self._num_in_row = 0
-                self._sample = SampledStep()
+            self._sample = self._drift.begin_step(is_decode=is_decode, is_fed=is_fed)
+        if not self._is_forecasting:
+            return
         self._send("begin_step", tokens_T, requests_T)
         self._has_begun = True
         # While it is off, it gets only the beginnings and ends of steps.
-        self._is_forecasting = self.uses_forecasts
+        self._is_forecasting = is_fed
 
     def listens(self, signal: Signal, layer: int) -> bool:
         """Returns whether a predictor uses this hidden state of this layer in this step."""
@@ -185,9 +178,14 @@ class PredictorDriver:
             self._send("routed", layer, experts_TK, logits_TE, layer=layer, layer_now=layer + 1)
 
     def end_step(self) -> None:
-        if self._has_begun:
-            self._has_begun = False
-            self._send("end_step")
+        if not self._has_begun:
+            return
+        self._has_begun = False
+        self._send("end_step")
+        if self._learned is not None and self._guard.predictor is not None:
+            self._learned.step_ended(self._guard.predictor)
+        if self._drift is not None and self._sample is not None:
+            self._drift.add(self._sample)
 
     def close(self) -> None:
         """Save what the predictor learned. May be called twice."""
@@ -208,25 +206,14 @@ class PredictorDriver:
         """
         start = time.perf_counter()
         forecasts = self._guard.call(event, *args, num_tokens=self._num_tokens)
-        if event == "end_step" and self._learned and self._guard.predictor is not None:
-            self._learned.step_ended(self._guard.predictor)
         if self._sample is not None:
-            self._compare(self._sample, forecasts, event=event, layer=layer, layer_now=layer_now)
+            self._sample.add_forecasts(forecasts, signal=event, layer=layer, layer_now=layer_now)
         if forecasts and self.uses_forecasts:
             self._scheduler.schedule(forecasts, layer_now=layer_now)
         end = time.perf_counter()
         self.inline_seconds += end - start
         if self.timeline is not None and event != "end_step":
             self.timeline.predicted(event, layer_now, start, end)
-
-    def _compare(
-        self, sample: SampledStep, forecasts: Forecasts, *, event: str, layer: int, layer_now: int
-    ) -> None:
-        """Add an event of a sampled step."""
-        assert self._drift is not None
-        sample.add_forecasts(forecasts, signal=event, layer=layer, layer_now=layer_now)
-        if event == "end_step":
-            self._drift.add(sample)
 
 
 def find_heard(predictor: Predictor | None) -> frozenset[tuple[Signal, int]]:

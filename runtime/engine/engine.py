@@ -159,8 +159,7 @@ class Engine:
         self.pump()
 
     def gate_input(self, layer: int, hidden_TD: Floats) -> None:
-        self.driver.gate_input(layer, hidden_TD)
-        self.pump()
+        self.driver.gate_input(layer, hidden_TD)  # its routing follows at once
 
     def routed(
         self, layer: int, experts_TK: Ints, logits_TE: Floats | None, _weights_TK: Floats | None

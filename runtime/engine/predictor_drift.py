@@ -27,7 +27,7 @@ CLEARED_DROP = 0.025
 
 
 class SampledStep:
-    """Forecasts and routing of one decode step, which may be added on different threads."""
+    """Forecasts and routing of one decode step."""
 
     def __init__(self) -> None:
         self._forecasts: dict[int, tuple[str, Forecast]] = {}
@@ -97,6 +97,8 @@ class DriftMonitor:
     def __init__(self, card: CardAccuracy, *, top_k: int, score_command: str, train_command: str):
         self._card, self._top_k = card, top_k
         self._commands = score_command, train_command
+        self._num_in_row = 0
+        """Decode steps since the last sampled one, all of which the predictor got."""
         self._begin_window()
         nothing = (None,) * len(card.decode)
         self.report = DriftReport(
@@ -113,6 +115,18 @@ class DriftMonitor:
         self._num_tokens = 0
         self._live = [MeanAccumulator() for _ in self._card.decode]
         self._expected = [MeanAccumulator() for _ in self._card.decode]
+
+    def begin_step(self, *, is_decode: bool, is_fed: bool) -> SampledStep | None:
+        """Returns the step, if it is sampled.
+
+        Only decode steps are, and after steps that the predictor got: what it has missed, it may
+        lack for a few tokens.
+        """
+        self._num_in_row = self._num_in_row + is_decode if is_fed else 0
+        if not is_decode or self._num_in_row < SAMPLE_STEPS:
+            return None
+        self._num_in_row = 0
+        return SampledStep()
 
     def add(self, step: SampledStep) -> None:
         """Compares a step's forecasts with its routing; judges if the window is complete."""
