@@ -1,4 +1,4 @@
-"""What takes time on a simulated machine, links and a predictor, and the clock that it moves."""
+"""The clock of a simulated machine, and what takes time on it: links and a predictor."""
 
 import math
 from collections import deque
