@@ -527,11 +527,19 @@ class CacheTier:
         For books that an interrupted call has left as they were; no transfer may be under way but
         those that hang and may still write to `lost_slots`.
         """
-        arrived = {e: entry.slot for e, entry in self._entries.items() if self.is_ready(e)}
-        kept = {e: slot for e, slot in arrived.items() if slot not in lost_slots}
+        before = dict(self._entries)
+        kept = {
+            expert: entry.slot
+            for expert, entry in before.items()
+            if self.is_ready(expert) and entry.slot not in lost_slots
+        }
         self.cache.reset(kept, lost_slots)
-        for expert, entry in self._entries.items():
-            entry.ready_chunks = self.num_chunks(expert)
+        for expert, entry in before.items():
+            if expert in kept:
+                self._entries[expert].ready_chunks = self.num_chunks(expert)
+                self._entries[expert].speculative_bytes = entry.speculative_bytes
+            else:
+                self.counters[expert[0]].bytes_wasted += entry.speculative_bytes
         self.num_ready = len(self._entries)
         self.queue.clear()
         self.late.clear()
