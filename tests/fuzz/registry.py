@@ -19,6 +19,7 @@ TARGETS = {
         FuzzTarget(name="graph", parse=zoo_files.open_graph),
         FuzzTarget(name="trace-manifest", parse=trace_files.open_manifest),
         FuzzTarget(name="safetensors-header", parse=checkpoint_files.open_header),
+        FuzzTarget(name="gguf-header", parse=checkpoint_files.open_gguf),
         FuzzTarget(name="model-config", parse=checkpoint_files.open_config),
         FuzzTarget(name="weights-index", parse=checkpoint_files.open_weights_index),
         FuzzTarget(name="packed-manifest", parse=checkpoint_files.open_packed),

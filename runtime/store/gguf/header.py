@@ -10,7 +10,7 @@ import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,25 +21,20 @@ from runtime.errors import CheckpointError
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 """Version 1 counted in 32 bits; no file of it is left."""
-MAX_HEADER_BYTES = 128 << 20
+MAX_HEADER_BYTES = 48 << 20
 """Those of models with 256,000 tokens take 16 MiB."""
+MAX_ENTRIES = 1 << 16
+"""Values, and tensors: models with a tensor for each expert have 50,000."""
+CHUNK_BYTES = 1 << 20
 MAX_DIMENSIONS = 4
 DEFAULT_ALIGNMENT = 32
 STRING, ARRAY = 8, 9
 NUMBERS = {
-    0: "B",
-    1: "b",
-    2: "H",
-    3: "h",
-    4: "I",
-    5: "i",
-    6: "f",
-    7: "?",
-    10: "Q",
-    11: "q",
-    12: "d",
+    number: struct.Struct(f"<{format_}")
+    for number, format_ in zip((*range(8), 10, 11, 12), "BbHhIif?Qqd", strict=True)
 }
-"""Formats of `struct` by the number of a value's type."""
+"""Forms of numbers by the number of a value's type."""
+UINT32, UINT64 = NUMBERS[4], NUMBERS[10]
 
 
 @dataclass(frozen=True)
@@ -103,7 +98,7 @@ def _read_header(file: Path, size: int, _modified: int) -> GgufHeader:
         metadata: dict[str, Any] = {}
         for _ in range(num_values):
             key = cursor.text()
-            metadata[key] = _read_value(cursor, cursor.number("I"))
+            metadata[key] = _read_value(cursor, cursor.number(UINT32))
         if not isinstance(metadata.get("general.architecture"), str):
             raise cursor.damaged("it names no general.architecture")
         entries = [_read_entry(cursor) for _ in range(num_tensors)]
@@ -123,7 +118,7 @@ def _read_header(file: Path, size: int, _modified: int) -> GgufHeader:
                 "fetch it again"
             )
         tensors[name] = GgufTensor(file, name, shape, kind, start + offset, num_bytes)
-    return GgufHeader(file, metadata, tensors, cursor.digest.hexdigest())
+    return GgufHeader(file, metadata, tensors, cursor.digest())
 
 
 class _Cursor:
@@ -132,39 +127,52 @@ class _Cursor:
     def __init__(self, file: Path, opened: BinaryIO, size: int):
         self.file = file
         self.position = 0
-        self.digest = hashlib.sha256()
         self._opened = opened
+        self._read = bytearray()
+        """The file's first bytes, more than were asked for."""
         self._end = min(size, MAX_HEADER_BYTES)
         self._size = size
+
+    def digest(self) -> str:
+        return hashlib.sha256(memoryview(self._read)[: self.position]).hexdigest()
 
     def damaged(self, reason: str) -> CheckpointError:
         return CheckpointError(f"{self.file} is a damaged GGUF file ({reason}); fetch it again")
 
-    def require(self, num_bytes: int) -> None:
-        """Raise CheckpointError if there are fewer bytes left."""
-        if self.position + num_bytes <= self._end:
-            return
-        if self._end < self._size:
-            raise self.damaged(f"its header has more than {MAX_HEADER_BYTES} bytes")
-        raise CheckpointError(
-            f"{self.file} is truncated: it ends at byte {self._size}, inside its header; "
-            "fetch it again"
-        )
+    def advance(self, num_bytes: int) -> int:
+        """Passes so many bytes, which are read then; returns the position of the first.
+
+        Raises:
+            CheckpointError: there are fewer.
+        """
+        first, self.position = self.position, self.position + num_bytes
+        if self.position > len(self._read):
+            self._read_on()
+        return first
+
+    def _read_on(self) -> None:
+        if self.position > self._end:
+            if self._end < self._size:
+                raise self.damaged(f"its header has more than {MAX_HEADER_BYTES} bytes")
+            raise CheckpointError(
+                f"{self.file} is truncated: it ends at byte {self._size}, inside its header; "
+                "fetch it again"
+            )
+        missing = self.position - len(self._read)
+        self._read += self._opened.read(max(missing, CHUNK_BYTES))
+        if self.position > len(self._read):
+            raise self.damaged("it became shorter while it was read")
 
     def take(self, num_bytes: int) -> bytes:
-        self.require(num_bytes)
-        data = self._opened.read(num_bytes)
-        if len(data) < num_bytes:
-            raise self.damaged("it became shorter while it was read")
-        self.digest.update(data)
-        self.position += num_bytes
-        return data
+        first = self.advance(num_bytes)
+        return bytes(self._read[first : self.position])
 
-    def number(self, format_: str) -> Any:
-        return struct.unpack(f"<{format_}", self.take(struct.calcsize(f"<{format_}")))[0]
+    def number(self, form: struct.Struct) -> Any:
+        first = self.advance(form.size)
+        return form.unpack_from(self._read, first)[0]
 
     def text(self) -> str:
-        data = self.take(self.number("Q"))
+        data = self.take(self.number(UINT64))
         try:
             return data.decode()
         except UnicodeDecodeError as error:
@@ -178,7 +186,7 @@ def _read_counts(cursor: _Cursor) -> tuple[int, int]:
         raise CheckpointError(
             f"{cursor.file} is no GGUF file: it begins with {magic!r}, not {MAGIC!r}"
         )
-    version = cursor.number("I")
+    version = cursor.number(UINT32)
     if version not in VERSIONS and version.to_bytes(4, "little")[::-1] in [
         known.to_bytes(4, "little") for known in VERSIONS
     ]:
@@ -191,39 +199,48 @@ def _read_counts(cursor: _Cursor) -> tuple[int, int]:
             f"{cursor.file} has version {version} of GGUF; versions "
             f"{' and '.join(map(str, VERSIONS))} are read. Convert the original checkpoint again"
         )
-    return cursor.number("Q"), cursor.number("Q")
+    counts = cursor.number(UINT64), cursor.number(UINT64)
+    if max(counts) > MAX_ENTRIES:
+        tensors, values = counts
+        raise cursor.damaged(f"it claims {tensors} tensors and {values} values")
+    return counts
 
 
 def _read_value(cursor: _Cursor, kind: int) -> Any:
     """Read one value; of an array, return the length."""
     if kind == STRING:
         return cursor.text()
-    if kind != ARRAY:
-        if kind not in NUMBERS:
-            raise cursor.damaged(f"a value of the unknown type {kind}")
-        return cursor.number(NUMBERS[kind])
-    kind, length = cursor.number("I"), cursor.number("Q")
     if kind in NUMBERS:
-        cursor.take(length * struct.calcsize(f"<{NUMBERS[kind]}"))
+        return cursor.number(NUMBERS[kind])
+    if kind != ARRAY:
+        raise cursor.damaged(f"a value of the unknown type {kind}")
+    kind, length = cursor.number(UINT32), cursor.number(UINT64)
+    if kind in NUMBERS:
+        cursor.advance(length * NUMBERS[kind].size)
     elif kind == STRING:
         for _ in range(length):
-            cursor.take(cursor.number("Q"))
+            cursor.advance(cursor.number(UINT64))
     else:
         raise cursor.damaged(f"an array of the unknown type {kind}")
     return length
 
 
-def _read_entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], str, int]:
-    """Read name, shape, type and offset of one tensor."""
+@cache
+def _kind_names() -> dict[int, str]:
     from gguf import GGMLQuantizationType
 
-    name, num_dimensions = cursor.text(), cursor.number("I")
+    return {kind.value: kind.name for kind in GGMLQuantizationType}
+
+
+def _read_entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], str, int]:
+    """Read name, shape, type and offset of one tensor."""
+    name, num_dimensions = cursor.text(), cursor.number(UINT32)
     if not 1 <= num_dimensions <= MAX_DIMENSIONS:
         raise cursor.damaged(f"{name} has {num_dimensions} dimensions")
-    sizes = [cursor.number("Q") for _ in range(num_dimensions)]
-    number, offset = cursor.number("I"), cursor.number("Q")
-    known = {kind.value: kind.name for kind in GGMLQuantizationType}
-    return name, tuple(reversed(sizes)), known.get(number, f"number {number}"), offset
+    sizes = [cursor.number(UINT64) for _ in range(num_dimensions)]
+    number, offset = cursor.number(UINT32), cursor.number(UINT64)
+    kind = _kind_names().get(number, f"number {number}")
+    return name, tuple(reversed(sizes)), kind, offset
 
 
 def _count_bytes(cursor: _Cursor, name: str, shape: tuple[int, ...], kind: str) -> int:

@@ -1,6 +1,7 @@
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from runtime.errors import CheckpointError
 from runtime.store.gguf import header as header_module
 from runtime.store.gguf.header import check_gguf, read_header
 from tests.builders.gguf_files import FILES, gguf_file
+from tests.fuzz.target import MAX_SECONDS
 
 SMALL = gguf_file("qwen2moe-Q4_0")
 LARGE = 1 << 60
@@ -46,7 +48,16 @@ DAMAGED: dict[str, tuple[bytes, str]] = {
     "another magic": (b"GGML" + content()[4:], "is no GGUF file: it begins with b'GGML'"),
     "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 1) + NAMED, "is a big-endian GGUF file"),
     "version 1": (content(version=1), "has version 1 of GGUF; versions 2 and 3 are read"),
-    "many values": (content(values=LARGE, data=0), "inside its header"),
+    "many values": (content(values=LARGE, data=0), f"it claims 0 tensors and {LARGE} values"),
+    "a million values": (
+        content(values=10**6, body=NAMED + pair("a", 7, b"?") * (10**6 - 1)),
+        "it claims 0 tensors and 1000000 values",
+    ),
+    "a million tensors": (
+        content(tensors=10**6, body=NAMED + entry("a", (8,)) * 10**6),
+        "it claims 1000000 tensors and 1 values",
+    ),
+    "few values": (content(values=2, data=0), "inside its header"),
     "a long key": (content(body=struct.pack("<Q", LARGE)), "inside its header"),
     "many strings": (
         content(body=pair("a", 9, struct.pack("<IQ", 8, LARGE)), data=800),
@@ -104,6 +115,16 @@ def test_read_header__ends_a_header_that_fills_a_large_file(
     file.write_bytes(content(body=pair("a", 9, struct.pack("<IQ", 8, LARGE))))
     with pytest.raises(CheckpointError, match="its header has more than 1024 bytes"):
         read_header(file)
+
+
+def test_read_header__takes_no_time_where_every_string_is_empty(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    most = header_module.MAX_HEADER_BYTES // 8
+    file.write_bytes(content(body=pair("a", 9, struct.pack("<IQ", 8, most)), data=8 * most))
+    started = time.process_time()
+    with pytest.raises(CheckpointError, match="its header has more than"):
+        read_header(file)
+    assert time.process_time() - started < 2 * MAX_SECONDS
 
 
 @pytest.mark.parametrize("name", FILES)
