@@ -15,8 +15,7 @@ from typing import Any
 from collect.config import DataConfig, SourceKind
 from collect.errors import PromptError
 from collect.traces.layout import Split, choose_split, prompt_digest
-from predictors.files import expand_home
-from zoo.digest import refuse_pipes
+from predictors.files import expand_home, read_text_file, require_plain_file
 
 CHARS_PER_TOKEN = 4
 """Approximate, for English and common vocabularies."""
@@ -90,13 +89,13 @@ def read_text_files(data: DataConfig) -> Iterator[str]:
     """Yields a file as one text, or each `*.txt` of a folder in the order of names."""
     folder = expand_home(data.path or "")
     if data.path is None or not folder.is_dir():
-        yield _local(data).read_text(encoding="utf-8", errors="replace")
+        yield read_text_file(_local(data))
         return
     files = sorted(folder.rglob("*.txt"))
     if not files:
         raise PromptError(f"data.path={data.path}: the folder contains no *.txt")
     for path in files:
-        yield refuse_pipes(path).read_text(encoding="utf-8", errors="replace")
+        yield read_text_file(path)
 
 
 def read_jsonl(data: DataConfig) -> Iterator[str | TokenIds]:
@@ -134,7 +133,7 @@ def extract_tokens(given: Any, *, where: str) -> TokenIds:
 def _local(data: DataConfig) -> Path:
     if data.path is None:
         raise PromptError(f"data={data.name} needs a file: data.path=FILE")
-    path = expand_home(data.path)
+    path = require_plain_file(expand_home(data.path), PromptError)
     if not path.is_file():
         raise PromptError(f"data.path={data.path}: no such file. {OFFLINE}")
     return path

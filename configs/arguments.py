@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from predictors.errors import ConfigError
-from predictors.files import path_exists
+from predictors.files import path_exists, read_text_file
 from predictors.typed_values import union_members
 from predictors.yaml_values import read_yaml
-from zoo.digest import refuse_pipes
-from zoo.errors import ZooError
 
 HELP = ("-h", "--help")
 MULTIRUN = ("-m", "--multirun")
@@ -160,11 +158,9 @@ def read_options(arguments: Sequence[str], files: Sequence[Path]) -> list[Option
 def read_option_file(file: Path) -> list[Option]:
     """Reads a YAML file of options with nested or dotted keys; ConfigError if it is not one."""
     try:
-        with refuse_pipes(file).open(encoding="utf-8") as stream:
-            values = read_yaml(stream)
-    except (OSError, ZooError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"--config {file}: {reason}") from error
+        values = read_yaml(read_text_file(file))
+    except OSError as error:
+        raise ConfigError(f"--config {file}: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"--config {file}: {error}") from error
     if not isinstance(values, dict | None):

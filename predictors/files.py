@@ -23,6 +23,9 @@ CACHE = "MOECAST_CACHE"
 TEMPORARY = ".tmp"
 """End of the names of files that are being written."""
 
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+"""Start of the small file that Git leaves in place of one that Git LFS has not fetched."""
+
 AT_FDCWD = -100
 RENAME_EXCHANGE = 2
 """As in Linux's `fcntl.h` and `fs.h`."""
@@ -54,6 +57,58 @@ def expand_home(path: str | Path) -> Path:
         raise MoecastError(
             f"{path}: {Path(path).parts[0]} has no home folder on this machine; write the path out"
         ) from error
+
+
+def require_plain_file(path: Path, error: type[MoecastError] = MoecastError) -> Path:
+    """Returns the path of a file that is about to be read; of a missing one, and of a folder, too.
+
+    Raises:
+        error: it is a link to nothing, a Git LFS pointer in place of the file, or a pipe, a socket
+            or a device, which reading might wait for.
+    """
+    if path.is_symlink() and not path.exists():
+        raise error(
+            f"{path} is a link to {path.readlink()}, which is not there: restore that file, or "
+            "remove the link and fetch this one again (a model of the Hub: model.local_only=false)"
+        )
+    if not path.exists() or path.is_dir():
+        return path
+    if not path.is_file():
+        raise error(
+            f"{path} is a pipe, a socket or a device, not a plain file; write its content to a "
+            "file and name that"
+        )
+    with path.open("rb") as file:
+        refuse_lfs_pointer(file.read(len(LFS_POINTER)), str(path), error)
+    return path
+
+
+def refuse_lfs_pointer(data: bytes, what: str, error: type[MoecastError]) -> None:
+    """Raises `error` if a file begins with `data` as those do that Git LFS has not fetched yet."""
+    if data.startswith(LFS_POINTER):
+        raise error(
+            f"{what} is a Git LFS pointer, not the file itself: run git lfs pull in its "
+            "repository, or download the file"
+        )
+
+
+def read_text_file(path: Path) -> str:
+    """Returns the text of a file that the user names.
+
+    Raises:
+        MoecastError: as `require_plain_file`, or its content is no text in UTF-8.
+        OSError: it cannot be read.
+    """
+    try:
+        text = require_plain_file(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise MoecastError(
+            f"{path} is not text in UTF-8 (byte {error.start} is {error.object[error.start]:#x}); "
+            "convert text of another encoding with iconv -f ENCODING -t UTF-8"
+        ) from error
+    if "\0" in text:
+        raise MoecastError(f"{path} is not text: it has null bytes; name a text file")
+    return text
 
 
 def temporary_prefix(path: Path) -> str:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
+from predictors.files import refuse_lfs_pointer
 from zoo.errors import DamagedError, ZooError
 
 HEX64 = re.compile(r"[0-9a-f]{64}")
@@ -31,6 +32,7 @@ def read_checked(read: Callable[[], bytes], *, sha256: str, size: int | None, wh
 
 def check_digest(data: bytes, *, sha256: str, size: int | None, what: str) -> bytes:
     """Returns the bytes if size and digest are as expected; raises DamagedError otherwise."""
+    refuse_lfs_pointer(data, what, DamagedError)
     if size is not None and len(data) != size:
         raise DamagedError(
             f"{what} is damaged: got {len(data):,} bytes (or more), expected {size:,}. "
@@ -84,15 +86,3 @@ def read_inside(folder: Path, path: str, *, limit: int) -> bytes:
     """Reads at most `limit` + 1 bytes, so that an appended byte shows; raises as `open_inside`."""
     with open_inside(folder, path) as file:
         return file.read(limit + 1)
-
-
-def refuse_pipes(path: Path) -> Path:
-    """Returns the path of a file that the user names.
-
-    Raises ZooError if it is a pipe, a socket or a device: reading it might take for ever.
-    """
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise ZooError(
-            f"{path} is a pipe, a socket or a device; write its content to a file and name that"
-        )
-    return path

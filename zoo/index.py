@@ -12,8 +12,9 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from predictors.errors import unknown
+from predictors.files import require_plain_file
 from predictors.records import Sha256, StrictRecord
-from zoo.digest import HEX64, refuse_pipes
+from zoo.digest import HEX64
 from zoo.errors import ZooError
 from zoo.manifest import MAX_ENTRY_BYTES, NAME, FileRecord
 
@@ -146,7 +147,7 @@ class Lockfile(StrictRecord):
 def read_lockfile(path: Path) -> Lockfile:
     """Reads a lock file; ZooError if there is none, or its content is not allowed."""
     try:
-        with refuse_pipes(path).open("rb") as file:
+        with require_plain_file(path, ZooError).open("rb") as file:
             data = file.read(MAX_INDEX_BYTES)
     except FileNotFoundError as error:
         raise ZooError(f"{path} does not exist; moecast zoo lock writes it") from error

@@ -9,6 +9,7 @@ from pydantic import Field, JsonValue, ValidationError
 
 from collect.errors import TraceError
 from collect.traces.layout import Split, TraceSignal
+from predictors.files import refuse_lfs_pointer
 from predictors.records import Count, ModelRecord, Sha256, StrictRecord
 from predictors.spec import ModelSpec
 from zoo.storage import open_storage
@@ -143,7 +144,9 @@ def read_manifest(where: str | Path | Storage) -> TraceManifest:
     storage = open_trace_storage(where)
     path = f"{storage.address}/{MANIFEST}"
     try:
-        manifest = TraceManifest.model_validate_json(storage.read(MANIFEST))
+        data = storage.read(MANIFEST)
+        refuse_lfs_pointer(data, path, TraceError)
+        manifest = TraceManifest.model_validate_json(data)
     except FileNotFoundError:
         raise TraceError(
             f"{storage.address} is not a trace: it has no {MANIFEST}. "

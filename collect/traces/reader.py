@@ -28,7 +28,7 @@ from collect.traces.manifest import (
 )
 from predictors.base import Floats, Ints
 from predictors.errors import unknown
-from predictors.files import CACHE, cache_folder
+from predictors.files import CACHE, LFS_POINTER, cache_folder, refuse_lfs_pointer
 from predictors.records import explain_validation_error
 from predictors.spec import ModelSpec
 from zoo.storage.base import FileStorage, Storage
@@ -44,6 +44,9 @@ def check_file(storage: FileStorage, record: TraceFile, *, verify: bool = True) 
     size = storage.size(record.name)
     if size is None:
         raise TraceError(f"{storage.address}/{record.name} is missing: {AGAIN}")
+    if size != record.size:
+        where = f"{storage.address}/{record.name}"
+        refuse_lfs_pointer(storage.read(record.name, limit=len(LFS_POINTER)), where, TraceError)
     digest = storage.sha256(record.name) if verify and size == record.size else record.sha256
     require_same(storage, record, size=size, digest=digest)
 

@@ -5,27 +5,25 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from transformers import PreTrainedTokenizerBase
 
 from runtime.commands.progress import print_auto_budget, strip_control_characters
 from runtime.commands.stats_table import make_stats_table
 from runtime.engine.handle import ModelHandle
 from runtime.engine.loading import load_served
 from runtime.engine.memory import freeze_objects
-from runtime.errors import ChatError, CheckpointError, TransferError
+from runtime.errors import ChatError, TransferError
 from runtime.generation.answer import Answer, TokenDelta
-from runtime.generation.chat_template import Conversation, end_of_turn
+from runtime.generation.chat_template import Conversation, end_of_turn, load_chat_tokenizer
 from runtime.generation.config import ChatConfig
 from runtime.generation.drafting import drafting_options, load_draft_model
 from runtime.generation.sampling import drawing_options
 from runtime.hf.model_faults import check_tokens
-from runtime.hf.tokens import context_length, eos_token_ids, load_tokenizer
-from zoo.digest import refuse_pipes
+from runtime.hf.tokens import context_length, eos_token_ids
+from runtime.store.model_source import resolve
 
 HELP = """/reset   forget the conversation (the system prompt stays)
 /stats   hits, bytes, times and memory since the start
@@ -37,12 +35,12 @@ MORE = "\\"
 def run(config: ChatConfig) -> dict[str, Any]:
     """Chat until the user quits; returns counts and statistics, but no text."""
     torch.manual_seed(config.seed)
+    tokenizer = load_chat_tokenizer(resolve(config.model), config.chat_template)
     draft_model = load_draft_model(config.draft, config.model)
     model = load_served(config, budget=config.budget)
     with model.moecast as handle:
         freeze_objects()
         print_auto_budget(handle)
-        tokenizer = load_chat_tokenizer(handle.folder, config.chat_template)
         ending = end_of_turn(tokenizer)
         end_ids = sorted({*eos_token_ids(model), *ending.token_ids})
         # The default would be 50 for models whose generation config names none.
@@ -73,23 +71,6 @@ def run(config: ChatConfig) -> dict[str, Any]:
         )
         chat.talk()
         return {"model": handle.spec.as_dict(), **chat.counts, "stats": handle.stats()}
-
-
-def load_chat_tokenizer(folder: Path, chat_template: Path | None) -> PreTrainedTokenizerBase:
-    """Load the model's tokenizer, with another chat template if one is given.
-
-    Raises:
-        CheckpointError: one of them cannot be read.
-    """
-    tokenizer = load_tokenizer(folder)
-    if chat_template is not None:
-        try:
-            tokenizer.chat_template = refuse_pipes(chat_template).read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise CheckpointError(
-                f"chat_template={chat_template} cannot be read ({error}); name an existing file"
-            ) from error
-    return tokenizer
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from predictors.errors import MoecastError
 from runtime.commands.progress import print_auto_budget, print_line, strip_control_characters
@@ -24,7 +24,7 @@ from runtime.hf.decode_step import apply_decode_threads, read_decode_threads
 from runtime.hf.exact import set_reference
 from runtime.hf.forced_routing import MEANINGLESS, force_routing
 from runtime.hf.layers import find_moe_layers
-from runtime.hf.loading import load_plain, refuse_plain
+from runtime.hf.loading import load_plain, read_config, refuse_plain
 from runtime.hf.model_faults import check_tokens
 from runtime.hf.tokens import context_length, load_tokenizer
 from runtime.store.model_source import resolve
@@ -45,15 +45,17 @@ def run(config: GenerateConfig) -> dict[str, Any]:
                 f"compare with the same kernels: moecast verify model.id={config.model.id} "
                 f"model.dense_format={config.model.dense_format.value}"
             )
+    folder = resolve(config.model)
+    # Refused before any weights are read.
+    tokenizer = load_tokenizer(folder)
+    prompt_tokens = encode(config.prompt, tokenizer, read_config(folder), config.max_new_tokens)
     draft_model = load_draft_model(config.draft, config.model)
     model = load_served(config, budget=config.budget, forced_routing=config.routing is not None)
     with model.moecast as handle, force_routing(handle.layers, config.routing):
         print_auto_budget(handle)
         if config.routing is not None:
             print_line(notes, MEANINGLESS)
-        tokenizer = load_tokenizer(handle.folder)
         freeze_objects()
-        prompt_tokens = encode(config.prompt, tokenizer, model, config.max_new_tokens)
         if sys.stdout.isatty():
             Console().print(config.prompt, style="bold", end="", markup=False, highlight=False)
         pace = DraftPace()
@@ -114,7 +116,7 @@ def note_drafts(config: GenerateConfig) -> str:
 
 
 def encode(
-    prompt: str, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, max_new_tokens: int
+    prompt: str, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, max_new_tokens: int
 ) -> list[int]:
     """Encode the prompt.
 
@@ -125,8 +127,8 @@ def encode(
     tokens = tokenizer(prompt)["input_ids"]
     if not tokens:
         raise MoecastError(f"prompt={prompt!r} has no tokens")
-    check_tokens(tokens, model.config)
-    context = context_length(model.config)
+    check_tokens(tokens, config)
+    context = context_length(config)
     if context is not None and len(tokens) + max_new_tokens > context:
         raise CheckpointError(
             f"{len(tokens)} prompt tokens and max_new_tokens={max_new_tokens} exceed the model's "

@@ -14,10 +14,13 @@ and the answer ends where the model begins the next `User:`.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from runtime.errors import ChatError
+from predictors.files import read_text_file
+from runtime.errors import ChatError, CheckpointError
+from runtime.hf.tokens import load_tokenizer
 
 Message = Mapping[str, str]
 """`role` (system, user, assistant, or what the template knows) and `content`."""
@@ -37,6 +40,26 @@ class EndOfTurn:
     token_ids: tuple[int, ...] = ()
     """Special tokens such as `<|im_end|>`, which a model's generation_config may not name."""
     strings: tuple[str, ...] = ()
+
+
+def load_chat_tokenizer(folder: Path, chat_template: Path | None) -> PreTrainedTokenizerBase:
+    """Load the model's tokenizer, with another chat template if one is given.
+
+    Raises:
+        CheckpointError: one of them cannot be read, or the file is not a chat template.
+    """
+    tokenizer = load_tokenizer(folder)
+    if chat_template is not None:
+        try:
+            tokenizer.chat_template = read_text_file(chat_template)
+            # Every template accepts a user's message.
+            render([{"role": "user", "content": "?"}], tokenizer)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(
+                f"chat_template={chat_template} is not usable ({error}); name a file with a chat "
+                "template (Jinja)"
+            ) from error
+    return tokenizer
 
 
 def has_template(tokenizer: PreTrainedTokenizerBase) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from predictors.errors import MoecastError
-from predictors.files import expand_home
+from predictors.files import expand_home, read_text_file
 from runtime.serving.config import is_loopback
 from runtime.serving.errors import (
     ForbiddenHost,
@@ -27,7 +27,6 @@ from runtime.serving.errors import (
     ServerFault,
     error_response,
 )
-from zoo.digest import refuse_pipes
 
 KEY_VARIABLE = "MOECAST_API_KEY"
 FILE_PREFIX = "@"
@@ -50,8 +49,8 @@ def load_api_keys(key: str | None, environment: Mapping[str, str]) -> frozenset[
     if key.startswith(FILE_PREFIX):
         path = expand_home(key[1:])
         try:
-            text = refuse_pipes(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            text = read_text_file(path)
+        except (OSError, MoecastError) as error:
             raise MoecastError(f"{source}=@{path}: cannot read the file ({error})") from error
         entries = text.splitlines()
     else:

@@ -4,28 +4,27 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from runtime.config import BUILTIN
 from runtime.engine.loading import KVReserve, load_served
-from runtime.errors import BudgetError, CheckpointError
+from runtime.errors import BudgetError
 from runtime.generation.chat_template import (
     EndOfTurn,
     end_of_turn,
     has_template,
-    render,
+    load_chat_tokenizer,
     special_ids,
 )
 from runtime.generation.drafting import drafting_options, load_draft_model
 from runtime.generation.lockstep.group import LockstepGroup
 from runtime.hf.kv import CacheSize, measure_cache_size
-from runtime.hf.tokens import context_length, eos_token_ids, load_tokenizer, max_token_bytes
+from runtime.hf.tokens import context_length, eos_token_ids, max_token_bytes
 from runtime.policy.budget import parse_size
 from runtime.serving.config import ServeConfig
-from zoo.digest import refuse_pipes
+from runtime.store.model_source import resolve
 
 RECOMMENDED_OPTIONS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Options whose default a model's generation_config.json may set."""
@@ -121,19 +120,9 @@ def read_model_info(
     *,
     name: str,
     aliases: frozenset[str],
-    chat_template: Path | None = None,
     kv_budget: KVCacheBudget | None = None,
 ) -> ModelInfo:
-    """Read the properties of a loaded model; a chat template's file replaces the tokenizer's.
-
-    Raises:
-        OSError: the file cannot be read.
-        ChatError: the file is not a chat template.
-    """
-    if chat_template is not None:
-        tokenizer.chat_template = refuse_pipes(chat_template).read_text(encoding="utf-8")
-        # Every template accepts a user's message.
-        render([{"role": "user", "content": "?"}], tokenizer)
+    """Read the properties of a loaded model."""
     text_config = model.config.get_text_config()
     return ModelInfo(
         name=name,
@@ -185,28 +174,20 @@ def load_model(config: ServeConfig) -> LoadedModel:
             invalid, or the budget is too small.
     """
     kv_budget = None if config.kv_budget is None else parse_size(config.kv_budget, name="kv_budget")
+    tokenizer = load_chat_tokenizer(resolve(config.model), config.chat_template)
     with ExitStack() as on_failure:
         reserve = KVReserve(num_sequences=config.max_running, num_bytes=kv_budget)
         draft_model = load_draft_model(config.draft, config.model)
         model = load_served(config, budget=config.budget, kv_reserve=reserve)
         on_failure.callback(model.close)
         budget = None if kv_budget is None else KVCacheBudget(measure_cache_size(model), kv_budget)
-        folder = model.moecast.folder
-        tokenizer = load_tokenizer(folder)
-        try:
-            info = read_model_info(
-                model,
-                tokenizer,
-                name=config.model.name,
-                aliases=frozenset({config.model.name, config.model.id} - {BUILTIN}),
-                chat_template=config.chat_template,
-                kv_budget=budget,
-            )
-        except (OSError, ValueError) as error:
-            raise CheckpointError(
-                f"chat_template={config.chat_template} is not usable ({error}); name a file "
-                "with a chat template (Jinja)"
-            ) from error
+        info = read_model_info(
+            model,
+            tokenizer,
+            name=config.model.name,
+            aliases=frozenset({config.model.name, config.model.id} - {BUILTIN}),
+            kv_budget=budget,
+        )
         drafting = drafting_options(model, config.draft, draft_model=draft_model)
         on_failure.pop_all()
     return LoadedModel(model=model, group=LockstepGroup(model), info=info, drafting=drafting)

@@ -12,6 +12,11 @@ from runtime.store.model_check import CONFIG, check_quantisation, list_names
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 """Files of a checkpoint that are used."""
+SNAPSHOTS = "snapshots"
+"""Folder of a cached repository: a folder for each commit."""
+MAIN = "main"
+"""Branch that a model without a revision is of."""
+COMMIT_START = re.compile(r"[0-9a-f]{4,40}")
 
 
 def find_snapshot(config: ModelConfig) -> Path:
@@ -25,16 +30,15 @@ def find_snapshot(config: ModelConfig) -> Path:
     """
     from huggingface_hub import snapshot_download
 
-    if not config.local_only:
-        check_quantisation(config.id, json.loads(fetch_config(config).read_bytes()))
+    if config.local_only:
+        folder = find_cached_snapshot(config)
+        if folder is None:
+            raise CheckpointError(f"model {config.id!r} {explain_missing(config.id)}")
+        return folder
+    check_quantisation(config.id, json.loads(fetch_config(config).read_bytes()))
     return _fetch(
         config,
-        lambda: snapshot_download(
-            config.id,
-            revision=config.revision,
-            allow_patterns=PATTERNS,
-            local_files_only=config.local_only,
-        ),
+        lambda: snapshot_download(config.id, revision=config.revision, allow_patterns=PATTERNS),
     )
 
 
@@ -45,28 +49,48 @@ def _fetch(config: ModelConfig, download: Callable[[], str]) -> Path:
         raise CheckpointError(explain_failure(config, error)) from error
 
 
-def find_cached_config(config: ModelConfig) -> Path | None:
-    """Returns the folder of a model's configuration in the Hub's cache; None if it is not there."""
-    from huggingface_hub import try_to_load_from_cache
+def find_cached_snapshot(config: ModelConfig) -> Path | None:
+    """Returns the folder of a model's snapshot in the Hub's cache; None if it has none.
 
-    file = try_to_load_from_cache(config.id, CONFIG, revision=config.revision)
-    return Path(file).parent if isinstance(file, str) else None
+    A revision may be the beginning of a commit, as the Hub's pages show it. The Hub's client writes
+    no `refs` where a commit was downloaded, and copied caches may lack them: then a single snapshot
+    is the one.
+
+    Raises:
+        CheckpointError: the cache has other revisions of the model, or several that may be meant.
+    """
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    repository = Path(HF_HUB_CACHE, f"models--{config.id.replace('/', '--')}")
+    snapshots = sorted(path.name for path in (repository / SNAPSHOTS).glob("*") if path.is_dir())
+    if not snapshots:
+        return None
+    revision = config.revision or MAIN
+    ref = repository / "refs" / revision
+    commit = ref.read_text(errors="replace").strip() if ref.is_file() else revision
+    found = [name for name in snapshots if name == commit]
+    if not found and COMMIT_START.fullmatch(commit):
+        found = [name for name in snapshots if name.startswith(commit)]
+    if not found and config.revision is None and not ref.is_file() and len(snapshots) == 1:
+        found = snapshots
+    if len(found) != 1:
+        raise CheckpointError(
+            f"model {config.id!r}: the Hub's cache does not say which snapshot is revision "
+            f"{revision!r}; it has {list_names(snapshots)}. Choose one with model.revision=COMMIT, "
+            "or download the revision with model.local_only=false"
+        )
+    return repository / SNAPSHOTS / found[0]
 
 
 def fetch_config(config: ModelConfig) -> Path:
-    """Downloads `config.json`, or with `local_only` finds it in the cache; returns the file.
+    """Downloads `config.json`; returns the file.
 
     Raises:
-        CheckpointError: it is not there.
+        CheckpointError: it could not be downloaded.
     """
     from huggingface_hub import hf_hub_download
 
-    return _fetch(
-        config,
-        lambda: hf_hub_download(
-            config.id, CONFIG, revision=config.revision, local_files_only=config.local_only
-        ),
-    )
+    return _fetch(config, lambda: hf_hub_download(config.id, CONFIG, revision=config.revision))
 
 
 def explain_failure(config: ModelConfig, error: OSError) -> str:
@@ -79,8 +103,6 @@ def explain_failure(config: ModelConfig, error: OSError) -> str:
     )
 
     name = f"model {config.id!r}"
-    if config.local_only:
-        return f"{name} is not on this machine: {explain_missing(config.id)}"
     reason = error.__cause__ or error
     if isinstance(reason, OfflineModeIsEnabled) or isinstance(error, OfflineModeIsEnabled):
         return f"{name} is not on this machine, and HF_HUB_OFFLINE forbids to download it: unset it"
@@ -94,7 +116,7 @@ def explain_failure(config: ModelConfig, error: OSError) -> str:
     if isinstance(error, RemoteEntryNotFoundError):
         return (
             f"{config.id} on the Hub has no {CONFIG}, so Transformers cannot load it (a GGUF "
-            "repository?); give the original checkpoint's id"
+            "repository, or an adapter?); give the original checkpoint's id"
         )
     line = " ".join(str(reason).split())
     return (
@@ -107,8 +129,8 @@ def explain_failure(config: ModelConfig, error: OSError) -> str:
 def explain_missing(model_id: str) -> str:
     """Explains what there is in place of a model that is not on this machine."""
     hint = (
-        "download it from the Hub with model.local_only=false (in Python local_only=False), or "
-        "give a folder"
+        "is not on this machine: download it from the Hub with model.local_only=false (in Python "
+        "local_only=False), or give a folder"
     )
     if cached := cached_models():
         hint += f". In the Hub's cache: {list_names(cached)}"

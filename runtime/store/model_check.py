@@ -10,12 +10,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from predictors.files import require_plain_file
 from runtime.errors import CheckpointError
 from runtime.store.gguf.header import is_gguf, read_header
 from runtime.store.integer_scheme import METHODS, parse_scheme
 
 CONFIG = "config.json"
 CARD = "README.md"
+ADAPTER = "adapter_config.json"
+"""File of an adapter of PEFT, which Transformers adds to the weights if peft is installed."""
 WEIGHTS_INDEX = "model.safetensors.index.json"
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -35,6 +38,8 @@ so only without a GPU that has kernels for them, and those kernels need whole ba
 EXPERT = re.compile("expert|moe", re.IGNORECASE)
 BASE_MODEL = re.compile(r"^base_model:\s*(?:-\s*)?[\"']?([\w.-]+/[\w.-]+)", re.MULTILINE)
 """The original's repository in the front matter of a model card."""
+TEXT_SUFFIXES = (".json", ".jinja", ".model", ".txt")
+"""Files besides the weights from which a model and its tokenizer are read."""
 MOST_LISTED = 8
 """Names that a message lists."""
 
@@ -46,6 +51,7 @@ def check_folder(folder: Path) -> None:
         CheckpointError: the folder is incomplete or of another format, or the model has no experts
             or is quantised in a way that is not served.
     """
+    check_files(folder)
     config = read_config_file(folder)
     check_quantisation(folder, config)
     check_weight_files(folder)
@@ -59,9 +65,27 @@ def check_config(folder: Path) -> None:
     Raises:
         CheckpointError: there is no configuration, it is damaged, or names none.
     """
+    check_files(folder)
     config = read_config_file(folder)
     if not mentions_experts(config):
         raise CheckpointError(explain_dense(folder, config))
+
+
+def check_files(folder: Path) -> None:
+    """Refuses files that are not what their names say, and an adapter that would not be applied.
+
+    Raises:
+        CheckpointError: a link to nothing, a Git LFS pointer, a pipe, or an adapter.
+    """
+    for file in sorted(folder.iterdir()):
+        if file.suffix in TEXT_SUFFIXES:
+            require_plain_file(file, CheckpointError)
+    if (folder / ADAPTER).exists():
+        raise CheckpointError(
+            f"{folder} has an adapter ({ADAPTER}), which moecast does not apply. Merge it into the "
+            "weights (peft: merge_and_unload, then save_pretrained) and give that folder; or, to "
+            f"serve the weights without it, move {ADAPTER} out of the folder"
+        )
 
 
 def explain_dense(folder: Path, config: dict[str, Any]) -> str:
@@ -159,9 +183,7 @@ def check_weight_files(folder: Path) -> None:
     """
     present = {file.name for file in folder.glob("*.safetensors")}
     for name in sorted(present):
-        # A pipe in place of a file would be waited for.
-        if (folder / name).exists() and not (folder / name).is_file():
-            raise CheckpointError(f"{folder / name} is not a plain file; fetch the model again")
+        require_plain_file(folder / name, CheckpointError)
     wanted = set(read_weights_index(folder).values())
     if missing := sorted(wanted - present):
         raise CheckpointError(
@@ -181,10 +203,8 @@ def check_weight_files(folder: Path) -> None:
 
 def read_weights_index(folder: Path) -> dict[str, str]:
     """Returns tensor name to file name; empty for a checkpoint of one file."""
-    file = folder / WEIGHTS_INDEX
+    file = require_plain_file(folder / WEIGHTS_INDEX, CheckpointError)
     if not file.is_file():
-        if file.exists():
-            raise CheckpointError(f"{file} is not a plain file; fetch the model again")
         return {}
     listed = read_json_object(file).get("weight_map")
     if not isinstance(listed, dict):

@@ -7,16 +7,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from predictors.files import expand_home
+from predictors.files import expand_home, require_plain_file
 from predictors.spec import config_hash
 from runtime.config import BUILTIN, BUILTIN_MODELS, DoctorConfig, ModelConfig
 from runtime.errors import CheckpointError
 from runtime.store.gguf.header import check_gguf, is_gguf, read_header
 from runtime.store.hub_snapshot import (
     HUB_ID,
+    SNAPSHOTS,
     describe_folders,
     fetch_config,
-    find_cached_config,
+    find_cached_snapshot,
     find_snapshot,
     nearest_parent,
 )
@@ -75,10 +76,10 @@ def find_config_folder(config: DoctorConfig) -> Path | None:
     model = config.model
     folder = None if model.id == BUILTIN else expand_home(model.id)
     if folder is not None and not folder.is_dir() and HUB_ID.fullmatch(model.id):
-        if config.config_only:
+        if model.local_only:
+            folder = find_cached_snapshot(model)
+        elif config.config_only:
             folder = fetch_config(model).parent
-        elif model.local_only:
-            folder = find_cached_config(model)
     if not config.config_only and (folder is None or not has_config_alone(folder)):
         return None
     if folder is None or not folder.is_dir():
@@ -123,7 +124,7 @@ def find_folder(config: ModelConfig) -> Path:
             raise CheckpointError(f"{folder} has no {CONFIG}: install moecast again")
         _check_digests(folder)
         return folder
-    folder = expand_home(config.id)
+    folder = require_plain_file(expand_home(config.id), CheckpointError)
     if folder.is_file():
         if is_gguf(folder):
             return folder
@@ -165,7 +166,7 @@ def find_revision(folder: Path) -> str:
     """
     if is_gguf(folder):
         return read_header(folder).digest
-    if folder.parent.name == "snapshots":
+    if folder.parent.name == SNAPSHOTS:
         return folder.name
     digest = hashlib.sha256()
     for file in list_weight_files(folder):
@@ -210,9 +211,11 @@ def identity(folder: Path, config: ModelConfig) -> dict[str, str]:
     if has_no_experts(folder) and config.revision is None:
         return read_without_experts(folder)["origin"]
     raw = json.loads((folder / "config.json").read_text())
+    # A snapshot's commit says more than the branch, or the beginning of a commit, that was given.
+    revision = None if folder.parent.name == SNAPSHOTS else config.revision
     return {
         "model_id": config.name if config.id == BUILTIN or Path(config.id).is_dir() else config.id,
-        "revision": config.revision or find_revision(folder),
+        "revision": revision or find_revision(folder),
         "config_hash": config_hash(raw),
     }
 

@@ -19,12 +19,12 @@ from pydantic import (
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from predictors.errors import MoecastError
+from predictors.files import require_plain_file
 from runtime.errors import PromptFileError
 from runtime.generation.chat_template import render
 from runtime.hf.model_faults import check_tokens
 from runtime.hf.tokens import context_length, load_tokenizer
 from runtime.store.model_check import has_tokenizer
-from zoo.digest import refuse_pipes
 
 KINDS = ("prompt", "messages", "tokens")
 """Each line has exactly one of these."""
@@ -93,7 +93,7 @@ def read_prompts(
         PromptFileError: the file does not exist, or a line is not a valid prompt.
     """
     try:
-        raw = refuse_pipes(path).read_bytes()
+        raw = require_plain_file(path, PromptFileError).read_bytes()
     except OSError as error:
         raise PromptFileError(
             f"input={path}: {error.strerror}; give a file of JSON lines"

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from predictors.files import require_plain_file
 from runtime.config import GGUF
 from runtime.errors import CheckpointError
 
@@ -84,9 +85,7 @@ def read_header(file: Path) -> GgufHeader:
             f"{file} is a GGUF file, which is read with the package gguf: "
             "pip install 'moecast[gguf]'"
         )
-    if not file.is_file():
-        raise CheckpointError(f"{file} is not a plain file; fetch the model again")
-    state = file.stat()
+    state = require_plain_file(file, CheckpointError).stat()
     return _read_header(file, state.st_size, state.st_mtime_ns)
 
 

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field, ValidationError
 
+from predictors.files import refuse_lfs_pointer
 from predictors.records import Count, ModelRecord, Positive, Sha256, StrictRecord
 from predictors.spec import ModelSpec
 from runtime.errors import StoreError
@@ -267,6 +268,7 @@ def read_plain(file: Path, *, limit: int) -> bytes:
         if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
             raise StoreError(f"{file} is not a plain file; a store holds its own files only")
         data = opened.read(limit + 1)
+    refuse_lfs_pointer(data, str(file), StoreError)
     if len(data) > limit:
         raise StoreError(f"{file} is longer than {limit} bytes; this is no packed store")
     return data

@@ -9,7 +9,7 @@ import numpy as np
 import xxhash
 from torch import Tensor
 
-from predictors.files import expand_home
+from predictors.files import expand_home, require_plain_file
 from predictors.spec import ModelSpec
 from runtime.config import PageCache
 from runtime.errors import Fault, StoreError, TransferError
@@ -77,6 +77,7 @@ class PackedStore(ExpertStore):
         ):
             if path.is_symlink() or not path.is_file():
                 raise StoreError(f"{path} is missing or not a plain file; pack the model again")
+            require_plain_file(path, StoreError)
             size, expected = path.stat().st_size, layout.num_bytes * num_experts
             if size != expected:
                 raise StoreError(

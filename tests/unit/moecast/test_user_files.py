@@ -134,6 +134,33 @@ def test_pipe__in_place_of_a_file_is_refused_at_once(what: str, tmp_path: Path) 
                 READERS[what](path)
 
 
+@pytest.mark.parametrize("what", READERS)
+def test_git_lfs_pointer__in_place_of_a_file_is_named(what: str, tmp_path: Path) -> None:
+    path = tmp_path / "data.txt"
+    path.write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'a' * 64}\nsize 9\n")
+    with pytest.raises(MoecastError, match=f"{path} is a Git LFS pointer.*git lfs pull"):
+        READERS[what](path)
+
+
+@pytest.mark.parametrize("what", READERS)
+def test_link__to_nothing_is_named(what: str, tmp_path: Path) -> None:
+    path = tmp_path / "data.txt"
+    path.symlink_to("lost.txt")
+    with pytest.raises(MoecastError, match=f"{path} is a link to lost.txt, which is not there"):
+        READERS[what](path)
+
+
+@pytest.mark.parametrize("what", ["--config", "key", "data, one file", "data, a folder"])
+@pytest.mark.parametrize("content", [b"\x89PNG\r\n", b"caf\xe9", "text".encode("utf-16"), b"a\0b"])
+def test_text__in_no_or_another_encoding_is_refused(
+    what: str, content: bytes, tmp_path: Path
+) -> None:
+    path = tmp_path / "data.txt"
+    path.write_bytes(content)
+    with pytest.raises(MoecastError, match=f"{path}.* is not text"):
+        READERS[what](path)
+
+
 @pytest.mark.parametrize("line", [b'"\xff"', b"[" * 5000, b"9" * 5000, b"[" * 900 + b"]" * 900])
 def test_json_lines__of_any_damage_name_the_line(line: bytes, tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"

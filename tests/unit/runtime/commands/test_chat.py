@@ -8,12 +8,12 @@ import pytest
 from rich.console import Console
 from transformers import AutoTokenizer
 
-from runtime.commands.chat import ChatTerminal, load_chat_tokenizer, summarize_answer
+from runtime.commands.chat import ChatTerminal, summarize_answer
 from runtime.commands.progress import strip_control_characters
 from runtime.config import BUILTIN_MODELS
 from runtime.errors import CheckpointError, TransferError
 from runtime.generation.answer import Answer, TokenDelta
-from runtime.generation.chat_template import Conversation
+from runtime.generation.chat_template import Conversation, load_chat_tokenizer
 from runtime.generation.config import ChatConfig
 
 MODEL = BUILTIN_MODELS / "qwen2_moe_tiny"
@@ -116,7 +116,7 @@ def test_chat__escaped_slash_and_trailing_backslash(monkeypatch: pytest.MonkeyPa
 def test_tokenizer__that_is_not_there_is_the_users_fault(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
         load_chat_tokenizer(tmp_path, None)
-    with pytest.raises(CheckpointError, match=r"chat_template=\S+ cannot be read"):
+    with pytest.raises(CheckpointError, match=r"chat_template=\S+ is not usable"):
         load_chat_tokenizer(MODEL, tmp_path / "none.jinja")
 
 

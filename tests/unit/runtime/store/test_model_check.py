@@ -76,6 +76,28 @@ def test_resolve__a_folder_without_a_model_says_what_it_has(tmp_path: Path) -> N
     assert refusal(tmp_path).endswith("it has empty/, notes.txt")
 
 
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer.json", "model.safetensors", "vocab.txt", "model.gguf"]
+)
+def test_resolve__names_a_git_lfs_pointer(name: str, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "m", MOE)
+    (folder / name).write_text("version https://git-lfs.github.com/spec/v1\nsize 9\n")
+    file = folder / name
+    message = refusal(file if file.suffix == ".gguf" else folder)
+    assert message.startswith(f"{file} is a Git LFS pointer, not the file itself: run git lfs pull")
+
+
+@pytest.mark.parametrize("config", [MOE, DENSE])
+def test_resolve__an_adapter_is_not_left_out_in_silence(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = write_model(tmp_path / "m", config)
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    assert "which moecast does not apply. Merge it into the weights" in refusal(folder)
+    (folder / "config.json").unlink()
+    assert "has an adapter (adapter_config.json)" in refusal(folder)
+
+
 DEEP = "[" * 200_000
 
 

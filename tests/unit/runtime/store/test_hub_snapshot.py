@@ -1,0 +1,74 @@
+"""Models in the Hub's cache, also in states in which its client does not find them."""
+
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from runtime.config import ModelConfig
+from runtime.errors import CheckpointError
+from runtime.store.hub_snapshot import find_snapshot
+from runtime.store.model_source import identity, resolve
+from tests.unit.runtime.store.test_model_check import MOE, write_model
+
+COMMITS = ["1f3a" + "0" * 36, "27bc" + "1" * 36]
+
+
+@pytest.fixture
+def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the cached repository of org/model with two snapshots; main is the first."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--org--model"
+    for commit in COMMITS:
+        write_model(repository / "snapshots" / commit, MOE)
+    (repository / "refs").mkdir()
+    (repository / "refs/main").write_text(COMMITS[0])
+    return repository
+
+
+def find(revision: str | None = None) -> Path:
+    return find_snapshot(ModelConfig(name="model", id="org/model", revision=revision))
+
+
+@pytest.mark.parametrize("text", ["{}\n", "{}\r\n", " {}"])
+def test_find_snapshot__reads_a_ref_that_an_editor_or_a_script_wrote(
+    text: str, cached: Path
+) -> None:
+    (cached / "refs/main").write_text(text.format(COMMITS[1]))
+    assert find().name == find("main").name == COMMITS[1]
+
+
+def test_find_snapshot__knows_a_commit_by_its_beginning(cached: Path) -> None:
+    assert find(COMMITS[1][:7]).name == find(COMMITS[1]).name == COMMITS[1]
+    model = ModelConfig(name="model", id="org/model", revision=COMMITS[1][:7])
+    assert identity(find(COMMITS[1][:7]), model)["revision"] == COMMITS[1]
+
+
+def test_find_snapshot__without_refs_takes_the_only_one(cached: Path) -> None:
+    (cached / "refs/main").unlink()
+    with pytest.raises(CheckpointError) as caught:
+        find()
+    assert "which snapshot is revision 'main'; it has " + ", ".join(COMMITS) in str(caught.value)
+    for file in (cached / "snapshots" / COMMITS[1]).iterdir():
+        file.unlink()
+    (cached / "snapshots" / COMMITS[1]).rmdir()
+    assert find().name == COMMITS[0]
+    with pytest.raises(CheckpointError, match="revision 'v1'"):
+        find("v1")
+
+
+def test_find_snapshot__names_what_is_there_in_place_of_a_lost_snapshot(cached: Path) -> None:
+    (cached / "refs/main").write_text("f" * 40)
+    with pytest.raises(CheckpointError, match="Choose one with model.revision=COMMIT"):
+        find()
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_resolve__names_the_link_whose_blob_is_gone(name: str, cached: Path) -> None:
+    file = cached / "snapshots" / COMMITS[0] / name
+    file.unlink(missing_ok=True)
+    file.symlink_to("../../blobs/lost")
+    with pytest.raises(CheckpointError) as caught:
+        resolve(ModelConfig(name="model", id="org/model"))
+    assert str(caught.value).startswith(f"{file} is a link to ../../blobs/lost, which is not there")
+    assert "model.local_only=false" in str(caught.value)
