@@ -36,6 +36,7 @@ cdef class TransferLoop:
     @cython.locals(link=TierLink, task=TransferTask, running=tuple)
     cpdef _finish(self, ticket, status, double seconds, double end)
     cpdef _forget(self, ticket, TierLink link, TransferTask task)
+    cpdef _forget_prefetch(self, ticket, TierLink link, TransferTask task)
     @cython.locals(speed=double, before=double)
     cpdef _complete(self, ticket, TierLink link, TransferTask task, double seconds, double end)
     @cython.locals(is_waiting=bint, started=double)

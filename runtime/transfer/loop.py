@@ -157,6 +157,9 @@ class TransferLoop:
 
     def _forget(self, ticket: int, link: TierLink, task: TransferTask) -> None:
         del self._running[ticket]
+        self._forget_prefetch(ticket, link, task)
+
+    def _forget_prefetch(self, ticket: int, link: TierLink, task: TransferTask) -> None:
         if not task.high and link.prefetches.get(task.expert) == ticket:
             del link.prefetches[task.expert]
             link.prefetched_bytes -= task.num_bytes

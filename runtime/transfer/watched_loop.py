@@ -164,6 +164,8 @@ class WatchedLoop(TransferLoop):
         if not link.tier.quarantine(task):
             return
         self._lost.add(ticket)
+        # A ring may interrupt it yet, but nothing is to be taken back: its slot is not the tier's.
+        self._forget_prefetch(ticket, link, task)
         self.faults[Fault.HUNG] += 1
         log.error(
             "%s: the transfer of layer %d expert %d has taken %.1f s; its slot is set aside",

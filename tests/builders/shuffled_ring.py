@@ -9,18 +9,21 @@ from runtime.transfer.ring import Ring
 class ShuffledRing(Ring):
     """Ends transfers in an order of chance, some of them in an error.
 
-    A slot is spoiled when a transfer into it begins; two at once into the same slot are an error.
+    Requests interrupt prefetches that have begun, by chance. A slot is spoiled when a transfer into
+    it begins; two at once into the same slot are an error.
 
     Args:
         inner: The ring whose `transfer` moves the bytes.
         fails: Every how many-th transfer fails; 0: none.
+        hangs: Some transfers seem to run for an hour.
     """
 
-    def __init__(self, arrivals, inner, seed, *, fails=0):
+    def __init__(self, arrivals, inner, seed, *, fails=0, hangs=False):
         self._arrivals = arrivals
         self._inner = inner
         self._chance = random.Random(seed)
         self._fails = fails
+        self._hangs = hangs
         self.num_threads = self._chance.randint(1, 3)
         """Transfers that run at once; the others can be cancelled."""
         self._waiting: dict[int, object] = {}
@@ -30,6 +33,9 @@ class ShuffledRing(Ring):
 
     def submit(self, ticket, task):
         self._waiting[ticket] = task
+        for other, begun in list(self._begun.items()):
+            if task.high and not begun.high and self._chance.random() < 0.5:
+                self._waiting[other] = self._begun.pop(other)
         self._begin()
 
     def _begin(self):
@@ -62,7 +68,8 @@ class ShuffledRing(Ring):
         return True
 
     def running(self):
-        return [(ticket, 0.0) for ticket in self._begun]
+        hangs = 0.2 * self._hangs
+        return [(t, 3600.0 if self._chance.random() < hangs else 0.0) for t in self._begun]
 
     def close(self, seconds):
         while self.wait_first():

@@ -33,11 +33,15 @@ def check_books(engine):
         slots = [entry.slot for entry in tier.cache.entries.values()]
         assert len(set(slots)) == len(slots) <= arena.num_slots
         in_flight = {expert for expert, entry in tier.cache.entries.items() if entry.in_flight}
-        tasks = [task for other, task in engine.loop._running.values() if other is link]
+        running, lost = engine.loop._running.items(), engine.loop._lost
+        tasks = [task for t, (other, task) in running if other is link and t not in lost]
+        assert not set(slots) & engine.loop.lost_slots(link)
+        assert len(engine.loop.lost_slots(link)) == tier.cache.num_quarantined
         assert in_flight == {task.expert for task in tasks}
         assert all(tier.cache.entries[task.expert].slot == task.slot for task in tasks)
         low = {task.expert for task in tasks if not task.high}
         assert low == set(link.prefetches)
+        assert link.prefetched_bytes == sum(task.num_bytes for task in tasks if not task.high)
         assert tier.num_ready == sum(tier.is_ready(expert) for expert in tier.cache.entries)
 
 
@@ -54,24 +58,25 @@ def compute(engine, layer, wanted, banks):
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(
-    ("system", "host_budget", "fails"),
+    ("system", "host_budget", "fails", "hangs"),
     [
-        (SystemConfig(), None, 0),
-        (SystemConfig(), "40%", 17),
-        (SystemConfig(reordered=False, per_layer=False), None, 23),
-        (SystemConfig(drop_used=True, per_layer=False, cancel=True), "60%", 0),
-        (SystemConfig(chunked=False, early_preemption=False), None, 11),
+        (SystemConfig(), None, 0, False),
+        (SystemConfig(), "40%", 17, False),
+        (SystemConfig(reordered=False, per_layer=False), None, 23, False),
+        (SystemConfig(drop_used=True, per_layer=False, cancel=True), "60%", 0, False),
+        (SystemConfig(chunked=False, early_preemption=False), None, 11, False),
+        (SystemConfig(), "60%", 13, True),
     ],
-    ids=["promoe", "tiers", "in order", "klotski", "whole"],
+    ids=["promoe", "tiers", "in order", "klotski", "whole", "hangs"],
 )
 def test_loop__any_order_of_arrivals_gives_every_byte(
-    folder, banks, monkeypatch, seed, system, host_budget, fails
+    folder, banks, monkeypatch, seed, system, host_budget, fails, hangs
 ):
     chance, counts = random.Random(seed), Counter()
     rings = []
 
     def shuffled(_name, arrivals, ring):
-        rings.append(ShuffledRing(arrivals, ring, seed, fails=fails))
+        rings.append(ShuffledRing(arrivals, ring, seed, fails=fails, hangs=hangs))
         return rings[-1]
 
     model = serve_with_rings(
@@ -92,6 +97,9 @@ def test_loop__any_order_of_arrivals_gives_every_byte(
                     wanted = sorted(chance.sample(range(EXPERTS), chance.randint(1, 5)))
                     engine.routed(layer, np.array([wanted]), None, None)
                     check_books(engine)
+                    if hangs and chance.random() < 0.3:
+                        engine.loop.check_hung()
+                        check_books(engine)
                     if chance.random() < 0.05:
                         continue  # requested and never computed
                     if chance.random() < 0.05:
