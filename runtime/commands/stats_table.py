@@ -44,7 +44,7 @@ def make_stats_table(
     return Table.facts(
         {
             "prefill: time to first token (TTFT)": prefill,
-            "decode: time per output token (TPOT), median": decode,
+            "decode: time per output token (TPOT)": decode,
             "experts requested": f"{stats['requests']}",
             "hits": f"{stats['hits']} ({_share(stats['hit_rate'])})",
             "joined in transfer": f"{stats['joins']}",

@@ -48,10 +48,10 @@ class StepStats:
         return step
 
     def as_dict(self) -> dict[str, Any]:
-        """TTFT is the first prefill's time, TPOT the median decode step's; null when not run."""
+        """TTFT is the first prefill's time, TPOT the mean decode step's; null when not run."""
         return {
             "ttft_seconds": self.prefill_seconds[0] if self.prefill_seconds else None,
-            "tpot_seconds": statistics.median(self.decode_seconds) if self.decode_seconds else None,
+            "tpot_seconds": statistics.fmean(self.decode_seconds) if self.decode_seconds else None,
             "num_decode_steps": self.num_decode_steps,
             "peak_memory_bytes": peak_memory_bytes(),
         }
