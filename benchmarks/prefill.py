@@ -25,6 +25,7 @@ from runtime.engine.memory import freeze_objects
 from runtime.generation.loading import load
 from runtime.hf.tokens import load_tokenizer
 from runtime.profiling.bandwidth import measure_disk_bandwidth
+from runtime.store.model_check import list_weight_files
 
 MODULES = ("argparse", "inspect", "logging", "tarfile", "zipfile", "pathlib", "random", "shutil")
 """Modules of the standard library whose sources are the prompts."""
@@ -140,7 +141,7 @@ def time_forward(model: PreTrainedModel, prompt_1T: Tensor) -> float:
 
 def measure_bandwidth(folder: Path, *, seed: int) -> float:
     """Return the disk's bytes per second: direct random reads of the weights, the best size."""
-    rows = measure_disk_bandwidth(sorted(folder.glob("*.safetensors")), seed=seed)
+    rows = measure_disk_bandwidth(list_weight_files(folder), seed=seed)
     return max(row["direct"] or 0.0 for row in rows)
 
 

@@ -16,8 +16,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from runtime.store.model_check import WEIGHTS_INDEX as INDEX
+from runtime.store.model_check import list_weight_files
+
 EXPERT = re.compile(r"(model\.layers\.\d+\.mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
-INDEX = "model.safetensors.index.json"
 
 
 class Checkpoint:
@@ -25,9 +27,7 @@ class Checkpoint:
 
     def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
         self.dtype = dtype
-        self._files = [
-            safe_open(path, framework="pt") for path in sorted(folder.glob("*.safetensors"))
-        ]
+        self._files = [safe_open(path, framework="pt") for path in list_weight_files(folder)]
         self._file_of = {key: file for file in self._files for key in file.keys()}  # noqa: SIM118
 
     def __iter__(self) -> Iterator[str]:

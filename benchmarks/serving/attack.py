@@ -48,6 +48,7 @@ from benchmarks.serving.rows import (
 from benchmarks.serving.server import ServerFailed, ServerProcess, run_server
 from runtime.config import ModelConfig
 from runtime.policy.budget import Budget
+from runtime.store.model_check import list_weight_files
 from runtime.store.model_source import resolve
 
 ANSWER_SECONDS = 600.0
@@ -287,9 +288,7 @@ def run_attack(config: AttackConfig) -> None:
         ThreadPoolExecutor(1) as pool,
     ):
         target = replace(server, url=server.url.replace("://", f"://:{key}@"))
-        limiter = MemoryLimiter(
-            server.process, sorted(model.glob("*.safetensors")), memory_limit(model)
-        )
+        limiter = MemoryLimiter(server.process, list_weight_files(model), memory_limit(model))
         limiting: Future[None] = pool.submit(limiter.watch, 60 * config.minutes + EXTRA_SECONDS)
         try:
             known = asyncio.run(learn_answers(target.api))

@@ -16,7 +16,8 @@ from runtime.commands.progress import print_line, progress
 from runtime.hf.forced_routing import MEANINGLESS
 from runtime.profiling.bandwidth import measure_disk_bandwidth
 from runtime.profiling.facts import hardware, versions
-from runtime.store.model_source import list_weight_files, resolve
+from runtime.store.model_check import list_weight_files
+from runtime.store.model_source import resolve
 from runtime.tools.bench.config import BenchConfig
 from runtime.tools.bench.rounds import LIMIT_SECONDS, CaseOutcome, find_token_difference, run_rounds
 from runtime.tools.bench.rows import (

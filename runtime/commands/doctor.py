@@ -33,7 +33,8 @@ from runtime.profiling.bandwidth import (
 from runtime.profiling.facts import hardware, versions
 from runtime.profiling.local import measure_stripped
 from runtime.store.base import ExpertStore, max_decoded_bytes, max_slot_bytes, name_format
-from runtime.store.model_source import find_config_folder, list_weight_files, resolve
+from runtime.store.model_check import list_weight_files
+from runtime.store.model_source import find_config_folder, resolve
 from runtime.store.on_demand import OnDemandReader
 from runtime.tools.doctor.budget_sweep import sweep_budgets
 from runtime.tools.doctor.model_files import check_files

@@ -34,7 +34,7 @@ from runtime.generation.draft_pace import DraftPace
 from runtime.hf.loading import load_plain
 from runtime.hf.tokens import load_tokenizer
 from runtime.store.hub_snapshot import HUB_ID
-from runtime.store.model_check import check_files, check_weight_files
+from runtime.store.model_check import check_files, list_weight_files
 from runtime.store.model_source import find_folder, resolve
 
 SHORTEST_MATCH, LONGEST_MATCH = 2, 4
@@ -231,7 +231,7 @@ def load_draft_model(draft: str | None, served: ModelConfig) -> PreTrainedModel 
     try:
         folder = find_folder(ModelConfig(name=draft, id=draft, local_only=served.local_only))
         check_files(folder)
-        check_weight_files(folder)
+        list_weight_files(folder)
         vocabulary = load_tokenizer(folder).get_vocab()
         if vocabulary != load_tokenizer(resolve(served)).get_vocab():
             raise PlanError(f"its tokenizer is not that of {served.name}, whose tokens it drafts")

@@ -19,6 +19,7 @@ from runtime.hf.layers import MoeLayer, find_adapter, find_expert_banks
 from runtime.store.files import FileReader
 from runtime.store.integer_scheme import IntegerScheme
 from runtime.store.integer_tensor import IntegerTensor, view_integers
+from runtime.store.model_check import list_names, list_weight_files
 from runtime.store.model_source import has_no_experts
 from runtime.store.tensor_index import StoredTensor, read_tensor_index
 from runtime.store.weight_plan import FusedParameter, WeightPlan, plan_weights
@@ -136,9 +137,13 @@ def open_safetensors(
     Raises:
         CheckpointError: files of another format, or damaged ones.
     """
-    if not files or not all(str(file).endswith(".safetensors") for file in files):
+    assert files is not None
+    folder = Path(files[0]).parent
+    if (listed := list_weight_files(folder)) != [Path(file) for file in files]:
+        # Packing and planning read what is listed.
         raise CheckpointError(
-            "experts are read from safetensors files only; convert this checkpoint"
+            f"{folder}: Transformers loads {list_names(Path(file).name for file in files)}, not "
+            f"{list_names(file.name for file in listed)}; rename or remove the other weights"
         )
     banks = {re.escape(parameter.owner) + r"\." for parameter in parameters}
     ignored = set(model._keys_to_ignore_on_load_unexpected or ())
@@ -147,7 +152,7 @@ def open_safetensors(
     if scheme is not None:
         extents = view_integers(stored, scheme)
     indexed: Banks = {}
-    if not has_no_experts(Path(files[0]).parent):
+    if not has_no_experts(folder):
         indexed = plan_weights(model, parameters, extents, load_config.weight_mapping)
     found(indexed)
     # The library would look at every name of every expert, only to leave it out.
@@ -159,7 +164,7 @@ def open_safetensors(
             yield tensors | open_integers(extents, stack, without=experts)
         except SafetensorError as error:
             raise CheckpointError(
-                f"{Path(files[0]).parent}: its safetensors files cannot be read "
+                f"{folder}: its safetensors files cannot be read "
                 f"({error}); check the disk, or fetch them again"
             ) from error
 

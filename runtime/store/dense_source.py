@@ -19,7 +19,9 @@ from runtime.accelerator import Accelerator, Stream
 from runtime.errors import TransferError
 from runtime.store.base import allocate_aligned, as_memoryview
 from runtime.store.files import FileReader, read_whole, write_whole
+from runtime.store.gguf.header import is_gguf
 from runtime.store.layout import align
+from runtime.store.model_check import list_weight_files
 from runtime.store.packed.coding import Coding, decode
 from runtime.store.tensor_index import StoredTensor, read_tensor_index
 
@@ -172,8 +174,8 @@ class DenseStore:
         self._files = files
         self._accelerator = accelerator
         self._stream = None if accelerator is None else accelerator.make_stream()
-        self._stored: Mapping[str, StoredTensor] = read_tensor_index(
-            sorted(folder.glob("*.safetensors"))
+        self._stored: Mapping[str, StoredTensor] = (
+            {} if is_gguf(folder) else read_tensor_index(list_weight_files(folder))
         )
         self._spill = tempfile.TemporaryFile(prefix="moecast-dense-")  # noqa: SIM115
         self.spilled_bytes = 0

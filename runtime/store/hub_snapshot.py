@@ -3,15 +3,25 @@
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from runtime.config import ModelConfig
 from runtime.errors import CheckpointError
-from runtime.store.model_check import CONFIG, check_quantisation, list_names
+from runtime.store.model_check import (
+    CONFIG,
+    NAMES_WEIGHTS,
+    WEIGHTS,
+    check_quantisation,
+    list_names,
+    read_weights_index,
+)
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
-"""Files of a checkpoint that are used."""
+PATTERNS = ["*.json", "*.model", "*.txt", "*.jinja"]
+"""Files of a checkpoint that are used, besides its weights."""
+ELSEWHERE = ["*/*.json", "*/*.model", "*/*.txt"]
+"""Files that are not: in folders with the model in other formats, such as original."""
 SNAPSHOTS = "snapshots"
 """Folder of a cached repository: a folder for each commit."""
 MAIN = "main"
@@ -23,22 +33,34 @@ def find_snapshot(config: ModelConfig) -> Path:
     """Returns the folder of a model's snapshot; downloads it unless `local_only`.
 
     The configuration is fetched first: a model that cannot be served is refused before its weights
-    are downloaded.
+    are downloaded. Of several files with weights only the model's own are.
 
     Raises:
         CheckpointError: it is not on this machine, or could not be downloaded.
     """
-    from huggingface_hub import snapshot_download
-
     if config.local_only:
         folder = find_cached_snapshot(config)
         if folder is None:
             raise CheckpointError(f"model {config.id!r} {explain_missing(config.id)}")
         return folder
-    check_quantisation(config.id, json.loads(fetch_config(config).read_bytes()))
+    raw = json.loads(fetch_config(config).read_bytes())
+    check_quantisation(config.id, raw)
+    folder = _download(config, [*PATTERNS, raw.get(NAMES_WEIGHTS) or WEIGHTS])
+    shards = sorted(set(read_weights_index(folder).values()))
+    return _download(replace(config, revision=folder.name), shards) if shards else folder
+
+
+def _download(config: ModelConfig, patterns: list[str]) -> Path:
+    from huggingface_hub import snapshot_download
+
     return _fetch(
         config,
-        lambda: snapshot_download(config.id, revision=config.revision, allow_patterns=PATTERNS),
+        lambda: snapshot_download(
+            config.id,
+            revision=config.revision,
+            allow_patterns=patterns,
+            ignore_patterns=ELSEWHERE,
+        ),
     )
 
 

@@ -19,7 +19,11 @@ CONFIG = "config.json"
 CARD = "README.md"
 ADAPTER = "adapter_config.json"
 """File of an adapter of PEFT, which Transformers adds to the weights if peft is installed."""
-WEIGHTS_INDEX = "model.safetensors.index.json"
+SUFFIX, INDEX_SUFFIX = ".safetensors", ".safetensors.index.json"
+WEIGHTS, WEIGHTS_INDEX = f"model{SUFFIX}", f"model{INDEX_SUFFIX}"
+NAMES_WEIGHTS = "transformers_weights"
+"""Option of `config.json`: a file of weights, or an index, of another name."""
+OF_A_RANK = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors$")
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer.model",
@@ -54,7 +58,7 @@ def check_folder(folder: Path) -> None:
     check_files(folder)
     config = read_config_file(folder)
     check_quantisation(folder, config)
-    check_weight_files(folder)
+    list_weight_files(folder)
     if not mentions_experts(config) and not any(map(EXPERT.search, weight_names(folder))):
         raise CheckpointError(explain_dense(folder, config))
 
@@ -175,46 +179,84 @@ def name_method(quantised: dict[str, Any]) -> str:
     return "compressed-tensors" if "config_groups" in quantised else "an unnamed method"
 
 
-def check_weight_files(folder: Path) -> None:
-    """Checks that the weights are safetensors files and that none of their index is missing.
+def list_weight_files(folder: Path) -> list[Path]:
+    """Lists the files that Transformers loads a model from, in its order; or its GGUF file.
+
+    Other weights in the folder are not the model's: a variant, a copy in the format of its makers,
+    what a conversion left. They are neither read nor counted.
 
     Raises:
-        CheckpointError: the message says what the folder has.
+        CheckpointError: there are none, or one is missing; the message says what the folder has.
     """
-    present = {file.name for file in folder.glob("*.safetensors")}
-    for name in sorted(present):
-        require_plain_file(folder / name, CheckpointError)
-    wanted = set(read_weights_index(folder).values())
-    if missing := sorted(wanted - present):
+    if is_gguf(folder):
+        return [folder]
+    first = find_weights(folder)
+    if not is_index(first):
+        return [first]
+    names = sorted(set(read_weights_index(folder).values()))
+    files = [require_plain_file(folder / name, CheckpointError) for name in names]
+    if missing := [file.name for file in files if not file.exists()]:
         raise CheckpointError(
-            f"{folder} is incomplete: {list_names(missing)} of {WEIGHTS_INDEX} missing; fetch "
+            f"{folder} is incomplete: {list_names(missing)} of {first.name} missing; fetch "
             "the model again (a Hub id with model.local_only=false continues a download)"
         )
-    if present:
-        return
+    return files
+
+
+def find_weights(folder: Path) -> Path:
+    """Returns the file with a model's weights, or with their index.
+
+    `from_pretrained` takes the file that `config.json` names, else a whole file before an index.
+
+    Raises:
+        CheckpointError: there is none; the message says what the folder has.
+    """
+    named = read_config_file(folder).get(NAMES_WEIGHTS)
+    if named is not None and not (is_file_name(named) and named.endswith((SUFFIX, INDEX_SUFFIX))):
+        raise CheckpointError(
+            f"{folder / CONFIG}: {NAMES_WEIGHTS} is {named!r:.100}, which is no file name of "
+            "weights in the model's folder; fetch the model again"
+        )
+    if ranks := sorted(filter(OF_A_RANK.match, (file.name for file in folder.iterdir()))):
+        # These the library takes before any other.
+        raise CheckpointError(
+            f"{folder} has what the processes of a distributed training saved ({ranks[0]}); remove "
+            "it, or load it with Transformers and save_pretrained(FOLDER)"
+        )
+    wanted = (WEIGHTS, WEIGHTS_INDEX) if named is None else (named,)
+    for name in wanted:
+        if require_plain_file(folder / name, CheckpointError).is_file():
+            return folder / name
     if gguf := sorted(folder.glob("*.gguf")):
         raise CheckpointError(explain_gguf(gguf[0]))
     raise CheckpointError(
-        f"{folder} has no safetensors files, from which experts are read; "
+        f"{folder} has no {' and no '.join(wanted)}, from which experts are read; "
         f"{describe_content(folder)}. Other formats are converted by loading the model with "
-        "Transformers and save_pretrained(FOLDER)"
+        "Transformers and save_pretrained(FOLDER); of several files the index is needed too"
     )
+
+
+def is_index(file: Path) -> bool:
+    return file.name.endswith(INDEX_SUFFIX)
 
 
 def read_weights_index(folder: Path) -> dict[str, str]:
     """Returns tensor name to file name; empty for a checkpoint of one file."""
-    file = require_plain_file(folder / WEIGHTS_INDEX, CheckpointError)
-    if not file.is_file():
+    file = find_weights(folder)
+    if not is_index(file):
         return {}
-    listed = read_json_object(file).get("weight_map")
-    if not isinstance(listed, dict):
-        raise CheckpointError(f"{file} is damaged (weight_map is no JSON object); fetch it again")
+    content = read_json_object(file)
+    listed = content.get("weight_map")
+    if not (listed and isinstance(listed, dict) and isinstance(content.get("metadata"), dict)):
+        raise CheckpointError(
+            f"{file} is damaged (it needs weight_map and metadata, JSON objects); fetch it again"
+        )
     for tensor, name in listed.items():
         # Transformers opens what stands here: never a file outside the model's folder.
-        if not is_file_name(name):
+        if not is_file_name(name) or not name.endswith(SUFFIX):
             raise CheckpointError(
-                f"{file}: {tensor} is in {name!r}, which is no file name in the model's folder; "
-                "fetch the model again"
+                f"{file}: {tensor} is in {name!r}, which is no file name of weights in the model's "
+                "folder; fetch the model again"
             )
     return listed
 
@@ -225,9 +267,8 @@ def is_file_name(name: Any) -> bool:
 
 
 def weight_names(folder: Path) -> Iterator[str]:
-    """Yields the names of the checkpoint's tensors; none of a file that cannot be read."""
-    yield from read_weights_index(folder)
-    for file in folder.glob("*.safetensors"):
+    """Yields the headers of the checkpoint's files, which have the names of its tensors."""
+    for file in list_weight_files(folder):
         with file.open("rb") as handle:
             length = int.from_bytes(handle.read(8), "little")
             header = handle.read(min(length, 100_000_000))

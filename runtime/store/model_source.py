@@ -23,9 +23,11 @@ from runtime.store.hub_snapshot import (
 )
 from runtime.store.model_check import (
     CONFIG,
+    SUFFIX,
     check_config,
     check_folder,
     check_tokenizer,
+    list_weight_files,
     read_json_object,
 )
 
@@ -177,19 +179,9 @@ def find_revision(folder: Path) -> str:
     if known.is_file():
         # Of the weights alone: a better card does not make another model.
         listed = json.loads(known.read_text())
-        digest.update("".join(listed[name] for name in sorted(listed) if is_weights(name)).encode())
+        names = sorted(name for name in listed if name.endswith(SUFFIX))
+        digest.update("".join(listed[name] for name in names).encode())
     return digest.hexdigest()
-
-
-def is_weights(name: str) -> bool:
-    return name.endswith(".safetensors")
-
-
-def list_weight_files(folder: Path) -> list[Path]:
-    """List the model's safetensors files in order, or its GGUF file."""
-    if is_gguf(folder):
-        return [folder]
-    return sorted(file for file in folder.iterdir() if is_weights(file.name))
 
 
 def identity(folder: Path, config: ModelConfig) -> dict[str, str]:

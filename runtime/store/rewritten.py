@@ -19,15 +19,19 @@ from runtime.errors import CheckpointError
 from runtime.store.base import as_memoryview
 from runtime.store.files import FileReader
 from runtime.store.hub_snapshot import PATTERNS
-from runtime.store.model_check import WEIGHTS_INDEX
+from runtime.store.model_check import (
+    INDEX_SUFFIX,
+    SUFFIX,
+    find_weights,
+    is_index,
+    list_weight_files,
+)
 from runtime.store.model_source import (
     DIGESTS,
     WITHOUT_EXPERTS,
     describe_without_experts,
     fingerprint,
     has_no_experts,
-    is_weights,
-    list_weight_files,
 )
 from runtime.store.tensor_index import (
     SizedTensor,
@@ -40,8 +44,8 @@ COPY_BYTES = 16 * MIB
 """Bytes read at a time."""
 SLACK_BYTES = 64 * MIB
 """Room for headers, configuration and tokenizer."""
-NOT_COPIED = (WEIGHTS_INDEX, DIGESTS, "audit.json")
-"""Files that are of the whole checkpoint's weights."""
+NOT_COPIED = (SUFFIX, INDEX_SUFFIX, DIGESTS, "audit.json")
+"""Ends of names of files that are of the whole checkpoint's weights."""
 
 
 class RewrittenTensor(SizedTensor, Protocol):
@@ -125,16 +129,22 @@ def rewrite_checkpoint(
     finally:
         files.close()
     for file in {file for pattern in PATTERNS for file in source.glob(pattern)}:
-        if not is_weights(file.name) and file.name not in NOT_COPIED:
+        if not file.name.endswith(NOT_COPIED):
             shutil.copyfile(file, partial / file.name)
-    written = dict(describe(partial))
-    if (source / WEIGHTS_INDEX).is_file():
+    index = find_weights(source)
+    if is_index(index):
         listed = {key: name for name, shard in shards.items() for key in shard}
-        written[WEIGHTS_INDEX] = {"metadata": {"total_size": num_bytes}, "weight_map": listed}
-    for name, content in written.items():
-        write_atomic(partial / name, (json.dumps(content, indent=2) + "\n").encode())
+        _write_json(
+            partial / index.name, {"metadata": {"total_size": num_bytes}, "weight_map": listed}
+        )
+    for name, content in describe(partial).items():
+        _write_json(partial / name, content)
     partial.replace(output)
     sync_folder(output.parent)
+
+
+def _write_json(file: Path, content: Mapping[str, Any]) -> None:
+    write_atomic(file, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def write_tensors(

@@ -12,8 +12,8 @@ import torch
 from runtime.errors import CheckpointError
 from runtime.store.base import as_memoryview
 from runtime.store.files import FileReader
-from runtime.store.model_check import CONFIG, read_config_file
-from runtime.store.model_source import INFLATED, list_weight_files
+from runtime.store.model_check import CONFIG, list_weight_files, read_config_file
+from runtime.store.model_source import INFLATED
 from runtime.store.rewritten import CopiedTensor, RewrittenTensor, rewrite_checkpoint
 from runtime.store.tensor_index import StoredTensor, read_tensor_index
 

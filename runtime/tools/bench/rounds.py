@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from runtime.profiling.bandwidth import drop
-from runtime.store.model_source import list_weight_files
+from runtime.store.model_check import list_weight_files
 from runtime.tools.bench.config import BenchConfig
 from runtime.tools.bench.tasks import BenchRequest, ServedRun, ServeTask, Tokens
 from runtime.tools.child_process import ChildFailure, run_in_child

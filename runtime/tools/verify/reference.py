@@ -19,8 +19,13 @@ from runtime.hf.tokens import load_tokenizer
 from runtime.store.base import max_slot_bytes
 from runtime.store.gguf.header import is_gguf
 from runtime.store.integer_scheme import METHODS
-from runtime.store.model_check import has_tokenizer, name_method, read_config_file
-from runtime.store.model_source import list_weight_files, resolve
+from runtime.store.model_check import (
+    has_tokenizer,
+    list_weight_files,
+    name_method,
+    read_config_file,
+)
+from runtime.store.model_source import resolve
 from runtime.store.packed.store import open_store
 from runtime.store.tensor_index import read_tensor_index
 

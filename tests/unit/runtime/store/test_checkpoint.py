@@ -206,6 +206,7 @@ def test_weights_index__names_no_file_outside_the_folder(tmp_path, weight_map):
 
 
 def test_weights_index__that_is_no_file_is_named(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
     os.mkfifo(tmp_path / "model.safetensors.index.json")
     with pytest.raises(CheckpointError, match="not a plain file"):
         read_weights_index(tmp_path)

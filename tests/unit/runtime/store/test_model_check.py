@@ -128,6 +128,7 @@ def test_read_config__values_of_other_types_name_the_file(
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": ["x"]}', DEEP])
 def test_resolve__a_damaged_index_is_named(text: str, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "m", MOE)
+    (folder / "model.safetensors").rename(folder / "model.safetensors.index.json")
     (folder / "model.safetensors.index.json").write_text(text)
     assert "model.safetensors.index.json is damaged" in refusal(folder)
 
@@ -143,8 +144,10 @@ def test_load_tokenizer__any_damage_names_the_folder(text: str, tmp_path: Path) 
 
 def test_resolve__missing_files_of_the_index_are_named(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "m", MOE)
-    index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+    index = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
+    text = json.dumps({"metadata": {}, "weight_map": index})
+    (folder / "model.safetensors.index.json").write_text(text)
     assert "incomplete: model-2.safetensors of" in refusal(folder)
 
 
@@ -152,7 +155,7 @@ def test_resolve__other_weight_formats_are_named(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "m", MOE)
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     message = refusal(folder)
-    assert "no safetensors files" in message
+    assert "no model.safetensors and no model.safetensors.index.json" in message
     assert "it has config.json, pytorch_model.bin" in message
 
 

@@ -1,0 +1,148 @@
+"""Of several files with weights in a folder, the model's are those that Transformers loads."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import runtime
+from runtime.commands import pack
+from runtime.config import ModelConfig, PackConfig
+from runtime.errors import CheckpointError
+from runtime.store.model_check import WEIGHTS, WEIGHTS_INDEX, list_weight_files
+from runtime.store.model_source import find_revision, fingerprint, resolve
+from runtime.tools.doctor.model_files import check_files
+from runtime.tools.inflate import plan_inflation
+from runtime.tools.verify.reference import plain_bytes
+from tests.builders.models import plain_eager, tiny_qwen2_moe
+
+TOKENS = torch.tensor([[3, 1, 4, 1, 5]])
+
+
+def read_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """The tensors of all files in a folder."""
+    files = folder.glob("*.safetensors")
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+def save(folder: Path, name: str, tensors: dict[str, torch.Tensor]) -> None:
+    save_file(tensors, folder / name, metadata={"format": "pt"})
+
+
+def add_zeros(name: str) -> Callable[[Path], None]:
+    """Add a file that has every tensor, all zeros."""
+
+    def add(folder: Path) -> None:
+        zeros = {key: torch.zeros_like(tensor) for key, tensor in read_weights(folder).items()}
+        save(folder, name, zeros)
+
+    return add
+
+
+def make_index_stale(folder: Path) -> None:
+    """Merge the shards into one file; the index and the zeros in its first shard stay."""
+    save(folder, WEIGHTS, read_weights(folder))
+    listed = json.loads((folder / WEIGHTS_INDEX).read_text())["weight_map"].values()
+    first, *others = sorted(set(listed))
+    save(folder, first, {"lm_head.weight": torch.zeros(64, 32)})
+    for name in others:
+        (folder / name).unlink()
+
+
+def name_in_configuration(folder: Path) -> None:
+    """Let `config.json` name the index, next to a whole file of zeros of the usual name."""
+    add_zeros(WEIGHTS)(folder)
+    (folder / WEIGHTS_INDEX).rename(folder / "own.safetensors.index.json")
+    config = json.loads((folder / "config.json").read_text())
+    config["transformers_weights"] = "own.safetensors.index.json"
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+STRAY = {
+    "another copy": add_zeros("original.safetensors"),
+    "a later name": add_zeros("zeros.safetensors"),
+    "a variant": add_zeros("model.fp16.safetensors"),
+    "its makers' format": add_zeros("consolidated.safetensors"),
+    "an index that is stale": make_index_stale,
+    "a name in config.json": name_in_configuration,
+}
+
+
+@pytest.mark.parametrize("stray", STRAY)
+def test_stray_weights__are_in_no_answer_no_copy_and_no_count(tmp_path, stray):
+    folder = tiny_qwen2_moe(tmp_path / "model")
+    weights = read_weights(folder)
+    STRAY[stray](folder)
+    config = ModelConfig(name="model", id=str(folder))
+    store, dense = tmp_path / "store", tmp_path / "dense"
+
+    pack.run(PackConfig(model=config, output=store, dense_output=dense))
+    written = read_weights(dense)
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in written.items())
+    plain = plain_eager(folder)
+    for model in (folder, dense):
+        served = runtime.load(str(model), store=store, budget="40%")
+        with served.moecast:
+            assert torch.equal(served(TOKENS).logits, plain(TOKENS).logits)
+
+    files = list_weight_files(folder)
+    facts = check_files(folder, digests=False)
+    assert facts["tensors"] == len(weights)
+    assert facts["bytes"] == sum(file.stat().st_size for file in files)
+    bytes_of_weights = sum(tensor.nbytes for tensor in weights.values())
+    assert plain_bytes(folder, "auto") - plain_bytes(dense, "auto") < 1.2 * bytes_of_weights
+    for name, tensor in plan_inflation(folder, total_bytes=10**6).tensors.items():
+        assert tensor.source.file in files, name
+
+
+def test_fingerprint__is_of_the_weights_alone(tmp_path):
+    folder = tiny_qwen2_moe(tmp_path / "model")
+    before = fingerprint(folder), find_revision(folder)
+    add_zeros("original.safetensors")(folder)
+    assert (fingerprint(folder), find_revision(folder)) == before
+
+
+def test_list_weight_files__says_what_there_is_in_place_of_an_index(tmp_path):
+    folder = tiny_qwen2_moe(tmp_path / "model")
+    (folder / WEIGHTS_INDEX).unlink()
+    with pytest.raises(CheckpointError, match=r"no model\.safetensors and no .*index.* is needed"):
+        list_weight_files(folder)
+    (folder / "shard-00001-model-00001-of-00002.safetensors").touch()
+    with pytest.raises(CheckpointError, match="distributed training"):
+        list_weight_files(folder)
+
+
+@pytest.mark.parametrize("is_sharded", [True, False])
+def test_resolve__downloads_the_model_s_own_weights_alone(tmp_path, monkeypatch, is_sharded):
+    import huggingface_hub
+    from huggingface_hub.utils import filter_repo_objects
+
+    folder = tiny_qwen2_moe(tmp_path / "model")
+    shards = [file.name for file in list_weight_files(folder)]
+    kept = {"config.json", "generation_config.json", WEIGHTS_INDEX, *shards}
+    add_zeros("consolidated.safetensors")(folder)
+    if not is_sharded:
+        add_zeros(WEIGHTS)(folder)
+        kept = {*kept, WEIGHTS} - set(shards)
+    shutil.copytree(folder, tmp_path / "copy")
+    (tmp_path / "copy").rename(folder / "original")
+    snapshot = tmp_path / "snapshots" / ("a" * 40)
+
+    def download(_model: str, *, revision, allow_patterns, ignore_patterns, **_: object) -> str:
+        assert revision in (None, snapshot.name)
+        files = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+        for name in filter_repo_objects(
+            files, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
+        ):
+            (snapshot / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(folder / name, snapshot / name)
+        return str(snapshot)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_, **__: folder / "config.json")
+    assert resolve(ModelConfig(id="org/model", local_only=False)) == snapshot
+    assert {str(path.relative_to(snapshot)) for path in snapshot.rglob("*")} == kept
