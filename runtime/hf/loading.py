@@ -41,6 +41,7 @@ from runtime.hf.decode_step import apply_decode_threads, apply_kernels
 from runtime.hf.dense_format import apply_dense_format
 from runtime.hf.exact import QUANTISED, choose_exact, find_model_obstacle
 from runtime.hf.experts import multiplies_rows
+from runtime.hf.generation_settings import settle_generation
 from runtime.hf.gguf import choose_dtype, open_dense, plan_layers, read_gguf_config
 from runtime.hf.layers import (
     MoeLayer,
@@ -49,7 +50,7 @@ from runtime.hf.layers import (
     find_top_k,
     sample_routers,
 )
-from runtime.hf.model_faults import check_generation_settings, explain_loading
+from runtime.hf.model_faults import explain_loading
 from runtime.hf.strip import Banks, make_stripped_class, open_safetensors
 from runtime.store.base import ExpertStore, max_slot_bytes
 from runtime.store.checkpoint import CheckpointStore
@@ -245,7 +246,7 @@ def load_stripped(
             dtype=own,
             experts_implementation=experts_function.IMPLEMENTATION,
         )
-    check_generation_settings(model, folder)
+    settle_generation(model, folder)
     model.__class__ = cls
     model = unmap_weights(model, mapped=False).to(device).eval()
     apply_kernels(model, decode_kernels)
@@ -373,6 +374,7 @@ def load_plain(
     with explain_loading(folder), progress_bars():
         cls, config = find_model_class(config)
         model = _from_pretrained(cls, folder, config, dtype=dtype, experts_implementation="eager")
+    settle_generation(model, folder)
     model = unmap_weights(model).eval()
     apply_kernels(model, decode_kernels)
     return model

@@ -1,6 +1,8 @@
 """Tiny random Mixture-of-Experts models in the Hub's layout, made on the spot."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2MoeConfig, Qwen2MoeForCausalLM
@@ -42,6 +44,17 @@ def tiny_qwen2_moe(
             torch.nn.init.normal_(parameter, std=0.5)
     model.save_pretrained(folder, max_shard_size="100KB")
     return folder
+
+
+def changed(folder: Path, target: Path, file: str, **fields: Any) -> Path:
+    """Links the model with one JSON file changed."""
+    target.mkdir()
+    for path in folder.iterdir():
+        if path.name != file:
+            (target / path.name).symlink_to(path)
+    known = json.loads((folder / file).read_text()) if (folder / file).is_file() else {}
+    (target / file).write_text(json.dumps({**known, **fields}))
+    return target
 
 
 def plain_eager(folder: Path, *, dtype: torch.dtype | str = "auto") -> PreTrainedModel:

@@ -1,6 +1,5 @@
 """Checkpoints whose configuration fits nothing are refused in a line that names the folder."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +9,12 @@ from runtime.errors import CheckpointError, PromptFileError
 from runtime.generation.batch.prompts import make_prompt_encoder, read_prompts
 from runtime.hf.loading import load_stripped, read_config
 from runtime.hf.model_faults import check_tokens, explain_loading
-from tests.builders.models import tiny_qwen2_moe
+from tests.builders.models import changed, tiny_qwen2_moe
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_qwen2_moe(tmp_path_factory.mktemp("model"))
-
-
-def changed(folder: Path, target: Path, file: str, **fields: Any) -> Path:
-    """Links the model with one file changed."""
-    target.mkdir()
-    for path in folder.iterdir():
-        if path.name != file:
-            (target / path.name).symlink_to(path)
-    known = json.loads((folder / file).read_text()) if (folder / file).is_file() else {}
-    (target / file).write_text(json.dumps({**known, **fields}))
-    return target
 
 
 @pytest.mark.parametrize(
@@ -55,26 +43,6 @@ def test_load__configurations_that_fit_nothing_name_the_folder(
 ) -> None:
     target = changed(folder, tmp_path / "m", "config.json", **fields)
     with pytest.raises(CheckpointError, match=str(target)):
-        load_stripped(target, "auto")
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"eos_token_id": "x"}, "eos_token_id is 'x'"),
-        ({"eos_token_id": [1, 10**30]}, "eos_token_id"),
-        ({"repetition_penalty": 0}, "must be above 0"),
-        ({"temperature": float("nan")}, "temperature is nan"),
-        ({"top_k": 10**30}, "top_k"),
-        ({"stop_strings": ["."]}, "stop_strings is not supported"),
-        ({"cache_implementation": "evil"}, "Transformers cannot load it"),
-    ],
-)
-def test_load__generation_settings_of_another_kind_are_refused(
-    fields: dict[str, Any], message: str, folder: Path, tmp_path: Path
-) -> None:
-    target = changed(folder, tmp_path / "m", "generation_config.json", **fields)
-    with pytest.raises(CheckpointError, match=message):
         load_stripped(target, "auto")
 
 
