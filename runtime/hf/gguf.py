@@ -55,6 +55,12 @@ WIDTHS = {
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
 """Sizes that Transformers' mapping leaves at the defaults of one model of each family."""
+ROPE_SCALING = {
+    "type": "rope_type",
+    "factor": "factor",
+    "original_context_length": "original_max_position_embeddings",
+}
+"""Of the metadata `rope.scaling`, as of Qwen3's files for 128 K tokens."""
 SCORING = {0: "none", 1: "softmax", 2: "sigmoid"}
 """MiniMax-M2's scoring functions by llama.cpp's number, as Transformers names them."""
 STEP = 1 << 22
@@ -75,6 +81,14 @@ def read_gguf_config(file: Path) -> PreTrainedConfig:
             raise CheckpointError(f"{file} is damaged: it has no {error}") from error
     else:
         values = map_metadata(header)
+    # Transformers' mappings leave it out, and the model would compute unscaled.
+    scaling = {
+        name: value
+        for key, name in ROPE_SCALING.items()
+        if (value := header.metadata.get(f"{header.architecture}.rope.scaling.{key}")) is not None
+    }
+    if scaling.get("rope_type") in ("linear", "yarn"):
+        values["rope_parameters"] = {**(values.get("rope_parameters") or {}), **scaling}
     return CONFIG_MAPPING[values["model_type"]].from_dict(values)
 
 

@@ -7,7 +7,7 @@ import copy
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from runtime.hf.experts import find_accumulation, run_own_loop, separate_rows
 from runtime.hf.forward_pass import find_generating_parts
 from runtime.hf.layers import find_expert_banks
 from runtime.hf.row_block import NUM_ROWS, SMALL_BLOCK_ROWS, compute_block, read_decode_step
+from runtime.hf.tokens import rope_parameters
 
 log = logging.getLogger(__name__)
 
@@ -73,24 +74,14 @@ def find_sharing_obstacle(model: PreTrainedModel) -> str | None:
         return "it takes no position_ids"
     if _attends_in_chunks(text):
         return "it attends within chunks of tokens"
-    if rope := next((kind for kind in _rope_types(text) if kind in ROPE_BY_LENGTH), None):
+    kinds = [rope["rope_type"] for rope in rope_parameters(text)]
+    if rope := next((kind for kind in kinds if kind in ROPE_BY_LENGTH), None):
         return f"its rotary embeddings ({rope}) depend on the longest sequence of a batch"
     return None
 
 
 def _attends_in_chunks(config: PreTrainedConfig) -> bool:
     return "chunked_attention" in (getattr(config, "layer_types", None) or ())
-
-
-def _rope_types(config: PreTrainedConfig) -> Iterator[str]:
-    """Yield the kinds of rotary embeddings; layers of different types may have different ones."""
-    waiting = [getattr(config, "rope_parameters", None)]
-    while waiting:
-        parameters = waiting.pop()
-        if isinstance(parameters, Mapping):
-            waiting += parameters.values()
-            if isinstance(kind := parameters.get("rope_type"), str):
-                yield kind
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ Shape suffixes: B rows of the batch, T columns.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ KEEPING_PRE_TOKENIZERS = frozenset({"ByteLevel", "Digits", "Metaspace", "Sequenc
 """Parts that cut a text and drop nothing of it, except `Split` where it is configured to."""
 NFC_SHRINKAGE = 3
 """NFC leaves at least this part of a text's bytes (the Kelvin sign, three bytes, becomes K)."""
+EXTENDING_ROPE = ("linear", "dynamic", "yarn")
+"""Kinds whose `factor` multiplies the context; others (llama3, longrope) state it as extended."""
 SPACE_MARK = "\u2581"
 """Stands for a space in sentencepiece's vocabularies."""
 BYTE_NAMES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
@@ -82,8 +84,36 @@ def pad_token_id(model: PreTrainedModel) -> int:
 
 
 def context_length(config: PreTrainedConfig) -> int | None:
-    """Return the most tokens of prompt and answer together; None where the model sets no limit."""
-    return getattr(config.get_text_config(), "max_position_embeddings", None)
+    """Return the most tokens of prompt and answer together; None where the model sets no limit.
+
+    Scaled rotary embeddings multiply the context of the first training by their factor; whether
+    `max_position_embeddings` is before or after that differs between checkpoints.
+    """
+    text = config.get_text_config()
+    length: int | None = getattr(text, "max_position_embeddings", None)
+    if length is None:
+        return None
+    original = getattr(text, "original_max_position_embeddings", None) or length
+    extended = [
+        int((rope.get("original_max_position_embeddings") or original) * (rope.get("factor") or 1))
+        for rope in rope_parameters(text)
+        if rope["rope_type"] in EXTENDING_ROPE
+    ]
+    return max([length, *extended])
+
+
+def rope_parameters(config: PreTrainedConfig) -> Iterator[Mapping[str, Any]]:
+    """Yield those of rotary embeddings; layers of different types may have different ones.
+
+    Transformers has turned `rope_scaling` and its `type` into these.
+    """
+    waiting = [getattr(config, "rope_parameters", None)]
+    while waiting:
+        parameters = waiting.pop()
+        if isinstance(parameters, Mapping):
+            waiting += parameters.values()
+            if isinstance(parameters.get("rope_type"), str):
+                yield parameters
 
 
 def pad_batch(

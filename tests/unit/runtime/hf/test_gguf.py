@@ -1,6 +1,7 @@
 """Models from files that llama.cpp's own tools wrote (`tests/builders/gguf_files`)."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from runtime.config import ModelConfig, PackConfig
 from runtime.errors import CheckpointError
 from runtime.hf.gguf import read_gguf_config
 from runtime.hf.loading import load_stripped
-from runtime.hf.tokens import load_tokenizer
+from runtime.hf.tokens import context_length, load_tokenizer
 from runtime.presets import find_model
 from runtime.store.base import allocate_aligned, max_slot_bytes
 from runtime.store.files import FileReader
@@ -54,6 +55,25 @@ def test_config__is_transformers_own_with_the_widths_that_it_leaves_out(name: st
     assert {key: getattr(config, key) for key in expected} == expected
     width = metadata[f"{metadata['general.architecture']}.expert_feed_forward_length"]
     assert getattr(config, "moe_intermediate_size", config.intermediate_size) == width
+
+
+@pytest.mark.parametrize("name", ["qwen3moe-Q4_0", "qwen35moe-Q4_0"])
+def test_config__has_the_scaling_of_rotary_embeddings(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header = read_header(gguf_file(name))
+    own = read_gguf_config(gguf_file(name)).rope_parameters
+    scaling = {"type": "yarn", "factor": 4.0, "original_context_length": 256}
+    metadata = {f"{header.architecture}.rope.scaling.{key}": it for key, it in scaling.items()}
+    longer = replace(header, metadata={**header.metadata, **metadata})
+    monkeypatch.setattr("runtime.hf.gguf.read_header", lambda _: longer)
+    config = read_gguf_config(gguf_file(name))
+    assert config.rope_parameters == own | {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 256,
+    }
+    assert context_length(config) == 4 * 256
 
 
 @pytest.mark.parametrize(

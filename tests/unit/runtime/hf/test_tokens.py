@@ -5,11 +5,14 @@ from types import SimpleNamespace
 import pytest
 from transformers import GenerationConfig, Qwen2MoeConfig
 
+from runtime.hf.loading import read_config
 from runtime.hf.tokens import context_length, eos_token_ids, pad_batch, pad_token_id
+from runtime.store.model_check import CONFIG
+from tests.builders.models import changed, tiny_qwen2_moe
 
 
 def model_with(eos=None, pad=None, config_pad=None):
-    config = Qwen2MoeConfig(pad_token_id=config_pad, max_position_embeddings=77)
+    config = Qwen2MoeConfig(pad_token_id=config_pad)
     return SimpleNamespace(
         generation_config=GenerationConfig(eos_token_id=eos, pad_token_id=pad), config=config
     )
@@ -37,8 +40,45 @@ def test_pad_token_id__falls_back_to_the_eos_id(settings, expected):
     assert pad_token_id(model_with(**settings)) == expected
 
 
-def test_context_length__is_the_configured_limit():
-    assert context_length(model_with().config) == 77
+YARN = {"rope_type": "yarn", "factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, 256),
+        ({"rope_parameters": YARN}, 1024),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, 1024),
+        ({"rope_scaling": {**YARN, "original_max_position_embeddings": 128}}, 512),
+        (
+            {
+                "rope_parameters": {**YARN, "original_max_position_embeddings": 256},
+                "max_position_embeddings": 1024,
+            },
+            1024,
+        ),
+        ({"rope_scaling": {"type": "linear", "factor": 4}}, 1024),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.5}}, 640),
+        (
+            {
+                "rope_scaling": {
+                    "rope_type": "llama3",
+                    "factor": 32.0,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0,
+                    "original_max_position_embeddings": 64,
+                }
+            },
+            256,
+        ),
+    ],
+    ids=str,
+)
+def test_context_length__counts_what_rotary_embeddings_extend(fields, expected, tmp_path):
+    folder = tiny_qwen2_moe(tmp_path / "tiny")
+    settings = {"max_position_embeddings": 256, "rope_parameters": None, **fields}
+    config = read_config(changed(folder, tmp_path / "m", CONFIG, **settings))
+    assert context_length(config) == expected
 
 
 def test_pad_batch__pads_on_the_left_and_masks_the_padding():
