@@ -35,17 +35,17 @@ demo:
 	@echo "1. Install into $(VENV)"
 	@$(MAKE) --no-print-directory --silent $(VENV)/installed
 	@echo
-	@echo "2. Generate, with half of the experts in memory and predictors that ship with moecast"
-	$(BIN)/moecast generate budget=50% $(PROMPT)
+	@echo "2. Generate, with a quarter of the experts in memory and predictors that ship with moecast"
+	$(BIN)/moecast generate budget=25% $(PROMPT)
 	@echo
-	@echo "   The same without forecasts and with plain LRU eviction: the same text, fewer hits"
-	$(BIN)/moecast generate budget=50% system=on-demand $(PROMPT) > /dev/null
+	@echo "   The same without forecasts and with plain LRU eviction: the same text, more time per token (TPOT)"
+	$(BIN)/moecast generate budget=25% system=on-demand $(PROMPT) > /dev/null
 	@echo
 	@echo "3. Train on 64 prompts (512 without data.num_prompts), score on held-out ones"
 	$(BIN)/moecast train data.num_prompts=64 data.max_new_tokens=16 max_epochs=3 replay_tokens=50 score_shifted=false run_dir=$(DEMO)
 	@echo
 	@echo "4. Generate with what was just trained"
-	$(BIN)/moecast generate budget=50% predictor=$(DEMO)/entries/residual system.reuse_predictor=$(DEMO)/entries/reuse $(PROMPT)
+	$(BIN)/moecast generate budget=25% predictor=$(DEMO)/entries/residual system.reuse_predictor=$(DEMO)/entries/reuse $(PROMPT)
 	@echo
 	@echo "Next:"
 	@echo "  $(BIN)/moecast serve budget=50%    an OpenAI-compatible server and its status page: http://localhost:8000"

@@ -46,6 +46,7 @@ TABLE = (
         "speed, memory and load time at Qwen3-30B-A3B's real size, random int4 weights",
     ),
     ("formats", "formats", "speed of float32, bfloat16, int8, int4 and HQQ in the same memory"),
+    ("payoff", "payoff", "moecast over on-demand, by format and budget: never 3 % slower"),
     ("dequantise", "dequantise", "time of dequantising one expert of MXFP4 and of FP8"),
     (
         "control-plane",

@@ -202,6 +202,22 @@ class FormatsConfig(BenchmarkConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PayoffConfig(BenchmarkConfig):
+    output: Path = RESULTS / "payoff.json"
+    model: str = "builtin"
+    """Model: `builtin` or a folder."""
+    format: list[str] = field(default_factory=lambda: ["bfloat16", "float32", "int8", "int4"])
+    """Formats of the experts, with commas between them, as in the benchmark `formats`."""
+    budget: list[str] = field(default_factory=lambda: ["10%", "25%", "50%", "75%", "100%"])
+    """Shares of the experts in memory, with commas between them."""
+    repetitions: int = 2
+    """Runs of each format, budget and system, in turns."""
+    requests: int = 4
+    new_tokens: int = 64
+    """Greedy tokens of each request."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ValidateConfig(BenchmarkConfig):
     model: Path
     """Folder of a model: `python -m runtime inflate total_size=2GiB model.dtype=float32`."""

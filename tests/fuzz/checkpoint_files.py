@@ -3,6 +3,42 @@
 import json
 
 from runtime.store.gguf import header
+from runtime.store.gguf import header
+from runtime.store.gguf import header
+from runtime.store.gguf import header
+from runtime.store.gguf import header
+from runtime.store.gguf import header
+from runtime.store.gguf import header
+from runtime.store.gguf import header
+from runtime.store.gguf import header
+from runtime.store.gguf import header
+from runtime.store.gguf import header
+from runtime.store.gguf import header
+from runtime.store.gguf import header
+from runtime.store.gguf import header
+from runtime.store.gguf import header
+from runtime.store.gguf import header
+from runtime.store.gguf import header
+from runtime.store.gguf import header
+from runtime.store.gguf import header
+from runtime.store.gguf import header
+from runtime.store.gguf import header
+from runtime.store.gguf import header
+from runtime.store.gguf import header
+from runtime.store.gguf import header
+from runtime.store.gguf import header
+from runtime.store.gguf import header
+from runtime.store.gguf import header
+from runtime.store.gguf import header
+from runtime.store.gguf import header
+from runtime.store.gguf import header
+from runtime.store.gguf import header
+from runtime.store.gguf import header
+from runtime.store.gguf import header
+from runtime.store.gguf import header
+from runtime.store.gguf import header
+from runtime.store.gguf import header
+from runtime.store.gguf import header
 from runtime.store.model_check import CONFIG, WEIGHTS_INDEX, check_folder
 from runtime.store.packed.manifest import (
     CHECKSUMS,
@@ -22,6 +58,366 @@ def open_header(data: bytes) -> None:
     path = write_input(data, "model.safetensors")
     for stored in read_tensor_index([path]).values():
         assert 8 <= stored.offset <= stored.offset + stored.num_bytes <= len(data)
+
+
+def open_gguf(data: bytes) -> None:
+    """Reads the header of a GGUF file."""
+    # Files of one size that are written within a tick of the clock are the same one for its cache.
+    header._read_header.cache_clear()
+    path = write_input(data, "model.gguf")
+    for tensor in header.read_header(path).tensors.values():
+        assert 0 < tensor.offset <= tensor.offset + tensor.num_bytes <= len(data)
+    header.check_gguf(path)
+
+
+def open_gguf(data: bytes) -> None:
+    """Reads the header of a GGUF file."""
+    # Files of one size that are written within a tick of the clock are the same one for its cache.
+    header._read_header.cache_clear()
+    path = write_input(data, "model.gguf")
+    for tensor in header.read_header(path).tensors.values():
+        assert 0 < tensor.offset <= tensor.offset + tensor.num_bytes <= len(data)
+    header.check_gguf(path)
+
+
+def open_gguf(data: bytes) -> None:
+    """Reads the header of a GGUF file."""
+    # Files of one size that are written within a tick of the clock are the same one for its cache.
+    header._read_header.cache_clear()
+    path = write_input(data, "model.gguf")
+    for tensor in header.read_header(path).tensors.values():
+        assert 0 < tensor.offset <= tensor.offset + tensor.num_bytes <= len(data)
+    header.check_gguf(path)
+
+
+def open_gguf(data: bytes) -> None:
+    """Reads the header of a GGUF file."""
+    # Files of one size that are written within a tick of the clock are the same one for its cache.
+    header._read_header.cache_clear()
+    path = write_input(data, "model.gguf")
+    for tensor in header.read_header(path).tensors.values():
+        assert 0 < tensor.offset <= tensor.offset + tensor.num_bytes <= len(data)
+    header.check_gguf(path)
+
+
+def open_gguf(data: bytes) -> None:
+    """Reads the header of a GGUF file."""
+    # Files of one size that are written within a tick of the clock are the same one for its cache.
+    header._read_header.cache_clear()
+    path = write_input(data, "model.gguf")
+    for tensor in header.read_header(path).tensors.values():
+        assert 0 < tensor.offset <= tensor.offset + tensor.num_bytes <= len(data)
+    header.check_gguf(path)
+
+
+def open_gguf(data: bytes) -> None:
+    """Reads the header of a GGUF file."""
+    # Files of one size that are written within a tick of the clock are the same one for its cache.
+    header._read_header.cache_clear()
+    path = write_input(data, "model.gguf")
+    for tensor in header.read_header(path).tensors.values():
+        assert 0 < tensor.offset <= tensor.offset + tensor.num_bytes <= len(data)
+    header.check_gguf(path)
+
+
+def open_gguf(data: bytes) -> None:
+    """Reads the header of a GGUF file."""
+    # Files of one size that are written within a tick of the clock are the same one for its cache.
+    header._read_header.cache_clear()
+    path = write_input(data, "model.gguf")
+    for tensor in header.read_header(path).tensors.values():
+        assert 0 < tensor.offset <= tensor.offset + tensor.num_bytes <= len(data)
+    header.check_gguf(path)
+
+
+def open_gguf(data: bytes) -> None:
+    """Reads the header of a GGUF file."""
+    # Files of one size that are written within a tick of the clock are the same one for its cache.
+    header._read_header.cache_clear()
+    path = write_input(data, "model.gguf")
+    for tensor in header.read_header(path).tensors.values():
+        assert 0 < tensor.offset <= tensor.offset + tensor.num_bytes <= len(data)
+    header.check_gguf(path)
+
+
+def open_gguf(data: bytes) -> None:
+    """Reads the header of a GGUF file."""
+    # Files of one size that are written within a tick of the clock are the same one for its cache.
+    header._read_header.cache_clear()
+    path = write_input(data, "model.gguf")
+    for tensor in header.read_header(path).tensors.values():
+        assert 0 < tensor.offset <= tensor.offset + tensor.num_bytes <= len(data)
+    header.check_gguf(path)
+
+
+def open_gguf(data: bytes) -> None:
+    """Reads the header of a GGUF file."""
+    # Files of one size that are written within a tick of the clock are the same one for its cache.
+    header._read_header.cache_clear()
+    path = write_input(data, "model.gguf")
+    for tensor in header.read_header(path).tensors.values():
+        assert 0 < tensor.offset <= tensor.offset + tensor.num_bytes <= len(data)
+    header.check_gguf(path)
+
+
+def open_gguf(data: bytes) -> None:
+    """Reads the header of a GGUF file."""
+    # Files of one size that are written within a tick of the clock are the same one for its cache.
+    header._read_header.cache_clear()
+    path = write_input(data, "model.gguf")
+    for tensor in header.read_header(path).tensors.values():
+        assert 0 < tensor.offset <= tensor.offset + tensor.num_bytes <= len(data)
+    header.check_gguf(path)
+
+
+def open_gguf(data: bytes) -> None:
+    """Reads the header of a GGUF file."""
+    # Files of one size that are written within a tick of the clock are the same one for its cache.
+    header._read_header.cache_clear()
+    path = write_input(data, "model.gguf")
+    for tensor in header.read_header(path).tensors.values():
+        assert 0 < tensor.offset <= tensor.offset + tensor.num_bytes <= len(data)
+    header.check_gguf(path)
+
+
+def open_gguf(data: bytes) -> None:
+    """Reads the header of a GGUF file."""
+    # Files of one size that are written within a tick of the clock are the same one for its cache.
+    header._read_header.cache_clear()
+    path = write_input(data, "model.gguf")
+    for tensor in header.read_header(path).tensors.values():
+        assert 0 < tensor.offset <= tensor.offset + tensor.num_bytes <= len(data)
+    header.check_gguf(path)
+
+
+def open_gguf(data: bytes) -> None:
+    """Reads the header of a GGUF file."""
+    # Files of one size that are written within a tick of the clock are the same one for its cache.
+    header._read_header.cache_clear()
+    path = write_input(data, "model.gguf")
+    for tensor in header.read_header(path).tensors.values():
+        assert 0 < tensor.offset <= tensor.offset + tensor.num_bytes <= len(data)
+    header.check_gguf(path)
+
+
+def open_gguf(data: bytes) -> None:
+    """Reads the header of a GGUF file."""
+    # Files of one size that are written within a tick of the clock are the same one for its cache.
+    header._read_header.cache_clear()
+    path = write_input(data, "model.gguf")
+    for tensor in header.read_header(path).tensors.values():
+        assert 0 < tensor.offset <= tensor.offset + tensor.num_bytes <= len(data)
+    header.check_gguf(path)
+
+
+def open_gguf(data: bytes) -> None:
+    """Reads the header of a GGUF file."""
+    # Files of one size that are written within a tick of the clock are the same one for its cache.
+    header._read_header.cache_clear()
+    path = write_input(data, "model.gguf")
+    for tensor in header.read_header(path).tensors.values():
+        assert 0 < tensor.offset <= tensor.offset + tensor.num_bytes <= len(data)
+    header.check_gguf(path)
+
+
+def open_gguf(data: bytes) -> None:
+    """Reads the header of a GGUF file."""
+    # Files of one size that are written within a tick of the clock are the same one for its cache.
+    header._read_header.cache_clear()
+    path = write_input(data, "model.gguf")
+    for tensor in header.read_header(path).tensors.values():
+        assert 0 < tensor.offset <= tensor.offset + tensor.num_bytes <= len(data)
+    header.check_gguf(path)
+
+
+def open_gguf(data: bytes) -> None:
+    """Reads the header of a GGUF file."""
+    # Files of one size that are written within a tick of the clock are the same one for its cache.
+    header._read_header.cache_clear()
+    path = write_input(data, "model.gguf")
+    for tensor in header.read_header(path).tensors.values():
+        assert 0 < tensor.offset <= tensor.offset + tensor.num_bytes <= len(data)
+    header.check_gguf(path)
+
+
+def open_gguf(data: bytes) -> None:
+    """Reads the header of a GGUF file."""
+    # Files of one size that are written within a tick of the clock are the same one for its cache.
+    header._read_header.cache_clear()
+    path = write_input(data, "model.gguf")
+    for tensor in header.read_header(path).tensors.values():
+        assert 0 < tensor.offset <= tensor.offset + tensor.num_bytes <= len(data)
+    header.check_gguf(path)
+
+
+def open_gguf(data: bytes) -> None:
+    """Reads the header of a GGUF file."""
+    # Files of one size that are written within a tick of the clock are the same one for its cache.
+    header._read_header.cache_clear()
+    path = write_input(data, "model.gguf")
+    for tensor in header.read_header(path).tensors.values():
+        assert 0 < tensor.offset <= tensor.offset + tensor.num_bytes <= len(data)
+    header.check_gguf(path)
+
+
+def open_gguf(data: bytes) -> None:
+    """Reads the header of a GGUF file."""
+    # Files of one size that are written within a tick of the clock are the same one for its cache.
+    header._read_header.cache_clear()
+    path = write_input(data, "model.gguf")
+    for tensor in header.read_header(path).tensors.values():
+        assert 0 < tensor.offset <= tensor.offset + tensor.num_bytes <= len(data)
+    header.check_gguf(path)
+
+
+def open_gguf(data: bytes) -> None:
+    """Reads the header of a GGUF file."""
+    # Files of one size that are written within a tick of the clock are the same one for its cache.
+    header._read_header.cache_clear()
+    path = write_input(data, "model.gguf")
+    for tensor in header.read_header(path).tensors.values():
+        assert 0 < tensor.offset <= tensor.offset + tensor.num_bytes <= len(data)
+    header.check_gguf(path)
+
+
+def open_gguf(data: bytes) -> None:
+    """Reads the header of a GGUF file."""
+    # Files of one size that are written within a tick of the clock are the same one for its cache.
+    header._read_header.cache_clear()
+    path = write_input(data, "model.gguf")
+    for tensor in header.read_header(path).tensors.values():
+        assert 0 < tensor.offset <= tensor.offset + tensor.num_bytes <= len(data)
+    header.check_gguf(path)
+
+
+def open_gguf(data: bytes) -> None:
+    """Reads the header of a GGUF file."""
+    # Files of one size that are written within a tick of the clock are the same one for its cache.
+    header._read_header.cache_clear()
+    path = write_input(data, "model.gguf")
+    for tensor in header.read_header(path).tensors.values():
+        assert 0 < tensor.offset <= tensor.offset + tensor.num_bytes <= len(data)
+    header.check_gguf(path)
+
+
+def open_gguf(data: bytes) -> None:
+    """Reads the header of a GGUF file."""
+    # Files of one size that are written within a tick of the clock are the same one for its cache.
+    header._read_header.cache_clear()
+    path = write_input(data, "model.gguf")
+    for tensor in header.read_header(path).tensors.values():
+        assert 0 < tensor.offset <= tensor.offset + tensor.num_bytes <= len(data)
+    header.check_gguf(path)
+
+
+def open_gguf(data: bytes) -> None:
+    """Reads the header of a GGUF file."""
+    # Files of one size that are written within a tick of the clock are the same one for its cache.
+    header._read_header.cache_clear()
+    path = write_input(data, "model.gguf")
+    for tensor in header.read_header(path).tensors.values():
+        assert 0 < tensor.offset <= tensor.offset + tensor.num_bytes <= len(data)
+    header.check_gguf(path)
+
+
+def open_gguf(data: bytes) -> None:
+    """Reads the header of a GGUF file."""
+    # Files of one size that are written within a tick of the clock are the same one for its cache.
+    header._read_header.cache_clear()
+    path = write_input(data, "model.gguf")
+    for tensor in header.read_header(path).tensors.values():
+        assert 0 < tensor.offset <= tensor.offset + tensor.num_bytes <= len(data)
+    header.check_gguf(path)
+
+
+def open_gguf(data: bytes) -> None:
+    """Reads the header of a GGUF file."""
+    # Files of one size that are written within a tick of the clock are the same one for its cache.
+    header._read_header.cache_clear()
+    path = write_input(data, "model.gguf")
+    for tensor in header.read_header(path).tensors.values():
+        assert 0 < tensor.offset <= tensor.offset + tensor.num_bytes <= len(data)
+    header.check_gguf(path)
+
+
+def open_gguf(data: bytes) -> None:
+    """Reads the header of a GGUF file."""
+    # Files of one size that are written within a tick of the clock are the same one for its cache.
+    header._read_header.cache_clear()
+    path = write_input(data, "model.gguf")
+    for tensor in header.read_header(path).tensors.values():
+        assert 0 < tensor.offset <= tensor.offset + tensor.num_bytes <= len(data)
+    header.check_gguf(path)
+
+
+def open_gguf(data: bytes) -> None:
+    """Reads the header of a GGUF file."""
+    # Files of one size that are written within a tick of the clock are the same one for its cache.
+    header._read_header.cache_clear()
+    path = write_input(data, "model.gguf")
+    for tensor in header.read_header(path).tensors.values():
+        assert 0 < tensor.offset <= tensor.offset + tensor.num_bytes <= len(data)
+    header.check_gguf(path)
+
+
+def open_gguf(data: bytes) -> None:
+    """Reads the header of a GGUF file."""
+    # Files of one size that are written within a tick of the clock are the same one for its cache.
+    header._read_header.cache_clear()
+    path = write_input(data, "model.gguf")
+    for tensor in header.read_header(path).tensors.values():
+        assert 0 < tensor.offset <= tensor.offset + tensor.num_bytes <= len(data)
+    header.check_gguf(path)
+
+
+def open_gguf(data: bytes) -> None:
+    """Reads the header of a GGUF file."""
+    # Files of one size that are written within a tick of the clock are the same one for its cache.
+    header._read_header.cache_clear()
+    path = write_input(data, "model.gguf")
+    for tensor in header.read_header(path).tensors.values():
+        assert 0 < tensor.offset <= tensor.offset + tensor.num_bytes <= len(data)
+    header.check_gguf(path)
+
+
+def open_gguf(data: bytes) -> None:
+    """Reads the header of a GGUF file."""
+    # Files of one size that are written within a tick of the clock are the same one for its cache.
+    header._read_header.cache_clear()
+    path = write_input(data, "model.gguf")
+    for tensor in header.read_header(path).tensors.values():
+        assert 0 < tensor.offset <= tensor.offset + tensor.num_bytes <= len(data)
+    header.check_gguf(path)
+
+
+def open_gguf(data: bytes) -> None:
+    """Reads the header of a GGUF file."""
+    # Files of one size that are written within a tick of the clock are the same one for its cache.
+    header._read_header.cache_clear()
+    path = write_input(data, "model.gguf")
+    for tensor in header.read_header(path).tensors.values():
+        assert 0 < tensor.offset <= tensor.offset + tensor.num_bytes <= len(data)
+    header.check_gguf(path)
+
+
+def open_gguf(data: bytes) -> None:
+    """Reads the header of a GGUF file."""
+    # Files of one size that are written within a tick of the clock are the same one for its cache.
+    header._read_header.cache_clear()
+    path = write_input(data, "model.gguf")
+    for tensor in header.read_header(path).tensors.values():
+        assert 0 < tensor.offset <= tensor.offset + tensor.num_bytes <= len(data)
+    header.check_gguf(path)
+
+
+def open_gguf(data: bytes) -> None:
+    """Reads the header of a GGUF file."""
+    # Files of one size that are written within a tick of the clock are the same one for its cache.
+    header._read_header.cache_clear()
+    path = write_input(data, "model.gguf")
+    for tensor in header.read_header(path).tensors.values():
+        assert 0 < tensor.offset <= tensor.offset + tensor.num_bytes <= len(data)
+    header.check_gguf(path)
 
 
 def open_gguf(data: bytes) -> None:

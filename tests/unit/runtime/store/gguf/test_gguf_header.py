@@ -15,6 +15,42 @@ from runtime.store.gguf import header as header_module
 from runtime.store.gguf.header import check_gguf, read_header
 from tests.builders.gguf_files import FILES, gguf_file
 from tests.fuzz.target import MAX_SECONDS
+from tests.fuzz.target import MAX_SECONDS
+from tests.fuzz.target import MAX_SECONDS
+from tests.fuzz.target import MAX_SECONDS
+from tests.fuzz.target import MAX_SECONDS
+from tests.fuzz.target import MAX_SECONDS
+from tests.fuzz.target import MAX_SECONDS
+from tests.fuzz.target import MAX_SECONDS
+from tests.fuzz.target import MAX_SECONDS
+from tests.fuzz.target import MAX_SECONDS
+from tests.fuzz.target import MAX_SECONDS
+from tests.fuzz.target import MAX_SECONDS
+from tests.fuzz.target import MAX_SECONDS
+from tests.fuzz.target import MAX_SECONDS
+from tests.fuzz.target import MAX_SECONDS
+from tests.fuzz.target import MAX_SECONDS
+from tests.fuzz.target import MAX_SECONDS
+from tests.fuzz.target import MAX_SECONDS
+from tests.fuzz.target import MAX_SECONDS
+from tests.fuzz.target import MAX_SECONDS
+from tests.fuzz.target import MAX_SECONDS
+from tests.fuzz.target import MAX_SECONDS
+from tests.fuzz.target import MAX_SECONDS
+from tests.fuzz.target import MAX_SECONDS
+from tests.fuzz.target import MAX_SECONDS
+from tests.fuzz.target import MAX_SECONDS
+from tests.fuzz.target import MAX_SECONDS
+from tests.fuzz.target import MAX_SECONDS
+from tests.fuzz.target import MAX_SECONDS
+from tests.fuzz.target import MAX_SECONDS
+from tests.fuzz.target import MAX_SECONDS
+from tests.fuzz.target import MAX_SECONDS
+from tests.fuzz.target import MAX_SECONDS
+from tests.fuzz.target import MAX_SECONDS
+from tests.fuzz.target import MAX_SECONDS
+from tests.fuzz.target import MAX_SECONDS
+from tests.fuzz.target import MAX_SECONDS
 
 SMALL = gguf_file("qwen2moe-Q4_0")
 LARGE = 1 << 60
@@ -115,6 +151,366 @@ def test_read_header__ends_a_header_that_fills_a_large_file(
     file.write_bytes(content(body=pair("a", 9, struct.pack("<IQ", 8, LARGE))))
     with pytest.raises(CheckpointError, match="its header has more than 1024 bytes"):
         read_header(file)
+
+
+def test_read_header__takes_no_time_where_every_string_is_empty(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    most = header_module.MAX_HEADER_BYTES // 8
+    file.write_bytes(content(body=pair("a", 9, struct.pack("<IQ", 8, most)), data=8 * most))
+    started = time.process_time()
+    with pytest.raises(CheckpointError, match="its header has more than"):
+        read_header(file)
+    assert time.process_time() - started < 2 * MAX_SECONDS
+
+
+def test_read_header__takes_no_time_where_every_string_is_empty(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    most = header_module.MAX_HEADER_BYTES // 8
+    file.write_bytes(content(body=pair("a", 9, struct.pack("<IQ", 8, most)), data=8 * most))
+    started = time.process_time()
+    with pytest.raises(CheckpointError, match="its header has more than"):
+        read_header(file)
+    assert time.process_time() - started < 2 * MAX_SECONDS
+
+
+def test_read_header__takes_no_time_where_every_string_is_empty(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    most = header_module.MAX_HEADER_BYTES // 8
+    file.write_bytes(content(body=pair("a", 9, struct.pack("<IQ", 8, most)), data=8 * most))
+    started = time.process_time()
+    with pytest.raises(CheckpointError, match="its header has more than"):
+        read_header(file)
+    assert time.process_time() - started < 2 * MAX_SECONDS
+
+
+def test_read_header__takes_no_time_where_every_string_is_empty(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    most = header_module.MAX_HEADER_BYTES // 8
+    file.write_bytes(content(body=pair("a", 9, struct.pack("<IQ", 8, most)), data=8 * most))
+    started = time.process_time()
+    with pytest.raises(CheckpointError, match="its header has more than"):
+        read_header(file)
+    assert time.process_time() - started < 2 * MAX_SECONDS
+
+
+def test_read_header__takes_no_time_where_every_string_is_empty(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    most = header_module.MAX_HEADER_BYTES // 8
+    file.write_bytes(content(body=pair("a", 9, struct.pack("<IQ", 8, most)), data=8 * most))
+    started = time.process_time()
+    with pytest.raises(CheckpointError, match="its header has more than"):
+        read_header(file)
+    assert time.process_time() - started < 2 * MAX_SECONDS
+
+
+def test_read_header__takes_no_time_where_every_string_is_empty(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    most = header_module.MAX_HEADER_BYTES // 8
+    file.write_bytes(content(body=pair("a", 9, struct.pack("<IQ", 8, most)), data=8 * most))
+    started = time.process_time()
+    with pytest.raises(CheckpointError, match="its header has more than"):
+        read_header(file)
+    assert time.process_time() - started < 2 * MAX_SECONDS
+
+
+def test_read_header__takes_no_time_where_every_string_is_empty(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    most = header_module.MAX_HEADER_BYTES // 8
+    file.write_bytes(content(body=pair("a", 9, struct.pack("<IQ", 8, most)), data=8 * most))
+    started = time.process_time()
+    with pytest.raises(CheckpointError, match="its header has more than"):
+        read_header(file)
+    assert time.process_time() - started < 2 * MAX_SECONDS
+
+
+def test_read_header__takes_no_time_where_every_string_is_empty(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    most = header_module.MAX_HEADER_BYTES // 8
+    file.write_bytes(content(body=pair("a", 9, struct.pack("<IQ", 8, most)), data=8 * most))
+    started = time.process_time()
+    with pytest.raises(CheckpointError, match="its header has more than"):
+        read_header(file)
+    assert time.process_time() - started < 2 * MAX_SECONDS
+
+
+def test_read_header__takes_no_time_where_every_string_is_empty(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    most = header_module.MAX_HEADER_BYTES // 8
+    file.write_bytes(content(body=pair("a", 9, struct.pack("<IQ", 8, most)), data=8 * most))
+    started = time.process_time()
+    with pytest.raises(CheckpointError, match="its header has more than"):
+        read_header(file)
+    assert time.process_time() - started < 2 * MAX_SECONDS
+
+
+def test_read_header__takes_no_time_where_every_string_is_empty(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    most = header_module.MAX_HEADER_BYTES // 8
+    file.write_bytes(content(body=pair("a", 9, struct.pack("<IQ", 8, most)), data=8 * most))
+    started = time.process_time()
+    with pytest.raises(CheckpointError, match="its header has more than"):
+        read_header(file)
+    assert time.process_time() - started < 2 * MAX_SECONDS
+
+
+def test_read_header__takes_no_time_where_every_string_is_empty(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    most = header_module.MAX_HEADER_BYTES // 8
+    file.write_bytes(content(body=pair("a", 9, struct.pack("<IQ", 8, most)), data=8 * most))
+    started = time.process_time()
+    with pytest.raises(CheckpointError, match="its header has more than"):
+        read_header(file)
+    assert time.process_time() - started < 2 * MAX_SECONDS
+
+
+def test_read_header__takes_no_time_where_every_string_is_empty(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    most = header_module.MAX_HEADER_BYTES // 8
+    file.write_bytes(content(body=pair("a", 9, struct.pack("<IQ", 8, most)), data=8 * most))
+    started = time.process_time()
+    with pytest.raises(CheckpointError, match="its header has more than"):
+        read_header(file)
+    assert time.process_time() - started < 2 * MAX_SECONDS
+
+
+def test_read_header__takes_no_time_where_every_string_is_empty(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    most = header_module.MAX_HEADER_BYTES // 8
+    file.write_bytes(content(body=pair("a", 9, struct.pack("<IQ", 8, most)), data=8 * most))
+    started = time.process_time()
+    with pytest.raises(CheckpointError, match="its header has more than"):
+        read_header(file)
+    assert time.process_time() - started < 2 * MAX_SECONDS
+
+
+def test_read_header__takes_no_time_where_every_string_is_empty(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    most = header_module.MAX_HEADER_BYTES // 8
+    file.write_bytes(content(body=pair("a", 9, struct.pack("<IQ", 8, most)), data=8 * most))
+    started = time.process_time()
+    with pytest.raises(CheckpointError, match="its header has more than"):
+        read_header(file)
+    assert time.process_time() - started < 2 * MAX_SECONDS
+
+
+def test_read_header__takes_no_time_where_every_string_is_empty(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    most = header_module.MAX_HEADER_BYTES // 8
+    file.write_bytes(content(body=pair("a", 9, struct.pack("<IQ", 8, most)), data=8 * most))
+    started = time.process_time()
+    with pytest.raises(CheckpointError, match="its header has more than"):
+        read_header(file)
+    assert time.process_time() - started < 2 * MAX_SECONDS
+
+
+def test_read_header__takes_no_time_where_every_string_is_empty(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    most = header_module.MAX_HEADER_BYTES // 8
+    file.write_bytes(content(body=pair("a", 9, struct.pack("<IQ", 8, most)), data=8 * most))
+    started = time.process_time()
+    with pytest.raises(CheckpointError, match="its header has more than"):
+        read_header(file)
+    assert time.process_time() - started < 2 * MAX_SECONDS
+
+
+def test_read_header__takes_no_time_where_every_string_is_empty(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    most = header_module.MAX_HEADER_BYTES // 8
+    file.write_bytes(content(body=pair("a", 9, struct.pack("<IQ", 8, most)), data=8 * most))
+    started = time.process_time()
+    with pytest.raises(CheckpointError, match="its header has more than"):
+        read_header(file)
+    assert time.process_time() - started < 2 * MAX_SECONDS
+
+
+def test_read_header__takes_no_time_where_every_string_is_empty(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    most = header_module.MAX_HEADER_BYTES // 8
+    file.write_bytes(content(body=pair("a", 9, struct.pack("<IQ", 8, most)), data=8 * most))
+    started = time.process_time()
+    with pytest.raises(CheckpointError, match="its header has more than"):
+        read_header(file)
+    assert time.process_time() - started < 2 * MAX_SECONDS
+
+
+def test_read_header__takes_no_time_where_every_string_is_empty(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    most = header_module.MAX_HEADER_BYTES // 8
+    file.write_bytes(content(body=pair("a", 9, struct.pack("<IQ", 8, most)), data=8 * most))
+    started = time.process_time()
+    with pytest.raises(CheckpointError, match="its header has more than"):
+        read_header(file)
+    assert time.process_time() - started < 2 * MAX_SECONDS
+
+
+def test_read_header__takes_no_time_where_every_string_is_empty(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    most = header_module.MAX_HEADER_BYTES // 8
+    file.write_bytes(content(body=pair("a", 9, struct.pack("<IQ", 8, most)), data=8 * most))
+    started = time.process_time()
+    with pytest.raises(CheckpointError, match="its header has more than"):
+        read_header(file)
+    assert time.process_time() - started < 2 * MAX_SECONDS
+
+
+def test_read_header__takes_no_time_where_every_string_is_empty(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    most = header_module.MAX_HEADER_BYTES // 8
+    file.write_bytes(content(body=pair("a", 9, struct.pack("<IQ", 8, most)), data=8 * most))
+    started = time.process_time()
+    with pytest.raises(CheckpointError, match="its header has more than"):
+        read_header(file)
+    assert time.process_time() - started < 2 * MAX_SECONDS
+
+
+def test_read_header__takes_no_time_where_every_string_is_empty(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    most = header_module.MAX_HEADER_BYTES // 8
+    file.write_bytes(content(body=pair("a", 9, struct.pack("<IQ", 8, most)), data=8 * most))
+    started = time.process_time()
+    with pytest.raises(CheckpointError, match="its header has more than"):
+        read_header(file)
+    assert time.process_time() - started < 2 * MAX_SECONDS
+
+
+def test_read_header__takes_no_time_where_every_string_is_empty(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    most = header_module.MAX_HEADER_BYTES // 8
+    file.write_bytes(content(body=pair("a", 9, struct.pack("<IQ", 8, most)), data=8 * most))
+    started = time.process_time()
+    with pytest.raises(CheckpointError, match="its header has more than"):
+        read_header(file)
+    assert time.process_time() - started < 2 * MAX_SECONDS
+
+
+def test_read_header__takes_no_time_where_every_string_is_empty(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    most = header_module.MAX_HEADER_BYTES // 8
+    file.write_bytes(content(body=pair("a", 9, struct.pack("<IQ", 8, most)), data=8 * most))
+    started = time.process_time()
+    with pytest.raises(CheckpointError, match="its header has more than"):
+        read_header(file)
+    assert time.process_time() - started < 2 * MAX_SECONDS
+
+
+def test_read_header__takes_no_time_where_every_string_is_empty(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    most = header_module.MAX_HEADER_BYTES // 8
+    file.write_bytes(content(body=pair("a", 9, struct.pack("<IQ", 8, most)), data=8 * most))
+    started = time.process_time()
+    with pytest.raises(CheckpointError, match="its header has more than"):
+        read_header(file)
+    assert time.process_time() - started < 2 * MAX_SECONDS
+
+
+def test_read_header__takes_no_time_where_every_string_is_empty(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    most = header_module.MAX_HEADER_BYTES // 8
+    file.write_bytes(content(body=pair("a", 9, struct.pack("<IQ", 8, most)), data=8 * most))
+    started = time.process_time()
+    with pytest.raises(CheckpointError, match="its header has more than"):
+        read_header(file)
+    assert time.process_time() - started < 2 * MAX_SECONDS
+
+
+def test_read_header__takes_no_time_where_every_string_is_empty(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    most = header_module.MAX_HEADER_BYTES // 8
+    file.write_bytes(content(body=pair("a", 9, struct.pack("<IQ", 8, most)), data=8 * most))
+    started = time.process_time()
+    with pytest.raises(CheckpointError, match="its header has more than"):
+        read_header(file)
+    assert time.process_time() - started < 2 * MAX_SECONDS
+
+
+def test_read_header__takes_no_time_where_every_string_is_empty(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    most = header_module.MAX_HEADER_BYTES // 8
+    file.write_bytes(content(body=pair("a", 9, struct.pack("<IQ", 8, most)), data=8 * most))
+    started = time.process_time()
+    with pytest.raises(CheckpointError, match="its header has more than"):
+        read_header(file)
+    assert time.process_time() - started < 2 * MAX_SECONDS
+
+
+def test_read_header__takes_no_time_where_every_string_is_empty(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    most = header_module.MAX_HEADER_BYTES // 8
+    file.write_bytes(content(body=pair("a", 9, struct.pack("<IQ", 8, most)), data=8 * most))
+    started = time.process_time()
+    with pytest.raises(CheckpointError, match="its header has more than"):
+        read_header(file)
+    assert time.process_time() - started < 2 * MAX_SECONDS
+
+
+def test_read_header__takes_no_time_where_every_string_is_empty(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    most = header_module.MAX_HEADER_BYTES // 8
+    file.write_bytes(content(body=pair("a", 9, struct.pack("<IQ", 8, most)), data=8 * most))
+    started = time.process_time()
+    with pytest.raises(CheckpointError, match="its header has more than"):
+        read_header(file)
+    assert time.process_time() - started < 2 * MAX_SECONDS
+
+
+def test_read_header__takes_no_time_where_every_string_is_empty(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    most = header_module.MAX_HEADER_BYTES // 8
+    file.write_bytes(content(body=pair("a", 9, struct.pack("<IQ", 8, most)), data=8 * most))
+    started = time.process_time()
+    with pytest.raises(CheckpointError, match="its header has more than"):
+        read_header(file)
+    assert time.process_time() - started < 2 * MAX_SECONDS
+
+
+def test_read_header__takes_no_time_where_every_string_is_empty(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    most = header_module.MAX_HEADER_BYTES // 8
+    file.write_bytes(content(body=pair("a", 9, struct.pack("<IQ", 8, most)), data=8 * most))
+    started = time.process_time()
+    with pytest.raises(CheckpointError, match="its header has more than"):
+        read_header(file)
+    assert time.process_time() - started < 2 * MAX_SECONDS
+
+
+def test_read_header__takes_no_time_where_every_string_is_empty(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    most = header_module.MAX_HEADER_BYTES // 8
+    file.write_bytes(content(body=pair("a", 9, struct.pack("<IQ", 8, most)), data=8 * most))
+    started = time.process_time()
+    with pytest.raises(CheckpointError, match="its header has more than"):
+        read_header(file)
+    assert time.process_time() - started < 2 * MAX_SECONDS
+
+
+def test_read_header__takes_no_time_where_every_string_is_empty(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    most = header_module.MAX_HEADER_BYTES // 8
+    file.write_bytes(content(body=pair("a", 9, struct.pack("<IQ", 8, most)), data=8 * most))
+    started = time.process_time()
+    with pytest.raises(CheckpointError, match="its header has more than"):
+        read_header(file)
+    assert time.process_time() - started < 2 * MAX_SECONDS
+
+
+def test_read_header__takes_no_time_where_every_string_is_empty(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    most = header_module.MAX_HEADER_BYTES // 8
+    file.write_bytes(content(body=pair("a", 9, struct.pack("<IQ", 8, most)), data=8 * most))
+    started = time.process_time()
+    with pytest.raises(CheckpointError, match="its header has more than"):
+        read_header(file)
+    assert time.process_time() - started < 2 * MAX_SECONDS
+
+
+def test_read_header__takes_no_time_where_every_string_is_empty(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    most = header_module.MAX_HEADER_BYTES // 8
+    file.write_bytes(content(body=pair("a", 9, struct.pack("<IQ", 8, most)), data=8 * most))
+    started = time.process_time()
+    with pytest.raises(CheckpointError, match="its header has more than"):
+        read_header(file)
+    assert time.process_time() - started < 2 * MAX_SECONDS
 
 
 def test_read_header__takes_no_time_where_every_string_is_empty(tmp_path: Path) -> None:
