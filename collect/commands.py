@@ -22,9 +22,8 @@ def record(config: CollectConfig) -> dict[str, Any]:
     """Records, completes or opens the trace; returns its figures."""
     # Transformers takes seconds to import; a wrong option is reported before that.
     from collect.plan import recording_settings
-    from collect.record import collect
+    from collect.record import LOGS, collect
 
-    assert config.run_dir is not None
     settings = recording_settings(
         config.data,
         temperature=config.temperature,
@@ -45,7 +44,7 @@ def record(config: CollectConfig) -> dict[str, Any]:
         budget=config.budget,
         console=Console(stderr=True),
         launcher=config.launcher,
-        logs=config.run_dir / "workers",
+        logs=LOGS if config.run_dir is None else config.run_dir / "workers",
         on_launched=launched.append,
     )
     summary = summarize(trace, seconds=time.monotonic() - started)

@@ -15,7 +15,12 @@ from typing import Any
 from collect.config import DataConfig, SourceKind
 from collect.errors import PromptError
 from collect.traces.layout import Split, choose_split, prompt_digest
-from predictors.files import expand_home, read_text_file, require_plain_file
+from predictors.files import (
+    expand_home,
+    explain_no_home,
+    read_text_file,
+    require_plain_file,
+)
 
 CHARS_PER_TOKEN = 4
 """Approximate, for English and common vocabularies."""
@@ -148,6 +153,9 @@ def read_hub(data: DataConfig) -> Iterator[str]:
     if data.path is None:
         raise PromptError(f"data={data.name} needs a data set: data.path=OWNER/NAME")
     import datasets
+
+    if str(datasets.config.HF_DATASETS_CACHE).startswith("~"):
+        raise PromptError(explain_no_home("HF_HOME"))
     from huggingface_hub.errors import HfHubHTTPError
 
     try:

@@ -31,6 +31,8 @@ class Command:
     """Whether the same command continues an interrupted run in its run folder or output."""
     keeps_run: bool = True
     """Make a run folder when `run_dir` is not set; off for commands that only read."""
+    needs_run: bool = False
+    """The command cannot run without a run folder: what it makes is in there."""
     records: bool = True
     """Write run.json and results.json; off for commands that read another command's run."""
 

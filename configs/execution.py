@@ -1,16 +1,21 @@
 """Runs a command once or as a sweep, and records what it did."""
 
 import errno
+import fcntl
 import gc
+import json
+import logging
 import os
 import platform
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +27,14 @@ from configs.invocation import HIDDEN, Invocation
 from configs.sweep import expand_sweep
 from predictors.config import SECRET
 from predictors.errors import ConfigError, unknown
-from predictors.files import path_exists, write_json
+from predictors.files import CACHE, find_cache_folder, path_exists, write_json
 from predictors.origin import RESULT_PACKAGES, name_machine, package_versions, read_git_revision
+
+log = logging.getLogger(__name__)
 
 HELP = ("-h", "--help", "help")
 RUN_DIR = "run_dir"
+RUN, RESULTS = "run.json", "results.json"
 OK, USAGE = 0, 2
 CORRECTABLE = {
     errno.EACCES,
@@ -99,16 +107,20 @@ def run_once(
     """
     schema = import_named(command.config)
     config, tree = compose_typed(schema, arguments.options, arguments.files)
-    folder = folder or config.run_dir
-    if folder is None and command.keeps_run:
-        folder = invocation.run_dir = default_run_dir(label)
-    config = replace(config, run_dir=folder)
-    tree["run_dir"] = None if folder is None else str(folder)
     invocation.add_secrets(list_leaves(tree))
     try:
-        return run_recorded(label, command, arguments, invocation, config=config, tree=tree)
+        if command.check:
+            import_named(command.check)(config)
+        # Only now: a command that is refused leaves no folder.
+        folder = folder or config.run_dir
+        if folder is None and command.keeps_run:
+            folder = invocation.run_dir = make_run_dir(label, is_needed=command.needs_run)
+        config = replace(config, run_dir=folder)
+        tree[RUN_DIR] = None if folder is None else str(folder)
+        with hold_folder(folder if command.records else None):
+            return run_recorded(label, command, arguments, invocation, config, tree)
     except OSError as error:
-        message = explain_path_error(error, list_leaves(tree))
+        message = explain_path_error(error, [*list_leaves(tree), (CACHE, find_cache_folder())])
         if message is None:
             raise
         raise ConfigError(message) from error
@@ -119,14 +131,11 @@ def run_recorded(
     command: Command,
     arguments: Arguments,
     invocation: Invocation,
-    *,
     config: Any,
     tree: dict[str, Any],
 ) -> Any:
     """Runs a command with a typed configuration; writes run.json before it and results.json."""
     folder = config.run_dir
-    if command.check:
-        import_named(command.check)(config)
     if command.resumes and folder is not None and folder == invocation.run_dir:
         # A kill leaves no time to say it.
         sys.stderr.write(f"run folder: {folder} (run_dir={folder} continues an interrupted run)\n")
@@ -135,12 +144,15 @@ def run_recorded(
         names = invocation.secret_names or ()
         hidden = {name: HIDDEN for name in names if tree[name] is not None}
         argv = invocation.hide_options(arguments.argv)
-        record = describe_run(label, argv, arguments.files, tree | hidden)
-        write_json(folder / "run.json", invocation.hide(record))
+        record = invocation.hide(describe_run(label, argv, arguments.files, tree | hidden))
+        if read_configuration(folder) != (record["command"], record["config"]):
+            # They would be taken for this run's.
+            (folder / RESULTS).unlink(missing_ok=True)
+        write_json(folder / RUN, record)
     results = run(config)
     if folder is not None and command.records and results is not None:
-        write_json(folder / "results.json", invocation.hide(results))
-        sys.stderr.write(f"results: {folder / 'results.json'}\n")
+        write_json(folder / RESULTS, invocation.hide(results))
+        sys.stderr.write(f"results: {folder / RESULTS}\n")
     return results
 
 
@@ -152,7 +164,7 @@ def run_sweep(label: str, command: Command, arguments: Arguments, invocation: In
     options = read_options(arguments.options, arguments.files)
     folders = [Path(option.text) for option in options if option.key == RUN_DIR]
     if not folders:
-        folders = [default_run_dir(label)]
+        folders = [make_run_dir(label, is_needed=True)]
         invocation.run_dir = folders[0]
     folder = folders[-1]
     varied = [option for option in arguments.options if not option.startswith(f"{RUN_DIR}=")]
@@ -180,15 +192,63 @@ def list_leaves(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield key, values
 
 
-def default_run_dir(command: str) -> Path:
-    """Returns runs/COMMAND/TIME, numbered if two runs start within one second."""
+def make_run_dir(command: str, *, is_needed: bool) -> Path | None:
+    """Makes runs/COMMAND/TIME, numbered if several runs start within one second.
+
+    None, after a line that says so, where the current folder cannot be written to and the command
+    works without.
+    """
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    folder = Path("runs", command, stamp)
-    number = 1
-    while folder.exists():
-        number += 1
-        folder = Path("runs", command, f"{stamp}-{number}")
-    return folder
+    for number in count(1):
+        folder = Path("runs", command, stamp if number == 1 else f"{stamp}-{number}")
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except OSError as error:
+            if isinstance(error, FileExistsError) and folder.is_dir():
+                continue
+            reason = f"{Path.cwd()} cannot be written to ({error.strerror})"
+            if is_needed:
+                raise ConfigError(f"{reason}; give a folder for the run, run_dir=PATH") from error
+            sys.stderr.write(f"{reason}: results are not kept; run_dir=PATH keeps them\n")
+            return None
+    raise AssertionError
+
+
+@contextmanager
+def hold_folder(folder: Path | None) -> Iterator[None]:
+    """Keeps a run folder for this command while it runs; ConfigError if another command has it.
+
+    Lightning runs the whole command once for each device, all with the first one's folder.
+    """
+    if folder is None or os.environ.get("LOCAL_RANK", "0") != "0":
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise ConfigError(
+            f"run_dir={folder}: another command runs in this folder; wait for it or name another"
+        ) from error
+    except OSError as error:
+        # A network disk may have no such locks.
+        log.debug("%s is not locked: %s", folder, error)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def read_configuration(folder: Path) -> tuple[str, Any] | None:
+    """Returns command and configuration of a folder's last run; None if there was none."""
+    try:
+        record = json.loads((folder / RUN).read_bytes())
+        return record["command"], record["config"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def describe_run(
@@ -223,7 +283,8 @@ def explain_path_error(error: OSError, options: Iterable[tuple[str, Any]]) -> st
     named = [
         (len(str(value)), f"{key}={value}")
         for key, value in options
-        if isinstance(value, str | Path) and is_or_contains(str(value), path)
+        if isinstance(value, str | Path)
+        and (is_or_contains(str(value), path) or (key == CACHE and path in Path(value).parents))
     ]
     return f"{max(named)[1]}: {message}" if named else message
 

@@ -31,10 +31,39 @@ RENAME_EXCHANGE = 2
 """As in Linux's `fcntl.h` and `fs.h`."""
 
 
-def cache_folder(name: str) -> Path:
-    """Returns the folder NAME below MOECAST_CACHE, or else below the user's cache folder."""
+def find_cache_folder(name: str = "") -> Path | None:
+    """Returns the folder NAME below MOECAST_CACHE, or else below the user's cache folder.
+
+    None for a user who has no home folder: then nothing is cached.
+    """
     root = os.environ.get(CACHE)
-    return (Path(root) if root else platformdirs.user_cache_path("moecast")) / name
+    if root:
+        return Path(root, name)
+    return platformdirs.user_cache_path("moecast") / name if has_home() else None
+
+
+def cache_folder(name: str) -> Path:
+    """Returns `find_cache_folder`, to write to; MoecastError if there is none."""
+    folder = find_cache_folder(name)
+    if folder is None:
+        raise MoecastError(explain_no_home(CACHE))
+    return folder
+
+
+def has_home() -> bool:
+    """Whether the user has a home folder: HOME, or the one of the account."""
+    try:
+        return Path.home().is_absolute()
+    except RuntimeError:
+        return False
+
+
+def explain_no_home(variable: str) -> str:
+    """Says what to do where the user has no home folder, as in a container with any user id."""
+    return (
+        f"there is no home folder to write to: HOME is not set, and the user id {os.getuid()} has "
+        f"no account with one. Set HOME, or {variable} to a folder"
+    )
 
 
 def path_exists(path: str | Path) -> bool:
@@ -55,7 +84,8 @@ def expand_home(path: str | Path) -> Path:
         return Path(path).expanduser()
     except RuntimeError as error:
         raise MoecastError(
-            f"{path}: {Path(path).parts[0]} has no home folder on this machine; write the path out"
+            f"{path}: {Path(path).parts[0]} has no home folder on this machine; write the path "
+            "out, or set HOME"
         ) from error
 
 

@@ -65,11 +65,11 @@ def open_inside(folder: Path, path: str) -> Iterator[BinaryIO]:
     Links are refused at every step below the folder, so that no path leads outside it.
     """
     current = folder
-    for part in PurePosixPath(check_path(path)).parts:
-        current = current / part
-        if current.is_symlink():
-            raise ZooError(f"{current} is a link; only plain files below the folder are read")
     try:
+        for part in PurePosixPath(check_path(path)).parts:
+            current = current / part
+            if current.is_symlink():
+                raise ZooError(f"{current} is a link; only plain files below the folder are read")
         handle = os.open(current, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
         raise

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from predictors.base import Predictor
 from predictors.errors import unknown
+from predictors.files import find_cache_folder
 from predictors.metrics import CardAccuracy
 from predictors.registry import load_from_files
 from predictors.spec import ModelSpec
@@ -32,8 +33,12 @@ REQUIRE_SIGNATURE = "MOECAST_REQUIRE_SIGNATURE"
 
 
 def local_zoos() -> list[Zoo]:
-    """Returns the zoos that need no network, in the order of lookup: cache, then built-in zoo."""
-    return [Zoo(cache_storage()), Zoo(builtin_storage())]
+    """Returns the zoos that need no network, in the order of lookup: cache, then built-in zoo.
+
+    A user without a home folder has no cache.
+    """
+    storages = [cache_storage()] if find_cache_folder() is not None else []
+    return [Zoo(storage) for storage in [*storages, builtin_storage()]]
 
 
 def read_local_index(zoo: Zoo) -> ZooIndex:

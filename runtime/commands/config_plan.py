@@ -120,6 +120,8 @@ def run(config: DoctorConfig, folder: Path) -> dict[str, Any]:
     counts = count_parameters(stripped, top_k=top_k, kv_bytes_per_token=kv_bytes)
     layouts = lay_out_formats(stripped)
     where = config.run_dir or Path.cwd()
+    if not os.access(where, os.W_OK):
+        where = Path(tempfile.gettempdir())
     expert_bytes = min(layout.num_bytes for own in layouts.values() for layout in own)
     limits = MachineLimits(
         free_memory_bytes=free,

@@ -1,11 +1,13 @@
 """Finds a model in the Hub's cache, or downloads it on request."""
 
+import errno
 import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from predictors.files import explain_no_home
 from runtime.config import ModelConfig
 from runtime.errors import CheckpointError
 from runtime.store.model_check import (
@@ -38,11 +40,15 @@ def find_snapshot(config: ModelConfig) -> Path:
     Raises:
         CheckpointError: it is not on this machine, or could not be downloaded.
     """
+    from huggingface_hub.constants import HF_HUB_CACHE
+
     if config.local_only:
         folder = find_cached_snapshot(config)
         if folder is None:
             raise CheckpointError(f"model {config.id!r} {explain_missing(config.id)}")
         return folder
+    if HF_HUB_CACHE.startswith("~"):
+        raise CheckpointError(explain_no_home("HF_HOME"))
     raw = json.loads(fetch_config(config).read_bytes())
     check_quantisation(config.id, raw)
     folder = _download(config, [*PATTERNS, raw.get(NAMES_WEIGHTS) or WEIGHTS])
@@ -128,6 +134,8 @@ def explain_failure(config: ModelConfig, error: OSError) -> str:
     reason = error.__cause__ or error
     if isinstance(reason, OfflineModeIsEnabled) or isinstance(error, OfflineModeIsEnabled):
         return f"{name} is not on this machine, and HF_HUB_OFFLINE forbids to download it: unset it"
+    if isinstance(error, PermissionError) or error.errno == errno.EROFS:
+        return f"{name} could not be downloaded ({error}); set HF_HOME to a folder for it"
     if isinstance(error, (RepositoryNotFoundError, RevisionNotFoundError)):
         # The library says whether it is the name, the revision, or that the model is gated.
         return (

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from predictors.files import write_atomic
+from predictors.files import find_cache_folder, write_atomic
 from predictors.table import escape_controls
 from zoo.catalog import Zoo
 from zoo.commands import print_line, summarize
@@ -215,7 +215,8 @@ def find_address(manifest: EntryManifest, zoos: str | None) -> str | None:
     reference = EntryReference(manifest.name, manifest.digest)
     configured = configured_storages(zoos)
     if zoos is None:
-        origin = read_origin(cache_storage(), manifest.digest)
+        has_cache = find_cache_folder() is not None
+        origin = read_origin(cache_storage(), manifest.digest) if has_cache else None
         if Zoo(builtin_storage()).read_index().has(reference):
             return BUILTIN
         if origin is not None and is_portable(open_zoo_storage(origin)):

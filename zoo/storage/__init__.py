@@ -55,7 +55,11 @@ def builtin_storage() -> FolderStorage:
 
 
 def cache_storage() -> FolderStorage:
-    """Returns the zoo of pulled entries: below MOECAST_CACHE, else the user's cache folder."""
+    """Returns the zoo of pulled entries: below MOECAST_CACHE, else the user's cache folder.
+
+    Raises:
+        MoecastError: the user has no home folder.
+    """
     return FolderStorage(cache_folder("zoo"))
 
 

@@ -5,6 +5,7 @@ Measurements are stored in a file (Klotski, section 7: "these results are cached
 
 import hashlib
 import json
+import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -15,7 +16,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from predictors.files import cache_folder, write_json
+from predictors.errors import DiskFullError
+from predictors.files import find_cache_folder, write_json
 from predictors.origin import read_processor_name
 from runtime.accelerator import is_accelerator, open_accelerator, synchronize
 from runtime.config import StoreConfig
@@ -29,6 +31,8 @@ from runtime.profiling.bandwidth import seconds, trimmed_mean
 from runtime.profiling.facts import count_usable_cores, list_gpus, versions
 from runtime.profiling.local import make_expert_call, measure
 from runtime.store.base import max_slot_bytes
+
+log = logging.getLogger(__name__)
 
 TIMED_STEPS = 3
 """Number of decode steps of one batch that are timed, after its prompts."""
@@ -213,12 +217,18 @@ class LayerClock:
 
 def load_or_measure(model: PreTrainedModel, batch: Batch, *, store: StoreConfig) -> CostProfile:
     """Load the measurement for this model, machine and batch, or measure now."""
-    path = cache_folder("measured") / f"{_cache_key(model, batch, store)}.json"
+    folder = find_cache_folder("measured")
+    if folder is None:
+        return measure_costs(model, batch, store)
+    path = folder / f"{_cache_key(model, batch, store)}.json"
     if path.is_file():
         known = json.loads(path.read_bytes())
         return CostProfile(PlannerCosts(**known.pop("costs")), **{**known, "was_known": True})
     profile = measure_costs(model, batch, store)
-    write_json(path, asdict(profile))
+    try:
+        write_json(path, asdict(profile))
+    except (OSError, DiskFullError) as error:
+        log.warning("the measurement is not kept for the next run: %s", error)
     return profile
 
 

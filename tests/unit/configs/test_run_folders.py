@@ -1,0 +1,128 @@
+"""Run folders: one for each command, also where nothing can be written or nobody has a home."""
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.cli import main
+from configs.commands import Command
+from configs.execution import make_run_dir
+from predictors.errors import MoecastError
+from predictors.files import cache_folder, find_cache_folder
+from zoo.config import ListConfig
+from zoo.load import local_zoos
+
+HERE = "tests.unit.configs.test_run_folders"
+RUNNING, GO = threading.Event(), threading.Event()
+
+
+def works(config: ListConfig) -> dict[str, Any]:
+    return {"zoo": config.zoo, "run_dir": config.run_dir}
+
+
+def refuses(_: ListConfig) -> None:
+    raise MoecastError("no")
+
+
+def waits(_: ListConfig) -> dict[str, Any]:
+    RUNNING.set()
+    GO.wait(30)
+    return {}
+
+
+def command(name: str, **options: Any) -> Command:
+    return Command(
+        name=name,
+        config="zoo.config:ListConfig",
+        run=f"{HERE}:{name}",
+        summary="It runs.",
+        positional=("zoo",),
+        **options,
+    )
+
+
+COMMANDS = (command("works"), command("waits"), command("refuses"))
+
+
+def test_make_run_dir__of_commands_that_start_together_is_one_for_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with ThreadPoolExecutor(16) as pool:
+        folders = list(pool.map(lambda _: make_run_dir("works", is_needed=True), range(64)))
+    assert len(set(folders)) == 64
+
+
+def test_run_dir__that_a_command_uses_is_refused_to_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = threading.Thread(target=main, args=("zoo", COMMANDS, ["waits", f"run_dir={tmp_path}"]))
+    first.start()
+    assert RUNNING.wait(30)
+    assert main("zoo", COMMANDS, ["works", f"run_dir={tmp_path}"]) == 2
+    assert "another command runs in this folder" in capsys.readouterr().err
+    assert json.loads((tmp_path / "run.json").read_text())["command"] == "zoo-waits"
+    GO.set()
+    first.join()
+    assert main("zoo", COMMANDS, ["works", f"run_dir={tmp_path}"]) == 0
+
+
+def test_results__of_another_configuration_do_not_stay(tmp_path: Path) -> None:
+    assert main("zoo", COMMANDS, ["works", "zoo=a", f"run_dir={tmp_path}"]) == 0
+    assert main("zoo", COMMANDS, ["refuses", "zoo=a", f"run_dir={tmp_path}"]) == 2
+    assert not (tmp_path / "results.json").exists()
+
+
+@pytest.mark.parametrize("needed", [False, True])
+def test_run__where_nothing_can_be_written(
+    needed: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir("/proc")
+    code = main("zoo", [command("works", needs_run=needed)], ["works"])
+    line = capsys.readouterr().err
+    assert line.removeprefix("error: ").startswith("/proc cannot be written to (")
+    assert "run_dir=PATH" in line
+    assert code == (2 if needed else 0)
+
+
+@pytest.fixture
+def without_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user id of a container: no account, and no HOME."""
+
+    def no_account(_: int) -> None:
+        raise KeyError("getpwuid(): uid not found")
+
+    for variable in ("HOME", "MOECAST_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", no_account)
+
+
+@pytest.mark.usefixtures("without_home")
+def test_cache_folder__without_a_home_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_cache_folder("zoo") is None
+    assert [Path(zoo.storage.address).name for zoo in local_zoos()] == ["builtin"]
+    with pytest.raises(MoecastError, match="Set HOME, or MOECAST_CACHE to a folder"):
+        cache_folder("zoo")
+    monkeypatch.setenv("MOECAST_CACHE", "/cache")
+    assert cache_folder("zoo") == Path("/cache/zoo")
+
+
+def test_cache_folder__that_cannot_be_written_names_the_variable(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MOECAST_CACHE", "/proc/home/moecast")
+    monkeypatch.chdir("/proc")
+    pulls = Command(
+        name="pull",
+        config="runtime.commands.config:PullForSystemConfig",
+        run="runtime.commands.pull:run",
+        summary="It pulls.",
+        positional=("name",),
+        keeps_run=False,
+    )
+    assert main("zoo", [pulls], ["pull", "qwen2-moe-tiny/stride", "zoo=builtin"]) == 2
+    assert "MOECAST_CACHE=/proc/home/moecast: /proc/home" in capsys.readouterr().err
