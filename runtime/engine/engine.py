@@ -266,8 +266,10 @@ class Engine:
 
     # ---- experts for the model (`ExpertSource`)
 
-    def ready(self, layer: int, wanted: list[int]) -> Iterator[tuple[int, ExpertWeights]]:
-        """Yield the wanted experts, each when it is ready; valid until the next is taken.
+    def ready(self, layer: int, wanted: list[int]) -> Iterator[dict[int, ExpertWeights]]:
+        """Yield the wanted experts: at a time all that are ready, valid until the next are taken.
+
+        Experts that are decoded come one by one, because each takes memory.
 
         Raises:
             TransferError: An expert's bytes did not arrive; the others are released.
@@ -278,11 +280,12 @@ class Engine:
                 yield from self._in_host_memory(layer)
                 continue
             slots = self._next(layer, order)
+            together = self.store.layouts[layer].views_are_weights
             try:
-                for e, slot in slots.items():
+                for part in [slots] if together else [{e: slot} for e, slot in slots.items()]:
                     start = time.perf_counter()
-                    yield e, self._weights((layer, e), slot)
-                    self._record(layer, [e], start)
+                    yield {e: self._weights((layer, e), slot) for e, slot in part.items()}
+                    self._record(layer, list(part), start)
             finally:
                 self._release(layer, order, slots)
         self._pending.pop(layer, None)
@@ -390,13 +393,13 @@ class Engine:
     def _on_host(self, layer: int) -> list[int]:
         return [] if self._host_compute is None else self._host_compute.waiting(layer)
 
-    def _in_host_memory(self, layer: int) -> Iterator[tuple[int, ExpertWeights]]:
+    def _in_host_memory(self, layer: int) -> Iterator[dict[int, ExpertWeights]]:
         """Yield the experts that are computed in host memory, while others are copied."""
         for e in self._on_host(layer):
             assert self._host_compute is not None
             start = time.perf_counter()
             try:
-                yield e, self._host_compute.weights(layer, e)
+                yield {e: self._host_compute.weights(layer, e)}
             finally:
                 self._record(layer, [e], start)
                 self._host_compute.computed(layer, e, self._experts_done_at - start)

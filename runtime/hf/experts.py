@@ -7,6 +7,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from enum import StrEnum
+from itertools import chain
 from weakref import WeakKeyDictionary
 
 import torch
@@ -14,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.integrations.moe import ExpertsInterface
 
+from runtime.hf.quantised_experts import compute_quantised
+from runtime.store.ggml.matrix import QuantisedExpert
 from runtime.store.packed.matrix import ExpertWeights, QuantisedMatrix
 
 IMPLEMENTATION = "moecast"
@@ -22,8 +25,8 @@ separate_rows: ContextVar[int] = ContextVar("separate_rows", default=0)
 """Number of rows of which each is computed as if it were alone; 0: rows are tokens of one batch.
 Rows beyond are spare, and get zeros."""
 
-Ready = Callable[[list[int]], Iterator[tuple[int, ExpertWeights]]]
-"""`(experts of the step) -> (expert, its parameters)`, in order of readiness."""
+Ready = Callable[[list[int]], Iterator[Mapping[int, ExpertWeights]]]
+"""`(experts of the step) -> parameters by expert`, at a time those that are ready."""
 
 EXPERTS, TOKENS, TOP_K, WIDTH, HIDDEN = 4, 24, 3, 4, 8
 """The tiny bank, on which a module's own loop and ours are compared bit by bit: every expert gets
@@ -93,6 +96,10 @@ def compute_expert(module: nn.Module, weights: ExpertWeights, hidden_ND: Tensor)
     Tokens are copied to the expert's device, and the output back; between two devices of one kind
     no bit changes.
     """
+    if isinstance(weights, QuantisedExpert):
+        ids_N1 = torch.zeros(len(hidden_ND), 1, dtype=torch.long)
+        batches = [{0: weights}]
+        return compute_quantised(module, batches, hidden_ND, ids_N1, torch.ones(ids_N1.shape))
     home, there = hidden_ND.device, next(iter(weights.values())).device
     if there != home:
         hidden_ND = hidden_ND.to(there)
@@ -129,19 +136,18 @@ def compute_experts(
     is bitwise the eager loop's, whatever was cached or late. Ids beyond the last expert mean "skip"
     (expert parallelism, zero experts), as in eager.
     """
-    if len(experts_TK) == 1:
-        num_experts, chosen = module.num_experts, experts_TK.tolist()[0]
-        weight_of = {
-            e: weight
-            for e, weight in zip(chosen, weights_TK.split(1, dim=1), strict=True)
-            if e < num_experts
-        }
-        if len(weight_of) == sum(e < num_experts for e in chosen):
-            return _compute_one_token(module, ready, how, hidden_TD, weight_of)
-    chosen_by = _group_by_expert(experts_TK, weights_TK, module.num_experts)
-    wanted = list(chosen_by)
+    num_experts, chosen_TK = module.num_experts, experts_TK.tolist()
+    wanted = sorted({e for chosen in chosen_TK for e in chosen if e < num_experts})
+    batches, is_quantised = _look_ahead(ready(wanted))
+    if is_quantised:
+        return compute_quantised(module, batches, hidden_TD, experts_TK, weights_TK)
+    if len(chosen_TK) == 1:
+        weight_of = dict(zip(chosen_TK[0], weights_TK.split(1, dim=1), strict=True))
+        if len(wanted) == sum(e < num_experts for e in chosen_TK[0]):
+            return _compute_one_token(module, batches, how, hidden_TD, wanted, weight_of)
+    chosen_by = _group_by_expert(experts_TK, weights_TK, num_experts)
     parts: dict[int, tuple[Tensor, Tensor]] = {}
-    for expert, weights in ready(wanted):
+    for expert, weights in _one_by_one(batches):
         token_N, weight_N1 = chosen_by[expert]
         output_ND = compute_expert(module, weights, hidden_TD[token_N])
         parts[expert] = token_N, output_ND * weight_N1
@@ -150,6 +156,23 @@ def compute_experts(
         token_N, output_ND = parts[expert]
         final_TD.index_add_(0, token_N, output_ND.to(final_TD.dtype))
     return final_TD.to(hidden_TD.dtype)
+
+
+def _look_ahead(
+    batches: Iterator[Mapping[int, ExpertWeights]],
+) -> tuple[Iterator[Mapping[int, ExpertWeights]], bool]:
+    """Return the batches, and whether the experts are multiplied as they are stored."""
+    first = next(batches, {})
+    return chain([first], batches), isinstance(next(iter(first.values()), None), QuantisedExpert)
+
+
+def _one_by_one(
+    batches: Iterator[Mapping[int, ExpertWeights]],
+) -> Iterator[tuple[int, Mapping[str, Tensor]]]:
+    for batch in batches:
+        for expert, weights in batch.items():
+            assert not isinstance(weights, QuantisedExpert), "experts of one layer lie alike"
+            yield expert, weights
 
 
 def _group_by_expert(
@@ -175,9 +198,10 @@ def _group_by_expert(
 
 def _compute_one_token(
     module: nn.Module,
-    ready: Ready,
+    batches: Iterator[Mapping[int, ExpertWeights]],
     how: AccumulationDtype,
     hidden_TD: Tensor,
+    wanted: list[int],
     weight_of: Mapping[int, Tensor],
 ) -> Tensor:
     """Compute one token with distinct experts, as in decoding, without sorting or gathering.
@@ -185,13 +209,13 @@ def _compute_one_token(
     That saves a sixth of the time of small experts.
 
     Args:
-        weight_of: weight `(1, 1)` of each expert.
+        wanted: the experts, ascending.
+        weight_of: weight `(1, 1)` of each.
     """
     # A copy, as gathering makes one: where a tensor is aligned may change the last bits.
     hidden_ND = hidden_TD.clone(memory_format=torch.contiguous_format)
-    wanted = sorted(weight_of)
     parts: dict[int, Tensor] = {}
-    for expert, weights in ready(wanted):
+    for expert, weights in _one_by_one(batches):
         parts[expert] = compute_expert(module, weights, hidden_ND) * weight_of[expert]
     first = next(iter(weight_of.values()), hidden_TD)
     final_TD = torch.zeros_like(hidden_TD, dtype=how.dtype(hidden_TD, first))
@@ -224,7 +248,11 @@ def compute_separate_rows(
         if expert < module.num_experts:
             pairs.setdefault(expert, []).append(pair)
     outputs = [torch.zeros_like(rows[0])] * sorted_RK.numel()
-    for expert, weights in ready(sorted(pairs)):
+    batches, is_quantised = _look_ahead(ready(sorted(pairs)))
+    if is_quantised:
+        own = (tensor[:num_rows] for tensor in (hidden_TD, experts_TK, weights_TK))
+        return F.pad(compute_quantised(module, batches, *own), (0, 0, 0, num_spare))
+    for expert, weights in _one_by_one(batches):
         for pair in pairs[expert]:
             outputs[pair] = compute_expert(module, weights, rows[pair // top_k])
     weighted_RKD = torch.cat(outputs).view(num_rows, top_k, -1) * weights_RK1
@@ -260,8 +288,8 @@ def find_accumulation(module: nn.Module) -> AccumulationDtype | None:
 def _test_accumulation(module: nn.Module) -> AccumulationDtype | None:
     twin, experts = make_tiny_twin(module, torch.bfloat16)
 
-    def ready(wanted: list[int]) -> Iterator[tuple[int, ExpertWeights]]:
-        return iter([(expert, experts[expert]) for expert in wanted])
+    def ready(wanted: list[int]) -> Iterator[dict[int, ExpertWeights]]:
+        return iter([{expert: experts[expert] for expert in wanted}])
 
     cases = [make_inputs(torch.bfloat16, dtype) for dtype in (torch.bfloat16, torch.float32)]
     try:

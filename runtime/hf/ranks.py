@@ -34,9 +34,9 @@ class RankExperts(LayerExperts):
         super().__init__(source, layer)
         self._first = part.rank * part.blocks.num_local
 
-    def in_place(self, wanted: list[int]) -> Iterator[tuple[int, ExpertWeights]]:
-        for expert, weights in super().in_place([self._first + e for e in wanted]):
-            yield expert - self._first, weights
+    def in_place(self, wanted: list[int]) -> Iterator[dict[int, ExpertWeights]]:
+        for batch in super().in_place([self._first + e for e in wanted]):
+            yield {expert - self._first: weights for expert, weights in batch.items()}
 
     def pin(self, expert: int) -> dict[str, Tensor]:
         return super().pin(self._first + expert)

@@ -43,6 +43,7 @@ from runtime.profiling.bandwidth import (
 from runtime.sim.hardware import MeasuredHardware, Overheads
 from runtime.sim.predictor_latency import nearest_latencies
 from runtime.store.base import ExpertLayout, ExpertStore, max_slot_bytes
+from runtime.store.ggml.matrix import QuantisedExpert
 from runtime.store.model_source import resolve
 from runtime.store.packed.matrix import ExpertWeights
 from runtime.transfer.arena import Arena
@@ -344,7 +345,9 @@ def make_expert_call(
 
     if layer.adapter.name == "interface":
         return lambda hidden: compute_expert(layer.experts, read(), hidden)
-    tensors = [weight for weight in read().values() if isinstance(weight, Tensor)]
+    weights = read()
+    assert not isinstance(weights, QuantisedExpert), "it computes with tensors"
+    tensors = [weight for weight in weights.values() if isinstance(weight, Tensor)]
     largest = max(tensors, key=Tensor.numel)
     width = largest.shape[-1]
     rows = sum(weight.numel() for weight in tensors) // width

@@ -37,6 +37,6 @@ class OnDemandReader:
             self._store.read(layer, expert, range(len(layout.chunk_bytes)), slot)
         return layout.weights(slot)
 
-    def ready(self, layer: int, wanted: list[int]) -> Iterator[tuple[int, ExpertWeights]]:
+    def ready(self, layer: int, wanted: list[int]) -> Iterator[dict[int, ExpertWeights]]:
         for expert in wanted:
-            yield expert, self.pin(layer, expert)
+            yield {expert: self.pin(layer, expert)}

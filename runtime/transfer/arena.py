@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from runtime.store.base import ExpertLayout
+from runtime.store.ggml.matrix import QuantisedExpert
 from runtime.store.packed.matrix import ExpertWeights
 
 
@@ -67,8 +68,9 @@ class Arena:
 
         Only for layouts whose slots are the parameters.
         """
-        stacked = {}
-        for name, first in self.weights(layer, 0).items():
+        stacked, weights = {}, self.weights(layer, 0)
+        assert not isinstance(weights, QuantisedExpert)
+        for name, first in weights.items():
             assert isinstance(first, Tensor)
             stride = self._slots.shape[1] // first.itemsize
             stacked[name] = first.as_strided(

@@ -107,12 +107,11 @@ class LockstepScheduler:
 
     # ---- called by the sequences: a source of experts
 
-    def ready(self, layer: int, wanted: list[int]) -> Iterator[tuple[int, ExpertWeights]]:
+    def ready(self, layer: int, wanted: list[int]) -> Iterator[dict[int, ExpertWeights]]:
         sequence = self._suspendable()
         if sequence is None:
             return self.engine.ready(layer, wanted)
-        received = _receive_experts(sequence, layer, wanted)
-        return (expert for delivery in received for expert in delivery.items())
+        return _receive_experts(sequence, layer, wanted)
 
     def ready_slots(self, layer: int, wanted: list[int]) -> Iterator[dict[int, int]]:
         sequence = self._suspendable()
@@ -263,10 +262,10 @@ class LockstepScheduler:
     def _deliver(
         self, layer: int, wanted: list[int], sequence: SequenceTask
     ) -> Iterator[dict[int, Any]]:
-        """Yield what the sequences compute with, by expert: slots, or one expert's parameters."""
+        """Yield what the sequences compute with, by expert: slots or parameters."""
         if sequence.pending is not None and sequence.pending.is_grouped:
             return self.engine.ready_slots(layer, wanted)
-        return ({expert: weights} for expert, weights in self.engine.ready(layer, wanted))
+        return self.engine.ready(layer, wanted)
 
     def _pin_next(self, layer: int, loops: Sequence[SequenceTask]) -> None:
         """Pin the lowest requested expert for the sequences whose own loops have reached it."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from runtime.errors import CheckpointError
+from runtime.store.ggml.matrix import QuantisedExpert
 from runtime.store.packed.matrix import ExpertWeights
 from runtime.store.weight_plan import FusedParameter
 
@@ -18,8 +19,8 @@ from runtime.store.weight_plan import FusedParameter
 class ExpertSource(Protocol):
     """Provides experts to the experts modules of a model, such as an engine."""
 
-    def ready(self, layer: int, wanted: list[int]) -> Iterator[tuple[int, ExpertWeights]]:
-        """Yield the wanted experts, each when it is ready."""
+    def ready(self, layer: int, wanted: list[int]) -> Iterator[dict[int, ExpertWeights]]:
+        """Yield the wanted experts: all that are ready, valid until the next are taken."""
 
     def pin(self, layer: int, expert: int) -> ExpertWeights:
         """Return one expert's parameters, valid until the model requests its next expert."""
@@ -41,11 +42,12 @@ class LayerExperts:
 
     def ready(self, wanted: list[int]) -> Iterator[tuple[int, dict[str, Tensor]]]:
         """Yield the wanted experts (ascending), each when it is ready, on the model's device."""
-        for expert, weights in self.in_place(wanted):
-            yield expert, self._to_home(weights)
+        for batch in self.in_place(wanted):
+            for expert, weights in batch.items():
+                yield expert, self._to_home(weights)
 
-    def in_place(self, wanted: list[int]) -> Iterator[tuple[int, ExpertWeights]]:
-        """Yield the same, each on the device where it is."""
+    def in_place(self, wanted: list[int]) -> Iterator[dict[int, ExpertWeights]]:
+        """Yield the same, at a time all that are ready, each on the device where it is."""
         return self.source.ready(self._layer, wanted)
 
     def pin(self, expert: int) -> dict[str, Tensor]:
@@ -53,6 +55,7 @@ class LayerExperts:
         return self._to_home(self.source.pin(self._layer, expert))
 
     def _to_home(self, weights: ExpertWeights) -> dict[str, Tensor]:
+        assert not isinstance(weights, QuantisedExpert), "this module computes with tensors"
         tensors = {name: weight for name, weight in weights.items() if isinstance(weight, Tensor)}
         assert len(tensors) == len(weights), "this module computes with tensors"
         if self._home is None:

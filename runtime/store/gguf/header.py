@@ -11,7 +11,6 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -78,13 +77,8 @@ def read_header(file: Path) -> GgufHeader:
     """Read and check the header of a file.
 
     Raises:
-        CheckpointError: it is no GGUF file, damaged or truncated, or the package `gguf` is missing.
+        CheckpointError: it is no GGUF file, damaged or truncated.
     """
-    if find_spec("gguf") is None:
-        raise CheckpointError(
-            f"{file} is a GGUF file, which is read with the package gguf: "
-            "pip install 'moecast[gguf]'"
-        )
     state = require_plain_file(file, CheckpointError).stat()
     return _read_header(file, state.st_size, state.st_mtime_ns)
 

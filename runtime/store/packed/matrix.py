@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from runtime.store.ggml.matrix import QuantisedExpert
 from runtime.store.packed.coding import Coding, read_pairs
 
 _INT4 = torch.ops.aten._weight_int4pack_mm_for_cpu
@@ -62,7 +63,7 @@ class QuantisedMatrix:
         return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)).to(x_TK.dtype)
 
 
-ExpertWeights = Mapping[str, Tensor | QuantisedMatrix]
+ExpertWeights = Mapping[str, Tensor | QuantisedMatrix] | QuantisedExpert
 """The parameters of an expert that is ready to be computed."""
 
 

@@ -48,11 +48,12 @@ def check_books(engine):
 def compute(engine, layer, wanted, banks):
     """Compares every expert with its weights, and returns those that were given."""
     given = []
-    for expert, weights in engine.ready(layer, wanted):
-        assert torch.equal(weights["gate_up_proj"], banks[layer].gate_up_proj[expert])
-        assert torch.equal(weights["down_proj"], banks[layer].down_proj[expert])
-        check_books(engine)
-        given.append(expert)
+    for batch in engine.ready(layer, wanted):
+        for expert, weights in batch.items():
+            assert torch.equal(weights["gate_up_proj"], banks[layer].gate_up_proj[expert])
+            assert torch.equal(weights["down_proj"], banks[layer].down_proj[expert])
+            check_books(engine)
+            given.append(expert)
     return given
 
 

@@ -137,8 +137,8 @@ def test_devices__a_slow_link_does_not_delay_the_other_devices(folder, expected,
         wanted = list(range(6))
         engine.begin_step(TOKENS[0].numpy(), TOKENS[0].numpy() * 0 + 99)
         is_ordered.set()
-        for expert, _ in engine.ready(0, wanted):
-            order.append(expert)
+        for batch in engine.ready(0, wanted):
+            order.extend(batch)
         engine.end_step()
     assert sorted(order) == wanted
     assert order[0] % 2 == 0  # the first device's, whose link is fast
@@ -228,7 +228,7 @@ def test_load__devices_that_do_not_go_together_are_named(folder):
 def test_layer_experts__copies_parameters_home_if_tokens_stay():
     class Source:
         def ready(self, layer, wanted):
-            yield from ((expert, {"w": torch.ones(2, device="meta")}) for expert in wanted)
+            yield {expert: {"w": torch.ones(2, device="meta")} for expert in wanted}
 
         def pin(self, layer, expert):
             return {"w": torch.ones(2)}
@@ -239,7 +239,7 @@ def test_layer_experts__copies_parameters_home_if_tokens_stay():
     here = LayerExperts(Source(), 0)
     weights = here.pin(3)["w"]
     assert not weights.is_meta
-    assert all(weights["w"].is_meta for _, weights in here.in_place([1]))
+    assert all(weights[1]["w"].is_meta for weights in here.in_place([1]))
 
 
 # ---- nodes of memory

@@ -80,7 +80,7 @@ def test_computed__one_token_has_the_loop_s_bits(dtype, chosen):
     index = torch.tensor([chosen])
 
     def ready(wanted):
-        return iter([(e, experts[e]) for e in reversed(wanted)])
+        return iter([{e: experts[e]} for e in reversed(wanted)])
 
     for token in range(8):
         # Strided and at odd places in memory, as a caller's slice may be.

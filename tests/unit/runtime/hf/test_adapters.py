@@ -190,7 +190,7 @@ def test_dense_experts__are_bitwise_the_product_over_all_experts(dtype, threads)
             def ready(self, _layer, wanted):
                 for e in reversed(wanted):
                     own = {"gate_up_proj": whole.gate_up_proj, "down_proj": whole.down_proj}
-                    yield e, {name: value[e].clone() for name, value in own.items()}
+                    yield {e: {name: value[e].clone() for name, value in own.items()}}
 
         with torch.no_grad():
             for num_tokens in (1, 2, 3, 5, 7, 16, 33):

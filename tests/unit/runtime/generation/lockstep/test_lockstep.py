@@ -78,14 +78,15 @@ def test_group__early_requests_leave_an_earlier_layer_its_slots(tmp_path):
         engine = handle.engine
         slots = engine.cache.num_slots
         engine.begin_step(np.array([1, 2]), np.array([0, 1]))
-        assert [expert for expert, _ in engine.ready(0, [0])] == [0]
+        assert [list(batch) for batch in engine.ready(0, [0])] == [[0]]
         engine.partly_routed(1, np.arange(slots + 2).reshape(1, -1))
         entries = engine.cache.top.cache.entries
         settle(engine)
         assert len(entries) == slots
         assert all(entry.pins for entry in entries.values())
-        assert [expert for expert, _ in engine.ready(0, [1])] == [1]
-        computed = [expert for expert, _ in engine.ready(1, list(range(slots + 2)))]
+        assert [list(batch) for batch in engine.ready(0, [1])] == [[1]]
+        batches = engine.ready(1, list(range(slots + 2)))
+        computed = [expert for batch in batches for expert in batch]
         assert sorted(computed) == list(range(slots + 2))
         engine.end_step()
         assert count_pins(model.moecast.engine) == 0

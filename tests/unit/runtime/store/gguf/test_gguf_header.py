@@ -217,14 +217,6 @@ def test_check_gguf__names_what_is_served_and_what_converts(tmp_path: Path, case
         assert message in str(error.value)
 
 
-def test_check_gguf__names_the_extra_where_the_package_is_missing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(header_module, "find_spec", lambda _: None)
-    with pytest.raises(CheckpointError, match=r"pip install 'moecast\[gguf\]'"):
-        check_gguf(SMALL)
-
-
 def test_check_gguf__imports_no_pytorch() -> None:
     code = (
         "import sys; from pathlib import Path; from runtime.store.gguf.header import check_gguf; "

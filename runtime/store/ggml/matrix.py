@@ -1,0 +1,72 @@
+"""Matrices that are multiplied as they are stored, by ggml's kernels.
+
+Activations are quantised, to eight bits for most types; products are summed in float32. Each row of
+a result depends on its own row of the input alone (`products.c`).
+
+Shape suffixes: T tokens, N rows, K columns.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from runtime.store.ggml.library import TYPES, find_products
+
+
+@dataclass(frozen=True)
+class RowsPart:
+    """Consecutive rows of one type."""
+
+    kind: str
+    offset: int
+    """Of the first byte, from the address of the matrix or slot."""
+    num_rows: int
+
+
+class RowMatrix:
+    """A matrix `(N, K)` of parts, at an address that each use gives."""
+
+    def __init__(self, parts: Sequence[RowsPart], num_columns: int):
+        self.parts = tuple((TYPES[p.kind].number, p.offset, p.num_rows) for p in parts)
+        """As `products.c` reads them."""
+        self.num_columns = num_columns
+        self.num_rows = sum(part.num_rows for part in parts)
+
+    def linear(self, stored: Tensor, x_TK: Tensor) -> Tensor:
+        """Return `F.linear(x_TK, weight)` in float32, of weights that begin where `stored` does."""
+        products = find_products()
+        assert products is not None
+        x_TK = x_TK.float().contiguous()
+        num_tokens = len(x_TK)
+        y_TN = torch.empty(num_tokens, self.num_rows)
+        products.multiply(
+            self.parts,
+            self.num_columns,
+            [stored.data_ptr()],
+            [list(range(num_tokens))],
+            1,
+            num_tokens,
+            x_TK.data_ptr(),
+            y_TN.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return y_TN
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedExpert:
+    """An expert that is multiplied where it lies in its slot."""
+
+    slot: Tensor
+    """uint8; keeps the memory."""
+    address: int
+    matrices: Mapping[str, RowMatrix]
+    """By name of the parameter; the same for all experts of a layer."""
+    tensors: Mapping[str, Tensor]
+    """The other parameters: biases."""
+
+
+ExpertWeights = Mapping[str, Tensor] | QuantisedExpert
+"""The parameters of an expert that is ready to be computed."""

@@ -1,0 +1,672 @@
+/* Products of matrices as GGUF files store them, by ggml's own kernels.
+ *
+ * The shared library comes with the package `libggml-python` and is opened at run time
+ * (`library.py`). It multiplies a row of any GGUF type with a row of activations, which are
+ * quantised once to the type that its kernel takes. Here are the loops around that: one call
+ * computes all experts of a layer that are ready, for all of their tokens, with threads of its own
+ * and without the interpreter's lock.
+ *
+ * Each number of a result is one product of one row of weights and one row of activations, computed
+ * whole by one thread: a token's bits depend on its own row alone, whatever the number of threads
+ * and the other tokens are.
+ *
+ * Addresses and sizes are those of tensors and slots that `matrix.py` keeps alive and has checked.
+ *
+ * Shape suffixes: T tokens, K experts of a token, P pairs of a token and an expert (T times K), N
+ * rows of weights, D hidden size.
+ */
+#define _GNU_SOURCE
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+#include <dlfcn.h>
+#include <math.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#define MULTIVERSIONED __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define MULTIVERSIONED
+#endif
+
+#define MAX_TYPES 64
+#define FLOAT32 0          /* ggml's number of the type */
+#define MAX_PARTS 8        /* of a matrix: gate and up, say */
+#define MAX_THREADS 256
+#define ROWS_AT_ONCE 32    /* rows of weights that a thread takes: 40 KB of Qwen3-30B's, as Q4_K */
+#define FEW_WEIGHTS 65536  /* products of fewer are not worth waking a thread */
+#define SPINS 4000         /* looks for more work before a thread sleeps: some 50 microseconds */
+
+/* ---- ggml's tables (ggml.h and ggml-cpu.h of 0.20; `library.py` tries them when it opens one) */
+
+typedef struct {
+    void (*from_float)(const float *from, void *to, int64_t count);
+    void (*dot)(int count, float *result, size_t, const void *weights, size_t, const void *row,
+                size_t, int num_rows);
+    int row_type; /* that `dot` takes */
+    int64_t rows_at_once;
+} CpuTraits;
+
+typedef struct {
+    const char *name;
+    int64_t block; /* weights */
+    int64_t block_interleaved;
+    size_t bytes; /* of a block */
+    _Bool is_quantised;
+    void (*to_float)(const void *from, float *to, int64_t count);
+    void (*from_float)(const float *from, void *to, int64_t count);
+} Traits;
+
+static struct {
+    void *handle;
+    int num_types;
+    const Traits *types[MAX_TYPES];        /* NULL: no such type */
+    const CpuTraits *cpu_types[MAX_TYPES]; /* NULL: no such type */
+    size_t (*encode)(int type, const float *from, void *to, int64_t first, int64_t num_rows,
+                     int64_t row_size, const float *importance);
+    _Bool (*needs_importance)(int type);
+} ggml;
+
+/* Whether rows of a type are multiplied. */
+static int has_dot(int type) {
+    if (type < 0 || type >= ggml.num_types || !ggml.types[type] || !ggml.cpu_types[type]) return 0;
+    int row_type = ggml.cpu_types[type]->row_type;
+    return ggml.cpu_types[type]->dot && row_type >= 0 && row_type < ggml.num_types &&
+           ggml.types[row_type] && ggml.cpu_types[row_type] &&
+           (ggml.cpu_types[row_type]->from_float || row_type == FLOAT32);
+}
+
+static size_t row_bytes(int type, Py_ssize_t columns) {
+    return (size_t)(columns / ggml.types[type]->block) * ggml.types[type]->bytes;
+}
+
+static const void *find(const char *name) {
+    const void *found = dlsym(ggml.handle, name);
+    if (!found) PyErr_Format(PyExc_OSError, "the library has no %s", name);
+    return found;
+}
+
+/* open(path, num_types): opens the library; its types are those below `num_types`. */
+static PyObject *open_library(PyObject *module, PyObject *arguments) {
+    const char *path;
+    int num_types;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "si:open", &path, &num_types)) return NULL;
+    if (ggml.num_types) Py_RETURN_NONE;
+    /* Its names stay its own: another library of a process may have another ggml. */
+    ggml.handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!ggml.handle) return PyErr_Format(PyExc_OSError, "%s", dlerror());
+    const Traits *(*traits)(int);
+    const CpuTraits *(*cpu_traits)(int);
+    void (*initialise)(void);
+    *(const void **)&traits = find("ggml_get_type_traits");
+    *(const void **)&cpu_traits = traits ? find("ggml_get_type_traits_cpu") : NULL;
+    *(const void **)&initialise = cpu_traits ? find("ggml_cpu_init") : NULL;
+    *(const void **)&ggml.encode = initialise ? find("ggml_quantize_chunk") : NULL;
+    *(const void **)&ggml.needs_importance =
+        ggml.encode ? find("ggml_quantize_requires_imatrix") : NULL;
+    if (!ggml.needs_importance) return NULL;
+    initialise();
+    for (int t = 0; t < num_types && t < MAX_TYPES; t++) {
+        const Traits *type = traits(t);
+        if (!type || !type->name || type->block < 1 || !type->bytes) continue;
+        ggml.types[t] = type;
+        ggml.cpu_types[t] = cpu_traits(t);
+    }
+    ggml.num_types = num_types < MAX_TYPES ? num_types : MAX_TYPES;
+    Py_RETURN_NONE;
+}
+
+/* describe(type): (name, weights of a block, bytes of a block, multiplies, decodes, encodes) */
+static PyObject *describe(PyObject *module, PyObject *arguments) {
+    int t;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "i:describe", &t)) return NULL;
+    if (t < 0 || t >= ggml.num_types || !ggml.types[t]) Py_RETURN_NONE;
+    const Traits *type = ggml.types[t];
+    return Py_BuildValue("sLnNNN", type->name, (long long)type->block, (Py_ssize_t)type->bytes,
+                         PyBool_FromLong(has_dot(t)),
+                         PyBool_FromLong(type->to_float != NULL),
+                         PyBool_FromLong(type->from_float && !ggml.needs_importance(t)));
+}
+
+/* ---- threads
+ *
+ * A call is a few loops. The caller takes chunks of a loop as the threads do, so that one that wakes
+ * late only finds less to do. */
+
+typedef void (*Chunk)(void *call, Py_ssize_t index);
+
+static struct {
+    pthread_mutex_t call; /* held while a caller has the threads */
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    int num_threads; /* that were started */
+    int num_wanted;  /* of the loop: threads of higher numbers leave it alone */
+    Chunk chunk;
+    void *context;
+    /* The number of the loop in the high half; in the low half the next chunk and the number of
+     * chunks. So a thread that is late takes nothing of the loop after. */
+    _Atomic uint64_t next, end;
+    _Atomic Py_ssize_t done;
+    _Atomic uint32_t loop;
+    _Atomic int sleeping;
+} pool = {.call = PTHREAD_MUTEX_INITIALIZER,
+          .lock = PTHREAD_MUTEX_INITIALIZER,
+          .wake = PTHREAD_COND_INITIALIZER};
+
+static inline void pause_briefly(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* Threads and held locks do not survive a fork. */
+static void forget_threads(void) {
+    pool.num_threads = 0;
+    pthread_mutex_init(&pool.call, NULL);
+    pthread_mutex_init(&pool.lock, NULL);
+    pthread_cond_init(&pool.wake, NULL);
+    pool.sleeping = 0;
+}
+
+static void take_chunks(void) {
+    for (;;) {
+        uint64_t taken = atomic_fetch_add(&pool.next, 1);
+        uint64_t end = atomic_load(&pool.end);
+        if (taken >> 32 != end >> 32 || (uint32_t)taken >= (uint32_t)end) return;
+        pool.chunk(pool.context, (Py_ssize_t)(uint32_t)taken);
+        atomic_fetch_add(&pool.done, 1);
+    }
+}
+
+static void *run_thread(void *number) {
+    uint32_t seen = 0;
+    for (;;) {
+        for (int spin = 0; atomic_load(&pool.loop) == seen && spin < SPINS; spin++) pause_briefly();
+        if (atomic_load(&pool.loop) == seen) {
+            pthread_mutex_lock(&pool.lock);
+            pool.sleeping++;
+            while (atomic_load(&pool.loop) == seen) pthread_cond_wait(&pool.wake, &pool.lock);
+            pool.sleeping--;
+            pthread_mutex_unlock(&pool.lock);
+        }
+        seen = atomic_load(&pool.loop);
+        if ((intptr_t)number < pool.num_wanted) take_chunks();
+    }
+    return NULL;
+}
+
+/* Starts threads until there are enough; fewer if the system has no more. */
+static void start_threads(int num_wanted) {
+    while (pool.num_threads < num_wanted) {
+        pthread_t thread;
+        pthread_attr_t attributes;
+        pthread_attr_init(&attributes);
+        pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+        int failed = pthread_create(&thread, &attributes, run_thread,
+                                    (void *)(intptr_t)pool.num_threads);
+        pthread_attr_destroy(&attributes);
+        if (failed) return;
+        pool.num_threads++;
+    }
+}
+
+/* Runs a loop with the threads, which the caller holds; `num_threads` counts the caller. */
+static void run_chunks(Chunk chunk, void *context, Py_ssize_t count, int num_threads) {
+    if (num_threads < 2 || count < 2) {
+        for (Py_ssize_t i = 0; i < count; i++) chunk(context, i);
+        return;
+    }
+    uint64_t number = (uint64_t)(uint32_t)(atomic_load(&pool.loop) + 1) << 32;
+    pool.chunk = chunk;
+    pool.context = context;
+    pool.num_wanted = num_threads - 1;
+    atomic_store(&pool.done, 0);
+    atomic_store(&pool.end, number | (uint32_t)count);
+    atomic_store(&pool.next, number);
+    atomic_store(&pool.loop, (uint32_t)(number >> 32));
+    if (atomic_load(&pool.sleeping)) {
+        pthread_mutex_lock(&pool.lock);
+        pthread_cond_broadcast(&pool.wake);
+        pthread_mutex_unlock(&pool.lock);
+    }
+    take_chunks();
+    for (int spin = 0; atomic_load(&pool.done) < count; spin++)
+        spin < SPINS ? pause_briefly() : (void)sched_yield();
+}
+
+/* Returns the threads of a call; 1 where it is too small, or another one has the threads. */
+static int take_threads(int num_threads, double num_products) {
+    if (num_threads < 2 || num_products < FEW_WEIGHTS || pthread_mutex_trylock(&pool.call)) return 1;
+    start_threads((num_threads < MAX_THREADS ? num_threads : MAX_THREADS) - 1);
+    return pool.num_threads + 1 < num_threads ? pool.num_threads + 1 : num_threads;
+}
+
+static void return_threads(int num_threads) {
+    if (num_threads > 1) pthread_mutex_unlock(&pool.call);
+}
+
+/* ---- matrices of one layout at the addresses of several slots */
+
+typedef struct {
+    int type;
+    Py_ssize_t offset; /* in the slot */
+    Py_ssize_t rows;
+} Part;
+
+typedef struct {
+    Part parts[MAX_PARTS];
+    int num_parts;
+    Py_ssize_t rows, columns; /* N, and inputs */
+} Matrix;
+
+static int read_matrix(PyObject *parts, Py_ssize_t columns, Matrix *matrix) {
+    *matrix = (Matrix){.columns = columns};
+    Py_ssize_t count = PyTuple_Check(parts) ? PyTuple_Size(parts) : 0;
+    if (count < 1 || count > MAX_PARTS || columns < 1) goto refused;
+    for (Py_ssize_t p = 0; p < count; p++) {
+        Part *part = &matrix->parts[p];
+        if (!PyArg_ParseTuple(PyTuple_GetItem(parts, p), "inn", &part->type, &part->offset,
+                              &part->rows))
+            return -1;
+        if (!has_dot(part->type) || columns % ggml.types[part->type]->block || part->rows < 1 ||
+            part->offset < 0)
+            goto refused;
+        matrix->rows += part->rows;
+    }
+    matrix->num_parts = (int)count;
+    return 0;
+refused:
+    PyErr_SetString(PyExc_ValueError, "a matrix of parts that are not multiplied");
+    return -1;
+}
+
+/* Rows of activations as the kernels of a matrix take them: once for each of their types. */
+typedef struct {
+    const Matrix *matrix;
+    const float *rows;
+    uint8_t *encoded[MAX_PARTS]; /* by part; parts of one type share them */
+    size_t bytes[MAX_PARTS];     /* of a row */
+} Rows;
+
+static void encode_row(const Rows *rows, Py_ssize_t index, const float *row) {
+    const Matrix *matrix = rows->matrix;
+    for (int p = 0; p < matrix->num_parts; p++) {
+        int is_done = 0;
+        for (int q = 0; q < p; q++) is_done |= rows->encoded[q] == rows->encoded[p];
+        if (is_done) continue;
+        uint8_t *to = rows->encoded[p] + (size_t)index * rows->bytes[p];
+        int type = ggml.cpu_types[matrix->parts[p].type]->row_type;
+        if (type == FLOAT32)
+            memcpy(to, row, rows->bytes[p]);
+        else
+            ggml.cpu_types[type]->from_float(row, to, matrix->columns);
+    }
+}
+
+static void encode_given(void *context, Py_ssize_t index) {
+    const Rows *rows = context;
+    encode_row(rows, index, rows->rows + index * rows->matrix->columns);
+}
+
+/* Returns -1 without memory. */
+static int allocate_rows(Rows *rows, const Matrix *matrix, const float *from, Py_ssize_t count) {
+    *rows = (Rows){.matrix = matrix, .rows = from};
+    for (int p = 0; p < matrix->num_parts; p++) {
+        int type = ggml.cpu_types[matrix->parts[p].type]->row_type;
+        rows->bytes[p] = row_bytes(type, matrix->columns);
+        for (int q = 0; q < p && !rows->encoded[p]; q++)
+            if (ggml.cpu_types[matrix->parts[q].type]->row_type == type)
+                rows->encoded[p] = rows->encoded[q];
+        if (!rows->encoded[p] && !(rows->encoded[p] = malloc((size_t)count * rows->bytes[p] + 64)))
+            return -1;
+    }
+    return 0;
+}
+
+static void free_rows(Rows *rows) {
+    for (int p = MAX_PARTS - 1; p >= 0; p--) {
+        int is_shared = 0;
+        for (int q = 0; q < p; q++) is_shared |= rows->encoded[q] == rows->encoded[p];
+        if (!is_shared) free(rows->encoded[p]);
+    }
+}
+
+typedef struct {
+    Matrix matrix;
+    Rows rows;
+    Py_ssize_t num_experts, chunks_of_expert;
+    const uint64_t *slots;     /* address of each expert */
+    const Py_ssize_t *firsts;  /* first pair of each expert, and the end of the last */
+    const Py_ssize_t *pairs_P; /* pairs by expert: t K + k, by which results are put in place */
+    Py_ssize_t top_k;          /* a pair's row of activations is that of its token: pair / top_k */
+    float *results;            /* (pairs, N) */
+} Products;
+
+static void multiply_chunk(void *context, Py_ssize_t index) {
+    const Products *call = context;
+    const Matrix *matrix = &call->matrix;
+    Py_ssize_t expert = index / call->chunks_of_expert;
+    Py_ssize_t row = index % call->chunks_of_expert * ROWS_AT_ONCE, before = 0;
+    Py_ssize_t end = row + ROWS_AT_ONCE < matrix->rows ? row + ROWS_AT_ONCE : matrix->rows;
+    for (int p = 0; p < matrix->num_parts && row < end; p++) {
+        const Part *part = &matrix->parts[p];
+        Py_ssize_t last = before + part->rows < end ? before + part->rows : end;
+        size_t bytes = row_bytes(part->type, matrix->columns);
+        const uint8_t *weights = (const uint8_t *)(uintptr_t)call->slots[expert] + part->offset;
+        for (; row < last; row++)
+            for (Py_ssize_t i = call->firsts[expert]; i < call->firsts[expert + 1]; i++) {
+                Py_ssize_t pair = call->pairs_P[i];
+                const uint8_t *x = call->rows.encoded[p] +
+                                   (size_t)(pair / call->top_k) * call->rows.bytes[p];
+                ggml.cpu_types[part->type]->dot((int)matrix->columns,
+                                                call->results + pair * matrix->rows + row, 0,
+                                                weights + (size_t)(row - before) * bytes, 0, x, 0,
+                                                1);
+            }
+        before += part->rows;
+    }
+}
+
+static void multiply_all(Products *call, int num_threads) {
+    call->chunks_of_expert = (call->matrix.rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
+    run_chunks(multiply_chunk, call, call->num_experts * call->chunks_of_expert, num_threads);
+}
+
+/* ---- activations */
+
+/* e^x with a relative error below 2e-7 for |x| < 87, and beyond the result of the limit, as in
+ * `predictors/networks/kernels.c`. */
+static inline float exponential(float x) {
+    float bounded = x > -87.0f ? (x < 87.0f ? x : 87.0f) : -87.0f;
+    float multiple = rintf(bounded * 1.44269504f);
+    float rest = bounded - multiple * 0.693359375f + multiple * 2.12194440e-4f;
+    float sum = 1.0f / 720.0f;
+    sum = sum * rest + 1.0f / 120.0f;
+    sum = sum * rest + 1.0f / 24.0f;
+    sum = sum * rest + 1.0f / 6.0f;
+    sum = sum * rest + 0.5f;
+    sum = sum * rest + 1.0f;
+    sum = sum * rest + 1.0f;
+    union {
+        int32_t bits;
+        float value;
+    } power = {((int32_t)multiple + 127) << 23};
+    return x == x ? sum * power.value : x;
+}
+
+/* silu(gate) * up, of a row of gates and ups behind them; in place of the gates. */
+MULTIVERSIONED
+static void gate_row(float *gate, const float *up, Py_ssize_t width) {
+    for (Py_ssize_t i = 0; i < width; i++) gate[i] = gate[i] / (1.0f + exponential(-gate[i])) * up[i];
+}
+
+typedef struct {
+    const Products *up;
+    Rows *inner;
+} Gates;
+
+static void gate_pair(void *context, Py_ssize_t index) {
+    const Gates *call = context;
+    Py_ssize_t pair = call->up->pairs_P[index], width = call->up->matrix.rows / 2;
+    float *row = call->up->results + pair * call->up->matrix.rows;
+    gate_row(row, row + width, width);
+    encode_row(call->inner, pair, row);
+}
+
+/* ---- calls from Python */
+
+/* Lists of numbers, and the addresses of a call's tensors. */
+typedef struct {
+    uint64_t *slots;
+    Py_ssize_t *firsts, *pairs, num_experts, num_pairs;
+} Work;
+
+static void free_work(Work *work) {
+    free(work->slots);
+    free(work->firsts);
+    free(work->pairs);
+}
+
+/* Reads `slots`, a list of addresses, and `pairs`, a list of lists of pairs below `most`. */
+static int read_work(PyObject *slots, PyObject *pairs, Py_ssize_t most, Work *work) {
+    *work = (Work){.num_experts = PyList_Size(slots)};
+    if (work->num_experts < 0 || PyList_Size(pairs) != work->num_experts) goto refused;
+    work->slots = malloc(sizeof(uint64_t) * (size_t)(work->num_experts + 1));
+    work->firsts = malloc(sizeof(Py_ssize_t) * (size_t)(work->num_experts + 1));
+    if (!work->slots || !work->firsts) goto no_memory;
+    work->firsts[0] = 0;
+    for (Py_ssize_t e = 0; e < work->num_experts; e++) {
+        Py_ssize_t count = PyList_Size(PyList_GetItem(pairs, e));
+        work->slots[e] = PyLong_AsUnsignedLongLong(PyList_GetItem(slots, e));
+        if (count < 0 || PyErr_Occurred()) goto refused;
+        work->firsts[e + 1] = work->firsts[e] + count;
+    }
+    work->num_pairs = work->firsts[work->num_experts];
+    work->pairs = malloc(sizeof(Py_ssize_t) * (size_t)(work->num_pairs + 1));
+    if (!work->pairs) goto no_memory;
+    for (Py_ssize_t e = 0, i = 0; e < work->num_experts; e++)
+        for (Py_ssize_t n = 0; i < work->firsts[e + 1]; i++, n++) {
+            work->pairs[i] = PyLong_AsSsize_t(PyList_GetItem(PyList_GetItem(pairs, e), n));
+            if (work->pairs[i] < 0 || work->pairs[i] >= most) goto refused;
+        }
+    return 0;
+refused:
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "no experts and pairs of a layer");
+    free_work(work);
+    return -1;
+no_memory:
+    PyErr_NoMemory();
+    free_work(work);
+    return -1;
+}
+
+/* multiply(parts, columns, slots, pairs, top_k, num_tokens, x, results, num_threads)
+ *
+ * Fills the rows of `results`, float32 `(T K, N)`, that are pairs of these experts, with products
+ * of their tokens' rows of `x`, float32 `(T, columns)`. */
+static PyObject *multiply(PyObject *module, PyObject *arguments) {
+    PyObject *parts, *slots, *pairs;
+    Py_ssize_t columns, num_tokens;
+    unsigned long long x, results;
+    int num_threads;
+    Products call = {0};
+    Work work;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "OnOOnnKKi:multiply", &parts, &columns, &slots, &pairs,
+                          &call.top_k, &num_tokens, &x, &results, &num_threads) ||
+        read_matrix(parts, columns, &call.matrix) ||
+        read_work(slots, pairs, num_tokens * call.top_k, &work))
+        return NULL;
+    call.num_experts = work.num_experts;
+    call.slots = work.slots;
+    call.firsts = work.firsts;
+    call.pairs_P = work.pairs;
+    call.results = (float *)(uintptr_t)results;
+    int failed = allocate_rows(&call.rows, &call.matrix, (const float *)(uintptr_t)x, num_tokens);
+    if (!failed) {
+        Py_BEGIN_ALLOW_THREADS
+        double products = (double)work.num_pairs * (double)call.matrix.rows * (double)columns;
+        num_threads = take_threads(num_threads, products);
+        run_chunks(encode_given, &call.rows, num_tokens, num_threads);
+        multiply_all(&call, num_threads);
+        return_threads(num_threads);
+        Py_END_ALLOW_THREADS
+    }
+    free_rows(&call.rows);
+    free_work(&work);
+    if (failed) return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
+/* compute(up_parts, D, down_parts, slots, pairs, top_k, num_tokens, x, results, num_threads)
+ *
+ * Whole experts: the first half of the rows of `up` is the gate, through SiLU. Fills the rows of
+ * `results`, float32 `(T K, D)`, that are pairs of these experts; `x` is float32 `(T, D)`. */
+static PyObject *compute(PyObject *module, PyObject *arguments) {
+    PyObject *up_parts, *down_parts, *slots, *pairs;
+    Py_ssize_t columns, num_tokens, top_k;
+    unsigned long long x, results;
+    int num_threads;
+    Products up = {0}, down = {0};
+    Work work;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "OnOOOnnKKi:compute", &up_parts, &columns, &down_parts, &slots,
+                          &pairs, &top_k, &num_tokens, &x, &results, &num_threads) ||
+        read_matrix(up_parts, columns, &up.matrix) ||
+        read_matrix(down_parts, up.matrix.rows / 2, &down.matrix) ||
+        read_work(slots, pairs, num_tokens * top_k, &work))
+        return NULL;
+    Py_ssize_t num_pairs = num_tokens * top_k;
+    up.num_experts = work.num_experts;
+    up.slots = work.slots;
+    up.firsts = work.firsts;
+    up.pairs_P = work.pairs;
+    up.top_k = top_k;
+    up.results = malloc((size_t)num_pairs * (size_t)up.matrix.rows * sizeof(float));
+    int failed = !up.results ||
+                 allocate_rows(&up.rows, &up.matrix, (const float *)(uintptr_t)x, num_tokens) ||
+                 allocate_rows(&down.rows, &down.matrix, NULL, num_pairs);
+    if (!failed) {
+        Matrix matrix = down.matrix;
+        Rows inner = down.rows;
+        down = up;
+        down.matrix = matrix;
+        down.rows = inner;
+        down.rows.matrix = &down.matrix;
+        down.top_k = 1; /* each pair has a row of its own */
+        down.results = (float *)(uintptr_t)results;
+        Gates gates = {&up, &down.rows};
+        Py_BEGIN_ALLOW_THREADS
+        double products = (double)work.num_pairs * (double)up.matrix.rows * (double)columns;
+        num_threads = take_threads(num_threads, products);
+        run_chunks(encode_given, &up.rows, num_tokens, num_threads);
+        multiply_all(&up, num_threads);
+        run_chunks(gate_pair, &gates, work.num_pairs, num_threads);
+        multiply_all(&down, num_threads);
+        return_threads(num_threads);
+        Py_END_ALLOW_THREADS
+    }
+    free(up.results);
+    free_rows(&up.rows);
+    free_rows(&down.rows);
+    free_work(&work);
+    if (failed) return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
+MULTIVERSIONED
+static void add_scaled(float *to, const float *from, float weight, Py_ssize_t width) {
+    for (Py_ssize_t i = 0; i < width; i++) to[i] += weight * from[i];
+}
+
+/* add_up(results, weights, ids, num_experts, T, K, D, sums): weighted sums, float32 `(T, D)`, of
+ * each token's rows of `results` `(T K, D)` in their order; ids at or above `num_experts` add
+ * nothing. */
+static PyObject *add_up(PyObject *module, PyObject *arguments) {
+    unsigned long long results, weights, ids, sums;
+    Py_ssize_t num_experts, num_tokens, top_k, width;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "KKKnnnnK:add_up", &results, &weights, &ids, &num_experts,
+                          &num_tokens, &top_k, &width, &sums))
+        return NULL;
+    const float *rows = (const float *)(uintptr_t)results, *factors = (const float *)(uintptr_t)weights;
+    const int64_t *chosen = (const int64_t *)(uintptr_t)ids;
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t t = 0; t < num_tokens; t++) {
+        float *sum = (float *)(uintptr_t)sums + t * width;
+        memset(sum, 0, (size_t)width * sizeof(float));
+        for (Py_ssize_t p = t * top_k; p < (t + 1) * top_k; p++)
+            if (chosen[p] >= 0 && chosen[p] < num_experts)
+                add_scaled(sum, rows + p * width, factors[p], width);
+    }
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+/* ---- coding */
+
+typedef struct {
+    int type;
+    Py_ssize_t columns;
+    const void *from;
+    void *to;
+    int decodes;
+} Coding;
+
+static void code_row(void *context, Py_ssize_t index) {
+    const Coding *call = context;
+    size_t bytes = row_bytes(call->type, call->columns);
+    if (call->decodes)
+        ggml.types[call->type]->to_float((const uint8_t *)call->from + (size_t)index * bytes,
+                                         (float *)call->to + index * call->columns, call->columns);
+    else
+        ggml.encode(call->type, (const float *)call->from + index * call->columns,
+                    (uint8_t *)call->to + (size_t)index * bytes, 0, 1, call->columns, NULL);
+}
+
+static PyObject *code(PyObject *arguments, int decodes) {
+    Coding call = {.decodes = decodes};
+    unsigned long long from, to;
+    Py_ssize_t num_rows;
+    int num_threads;
+    if (!PyArg_ParseTuple(arguments, "innKKi", &call.type, &num_rows, &call.columns, &from, &to,
+                          &num_threads))
+        return NULL;
+    const Traits *type = call.type < 0 || call.type >= ggml.num_types ? NULL : ggml.types[call.type];
+    if (!type || call.columns < 1 || call.columns % type->block || num_rows < 0 ||
+        (decodes ? !type->to_float : ggml.needs_importance(call.type)))
+        return PyErr_Format(PyExc_ValueError, "no rows of type %d", call.type);
+    call.from = (const void *)(uintptr_t)from;
+    call.to = (void *)(uintptr_t)to;
+    Py_BEGIN_ALLOW_THREADS
+    num_threads = take_threads(num_threads, (double)num_rows * (double)call.columns);
+    run_chunks(code_row, &call, num_rows, num_threads);
+    return_threads(num_threads);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+/* decode(type, num_rows, columns, from, to, num_threads): rows as float32 */
+static PyObject *decode(PyObject *module, PyObject *arguments) {
+    (void)module;
+    return code(arguments, 1);
+}
+
+/* encode(type, num_rows, columns, from, to, num_threads): float32 rows as the type */
+static PyObject *encode(PyObject *module, PyObject *arguments) {
+    (void)module;
+    return code(arguments, 0);
+}
+
+/* ---- the module */
+
+static PyMethodDef functions[] = {
+    {"open", open_library, METH_VARARGS, NULL}, {"describe", describe, METH_VARARGS, NULL},
+    {"multiply", multiply, METH_VARARGS, NULL}, {"compute", compute, METH_VARARGS, NULL},
+    {"add_up", add_up, METH_VARARGS, NULL},     {"decode", decode, METH_VARARGS, NULL},
+    {"encode", encode, METH_VARARGS, NULL},     {NULL, NULL, 0, NULL},
+};
+
+static PyModuleDef_Slot slots[] = {{0, NULL}};
+
+static PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "products", NULL, 0, functions, slots, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit_products(void) {
+    static int is_registered;
+    if (!is_registered) {
+        pthread_atfork(NULL, NULL, forget_threads);
+        is_registered = 1;
+    }
+    return PyModuleDef_Init(&definition);
+}

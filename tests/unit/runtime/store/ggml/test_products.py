@@ -1,0 +1,253 @@
+"""Products of rows as GGUF files have them, by ggml's kernels (`products.c`)."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from gguf import GGMLQuantizationType, quants
+from torch import nn
+
+from runtime.hf.quantised_experts import compute_quantised
+from runtime.store.ggml import library
+from runtime.store.ggml.library import (
+    PLAIN,
+    TYPES,
+    decode_rows,
+    encode_rows,
+    explain_missing,
+    find_products,
+    multiplies,
+)
+from runtime.store.ggml.matrix import QuantisedExpert, RowMatrix, RowsPart
+
+needs_library = pytest.mark.skipif(
+    find_products() is None, reason=f"NO GGML LIBRARY: {explain_missing()}"
+)
+KINDS = [kind for kind in TYPES if multiplies(kind)]
+FROM_BYTES = ("IQ1_M", "IQ1_S", "IQ2_S", "IQ2_XXS", "IQ2_XS")
+"""Types that ggml writes with importances of weights only, or with tables that it makes first."""
+EXPERTS, TOP_K, HIDDEN, WIDTH = 6, 3, 256, 96
+ROW_LOSS = 0.02
+"""Of eight-bit activations: their rounding, 1 / 254 of a block's largest, in every product."""
+
+
+def make_rows(kind, num_rows, num_columns, seed=0):
+    """Bytes of random rows, and the weights that gguf says they are."""
+    generator = torch.Generator().manual_seed(seed)
+    if kind in FROM_BYTES:
+        size = TYPES[kind].row_bytes(num_columns)
+        stored = torch.randint(0, 256, (num_rows, size), generator=generator, dtype=torch.uint8)
+        blocks = stored.view(-1, TYPES[kind].block_bytes)
+        if kind == "IQ1_M":  # whose scale is in four halves of bytes
+            blocks[:, 49:56:2] &= 15
+            blocks[:, 55] |= 0x20
+        else:
+            blocks[:, :2] = torch.full((len(blocks), 1), 0.01).half().view(torch.uint8)
+        stored = stored.view(-1)
+    else:
+        weights = torch.randn(num_rows, num_columns, generator=generator)
+        stored = encode_rows(kind, weights)
+    if kind in PLAIN:
+        return stored, stored.view(PLAIN[kind]).float().view(num_rows, num_columns)
+    if kind == "Q1_0":  # which gguf does not decode: a scale and a sign each
+        blocks = stored.view(-1, TYPES[kind].block_bytes)
+        signs = (blocks[:, 2:, None] >> torch.arange(8) & 1).view(len(blocks), -1).float()
+        expected = (2 * signs - 1) * blocks[:, :2].contiguous().view(torch.float16).float()
+        return stored, expected.view(num_rows, num_columns)
+    decoded = quants.dequantize(stored.numpy(), GGMLQuantizationType[kind])
+    return stored, torch.from_numpy(decoded).float().view(num_rows, num_columns)
+
+
+@needs_library
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows__are_multiplied_and_decoded_as_gguf_decodes_them(kind):
+    torch.manual_seed(0)
+    stored, expected = make_rows(kind, 70, 512)
+    assert torch.equal(decode_rows(kind, stored, 512).float(), expected.view(-1))
+    x = torch.randn(5, 512)
+    product = RowMatrix([RowsPart(kind, 0, 70)], 512).linear(stored, x)
+    error = (product - x @ expected.T).norm() / (x @ expected.T).norm()
+    assert error < ROW_LOSS
+
+
+@needs_library
+def test_rows__of_one_matrix_may_have_several_types():
+    (first, a), (second, b) = make_rows("Q4_K", 33, 256), make_rows("Q6_K", 40, 256, seed=1)
+    third, c = make_rows("Q8_0", 7, 256, seed=2)
+    parts = [
+        RowsPart("Q4_K", 0, 33),
+        RowsPart("Q6_K", len(first), 40),
+        RowsPart("Q8_0", len(first) + len(second), 7),
+    ]
+    x = torch.randn(2, 256)
+    together = RowMatrix(parts, 256).linear(torch.cat([first, second, third]), x)
+    expected = x @ torch.cat([a, b, c]).T
+    assert (together - expected).norm() / expected.norm() < ROW_LOSS
+
+
+def make_module(*, gate=F.silu, bias=False):
+    """What `compute_quantised` asks of an experts module."""
+
+    class Experts(nn.Module):
+        num_experts, has_gate, has_bias, has_post_expert_norm = EXPERTS, True, bias, False
+        is_transposed = False
+
+        def _apply_gate(self, x):
+            first, second = x.chunk(2, dim=-1)
+            return gate(first) * second
+
+    return Experts()
+
+
+def make_experts(kind, down_kind, *, bias=False):
+    """Experts in slots, and their weights."""
+    experts, weights = [], []
+    for e in range(EXPERTS):
+        up, up_weights = make_rows(kind, 2 * WIDTH, HIDDEN, seed=e)
+        down, down_weights = make_rows(down_kind, HIDDEN, WIDTH, seed=100 + e)
+        slot = torch.cat([up, down])
+        matrices = {
+            "gate_up_proj": RowMatrix([RowsPart(kind, 0, 2 * WIDTH)], HIDDEN),
+            "down_proj": RowMatrix([RowsPart(down_kind, len(up), HIDDEN)], WIDTH),
+        }
+        tensors = {}
+        if bias:
+            tensors = {
+                "gate_up_proj_bias": torch.randn(2 * WIDTH),
+                "down_proj_bias": torch.randn(HIDDEN),
+            }
+        experts.append(QuantisedExpert(slot, slot.data_ptr(), matrices, tensors))
+        weights.append((up_weights, down_weights, tensors))
+    return experts, weights
+
+
+def choose(num_tokens):
+    generator = torch.Generator().manual_seed(7)
+    ids = torch.rand(num_tokens, EXPERTS, generator=generator).argsort(-1)[:, :TOP_K]
+    weights = torch.rand(num_tokens, TOP_K, generator=generator)
+    return torch.randn(num_tokens, HIDDEN, generator=generator), ids, weights
+
+
+def compute(module, experts, hidden, ids, weights, *, batches=None):
+    wanted = sorted({e for e in ids.flatten().tolist() if e < EXPERTS})
+    batches = batches or [wanted]
+    ready = ({e: experts[e] for e in batch if e in wanted} for batch in batches)
+    given = [batch for batch in ready if batch]
+    return compute_quantised(module, given, hidden, ids, weights)
+
+
+@needs_library
+@pytest.mark.parametrize("gate", [F.silu, F.gelu], ids=["silu", "gelu"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_experts__compute_what_their_decoded_weights_compute(gate, bias):
+    module = make_module(gate=gate, bias=bias)
+    experts, decoded = make_experts("Q4_K", "Q8_0", bias=bias)
+    hidden, ids, weights = choose(9)
+    ids[3, 1] = EXPERTS  # which means: skip
+    expected = torch.zeros(9, HIDDEN)
+    for token, expert, weight in zip(range(9), ids.tolist(), weights, strict=True):
+        for e, w in zip(expert, weight, strict=True):
+            if e == EXPERTS:
+                continue
+            up, down, tensors = decoded[e]
+            inner = F.linear(hidden[token], up, tensors.get("gate_up_proj_bias"))
+            inner = gate(inner[:WIDTH]) * inner[WIDTH:]
+            expected[token] += w * F.linear(inner, down, tensors.get("down_proj_bias"))
+    found = compute(module, experts, hidden, ids, weights)
+    assert (found - expected).norm() / expected.norm() < 3 * ROW_LOSS  # three products
+
+
+@needs_library
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q4_K", "IQ4_XS", "MXFP4"])
+@pytest.mark.parametrize("gate", [F.silu, F.gelu], ids=["silu", "gelu"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_experts__a_token_s_bits_are_its_own(kind, gate, dtype):
+    """Neither threads, nor other tokens, nor the order of arrival change them."""
+    module = make_module(gate=gate)
+    down = kind if TYPES[kind].block == 32 else "Q5_0"
+    experts, _ = make_experts(kind, down)
+    hidden, ids, weights = choose(17)
+    hidden = hidden.to(dtype)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        expected = compute(module, experts, hidden, ids, weights)
+        for threads in (2, 5):
+            torch.set_num_threads(threads)
+            assert torch.equal(compute(module, experts, hidden, ids, weights), expected)
+            order = [[4, 2], [0], [5, 3, 1]]
+            found = compute(module, experts, hidden, ids, weights, batches=order)
+            assert torch.equal(found, expected)
+            for first in range(17):
+                part = slice(first, first + 1 + first % 3)
+                alone = compute(module, experts, hidden[part], ids[part], weights[part])
+                assert torch.equal(alone, expected[part])
+    finally:
+        torch.set_num_threads(before)
+
+
+@needs_library
+def test_products__refuse_what_they_cannot_compute():
+    products, stored = find_products(), torch.zeros(1024, dtype=torch.uint8)
+    address = stored.data_ptr()
+
+    def multiply(parts, columns, pairs):
+        products.multiply(parts, columns, [address], pairs, 1, 1, address, address, 1)
+
+    number = TYPES["Q4_0"].number
+    for parts in ((), ((99, 0, 1),), ((-1, 0, 1),), ((number, -1, 1),), ((number, 0, 0),)):
+        with pytest.raises(ValueError, match="parts that are not multiplied"):
+            multiply(parts, 32, [[0]])
+    with pytest.raises(ValueError, match="parts that are not multiplied"):
+        multiply(((number, 0, 1),), 31, [[0]])
+    for pairs in ([[1]], [[-1]], [[0], [0]]):
+        with pytest.raises(ValueError, match="no experts and pairs"):
+            multiply(((number, 0, 1),), 32, pairs)
+    with pytest.raises(ValueError, match="no rows of type"):
+        products.decode(99, 1, 32, address, address, 1)
+
+
+@needs_library
+def test_products__work_in_a_forked_process():
+    """Threads do not survive a fork; a child starts its own."""
+    code = (
+        "import os, torch\n"
+        "from runtime.store.ggml.library import encode_rows\n"
+        "from runtime.store.ggml.matrix import RowMatrix, RowsPart\n"
+        "torch.set_num_threads(2)\n"
+        "stored, x = encode_rows('Q8_0', torch.ones(512, 512)), torch.ones(1, 512)\n"
+        "matrix = RowMatrix([RowsPart('Q8_0', 0, 512)], 512)\n"
+        "assert (matrix.linear(stored, x) - 512).abs().max() < 1\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    products = (matrix.linear(stored, x) - 512).abs().max()\n"
+        "    os._exit(0 if products < 1 else 1)\n"
+        "assert os.waitpid(child, 0)[1] == 0\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "MXFP4"])
+def test_library__is_replaced_by_the_same_decoding(kind, monkeypatch):
+    stored = encode_rows(kind, torch.randn(8, 64))
+    usual = decode_rows(kind, stored, 64)
+    monkeypatch.setattr(library, "_open", lambda: (None, "it is not installed"))
+    assert torch.equal(decode_rows(kind, stored, 64), usual)
+    assert not multiplies.__wrapped__(kind)
+
+
+def test_library__of_another_series_is_not_used(monkeypatch):
+    pytest.importorskip("libggml")
+    monkeypatch.setattr(library, "version", lambda _: "0.99.0")
+    products, reason = library._open.__wrapped__()
+    assert products is None
+    assert reason == "libggml-python has the version 0.99.0, and 0.20.* is read"
+
+
+def test_library__must_have_types_as_files_have_them():
+    fake = SimpleNamespace(describe=lambda _: ("q4_0", 32, 20, True, True, True))
+    assert not library._agrees(fake, TYPES["Q4_0"])
+    assert library._agrees(SimpleNamespace(describe=lambda _: None), TYPES["Q4_0"])
