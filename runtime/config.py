@@ -141,11 +141,12 @@ class SystemConfig:
     """Begin with the first layers' experts in the computing tier and the next ones in host memory
     (MoE-Infinity, sequence level, section 6.1); off: begin with an empty computing tier."""
     chunked: bool = True
-    """Fetch experts linear layer by linear layer (ProMoE, section 5.1)."""
+    """In replays, fetch experts linear layer by linear layer (ProMoE, section 5.1). While serving,
+    links interrupt any prefetch between two reads, and whole experts are queued."""
     whole_requests: bool = False
-    """Fetch the rest of a requested expert in one transfer; off: chunk by chunk too."""
+    """In chunked replays, fetch the rest of a requested expert in one transfer."""
     least_prefetch: int = 0
-    """Least bytes that a chunked prefetch moves at once; 0: linear layer by linear layer."""
+    """Least bytes that a prefetch of a chunked replay moves at once; 0: one linear layer."""
     early_preemption: bool = True
     """When a layer's router has run, request all of its experts and drop its other prefetches
     (ProMoE, section 5.2); off: request each expert when it is the next to be computed."""
