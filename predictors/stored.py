@@ -59,7 +59,7 @@ class StoredPredictor(Predictor):
     def open_networks(self, graphs: Mapping[Any, bytes]) -> "dict[Any, Network]":
         """Opens the networks and keeps their graphs; PredictorError if not all are there."""
         # Policies import predictors of arrays, and no code that computes networks.
-        from predictors.networks.network import open_network
+        from predictors.networks.network import Network
 
         paths = self.graph_paths(self.spec)
         if set(graphs) != set(paths):
@@ -69,7 +69,7 @@ class StoredPredictor(Predictor):
                 f"networks; missing: {', '.join(missing[:3]) or 'none'}; got {len(graphs)}"
             )
         self._graphs = dict(graphs)
-        return {source: open_network(graph) for source, graph in graphs.items()}
+        return {source: Network(graph) for source, graph in graphs.items()}
 
     def open_layer_networks(
         self, graphs: Mapping[int, bytes], *, width: int

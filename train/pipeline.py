@@ -32,7 +32,7 @@ PARITY_TOKENS = 1_024
 
 
 LEAST_PARITY = 0.999
-"""Share of held-out tokens on which torch and onnxruntime must choose the same top_k set."""
+"""Share of held-out tokens on which torch and the export must choose the same top_k set."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def check_parity(
     *,
     top_k: int,
 ) -> dict[str, Parity]:
-    """Compare the scores of torch and onnxruntime, each token as the first of a separate request.
+    """Compare the scores of torch and the export, each token as the first of a separate request.
 
     Raises ParityError when a kind's top_k sets agree on less than `LEAST_PARITY` of the tokens.
     """

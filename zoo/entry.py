@@ -7,9 +7,10 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from predictors.base import Predictor
+from predictors.errors import PredictorError
 from predictors.files import replace_folder, write_atomic
 from predictors.origin import package_version
 from predictors.records import ModelRecord
@@ -19,7 +20,6 @@ from zoo.errors import DamagedError, ZooError
 from zoo.manifest import (
     FORMAT_VERSION,
     MAX_MANIFEST_BYTES,
-    MAX_ONNX_BYTES,
     NAME,
     EntryManifest,
     FileRecord,
@@ -29,28 +29,12 @@ from zoo.manifest import (
     parse_manifest,
 )
 
-if TYPE_CHECKING:
-    import onnx
-
 MANIFEST, MANIFEST_DIGEST = "manifest.json", "manifest.sha256"
 CARD, METRICS, TRAINING = "README.md", "metrics.json", "training.json"
 DESCRIPTION = (CARD, METRICS, TRAINING, FIGURE)
 """Files that describe the predictor; the others are its payload."""
 SIGNATURE = "signature.json"
 MAX_SIGNATURE_BYTES = 1 << 20
-OPERATOR_DOMAINS = ("", "ai.onnx")
-"""The standard operators of ONNX; any other domain may need a library."""
-OPERATORS = frozenset(
-    {
-        *("Add", "Cast", "DynamicQuantizeLinear", "Gemm", "LogSoftmax", "MatMulInteger", "Mul"),
-        *("Relu", "Reshape", "Sigmoid", "Split", "Sub"),
-    }
-)
-"""Operators that `python -m train` exports. Each ends after a time that its tensors' sizes bound;
-loops and other control flow do not."""
-ATTRIBUTE_FIELDS = {"name", "doc_string", "type", "i", "ints", "f", "floats", "s"}
-"""Fields of an attribute of these operators: numbers and a text."""
-
 FetchFile = Callable[[str, int], bytes]
 """(path, limit) to at most limit + 1 raw bytes; FileNotFoundError if there is no such file."""
 
@@ -73,8 +57,8 @@ class ZooEntry:
 
         Raises:
             DamagedError: it is missing, or its size or sha256 differs from the manifest.
-            ZooError: it is not in the manifest, or is an ONNX graph that is not self-contained or
-                has other inputs and outputs than the manifest declares.
+            ZooError: it is not in the manifest, or is an ONNX graph that no training writes, or has
+                other inputs and outputs than the manifest declares.
         """
         record = self.manifest.files.get(path)
         what = f"{path} of {self.manifest.name} in {self.where}"
@@ -252,66 +236,13 @@ def open_entry(folder: Path | str) -> ZooEntry:
 def check_graph(data: bytes, *, what: str) -> GraphRecord:
     """Returns the graph's inputs and outputs.
 
-    Raises ZooError if it is too large, keeps tensors in other files, needs operators that no
-    exported predictor has, or has inputs or outputs that are not float32 or have no shape.
+    Raises ZooError if it is none that `moecast train` writes, on any machine.
     """
-    import onnx
-    from google.protobuf.message import DecodeError
+    # Listing entries needs no code that computes networks.
+    from predictors.networks.program import translate
 
-    if len(data) > MAX_ONNX_BYTES:
-        raise ZooError(f"{what} has {len(data):,} bytes; a graph may have {MAX_ONNX_BYTES:,}")
     try:
-        model = onnx.load_model_from_string(data)
-    except DecodeError as error:
-        raise ZooError(f"{what} is not an ONNX model ({error})") from error
-    nodes, weights = model.graph.node, model.graph.initializer
-    # Protobuf returns bytes that are not UTF-8 as bytes.
-    values = [*model.graph.input, *model.graph.output]
-    names = [name for node in nodes for name in (node.domain, node.op_type)]
-    names += [tensor.name for tensor in (*values, *weights)]
-    names += [dim.dim_param for value in values for dim in value.type.tensor_type.shape.dim]
-    if not all(isinstance(name, str) for name in names):
-        raise ZooError(f"{what} is damaged: it has names that are not UTF-8")
-    foreign = sorted({node.domain for node in nodes} - set(OPERATOR_DOMAINS))
-    if foreign or model.functions:
-        domains = foreign or "functions of the model"
-        raise ZooError(f"{what} uses operators of {domains}; allowed are the standard ones")
-    others = sorted({node.op_type for node in nodes} - OPERATORS)
-    if others:
-        raise ZooError(
-            f"{what} uses the operators {', '.join(others)}; predictors consist of "
-            f"{', '.join(sorted(OPERATORS))}"
-        )
-    attributes = [attribute for node in nodes for attribute in node.attribute]
-    fields = {field.name for attribute in attributes for field, _ in attribute.ListFields()}
-    if nested := sorted(fields - ATTRIBUTE_FIELDS) or len(model.graph.sparse_initializer):
-        raise ZooError(f"{what} has tensors or graphs within its operators ({nested}): not allowed")
-    for tensor in weights:
-        if tensor.external_data or tensor.data_location == onnx.TensorProto.EXTERNAL:
-            raise ZooError(f"{what} keeps the tensor {tensor.name!r} in another file: not allowed")
-    # Old graphs list their weights as inputs too.
-    constant = {tensor.name for tensor in weights}
-    inputs = [value for value in model.graph.input if value.name not in constant]
-    return GraphRecord(
-        inputs={value.name: read_shape(value, what=what) for value in inputs},
-        outputs={value.name: read_shape(value, what=what) for value in model.graph.output},
-    )
-
-
-def read_shape(value: "onnx.ValueInfoProto", *, what: str) -> list[int | str]:
-    """Returns the sizes of a tensor's dimensions; name or "?" of a dynamic one.
-
-    Raises ZooError unless the tensor is float32 with a declared shape.
-    """
-    import onnx
-
-    if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
-        raise ZooError(f"{what}: {value.name!r} is not a tensor with a declared shape")
-    if value.type.tensor_type.elem_type != onnx.TensorProto.FLOAT:
-        number = value.type.tensor_type.elem_type
-        kind = dict(map(reversed, onnx.TensorProto.DataType.items())).get(number, number)
-        raise ZooError(f"{what}: {value.name!r} is of type {kind}; predictors compute in FLOAT")
-    return [
-        dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?"
-        for dim in value.type.tensor_type.shape.dim
-    ]
+        program = translate(data)
+    except PredictorError as error:
+        raise ZooError(f"{what}: {error}") from error
+    return GraphRecord(inputs=program.input_shapes, outputs=program.output_shapes)

@@ -1,4 +1,8 @@
-"""Translates an ONNX graph into a program for `kernels.c`, if it can compute all of it.
+"""Reads the ONNX graphs that `train.export` writes as programs of a few operations.
+
+What is none of them is refused, whatever would compute it: a program's buffers, weights and
+operations are bounded, and each operation takes rows that a predictor is given, so that nothing is
+computed while a graph is read. Bytes are measured before anything is parsed.
 
 A value of the graph is a buffer of `[T, width]` float32 numbers, some columns of one, or nothing
 yet: the five operators of a quantised product (DynamicQuantizeLinear, MatMulInteger, Cast, Mul,
@@ -7,31 +11,50 @@ Mul) and what is added to it become one operation.
 Shape suffixes: T rows (tokens), K inputs of a product, N outputs of a product.
 """
 
-from collections.abc import Mapping, Sequence
+import inspect
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
 from predictors.base import Floats
+from predictors.errors import PredictorError
+from predictors.networks.structure import measure_structure
 
 if TYPE_CHECKING:
     import onnx
 
+MAX_NODES = 1000
+"""An exported graph has some twenty."""
 MAX_COLUMNS = 1 << 20
-"""Numbers of a row in all buffers; no predictor's network is near it."""
+"""Numbers of a row in all values; no predictor's network is near it."""
+MAX_WEIGHT_BYTES = 64 << 20
+"""Those of all products; as much as an entry's graph may have."""
 MAX_INPUTS = 1 << 16
 """Inputs of a product in integers, whose sums have 32 bits."""
-
+DOMAINS = ("", "ai.onnx")
+"""Names of the standard operators; any other domain may need a library."""
+OPSETS = range(13, 22)
+"""Versions of the standard operators in which those of a program compute the same."""
+FLOAT, INT8, INT64 = 1, 3, 7
+"""As in `onnx.TensorProto`."""
 
 INTEGERS, SCALE, ZERO = ROLES = ("integers", "scale", "zero point")
 """Outputs of DynamicQuantizeLinear."""
 
+Shape = list[Any]
+"""Sizes of a declared tensor; of the first dimension, the number of rows, its name."""
 
-class UnsupportedGraphError(Exception):
-    """The graph has something that programs do not compute."""
+
+class GraphError(PredictorError):
+    """The graph is none that `moecast train` writes."""
+
+    def __init__(self, found: str):
+        super().__init__(f"the graph is none that `moecast train` writes: it has {found}")
 
 
 class Code(IntEnum):
@@ -54,10 +77,6 @@ class BufferValue:
     shape: tuple[int, ...]
     """Shape of a row."""
 
-    @property
-    def width(self) -> int:
-        return int(np.prod(self.shape))
-
 
 @dataclass(frozen=True, eq=False)
 class ProductValue:
@@ -65,6 +84,8 @@ class ProductValue:
 
     source: BufferValue
     weight_KN: NDArray
+    is_integer: bool = False
+    """The product of integers as MatMulInteger gives it, before Cast."""
     scale_N: Floats | None = None
     """Scales of weights in eight bits; None: float32 weights, or not known yet."""
     bias_N: Floats | None = None
@@ -84,276 +105,317 @@ class QuantisedValue:
     """One of `ROLES`."""
     scale_N: Floats | None = None
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.source.shape
+
 
 Value = BufferValue | ProductValue | QuantisedValue
 
 
 @dataclass
 class NetworkProgram:
-    """Arguments of `kernels.Program`, and the names of what goes in and comes out."""
+    """Arguments of a `Program`, and the shapes of what goes in and comes out."""
 
     buffers: list[tuple[int, int, int]] = field(default_factory=list)
     """The buffer that it is a part of or -1, the first column in it, columns."""
     operations: list[tuple[Any, ...]] = field(default_factory=list)
-    inputs: dict[str, BufferValue] = field(default_factory=dict)
-    outputs: dict[str, BufferValue] = field(default_factory=dict)
+    inputs: list[int] = field(default_factory=list)
+    """Their buffers, in the order of `input_shapes`."""
+    outputs: list[int] = field(default_factory=list)
+    input_shapes: dict[str, Shape] = field(default_factory=dict)
+    output_shapes: dict[str, Shape] = field(default_factory=dict)
 
 
-def translate(model: "onnx.ModelProto") -> NetworkProgram:
-    """Returns the program of a graph.
+def translate(graph: bytes) -> NetworkProgram:
+    """Returns the program of an ONNX file.
 
     Raises:
-        UnsupportedGraphError: The graph has an operator, a shape or a form that programs lack.
+        GraphError: It has an operator, a shape or a form that `train.export` does not write.
     """
-    return _Translator(model.graph).translate()
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    measure_structure(graph)
+    try:
+        model = onnx.load_model_from_string(graph)
+    except DecodeError as error:
+        raise GraphError(f"bytes that are not an ONNX model ({error})") from error
+    versions = {item.version for item in model.opset_import if item.domain in DOMAINS}
+    if len(versions) != 1 or not versions <= set(OPSETS):
+        raise GraphError(f"operators of the versions {sorted(versions)[:8]}")
+    if model.functions or model.graph.sparse_initializer:
+        raise GraphError("functions or sparse tensors")
+    if len(model.graph.node) > MAX_NODES:
+        raise GraphError(f"{len(model.graph.node):,} operators, over {MAX_NODES:,}")
+    return _Translator().translate(model.graph)
 
 
 class _Translator:
-    def __init__(self, graph: "onnx.GraphProto"):
-        from onnx import numpy_helper
-
-        self._graph = graph
-        self._constants: dict[str, NDArray] = {
-            tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer
-        }
+    def __init__(self) -> None:
+        self._constants: dict[str, NDArray] = {}
         self._values: dict[str, Value] = {}
+        self._columns = 0
+        self._weight_bytes = 0
         self._program = NetworkProgram()
 
-    def translate(self) -> NetworkProgram:
+    def translate(self, graph: "onnx.GraphProto") -> NetworkProgram:
         program = self._program
-        for item in self._graph.input:
-            if item.name in self._constants:
-                continue
-            value = self._make_buffer(read_row_shape(item))
-            self._values[item.name] = program.inputs[item.name] = value
-        for node in self._graph.node:
+        for tensor in graph.initializer:
+            self._check_name(tensor.name)
+            self._constants[tensor.name] = read_tensor(tensor)
+        for item in graph.input:
+            shape = read_shape(item)
+            value = self._make_buffer(tuple(shape[1:]))
+            self._define(item.name, value)
+            program.input_shapes[item.name] = shape
+            program.inputs.append(value.number)
+        for node in graph.node:
             self._translate_node(node)
-        for item in self._graph.output:
-            value = self._compute(self._find(item.name))
-            if read_row_shape(item) != value.shape:
-                raise UnsupportedGraphError(f"{item.name} has the shape {value.shape}")
-            program.outputs[item.name] = value
+        for item in graph.output:
+            shape, value = read_shape(item), self._buffer(item.name)
+            if tuple(shape[1:]) != value.shape or item.name in program.output_shapes:
+                raise GraphError(f"{item.name!r} declared as {shape}, which is {value.shape}")
+            program.output_shapes[item.name] = shape
+            program.outputs.append(value.number)
         if not program.inputs or not program.outputs:
-            raise UnsupportedGraphError("a graph without inputs or outputs")
+            raise GraphError("no inputs or no outputs")
         return program
 
     # ---- values
+
+    def _check_name(self, name: str) -> None:
+        if not is_name(name) or name in self._values or name in self._constants:
+            raise GraphError(f"two values, or one without a name, as {name!r:.80}")
+
+    def _define(self, name: str, value: Value) -> None:
+        self._check_name(name)
+        self._values[name] = value
+        self._columns += math.prod(value.shape)
+        if self._columns > MAX_COLUMNS:
+            raise GraphError(f"rows of {self._columns:,} numbers, over {MAX_COLUMNS:,}")
 
     def _make_buffer(
         self, shape: tuple[int, ...], *, parent: int = -1, first: int = 0
     ) -> BufferValue:
         value = BufferValue(len(self._program.buffers), shape)
-        self._program.buffers.append((parent, first, value.width))
-        own = sum(width for parent, _, width in self._program.buffers if parent < 0)
-        if own > MAX_COLUMNS:
-            raise UnsupportedGraphError(f"rows of {own} numbers")
+        self._program.buffers.append((parent, first, math.prod(shape)))
         return value
 
     def _find(self, name: str) -> Value:
         if name not in self._values:
-            raise UnsupportedGraphError(f"the value {name!r}")
+            raise GraphError(f"an operator or output of {name!r:.80}, which nothing computes")
         return self._values[name]
 
     def _constant(self, name: str, dtype: type = np.float32) -> NDArray:
         array = self._constants.get(name)
         if array is None or array.dtype != dtype:
-            raise UnsupportedGraphError(f"{name!r} is not a constant of {np.dtype(dtype)}")
+            raise GraphError(f"{name!r:.80} where a constant of {np.dtype(dtype)} belongs")
         return array
 
+    def _integers(self, name: str) -> list[int]:
+        array = self._constant(name, np.int64)
+        if array.ndim != 1:
+            raise GraphError(f"{name!r:.80} where a list of sizes belongs")
+        return array.tolist()
+
+    def _buffer(self, name: str) -> BufferValue:
+        """Returns the value in a buffer, which is computed once."""
+        value = self._values[name] = self._compute(self._find(name))
+        return value
+
     def _compute(self, value: Value) -> BufferValue:
-        """Returns the value in a buffer."""
         if isinstance(value, BufferValue):
             return value
-        if isinstance(value, QuantisedValue) or (
-            value.scale_N is None and value.weight_KN.dtype != np.float32
-        ):
-            raise UnsupportedGraphError("integers that are no whole quantised product")
-        target = self._make_buffer(value.shape)
-        self._emit(
+        if not is_whole(value):
+            raise GraphError("integers that are no whole quantised product")
+        self._weight_bytes += value.weight_KN.nbytes
+        if self._weight_bytes > MAX_WEIGHT_BYTES:
+            raise GraphError(f"products of {self._weight_bytes:,} bytes, over {MAX_WEIGHT_BYTES:,}")
+        return self._apply(
             Code.PRODUCT,
-            target,
             value.source,
+            shape=value.shape,
             added=value.added,
             vector=value.bias_N,
-            weight_NK=np.ascontiguousarray(value.weight_KN.T),
+            weight_NK=value.weight_KN.T,
             scale_N=value.scale_N,
         )
-        return target
 
-    def _emit(
+    def _apply(
         self,
         code: Code,
-        target: BufferValue,
         source: BufferValue,
         *,
+        shape: tuple[int, ...] | None = None,
         added: BufferValue | None = None,
         group: int = 0,
         vector: Floats | None = None,
         weight_NK: NDArray | None = None,
         scale_N: Floats | None = None,
-    ) -> None:
+    ) -> BufferValue:
+        """Returns what an operation gives, which is of the source's shape by default."""
+        target = self._make_buffer(source.shape if shape is None else shape)
         added_number = -1 if added is None else added.number
         numbers = int(code), target.number, source.number, added_number, group
         self._program.operations.append((*numbers, vector, weight_NK, scale_N))
+        return target
 
-    # ---- operators
+    # ---- operators: names of inputs, attributes by keyword
 
     def _translate_node(self, node: "onnx.NodeProto") -> None:
-        translate_node = getattr(self, f"_translate_{node.op_type.lower()}", None)
-        if translate_node is None or node.domain:
-            raise UnsupportedGraphError(f"the operator {node.op_type}")
-        given = [name for name in node.input if name]
-        answer = translate_node(given, read_attributes(node))
+        operator = self.OPERATORS.get(node.op_type) if node.domain in DOMAINS else None
+        if operator is None:
+            raise GraphError(
+                f"the operator {node.op_type!r:.80} of {node.domain or 'ONNX'!r:.80}; allowed are "
+                f"{', '.join(sorted(self.OPERATORS))}"
+            )
+        try:
+            bound = inspect.signature(operator).bind(self, *node.input, **read_attributes(node))
+        except (TypeError, ValueError) as error:
+            raise GraphError(
+                f"{node.op_type} of other inputs or attributes ({error!s:.80})"
+            ) from error
+        answer = operator(*bound.args, **bound.kwargs)
         values = answer if isinstance(answer, tuple) else (answer,)
-        self._values.update(zip(node.output, values, strict=True))
+        if len(values) != len(node.output):
+            raise GraphError(f"{node.op_type} with {len(node.output)} outputs")
+        for name, value in zip(node.output, values, strict=True):
+            self._define(name, value)
 
-    def _translate_gemm(self, given: Sequence[str], attributes: Mapping[str, Any]) -> Value:
-        if any(attributes.get(name, default) != default for name, default in GEMM_DEFAULTS.items()):
-            raise UnsupportedGraphError(f"Gemm with {dict(attributes)}")
-        value = self._translate_matmul(given[:2], {})
-        return value if len(given) == 2 else self._add(value, given[2])
+    def _gemm(
+        self, source: str, weight: str, bias: str | None = None, **attributes: float
+    ) -> Value:
+        if not attributes.items() <= GEMM_DEFAULTS.items():
+            raise GraphError("Gemm with factors, or of transposed values")
+        value = self._buffer(source)
+        product = ProductValue(value, check_weights(self._constant(weight), value))
+        return product if bias is None else self._plus(product, bias)
 
-    def _translate_matmul(self, given: Sequence[str], _: Mapping[str, Any]) -> Value:
-        source = self._compute(self._find(given[0]))
-        weight_KN = self._constant(given[1])
-        return ProductValue(source, check_weights(weight_KN, source))
+    def _quantise(self, source: str) -> tuple[Value, ...]:
+        value = self._buffer(source)
+        return tuple(QuantisedValue(value, role) for role in ROLES)
 
-    def _translate_dynamicquantizelinear(
-        self, given: Sequence[str], _: Mapping[str, Any]
-    ) -> tuple[Value, ...]:
-        source = self._compute(self._find(given[0]))
-        return tuple(QuantisedValue(source, role) for role in ROLES)
-
-    def _translate_matmulinteger(self, given: Sequence[str], _: Mapping[str, Any]) -> Value:
-        if len(given) != 4:
-            raise UnsupportedGraphError("MatMulInteger without zero points")
-        value, zero = self._find(given[0]), self._find(given[2])
+    def _matmul_integer(
+        self, integers: str, weight: str, zero_point: str, weight_zero_point: str
+    ) -> Value:
+        value, zero = self._find(integers), self._find(zero_point)
         if not has_role(value, INTEGERS) or not has_role(zero, ZERO, value.source):
-            raise UnsupportedGraphError("MatMulInteger of other integers")
-        weight_KN = check_weights(self._constant(given[1], np.int8), value.source)
-        if self._constant(given[3], np.int8).any() or len(weight_KN) > MAX_INPUTS:
-            raise UnsupportedGraphError("MatMulInteger with zero points, or too many inputs")
-        return ProductValue(value.source, weight_KN)
+            raise GraphError("MatMulInteger of other integers")
+        weight_KN = check_weights(self._constant(weight, np.int8), value.source)
+        if self._constant(weight_zero_point, np.int8).any() or len(weight_KN) > MAX_INPUTS:
+            raise GraphError("MatMulInteger with zero points, or too many inputs")
+        return ProductValue(value.source, weight_KN, is_integer=True)
 
-    def _translate_cast(self, given: Sequence[str], attributes: Mapping[str, Any]) -> Value:
-        value = self._find(given[0])
-        if attributes.get("to") != FLOAT or not isinstance(value, ProductValue):
-            raise UnsupportedGraphError("Cast of other values")
-        return value
+    def _cast(self, source: str, *, to: int) -> Value:
+        value = self._find(source)
+        if to != FLOAT or not isinstance(value, ProductValue) or not value.is_integer:
+            raise GraphError("Cast of other values")
+        return replace(value, is_integer=False)
 
-    def _translate_mul(self, given: Sequence[str], _: Mapping[str, Any]) -> Value:
-        value, other = self._split_operands(given)
-        if isinstance(value, ProductValue) and isinstance(other, QuantisedValue):
-            return self._scale(value, other)
-        if isinstance(value, QuantisedValue) and isinstance(other, ProductValue):
-            return self._scale(other, value)
-        if isinstance(other, BufferValue | ProductValue | QuantisedValue):
-            raise UnsupportedGraphError("Mul of two values")
-        if has_role(value, SCALE) and value.scale_N is None:
-            return replace(value, scale_N=self._constant(other).reshape(-1))
-        return self._apply_vector(Code.MULTIPLY_VECTOR, value, self._constant(other))
-
-    def _scale(self, product: ProductValue, scale: QuantisedValue) -> ProductValue:
-        num_outputs = product.weight_KN.shape[1]
-        if not has_role(scale, SCALE, product.source) or scale.scale_N is None:
-            raise UnsupportedGraphError("a scale of another product")
-        if len(scale.scale_N) not in (1, num_outputs):
-            raise UnsupportedGraphError("scales of other outputs")
-        scale_N = np.ascontiguousarray(np.broadcast_to(scale.scale_N, num_outputs))
-        return replace(product, scale_N=scale_N)
-
-    def _translate_add(self, given: Sequence[str], _: Mapping[str, Any]) -> Value:
-        value, other = self._split_operands(given)
-        if isinstance(other, str):
-            return self._add(value, other)
-        if isinstance(other, ProductValue):
-            value, other = other, value
-        return self._add_buffer(value, self._compute(other))
-
-    def _translate_sub(self, given: Sequence[str], _: Mapping[str, Any]) -> Value:
-        value = self._find(given[0])
-        return self._apply_vector(Code.ADD_VECTOR, value, -self._constant(given[1]))
-
-    def _split_operands(self, given: Sequence[str]) -> tuple[Value, Value | str]:
-        """Returns a value, and the other one or the name of a constant."""
-        first, second = given
+    def _mul(self, first: str, second: str) -> Value:
         if first in self._constants:
             first, second = second, first
-        return self._find(first), second if second in self._constants else self._find(second)
+        value = self._find(first)
+        if second not in self._constants:
+            return self._scale(value, self._find(second))
+        constant = self._constant(second)
+        if has_role(value, SCALE) and value.scale_N is None and constant.ndim < 2:
+            return replace(value, scale_N=constant.reshape(-1))
+        source = self._buffer(first)
+        return self._apply(Code.MULTIPLY_VECTOR, source, vector=expand(constant, source.shape))
 
-    def _add(self, value: Value, name: str) -> Value:
-        if name not in self._constants:
-            return self._add_buffer(value, self._compute(self._find(name)))
-        constant = self._constant(name)
-        if is_open_product(value) and value.bias_N is None:
-            return replace(value, bias_N=expand(constant, value.shape))
-        return self._apply_vector(Code.ADD_VECTOR, value, constant)
+    def _scale(self, product: Value, scale: Value) -> ProductValue:
+        if isinstance(scale, ProductValue):
+            product, scale = scale, product
+        if not isinstance(product, ProductValue) or not has_role(scale, SCALE, product.source):
+            raise GraphError("Mul of two values")
+        is_open = not product.is_integer and not is_whole(product)
+        if not is_open or scale.scale_N is None:
+            raise GraphError("a scale of another product")
+        return replace(product, scale_N=expand(scale.scale_N, product.shape))
 
-    def _add_buffer(self, value: Value, other: BufferValue) -> Value:
-        if value == other or isinstance(value, QuantisedValue):
-            raise UnsupportedGraphError("Add of one value to itself, or to integers")
+    def _add(self, first: str, second: str) -> Value:
+        if first in self._constants or is_whole(self._values.get(second)):
+            first, second = second, first
+        value = self._find(first)
+        return self._plus(value if is_whole(value) else self._buffer(first), second)
+
+    def _plus(self, value: Value, name: str) -> Value:
+        """Returns a buffer or whole product, plus the constant or the value of a name."""
+        if name in self._constants:
+            vector = expand(self._constant(name), value.shape)
+            if isinstance(value, ProductValue) and value.bias_N is None:
+                return replace(value, bias_N=vector)
+            return self._apply(Code.ADD_VECTOR, self._compute(value), vector=vector)
+        other = self._buffer(name)
         if value.shape != other.shape:
-            raise UnsupportedGraphError(f"Add of shapes {value.shape} and {other.shape}")
-        if is_open_product(value) and value.added is None:
+            raise GraphError(f"Add of shapes {value.shape} and {other.shape}")
+        if isinstance(value, ProductValue) and value.added is None:
             return replace(value, added=other)
-        source = self._compute(value)
-        target = self._make_buffer(source.shape)
-        self._emit(Code.ADD, target, source, added=other)
-        return target
+        return self._apply(Code.ADD, self._compute(value), added=other)
 
-    def _apply_vector(self, code: Code, value: Value, constant: NDArray) -> BufferValue:
-        source = self._compute(value)
-        target = self._make_buffer(source.shape)
-        self._emit(code, target, source, vector=expand(constant, source.shape))
-        return target
+    def _sub(self, first: str, second: str) -> Value:
+        source = self._buffer(first)
+        vector = expand(-self._constant(second), source.shape)
+        return self._apply(Code.ADD_VECTOR, source, vector=vector)
 
-    def _apply(self, code: Code, name: str, *, group: int = 0) -> BufferValue:
-        source = self._compute(self._find(name))
-        target = self._make_buffer(source.shape)
-        self._emit(code, target, source, group=group)
-        return target
+    def _relu(self, source: str) -> Value:
+        return self._apply(Code.RELU, self._buffer(source))
 
-    def _translate_relu(self, given: Sequence[str], _: Mapping[str, Any]) -> Value:
-        return self._apply(Code.RELU, given[0])
+    def _sigmoid(self, source: str) -> Value:
+        return self._apply(Code.SIGMOID, self._buffer(source))
 
-    def _translate_sigmoid(self, given: Sequence[str], _: Mapping[str, Any]) -> Value:
-        return self._apply(Code.SIGMOID, given[0])
+    def _log_softmax(self, source: str, *, axis: int = -1) -> Value:
+        value = self._buffer(source)
+        if axis not in (-1, len(value.shape)):
+            raise GraphError("LogSoftmax along another axis than the last")
+        return self._apply(Code.LOG_SOFTMAX, value, group=value.shape[-1])
 
-    def _translate_logsoftmax(self, given: Sequence[str], attributes: Mapping[str, Any]) -> Value:
-        shape = self._compute(self._find(given[0])).shape
-        if attributes.get("axis", -1) not in (-1, len(shape)):
-            raise UnsupportedGraphError("LogSoftmax along another axis than the last")
-        return self._apply(Code.LOG_SOFTMAX, given[0], group=shape[-1])
+    def _reshape(self, source: str, sizes: str) -> Value:
+        value = self._buffer(source)
+        rows, *shape = self._integers(sizes) or [0]
+        if rows != -1 or min(shape, default=0) < 1 or len(shape) > MAX_DIMENSIONS:
+            raise GraphError("Reshape across rows")
+        if math.prod(shape) != math.prod(value.shape):
+            raise GraphError(f"Reshape of {value.shape} to {shape}")
+        return BufferValue(value.number, tuple(shape))
 
-    def _translate_reshape(self, given: Sequence[str], attributes: Mapping[str, Any]) -> Value:
-        source = self._compute(self._find(given[0]))
-        rows, *shape = self._constant(given[1], np.int64).tolist()
-        if attributes or rows != -1 or min(shape, default=0) < 1:
-            raise UnsupportedGraphError("Reshape across rows")
-        if int(np.prod(shape)) != source.width:
-            raise UnsupportedGraphError(f"Reshape of {source.shape} to {shape}")
-        return BufferValue(source.number, tuple(shape))
-
-    def _translate_split(
-        self, given: Sequence[str], attributes: Mapping[str, Any]
-    ) -> tuple[Value, ...]:
-        source = self._compute(self._find(given[0]))
-        sizes = self._constant(given[1], np.int64).tolist()
-        if attributes.get("axis") != 1 or len(source.shape) != 1 or sum(sizes) != source.width:
-            raise UnsupportedGraphError("Split along another axis than the columns")
-        if min(sizes) < 1:
-            raise UnsupportedGraphError("Split into empty parts")
-        starts = np.cumsum([0, *sizes[:-1]]).tolist()
+    def _split(self, source: str, sizes: str, *, axis: int = 0) -> tuple[Value, ...]:
+        value, widths = self._buffer(source), self._integers(sizes)
+        if axis != 1 or (sum(widths),) != value.shape or min(widths) < 1:
+            raise GraphError(f"Split of {value.shape} into {widths[:8]}, or along another axis")
+        starts = np.cumsum([0, *widths[:-1]]).tolist()
         return tuple(
-            self._make_buffer((size,), parent=source.number, first=start)
-            for start, size in zip(starts, sizes, strict=True)
+            self._make_buffer((width,), parent=value.number, first=start)
+            for start, width in zip(starts, widths, strict=True)
         )
+
+    OPERATORS: ClassVar[dict[str, Callable[..., Value | tuple[Value, ...]]]] = {
+        "Add": _add,
+        "Cast": _cast,
+        "DynamicQuantizeLinear": _quantise,
+        "Gemm": _gemm,
+        "LogSoftmax": _log_softmax,
+        "MatMulInteger": _matmul_integer,
+        "Mul": _mul,
+        "Relu": _relu,
+        "Reshape": _reshape,
+        "Sigmoid": _sigmoid,
+        "Split": _split,
+        "Sub": _sub,
+    }
 
 
 GEMM_DEFAULTS = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}
 
-FLOAT = 1
-"""`onnx.TensorProto.FLOAT`."""
+MAX_DIMENSIONS = 2
+"""Those of a row: a number for each expert of each target layer."""
+
+
+def is_name(name: object) -> TypeGuard[str]:
+    """Returns whether it is a text; protobuf gives bytes that are not UTF-8 as bytes."""
+    return isinstance(name, str) and name != ""
 
 
 def has_role(
@@ -365,8 +427,8 @@ def has_role(
     return source is None or value.source == source
 
 
-def is_open_product(value: Value) -> TypeGuard[ProductValue]:
-    """Returns whether something may still be added to the product within its operation."""
+def is_whole(value: Value | None) -> TypeGuard[ProductValue]:
+    """Returns whether it is a product of float32 numbers, or of integers with their scales."""
     if not isinstance(value, ProductValue):
         return False
     return value.scale_N is not None or value.weight_KN.dtype == np.float32
@@ -374,7 +436,7 @@ def is_open_product(value: Value) -> TypeGuard[ProductValue]:
 
 def check_weights(weight_KN: NDArray, source: BufferValue) -> NDArray:
     if weight_KN.ndim != 2 or source.shape != (len(weight_KN),) or not weight_KN.size:
-        raise UnsupportedGraphError(f"a product of {source.shape} and {weight_KN.shape}")
+        raise GraphError(f"a product of {source.shape} and {weight_KN.shape}")
     return weight_KN
 
 
@@ -383,16 +445,38 @@ def expand(constant: NDArray, shape: tuple[int, ...]) -> Floats:
     try:
         whole = np.broadcast_to(constant, (1, *shape))
     except ValueError as error:
-        raise UnsupportedGraphError(f"{constant.shape} next to rows of {shape}") from error
+        raise GraphError(f"{constant.shape} next to rows of {shape}") from error
     return np.ascontiguousarray(whole.reshape(-1), np.float32)
 
 
-def read_row_shape(value: "onnx.ValueInfoProto") -> tuple[int, ...]:
-    """Returns the sizes of a value without the first one, which is the number of rows."""
-    rows, *sizes = value.type.tensor_type.shape.dim
-    if rows.HasField("dim_value") or not sizes or not all(dim.dim_value > 0 for dim in sizes):
-        raise UnsupportedGraphError(f"{value.name!r} does not have rows of a fixed size")
-    return tuple(dim.dim_value for dim in sizes)
+def read_tensor(tensor: "onnx.TensorProto") -> NDArray:
+    """Returns the numbers of a constant, which are in the graph itself."""
+    from onnx import numpy_helper
+
+    kinds = (FLOAT, INT8, INT64)
+    if tensor.external_data or tensor.data_location or tensor.data_type not in kinds:
+        raise GraphError(f"the tensor {tensor.name!r:.80} in another file, or of another type")
+    if min(tensor.dims, default=0) < 0:
+        raise GraphError(f"the tensor {tensor.name!r:.80} of a negative size")
+    try:
+        array = numpy_helper.to_array(tensor)
+    except ValueError as error:
+        raise GraphError(f"the tensor {tensor.name!r:.80} in part ({error})") from error
+    if not np.isfinite(array).all():
+        raise GraphError(f"infinities or NaN in the tensor {tensor.name!r:.80}")
+    return array
+
+
+def read_shape(value: "onnx.ValueInfoProto") -> Shape:
+    """Returns the sizes of a value, the first of which is the name of the number of rows."""
+    tensor = value.type.tensor_type
+    rows, *sizes = [*tensor.shape.dim] or [None]
+    if tensor.elem_type != FLOAT or not 1 <= len(sizes) <= MAX_DIMENSIONS:
+        raise GraphError(f"{value.name!r:.80}, which is not rows of float32 numbers")
+    widths = [size.dim_value for size in sizes]
+    if rows.HasField("dim_value") or min(widths) < 1:
+        raise GraphError(f"{value.name!r:.80}, which is not any number of rows of one size")
+    return [rows.dim_param if is_name(rows.dim_param) else "?", *widths]
 
 
 def read_attributes(node: "onnx.NodeProto") -> dict[str, Any]:

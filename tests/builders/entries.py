@@ -36,21 +36,16 @@ def tiny_spec(**changes: Any) -> ModelSpec:
     return ModelSpec(**{**fields, **changes})
 
 
-def tiny_graph(*, external: bool = False, domain: str = "") -> bytes:
-    """scores = hidden W with W [4, 8], as an ONNX file; `external`: W lies in another file."""
-    weight = numpy_helper.from_array(np.eye(4, 8, dtype=np.float32), "w")
-    if external:
-        weight.ClearField("raw_data")
-        weight.data_location = TensorProto.EXTERNAL
-        weight.external_data.add(key="location", value="../../etc/passwd")
+def tiny_graph() -> bytes:
+    """scores = hidden W with W [4, 8], as an ONNX file."""
     graph = helper.make_graph(
-        [helper.make_node("Gemm", [INPUT, "w"], [OUTPUT], domain=domain)],
+        [helper.make_node("Gemm", [INPUT, "w"], [OUTPUT])],
         "tiny",
         [helper.make_tensor_value_info(INPUT, TensorProto.FLOAT, ["T", 4])],
         [helper.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, ["T", 8])],
-        [weight],
+        [numpy_helper.from_array(np.eye(4, 8, dtype=np.float32), "w")],
     )
-    opsets = [helper.make_opsetid("", 20)] + ([helper.make_opsetid(domain, 1)] if domain else [])
+    opsets = [helper.make_opsetid("", 20)]
     model: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=9)
     return model.SerializeToString()
 

@@ -4,8 +4,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 from pydantic import ValidationError
 
+from predictors.networks.network import Network
 from tests.fuzz.named_file import write_input
 from zoo.catalog import Zoo
 from zoo.digest import hash_bytes
@@ -55,4 +57,12 @@ def open_lockfile(data: bytes) -> None:
 
 
 def open_graph(data: bytes) -> None:
-    check_graph(data, what="graph")
+    """Checks and opens a graph: what is accepted has the declared shapes and can be run."""
+    declared = check_graph(data, what="graph")
+    network = Network(data)
+    assert (declared.inputs, declared.outputs) == (network.inputs, network.outputs)
+    given = {name: np.ones((2, *sizes), np.float32) for name, (_, *sizes) in network.inputs.items()}
+    for array, (_, *sizes) in zip(
+        network.run(list(network.outputs), given), network.outputs.values(), strict=True
+    ):
+        assert array.shape == (2, *sizes)

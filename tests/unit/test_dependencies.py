@@ -19,7 +19,6 @@ ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 NOT_IMPORTED = {
     "accelerate": "Transformers dequantises fp8 checkpoints with it",
-    "onnxscript": "torch.onnx.export writes graphs with it",
     "s3fs": "fsspec imports it for s3://",
     "gcsfs": "fsspec imports it for gs://",
     "adlfs": "fsspec imports it for az://",
@@ -49,7 +48,6 @@ TRAINING = {
     "tensorboard",
     "mlflow",
     "matplotlib",
-    "onnxscript",
     "pandas",
     "train",
     "pyarrow",

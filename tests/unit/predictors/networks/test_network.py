@@ -2,21 +2,16 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from predictors.errors import PredictorError
 from predictors.networks import network as network_module
-from predictors.networks.network import (
-    CompiledNetwork,
-    SessionNetwork,
-    compile_network,
-    open_network,
-)
+from predictors.networks.network import Network
 from train.export import (
     network_graph,
     quantise_graph,
@@ -98,14 +93,23 @@ GRAPHS: dict[str, Callable[[], bytes]] = {
 }
 
 
-def draw_inputs(network: CompiledNetwork | SessionNetwork, num_rows: int) -> dict[str, np.ndarray]:
+def draw_inputs(network: Network, num_rows: int) -> dict[str, np.ndarray]:
     return {name: draw(num_rows, *shape[1:]) for name, shape in network.inputs.items()}
 
 
+@pytest.fixture(params=["kernels", "NumPy"])
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "NumPy":
+        monkeypatch.setattr(network_module, "kernels", None)
+
+
+@pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize("num_rows", [1, 3, 4, 17])
 @pytest.mark.parametrize("is_quantised", [False, True], ids=["float32", "int8"])
 @pytest.mark.parametrize("kind", GRAPHS)
-def test_kernels__compute_what_onnx_specifies(kind: str, is_quantised: bool, num_rows: int) -> None:
+def test_networks__compute_what_onnx_specifies(
+    kind: str, is_quantised: bool, num_rows: int
+) -> None:
     """float32 against onnxruntime; int8 against the reference implementation of ONNX.
 
     On an x86 CPU without VNNI, onnxruntime adds pairs of products of eight bits with VPMADDUBSW, in
@@ -114,13 +118,13 @@ def test_kernels__compute_what_onnx_specifies(kind: str, is_quantised: bool, num
     graph = GRAPHS[kind]()
     if is_quantised:
         graph = quantise_graph(graph)
-    compiled, session = compile_network(graph), SessionNetwork(graph)
-    assert compiled is not None
-    assert (compiled.inputs, compiled.outputs) == (session.inputs, session.outputs)
+    network, session = Network(graph), onnxruntime.InferenceSession(graph)
+    assert network.inputs == {value.name: value.shape for value in session.get_inputs()}
+    assert network.outputs == {value.name: value.shape for value in session.get_outputs()}
     run = ReferenceEvaluator(graph).run if is_quantised else session.run
-    inputs = draw_inputs(session, num_rows)
-    for wanted in (list(session.outputs), [list(session.outputs)[-1]]):
-        for ours, reference in zip(compiled.run(wanted, inputs), run(wanted, inputs), strict=True):
+    inputs = draw_inputs(network, num_rows)
+    for wanted in (list(network.outputs), [list(network.outputs)[-1]]):
+        for ours, reference in zip(network.run(wanted, inputs), run(wanted, inputs), strict=True):
             assert ours.shape == reference.shape
             np.testing.assert_allclose(ours, reference, rtol=1e-4, atol=2e-5)
 
@@ -182,18 +186,18 @@ def test_sigmoid__stays_within_zero_and_one(size: float) -> None:
     np.testing.assert_allclose(ours_1N, expected_1N, atol=1e-6)
 
 
+@pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_integer_product__survives_what_is_not_finite(value: float) -> None:
-    network = compile_network(quantise_graph(make_network_graph()))
-    assert network is not None
+    network = Network(quantise_graph(make_network_graph()))
     hidden = draw(3, NUM_INPUTS)
     hidden[1, 2] = value
     assert network.run(["scores"], {"hidden": hidden})[0].shape == (3, NUM_EXPERTS)
 
 
+@pytest.mark.usefixtures("engine")
 def test_inputs__may_come_in_parts() -> None:
-    network = compile_network(make_network_graph())
-    assert network is not None
+    network = Network(make_network_graph())
     hidden = draw(5, NUM_INPUTS)
     parts = tuple(map(np.ascontiguousarray, np.split(hidden, [10, 11], axis=1)))
     (whole,), (joined,) = (network.run(["scores"], {"hidden": value}) for value in (hidden, parts))
@@ -201,8 +205,7 @@ def test_inputs__may_come_in_parts() -> None:
 
 
 def test_networks__run_in_several_threads_at_once() -> None:
-    network = compile_network(quantise_graph(make_residual_graph(is_first=False)))
-    assert network is not None
+    network = Network(quantise_graph(make_residual_graph(is_first=False)))
     inputs = [draw_inputs(network, num_rows) for num_rows in (1, 9, 1, 64) * 8]
     expected = [network.run(["scores"], one)[0] for one in inputs]
     with ThreadPoolExecutor(8) as pool:
@@ -224,8 +227,7 @@ def test_networks__run_in_several_threads_at_once() -> None:
     ids=["wide", "float64", "columns first", "wide parts", "a part missing", "rows missing"],
 )
 def test_run__refuses_other_arrays(hidden: np.ndarray | tuple[np.ndarray, ...]) -> None:
-    network = compile_network(make_network_graph())
-    assert network is not None
+    network = Network(make_network_graph())
     with pytest.raises((ValueError, BufferError)):
         network.run(["scores"], {"hidden": hidden})
 
@@ -254,31 +256,13 @@ def test_program__refuses_operations_that_do_not_fit(
         kernels.Program(buffers, (operation,), (0,), (1,))
 
 
-def test_open_network__leaves_other_graphs_to_onnxruntime() -> None:
-    declared = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["T", 8]) for n in "xy"]
-    node = helper.make_node("Tanh", ["x"], ["y"])
-    graph = helper.make_graph([node], "it", declared[:1], declared[1:])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    network = open_network(model.SerializeToString())
-    assert isinstance(network, SessionNetwork)
-    x = draw(2, 8)
-    np.testing.assert_allclose(network.run(["y"], {"x": x})[0], np.tanh(x), rtol=1e-5)
-
-
-def test_open_network__without_kernels_uses_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = make_network_graph()
-    assert isinstance(open_network(graph), CompiledNetwork)
-    monkeypatch.setattr(network_module, "kernels", None)
-    assert isinstance(open_network(graph), SessionNetwork)
-
-
-def test_open_network__refuses_weights_that_are_not_finite() -> None:
+def test_network__refuses_weights_that_are_not_finite() -> None:
     bias = np.full(NUM_EXPERTS, np.nan, np.float32)
     graph = network_graph(
         draw(NUM_INPUTS, WIDTH), draw(WIDTH), draw(WIDTH, NUM_EXPERTS), bias, name="it"
     )
     with pytest.raises(PredictorError, match="infinities or NaN"):
-        open_network(graph)
+        Network(graph)
 
 
 def test_instructions__that_are_unknown_are_refused() -> None:

@@ -1,0 +1,255 @@
+"""Graphs that are none of moecast's are refused, whatever would compute them."""
+
+import resource
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+
+from predictors.errors import PredictorError
+from predictors.networks.network import Network
+from predictors.networks.program import MAX_NODES
+from tests.fuzz.target import MAX_SECONDS
+from zoo.entry import check_graph
+from zoo.errors import ZooError
+
+WEIGHT = np.eye(4, 8, dtype=np.float32)
+
+
+def declare(name: str, *shape: int | str, kind: int = TensorProto.FLOAT) -> ValueInfoProto:
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+HIDDEN, SCORES = declare("hidden", "T", 4), declare("scores", "T", 8)
+
+
+def make_graph(
+    *nodes: NodeProto,
+    inputs: Sequence[ValueInfoProto] = (HIDDEN,),
+    outputs: Sequence[ValueInfoProto] = (SCORES,),
+    change: Callable[[onnx.ModelProto], Any] = id,
+    **tensors: Any,
+) -> bytes:
+    """A network of these operators; `change` alters it at the end."""
+    arrays = {"w": WEIGHT, **{name: np.asarray(value) for name, value in tensors.items()}}
+    held = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    graph = helper.make_graph(nodes, "test", inputs, outputs, held)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    change(model)
+    return model.SerializeToString()
+
+
+def node(operator: str, *inputs: str, gives: Sequence[str] = ("scores",), **attributes: Any) -> Any:
+    return helper.make_node(operator, inputs, gives, **attributes)
+
+
+PRODUCT = node("Gemm", "hidden", "w", gives=["logits"])
+LAST = node("Relu", "logits")
+
+
+def outer_sum() -> bytes:
+    """Products of N x N from two constants of N, which onnxruntime computes as it loads them."""
+    size, powers = 24_000, [f"p{number}" for number in range(8)]
+    return make_graph(
+        PRODUCT,
+        node("Add", "column", "row", gives=["p0"]),
+        *(node("MatMul", a, a, gives=[b]) for a, b in zip(powers, powers[1:], strict=False)),
+        node("Add", "logits", powers[-1]),
+        column=np.ones((size, 1), np.float32),
+        row=np.ones((1, size), np.float32),
+    )
+
+
+def endless_loop() -> bytes:
+    """A network whose loop runs 2^62 times."""
+    flag, state = declare("go", kind=TensorProto.BOOL), declare("state", "T", 8)
+    body = helper.make_graph(
+        [node("Identity", "go", gives=["go_on"]), node("Add", "state", "state", gives=["next"])],
+        "body",
+        [declare("i", kind=TensorProto.INT64), flag, state],
+        [declare("go_on", kind=TensorProto.BOOL), declare("next", "T", 8)],
+    )
+    times = node("Constant", gives=["times"], value_int=2**62)
+    return make_graph(PRODUCT, times, node("Loop", "times", "", "logits", body=body))
+
+
+def shortened(model: onnx.ModelProto) -> None:
+    model.graph.initializer[0].raw_data = model.graph.initializer[0].raw_data[:-4]
+
+
+def elsewhere(model: onnx.ModelProto) -> None:
+    model.graph.initializer[0].data_location = TensorProto.EXTERNAL
+
+
+def resized(*dims: int) -> Callable[[onnx.ModelProto], None]:
+    def change(model: onnx.ModelProto) -> None:
+        model.graph.initializer[0].dims[:] = dims
+
+    return change
+
+
+def reshape(*sizes: int) -> bytes:
+    return make_graph(PRODUCT, node("Reshape", "logits", "sizes"), sizes=np.array(sizes, np.int64))
+
+
+def split(*inputs: str, axis: int = 1, **tensors: Any) -> bytes:
+    nodes = (
+        PRODUCT,
+        node("Split", "logits", *inputs, gives=["a", "b"], axis=axis),
+        node("Relu", "a"),
+    )
+    return make_graph(*nodes, **tensors)
+
+
+REFUSED: dict[str, tuple[bytes, str]] = {
+    "an outer sum": (outer_sum(), "'row', which nothing computes"),
+    "constants only": (make_graph(node("Relu", "w")), "'w', which nothing computes"),
+    "a loop": (endless_loop(), "the operator 'Constant' of 'ONNX'; allowed are Add, Cast, "),
+    "another operator": (make_graph(PRODUCT, node("Log", "logits")), "the operator 'Log'"),
+    "a name of our own": (make_graph(PRODUCT, node("Node", "logits")), "the operator 'Node'"),
+    "another domain": (
+        make_graph(PRODUCT, node("Relu", "logits", domain="com.evil")),
+        "the operator 'Relu' of 'com.evil'",
+    ),
+    "functions": (
+        make_graph(PRODUCT, LAST, change=lambda model: model.functions.add(name="Relu")),
+        "functions or sparse tensors",
+    ),
+    "sparse tensors": (
+        make_graph(PRODUCT, LAST, change=lambda model: model.graph.sparse_initializer.add()),
+        "functions or sparse tensors",
+    ),
+    "a tensor in an attribute": (
+        make_graph(PRODUCT, node("Relu", "logits", value=numpy_helper.from_array(WEIGHT))),
+        "Relu of other inputs or attributes (got an unexpected keyword argument 'value')",
+    ),
+    "operators of another year": (
+        make_graph(
+            PRODUCT, LAST, change=lambda model: setattr(model.opset_import[0], "version", 12)
+        ),
+        "operators of the versions [12]",
+    ),
+    "many operators": (
+        make_graph(
+            PRODUCT, *(node("Relu", "logits", gives=[f"{n}"]) for n in range(MAX_NODES)), LAST
+        ),
+        "1,002 operators, over 1,000",
+    ),
+    "a product again and again": (
+        make_graph(
+            *(node("Gemm", "hidden", "wide", gives=[f"{n}"]) for n in range(20)),
+            *(node("Relu", f"{n}", gives=[f"relu {n}"]) for n in range(20)),
+            wide=np.zeros((4, 300_000), np.float32),
+        ),
+        "numbers, over 1,048,576",
+    ),
+    "a tall product again and again": (
+        make_graph(
+            *(node("Gemm", "hidden", "tall", gives=[f"{n}"]) for n in range(900)),
+            *(node("Relu", f"{n}", gives=[f"relu {n}"]) for n in range(90)),
+            inputs=[declare("hidden", "T", 100_000)],
+            tall=np.zeros((100_000, 2), np.float32),
+        ),
+        "products of 67,200,000 bytes",
+    ),
+    "wide rows": (make_graph(PRODUCT, inputs=[declare("hidden", "T", 2**40)]), "rows of 1,099,5"),
+    "a known number of rows": (
+        make_graph(PRODUCT, LAST, inputs=[declare("hidden", 2**30, 4)]),
+        "'hidden', which is not any number of rows",
+    ),
+    "no shape": (make_graph(PRODUCT, LAST, inputs=[declare("hidden")]), "'hidden', which is not"),
+    "no inputs": (make_graph(inputs=[], outputs=[]), "no inputs or no outputs"),
+    "inputs of one name": (make_graph(PRODUCT, LAST, inputs=[HIDDEN] * 2), "as 'hidden'"),
+    "outputs of one name": (make_graph(PRODUCT, LAST, outputs=[SCORES] * 2), "'scores' declared"),
+    "values of one name": (make_graph(PRODUCT, PRODUCT, LAST), "two values"),
+    "a constant for an input": (
+        make_graph(PRODUCT, LAST, inputs=[HIDDEN, declare("w", "T", 8)]),
+        "two values, or one without a name, as 'w'",
+    ),
+    "no name": (make_graph(PRODUCT, node("Relu", "logits", gives=[""])), "one without a name"),
+    "doubles": (
+        make_graph(PRODUCT, LAST, outputs=[declare("scores", "T", 8, kind=TensorProto.DOUBLE)]),
+        "'scores', which is not rows of float32 numbers",
+    ),
+    "another output": (make_graph(PRODUCT, outputs=[declare("logits", "T", 9)]), "declared as"),
+    "a cast": (
+        make_graph(PRODUCT, node("Cast", "logits", to=TensorProto.DOUBLE)),
+        "Cast of other values",
+    ),
+    "numbers in part": (make_graph(PRODUCT, LAST, change=shortened), "the tensor 'w' in part"),
+    "numbers elsewhere": (make_graph(PRODUCT, LAST, change=elsewhere), "'w' in another file"),
+    "a size below zero": (make_graph(PRODUCT, LAST, change=resized(-1, 8)), "a negative size"),
+    "sizes that overflow": (make_graph(PRODUCT, LAST, change=resized(2**32, 2**32)), "'w' in part"),
+    "many dimensions": (make_graph(PRODUCT, LAST, change=resized(*[1] * 99)), "'w' in part"),
+    "a reshape that wraps": (reshape(-1, 2**62, 2**62, 2**3), "Reshape"),
+    "a reshape that overflows": (reshape(-1, 2**32 + 1, 2**32), "Reshape of (8,) to"),
+    "a reshape of rows": (reshape(2, 4), "Reshape across rows"),
+    "a reshape to nothing": (reshape(), "Reshape across rows"),
+    "a reshape to a number": (
+        make_graph(PRODUCT, node("Reshape", "logits", "sizes"), sizes=np.int64(-1)),
+        "'sizes' where a list of sizes belongs",
+    ),
+    "a split without sizes": (split(), "Split of other inputs or attributes (missing a required"),
+    "a split into nothing": (split("parts", parts=np.zeros(0, np.int64)), "Split of (8,) into []"),
+    "a split that wraps": (split("parts", parts=np.array([9, -1])), "Split of (8,) into [9, -1]"),
+    "a split of rows": (split("parts", parts=np.array([4, 4]), axis=0), "Split of (8,)"),
+    "a third part": (split("parts", parts=np.array([2, 2, 4])), "Split with 2 outputs"),
+    "no message": (b"not a graph", "not an ONNX model"),
+    "nothing": (b"", "operators of the versions []"),
+}
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("case", REFUSED)
+def test_network__refuses_what_no_training_writes(case: str) -> None:
+    graph, message = REFUSED[case]
+    with pytest.raises(PredictorError) as opened:
+        Network(graph)
+    assert message in str(opened.value)
+    assert len(str(opened.value)) < 500
+    with pytest.raises(ZooError) as checked:
+        check_graph(graph, what="it")
+    assert str(checked.value) == f"it: {opened.value}"
+
+
+@pytest.mark.parametrize(
+    "message", [b"\x0a\x00", b"\x2a\x00", b"\x5a\x00"], ids=["node", "init", "in"]
+)
+def test_network__measures_a_file_before_it_is_parsed(message: bytes) -> None:
+    """64 MiB of empty operators, tensors or inputs took 5 GB."""
+    content = message * (32 << 20)
+    size = b"".join(bytes([len(content) >> 7 * n & 127 | 128]) for n in range(4))
+    graph = b"\x3a" + size[:-1] + bytes([size[-1] & 127]) + content
+    before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    with pytest.raises(PredictorError, match="over 1,048,576 bytes besides its weights"):
+        Network(graph)
+    assert time.process_time() - started < MAX_SECONDS
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
+
+
+def test_translation__of_many_operators_is_linear() -> None:
+    names = ["logits", *(f"{number}" for number in range(MAX_NODES - 2)), "scores"]
+    chain = [node("Relu", a, gives=[b]) for a, b in zip(names, names[1:], strict=False)]
+    started = time.process_time()
+    network = Network(make_graph(PRODUCT, *chain))
+    assert time.process_time() - started < MAX_SECONDS / 4
+    assert network.outputs == {"scores": ["T", 8]}
+
+
+def test_products__of_one_value_are_computed_once() -> None:
+    graph = make_graph(
+        PRODUCT,
+        node("Relu", "logits", gives=["a"]),
+        node("Sigmoid", "logits", gives=["b"]),
+        node("Add", "logits", "logits", gives=["c"]),
+        node("Add", "a", "b", gives=["d"]),
+        node("Add", "c", "d"),
+    )
+    x = np.array([[1, -2, 3, 0]], np.float32) @ WEIGHT
+    expected = np.maximum(x, 0) + 1 / (1 + np.exp(-x)) + 2 * x
+    (found,) = Network(graph).run(["scores"], {"hidden": x[:, :4]})
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
