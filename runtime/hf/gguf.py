@@ -42,7 +42,6 @@ from runtime.store.files import FileReader
 from runtime.store.gguf.blocks import DTYPES, count_bytes, decode_blocks
 from runtime.store.gguf.header import EXPERTS, GgufHeader, GgufTensor, read_header
 from runtime.store.gguf.rows import describe_layers, plan_layer
-from runtime.store.model_check import list_names
 from runtime.store.repacked import ForeignLayer
 from runtime.store.weight_plan import FusedParameter
 
@@ -168,16 +167,10 @@ def open_dense(header: GgufHeader, model: PreTrainedModel) -> Iterator[dict[str,
     """Open all tensors but the experts', by the model's names of them.
 
     Raises:
-        CheckpointError: the file has no tensor for a parameter.
+        CheckpointError: a tensor has another size than the parameter.
     """
     parameters = model.state_dict()
     names = (_rename if header.architecture in GGUF_ARCHS else _look_up)(header, model)
-    tied = getattr(model, "all_tied_weights_keys", {})
-    if missing := sorted(set(parameters) - set(names) - set(tied)):
-        raise CheckpointError(
-            f"{header.file} has no tensor for {list_names(missing)}; convert the original "
-            "checkpoint again"
-        )
     files = FileReader()
     try:
         streamed = {}

@@ -50,8 +50,8 @@ from runtime.hf.layers import (
     find_top_k,
     sample_routers,
 )
-from runtime.hf.model_faults import explain_loading
-from runtime.hf.strip import Banks, make_stripped_class, open_safetensors
+from runtime.hf.model_faults import explain_loading, refuse_missing
+from runtime.hf.strip import Banks, make_checked_class, make_stripped_class, open_safetensors
 from runtime.store.base import ExpertStore, max_slot_bytes
 from runtime.store.checkpoint import CheckpointStore
 from runtime.store.files import FileReader
@@ -282,18 +282,25 @@ def _from_pretrained(
     dtype: str | torch.dtype,
     experts_implementation: str,
 ) -> PreTrainedModel:
-    """Load with Transformers; a class that opens tensors itself gets no files of a GGUF model."""
+    """Load with Transformers; a class that opens tensors itself gets no files of a GGUF model.
+
+    Raises:
+        CheckpointError: the checkpoint has no tensor for a parameter.
+    """
     given: dict[str, Any] = {"state_dict": {}} if is_gguf(folder) else {}
     is_name = isinstance(dtype, str) and dtype != "auto"
-    return cls.from_pretrained(
+    model, found = cls.from_pretrained(
         None if is_gguf(folder) else folder,
         config=config,
         dtype=getattr(torch, str(dtype)) if is_name else dtype,
         experts_implementation=experts_implementation,
         local_files_only=True,
         trust_remote_code=False,
+        output_loading_info=True,
         **given,
     )
+    refuse_missing(folder, found["missing_keys"])
+    return model
 
 
 def take_scheme(folder: Path, config: PreTrainedConfig) -> IntegerScheme | None:
@@ -363,7 +370,8 @@ def load_plain(
         raise CheckpointError(explain_no_experts(folder))
     config = read_config(folder)
     quantised = getattr(config, "quantization_config", None)
-    if isinstance(quantised, dict) and name_method(quantised) in METHODS:
+    is_packed = isinstance(quantised, dict) and name_method(quantised) in METHODS
+    if is_packed:
         method = name_method(quantised)
         if method != "compressed-tensors" or find_spec("compressed_tensors") is None:
             raise CheckpointError(
@@ -373,7 +381,11 @@ def load_plain(
         quantised["dequantize"] = True
     with explain_loading(folder), progress_bars():
         cls, config = find_model_class(config)
-        model = _from_pretrained(cls, folder, config, dtype=dtype, experts_implementation="eager")
+        checked = cls if is_packed else make_checked_class(cls)
+        model = _from_pretrained(
+            checked, folder, config, dtype=dtype, experts_implementation="eager"
+        )
+    model.__class__ = cls
     settle_generation(model, folder)
     model = unmap_weights(model).eval()
     apply_kernels(model, decode_kernels)

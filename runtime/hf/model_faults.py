@@ -1,15 +1,16 @@
 """Explains what is wrong with a checkpoint that Transformers cannot load or generate with."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedConfig
+from transformers.core_model_loading import dot_natural_key
 
 from predictors.errors import MoecastError
 from runtime.errors import CheckpointError
-from runtime.store.model_check import CONFIG
+from runtime.store.model_check import CONFIG, list_names
 
 SETTINGS = "generation_config.json"
 OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
@@ -35,6 +36,18 @@ def explain_loading(folder: Path) -> Iterator[None]:
             f"{folder}: Transformers cannot load it as its {CONFIG} and {SETTINGS} say "
             f"({type(error).__name__}: {reason}); fetch the model again"
         ) from error
+
+
+def refuse_missing(folder: Path, names: Iterable[str]) -> None:
+    """Raises CheckpointError for parameters that a checkpoint has no tensor for.
+
+    Transformers fills them with random numbers, other ones at each load, and warns.
+    """
+    if missing := sorted(names, key=dot_natural_key):
+        raise CheckpointError(
+            f"{folder} has no tensor for {list_names(missing)}; fetch the model again, or look at "
+            f"what wrote it: is {CONFIG} (tie_word_embeddings, for one) that of these weights?"
+        )
 
 
 def check_tokens(tokens: Sequence[int], config: PreTrainedConfig) -> None:

@@ -1,5 +1,6 @@
 """Loads a model without its experts: a same-named subclass drops them before a byte is read."""
 
+import copy
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from runtime.store.integer_tensor import IntegerTensor, view_integers
 from runtime.store.model_check import list_names, list_weight_files
 from runtime.store.model_source import has_no_experts
 from runtime.store.tensor_index import StoredTensor, read_tensor_index
-from runtime.store.weight_plan import FusedParameter, WeightPlan, plan_weights
+from runtime.store.weight_plan import FusedParameter, WeightPlan, collect_sources, plan_weights
 
 Banks = dict[str, dict[str, WeightPlan]]
 
@@ -138,22 +139,13 @@ def open_safetensors(
         CheckpointError: files of another format, or damaged ones.
     """
     assert files is not None
-    folder = Path(files[0]).parent
-    if (listed := list_weight_files(folder)) != [Path(file) for file in files]:
-        # Packing and planning read what is listed.
-        raise CheckpointError(
-            f"{folder}: Transformers loads {list_names(Path(file).name for file in files)}, not "
-            f"{list_names(file.name for file in listed)}; rename or remove the other weights"
-        )
+    folder, stored = Path(files[0]).parent, _read_index(files)
     banks = {re.escape(parameter.owner) + r"\." for parameter in parameters}
     ignored = set(model._keys_to_ignore_on_load_unexpected or ())
     model._keys_to_ignore_on_load_unexpected = ignored | banks
-    stored = extents = read_tensor_index(files)
-    if scheme is not None:
-        extents = view_integers(stored, scheme)
-    indexed: Banks = {}
-    if not has_no_experts(folder):
-        indexed = plan_weights(model, parameters, extents, load_config.weight_mapping)
+    extents = stored if scheme is None else view_integers(stored, scheme)
+    planned = [] if has_no_experts(folder) else parameters
+    indexed = plan_weights(model, planned, extents, load_config.weight_mapping)
     found(indexed)
     # The library would look at every name of every expert, only to leave it out.
     experts = list_source_tensors(indexed.values())
@@ -169,6 +161,40 @@ def open_safetensors(
             ) from error
 
 
+def _read_index(files: Sequence[str]) -> dict[str, StoredTensor]:
+    """Index the files that the library loads; raises CheckpointError if packing reads others."""
+    folder = Path(files[0]).parent
+    if (listed := list_weight_files(folder)) != [Path(file) for file in files]:
+        raise CheckpointError(
+            f"{folder}: Transformers loads {list_names(Path(file).name for file in files)}, not "
+            f"{list_names(file.name for file in listed)}; rename or remove the other weights"
+        )
+    return read_tensor_index(files)
+
+
+def make_checked_class(cls: type[PreTrainedModel]) -> type[PreTrainedModel]:
+    """A subclass of the same name that loads all, after the checks of a model without its experts.
+
+    What is missing is named as it is there, before the library fails or makes it up.
+    """
+
+    def _load_pretrained_model(model, state_dict, checkpoint_files, load_config, *args, **kwargs):
+        parameters = strip_experts(stripped := copy.deepcopy(model))
+        extents = _read_index(checkpoint_files)
+        collect_sources(stripped, parameters, extents, load_config.weight_mapping)
+        return cls._load_pretrained_model(
+            model, state_dict, checkpoint_files, load_config, *args, **kwargs
+        )
+
+    return _subclass(cls, _load_pretrained_model=staticmethod(_load_pretrained_model))
+
+
+def _subclass(cls: type[PreTrainedModel], **members: Any) -> type[PreTrainedModel]:
+    """A subclass of the same name, because conversion rules are looked up by it."""
+    named = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    return type(cls.__name__, (cls,), {**named, **members})
+
+
 def make_stripped_class(
     cls: type[PreTrainedModel], open_tensors: OpenTensors
 ) -> type[PreTrainedModel]:
@@ -177,7 +203,6 @@ def make_stripped_class(
     `__init__` strips on the meta device, before any memory is planned. `_load_pretrained_model` is
     the last point before bytes are read: the modules are final there, and the files and renaming
     rules are those that the library itself will use; `open_tensors` gets them.
-    The name stays, because conversion rules are looked up by class name.
     """
 
     def __init__(self, config, *args, **kwargs):
@@ -193,15 +218,8 @@ def make_stripped_class(
                 model, tensors, checkpoint_files, load_config, *args, **kwargs
             )
 
-    return type(
-        cls.__name__,
-        (cls,),
-        {
-            "__init__": __init__,
-            "_load_pretrained_model": staticmethod(_load_pretrained_model),
-            "__module__": cls.__module__,
-            "__qualname__": cls.__qualname__,
-        },
+    return _subclass(
+        cls, __init__=__init__, _load_pretrained_model=staticmethod(_load_pretrained_model)
     )
 
 

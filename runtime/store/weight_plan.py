@@ -1,6 +1,7 @@
 """Plans how one expert's part of a parameter is read from a checkpoint's tensors."""
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -19,6 +20,12 @@ from runtime.store.tensor_index import StoredTensor
 DEALS_OUT = "ErnieFuseAndSplitTextVisionExperts"
 """Stacks and joins like MergeModulelist and Concatenate, after dealing each list of experts out to
 several parameters in equal parts."""
+
+EXPERT = re.compile(r"experts\.(?:expert_)?(\d+)")
+"""The number of an expert in the name of a tensor of its own."""
+
+SCALED_TOGETHER = {"_blocks": "_scales", "_scales": "_blocks"}
+"""Ends of names in MXFP4, where both are bytes."""
 
 WITHIN_EXPERTS = (
     "Concatenate",
@@ -83,10 +90,14 @@ class WeightPlan:
         )
 
     @property
+    def _lists_experts(self) -> bool:
+        merged = {"MergeModulelist", DEALS_OUT} & set(self.operations) != set()
+        return merged or self.parameter.members != ()
+
+    @property
     def is_per_expert(self) -> bool:
         """True if each source has one tensor per expert, as in most checkpoints on the Hub."""
-        merged = {"MergeModulelist", DEALS_OUT} & set(self.operations) != set()
-        return (merged or self.parameter.members != ()) and all(
+        return self._lists_experts and all(
             self.parameter.has_rows(len(extents)) for extents in self.sources.values()
         )
 
@@ -154,8 +165,24 @@ class WeightPlan:
             if len(extents) == 1 and math.prod(extents[0].shape) == math.prod(shape):
                 extents[0] = extents[0].view(shape)
 
+    def require_experts(self) -> None:
+        """Raise CheckpointError if an expert's tensor is missing: the next would take its place."""
+        if not self._lists_experts:
+            return
+        for extents in self.sources.values():
+            found = {int(match[1]): match for e in extents if (match := EXPERT.search(e.key))}
+            # What is dealt out to several parameters is numbered through.
+            first = min(found, default=0) if DEALS_OUT in self.operations else 0
+            for number in range(first, first + self.parameter.num_experts):
+                if found and number not in found:
+                    match = next(iter(found.values()))
+                    name = f"{match.string[: match.start(1)]}{number}{match.string[match.end(1) :]}"
+                    raise CheckpointError(
+                        f"the checkpoint has no tensor {name}; fetch the model again"
+                    )
+
     def check(self) -> None:
-        """Refuses layouts that cannot be read one expert at a time.
+        """Refuse layouts that cannot be read one expert at a time.
 
         Raises:
             CheckpointError: with the parameter and what the library would do to it, or with both
@@ -180,6 +207,11 @@ class WeightPlan:
                         f"{parameter.target}: {other.key} is {other.shape}, {extents[0].key} is "
                         f"{extents[0].shape}; all experts of a layer have one shape"
                     )
+                if other.dtype != extents[0].dtype and not self.casts_first:
+                    raise CheckpointError(
+                        f"{parameter.target}: {other.key} is {other.dtype}, {extents[0].key} is "
+                        f"{extents[0].dtype}; of a layer all experts are quantised or none"
+                    )
         stored = sum(math.prod(extent.shape) for extent in self.extents(0))
         if self.is_plain and stored != math.prod(parameter.shape[1:]):
             raise CheckpointError(
@@ -202,7 +234,30 @@ def plan_weights(
     """`{experts module: {parameter: plan}}` for every fused parameter.
 
     Raises:
-        CheckpointError: a parameter that nothing in the checkpoint leads to.
+        CheckpointError: as `collect_sources`, or a layout that cannot be read expert by expert.
+    """
+    banks: dict[str, dict[str, WeightPlan]] = {}
+    for plan in collect_sources(model, parameters, extents, weight_mapping):
+        if plan.converter is not None:  # Concatenate joins in the order of the patterns
+            patterns = plan.converter.source_patterns
+            plan.sources = {p: plan.sources[p] for p in patterns if p in plan.sources}
+        plan.view_stacked()
+        plan.check()
+        banks.setdefault(plan.parameter.bank, {})[plan.parameter.name] = plan
+    return banks
+
+
+def collect_sources(
+    model: PreTrainedModel,
+    parameters: Iterable[FusedParameter],
+    extents: Mapping[str, StoredTensor],
+    weight_mapping: Iterable[WeightRenaming | WeightConverter],
+) -> list[WeightPlan]:
+    """Find the tensors that lead to each fused parameter, by the library's rules.
+
+    Raises:
+        CheckpointError: a parameter that nothing in the checkpoint leads to, an expert's tensor
+            that is missing, or, of any tensor of the model, quantised numbers without scales.
     """
     mapping = list(weight_mapping)
     renamings = [rule for rule in mapping if isinstance(rule, WeightRenaming)]
@@ -211,6 +266,7 @@ def plan_weights(
     plans = {parameter.target: WeightPlan(parameter) for parameter in parameters}
     # Where the model keeps a module for each expert, all of them lead to one plan.
     member_plans = {member: plan for plan in plans.values() for member in plan.parameter.members}
+    others = {k: {} for k, tensor in model.state_dict().items() if tensor.is_floating_point()}
     known = dict.fromkeys([*model.state_dict(), *plans, *member_plans], True)
     for key in sorted(extents, key=dot_natural_key):
         target, pattern = rename_source_key(
@@ -221,6 +277,7 @@ def plan_weights(
             target, pattern = rename_source_key(key, [], [], model.base_model_prefix, known)
         plan = plans.get(target) or member_plans.get(target)
         if plan is None:
+            others.get(target, {}).setdefault(pattern or key, []).append(extents[key])
             continue
         if pattern is not None:
             plan.converter = by_pattern[pattern]
@@ -229,19 +286,37 @@ def plan_weights(
     for plan in [plan for plan in plans.values() if DEALS_OUT in plan.operations]:
         _deal_out(plan, plans)
     _share_tied(plans)
-    banks: dict[str, dict[str, WeightPlan]] = {}
+    for sources in (*others.values(), *(plan.sources for plan in plans.values())):
+        require_scales(sources)
     for plan in plans.values():
         if not plan.sources:
             raise CheckpointError(
                 f"{plan.parameter.target}: no tensor of the checkpoint leads to it"
             )
-        if plan.converter is not None:  # Concatenate joins in the order of the patterns
-            patterns = plan.converter.source_patterns
-            plan.sources = {p: plan.sources[p] for p in patterns if p in plan.sources}
-        plan.view_stacked()
-        plan.check()
-        banks.setdefault(plan.parameter.bank, {})[plan.parameter.name] = plan
-    return banks
+        plan.require_experts()
+    return list(plans.values())
+
+
+def require_scales(sources: Mapping[str, list[StoredTensor]]) -> None:
+    """Raise CheckpointError if numbers of one byte lead to a parameter without their scales.
+
+    The library casts them, which makes other weights.
+
+    Args:
+        sources: the tensors that lead to a floating-point parameter, by the library's patterns.
+    """
+    for name, extents in sources.items():
+        stored = next((extent for extent in extents if extent.dtype.itemsize == 1), None)
+        if stored is None or name.endswith(("scale_inv", "activation_scale")):
+            continue
+        end = next((end for end in SCALED_TOGETHER if name.endswith(end)), "")
+        partner = name.removesuffix(end) + SCALED_TOGETHER.get(end, "_scale_inv")
+        if partner not in sources:
+            dtype = str(stored.dtype).removeprefix("torch.")
+            raise CheckpointError(
+                f"{stored.key} ({dtype}) means nothing without {partner}, which the checkpoint has "
+                "not, or its quantization_config does not make known; fetch the model again"
+            )
 
 
 def _deal_out(first: WeightPlan, plans: Mapping[str, WeightPlan]) -> None:

@@ -1,15 +1,20 @@
 """Checkpoints whose configuration fits nothing are refused in a line that names the folder."""
 
+import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from runtime.errors import CheckpointError, PromptFileError
 from runtime.generation.batch.prompts import make_prompt_encoder, read_prompts
-from runtime.hf.loading import load_stripped, read_config
+from runtime.hf.loading import load_plain, load_stripped, read_config
 from runtime.hf.model_faults import check_tokens, explain_loading
 from tests.builders.models import changed, tiny_qwen2_moe
+from tests.builders.quantised import rewrite
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +48,41 @@ def test_load__configurations_that_fit_nothing_name_the_folder(
 ) -> None:
     target = changed(folder, tmp_path / "m", "config.json", **fields)
     with pytest.raises(CheckpointError, match=str(target)):
+        load_stripped(target, "auto")
+
+
+@pytest.mark.parametrize(
+    "load",
+    [partial(load_stripped, dtype="auto"), partial(load_plain, dtype="auto")],
+    ids=["served", "plain"],
+)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "lm_head.weight",
+        "model.norm.weight",
+        "model.layers.0.self_attn.q_proj.bias",
+        "model.layers.1.mlp.gate.weight",
+        "model.layers.1.mlp.experts.5.up_proj.weight",
+        "model.layers.1.mlp.experts.7.down_proj.weight",
+    ],
+)
+def test_load__a_tensor_that_is_missing_is_not_made_up(
+    load: Callable[[Path], Any], name: str, folder: Path, tmp_path: Path
+) -> None:
+    target = shutil.copytree(folder, tmp_path / "m")
+    rewrite(target, lambda key, tensor: {} if key == name else {key: tensor})
+    with pytest.raises(CheckpointError, match=name):
+        load(target)
+
+
+def test_load__a_tensor_that_is_tied_may_be_missing(folder: Path, tmp_path: Path) -> None:
+    target = changed(folder, tmp_path / "m", "config.json", tie_word_embeddings=True)
+    rewrite(target, lambda key, tensor: {} if key == "lm_head.weight" else {key: tensor})
+    model = load_stripped(target, "auto").model
+    assert torch.equal(model.lm_head.weight, model.model.embed_tokens.weight)
+    rewrite(target, lambda key, tensor: {} if "embed_tokens" in key else {key: tensor})
+    with pytest.raises(CheckpointError, match=r"no tensor for lm_head\.weight, model\.embed"):
         load_stripped(target, "auto")
 
 
