@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import platform
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -138,7 +139,8 @@ def run_recorded(
     folder = config.run_dir
     if command.resumes and folder is not None and folder == invocation.run_dir:
         # A kill leaves no time to say it.
-        sys.stderr.write(f"run folder: {folder} (run_dir={folder} continues an interrupted run)\n")
+        option = shlex.quote(f"{RUN_DIR}={folder}")
+        sys.stderr.write(f"run folder: {folder} ({option} continues an interrupted run)\n")
     run = import_named(command.run)
     if folder is not None and command.records:
         names = invocation.secret_names or ()

@@ -1,6 +1,7 @@
 """The forms of `model=VALUE`: a preset, a folder, a GGUF file, or a repository of the Hub."""
 
 import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from difflib import get_close_matches
@@ -49,7 +50,9 @@ def find_model_id(option: Option, presets: Sequence[str]) -> str:
     value = option.text
     path = expand_home(value)
     if path.suffix in (".yaml", ".yml") and path_exists(path) and path.is_file():
-        raise ConfigError(f"model={value} is a file of options: give it as --config {value}")
+        raise ConfigError(
+            f"model={value} is a file of options: give it as --config {shlex.quote(value)}"
+        )
     if path_exists(path) or is_path(value) or HUB_ID.fullmatch(value):
         return str(path) if value.startswith("~") else value
     close = get_close_matches(value, presets, n=1, cutoff=0.5)

@@ -1,5 +1,6 @@
 """The table of all kinds of predictors, and a training run's folder, which stands for several."""
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -90,7 +91,7 @@ def find_run_entries(folder: Path) -> Path | None:
     if entries.is_dir() or (folder / RUN_RECORD).is_file():
         raise PredictorError(
             f"{folder} is a run without entries: `moecast train` writes them at the end of a run. "
-            f"Repeat its command with run_dir={folder} to complete it"
+            f"Repeat its command with {shlex.quote(f'run_dir={folder}')} to complete it"
         )
     return None
 

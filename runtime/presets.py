@@ -3,6 +3,7 @@
 They are what `system=NAME` and `model=NAME` mean on the command line, and in Python.
 """
 
+import shlex
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -95,10 +96,11 @@ def find_model(model: str | Path) -> ModelConfig:
 
 
 def describe_choice(model: ModelConfig) -> str:
-    """Returns the arguments that choose a model and its dtype on the command line."""
+    """Returns the arguments that choose a model and its dtype in a shell's command line."""
     name = model.name if model.name in model_names() else model.id
     usual = find_model(name).dtype
-    return name if model.dtype == usual else f"{name} model.dtype={model.dtype}"
+    words = [f"model={name}" if "=" in name else name]
+    return shlex.join(words if model.dtype == usual else [*words, f"model.dtype={model.dtype}"])
 
 
 def choice_names(group: str) -> list[str]:

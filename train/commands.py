@@ -1,5 +1,6 @@
 """`moecast train`: the stages of the pipeline in order."""
 
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -194,7 +195,8 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
     # Before the report, so that a failed drawing loses no results.
     write_json(config.run_dir / "results.json", record)
     if config.figures:
-        again = f"moecast train report run_dir={config.run_dir} makes it again"
+        run = shlex.quote(f"run_dir={config.run_dir}")
+        again = f"moecast train report {run} makes it again"
         with timer.stage("report", f"results.json is written; drawing the report ({again})"):
             page = make_page(
                 record,
@@ -206,10 +208,10 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
             tracked.log_report(page, write_report(page, config.run_dir))
     model, kind = describe_choice(config.model), config.predictor.kind
     own = config.run_dir if kind in WITH_REUSE else config.run_dir / "entries" / kind
+    push = shlex.join(["moecast", "zoo", "push", str(config.run_dir)])
     sys.stderr.write(
-        f"next: `moecast zoo push {config.run_dir}` adds the entries to your zoo, from which every "
-        f"command with this model takes them; `moecast chat {model} predictor={own}` uses them "
-        "without\n"
+        f"next: `{push}` adds the entries to your zoo, from which every command with this model "
+        f"takes them; `moecast chat {model} {shlex.quote(f'predictor={own}')}` uses them without\n"
     )
     return record
 

@@ -1,6 +1,7 @@
 """Finds the trace to train on, or records it."""
 
 import json
+import shlex
 from pathlib import Path
 
 from rich.console import Console
@@ -98,8 +99,8 @@ def open_named_trace(named: str | Path, model: ModelConfig, *, key: str = "trace
         TrainError: there is none, or it is incomplete; the message says how to record it.
         TraceError: it is damaged.
     """
-    source = "" if model.id == BUILTIN else f"model.id={model.id} "
-    record = f"moecast collect {source}output={named}"
+    source = [] if model.id == BUILTIN else [f"model.id={model.id}"]
+    record = shlex.join(["moecast", "collect", *source, f"output={named}"])
     without = f"Leave {key} out to record or reuse the trace of this model and data"
     if not has_manifest(named):
         parent, there = Path(named).parent, ""

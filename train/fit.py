@@ -199,9 +199,9 @@ def run_epochs(
     callbacks: list[Callback] = [
         RunRecord({"trace": trace.digest, **asdict(settings)}),
         EarlyStopping(MONITOR, mode="max", patience=settings.patience),
-        RichProgressBar() if sys.stderr.isatty() else PlainProgress(),
         BestCheckpoint(folder),
         last,
+        RichProgressBar() if sys.stderr.isatty() else PlainProgress(),
     ]
     if loggers:
         callbacks += [LearningRateMonitor(logging_interval="step"), StepFigures()]
@@ -370,8 +370,12 @@ class BestCheckpoint(ModelCheckpoint):
         )
 
 
-class PlainProgress(Callback):
-    """Writes a line after each epoch, for outputs that are no terminal."""
+class PlainProgress(Checkpoint):
+    """Writes a line after each epoch, for outputs that are no terminal.
+
+    It is of the callbacks that Lightning calls last, in order: an epoch that is announced as
+    finished is on the disk.
+    """
 
     def __init__(self) -> None:
         self._started = time.perf_counter()

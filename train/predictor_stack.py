@@ -4,7 +4,7 @@ Shape suffixes: L layers, F figures, B batch, E experts.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from predictors.base import Floats, Predictor, Signal
 from predictors.spec import ModelSpec
 from train.data import Batch, InputSpec
+from train.errors import TrainError
 
 
 class ReferenceScores(NamedTuple):
@@ -65,6 +66,10 @@ WARMUP_SHARE = 0.05
 """Share of all steps with a rising learning rate, until AdamW's second moments are reliable."""
 
 
+MOST_LOSS = 2
+"""Mean loss of an epoch, by the untrained networks' loss, above which a training has diverged."""
+
+
 class StackFit(LightningModule):
     """Trains families of networks on the same tokens, in one step each."""
 
@@ -85,6 +90,10 @@ class StackFit(LightningModule):
         self._wanted_F = torch.zeros(len(self.labels))
         self._losses_F = torch.zeros(len(self.labels))
         self._validated = 0
+        self._untrained_F: Tensor | None = None
+        """Losses of the first batch, before any step."""
+        self._trained_F = torch.zeros(len(self.labels))
+        self._num_trained = 0
         self.accuracy_F = torch.zeros(len(self.labels))
         """Accuracies of the last validation."""
         self.loss_F = torch.zeros(len(self.labels))
@@ -101,6 +110,10 @@ class StackFit(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:  # noqa: ARG002
         # The sum keeps each network's gradient what it would be if it were trained alone.
         losses_F = torch.cat([family.losses(batch) for family in self.families])
+        if self._untrained_F is None:
+            self._untrained_F = losses_F.detach()
+        self._trained_F = self._trained_F.to(losses_F) + losses_F.detach()
+        self._num_trained += 1
         self.log("train/loss", losses_F.detach().mean(), batch_size=1, prog_bar=True)
         if is_logged_step(self.trainer):
             self.log_dict(mean_losses("train", self.labels, losses_F.detach()), batch_size=1)
@@ -124,6 +137,29 @@ class StackFit(LightningModule):
         self._validated = 0
         self._hits_F.zero_()
         self._wanted_F.zero_()
+
+    def on_train_epoch_end(self) -> None:
+        # Before this epoch's checkpoints are written.
+        assert self._untrained_F is not None
+        mean_F = self.trainer.strategy.reduce(self._trained_F / self._num_trained)
+        trained = mean_losses("train", self.labels, mean_F)
+        untrained = mean_losses("train", self.labels, self._untrained_F)
+        for name, loss in trained.items():
+            # A comparison with NaN is false.
+            if not loss <= MOST_LOSS * untrained[name]:
+                raise TrainError(
+                    f"the training diverged in epoch {self.current_epoch + 1}: {name} is "
+                    f"{loss:.4g} on average, {untrained[name]:.4g} before the first step. Lower "
+                    f"the learning rate (lr={self._lr / 10:g}) and start over with overwrite=true"
+                )
+        self._trained_F.zero_()
+        self._num_trained = 0
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["untrained_losses"] = self._untrained_F
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self._untrained_F = checkpoint.get("untrained_losses")
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         # Fused: one pass over memory, a sixth of the time at batches as small as ours.

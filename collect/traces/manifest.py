@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shlex
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -150,7 +151,7 @@ def read_manifest(where: str | Path | Storage) -> TraceManifest:
     except FileNotFoundError:
         raise TraceError(
             f"{storage.address} is not a trace: it has no {MANIFEST}. "
-            f"Make one: moecast collect output={storage.address}"
+            f"Make one: moecast collect {shlex.quote(f'output={storage.address}')}"
         ) from None
     except NotADirectoryError:
         raise TraceError(f"{storage.address} is not a trace: a trace is a folder") from None

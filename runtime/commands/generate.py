@@ -27,6 +27,7 @@ from runtime.hf.layers import find_moe_layers
 from runtime.hf.loading import load_plain, read_config, refuse_plain
 from runtime.hf.model_faults import check_tokens
 from runtime.hf.tokens import context_length, load_tokenizer
+from runtime.presets import describe_choice
 from runtime.store.model_source import resolve
 
 
@@ -42,7 +43,7 @@ def run(config: GenerateConfig) -> dict[str, Any]:
         if config.model.dense_format is not DenseFormat.OWN:
             raise MoecastError(
                 f"verify=true: plain Transformers has no {config.model.dense_format.value} layers; "
-                f"compare with the same kernels: moecast verify model.id={config.model.id} "
+                f"compare with the same kernels: moecast verify {describe_choice(config.model)} "
                 f"model.dense_format={config.model.dense_format.value}"
             )
     folder = resolve(config.model)

@@ -1,5 +1,6 @@
 """`moecast inflate`: write a model whose experts have more bytes and equal outputs."""
 
+import shlex
 import time
 from typing import Any
 
@@ -46,10 +47,10 @@ def run(config: InflateConfig) -> dict[str, Any]:
         write_inflated(plan, output, origin=identity(folder, config.model), advance=advance)
     seconds = time.monotonic() - started
     # The model's short name is needed to find the original's predictors.
-    command = f"moecast verify model={config.model.name} model.id={output} budget=25%"
+    chosen = shlex.join([f"model={config.model.name}", f"model.id={output}"])
     print_line(
         console,
-        f"{output}: written in {seconds:.1f} s; next: {command}",
+        f"{output}: written in {seconds:.1f} s; next: moecast verify {chosen} budget=25%",
     )
     return {
         "output": str(output),

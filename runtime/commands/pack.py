@@ -1,5 +1,6 @@
 """`moecast pack`: write a model's experts to a packed store with checksums."""
 
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -135,16 +136,17 @@ def run(config: PackConfig) -> dict[str, Any]:
             experts=list_source_tensors(stripped.plans),
             origin=identity(folder, config.model),
         )
+    served_from = shlex.quote(f"store.path={output}")
     print_line(
         console,
         f"{output}: {done.written} experts written, {done.kept} existing ones verified, in "
-        f"{seconds:.1f} s; serve them with store.path={output}",
+        f"{seconds:.1f} s; serve them with {served_from}",
     )
     if dense is not None:
         print_line(
             console,
             f"{dense}: the model without its experts; serve it without the checkpoint: moecast "
-            f"serve {dense} store.path={output}",
+            f"serve {shlex.quote(str(dense))} {served_from}",
         )
     return {
         "output": str(output),

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -210,7 +211,7 @@ def build_drift_monitor(predictor: Predictor | None, model: ModelConfig) -> Drif
     return DriftMonitor(
         predictor.card,
         top_k=predictor.spec.top_k,
-        score_command=f"moecast zoo score {predictor.card.entry} {prompts}",
+        score_command=f"moecast zoo score {shlex.quote(predictor.card.entry)} {prompts}",
         train_command=f"moecast train {prompts}",
     )
 

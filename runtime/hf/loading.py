@@ -1,6 +1,7 @@
 """Loads models through Transformers: stripped of their experts, or whole as the reference."""
 
 import copy
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -351,7 +352,8 @@ def refuse_plain(folder: Path) -> None:
     if is_gguf(folder):
         raise CheckpointError(
             f"{folder}: Transformers dequantises GGUF files, which gives other bits than kernels "
-            f"for integers; compare with these instead: moecast verify {folder}"
+            "for integers; compare with these instead: moecast verify "
+            f"{shlex.quote(str(folder))}"
         )
 
 
@@ -394,8 +396,8 @@ def load_plain(
 
 def explain_no_experts(folder: Path) -> str:
     return (
-        f"{folder} has a model without its experts (moecast pack dense_output={folder}), which are "
-        "in the packed store of the same run only: give store.path=STORE, or, for what needs the "
+        f"{folder} has a model without its experts (moecast pack dense_output=), which are in the "
+        "packed store of the same run only: give store.path=STORE, or, for what needs the "
         "checkpoint itself, the whole model"
     )
 

@@ -15,6 +15,7 @@ from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
 
 from predictors.files import write_atomic
 from train.checkpoint import from_bytes, to_bytes
+from train.errors import TrainError
 from train.reference.config import FitConfig, ReferenceShape
 
 log = logging.getLogger(__name__)
@@ -179,7 +180,11 @@ def fit(
                 "grad_norm": round(float(norm), 3),
                 "seconds": round(time.monotonic() - start, 2),
             }
-            assert math.isfinite(row["loss"]), row
+            if not math.isfinite(row["loss"]):
+                raise TrainError(
+                    f"the training diverged in step {step}: {row}. The checkpoint before it is "
+                    f"{folder / CHECKPOINT}; lower MUON_LR and ADAM_LR"
+                )
             lines.write(json.dumps(row) + "\n")
             lines.flush()
             if (step + 1) % SAVE_EVERY == 0 or step + 1 == config.steps:

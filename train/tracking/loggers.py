@@ -1,11 +1,14 @@
 """Lightning's loggers of a run folder: each continues there what an interrupted training began."""
 
+import hashlib
 import json
 import logging
 import os
+import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from lightning.pytorch.loggers import (
@@ -15,6 +18,7 @@ from lightning.pytorch.loggers import (
     TensorBoardLogger,
     WandbLogger,
 )
+from lightning.pytorch.utilities import rank_zero_only
 
 from predictors.files import write_json
 from train.errors import TrainError
@@ -26,6 +30,10 @@ if TYPE_CHECKING:
 RUN_IDS = "tracking.json"
 """Ids of a run folder's runs in tracking servers, so that a resumed training continues them."""
 TENSORBOARD = "tensorboard"
+WANDB_STEP = "wandb_step"
+"""File with the number of the next row of a run folder's run in Weights & Biases."""
+MOST_CHARACTERS = 128
+"""Of a name in Weights & Biases."""
 
 
 def open_logger(kind: LoggerKind, run_dir: Path, wandb: WandbConfig, prefix: str = "") -> Logger:
@@ -49,9 +57,29 @@ def open_logger(kind: LoggerKind, run_dir: Path, wandb: WandbConfig, prefix: str
             return open_wandb(run_dir, wandb, prefix)
 
 
+class ContinuedWandbLogger(WandbLogger):
+    """Keeps the number of the next row: offline, no server says where an interrupted run ended."""
+
+    def __init__(self, run_dir: Path, **options: Any):
+        super().__init__(**options)
+        self._rows = run_dir / WANDB_STEP
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        super().log_metrics(metrics, step)
+        if self.experiment.offline:
+            self._rows.write_text(str(self.experiment.step))
+
+    def continue_rows(self) -> None:
+        """Let a new process number its rows from where the last one has ended."""
+        if self.experiment.offline and self._rows.is_file():
+            self.experiment.log({}, step=int(self._rows.read_text()), commit=False)
+
+
 def forget_runs(run_dir: Path) -> None:
     """Let the next training in the folder start new runs and curves."""
-    (run_dir / RUN_IDS).unlink(missing_ok=True)
+    for name in (RUN_IDS, WANDB_STEP):
+        (run_dir / name).unlink(missing_ok=True)
     shutil.rmtree(run_dir / TENSORBOARD, ignore_errors=True)
 
 
@@ -98,29 +126,68 @@ def open_mlflow(run_dir: Path, prefix: str) -> MLFlowLogger:
     return logger
 
 
-def open_wandb(run_dir: Path, config: WandbConfig, prefix: str) -> WandbLogger:
-    """Wandb's environment, settings files and login apply wherever an option says nothing else."""
+def choose_wandb_names(run_dir: Path, config: WandbConfig) -> dict[str, Any]:
+    """Return the names of a run in Weights & Biases, as options of `WandbLogger`.
+
+    Wandb's environment and settings files apply wherever an option says nothing else.
+
+    Raises:
+        TrainError: wandb does not allow one of them.
+    """
     import wandb
 
-    known = wandb.setup().settings
+    try:
+        known = wandb.setup().settings
+        names = {
+            "project": config.project or known.project or "moecast",
+            "entity": config.entity,
+            "name": config.name or known.run_name or shorten_name(run_dir.resolve().name),
+            "group": config.group,
+            "job_type": config.job_type or known.run_job_type or "train",
+            "tags": config.tags or None,
+        }
+        wandb.Settings(project=names["project"], run_tags=names["tags"])
+    except (wandb.Error, ValueError) as error:
+        raise TrainError(f"logger=wandb: {' '.join(str(error).split())}") from error
+    for option, name in names.items():
+        if isinstance(name, str) and len(name) > MOST_CHARACTERS:
+            raise TrainError(
+                f"wandb.{option}={name}: {len(name)} characters, at most {MOST_CHARACTERS} are "
+                "allowed"
+            )
+    return names
+
+
+def shorten_name(text: str) -> str:
+    """Return a name that wandb allows: another one for each text."""
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", text)
+    if name == text and len(name) <= MOST_CHARACTERS:
+        return name
+    digest = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:8]
+    return f"{name[: MOST_CHARACTERS - len(digest) - 1]}-{digest}"
+
+
+def open_wandb(run_dir: Path, config: WandbConfig, prefix: str) -> WandbLogger:
+    """Open the run; wandb's login applies."""
+    import wandb
+
+    known, is_first = wandb.setup().settings, wandb.run is None
     run_id = known.run_id or read_run_id(run_dir, LoggerKind.WANDB) or uuid4().hex[:8]
     run_dir.mkdir(parents=True, exist_ok=True)
     keep_run_id(run_dir, LoggerKind.WANDB, run_id)
-    logger = WandbLogger(
+    logger = ContinuedWandbLogger(
+        run_dir,
         experiment=wandb.run,
         prefix=prefix,
-        project=config.project or known.project or "moecast",
-        entity=config.entity,
-        name=config.name or known.run_name or run_dir.resolve().name,
-        group=config.group,
-        job_type=config.job_type or known.run_job_type or "train",
-        tags=config.tags or None,
+        **choose_wandb_names(run_dir, config),
         save_dir=None if "root_dir" in known.model_fields_set else run_dir,
         id=run_id,
         mode=None if is_mode_known(known) else "offline",
     )
     try:
         _ = logger.experiment
+        if is_first:
+            logger.continue_rows()
     except wandb.Error as error:
         raise TrainError(f"logger=wandb: {error}") from error
     return logger

@@ -1,7 +1,6 @@
 """A training run in every logger that was chosen: curves, settings, figures, files and lineage."""
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -21,7 +20,7 @@ from runtime.tools.report.provenance import RUN_FILE, describe_origin
 from train.config import TrainConfig
 from train.errors import TrainError
 from train.tracking.config import LoggerKind
-from train.tracking.loggers import forget_runs, open_logger
+from train.tracking.loggers import choose_wandb_names, forget_runs, open_logger, shorten_name
 from zoo.entry import open_entry
 
 PACKAGES = {
@@ -40,7 +39,7 @@ class TrackedRun:
     CSV and TensorBoard keep no files, which stay in the run folder.
 
     Raises:
-        TrainError: a logger's package is not installed.
+        TrainError: a logger's package is not installed, or a name is not allowed.
     """
 
     def __init__(self, config: TrainConfig):
@@ -53,6 +52,8 @@ class TrackedRun:
                 raise TrainError(
                     f"logger={kind} needs {', '.join(missing)}: pip install 'moecast[{kind}]'"
                 )
+            if kind is LoggerKind.WANDB:
+                choose_wandb_names(self._run_dir, config.wandb)
         self._loggers: dict[LoggerKind, Logger] = {}
 
     def __enter__(self) -> Self:
@@ -97,7 +98,7 @@ class TrackedRun:
                 logger.log_hyperparams(dict(settings))
             if isinstance(logger, WandbLogger):
                 name = f"{self._config.model.name}-{trace.manifest.plan.dataset}-trace"
-                log_trace(logger, trace, name=name)
+                log_trace(logger, trace, name=shorten_name(name))
 
     def log_summary(self, figures: Mapping[str, float]) -> None:
         """Log final figures: one value each."""
@@ -139,7 +140,7 @@ def log_trace(logger: WandbLogger, trace: Trace, *, name: str) -> None:
 
     run, plan = logger.experiment, trace.manifest.plan
     artifact = wandb.Artifact(
-        artifact_name(name),
+        name,
         type="dataset",
         metadata={
             "digest": trace.digest,
@@ -170,7 +171,7 @@ def log_entries(logger: WandbLogger, folders: Sequence[Path]) -> None:
     best = max(measured, key=lambda folder: measured[folder], default=None)
     for folder, manifest in manifests.items():
         artifact = wandb.Artifact(
-            artifact_name(manifest.name),
+            shorten_name(manifest.name.replace("/", "-")),
             type="model",
             metadata={
                 "digest": manifest.digest,
@@ -200,11 +201,7 @@ def log_report(logger: WandbLogger, page: HtmlReport, path: Path) -> None:
             logged[f"report/{section.name}/values"] = wandb.Table(
                 columns=[column.key for column in columns], data=rows, allow_mixed_types=True
             )
-    logger.experiment.log(logged)
-
-
-def artifact_name(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", text)
+    logger.log_metrics(logged)
 
 
 def resolved_settings(

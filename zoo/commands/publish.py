@@ -1,5 +1,6 @@
 """The commands push, promote, sign, index, rm and gc: they change a zoo."""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,8 @@ def index(config: IndexConfig) -> dict[str, Any]:
     zoo.sign()
     made = zoo.read_index()
     print_line(f"{output}: {len(made.entries)} entries, serial {made.serial}")
-    print_line(f"serve it: python -m http.server --bind 127.0.0.1 --directory {output} 8000")
+    where = shlex.quote(str(output))
+    print_line(f"serve it: python -m http.server --bind 127.0.0.1 --directory {where} 8000")
     entries = {name: listing.latest for name, listing in made.entries.items()}
     return {"zoo": str(output), "serial": made.serial, "entries": entries}
 

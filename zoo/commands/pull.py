@@ -1,6 +1,7 @@
 """The commands pull and lock: entries of other zoos, and which of them this machine has."""
 
 import logging
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -202,7 +203,8 @@ def lock(config: LockConfig) -> dict[str, Any]:
     write_atomic(config.output, lockfile.to_bytes())
     for name, record in locked.items():
         print_line(f"{name}@{record.digest[:12]} from {record.zoo}")
-    print_line(f"written: {config.output}; moecast zoo pull locked={config.output}")
+    pull = shlex.join(["moecast", "zoo", "pull", f"locked={config.output}"])
+    print_line(f"written: {config.output}; {pull}")
     return {"entries": {name: record.model_dump() for name, record in locked.items()}}
 
 

@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import os
+import shlex
 import stat
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -226,7 +227,7 @@ def read_manifest(folder: Path) -> tuple[StoreContents, bytes]:
     """
     file = folder / MANIFEST
     raw = read_plain(file, limit=MAX_MANIFEST_BYTES)
-    again = f"pack the model again (moecast pack output={folder} overwrite=true)"
+    again = suggest_packing(folder)
     try:
         value = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -254,6 +255,11 @@ def read_manifest(folder: Path) -> tuple[StoreContents, bytes]:
     if hashlib.sha256(checksums).hexdigest() != manifest.checksums_sha256:
         raise StoreError(f"{table} is damaged: its sha256 is not the manifest's; {again}")
     return manifest.contents, checksums
+
+
+def suggest_packing(folder: Path) -> str:
+    output = shlex.quote(f"output={folder}")
+    return f"pack the model again (moecast pack {output} overwrite=true)"
 
 
 def read_plain(file: Path, *, limit: int) -> bytes:

@@ -18,7 +18,12 @@ from runtime.store.files import FileRange, FileReader
 from runtime.store.model_source import fingerprint
 from runtime.store.packed.coding import RAW
 from runtime.store.packed.layout import PackedLayout
-from runtime.store.packed.manifest import StoreContents, read_manifest, restore_layout
+from runtime.store.packed.manifest import (
+    StoreContents,
+    read_manifest,
+    restore_layout,
+    suggest_packing,
+)
 
 TRIES = 2
 """Reads per chunk: a checksum may fail because of the bus or a cable."""
@@ -81,8 +86,8 @@ class PackedStore(ExpertStore):
             size, expected = path.stat().st_size, layout.num_bytes * num_experts
             if size != expected:
                 raise StoreError(
-                    f"{path} has {size} bytes where {expected} belong; pack the model again "
-                    f"(moecast pack output={self.folder} overwrite=true)"
+                    f"{path} has {size} bytes where {expected} belong; "
+                    f"{suggest_packing(self.folder)}"
                 )
 
     def _check_padding(self) -> None:
@@ -97,8 +102,8 @@ class PackedStore(ExpertStore):
                     if any(os.pread(file.fileno(), end - start, start)):
                         raise StoreError(
                             f"{path}: bytes {start} to {end} belong to no parameter and are not "
-                            "zero: it is damaged, or its manifest is of other experts. Pack the "
-                            f"model again (moecast pack output={self.folder} overwrite=true)"
+                            "zero: it is damaged, or its manifest is of other experts; "
+                            f"{suggest_packing(self.folder)}"
                         )
 
     scratch_bytes = 0
@@ -133,8 +138,8 @@ class PackedStore(ExpertStore):
         raise TransferError(
             f"{path}: bytes {record + ranges[wrong[0]][0][0]} to {record + ranges[wrong[0]][0][1]} "
             f"(layer {layer}, expert {expert}, chunk {wrong[0]}) are damaged: their checksum is "
-            f"not the stored one, read {TRIES} times; check the disk, then pack the model again "
-            f"(moecast pack output={self.folder} overwrite=true)",
+            f"not the stored one, read {TRIES} times; check the disk, then "
+            f"{suggest_packing(self.folder)}",
             fault=Fault.DAMAGED,
         )
 

@@ -1,8 +1,10 @@
-"""Commands and imports in a folder whose files have the names of this project's packages."""
+"""Files of the user: with the names of this project's packages, of any kind and of any name."""
 
 import os
+import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,11 +12,15 @@ import pytest
 from collect.config import DataConfig, SourceKind
 from collect.prompts import load_prompts
 from configs.arguments import read_option_file
-from configs.program import hide_current_folder
+from configs.program import hide_current_folder, run_program
 from moecast.own_packages import import_own
 from predictors.errors import MoecastError
+from runtime.config import ModelConfig
 from runtime.generation.batch.prompts import PromptEncoder, read_prompts
+from runtime.presets import describe_choice
 from runtime.serving.middleware import load_api_keys
+from runtime.store.packed.manifest import read_manifest
+from tests.builders.models import tiny_qwen2_moe
 from tests.builders.shadows import shadowing_folder
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -167,3 +173,27 @@ def test_json_lines__of_any_damage_name_the_line(line: bytes, tmp_path: Path) ->
     path.write_bytes(b'{"text": "A long enough text"}\n{"text": ' + line + b"}\n")
     with pytest.raises(MoecastError, match="line 2|no text of at least"):
         load_prompts(DataConfig(kind=SourceKind.JSONL, path=str(path), min_chars=1000))
+
+
+def test_commands_in_messages__are_quoted_for_the_shell(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is copied into a shell."""
+    monkeypatch.chdir(tmp_path)
+    folder, store, dense, larger = (tmp_path / name for name in ("it's mine", "a b", "$c", "d;e"))
+    tiny_qwen2_moe(folder)
+    run_program("runtime", ["pack", str(folder), f"output={store}", f"dense_output={dense}"])
+    run_program("runtime", ["inflate", str(folder), f"output={larger}", "expert_size=64KiB"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert shlex.split(said.rpartition("without the checkpoint: ")[2])[:4] == [
+        *("moecast", "serve", str(dense)),
+        f"store.path={store}",
+    ]
+    assert shlex.join([f"model={folder.name}", f"model.id={larger}"]) in said
+    (store / "manifest.json").write_text("")
+    with pytest.raises(MoecastError) as caught:
+        read_manifest(store)
+    assert f"(moecast pack 'output={store}' overwrite=true)" in str(caught.value)
+    model = ModelConfig(name=folder.name, id=str(folder))
+    assert shlex.split(describe_choice(model)) == [str(folder)]
+    assert describe_choice(replace(model, id="a=b/c")) == "model=a=b/c"

@@ -18,7 +18,15 @@ from train import fit as fit_module
 from train.accuracy import replay_forecasts, score_layers, steps_with_phases
 from train.data import TraceBatches, TraceSubset, shuffle_rows, subset_rows
 from train.errors import TrainCheckpointError, TrainError
-from train.fit import CHECKPOINTS, FitSettings, Fitted, digest_weights, fit, make_trainer
+from train.fit import (
+    CHECKPOINTS,
+    FitSettings,
+    Fitted,
+    digest_weights,
+    fit,
+    make_trainer,
+    read_checkpoint,
+)
 from train.networks import PlainStack, network_specs
 from train.nonlearned import fit_popularity, fit_token
 from train.pipeline import export_predictors
@@ -91,6 +99,32 @@ def test_fit__resumed_in_a_moved_folder_equals_uninterrupted(
     assert (resumed.steps, resumed.best_epoch) == (whole.steps, whole.best_epoch)
     assert resumed.validation_accuracy == whole.validation_accuracy
     assert digest_weights(resumed.families) == digest_weights(whole.families)
+
+
+@pytest.mark.parametrize("lr", [1.0, 1e30])
+def test_fit__that_diverges_names_the_epoch_and_what_to_change(
+    lr: float, trace: Trace, tmp_path: Path
+) -> None:
+    message = r"diverged in epoch 1: train/loss/mlp is .*\(lr="
+    with pytest.raises(TrainError, match=message) as error:
+        run(trace, tmp_path, lr=lr, width=256)
+    assert ("is nan on average" in str(error.value)) == (lr > 1)
+    assert not (tmp_path / CHECKPOINTS).exists(), "the networks of before are kept, not these"
+
+
+def test_fit__an_epoch_that_is_announced_is_on_the_disk(
+    trace: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    announced = []
+
+    def write(line: str) -> None:
+        if line.startswith("training: epoch"):
+            saved = read_checkpoint(tmp_path / CHECKPOINTS / "last.ckpt")
+            announced.append((line.split()[2], int(saved["epoch"]) + 1))
+
+    monkeypatch.setattr(fit_module.sys.stderr, "write", write)
+    run(trace, tmp_path, max_epochs=2)
+    assert announced == [("1", 1), ("2", 2)]
 
 
 @pytest.fixture(scope="module")

@@ -10,14 +10,15 @@ import wandb
 
 from collect.traces import Trace
 from predictors.table import Table
+from runtime.config import ModelConfig
 from runtime.tools.report.html_report import HtmlReport
 from tests.builders.traces import make_trace
 from tests.builders.wandb_files import WandbFile, read_wandb_files
 from train.config import TrainConfig
 from train.errors import TrainError
 from train.tracking import run as tracking
-from train.tracking.config import WandbConfig
-from train.tracking.loggers import is_mode_known
+from train.tracking.config import LoggerKind, WandbConfig
+from train.tracking.loggers import is_mode_known, open_logger, shorten_name
 from train.tracking.run import TrackedRun, resolved_settings
 
 VARIABLES = ("MODE", "API_KEY", "PROJECT", "ENTITY", "RUN_GROUP", "TAGS", "JOB_TYPE", "NAME")
@@ -119,6 +120,36 @@ def test_wandb__a_failed_training_is_a_failed_run(tmp_path: Path, trace: Trace) 
         fail()
     (file,) = read_wandb_files(tmp_path / "mine")
     assert file.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    "options", [{"project": "a/b"}, {"tags": ["t" * 65]}, {"group": "g" * 129}, {"name": "n" * 129}]
+)
+def test_wandb__names_that_it_refuses_are_named_before_work_begins(
+    options: dict, tmp_path: Path
+) -> None:
+    with pytest.raises(TrainError, match="project|Tag|wandb.(group|name)="):
+        TrackedRun(make_config(tmp_path / "mine", wandb=WandbConfig(**options)))
+
+
+def test_wandb__long_names_are_cut_and_stay_different(tmp_path: Path, trace: Trace) -> None:
+    model = ModelConfig(name="m" * 140, id="m")
+    artifacts = track(make_config(tmp_path / ("r" * 140), model=model), trace).artifacts
+    (name,) = artifacts
+    assert len(name) == 128
+    names = ["a b", "a-b", "a/b", "m" * 128, "m" * 140, "m" * 141]
+    assert len({shorten_name(name) for name in names}) == len(names)
+    assert shorten_name("tiny-residual") == "tiny-residual"
+
+
+def test_wandb__rows_of_an_interrupted_run_go_on(tmp_path: Path) -> None:
+    for _ in range(2):
+        loggers = [open_logger(LoggerKind.WANDB, tmp_path, WandbConfig(), name) for name in "ab"]
+        for logger in loggers:
+            logger.log_metrics({"loss": 1.0}, step=0)
+        loggers[0].experiment.finish()
+    steps = [[row["_step"] for row in file.history] for file in read_wandb_files(tmp_path)]
+    assert steps == [[0, 1], [2, 3]]
 
 
 def write_page(folder: Path) -> tuple[HtmlReport, Path]:
