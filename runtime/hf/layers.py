@@ -18,6 +18,7 @@ from runtime.hf.adapters.fused import InterfaceAdapter, LoopAdapter
 from runtime.hf.adapters.members import MembersAdapter
 from runtime.hf.adapters.parallel import ParallelAdapter
 from runtime.hf.adapters.stacked import StackedAdapter
+from runtime.store.model_check import CONFIG
 
 ROUTER_NAMES = ("gate", "router")
 """Names of routers, for models that do not record router logits."""
@@ -159,7 +160,7 @@ def find_top_k(model: PreTrainedModel, layers: Iterable[MoeLayer]) -> int:
     """The most that any layer's router chooses for one token.
 
     Raises:
-        CheckpointError: neither the routers nor the configuration say.
+        CheckpointError: neither the routers nor the configuration say, or there are not so many.
     """
     config = model.config.get_text_config()
     parts = (config, getattr(config, "ffn_config", None))
@@ -170,7 +171,16 @@ def find_top_k(model: PreTrainedModel, layers: Iterable[MoeLayer]) -> int:
     known = [value for value in values if isinstance(value, int)]
     if not known:
         raise CheckpointError(f"{type(config).__name__} does not say how many experts a token uses")
-    return max(known)
+    top_k, num_experts = max(known), max(layer.num_experts for layer in layers)
+    groups, chosen = (getattr(config, name, None) or 1 for name in ("n_group", "topk_group"))
+    size, rest = divmod(num_experts, groups)
+    if rest or not 1 <= chosen <= groups or not 1 <= top_k <= chosen * size:
+        within = f", in {chosen} (topk_group) of {groups} (n_group) groups" if groups > 1 else ""
+        raise CheckpointError(
+            f"{model.config.name_or_path}: a token cannot use {top_k} (num_experts_per_tok) of "
+            f"{num_experts} experts{within}; fetch {CONFIG} again"
+        )
+    return top_k
 
 
 def attach_experts(

@@ -231,6 +231,7 @@ def load_stripped(
             model: PreTrainedModel, parameters: list[FusedParameter], *args: Any
         ) -> AbstractContextManager[dict[str, Any]]:
             taken.extend(parameters)
+            find_top_k(model, find_moe_layers(model))
             if header is not None:
                 return open_dense(header, model)
             obstacle = find_model_obstacle(model) if scheme is None else QUANTISED

@@ -13,7 +13,7 @@ from runtime.config import ModelConfig, StoreConfig, VerifyModelConfig, VerifyRe
 from runtime.engine.devices import primary_device
 from runtime.engine.memory import available_memory_bytes
 from runtime.hf.decode_step import apply_decode_threads
-from runtime.hf.layers import find_moe_layers
+from runtime.hf.layers import find_moe_layers, find_top_k
 from runtime.hf.loading import load_configured, load_plain, read_config, refuse_plain
 from runtime.hf.tokens import load_tokenizer
 from runtime.store.base import max_slot_bytes
@@ -69,7 +69,9 @@ def load_plain_model(config: ModelConfig, device: torch.device) -> PreTrainedMod
     """Load the model with Transformers, all experts in memory."""
     folder = resolve(config)
     model = load_plain(folder, dtype=config.dtype, decode_kernels=config.decode_kernels).to(device)
-    experts = find_moe_layers(model)[0]
+    layers = find_moe_layers(model)
+    find_top_k(model, layers)
+    experts = layers[0]
     num_bytes = sum(weight.nbytes for weight in experts.experts.parameters())
     apply_decode_threads(
         model, config.decode_threads, expert_bytes=num_bytes // experts.num_experts

@@ -27,6 +27,7 @@ from runtime.commands.pack import choose_coding
 from runtime.config import DoctorConfig, ModelConfig, Quantise
 from runtime.engine.memory import peak_memory_bytes
 from runtime.errors import CheckpointError
+from runtime.hf.layers import find_top_k
 from runtime.hf.loading import build_skeleton, count_weight_bytes, load_stripped
 from runtime.store.base import max_slot_bytes
 from runtime.store.layout import SlotLayout
@@ -76,7 +77,7 @@ def save(folder: Path, config: PreTrainedConfig | dict) -> Path:
 def plan(folder: Path) -> tuple:
     stripped = build_skeleton(folder, dtype="bfloat16")
     assert all(tensor.is_meta for tensor in stripped.model.parameters())
-    top_k = stripped.spec(folder, ModelConfig(id=str(folder))).top_k
+    top_k = find_top_k(stripped.model, stripped.layers)
     counts = count_parameters(stripped, top_k=top_k, kv_bytes_per_token=1)
     plans = plan_formats(counts, lay_out_formats(stripped), LIMITS, kv_tokens=0)
     return counts, {one.format: one for one in plans}

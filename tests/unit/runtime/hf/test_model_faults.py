@@ -2,17 +2,22 @@
 
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
+from runtime.config import ModelConfig
 from runtime.errors import CheckpointError, PromptFileError
 from runtime.generation.batch.prompts import make_prompt_encoder, read_prompts
-from runtime.hf.loading import load_plain, load_stripped, read_config
+from runtime.hf.layers import find_moe_layers, find_top_k
+from runtime.hf.loading import build_skeleton, load_plain, load_stripped, read_config
 from runtime.hf.model_faults import check_tokens, explain_loading
+from runtime.tools.verify.reference import load_plain_model
 from tests.builders.models import changed, tiny_qwen2_moe
 from tests.builders.quantised import rewrite
 
@@ -84,6 +89,41 @@ def test_load__a_tensor_that_is_tied_may_be_missing(folder: Path, tmp_path: Path
     rewrite(target, lambda key, tensor: {} if "embed_tokens" in key else {key: tensor})
     with pytest.raises(CheckpointError, match=r"no tensor for lm_head\.weight, model\.embed"):
         load_stripped(target, "auto")
+
+
+@pytest.mark.parametrize("top_k", [-1, 0, 9])
+def test_top_k__out_of_range_is_refused_before_weights_are_read(
+    top_k: int, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = changed(folder, tmp_path / "m", "config.json", num_experts_per_tok=top_k)
+    message = rf"{target}: a token cannot use {top_k} \(num_experts_per_tok\) of 8 experts; fetch"
+    with pytest.raises(CheckpointError, match=message):
+        load_plain_model(ModelConfig(name="m", id=str(target)), torch.device("cpu"))
+    skeleton = build_skeleton(target, dtype="bfloat16")
+    with pytest.raises(CheckpointError, match=message):
+        find_top_k(skeleton.model, skeleton.layers)
+    monkeypatch.setattr("runtime.hf.loading.open_safetensors", None)
+    with pytest.raises(CheckpointError, match=message):
+        load_stripped(target, "auto")
+
+
+@pytest.mark.parametrize(
+    ("fields", "fits"),
+    [
+        ({"n_group": 4, "topk_group": 2, "num_experts_per_tok": 4}, True),
+        ({"n_group": 4, "topk_group": 2, "num_experts_per_tok": 5}, False),
+        ({"n_group": 4, "topk_group": 5, "num_experts_per_tok": 2}, False),
+        ({"n_group": 3, "topk_group": 1, "num_experts_per_tok": 2}, False),
+    ],
+)
+def test_groups_of_experts__must_hold_those_of_a_token(fields: dict[str, int], fits: bool) -> None:
+    config = DeepseekV3Config(
+        **fields, n_routed_experts=8, num_hidden_layers=1, first_k_dense_replace=0, vocab_size=8
+    )
+    with torch.device("meta"):
+        model = DeepseekV3ForCausalLM(config)
+    with nullcontext() if fits else pytest.raises(CheckpointError, match="of 8 experts, in "):
+        assert find_top_k(model, find_moe_layers(model)) == 4
 
 
 def test_loading__errors_of_disk_and_memory_stay_what_they_are() -> None:
