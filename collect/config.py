@@ -40,7 +40,7 @@ class DataConfig:
     """Commit of the Hub data set."""
     fields: list[str] = field(default_factory=list)
     """Keys whose texts make the prompt; a conversation gives its first user turn. Default: the
-    first of prompt, text, question, instruction, content."""
+    first of prompt, text, question, instruction, content, messages, conversations."""
     chat: bool = False
     """Wrap each prompt in the model's chat template."""
     min_chars: int = 32

@@ -4,7 +4,9 @@ A prompt that a server has recorded (`moecast serve record=FILE`) is a tuple of 
 """
 
 import json
+import logging
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +23,10 @@ from predictors.files import (
     read_text_file,
     require_plain_file,
 )
+from predictors.records import whole_number
+from runtime.generation.messages import check_encodable, content_text, describe_skipped
+
+log = logging.getLogger(__name__)
 
 CHARS_PER_TOKEN = 4
 """Approximate, for English and common vocabularies."""
@@ -51,7 +57,11 @@ def digest_of(text: str | TokenIds) -> str:
     return prompt_digest(text if isinstance(text, str) else json.dumps(text))
 
 
-USUAL_FIELDS = ("prompt", "text", "question", "instruction", "content")
+USUAL_FIELDS = (
+    "prompt", "text", "question", "instruction", "content", "messages", "conversations",
+)  # fmt: skip
+TEXT = "text"
+"""Key of a line that is a text, not an object."""
 TOKENS = "tokens"
 """Key of the token ids in a line that a server has recorded."""
 USER_ROLES = ("user", "human")
@@ -103,8 +113,12 @@ def read_text_files(data: DataConfig) -> Iterator[str]:
         yield read_text_file(path)
 
 
-def read_jsonl(data: DataConfig) -> Iterator[str | TokenIds]:
-    """Yields the text of each line, or the token ids of its key `tokens`."""
+Record = tuple[str, Any]
+"""Where a record is, for messages, and what it is."""
+
+
+def read_jsonl(data: DataConfig) -> Iterator[Record]:
+    """Yields the content of each line."""
     path = _local(data)
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
@@ -112,7 +126,7 @@ def read_jsonl(data: DataConfig) -> Iterator[str | TokenIds]:
                 continue
             where = f"{path}, line {number}"
             try:
-                row = json.loads(line)
+                yield where, json.loads(line)
             except json.JSONDecodeError as error:
                 raise PromptError(
                     f"{where} is not JSON ({error.msg}); use data=text for plain text"
@@ -120,19 +134,13 @@ def read_jsonl(data: DataConfig) -> Iterator[str | TokenIds]:
             except (ValueError, RecursionError) as error:
                 # Bytes that are not UTF-8, a number of thousands of digits, or lists within lists.
                 raise PromptError(f"{where} cannot be read as JSON: {error}") from None
-            if isinstance(row, str):
-                yield row
-            elif isinstance(row, Mapping) and TOKENS in row and not data.fields:
-                yield extract_tokens(row[TOKENS], where=where)
-            else:
-                yield extract_text(row, data.fields, where=where)
 
 
 def extract_tokens(given: Any, *, where: str) -> TokenIds:
-    is_list = isinstance(given, list) and given
-    if not is_list or not all(type(token) is int and token >= 0 for token in given):
+    tokens = tuple(map(whole_number, given)) if isinstance(given, list) else ()
+    if not tokens or not all(type(token) is int and token >= 0 for token in tokens):
         raise PromptError(f"{where}: tokens must be a list of token ids, such as [12, 7]")
-    return tuple(given)
+    return tokens
 
 
 def _local(data: DataConfig) -> Path:
@@ -144,8 +152,8 @@ def _local(data: DataConfig) -> Path:
     return path
 
 
-def read_hub(data: DataConfig) -> Iterator[str]:
-    """Yields the text of each row of a Hub data set, which is cached.
+def read_hub(data: DataConfig) -> Iterator[Record]:
+    """Yields the rows of a Hub data set, which is cached.
 
     Raises:
         PromptError: not on the Hub, or the Hub is out of reach.
@@ -170,50 +178,72 @@ def read_hub(data: DataConfig) -> Iterator[str]:
             f"({type(error).__name__}: {cause}). {OFFLINE}"
         ) from error
     for number, row in enumerate(rows):
-        yield extract_text(row, data.fields, where=f"{data.path}, row {number}")
+        yield f"{data.path}, row {number}", row
 
 
-def extract_text(row: Any, fields: Sequence[str], *, where: str) -> str:
-    """Returns the prompt in a record; raises PromptError with its keys if none fits."""
+def extract_prompt(
+    row: Any, fields: Sequence[str], skipped: Counter[str], *, where: str
+) -> str | TokenIds:
+    """Returns the prompt in a record: its token ids, or the text of the chosen or usual keys.
+
+    A record may lack any of the usual keys, or have null there.
+
+    Args:
+        skipped: counts parts of messages that are no text.
+
+    Raises:
+        PromptError: no key fits; the message lists the record's.
+    """
+    if isinstance(row, str):
+        row, fields = {TEXT: row}, (TEXT,)
     if not isinstance(row, Mapping):
         raise PromptError(f"{where}: expected a record with keys, got {type(row).__name__}")
-    chosen = list(fields) or [key for key in USUAL_FIELDS if key in row][:1]
+    if row.get(TOKENS) is not None and not fields:
+        return extract_tokens(row[TOKENS], where=where)
+    known = [key for key in USUAL_FIELDS if key in row]
+    chosen = list(fields) or [key for key in known if row[key] is not None][:1] or known[:1]
     if not chosen or any(key not in row for key in chosen):
         problem = f"has no {', '.join(key for key in chosen if key not in row)}" if chosen else ""
         raise PromptError(
             f"{where} {problem or 'has none of the usual keys'}; it has "
             f"{', '.join(map(str, row))}. Choose with data.fields=[KEY]"
         )
-    return "\n\n".join(filter(None, (_plain(row[key], where=where) for key in chosen)))
+    try:
+        texts = [prompt_text(row[key], skipped) for key in chosen]
+        return check_encodable("\n\n".join(filter(None, texts)))
+    except ValueError as error:
+        raise PromptError(f"{where}: {error}") from None
 
 
-def _plain(value: Any, *, where: str) -> str:
+def prompt_text(value: Any, skipped: Counter[str]) -> str:
     """Returns a text itself, a conversation's first user turn, or the first text of a list."""
-    if value is None or isinstance(value, str):
-        return value or ""
-    if isinstance(value, Sequence) and value:
-        turns = [turn for turn in value if isinstance(turn, Mapping)]
-        if not turns:
-            return _plain(value[0], where=where)
-        for turn in turns:
-            if turn.get("role", turn.get("from")) in USER_ROLES:
-                return str(turn.get("content", turn.get("value", "")))
-        return ""
-    if isinstance(value, Sequence):
-        return ""
-    raise PromptError(f"{where}: expected a text or a conversation, got {type(value).__name__}")
+    given = [value] if isinstance(value, Mapping) else value
+    if not isinstance(given, list) or not given:
+        return content_text(value, skipped)
+    if not any(isinstance(part, Mapping) for part in given):
+        return prompt_text(given[0], skipped)
+    turns = [turn for turn in given if isinstance(turn, Mapping) and turn.keys() & {"role", "from"}]
+    if not turns:
+        return content_text(value, skipped)
+    texts = (
+        content_text(turn.get("content", turn.get("value")), skipped)
+        for turn in turns
+        if turn.get("role", turn.get("from")) in USER_ROLES
+    )
+    return next(filter(str.strip, texts), "")
 
 
-SOURCES: Mapping[SourceKind, Callable[[DataConfig], Iterable[str | TokenIds]]] = {
+DOCUMENTS: Mapping[SourceKind, Callable[[DataConfig], Iterable[str]]] = {
     SourceKind.PYDOCS: read_pydocs,
     SourceKind.PYSOURCE: read_source_code,
-    SourceKind.JSONL: read_jsonl,
     SourceKind.TEXT: read_text_files,
+}
+"""Sources of long texts, which are cut."""
+RECORDS: Mapping[SourceKind, Callable[[DataConfig], Iterable[Record]]] = {
+    SourceKind.JSONL: read_jsonl,
     SourceKind.HUB: read_hub,
 }
-
-LONG_TEXTS = (SourceKind.PYDOCS, SourceKind.PYSOURCE, SourceKind.TEXT)
-"""Sources of documents, which are cut; the others hold a prompt in each record."""
+"""Sources that hold a prompt in each record."""
 
 
 def load_prompts(data: DataConfig, *, seed: int = 0) -> list[PromptText]:
@@ -225,11 +255,13 @@ def load_prompts(data: DataConfig, *, seed: int = 0) -> list[PromptText]:
     Raises:
         PromptError: no such file or data set, or no usable text in it.
     """
-    texts: Iterable[str | TokenIds] = SOURCES[data.kind](data)
-    if data.kind in LONG_TEXTS:
+    texts: Iterable[str | TokenIds]
+    if data.kind in DOCUMENTS:
         longest = data.max_prompt_tokens * CHARS_PER_TOKEN
-        whole = [text for text in texts if isinstance(text, str)]
+        whole = list(DOCUMENTS[data.kind](data))
         texts = cut_texts(whole, num_pieces=data.num_prompts, longest=longest)
+    else:
+        texts = read_records(data)
     # Keeps the order and the first of equal texts.
     kept = list(
         dict.fromkeys(
@@ -246,6 +278,20 @@ def load_prompts(data: DataConfig, *, seed: int = 0) -> list[PromptText]:
     if len(kept) > data.num_prompts:
         kept = choose_prompts(kept, data.num_prompts, seed=seed)
     return [PromptText(text, data.name) for text in kept]
+
+
+def read_records(data: DataConfig) -> list[str | TokenIds]:
+    """Returns the prompts of records, and logs what was no text in them."""
+    skipped: Counter[str] = Counter()
+    texts = [
+        extract_prompt(row, data.fields, skipped, where=where)
+        for where, row in RECORDS[data.kind](data)
+    ]
+    if skipped:
+        log.warning("data=%s: %s", data.name, describe_skipped(skipped))
+    if num_empty := texts.count(""):
+        log.warning("data=%s: %d of %d records have no text", data.name, num_empty, len(texts))
+    return texts
 
 
 def choose_prompts(

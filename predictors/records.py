@@ -4,9 +4,11 @@ from typing import Annotated, Any, Self
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
+    StrictInt,
     ValidationError,
     model_serializer,
     model_validator,
@@ -19,6 +21,15 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 RouterSample = Annotated[str, Field(pattern=rf"^[0-9a-f]{{{8 * SAMPLES}}}$")]
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(gt=0)]
+
+
+def whole_number(value: Any) -> Any:
+    """Return 32 for 32.0, which data frames write for integers in columns with gaps."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[StrictInt, BeforeValidator(whole_number)]
+"""An integer in a file that a user wrote."""
 
 
 class StrictRecord(BaseModel):

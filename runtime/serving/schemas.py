@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from runtime.generation.messages import check_encodable
 from runtime.serving.errors import RequestError
 
 SEED_BITS = 63
@@ -32,12 +33,6 @@ MAX_ITEMS = 4096
 """Items of a list other than tokens."""
 MAX_TOKENS = 1 << 20
 """Tokens of a prompt; the model's context is the limit that counts."""
-
-
-def reject_surrogates(text: str) -> str:
-    """Raise ValueError for lone surrogates, which JSON can express and UTF-8 cannot."""
-    text.encode()
-    return text
 
 
 def at_most(limit: int) -> BeforeValidator:
@@ -71,7 +66,7 @@ def kind_of_list(given: Any) -> str:
 
 FIRST_ERROR = Field(fail_fast=True)
 """Validation of a list ends at the first invalid item."""
-Text = Annotated[str, AfterValidator(reject_surrogates)]
+Text = Annotated[str, AfterValidator(check_encodable)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_SEED)]
 Tokens = Annotated[list[TokenId], FIRST_ERROR, Field(min_length=1), at_most(MAX_TOKENS)]
 StopString = Annotated[Text, Field(min_length=1, max_length=MAX_STOP_LENGTH)]

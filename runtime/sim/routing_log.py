@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from predictors.metrics import Phase
+from predictors.records import Whole
 from runtime.errors import RoutingLogError
 
 UNKNOWN_TOKEN = -1
@@ -37,12 +38,12 @@ class LogLine(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    layer: int = Field(ge=0, lt=2**15)
-    experts: list[Annotated[int, Field(lt=2**15)]] = Field(min_length=1, max_length=2**15)
+    layer: Whole = Field(ge=0, lt=2**15)
+    experts: list[Annotated[Whole, Field(lt=2**15)]] = Field(min_length=1, max_length=2**15)
     weights: list[Annotated[float, Field(allow_inf_nan=False)]] | None = None
-    token: int | None = Field(default=None, ge=-1, lt=2**31)
-    request: int | str = 0
-    position: int | None = Field(default=None, ge=0, lt=2**31)
+    token: Whole | None = Field(default=None, ge=-1, lt=2**31)
+    request: Whole | str | None = None
+    position: Whole | None = Field(default=None, ge=0, lt=2**31)
     phase: str | None = None
 
 
@@ -75,7 +76,7 @@ class _LogLines:
     weights: list[list[float] | None] = field(default_factory=list)
 
     def add(self, line: LogLine) -> None:
-        name = str(line.request)
+        name = str(line.request or 0)
         number = self.numbers.setdefault(name, len(self.numbers))
         position = line.position
         if position is None:
@@ -193,12 +194,12 @@ def _join_rows(rows: list[dict[str, str]], where: str) -> LogLine:
     position = first.get("position") or first.get("step") or None
     try:
         fields = {
-            "layer": int(first["layer"]),
-            "experts": [int(row["expert"]) for row in rows],
+            "layer": float(first["layer"]),
+            "experts": [float(row["expert"]) for row in rows],
             "weights": [float(row["weight"]) for row in rows] if first.get("weight") else None,
-            "token": int(first["token"]) if first.get("token") else None,
-            "request": first.get("request") or 0,
-            "position": None if position is None else int(position),
+            "token": float(first["token"]) if first.get("token") else None,
+            "request": first.get("request"),
+            "position": None if position is None else float(position),
             "phase": first.get("phase") or None,
         }
     except ValueError as error:

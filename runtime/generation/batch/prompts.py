@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,21 +12,27 @@ from typing import Annotated, Any, NoReturn
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
-    StrictInt,
     StrictStr,
     ValidationError,
+    ValidationInfo,
+    model_validator,
 )
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from predictors.errors import MoecastError
 from predictors.files import require_plain_file
+from predictors.records import Whole
 from runtime.errors import PromptFileError
 from runtime.generation.chat_template import render
+from runtime.generation.messages import check_encodable, content_text, describe_skipped
 from runtime.hf.model_faults import check_tokens
 from runtime.hf.tokens import context_length, load_tokenizer
 from runtime.store.model_check import has_tokenizer
+
+log = logging.getLogger(__name__)
 
 KINDS = ("prompt", "messages", "tokens")
 """Each line has exactly one of these."""
@@ -44,30 +52,43 @@ class BatchPrompt:
 Batch = tuple[BatchPrompt, ...]
 
 
-def check_encodable(text: str) -> str:
-    """Refuse half a surrogate pair, which JSON can spell, but which is no character."""
-    text.encode()
-    return text
-
-
 Text = Annotated[StrictStr, AfterValidator(check_encodable)]
 
 
-class PromptMessage(BaseModel):
+def read_content(content: Any, info: ValidationInfo) -> str:
+    """Return a content's text; the context of the validation counts parts that are none."""
+    text = content_text(content, info.context)
+    if not text and not isinstance(content, str):
+        raise PromptFileError("it has no text")
+    return text
+
+
+class PromptLine(BaseModel):
+    """An object without unknown keys, in which null is absence."""
+
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class PromptMessage(PromptLine):
     role: Text
-    content: Text
+    content: Annotated[Text, BeforeValidator(read_content)]
 
 
-class PromptEntry(BaseModel):
+class PromptEntry(PromptLine):
     """A line of the input, or a mapping."""
 
-    model_config = ConfigDict(extra="forbid")
-    id: Text | StrictInt
+    id: Text | Whole | None = None
     prompt: Text | None = None
     messages: list[PromptMessage] | None = None
-    tokens: list[Annotated[StrictInt, Field(ge=0)]] | None = None
-    max_new_tokens: Annotated[StrictInt, Field(ge=1)]
+    tokens: list[Annotated[Whole, Field(ge=0)]] | None = None
+    max_new_tokens: Annotated[Whole, Field(ge=1)] | None = None
 
 
 @dataclass(frozen=True)
@@ -151,9 +172,10 @@ def _parse_entries(
 ) -> list[BatchPrompt]:
     prompts: list[BatchPrompt] = []
     seen: dict[PromptId, str] = {}
+    skipped: Counter[str] = Counter()
     for where, number, entry in entries:
         try:
-            prompt = _parse_entry(number, entry, encoder, max_new_tokens)
+            prompt = _parse_entry(number, entry, encoder, max_new_tokens, skipped)
         except ValidationError as error:
             raise PromptFileError(f"{where}: {_describe(error)}") from error
         except MoecastError as error:
@@ -164,15 +186,17 @@ def _parse_entries(
             )
         seen[prompt.id] = where
         prompts.append(prompt)
+    if skipped:
+        log.warning(describe_skipped(skipped))
     return prompts
 
 
 def _parse_entry(
-    number: int, entry: Any, encoder: PromptEncoder, max_new_tokens: int
+    number: int, entry: Any, encoder: PromptEncoder, max_new_tokens: int, skipped: Counter[str]
 ) -> BatchPrompt:
     if not isinstance(entry, Mapping):
         raise PromptFileError(f"a {type(entry).__name__} is not a prompt; write a JSON object")
-    given = PromptEntry.model_validate({"id": number, "max_new_tokens": max_new_tokens, **entry})
+    given = PromptEntry.model_validate(entry, context=skipped)
     kinds = [kind for kind in KINDS if getattr(given, kind) is not None]
     if len(kinds) != 1:
         raise PromptFileError(
@@ -188,13 +212,13 @@ def _parse_entry(
             raise PromptFileError(f"tokens must be ids from 0 to {encoder.vocabulary - 1}")
     if not tokens:
         raise PromptFileError(f"{kinds[0]} has no tokens to continue")
-    limit = given.max_new_tokens
+    limit = given.max_new_tokens or max_new_tokens
     if encoder.context is not None and len(tokens) + limit > encoder.context:
         raise PromptFileError(
             f"{len(tokens)} prompt tokens and max_new_tokens={limit} exceed the model's "
             f"context of {encoder.context}; shorten the prompt or lower max_new_tokens"
         )
-    return BatchPrompt(given.id, tuple(tokens), limit)
+    return BatchPrompt(number if given.id is None else given.id, tuple(tokens), limit)
 
 
 def _describe(error: ValidationError) -> str:
@@ -205,7 +229,11 @@ def _describe(error: ValidationError) -> str:
         return f"unknown key {name!r}; known are {', '.join(PromptEntry.model_fields)}"
     where = ".".join(str(part) for part in (name, *(place if name != "id" else ())))
     # An id may be of two types, and there is a fault for each.
-    texts = [fault["msg"].replace("Input", "it") for fault in faults if fault["loc"][0] == name]
+    texts = [
+        fault["msg"].removeprefix("Value error, ").replace("Input", "it")
+        for fault in faults
+        if fault["loc"][0] == name
+    ]
     return f"{where}: {' or '.join(texts if name == 'id' else texts[:1])}"
 
 

@@ -138,11 +138,31 @@ def test_import__reads_csv_with_a_row_for_each_expert(tmp_path: Path, name: str)
     assert trace.positions.tolist() == [0, 1]
 
 
+def test_import__reads_integers_as_data_frames_write_them(tmp_path: Path) -> None:
+    """Columns with gaps are of floats, and null is absence."""
+    plain = [{"layer": 0, "experts": [n], "token": 3, "position": n} for n in range(2)]
+    gaps = {"request": None, "phase": None, "weights": None}
+    framed = [{**gaps, "layer": 0.0, "experts": [n], "token": 3.0, "position": n} for n in range(2)]
+    traces = [
+        import_routing(write_log(tmp_path / f"{n}.jsonl", log), tmp_path / f"t{n}")
+        for n, log in enumerate((plain, framed))
+    ]
+    (tmp_path / "2.csv").write_text(
+        "layer,expert,token,position,request\n0.0,0,3.0,0.0,\n0.0,1,3.0,1.0,\n"
+    )
+    traces.append(import_routing(tmp_path / "2.csv", tmp_path / "t2"))
+    for trace in traces:
+        assert trace.positions.tolist() == [0, 1]
+        assert trace.tokens.tolist() == [3, 3]
+        np.testing.assert_array_equal(trace.column("experts", 0), [[0], [1]])
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         (CSV.replace("expert", "expert_id"), "line 1: columns .*expected layer, expert"),
-        (CSV + "2, one, 1, 0.5, decode, a\n", "line 10: invalid literal.*'one'"),
+        (CSV + "2, one, 1, 0.5, decode, a\n", "line 10: could not convert.*'one'"),
+        (CSV + "2, 1, 1.5, 0.5, decode, a\n", r"experts\.0: Input should be a valid integer"),
         (CSV + "2, 1\n", "line 10: expected 6 columns"),
     ],
 )

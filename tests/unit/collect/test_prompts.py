@@ -1,6 +1,7 @@
 """Prompts repeat, and a source that cannot be read has an error that says what to do."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from collect.plan import (
     make_batches,
     split_units,
 )
-from collect.prompts import cut_texts, extract_text, load_prompts
+from collect.prompts import cut_texts, extract_prompt, load_prompts
 from collect.traces.layout import Split, choose_split, prompt_digest
 
 
@@ -78,6 +79,15 @@ def test_text__is_cut(tmp_path: Path) -> None:
     assert 1 <= len(load_prompts(data)) <= 20
 
 
+USER = {"role": "user", "content": "hey"}
+PARTS = [
+    {"type": "text", "text": "look "},
+    {"type": "image_url", "image_url": {"url": "data:,"}},
+    {"type": "image_url", "text": None},
+    {"type": "text", "text": "at this"},
+]
+
+
 @pytest.mark.parametrize(
     ("row", "fields", "expected"),
     [
@@ -91,15 +101,63 @@ def test_text__is_cut(tmp_path: Path) -> None:
         ({"conversation": [{"role": "user", "content": "hey"}]}, ["conversation"], "hey"),
         ({"turns": ["first", "second"]}, ["turns"], "first"),
         ({"conversation": []}, ["conversation"], ""),
+        ({"messages": [{"role": "user", "content": PARTS}]}, [], "look at this"),
+        ({"messages": [{"role": "user", "content": PARTS[1:2]}, USER]}, [], "hey"),
+        ({"messages": [{"role": "user", "content": None}, USER]}, [], "hey"),
+        ({"messages": [{"role": "user", "content": None}]}, [], ""),
+        ({"messages": [{"role": "user"}, {"role": "assistant", "content": "me"}]}, [], ""),
+        ({"content": PARTS}, [], "look at this"),
+        ({"prompt": USER}, [], "hey"),
+        ({"prompt": None, "text": "there"}, [], "there"),
+        ({"prompt": None}, [], ""),
+        ({"tokens": None, "prompt": "there"}, [], "there"),
+        ({"tokens": [3.0, 1]}, [], (3, 1)),
     ],
 )
-def test_extract_text__takes_the_users_words(row: dict, fields: list[str], expected: str) -> None:
-    assert extract_text(row, fields, where="here") == expected
+def test_extract_prompt__takes_the_users_words(
+    row: dict, fields: list[str], expected: str | tuple[int, ...]
+) -> None:
+    assert extract_prompt(row, fields, Counter(), where="here") == expected
 
 
-def test_extract_text__unknown_key_lists_the_keys() -> None:
+def test_extract_prompt__unknown_key_lists_the_keys() -> None:
     with pytest.raises(PromptError, match=r"has no promt; it has id, prompt.*data\.fields"):
-        extract_text({"id": 1, "prompt": "x"}, ["promt"], where="f.jsonl, line 1")
+        extract_prompt({"id": 1, "prompt": "x"}, ["promt"], Counter(), where="f.jsonl, line 1")
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"text": 5}, "a int is neither a text nor a list of parts"),
+        ({"text": "\ud800"}, "surrogates not allowed"),
+        ("\ud800", "surrogates not allowed"),
+    ],
+)
+def test_extract_prompt__what_is_no_text_names_the_record(row: object, said: str) -> None:
+    with pytest.raises(PromptError, match=f"^line 3: .*{said}"):
+        extract_prompt(row, [], Counter(), where="line 3")
+
+
+def test_records__parts_that_are_no_text_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The same of a file and of the Hub, whose rows have every key of any other."""
+    rows = [
+        {"messages": [{"role": "user", "content": PARTS}]},
+        {"messages": [{"role": "user", "content": None}]},
+        {"messages": [{"role": "user", "content": [{"type": "image", "text": None}]}]},
+    ]
+    path = tmp_path / "parts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr("datasets.load_dataset", lambda *_args, **_options: rows)
+    for kind, where in ((SourceKind.JSONL, str(path)), (SourceKind.HUB, "owner/name")):
+        caplog.clear()
+        data = DataConfig(name="mine", kind=kind, path=where, min_chars=1)
+        assert [prompt.text for prompt in load_prompts(data)] == ["look at this"]
+        assert caplog.messages == [
+            "data=mine: 3 parts of messages are no text and are left out (1 image, 2 image_url)",
+            "data=mine: 2 of 3 records have no text",
+        ]
 
 
 def test_hub__out_of_reach_says_what_to_do() -> None:
@@ -178,7 +236,7 @@ def test_token_ids__stand_among_texts_and_are_taken_as_they_are(tmp_path: Path) 
     assert [one.tokens for one in encoded] == [(5, 1), (97, 98), (5,)]
 
 
-@pytest.mark.parametrize("tokens", [[], [1.5], ["a"], [True], [-1], 5, None])
+@pytest.mark.parametrize("tokens", [[], [1.5], ["a"], [True], [-1], 5])
 def test_token_ids__that_are_none_name_the_line(tmp_path: Path, tokens: object) -> None:
     path = tmp_path / "served.jsonl"
     path.write_text(json.dumps({"tokens": tokens}))

@@ -66,7 +66,17 @@ def test_read_prompts__the_digest_is_of_the_bytes(tmp_path):
         ('{"tokens": "12"}', "tokens: it should be a valid list"),
         ('{"messages": [{"role": "user"}]}', r"messages.0.content: Field required"),
         ('{"prompt": "a", "id": 1.5}', "id: it .* string or it .* integer"),
-        ('{"prompt": "a", "id": null}', "id: it should be a valid string"),
+        ('{"prompt": "a", "max_new_tokens": 32.5}', "max_new_tokens: it should be a valid integer"),
+        ('{"tokens": [1.0, 2.5]}', "tokens.1: it should be a valid integer"),
+        (
+            '{"messages": [{"role": "user", "content": null}]}',
+            r"messages.0.content: Field required",
+        ),
+        ('{"messages": [{"role": "user", "content": 5}]}', "content: a int is neither a text"),
+        (
+            '{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',
+            "messages.0.content: it has no text",
+        ),
         ('{"prompt": "a", "max_new_tokens": 0}', "max_new_tokens: it .* greater than or"),
         ('{"prompt": "a", "max_new_tokens": true}', "max_new_tokens: it should be a valid integer"),
         (r'{"prompt": "\ud800"}', "prompt: .* surrogates not allowed"),
@@ -78,6 +88,28 @@ def test_read_prompts__the_digest_is_of_the_bytes(tmp_path):
 def test_read_prompts__a_bad_line_is_named(tmp_path, line, said):
     with pytest.raises(PromptFileError, match=rf"line 3: .*{said}"):
         read(tmp_path, '{"prompt": "a", "id": "x"}', '{"prompt": "b"}', line, '{"prompt": "c"}')
+
+
+def test_read_prompts__null_is_absence_and_floats_may_be_whole(tmp_path):
+    """As data frames write columns with gaps."""
+    lines = [
+        {"id": None, "prompt": "a", "messages": None, "max_new_tokens": None, "source": None},
+        {"id": 9.0, "tokens": [3.0, 1.0], "max_new_tokens": 3.0},
+        {"messages": [{"role": "user", "content": "not to", "name": None}]},
+    ]
+    assert read(tmp_path, *map(json.dumps, lines)) == [
+        BatchPrompt(1, (1,), 4),
+        BatchPrompt(9, (3, 1), 3),
+        BatchPrompt(3, (7, 3, 2), 4),
+    ]
+
+
+def test_read_prompts__joins_parts_with_text_and_counts_the_others(tmp_path, caplog):
+    image = {"type": "image_url", "image_url": {"url": "data:,"}}
+    parts = [{"type": "text", "text": "not "}, image, {"type": "text", "text": "to"}]
+    line = json.dumps({"messages": [{"role": "user", "content": parts}]})
+    assert read(tmp_path, line, line) == [BatchPrompt(n, (7, 3, 2), 4) for n in (1, 2)]
+    assert caplog.messages == ["2 parts of messages are no text and are left out (2 image_url)"]
 
 
 def test_read_prompts__nothing_to_read_is_an_error(tmp_path):
