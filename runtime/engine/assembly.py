@@ -19,11 +19,9 @@ from runtime.policy.budget import Budget, SlotRequirements, count_slots, divide_
 from runtime.policy.build import (
     adapt_to_link,
     build_device_cache,
-    build_multi_device_cache,
     build_scheduler,
 )
 from runtime.policy.device_cache import DeviceCache
-from runtime.policy.multi_device_cache import DeviceCaches
 from runtime.policy.placement import ExpertPlacement, RankPart, place_experts
 from runtime.store.base import ExpertStore, max_decoded_bytes, max_slot_bytes
 from runtime.transfer.arena import Arena
@@ -231,7 +229,6 @@ def connect(
     driver.timeline = options.timeline
     host_compute = None
     if system.hybrid:
-        assert isinstance(cache, DeviceCache)
         host_compute = HostCompute(cache, devices[0].arenas[1], links[0])
     return Engine(
         store=store,
@@ -252,20 +249,16 @@ def _build_cache(
     system: SystemConfig,
     devices: Sequence[DeviceArenas],
     part: RankPart | None,
-) -> DeviceCaches:
+) -> DeviceCache:
     num_slots = [[arena.num_slots for arena in device.arenas] for device in devices]
     chunk_bytes = [layout.chunk_bytes for layout in store.layouts]
     placement = place_experts(store.experts_per_layer, len(devices))
-    if len(devices) > 1:
-        return build_multi_device_cache(
-            system, spec, num_slots=num_slots, chunk_bytes=chunk_bytes, placement=placement
-        )
     if part is not None:
         placement = part.blocks
     return build_device_cache(
         system,
         spec,
-        num_slots=num_slots[0],
+        num_slots=num_slots,
         chunk_bytes=chunk_bytes,
         placement=None if placement == ExpertPlacement() else placement,
         device=0 if part is None else part.rank,

@@ -22,8 +22,8 @@ from runtime.engine.host_compute import HostCompute
 from runtime.engine.stats import StepStats
 from runtime.errors import CheckpointError
 from runtime.policy.counters import CacheCounters, sum_counters
+from runtime.policy.device_cache import DeviceCache
 from runtime.policy.eviction.protocol import Expert
-from runtime.policy.multi_device_cache import DeviceCaches
 from runtime.policy.placement import ExpertPlacement
 from runtime.store.base import ExpertStore, max_decoded_bytes
 from runtime.store.packed.matrix import ExpertWeights
@@ -47,7 +47,7 @@ class Engine:
         *,
         store: ExpertStore,
         arenas: Sequence[Arena],
-        cache: DeviceCaches,
+        cache: DeviceCache,
         loop: WatchedLoop,
         driver: PredictorDriver,
         placement: ExpertPlacement | None = None,

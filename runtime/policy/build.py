@@ -14,7 +14,6 @@ from runtime.policy.eviction.klotski import LayerWindowEviction
 from runtime.policy.eviction.protocol import EvictionPolicy, Expert
 from runtime.policy.eviction.registry import make_eviction_policy
 from runtime.policy.forecast_scheduler import ForecastScheduler
-from runtime.policy.multi_device_cache import DeviceCaches, MultiDeviceCache
 from runtime.policy.placement import ExpertPlacement
 from runtime.policy.queue import find_prefetch_order
 from runtime.policy.tier import CacheTier
@@ -36,18 +35,37 @@ def build_device_cache(
     system: SystemConfig,
     spec: ModelSpec,
     *,
-    num_slots: Sequence[int],
+    num_slots: Sequence[Sequence[int]],
     chunk_bytes: Sequence[Sequence[int]],
     placement: ExpertPlacement | None = None,
     device: int = 0,
 ) -> DeviceCache:
-    """Builds the cache of one device with tiers of `num_slots` experts, the computing tier first.
-
-    A tier is divided among the layers only if it holds a step's experts of every layer.
+    """Builds the cache of one device or more.
 
     Args:
+        num_slots: Of each device, the experts that each of its tiers holds, the computing one
+            first.
         chunk_bytes: Bytes of each chunk, of each layer's experts.
-        placement: Experts of each of several devices; None: this one has all.
+        placement: Experts of each of several devices; None: the only one has all.
+        device: Number of the first of these devices in the placement.
+    """
+    tiers = []
+    for number, slots in enumerate(num_slots, start=device):
+        tiers += _build_tiers(system, spec, slots, chunk_bytes, placement, number)
+    return DeviceCache(tiers, num_experts=spec.num_experts, system=system, placement=placement)
+
+
+def _build_tiers(
+    system: SystemConfig,
+    spec: ModelSpec,
+    num_slots: Sequence[int],
+    chunk_bytes: Sequence[Sequence[int]],
+    placement: ExpertPlacement | None,
+    device: int,
+) -> list[CacheTier]:
+    """Builds the tiers of one device.
+
+    A tier is divided among the layers only if it holds a step's experts of every layer.
     """
     if placement is not None:
         system = _restrict_knowledge(system, spec, placement, device)
@@ -87,15 +105,10 @@ def build_device_cache(
             order=find_prefetch_order(system.priority),
             below=below,
             idle_prefetch=system.idle_prefetch or isinstance(policy, LayerWindowEviction),
+            device=device,
         )
         tiers.insert(0, below)
-    return DeviceCache(
-        tiers,
-        num_experts=spec.num_experts,
-        system=system,
-        placement=placement,
-        device=device,
-    )
+    return tiers
 
 
 def make_policy(system: SystemConfig, spec: ModelSpec) -> EvictionPolicy:
@@ -107,30 +120,6 @@ def make_policy(system: SystemConfig, spec: ModelSpec) -> EvictionPolicy:
         top_k=spec.top_k,
         options=system.eviction_options,
     )
-
-
-def build_multi_device_cache(
-    system: SystemConfig,
-    spec: ModelSpec,
-    *,
-    num_slots: Sequence[Sequence[int]],
-    chunk_bytes: Sequence[Sequence[int]],
-    placement: ExpertPlacement | None = None,
-) -> MultiDeviceCache:
-    """Builds a cache for each of several devices, with tiers of `num_slots[device]` experts."""
-    placement = placement or ExpertPlacement(len(num_slots))
-    devices = [
-        build_device_cache(
-            system,
-            spec,
-            num_slots=slots,
-            chunk_bytes=chunk_bytes,
-            placement=placement,
-            device=device,
-        )
-        for device, slots in enumerate(num_slots)
-    ]
-    return MultiDeviceCache(devices, placement=placement)
 
 
 def _restrict_knowledge(
@@ -157,9 +146,7 @@ def _restrict_knowledge(
     return replace(system, eviction_options=options)
 
 
-def build_scheduler(
-    system: SystemConfig, spec: ModelSpec, cache: DeviceCaches
-) -> ForecastScheduler:
+def build_scheduler(system: SystemConfig, spec: ModelSpec, cache: DeviceCache) -> ForecastScheduler:
     """Builds the scheduler of forecasts, adaptive if the system is."""
     adaptive_prefetch = None
     if system.adaptive:

@@ -1,6 +1,10 @@
-"""The cache of one device: ProMoE, algorithm 2, over its tiers, and the order of computation."""
+"""The cache of one device, or of several: ProMoE, algorithm 2, and the order of computation.
 
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+Every expert belongs to one device, which has separate tiers, queues and counters (MoE-Infinity,
+request level, section 5.3: "for each GPU, we create an independent I/O thread").
+"""
+
+from collections.abc import Collection, Container, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
@@ -8,7 +12,7 @@ import numpy as np
 from predictors.base import Ints
 from runtime.config import SystemConfig
 from runtime.policy.cache import CacheEntry
-from runtime.policy.counters import CacheCounters
+from runtime.policy.counters import CacheCounters, sum_counters
 from runtime.policy.eviction.protocol import Expert, Probabilities
 from runtime.policy.placement import ExpertPlacement
 from runtime.policy.tier import CacheTier
@@ -16,37 +20,17 @@ from runtime.policy.tier import CacheTier
 NOTHING_EARLY: Mapping[int, bool] = MappingProxyType({})
 
 
-def order_computation(
-    system: SystemConfig,
-    tokens_per_expert: Mapping[int, int],
-    progress: Callable[[int], float] | None,
-) -> list[int]:
-    """Returns a layer's experts in the order in which to compute them.
-
-    Resident experts come first, then those in flight by the chunks that have arrived, then missing
-    ones (ProMoE, section 5.3); without reordering by id, or by the number of their tokens.
-    `progress` is None where all are resident.
-    """
-    order = sorted(tokens_per_expert)
-    if system.hot_first:
-        order.sort(key=tokens_per_expert.__getitem__, reverse=True)
-    if system.reordered and progress is not None:
-        order.sort(key=progress, reverse=True)
-    return order
-
-
 class DeviceCache:
-    """Decides in which order a layer's experts are requested and computed on one device.
+    """Decides in which order a layer's experts are requested and computed.
 
-    Every method is given all experts of a layer; those that the placement assigns to other devices
-    are ignored. One thread calls it.
+    Every method is given all experts of a layer; those of devices without a tier here are ignored.
+    One thread calls it.
 
     Args:
-        tiers: The computing tier, then the one below it, and so on.
+        tiers: Of one device after another: the computing tier, the one below it, and so on.
         num_experts: Most experts of a layer, those of other devices included.
         system: What to request and in which order (ProMoE, figure 12; MoE-Infinity; Klotski).
-        placement: Experts of each device; None: all experts are on this one.
-        device: Number of this device in the placement.
+        placement: Experts of each device, by `CacheTier.device`; None: all are on the only one.
     """
 
     def __init__(
@@ -56,22 +40,22 @@ class DeviceCache:
         num_experts: int,
         system: SystemConfig,
         placement: ExpertPlacement | None = None,
-        device: int = 0,
     ):
         self.tiers = tuple(tiers)
-        self.top = self.tiers[0]
+        self._tops = tuple(tier for tier in tiers if tier.is_top)
+        self._lower = tuple(tier for tier in tiers if not tier.is_top)
+        self.top = self._tops[0]
         self.system = system
         self._early_preemption = system.early_preemption
         self._reordered = system.reordered
         self._cancel_outdated = system.cancel
         self._drop_used = system.drop_used
-        self._placement = placement
-        self._device = device
+        self._placement = placement or ExpertPlacement()
+        self._only = self.top if placement is None else None
+        """The computing tier of all experts; None: `_top` says which is an expert's."""
+        self._top_of_device = {top.device: top for top in self._tops}
         self._num_experts = num_experts
-        num_layers = len(self.top.counters)
-        self._num_owned = (placement or ExpertPlacement()).num_owned(
-            device, num_layers=num_layers, num_experts=num_experts
-        )
+        self._num_owned = sum(len(self._list_owned(top)) for top in self._tops)
         self._predicted: dict[int, dict[int, bool]] = {}
         """Experts predicted for each layer since it was last routed, and whether each was resident
         then without a prediction having fetched it."""
@@ -88,63 +72,77 @@ class DeviceCache:
     # ---- ownership
 
     def owns(self, expert: Expert) -> bool:
-        return self._placement is None or self._placement.device(expert) == self._device
+        """Returns whether the expert is on a device that has tiers here."""
+        return self._only is not None or self._placement.device(expert) in self._top_of_device
 
     def _own(self, layer: int, experts: Collection[int]) -> Collection[int]:
-        if self._placement is None:
+        if self._only is not None:
             return experts
         return [e for e in experts if self.owns((layer, e))]
 
-    def _mask(self, layer: int, value_E: Probabilities) -> Probabilities:
+    def _top(self, expert: Expert) -> CacheTier:
+        """Returns the computing tier of one of the experts that are here."""
+        return self._only or self._top_of_device[self._placement.device(expert)]
+
+    def _on_device(self, tier: CacheTier, layer: int, experts: Sequence[int]) -> Sequence[int]:
+        if self._only is not None:
+            return experts
+        return [e for e in experts if self._placement.device((layer, e)) == tier.device]
+
+    def _mask(self, tier: CacheTier, layer: int, value_E: Probabilities) -> Probabilities:
         """Returns 0 for other devices' experts: the eviction policy must not fetch them."""
-        if self._placement is None:
+        if self._only is not None:
             return value_E
-        mask_E = self._placement.mask(layer, self._device, np.shape(value_E)[-1])
+        mask_E = self._placement.mask(layer, tier.device, np.shape(value_E)[-1])
         return np.where(mask_E, value_E, 0.0)
 
     # ---- counters and sizes
 
     @property
     def counters(self) -> list[CacheCounters]:
-        return self.top.counters
-
-    @counters.setter
-    def counters(self, counters: list[CacheCounters]) -> None:
-        self.top.counters = counters
+        """Counters of each layer in the computing tiers, of several devices added up."""
+        if len(self._tops) == 1:
+            return self.top.counters
+        return list(map(sum_counters, zip(*[top.counters for top in self._tops], strict=True)))
 
     @property
     def num_slots(self) -> int:
-        return self.top.cache.num_slots
+        return sum([top.cache.num_slots for top in self._tops])
 
     @property
     def pending_bytes(self) -> int:
         """Bytes fetched on predictions whose expert has not been requested yet."""
-        entries = list(self.top.cache.entries.values())  # any thread may ask
+        # Any thread may ask.
+        entries = [entry for top in self._tops for entry in list(top.cache.entries.values())]
         return sum([entry.speculative_bytes for entry in entries])
 
     # ---- lookups
 
     @property
     def is_complete(self) -> bool:
-        """Whether all of the device's experts are in the computing tier to stay.
+        """Whether all experts of the devices are in the computing tiers to stay.
 
         From then on every request is a hit and nothing is fetched or evicted, so that forecasts,
         reuse scores and routing make no difference: `count_routed` is all that a layer needs.
         """
-        return self.top.num_ready == self._num_owned and not self._drop_used
+        return self._changing_tiers() is self._lower
 
     def is_ready(self, expert: Expert) -> bool:
-        return self.top.is_ready(expert)
+        top = self._only or self._top(expert)
+        return top.is_ready(expert)
 
     def first_ready(self, layer: int, experts: Sequence[int]) -> int | None:
         """Returns the first of a layer's experts that is ready; None: none is."""
-        return self.top.first_ready(layer, experts)
-
-    def progress(self, expert: Expert) -> float:
-        return self.top.progress(expert)
+        for e in experts:
+            expert = layer, e
+            top = self._only or self._top(expert)
+            if top.is_ready(expert):
+                return e
+        return None
 
     def entry(self, expert: Expert) -> CacheEntry | None:
-        return self.top.cache.entries.get(expert)
+        top = self._only or self._top(expert)
+        return top.cache.entries.get(expert)
 
     def requested_early(self, layer: int) -> Collection[int]:
         """Returns what `request_early` has requested in a layer that is not fully routed yet."""
@@ -160,8 +158,11 @@ class DeviceCache:
 
     def _changing_tiers(self) -> Sequence[CacheTier]:
         """Returns the tiers that may still evict something; other policies need no events."""
-        is_complete = self.top.num_ready == self._num_owned and not self._drop_used
-        return self.tiers[1:] if is_complete else self.tiers
+        num_ready = 0
+        for top in self._tops:
+            num_ready += top.num_ready
+        is_complete = num_ready == self._num_owned and not self._drop_used
+        return self._lower if is_complete else self.tiers
 
     def begin_step(self, requests_T: Ints) -> None:
         self._cancel_early()
@@ -180,11 +181,11 @@ class DeviceCache:
 
     def on_forecast(self, layer: int, probability_E: Probabilities) -> None:
         for tier in self._changing_tiers():
-            tier.cache.on_forecast(layer, self._mask(layer, probability_E))
+            tier.cache.on_forecast(layer, self._mask(tier, layer, probability_E))
 
     def on_reuse_scores(self, layer: int, score_1E: Probabilities) -> None:
         for tier in self._changing_tiers():
-            tier.cache.on_reuse_scores(layer, self._mask(layer, score_1E))
+            tier.cache.on_reuse_scores(layer, self._mask(tier, layer, score_1E))
 
     # ---- predictions
 
@@ -207,28 +208,30 @@ class DeviceCache:
             named: Experts that the forecast names, for the counters; None: `experts`.
         """
         assert len(experts) == len(probabilities), (experts, probabilities)
-        named_experts: Collection[int] = experts if named is None else named
-        if self._placement is not None:
-            own = [i for i, e in enumerate(experts) if self.owns((layer, e))]
-            experts, probabilities = [experts[i] for i in own], [probabilities[i] for i in own]
-            named_experts = self._own(layer, named_experts)
         predicted = self._predicted.get(layer)
         if predicted is None:
             predicted = self._predicted[layer] = {}
         if self._cancel_outdated:
-            self.top.cancel_prefetches(layer, set(experts))
+            kept = set(experts)
+            for top in self._tops:
+                top.cancel_prefetches(layer, kept)
             predicted.clear()
-        top = self.top
-        for e in named_experts:
+        for e in self._own(layer, experts if named is None else named):
             if e not in predicted:
                 expert = layer, e
+                top = self._only or self._top(expert)
                 entry = top.cache.entries.get(expert)
                 is_known = entry is not None and not entry.speculative_bytes
                 predicted[e] = is_known and top.is_ready(expert)
-        share = top.cache.share(layer)
-        if len(experts) > share:
-            experts = experts[:share]
-        top.prefetch_all(layer, experts, probabilities)
+        importance = probabilities
+        for top in self._tops:
+            own, share = self._on_device(top, layer, experts), top.cache.share(layer)
+            if self._only is None:
+                given = dict(zip(experts, probabilities, strict=True))
+                importance = [given[e] for e in own]
+            if len(own) > share:
+                own = own[:share]
+            top.prefetch_all(layer, own, importance)
 
     def set_idle_prefetch(self, on: bool) -> None:
         """Sets whether idle links fetch the experts with the highest scores."""
@@ -252,7 +255,7 @@ class DeviceCache:
         for e in new:
             early[e] = self._count_request(layer, e, self._predicted.get(layer, {}))
             if layer not in self._displaced:
-                self.top.request((layer, e))
+                self._top((layer, e)).request((layer, e))
         return new
 
     def _pin_predicted(self, layer: int) -> None:
@@ -260,9 +263,9 @@ class DeviceCache:
 
         Tokens that have yet to reach the layer may need them, and other requests would evict them.
         """
-        pinned = [e for e in self._predicted.get(layer, {}) if (layer, e) in self.top.cache.entries]
+        pinned = [e for e in self._predicted.get(layer, {}) if self.entry((layer, e)) is not None]
         for e in pinned:
-            self.top.pin((layer, e))
+            self._top((layer, e)).pin((layer, e))
         self._pinned_early[layer] = pinned
 
     def displace_early(self, layer: int) -> bool:
@@ -275,7 +278,8 @@ class DeviceCache:
         if not self._early:
             return False
         others = [other for other in self._early if other != layer and other not in self._displaced]
-        if not others or not all(entry.pins for entry in self.top.cache.entries.values()):
+        tops = [top.cache.entries.values() for top in self._tops]
+        if not others or not any(all(entry.pins for entry in entries) for entries in tops):
             return False
         for one in others:
             self._release_early(one)
@@ -316,7 +320,7 @@ class DeviceCache:
         pinned there until `release_below`.
         """
         own = tokens_per_expert
-        if self._placement is not None:
+        if self._only is None:
             own = {e: tokens_per_expert[e] for e in self._own(layer, tokens_per_expert)}
         early = self._early.pop(layer, NOTHING_EARLY)
         num_missing = self.count_routed(layer, own, early)
@@ -332,23 +336,29 @@ class DeviceCache:
             self.cancel(layer, [e for e in held if e not in own])
         pinned = self._pinned_early.pop(layer, ())
         for tier in self._changing_tiers():
-            tier.cache.on_routed(layer, own)
+            here = own
+            if self._only is None:
+                here = {e: own[e] for e in self._on_device(tier, layer, list(own))}
+            tier.cache.on_routed(layer, here)
         if computed_below:
             own = {e: n for e, n in own.items() if e not in computed_below}
         self._advance(layer)
         if self._early_preemption or self._cancel_outdated:
             # ProMoE, algorithm 2, line 12; prefetches of experts that are needed go on.
-            self.top.cancel_prefetches(layer, keep=own)
+            for top in self._tops:
+                top.cancel_prefetches(layer, keep=own)
         if self._drop_used:
-            self._evict_unused(
-                layer, [e for owner, e in self.top.cache.entries if owner == layer], own
-            )
+            for top in self._tops:
+                resident = [e for owner, e in top.cache.entries if owner == layer]
+                self._evict_unused(layer, resident, own)
         all_ready = num_missing == 0 and not early
         order = self._order_computation(layer, own, all_ready)
         if self._early_preemption:
             for e in order:
                 if e not in held:
-                    self.top.request((layer, e))
+                    expert = layer, e
+                    top = self._only or self._top(expert)
+                    top.request(expert)
         if pinned:
             self.cancel(layer, pinned)
         if self._drop_used:
@@ -358,11 +368,19 @@ class DeviceCache:
     def _order_computation(
         self, layer: int, tokens_per_expert: Mapping[int, int], all_ready: bool
     ) -> list[int]:
-        return order_computation(
-            self.system,
-            tokens_per_expert,
-            None if all_ready else lambda e: self.top.progress((layer, e)),
-        )
+        """Returns a layer's experts in the order in which to compute them.
+
+        Resident experts come first, then those in flight by the chunks that have arrived, then
+        missing ones (ProMoE, section 5.3); without reordering by id, or by the number of their
+        tokens.
+        """
+        order = sorted(tokens_per_expert)
+        if self.system.hot_first:
+            order.sort(key=tokens_per_expert.__getitem__, reverse=True)
+        if self._reordered and not all_ready:
+            tops = {e: self._only or self._top((layer, e)) for e in order}
+            order.sort(key=lambda e: tops[e].progress((layer, e)), reverse=True)
+        return order
 
     def release_below(self, layer: int, experts: Collection[int]) -> None:
         """Unpins experts that have been computed in host memory."""
@@ -373,7 +391,7 @@ class DeviceCache:
     def _evict_unused(self, layer: int, experts: Sequence[int], used: Collection[int]) -> None:
         for e in experts:
             if e not in used:
-                self.top.evict((layer, e))
+                self._top((layer, e)).evict((layer, e))
 
     def next_candidates(self, layer: int, pending: Sequence[int]) -> Sequence[int]:
         """Returns which of the pending experts may be computed next, whichever is ready first.
@@ -395,8 +413,9 @@ class DeviceCache:
         Its layer was not requested at once, or `make_room` cancelled it while it was in flight, and
         it has arrived all the same: without a pin it could be evicted while it is computed.
         """
-        if not self.top.is_requested(expert):
-            self.top.request(expert)
+        top = self._only or self._top(expert)
+        if not top.is_requested(expert):
+            top.request(expert)
 
     def make_room(self, layer: int, expert: int, coming: Sequence[int]) -> None:
         """Makes the expert the next to be computed.
@@ -405,8 +424,9 @@ class DeviceCache:
         for a slot that only experts hold, or are about to get, that it computes later: as many of
         `coming` as there are slots keep their requests, in the order in which they are computed.
         """
-        others = [e for e in self._own(layer, coming) if e != expert]
-        num_others = max(0, self.top.cache.share(layer) - 1)
+        top = self._top((layer, expert))
+        others = [e for e in self._on_device(top, layer, coming) if e != expert]
+        num_others = max(0, top.cache.share(layer) - 1)
         self.cancel(layer, others[num_others:])
         self.request((layer, expert))
         if self._early_preemption:
@@ -415,16 +435,18 @@ class DeviceCache:
 
     def release(self, expert: Expert) -> None:
         """Ends the request of an expert that has been computed."""
-        assert expert in self.top.cache.entries, expert
-        self.top.release(expert)
+        top = self._only or self._top(expert)
+        assert expert in top.cache.entries, expert
+        top.release(expert)
         if self._drop_used:
-            self.top.evict(expert)
+            top.evict(expert)
 
     def cancel(self, layer: int, experts: Sequence[int]) -> None:
         """Ends the requests of experts that are not going to be computed."""
         for e in self._own(layer, experts):
-            if self.top.is_requested((layer, e)):
-                self.top.release((layer, e))
+            top = self._top((layer, e))
+            if top.is_requested((layer, e)):
+                top.release((layer, e))
 
     # ---- counting
 
@@ -444,14 +466,16 @@ class DeviceCache:
         for e in self._own(layer, experts):
             if e not in early and not self._count_request(layer, e, named):
                 num_missing += 1
-        if named:
-            top = self.top
+        if not named:
+            return num_missing
+        for e, was_resident in named.items():
+            expert = layer, e
+            top = self._only or self._top(expert)
             counters = top.counters[layer]
-            counters.predicted += len(named)
-            for e, was_resident in named.items():
-                if early[e] if e in early else top.is_ready((layer, e)):
-                    counters.predicted_in_time += 1
-                    counters.predicted_resident += was_resident
+            counters.predicted += 1
+            if early[e] if e in early else top.is_ready(expert):
+                counters.predicted_in_time += 1
+                counters.predicted_resident += was_resident
         return num_missing
 
     def _count_request(self, layer: int, e: int, named: Container[int]) -> bool:
@@ -459,9 +483,9 @@ class DeviceCache:
 
         `named`: experts of the layer that forecasts have named.
         """
-        top = self.top
-        counters = top.counters[layer]
         expert = layer, e
+        top = self._only or self._top(expert)
+        counters = top.counters[layer]
         is_hit = top.count_request(expert)
         entry = top.cache.entries.get(expert)
         if entry is not None and entry.speculative_bytes:
@@ -485,11 +509,12 @@ class DeviceCache:
         experts that cannot fit into GPU" (MoE-Infinity, sequence level, section 6.1). Without
         `fill_first_layers` the computing tier begins empty.
         """
-        rest = self._list_owned()
         tiers: list[list[Expert]] = []
         for tier in self.tiers:
+            if tier.is_top:
+                rest = self._list_owned(tier)
             own: list[Expert] = []
-            if tier is not self.top or self.system.fill_first_layers:
+            if not tier.is_top or self.system.fill_first_layers:
                 own = tier.fitting(rest)
                 filled = set(own)
                 rest = [expert for expert in rest if expert not in filled]
@@ -497,14 +522,20 @@ class DeviceCache:
         return tiers
 
     def fill_when_idle(self) -> None:
-        """Lets idle links fetch all experts, in topological order, if no tier has to evict any."""
-        if min(tier.cache.num_slots for tier in self.tiers) >= self._num_owned:
-            self.top.fill_when_idle(self._list_owned())
+        """Lets idle links fetch all experts, in topological order, where no tier evicts any."""
+        for top in self._tops:
+            experts, tier = self._list_owned(top), top
+            while tier.below is not None and tier.cache.num_slots >= len(experts):
+                tier = tier.below
+            if tier.cache.num_slots >= len(experts):
+                top.fill_when_idle(experts)
 
-    def _list_owned(self) -> list[Expert]:
-        """Return the device's experts, in topological order."""
-        experts = np.ndindex(len(self.top.counters), self._num_experts)
-        return [(layer, e) for layer, e in experts if self.owns((layer, e))]
+    def _list_owned(self, top: CacheTier) -> list[Expert]:
+        """Return the experts of a tier's device, in topological order."""
+        experts = np.ndindex(len(top.counters), self._num_experts)
+        return [
+            (layer, e) for layer, e in experts if self._placement.device((layer, e)) == top.device
+        ]
 
     def fill(self) -> None:
         """Fills the tiers at once, where no bytes are moved."""

@@ -7,7 +7,7 @@ from predictors.base import ConsecutiveForecasts, Forecast, Forecasts, Ints
 from predictors.errors import MoecastError, unknown
 from runtime.compiled import is_compiled
 from runtime.policy.adaptive_switch import AdaptiveSwitch
-from runtime.policy.multi_device_cache import DeviceCaches
+from runtime.policy.device_cache import DeviceCache
 from runtime.policy.queue import find_prefetch_order
 
 CANDIDATES = ("named", "all", "slots")
@@ -36,7 +36,7 @@ class ForecastScheduler:
 
     def __init__(
         self,
-        cache: DeviceCaches,
+        cache: DeviceCache,
         *,
         top_k: int,
         adaptive_prefetch: AdaptiveSwitch | None = None,

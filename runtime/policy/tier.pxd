@@ -15,6 +15,7 @@ cdef class TransferTask:
 
 cdef class CacheTier:
     cdef public ExpertCache cache
+    cdef readonly Py_ssize_t device
     cdef public TransferQueue queue
     cdef public list counters
     cdef public CacheTier below
@@ -35,8 +36,6 @@ cdef class CacheTier:
     cpdef Py_ssize_t num_chunks(self, tuple expert)
     @cython.locals(entry=CacheEntry)
     cpdef bint is_ready(self, tuple expert)
-    @cython.locals(entry=CacheEntry, num_chunks=Py_ssize_t)
-    cpdef first_ready(self, Py_ssize_t layer, experts)
     @cython.locals(entry=CacheEntry)
     cpdef double progress(self, tuple expert) except? -2
     @cython.locals(entry=CacheEntry)

@@ -72,6 +72,7 @@ class CacheTier:
         whole_requests: Transfer the rest of a requested expert at once: nothing may interrupt it.
         least_prefetch: Bytes that a prefetch transfers at once at least, if as many are missing.
         idle_prefetch: Fetch the eviction policy's candidates while nothing is requested.
+        device: Number of its device, where a model's experts are spread over several.
     """
 
     def __init__(
@@ -85,8 +86,10 @@ class CacheTier:
         whole_requests: bool = False,
         least_prefetch: int = 0,
         idle_prefetch: bool = False,
+        device: int = 0,
     ):
         self.cache = cache
+        self.device = device
         self.queue = TransferQueue(order, num_layers=len(chunk_bytes))
         self.counters = [CacheCounters() for _ in chunk_bytes]
         self.below = below
@@ -158,15 +161,6 @@ class CacheTier:
     def is_ready(self, expert: Expert) -> bool:
         entry = self._entries.get(expert)
         return entry is not None and entry.ready_chunks == self._num_chunks[expert[0]]
-
-    def first_ready(self, layer: int, experts: Iterable[int]) -> int | None:
-        """Returns the first of a layer's experts that is ready; None: none is."""
-        entries, num_chunks = self._entries, self._num_chunks[layer]
-        for e in experts:
-            entry = entries.get((layer, e))
-            if entry is not None and entry.ready_chunks == num_chunks:
-                return e
-        return None
 
     def progress(self, expert: Expert) -> float:
         """Returns a number that is larger the sooner the expert is ready; -1 without a slot."""

@@ -16,12 +16,11 @@ from runtime.config import SystemConfig
 from runtime.policy.build import (
     adapt_to_link,
     build_device_cache,
-    build_multi_device_cache,
     build_scheduler,
 )
 from runtime.policy.counters import CacheCounters, sum_counters
 from runtime.policy.device_cache import DeviceCache
-from runtime.policy.multi_device_cache import DeviceCaches
+from runtime.policy.placement import ExpertPlacement
 from runtime.sim.group import simulate_dense, simulate_experts
 from runtime.sim.hardware import Hardware, count_tier_slots, hybrid_hardware, prediction_seconds
 from runtime.sim.routing import RecordedRouting
@@ -224,15 +223,20 @@ def replay(
     system = adapt_to_link(system, slows_computing=slows_computing)
     chunk_bytes = [hardware.chunk_bytes] * spec.num_layers
     active = predictor if system.prefetch else None
-    cache: DeviceCaches
     simulator: AnySimulator
-    if interconnect is None:
-        cache = build_device_cache(system, spec, num_slots=budget_slots, chunk_bytes=chunk_bytes)
-        devices = [cache]
-    else:
-        num_slots = [budget_slots] * interconnect.num_devices
-        cache = build_multi_device_cache(system, spec, num_slots=num_slots, chunk_bytes=chunk_bytes)
-        devices = list(cache.devices)
+    num_devices = 1 if interconnect is None else interconnect.num_devices
+    placement = None if interconnect is None else ExpertPlacement(num_devices)
+    devices = [
+        build_device_cache(
+            system,
+            spec,
+            num_slots=[budget_slots],
+            chunk_bytes=chunk_bytes,
+            placement=placement,
+            device=device,
+        )
+        for device in range(num_devices)
+    ]
     schedulers = [build_scheduler(system, spec, device) for device in devices]
     simulators = [
         Simulator(
@@ -250,7 +254,8 @@ def replay(
     else:
         simulator = interconnect.connect(simulators, devices)
     if fills_host or system.fill_first_layers:
-        cache.fill()
+        for device in devices:
+            device.fill()
     stats = ReplayStats(
         prefill=[CacheCounters() for _ in range(spec.num_layers)],
         decode=[CacheCounters() for _ in range(spec.num_layers)],
@@ -265,8 +270,9 @@ def replay(
     for step in steps:
         requests = set(step.requests_T.tolist())
         is_prefill = len(step.tokens_T) > len(requests)
-        cache.counters = stats.prefill if is_prefill else stats.decode
-        cache.begin_step(step.requests_T)
+        for device in devices:
+            device.top.counters = stats.prefill if is_prefill else stats.decode
+            device.begin_step(step.requests_T)
         start, stall_seconds = simulator.now, simulator.stall_seconds
         predictor_seconds = simulator.predictor_seconds
         _simulate_step(
@@ -278,7 +284,8 @@ def replay(
             predictor_seconds=prediction_seconds(hardware, active, len(step.tokens_T)),
             reuse_predictor=reuse_predictor,
         )
-        cache.end_step()
+        for device in devices:
+            device.end_step()
         times = stats.ttft_seconds if is_prefill else stats.tpot_seconds
         if not is_prefill and (was_prefill or not times):
             stats.run_starts.append(len(times))

@@ -6,8 +6,8 @@ book: requests first, then as many prefetches as the link transfers until the ne
 
 from collections.abc import Sequence
 
+from runtime.policy.device_cache import DeviceCache
 from runtime.policy.eviction.protocol import Expert
-from runtime.policy.multi_device_cache import DeviceCaches
 from runtime.policy.tier import CacheTier, TransferTask
 from runtime.transfer.ring import Ring
 from runtime.transfer.timeline import TimelineSink
@@ -187,7 +187,7 @@ class TransferLoop:
 
     # ---- waiting
 
-    def wait_for(self, cache: DeviceCaches, layer: int, candidates: Sequence[int]) -> int:
+    def wait_for(self, cache: DeviceCache, layer: int, candidates: Sequence[int]) -> int:
         """Returns the first candidate that is ready, at once or when one is.
 
         Raises:

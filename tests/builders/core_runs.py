@@ -166,7 +166,7 @@ def run_operations(seed: int) -> list[str]:
         system = replace(system, eviction="lru", eviction_options={})
     num_slots = [chance.randint(6, 16), chance.randint(8, 32)][: chance.randint(1, 2)]
     core = build_device_cache(
-        system, SPEC, num_slots=num_slots, chunk_bytes=[CHUNKS] * SPEC.num_layers
+        system, SPEC, num_slots=[num_slots], chunk_bytes=[CHUNKS] * SPEC.num_layers
     )
     scheduler = build_scheduler(system, SPEC, core)
     answers: list[Any] = []

@@ -24,7 +24,7 @@ from runtime.hf.probes import Probes
 from runtime.policy.adaptive_switch import AdaptiveSwitch
 from runtime.policy.budget import Budget
 from runtime.policy.eviction.static import StaticEviction
-from runtime.policy.multi_device_cache import MultiDeviceCache
+from runtime.policy.placement import ExpertPlacement
 from runtime.transfer.watched_loop import WatchedLoop
 
 # Of files that are never compiled: compiled functions have no code objects.
@@ -34,7 +34,7 @@ EXPECTED = {
     Engine.__init__: "engine",
     ReusePredictor.__init__: "forecast",
     AdaptiveSwitch.record_step: "planning",
-    MultiDeviceCache.__init__: "requests",
+    ExpertPlacement.device: "requests",
     StaticEviction.__init__: "eviction",
     WatchedLoop.drain: "transfers",
     WatchedLoop.wait: "waits",

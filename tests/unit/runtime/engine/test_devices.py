@@ -45,14 +45,12 @@ def expected(folder):
 
 def held_where_they_belong(engine) -> list[int]:
     """How many experts each device's tiers hold; fails where one holds another's."""
-    placement = ExpertPlacement(len(engine.cache.devices))
-    counts = []
+    tops = [tier for tier in engine.cache.tiers if tier.is_top]
+    placement = ExpertPlacement(len(tops))
     settle(engine)
-    for device, shard in enumerate(engine.cache.devices):
-        for tier in shard.tiers:
-            assert all(placement.device(expert) == device for expert in tier.cache)
-        counts.append(len(list(shard.top.cache)))
-    return counts
+    for tier in engine.cache.tiers:
+        assert all(placement.device(expert) == tier.device for expert in tier.cache)
+    return [len(list(top.cache)) for top in tops]
 
 
 @pytest.mark.parametrize(
@@ -167,16 +165,17 @@ def test_devices__are_interrupted_and_serve_again(folder, expected, monkeypatch)
     use_patchable_core(monkeypatch)
     model = serve(folder, budget="40%", devices=["cpu", "cpu"])
     engine = model.moecast.engine
-    routed, calls = engine.cache.devices[1].request_routed, []
+    (top,) = (tier for tier in engine.cache.tiers if tier.is_top and tier.device == 1)
+    request, calls = top.request, []
 
-    def interrupted(layer, tokens):
-        calls.append(layer)
+    def interrupted(expert):
+        calls.append(expert)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return routed(layer, tokens)
+        return request(expert)
 
     with model.moecast, torch.no_grad():
-        monkeypatch.setattr(engine.cache.devices[1], "request_routed", interrupted)
+        monkeypatch.setattr(top, "request", interrupted)
         with pytest.raises(KeyboardInterrupt):
             model(TOKENS)
         assert torch.equal(model(TOKENS).logits, expected[0])

@@ -140,7 +140,7 @@ def test_build_scheduler__adaptive_ends_idle_prefetch_too(idle_prefetch):
     system = SystemConfig(
         eviction="reuse", adaptive=True, idle_prefetch=idle_prefetch, per_layer=False
     )
-    core = build_device_cache(system, SPEC, num_slots=[9], chunk_bytes=[CHUNKS] * SPEC.num_layers)
+    core = build_device_cache(system, SPEC, num_slots=[[9]], chunk_bytes=[CHUNKS] * SPEC.num_layers)
     scheduler = build_scheduler(system, SPEC, core)
     assert scheduler.adaptive_prefetch is not None
     assert core.top.idle_prefetch is idle_prefetch

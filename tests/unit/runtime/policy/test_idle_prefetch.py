@@ -18,7 +18,7 @@ SPEC = tiny_spec(num_layers=LAYERS, num_experts=EXPERTS)
 def core(*slots: int, **options) -> DeviceCache:
     system = SystemConfig(eviction="reuse", per_layer=False, idle_prefetch=True, **options)
     return build_device_cache(
-        system, SPEC, num_slots=list(slots or (4,)), chunk_bytes=[CHUNKS] * LAYERS
+        system, SPEC, num_slots=[slots or (4,)], chunk_bytes=[CHUNKS] * LAYERS
     )
 
 
@@ -86,7 +86,7 @@ def test_idle_prefetch__skips_layers_with_a_forecast() -> None:
 
 def test_idle_prefetch__is_off_by_default() -> None:
     system = SystemConfig(eviction="reuse", per_layer=False)
-    one = build_device_cache(system, SPEC, num_slots=[4], chunk_bytes=[CHUNKS] * LAYERS)
+    one = build_device_cache(system, SPEC, num_slots=[[4]], chunk_bytes=[CHUNKS] * LAYERS)
     step(one, {0: [0.5, 0.9, 0.1, 0.8, 0, 0]}, {})
     assert drain(one) == []
 

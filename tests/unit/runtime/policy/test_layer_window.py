@@ -14,7 +14,7 @@ WINDOW = SystemConfig(
 
 
 def tiers_of(*num_slots, system=WINDOW):
-    return build_device_cache(system, SPEC, num_slots=num_slots, chunk_bytes=[(1,)] * 6)
+    return build_device_cache(system, SPEC, num_slots=[num_slots], chunk_bytes=[(1,)] * 6)
 
 
 def run_tasks(core):

@@ -108,7 +108,7 @@ def forecast(layer: int, *experts: int, chance: float = 0.9, priority=None, spec
 
 def test_drop_used__evicts_wrong_forecasts_after_routing() -> None:
     core = build_device_cache(
-        SystemConfig(drop_used=True), SPEC, num_slots=[8], chunk_bytes=[(1, 1, 1)] * 2
+        SystemConfig(drop_used=True), SPEC, num_slots=[[8]], chunk_bytes=[(1, 1, 1)] * 2
     )
     core.begin_step(np.array([0]))
     core.prefetch(1, [2, 3], [1.0, 0.0])
@@ -127,7 +127,7 @@ SIX = tiny_spec(num_layers=6, num_experts=4, top_k=1)
 def asked(forecasts, *, layer_now: int, **options):
     """Experts in the order in which the link would fetch them."""
     chosen = SystemConfig(per_layer=False, **options)
-    core = build_device_cache(chosen, SIX, num_slots=[24], chunk_bytes=[(1, 1, 1)] * 6)
+    core = build_device_cache(chosen, SIX, num_slots=[[24]], chunk_bytes=[(1, 1, 1)] * 6)
     build_scheduler(chosen, SIX, core).schedule(forecasts, layer_now=layer_now)
     return core.top.queue.low()
 
@@ -207,7 +207,7 @@ def test_static__shares_two_buffers_among_all_layers() -> None:
     core = build_device_cache(
         replace(system, eviction_options=options),
         SPEC,
-        num_slots=[7],
+        num_slots=[[7]],
         chunk_bytes=[(1, 1, 1)] * 2,
     )
     is_permanent = core.top.cache.policy.is_permanent
@@ -218,7 +218,7 @@ def test_static__shares_two_buffers_among_all_layers() -> None:
 def test_hot_first__computes_experts_with_most_tokens_first() -> None:
     counts = {0: 1, 1: 5, 2: 3}
     chosen = SystemConfig(hot_first=True)
-    core = build_device_cache(chosen, SPEC, num_slots=[8], chunk_bytes=[(1, 1, 1)] * 2)
+    core = build_device_cache(chosen, SPEC, num_slots=[[8]], chunk_bytes=[(1, 1, 1)] * 2)
     assert core.request_routed(0, counts) == [1, 2, 0]
     # What has arrived still comes before what has not.
     for _ in range(3):

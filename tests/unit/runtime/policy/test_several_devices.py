@@ -1,4 +1,4 @@
-"""Policy cores of several devices: each expert in one of them, and together as one."""
+"""A policy core of several devices: each expert in one of them."""
 
 import random
 from collections import Counter
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.config import SystemConfig
-from runtime.policy.build import build_device_cache, build_multi_device_cache
+from runtime.policy.build import build_device_cache
 from runtime.policy.counters import sum_counters
 from runtime.policy.placement import ExpertPlacement
 from tests.builders.traces import make_spec
@@ -20,11 +20,12 @@ CHUNKS = [(10, 10, 20)] * SPEC.num_layers
 
 
 def make_caches(num_devices, *, slots=(4,), **switches):
-    return build_multi_device_cache(
+    return build_device_cache(
         SystemConfig(**{"per_layer": False, **switches}),
         SPEC,
         num_slots=[slots] * num_devices,
         chunk_bytes=CHUNKS,
+        placement=ExpertPlacement(num_devices),
     )
 
 
@@ -62,7 +63,7 @@ def test_placement__divides_every_layer_evenly(num_devices):
     eviction=st.sampled_from(["lru", "lfu", "regret", "static", "moe-infinity-request", "reuse"]),
 )
 @settings(max_examples=60, deadline=None)
-def test_multi_device_cache__keeps_experts_on_their_device(seed, num_devices, eviction):
+def test_devices__keeps_experts_on_their_device(seed, num_devices, eviction):
     rng = random.Random(seed)
     core = make_caches(num_devices, eviction=eviction, idle_prefetch=rng.random() < 0.5)
     placement = ExpertPlacement(num_devices)
@@ -85,9 +86,9 @@ def test_multi_device_cache__keeps_experts_on_their_device(seed, num_devices, ev
                 assert entry.pins == 1
                 core.release((layer, ready))
                 order.remove(ready)
-            for device, device_cache in enumerate(core.devices):
-                for expert in device_cache.top.cache.entries:
-                    assert placement.device(expert) == device
+            for tier in core.tiers:
+                for expert in tier.cache.entries:
+                    assert placement.device(expert) == tier.device
         core.end_step()
     counters = sum_counters(core.counters)
     assert counters.requests == 6 * SPEC.num_layers * 3
@@ -95,7 +96,7 @@ def test_multi_device_cache__keeps_experts_on_their_device(seed, num_devices, ev
     assert sum(one.requests for one in core.counters) == counters.requests
 
 
-def test_multi_device_cache__of_one_device_equals_a_device_cache():
+def test_devices__one_is_as_without_a_placement():
     """The same calls, the same transfers, the same counters, whatever the switches."""
     for switches in (
         {},
@@ -106,8 +107,12 @@ def test_multi_device_cache__of_one_device_equals_a_device_cache():
         {"eviction": "moe-infinity-sequence", "cancel": True},
     ):
         system = SystemConfig(per_layer=False, **switches)
-        one = build_device_cache(system, SPEC, chunk_bytes=CHUNKS, num_slots=(5,))
-        other = build_multi_device_cache(system, SPEC, chunk_bytes=CHUNKS, num_slots=[(5,)])
+        one, other = (
+            build_device_cache(
+                system, SPEC, chunk_bytes=CHUNKS, num_slots=[(5,)], placement=placement
+            )
+            for placement in (None, ExpertPlacement())
+        )
         rng = random.Random(3)
         for step in range(8):
             for core in (one, other):
@@ -136,7 +141,7 @@ def test_multi_device_cache__of_one_device_equals_a_device_cache():
         assert sum_counters(one.counters) == sum_counters(other.counters), switches
 
 
-def test_multi_device_cache__orders_by_arrival_on_any_device():
+def test_devices__orders_by_arrival_on_any_device():
     core = make_caches(2)
     core.begin_step(ONE)
     core.prefetch(0, [5, 2], [1.0, 0.0])
@@ -144,7 +149,7 @@ def test_multi_device_cache__orders_by_arrival_on_any_device():
     assert core.request_routed(0, dict.fromkeys([0, 2, 3, 5], 1)) == [2, 5, 0, 3]
 
 
-def test_multi_device_cache__makes_room_on_one_device_only():
+def test_devices__makes_room_on_one_device_only():
     """One slot on each device: expert 0 waits for nothing that device 1 holds."""
     core = make_caches(2, slots=(1,), reordered=False)
     core.begin_step(ONE)
@@ -158,7 +163,7 @@ def test_multi_device_cache__makes_room_on_one_device_only():
     assert sum_counters(core.counters).requests == 4
 
 
-def test_multi_device_cache__is_reset_in_every_tier():
+def test_devices__is_reset_in_every_tier():
     core = make_caches(2, slots=(2, 4))
     core.begin_step(ONE)
     core.request_routed(1, dict.fromkeys(range(6), 1))
@@ -178,46 +183,47 @@ def test_multi_device_cache__is_reset_in_every_tier():
         core.release((1, e))
 
 
-def test_multi_device_cache__divides_a_static_set():
+def test_devices__divides_a_static_set():
     counts = [[8 - e for e in range(8)]] * SPEC.num_layers
     system = SystemConfig(eviction="static", eviction_options={"counts": counts}, per_layer=False)
-    core = build_multi_device_cache(system, SPEC, num_slots=[(7,), (7,)], chunk_bytes=CHUNKS)
+    core = build_device_cache(
+        system,
+        SPEC,
+        num_slots=[(7,), (7,)],
+        chunk_bytes=CHUNKS,
+        placement=ExpertPlacement(2),
+    )
     core.begin_step(ONE)
     for layer in range(SPEC.num_layers):
         for e in range(8):
             core.request_routed(layer, {e: 1})
             drain(core)
             core.release((layer, e))
-    for device, device_cache in enumerate(core.devices):
-        stay = [
-            e
-            for e in device_cache.top.cache.entries
-            if device_cache.top.cache.policy.is_permanent(e)
-        ]
+    for tier in core.tiers:
+        stay = [e for e in tier.cache.entries if tier.cache.policy.is_permanent(e)]
         assert len(stay) == 5
-        assert all(ExpertPlacement(2).device(e) == device for e in stay)
+        assert all(ExpertPlacement(2).device(e) == tier.device for e in stay)
 
 
-def test_multi_device_cache__fills_host_tiers_with_own_experts():
+def test_devices__fills_host_tiers_with_own_experts():
     core = make_caches(2, slots=(2, 5))
     core.fill()
-    for device, device_cache in enumerate(core.devices):
-        held = list(device_cache.tiers[1].cache)
-        assert len(held) == 5
-        assert all(ExpertPlacement(2).device(expert) == device for expert in held)
-        assert not list(device_cache.top.cache)
+    for tier in core.tiers:
+        held = list(tier.cache)
+        assert len(held) == (0 if tier.is_top else 5)
+        assert all(ExpertPlacement(2).device(expert) == tier.device for expert in held)
 
 
 @pytest.mark.parametrize("num_devices", [1, 2])
 def test_fill__in_topological_order_without_duplicates(num_devices):
     core = make_caches(num_devices, slots=(5, 4), fill_first_layers=True)
     core.fill()
-    for device, device_cache in enumerate(core.devices):
-        top, host = (sorted(tier.cache) for tier in device_cache.tiers)
+    for device in range(num_devices):
+        top, host = (sorted(tier.cache) for tier in core.tiers if tier.device == device)
         own = [(layer, e) for layer in range(SPEC.num_layers) for e in range(SPEC.num_experts)]
         own = [expert for expert in own if ExpertPlacement(num_devices).device(expert) == device]
         assert (top, host) == (own[:5], own[5:9])
-        assert all(device_cache.is_ready(expert) for expert in top)
+        assert all(core.is_ready(expert) for expert in top)
 
 
 @pytest.mark.timeout(30)
@@ -227,13 +233,13 @@ def test_fill__of_a_large_model_takes_no_minute():
     core = build_device_cache(
         SystemConfig(fill_first_layers=True),
         spec,
-        num_slots=[num_slots],
+        num_slots=[[num_slots]],
         chunk_bytes=[(1,)] * spec.num_layers,
     )
     assert len(core.first_experts()[0]) == num_slots
 
 
-def test_multi_device_cache__early_requests_go_to_their_device():
+def test_devices__early_requests_go_to_their_device():
     core = make_caches(2)
     core.begin_step(ONE)
     assert sorted(core.request_early(0, [0, 1, 2])) == [0, 1, 2]
@@ -241,7 +247,7 @@ def test_multi_device_cache__early_requests_go_to_their_device():
     assert sorted(core.requested_early(0)) == [0, 1, 2]
     drain(core)
     assert sorted(core.request_routed(0, {0: 1, 1: 1})) == [0, 1]
-    assert core.requested_early(0) == []
+    assert not core.requested_early(0)
     core.release((0, 0))
     core.release((0, 1))
     assert not any(entry.pins for tier in core.tiers for entry in tier.cache.entries.values())
