@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from configs.commands import Command
 from configs.invocation import Invocation
-from predictors.errors import MoecastError, NegativeResult
+from predictors.errors import MoecastError, NegativeResult, describe_error
 from predictors.table import escape_controls
 from runtime.openmp import let_waiting_threads_sleep
 
@@ -61,7 +61,7 @@ def main(
         return FAILED
     except Exception as error:
         hint = "" if debug else " (debug=true shows the traceback)"
-        print_error(invocation, f"error: {type(error).__name__}: {join_lines(error)}{hint}", debug)
+        print_error(invocation, f"error: {join_lines(describe_error(error))}{hint}", debug)
         return FAILED
 
 
@@ -71,7 +71,7 @@ def print_error(invocation: Invocation, line: str, debug: bool) -> None:
     sys.stderr.write(f"{invocation.clean_line(line)}\n")
 
 
-def join_lines(error: BaseException) -> str:
+def join_lines(error: BaseException | str) -> str:
     """Returns the message on one line of limited length: it may quote anything."""
     line = escape_controls(" ".join(str(error)[: 2 * MOST_CHARACTERS].split()))
     return line if len(line) <= MOST_CHARACTERS else f"{line[:MOST_CHARACTERS]}..."

@@ -30,6 +30,14 @@ class ConfigError(MoecastError):
     """An argument or a configuration file that does not match the command's schema."""
 
 
+def describe_error(error: BaseException) -> str:
+    """Returns type and message of any exception on one line; not all have a message."""
+    message = " ".join(str(error).split())
+    if not message and isinstance(error, MemoryError):
+        message = "no memory is left, of the machine or within a limit (ulimit -v, a container)"
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
 def unknown_option(key: str, known: Iterable[str]) -> str:
     """Returns the message for an option that does not exist, with the closest one."""
     options = sorted(known)

@@ -2,6 +2,7 @@
 
 import ctypes
 import errno
+import glob
 import json
 import os
 import shutil
@@ -149,6 +150,30 @@ def temporary_prefix(path: Path) -> str:
     return f".{path.name}.{socket.gethostname()}.{os.getpid()}."
 
 
+def remove_abandoned(folder: Path, name: str = "", *, everything: bool = False) -> int:
+    """Removes what killed writers left in a folder; returns the number of files and folders.
+
+    Args:
+        name: of what was being written; default: anything.
+        everything: what processes of other machines write too, which may be alive.
+    """
+    # What only reads needs no list of processes.
+    import psutil
+
+    removed, host = 0, f".{socket.gethostname()}."
+    for path in folder.glob(f".{glob.escape(name)}*{TEMPORARY}"):
+        process = path.name.removesuffix(TEMPORARY).split(".")[-2]
+        owner = int(process) if host in path.name and process.isdigit() else None
+        is_dead = owner == os.getpid() or (owner is not None and not psutil.pid_exists(owner))
+        if everything or is_dead:
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+            removed += 1
+    return removed
+
+
 def write_atomic(path: Path, data: bytes) -> None:
     """Replaces a file in one step: readers, and a power cut, see the old or the new content."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -222,7 +247,8 @@ def replace_folder(path: Path) -> Iterator[Path]:
     removed and `path` is unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    remove_abandoned(path.parent, path.name)
+    temporary = Path(tempfile.mkdtemp(TEMPORARY, temporary_prefix(path), path.parent))
     try:
         temporary.chmod(0o755)
         yield temporary

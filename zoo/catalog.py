@@ -21,6 +21,8 @@ from zoo.index import (
     INDEX,
     LATEST,
     MAX_INDEX_BYTES,
+    ORIGINS,
+    SIGNATURES,
     EntryListing,
     EntryReference,
     EntryVersion,
@@ -279,11 +281,20 @@ class WritableZoo(Zoo):
                 index = self.read_index()
                 referenced = self._referenced_blobs(index)
                 removed = [name for name in self.storage.names(BLOBS) if name not in referenced]
-                if removed:
-                    self._publish({}, index, removed)
+                signatures = {f"{SIGNATURES}/{name}" for name in self.storage.names(SIGNATURES)}
+                signatures.discard(index_signature_path(self.read_index_bytes() or b""))
+                if removed or signatures:
+                    self._publish({}, index, [*map(blob_path, removed), *sorted(signatures)])
             return removed
 
         return retry_conflicts(remove_unreferenced)
+
+    def remove_incomplete(self) -> int:
+        """Removes what killed writers left; returns the number of files."""
+        folders = ("", BLOBS, SIGNATURES, ORIGINS)
+        with self.storage.changing_blobs(), self.storage.exclusive():
+            # Nobody else writes: what another machine has left is abandoned too.
+            return sum(self.storage.remove_temporary(one, everything=True) for one in folders)
 
     def sign(self) -> None:
         """Signs the index as it is."""
@@ -318,8 +329,7 @@ class WritableZoo(Zoo):
         retry_conflicts(update)
 
     def _publish(self, files: Mapping[str, bytes], index: ZooIndex, removed: list[str]) -> None:
-        paths = [blob_path(digest) for digest in removed]
-        written = dict(files)
+        paths, written = list(removed), dict(files)
         data, earlier = index.to_bytes(), self.read_index_bytes()
         if earlier is not None and earlier != data:
             signature = index_signature_path(earlier)

@@ -15,7 +15,7 @@ from predictors.files import write_atomic
 from zoo.catalog import WritableZoo, Zoo
 from zoo.entry import SIGNATURE, ZooEntry
 from zoo.errors import DamagedError, UnreachableError, ZooError
-from zoo.index import BLOBS, EntryReference, ZooIndex, blob_path, is_alias
+from zoo.index import ORIGINS, EntryReference, ZooIndex, blob_path, is_alias
 from zoo.manifest import FileRecord
 from zoo.storage.base import Storage
 from zoo.storage.folder import FolderStorage, PackageStorage
@@ -24,7 +24,6 @@ LEAST_SECONDS, LEAST_BYTES_PER_SECOND = 60.0, 10_000
 """A download that is slower ends."""
 PARALLEL = 8
 """Downloads at a time: a zoo's files are small, and most of the time is the server's latency."""
-ORIGINS = "origins"
 
 
 @dataclass(frozen=True)
@@ -174,12 +173,3 @@ def read_origin(cache: FolderStorage, digest: str) -> str | None:
         return cache.read(f"{ORIGINS}/{digest}").decode(errors="replace")
     except (FileNotFoundError, NotADirectoryError):
         return None
-
-
-def remove_incomplete(storage: FolderStorage) -> int:
-    """Removes what interrupted downloads left of blobs; returns the number of files."""
-    with storage.changing_blobs():
-        partial = list((storage.folder / BLOBS).glob(".*"))
-        for path in partial:
-            path.unlink()
-    return len(partial)

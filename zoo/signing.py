@@ -19,7 +19,7 @@ from zoo.entry import (
     write_folder,
 )
 from zoo.errors import DamagedError, SignatureError, ZooError
-from zoo.index import INDEX
+from zoo.index import INDEX, SIGNATURES
 from zoo.storage.base import Storage
 
 
@@ -103,7 +103,7 @@ def check_index_signature(storage: Storage, data: bytes, *, key: Path) -> None:
 
 def index_signature_path(data: bytes) -> str:
     """Returns the path of the signature of the index with these bytes."""
-    return f"signatures/{hash_bytes(data)}.json"
+    return f"{SIGNATURES}/{hash_bytes(data)}.json"
 
 
 def require_public_key(key: Path) -> None:

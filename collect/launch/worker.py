@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from typing import Any
 
-from predictors.errors import MoecastError
+from predictors.errors import MoecastError, describe_error
 from runtime.openmp import let_waiting_threads_sleep
 
 DoUnit = Callable[[str], Any]
@@ -89,4 +89,4 @@ def _describe(error: Exception) -> str:
     if isinstance(error, MoecastError):
         return str(error)
     traceback.print_exc()
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return describe_error(error)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from predictors.base import ConsecutiveForecasts, Forecast, Forecasts, Predictor
+from predictors.errors import describe_error
 from predictors.networks import kernels
 from predictors.spec import ModelSpec
 
@@ -66,7 +67,7 @@ class PredictorGuard:
             forecasts = getattr(self.predictor, event)(*args) or ()
             check_forecasts(forecasts, self.predictor.spec)
         except Exception as error:  # whatever a predictor raises, answers do not depend on it
-            self.turn_off(f"{type(error).__name__}: {error}")
+            self.turn_off(describe_error(error))
             return ()
         finally:
             seconds = time.perf_counter() - start

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedConfig
 from transformers.core_model_loading import dot_natural_key
 
-from predictors.errors import MoecastError
+from predictors.errors import MoecastError, describe_error
 from runtime.errors import CheckpointError
 from runtime.store.model_check import CONFIG, list_names
 
@@ -31,10 +31,9 @@ def explain_loading(folder: Path) -> Iterator[None]:
         is_system_error = isinstance(error, OSError) and error.errno is not None
         if is_system_error or "allocate memory" in str(error):
             raise
-        reason = " ".join(str(error).split())
         raise CheckpointError(
             f"{folder}: Transformers cannot load it as its {CONFIG} and {SETTINGS} say "
-            f"({type(error).__name__}: {reason}); fetch the model again"
+            f"({describe_error(error)}); fetch the model again"
         ) from error
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
 
+from predictors.errors import describe_error
 from runtime.errors import Fault, TransferError
 from runtime.policy.tier import TransferTask
 from runtime.transfer.ring import ARRIVED, FAILED, Arrivals, Ring
@@ -130,7 +131,7 @@ class ThreadRing(Ring):
             layer, expert = task.expert
             return TransferError(
                 f"{self._name}: the thread that transferred layer {layer} expert {expert} died of "
-                f"{type(error).__name__}: {error}",
+                f"{describe_error(error)}",
                 fault=Fault.DIED,
             )
         return None

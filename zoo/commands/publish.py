@@ -22,7 +22,6 @@ from zoo.config import (
 from zoo.entry import CARD, MANIFEST, METRICS, ZooEntry, open_entry
 from zoo.errors import RefusedError, ZooError
 from zoo.index import check_alias, parse_reference
-from zoo.pull import remove_incomplete
 from zoo.signing import sign_folder
 from zoo.storage import cache_storage, open_writable_storage
 from zoo.storage.folder import FolderStorage
@@ -184,13 +183,10 @@ def remove(config: RemoveConfig) -> dict[str, Any]:
 
 
 def collect_garbage(config: CollectGarbageConfig) -> dict[str, Any]:
-    """Removes the blobs that no entry references, and incomplete downloads."""
+    """Removes the blobs that no entry references, and incomplete files."""
     zoo = open_writable_zoo(config.zoo)
-    removed = zoo.prune()
-    incomplete = 0
-    if isinstance(zoo.storage, FolderStorage):
-        incomplete = remove_incomplete(zoo.storage)
+    removed, incomplete = zoo.prune(), zoo.remove_incomplete()
     print_line(
-        f"{zoo.storage.address}: {len(removed)} files and {incomplete} incomplete downloads removed"
+        f"{zoo.storage.address}: {len(removed)} files and {incomplete} incomplete ones removed"
     )
     return {"removed": removed, "incomplete": incomplete}

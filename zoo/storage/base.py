@@ -79,6 +79,13 @@ class WritableStorage(Storage):
         """Waits for the pull, or the removal of blobs, that is in progress, if there are locks."""
         return nullcontext()
 
+    def remove_temporary(self, folder: str = "", *, everything: bool) -> int:  # noqa: ARG002
+        """Removes temporary files of dead processes of this machine, or of any; returns how many.
+
+        Most storages have none: a file is there when it has been sent.
+        """
+        return 0
+
 
 class FileStorage(WritableStorage):
     """Storage with operations on single files. Each file appears whole or not at all.
@@ -121,9 +128,6 @@ class FileStorage(WritableStorage):
     def free_bytes(self) -> int | None:
         """Free space; None if the storage does not report it."""
         return None
-
-    def remove_temporary(self, *, everything: bool) -> None:
-        """Removes temporary files: those of dead processes of this machine, or everybody's."""
 
 
 def join_chunks(chunks: Iterable[bytes], *, limit: int | None) -> bytes:

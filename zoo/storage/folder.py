@@ -7,7 +7,6 @@ neither locks nor a creation that fails if the file exists.
 import os
 import secrets
 import shutil
-import socket
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -16,10 +15,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
-import psutil
 from filelock import FileLock
 
-from predictors.files import TEMPORARY, sync_folder, temporary_prefix, write_atomic
+from predictors.files import (
+    TEMPORARY,
+    remove_abandoned,
+    sync_folder,
+    temporary_prefix,
+    write_atomic,
+)
 from zoo.digest import check_path, open_inside
 from zoo.errors import StorageError
 from zoo.storage.base import CHUNK_BYTES, FileStorage, Storage
@@ -113,14 +117,8 @@ class FolderStorage(FileStorage):
         )
         return shutil.disk_usage(existing).free
 
-    def remove_temporary(self, *, everything: bool) -> None:
-        host = f".{socket.gethostname()}."
-        for path in self.folder.glob(f".*{TEMPORARY}"):
-            process = path.name.removesuffix(TEMPORARY).split(".")[-2]
-            owner = int(process) if host in path.name and process.isdigit() else None
-            is_dead = owner == os.getpid() or (owner is not None and not psutil.pid_exists(owner))
-            if everything or is_dead:
-                path.unlink(missing_ok=True)
+    def remove_temporary(self, folder: str = "", *, everything: bool) -> int:
+        return remove_abandoned(self.folder / folder, everything=everything)
 
 
 def _flush(file: IO[bytes]) -> None:

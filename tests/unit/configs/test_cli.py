@@ -17,7 +17,8 @@ from zoo.config import ListConfig
 
 HERE = "tests.unit.configs.test_cli"
 WRITE = "write key=value; --help lists the options"
-CHOICES = "Choices: fails, refuses, waits, works"
+CHOICES = "Choices: exhausts, fails, refuses, waits, works"
+EXHAUSTED = "no memory is left, of the machine or within a limit (ulimit -v, a container)"
 
 
 def works(config: ListConfig) -> dict[str, Any]:
@@ -26,6 +27,10 @@ def works(config: ListConfig) -> dict[str, Any]:
 
 def fails(config: ListConfig) -> None:
     raise OSError(f"no disk\nfor {config.zoo}")
+
+
+def exhausts(_: ListConfig) -> None:
+    raise MemoryError
 
 
 def refuses(_: ListConfig) -> None:
@@ -53,7 +58,7 @@ COMMANDS = tuple(
         summary=f"It {run.__name__}.",
         positional=("zoo",),
     )
-    for run in (works, fails, refuses, waits)
+    for run in (works, fails, exhausts, refuses, waits)
 )
 
 
@@ -114,6 +119,11 @@ def test_check__refuses_before_the_run_is_imported(
     ("arguments", "code", "line"),
     [
         (["fails", "x"], 1, "error: OSError: no disk for x (debug=true shows the traceback)"),
+        (
+            ["exhausts"],
+            1,
+            f"error: MemoryError: {EXHAUSTED} (debug=true shows the traceback)",
+        ),
         (["refuses"], 2, "error: this cannot be; do that"),
         (["waits", "a b"], 130, "interrupted; to run it again: python -m zoo waits 'a b'"),
         (["works", "x", "y"], 2, f"error: 'y' is not an option: {WRITE}"),

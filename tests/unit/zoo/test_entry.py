@@ -120,7 +120,9 @@ def test_write__killed_leaves_no_entry_under_its_name(number: int, tmp_path: Pat
     )
     assert done.returncode == -signal.SIGKILL
     assert not (tmp_path / "e").exists()
+    assert len(list(tmp_path.iterdir())) == 1
     tiny_entry(tmp_path / "e")
+    assert list(tmp_path.iterdir()) == [tmp_path / "e"], "what the killed one left is gone"
     open_entry(tmp_path / "e").verify()
 
 

@@ -153,6 +153,19 @@ def test_gc__waits_for_a_pull_and_keeps_what_it_downloads(
     find_entry("tiny/stride").verify()
 
 
+def test_gc__waits_for_a_push(source: Path) -> None:
+    storage = FolderStorage(source)
+    with storage.exclusive(), storage.open_new("blobs/sha256/x") as file:
+        file.write(b"x")
+        collector = threading.Thread(target=zoo, args=("gc", f"zoo={source}"))
+        collector.start()
+        collector.join(0.5)
+        assert collector.is_alive()
+        assert Path(file.name).exists()
+    collector.join(240)
+    assert not collector.is_alive()
+
+
 def test_index__lists_existing_versions_only(source: Path) -> None:
     index = source / "index.json"
     content = json.loads(index.read_text())
