@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 HELP = ("-h", "--help", "help")
 RUN_DIR = "run_dir"
 RUN, RESULTS = "run.json", "results.json"
+IRRELEVANT = (RUN_DIR, "debug", "overwrite")
+"""Options that change no result."""
 OK, USAGE = 0, 2
 CORRECTABLE = {
     errno.EACCES,
@@ -147,15 +149,14 @@ def run_recorded(
         hidden = {name: HIDDEN for name in names if tree[name] is not None}
         argv = invocation.hide_options(arguments.argv)
         record = invocation.hide(describe_run(label, argv, arguments.files, tree | hidden))
-        if read_configuration(folder) != (record["command"], record["config"]):
-            # They would be taken for this run's.
-            (folder / RESULTS).unlink(missing_ok=True)
-        write_json(folder / RUN, record)
-    results = run(config)
-    if folder is not None and command.records and results is not None:
-        write_json(folder / RESULTS, invocation.hide(results))
-        sys.stderr.write(f"results: {folder / RESULTS}\n")
-    return results
+        with put_aside(folder, record):
+            write_json(folder / RUN, record)
+            results = run(config)
+            if results is not None:
+                write_json(folder / RESULTS, invocation.hide(results))
+                sys.stderr.write(f"results: {folder / RESULTS}\n")
+            return results
+    return run(config)
 
 
 def run_sweep(label: str, command: Command, arguments: Arguments, invocation: Invocation) -> None:
@@ -244,13 +245,36 @@ def hold_folder(folder: Path | None) -> Iterator[None]:
         os.close(descriptor)
 
 
-def read_configuration(folder: Path) -> tuple[str, Any] | None:
-    """Returns command and configuration of a folder's last run; None if there was none."""
+@contextmanager
+def put_aside(folder: Path, record: Mapping[str, Any]) -> Iterator[None]:
+    """Keeps an earlier run of another configuration: its record and results stay together.
+
+    They would be taken for this run's, and are back if it fails.
+    """
+    earlier = [path for path in (folder / RUN, folder / RESULTS) if path.is_file()]
+    if len(earlier) < 2 or is_same_run(json.loads(earlier[0].read_bytes()), record):
+        yield
+        return
+    places = [(path, path.with_name(f".{path.name}.earlier")) for path in earlier]
+    for path, aside in places:
+        path.replace(aside)
     try:
-        record = json.loads((folder / RUN).read_bytes())
-        return record["command"], record["config"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        yield
+    except BaseException:
+        for path, aside in places:
+            aside.replace(path)
+        raise
+    for _, aside in places:
+        aside.unlink()
+
+
+def is_same_run(record: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether the records of two runs are of one command and configuration."""
+    one, two = (
+        {key: value for key, value in run.get("config", {}).items() if key not in IRRELEVANT}
+        for run in (record, other)
+    )
+    return record.get("command") == other["command"] and one == json.loads(json.dumps(two))
 
 
 def describe_run(

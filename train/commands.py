@@ -21,10 +21,11 @@ from predictors.registry import KINDS, LEARNED
 from runtime.presets import describe_choice
 from runtime.tools.report.provenance import describe_origin, read_provenance
 from train.checkpoint import require_training_space
-from train.config import TrainConfig
+from train.config import ReportConfig, TrainConfig
 from train.data import require_requests
 from train.distributed import fit_distributed
 from train.find_trace import find_trace
+from train.finished import read_finished
 from train.fit import FitSettings, fit, make_settings
 from train.kinds import (
     WITH_REUSE,
@@ -41,7 +42,14 @@ from train.pipeline import Parity, export_predictors, make_stacks, write_entries
 from train.ray_ddp import fit_ray_ddp
 from train.record_training import record_training
 from train.replay import budget_slots, describe_machines
-from train.report.build import REPLAY_TOKENS, load_reuse, make_page, write_report
+from train.report.build import (
+    FOLDER,
+    REPLAY_TOKENS,
+    load_reuse,
+    make_page,
+    report,
+    write_report,
+)
 from train.reuse_training import SIGNALS as REUSE_SIGNALS
 from train.reuse_training import train_and_publish
 from train.routers import RouterWeights
@@ -95,6 +103,10 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
             launcher=config.launcher,
             logs=config.run_dir / "workers",
         )
+    if (finished := read_finished(config, trace)) is not None:
+        if config.figures and not (config.run_dir / FOLDER).is_dir():
+            report(ReportConfig(run_dir=config.run_dir, trace=trace.where))
+        return finished
     left_out = set(kinds) - set(kinds_with_signals(kinds, trace.signals))
     if left_out:
         sys.stderr.write(f"left out, because the trace lacks their signals: {sorted(left_out)}\n")

@@ -30,6 +30,7 @@ from train.eviction_eval import (
 )
 from train.export import quantise
 from train.find_trace import find_trace
+from train.finished import read_finished
 from train.fit import CHECKPOINTS, FitSettings, Fitted, fit, make_settings
 from train.record_training import record_training
 from train.replay import describe_machines
@@ -183,6 +184,8 @@ def train_reuse(config: TrainConfig) -> dict[str, Any]:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     trace = find_trace(config, SIGNALS, needed=SIGNALS)
+    if (finished := read_finished(config, trace)) is not None:
+        return finished
     (hardware,) = describe_machines([config.hardware], config.shape, config.model)
     routers = RouterWeights(config.model, trace.spec)
     with TrackedRun(config) as tracked:

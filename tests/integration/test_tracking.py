@@ -50,6 +50,8 @@ def test_wandb__has_settings_curves_figures_and_lineage_in_one_run_that_resumes(
     run_dir = tmp_path / "run"
     command += ["logger=wandb,csv", "budget=75%"]
     assert run_program("train", command) == 0
+    # As if it had been interrupted while it was scored.
+    (run_dir / "results.json").unlink()
     assert run_program("train", command) == 0
     first, again = read_wandb_files(run_dir)
     assert first.run.run_id == again.run.run_id
@@ -104,7 +106,8 @@ def test_wandb__has_settings_curves_figures_and_lineage_in_one_run_that_resumes(
 def test_tensorboard__continues_its_curves(command: list[str], tmp_path: Path) -> None:
     command += ["logger=[tensorboard,csv]"]
     assert run_program("train", command) == 0
-    # The training is finished: it adds no step.
+    # All its epochs are finished: it adds no step.
+    (tmp_path / "run" / "results.json").unlink()
     assert run_program("train", command) == 0
     found = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     found.Reload()

@@ -133,8 +133,22 @@ def check_card(entry: ZooEntry, folder: Path) -> None:
     assert entry.read("figure.png").startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("missing", [None, "results.json", "entries/stride"])
+def test_train__run_again_scores_only_what_is_not_finished(
+    missing: str | None, stride: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if missing is not None:
+        (tmp_path / "run" / missing).rename(tmp_path / "lost")
+    assert run_program("train", stride) == 0
+    said = capsys.readouterr().err
+    assert ("this training is finished" in said) == (missing is None)
+    assert ("scoring stride" in said) == (missing is not None)
+    assert (tmp_path / "run/entries/stride/manifest.json").is_file()
+
+
 def test_train__run_again_resumes_to_the_same_weights(stride: list[str], tmp_path: Path) -> None:
     first = read_results(tmp_path / "run")["training"]
+    (tmp_path / "run" / "results.json").unlink()
     assert run_program("train", stride) == 0
     again = read_results(tmp_path / "run")["training"]
     assert (first["resumed"], again["resumed"]) == (False, True)

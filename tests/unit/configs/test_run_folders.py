@@ -10,7 +10,7 @@ import pytest
 
 from configs.cli import main
 from configs.commands import Command
-from configs.execution import make_run_dir
+from configs.execution import make_run_dir, put_aside
 from predictors.errors import MoecastError
 from predictors.files import cache_folder, find_cache_folder
 from zoo.config import ListConfig
@@ -71,10 +71,17 @@ def test_run_dir__that_a_command_uses_is_refused_to_others(
     assert main("zoo", COMMANDS, ["works", f"run_dir={tmp_path}"]) == 0
 
 
-def test_results__of_another_configuration_do_not_stay(tmp_path: Path) -> None:
-    assert main("zoo", COMMANDS, ["works", "zoo=a", f"run_dir={tmp_path}"]) == 0
-    assert main("zoo", COMMANDS, ["refuses", "zoo=a", f"run_dir={tmp_path}"]) == 2
-    assert not (tmp_path / "results.json").exists()
+def test_results__are_of_the_run_in_whose_folder_they_are(tmp_path: Path) -> None:
+    for zoo in "ab":
+        assert main("zoo", COMMANDS, ["works", f"zoo={zoo}", f"run_dir={tmp_path}"]) == 0
+    assert main("zoo", COMMANDS, ["refuses", "zoo=c", f"run_dir={tmp_path}"]) == 2
+    assert json.loads((tmp_path / "results.json").read_text())["zoo"] == "b"
+    assert json.loads((tmp_path / "run.json").read_text())["config"]["zoo"] == "b"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["results.json", "run.json"]
+    # A kill leaves a record without results.
+    with put_aside(tmp_path, {"command": "zoo-works", "config": {"zoo": "c"}}):
+        assert not (tmp_path / "results.json").exists()
+        (tmp_path / "run.json").write_text("{}")
 
 
 @pytest.mark.parametrize("needed", [False, True])
