@@ -59,11 +59,12 @@ class CheckpointStore(ExpertStore):
         for name, plan in self._banks[layer].items():
             if not plan.is_compressed:
                 continue
-            conversion, sizes = self._conversions[layer][name], _conversion_key(plan)
+            conversion, extents = self._conversions[layer][name], plan.extents(0)
+            sizes = _conversion_key(plan, extents)
             if sizes not in self._measured:
                 self._measured[sizes] = conversion.measure_decoding()
             encoded[name] = EncodedParameter(
-                tuple((extent.shape, extent.dtype) for extent in plan.extents(0)),
+                tuple((extent.shape, extent.dtype) for extent in extents),
                 conversion.decode,
                 self._measured[sizes],
             )
@@ -74,27 +75,26 @@ class CheckpointStore(ExpertStore):
         measured: dict[tuple[object, ...], int] = {}
         for layer, (bank, layout) in enumerate(zip(self._banks, self.layouts, strict=True)):
             for piece in (piece for chunk in layout.chunks for piece in chunk):
-                plan = bank[piece.parameter]
-                extents = plan.extents(0)
                 if piece.parameter in layout.encoded:
                     continue
-                if piece.source is not None:
-                    extent = extents[piece.source]
-                    if isinstance(extent, IntegerTensor):
-                        measured[extent.shape, extent.dtype] = READERS * extent.measure_loading()
-                    elif extent.dtype != plan.parameter.dtype:
-                        measured[extent.shape, extent.dtype] = READERS * extent.num_bytes
-                    continue
-                key = _conversion_key(plan)
-                if key not in measured:
-                    waiting = sum(
-                        (READERS - 1) * extent.num_bytes
-                        if not isinstance(extent, IntegerTensor)
-                        else READERS * extent.measure_loading()
-                        for extent in extents
-                    )
-                    conversion = self._conversions[layer][piece.parameter]
-                    measured[key] = waiting + conversion.measure_bytes()
+                plan, conversion = bank[piece.parameter], self._conversions[layer][piece.parameter]
+                for extents in plan.kinds:
+                    if piece.source is not None:
+                        extent = extents[piece.source]
+                        if isinstance(extent, IntegerTensor):
+                            measured[extent.kind] = READERS * extent.measure_loading()
+                        elif extent.dtype != plan.parameter.dtype:
+                            measured[extent.kind] = READERS * extent.num_bytes
+                        continue
+                    key = _conversion_key(plan, extents)
+                    if key not in measured:
+                        waiting = sum(
+                            (READERS - 1) * extent.num_bytes
+                            if not isinstance(extent, IntegerTensor)
+                            else READERS * extent.measure_loading()
+                            for extent in extents
+                        )
+                        measured[key] = waiting + conversion.measure_bytes(extents)
         return max(measured.values(), default=0)
 
     def read(self, layer: int, expert: int, chunks: range, slot: Tensor) -> None:
@@ -161,7 +161,6 @@ class CheckpointStore(ExpertStore):
         self._files.read(extent.file, extent.offset, target, what=extent.key)
 
 
-def _conversion_key(plan: WeightPlan) -> tuple[object, ...]:
+def _conversion_key(plan: WeightPlan, extents: Sequence[StoredTensor]) -> tuple[object, ...]:
     """Layers are mostly alike, and what a conversion takes depends on sizes only."""
-    sizes = tuple((extent.shape, extent.dtype) for extent in plan.extents(0))
-    return (*plan.operations, *sizes, plan.parameter.dtype)
+    return (*plan.operations, *(extent.kind for extent in extents), plan.parameter.dtype)

@@ -94,23 +94,26 @@ class ExpertConversion:
         result = self.convert(tensors).to(parameter.dtype)
         return result.reshape(parameter.shape[1:]).contiguous()
 
-    def measure_bytes(self) -> int:
+    def measure_bytes(self, extents: Sequence[StoredTensor]) -> int:
         """Return the most memory that `convert` takes, its tensors and its result included.
 
         Raises:
             CheckpointError: the operations cannot read these tensors.
         """
-        return self._measure(self.convert, counts_tensors=True)
+        return self._measure(self.convert, extents, counts_tensors=True)
 
     def measure_decoding(self) -> int:
         """As `measure_bytes`, of `decode` and without its tensors."""
-        return self._measure(self.decode, counts_tensors=False)
+        return self._measure(self.decode, self._plan.extents(0), counts_tensors=False)
 
     def _measure(
-        self, computation: Callable[[list[Tensor]], Tensor], *, counts_tensors: bool
+        self,
+        computation: Callable[[list[Tensor]], Tensor],
+        extents: Sequence[StoredTensor],
+        *,
+        counts_tensors: bool,
     ) -> int:
         plan = self._plan
-        extents = plan.extents(0)
 
         def run() -> None:
             computation([_zeros(extent) for extent in extents])

@@ -8,6 +8,8 @@ from runtime.errors import CheckpointError
 
 METHODS = {"compressed-tensors": "compressed-tensors", "gptq": "GPTQ", "awq": "AWQ"}
 """Methods as in `config.json`, and as their projects write them."""
+EXCLUDES = "-:"
+"""Before a pattern of GPTQ's `dynamic`: modules that are not quantised."""
 GPTQ_V1, GPTQ_V2 = "gptq", "gptq_v2"
 """Checkpoint formats of GPTQ: the first stores zero points less one."""
 
@@ -38,7 +40,7 @@ def parse_scheme(where: Path | str, method: str, quantised: dict[str, Any]) -> I
         _require(where, method, "version", str(quantised.get("version", "gemm")).lower(), ("gemm",))
         return IntegerScheme(method, bits, is_symmetric=not quantised.get("zero_point", True))
     _require(where, method, "desc_act", bool(quantised.get("desc_act")), (False,))
-    _require(where, method, "dynamic", quantised.get("dynamic") or None, (None,))
+    _check_dynamic(where, method, quantised)
     kind = quantised.get("checkpoint_format") or GPTQ_V1
     _require(where, method, "checkpoint_format", kind, (GPTQ_V1, GPTQ_V2))
     return IntegerScheme(
@@ -47,6 +49,23 @@ def parse_scheme(where: Path | str, method: str, quantised: dict[str, Any]) -> I
         is_symmetric=bool(quantised.get("sym", True)),
         zero_offset=int(kind == GPTQ_V1),
     )
+
+
+def _check_dynamic(where: Path | str, method: str, quantised: dict[str, Any]) -> None:
+    """Refuse options of single modules that differ, but for groups, which their tensors tell.
+
+    Modules that are excluded are plain in the checkpoint.
+    """
+    dynamic = quantised.get("dynamic") or {}
+    _require(where, method, "dynamic", type(dynamic), (dict,))
+    for pattern, options in dynamic.items():
+        if pattern.startswith(EXCLUDES):
+            continue
+        _require(where, method, f"dynamic {pattern}", type(options), (dict,))
+        for option, value in options.items():
+            if option != "group_size":
+                own = quantised.get(option) or None
+                _require(where, method, f"dynamic {pattern} {option}", value or None, (own,))
 
 
 def _parse_compressed_tensors(where: Path | str, quantised: dict[str, Any]) -> IntegerScheme:

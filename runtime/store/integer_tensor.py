@@ -67,6 +67,10 @@ class IntegerTensor(StoredTensor):
         return [f"{module}.{part}" for part in PARTS[self.scheme.method]]
 
     @property
+    def kind(self) -> tuple[object, ...]:
+        return *super().kind, self.num_groups
+
+    @property
     def num_groups(self) -> int:
         scales = self.parts["scales"].shape
         if self.scheme.method == "compressed-tensors":
@@ -281,7 +285,9 @@ class PlannedRows(ForeignRows):
 
     @property
     def scratch_bytes(self) -> int:
-        tensor = self.plan.extents(0)[self.source]
+        return max(self._measure(extents[self.source]) for extents in self.plan.kinds)
+
+    def _measure(self, tensor: StoredTensor) -> int:
         if not isinstance(tensor, IntegerTensor):
             return tensor.num_bytes
         if self.coding == RAW:
@@ -293,7 +299,10 @@ def has_integers(banks: Sequence[dict[str, WeightPlan]]) -> bool:
     """Return whether the experts can be served as integers: some are, and their rows stay rows."""
     plans = [plan for bank in banks for plan in bank.values()]
     return all(plan.is_plain for plan in plans) and any(
-        isinstance(extent, IntegerTensor) for plan in plans for extent in plan.extents(0)
+        isinstance(extent, IntegerTensor)
+        for plan in plans
+        for extents in plan.kinds
+        for extent in extents
     )
 
 
@@ -307,9 +316,14 @@ def open_integer_store(
         for name, plan in bank.items():
             first = 0
             for source, extent in enumerate(plan.extents(0)):
-                coding = RAW
-                if isinstance(extent, IntegerTensor):
-                    coding = extent.choose_coding(uses_kernels=uses_kernels)
+                codings = {
+                    tensor.choose_coding(uses_kernels=uses_kernels)
+                    if isinstance(tensor, IntegerTensor)
+                    else RAW
+                    for tensor in (extents[source] for extents in plan.kinds)
+                }
+                # A slot is for any expert: where one is left unquantised, all are dequantised.
+                coding = codings.pop() if len(codings) == 1 else RAW
                 count = math.prod(extent.shape)
                 rows.append(PlannedRows(name, first, count, coding, plan, source, files))
                 first += count

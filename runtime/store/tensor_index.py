@@ -56,6 +56,11 @@ class StoredTensor:
     shape: tuple[int, ...]
     key: str
 
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What reading it takes, wherever it is."""
+        return self.shape, self.dtype
+
     def slice(self, index: int) -> "StoredTensor":
         """The `index`-th part along the first dimension."""
         size = self.num_bytes // self.shape[0]

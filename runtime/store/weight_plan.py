@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from transformers import PreTrainedModel
@@ -152,6 +153,13 @@ class WeightPlan:
         if self.is_per_expert:
             return [extents[expert] for extents in self.sources.values()]
         return [extents[0].slice(expert) for extents in self.sources.values()]
+
+    @cached_property
+    def kinds(self) -> list[list[StoredTensor]]:
+        """The byte ranges of one expert of each kind: quantisers leave some experts as they are."""
+        count = self.parameter.num_experts if self.is_per_expert else 1
+        ranges = [self.extents(expert) for expert in range(count)]
+        return list({tuple(extent.kind for extent in found): found for found in ranges}.values())
 
     def view_stacked(self) -> None:
         """Read stacked sources with the parameter's shape.

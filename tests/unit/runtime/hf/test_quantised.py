@@ -1,5 +1,6 @@
 """Checkpoints that are not the parameters' own bytes: quantised, transposed, dealt out, stacked."""
 
+import json
 import struct
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,7 +11,7 @@ from transformers.core_model_loading import Transpose, WeightConverter
 
 from runtime.errors import CheckpointError
 from runtime.hf.loading import find_model_class, load_plain, load_stripped
-from runtime.store.base import name_format
+from runtime.store.base import READERS, name_format
 from runtime.store.conversion import measure_peak_bytes
 from runtime.store.tensor_index import StoredTensor, read_tensor_index
 from runtime.store.weight_plan import FusedParameter, WeightPlan
@@ -156,6 +157,69 @@ def test_load__scales_that_do_not_fit_are_named(tmp_path):
     rewrite(folder, lambda n, t: {n: t.repeat(3, 1) if "down_proj.weight_scale" in n else t})
     with pytest.raises(CheckpointError, match=r"Fp8Dequantize.* cannot read this checkpoint's"):
         serve(folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "gone", "message"),
+    [
+        ("qwen3_moe", "weight_scale_inv", r"q_proj\.weight .*nothing without weight_sc"),
+        (
+            "qwen3_moe",
+            "1.mlp.experts.3.up_proj.weight_scale_inv",
+            r"3\.up_proj.*scale_inv",
+        ),
+        (
+            "qwen3_moe",
+            "gate_proj.weight_scale_inv",
+            r"0\.gate_proj\.weight .* nothing",
+        ),
+        ("qwen3_moe", "0.self_attn.q_proj.weight_scale_inv", r"q_proj\.weight .*without weight_sc"),
+        ("minimax_m2", "experts.7.w2.weight_scale_inv", r"experts\.7\.w2\.weight_scale_inv"),
+        (
+            "gpt_oss",
+            "1.mlp.experts.gate_up_proj_scales",
+            r"up_proj_blocks.*without gate_up_",
+        ),
+        (
+            "gpt_oss",
+            "1.mlp.experts.down_proj_blocks",
+            r"proj_scales.*without down_proj_blocks",
+        ),
+    ],
+)
+@pytest.mark.parametrize("load", [load_stripped, load_plain], ids=["served", "plain"])
+def test_load__quantised_numbers_without_their_scales_are_refused(
+    tmp_path, load, kind, gone, message
+):
+    folder = quantised(tmp_path, kind)
+    rewrite(folder, lambda name, tensor: {} if name.endswith(gone) else {name: tensor})
+    with pytest.raises(CheckpointError, match=message):
+        load(folder, dtype="auto")
+
+
+def test_load__scales_that_the_configuration_does_not_know_are_refused(tmp_path):
+    folder = quantised(tmp_path, "qwen3_moe")
+    config = json.loads((folder / "config.json").read_text())
+    del config["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="quantization_config"):
+        load_stripped(folder, "auto")
+
+
+def test_load__one_expert_that_is_not_quantised_is_refused(tmp_path):
+    """The library joins all experts of a layer before it dequantises them."""
+    folder = quantised(tmp_path, "qwen3_moe")
+    plain = "1.mlp.experts.3.up_proj.weight"
+    rewrite(folder, lambda name, t: {name: t.bfloat16() if name.endswith(plain) else t})
+    with pytest.raises(CheckpointError, match=r"experts\.3\.up_proj.* torch\.bfloat16"):
+        load_stripped(folder, "auto")
+
+
+def test_scratch__is_that_of_the_expert_that_takes_most(tmp_path):
+    folder = tiny_qwen2_moe(tmp_path, dtype=torch.bfloat16)
+    rewrite(folder, lambda name, t: {name: t.float() if ".experts.5.up_proj" in name else t})
+    store = load_stripped(folder, "bfloat16").open_store()
+    assert store.scratch_bytes == READERS * 16 * 32 * 4
 
 
 def test_find_model_class__dequantises_quantised_checkpoints(tmp_path):

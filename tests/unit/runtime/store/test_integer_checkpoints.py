@@ -234,3 +234,60 @@ def test_scratch__is_what_the_allocator_says(tmp_path, name):
     most = measure_allocated(lambda: store.read(0, 1, chunks, slot))
     # At this size two thirds of it are blocks for transposition, which not every format needs.
     assert 2 * most <= store.scratch_bytes <= 5 * most
+
+
+def leave_plain(folder: Path, expert: int) -> Path:
+    """Put an expert's own weights of layer 1 in place of its integers, as quantisers may."""
+    own = rewrite(save_wide(folder.parent / "own"), lambda name, tensor: {name: tensor})
+    weights = load_file(own / "model.safetensors")
+
+    def change(key: str, _: Tensor) -> dict[str, Tensor]:
+        name = f"{key.rpartition('.')[0]}.weight"
+        return {name: weights[name]}
+
+    change_tensor(folder, f"model.layers.1.mlp.experts.{expert}.", change)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["gptq", "gptq int8", "awq"])
+@pytest.mark.parametrize("expert", [0, 5])
+def test_store__one_expert_that_is_plain_is_served_among_quantised_ones(tmp_path, name, expert):
+    folder = save_wide(tmp_path / "model")
+    FORMATS[name](folder)
+    leave_plain(folder, expert)
+    stripped = load_stripped(folder, "auto")
+    store, decoding = stripped.open_store(), stripped.open_decoded()
+    kind = "int8" if "int8" in name else "int4"
+    assert [name_format(layout) for layout in store.layouts] == [kind, "bfloat16", kind]
+    for number in range(8):
+        for key, weight in read_expert(decoding, 1, number).items():
+            assert torch.equal(read_expert(store, 1, number)[key], weight)
+    config = ModelConfig(name="tiny", id=str(folder))
+    pack.run(PackConfig(model=config, output=tmp_path / "store", run_dir=tmp_path / "run"))
+    tokens = torch.randint(4, 90, (2, 32), generator=torch.Generator().manual_seed(1))
+    answers = []
+    for budget, packed in (("40%", None), ("100%", None), ("40%", tmp_path / "store")):
+        model = serve(folder, budget=budget, store=StoreConfig(path=packed))
+        with model.moecast:
+            answers.append(logits_of(model, tokens))
+    assert torch.equal(answers[0], answers[1])
+    assert torch.equal(answers[0], answers[2])
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "is_served"),
+    [
+        ({"-:.*mlp.gate.*": {}}, True),
+        ({"-:.*experts.5.*": {}, r".*\.0\..*": {"group_size": 32, "bits": 4}}, True),
+        ({r".*\.0\..*": {"bits": 8}}, False),
+        ({r"+:.*\.0\..*": {"desc_act": True}}, False),
+        ("x", False),
+    ],
+)
+def test_load__options_of_modules_that_change_nothing_are_served(tmp_path, dynamic, is_served):
+    folder = leave_plain(quantise_gptq(save_wide(tmp_path / "m"), dynamic=dynamic), 5)
+    if is_served:
+        assert load_stripped(folder, "auto").holds_integers
+        return
+    with pytest.raises(CheckpointError, match="GPTQ and dynamic"):
+        load_stripped(folder, "auto")
