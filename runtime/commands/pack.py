@@ -133,7 +133,7 @@ def run(config: PackConfig) -> dict[str, Any]:
         write_without_experts(
             folder,
             dense,
-            experts=list_source_tensors(stripped.plans),
+            dropped=list_source_tensors(stripped.plans) | stripped.unused,
             origin=identity(folder, config.model),
         )
     served_from = shlex.quote(f"store.path={output}")

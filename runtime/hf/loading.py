@@ -79,6 +79,8 @@ class StrippedModel:
     folder: Path
     plan_foreign: Callable[[FileReader], list[ForeignLayer]] | None = None
     """Finds the experts of a checkpoint whose own format nothing computes with."""
+    unused: frozenset[str] = frozenset()
+    """Names of the checkpoint's tensors that are no part of the model."""
 
     def open_store(self, *, page_cache: PageCache = PageCache.BYPASS) -> ExpertStore:
         """Return a store that reads the experts from the checkpoint, in place.
@@ -223,6 +225,7 @@ def load_stripped(
     config = read_config(folder)
     indexed: Banks = {}
     taken: list[FusedParameter] = []
+    unused: set[str] = set()
     with explain_loading(folder), progress_bars():
         cls, config = find_model_class(config)
         scheme = take_scheme(folder, config)
@@ -236,7 +239,7 @@ def load_stripped(
                 return open_dense(header, model)
             obstacle = find_model_obstacle(model) if scheme is None else QUANTISED
             choose_exact(exact, device, obstacle)
-            return open_safetensors(indexed.update, scheme, model, parameters, *args)
+            return open_safetensors(indexed.update, unused, scheme, model, parameters, *args)
 
         own = dtype
         if header is not None and dtype == "auto":
@@ -256,7 +259,7 @@ def load_stripped(
     apply_dense_format(model, layers, dense_format)
     if header is None:
         plans = [indexed[layer.name] for layer in layers if indexed]
-        return StrippedModel(model, layers, plans, folder)
+        return StrippedModel(model, layers, plans, folder, unused=frozenset(unused))
     banks = {
         layer.name: {part.name: part for part in taken if part.bank == layer.name}
         for layer in layers

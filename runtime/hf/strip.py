@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -25,9 +26,12 @@ from runtime.store.model_source import has_no_experts
 from runtime.store.tensor_index import StoredTensor, read_tensor_index
 from runtime.store.weight_plan import FusedParameter, WeightPlan, collect_sources, plan_weights
 
+log = logging.getLogger(__name__)
+
 Banks = dict[str, dict[str, WeightPlan]]
 
-
+OLD_BUFFERS = (r"rotary_emb\.inv_freq", r"(^|\.)position_ids$")
+"""Names in checkpoints of old versions of Transformers, which computes them now."""
 TAKEN = "moecast_parameters"
 """Attribute of an experts module: what was taken out of it."""
 
@@ -59,21 +63,32 @@ def list_taken_parameters(layers: Iterable[MoeLayer]) -> list[FusedParameter]:
     return [parameter for layer in layers for parameter in vars(layer.experts)[TAKEN]]
 
 
-def list_source_tensors(banks: Iterable[Mapping[str, WeightPlan]]) -> set[str]:
-    """Names of the checkpoint's tensors that only experts are made of: not those tied to others.
+def list_source_tensors(
+    banks: Iterable[Mapping[str, WeightPlan]], *, with_tied: bool = False
+) -> set[str]:
+    """Names of the checkpoint's tensors that experts are made of, by default only they.
 
-    Packed integers are listed by the name of the weight that they stand for, and by their own.
+    Args:
+        with_tied: also those of experts that are tied to other parameters.
     """
-    extents = [
+    return name_tensors(
         extent
         for bank in banks
         for plan in bank.values()
-        if plan.parameter.tied_to is None
+        if with_tied or plan.parameter.tied_to is None
         for extents in plan.sources.values()
         for extent in extents
-    ]
-    packed = [extent for extent in extents if isinstance(extent, IntegerTensor)]
-    return {extent.key for extent in extents}.union(*(extent.stored_names for extent in packed))
+    )
+
+
+def name_tensors(extents: Iterable[StoredTensor]) -> set[str]:
+    """Names of tensors; of packed integers also that of the weight that they stand for."""
+    names: set[str] = set()
+    for extent in extents:
+        names.add(extent.key)
+        if isinstance(extent, IntegerTensor):
+            names.update(extent.stored_names)
+    return names
 
 
 def open_unmapped(files: Sequence[str], stack: ExitStack, *, without: set[str]) -> dict[str, Any]:
@@ -113,6 +128,20 @@ def open_integers(
     }
 
 
+class WatchedTensor:
+    """A tensor that notes its name when Transformers reads it."""
+
+    def __init__(self, name: str, tensor: Any, read: set[str]):
+        self._name, self._tensor, self._read = name, tensor, read
+
+    def __getitem__(self, part: Any) -> Tensor:
+        self._read.add(self._name)
+        return self._tensor[part]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tensor, name)
+
+
 OpenTensors = Callable[
     [PreTrainedModel, list[FusedParameter], Sequence[str] | None, Any],
     AbstractContextManager[dict[str, Any]],
@@ -124,6 +153,7 @@ read while the context is open."""
 @contextmanager
 def open_safetensors(
     found: Callable[[Banks], None],
+    unused: set[str],
     scheme: IntegerScheme | None,
     model: PreTrainedModel,
     parameters: list[FusedParameter],
@@ -133,6 +163,8 @@ def open_safetensors(
     """Index the experts in safetensors files, for `found`, and open the other tensors.
 
     Args:
+        unused: gets the names of tensors that are no part of the model, such as layers that predict
+            several tokens; a line of the log replaces the library's table of them.
         scheme: how weights are stored as packed integers; the library gets them dequantised.
 
     Raises:
@@ -140,9 +172,8 @@ def open_safetensors(
     """
     assert files is not None
     folder, stored = Path(files[0]).parent, _read_index(files)
-    banks = {re.escape(parameter.owner) + r"\." for parameter in parameters}
-    ignored = set(model._keys_to_ignore_on_load_unexpected or ())
-    model._keys_to_ignore_on_load_unexpected = ignored | banks
+    known = [*(model._keys_to_ignore_on_load_unexpected or ()), *OLD_BUFFERS]
+    model._keys_to_ignore_on_load_unexpected = {""}  # all
     extents = stored if scheme is None else view_integers(stored, scheme)
     planned = [] if has_no_experts(folder) else parameters
     indexed = plan_weights(model, planned, extents, load_config.weight_mapping)
@@ -153,12 +184,21 @@ def open_safetensors(
     with ExitStack() as stack:
         try:
             tensors = open_unmapped(files, stack, without=experts | packed)
-            yield tensors | open_integers(extents, stack, without=experts)
+            tensors |= open_integers(extents, stack, without=experts)
+            read: set[str] = set()
+            yield {name: WatchedTensor(name, tensors[name], read) for name in tensors}
         except SafetensorError as error:
             raise CheckpointError(
                 f"{folder}: its safetensors files cannot be read "
                 f"({error}); check the disk, or fetch them again"
             ) from error
+    left = tensors.keys() - read - list_source_tensors(indexed.values(), with_tied=True)
+    unused |= name_tensors(extents[name] for name in left)
+    if unknown := sorted(name for name in left if not re.search("|".join(known), name)):
+        log.warning(
+            "%s: %d tensors are no part of %s and are left out, such as %s",
+            *(folder, len(unknown), type(model).__name__, unknown[0]),
+        )
 
 
 def _read_index(files: Sequence[str]) -> dict[str, StoredTensor]:
@@ -181,6 +221,7 @@ def make_checked_class(cls: type[PreTrainedModel]) -> type[PreTrainedModel]:
     def _load_pretrained_model(model, state_dict, checkpoint_files, load_config, *args, **kwargs):
         parameters = strip_experts(stripped := copy.deepcopy(model))
         extents = _read_index(checkpoint_files)
+        model._keys_to_ignore_on_load_unexpected = {""}
         collect_sources(stripped, parameters, extents, load_config.weight_mapping)
         return cls._load_pretrained_model(
             model, state_dict, checkpoint_files, load_config, *args, **kwargs

@@ -6,7 +6,7 @@ Without its experts, a model and a packed store are all that serving needs.
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -164,12 +164,12 @@ def write_tensors(
 
 
 def write_without_experts(
-    source: Path, output: Path, *, experts: Iterable[str], origin: Mapping[str, str]
+    source: Path, output: Path, *, dropped: Collection[str], origin: Mapping[str, str]
 ) -> None:
     """Copy a checkpoint without its experts' tensors, or find the copy there.
 
     Args:
-        experts: names of the tensors that only experts are made of.
+        dropped: names of the tensors that only experts are made of, or no part of the model.
         origin: `identity` of the whole checkpoint.
 
     Raises:
@@ -184,7 +184,6 @@ def write_without_experts(
                 "dense_output=PATH"
             )
         return
-    dropped = set(experts)
     kept = {
         key: CopiedTensor(stored)
         for key, stored in read_tensor_index(list_weight_files(source)).items()

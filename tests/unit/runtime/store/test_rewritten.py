@@ -24,7 +24,7 @@ from tests.builders.integers import (
     save_wide,
 )
 from tests.builders.models import tiny_qwen2_moe
-from tests.builders.quantised import QUANTISED, quantised
+from tests.builders.quantised import QUANTISED, quantised, rewrite
 
 PACKED_INTEGERS: dict[str, Callable[[Path], Path]] = {
     "compressed-tensors": quantise_compressed_tensors,
@@ -64,7 +64,7 @@ def int8_config(model: Path, store: Path, dense: Path) -> PackConfig:
 
 
 @torch.no_grad()
-def compute_logits(model: Path, store: Path) -> torch.Tensor:
+def compute_logits(model: Path, store: Path | None) -> torch.Tensor:
     served = runtime.load(str(model), store=store, budget="40%", system="on-demand")
     with served.moecast:
         return served(torch.tensor([[3, 1, 4, 1, 5]])).logits
@@ -100,6 +100,37 @@ def test_write_without_experts__serves_as_the_quantised_checkpoint_that_is_gone(
     kept = {name: size for name, size in stored.items() if not routed.search(name)}
     assert list_tensors(dense) == kept
     assert len(kept) < len(stored)
+
+
+@pytest.mark.parametrize("kind", [None, "gptq"])
+def test_layers_that_predict_several_tokens__are_named_in_a_line_and_left_out(
+    tmp_path, kind, caplog, capfd
+):
+    """As DeepSeek, GLM and Qwen publish them: behind the last layer, with experts of their own."""
+    model, store, dense = tmp_path / "model", tmp_path / "s", tmp_path / "d"
+    tiny_qwen2_moe(model) if kind is None else save_checkpoint(model, kind)
+    expected, own = compute_logits(model, None), list_tensors(model)
+    last = max(name.split(".")[2] for name in own if name.startswith("model.layers."))
+    more = f".{int(last) + 1}."
+
+    def repeat_last(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {name: tensor, name.replace(f"layers.{last}.", f"layers{more}"): tensor.clone()}
+
+    rewrite(model, repeat_last)
+    added = sorted(list_tensors(model).keys() - own.keys())
+    assert any("experts" in name for name in added)
+    capfd.readouterr()
+    config = ModelConfig(name="model", id=str(model))
+    pack.run(PackConfig(model=config, output=store, dense_output=dense, quantise=Quantise.NONE))
+    (line,) = (line for line in caplog.messages if "no part of" in line)
+    assert "MoeForCausalLM and are left out, such as model.layers" in line
+    assert "UNEXPECTED" not in "".join(capfd.readouterr())
+    assert list_tensors(dense).keys() == {name for name in own if ".experts." not in name}
+    assert torch.equal(compute_logits(model, store), expected)
+    shutil.rmtree(model)
+    caplog.clear()
+    assert torch.equal(compute_logits(dense, store), expected)
+    assert not any("no part of" in line for line in caplog.messages)
 
 
 def test_pack__refuses_a_gguf_file_without_its_experts(tmp_path):
