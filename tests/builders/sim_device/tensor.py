@@ -1,0 +1,417 @@
+"""Tensors of simulated devices: each operation runs on the CPU inside, as a GPU would allow it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.builders.sim_device.memory import Allocation
+from tests.builders.sim_device.streams import SPOILED, SimDevices, SimStream, make_state
+
+FAR = 1 << 60
+"""Added to addresses: no host memory is there, so that reading one ends the process."""
+SYNCHRONISING = {
+    f"aten::{name}"
+    for name in (
+        "_local_scalar_dense",
+        "_unique2",
+        "bincount",
+        "equal",
+        "masked_select",
+        "nonzero",
+        "repeat_interleave.Tensor",
+        "unique_consecutive",
+        "unique_dim",
+    )
+}
+"""Kernels whose result, or the shape of it, the host waits for."""
+UNREAD = ("aten::empty", "aten::new_empty", "aten::_unsafe_view", "aten::detach", "aten::lift")
+"""Beginnings of operations that launch nothing."""
+INDEXED_BY_HOST = {
+    f"aten::{name}"
+    for name in (
+        *("index", "_unsafe_index"),
+        *("index_put", "index_put_", "_unsafe_index_put", "_index_put_impl_"),
+    )
+}
+"""Whose indices may lie in host memory: they are copied, and the host waits."""
+ELSEWHERE = "Expected all tensors to be on the same device"
+
+
+class SimTensor(Tensor):
+    """A tensor whose bytes, `raw`, only operations of its device see."""
+
+    raw: Tensor
+    allocation: Allocation
+
+    @staticmethod
+    def __new__(cls, raw: Tensor, allocation: Allocation) -> SimTensor:
+        tensor = torch.Tensor._make_wrapper_subclass(
+            cls,
+            raw.size(),
+            strides=raw.stride(),
+            storage_offset=raw.storage_offset(),
+            dtype=raw.dtype,
+            device=allocation.memory.device,
+        )
+        tensor.raw, tensor.allocation = raw, allocation
+        return tensor
+
+    def __init__(self, raw: Tensor, allocation: Allocation): ...
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Iterable[type], args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        return run(func, args, kwargs or {})
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    def data_ptr(self) -> int:
+        return self.raw.data_ptr() + FAR if self.raw.numel() else 0
+
+    def is_pinned(self, device: Any = None) -> bool:
+        return False
+
+    def numpy(self, *, force: bool = False) -> Any:
+        if not force:
+            raise TypeError(
+                f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to "
+                "copy the tensor to host memory first."
+            )
+        return self.detach().cpu().numpy()
+
+    def __deepcopy__(self, memo: dict) -> Tensor:
+        with torch.no_grad():
+            copied = self.detach().clone()
+        if isinstance(self, torch.nn.Parameter):
+            copied = torch.nn.Parameter(copied, requires_grad=self.requires_grad)
+        memo[id(self)] = copied
+        return copied
+
+    @property
+    def data(self) -> Tensor:
+        return self.detach()
+
+    @data.setter
+    def data(self, other: Tensor) -> None:
+        Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
+        assert isinstance(other, SimTensor)
+        self.raw, self.allocation = other.raw, other.allocation
+
+    def __repr__(self, **_: Any) -> str:
+        return f"SimTensor({tuple(self.shape)}, {self.dtype}, {self.device})"
+
+
+def is_sim(device: Any) -> bool:
+    return device is not None and torch.device(device).type == "sim"
+
+
+def is_on_sim(value: Any) -> bool:
+    return isinstance(value, SimTensor)
+
+
+def wrap(raw: Tensor, stream: SimStream) -> SimTensor:
+    """Return a new tensor of the stream's device, with memory of its own."""
+    memory = stream.devices.memories[stream.device.index]
+    return SimTensor(raw, Allocation(memory, raw.untyped_storage().nbytes(), stream))
+
+
+def touch(tensor: SimTensor, stream: SimStream, *, writes: bool, what: str) -> None:
+    """Note that the stream's latest work reads or writes a tensor."""
+    raw = tensor.raw
+    if not raw.numel():
+        return
+    start = raw.storage_offset()
+    end = start + 1 + sum((n - 1) * s for n, s in zip(raw.shape, raw.stride(), strict=True))
+    size = raw.itemsize
+    tensor.allocation.access(stream, start * size, end * size, writes=writes, what=what)
+
+
+def is_pinned(tensor: Tensor) -> bool:
+    return tensor.untyped_storage().data_ptr() in SimDevices.current().pinned
+
+
+# ---- operations
+
+
+@cache
+def written(func: Any) -> tuple[frozenset[int], frozenset[str]]:
+    """Return the arguments that an operation writes to, by position and by name."""
+    positions, names = set(), set()
+    for number, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            names.add(argument.name)
+            if not argument.kwarg_only:
+                positions.add(number)
+    return frozenset(positions), frozenset(names)
+
+
+def run(func: Any, args: tuple, kwargs: dict) -> Any:
+    """Run an operation that has a tensor, or a device, that is simulated."""
+    devices = SimDevices.current()
+    name = func._schema.name
+    with devices.lock:
+        devices.run_some()
+        if name == "aten::_to_copy":
+            return convert(devices, func, args[0], kwargs)
+        if name in ("aten::copy_", "aten::_copy_from"):
+            return copy(devices, args[0], args[1], bool((args + (False,))[2]))
+        given = list_values(args, kwargs)
+        stream = devices.stream(find_device(devices, func, given))
+        check_places(func, args, given)
+        launches = not (func.is_view or name.startswith(UNREAD) or name == "aten::alias")
+        if launches:
+            launch(devices, stream, func, args, kwargs)
+        raw_args = tuple(map(to_cpu, args))
+        raw_kwargs = {key: to_cpu(value) for key, value in kwargs.items()}
+        raw = compute(devices, stream, func, raw_args, raw_kwargs)
+        if name in SYNCHRONISING or f"{name}.{func._overloadname}" in SYNCHRONISING:
+            devices.counts["synchronisations"] += 1
+            devices.counts["copies to the host"] += 1
+            devices.host |= stream.clock
+        return wrap_results(raw, [value for value in given if is_on_sim(value)], stream, name)
+
+
+def list_values(args: tuple, kwargs: dict) -> list:
+    """Return an operation's arguments, and the members of those that are lists."""
+    values: list = []
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, (list, tuple)):
+            values += value
+        else:
+            values.append(value)
+    return values
+
+
+def find_device(devices: SimDevices, func: Any, given: list) -> torch.device:
+    """Return the one device of all simulated tensors, or the device that is asked for.
+
+    Raises:
+        RuntimeError: there are two.
+    """
+    found = {value.allocation.memory.device for value in given if is_on_sim(value)}
+    if len(found) > 1:
+        raise RuntimeError(f"{ELSEWHERE}, but found {sorted(map(str, found))}: {func}")
+    asked = [value for value in given if isinstance(value, torch.device) and value.type == "sim"]
+    return next(iter(found)) if found else devices.resolve(asked[0] if asked else None)
+
+
+def check_places(func: Any, args: tuple, given: list) -> None:
+    """Refuse tensors of host memory in a kernel, except single numbers and some indices."""
+    if any(isinstance(value, make_generator) for value in given):
+        raise RuntimeError("Expected a 'sim' device type for generator but found 'cpu'")
+    if not any(map(is_on_sim, given)):
+        return
+    by_host = []
+    if func._schema.name in INDEXED_BY_HOST:
+        by_host = [index for index in (args[1] or ()) if isinstance(index, Tensor)]
+        if not is_on_sim(args[0]):
+            raise RuntimeError("indices should be either on cpu or on the same device")
+        if any(not is_on_sim(index) for index in by_host):
+            count_copy(SimDevices.current(), "copies to the device", waits=True)
+    for value in given:
+        if isinstance(value, Tensor) and not is_on_sim(value) and value.dim():
+            if any(value is index for index in by_host):
+                continue
+            raise RuntimeError(f"{ELSEWHERE}, but found sim and {value.device}: {func}")
+
+
+def to_cpu(value: Any) -> Any:
+    """Return an argument as the CPU's kernel takes it."""
+    if isinstance(value, SimTensor):
+        return value.raw
+    if isinstance(value, (list, tuple)):
+        return [to_cpu(member) for member in value]
+    return torch.device("cpu") if isinstance(value, torch.device) and value.type == "sim" else value
+
+
+def launch(devices: SimDevices, stream: SimStream, func: Any, args: tuple, kwargs: dict) -> None:
+    """Issue a kernel: check what it reads and writes, after all that its stream waits for."""
+    devices.counts["launches"] += 1
+    stream.issue()
+    stream.run()
+    what = func._schema.name
+    positions, names = written(func)
+    if func._schema.name == "aten::_grouped_mm":
+        touch_groups(stream, args, kwargs)
+        args, kwargs = (), {}
+    for number, value in enumerate(args):
+        for leaf in value if isinstance(value, (list, tuple)) else (value,):
+            if is_on_sim(leaf):
+                touch(leaf, stream, writes=number in positions, what=what)
+    for name, value in kwargs.items():
+        if is_on_sim(value):
+            touch(value, stream, writes=name in names, what=what)
+
+
+def touch_groups(stream: SimStream, args: tuple, kwargs: dict) -> None:
+    """A grouped product reads the matrices of the groups that have rows, and no others."""
+    given = dict(zip(("self", "mat2", "offs", "bias"), args, strict=False)) | kwargs
+    rows, matrices, ends = given["self"], given["mat2"], given["offs"]
+    touch(rows, stream, writes=False, what="grouped_mm")
+    counts = ends.raw.diff(prepend=ends.raw.new_zeros(1))
+    for group in counts.nonzero().flatten().tolist():
+        matrix = SimTensor(matrices.raw[group], matrices.allocation)
+        touch(matrix, stream, writes=False, what="grouped_mm")
+
+
+def compute(devices: SimDevices, stream: SimStream, func: Any, args: tuple, kwargs: dict) -> Any:
+    """Compute on the CPU, with the device's random state, and kernels that only CUDA has."""
+    if func._schema.name == "aten::histc" and not args[0].is_floating_point():
+        return func(args[0].double(), *args[1:], **kwargs).to(args[0].dtype)
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return func(*args, **kwargs)
+    index, before = stream.device.index, torch.get_rng_state()
+    torch.set_rng_state(devices.random_states[index])
+    try:
+        return func(*args, **kwargs)
+    finally:
+        devices.random_states[index] = torch.get_rng_state()
+        torch.set_rng_state(before)
+
+
+def wrap_results(raw: Any, given: list[SimTensor], stream: SimStream, name: str) -> Any:
+    """Return results as the device's tensors: the arguments themselves, views of them, or new."""
+    if isinstance(raw, (list, tuple)):
+        return type(raw)([wrap_results(value, given, stream, name) for value in raw])
+    if not isinstance(raw, Tensor) or raw.device.type != "cpu":
+        return raw
+    storage = raw.untyped_storage()._cdata
+    for known in given:
+        if known.raw is raw:
+            if known.shape == raw.shape and known.stride() == raw.stride():
+                return known
+            # PyTorch makes an empty one for some functions, and takes what is returned.
+            assert not known.numel(), f"{name} changes the shape of a tensor in its place"
+            return wrap(raw, stream)
+        if known.raw.untyped_storage()._cdata == storage:
+            return SimTensor(raw, known.allocation)
+    return wrap(raw, stream)
+
+
+# ---- copies
+
+
+def convert(devices: SimDevices, func: Any, source: Tensor, kwargs: dict) -> Tensor:
+    """`Tensor.to`: a new tensor of another dtype or place."""
+    device = kwargs.get("device")
+    device = source.device if device is None else torch.device(device)
+    rest = {
+        key: value
+        for key, value in kwargs.items()
+        if key not in ("device", "non_blocking", "pin_memory", "layout")
+    }
+    raw = source.raw if isinstance(source, SimTensor) else source
+    if device.type not in ("sim", "cpu"):
+        return func(raw, **{**kwargs, "device": device})
+    non_blocking = bool(kwargs.get("non_blocking"))
+    form = rest.get("memory_format") or torch.preserve_format
+    if device.type == "cpu":
+        dtype = rest.get("dtype") or raw.dtype
+        target = torch.empty_like(raw, dtype=dtype, memory_format=form)
+        if non_blocking:
+            devices.pinned.add(target.untyped_storage().data_ptr())
+    else:
+        stream = devices.stream(devices.resolve(device))
+        dtype = rest.get("dtype") or raw.dtype
+        target = wrap(torch.empty_like(raw, dtype=dtype, memory_format=form), stream)
+    copy(devices, target, source, non_blocking)
+    return target
+
+
+def copy(devices: SimDevices, target: Tensor, source: Tensor, non_blocking: bool) -> Tensor:
+    """Copy between places, or within one; what the host does not wait for runs late."""
+    if isinstance(target, SimTensor) and isinstance(source, SimTensor):
+        copy_within(devices, target, source)
+    elif isinstance(target, SimTensor):
+        is_late = non_blocking and is_pinned(source) and source.dtype == target.dtype
+        stream = begin_copy(devices, target, "copies to the device", writes=True)
+        finish_copy(stream, target.raw, source, is_late=is_late)
+    else:
+        assert isinstance(source, SimTensor)
+        is_late = non_blocking and is_pinned(target) and source.dtype == target.dtype
+        stream = begin_copy(devices, source, "copies to the host", writes=False)
+        finish_copy(stream, target, source.raw, is_late=is_late)
+    return target
+
+
+def copy_within(devices: SimDevices, target: SimTensor, source: SimTensor) -> None:
+    here, there = devices.stream(source.device), devices.stream(target.device)
+    if here is not there:  # between devices, the current streams of both wait for each other
+        here.wait_stream(there)
+        there.wait_stream(here)
+    devices.counts["launches"] += 1
+    here.issue()
+    here.run()
+    touch(source, here, writes=False, what="copy")
+    touch(target, here, writes=True, what="copy")
+    target.raw.copy_(source.raw)
+    if here is not there:
+        there.wait_stream(here)
+
+
+def count_copy(devices: SimDevices, kind: str, *, waits: bool) -> None:
+    devices.counts[kind] += 1
+    devices.counts["synchronisations"] += waits
+
+
+def begin_copy(devices: SimDevices, tensor: SimTensor, kind: str, *, writes: bool) -> SimStream:
+    devices.counts[kind] += 1
+    stream = devices.stream(tensor.device)
+    stream.issue()
+    touch(tensor, stream, writes=writes, what="copy")
+    return stream
+
+
+def finish_copy(stream: SimStream, target: Tensor, source: Tensor, *, is_late: bool) -> None:
+    if is_late:
+        spoil(target)
+        stream.put(lambda: late_copy(target, source))
+        return
+    stream.run()
+    target.copy_(source)
+    stream.devices.counts["synchronisations"] += 1
+    stream.devices.host |= stream.clock
+
+
+def late_copy(target: Tensor, source: Tensor) -> None:
+    with torch.no_grad():
+        target.copy_(source)
+
+
+def spoil(target: Tensor) -> None:
+    if target.is_contiguous():
+        target.detach().reshape(-1).view(torch.uint8).fill_(SPOILED)
+    elif target.is_floating_point():
+        target.fill_(float("nan"))
+    else:
+        target.fill_(SPOILED)
+
+
+# ---- random numbers
+
+
+class SimGenerator:
+    """`torch.Generator` of a simulated device, for its state."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        if not is_sim(device):
+            return make_generator(device)
+        generator = object.__new__(cls)
+        generator._state = make_state(0)
+        return generator
+
+    def manual_seed(self, seed: int) -> SimGenerator:
+        self._state = make_state(seed)
+        return self
+
+    def get_state(self) -> Tensor:
+        return self._state.clone()
+
+
+make_generator: type[torch.Generator] = torch.Generator

@@ -1,0 +1,99 @@
+"""The order of copies to a device and of what computes with them: each edge of it is needed."""
+
+import pytest
+import torch
+
+from runtime.accelerator import Accelerator, open_accelerator
+from runtime.config import Exact
+from runtime.transfer import copies
+from tests.builders.models import plain_eager, tiny_qwen2_moe
+from tests.builders.served import serve
+from tests.builders.sim_device.streams import SimEvent, SimStream
+
+TOKENS = torch.randint(1, 64, (2, 7), generator=torch.Generator().manual_seed(3))
+GREEDY = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_qwen2_moe(tmp_path_factory.mktemp("model"), num_layers=3, num_experts=12)
+
+
+def generate(folder, device, system="on-demand"):
+    budgets = {"budget": "20%", "host_budget": "60%"}
+    model = serve(folder, device=device, exact=Exact.EAGER, system=system, **budgets)
+    with model.moecast as handle:
+        tokens = model.generate(TOKENS.to(device), **GREEDY)
+        prefetched = sum(counters.bytes_prefetched for counters in handle.engine.cache.counters)
+    return tokens, prefetched
+
+
+@pytest.mark.parametrize("system", ["on-demand", "promoe", "mixtral-offloading"])
+def test_ring__orders_every_read_and_overwrite(folder, device, system):
+    plain = plain_eager(folder).to(device)
+    tokens, prefetched = generate(folder, device, system)
+    assert torch.equal(tokens, plain.generate(TOKENS.to(device), **GREEDY))
+    assert (prefetched > 0) == (system == "mixtral-offloading")
+
+
+def without_fence(monkeypatch):
+    monkeypatch.setattr(copies.DeviceRing, "computed", lambda *_: None)
+
+
+def without_waiting_for_the_fence(monkeypatch):
+    monkeypatch.setattr(SimStream, "wait_event", lambda *_: None)
+
+
+def without_waiting_for_the_copy(monkeypatch):
+    monkeypatch.setattr(SimEvent, "synchronize", lambda _: None)
+    monkeypatch.setattr(SimEvent, "query", lambda _: True)
+
+
+def with_the_end_recorded_elsewhere(monkeypatch):
+    """The event after a copy is recorded on the computing stream."""
+    record = SimEvent.record
+    monkeypatch.setattr(
+        SimEvent, "record", lambda self, _: record(self, self._devices._defaults[0])
+    )
+
+
+@pytest.mark.parametrize(
+    ("remove", "race"),
+    [
+        (without_fence, "copy on stream 2 of sim:0 writes"),
+        (without_waiting_for_the_fence, "copy on stream 2 of sim:0 writes"),
+        (without_waiting_for_the_copy, "on stream 0 of sim:0 reads"),
+        (with_the_end_recorded_elsewhere, "on stream 0 of sim:0 reads"),
+    ],
+)
+def test_ring__each_missing_edge_is_a_race(folder, sim, monkeypatch, remove, race):
+    remove(monkeypatch)
+    generate(folder, "sim")
+    monkeypatch.undo()
+    torch.accelerator.synchronize("sim")
+    races, sim.races = sim.races, []
+    assert any(race in found for found in races)
+
+
+def test_accelerator__a_cpu_has_none_and_a_single_queue_orders_itself():
+    assert open_accelerator(torch.device("cpu")) is None
+    queue = open_accelerator(torch.device("mps"))
+    assert queue is not None
+    assert not queue.pins_memory
+    assert queue.make_stream() == queue.current_stream()
+    with queue.use(queue.make_stream()):
+        target = torch.zeros(3)
+        queue.copy(target, torch.ones(3))
+    assert target.sum() == 3
+
+
+def test_accelerator__threads_that_share_a_stream_get_their_own_back(device):
+    """`with stream` would restore one thread's stream in another."""
+    accelerator = Accelerator(device)
+    stream, before = accelerator.make_stream(), accelerator.current_stream()
+    with accelerator.use(stream):
+        assert accelerator.current_stream() == stream
+        with accelerator.use(stream):
+            pass
+        assert accelerator.current_stream() == stream
+    assert accelerator.current_stream() == before
