@@ -1,7 +1,7 @@
 """Compiles what moecast computes most often; `pyproject.toml` has the rest of the build.
 
 These are the hot modules of the policy core, the transfer loop and the simulator, which run
-uncompiled, too, the kernels of predictors' networks, in place of which NumPy computes, the
+uncompiled, too, the kernels of predictors' networks, in place of which onnxruntime computes, the
 products of quantised experts, in place of which PyTorch computes with decoded ones, and the reads
 of experts, which threads of Python do otherwise. Without Cython or a C compiler, the
 package is installed all the same. `MOECAST_COMPILED=0 pip install .` leaves them out.

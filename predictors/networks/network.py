@@ -1,7 +1,8 @@
 """A predictor's network: an ONNX graph as a program, and what computes it.
 
-Programs are computed by `kernels.c`, which is compiled when moecast is installed, or else in NumPy.
-Both take exactly the graphs that `program` reads, so that an entry is the same on every machine.
+Programs are computed by `kernels.c`, which is compiled when moecast is installed, or else by
+onnxruntime. Both get exactly the graphs that `program` reads, so that an entry is taken on every
+machine or on none.
 Between two layers of a large model, a call of onnxruntime takes two to four times as long as the
 same products need, as all that it touches must be fetched from memory again.
 
@@ -14,8 +15,8 @@ import numpy as np
 
 from predictors.base import Floats
 from predictors.networks import kernels
-from predictors.networks.plain import PlainProgram
-from predictors.networks.program import translate
+from predictors.networks.program import NetworkProgram, translate
+from predictors.networks.session import SessionProgram
 
 Input = Floats | tuple[Floats, ...]
 """`[T, width]` float32, or several such arrays whose columns follow one another."""
@@ -34,13 +35,7 @@ class Network:
         self.inputs = program.input_shapes
         self.outputs = program.output_shapes
         self._output_shapes = {name: tuple(shape[1:]) for name, shape in self.outputs.items()}
-        operations = tuple(
-            (*before, None if weight_NK is None else np.ascontiguousarray(weight_NK), scale_N)
-            for *before, weight_NK, scale_N in program.operations
-        )
-        self._program = (PlainProgram if kernels is None else kernels.Program)(
-            tuple(program.buffers), operations, tuple(program.inputs), tuple(program.outputs)
-        )
+        self._program = SessionProgram(graph) if kernels is None else compile_program(program)
 
     def run(self, wanted: Sequence[str], given: Mapping[str, Input]) -> list[Floats]:
         """Computes the outputs named `wanted`, `[T, ...]` float32 each, from all inputs."""
@@ -53,3 +48,13 @@ class Network:
             answers[name] = np.empty((num_rows, *self._output_shapes[name]), np.float32)
         self._program.run(num_rows, inputs, tuple(map(answers.get, self._output_shapes)))
         return list(answers.values())
+
+
+def compile_program(program: NetworkProgram) -> "kernels.Program":
+    operations = tuple(
+        (*before, None if weight_NK is None else np.ascontiguousarray(weight_NK), scale_N)
+        for *before, weight_NK, scale_N in program.operations
+    )
+    return kernels.Program(
+        tuple(program.buffers), operations, tuple(program.inputs), tuple(program.outputs)
+    )

@@ -189,7 +189,7 @@ def make_facts_table(name: str, report: dict[str, Any]) -> Table:
     rows = {
         "versions": ", ".join(f"{k} {v or 'not installed'}" for k, v in report["versions"].items()),
         "processor": f"{hardware['processor']}, {hardware['cores']} cores, {hardware['simd']}",
-        "predictors": "NumPy; faster where a C compiler was there at installation"
+        "predictors": "onnxruntime; faster where a C compiler was there at installation"
         if kernels is None
         else f"compiled kernels ({kernels})",
         "policy core": "compiled" if hardware["compiled_core"] else "Python files",

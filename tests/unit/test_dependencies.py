@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 NOT_IMPORTED = {
     "accelerate": "Transformers dequantises fp8 checkpoints with it",
+    "libggml-python": "`runtime/store/ggml/library.py` opens the library in it",
     "s3fs": "fsspec imports it for s3://",
     "gcsfs": "fsspec imports it for gs://",
     "adlfs": "fsspec imports it for az://",
