@@ -23,7 +23,7 @@ from predictors.files import (
     read_text_file,
     require_plain_file,
 )
-from predictors.records import whole_number
+from predictors.records import is_absent, whole_number
 from runtime.generation.messages import check_encodable, content_text, describe_skipped
 
 log = logging.getLogger(__name__)
@@ -198,6 +198,7 @@ def extract_prompt(
         row, fields = {TEXT: row}, (TEXT,)
     if not isinstance(row, Mapping):
         raise PromptError(f"{where}: expected a record with keys, got {type(row).__name__}")
+    row = {key: None if is_absent(value) else value for key, value in row.items()}
     if row.get(TOKENS) is not None and not fields:
         return extract_tokens(row[TOKENS], where=where)
     known = [key for key in USUAL_FIELDS if key in row]

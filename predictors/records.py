@@ -1,5 +1,6 @@
 """Records in the JSON files of traces, zoos and packed stores: unknown keys are refused."""
 
+import math
 from typing import Annotated, Any, Self
 
 from pydantic import (
@@ -26,6 +27,11 @@ Positive = Annotated[int, Field(gt=0)]
 def whole_number(value: Any) -> Any:
     """Return 32 for 32.0, which data frames write for integers in columns with gaps."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def is_absent(value: Any) -> bool:
+    """Whether it is null, or NaN, which is the null of data frames."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 Whole = Annotated[StrictInt, BeforeValidator(whole_number)]

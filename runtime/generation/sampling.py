@@ -227,9 +227,6 @@ def make_generation_config(model: PreTrainedModel, sampling: SamplingParams) -> 
         max_new_tokens=sampling.max_new_tokens,
         eos_token_id=stop_ids,
         pad_token_id=stop_ids[0],
-        num_beams=1,
-        num_return_sequences=1,
         repetition_penalty=1.0,
-        return_dict_in_generate=False,
         **drawing,
     )

@@ -120,7 +120,7 @@ def check_options(model: Any, settings: Any, file: Path) -> None:
         try:
             if name == "temperature":
                 value = float(value) or 1.0  # 0 says that a command's default is greedy
-            choose_once(model, GenerationConfig(**{"do_sample": True, name: value}))
+            choose_once(model, name, value)
         # Transformers raises exceptions of every type for values that it does not expect.
         except Exception as error:
             raise CheckpointError(
@@ -129,9 +129,11 @@ def check_options(model: Any, settings: Any, file: Path) -> None:
             ) from error
 
 
-def choose_once(model: Any, settings: Any) -> None:
-    """Choose among equal scores after one token, as `generate` would."""
+def choose_once(model: Any, name: str, value: Any) -> None:
+    """Choose among equal scores after one token, as `generate` would with this option."""
     tokens_11 = torch.zeros(1, 1, dtype=torch.int64)
+    settings: Any = GenerationConfig(do_sample=True)
+    setattr(settings, name, value)
     settings._eos_token_tensor = tokens_11[0]
     processors = model._get_logits_processor(
         settings, input_ids_seq_length=1, encoder_input_ids=tokens_11, device="cpu", model_kwargs={}

@@ -24,7 +24,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from predictors.errors import MoecastError
 from predictors.files import require_plain_file
-from predictors.records import Whole
+from predictors.records import Whole, is_absent
 from runtime.errors import PromptFileError
 from runtime.generation.chat_template import render
 from runtime.generation.messages import check_encodable, content_text, describe_skipped
@@ -57,7 +57,8 @@ Text = Annotated[StrictStr, AfterValidator(check_encodable)]
 
 def read_content(content: Any, info: ValidationInfo) -> str:
     """Return a content's text; the context of the validation counts parts that are none."""
-    text = content_text(content, info.context)
+    skipped: Any = info.context
+    text = content_text(content, skipped)
     if not text and not isinstance(content, str):
         raise PromptFileError("it has no text")
     return text
@@ -73,7 +74,7 @@ class PromptLine(BaseModel):
     def _drop_nulls(cls, given: Any) -> Any:
         if not isinstance(given, Mapping):
             return given
-        return {name: value for name, value in given.items() if value is not None}
+        return {name: value for name, value in given.items() if not is_absent(value)}
 
 
 class PromptMessage(PromptLine):

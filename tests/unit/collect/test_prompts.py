@@ -109,6 +109,7 @@ PARTS = [
         ({"content": PARTS}, [], "look at this"),
         ({"prompt": USER}, [], "hey"),
         ({"prompt": None, "text": "there"}, [], "there"),
+        ({"prompt": float("nan"), "text": "there"}, [], "there"),
         ({"prompt": None}, [], ""),
         ({"tokens": None, "prompt": "there"}, [], "there"),
         ({"tokens": [3.0, 1]}, [], (3, 1)),

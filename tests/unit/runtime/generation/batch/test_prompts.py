@@ -96,11 +96,13 @@ def test_read_prompts__null_is_absence_and_floats_may_be_whole(tmp_path):
         {"id": None, "prompt": "a", "messages": None, "max_new_tokens": None, "source": None},
         {"id": 9.0, "tokens": [3.0, 1.0], "max_new_tokens": 3.0},
         {"messages": [{"role": "user", "content": "not to", "name": None}]},
+        {"id": float("nan"), "prompt": "a", "max_new_tokens": float("nan")},
     ]
     assert read(tmp_path, *map(json.dumps, lines)) == [
         BatchPrompt(1, (1,), 4),
         BatchPrompt(9, (3, 1), 3),
         BatchPrompt(3, (7, 3, 2), 4),
+        BatchPrompt(4, (1,), 4),
     ]
 
 
