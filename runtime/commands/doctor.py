@@ -112,7 +112,7 @@ def describe_model_sizes(
         **spec.as_dict(),
         "class": type(model).__name__,
         "expert_bytes": expert_bytes,
-        "expert_format": name_format(store.layouts[0]),
+        "expert_format": " and ".join(sorted({*map(name_format, store.layouts)})),
         "experts_bytes": expert_bytes * spec.num_layers * spec.num_experts,
         "non_expert_bytes": count_weight_bytes(model),
         "scratch_bytes": store.scratch_bytes + max_decoded_bytes(store),

@@ -50,7 +50,7 @@ from runtime.hf.tokens import context_length
 from runtime.policy.budget import Budget
 from runtime.policy.placement import RankPart
 from runtime.presets import describe_choice
-from runtime.store.base import ExpertStore, describe_decoding, max_slot_bytes
+from runtime.store.base import ExpertStore, describe_formats, max_slot_bytes
 from runtime.store.model_source import resolve
 
 log = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ def load_model(options: LoadOptions) -> PreTrainedModel:
     apply_decode_threads(plain, config.decode_threads, expert_bytes=max_slot_bytes(experts))
     obstacle = spread or find_model_obstacle(plain) or find_store_obstacle(experts.layouts)
     exact = choose_exact(config.exact, home, obstacle)
-    if note := describe_decoding(experts.layouts):
+    if note := describe_formats(experts.layouts):
         log.info("%s: %s", options.store.path or folder, note)
     part = None
     if options.expert_parallel:

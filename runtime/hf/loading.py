@@ -375,10 +375,9 @@ def load_plain(
         # Transformers would fill them with random numbers.
         raise CheckpointError(explain_no_experts(folder))
     config = read_config(folder)
-    quantised = getattr(config, "quantization_config", None)
-    is_packed = isinstance(quantised, dict) and name_method(quantised) in METHODS
-    if is_packed:
-        method = name_method(quantised)
+    quantised: Any = getattr(config, "quantization_config", None)
+    method = name_method(quantised) if isinstance(quantised, dict) else ""
+    if method in METHODS:
         if method != "compressed-tensors" or find_spec("compressed_tensors") is None:
             raise CheckpointError(
                 f"{folder}: Transformers does not read {METHODS[method]} checkpoints with what is "
@@ -387,7 +386,7 @@ def load_plain(
         quantised["dequantize"] = True
     with explain_loading(folder), progress_bars():
         cls, config = find_model_class(config)
-        checked = cls if is_packed else make_checked_class(cls)
+        checked = cls if method in METHODS else make_checked_class(cls)
         model = _from_pretrained(
             checked, folder, config, dtype=dtype, experts_implementation="eager"
         )

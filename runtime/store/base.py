@@ -63,6 +63,10 @@ class ExpertStore:
         self._files.close()
 
 
+UNEQUAL = 1.5
+"""Times the bytes of another layer's experts: worth a line."""
+
+
 def max_slot_bytes(store: ExpertStore) -> int:
     """Size of a slot that any expert of any layer fits."""
     return max(layout.num_bytes for layout in store.layouts)
@@ -83,11 +87,23 @@ def name_format(layout: ExpertLayout) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def describe_decoding(layouts: Sequence[ExpertLayout]) -> str | None:
-    """Returns why experts are decoded before each use; None if none is."""
+def describe_formats(layouts: Sequence[ExpertLayout]) -> str | None:
+    """Returns why experts are decoded before each use, or take more than most need; else None."""
     encoded = [layout for layout in layouts if isinstance(layout, SlotLayout)]
     packed = [layout for layout in layouts if isinstance(layout, PackedLayout)]
-    return describe_encoded(encoded) or describe_packed(packed)
+    notes = [describe_encoded(encoded) or describe_packed(packed), _describe_sizes(layouts)]
+    return "; ".join(filter(None, notes)) or None
+
+
+def _describe_sizes(layouts: Sequence[ExpertLayout]) -> str | None:
+    least, most = (choose(layouts, key=lambda layout: layout.num_bytes) for choose in (min, max))
+    if most.num_bytes < UNEQUAL * least.num_bytes:
+        return None
+    return (
+        f"each expert takes {most.num_bytes:,} bytes of the budget, as those of MoE layer "
+        f"{layouts.index(most)} need ({name_format(most)}); others need {least.num_bytes:,} "
+        f"({name_format(least)})"
+    )
 
 
 def as_memoryview(tensor: Tensor) -> memoryview:

@@ -274,8 +274,11 @@ def collect_sources(
     plans = {parameter.target: WeightPlan(parameter) for parameter in parameters}
     # Where the model keeps a module for each expert, all of them lead to one plan.
     member_plans = {member: plan for plan in plans.values() for member in plan.parameter.members}
-    others = {k: {} for k, tensor in model.state_dict().items() if tensor.is_floating_point()}
-    known = dict.fromkeys([*model.state_dict(), *plans, *member_plans], True)
+    state = model.state_dict()
+    others: dict[str, dict[str, list[StoredTensor]]] = {
+        name: {} for name, tensor in state.items() if tensor.is_floating_point()
+    }
+    known = dict.fromkeys([*state, *plans, *member_plans], True)
     for key in sorted(extents, key=dot_natural_key):
         target, pattern = rename_source_key(
             key, renamings, converters, model.base_model_prefix, known

@@ -98,8 +98,8 @@ def plan_inflation(
             f"{folder}: inflate writes copies of {' and '.join(MODEL_TYPES)} models that are not "
             "quantised; inflate another one, such as model=qwen2-moe-tiny"
         )
-    first = next(iter(experts.values()))
-    own = first.dtype if dtype == "auto" else getattr(torch, dtype)
+    widest = max((tensor.dtype for tensor in experts.values()), key=lambda own: own.itemsize)
+    own = widest if dtype == "auto" else getattr(torch, dtype)
     per_neuron = 3 * config["hidden_size"] * own.itemsize
     num_experts, before = len(experts) // 3, config[FIELD]
     if expert_bytes is None:

@@ -13,7 +13,7 @@ from runtime.commands import pack
 from runtime.config import ModelConfig, PackConfig, StoreConfig
 from runtime.errors import CheckpointError, TransferError
 from runtime.hf.loading import load_plain, load_stripped
-from runtime.store.base import name_format
+from runtime.store.base import describe_formats, name_format
 from runtime.store.packed.blocks import native_block
 from runtime.store.packed.matrix import QuantisedMatrix
 from tests.builders.integers import (
@@ -259,6 +259,8 @@ def test_store__one_expert_that_is_plain_is_served_among_quantised_ones(tmp_path
     store, decoding = stripped.open_store(), stripped.open_decoded()
     kind = "int8" if "int8" in name else "int4"
     assert [name_format(layout) for layout in store.layouts] == [kind, "bfloat16", kind]
+    if kind == "int4":
+        assert "as those of MoE layer 1 need (bfloat16)" in str(describe_formats(store.layouts))
     for number in range(8):
         for key, weight in read_expert(decoding, 1, number).items():
             assert torch.equal(read_expert(store, 1, number)[key], weight)
