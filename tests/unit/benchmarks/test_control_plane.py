@@ -156,7 +156,7 @@ def test_run__measures_every_system_and_survives_a_budget_that_fails(
         assert row.same_tokens
         assert row.hit_rate == 1
         assert row.calls > 10
-        assert row.section_seconds["probes"] > 0
+        assert "probes" in row.section_seconds  # less the time of measuring it, which is a guess
         assert row.section_seconds["experts function"] > 0
     lines = systems.control_plane_table()
     assert any(line.startswith("4x8 at 1KiB was not measured: budget of") for line in lines)
