@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from collect.errors import TraceError
 from collect.plan import EncodedPrompt, RecordingJob, RecordingSettings, make_batches
@@ -21,8 +21,10 @@ from collect.traces.writer import to_half
 from predictors.base import Floats, Ints, Signal
 from predictors.metrics import Phase
 from runtime.config import SystemConfig
+from runtime.hf.loading import read_config
 from runtime.hf.probes import Probes
 from runtime.hf.tokens import context_length, eos_token_ids, pad_batch
+from runtime.store.model_source import resolve
 
 PROBES = {
     TraceSignal.LAYER_INPUT: Signal.LAYER_INPUT,
@@ -165,6 +167,28 @@ class SignalRecorder:
         return whole
 
 
+def check_recordable(
+    config: PreTrainedConfig, prompts: Sequence[EncodedPrompt], settings: RecordingSettings
+) -> None:
+    """Check that traces of these prompts can be made of a model.
+
+    Raises:
+        TraceError: the model has an encoder, or prompt and generated tokens can exceed its context.
+    """
+    if config.is_encoder_decoder:
+        raise TraceError(
+            f"{config.model_type} has an encoder: a token goes through the layers of the encoder "
+            "or of the decoder, and a trace has all layers for each token. Such models can be "
+            "served (moecast serve), not recorded"
+        )
+    context, longest = context_length(config), max(len(prompt.tokens) for prompt in prompts)
+    if context is not None and longest + settings.new_tokens > context:
+        raise TraceError(
+            f"prompts of {longest} tokens and data.max_new_tokens={settings.new_tokens} exceed the "
+            f"model's context of {context}: lower data.max_prompt_tokens or data.max_new_tokens"
+        )
+
+
 @dataclass(frozen=True)
 class UnitRecorder:
     """A loaded model that records units of a plan."""
@@ -184,39 +208,12 @@ class UnitRecorder:
         """
         from runtime import load
 
-        # Before the model: a missing source is reported at once.
+        # Before the weights are read.
         assert job.prompts, "a source without texts is an error already"
+        check_recordable(read_config(resolve(job.model)), job.prompts, job.settings)
         # Recording needs no forecasts, and the predictors are not trained yet.
         model = load(job.model, budget=job.budget, system=SystemConfig())
-        recorder = cls(model, *job.plan(model.moecast.spec), job.settings)
-        try:
-            recorder.check_model()
-        except TraceError:
-            model.close()
-            raise
-        return recorder
-
-    def check_model(self) -> None:
-        """Check that traces can be made of this model.
-
-        Raises:
-            TraceError: the model has an encoder, or prompt and generated tokens can exceed its
-                context.
-        """
-        if self.model.config.is_encoder_decoder:
-            raise TraceError(
-                f"{type(self.model).__name__} has an encoder: a token goes through the layers of "
-                "the encoder or of the decoder, and a trace has all layers for each token. Such "
-                "models can be served (moecast serve), not recorded"
-            )
-        context = context_length(self.model.config)
-        longest = max(len(prompt.tokens) for unit in self.work for prompt in unit)
-        if context is not None and longest + self.settings.new_tokens > context:
-            raise TraceError(
-                f"prompts of {longest} tokens and data.max_new_tokens={self.settings.new_tokens} "
-                f"exceed the model's context of {context}: lower data.max_prompt_tokens or "
-                "data.max_new_tokens"
-            )
+        return cls(model, *job.plan(model.moecast.spec), job.settings)
 
     def record(
         self, unit: int, advance: Callable[[int], object] = lambda _: None

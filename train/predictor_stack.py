@@ -67,7 +67,7 @@ WARMUP_SHARE = 0.05
 
 
 MOST_LOSS = 2
-"""Mean loss of an epoch, by the untrained networks' loss, above which a training has diverged."""
+"""Loss at an epoch's end, by the untrained networks' loss, above which a training has diverged."""
 
 
 class StackFit(LightningModule):
@@ -92,8 +92,8 @@ class StackFit(LightningModule):
         self._validated = 0
         self._untrained_F: Tensor | None = None
         """Losses of the first batch, before any step."""
-        self._trained_F = torch.zeros(len(self.labels))
-        self._num_trained = 0
+        self._recent_F: Tensor | None = None
+        """Their running mean over some ten steps."""
         self.accuracy_F = torch.zeros(len(self.labels))
         """Accuracies of the last validation."""
         self.loss_F = torch.zeros(len(self.labels))
@@ -110,13 +110,12 @@ class StackFit(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:  # noqa: ARG002
         # The sum keeps each network's gradient what it would be if it were trained alone.
         losses_F = torch.cat([family.losses(batch) for family in self.families])
-        if self._untrained_F is None:
-            self._untrained_F = losses_F.detach()
-        self._trained_F = self._trained_F.to(losses_F) + losses_F.detach()
-        self._num_trained += 1
-        self.log("train/loss", losses_F.detach().mean(), batch_size=1, prog_bar=True)
+        now_F = losses_F.detach()
+        self._untrained_F = now_F if self._untrained_F is None else self._untrained_F
+        self._recent_F = now_F if self._recent_F is None else self._recent_F.lerp(now_F, 0.1)
+        self.log("train/loss", now_F.mean(), batch_size=1, prog_bar=True)
         if is_logged_step(self.trainer):
-            self.log_dict(mean_losses("train", self.labels, losses_F.detach()), batch_size=1)
+            self.log_dict(mean_losses("train", self.labels, now_F), batch_size=1)
         return losses_F.sum()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:  # noqa: ARG002
@@ -141,19 +140,17 @@ class StackFit(LightningModule):
     def on_train_epoch_end(self) -> None:
         # Before this epoch's checkpoints are written.
         assert self._untrained_F is not None
-        mean_F = self.trainer.strategy.reduce(self._trained_F / self._num_trained)
-        trained = mean_losses("train", self.labels, mean_F)
+        recent_F = self.trainer.strategy.reduce(self._recent_F)
+        recent = mean_losses("train", self.labels, recent_F)
         untrained = mean_losses("train", self.labels, self._untrained_F)
-        for name, loss in trained.items():
+        for name, loss in recent.items():
             # A comparison with NaN is false.
-            if not loss <= MOST_LOSS * untrained[name]:
+            if not float(loss) <= MOST_LOSS * float(untrained[name]):
                 raise TrainError(
                     f"the training diverged in epoch {self.current_epoch + 1}: {name} is "
-                    f"{loss:.4g} on average, {untrained[name]:.4g} before the first step. Lower "
-                    f"the learning rate (lr={self._lr / 10:g}) and start over with overwrite=true"
+                    f"{loss:.4g}, and was {untrained[name]:.4g} before the first step. Lower the "
+                    f"learning rate (lr={self._lr / 10:g}) and start over with overwrite=true"
                 )
-        self._trained_F.zero_()
-        self._num_trained = 0
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["untrained_losses"] = self._untrained_F

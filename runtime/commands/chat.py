@@ -133,14 +133,18 @@ class ChatTerminal:
             lines.append(line.removesuffix(MORE))
 
     def _line(self, prompt: str) -> str | None:
-        if not self._is_terminal:
-            line = sys.stdin.readline()
-            return line.rstrip("\n") if line else None
         try:
-            return input(prompt)
+            line = input(prompt) if self._is_terminal else sys.stdin.readline()
+            # In the C locale, bytes that are no text are let through.
+            line.encode()
         except EOFError:
             self.console.print()
             return None
+        except UnicodeError as error:
+            raise ChatError(f"the input is not text in UTF-8 ({error})") from error
+        if self._is_terminal:
+            return line
+        return line.rstrip("\n") if line else None
 
     def _obey(self, command: str) -> bool:
         """Execute a command; returns False to end the chat."""

@@ -12,6 +12,7 @@ from runtime.commands.progress import print_line, progress
 from runtime.config import InflateConfig
 from runtime.errors import CheckpointError
 from runtime.policy.budget import parse_size
+from runtime.presets import model_names
 from runtime.store.gguf.header import is_gguf
 from runtime.store.model_source import identity, resolve
 from runtime.tools.inflate import FIELD, plan_inflation, write_inflated
@@ -47,7 +48,8 @@ def run(config: InflateConfig) -> dict[str, Any]:
         write_inflated(plan, output, origin=identity(folder, config.model), advance=advance)
     seconds = time.monotonic() - started
     # The model's short name is needed to find the original's predictors.
-    chosen = shlex.join([f"model={config.model.name}", f"model.id={output}"])
+    key = "model" if config.model.name in model_names() else "model.name"
+    chosen = shlex.join([f"{key}={config.model.name}", f"model.id={output}"])
     print_line(
         console,
         f"{output}: written in {seconds:.1f} s; next: moecast verify {chosen} budget=25%",

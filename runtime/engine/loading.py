@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from predictors.base import Predictor, Signal
+from predictors.files import expand_home
 from predictors.spec import ModelSpec
 from runtime.config import AUTO, Exact, ModelConfig, ServedConfig, StoreConfig, SystemConfig
 from runtime.engine.assembly import (
@@ -113,6 +114,11 @@ def load_model(options: LoadOptions) -> PreTrainedModel:
     check_hybrid(options)
     spread = find_spread_obstacle(options)
     choose_exact(config.exact, home, spread)  # What cannot be is refused before anything is loaded.
+    if options.store.path is not None:
+        # Imported here because of pydantic, as where the store is opened.
+        from runtime.store.packed.manifest import read_manifest
+
+        read_manifest(expand_home(options.store.path))
     stripped = load_configured(config, home)
     release_unused()
     plain, layers = stripped.model, stripped.layers

@@ -187,4 +187,4 @@ def cached_models() -> list[str]:
     from huggingface_hub.constants import HF_HUB_CACHE
 
     names = (folder.name for folder in Path(HF_HUB_CACHE).glob("models--*--*"))
-    return sorted("/".join(name.split("--")[1:]) for name in names)
+    return sorted("/".join(name.split("--", 2)[1:]) for name in names)

@@ -189,7 +189,7 @@ def test_commands_in_messages__are_quoted_for_the_shell(
         *("moecast", "serve", str(dense)),
         f"store.path={store}",
     ]
-    assert shlex.join([f"model={folder.name}", f"model.id={larger}"]) in said
+    assert shlex.join([f"model.name={folder.name}", f"model.id={larger}"]) in said
     (store / "manifest.json").write_text("")
     with pytest.raises(MoecastError) as caught:
         read_manifest(store)

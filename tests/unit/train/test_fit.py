@@ -108,7 +108,7 @@ def test_fit__that_diverges_names_the_epoch_and_what_to_change(
     message = r"diverged in epoch 1: train/loss/mlp is .*\(lr="
     with pytest.raises(TrainError, match=message) as error:
         run(trace, tmp_path, lr=lr, width=256)
-    assert ("is nan on average" in str(error.value)) == (lr > 1)
+    assert ("is nan, and" in str(error.value)) == (lr > 1)
     assert not (tmp_path / CHECKPOINTS).exists(), "the networks of before are kept, not these"
 
 

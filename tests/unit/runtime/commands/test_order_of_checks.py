@@ -1,0 +1,66 @@
+"""What JSON files and options can refuse is refused before any weights are read."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from predictors.errors import MoecastError
+from runtime.commands import chat, generate
+from runtime.config import BUILTIN_MODELS, GenerateConfig, ModelConfig, StoreConfig
+from runtime.engine import loading
+from runtime.generation.config import ChatConfig
+from runtime.serving import served_model
+from runtime.serving.config import ServeConfig
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelConfig:
+    """Return a model whose weights nothing may read."""
+
+    def read(*_: object) -> NoReturn:
+        raise AssertionError("weights are read")
+
+    monkeypatch.setattr(loading, "load_configured", read)
+    shutil.copytree(BUILTIN_MODELS / "qwen2_moe_tiny", tmp_path / "model")
+    return ModelConfig(name="model", id=str(tmp_path / "model"))
+
+
+COMMANDS: list[tuple[Callable[[Any], Any], Any]] = [
+    (generate.run, GenerateConfig(prompt="a")),
+    (chat.run, ChatConfig()),
+    (served_model.load_model, ServeConfig()),
+]
+
+
+@pytest.mark.parametrize(("run", "config"), COMMANDS)
+def test_tokenizer__is_loaded_before_the_weights(
+    run: Callable[[Any], Any], config: Any, model: ModelConfig
+) -> None:
+    Path(model.id, "tokenizer.json").write_text("{")
+    with pytest.raises(MoecastError, match="its tokenizer cannot be read"):
+        run(replace(config, model=model))
+
+
+@pytest.mark.parametrize(("run", "config"), COMMANDS)
+def test_packed_store__is_opened_before_the_weights(
+    run: Callable[[Any], Any], config: Any, model: ModelConfig, tmp_path: Path
+) -> None:
+    with pytest.raises(MoecastError, match="a packed store is a folder that moecast pack made"):
+        run(replace(config, model=model, store=StoreConfig(path=tmp_path / "none")))
+
+
+@pytest.mark.parametrize(("run", "config"), COMMANDS[1:])
+def test_chat_template__is_read_before_the_weights(
+    run: Callable[[Any], Any], config: Any, model: ModelConfig, tmp_path: Path
+) -> None:
+    with pytest.raises(MoecastError, match=r"chat_template=\S+ is not usable"):
+        run(replace(config, model=model, chat_template=tmp_path / "none"))
+
+
+def test_prompt__is_measured_before_the_weights_are_read(model: ModelConfig) -> None:
+    with pytest.raises(MoecastError, match="exceed the model's context of"):
+        generate.run(GenerateConfig(model=model, prompt="a", max_new_tokens=1 << 20))
