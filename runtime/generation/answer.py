@@ -46,6 +46,7 @@ class Answer:
         deliver: receives each token with the text that it adds.
         stop: strings that end the answer and are left out of it.
         end_ids: tokens that end it and are no text.
+        min_tokens: number of tokens whose text no stop string ends.
         recorder: gives each token's log-probability; it is among `generate`'s logits processors.
     """
 
@@ -55,11 +56,13 @@ class Answer:
         *,
         stop: Sequence[str] = (),
         end_ids: Collection[int] = (),
+        min_tokens: int = 0,
         recorder: LogprobRecorder | None = None,
     ):
         self._deliver = deliver
         self._stops = StopStringMatcher(stop)
         self._end_ids = frozenset(end_ids)
+        self._min_tokens = min_tokens
         self._recorder = recorder
         self._detokenizer: Detokenizer | None = None
         self._is_stopped = False
@@ -108,8 +111,9 @@ class Answer:
         if token in self._end_ids:
             self._is_stopped = True
         else:
-            text = self._stops.push(self._detokenizer.push(token))
-            held_text = self._detokenizer.held_text
+            may_end = self.num_tokens > self._min_tokens
+            text = self._stops.push(self._detokenizer.push(token), may_end=may_end)
+            held_text = self._detokenizer.held_text if may_end else ""
             self._is_stopped = self._stops.is_hit or self._stops.would_match(held_text)
         logprob = None if self._recorder is None else self._recorder.take(token)
         self._deliver(TokenDelta(text=text, token=token, offset=offset, logprob=logprob))
@@ -118,7 +122,8 @@ class Answer:
     def end(self) -> FinishReason:
         """Deliver the text that was held back; returns the reason of the end."""
         if self._detokenizer is not None:
-            rest = self._stops.push(self._detokenizer.end()) + self._stops.end()
+            may_end = self.num_tokens > self._min_tokens
+            rest = self._stops.push(self._detokenizer.end(), may_end=may_end) + self._stops.end()
             if rest:
                 self._deliver(TokenDelta(text=rest, token=None))
         is_stopped = self._is_stopped or self._stops.is_hit

@@ -215,15 +215,20 @@ class StopStringMatcher:
         self._held = ""
         self.is_hit = False
 
-    def push(self, piece: str) -> str:
-        """Add text and return what can no longer become a stop string; nothing after a match."""
+    def push(self, piece: str, *, may_end: bool = True) -> str:
+        """Add text and return what can no longer become a stop string; nothing after a match.
+
+        Args:
+            may_end: whether a stop string that ends in this piece counts.
+        """
         if self.is_hit:
             return ""
         text = self._held + piece
         ends = [
             (start + len(string), start)
             for string in self._strings
-            if (start := text.find(string)) >= 0
+            # One that ends in held-back text came before it counted.
+            if may_end and (start := text.find(string, self._first_start(string))) >= 0
         ]
         if ends:
             self.is_hit = True
@@ -232,6 +237,10 @@ class StopStringMatcher:
         keep = max((longest_overlap(text, string) for string in self._strings), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
+
+    def _first_start(self, string: str) -> int:
+        """Where a stop string must begin, at least, to end after the held-back text."""
+        return max(0, len(self._held) - len(string) + 1)
 
     def would_match(self, text: str) -> bool:
         """Whether a stop string would end with this text, which is not pushed yet."""

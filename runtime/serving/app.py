@@ -1,7 +1,7 @@
 """The HTTP application around one service: routes, error handlers, middleware, telemetry."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI, Request
@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 from runtime.engine.memory import freeze_objects, return_free_heap
 from runtime.errors import ChatError
 from runtime.policy.budget import parse_size
+from runtime.serving.body_fields import FieldError, describe_problem, field_path
 from runtime.serving.body_limit import BODY_SECONDS, BodyLimitMiddleware
 from runtime.serving.choice import CompletionChoice
 from runtime.serving.config import ServeConfig
@@ -23,6 +24,7 @@ from runtime.serving.middleware import (
     ApiKeys,
     AuthMiddleware,
     HostCheckMiddleware,
+    PathMiddleware,
     RequestLogMiddleware,
     failure_message,
 )
@@ -80,6 +82,7 @@ def create_app(
         version=version or "0",
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,
         telemetry=telemetry,
         responses={
             "default": {"model": ErrorResponse, "description": "An error in OpenAI's shape"}
@@ -93,6 +96,8 @@ def create_app(
     app.add_exception_handler(ChatError, handle_request_error)
     app.add_exception_handler(RequestValidationError, handle_validation_error)
     app.add_exception_handler(HTTPException, handle_http_error)
+    for status in (404, 405):
+        app.add_exception_handler(status, path_errors(service))
     app.add_exception_handler(Exception, handle_failure)
     # The middleware that is added last is the outermost.
     app.add_middleware(BodyLimitMiddleware, max_bytes=max_body_bytes, timeout_seconds=body_seconds)
@@ -100,6 +105,7 @@ def create_app(
         app.add_middleware(AuthMiddleware, keys=ApiKeys(keys))
     if checks_host:
         app.add_middleware(HostCheckMiddleware)
+    app.add_middleware(PathMiddleware)
     return app
 
 
@@ -119,30 +125,20 @@ async def handle_failure(request: Request, _error: Exception) -> JSONResponse:
 
 
 async def handle_validation_error(request: Request, error: Exception) -> JSONResponse:
-    """Answer with the first invalid field."""
+    """Answer with the first invalid field, by its path."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     cause = first.get("ctx", {}).get("error")
     if not isinstance(cause, RequestError):
-        cause = RequestError(validation_message(first), param=field_name(first["loc"]))
+        location = first["loc"][1:]
+        if isinstance(cause, FieldError) and cause.field:
+            location += (cause.field,)
+        path, problem = field_path(location), describe_problem(first)
+        if first["type"] == "json_invalid":
+            path, problem = "", f"it is not valid JSON: {problem}"
+        message = f"{path or 'the body'}: {problem}"
+        cause = RequestError(escape_message(message), param=escape_message(path) or None)
     return await handle_request_error(request, cause)
-
-
-def validation_message(error: Mapping[str, Any]) -> str:
-    """One of pydantic's errors as a sentence."""
-    field = field_name(error["loc"])
-    problem = str(error["msg"])
-    if error["type"] == "extra_forbidden":
-        problem = "unknown field"
-    elif error["type"] == "json_invalid":
-        field, problem = None, f"the body is not valid JSON: {problem}"
-    return escape_message(f"{field}: {problem}" if field else problem)
-
-
-def field_name(location: Sequence[int | str]) -> str | None:
-    """The top-level field of the body in an error's location."""
-    names = [part for part in location[1:] if isinstance(part, str)]
-    return escape_message(names[0]) if names else None
 
 
 def escape_message(text: str) -> str:
@@ -157,6 +153,22 @@ async def handle_http_error(_request: Request, error: Exception) -> JSONResponse
     kind = ERROR_KINDS.get(error.status_code, kind)
     body = error_body(escape_message(str(error.detail)), kind=kind)
     return JSONResponse(body, error.status_code, dict(error.headers or {}))
+
+
+def path_errors(service: GenerationService) -> Callable[[Request, Exception], Any]:
+    """The handler of unknown paths and wrong methods, which name what there is instead."""
+
+    async def handle(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        loaded = service.loaded
+        model = f", with the model {loaded.info.name!r}" if loaded is not None else ""
+        error.detail = (
+            f"{request.method} {request.url.path}: {error.detail}; this server has POST "
+            f"/v1/chat/completions, POST /v1/completions and GET /v1/models{model}"
+        )
+        return await handle_http_error(request, error)
+
+    return handle
 
 
 def create_server(

@@ -64,6 +64,7 @@ class CompletionChoice(Answer):
             self._pending_events.append,
             stop=sampling.stop,
             end_ids=sampling.stop_token_ids,
+            min_tokens=sampling.min_tokens,
             recorder=recorder,
         )
         self.prompt = prompt

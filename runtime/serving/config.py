@@ -12,6 +12,8 @@ from runtime.policy.budget import parse_size
 MAX_PORT = 65535
 
 LOCAL, RAY = "local", "ray"
+ANY_NAME = "*"
+"""In `served_name`: requests may name any model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +50,15 @@ class ServeConfig(ServedConfig):
     """Answers that are generated together; each has its own KV cache."""
     max_waiting: int = 64
     """Answers that may wait in the queue; further requests get 429."""
+    served_name: str | None = None
+    """Names of the model in requests, separated by commas, the first in answers; `*` accepts any
+    name, for clients that cannot change theirs; none: the model's name."""
     kv_budget: str | None = None
     """Memory for the KV caches of running answers, such as 4GiB: a request waits until its prompt
-    and max_tokens fit; one that never can gets 400. None: no limit but max_running."""
+    and max_tokens fit; max_tokens is lowered to what can ever fit, and a prompt that leaves no room
+    gets 400. None: no limit but max_running."""
     max_new_tokens: int = 4096
-    """Largest max_tokens of a request."""
+    """Most tokens of an answer: a larger max_tokens is lowered to it."""
     draft: str | None = None
     """Verify drafted tokens, several in a step, where that pays: prompt-lookup (what followed the
     same text before), or a small model with the same tokenizer (a folder, or ORG/NAME). Last bits
@@ -116,6 +122,13 @@ class ServeConfig(ServedConfig):
             raise MoecastError(
                 f"record={self.record}: launcher=ray records nothing; serve with launcher=local"
             )
+
+    @property
+    def served_names(self) -> list[str]:
+        """The model's names in requests, at least one; they may include `ANY_NAME`."""
+        names = [name.strip() for name in (self.served_name or "").split(",")]
+        names = [name for name in names if name]
+        return names if set(names) - {ANY_NAME} else [self.model.name, *names]
 
     @property
     def most_replicas(self) -> int:

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from runtime.serving.errors import RequestError
 from runtime.serving.output_stream import ClientDisconnected, KeepAlive, OutputStream
-from runtime.serving.responses import OutputDelta, ResponseBuilder, to_json
+from runtime.serving.responses import ResponseBuilder, to_json
 
 log = logging.getLogger(__name__)
 
@@ -66,15 +66,12 @@ async def stream_events(response: ResponseBuilder, *, with_usage: bool) -> Async
                 yield PING
                 continue
             index, events = item
-            output = OutputDelta()
-            output.add(events)
-            chunk = response.chunk(index, output, usage_is_null=with_usage)
-            if chunk is None:
-                continue
-            if output.num_logprobs > LARGE_LOGPROBS:
-                yield await asyncio.to_thread(format_event, chunk)
-            else:
-                yield format_event(chunk)
+            for output in response.read(index, events):
+                chunk = response.chunk(index, output, usage_is_null=with_usage)
+                if output.num_logprobs > LARGE_LOGPROBS:
+                    yield await asyncio.to_thread(format_event, chunk)
+                else:
+                    yield format_event(chunk)
     except RequestError as error:
         yield format_event(error.body())
         yield DONE

@@ -8,10 +8,10 @@ from typing import Any
 
 from runtime.generation.chat_template import render
 from runtime.generation.sampling import SamplingParams
+from runtime.serving.chat_messages import ChatMessage
 from runtime.serving.errors import ContextTooLong, RequestError, UnknownModel
 from runtime.serving.schemas import (
     SEED_BITS,
-    ChatMessage,
     ChatRequest,
     CompletionRequest,
     GenerationBody,
@@ -99,9 +99,8 @@ def parse_completion(
     prompts = [encode_prompt(prompt, body, info) for prompt in given]
     samplings = []
     for prompt in prompts:
-        max_tokens = resolve_max_tokens(len(prompt.tokens), info, limits, body.max_tokens)
-        if body.max_tokens is None:
-            max_tokens = min(max_tokens, DEFAULT_COMPLETION_TOKENS)
+        wanted = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+        max_tokens = resolve_max_tokens(len(prompt.tokens), info, limits, wanted)
         prompt_logprobs = bool(body.echo) and body.logprobs is not None
         if prompt_logprobs and len(prompt.tokens) * info.logit_bytes > MAX_ECHO_LOGIT_BYTES:
             raise ContextTooLong(
@@ -135,7 +134,7 @@ def parse_chat(body: ChatRequest, info: ModelInfo, limits: RequestLimits) -> Gen
     sampling = resolve_sampling(
         body,
         info,
-        max_new_tokens=resolve_max_tokens(len(tokens), info, limits, max_tokens),
+        max_new_tokens=resolve_max_tokens(len(tokens), info, limits, max_tokens, param="messages"),
         num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         more_stops=info.end_of_turn.strings,
         more_stop_ids=info.end_of_turn.token_ids,
@@ -183,7 +182,9 @@ def require_model(name: str | None, info: ModelInfo, *, param: str | None = "mod
     """Raise UnknownModel if a request names another model."""
     if not info.is_named(name):
         raise UnknownModel(
-            f"unknown model {name!r:.200}; this server has {info.name!r}", param=param
+            f"unknown model {name!r:.200}; this server has {info.name!r} (served_name=NAME,* "
+            "makes it accept others)",
+            param=param,
         )
 
 
@@ -278,35 +279,37 @@ def template_messages(messages: list[ChatMessage]) -> list[Mapping[str, str]]:
 
 
 def resolve_max_tokens(
-    num_prompt: int, info: ModelInfo, limits: RequestLimits, max_tokens: int | None
+    num_prompt: int,
+    info: ModelInfo,
+    limits: RequestLimits,
+    max_tokens: int | None,
+    *,
+    param: str = "prompt",
 ) -> int:
-    """Most tokens that the answer may have.
+    """Most tokens that the answer may have: what fits, and what the server allows, if that is less.
+
+    As vLLM does: many clients send the limit of another model.
 
     Args:
         max_tokens: the request's; None: as many as fit.
+        param: the field with the prompt.
 
     Raises:
-        ContextTooLong: prompt and answer do not fit.
-        RequestError: more than the server allows.
+        ContextTooLong: the prompt leaves no room for an answer.
     """
-    if max_tokens is not None and max_tokens > limits.max_new_tokens:
-        raise RequestError(
-            f"max_tokens={max_tokens}: this server allows at most {limits.max_new_tokens}",
-            param="max_tokens",
-        )
+    max_tokens = limits.max_new_tokens if max_tokens is None else max_tokens
     max_length = info.max_length
     if max_length is None:
-        return limits.max_new_tokens if max_tokens is None else max_tokens
-    min_tokens = 1 if max_tokens is None else max_tokens
-    if num_prompt + min_tokens > max_length:
+        return min(max_tokens, limits.max_new_tokens)
+    if num_prompt + min(max_tokens, 1) > max_length:
         is_context = max_length == info.context_length
         limit = "this model's context length is" if is_context else "kv_budget allows at most"
         raise ContextTooLong(
-            f"{limit} {max_length} tokens, but the prompt has {num_prompt} and max_tokens is "
-            f"{min_tokens}; shorten the prompt or lower max_tokens",
-            param="max_tokens" if num_prompt < max_length else "prompt",
+            f"{param}: {limit} {max_length} tokens, answer included, but the prompt has "
+            f"{num_prompt}; shorten it",
+            param=param,
         )
-    return min(limits.max_new_tokens, max_length - num_prompt) if max_tokens is None else max_tokens
+    return min(max_tokens, limits.max_new_tokens, max_length - num_prompt)
 
 
 def resolve_sampling(

@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
+from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -188,6 +189,27 @@ async def discard_body(receive: Receive) -> None:
 
 def failure_message(request_id: str) -> str:
     return f"internal error; the server's log has the details of request {request_id}"
+
+
+SLASHES = re.compile("/{2,}")
+
+
+class PathMiddleware:
+    """Answers a path with superfluous slashes as the one without, and HEAD as GET.
+
+    Clients join a base URL that ends in a slash with their paths; a redirect would lose the body.
+    The server sends no body in answer to HEAD.
+    """
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            path = SLASHES.sub("/", scope["path"]).rstrip("/") or "/"
+            method = "GET" if scope["method"] == "HEAD" else scope["method"]
+            scope = {**scope, "path": path, "raw_path": quote(path).encode(), "method": method}
+        await self._app(scope, receive, send)
 
 
 class HostCheckMiddleware:

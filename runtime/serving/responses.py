@@ -7,19 +7,13 @@ import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 from runtime.generation.detokenizer import Detokenizer, Vocabulary
 from runtime.generation.sampling import TokenLogprob
-from runtime.serving.choice import (
-    ChoiceEvent,
-    ChoiceFinished,
-    FinishReason,
-    PromptLogprobs,
-    TokenDelta,
-)
+from runtime.serving.answer_reader import AnswerReader, OutputDelta
+from runtime.serving.choice import ChoiceEvent
 from runtime.serving.output_stream import OutputStream
 from runtime.serving.served_model import ModelInfo
 
@@ -87,33 +81,6 @@ MIN_LOGPROB = -9999.0
 """Replaces minus infinity, which JSON cannot express (OpenAI's API reference), and NaN."""
 
 
-@dataclass(kw_only=True)
-class OutputDelta:
-    """Output of one choice since the last chunk."""
-
-    tokens: list[TokenDelta] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-
-    def add(self, events: Sequence[ChoiceEvent]) -> None:
-        for event in events:
-            if isinstance(event, TokenDelta):
-                self.tokens.append(event)
-            elif isinstance(event, PromptLogprobs):
-                self.prompt_logprobs = event.logprobs
-            elif isinstance(event, ChoiceFinished):
-                self.finish_reason = event.reason
-
-    @property
-    def text(self) -> str:
-        return "".join(delta.text for delta in self.tokens)
-
-    @property
-    def num_logprobs(self) -> int:
-        """Tokens that may have log-probabilities."""
-        return len(self.prompt_logprobs) + len(self.tokens)
-
-
 class ResponseBuilder(ABC):
     """JSON of one request's response: dictionaries, whose long lists are made when written."""
 
@@ -127,6 +94,7 @@ class ResponseBuilder(ABC):
         self._id = id
         self._created = int(time.time())
         self._vocabulary = Vocabulary(info.tokenizer)
+        self._readers = [AnswerReader() for _ in stream.choices]
         self._started: set[int] = set()
         """Choices that had a chunk."""
 
@@ -137,21 +105,32 @@ class ResponseBuilder(ABC):
             RequestError: a choice failed.
             ClientDisconnected: the client went.
         """
-        outputs = [OutputDelta() for _ in self.stream.choices]
+        events: list[list[ChoiceEvent]] = [[] for _ in self.stream.choices]
         async for item in self.stream.events():
             assert isinstance(item, tuple)
-            index, events = item
-            outputs[index].add(events)
-        choices = [self.choice(index, output) for index, output in enumerate(outputs)]
+            index, new = item
+            events[index] += new
+        choices = [
+            self.choice(index, reader.read(events[index]))
+            for index, reader in enumerate(self._readers)
+        ]
         return self._object(self.kind, choices, usage=self._usage())
 
-    def chunk(
-        self, index: int, output: OutputDelta, *, usage_is_null: bool
-    ) -> dict[str, Any] | None:
-        """A chunk with new output of one choice; None if there is nothing to send yet."""
+    def read(self, index: int, events: Sequence[ChoiceEvent]) -> list[OutputDelta]:
+        """What is new in one choice: nothing yet, or what one or two chunks say.
+
+        The reason of the end has a chunk of its own: many clients drop the text of the last one.
+        """
+        output = self._readers[index].read(events)
         is_first = index not in self._started
-        if not (is_first or output.text or output.finish_reason or self._wants_logprobs):
-            return None
+        has_content = bool(is_first or output.text or output.num_logprobs)
+        end = OutputDelta(finish_reason=output.finish_reason)
+        output.finish_reason = None
+        return [output] * has_content + [end] * (end.finish_reason is not None)
+
+    def chunk(self, index: int, output: OutputDelta, *, usage_is_null: bool) -> dict[str, Any]:
+        """A chunk with new output of one choice."""
+        is_first = index not in self._started
         self._started.add(index)
         choice = self.choice_delta(index, output, is_first=is_first)
         more = {"usage": None} if usage_is_null else {}

@@ -100,20 +100,24 @@ def server_routes(service: GenerationService, version: str) -> APIRouter:
 
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [model_card(require_model_info(service))]}
+        info = require_model_info(service)
+        return {
+            "object": "list",
+            "data": [model_card(info, name) for name in (info.name, *info.listed_names)],
+        }
 
     @router.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
         info = require_model_info(service)
         require_model(name, info, param=None)
-        return model_card(info)
+        return model_card(info, name)
 
     return router
 
 
-def model_card(info: ModelInfo) -> dict[str, Any]:
+def model_card(info: ModelInfo, name: str) -> dict[str, Any]:
     return {
-        "id": info.name,
+        "id": name,
         "object": "model",
         "created": info.created,
         "owned_by": "moecast",

@@ -3,21 +3,22 @@
 `runtime.serving.generation_requests` checks the limits that depend on the model or on the server.
 """
 
-from collections.abc import Sized
-from typing import Annotated, Any, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    model_validator,
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+
+from runtime.serving.body_fields import (
+    FIRST_ERROR,
+    LIST,
+    MAX_ITEMS,
+    TEXT,
+    RequestBody,
+    Text,
+    at_most,
+    kind_of_list,
 )
-
-from runtime.generation.messages import check_encodable
+from runtime.serving.chat_messages import Messages
 from runtime.serving.errors import RequestError
 
 SEED_BITS = 63
@@ -27,69 +28,42 @@ MAX_STOP_LENGTH = 1024
 MAX_LOGIT_BIASES = 1024
 MIN_REPETITION_PENALTY = 0.01
 """Logits divided by less overflow half precision."""
-MAX_FIELDS = 100
-"""Fields of an object, of which OpenAI's API has about forty."""
-MAX_ITEMS = 4096
-"""Items of a list other than tokens."""
 MAX_TOKENS = 1 << 20
 """Tokens of a prompt; the model's context is the limit that counts."""
-
-
-def at_most(limit: int) -> BeforeValidator:
-    """Rejects what has more items, before any of them is validated.
-
-    A body of a megabyte would otherwise become some hundred thousand errors, in seconds during
-    which the server answers nobody.
-    """
-
-    def check(given: Any) -> Any:
-        if isinstance(given, Sized) and len(given) > limit:
-            raise ValueError(f"it has {len(given)} items; at most {limit} are allowed")
-        return given
-
-    return BeforeValidator(check)
+TOKENS, TOKEN_LISTS = Tag("<tokens>"), Tag("<token lists>")
 
 
 def kind_of_prompt(given: Any) -> str:
     """Returns the tag of the only form that a prompt can have, by its first item."""
     if not isinstance(given, list):
-        return "text"
+        return TEXT.tag
     first = given[0] if given else None
     if isinstance(first, list):
-        return "token-lists"
-    return "texts" if isinstance(first, str) else "tokens"
+        return TOKEN_LISTS.tag
+    return LIST.tag if isinstance(first, str) else TOKENS.tag
 
 
-def kind_of_list(given: Any) -> str:
-    return "list" if isinstance(given, list) else "text"
-
-
-FIRST_ERROR = Field(fail_fast=True)
-"""Validation of a list ends at the first invalid item."""
-Text = Annotated[str, AfterValidator(check_encodable)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_SEED)]
 Tokens = Annotated[list[TokenId], FIRST_ERROR, Field(min_length=1), at_most(MAX_TOKENS)]
 StopString = Annotated[Text, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 Prompt = Annotated[
-    Annotated[Text, Tag("text")]
-    | Annotated[Tokens, Tag("tokens")]
-    | Annotated[list[Text], FIRST_ERROR, Field(min_length=1), at_most(MAX_ITEMS), Tag("texts")]
-    | Annotated[
-        list[Tokens], FIRST_ERROR, Field(min_length=1), at_most(MAX_ITEMS), Tag("token-lists")
-    ],
+    Annotated[Text, TEXT]
+    | Annotated[Tokens, TOKENS]
+    | Annotated[list[Text], FIRST_ERROR, Field(min_length=1), at_most(MAX_ITEMS), LIST]
+    | Annotated[list[Tokens], FIRST_ERROR, Field(min_length=1), at_most(MAX_ITEMS), TOKEN_LISTS],
     Discriminator(kind_of_prompt),
 ]
 Stop = Annotated[
-    Annotated[StopString, Tag("text")]
-    | Annotated[list[StopString], FIRST_ERROR, at_most(MAX_ITEMS), Tag("list")],
+    Annotated[StopString, TEXT]
+    | Annotated[list[StopString], FIRST_ERROR, at_most(MAX_ITEMS), LIST],
     Discriminator(kind_of_list),
 ]
 
 IGNORED_FIELDS = frozenset(
     {
         "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
-        "prompt_cache_options", "prompt_cache_retention", "parallel_tool_calls", "verbosity",
-        "reasoning_effort",
+        "prompt_cache_options", "prompt_cache_retention", "cache_control", "parallel_tool_calls",
+        "verbosity", "reasoning_effort",
     }
 )  # fmt: skip
 """OpenAI's fields that do not change the answer of an open model: accepted and ignored."""
@@ -106,30 +80,16 @@ UNSUPPORTED_FIELDS: dict[str, tuple[Any, ...]] = {
     "prediction": (),
     "moderation": (),
     "web_search_options": (),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
+    "skip_special_tokens": (True,),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
 }
-"""OpenAI's fields that would change the answer, with the values that do not (null never does)."""
-DROPPED_FIELDS = IGNORED_FIELDS | UNSUPPORTED_FIELDS.keys()
-
-
-class RequestBody(BaseModel):
-    """A JSON object without unknown keys and without type coercion."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _prepare(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        # First: whatever looks at each field would hold the event loop for many of them.
-        if len(given) > MAX_FIELDS:
-            raise ValueError(f"it has {len(given)} fields; at most {MAX_FIELDS} are allowed")
-        return cls.drop_ignored(given)
-
-    @classmethod
-    def drop_ignored(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the object without the fields that are accepted and ignored."""
-        return given
+"""OpenAI's and vLLM's fields that would change the answer, with the values that do not (null never
+does)."""
 
 
 class StreamOptions(RequestBody):
@@ -168,20 +128,15 @@ class GenerationBody(RequestBody):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
+    ignored_fields: ClassVar[frozenset[str]] = IGNORED_FIELDS | UNSUPPORTED_FIELDS.keys()
+
     @classmethod
-    def drop_ignored(cls, given: dict[str, Any]) -> dict[str, Any]:
+    def check_fields(cls, fields: Mapping[str, Any]) -> None:
         for name, neutral in UNSUPPORTED_FIELDS.items():
-            value = given.get(name)
-            if value is not None and value not in neutral:
+            if name in fields.keys() - cls.model_fields.keys() and fields[name] not in neutral:
                 raise RequestError(
                     f"{name} is not supported by this server; leave it out", param=name
                 )
-        known = cls.model_fields
-        return {
-            name: value
-            for name, value in given.items()
-            if name in known or name not in DROPPED_FIELDS
-        }
 
     @model_validator(mode="after")
     def _check_stream_options(self) -> Self:
@@ -220,60 +175,6 @@ class CompletionRequest(GenerationBody):
         return self
 
 
-class TextPart(RequestBody):
-    type: Annotated[str, Field(pattern="^text$")]
-    text: Text
-
-
-Content = Annotated[
-    Annotated[Text, Tag("text")]
-    | Annotated[list[TextPart], FIRST_ERROR, at_most(MAX_ITEMS), Tag("list")],
-    Discriminator(kind_of_list),
-]
-
-
-class ChatMessage(RequestBody):
-    """A message of a chat; `name` is ignored, as chat templates know roles only."""
-
-    role: Annotated[Text, Field(min_length=1, max_length=64)]
-    content: Content | None = None
-    name: str | None = None
-    refusal: str | None = None
-
-    @classmethod
-    def drop_ignored(cls, given: dict[str, Any]) -> dict[str, Any]:
-        # Clients send answers back as they received them, including fields without a value.
-        known = cls.model_fields
-        return {
-            name: value for name, value in given.items() if name in known or value not in (None, [])
-        }
-
-    @property
-    def text(self) -> str:
-        if isinstance(self.content, list):
-            return "".join(part.text for part in self.content)
-        return self.content or ""
-
-
-def bound_parts(given: Any) -> Any:
-    """Reject messages with more than `MAX_ITEMS` parts together, before any is validated."""
-    if isinstance(given, list):
-        contents = [message.get("content") for message in given if isinstance(message, dict)]
-        num_parts = sum(len(content) for content in contents if isinstance(content, list))
-        if num_parts > MAX_ITEMS:
-            raise ValueError(f"they have {num_parts} parts; at most {MAX_ITEMS} are allowed")
-    return given
-
-
-Messages = Annotated[
-    list[ChatMessage],
-    FIRST_ERROR,
-    Field(min_length=1),
-    BeforeValidator(bound_parts),
-    at_most(MAX_ITEMS),
-]
-
-
 class ChatRequest(GenerationBody):
     messages: Messages
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -301,7 +202,7 @@ class TokenizeRequest(RequestBody):
     @model_validator(mode="after")
     def _check_one(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
-            raise RequestError("give exactly one of prompt and messages", param="prompt")
+            raise RequestError("prompt: give exactly one of prompt and messages", param="prompt")
         return self
 
 

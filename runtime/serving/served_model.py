@@ -23,7 +23,7 @@ from runtime.generation.lockstep.group import LockstepGroup
 from runtime.hf.kv import CacheSize, measure_cache_size
 from runtime.hf.tokens import context_length, eos_token_ids, max_token_bytes
 from runtime.policy.budget import parse_size
-from runtime.serving.config import ServeConfig
+from runtime.serving.config import ANY_NAME, ServeConfig
 from runtime.store.model_source import resolve
 
 RECOMMENDED_OPTIONS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -76,7 +76,7 @@ class ModelInfo:
     name: str
     """Name of the model in requests and responses."""
     aliases: frozenset[str]
-    """Other names that requests may use."""
+    """Other names that requests may use; with `ANY_NAME`, every name."""
     tokenizer: PreTrainedTokenizerBase
     """Safe to share between threads: see `make_thread_safe`."""
     vocab_size: int
@@ -97,6 +97,8 @@ class ModelInfo:
     """Most bytes of text that one token can stand for; None: unknown."""
     kv_budget: KVCacheBudget | None = None
     """None: only `max_running` bounds the KV caches."""
+    listed_names: tuple[str, ...] = ()
+    """Names in the list of models, besides `name`."""
     created: int = field(default_factory=lambda: int(time.time()))
     """Seconds since 1970."""
 
@@ -111,7 +113,7 @@ class ModelInfo:
 
     def is_named(self, name: str | None) -> bool:
         """Whether a request's `model` is this one; None means the model that is served."""
-        return name is None or name == self.name or name in self.aliases
+        return name in (None, self.name, *self.aliases) or ANY_NAME in self.aliases
 
 
 def read_model_info(
@@ -120,6 +122,7 @@ def read_model_info(
     *,
     name: str,
     aliases: frozenset[str],
+    listed_names: tuple[str, ...] = (),
     kv_budget: KVCacheBudget | None = None,
 ) -> ModelInfo:
     """Read the properties of a loaded model."""
@@ -127,6 +130,7 @@ def read_model_info(
     return ModelInfo(
         name=name,
         aliases=aliases,
+        listed_names=listed_names,
         tokenizer=make_thread_safe(tokenizer),
         vocab_size=text_config.vocab_size,
         context_length=context_length(model.config),
@@ -181,11 +185,14 @@ def load_model(config: ServeConfig) -> LoadedModel:
         model = load_served(config, budget=config.budget, kv_reserve=reserve)
         on_failure.callback(model.close)
         budget = None if kv_budget is None else KVCacheBudget(measure_cache_size(model), kv_budget)
+        names = config.served_names
+        name, *others = [name for name in names if name != ANY_NAME]
         info = read_model_info(
             model,
             tokenizer,
-            name=config.model.name,
-            aliases=frozenset({config.model.name, config.model.id} - {BUILTIN}),
+            name=name,
+            aliases=frozenset({*names, config.model.name, config.model.id} - {BUILTIN}),
+            listed_names=tuple(others),
             kv_budget=budget,
         )
         drafting = drafting_options(model, config.draft, draft_model=draft_model)

@@ -49,7 +49,7 @@ def chat() -> None:
 def refusals() -> None:
     refused(litellm.AuthenticationError, lambda: litellm.completion(**CHAT | {"api_key": "other"}))
     refused(litellm.NotFoundError, lambda: litellm.completion(**CHAT | {"model": "openai/other"}))
-    refused(litellm.BadRequestError, lambda: litellm.completion(**CHAT | {"max_tokens": 10**7}))
+    refused(litellm.BadRequestError, lambda: litellm.completion(**CHAT | {"top_p": 9}))
 
 
 report("litellm")

@@ -95,7 +95,7 @@ def refusals() -> None:
         return client.completions.create(**GREEDY | changed)
 
     refused(openai.NotFoundError, lambda: complete(model="another"))
-    refused(openai.BadRequestError, lambda: complete(max_tokens=10**7))
+    refused(openai.BadRequestError, lambda: complete(n=10**7))
     refused(openai.BadRequestError, lambda: complete(temperature=9))
     other = client.with_options(api_key="another")
     refused(openai.AuthenticationError, lambda: other.completions.create(**GREEDY))

@@ -172,9 +172,9 @@ def test_stop_string__is_found_in_text_that_is_still_held() -> None:
     assert stops.is_hit
 
 
-def reference(text: str, stops: list[str]) -> str:
+def reference(text: str, stops: list[str], *, least: int = 0) -> str:
     """Character by character: before the first stop string that is whole, the longest of those."""
-    for end in range(1, len(text) + 1):
+    for end in range(least + 1, len(text) + 1):
         starts = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
         if starts:
             return text[: min(starts)]
@@ -193,6 +193,21 @@ def test_stop_strings__end_the_text_however_it_is_cut(pieces: list[str], stops: 
     text = "".join(pieces)
     assert "".join(shown) == reference(text, stops)
     assert is_hit == any(stop in text for stop in stops)
+
+
+@given(
+    st.lists(LETTERS, max_size=4),
+    st.lists(LETTERS, max_size=4),
+    st.lists(st.text("ab", min_size=1, max_size=4), max_size=4),
+)
+def test_stop_strings__count_from_a_piece_on(
+    early: list[str], late: list[str], stops: list[str]
+) -> None:
+    """Those that end in an early piece do not; one that begins there and ends later does."""
+    held = StopStringMatcher(stops)
+    shown = "".join(held.push(piece, may_end=False) for piece in early)
+    shown += "".join(held.push(piece) for piece in late) + held.end()
+    assert shown == reference("".join(early + late), stops, least=len("".join(early)))
 
 
 @given(st.text("ab", max_size=12), st.lists(st.text("ab", min_size=1, max_size=4), max_size=4))

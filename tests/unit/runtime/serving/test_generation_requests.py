@@ -71,20 +71,31 @@ def test_max_tokens__defaults_to_16_for_completions_only() -> None:
 
 
 def test_context_length__includes_prompt_and_answer() -> None:
-    parse_completion(completion(prompt=[1] * 195, max_tokens=5), info(), LIMITS)
-    message = "is 200 tokens, but the prompt has 195 and max_tokens is 6"
+    message = "prompt: this model's context length is 200 tokens, answer included, but .* has 200"
     with pytest.raises(ContextTooLong, match=message):
-        parse_completion(completion(prompt=[1] * 195, max_tokens=6), info(), LIMITS)
+        parse_completion(completion(prompt=[1] * 200, max_tokens=6), info(), LIMITS)
+    parse_completion(completion(prompt=[1] * 200, max_tokens=0, echo=True), info(), LIMITS)
+
+
+def test_max_tokens__of_another_models_limit_is_what_fits() -> None:
+    for length, num_prompt, expected in ((200, 195, 5), (200, 20, 100), (None, 20, 100)):
+        body = completion(prompt=[1] * num_prompt, max_tokens=65535)
+        request = parse_completion(body, info(context_length=length), LIMITS)
+        assert request.samplings[0].max_new_tokens == expected
+    for name in ("max_tokens", "max_completion_tokens"):
+        sampling = parse_chat(chat(**{name: 65535}), info(), LIMITS).samplings[0]
+        assert sampling.max_new_tokens == 100
 
 
 def test_kv_budget__bounds_prompt_and_answer_too() -> None:
     bounded = info(kv_budget=KVCacheBudget(CacheSize(10, 0), 1000))
     assert bounded.max_length == 100
     assert info(kv_budget=KVCacheBudget(CacheSize(10, 0), 9000)).max_length == 200
-    parse_completion(completion(prompt=[1] * 95, max_tokens=5), bounded, LIMITS)
-    message = "kv_budget allows at most 100 tokens, but the prompt has 95"
+    fitting = parse_completion(completion(prompt=[1] * 95, max_tokens=6), bounded, LIMITS)
+    assert fitting.samplings[0].max_new_tokens == 5
+    message = "kv_budget allows at most 100 tokens, answer included, but the prompt has 100"
     with pytest.raises(ContextTooLong, match=message):
-        parse_completion(completion(prompt=[1] * 95, max_tokens=6), bounded, LIMITS)
+        parse_completion(completion(prompt=[1] * 100), bounded, LIMITS)
     spoken = parse_chat(chat(), bounded, LIMITS)
     assert spoken.samplings[0].max_new_tokens == 100 - len(spoken.prompts[0].tokens)
 
@@ -138,6 +149,7 @@ def test_model_name__is_the_short_one_or_an_alias() -> None:
         parse_completion(completion(model=name), info(), LIMITS)
     with pytest.raises(RequestError, match="unknown model 'other'; this server has 'm'"):
         parse_completion(completion(model="other"), info(), LIMITS)
+    parse_completion(completion(model="gpt-4o"), info(aliases=frozenset({"*"})), LIMITS)
 
 
 @pytest.fixture

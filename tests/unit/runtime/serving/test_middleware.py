@@ -80,7 +80,7 @@ def test_key__is_required_on_all_but_two_paths() -> None:
         wrong = {"Authorization": "Bearer third-key"}
         for headers in ({}, wrong):
             answer = client.request(method, path, headers=headers)
-            if path in OPEN_PATHS:
+            if path.rstrip("/") in OPEN_PATHS:
                 assert answer.status_code in (200, 405, 503), (method, path)
                 continue
             assert answer.status_code == 401, (method, path)

@@ -1,6 +1,7 @@
 """Invalid requests get an error in OpenAI's shape that names the field at fault."""
 
 import json
+import re
 from typing import Any
 
 import httpx2
@@ -30,7 +31,7 @@ WRONG_VALUES: dict[str, dict[str, list[Any]]] = {
             *("", [], [[]], [8192], [-1], [2**70], [True], [1.5], ["a", 1], None, {"a": 1}),
             *(["a"] * 73, "a b " * 2000, "\ud800", ["\ud800"]),
         ],
-        "max_tokens": [-1, 2048, 4097, "2", True, 1.5],
+        "max_tokens": [-1, "2", True, 1.5],
         "n": [0, 5, 10**30],
         "best_of": [2],
         "temperature": [-0.1, 2.1],
@@ -95,8 +96,64 @@ def test_field_at_fault__is_named(
     server: RunningServer, path: str, body: dict[str, Any], param: str
 ) -> None:
     error = error_of(post(server, path, json.dumps(body)), 400)
-    assert error["param"] == param
+    assert re.split(r"[.\[]", error["param"])[0] == param
+    assert error["message"].startswith(error["param"])
     assert error["type"] == "invalid_request_error"
+
+
+TEXT_PART = {"type": "text", "text": "a"}
+DEEP: dict[str, Any] = {
+    "messages[1].content[0].image_url": [
+        *HELLO,
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a"}}]},
+    ],
+    "messages[0].content[1].input_audio": [
+        {"role": "user", "content": [TEXT_PART, {"type": "input_audio", "input_audio": {}}]}
+    ],
+    "messages[0].content[0].type": [{"role": "user", "content": [{"type": "file"}]}],
+    "messages[0].content[0].text": [{"role": "user", "content": [{"type": "text"}]}],
+    "messages[0].content[0].colour": [{"role": "user", "content": [{**TEXT_PART, "colour": 1}]}],
+    "messages[1].colour": [*HELLO, {"role": "user", "content": "a", "colour": 1}],
+    "messages[0].role": [{"role": "banana", "content": "a"}],
+    "messages[0].content": [{"role": "user", "content": None}],
+    "messages[1].content": [*HELLO, {"role": "system"}],
+    "messages[2].content": [*HELLO, *HELLO, {"role": "user", "content": []}],
+    "messages[0].audio": [{"role": "assistant", "content": "a", "audio": {"id": "1"}}],
+}
+
+
+@pytest.mark.parametrize("path", DEEP)
+def test_field_of_a_message__is_named_by_its_path(server: RunningServer, path: str) -> None:
+    error = error_of(post(server, CHAT, json.dumps({"messages": DEEP[path]})), 400)
+    assert error["param"] == path
+    assert error["message"].startswith(f"{path}: ")
+
+
+IN_WORDS = {
+    "prompt: it is empty; give at least one item": {"prompt": []},
+    "prompt: is required": {},
+    "prompt: it has half a surrogate pair, which is no character": {"prompt": "\ud800"},
+    "temprature: unknown field": {**PROMPT, "temprature": 1},
+    "stream_options.x: unknown field": {**PROMPT, "stream": True, "stream_options": {"x": 1}},
+    "max_tokens: must be at least 0; got -1": {**PROMPT, "max_tokens": -1},
+    "max_tokens: must be a whole number; got '2'": {**PROMPT, "max_tokens": "2"},
+    "max_tokens: must be a whole number; got true": {**PROMPT, "max_tokens": True},
+    "stream: must be true or false; got 1": {**PROMPT, "stream": 1},
+    "logit_bias.1: must be at most 100; got 101": {**PROMPT, "logit_bias": {"1": 101}},
+    "stop[1]: must be a text; got 1": {**PROMPT, "stop": ["a", 1]},
+    "stream_options: must be an object; got 'all'": {**PROMPT, "stream_options": "all"},
+}
+
+
+@pytest.mark.parametrize("message", IN_WORDS)
+def test_message__is_in_words_about_json(server: RunningServer, message: str) -> None:
+    error = error_of(post(server, COMPLETIONS, json.dumps(IN_WORDS[message])), 400)
+    assert error["message"] == message
+
+
+def test_body__that_is_no_object_says_so(server: RunningServer) -> None:
+    assert error_of(post(server, CHAT, "[]"), 400)["message"] == "the body: must be an object"
+    assert "not valid JSON" in error_of(post(server, CHAT, "{"), 400)["message"]
 
 
 @pytest.mark.parametrize(
@@ -142,9 +199,31 @@ def test_unknown_model__is_404_and_names_the_served_one(server: RunningServer, p
         assert error_of(client.get("/v1/models/gpt-5"), 404)["code"] == "model_not_found"
 
 
+@pytest.mark.parametrize("path", ["/v1/models/", "//v1/models", "/v1//models//", "/health/"])
+def test_superfluous_slashes__and_head_are_answered(server: RunningServer, path: str) -> None:
+    with server.http() as client:
+        whole = client.get(server.url + path)
+        assert whole.status_code == 200
+        assert whole.content
+        head = client.head(server.url + path)
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["content-type"] == whole.headers["content-type"]
+        assert client.head(CHAT).status_code == 405
+
+
+@pytest.mark.parametrize("path", [f"{CHAT}/", f"/{CHAT}", "/v1//chat/completions"])
+def test_superfluous_slashes__keep_the_body(server: RunningServer, path: str) -> None:
+    with server.http() as client:
+        body = {"messages": HELLO, "max_tokens": 1}
+        assert client.post(server.url + path, json=body).status_code == 200
+
+
 def test_unknown_path_and_method__are_errors_in_openais_shape(server: RunningServer) -> None:
     with server.http() as client:
         error_of(client.get("/v2/anything"), 404)
+        error = error_of(client.get("/chat/completions"), 404)
+        assert error["message"].startswith("GET /chat/completions: Not Found; this server has POST")
+        assert error["message"].endswith("with the model 'tiny'")
         answer = client.get(COMPLETIONS)
         error_of(answer, 405)
         assert answer.headers["allow"] == "POST"
@@ -222,6 +301,8 @@ def test_request_id__is_returned_if_it_is_safe_to_log(server: RunningServer) -> 
         {"tools": None, "functions": None, "logit_bias": None, "stop": None, "n": None},
         {"reasoning_effort": "low", "parallel_tool_calls": False, "prompt_cache_key": "x"},
         {"logit_bias": {}, "stop": [], "frequency_penalty": 0, "model": "tiny"},
+        {"truncate_prompt_tokens": None, "cache_control": {"type": "ephemeral"}, "unheard": None},
+        {"skip_special_tokens": True, "length_penalty": 1.0, "use_beam_search": False},
     ],
 )
 def test_ignored_fields__are_accepted(server: RunningServer, harmless: dict[str, Any]) -> None:

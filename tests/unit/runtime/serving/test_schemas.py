@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from runtime.serving.body_fields import MAX_FIELDS, MAX_ITEMS
 from runtime.serving.schemas import (
-    MAX_FIELDS,
-    MAX_ITEMS,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,

@@ -1,0 +1,96 @@
+"""Texts, ends and log-probabilities as clients read them from whole answers and streams."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.builders.plain_answers import TOKENIZER, PlainAnswers, ids, text_of
+from tests.builders.serving import RunningServer, running_server, tiny
+from tests.unit.runtime.serving.test_completions import HELLO, PROMPTS, events, raw
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def text(folder: Path) -> str:
+    """A greedy answer of thirty tokens."""
+    return PlainAnswers(folder).text(PROMPTS[0], 30)
+
+
+def body(**more: Any) -> dict[str, Any]:
+    return {"prompt": PROMPTS[0], "max_tokens": 30, "temperature": 0, **more}
+
+
+def pieces(choices: list[dict[str, Any]]) -> list[str | None]:
+    return [c["text"] if "text" in c else c["delta"].get("content") for c in choices]
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize("max_tokens", [1, 2, 30])
+def test_reason_of_the_end__comes_after_all_text(
+    server: RunningServer, text: str, path: str, max_tokens: int
+) -> None:
+    prompt = {"prompt": PROMPTS[0]} if path == COMPLETIONS else {"messages": HELLO}
+    fields = {**prompt, "max_tokens": max_tokens, "temperature": 0, "stop": text + " never"}
+    whole = raw(server, path, **fields)["choices"][0]
+    choices = [chunk["choices"][0] for chunk in events(server, path, **fields)]
+    *before, last = choices
+    assert [choice["finish_reason"] for choice in before] == [None] * len(before)
+    assert last["finish_reason"] == whole["finish_reason"]
+    assert pieces([last]) == ([""] if path == COMPLETIONS else [None])
+    expected = whole["text"] if path == COMPLETIONS else whole["message"]["content"]
+    assert "".join(piece or "" for piece in pieces(before)) == expected
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs__are_those_of_the_text(server: RunningServer, text: str, stream: bool) -> None:
+    stop = text[20:24]
+    fields = body(stop=stop, logprobs=1)
+    answers = (
+        events(server, COMPLETIONS, **fields) if stream else [raw(server, COMPLETIONS, **fields)]
+    )
+    choices = [answer["choices"][0] for answer in answers]
+    written = "".join(choice["text"] for choice in choices)
+    assert written == text[: text.index(stop)]
+    tokens = [token for c in choices if c["logprobs"] for token in c["logprobs"]["tokens"]]
+    assert "".join(tokens).startswith(written)
+    assert "".join(tokens[:-1]) == written[: len("".join(tokens[:-1]))] != written
+    for choice in choices:
+        assert choice["logprobs"] is None or choice["logprobs"]["tokens"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs__do_not_have_the_token_that_ends(server: RunningServer, stream: bool) -> None:
+    end = str(TOKENIZER.convert_tokens_to_ids("<|im_end|>"))
+    fields = {"messages": HELLO, "max_tokens": 5, "temperature": 0, "logprobs": True}
+    fields |= {"logit_bias": {end: 100}}
+    if stream:
+        choices = [chunk["choices"][0] for chunk in events(server, CHAT, **fields)]
+    else:
+        choices = [raw(server, CHAT, **fields)["choices"][0]]
+    assert choices[-1]["finish_reason"] == "stop"
+    assert [choice["logprobs"] for choice in choices] == [None] * len(choices)
+
+
+def test_stop_strings__count_after_min_tokens(server: RunningServer, text: str) -> None:
+    tokens = ids(text)
+    early = text_of(tokens[:2])[-2:]
+    assert raw(server, COMPLETIONS, **body(stop=early))["usage"]["completion_tokens"] <= 2
+    answer = raw(server, COMPLETIONS, **body(stop=early, min_tokens=12))
+    written = answer["choices"][0]["text"]
+    assert answer["usage"]["completion_tokens"] > 12
+    assert text.startswith(written)
+    later = text.find(early, len(text_of(tokens[:12])))
+    assert len(written) >= (later if later >= 0 else len(text)) - len(early)
+
+
+def test_served_names__are_listed_and_a_star_takes_all(folder: Path) -> None:
+    with running_server(lambda: tiny(folder, served_name="first,second,*")) as server:
+        client = server.openai()
+        assert [model.id for model in client.models.list()] == ["first", "second"]
+        for name in ("first", "second", "tiny", "gpt-4o"):
+            assert (
+                raw(server, COMPLETIONS, prompt="a", max_tokens=1, model=name)["model"] == "first"
+            )
+            assert client.models.retrieve(name).id == name
