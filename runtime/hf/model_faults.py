@@ -45,7 +45,7 @@ def refuse_missing(folder: Path, names: Iterable[str]) -> None:
     if missing := sorted(names, key=dot_natural_key):
         raise CheckpointError(
             f"{folder} has no tensor for {list_names(missing)}; fetch the model again, or look at "
-            f"what wrote it: is {CONFIG} (tie_word_embeddings, for one) that of these weights?"
+            "what wrote it: does its configuration (tie_word_embeddings, for one) fit its weights?"
         )
 
 
