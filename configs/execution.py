@@ -117,7 +117,7 @@ def run_once(
         # Only now: a command that is refused leaves no folder.
         folder = folder or config.run_dir
         if folder is None and command.keeps_run:
-            folder = invocation.run_dir = make_run_dir(label, is_needed=command.needs_run)
+            folder = invocation.run_dir = find_run_dir(label, command)
         config = replace(config, run_dir=folder)
         tree[RUN_DIR] = None if folder is None else str(folder)
         with hold_folder(folder if command.records else None):
@@ -167,7 +167,7 @@ def run_sweep(label: str, command: Command, arguments: Arguments, invocation: In
     options = read_options(arguments.options, arguments.files)
     folders = [Path(option.text) for option in options if option.key == RUN_DIR]
     if not folders:
-        folders = [make_run_dir(label, is_needed=True)]
+        folders = [make_run_dir(label)]
         invocation.run_dir = folders[0]
     folder = folders[-1]
     varied = [option for option in arguments.options if not option.startswith(f"{RUN_DIR}=")]
@@ -195,11 +195,22 @@ def list_leaves(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield key, values
 
 
-def make_run_dir(command: str, *, is_needed: bool) -> Path | None:
+def find_run_dir(label: str, command: Command) -> Path | None:
+    """Returns a new run folder; None, after a line, where none can be made and none is needed."""
+    try:
+        return make_run_dir(label)
+    except ConfigError as error:
+        if command.needs_run:
+            raise
+        sys.stderr.write(f"results are not kept: {error}\n")
+        return None
+
+
+def make_run_dir(command: str) -> Path:
     """Makes runs/COMMAND/TIME, numbered if several runs start within one second.
 
-    None, after a line that says so, where the current folder cannot be written to and the command
-    works without.
+    Raises:
+        ConfigError: the current folder cannot be written to.
     """
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     for number in count(1):
@@ -210,11 +221,10 @@ def make_run_dir(command: str, *, is_needed: bool) -> Path | None:
         except OSError as error:
             if isinstance(error, FileExistsError) and folder.is_dir():
                 continue
-            reason = f"{Path.cwd()} cannot be written to ({error.strerror})"
-            if is_needed:
-                raise ConfigError(f"{reason}; give a folder for the run, run_dir=PATH") from error
-            sys.stderr.write(f"{reason}: results are not kept; run_dir=PATH keeps them\n")
-            return None
+            raise ConfigError(
+                f"the current folder cannot be written to ({error.strerror}); run_dir=PATH names "
+                "another for the run"
+            ) from error
     raise AssertionError
 
 
