@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, get_type_hints
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from predictors.errors import PredictorError, unknown
 from predictors.metrics import CardAccuracy, Floats, Ints
 from predictors.networks import kernels
 from predictors.spec import ModelSpec
+from predictors.typed_values import convert
 
 
 class Signal(StrEnum):
@@ -214,12 +215,19 @@ def known_options(cls: type[Predictor]) -> list[str]:
 
 
 def check_options(cls: type[Predictor], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options; PredictorError lists the choices if the kind does not have one."""
-    known = known_options(cls)
+    """Returns the options as their declared types.
+
+    Raises:
+        PredictorError: The kind does not have one of them; the message lists the choices.
+        ConfigError: A value is none of the option's type.
+    """
+    known, types = known_options(cls), get_type_hints(cls.__init__)
     for name in options:
         if name not in known:
             raise PredictorError(f"{cls.kind}: {unknown('option', name, known)}")
-    return dict(options)
+    return {
+        name: convert(f"{cls.kind}: {name}", value, types[name]) for name, value in options.items()
+    }
 
 
 def softmax(logits_E: Floats) -> Floats:

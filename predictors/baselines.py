@@ -3,6 +3,7 @@
 Shape suffixes: S token ids seen, L layers, E experts, D hidden size, T tokens.
 """
 
+from collections.abc import Sequence
 from typing import Self
 
 import numpy as np
@@ -61,8 +62,7 @@ class PopularityPredictor(StoredPredictor):
 
     def begin_step(self, tokens_T: Ints, requests_T: Ints) -> Forecasts:  # noqa: ARG002
         self._num_tokens = len(tokens_T)
-        num_layers = self.spec.num_layers if self.ahead is None else self.ahead
-        return self._forecast_layers(range(num_layers))
+        return self._forecast_layers(range(self.spec.num_layers)[: self.ahead])
 
     def routed(self, layer: int, experts_TK: Ints, logits_TE: Floats | None) -> Forecasts:  # noqa: ARG002
         if self.learning:
@@ -72,11 +72,9 @@ class PopularityPredictor(StoredPredictor):
             self._tokens_L[layer] += len(experts_TK)
             shares_E = self._counts_LE[layer] / self._tokens_L[layer]
             self._shares_LE[layer] = np.minimum(shares_E, 1.0)
-        if self.ahead is None:
-            return ()
-        return self._forecast_layers(range(layer + self.ahead, layer + self.ahead + 1))
+        return () if self.ahead is None else self._forecast_layers([layer + self.ahead])
 
-    def _forecast_layers(self, layers: range) -> list[Forecast]:
+    def _forecast_layers(self, layers: Sequence[int]) -> list[Forecast]:
         # All tokens share one row, which does not change with later counts.
         shape = (self._num_tokens, self.spec.num_experts)
         return [

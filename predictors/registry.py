@@ -16,7 +16,7 @@ from predictors.baselines import (
 from predictors.correlation import CorrelationPredictor
 from predictors.eam.request import EamRequestPredictor
 from predictors.eam.sequence import EamSequencePredictor
-from predictors.errors import PredictorError, unknown
+from predictors.errors import MoecastError, PredictorError, describe_error, unknown
 from predictors.expert_map import ExpertMapPredictor
 from predictors.files import path_exists
 from predictors.learned import (
@@ -56,6 +56,8 @@ LEARNED: Mapping[str, type[Predictor]] = MappingProxyType(
     {**FEED_FORWARD, ResidualPredictor.kind: ResidualPredictor}
 )
 """Predictors that `train/` fits with gradient descent."""
+UNFIT = (ArithmeticError, AssertionError, LookupError, MemoryError, TypeError, ValueError)
+"""What predictors and NumPy raise for arrays and options that do not belong together."""
 ENTRIES = "entries"
 """Folder of a run's entries, each in a folder with the name of its kind."""
 Chosen = TypeVar("Chosen", bound=str | Path)
@@ -73,9 +75,20 @@ def predictor_class(kind: str) -> type[Predictor]:
 def load_from_files(
     kind: str, spec: ModelSpec, *, files: Mapping[str, bytes], options: Mapping[str, Any]
 ) -> Predictor:
-    """Loads a predictor from the payload of a zoo entry, whose digests were checked before."""
+    """Loads a predictor from the payload of a zoo entry, whose digests were checked before.
+
+    Raises:
+        MoecastError: It has other files or options than its kind, or none that fit one another.
+    """
     cls = REUSE_PREDICTORS.get(kind) or predictor_class(kind)
-    return cls.from_files(spec, files, options)
+    try:
+        return cls.from_files(spec, files, options)
+    except MoecastError:
+        raise
+    except UNFIT as error:
+        raise PredictorError(
+            f"no {kind} predictor can be made of these files and options ({describe_error(error)})"
+        ) from error
 
 
 def find_run_entries(folder: Path) -> Path | None:

@@ -117,7 +117,7 @@ class StoredPredictor(Predictor):
     def _read_arrays(cls, files: Mapping[str, bytes], shapes: Shapes) -> dict[str, NDArray]:
         """Reads the arrays.
 
-        Raises PredictorError, with both shapes, if one is missing or has another shape.
+        Raises PredictorError if one is missing, is not finite or, with both, has another shape.
         """
         if WEIGHTS not in files:
             raise PredictorError(
@@ -144,4 +144,6 @@ class StoredPredictor(Predictor):
                     f"{name} of the {cls.kind} predictor has the shape {got}, expected {expected} "
                     "(None: any); it was made for another model"
                 )
+            if not np.isfinite(arrays[name]).all():
+                raise PredictorError(f"{name} of the {cls.kind} predictor has infinities or NaN")
         return arrays

@@ -29,13 +29,13 @@ from train.finished import read_finished
 from train.fit import FitSettings, fit, make_settings
 from train.kinds import (
     WITH_REUSE,
-    check_options,
     collect_signals,
     kinds_with_signals,
     leave_out_deep_kinds,
     leave_out_token_kinds,
     list_compared_kinds,
     list_required_kinds,
+    options_by_kind,
 )
 from train.nonlearned import count_baselines
 from train.pipeline import Parity, export_predictors, make_stacks, write_entries
@@ -88,7 +88,7 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
     """
     assert config.run_dir is not None
     kinds = list_compared_kinds(config.predictor.kind)
-    options = check_options(config.predictor)
+    options = options_by_kind(config.predictor)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     timer = StageTimer()

@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Any
 
 from collect.traces import TraceSignal
-from predictors.base import Signal, known_options
+from predictors.base import Signal, check_options
 from predictors.baselines import TokenPredictor
 from predictors.config import ALL, PredictorConfig
 from predictors.errors import PredictorError
@@ -109,23 +109,12 @@ def leave_out_token_kinds(
     return blind
 
 
-def check_options(config: PredictorConfig) -> dict[str, dict[str, Any]]:
-    """Return options by kind.
-
-    Raises PredictorError, with the choices, for an unknown option.
-    """
+def options_by_kind(config: PredictorConfig) -> dict[str, dict[str, Any]]:
+    """Return options by kind; raises as `predictors.base.check_options`."""
     if not config.options:
         return {}
     if config.kind == ALL:
         raise PredictorError(
             "predictor.options belong to one kind: predictor=KIND predictor.options={...}"
         )
-    cls = predictor_class(config.kind)
-    known = known_options(cls)
-    for name in config.options:
-        if name not in known:
-            listed = ", ".join(sorted(known)) or "none"
-            raise PredictorError(
-                f"predictor.options.{name}: {config.kind} has the options {listed}"
-            )
-    return {config.kind: dict(config.options)}
+    return {config.kind: check_options(predictor_class(config.kind), config.options)}

@@ -21,6 +21,7 @@ from predictors.eam.collection import (
     count_rows,
     normalize_rows,
 )
+from predictors.errors import PredictorError
 from predictors.requests import IDLE_STEPS, expand_to_tokens, grow_rows
 from predictors.spec import ModelSpec
 from predictors.stored import Shapes
@@ -86,6 +87,8 @@ class EamSequencePredictor(EamPredictor):
         super().__init__(
             spec, counts_NLE, capacity=capacity, learning=learning, idle_steps=idle_steps
         )
+        if rebuild_after < 1:
+            raise PredictorError(f"{self.kind} with rebuild_after={rebuild_after}: at least 1")
         self.insufficient = insufficient
         self.rebuild_after = rebuild_after
         self.seed = seed

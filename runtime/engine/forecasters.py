@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from predictors.base import Predictor, Signal
+from predictors.base import Predictor, Signal, check_options
 from predictors.errors import MoecastError, PredictorError
 from predictors.spec import ModelSpec
 from runtime.config import ModelConfig, SystemConfig
@@ -68,6 +68,7 @@ def load_forecaster(
     Raises:
         ZooError: a named entry or folder is not there, damaged or for another model.
     """
+    from predictors.registry import predictor_class
     from zoo.errors import MismatchError
     from zoo.load import load_predictor
 
@@ -80,7 +81,9 @@ def load_forecaster(
             # That entry is for another revision, say; one without an entry fits any.
             if make is None:
                 raise
-    return None if make is None else make({"spec": spec, **(options or {})})
+    if make is None:
+        return None
+    return make({"spec": spec, **check_options(predictor_class(str(what)), options or {})})
 
 
 def _dependency(given: Mapping[str, Any]) -> Predictor:

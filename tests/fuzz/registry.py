@@ -17,6 +17,7 @@ TARGETS = {
         FuzzTarget(name="zoo-index", parse=zoo_files.open_index),
         FuzzTarget(name="zoo-lock", parse=zoo_files.open_lockfile),
         FuzzTarget(name="graph", parse=zoo_files.open_graph),
+        FuzzTarget(name="predictor-options", parse=zoo_files.open_predictor),
         FuzzTarget(name="trace-manifest", parse=trace_files.open_manifest),
         FuzzTarget(name="safetensors-header", parse=checkpoint_files.open_header),
         FuzzTarget(name="gguf-header", parse=checkpoint_files.open_gguf),

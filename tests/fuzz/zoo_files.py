@@ -1,5 +1,6 @@
 """Files of a zoo: `manifest.json`, `index.json`, lock files, graphs."""
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,6 +9,8 @@ import numpy as np
 from pydantic import ValidationError
 
 from predictors.networks.network import Network
+from predictors.registry import KINDS, LEARNED, load_from_files
+from tests.builders.predictors import serve, small_spec
 from tests.fuzz.named_file import write_input
 from zoo.catalog import Zoo
 from zoo.digest import hash_bytes
@@ -15,6 +18,10 @@ from zoo.entry import check_graph
 from zoo.index import INDEX, EntryReference, blob_path, parse_reference, read_lockfile
 from zoo.manifest import EntryManifest, parse_manifest
 from zoo.storage.base import Storage
+
+SPEC = small_spec(num_layers=4)
+STATEFUL = {kind: cls.empty(SPEC).files() for kind, cls in KINDS.items() if kind not in LEARNED}
+"""Files of predictors without observations, by kind."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,19 @@ def open_index(data: bytes) -> None:
 
 def open_lockfile(data: bytes) -> None:
     read_lockfile(write_input(data))
+
+
+def open_predictor(data: bytes) -> None:
+    """Opens a predictor without observations, of a kind with options, and serves a token."""
+    try:
+        kind, options = (json.loads(data)[key] for key in ("kind", "options"))
+    except (ValueError, RecursionError, TypeError, KeyError):
+        return  # The manifest is refused.
+    if not (isinstance(kind, str) and kind in STATEFUL and isinstance(options, dict)):
+        return
+    predictor = load_from_files(kind, SPEC, files=STATEFUL[kind], options=options)
+    chosen_LTK = np.zeros((SPEC.num_layers, 1, 1), np.int64)
+    serve(predictor, chosen_LTK, logits_LTE=np.zeros((SPEC.num_layers, 1, 4), np.float32))
 
 
 def open_graph(data: bytes) -> None:

@@ -16,7 +16,12 @@ from predictors.registry import KINDS
 from runtime.config import ModelConfig
 from tests.builders.traces import make_spec, make_trace
 from train.accuracy import accuracy_table, score_layers
-from train.kinds import check_options, collect_signals, kinds_with_signals, list_compared_kinds
+from train.kinds import (
+    collect_signals,
+    kinds_with_signals,
+    list_compared_kinds,
+    options_by_kind,
+)
 from train.nonlearned import (
     FITS,
     count_baselines,
@@ -160,11 +165,11 @@ def test_signals_of__are_what_the_kinds_are_shown() -> None:
 
 def test_options_of__are_those_of_the_kind_or_an_error() -> None:
     config = PredictorConfig(kind="eam-request", options={"capacity": 9})
-    assert check_options(config) == {"eam-request": {"capacity": 9}}
-    with pytest.raises(PredictorError, match=r"options\.size: eam-request has the options capac"):
-        check_options(PredictorConfig(kind="eam-request", options={"size": 9}))
+    assert options_by_kind(config) == {"eam-request": {"capacity": 9}}
+    with pytest.raises(PredictorError, match="eam-request: unknown option 'size'. Choices: capac"):
+        options_by_kind(PredictorConfig(kind="eam-request", options={"size": 9}))
     with pytest.raises(PredictorError, match="belong to one kind"):
-        check_options(PredictorConfig(kind="all", options={"capacity": 9}))
+        options_by_kind(PredictorConfig(kind="all", options={"capacity": 9}))
 
 
 def test_options__reach_the_kind(tmp_path: Path) -> None:
