@@ -134,14 +134,8 @@ def load_system_predictors(
         ZooError: a named entry or folder cannot be used.
         PredictorError: a run's folder is named that has no entries, or not the system's.
     """
-    name, predictor, changes = model.name, chosen, []
-    if not isinstance(chosen, Predictor) and (chosen is not None or entries is not None):
-        # Imported here because kinds take memory, which serving on demand does not need.
-        from predictors.registry import separate_run
-
-        predictor, entries = separate_run(chosen, entries)
-        if predictor is None and chosen is not None:
-            require_kind(system, chosen, entries)
+    name, changes = model.name, []
+    predictor, entries = choose_predictor(system, chosen, entries)
     if not isinstance(predictor, Predictor):
         predictor, change = load_system_predictor(
             system,
@@ -169,6 +163,45 @@ def load_system_predictors(
             describe_choice(model),
         )
     return SystemPredictors(forecast=predictor, reuse=reuse)
+
+
+def choose_predictor(
+    system: SystemConfig, chosen: str | Path | Predictor | None, entries: Path | None
+) -> tuple[str | Path | Predictor | None, Path | None]:
+    """Return predictor and folder of entries, where a run's folder may stand for either.
+
+    Raises:
+        PredictorError: a run's folder that has no entries, or not the system's.
+    """
+    if isinstance(chosen, Predictor) or (chosen is None and entries is None):
+        return chosen, entries
+    # Imported here because kinds take memory, which serving on demand does not need.
+    from predictors.registry import separate_run
+
+    predictor, entries = separate_run(chosen, entries)
+    if predictor is None and chosen is not None:
+        require_kind(system, chosen, entries)
+    return predictor, entries
+
+
+def require_predictor(
+    system: SystemConfig, chosen: str | Path | Predictor | None, entries: Path | None
+) -> None:
+    """Refuse a named predictor that is not there, before a model is loaded for it.
+
+    One at an address is looked for when it is loaded.
+
+    Raises:
+        ZooError: no such entry or folder.
+        PredictorError: as `choose_predictor`.
+    """
+    named, entries = choose_predictor(system, chosen, entries)
+    if isinstance(named, str | Path) and "://" not in str(named):
+        from predictors.registry import KINDS, REUSE_PREDICTORS
+        from zoo.load import find_entry
+
+        if str(named) not in {*KINDS, *REUSE_PREDICTORS}:
+            find_entry(named)
 
 
 def require_kind(system: SystemConfig, run: str | Path, entries: Path | None) -> None:

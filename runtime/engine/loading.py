@@ -24,7 +24,7 @@ from runtime.engine.assembly import (
 )
 from runtime.engine.auto_budget import AutoBudget, FreeMemory, choose_budget, measure_free_memory
 from runtime.engine.devices import choose_device, choose_devices
-from runtime.engine.forecasters import load_system_predictors
+from runtime.engine.forecasters import load_system_predictors, require_predictor
 from runtime.engine.handle import ModelHandle
 from runtime.engine.learned import LearnedStore
 from runtime.engine.memory import freeze_while_loaded, release_unused
@@ -114,6 +114,7 @@ def load_model(options: LoadOptions) -> PreTrainedModel:
     check_hybrid(options)
     spread = find_spread_obstacle(options)
     choose_exact(config.exact, home, spread)  # What cannot be is refused before anything is loaded.
+    require_predictor(options.system, options.predictor, options.entries)
     if options.store.path is not None:
         # Imported here because of pydantic, as where the store is opened.
         from runtime.store.packed.manifest import read_manifest

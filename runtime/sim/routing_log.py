@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from predictors.files import require_plain_file
 from predictors.metrics import Phase
 from predictors.records import Whole
 from runtime.errors import RoutingLogError
@@ -105,7 +106,7 @@ def read_routing_log(path: Path) -> RoutingLog:
 
 
 def _parse(path: Path) -> Iterator[LogLine]:
-    if not path.is_file():
+    if not require_plain_file(path, RoutingLogError).is_file():
         raise RoutingLogError(f"source={path}: no such file")
     top_k = None
     read = _read_csv if ".csv" in path.suffixes else _read_json_lines

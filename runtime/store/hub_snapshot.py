@@ -183,8 +183,9 @@ def describe_folders(parent: Path) -> str:
 
 
 def cached_models() -> list[str]:
-    """Returns the ids of the models in the Hub's cache."""
+    """Returns the ids of the models of which the Hub's cache has a snapshot."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    names = (folder.name for folder in Path(HF_HUB_CACHE).glob("models--*--*"))
+    snapshots = Path(HF_HUB_CACHE).glob(f"models--*--*/{SNAPSHOTS}/*")
+    names = {folder.parent.parent.name for folder in snapshots}
     return sorted("/".join(name.split("--", 2)[1:]) for name in names)

@@ -1,7 +1,7 @@
 """A training run in every logger that was chosen: curves, settings, figures, files and lineage."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -112,7 +112,7 @@ class TrackedRun:
     def log_entries(self, entries: Mapping[str, Path]) -> None:
         for logger in self._loggers.values():
             if isinstance(logger, WandbLogger):
-                log_entries(logger, list(entries.values()))
+                log_entries(logger, entries, model=self._config.model.name)
             elif isinstance(logger, MLFlowLogger):
                 for folder in entries.values():
                     log_folder(logger, folder, f"entries/{folder.name}")
@@ -161,17 +161,18 @@ def log_trace(logger: WandbLogger, trace: Trace, *, name: str) -> None:
         run.use_artifact(artifact, aliases=aliases)
 
 
-def log_entries(logger: WandbLogger, folders: Sequence[Path]) -> None:
+def log_entries(logger: WandbLogger, entries: Mapping[str, Path], *, model: str) -> None:
     """Log zoo entries as models; the one with the highest GoodPred is the best."""
     import wandb
 
-    manifests = {folder: open_entry(folder).manifest for folder in folders}
-    scores = {folder: manifest.metrics.get("good_pred") for folder, manifest in manifests.items()}
-    measured = {folder: one for folder, one in scores.items() if isinstance(one, int | float)}
-    best = max(measured, key=lambda folder: measured[folder], default=None)
-    for folder, manifest in manifests.items():
+    manifests = {name: open_entry(folder).manifest for name, folder in entries.items()}
+    scores = {name: manifest.metrics.get("good_pred") for name, manifest in manifests.items()}
+    measured = {name: one for name, one in scores.items() if isinstance(one, int | float)}
+    best = max(measured, key=lambda name: measured[name], default=None)
+    for name, manifest in manifests.items():
         artifact = wandb.Artifact(
-            shorten_name(manifest.name.replace("/", "-")),
+            # Not the entry's name, in which other characters than a zoo's are lost.
+            shorten_name(f"{model.lower()}-{name}"),
             type="model",
             metadata={
                 "digest": manifest.digest,
@@ -181,8 +182,8 @@ def log_entries(logger: WandbLogger, folders: Sequence[Path]) -> None:
                 "model": manifest.model.model_dump(mode="json"),
             },
         )
-        artifact.add_dir(str(folder))
-        aliases = ["latest", manifest.digest, *(["best"] if folder == best else [])]
+        artifact.add_dir(str(entries[name]))
+        aliases = ["latest", manifest.digest, *(["best"] if name == best else [])]
         logger.experiment.log_artifact(artifact, aliases=aliases)
 
 

@@ -53,6 +53,14 @@ def test_packed_store__is_opened_before_the_weights(
         run(replace(config, model=model, store=StoreConfig(path=tmp_path / "none")))
 
 
+@pytest.mark.parametrize(("run", "config"), COMMANDS)
+def test_predictor__is_looked_for_before_the_weights_are_read(
+    run: Callable[[Any], Any], config: Any, model: ModelConfig
+) -> None:
+    with pytest.raises(MoecastError, match="unknown zoo entry 'nowhere/mlp'"):
+        run(replace(config, model=model, predictor="nowhere/mlp"))
+
+
 @pytest.mark.parametrize(("run", "config"), COMMANDS[1:])
 def test_chat_template__is_read_before_the_weights(
     run: Callable[[Any], Any], config: Any, model: ModelConfig, tmp_path: Path
