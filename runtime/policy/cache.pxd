@@ -22,6 +22,7 @@ cdef class ExpertCache:
     cdef list _partitions, _partition_of_layer
     cdef public set _quarantine
 
+    cpdef expect_changes(self)
     cpdef Py_ssize_t share(self, Py_ssize_t layer)
     @cython.locals(partition=_Partition)
     cpdef on_use(self, tuple expert)

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 
-from predictors.base import Ints
-from runtime.policy.eviction.protocol import EvictionOrder, EvictionPolicy, Expert, Probabilities
+from runtime.policy.eviction.protocol import EvictionOrder, EvictionPolicy, Expert
 
 Victims = dict[EvictionOrder, Expert | None]
 """The next victim of each order; None: nothing may be evicted."""
@@ -54,8 +53,7 @@ class ExpertCache:
     free, used or quarantined; pinned experts and those in flight are never evicted; no layer holds
     more slots than its share.
 
-    The events of a step are passed on to the policy; `on_routed` comes before `on_use` and `admit`
-    of the same layer.
+    The policy's `on_routed` comes before `on_use` and `admit` of the same layer.
     """
 
     def __init__(self, *, num_slots: int, num_layers: int, per_layer: bool, policy: EvictionPolicy):
@@ -80,30 +78,10 @@ class ExpertCache:
         self.num_changes = 0
         """Events, admissions and removals so far: until it changes, so does no eviction score."""
 
-    # ---- events of a step
-
-    def begin_step(self, requests_T: Ints) -> None:
+    def expect_changes(self) -> EvictionPolicy:
+        """Returns the policy, which is then given an event of a step: its scores may change."""
         self.num_changes += 1
-        self.policy.begin_step(requests_T)
-
-    def on_tokens_routed(self, layer: int, experts_TK: Ints) -> None:
-        self.policy.on_tokens_routed(layer, experts_TK)
-
-    def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
-        self.num_changes += 1
-        self.policy.on_routed(layer, tokens_per_expert)
-
-    def on_forecast(self, layer: int, probability_E: Probabilities) -> None:
-        self.num_changes += 1
-        self.policy.on_forecast(layer, probability_E)
-
-    def on_reuse_scores(self, layer: int, score_1E: Probabilities) -> None:
-        self.num_changes += 1
-        self.policy.on_reuse_scores(layer, score_1E)
-
-    def end_step(self) -> None:
-        self.num_changes += 1
-        self.policy.end_step()
+        return self.policy
 
     # ---- lookups
 

@@ -168,24 +168,24 @@ class DeviceCache:
         self._cancel_early()
         self._advance(-1)
         for tier in self._changing_tiers():
-            tier.cache.begin_step(requests_T)
+            tier.cache.expect_changes().begin_step(requests_T)
 
     def end_step(self) -> None:
         self._cancel_early()
         for tier in self._changing_tiers():
-            tier.cache.end_step()
+            tier.cache.expect_changes().end_step()
 
     def on_tokens_routed(self, layer: int, experts_TK: Ints) -> None:
         for tier in self._changing_tiers():
-            tier.cache.on_tokens_routed(layer, experts_TK)
+            tier.cache.expect_changes().on_tokens_routed(layer, experts_TK)
 
     def on_forecast(self, layer: int, probability_E: Probabilities) -> None:
         for tier in self._changing_tiers():
-            tier.cache.on_forecast(layer, self._mask(tier, layer, probability_E))
+            tier.cache.expect_changes().on_forecast(layer, self._mask(tier, layer, probability_E))
 
     def on_reuse_scores(self, layer: int, score_1E: Probabilities) -> None:
         for tier in self._changing_tiers():
-            tier.cache.on_reuse_scores(layer, self._mask(tier, layer, score_1E))
+            tier.cache.expect_changes().on_reuse_scores(layer, self._mask(tier, layer, score_1E))
 
     # ---- predictions
 
@@ -339,7 +339,7 @@ class DeviceCache:
             here = own
             if self._only is None:
                 here = {e: own[e] for e in self._on_device(tier, layer, list(own))}
-            tier.cache.on_routed(layer, here)
+            tier.cache.expect_changes().on_routed(layer, here)
         if computed_below:
             own = {e: n for e, n in own.items() if e not in computed_below}
         self._advance(layer)

@@ -53,10 +53,10 @@ def serve(
     for step, layers in enumerate(routing):
         missing: list[tuple[int, int]] = []
         request += step in new_requests
-        cache.begin_step(np.array([request]))
+        cache.policy.begin_step(np.array([request]))
         for layer, chosen in enumerate(layers):
-            cache.on_tokens_routed(layer, np.array([chosen]))
-            cache.on_routed(layer, dict.fromkeys(chosen, 1))
+            cache.policy.on_tokens_routed(layer, np.array([chosen]))
+            cache.policy.on_routed(layer, dict.fromkeys(chosen, 1))
             pinned = []
             for e in chosen:
                 entry = cache.entries.get((layer, e))
@@ -78,7 +78,7 @@ def serve(
                 pinned.append(entry)
             for entry in pinned:
                 entry.pins -= 1
-        cache.end_step()
+        cache.policy.end_step()
         missed.append(missing)
     return missed
 

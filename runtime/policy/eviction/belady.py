@@ -14,7 +14,7 @@ from predictors.base import Ints
 from predictors.errors import MoecastError
 from runtime.policy.eviction.protocol import EvictionOrder, EvictionPolicy, Expert
 from runtime.policy.eviction.regret import ARMS, UseShares
-from runtime.policy.eviction.score_order import ScoreOrder, view_scores
+from runtime.policy.eviction.score_order import ScoreOrder, find_best_absent
 
 Future = Iterable[Sequence[Collection[int]]]
 """The experts that the router will choose, for each step and layer."""
@@ -23,9 +23,8 @@ Future = Iterable[Sequence[Collection[int]]]
 class NextUseOrder(ScoreOrder):
     """Farthest next use first; an expert is needed now until its router has requested it."""
 
-    def __init__(self, policy: "BeladyEviction", *, layers: range):
-        scores = view_scores(policy.nearness_LE, layers)
-        super().__init__(scores, layers=layers, num_experts=policy.nearness_LE.shape[1])
+    def __init__(self, policy: "BeladyEviction", layers: range):
+        super().__init__(policy.nearness_LE, layers)
         self._policy = policy
 
     def on_admit(self, expert: Expert) -> None:
@@ -35,10 +34,6 @@ class NextUseOrder(ScoreOrder):
     def on_use(self, expert: Expert) -> None:
         super().on_use(expert)
         self._policy.advance(expert)
-
-    def next_missing(self) -> tuple[float, Expert]:
-        """Returns the nearness of the missing expert with the next use, and which it is."""
-        return self.highest_absent(self._scores(), -np.inf)
 
 
 class BeladyEviction(EvictionPolicy):
@@ -99,7 +94,7 @@ class BeladyEviction(EvictionPolicy):
     def make_order(self, *, num_slots: int, layers: range) -> EvictionOrder:
         if self._shares is not None:
             self._shares.ghosts.divide(num_slots, layers)
-        order = NextUseOrder(self, layers=layers)
+        order = NextUseOrder(self, layers)
         self._orders.append(order)
         return order
 
@@ -141,9 +136,7 @@ class BeladyEviction(EvictionPolicy):
         return self._share_LEA[layer, :, self._shares.ghosts.arm] - 1.0 - self._never
 
     def next_idle_candidate(self) -> Expert | None:
-        missing = [order.next_missing() for order in self._orders]
-        nearness, expert = max(missing, default=(-np.inf, None))
-        return expert if nearness > -self._never else None
+        return find_best_absent([(order, order.score_N) for order in self._orders], -self._never)
 
     def end_step(self) -> None:
         self._advance_chosen()

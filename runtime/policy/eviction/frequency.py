@@ -1,11 +1,11 @@
 """Policies that score experts by how often they were used. Shape suffixes: L layers, E experts."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
 from runtime.policy.eviction.protocol import EvictionOrder, EvictionPolicy, Expert, Probabilities
-from runtime.policy.eviction.score_order import ScoreOrder, Scores, view_scores
+from runtime.policy.eviction.score_order import ScoreOrder
 
 
 class ResettingOrder(ScoreOrder):
@@ -13,7 +13,7 @@ class ResettingOrder(ScoreOrder):
 
     def on_remove(self, expert: Expert) -> None:
         super().on_remove(expert)
-        self._scores()[self.index(expert)] = 0.0
+        self.score_N[self.index(expert)] = 0.0
 
 
 class LfuEviction(EvictionPolicy):
@@ -35,8 +35,7 @@ class LfuEviction(EvictionPolicy):
 
     def make_order(self, *, num_slots: int, layers: range) -> EvictionOrder:  # noqa: ARG002
         make = ResettingOrder if self._reset_on_eviction else ScoreOrder
-        scores = view_scores(self._score_LE, layers)
-        return make(scores, layers=layers, num_experts=self._score_LE.shape[1])
+        return make(self._score_LE, layers)
 
     def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
         self._score_LE[layer, list(tokens_per_expert)] += 1
@@ -54,49 +53,32 @@ class FmoeEviction(EvictionPolicy):
     def __init__(self, *, num_layers: int, num_experts: int):
         self._probability_LE = np.ones((num_layers, num_experts))
         self._visits_LE = np.zeros((num_layers, num_experts))
-        self._score_LE = np.zeros((num_layers, num_experts))
+        self.score_LE = np.zeros((num_layers, num_experts))
 
     def make_order(self, *, num_slots: int, layers: range) -> EvictionOrder:  # noqa: ARG002
-        scores = view_scores(self._score_LE, layers)
-        return VisitOrder(
-            scores, self._set_visits, layers=layers, num_experts=self._score_LE.shape[1]
-        )
+        return VisitOrder(self, layers)
 
-    def _set_visits(self, expert: Expert, visits: int | None) -> None:
+    def set_visits(self, expert: Expert, visits: int | None) -> None:
         """Sets the visits of an expert; None: one more."""
         self._visits_LE[expert] = self._visits_LE[expert] + 1 if visits is None else visits
-        self._score_LE[expert] = self._probability_LE[expert] * self._visits_LE[expert]
+        self.score_LE[expert] = self._probability_LE[expert] * self._visits_LE[expert]
 
     def on_forecast(self, layer: int, probability_E: Probabilities) -> None:
         self._probability_LE[layer] = probability_E
-        self._score_LE[layer] = self._probability_LE[layer] * self._visits_LE[layer]
+        self.score_LE[layer] = self._probability_LE[layer] * self._visits_LE[layer]
 
 
 class VisitOrder(ScoreOrder):
-    """Lowest score first; counts the visits of experts while they are resident.
+    """Lowest score first; counts the visits of experts while they are resident."""
 
-    Args:
-        scores: As for `ScoreOrder`.
-        set_visits: Sets an expert's visits; None adds one.
-        layers: Layers of the partition.
-        num_experts: Experts of each layer.
-    """
-
-    def __init__(
-        self,
-        scores: Callable[[], Scores],
-        set_visits: Callable[[Expert, int | None], None],
-        *,
-        layers: range,
-        num_experts: int,
-    ):
-        super().__init__(scores, layers=layers, num_experts=num_experts)
-        self._set_visits = set_visits
+    def __init__(self, policy: FmoeEviction, layers: range):
+        super().__init__(policy.score_LE, layers)
+        self._policy = policy
 
     def on_admit(self, expert: Expert) -> None:
         super().on_admit(expert)
-        self._set_visits(expert, 1)
+        self._policy.set_visits(expert, 1)
 
     def on_use(self, expert: Expert) -> None:
         super().on_use(expert)
-        self._set_visits(expert, None)
+        self._policy.set_visits(expert, None)

@@ -9,14 +9,19 @@ import numpy as np
 
 from predictors.base import Ints
 from runtime.policy.eviction.protocol import EvictionOrder, EvictionPolicy, Expert
-from runtime.policy.eviction.score_order import ScoreOrder, Scores, view_scores
-from runtime.policy.eviction.static import FixedSetOrder
+from runtime.policy.eviction.score_order import (
+    ScoreOrder,
+    Scores,
+    find_best_absent,
+    view_scores,
+)
+from runtime.policy.eviction.static import StaticEviction
 
 NOT_AHEAD = -np.inf
 """Idle score of experts that the window does not fetch."""
 
 
-class FirstLayersEviction(EvictionPolicy):
+class FirstLayersEviction(StaticEviction):
     """Keeps the experts of the first layers permanently (Klotski, section 6.1).
 
     Device memory stores the "tensors required for current computations and prefetched tensors":
@@ -31,19 +36,13 @@ class FirstLayersEviction(EvictionPolicy):
     """
 
     def __init__(self, *, num_layers: int, num_experts: int, top_k: int):
-        self._num_buffers = num_experts + top_k
         layers_left_L = np.arange(num_layers, 0, -1, dtype=np.int64)
-        self._rank_LE = np.repeat(layers_left_L[:, None], num_experts, axis=1)
-        self._orders: list[FixedSetOrder] = []
-
-    def make_order(self, *, num_slots: int, layers: range) -> EvictionOrder:
-        order = FixedSetOrder(max(0, num_slots - self._num_buffers), layers)
-        order.fix(self._rank_LE)
-        self._orders.append(order)
-        return order
-
-    def is_permanent(self, expert: Expert) -> bool:
-        return any(expert in order for order in self._orders)
+        super().__init__(
+            num_layers=num_layers,
+            num_experts=num_experts,
+            counts=np.repeat(layers_left_L[:, None], num_experts, axis=1),
+            buffers=num_experts + top_k,
+        )
 
 
 class LayerWindowEviction(EvictionPolicy):
@@ -79,12 +78,10 @@ class LayerWindowEviction(EvictionPolicy):
         """The negative distance in layers to the next use."""
         self._idle_LE = np.zeros((num_layers, num_experts))
         """The same of experts to fetch ahead, `NOT_AHEAD` of all others."""
-        self._orders: list[tuple[ScoreOrder, Callable[[], Scores]]] = []
+        self._orders: list[tuple[ScoreOrder, Scores]] = []
 
     def make_order(self, *, num_slots: int, layers: range) -> EvictionOrder:  # noqa: ARG002
-        order = ScoreOrder(
-            view_scores(self._score_LE, layers), layers=layers, num_experts=self._num_experts
-        )
+        order = ScoreOrder(self._score_LE, layers)
         self._orders.append((order, view_scores(self._idle_LE, layers)))
         return order
 
@@ -115,8 +112,4 @@ class LayerWindowEviction(EvictionPolicy):
         return bool(self._score_LE[victim] < self._score_LE[newcomer])
 
     def next_idle_candidate(self) -> Expert | None:
-        candidates = [
-            order.highest_absent(idle_scores(), NOT_AHEAD) for order, idle_scores in self._orders
-        ]
-        score, expert = max(candidates, default=(NOT_AHEAD, None))
-        return expert if score > NOT_AHEAD else None
+        return find_best_absent(self._orders, NOT_AHEAD)

@@ -4,7 +4,7 @@ Shape suffixes: T tokens of the step, K top_k, R requests of the step, S request
 E experts, N = experts of the partition's layers.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,14 +62,15 @@ class LiveEams:
 class ProtectingOrder(ScoreOrder):
     """Lowest score first; prefetched experts that still await their router come last."""
 
-    def __init__(self, scores: Callable[[], Scores], *, layers: range, num_experts: int):
-        super().__init__(self._protected_scores, layers=layers, num_experts=num_experts)
-        self._own_scores = scores
-        self._bonus_N = np.zeros(len(layers) * num_experts)
+    def __init__(self, score_LE: Scores, layers: range, num_slots: int):
+        super().__init__(score_LE, layers)
+        self._layers = layers
+        self._num_slots = num_slots
+        self._bonus_N = np.zeros(len(self.score_N))
         self._awaiting: dict[int, set[int]] = {layer: set() for layer in layers}
 
-    def _protected_scores(self) -> Scores:
-        return self._own_scores() + self._bonus_N
+    def scores(self) -> Scores:
+        return self.score_N + self._bonus_N
 
     @property
     def awaiting(self) -> Collection[Expert]:
@@ -105,6 +106,23 @@ class ProtectingOrder(ScoreOrder):
         for e in self._awaiting[layer].difference(chosen):
             self.unprotect((layer, e))
 
+    def unprotect_outranked(self, priority_LE: Scores) -> None:
+        """Ends the protection of experts that newer forecasts rank below the first K.
+
+        Scenario (iii) of MoE-Infinity (request level), section 5.2; K is the number of slots.
+        """
+        awaiting, priority_N = self.awaiting, view_scores(priority_LE, self._layers)
+        if not awaiting or self._num_slots >= len(priority_N):
+            return
+        lowest = min([priority_LE[expert] for expert in awaiting])
+        # Counting is much cheaper than finding the K-th, and mostly none is outranked.
+        if np.count_nonzero(priority_N > lowest) < self._num_slots:
+            return
+        least = np.partition(priority_N, -self._num_slots)[-self._num_slots]
+        for expert in awaiting:
+            if priority_LE[expert] < least:
+                self.unprotect(expert)
+
 
 class ProtectingEviction(EvictionPolicy):
     """Evicts the lowest score; a prefetched expert ranks above all others until it is used.
@@ -122,13 +140,9 @@ class ProtectingEviction(EvictionPolicy):
         self._order_of_layer: dict[int, ProtectingOrder] = {}
 
     def make_order(self, *, num_slots: int, layers: range) -> EvictionOrder:
-        order = self._make_protecting_order(num_slots, layers)
+        order = ProtectingOrder(self.score_LE, layers, num_slots)
         self._order_of_layer.update(dict.fromkeys(layers, order))
         return order
-
-    def _make_protecting_order(self, num_slots: int, layers: range) -> ProtectingOrder:  # noqa: ARG002
-        scores, num_experts = view_scores(self.score_LE, layers), self.score_LE.shape[1]
-        return ProtectingOrder(scores, layers=layers, num_experts=num_experts)
 
     def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
         # The previous layer's choices have been computed, even if a tier above had them.
@@ -187,35 +201,6 @@ class MoeInfinitySequenceEviction(ProtectingEviction):
         self._eams.end_step()
 
 
-class TopKOrder(ProtectingOrder):
-    """Protects only prefetched experts that forecasts rank among the first K, the slots."""
-
-    def __init__(self, policy: "MoeInfinityRequestEviction", *, num_slots: int, layers: range):
-        scores, num_experts = view_scores(policy.score_LE, layers), policy.score_LE.shape[1]
-        super().__init__(scores, layers=layers, num_experts=num_experts)
-        self._policy = policy
-        self._priorities = view_scores(policy.priority_LE, layers)
-        self._num_slots = num_slots
-
-    def unprotect_outranked(self) -> None:
-        """Ends the protection of experts that newer forecasts rank below the first K.
-
-        Scenario (iii); K is the number of slots.
-        """
-        awaiting, priority_N = self.awaiting, self._priorities()
-        if not awaiting or self._num_slots >= len(priority_N):
-            return
-        priority_LE = self._policy.priority_LE
-        lowest = min([priority_LE[expert] for expert in awaiting])
-        # Counting is much cheaper than finding the K-th, and mostly none is outranked.
-        if np.count_nonzero(priority_N > lowest) < self._num_slots:
-            return
-        least = np.partition(priority_N, -self._num_slots)[-self._num_slots]
-        for expert in awaiting:
-            if priority_LE[expert] < least:
-                self.unprotect(expert)
-
-
 class MoeInfinityRequestEviction(ProtectingEviction):
     """Evicts the lowest count in the request-level EAM (MoE-Infinity, request level, section 5.2).
 
@@ -236,9 +221,6 @@ class MoeInfinityRequestEviction(ProtectingEviction):
         self.priority_LE = np.zeros((num_layers, num_experts))
         """Prefetching priority of experts of later layers (section 5.1), of this iteration."""
 
-    def _make_protecting_order(self, num_slots: int, layers: range) -> TopKOrder:
-        return TopKOrder(self, num_slots=num_slots, layers=layers)
-
     def begin_step(self, requests_T: Ints) -> None:
         self._eams.begin_step(requests_T)
         count_LE = self._eams.counts_RLE.sum(axis=0)
@@ -256,9 +238,7 @@ class MoeInfinityRequestEviction(ProtectingEviction):
     def on_forecast(self, layer: int, probability_E: Probabilities) -> None:
         proximity = 1.0 - (layer - max(0, self.layer_now)) / len(self._decay_L)
         self.priority_LE[layer] = np.asarray(probability_E, np.float64) * proximity
-        order = self._order_of_layer[layer]
-        assert isinstance(order, TopKOrder)
-        order.unprotect_outranked()
+        self._order_of_layer[layer].unprotect_outranked(self.priority_LE)
 
     def end_step(self) -> None:
         super().end_step()

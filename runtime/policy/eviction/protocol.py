@@ -55,6 +55,9 @@ class EvictionPolicy:
     Shape suffixes: T tokens of the step, K top_k, E experts.
     """
 
+    def __init__(self, *, num_layers: int = 0, num_experts: int = 0) -> None:
+        """Makes a policy for a model of so many layers, each of so many experts."""
+
     def make_order(self, *, num_slots: int, layers: range) -> EvictionOrder:
         """Makes the order of `num_slots` slots that the experts of `layers` share."""
         raise NotImplementedError

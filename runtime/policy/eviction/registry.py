@@ -1,7 +1,6 @@
 """The table of eviction policies."""
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -19,12 +18,6 @@ from runtime.policy.eviction.regret import RegretEviction
 from runtime.policy.eviction.reuse import ReuseEviction
 from runtime.policy.eviction.static import StaticEviction
 
-
-def make_reuse_eviction(*, num_layers: int, num_experts: int) -> EvictionPolicy:
-    """Makes a `ReuseEviction`; a compiled class does not tell its arguments."""
-    return ReuseEviction(num_layers=num_layers, num_experts=num_experts)
-
-
 EVICTIONS: Mapping[str, Callable[..., EvictionPolicy]] = MappingProxyType(
     {
         "belady": BeladyEviction,
@@ -36,11 +29,20 @@ EVICTIONS: Mapping[str, Callable[..., EvictionPolicy]] = MappingProxyType(
         "moe-infinity-sequence": MoeInfinitySequenceEviction,
         "neighbour": NeighbourEviction,
         "regret": RegretEviction,
-        "reuse": make_reuse_eviction,
+        "reuse": ReuseEviction,
         "static": StaticEviction,
     }
 )
-"""Name to constructor, whose arguments other than the model's shape are the policy's options."""
+"""Name to constructor, whose arguments are the model's shape and the policy's options."""
+
+OPTIONS: Mapping[str, Collection[str]] = MappingProxyType(
+    {
+        "belady": ("future", "known_steps"),
+        "lfu": ("reset_on_eviction",),
+        "static": ("counts", "warmup_steps", "buffers"),
+    }
+)
+"""The options of the policies that have any."""
 
 
 def make_eviction_policy(
@@ -65,27 +67,15 @@ def make_eviction_policy(
     """
     if name not in EVICTIONS:
         raise MoecastError(unknown("eviction policy", name, EVICTIONS))
-    make, given = EVICTIONS[name], dict(options or {})
-    shape = {"num_layers": num_layers, "num_experts": num_experts, "top_k": top_k}
-    known = _list_arguments(make)
+    given, known = dict(options or {}), OPTIONS.get(name, ())
     for option in given:
-        if option not in known - shape.keys():
-            raise MoecastError(unknown(f"option of {name} eviction", option, known - shape.keys()))
+        if option not in known:
+            raise MoecastError(unknown(f"option of {name} eviction", option, known))
     if name == "belady" and "future" not in given:
         raise MoecastError(
             "belady eviction needs the future routing: it is for replays of a trace only. "
             f"Choose another policy: {', '.join(sorted(set(EVICTIONS) - {'belady'}))}"
         )
-    return make(**{key: value for key, value in shape.items() if key in known}, **given)
-
-
-def _list_arguments(make: Callable[..., EvictionPolicy]) -> set[str]:
-    """Returns the names of a constructor's arguments."""
-    if inspect.isclass(make):
-        # A class without a constructor takes none; the base class may be compiled.
-        constructors = (vars(cls).get("__init__") for cls in make.__mro__)
-        constructor = next(filter(callable, constructors))
-        if constructor in (object.__init__, vars(EvictionPolicy).get("__init__")):
-            return set()
-        return {*inspect.signature(constructor).parameters} - {"self"}
-    return {*inspect.signature(make).parameters}
+    if name == "first-layers":
+        given["top_k"] = top_k
+    return EVICTIONS[name](num_layers=num_layers, num_experts=num_experts, **given)

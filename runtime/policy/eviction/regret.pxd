@@ -1,5 +1,8 @@
 import cython
 
+from runtime.policy.eviction.protocol cimport EvictionPolicy
+from runtime.policy.eviction.score_order cimport ScoreOrder
+
 
 cdef class DecayedCounts:
     cdef Py_ssize_t _num_experts, _num_arms
@@ -9,11 +12,9 @@ cdef class DecayedCounts:
     cdef double[::1] most_A
 
     cpdef begin_step(self)
+    @cython.locals(k=Py_ssize_t, e=Py_ssize_t, a=Py_ssize_t, share=double, most=double,
+                   chosen=list, tokens_K=list, weight_A="const double[::1]")
     cpdef on_routed(self, Py_ssize_t layer, tokens_per_expert)
-    @cython.locals(k=Py_ssize_t, e=Py_ssize_t, a=Py_ssize_t, share=double)
-    cpdef _add_uses(self, Py_ssize_t layer, list chosen, list tokens_K, double most,
-                    const double[::1] weight_A)
-    cpdef shares_of_arm(self, Py_ssize_t layer, Py_ssize_t arm)
     @cython.locals(e=Py_ssize_t, most=double)
     cpdef write_shares(self, Py_ssize_t layer, Py_ssize_t arm, double[:] share_E)
 
@@ -40,22 +41,20 @@ cdef class UseShares:
     cdef Py_ssize_t _num_experts, _forever
     cdef double _step
     cdef double[:, ::1] _last_step_LE
-    cdef list _blended
     cdef long long[::1] _blended_arm
     cdef double[::1] _blended_weight
 
     cpdef begin_step(self)
     @cython.locals(e=Py_ssize_t)
     cpdef on_routed(self, Py_ssize_t layer, tokens_per_expert)
+    @cython.locals(arm=Py_ssize_t)
     cpdef of_all_arms(self, Py_ssize_t layer)
-    @cython.locals(counts=DecayedCounts, e=Py_ssize_t, a=Py_ssize_t, i=Py_ssize_t,
-                   num_blended=Py_ssize_t, blend=double, age=double, num_decays=Py_ssize_t)
-    cpdef _write_shares(self, Py_ssize_t layer, double[:, ::1] share_EA)
-    cpdef write_layer(self, Py_ssize_t layer, double[:] share_E)
+    cpdef write_layer(self, Py_ssize_t layer, share_E)
+    cpdef write_arm(self, Py_ssize_t layer, Py_ssize_t arm, share_E)
     @cython.locals(counts=DecayedCounts, e=Py_ssize_t, a=Py_ssize_t, i=Py_ssize_t,
                    num_blended=Py_ssize_t, blend=double, age=double, share=double)
-    cpdef _write_share(self, Py_ssize_t layer, Py_ssize_t arm, double[:] share_E)
-    cpdef decayed(self, Py_ssize_t layer, double decay)
+    cpdef _write_each(self, Py_ssize_t layer, Py_ssize_t arm, double[:] share_E)
+    cpdef write_decayed(self, Py_ssize_t layer, double decay, share_E)
 
 
 cdef class DistanceDiscount:
@@ -68,3 +67,24 @@ cdef class DistanceDiscount:
     cpdef set_shares(self, Py_ssize_t layer, const double[:] share_E)
     @cython.locals(layer=Py_ssize_t, e=Py_ssize_t, distance=double, share=double)
     cpdef compute(self, Py_ssize_t layer_now)
+
+
+cdef class RegretEviction(EvictionPolicy):
+    cdef Py_ssize_t _num_layers, _num_experts, _layer_now
+    cdef UseShares _counts
+    cdef DistanceDiscount _discount
+    cdef double[:, ::1] _value_LE
+    cdef readonly object score_LE
+    cdef bint _is_outdated
+
+    cpdef begin_step(self, requests_T)
+    cpdef on_routed(self, Py_ssize_t layer, tokens_per_expert)
+    cpdef _set_value(self, Py_ssize_t layer, tokens_per_expert)
+    cpdef compute_scores(self)
+    cpdef end_step(self)
+
+
+cdef class DiscountedOrder(ScoreOrder):
+    cdef RegretEviction _policy
+
+    cpdef scores(self)

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictors.base import Ints
-from runtime.policy.eviction.protocol import EvictionOrder, EvictionPolicy
-from runtime.policy.eviction.score_order import COMPILED, ScoreOrder, Scores, view_scores
+from runtime.policy.eviction.protocol import EvictionPolicy
+from runtime.policy.eviction.score_order import COMPILED, ScoreOrder, Scores
 
 DECAYS = (0.5, 0.8, 0.9, 0.95, 0.98, 1.0)
 """Factors per step. Up to .5 the last step to use an expert decides, as in LRU; 1 is LFU."""
@@ -80,40 +80,20 @@ class DecayedCounts:
         if not tokens_per_expert:
             return
         chosen, tokens_K = list(tokens_per_expert), list(tokens_per_expert.values())
-        most = max(tokens_K)
-        if COMPILED:
-            self._add_uses(layer, chosen, tokens_K, most, self._weight_A)
-            return
-        if most == min(tokens_K):
-            self.score_LEA[layer, chosen] += self._weight_A
-        else:
-            share_K = np.array(tokens_K) / most
-            self.score_LEA[layer, chosen] += share_K[:, None] * self._weight_A
-
-    def _add_uses(
-        self, layer: int, chosen: list[int], tokens_K: list[int], most: float, weight_A: Scores
-    ) -> None:
+        most, weight_A = max(tokens_K), self._weight_A
         for k in range(len(chosen)):
             e, share = chosen[k], tokens_K[k] / most
             for a in range(self._num_arms):
                 self.view_LEA[layer, e, a] += share * weight_A[a]
 
-    def shares(self, layer: int) -> NDArray[np.float64]:
-        """Returns `[E, A]`: the decayed share of past steps that used each expert, in [0, 1]."""
-        return np.asarray(self.score_LEA[layer] / self.most_A)
-
-    def shares_of_arm(self, layer: int, arm: int) -> NDArray[np.float64]:
-        """Returns `[E]`: one column of `shares`."""
-        if COMPILED:
-            share_E = np.empty(self._num_experts)
-            self.write_shares(layer, arm, share_E)
-            return share_E
-        return np.asarray(self.score_LEA[layer, :, arm] / self.most_A[arm])
-
     def write_shares(self, layer: int, arm: int, share_E: Scores) -> None:
+        """Writes `[E]`: the decayed share of past steps that used each expert, in [0, 1]."""
         most = self.most_A[arm]
-        for e in range(self._num_experts):
-            share_E[e] = self.view_LEA[layer, e, arm] / most
+        if COMPILED:
+            for e in range(self._num_experts):
+                share_E[e] = self.view_LEA[layer, e, arm] / most
+        else:
+            share_E[:] = self.score_LEA[layer, :, arm] / most
 
 
 class GhostCaches:
@@ -277,10 +257,9 @@ class UseShares:
         self._num_experts = num_experts
         self._last_step_LE = np.zeros((num_layers, num_experts))
         self._step = 0
-        self._blended = [(DECAYS.index(decay), weight) for decay, weight in BLENDED.items()]
-        """Arms of `_counts` and their weights in the arm `blend`."""
-        self._blended_arm = np.array([arm for arm, _ in self._blended], dtype=np.int64)
-        self._blended_weight = np.array([weight for _, weight in self._blended])
+        self._blended_arm = np.array([DECAYS.index(decay) for decay in BLENDED], dtype=np.int64)
+        """Arms of `_counts` in the arm `blend`."""
+        self._blended_weight = np.array(list(BLENDED.values()))
         self._forever = DECAYS.index(1.0)
 
     @property
@@ -305,33 +284,33 @@ class UseShares:
     def of_all_arms(self, layer: int) -> NDArray[np.float64]:
         """Returns `[E, A]`: the shares by every arm of a layer that this step has routed."""
         share_EA = np.empty((self._num_experts, len(ARMS)))
-        if COMPILED:
-            self._write_shares(layer, share_EA)
-            return share_EA
-        decayed_EA = self._counts.shares(layer)
-        share_EA[:, 0] = self._blend(decayed_EA)
-        share_EA[:, 1] = decayed_EA[:, self._forever] / self._ages(layer)
-        share_EA[:, 2:] = decayed_EA
+        for arm in range(len(ARMS)):
+            self.write_arm(layer, arm, share_EA[:, arm])
         return share_EA
 
     def write_layer(self, layer: int, share_E: Scores) -> None:
         """Writes the shares by the best arm of a layer that this step has routed."""
-        arm = self.ghosts.arm
-        if COMPILED:
-            self._write_share(layer, arm, share_E)
-        elif arm == 0:
-            share_E[:] = self._blend(self._counts.shares(layer))
-        elif arm == 1:
-            share_E[:] = self._counts.shares_of_arm(layer, self._forever) / self._ages(layer)
-        else:
-            share_E[:] = self._counts.shares_of_arm(layer, arm - 2)
+        self.write_arm(layer, self.ghosts.arm, share_E)
 
-    def _write_share(self, layer: int, arm: int, share_E: Scores) -> None:
-        """Does what `write_layer` does, expert by expert."""
+    def write_arm(self, layer: int, arm: int, share_E: Scores) -> None:
+        """Writes the shares by one arm, by its place in `ARMS`."""
         if arm >= 2:
             self._counts.write_shares(layer, arm - 2, share_E)
-            return
-        counts, num_blended = self._counts, len(self._blended)
+        elif COMPILED:
+            self._write_each(layer, arm, share_E)
+        elif arm == 1:
+            self._counts.write_shares(layer, self._forever, share_E)
+            share_E /= (self._step - np.asarray(self._last_step_LE[layer])) + 1.0
+        else:
+            # One after another, as `_write_each` does: a product of matrices may round otherwise.
+            share_E[:], decayed_E = 0.0, np.empty(self._num_experts)
+            for blended, weight in zip(self._blended_arm, self._blended_weight, strict=True):
+                self._counts.write_shares(layer, blended, decayed_E)
+                share_E += decayed_E * weight
+
+    def _write_each(self, layer: int, arm: int, share_E: Scores) -> None:
+        """Does what `write_arm` does, expert by expert."""
+        counts, num_blended = self._counts, len(self._blended_arm)
         for e in range(self._num_experts):
             if arm == 1:
                 age = (self._step - self._last_step_LE[layer, e]) + 1.0
@@ -344,33 +323,9 @@ class UseShares:
                 blend += counts.view_LEA[layer, e, a] / counts.most_A[a] * self._blended_weight[i]
             share_E[e] = blend
 
-    def _write_shares(self, layer: int, share_EA: Scores) -> None:
-        """Does what `of_all_arms` does, expert by expert."""
-        counts, num_decays, num_blended = self._counts, len(DECAYS), len(self._blended)
-        for e in range(self._num_experts):
-            for a in range(num_decays):
-                share_EA[e, 2 + a] = counts.view_LEA[layer, e, a] / counts.most_A[a]
-            blend = 0.0
-            for i in range(num_blended):
-                blend += share_EA[e, 2 + self._blended_arm[i]] * self._blended_weight[i]
-            share_EA[e, 0] = blend
-            age = (self._step - self._last_step_LE[layer, e]) + 1.0
-            share_EA[e, 1] = share_EA[e, 2 + self._forever] / age
-
-    def _blend(self, decayed_EA: NDArray[np.float64]) -> NDArray[np.float64]:
-        # One after another, as `_write_shares` does: a product of matrices may round otherwise.
-        blend_E = np.zeros(len(decayed_EA))
-        for arm, weight in self._blended:
-            blend_E += decayed_EA[:, arm] * weight
-        return blend_E
-
-    def decayed(self, layer: int, decay: float) -> NDArray[np.float64]:
-        """Returns `[E]`: the shares at one of `DECAYS` of a layer that this step has routed."""
-        return self._counts.shares_of_arm(layer, DECAYS.index(decay))
-
-    def _ages(self, layer: int) -> NDArray[np.float64]:
-        """Returns `[E]`: steps since the last use of each expert, the step of the use included."""
-        return (self._step - np.asarray(self._last_step_LE[layer])) + 1.0
+    def write_decayed(self, layer: int, decay: float, share_E: Scores) -> None:
+        """Writes the shares at one of `DECAYS` of a layer that this step has routed."""
+        self._counts.write_shares(layer, DECAYS.index(decay), share_E)
 
 
 class DistanceDiscount:
@@ -424,45 +379,65 @@ class RegretEviction(EvictionPolicy):
     """Evicts the expert whose next use is expected latest, by the counts that have hit most.
 
     It needs neither training nor options: see `UseShares` for the counts that compete, and
-    `GhostCaches` for the choice. It is `reuse` eviction without predictions.
+    `GhostCaches` for the choice. `reuse` eviction adds predictions to it.
     """
 
     def __init__(self, *, num_layers: int, num_experts: int):
-        self._shares = UseShares(num_layers=num_layers, num_experts=num_experts)
-        self._discount = DistanceDiscount(num_layers=num_layers, num_experts=num_experts)
+        self._num_layers = num_layers
         self._num_experts = num_experts
-        self._share_E = np.empty(num_experts)
-        self._layer_now = -1
-        """The last layer whose router has run."""
+        self._counts = UseShares(num_layers=num_layers, num_experts=num_experts)
+        self._value_LE = np.zeros((num_layers, num_experts))
+        """The share of steps that use each expert, as it was estimated last."""
+        self._discount = DistanceDiscount(num_layers=num_layers, num_experts=num_experts)
+        self.score_LE = self._discount.score_LE
+        """The scores by which experts are evicted, as `compute_scores` left them."""
         self._is_outdated = False
-        """The scores are those of an earlier layer."""
+        """The scores are those of an earlier layer or forecast."""
+        self._layer_now = -1
+        """The last layer whose router has run in this step."""
 
     @property
     def arm(self) -> str:
         """Name of the arm that is followed."""
-        return self._shares.arm
+        return self._counts.arm
 
-    def make_order(self, *, num_slots: int, layers: range) -> EvictionOrder:
-        self._shares.ghosts.divide(num_slots, layers)
-        view = view_scores(self._discount.score_LE, layers)
-
-        def scores() -> Scores:
-            if self._is_outdated:
-                self._is_outdated = False
-                self._discount.compute(self._layer_now)
-            return view()
-
-        return ScoreOrder(scores, layers=layers, num_experts=self._num_experts)
+    def make_order(self, *, num_slots: int, layers: range) -> ScoreOrder:
+        self._counts.ghosts.divide(num_slots, layers)
+        return DiscountedOrder(self, layers)
 
     def begin_step(self, requests_T: Ints) -> None:  # noqa: ARG002
-        self._shares.begin_step()
+        self._counts.begin_step()
+        self._layer_now = -1
 
     def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
-        self._shares.on_routed(layer, tokens_per_expert)
-        self._shares.write_layer(layer, self._share_E)
-        self._discount.set_shares(layer, self._share_E)
+        self._counts.on_routed(layer, tokens_per_expert)
+        self._set_value(layer, tokens_per_expert)
+        self._discount.set_shares(layer, self._value_LE[layer])
         self._layer_now = layer
         self._is_outdated = True
 
+    def _set_value(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:  # noqa: ARG002
+        """Estimates the value of a layer's experts that has just been routed."""
+        self._counts.write_layer(layer, self._value_LE[layer])
+
+    def compute_scores(self) -> Scores:
+        """Returns `score_LE`, computed anew if events have changed it."""
+        if self._is_outdated:
+            self._is_outdated = False
+            self._discount.compute(self._layer_now)
+        return self.score_LE
+
     def end_step(self) -> None:
-        self._shares.end_step()
+        self._counts.end_step()
+
+
+class DiscountedOrder(ScoreOrder):
+    """Lowest score first, computed where they are needed."""
+
+    def __init__(self, policy: RegretEviction, layers: range):
+        super().__init__(policy.score_LE, layers)
+        self._policy = policy
+
+    def scores(self) -> Scores:
+        self._policy.compute_scores()
+        return self.score_N

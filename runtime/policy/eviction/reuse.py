@@ -8,14 +8,15 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from predictors.base import Floats, Ints
-from runtime.policy.eviction.protocol import EvictionOrder, EvictionPolicy, Expert, Probabilities
-from runtime.policy.eviction.regret import MEMORY, DistanceDiscount, LayerGhost, UseShares
+from predictors.base import Ints
+from runtime.policy.eviction.protocol import Expert, Probabilities
+from runtime.policy.eviction.regret import MEMORY, LayerGhost, RegretEviction
 from runtime.policy.eviction.score_order import (
     COMPILED,
     ScoreOrder,
     Scores,
     copy_scores,
+    find_best_absent,
     view_scores,
 )
 
@@ -37,7 +38,7 @@ NOT_IDLE = -1.0
 """Score of experts that are not fetched in idle time; below all others."""
 
 
-class ReuseEviction(EvictionPolicy):
+class ReuseEviction(RegretEviction):
     """Evicts the expert with the lowest predicted use. Ours.
 
     The value of an expert is the share of the coming tokens that use it, as `predictors.reuse` last
@@ -56,20 +57,16 @@ class ReuseEviction(EvictionPolicy):
     routing. Idle link time is then left idle: what counts could name, the cache already holds.
     """
 
+    # Compiled methods with C types have no `super()`: they name the class.
+
     def __init__(self, *, num_layers: int, num_experts: int):
-        self._num_layers = num_layers
-        self._num_experts = num_experts
-        self._counts = UseShares(num_layers=num_layers, num_experts=num_experts)
+        super().__init__(num_layers=num_layers, num_experts=num_experts)
         self._ghosts = {layer: LayerGhost(num_experts, 1) for layer in self._counts.ghosts.layers}
         self._hits = 0.0
         """Hits of the ghost caches under the predictions; decays as those of `_counts` do."""
         self._predicted_LE = np.zeros((num_layers, num_experts))
         """The last predictions."""
         self._is_predicted = [False] * num_layers
-        self._value_LE = np.zeros((num_layers, num_experts))
-        self._discount = DistanceDiscount(num_layers=num_layers, num_experts=num_experts)
-        self.score_LE = self._discount.score_LE
-        """The scores by which experts are evicted, as `compute_scores` left them."""
         self._view_LE = self.score_LE
         self.idle_score_LE = np.zeros((num_layers, num_experts))
         """Scores for fetching in idle time, as `compute_idle_scores` left them: the value, or
@@ -83,32 +80,27 @@ class ReuseEviction(EvictionPolicy):
         """Layers in `_probabilities` whose scores were needed."""
         self._expected_LE = np.zeros((num_layers, num_experts))
         """Scores of these layers."""
-        self._is_outdated = False
-        """The scores are those of an earlier layer or forecast."""
-        self._layer_now = -1
-        """The last layer whose router has run in this step."""
         self._is_long = False
         """The step's tokens choose more often in a layer than it has experts: a prefill."""
-        self._orders: list[ReuseOrder] = []
+        self._orders: list[tuple[ScoreOrder, Scores]] = []
+        """Each partition's order and idle scores."""
         self._slow_weight = 0.0
         self._uses_predictions = False
         """Whether predictions gave the last layer's value."""
         self.trusts_predictor = True
         """Whether the predictions decide, where there are any."""
 
-    def make_order(self, *, num_slots: int, layers: range) -> EvictionOrder:
-        self._counts.ghosts.divide(num_slots, layers)
+    def make_order(self, *, num_slots: int, layers: range) -> ScoreOrder:
+        order = super().make_order(num_slots=num_slots, layers=layers)
         for layer, ghost in self._ghosts.items():
             ghost.num_slots = self._counts.ghosts.layers[layer].num_slots
-        order = ReuseOrder(self, layers=layers, num_experts=self._num_experts)
-        self._orders.append(order)
+        self._orders.append((order, view_scores(self.idle_score_LE, layers)))
         share = num_slots / (self._num_layers * self._num_experts)
         self._slow_weight = min(MAX_SLOW_WEIGHT, self._slow_weight + SLOW_WEIGHT * share)
         return order
 
-    def begin_step(self, requests_T: Ints) -> None:  # noqa: ARG002
-        self._counts.begin_step()
-        self._layer_now = -1
+    def begin_step(self, requests_T: Ints) -> None:
+        RegretEviction.begin_step(self, requests_T)
         self._is_long = False
         self._probabilities.clear()
         self._expected.clear()
@@ -124,32 +116,11 @@ class ReuseEviction(EvictionPolicy):
 
     def on_reuse_scores(self, layer: int, score_1E: Probabilities) -> None:
         self._is_predicted[layer] = True
-        score_E = np.asarray(score_1E[0])
-        if COMPILED and score_E.dtype == np.float32:
-            self._set_predicted(layer, score_E)
-        else:
-            copy_scores(score_E.astype(np.float64, copy=False), self._predicted_LE[layer])
-
-    def _set_predicted(self, layer: int, score_E: Floats) -> None:
-        for e in range(self._num_experts):
-            self._predicted_LE[layer, e] = score_E[e]
+        self._predicted_LE[layer] = score_1E[0]
 
     def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
-        self._counts.on_routed(layer, tokens_per_expert)
-        mixed_E = self._mix_predictions(layer) if self._is_predicted[layer] else None
-        # Every step brings new predictions, unless the predictor has failed.
-        self._is_predicted[layer] = False
-        ghost = self._ghosts.get(layer)
-        if mixed_E is not None and ghost is not None:
-            self._hits += float(ghost.serve(list(tokens_per_expert), mixed_E[:, None])[0])
-        self._uses_predictions = mixed_E is not None and self.trusts_predictor
-        if mixed_E is not None and self.trusts_predictor:
-            copy_scores(mixed_E, self._value_LE[layer])
-        else:
-            self._counts.write_layer(layer, self._value_LE[layer])
-        self._discount.set_shares(layer, self._value_LE[layer])
         first = self._layer_now < 0
-        self._layer_now = layer
+        RegretEviction.on_routed(self, layer, tokens_per_expert)
         num_choices = sum(tokens_per_expert.values())
         if first and num_choices > self._num_experts:
             self._is_long = True
@@ -158,21 +129,31 @@ class ReuseEviction(EvictionPolicy):
             del self._probabilities[routed]
             self._expected.discard(routed)
         self._forecast_layers.discard(layer)
-        self._is_outdated = True
+
+    def _set_value(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
+        self._uses_predictions = self._is_predicted[layer] and self.trusts_predictor
+        if self._is_predicted[layer]:
+            # Every step brings new predictions, unless the predictor has failed.
+            self._is_predicted[layer] = False
+            mixed_E = self._mix_predictions(layer)
+            ghost = self._ghosts.get(layer)
+            if ghost is not None:
+                self._hits += float(ghost.serve(list(tokens_per_expert), mixed_E[:, None])[0])
+        if self._uses_predictions:
+            copy_scores(mixed_E, self._value_LE[layer])
+        else:
+            RegretEviction._set_value(self, layer, tokens_per_expert)
 
     def _mix_predictions(self, layer: int) -> Scores:
         """Returns `[E]`: the last predictions, and a little of what the past hundred steps used."""
-        slow_E, weight = self._counts.decayed(layer, SLOW), self._slow_weight
-        if COMPILED:
-            self._mix(layer, slow_E)  # in place
-            return slow_E
-        return (1.0 - weight) * np.asarray(self._predicted_LE[layer]) + weight * slow_E
-
-    def _mix(self, layer: int, slow_E: Scores) -> None:
-        weight = self._slow_weight
+        mixed_E, weight = np.empty(self._num_experts), self._slow_weight
+        self._counts.write_decayed(layer, SLOW, mixed_E)
+        if not COMPILED:
+            return (1.0 - weight) * self._predicted_LE[layer] + weight * mixed_E
+        predicted_E, view_E = self._predicted_LE[layer], mixed_E
         for e in range(self._num_experts):
-            predicted = self._predicted_LE[layer, e]
-            slow_E[e] = (1.0 - weight) * predicted + weight * slow_E[e]
+            view_E[e] = (1.0 - weight) * predicted_E[e] + weight * view_E[e]
+        return mixed_E
 
     def _expect_balanced_routing(self, num_choices: int) -> None:
         """Scores the layers ahead without a forecast, for `num_choices` choices in each."""
@@ -203,8 +184,7 @@ class ReuseEviction(EvictionPolicy):
         """Returns `score_LE`, computed anew if events have changed it."""
         if not self._is_outdated:
             return self.score_LE
-        self._is_outdated = False
-        self._discount.compute(self._layer_now)
+        RegretEviction.compute_scores(self)
         for layer in self._probabilities:
             self._expect(layer)
             copy_scores(self._expected_LE[layer], self._view_LE[layer])
@@ -240,31 +220,10 @@ class ReuseEviction(EvictionPolicy):
         # cache already holds: fetching it cost 2 to 7 % of the time per output token.
         if self._is_long or not self._uses_predictions:
             return None
-        candidates = [order.best_absent() for order in self._orders]
-        score, expert = max(candidates, default=(NOT_IDLE, None))
-        return expert if score > LEAST_IDLE_SCORE else None
+        self.compute_idle_scores()
+        return find_best_absent(self._orders, LEAST_IDLE_SCORE)
 
     def end_step(self) -> None:
         self.trusts_predictor = self._counts.ghosts.hits <= self._hits * (1.0 + MARGIN)
-        self._counts.end_step()
+        RegretEviction.end_step(self)
         self._hits *= MEMORY
-
-
-class ReuseOrder(ScoreOrder):
-    """Lowest score first, and the best absent expert by the scores for idle time."""
-
-    def __init__(self, policy: ReuseEviction, *, layers: range, num_experts: int):
-        view = view_scores(policy.score_LE, layers)
-
-        def scores() -> Scores:
-            policy.compute_scores()
-            return view()
-
-        super().__init__(scores, layers=layers, num_experts=num_experts)
-        self._policy = policy
-        self._view_idle = view_scores(policy.idle_score_LE, layers)
-
-    def best_absent(self) -> tuple[float, Expert]:
-        """Returns the highest idle score of an absent expert, NOT_IDLE if none is, and which."""
-        self._policy.compute_idle_scores()
-        return self.highest_absent(self._view_idle(), NOT_IDLE)

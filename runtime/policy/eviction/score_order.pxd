@@ -2,13 +2,14 @@ import cython
 
 
 cdef class ScoreOrder:
-    cdef public object _scores
+    cdef public object score_N
     cdef public Py_ssize_t _num_experts, _first_layer, _size
     cdef long long _clock
     cdef double[::1] _absent_N, _masked_N
     cdef long long[::1] _touched_N, _residents_N, _places_N
     cdef Py_ssize_t _num_residents
 
+    cpdef scores(self)
     @cython.locals(index=Py_ssize_t)
     cpdef Py_ssize_t index(self, tuple expert) except -1
     @cython.locals(layer=Py_ssize_t, e=Py_ssize_t)

@@ -4,7 +4,7 @@
 Shape suffixes: L layers, E experts, N = experts of the partition's layers, layer by layer.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,16 +31,15 @@ class ScoreOrder:
     a few numpy calls over N and no Python loop over residents.
 
     Args:
-        scores: Returns `[N]`, which is not written to.
+        score_LE: The scores of all layers.
         layers: Layers of the partition.
-        num_experts: Experts of each layer.
     """
 
-    def __init__(self, scores: Callable[[], Scores], *, layers: range, num_experts: int):
-        self._scores = scores
-        self._num_experts = num_experts
+    def __init__(self, score_LE: Scores, layers: range):
+        self.score_N = view_scores(score_LE, layers)
+        self._num_experts = score_LE.shape[1]
         self._first_layer = layers.start
-        self._size = size = len(layers) * num_experts
+        self._size = size = len(self.score_N)
         self._absent_N = np.full(size, np.inf)
         """0 for residents, infinity for others: added to the scores, it leaves only residents."""
         self._masked_N = np.empty(size)
@@ -52,6 +51,10 @@ class ScoreOrder:
         self._num_residents = 0
         self._touched_N = np.zeros(size, dtype=np.int64)
         self._clock = 0
+
+    def scores(self) -> Scores:
+        """Returns `[N]`, up to date; it is not written to."""
+        return self.score_N
 
     def index(self, expert: Expert) -> int:
         index: int = (expert[0] - self._first_layer) * self._num_experts + expert[1]
@@ -97,7 +100,7 @@ class ScoreOrder:
         self._num_residents = 0
 
     def choose_victim(self, is_evictable: IsEvictable) -> Expert | None:
-        score_N = self._scores()
+        score_N = self.scores()
         self._mask(score_N)
         for _ in range(NUM_SINGLE_TRIES):
             index = self._take_lowest()
@@ -182,8 +185,20 @@ def copy_scores(score_E: Scores, target_E: Scores) -> None:
         target_E[:] = score_E
 
 
-def view_scores(score_LE: Scores, layers: range) -> Callable[[], Scores]:
-    """Returns a function that gives some layers' scores as `[N]`: a view of the matrix."""
+def view_scores(score_LE: Scores, layers: range) -> Scores:
+    """Returns some layers' scores as `[N]`: a view of the matrix."""
     score_N = score_LE[layers.start : layers.stop].reshape(-1)
     assert np.shares_memory(score_N, score_LE)
-    return lambda: score_N
+    return score_N
+
+
+def find_best_absent(orders: Iterable[tuple[ScoreOrder, Scores]], least: float) -> Expert | None:
+    """Returns the absent expert with the highest score above `least`; None: there is none.
+
+    Args:
+        orders: Each partition's order and `[N]` scores, which need not be those of eviction.
+        least: A score.
+    """
+    best = [order.highest_absent(score_N, least) for order, score_N in orders]
+    score, expert = max(best, default=(least, None))
+    return expert if score > least else None

@@ -85,7 +85,7 @@ class StaticEviction(EvictionPolicy):
         *,
         num_layers: int,
         num_experts: int,
-        counts: Sequence[Sequence[int]] | None = None,
+        counts: Sequence[Sequence[int]] | NDArray[np.int64] | None = None,
         warmup_steps: int = 64,
         buffers: int = 2,
     ):

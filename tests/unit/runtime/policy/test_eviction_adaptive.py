@@ -5,7 +5,7 @@ import pytest
 
 from runtime.policy.eviction.protocol import EvictionPolicy
 from runtime.policy.eviction.regret import DECAYS, DecayedCounts, DistanceDiscount, UseShares
-from runtime.policy.eviction.score_order import ScoreOrder, view_scores
+from runtime.policy.eviction.score_order import ScoreOrder
 from tests.builders.arena import policy_of, random_routing, serve
 
 
@@ -30,8 +30,7 @@ class FadingEviction(EvictionPolicy):
         self._counts = DecayedCounts(num_layers=1, num_experts=32, decays=[decay])
 
     def make_order(self, *, num_slots, layers):
-        scores = view_scores(self._counts.score_LEA, layers)
-        return ScoreOrder(scores, layers=layers, num_experts=32)
+        return ScoreOrder(self._counts.score_LEA[:, :, 0], layers)
 
     def begin_step(self, requests_T):
         self._counts.begin_step()
@@ -81,6 +80,12 @@ def test_discount__is_the_time_until_the_layer_comes():
     assert never_L[2] > never_L[3] > never_L[0] > never_L[1] > 0
 
 
+def shares_of(counts: DecayedCounts) -> np.ndarray:
+    share_E = np.empty(counts.score_LEA.shape[1])
+    counts.write_shares(0, 0, share_E)
+    return share_E
+
+
 def test_decayed_counts__weight_experts_by_their_tokens():
     counts = DecayedCounts(num_layers=1, num_experts=4, decays=[0.5])
     for tokens in ({0: 2, 1: 8, 2: 4}, {3: 1}, {0: 1}):
@@ -88,7 +93,7 @@ def test_decayed_counts__weight_experts_by_their_tokens():
         counts.on_routed(0, tokens)
     # (2/8)/4 + 1, 1/4, (4/8)/4, 1/2 of 1.75.
     expected = np.array([1.0625, 0.25, 0.125, 0.5]) / 1.75
-    assert counts.shares(0)[:, 0].tolist() == pytest.approx(expected.tolist())
+    assert shares_of(counts).tolist() == pytest.approx(expected.tolist())
 
 
 def test_decayed_counts__long_runs_do_not_overflow():
@@ -96,7 +101,7 @@ def test_decayed_counts__long_runs_do_not_overflow():
     for step in range(1_000):
         counts.begin_step()
         counts.on_routed(0, {step % 2: 1})
-    assert counts.shares(0)[:, 0].tolist() == pytest.approx([1 / 11, 10 / 11, 0.0])
+    assert shares_of(counts).tolist() == pytest.approx([1 / 11, 10 / 11, 0.0])
 
 
 def test_use_shares__are_decayed_shares_of_steps():
@@ -107,12 +112,13 @@ def test_use_shares__are_decayed_shares_of_steps():
         shares.end_step()
     # Weights of the three steps .25, .5, 1 of 1.75.
     fast = [0.75 / 1.75, 1.5 / 1.75, 0.0]
-    assert shares.decayed(0, 0.5).tolist() == pytest.approx(fast)
-    assert shares.decayed(0, 1.0).tolist() == pytest.approx([2 / 3, 2 / 3, 0.0])
+    found_E = np.empty(3)
+    for decay, expected in ((0.5, fast), (1.0, [2 / 3, 2 / 3, 0.0])):
+        shares.write_decayed(0, decay, found_E)
+        assert found_E.tolist() == pytest.approx(expected)
     middle, slow = (
         [(d**2 + d) / (d**2 + d + 1), (d + 1) / (d**2 + d + 1), 0.0] for d in (0.9, 0.98)
     )
     blend = [0.2 * a + 0.3 * b + 0.5 * c for a, b, c in zip(fast, middle, slow, strict=True)]
-    found_E = np.empty(3)
     shares.write_layer(0, found_E)
     assert found_E.tolist() == pytest.approx(blend)

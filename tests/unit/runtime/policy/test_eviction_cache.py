@@ -89,13 +89,13 @@ class Machine(RuleBasedStateMachine):
             if self.step == STEPS - 1:
                 return
             if self.step >= 0:
-                self.cache.end_step()
+                self.cache.policy.end_step()
             self.step, self.layer = self.step + 1, -1
-            self.cache.begin_step(np.array([self.step // 5]))
+            self.cache.policy.begin_step(np.array([self.step // 5]))
         self.layer += 1
         chosen = self.routing[self.step][self.layer]
-        self.cache.on_tokens_routed(self.layer, np.array([chosen]))
-        self.cache.on_routed(self.layer, dict.fromkeys(chosen, 1))
+        self.cache.policy.on_tokens_routed(self.layer, np.array([chosen]))
+        self.cache.policy.on_routed(self.layer, dict.fromkeys(chosen, 1))
         for e in chosen:
             expert = self.layer, e
             entry = self.cache.entries.get(expert)
@@ -111,7 +111,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(layer=st.integers(0, LAYERS - 1), e=st.integers(0, EXPERTS - 1))
     def predict(self, layer, e):
-        self.cache.on_forecast(layer, [self.random.random() for _ in range(EXPERTS)])
+        self.cache.policy.on_forecast(layer, [self.random.random() for _ in range(EXPERTS)])
         if self.cache.entries.get((layer, e)) is not None:
             self.cache.on_predict((layer, e))
         else:

@@ -20,11 +20,11 @@ def reuse(num_slots: int = 4) -> tuple[ReuseEviction, ExpertCache]:
 
 def said(cache: ExpertCache, value_LE: list[list[float]]) -> None:
     """A step in which every layer was valued and chose its expert 0."""
-    cache.begin_step(ONE)
+    cache.policy.begin_step(ONE)
     for layer, value_E in enumerate(value_LE):
-        cache.on_reuse_scores(layer, [value_E])
-        cache.on_routed(layer, once([0]))
-    cache.end_step()
+        cache.policy.on_reuse_scores(layer, [value_E])
+        cache.policy.on_routed(layer, once([0]))
+    cache.policy.end_step()
 
 
 def next_victim(cache: ExpertCache) -> tuple[int, int]:
@@ -61,14 +61,14 @@ def test_reuse__forecasts_count_until_their_layer_is_routed() -> None:
     said(cache, VALUES)
     for expert in [(0, 1), (1, 0), (2, 1), (1, 1)]:
         cache.admit(expert)
-    cache.begin_step(ONE)
+    cache.policy.begin_step(ONE)
     # Worth .9 + .1 x .08 = .91 and 0 + .52 now: (0, 1), worth .16, is the least.
-    cache.on_forecast(1, [0.0, 0.9, 0.0, 0.0])
+    cache.policy.on_forecast(1, [0.0, 0.9, 0.0, 0.0])
     assert next_victim(cache) == (0, 1)
-    cache.on_reuse_scores(1, [VALUES[1]])
-    cache.on_routed(1, once([2]))
+    cache.policy.on_reuse_scores(1, [VALUES[1]])
+    cache.policy.on_routed(1, once([2]))
     # Its turn has passed: below .1 again, and a forecast that comes too late changes nothing.
-    cache.on_forecast(1, [0.0, 0.9, 0.0, 0.0])
+    cache.policy.on_forecast(1, [0.0, 0.9, 0.0, 0.0])
     cache.remove((2, EXPERTS - 1))
     cache.admit((0, 0))
     assert next_victim(cache) == (1, 1)
@@ -79,9 +79,9 @@ def test_reuse__a_prefill_keeps_experts_of_later_layers() -> None:
     said(cache, VALUES)
     for expert in [(0, 0), (0, 2), (2, 0), (2, 2)]:
         cache.admit(expert)
-    cache.begin_step(ONE)
-    cache.on_reuse_scores(0, [VALUES[0]])
-    cache.on_routed(0, {0: 20, 1: 20})
+    cache.policy.begin_step(ONE)
+    cache.policy.on_reuse_scores(0, [VALUES[0]])
+    cache.policy.on_routed(0, {0: 20, 1: 20})
     # 40 choices among 4 experts: all of layer 2 will be needed, worth more than the .6 of (0, 0).
     assert next_victim(cache) == (0, 2)
     cache.remove((2, EXPERTS - 1))
@@ -92,9 +92,9 @@ def test_reuse__a_prefill_keeps_experts_of_later_layers() -> None:
 def test_reuse__a_prefill_expects_balanced_routing() -> None:
     policy, cache = reuse()
     said(cache, VALUES)
-    cache.begin_step(ONE)
-    cache.on_reuse_scores(0, [VALUES[0]])
-    cache.on_routed(0, {0: 3, 1: 2})
+    cache.policy.begin_step(ONE)
+    cache.policy.on_reuse_scores(0, [VALUES[0]])
+    cache.policy.on_routed(0, {0: 3, 1: 2})
     chance = 1 - (3 / 4) ** 5
     worth = {e: chance + (1 - chance) * WORTH[1][e] for e in range(EXPERTS)}
     # (0, 0) is worth .6, less than the least of layer 1: .763 + .237 x .08.
@@ -110,9 +110,9 @@ def test_reuse__few_tokens_expect_no_balanced_routing() -> None:
     say more than balanced routing does."""
     policy, cache = reuse(2)
     said(cache, VALUES)
-    cache.begin_step(ONE)
-    cache.on_reuse_scores(0, [VALUES[0]])
-    cache.on_routed(0, {0: 2, 1: 2})
+    cache.policy.begin_step(ONE)
+    cache.policy.on_reuse_scores(0, [VALUES[0]])
+    cache.policy.on_routed(0, {0: 2, 1: 2})
     assert policy.may_evict_for((1, 1), (0, 0))
     assert not policy.may_evict_for((0, 0), (1, 1))
 
@@ -121,9 +121,9 @@ def test_reuse__prefetches_evict_only_lower_scores() -> None:
     _, cache = reuse(1)
     said(cache, VALUES)
     cache.admit((1, 0))
-    cache.begin_step(ONE)
-    cache.on_forecast(2, [0.3, 0.0, 0.0, 0.0])  # .3 + .7 x .24 = .47
-    cache.on_forecast(1, [0.1, 0.0, 0.0, 0.0])  # .1 + .9 x .43 = .49
+    cache.policy.begin_step(ONE)
+    cache.policy.on_forecast(2, [0.3, 0.0, 0.0, 0.0])  # .3 + .7 x .24 = .47
+    cache.policy.on_forecast(1, [0.1, 0.0, 0.0, 0.0])  # .1 + .9 x .43 = .49
     assert cache.admit((2, 0), prefetch=True) == (None, None)
     entry, dropped = cache.admit((2, 0))
     assert entry is not None
@@ -137,10 +137,10 @@ def test_reuse__idle_candidate_is_the_best_absent_expert() -> None:
         assert cache.policy.next_idle_candidate() == expert
         if expert != (1, 0):
             cache.admit(expert)
-    cache.begin_step(ONE)
-    cache.on_forecast(1, [0.0, 0.0, 1.0, 0.0])
+    cache.policy.begin_step(ONE)
+    cache.policy.on_forecast(1, [0.0, 0.0, 1.0, 0.0])
     assert cache.policy.next_idle_candidate() == (2, 0)  # layer 1 is the forecast's affair now
-    cache.on_routed(0, {0: 9, 1: 9})
+    cache.policy.on_routed(0, {0: 9, 1: 9})
     assert cache.policy.next_idle_candidate() is None  # a prompt
 
 
@@ -149,7 +149,7 @@ def test_reuse__leaves_an_idle_link_idle_without_predictions() -> None:
     said(cache, VALUES)
     assert policy.next_idle_candidate() is not None
     for layer in range(LAYERS):
-        cache.on_routed(layer, once([0]))
+        cache.policy.on_routed(layer, once([0]))
     assert policy.next_idle_candidate() is None
 
 
@@ -166,19 +166,19 @@ def test_reuse__without_a_predictor_equals_regret() -> None:
     ]
     for _ in range(300):
         for cache in caches:
-            cache.begin_step(ONE)
+            cache.policy.begin_step(ONE)
         for layer in range(2):
             chosen = rng.choice(12, size=2, replace=False, p=popular[layer] * 0.9 + 0.1 / 12)
             for cache in caches:
                 serve(cache, layer, chosen.tolist())
         for cache in caches:
-            cache.end_step()
+            cache.policy.end_step()
         assert sorted(caches[0]) == sorted(caches[1])
 
 
 def serve(cache: ExpertCache, layer: int, chosen: list[int]) -> int:
     """As a tier does, without its chunks; returns hits."""
-    cache.on_routed(layer, once(chosen))
+    cache.policy.on_routed(layer, once(chosen))
     here = [e for e in chosen if cache.entries.get((layer, e)) is not None]
     for e in here:
         cache.entries[layer, e].pins += 1
@@ -229,11 +229,11 @@ def test_reuse__stops_trusting_a_predictor_that_hits_less(is_right: bool) -> Non
     value_E[:2] = 0.9 if is_right else 0.0
     hits = 0
     for step in range(200):
-        cache.begin_step(ONE)
-        cache.on_reuse_scores(0, [value_E])
+        cache.policy.begin_step(ONE)
+        cache.policy.on_reuse_scores(0, [value_E])
         others = rng.choice(np.arange(2, 12), 2, replace=False).tolist()
         found = serve(cache, 0, [step % 2, *others])
         hits += found if step >= 100 else 0
-        cache.end_step()
+        cache.policy.end_step()
     assert policy.trusts_predictor is is_right
     assert hits >= 95
