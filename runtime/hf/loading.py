@@ -377,16 +377,18 @@ def load_plain(
     config = read_config(folder)
     quantised: Any = getattr(config, "quantization_config", None)
     method = name_method(quantised) if isinstance(quantised, dict) else ""
+    scheme = None
     if method in METHODS:
         if method != "compressed-tensors" or find_spec("compressed_tensors") is None:
             raise CheckpointError(
                 f"{folder}: Transformers does not read {METHODS[method]} checkpoints with what is "
                 "installed here; moecast serves this one with its own code"
             )
+        scheme = parse_scheme(folder, method, quantised)
         quantised["dequantize"] = True
     with explain_loading(folder), progress_bars():
         cls, config = find_model_class(config)
-        checked = cls if method in METHODS else make_checked_class(cls)
+        checked = make_checked_class(cls, scheme)
         model = _from_pretrained(
             checked, folder, config, dtype=dtype, experts_implementation="eager"
         )

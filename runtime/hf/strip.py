@@ -212,15 +212,21 @@ def _read_index(files: Sequence[str]) -> dict[str, StoredTensor]:
     return read_tensor_index(files)
 
 
-def make_checked_class(cls: type[PreTrainedModel]) -> type[PreTrainedModel]:
+def make_checked_class(
+    cls: type[PreTrainedModel], scheme: IntegerScheme | None
+) -> type[PreTrainedModel]:
     """A subclass of the same name that loads all, after the checks of a model without its experts.
 
     What is missing is named as it is there, before the library fails or makes it up.
+
+    Args:
+        scheme: how weights are stored as packed integers, which the library dequantises.
     """
 
     def _load_pretrained_model(model, state_dict, checkpoint_files, load_config, *args, **kwargs):
         parameters = strip_experts(stripped := copy.deepcopy(model))
-        extents = _read_index(checkpoint_files)
+        stored = _read_index(checkpoint_files)
+        extents = stored if scheme is None else view_integers(stored, scheme)
         model._keys_to_ignore_on_load_unexpected = {""}
         collect_sources(stripped, parameters, extents, load_config.weight_mapping)
         return cls._load_pretrained_model(

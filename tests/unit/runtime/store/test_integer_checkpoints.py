@@ -217,6 +217,16 @@ def test_read__zero_points_that_the_configuration_denies_are_refused(tmp_path):
         read_expert(load_stripped(folder, "auto").open_store(), 0, 0)
 
 
+@pytest.mark.parametrize("gone", ["weight_scale", "weight_packed", ""])
+def test_load_plain__names_what_packed_weights_lack(tmp_path, gone):
+    """The library makes up a scale, and does not say which expert is missing."""
+    pytest.importorskip("compressed_tensors")
+    folder = quantise_compressed_tensors(save_wide(tmp_path))
+    change_tensor(folder, f"layers.1.mlp.experts.3.up_proj.{gone}", lambda *_: {})
+    with pytest.raises(CheckpointError, match=rf"1\.mlp\.experts\.3\.up_proj\.{gone}"):
+        load_plain(folder, dtype=torch.bfloat16)
+
+
 def test_load_plain__says_that_transformers_cannot(tmp_path):
     with pytest.raises(CheckpointError, match="does not read AWQ checkpoints"):
         load_plain(quantise_awq(save_wide(tmp_path)), dtype=torch.bfloat16)
