@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
+from runtime.accelerator import open_accelerator
 from runtime.errors import PlanError, TransferError
 from runtime.store.files import read_whole, write_whole
 
@@ -86,10 +87,11 @@ class HostOffload:
 
     def write(self, first: int, part_TBHD: Tensor) -> None:
         if self._memory is None:
+            accelerator = open_accelerator(part_TBHD.device)
             self._memory = torch.empty(
                 (self._num_tokens, *part_TBHD.shape[1:]),
                 dtype=part_TBHD.dtype,
-                pin_memory=part_TBHD.is_cuda,
+                pin_memory=accelerator is not None and accelerator.pins_memory,
             )
         self._memory[first : first + len(part_TBHD)].copy_(part_TBHD)
 

@@ -1,6 +1,7 @@
 """Chooses which implementation of Transformers a model's experts are computed as."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 from transformers import PreTrainedModel
@@ -85,4 +86,6 @@ def set_reference(model: PreTrainedModel, wanted: Exact) -> Exact:
     exact = choose_exact(wanted, model.device, obstacle)
     if exact is Exact.GROUPED:
         model.set_experts_implementation(GROUPED_MM)
+        # Off the CPU, `generate` would compute single tokens as `batched_mm`, with other last bits.
+        model._optimize_model_for_decode = nullcontext
     return Exact.EAGER if exact is Exact.SHARED else exact

@@ -85,7 +85,9 @@ def test_tensor__is_made_viewed_copied_and_changed_in_its_place(sim):
     other = copy.deepcopy(made)
     made.zero_()
     assert other.tolist() == [[1, 2], [4, 5]]
-    assert torch.arange(3, device="sim").tolist() == [0, 1, 2]
+    assert torch.arange(3, device="sim").shape == (3,)
+    assert torch.arange(1, 7, 2, device="sim").tolist() == [1, 3, 5]
+    assert torch.eye(2, device="sim").shape == (2, 2)
     parameter = torch.nn.Parameter(HERE.to("sim"), requires_grad=False)
     parameter.data = torch.zeros(2, device="sim")
     assert parameter.tolist() == [0.0, 0.0]
@@ -98,6 +100,18 @@ def test_histogram__of_integers_is_a_kernel_of_the_device_alone(sim):
     with pytest.raises(RuntimeError):
         torch.histc(numbers, bins=4, min=0, max=3)
     assert torch.histc(numbers.to("sim"), bins=4, min=0, max=3).tolist() == [1, 0, 2, 0]
+
+
+def test_grouped_product__reads_the_matrices_of_groups_with_rows_only(sim):
+    rows, matrices = torch.randn(3, 16), torch.randn(4, 16, 16)
+    ends = torch.tensor([0, 2, 2, 3], dtype=torch.int32)
+    there = matrices.to("sim")
+    on_another_stream(lambda: there[2].copy_(torch.empty(16, 16).pin_memory(), non_blocking=True))
+    found = torch.nn.functional.grouped_mm(rows.to("sim"), there, offs=ends.to("sim"))
+    expected = torch.cat([rows[:2] @ matrices[1], rows[2:] @ matrices[3]])
+    torch.testing.assert_close(found.cpu(), expected)
+    there[torch.tensor([0, 3, 3])].sum()
+    assert not take_races(sim)
 
 
 def test_random_numbers__are_those_of_each_device(sim):

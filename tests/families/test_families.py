@@ -19,6 +19,7 @@ from runtime.generation.lockstep.group import LockstepGroup
 from runtime.hf.layers import find_adapter, find_expert_banks
 from runtime.hf.loading import load_plain
 from tests.builders.families.build import UnbuildableError, save_family, tiny_config
+from tests.builders.families.outputs import outputs
 from tests.builders.families.table import FAMILIES, FUSED, PER_EXPERT, Family
 
 SERVED = [family for family in FAMILIES.values() if not family.refused]
@@ -42,33 +43,6 @@ def serve(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
         least = re.search(r"budget=(\d+)", str(error))
         assert least is not None
         return runtime.load(config, budget=int(least[1]))
-
-
-@torch.no_grad()
-def outputs(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Two prompts of nine tokens; then the second padded on the left, as batches are."""
-    generator = torch.Generator().manual_seed(1)
-    tokens = torch.randint(2, 90, (2, 9), generator=generator)
-    mask = torch.ones_like(tokens)
-    mask[1, :4] = 0
-    # Diffusion models draw random numbers in every forward pass, greedy or not.
-    torch.manual_seed(0)
-    decoder = {"decoder_input_ids": tokens} if model.config.is_encoder_decoder else {}
-    logits = model(input_ids=tokens, attention_mask=mask, **decoder).logits
-    found = {
-        "logits": model(input_ids=tokens, **decoder).logits,
-        # Diffusion models have logits of the tokens to come, not of the prompt's.
-        "logits of padded prompts": logits[mask.bool()] if logits.shape[1] == 9 else logits,
-    }
-    if model.can_generate():
-        prompt = {"input_ids": tokens[:1]}
-        batch = {"input_ids": tokens, "attention_mask": mask}
-        for name, inputs, length in [("prompt", prompt, 10), ("padded batch", batch, 4)]:
-            torch.manual_seed(0)
-            options = {"max_new_tokens": length, "min_new_tokens": length, "pad_token_id": 0}
-            result = model.generate(**inputs, **options, do_sample=False)
-            found[f"tokens of a {name}"] = getattr(result, "sequences", result)
-    return found
 
 
 def outputs_in_a_group(model: PreTrainedModel) -> dict[str, Tensor]:

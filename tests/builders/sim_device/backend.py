@@ -88,13 +88,25 @@ class SimHook(torch._C._acc.PrivateUse1Hooks):
         return True
 
 
+RESIZING = ("arange", "arange.start", "arange.start_step", "eye", "eye.m")
+"""Functions that PyTorch composes of an empty tensor and a kernel that changes its shape."""
+
+
 @functools.cache
-def set_up() -> torch.library.Library:
+def set_up() -> list[torch.library.Library]:
     """Make the device type known to this process, once."""
     _setup_privateuseone_for_python_backend("sim", backend_module=SimModule(), hook=SimHook())
-    library = torch.library.Library("_", "IMPL")
-    library.fallback(lambda func, *args, **kwargs: run(func, args, kwargs), "PrivateUse1")
-    return library
+    others, aten = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
+    others.fallback(lambda func, *args, **kwargs: run(func, args, kwargs), "PrivateUse1")
+    for name in RESIZING:
+        packet, _, overload = name.partition(".")
+        func = getattr(getattr(torch.ops.aten, packet), overload or "default")
+        aten.impl(name, functools.partial(run_one, func), "PrivateUse1")
+    return [others, aten]
+
+
+def run_one(func: Any, *args: Any, **kwargs: Any) -> Any:
+    return run(func, args, kwargs)
 
 
 @contextlib.contextmanager

@@ -103,6 +103,9 @@ class SimTensor(Tensor):
         assert isinstance(other, SimTensor)
         self.raw, self.allocation = other.raw, other.allocation
 
+    def __format__(self, form: str) -> str:
+        return format(self.item(), form) if self.dim() == 0 else object.__format__(self, form)
+
     def __repr__(self, **_: Any) -> str:
         return f"SimTensor({tuple(self.shape)}, {self.dtype}, {self.device})"
 
@@ -237,9 +240,11 @@ def launch(devices: SimDevices, stream: SimStream, func: Any, args: tuple, kwarg
     stream.run()
     what = func._schema.name
     positions, names = written(func)
-    if func._schema.name == "aten::_grouped_mm":
-        touch_groups(stream, args, kwargs)
-        args, kwargs = (), {}
+    if what == "aten::_grouped_mm":
+        args, kwargs = touch_groups(stream, args, kwargs), {}
+    elif what == "aten::index" and (rows := args[1][0]) is not None and not is_mask(rows):
+        numbers = rows.raw if is_on_sim(rows) else rows
+        args = (*touch_rows(stream, args[0], numbers, what), *args[1:])
     for number, value in enumerate(args):
         for leaf in value if isinstance(value, (list, tuple)) else (value,):
             if is_on_sim(leaf):
@@ -249,19 +254,41 @@ def launch(devices: SimDevices, stream: SimStream, func: Any, args: tuple, kwarg
             touch(value, stream, writes=name in names, what=what)
 
 
-def touch_groups(stream: SimStream, args: tuple, kwargs: dict) -> None:
-    """A grouped product reads the matrices of the groups that have rows, and no others."""
-    given = dict(zip(("self", "mat2", "offs", "bias"), args, strict=False)) | kwargs
-    rows, matrices, ends = given["self"], given["mat2"], given["offs"]
-    touch(rows, stream, writes=False, what="grouped_mm")
-    counts = ends.raw.diff(prepend=ends.raw.new_zeros(1))
-    for group in counts.nonzero().flatten().tolist():
-        matrix = SimTensor(matrices.raw[group], matrices.allocation)
-        touch(matrix, stream, writes=False, what="grouped_mm")
+def touch_groups(stream: SimStream, args: tuple, kwargs: dict) -> tuple:
+    """Note the matrices that a grouped product reads, of groups with rows; return what remains."""
+    rows, matrices, ends = (*args, *kwargs.values())[:3]
+    sizes = ends.raw.diff(prepend=ends.raw.new_zeros(1))
+    touch_rows(stream, matrices, sizes.nonzero(), "aten::_grouped_mm")
+    return rows, ends
+
+
+def touch_rows(stream: SimStream, tensor: Any, numbers: Tensor, what: str) -> tuple:
+    """Note that rows are read; return what remains to be noted."""
+    if is_on_sim(tensor):
+        for row in set(numbers.flatten().tolist()):
+            one = SimTensor(tensor.raw[row], tensor.allocation)
+            touch(one, stream, writes=False, what=what)
+    return ()
+
+
+def is_mask(index: Tensor) -> bool:
+    return index.dtype in (torch.bool, torch.uint8)
+
+
+def multiply_groups(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
+    """Multiply row by row: as on a GPU, a row's bits depend neither on its place nor on others."""
+    products, start = rows.new_empty(len(rows), matrices.shape[-1]), 0
+    for matrix, end in zip(matrices, ends.tolist(), strict=True):
+        for row in range(start, end):
+            products[row] = (rows[row : row + 1].clone() @ matrix)[0]
+        start = end
+    return products
 
 
 def compute(devices: SimDevices, stream: SimStream, func: Any, args: tuple, kwargs: dict) -> Any:
     """Compute on the CPU, with the device's random state, and kernels that only CUDA has."""
+    if func._schema.name == "aten::_grouped_mm":
+        return multiply_groups(*(*args, *kwargs.values())[:3])
     if func._schema.name == "aten::histc" and not args[0].is_floating_point():
         return func(args[0].double(), *args[1:], **kwargs).to(args[0].dtype)
     if torch.Tag.nondeterministic_seeded not in func.tags:
@@ -284,11 +311,9 @@ def wrap_results(raw: Any, given: list[SimTensor], stream: SimStream, name: str)
     storage = raw.untyped_storage()._cdata
     for known in given:
         if known.raw is raw:
-            if known.shape == raw.shape and known.stride() == raw.stride():
-                return known
-            # PyTorch makes an empty one for some functions, and takes what is returned.
-            assert not known.numel(), f"{name} changes the shape of a tensor in its place"
-            return wrap(raw, stream)
+            if known.shape != raw.shape or known.stride() != raw.stride():
+                raise NotImplementedError(f"{name} changes the shape of a tensor in its place")
+            return known
         if known.raw.untyped_storage()._cdata == storage:
             return SimTensor(raw, known.allocation)
     return wrap(raw, stream)

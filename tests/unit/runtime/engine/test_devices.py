@@ -1,6 +1,6 @@
 """Several devices in one machine: an arena, a link and workers for each, and the same bits.
 
-Here they are all the CPU; where there is a GPU, two of them on one, and a mixed pair by hand.
+Here they are all the CPU; `tests/devices` has accelerators.
 """
 
 import os
@@ -13,13 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
-import runtime
 from runtime.config import SystemConfig
 from runtime.engine import assembly as assemble
 from runtime.errors import BudgetError, CheckpointError, TransferError
 from runtime.generation.lockstep.group import LockstepGroup
 from runtime.hf.adapters.base import LayerExperts
-from runtime.hf.experts import compute_expert
 from runtime.policy.placement import ExpertPlacement
 from runtime.transfer.numa import find_near_cpus, parse_cpu_list, run_near
 from runtime.transfer.thread_ring import ThreadRing
@@ -293,32 +291,3 @@ def test_numa__readers_run_near_their_memory(folder, monkeypatch):
         threads = {int(task.name) for task in Path("/proc/self/task").iterdir()} - before
         assert set(places) <= {frozenset(os.sched_getaffinity(thread)) for thread in threads}
     assert os.sched_getaffinity(0) == set(cpus)
-
-
-# ---- on a GPU
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="NO CUDA DEVICE: nothing travels")
-def test_devices__on_a_gpu_change_no_bit(folder):
-    plain = plain_eager(folder).cuda()
-    tokens = TOKENS.cuda()
-    last = torch.cuda.device_count() - 1
-    model = runtime.load(folder, budget="30%", devices=["cuda:0", f"cuda:{last}"])
-    with model.moecast, torch.no_grad():
-        assert torch.equal(model(tokens).logits, plain(tokens).logits)
-        assert torch.equal(model.generate(tokens, **GREEDY), plain.generate(tokens, **GREEDY))
-        held_where_they_belong(model.moecast.engine)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="NO CUDA DEVICE: nothing travels")
-def test_expert__tokens_travel_to_it_and_its_output_back(folder):
-    module = plain_eager(folder).model.layers[0].mlp.experts
-    here = {name: value[3] for name, value in module.named_parameters()}
-    hidden_ND = torch.randn(5, module.gate_up_proj.shape[-1])
-    there = {name: tensor.cuda() for name, tensor in here.items()}
-    with torch.no_grad():
-        found = compute_expert(module, there, hidden_ND)
-        assert found.device == hidden_ND.device
-        torch.testing.assert_close(found, compute_expert(module, here, hidden_ND))

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from runtime.config import Exact, SystemConfig
+from runtime.config import SystemConfig
 from runtime.errors import BudgetError, CheckpointError, Fault, TransferError
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.served import serve, serve_with_transfers
@@ -228,44 +228,3 @@ def test_watchdog__a_dead_disk_is_an_error_until_it_answers(tmp_path, monkeypatc
     finally:
         reads.let_go.set()
         model.close()
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="NO CUDA DEVICE: the CUDA link is untested"
-)
-class TestCuda:
-    """What only a device can show. The reference computes on the device too: kernels differ."""
-
-    def reference(self, folder):
-        return plain_eager(folder).to("cuda")
-
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-    def test_cuda__a_thousand_steps_in_a_tiny_arena_change_no_bit(self, tmp_path, dtype):
-        folder = tiny_qwen2_moe(tmp_path / "model", num_layers=4, num_experts=16, dtype=dtype)
-        tokens = TOKENS.to("cuda")
-        plain = self.reference(folder)
-        options = {**GREEDY, "max_new_tokens": 1000}
-        eager = {"exact": Exact.EAGER, "device": "cuda"}
-        model = serve(folder, **eager, budget="12%", host_budget="50%")
-        with model.moecast, torch.no_grad():
-            assert torch.equal(model(tokens).logits, plain(tokens).logits)
-            assert torch.equal(model.generate(tokens, **options), plain.generate(tokens, **options))
-            assert model.device.type == "cuda"
-            assert model.moecast.stats()["misses"] > 1000
-
-    def test_cuda__copies_run_beside_the_computation(self, tmp_path):
-        folder = tiny_qwen2_moe(tmp_path / "model", num_experts=16, hidden_size=512)
-        model = serve(folder, device="cuda", budget="25%", host_budget="100%")
-        with model.moecast, torch.no_grad():
-            model(TOKENS.to("cuda"))
-            with torch.profiler.profile(
-                activities=[torch.profiler.ProfilerActivity.CUDA]
-            ) as profile:
-                for _ in range(20):
-                    model(TOKENS.to("cuda"))
-        spans = [(e.time_range.start, e.time_range.end, e.name) for e in profile.events()]
-        copies = [span for span in spans if "Memcpy HtoD" in span[2]]
-        kernels = [span for span in spans if "Memcpy" not in span[2] and "Memset" not in span[2]]
-        assert copies
-        assert any(a[0] < b[1] and b[0] < a[1] for a in copies for b in kernels)

@@ -1,0 +1,170 @@
+"""Generation of several sequences on a device: in step, in batches, with drafts, and served."""
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+import torch
+from transformers import LogitsProcessor, LogitsProcessorList
+
+from runtime.config import PROMPT_LOOKUP, Exact, ModelConfig, SystemConfig, VerifyModelConfig
+from runtime.generation.config import Offload
+from runtime.generation.draft_pace import DraftPace
+from runtime.generation.drafting import drafting_options
+from runtime.generation.kv_caches import make_offload_factory
+from runtime.generation.lockstep.group import LockstepGroup
+from runtime.hf.sharing import set_shared_reference
+from runtime.serving.config import ServeConfig
+from runtime.serving.served_model import load_model
+from runtime.tools.verify import sides
+from runtime.tools.verify.report import compare_budgets
+from tests.builders.models import plain_eager, tiny_qwen2_moe
+from tests.builders.plain_answers import ids, text_of
+from tests.builders.served import serve
+from tests.builders.serving import running_server, speaking_model
+
+PROMPTS = [[5, 9, 33, 7, 61, 12], [40, 3], [8, 8, 8, 21, 30, 31, 32, 33, 34]]
+FEW = {"budget": "30%", "host_budget": "70%", "exact": Exact.EAGER}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_qwen2_moe(tmp_path_factory.mktemp("model"), num_layers=3, num_experts=12)
+
+
+def answer(model, prompt: list[int], **options: object) -> list[int]:
+    tokens = torch.tensor([prompt], device=model.device)
+    given = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, **options}
+    found = model.generate(tokens, attention_mask=torch.ones_like(tokens), **given)
+    return found[0].tolist()[len(prompt) :]
+
+
+def run_together(model, **options: object) -> list[list[int]]:
+    with LockstepGroup(model) as group:
+        tasks = [
+            group.start(partial(answer, model, prompt, **options), seed=seed)
+            for seed, prompt in enumerate(PROMPTS)
+        ]
+        while group.sequences:
+            group.step()
+    assert [task.error for task in tasks] == [None] * len(tasks)
+    return [task.result for task in tasks]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"do_sample": True, "top_k": 0}], ids=["greedy", "sampled"]
+)
+def test_group__is_each_sequence_alone(folder, device, options):
+    plain, expected = plain_eager(folder).to(device), []
+    for seed, prompt in enumerate(PROMPTS):
+        torch.manual_seed(seed)
+        expected.append(answer(plain, prompt, **options))
+    model = serve(folder, device=device, **FEW)
+    with model.moecast:
+        assert run_together(model, **options) == expected
+
+
+def test_group__that_shares_products_is_a_batch_of_copies(folder, device):
+    plain = plain_eager(folder).to(device)
+    assert set_shared_reference(plain) is Exact.SHARED
+    expected = [answer(plain, prompt) for prompt in PROMPTS]
+    model = serve(folder, device=device, **{**FEW, "exact": Exact.SHARED})
+    with model.moecast:
+        assert run_together(model) == expected
+
+
+class EagerPace(DraftPace):
+    def __init__(self) -> None:
+        super().__init__(plain_seconds=1.0)
+
+    def choose(self, available: int) -> int:
+        return min(available, 5)
+
+
+class Cycle(LogitsProcessor):
+    """Makes the model repeat a few tokens."""
+
+    def __call__(self, tokens, scores):
+        scores = scores.clone()
+        scores[0, 5 + (int(tokens[0, -1]) - 4) % 5] += 1e3
+        return scores
+
+
+def test_drafts__change_no_token(folder, device):
+    model = serve(folder, device=device, **FEW)
+    prompt = [5, 6, 7, 8, 9, 5, 6, 7, 8, 9, 5, 6, 7]
+    options = {"logits_processor": LogitsProcessorList([Cycle()]), "max_new_tokens": 8}
+    with model.moecast:
+        expected = answer(model, prompt, **options)
+        pace = EagerPace()
+        drafting = drafting_options(model, PROMPT_LOOKUP, pace)
+        assert answer(model, prompt, **options, **drafting) == expected
+    assert pace.num_drafted > 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"n": 3},
+        {"n": 3, "kv_budget": "6KiB", "kv_offload": "host"},
+        {"n": 3, "kv_budget": "6KiB", "kv_offload": "disk"},
+        {"n": 2, "dense": "stream"},
+        {"n": "auto", "kv_budget": "1MiB"},
+    ],
+    ids=["plain", "caches in host memory", "caches on disk", "dense weights", "planned"],
+)
+def test_batch__is_each_prompt_alone(folder, device, options):
+    plain = plain_eager(folder).to(device)
+    expected = [answer(plain, prompt) for prompt in PROMPTS]
+    model = serve(folder, device=device, system="klotski", **FEW)
+    with model.moecast:
+        found = model.generate_many(PROMPTS, batch_size=1, max_new_tokens=5, **options)
+        again = answer(model, PROMPTS[0])
+    assert [one.tokens for one in found] == expected
+    assert again == expected[0]
+
+
+def test_caches__in_host_memory_are_pinned(device):
+    make = make_offload_factory(Offload.AUTO, device)
+    assert make is not None
+    place, part_TBHD = make(4), torch.ones(2, 1, 2, 8, device=device)
+    place.write(0, part_TBHD)
+    assert place.read(2).is_pinned()
+    assert torch.equal(place.read(2), part_TBHD.cpu())
+
+
+def test_server__answers_concurrent_requests_as_alone(tmp_path, device):
+    folder = speaking_model(tmp_path / "model")
+    prompts = ["The sky is", "One, two,", "A river runs"]
+    plain = plain_eager(folder, dtype=torch.float32).to(device)
+    expected = [text_of(answer(plain, ids(prompt))) for prompt in prompts]
+    model = ModelConfig(name="tiny", id=str(folder), exact=Exact.EAGER)
+    config = ServeConfig(model=model, device=str(device), budget="40%", host_budget="70%")
+
+    def complete(prompt: str) -> str:
+        request = {"model": "tiny", "prompt": prompt, "max_tokens": 5, "temperature": 0}
+        return server.openai().completions.create(**request).choices[0].text
+
+    with (
+        running_server(partial(load_model, config)) as server,
+        ThreadPoolExecutor(3) as pool,
+    ):
+        assert list(pool.map(complete, prompts)) == expected
+
+
+@pytest.mark.parametrize("exact", [Exact.EAGER, Exact.GROUPED, Exact.SHARED])
+@pytest.mark.usefixtures("sim")
+def test_verify__finds_no_difference(folder, monkeypatch, exact):
+    def run_here(_function, task, output):
+        output.mkdir(parents=True)
+        return sides.answer_prompts(task)
+
+    monkeypatch.setattr(sides, "run_in_child", run_here)
+    config = VerifyModelConfig(
+        model=ModelConfig(name="tiny", id=str(folder), exact=exact),
+        system=SystemConfig(),
+        budget=["20%", "100%"],
+        max_new_tokens=4,
+        device="sim",
+    )
+    assert compare_budgets(config, advance=lambda _: None).is_equal

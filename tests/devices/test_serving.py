@@ -1,0 +1,174 @@
+"""What a served model computes on a device, whatever lies where.
+
+It is bitwise what plain Transformers computes there with all weights on the device.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from runtime.commands import pack
+from runtime.config import Exact, ModelConfig, PackConfig, Quantise, SystemConfig
+from runtime.hf.exact import set_reference
+from runtime.hf.experts import compute_expert
+from runtime.hf.loading import load_plain
+from tests.builders.gguf_files import gguf_file
+from tests.builders.models import plain_eager, tiny_qwen2_moe
+from tests.builders.quantised import QUANTISED, quantised
+from tests.builders.served import serve
+
+TOKENS = torch.randint(1, 64, (2, 7), generator=torch.Generator().manual_seed(3))
+GREEDY = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+FEW = {"budget": "40%", "host_budget": "60%"}
+SYSTEMS = [
+    "brainstorm", "deepspeed", "fmoe", "klotski", "lfu", "mixtral-offloading", "moecast",
+    "moe-infinity-request", "moe-infinity-sequence", "on-demand", "promoe", "static", "token",
+]  # fmt: skip
+
+
+def make(folder: Path, **shape: object) -> Path:
+    return tiny_qwen2_moe(folder, num_layers=3, num_experts=12, **shape)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make(tmp_path_factory.mktemp("model"))
+
+
+def computed(model, device):
+    """Logits of two prompts, and of the steps after them."""
+    tokens = TOKENS.to(device)
+    steps = model.generate(tokens, output_logits=True, return_dict_in_generate=True, **GREEDY)
+    return [model(tokens).logits, *steps.logits, steps.sequences]
+
+
+def check(model, expected, device):
+    with model.moecast as handle:
+        found = computed(model, device)
+        assert [torch.equal(*pair) for pair in zip(found, expected, strict=True)] == [True] * 6
+        return handle.stats()
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_system__changes_no_bit(folder, device, system):
+    expected = computed(plain_eager(folder).to(device), device)
+    options = {"budget": "25%", "host_budget": "60%", "system": system, "exact": Exact.EAGER}
+    stats = check(serve(folder, device=device, **options), expected, device)
+    assert stats["misses"] > 0
+
+
+@pytest.mark.parametrize("system", ["promoe", "on-demand", "moecast"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_grouped__changes_no_bit(tmp_path, sim, system, dtype):
+    folder = make(tmp_path / "model", dtype=dtype)
+    plain = plain_eager(folder).to("sim")
+    assert set_reference(plain, Exact.AUTO) is Exact.GROUPED
+    expected = computed(plain, "sim")
+    for budget in ("12%", "100%"):
+        options = {"budget": budget, "host_budget": "60%", "exact": Exact.GROUPED}
+        model = serve(folder, device="sim", system=system, predictor="skip", **options)
+        check(model, expected, "sim")
+
+
+@pytest.mark.parametrize(
+    "budgets", [("12%", "12%"), ("30%", "100%"), ("60%", "20%"), ("100%", None)]
+)
+def test_tiers__of_any_size_change_no_bit(folder, device, budgets):
+    expected = computed(plain_eager(folder).to(device), device)
+    options = {"budget": budgets[0], "host_budget": budgets[1], "exact": Exact.EAGER}
+    check(serve(folder, device=device, **options), expected, device)
+
+
+@pytest.mark.parametrize("exact", [Exact.EAGER, Exact.AUTO])
+def test_devices__several_change_no_bit(folder, device, exact):
+    """Where there is one GPU only, two arenas on it."""
+    expected = computed(plain_eager(folder).to(device), device)
+    last = torch.device(device.type, torch.accelerator.device_count() - 1)
+    options = {"budget": "30%", "host_budget": "70%", "exact": exact}
+    check(serve(folder, devices=[device, last], **options), expected, device)
+
+
+def test_expert__tokens_travel_to_it_and_its_output_back(folder, device):
+    module = plain_eager(folder).model.layers[0].mlp.experts
+    here = {name: value[3] for name, value in module.named_parameters()}
+    hidden_ND = torch.randn(5, module.gate_up_proj.shape[-1])
+    there = {name: tensor.to(device) for name, tensor in here.items()}
+    found = compute_expert(module, there, hidden_ND)
+    assert found.device == hidden_ND.device
+    torch.testing.assert_close(found, compute_expert(module, here, hidden_ND))
+
+
+def test_tiers__many_steps_in_a_tiny_arena_change_no_bit(folder, device):
+    """On a real device a thousand steps, on a simulated one fewer."""
+    options = {**GREEDY, "max_new_tokens": 1000 if device.type != "sim" else 12}
+    tokens, plain = TOKENS.to(device), plain_eager(folder).to(device)
+    model = serve(folder, device=device, budget="12%", host_budget="50%", exact=Exact.EAGER)
+    with model.moecast as handle:
+        found = model.generate(tokens, **options)
+        assert torch.equal(found, plain.generate(tokens, **options))
+        assert handle.stats()["misses"] > options["max_new_tokens"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="NO CUDA DEVICE: no copies to time")
+def test_copies__run_beside_the_computation(tmp_path):
+    """A time, which only a real device has."""
+    folder = tiny_qwen2_moe(tmp_path / "model", num_experts=16, hidden_size=512)
+    model, tokens = serve(folder, device="cuda", budget="25%", host_budget="100%"), TOKENS.cuda()
+    with model.moecast, torch.no_grad():
+        model(tokens)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            for _ in range(20):
+                model(tokens)
+    spans = [(e.time_range.start, e.time_range.end, e.name) for e in profile.events()]
+    copies = [span for span in spans if "Memcpy HtoD" in span[2]]
+    kernels = [span for span in spans if "Memcpy" not in span[2] and "Memset" not in span[2]]
+    assert copies
+    assert any(a[0] < b[1] and b[0] < a[1] for a in copies for b in kernels)
+
+
+def test_device__other_than_the_first_changes_no_bit(folder, sim):
+    expected = computed(plain_eager(folder).to("sim:1"), "sim:1")
+    check(serve(folder, device="sim:1", budget="30%", exact=Exact.EAGER), expected, "sim:1")
+    assert sim.memories[0].peak_bytes == 0
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_store__quantised_checkpoints_change_no_bit(tmp_path, device, name):
+    folder = quantised(tmp_path, name)
+    expected = computed(load_plain(folder, dtype=torch.bfloat16).to(device), device)
+    options = {"budget": "60%", "host_budget": "80%", "exact": Exact.EAGER, "dtype": "bfloat16"}
+    check(serve(folder, device=device, **options), expected, device)
+
+
+@pytest.mark.parametrize("quantise", list(Quantise))
+def test_store__packed_ones_have_the_bits_of_all_experts_there(tmp_path, device, quantise):
+    folder = make(tmp_path / "model", hidden_size=64, expert_width=96)
+    config = ModelConfig(name="tiny", id=str(folder))
+    store = tmp_path / "store"
+    pack.run(PackConfig(model=config, output=store, quantise=quantise))
+    options = {"store": store, "device": device, "exact": Exact.EAGER}
+    resident = serve(folder, budget="100%", **options)
+    with resident.moecast:
+        expected = computed(resident, device)
+    check(serve(folder, budget="30%", host_budget="60%", **options), expected, device)
+
+
+@pytest.mark.parametrize("name", ["qwen3moe-Q4_0", "qwen3moe-BF16", "qwen3moe-wide-Q5_K_M"])
+def test_store__gguf_files_have_the_bits_of_all_experts_there(device, name):
+    options = {"device": device, "exact": Exact.EAGER}
+    resident = serve(gguf_file(name), budget="100%", **options)
+    with resident.moecast:
+        expected = computed(resident, device)
+    # Decoding takes more memory than a tiny model's experts.
+    budgets = {"budget": "2100KiB", "host_budget": "2100KiB"} if "wide" in name else FEW
+    check(serve(gguf_file(name), **budgets, **options), expected, device)
+
+
+def test_hybrid__computes_on_both_sides(folder, sim):
+    """Both sides are the CPU's kernels here: no bit changes."""
+    expected = computed(plain_eager(folder).to("sim"), "sim")
+    options = {"budget": "25%", "host_budget": "100%", "exact": Exact.EAGER}
+    model = serve(folder, device="sim", system=SystemConfig(hybrid=True), **options)
+    check(model, expected, "sim")
