@@ -142,14 +142,14 @@ def choose_wandb_names(run_dir: Path, config: WandbConfig) -> dict[str, Any]:
             "project": config.project or known.project or "moecast",
             "entity": config.entity,
             "name": config.name or known.run_name or shorten_name(run_dir.resolve().name),
-            "group": config.group,
+            "group": config.group or known.run_group,
             "job_type": config.job_type or known.run_job_type or "train",
             "tags": config.tags or None,
         }
         wandb.Settings(project=names["project"], run_tags=names["tags"])
     except (wandb.Error, ValueError) as error:
         raise TrainError(f"logger=wandb: {' '.join(str(error).split())}") from error
-    for option, name in names.items():
+    for option, name in {**names, "id": known.run_id}.items():
         if isinstance(name, str) and len(name) > MOST_CHARACTERS:
             raise TrainError(
                 f"wandb.{option}={name}: {len(name)} characters, at most {MOST_CHARACTERS} are "

@@ -132,6 +132,17 @@ def test_wandb__names_that_it_refuses_are_named_before_work_begins(
         TrackedRun(make_config(tmp_path / "mine", wandb=WandbConfig(**options)))
 
 
+@pytest.mark.parametrize(
+    ("variable", "value"), [("PROJECT", "a/b"), ("RUN_GROUP", "g" * 129), ("RUN_ID", "i" * 129)]
+)
+def test_wandb__variables_that_it_refuses_are_named_before_work_begins(
+    variable: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"WANDB_{variable}", value)
+    with pytest.raises(TrainError, match="project|wandb.(group|id)="):
+        TrackedRun(make_config(tmp_path / "mine"))
+
+
 def test_wandb__long_names_are_cut_and_stay_different(tmp_path: Path, trace: Trace) -> None:
     model = ModelConfig(name="m" * 140, id="m")
     artifacts = track(make_config(tmp_path / ("r" * 140), model=model), trace).artifacts
