@@ -199,9 +199,11 @@ def extract_prompt(
     if not isinstance(row, Mapping):
         raise PromptError(f"{where}: expected a record with keys, got {type(row).__name__}")
     row = {key: None if is_absent(value) else value for key, value in row.items()}
-    if row.get(TOKENS) is not None and not fields:
-        return extract_tokens(row[TOKENS], where=where)
-    known = [key for key in USUAL_FIELDS if key in row]
+    known, tokens = [key for key in USUAL_FIELDS if key in row], row.get(TOKENS)
+    # Some data sets have the words of their text under this name.
+    are_words = known and isinstance(tokens, list) and any(isinstance(it, str) for it in tokens)
+    if tokens is not None and not fields and not are_words:
+        return extract_tokens(tokens, where=where)
     chosen = list(fields) or [key for key in known if row[key] is not None][:1] or known[:1]
     if not chosen or any(key not in row for key in chosen):
         problem = f"has no {', '.join(key for key in chosen if key not in row)}" if chosen else ""

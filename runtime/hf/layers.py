@@ -177,8 +177,8 @@ def find_top_k(model: PreTrainedModel, layers: Iterable[MoeLayer]) -> int:
     if rest or not 1 <= chosen <= groups or not 1 <= top_k <= chosen * size:
         within = f", in {chosen} (topk_group) of {groups} (n_group) groups" if groups > 1 else ""
         raise CheckpointError(
-            f"{model.config.name_or_path}: a token cannot use {top_k} (num_experts_per_tok) of "
-            f"{num_experts} experts{within}; fetch {CONFIG} again"
+            f"{model.config.name_or_path or CONFIG}: a token cannot use {top_k} "
+            f"(num_experts_per_tok) of {num_experts} experts{within}; fetch the file again"
         )
     return top_k
 

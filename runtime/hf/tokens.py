@@ -71,16 +71,22 @@ def eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
     token_ids = None if settings is None else settings.eos_token_id
     if token_ids is None:
         return ()
-    return (token_ids,) if isinstance(token_ids, int) else tuple(token_ids)
+    given = (token_ids,) if isinstance(token_ids, int) else token_ids
+    return tuple(token for token in given if is_token(model, token))
 
 
 def pad_token_id(model: PreTrainedModel) -> int:
-    """Return the id to fill masked positions with: the model's own, else its EOS id, else 0."""
-    settings: Any = model.generation_config
-    pad = None if settings is None else settings.pad_token_id
-    if pad is None:
-        pad = getattr(model.config.get_text_config(), "pad_token_id", None)
-    return min(eos_token_ids(model), default=0) if pad is None else pad
+    """Return the id to fill masked positions with: the model's own, else its EOS id, else 0.
+
+    Some trainings write -1 for none.
+    """
+    given = (model.generation_config, model.config.get_text_config())
+    pads = (getattr(settings, "pad_token_id", None) for settings in given)
+    return next((p for p in pads if is_token(model, p)), min(eos_token_ids(model), default=0))
+
+
+def is_token(model: PreTrainedModel, token: int | None) -> bool:
+    return token in range(model.config.get_text_config().vocab_size)
 
 
 def context_length(config: PreTrainedConfig) -> int | None:

@@ -112,7 +112,8 @@ PARTS = [
         ({"prompt": float("nan"), "text": "there"}, [], "there"),
         ({"prompt": None}, [], ""),
         ({"tokens": None, "prompt": "there"}, [], "there"),
-        ({"tokens": [3.0, 1]}, [], (3, 1)),
+        ({"tokens": [3.0, 1], "text": "there"}, [], (3, 1)),
+        ({"tokens": ["over", "there"], "text": "over there"}, [], "over there"),
     ],
 )
 def test_extract_prompt__takes_the_users_words(

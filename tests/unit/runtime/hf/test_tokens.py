@@ -18,7 +18,9 @@ def model_with(eos=None, pad=None, config_pad=None):
     )
 
 
-@pytest.mark.parametrize(("eos", "expected"), [(None, ()), (7, (7,)), ([9, 7], (9, 7))])
+@pytest.mark.parametrize(
+    ("eos", "expected"), [(None, ()), (7, (7,)), ([9, 7], (9, 7)), ([], ()), ([-1, 7, 10**6], (7,))]
+)
 def test_eos_token_ids__keeps_the_configured_order(eos, expected):
     assert eos_token_ids(model_with(eos)) == expected
 
@@ -33,6 +35,7 @@ def test_eos_token_ids__is_empty_without_generation_settings():
         ({"eos": [9, 7], "pad": 3, "config_pad": 4}, 3),
         ({"eos": [9, 7], "config_pad": 4}, 4),
         ({"eos": [9, 7]}, 7),
+        ({"eos": [9, 10**6], "pad": -1, "config_pad": -1}, 9),
         ({}, 0),
     ],
 )
