@@ -40,13 +40,14 @@ def find_snapshot(config: ModelConfig) -> Path:
     Raises:
         CheckpointError: it is not on this machine, or could not be downloaded.
     """
-    from huggingface_hub.constants import HF_HUB_CACHE
+    from huggingface_hub.constants import HF_HUB_CACHE, HF_HUB_OFFLINE
 
-    if config.local_only:
+    if config.local_only or HF_HUB_OFFLINE:
         folder = find_cached_snapshot(config)
-        if folder is None:
+        if folder is not None:
+            return folder
+        if config.local_only:
             raise CheckpointError(f"model {config.id!r} {explain_missing(config.id)}")
-        return folder
     if HF_HUB_CACHE.startswith("~"):
         raise CheckpointError(explain_no_home("HF_HOME"))
     raw = json.loads(fetch_config(config).read_bytes())

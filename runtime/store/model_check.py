@@ -42,7 +42,7 @@ so only without a GPU that has kernels for them, and those kernels need whole ba
 EXPERT = re.compile("expert|moe", re.IGNORECASE)
 BASE_MODEL = re.compile(r"^base_model:\s*(?:-\s*)?[\"']?([\w.-]+/[\w.-]+)", re.MULTILINE)
 """The original's repository in the front matter of a model card."""
-TEXT_SUFFIXES = (".json", ".jinja", ".model", ".txt")
+TEXT_SUFFIXES = (".json", ".jinja", ".model", ".txt", ".tiktoken", ".bpe")
 """Files besides the weights from which a model and its tokenizer are read."""
 MOST_LISTED = 8
 """Names that a message lists."""

@@ -38,6 +38,15 @@ def test_find_snapshot__reads_a_ref_that_an_editor_or_a_script_wrote(
     assert find().name == find("main").name == COMMITS[1]
 
 
+def test_find_snapshot__offline_takes_what_is_there(
+    cached: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    (cached / "refs/main").write_text(f"{COMMITS[1]}\n")
+    model = ModelConfig(name="model", id="org/model", local_only=False)
+    assert find_snapshot(model).name == COMMITS[1]
+
+
 def test_find_snapshot__knows_a_commit_by_its_beginning(cached: Path) -> None:
     assert find(COMMITS[1][:7]).name == find(COMMITS[1]).name == COMMITS[1]
     model = ModelConfig(name="model", id="org/model", revision=COMMITS[1][:7])
