@@ -1,7 +1,6 @@
 """Finds a model in the Hub's cache, or downloads it on request."""
 
 import errno
-import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,10 +11,10 @@ from runtime.config import ModelConfig
 from runtime.errors import CheckpointError
 from runtime.store.model_check import (
     CONFIG,
-    NAMES_WEIGHTS,
-    WEIGHTS,
     check_quantisation,
     list_names,
+    name_weights,
+    read_config_file,
     read_weights_index,
 )
 
@@ -50,9 +49,9 @@ def find_snapshot(config: ModelConfig) -> Path:
             raise CheckpointError(f"model {config.id!r} {explain_missing(config.id)}")
     if HF_HUB_CACHE.startswith("~"):
         raise CheckpointError(explain_no_home("HF_HOME"))
-    raw = json.loads(fetch_config(config).read_bytes())
-    check_quantisation(config.id, raw)
-    folder = _download(config, [*PATTERNS, raw.get(NAMES_WEIGHTS) or WEIGHTS])
+    fetched = fetch_config(config).parent
+    check_quantisation(config.id, read_config_file(fetched))
+    folder = _download(config, [*PATTERNS, *name_weights(fetched)])
     shards = sorted(set(read_weights_index(folder).values()))
     return _download(replace(config, revision=folder.name), shards) if shards else folder
 

@@ -211,19 +211,13 @@ def find_weights(folder: Path) -> Path:
     Raises:
         CheckpointError: there is none; the message says what the folder has.
     """
-    named = read_config_file(folder).get(NAMES_WEIGHTS)
-    if named is not None and not (is_file_name(named) and named.endswith((SUFFIX, INDEX_SUFFIX))):
-        raise CheckpointError(
-            f"{folder / CONFIG}: {NAMES_WEIGHTS} is {named!r:.100}, which is no file name of "
-            "weights in the model's folder; fetch the model again"
-        )
+    wanted = name_weights(folder)
     if ranks := sorted(filter(OF_A_RANK.match, (file.name for file in folder.iterdir()))):
         # These the library takes before any other.
         raise CheckpointError(
             f"{folder} has what the processes of a distributed training saved ({ranks[0]}); remove "
             "it, or load it with Transformers and save_pretrained(FOLDER)"
         )
-    wanted = (WEIGHTS, WEIGHTS_INDEX) if named is None else (named,)
     for name in wanted:
         if require_plain_file(folder / name, CheckpointError).is_file():
             return folder / name
@@ -233,6 +227,23 @@ def find_weights(folder: Path) -> Path:
         f"{folder} has no {' and no '.join(wanted)}, from which experts are read; "
         f"{describe_content(folder)}. Other formats are converted by loading the model with "
         "Transformers and save_pretrained(FOLDER); of several files the index is needed too"
+    )
+
+
+def name_weights(folder: Path) -> list[str]:
+    """Names the files that a model's weights, or their index, may be in; the first there is taken.
+
+    Raises:
+        CheckpointError: `config.json` is not there, or names no file in its folder.
+    """
+    named = read_config_file(folder).get(NAMES_WEIGHTS)
+    if named is None:
+        return [WEIGHTS, WEIGHTS_INDEX]
+    if is_file_name(named) and named.endswith((SUFFIX, INDEX_SUFFIX)):
+        return [named]
+    raise CheckpointError(
+        f"{folder / CONFIG}: {NAMES_WEIGHTS} is {named!r:.100}, which is no file name of weights "
+        "in the model's folder; fetch the model again"
     )
 
 

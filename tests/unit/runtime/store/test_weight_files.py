@@ -116,6 +116,15 @@ def test_list_weight_files__says_what_there_is_in_place_of_an_index(tmp_path):
         list_weight_files(folder)
 
 
+@pytest.mark.parametrize("name", ["../model.safetensors", "model.bin", 7, ["x"], ""])
+def test_list_weight_files__takes_no_name_outside_the_folder(tmp_path, name):
+    folder = tiny_qwen2_moe(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "transformers_weights": name}))
+    with pytest.raises(CheckpointError, match="transformers_weights is .* no file name"):
+        list_weight_files(folder)
+
+
 @pytest.mark.parametrize("is_sharded", [True, False])
 def test_resolve__downloads_the_model_s_own_weights_alone(tmp_path, monkeypatch, is_sharded):
     import huggingface_hub
