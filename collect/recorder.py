@@ -21,6 +21,7 @@ from collect.traces.writer import to_half
 from predictors.base import Floats, Ints, Signal
 from predictors.metrics import Phase
 from runtime.config import SystemConfig
+from runtime.generation.sampling import drawing_options
 from runtime.hf.loading import read_config
 from runtime.hf.probes import Probes
 from runtime.hf.tokens import context_length, eos_token_ids, pad_batch
@@ -261,14 +262,6 @@ def generate(
     padding = eos_ids[0] if eos_ids else 0
     tokens_BS, mask_BS = pad_batch([prompt.tokens for prompt in batch], padding)
     begin_batch([prompt.index for prompt in batch], mask_BS.numpy())
-    sampling: dict[str, Any] = {"do_sample": False}
-    if settings.temperature > 0:
-        sampling = {
-            "do_sample": True,
-            "temperature": settings.temperature,
-            "top_p": settings.top_p,
-            "top_k": 0,
-        }
     model.generate(
         tokens_BS.to(model.device),
         attention_mask=mask_BS.to(model.device),
@@ -276,6 +269,6 @@ def generate(
             max_new_tokens=settings.new_tokens + 1,
             eos_token_id=eos_ids or None,
             pad_token_id=padding,
-            **sampling,
+            **drawing_options(settings.temperature, top_p=settings.top_p, top_k=0),
         ),
     )

@@ -214,19 +214,15 @@ def make_generation_config(model: PreTrainedModel, sampling: SamplingParams) -> 
     token ends the text, the stop token is one beyond the vocabulary.
     """
     stop_ids = sorted(sampling.stop_token_ids) or [model.config.get_text_config().vocab_size]
-    drawing: dict[str, Any] = {"do_sample": False}
-    if not sampling.is_greedy:
-        drawing = {
-            "do_sample": True,
-            "temperature": sampling.temperature,
-            "top_k": sampling.top_k,
-            "top_p": sampling.top_p,
-            "min_p": sampling.min_p or None,
-        }
     return GenerationConfig(
         max_new_tokens=sampling.max_new_tokens,
         eos_token_id=stop_ids,
         pad_token_id=stop_ids[0],
         repetition_penalty=1.0,
-        **drawing,
+        **drawing_options(
+            0.0 if sampling.is_greedy else sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p or None,
+        ),
     )
