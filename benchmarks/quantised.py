@@ -35,7 +35,7 @@ from runtime.generation.batch.dense_placement import ATTENTION_CODING
 from runtime.generation.loading import configure_model
 from runtime.hf.tokens import load_tokenizer
 from runtime.store.packed.coding import decode, encode
-from runtime.store.packed.quantise import quantise
+from runtime.store.packed.quantise import quantise_half_quadratic
 
 WINDOW, WINDOWS = 512, 100
 PROMPT_TOKENS, NEW_TOKENS, PROMPTS = 32, 32, 32
@@ -52,7 +52,6 @@ class ServedFormat:
     name: str
     dtype: str = "bfloat16"
     quantise: Quantise = Quantise.NONE
-    group_size: int | None = None
     dense: DenseFormat = DenseFormat.OWN
     attention: bool = False
     """Attention too (Klotski, section 7), as `moecast batch quantise_attention=true` serves it."""
@@ -63,18 +62,20 @@ class ServedFormat:
 VARIANTS = (
     ServedFormat(name="bfloat16", asks_harness=True),
     ServedFormat(name="float32", dtype="float32"),
-    ServedFormat(name="int8, a scale for each row", quantise=Quantise.INT8, asks_harness=True),
-    ServedFormat(name="int4, groups of 32", quantise=Quantise.INT4, asks_harness=True),
-    ServedFormat(name="int8, dense layers too", quantise=Quantise.INT8, dense=DenseFormat.INT8),
-    ServedFormat(name="int4, dense layers in int8", quantise=Quantise.INT4, dense=DenseFormat.INT8),
+    ServedFormat(name="q8_0", quantise=Quantise.Q8_0, asks_harness=True),
+    ServedFormat(name="q8_0, dense layers too", quantise=Quantise.Q8_0, dense=DenseFormat.Q8_0),
+    ServedFormat(name="q6_K", quantise=Quantise.Q6_K),
+    ServedFormat(name="q4_K", quantise=Quantise.Q4_K, asks_harness=True),
+    ServedFormat(name="q4_K, dense layers in q8_0", quantise=Quantise.Q4_K, dense=DenseFormat.Q8_0),
     ServedFormat(
-        name="int4, dense layers too",
-        quantise=Quantise.INT4,
-        dense=DenseFormat.INT4,
+        name="q4_K, dense layers too",
+        quantise=Quantise.Q4_K,
+        dense=DenseFormat.Q4_K,
         asks_harness=True,
     ),
-    ServedFormat(name="int4, groups of 64", quantise=Quantise.INT4, group_size=64),
-    ServedFormat(name="int4, groups of 128", quantise=Quantise.INT4, group_size=128),
+    ServedFormat(name="q4_0", quantise=Quantise.Q4_0),
+    ServedFormat(name="q3_K", quantise=Quantise.Q3_K),
+    ServedFormat(name="q2_K", quantise=Quantise.Q2_K),
     ServedFormat(name="hqq, groups of 64", quantise=Quantise.HQQ),
     ServedFormat(name="hqq, groups of 64, attention too", quantise=Quantise.HQQ, attention=True),
 )
@@ -124,11 +125,7 @@ def pack_variant(inflated: Path, variant: ServedFormat) -> Iterator[tuple[ModelC
     model = ModelConfig(name=REFERENCE_MODEL, id=str(inflated), dtype=variant.dtype)
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "store"
-        pack.run(
-            PackConfig(
-                model=model, output=store, quantise=variant.quantise, group_size=variant.group_size
-            )
-        )
+        pack.run(PackConfig(model=model, output=store, quantise=variant.quantise))
         yield replace(model, dense_format=variant.dense), store
 
 
@@ -150,7 +147,7 @@ def quantise_attention(model: nn.Module) -> None:
             continue
         flat = module.weight.data.view(-1)
         stored = torch.empty(coding.num_bytes(len(flat), flat.dtype), dtype=torch.uint8)
-        encode(coding, quantise(coding, flat), stored)
+        encode(coding, quantise_half_quadratic(coding, flat), stored)
         decode(coding, stored, flat)
 
 

@@ -41,7 +41,14 @@ class DenseFormat(StrEnum):
     OWN = "own"
     """The model's dtype."""
     INT8 = "int8"
+    """q8_0."""
     INT4 = "int4"
+    """q4_K."""
+    Q8_0 = "q8_0"
+    Q6_K = "q6_K"
+    Q5_K = "q5_K"
+    Q4_K = "q4_K"
+    Q4_0 = "q4_0"
 
 
 class Exact(StrEnum):
@@ -265,9 +272,22 @@ class PageCache(StrEnum):
 
 
 class Quantise(StrEnum):
+    """How `moecast pack` quantises experts: GGUF's types, and HQQ."""
+
     NONE = "none"
     INT8 = "int8"
+    """q8_0."""
     INT4 = "int4"
+    """q4_K."""
+    Q8_0 = "q8_0"
+    Q6_K = "q6_K"
+    Q5_K = "q5_K"
+    Q4_K = "q4_K"
+    Q4_1 = "q4_1"
+    Q4_0 = "q4_0"
+    IQ4_XS = "iq4_xs"
+    Q3_K = "q3_K"
+    Q2_K = "q2_K"
     HQQ = "hqq"
 
 
@@ -285,10 +305,10 @@ class PackConfig(RunConfig):
     output: Path
     """Folder to create; an interrupted run continues where it stopped."""
     quantise: Quantise = Quantise.NONE
-    """Quantise experts to int8 or int4, which are multiplied as they are stored, or to hqq
-    (Klotski, section 7), which is decoded before each use; outputs change."""
+    """Quantise experts to a type of GGUF, which is multiplied as it is stored, or to hqq (Klotski,
+    section 7), which is decoded before each use; int8 is q8_0, int4 is q4_K; outputs change."""
     group_size: int | None = None
-    """Weights that share a scale; none: a row of int8, 32 of int4, 64 of hqq."""
+    """Weights that share a scale, of hqq; none: 64."""
     overwrite: bool = False
     """Replace an existing store at `output` atomically, when the new one is complete."""
     dense_output: Path | None = None
@@ -298,6 +318,11 @@ class PackConfig(RunConfig):
     def __post_init__(self) -> None:
         if self.group_size is not None and (self.group_size < 8 or self.group_size % 2):
             raise MoecastError(f"group_size={self.group_size}: must be even and at least 8")
+        if self.group_size is not None and self.quantise is not Quantise.HQQ:
+            raise MoecastError(
+                f"group_size={self.group_size}: quantise={self.quantise.value} has blocks of its "
+                "own; leave group_size out, or choose quantise=hqq"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

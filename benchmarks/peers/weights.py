@@ -17,8 +17,8 @@ from benchmarks.reports import print_line
 from runtime.config import DenseFormat, ModelConfig, Quantise
 
 LLAMA_CPP = "llama-cpp"
-LLAMA_CPP_TYPES = {Quantise.INT8: "Q8_0", Quantise.INT4: "Q4_0"}
-"""llama.cpp's name of the format: a scale for each 32 weights."""
+LLAMA_CPP_TYPES = {Quantise.INT8: "Q8_0", Quantise.INT4: "Q4_K_M"}
+"""llama.cpp's name of the format."""
 QUANTISER = Path(__file__).parent / "workers" / "quantise_gguf.py"
 
 

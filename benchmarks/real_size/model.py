@@ -36,9 +36,7 @@ from runtime.store.model_source import (
     has_no_experts,
     read_without_experts,
 )
-from runtime.store.packed.blocks import MIDDLE
-from runtime.store.packed.coding import Integers, encode
-from runtime.store.packed.layout import PackedLayout, build_packed_layout
+from runtime.store.packed.layout import PackedLayout, PackedPart, build_packed_layout
 from runtime.store.packed.manifest import describe_contents
 from runtime.store.packed.writer import Advance, write_store
 from runtime.store.tensor_index import make_header
@@ -80,6 +78,8 @@ PIECE = 1 << 22
 """Random numbers that are made at once."""
 MEAN, VARIANCE = 7.5, (16**2 - 1) / 12
 """Mean and variance of 0..15, all equally likely."""
+NUMBER_BYTES = 4
+"""Scale and minimum of a block of Q4_1, float16."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,13 +150,13 @@ def write_random_model(
             f"{model.folder} is another model; remove {folder} or choose another work=FOLDER"
         )
     skeleton = build_skeleton(model.folder, dtype=DTYPE)
-    coding = choose_coding(Quantise.INT4)
+    coding = choose_coding(Quantise.Q4_1)
     layouts = [
         build_packed_layout(assume_slot_layout(vars(layer.experts)[TAKEN]), coding=coding)
         for layer in skeleton.layers
     ]
     if left := find_unquantised(layouts, coding):
-        raise MoecastError(f"shape: groups of {coding.group_size} do not divide {', '.join(left)}")
+        raise MoecastError(f"shape: blocks of {coding.block} do not divide {', '.join(left)}")
     contents = describe_contents(
         layouts,
         [layer.num_experts for layer in skeleton.layers],
@@ -179,28 +179,26 @@ def make_template(layout: PackedLayout) -> Tensor:
     """Make a record whose scales keep the variance of random activations, all integers zero."""
     record = torch.zeros(layout.num_bytes, dtype=torch.uint8)
     for part in layout.parts:
-        dtype, num_columns = layout.dtypes[part.parameter], layout.shapes[part.parameter][-1]
-        num_groups = part.num_weights // part.coding.group_size
-        scale = (VARIANCE * num_columns) ** -0.5
-        # In blocks a weight is (q - 8) * scale + offset, otherwise (q - zero) * scale.
-        zero = (MIDDLE - MEAN) * scale if part.coding.block else MEAN
-        integers = Integers(
-            torch.zeros(part.num_weights, dtype=torch.uint8),
-            torch.full((num_groups,), scale, dtype=dtype),
-            torch.full((num_groups,), zero, dtype=dtype),
-        )
-        encode(part.coding, integers, record[part.offset :], num_columns=num_columns)
+        scale = (VARIANCE * layout.shapes[part.parameter][-1]) ** -0.5
+        numbers = torch.tensor([scale, -MEAN * scale]).half()
+        view_blocks(part, record)[:, :NUMBER_BYTES] = numbers.view(torch.uint8)
     return record
+
+
+def view_blocks(part: PackedPart, record: Tensor) -> Tensor:
+    """Return the blocks of Q4_1: scale, minimum, and integers, two to a byte."""
+    size = part.coding.num_bytes(part.num_weights, torch.bfloat16)
+    block_bytes = part.coding.num_bytes(part.coding.block, torch.bfloat16)
+    return record[part.offset : part.offset + size].view(-1, block_bytes)
 
 
 def fill_integers(layout: PackedLayout, record: Tensor, seed: np.random.SeedSequence) -> None:
     """Replace the record's integers by random ones, 0 to 15."""
     generator = np.random.SFC64(seed)
     for part in layout.parts:
-        start, end = part.coding.sections(part.num_weights, layout.dtypes[part.parameter])[0]
-        words = generator.random_raw(-(-(end - start) // 8))
-        place = record[part.offset + start : part.offset + end]
-        place.copy_(torch.from_numpy(words.view(np.uint8))[: end - start])
+        place = view_blocks(part, record)[:, NUMBER_BYTES:]
+        words = generator.random_raw(-(-place.numel() // 8))
+        place.copy_(torch.from_numpy(words.view(np.uint8))[: place.numel()].view(place.shape))
 
 
 def write_dense_part(

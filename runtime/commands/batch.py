@@ -114,20 +114,20 @@ def result_settings(config: BatchConfig, folder: Path, digest: str) -> dict[str,
     }
 
 
-def read_codings(store: Path | None) -> list[list[int]] | None:
-    """Return bits and group sizes of a quantised packed store, else None."""
+def read_codings(store: Path | None) -> list[list[str | int]] | None:
+    """Return types and group sizes of a quantised packed store, else None."""
     if store is None:
         return None
     from runtime.store.packed.manifest import read_manifest
 
     contents, _ = read_manifest(expand_home(store))
     codings = {
-        (part.bits, part.group_size)
+        (part.kind, part.group_size)
         for layer in contents.layers
         for chunk in layer.chunks
         for part in chunk.parts
     }
-    return sorted(map(list, codings)) if any(bits for bits, _ in codings) else None
+    return sorted(map(list, codings)) if any(kind for kind, _ in codings) else None
 
 
 def run_left_batches(

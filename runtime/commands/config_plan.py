@@ -10,7 +10,7 @@ import math
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from runtime.engine.auto_budget import FreeMemory, choose_budget, format_size
 from runtime.engine.loading import KV_TOKENS
 from runtime.engine.memory import available_memory_bytes
 from runtime.errors import BudgetError
-from runtime.hf.experts import multiplies_rows
 from runtime.hf.kv import estimate_cache_bytes
 from runtime.hf.layers import find_top_k
 from runtime.hf.loading import StrippedModel, build_skeleton
@@ -152,11 +151,8 @@ def lay_out_formats(
     """Return the layers' layouts in each format: as a checkpoint in bfloat16 and as packed ones."""
     plain = [assume_slot_layout(list_taken_parameters([layer])) for layer in stripped.layers]
     formats: dict[str, Sequence[SlotLayout | PackedLayout]] = {DTYPE: plain}
-    has_kernels = all(multiplies_rows(layer.experts) for layer in stripped.layers)
     for quantise in QUANTISED:
         coding = choose_coding(quantise)
-        if not has_kernels:
-            coding = replace(coding, block=0)
         formats[quantise.value] = [build_packed_layout(own, coding=coding) for own in plain]
     return formats
 

@@ -3,7 +3,6 @@
 import shlex
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,50 +14,49 @@ from predictors.units import MIB
 from runtime.commands.progress import print_line, progress
 from runtime.config import PackConfig, Quantise
 from runtime.errors import StoreError
-from runtime.hf.experts import multiplies_rows
 from runtime.hf.loading import load_stripped
 from runtime.hf.strip import list_source_tensors
 from runtime.store.base import ExpertStore
 from runtime.store.gguf.header import is_gguf
 from runtime.store.layout import SlotLayout
 from runtime.store.model_source import fingerprint, identity, resolve
-from runtime.store.packed.blocks import DEFAULT_BLOCK, native_block
-from runtime.store.packed.coding import RAW, Coding
+from runtime.store.packed.coding import HQQ, RAW, Coding
 from runtime.store.packed.layout import PackedLayout, build_packed_layout
 from runtime.store.packed.manifest import describe_contents
 from runtime.store.packed.writer import pack, total_bytes
 from runtime.store.repacked import RepackedStore
 from runtime.store.rewritten import write_without_experts
 
-INT4_GROUP_SIZE, HQQ_GROUP_SIZE = 32, 64
-"""Default group sizes."""
-META_GROUP_SIZE = 128
+RECOMMENDED = {Quantise.INT8: Quantise.Q8_0, Quantise.INT4: Quantise.Q4_K}
+"""The types with the least loss for their size that every device decodes."""
+HQQ_GROUP_SIZE = 64
+META_GROUP_SIZE, SMALLEST_BLOCK = 128, 32
 """Scales and zeros of `hqq` that are quantised together: "a zero scale group size of 128" (Klotski,
 section 7)."""
 
 
 def choose_coding(quantise: Quantise, group_size: int | None = None) -> Coding:
-    """Returns how experts are stored; for kernels of this processor where they can multiply."""
-    block = native_block() or DEFAULT_BLOCK
-    return {
-        Quantise.NONE: RAW,
-        Quantise.INT8: Coding(8, group_size or 0),
-        Quantise.INT4: Coding(4, group_size or INT4_GROUP_SIZE, block=block),
-        Quantise.HQQ: Coding(4, group_size or HQQ_GROUP_SIZE, META_GROUP_SIZE),
-    }[quantise]
+    """Returns how experts are stored."""
+    if quantise is Quantise.NONE:
+        return RAW
+    if quantise is Quantise.HQQ:
+        return Coding(HQQ, group_size or HQQ_GROUP_SIZE, META_GROUP_SIZE)
+    return Coding(RECOMMENDED.get(quantise, quantise).value.upper())
 
 
 def find_unquantised(layouts: Sequence[PackedLayout], coding: Coding) -> list[str]:
-    """List matrices that cannot be quantised with these groups.
+    """List matrices that cannot be quantised, as their rows do not divide.
 
     Raises:
         StoreError: no matrix can.
     """
     parts = [(matrix.parameter, matrix.coding) for layout in layouts for matrix in layout.matrices]
-    left = sorted({name for name, how in parts if how.bits != coding.bits})
-    if left and all(how.bits != coding.bits for _, how in parts):
+    left = sorted({name for name, how in parts if how == RAW})
+    if left and all(how == RAW for _, how in parts):
         raise StoreError(
-            f"group_size={coding.group_size} divides none of {', '.join(left)}; choose another size"
+            f"quantise: rows of {', '.join(left)} are no multiple of "
+            f"{coding.group_size or SMALLEST_BLOCK} weights; choose "
+            + ("another group_size" if coding.group_size else "quantise=hqq with a group_size")
         )
     return left
 
@@ -94,15 +92,13 @@ def run(config: PackConfig) -> dict[str, Any]:
     stripped = load_stripped(folder, config.model.dtype)
     keeps_integers = stripped.holds_integers and coding == RAW
     source = stripped.open_store() if keeps_integers else stripped.open_decoded()
-    if not all(multiplies_rows(layer.experts) for layer in stripped.layers):
-        coding = replace(coding, block=0)
     layouts = plan_records(source, coding, folder)
     left = [] if coding == RAW else find_unquantised(layouts, coding)
     if left:
         print_line(
             console,
-            f"not quantised, because groups of {coding.group_size} do not divide them: "
-            + ", ".join(left),
+            f"not quantised, because {coding.group_size or SMALLEST_BLOCK} weights do not divide "
+            "their rows: " + ", ".join(left),
         )
     contents = describe_contents(
         layouts,

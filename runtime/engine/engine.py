@@ -26,7 +26,7 @@ from runtime.policy.device_cache import DeviceCache
 from runtime.policy.eviction.protocol import Expert
 from runtime.policy.placement import ExpertPlacement
 from runtime.store.base import ExpertStore, max_decoded_bytes
-from runtime.store.packed.matrix import ExpertWeights
+from runtime.store.ggml.matrix import ExpertWeights
 from runtime.transfer.arena import Arena
 from runtime.transfer.timeline import TimelineSink
 from runtime.transfer.watched_loop import WatchedLoop

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from runtime.policy.adaptive_switch import AdaptiveSwitch
 from runtime.policy.device_cache import DeviceCache
 from runtime.policy.host_split import SplitCosts, choose_host_experts
-from runtime.store.packed.matrix import ExpertWeights
+from runtime.store.ggml.matrix import ExpertWeights
 from runtime.transfer.arena import Arena
 from runtime.transfer.loop import TierLink
 

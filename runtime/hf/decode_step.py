@@ -23,6 +23,8 @@ be computed alike, and every process of a machine has to come to the same decisi
 only where the result is not known.
 """
 
+import time
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -36,7 +38,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from runtime.config import DecodeKernels
 from runtime.hf.forward_pass import ForwardWrapper, find_generating_parts, find_tokens
 from runtime.hf.row_block import SequenceStates, attend_by_sequence
-from runtime.store.packed.kernel_choice import measure_speedup
 
 DTYPES = (torch.bfloat16, torch.float16)
 ROWS, COLUMNS, MATRICES = 768, 2048, 4
@@ -147,6 +148,21 @@ def measure_kernel_speedup(dtype: torch.dtype, num_threads: int) -> float:
         )
     finally:
         change_settings(usual)
+
+
+def measure_speedup(
+    usual: Callable[[], None], other: Callable[[], None], *, repetitions: int
+) -> float:
+    """Return the least time of one computation over that of another, tried in turns."""
+
+    def seconds(compute: Callable[[], None]) -> float:
+        start = time.perf_counter()
+        compute()
+        return time.perf_counter() - start
+
+    pairs = [(seconds(usual), seconds(other)) for _ in range(repetitions)]
+    least_usual, least_other = map(min, zip(*pairs, strict=True))
+    return least_usual / least_other
 
 
 def apply_decode_threads(model: PreTrainedModel, wanted: int | None, *, expert_bytes: int) -> None:

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from transformers.integrations.moe import ExpertsInterface
 
 from runtime.hf.quantised_experts import compute_quantised
-from runtime.store.ggml.matrix import QuantisedExpert
-from runtime.store.packed.matrix import ExpertWeights, QuantisedMatrix
+from runtime.store.ggml.matrix import ExpertWeights, QuantisedExpert
 
 IMPLEMENTATION = "moecast"
 
@@ -106,10 +105,7 @@ def compute_expert(module: nn.Module, weights: ExpertWeights, hidden_ND: Tensor)
 
     def linear(x: Tensor, name: str) -> Tensor:
         weight = weights[name]
-        if isinstance(weight, QuantisedMatrix):
-            x = weight.linear(x)
-        else:
-            x = x @ weight if module.is_transposed else F.linear(x, weight)
+        x = x @ weight if module.is_transposed else F.linear(x, weight)
         return x + weights[f"{name}_bias"] if module.has_bias else x
 
     if module.has_gate:
@@ -266,7 +262,7 @@ def compute_separate_rows(
 def multiplies_rows(module: nn.Module) -> bool:
     """Returns whether `compute_expert` multiplies by the rows of an expert's matrices.
 
-    Then they may be `QuantisedMatrix`; others get tensors.
+    Then experts may be `QuantisedExpert`; others get tensors.
     """
     return runs_our_loop(module) and not module.is_transposed
 

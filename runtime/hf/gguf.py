@@ -39,7 +39,7 @@ from runtime.errors import CheckpointError
 from runtime.hf.layers import MoeLayer
 from runtime.store.base import as_memoryview
 from runtime.store.files import FileReader
-from runtime.store.gguf.blocks import DTYPES, count_bytes, decode_blocks
+from runtime.store.ggml.library import PLAIN, TYPES, decode_rows
 from runtime.store.gguf.header import EXPERTS, GgufHeader, GgufTensor, read_header
 from runtime.store.gguf.rows import describe_layers, plan_layer
 from runtime.store.repacked import ForeignLayer
@@ -120,8 +120,8 @@ def map_metadata(header: GgufHeader) -> dict[str, Any]:
 def choose_dtype(header: GgufHeader) -> torch.dtype:
     """Return the dtype of the file's weights; bfloat16, which kernels compute with, of blocks."""
     kinds = {tensor.kind for tensor in header.tensors.values()}
-    if kinds <= set(DTYPES):
-        return next(DTYPES[kind] for kind in ("BF16", "F16", "F32") if kind in kinds)
+    if kinds <= set(PLAIN):
+        return next(PLAIN[kind] for kind in ("BF16", "F16", "F32") if kind in kinds)
     return torch.bfloat16
 
 
@@ -152,11 +152,11 @@ class StreamedTensor:
 
     def _read(self, first: int, num_rows: int) -> Tensor:
         tensor = self.tensor
-        row_bytes = count_bytes(tensor.kind, tensor.shape[-1:])
+        row_bytes = TYPES[tensor.kind].row_bytes(tensor.shape[-1])
         raw = torch.empty(num_rows * row_bytes, dtype=torch.uint8)
         offset = tensor.offset + first * row_bytes
         self.files.read(tensor.file, offset, as_memoryview(raw), what=tensor.name)
-        weights = decode_blocks(tensor.kind, raw)
+        weights = decode_rows(tensor.kind, raw)
         if self.convert is not None:
             weights = self.convert(weights.float().view(tensor.shape))
         return weights.to(self.dtype)

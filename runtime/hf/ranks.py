@@ -24,7 +24,7 @@ from runtime.hf.experts import find_accumulation
 from runtime.hf.layers import MoeLayer
 from runtime.policy.placement import BlockPlacement, RankPart
 from runtime.store.base import ExpertStore
-from runtime.store.packed.matrix import ExpertWeights
+from runtime.store.ggml.matrix import ExpertWeights
 
 
 class RankExperts(LayerExperts):

@@ -43,9 +43,8 @@ from runtime.profiling.bandwidth import (
 from runtime.sim.hardware import MeasuredHardware, Overheads
 from runtime.sim.predictor_latency import nearest_latencies
 from runtime.store.base import ExpertLayout, ExpertStore, max_slot_bytes
-from runtime.store.ggml.matrix import QuantisedExpert
+from runtime.store.ggml.matrix import ExpertWeights, QuantisedExpert
 from runtime.store.model_source import resolve
-from runtime.store.packed.matrix import ExpertWeights
 from runtime.transfer.arena import Arena
 from runtime.transfer.arrivals import make_arrivals
 

@@ -82,7 +82,7 @@ def name_format(layout: ExpertLayout) -> str:
     if isinstance(layout, SlotLayout) and layout.encoded:
         return name_encoding([layout])
     if isinstance(layout, PackedLayout) and layout.matrices[0].coding != RAW:
-        return f"int{layout.matrices[0].coding.bits}"
+        return layout.matrices[0].coding.kind
     dtype = layout.dtypes[max(layout.shapes, key=lambda name: math.prod(layout.shapes[name]))]
     return str(dtype).removeprefix("torch.")
 

@@ -1,7 +1,11 @@
 """Weights and experts stored as packed integers: GPTQ, AWQ and compressed-tensors.
 
 Each is `w = (q - zero) * scale`, with a scale and a zero point for each group of consecutive
-weights of a row. What differs is the order of the integers in the file.
+weights of a row. What differs is the order of the integers in the file. Groups of whole 32 weights
+lie in slots as blocks of GGUF's types, integer by integer: symmetric ones as Q8_0 and Q4_0, with
+their scale, others as Q4_1, `w = q * scale + minimum` with the minimum `-zero * scale`. Scales and
+minima are float16 there: float16 scales stay what they are, bfloat16 ones too from 2 ** -14 on; a
+minimum is rounded.
 
 Shape suffixes: N rows (outputs), K columns (inputs), G groups of a row, P numbers in 32 bits.
 """
@@ -18,8 +22,7 @@ from runtime.store.base import as_memoryview
 from runtime.store.conversion import measure_peak_bytes
 from runtime.store.files import FileReader
 from runtime.store.integer_scheme import IntegerScheme
-from runtime.store.packed.blocks import GROUP_SIZES, MIDDLE, fits, native_block
-from runtime.store.packed.coding import RAW, Coding, Integers
+from runtime.store.packed.coding import RAW, Coding
 from runtime.store.repacked import ForeignLayer, ForeignRows, RepackedStore
 from runtime.store.tensor_index import StoredTensor
 from runtime.store.weight_plan import WeightPlan
@@ -30,6 +33,8 @@ PARTS = {
     "awq": ("qweight", "scales", "qzeros"),
 }
 """Integers, scales and zero points of a weight, then what is not needed."""
+BLOCK = 32
+"""Weights of a block of GGUF's types for integers."""
 TRANSPOSITION_BYTES = 120 * 120
 """A block through which PyTorch transposes a copy of any size."""
 
@@ -86,36 +91,32 @@ class IntegerTensor(StoredTensor):
             f"{self.key}: packed integers of several experts in one tensor are not served"
         )
 
-    def choose_coding(self, *, uses_kernels: bool) -> Coding:
-        """Return how a slot holds the weight: exactly, but for the rounding of the kernels' scales.
+    def choose_coding(self) -> Coding:
+        """Return how a slot holds the weight.
 
-        Weights that no coding holds are dequantised while they are read.
+        Weights that no block holds are dequantised while they are read.
         """
-        num_rows, num_columns = self.shape
-        size, block = self.group_size, native_block()
+        if self.group_size % BLOCK or (self.scheme.bits == 8 and not self.scheme.is_symmetric):
+            return RAW
         if self.scheme.bits == 8:
-            return Coding(8, size) if self.scheme.is_symmetric else RAW
-        # A group that the kernel does not take is several of its groups with the same scale.
-        taken = next((s for s in reversed(GROUP_SIZES) if size % s == 0), None)
-        if uses_kernels and block and taken and fits(num_rows, num_columns, taken):
-            return Coding(4, taken, block=block)
-        return Coding(4, size)
+            return Coding("Q8_0")
+        return Coding("Q4_0" if self.scheme.is_symmetric else "Q4_1")
 
     def load(self, files: FileReader) -> Tensor:
         """Read and dequantise the weight; raises TransferError."""
         return self._unpack(self._read_parts(files)).dequantise()
 
-    def read_integers(self, files: FileReader, coding: Coding, dtype: torch.dtype) -> Integers:
-        """Read the weight for a slot of a model in this dtype; raises TransferError."""
-        return self._repack(self._read_parts(files), coding, dtype)
+    def read_blocks(self, files: FileReader, coding: Coding) -> Tensor:
+        """Read the weight as blocks of a GGUF type, uint8; raises TransferError."""
+        return self._repack(self._read_parts(files), coding)
 
     def measure_loading(self) -> int:
         """Return the memory that `load` takes."""
         return self._measure(lambda parts: self._unpack(parts).dequantise())
 
-    def measure_integers(self, coding: Coding, dtype: torch.dtype) -> int:
-        """Return the memory that `read_integers` takes."""
-        return self._measure(lambda parts: self._repack(parts, coding, dtype))
+    def measure_blocks(self, coding: Coding) -> int:
+        """Return the memory that `read_blocks` takes."""
+        return self._measure(lambda parts: self._repack(parts, coding))
 
     def _measure(self, computation: Callable[[dict[str, Tensor]], object]) -> int:
         def run() -> None:
@@ -142,25 +143,31 @@ class IntegerTensor(StoredTensor):
             files.read(part.file, part.offset, as_memoryview(tensor), what=part.key)
         return parts
 
-    def _repack(self, parts: dict[str, Tensor], coding: Coding, dtype: torch.dtype) -> Integers:
+    def _repack(self, parts: dict[str, Tensor], coding: Coding) -> Tensor:
         weight = self._unpack(parts)
-        values, scales_NG, zeros_NG = weight.values_NK, weight.scales_NG, weight.zeros_NG
-        if coding.bits == 8:
-            if (zeros_NG != 128).any():
-                raise TransferError(
-                    f"{self.key}: its zero points are not 128, although the checkpoint's "
-                    "configuration says that it is symmetric; fetch it again",
-                    fault=Fault.DAMAGED,
-                )
-            return Integers(
-                (values ^ 128).view(torch.int8).view(-1), scales_NG.to(dtype).view(-1), None
+        middle = 1 << (self.scheme.bits - 1)
+        if self.scheme.is_symmetric and (weight.zeros_NG != middle).any():
+            raise self._damaged(
+                f"its zero points are not {middle}, although the checkpoint's "
+                "configuration says that it is symmetric"
             )
-        if coding.block:
-            copies = self.shape[1] // coding.group_size // self.num_groups
-            scales = scales_NG.float().repeat_interleave(copies, 1).view(-1)
-            zeros = zeros_NG.float().repeat_interleave(copies, 1).view(-1)
-            return Integers(values.view(-1), scales, zeros.sub_(MIDDLE).neg_().mul_(scales))
-        return Integers(values.view(-1), scales_NG.to(dtype).view(-1), zeros_NG.to(dtype).view(-1))
+        scales_NG = weight.scales_NG.float()
+        numbers = [scales_NG]
+        if coding.kind == "Q4_1":
+            numbers.append(weight.zeros_NG.float().neg_().mul_(scales_NG))
+        repeats = self.group_size // BLOCK
+        numbers_BX = torch.stack(numbers, -1).half().repeat_interleave(repeats, 1).flatten(0, 1)
+        if not numbers_BX.isfinite().all():
+            raise self._damaged("a scale is no number of float16")
+        values_BS = weight.values_NK.view(-1, BLOCK)
+        if self.scheme.bits == 8:
+            values_BS = values_BS ^ 128
+        else:
+            values_BS = values_BS[:, : BLOCK // 2] | values_BS[:, BLOCK // 2 :] << 4
+        return torch.cat([numbers_BX.contiguous().view(torch.uint8), values_BS], 1).view(-1)
+
+    def _damaged(self, reason: str) -> TransferError:
+        return TransferError(f"{self.key}: {reason}; fetch it again", fault=Fault.DAMAGED)
 
     def _unpack(self, parts: dict[str, Tensor]) -> UnpackedWeight:
         bits, (num_rows, num_columns) = self.scheme.bits, self.shape
@@ -273,15 +280,17 @@ class PlannedRows(ForeignRows):
     source: int
     files: FileReader
 
-    def read(self, expert: int) -> Integers | Tensor:
-        tensor, dtype = self.plan.extents(expert)[self.source], self.plan.parameter.dtype
-        if not isinstance(tensor, IntegerTensor):
+    def read(self, expert: int, target: Tensor) -> None:
+        tensor = self.plan.extents(expert)[self.source]
+        if isinstance(tensor, IntegerTensor) and self.coding != RAW:
+            target.copy_(tensor.read_blocks(self.files, self.coding))
+            return
+        if isinstance(tensor, IntegerTensor):
+            weights = tensor.load(self.files)
+        else:
             weights = torch.empty(tensor.shape, dtype=tensor.dtype)
             self.files.read(tensor.file, tensor.offset, as_memoryview(weights), what=tensor.key)
-            return weights
-        if self.coding == RAW:
-            return tensor.load(self.files)
-        return tensor.read_integers(self.files, self.coding, dtype)
+        target.view(self.plan.parameter.dtype).copy_(weights.reshape(-1))
 
     @property
     def scratch_bytes(self) -> int:
@@ -292,7 +301,7 @@ class PlannedRows(ForeignRows):
             return tensor.num_bytes
         if self.coding == RAW:
             return tensor.measure_loading()
-        return tensor.measure_integers(self.coding, self.plan.parameter.dtype)
+        return tensor.measure_blocks(self.coding)
 
 
 def has_integers(banks: Sequence[dict[str, WeightPlan]]) -> bool:
@@ -309,7 +318,7 @@ def has_integers(banks: Sequence[dict[str, WeightPlan]]) -> bool:
 def open_integer_store(
     banks: Sequence[dict[str, WeightPlan]], files: FileReader, *, uses_kernels: bool
 ) -> RepackedStore:
-    """Return a store that repacks experts for the kernels of this processor, or for decoding."""
+    """Return a store of experts as blocks of GGUF's types."""
     layers = []
     for bank in banks:
         rows: list[ForeignRows] = []
@@ -317,9 +326,7 @@ def open_integer_store(
             first = 0
             for source, extent in enumerate(plan.extents(0)):
                 codings = {
-                    tensor.choose_coding(uses_kernels=uses_kernels)
-                    if isinstance(tensor, IntegerTensor)
-                    else RAW
+                    tensor.choose_coding() if isinstance(tensor, IntegerTensor) else RAW
                     for tensor in (extents[source] for extents in plan.kinds)
                 }
                 # A slot is for any expert: where one is left unquantised, all are dequantised.

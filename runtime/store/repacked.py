@@ -1,7 +1,6 @@
-"""Experts of a checkpoint whose own format nothing computes with, repacked as they are read.
+"""Experts of a checkpoint whose rows are quantised: slots hold them as ggml's kernels take them.
 
-Integers stay integers: a slot holds them in the order of the kernels that multiply them
-(`runtime.store.packed`), whatever the order in the file.
+Rows of a GGUF file are read as they are; integers of other formats are put in GGUF's blocks.
 """
 
 from abc import ABC, abstractmethod
@@ -12,12 +11,9 @@ import torch
 from torch import Tensor
 
 from runtime.store.base import READERS, ExpertStore
-from runtime.store.files import FileReader
-from runtime.store.packed.coding import RAW, Coding, Integers, encode
+from runtime.store.files import FileRange, FileReader
+from runtime.store.packed.coding import Coding
 from runtime.store.packed.layout import PackedLayout, Piece, lay_out
-
-ORDERING_BYTES = 2
-"""Memory for each weight that `to_blocks` takes."""
 
 
 @dataclass(frozen=True)
@@ -32,19 +28,21 @@ class ForeignRows(ABC):
     """Coding of the rows in a slot; `RAW` is weights in the parameter's dtype."""
 
     @abstractmethod
-    def read(self, expert: int) -> Integers | Tensor:
-        """Return integers for the coding; or the weights, in any shape and dtype, if it is `RAW`.
-
-        Thread-safe.
+    def read(self, expert: int, target: Tensor) -> None:
+        """Fill the rows' bytes in a slot, uint8. Thread-safe.
 
         Raises:
-            TransferError: the bytes did not arrive.
+            TransferError: the bytes did not arrive, or are damaged.
         """
+
+    def place(self, expert: int) -> FileRange | None:  # noqa: ARG002
+        """Return where a file has these bytes as they are; None: `read` makes them."""
+        return None
 
     @property
     @abstractmethod
     def scratch_bytes(self) -> int:
-        """Memory that a `read` takes, its result included."""
+        """Memory that a `read` takes in addition to the slot."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ class ForeignLayer:
 
 
 class RepackedStore(ExpertStore):
-    """Reads chunks of experts and repacks them into slots. Thread-safe."""
+    """Reads chunks of quantised experts into slots. Thread-safe."""
 
     layouts: list[PackedLayout]
 
@@ -89,32 +87,40 @@ class RepackedStore(ExpertStore):
                     ],
                 ),
                 uses_kernels=uses_kernels,
+                reads_parts=True,
             )
             for layer in layers
         ]
         self.experts_per_layer = [layer.num_experts for layer in layers]
-        self.scratch_bytes = READERS * max(
-            rows.scratch_bytes + ORDERING_BYTES * rows.num_weights * (rows.coding.block > 0)
-            for layer in layers
-            for rows in layer.rows
-        )
+        rows = (rows for layer in layers for rows in layer.rows)
+        self.scratch_bytes = READERS * max(one.scratch_bytes for one in rows)
 
     def read(self, layer: int, expert: int, chunks: range, slot: Tensor) -> None:
-        layout = self.layouts[layer]
-        for part in (part for chunk in chunks for part in layout.chunks[chunk]):
+        for chunk in chunks:
+            for rows, start, end in self._places(layer, chunk):
+                rows.read(expert, slot[start:end])
+
+    def extents(self, layer: int, expert: int) -> list[FileRange] | None:
+        found = []
+        for chunk in range(len(self.layouts[layer].chunks)):
+            places = list(self._places(layer, chunk))
+            if len(places) != len(self.layouts[layer].chunks[chunk]):
+                return None  # several rows have become one part
+            for rows, _, _ in places:
+                if (place := rows.place(expert)) is None:
+                    return None
+                found.append(place)
+        return found
+
+    def _places(self, layer: int, chunk: int) -> list[tuple[ForeignRows, int, int]]:
+        """Return a chunk's rows, and where their bytes begin and end in the slot."""
+        layout, found = self.layouts[layer], []
+        for part in layout.chunks[chunk]:
             # Weights as they are of several rows may have become one part.
-            at, end = part.first, part.first + part.num_weights
-            while at < end:
+            at, start = part.first, part.offset
+            while at < part.first + part.num_weights:
                 rows = self._rows[layer][part.parameter, at]
-                values = rows.read(expert)
-                if part.coding == RAW:
-                    assert isinstance(values, Tensor)
-                    dtype = layout.dtypes[part.parameter]
-                    start = part.offset + (at - part.first) * dtype.itemsize
-                    target = slot[start : start + rows.num_weights * dtype.itemsize].view(dtype)
-                    target.copy_(values.reshape(-1))
-                else:
-                    assert isinstance(values, Integers)
-                    num_columns = layout.shapes[part.parameter][-1]
-                    encode(part.coding, values, slot[part.offset :], num_columns=num_columns)
-                at += rows.num_weights
+                end = start + rows.coding.num_bytes(rows.num_weights, layout.dtypes[part.parameter])
+                found.append((rows, start, end))
+                at, start = at + rows.num_weights, end
+        return found

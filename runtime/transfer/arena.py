@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from runtime.store.base import ExpertLayout
-from runtime.store.ggml.matrix import QuantisedExpert
-from runtime.store.packed.matrix import ExpertWeights
+from runtime.store.ggml.matrix import ExpertWeights, QuantisedExpert
 
 
 class Arena:

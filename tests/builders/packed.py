@@ -1,6 +1,7 @@
 """Packed stores of tiny models, made on the spot."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from runtime.store.base import ExpertStore, allocate_aligned
 from runtime.store.checkpoint import CheckpointStore
 from runtime.store.model_source import fingerprint
 from runtime.store.packed.coding import RAW, Coding
-from runtime.store.packed.layout import build_packed_layout
+from runtime.store.packed.layout import PackedLayout, build_packed_layout
 from runtime.store.packed.manifest import StoreContents, describe_contents
 from runtime.store.packed.writer import pack
 
@@ -49,6 +50,8 @@ def read_expert(
 ) -> dict[str, Any]:
     """The weights of an expert by parameter, read as a whole or in these parts one by one."""
     layout = store.layouts[layer]
+    if isinstance(layout, PackedLayout):
+        layout = replace(layout, uses_kernels=False)
     slot = allocate_aligned(layout.num_bytes)
     for some in chunks or [range(len(layout.chunks))]:
         store.read(layer, expert, some, slot)

@@ -10,11 +10,11 @@ from runtime.hf.dense_stream import DensePart, DenseStream, find_dense_layers
 from runtime.profiling.bandwidth import seconds, trimmed_mean
 from runtime.store.dense_source import DenseCodes, DenseStore, read_extents
 from runtime.store.files import FileReader
-from runtime.store.packed.coding import Coding, decode, encode
-from runtime.store.packed.quantise import quantise
+from runtime.store.packed.coding import HQQ, Coding, decode, encode
+from runtime.store.packed.quantise import quantise_half_quadratic
 
 READS = 7
-ATTENTION_CODING = Coding(bits=4, group_size=64, meta_group_size=128)
+ATTENTION_CODING = Coding(HQQ, group_size=64, meta_group_size=128)
 """Klotski's own numbers."""
 
 
@@ -47,7 +47,8 @@ def quantise_attention(model: PreTrainedModel) -> None:
             flat = parameter.data.view(-1)
             size = ATTENTION_CODING.num_bytes(len(flat), flat.dtype)
             codes[name] = torch.zeros(size, dtype=torch.uint8, device=flat.device)
-            encode(ATTENTION_CODING, quantise(ATTENTION_CODING, flat), codes[name])
+            integers = quantise_half_quadratic(ATTENTION_CODING, flat)
+            encode(ATTENTION_CODING, integers, codes[name])
             decode(ATTENTION_CODING, codes[name], flat)
     handle.dense_codes = DenseCodes(ATTENTION_CODING, codes)
 

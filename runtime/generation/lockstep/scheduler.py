@@ -22,7 +22,7 @@ from runtime.generation.lockstep.sequence import (
 )
 from runtime.hf.dense_stream import DenseStream
 from runtime.hf.probes import Probes
-from runtime.store.packed.matrix import ExpertWeights
+from runtime.store.ggml.matrix import ExpertWeights
 
 Array = TypeVar("Array", Floats, Ints)
 

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from runtime.errors import CheckpointError
-from runtime.store.ggml.matrix import QuantisedExpert
-from runtime.store.packed.matrix import ExpertWeights
+from runtime.store.ggml.matrix import ExpertWeights, QuantisedExpert
 from runtime.store.weight_plan import FusedParameter
 
 

@@ -5,6 +5,7 @@ for each platform. Where it is missing, rows are decoded by PyTorch or gguf, and
 PyTorch.
 """
 
+import math
 import sys
 from dataclasses import dataclass
 from functools import cache
@@ -28,6 +29,10 @@ NUM_TYPES = 43
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Types of weights that are not quantised."""
 PLAIN_KINDS = {dtype: kind for kind, dtype in PLAIN.items()}
+
+
+BLOCKS_AT_ONCE = 64
+"""Blocks that a thread decodes at once, or a divisor of it."""
 
 
 @dataclass(frozen=True)
@@ -108,15 +113,8 @@ def multiplies(kind: str) -> bool:
     return described is not None and described[3]
 
 
-def decodes(kind: str, device: torch.device) -> bool:
-    """Return whether `decode_rows` decodes a type on a device."""
-    if kind in PLAIN or TYPES[kind].number in GGML_BLOCK:
-        return True
-    return device.type == "cpu" and TYPES[kind].number in quants._type_traits
-
-
-def decode_rows(kind: str, stored: Tensor, num_columns: int) -> Tensor:
-    """Return the weights of whole rows, uint8, in order: `(n,)` on their device.
+def decode_rows(kind: str, stored: Tensor) -> Tensor:
+    """Return the weights of whole blocks, uint8, in order: `(n,)` on their device.
 
     They are float32, or as they are stored where that is no quantised type.
     """
@@ -124,13 +122,13 @@ def decode_rows(kind: str, stored: Tensor, num_columns: int) -> Tensor:
         return stored.view(PLAIN[kind])
     type_, products = TYPES[kind], find_products()
     if stored.device.type == "cpu" and products is not None:
-        stored = stored.contiguous()
-        num_rows = stored.numel() // type_.row_bytes(num_columns)
-        weights = torch.empty(num_rows * num_columns)
+        stored, num_blocks = stored.contiguous(), stored.numel() // type_.block_bytes
+        weights = torch.empty(num_blocks * type_.block)
+        at_once = math.gcd(num_blocks, BLOCKS_AT_ONCE)
         products.decode(
             type_.number,
-            num_rows,
-            num_columns,
+            num_blocks // at_once,
+            at_once * type_.block,
             stored.data_ptr(),
             weights.data_ptr(),
             torch.get_num_threads(),
@@ -138,6 +136,8 @@ def decode_rows(kind: str, stored: Tensor, num_columns: int) -> Tensor:
         return weights
     if type_.number in GGML_BLOCK:
         return dequantize(stored, type_.number)
+    if stored.device.type != "cpu":
+        return decode_rows(kind, stored.cpu()).to(stored.device)
     return torch.from_numpy(quants.dequantize(stored.numpy(), GGMLQuantizationType[kind])).view(-1)
 
 

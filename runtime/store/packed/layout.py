@@ -2,8 +2,8 @@
 
 A record consists of chunks that begin and end on a block, so that each is one direct read from the
 file into the slot. Weights have the model's order, so that the slot holds the parameters; or they
-are integers with a scale for each group, which `weights` decodes, or leaves as they are for kernels
-that multiply them (`runtime.store.packed.matrix`).
+are quantised rows, which `weights` leaves as they are for kernels that multiply them
+(`runtime.store.ggml`), or decodes.
 """
 
 import math
@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 
 from runtime.store.files import BLOCK
+from runtime.store.ggml.library import PLAIN_KINDS, TYPES, explain_missing, multiplies
+from runtime.store.ggml.matrix import ExpertWeights, QuantisedExpert, RowMatrix, RowsPart
 from runtime.store.layout import SlotLayout, align
-from runtime.store.packed.blocks import fits, native_block
-from runtime.store.packed.coding import RAW, Coding, decode
-from runtime.store.packed.kernel_choice import has_kernel
-from runtime.store.packed.matrix import ExpertWeights, QuantisedMatrix, view_rows
+from runtime.store.packed.coding import HQQ, RAW, Coding, decode
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class PackedPart:
     num_weights: int
     coding: Coding
     offset: int
-    """Offset of the weights or integers in the slot; scales and zeros follow, each aligned."""
+    """Offset of the first byte in the slot."""
 
     def bytes_as(self, dtype: torch.dtype) -> int:
         return self.coding.num_bytes(self.num_weights, dtype)
@@ -49,7 +48,9 @@ class PackedLayout:
     ends: tuple[int, ...]
     """End of each chunk in bytes, where the next begins."""
     uses_kernels: bool = False
-    """Matrices of integers that have a kernel are not decoded."""
+    """Quantised matrices are multiplied as they are stored, where there are products."""
+    reads_parts: bool = False
+    """Each part is read for itself, from a file that has no record; else each chunk."""
     alignment = BLOCK
 
     @property
@@ -58,11 +59,16 @@ class PackedLayout:
 
     @property
     def chunk_ranges(self) -> list[list[tuple[int, int]]]:
+        if self.reads_parts:
+            return [[self._range(part) for part in chunk] for chunk in self.chunks]
         return [[(start, end)] for start, end in zip((0, *self.ends[:-1]), self.ends, strict=True)]
 
     @property
     def chunk_bytes(self) -> list[int]:
-        return [end - start for [(start, end)] in self.chunk_ranges]
+        return [sum(end - start for start, end in ranges) for ranges in self.chunk_ranges]
+
+    def _range(self, part: PackedPart) -> tuple[int, int]:
+        return part.offset, part.offset + part.bytes_as(self.dtypes[part.parameter])
 
     @property
     def padding_ranges(self) -> list[tuple[int, int]]:
@@ -85,20 +91,32 @@ class PackedLayout:
         """Parts of parameters with more than one dimension."""
         return [part for part in self.parts if len(self.shapes[part.parameter]) > 1]
 
-    def is_view(self, part: PackedPart) -> bool:
-        """Returns whether the part is used as it lies in the slot."""
-        if part.coding == RAW:
-            return True
-        return self.uses_kernels and has_kernel(part.coding, self.shapes[part.parameter][-1])
+    @cached_property
+    def row_matrices(self) -> dict[str, RowMatrix] | None:
+        """The matrices that are multiplied as they lie in the slot; None where others are."""
+        kinds = {part.coding.kind for part in self.matrices}
+        if not self.uses_kernels or not any(kinds) or HQQ in kinds:
+            return None
+        found: dict[str, list[RowsPart]] = {}
+        for part in self.matrices:
+            num_columns = self.shapes[part.parameter][-1]
+            kind = part.coding.kind or PLAIN_KINDS.get(self.dtypes[part.parameter], "")
+            num_rows, rest = divmod(part.num_weights, num_columns)
+            if rest or num_columns % TYPES[kind].block or not multiplies(kind):
+                return None
+            found.setdefault(part.parameter, []).append(RowsPart(kind, part.offset, num_rows))
+        return {name: RowMatrix(parts, self.shapes[name][-1]) for name, parts in found.items()}
 
     @property
     def views_are_weights(self) -> bool:
-        return all(map(self.is_view, self.parts))
+        return self.row_matrices is not None or all(part.coding == RAW for part in self.parts)
 
     @property
     def decoded_bytes(self) -> int:
         """Memory that `weights` needs in addition to the slot: parameters and a part's buffers."""
-        coded = [part for part in self.parts if not self.is_view(part)]
+        if self.views_are_weights:
+            return 0
+        coded = [part for part in self.parts if part.coding != RAW]
         results = sum(
             math.prod(self.shapes[name]) * self.dtypes[name].itemsize
             for name in {part.parameter for part in coded}
@@ -116,6 +134,8 @@ class PackedLayout:
         """Name, shape, dtype and parts of each parameter; its bytes where it lies as it is."""
         plan = []
         for name, shape in self.shapes.items():
+            if self.row_matrices is not None and name in self.row_matrices:
+                continue
             parts = [part for part in self.parts if part.parameter == name]
             dtype, start = self.dtypes[name], parts[0].offset
             plain = all(part.coding == RAW for part in parts)
@@ -126,21 +146,17 @@ class PackedLayout:
     def weights(self, slot: Tensor) -> ExpertWeights:
         """Return the expert's parameters from the slot's bytes `(num_bytes,)`.
 
-        They are views of the slot, or new tensors where it holds integers that have to be decoded.
+        They are views of the slot, or new tensors where it holds something that has to be decoded.
         """
-        parameters: dict[str, Tensor | QuantisedMatrix] = {}
+        parameters = {}
         for name, shape, dtype, parts, place in self._plan:
             if place is not None:
                 parameters[name] = slot[place.start : place.stop].view(dtype).view(shape)
-            elif all(map(self.is_view, parts)):
-                rows = [
-                    view_rows(part.coding, slot[part.offset :], part.num_weights, shape[-1], dtype)
-                    for part in parts
-                ]
-                parameters[name] = QuantisedMatrix(rows)
             else:
                 parameters[name] = self._decode(slot, shape, dtype, parts)
-        return parameters
+        if self.row_matrices is None:
+            return parameters
+        return QuantisedExpert(slot, slot.data_ptr(), self.row_matrices, parameters)
 
     def _decode(
         self, slot: Tensor, shape: tuple[int, ...], dtype: torch.dtype, parts: list[PackedPart]
@@ -149,29 +165,29 @@ class PackedLayout:
         flat = weight.view(-1)
         for part in parts:
             target = flat[part.first : part.first + part.num_weights]
-            decode(part.coding, slot[part.offset :], target, num_columns=shape[-1])
+            decode(part.coding, slot[part.offset :], target)
         return weight
 
 
 def describe_packed(layouts: Sequence[PackedLayout]) -> str | None:
-    """Returns why matrices of integers are decoded before each use; None if none is."""
-    packed = [layout for layout in layouts if isinstance(layout, PackedLayout)]
-    decoded = [part for layout in packed for part in layout.matrices if not layout.is_view(part)]
+    """Returns why quantised matrices are decoded before each use; None if none is."""
+    decoded = [layout for layout in layouts if not layout.views_are_weights]
     if not decoded:
         return None
-    reason = "this model, its device or this format has no kernel that is faster"
-    if layouts[0].uses_kernels and any(
-        part.coding.block not in (0, native_block()) for part in decoded
-    ):
-        reason = "it was packed for another processor: pack the model again on this one"
+    if any(part.coding.kind == HQQ for part in decoded[0].parts):
+        reason = "hqq has no kernel"
+    elif not decoded[0].uses_kernels:
+        reason = "this model or its device has no kernels for them"
+    else:
+        reason = explain_missing() or "ggml has no kernel for one of their types"
     return f"experts are decoded before each use, which takes longer than the product; {reason}"
 
 
 def build_packed_layout(source: SlotLayout, *, coding: Coding = RAW) -> PackedLayout:
     """The source's chunks, each from block to block.
 
-    A group size of 0 is a row. A matrix that cannot be stored in blocks is stored row by row.
-    Parameters of one dimension, or that do not divide into groups, stay as they are.
+    A matrix whose rows are no whole blocks takes the next type of smaller blocks (`SMALLER`).
+    Parameters of one dimension, or whose rows do not divide into any, stay as they are.
     """
     assert not source.encoded, "records hold decoded weights, or integers of their own coding"
     chunks = [
@@ -258,13 +274,25 @@ def _pieces(source: SlotLayout) -> Sequence[Sequence[tuple[str, int, int]]]:
     return [[piece(*bounds) for bounds in ranges] for ranges in source.chunk_ranges]
 
 
+SMALLER = {
+    **{"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q4_1", "Q5_K": "Q8_0", "Q6_K": "Q8_0"},
+    **{"IQ4_XS": "IQ4_NL"},
+}
+"""Types of blocks of 32 weights in place of those of 256: of no more loss, decoded by PyTorch on
+every device."""
+
+
+def choose_kind(kind: str, num_columns: int) -> str:
+    """Return a GGUF type for rows of this length; empty if there is none."""
+    while kind and num_columns % TYPES[kind].block:
+        kind = SMALLER.get(kind, "")
+    return kind
+
+
 def _coding(wanted: Coding, source: SlotLayout, parameter: str, num_weights: int) -> Coding:
     shape = source.shapes[parameter]
     if wanted == RAW or len(shape) < 2:
         return RAW
-    num_columns = shape[-1]
-    wanted = replace(wanted, group_size=wanted.group_size or num_columns)
-    num_rows, rest = divmod(num_weights, num_columns)
-    if wanted.block and (rest or not fits(num_rows, num_columns, wanted.group_size)):
-        wanted = replace(wanted, block=0)
-    return RAW if num_weights % wanted.group_size else wanted
+    if wanted.kind == HQQ:
+        return RAW if num_weights % wanted.group_size else wanted
+    return RAW if num_weights % shape[-1] else Coding(choose_kind(wanted.kind, shape[-1]))

@@ -22,13 +22,13 @@ from predictors.files import refuse_lfs_pointer
 from predictors.records import Count, ModelRecord, Positive, Sha256, StrictRecord
 from predictors.spec import ModelSpec
 from runtime.errors import StoreError
-from runtime.store.packed.blocks import BLOCKS, fits
-from runtime.store.packed.coding import Coding
+from runtime.store.ggml.library import TYPES
+from runtime.store.packed.coding import HQQ, Coding
 from runtime.store.packed.layout import PackedLayout, PackedPart, Piece, lay_out
 
 MANIFEST = "manifest.json"
 CHECKSUMS = "checksums.bin"
-VERSION = 1
+VERSION = 2
 MAX_MANIFEST_BYTES = 16 << 20
 """A layer takes about a kilobyte; far above, something else is meant."""
 MIN_GROUP_SIZE = 8
@@ -45,10 +45,9 @@ class PartRecord(StrictRecord):
     parameter: str
     first: Count
     num_weights: Positive
-    bits: int
-    group_size: Count
+    kind: str
+    group_size: Count = 0
     meta_group_size: Count = 0
-    block: Count = 0
     offset: Count
 
 
@@ -171,18 +170,16 @@ def _check(layout: PackedLayout) -> None:
     filled = dict.fromkeys(layout.shapes, 0)
     for part in layout.parts:
         coding = part.coding
-        if coding.bits not in (0, 4, 8):
-            raise ValueError(f"{part.parameter}: {coding.bits} bits")
-        if coding.bits and (
-            coding.group_size < MIN_GROUP_SIZE or part.num_weights % coding.group_size
-        ):
+        if coding.kind not in ("", HQQ) and coding.kind not in TYPES:
+            raise ValueError(f"{part.parameter}: type {coding.kind!r}")
+        is_hqq = coding.kind == HQQ
+        if is_hqq and (coding.group_size < MIN_GROUP_SIZE or coding.group_size % 2):
             raise ValueError(f"{part.parameter}: groups of {coding.group_size}")
-        if not coding.bits and coding.group_size:
-            raise ValueError(f"{part.parameter}: groups of weights as they are")
-        if coding.block and not _fits_blocks(layout.shapes[part.parameter], part):
-            raise ValueError(f"{part.parameter}: blocks of {coding.block} rows")
-        if coding.meta_group_size and coding.bits != 4:
-            raise ValueError(f"{part.parameter}: meta groups of {coding.bits} bits")
+        if is_hqq != bool(coding.group_size) or is_hqq != bool(coding.meta_group_size):
+            raise ValueError(f"{part.parameter}: groups of {coding.kind or 'weights as they are'}")
+        columns = layout.shapes[part.parameter][-1] if coding.kind in TYPES else coding.block
+        if columns % coding.block or part.num_weights % columns or part.first % columns:
+            raise ValueError(f"{part.parameter}: no whole blocks of {coding.block}")
         if part.first != filled[part.parameter]:
             raise ValueError(f"{part.parameter}: weight {part.first} after a gap")
         filled[part.parameter] += part.num_weights
@@ -199,14 +196,6 @@ def _check(layout: PackedLayout) -> None:
     # weights as they are.
     if lay_out(layout.shapes, layout.dtypes, pieces) != layout:
         raise ValueError("parts or chunks begin or end at other bytes than they would be put at")
-
-
-def _fits_blocks(shape: tuple[int, ...], part: PackedPart) -> bool:
-    coding, num_columns = part.coding, shape[-1]
-    is_known = coding.block in BLOCKS.values() and coding.bits == 4 and not coding.meta_group_size
-    is_whole = len(shape) == 2 and part.first % num_columns == part.num_weights % num_columns == 0
-    num_rows = part.num_weights // num_columns
-    return is_known and is_whole and fits(num_rows, num_columns, coding.group_size)
 
 
 def seal_manifest(contents: StoreContents, checksums: bytes) -> bytes:

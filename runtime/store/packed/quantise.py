@@ -1,4 +1,4 @@
-"""Finds integers, scales and zeros for weights.
+"""Half-quadratic quantisation: finds integers, scales and zeros for weights.
 
 Shape suffixes: N weights, G groups, S weights of a group, M meta groups.
 """
@@ -6,72 +6,14 @@ Shape suffixes: N weights, G groups, S weights of a group, M meta groups.
 import torch
 from torch import Tensor
 
-from runtime.store.packed.blocks import MIDDLE
 from runtime.store.packed.coding import Coding, Integers
 
 STEP = 1 << 17
 """Weights that are searched at once: what the processor's cache holds a few times as float32."""
-SHARES = (1.0, 0.95, 0.9, 0.85, 0.8)
-"""Ranges of int4 in blocks, as shares of the range of a group's weights."""
 SEARCH_STEPS = 20
 NORM, BETA, GROWTH = 0.7, 10.0, 1.01
 """The norm of the error, the weight of the quadratic term and its growth with each step: the values
 of HQQ's authors."""
-
-
-def quantise(coding: Coding, weights_N: Tensor) -> Integers:
-    """Returns weights in their own dtype as integers; groups follow one another.
-
-    int8 is symmetric: the largest of a group is 127. int4 reaches from the smallest to the largest
-    of a group and 0, and zeros stay zeros; in blocks, from the smallest to the largest; with a
-    `meta_group_size`, HQQ searches its zeros and both scales and zeros are integers, too.
-    """
-    weights_GS = weights_N.view(-1, coding.group_size)
-    if coding.meta_group_size:
-        return _quantise_half_quadratic(coding, weights_GS)
-    if coding.block:
-        return _quantise_with_offsets(weights_GS.float())
-    dtype = weights_N.dtype
-    weights_GS = weights_GS.float()
-    if coding.bits == 8:
-        scales = _nonzero((weights_GS.abs().amax(1) / 127).to(dtype))
-        values = _divide(weights_GS, scales).round_().clamp_(-127, 127)
-        return Integers(values.to(torch.int8).view(-1), scales, None)
-    low, high = weights_GS.amin(1).clamp_(max=0), weights_GS.amax(1).clamp_(min=0)
-    scales = _nonzero(((high - low) / 15).to(dtype))
-    zeros = (-low / scales.float()).round_().clamp_(0, 15).to(dtype)
-    values = _divide(weights_GS, scales).round_().add_(zeros[:, None].float()).clamp_(0, 15)
-    return Integers(values.to(torch.uint8).view(-1), scales, zeros)
-
-
-def _quantise_with_offsets(weights_GS: Tensor) -> Integers:
-    """Returns integers for `runtime.store.packed.blocks`; the zeros are offsets.
-
-    Of several ranges, each group takes the one with the least squared error: a little less than
-    from its smallest to its largest weight cuts outliers and rounds all others less.
-    """
-    low, high = weights_GS.amin(1), weights_GS.amax(1)
-    best: tuple[Tensor, Tensor, Tensor] | None = None
-    least_G = torch.full_like(low, float("inf"))
-    for share in SHARES:
-        scales = _nonzero((share * (high - low) / 15).bfloat16())
-        # The middle integer is the offset itself, so that equal weights stay what they are.
-        offsets = torch.where(low == high, low, share * low + MIDDLE * scales.float()).bfloat16()
-        scale_G1, offset_G1 = scales[:, None].float(), offsets[:, None].float()
-        values = ((weights_GS - offset_G1) / scale_G1).round_().add_(MIDDLE).clamp_(0, 15)
-        error_G = ((values - MIDDLE) * scale_G1 + offset_G1 - weights_GS).square_().sum(1)
-        is_better_G = error_G < least_G
-        least_G = torch.where(is_better_G, error_G, least_G)
-        found = values.to(torch.uint8), scales, offsets
-        if best is not None:
-            found = (
-                torch.where(is_better_G[:, None], found[0], best[0]),
-                torch.where(is_better_G, found[1], best[1]),
-                torch.where(is_better_G, found[2], best[2]),
-            )
-        best = found
-    assert best is not None
-    return Integers(best[0].view(-1), best[1], best[2])
 
 
 def _nonzero(scales: Tensor) -> Tensor:
@@ -79,17 +21,14 @@ def _nonzero(scales: Tensor) -> Tensor:
     return torch.where(scales == 0, torch.ones_like(scales), scales)
 
 
-def _divide(weights_GS: Tensor, scales_G: Tensor) -> Tensor:
-    return weights_GS / scales_G[:, None].float()
-
-
-def _quantise_half_quadratic(coding: Coding, weights_GS: Tensor) -> Integers:
+def quantise_half_quadratic(coding: Coding, weights_N: Tensor) -> Integers:
     """Half-quadratic quantisation (Klotski, section 7, equations 8 and 9).
 
     Zeros are searched for scales that reach from a group's smallest to its largest weight. Then
     scales and zeros become eight-bit integers with a scale and an offset for each meta group, and
     weights are rounded with what these decode to.
     """
+    weights_GS = weights_N.view(-1, coding.group_size)
     step = max(1, STEP // coding.group_size)
     parts = [search_zeros(part_GS.float()) for part_GS in weights_GS.split(step)]
     scales, scales_M2 = _quantise_meta(torch.cat([scales for scales, _ in parts]), coding)

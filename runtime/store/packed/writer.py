@@ -26,7 +26,8 @@ from runtime.config import PageCache
 from runtime.errors import StoreError, TransferError
 from runtime.store.base import ExpertStore, allocate_aligned, as_memoryview
 from runtime.store.files import FileReader
-from runtime.store.packed.coding import RAW, encode
+from runtime.store.ggml.library import encode_rows
+from runtime.store.packed.coding import HQQ, RAW, encode
 from runtime.store.packed.layout import PackedLayout
 from runtime.store.packed.manifest import (
     CHECKSUMS,
@@ -37,7 +38,7 @@ from runtime.store.packed.manifest import (
     restore_layout,
     seal_manifest,
 )
-from runtime.store.packed.quantise import quantise
+from runtime.store.packed.quantise import quantise_half_quadratic
 from runtime.store.packed.store import PackedStore, open_store
 
 SPARE_BYTES = 16 << 20
@@ -286,15 +287,14 @@ def fill_record(layout: PackedLayout, weights: dict[str, Tensor], record: Tensor
     for part in layout.parts:
         flat = weights[part.parameter].reshape(-1)[part.first : part.first + part.num_weights]
         if part.coding == RAW:
-            end = part.offset + part.bytes_as(flat.dtype)
-            record[part.offset : end].copy_(flat.view(torch.uint8))
+            stored = flat.view(torch.uint8)
+        elif part.coding.kind == HQQ:
+            encode(part.coding, quantise_half_quadratic(part.coding, flat), record[part.offset :])
+            continue
         else:
-            encode(
-                part.coding,
-                quantise(part.coding, flat),
-                record[part.offset :],
-                num_columns=layout.shapes[part.parameter][-1],
-            )
+            rows = flat.view(-1, layout.shapes[part.parameter][-1])
+            stored = encode_rows(part.coding.kind, rows)
+        record[part.offset : part.offset + len(stored)].copy_(stored)
 
 
 def write_all(opened: BinaryIO, data: bytes | memoryview) -> None:

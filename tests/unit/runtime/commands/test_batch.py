@@ -123,7 +123,8 @@ def test_batch__memory_changes_no_result(folder, tmp_path, more):
 
 def packed(folder: Path, output: Path, quantise: Quantise) -> Path:
     config = ModelConfig(name="tiny", id=str(folder))
-    pack.run(PackConfig(model=config, output=output, quantise=quantise, group_size=16))
+    size = 16 if quantise is Quantise.HQQ else None
+    pack.run(PackConfig(model=config, output=output, quantise=quantise, group_size=size))
     return output
 
 
@@ -148,8 +149,8 @@ def test_batch__a_store_of_the_same_bits_is_no_other_setting_and_quantised_ones_
     ran(folder, tmp_path)
     store = packed(folder, tmp_path / "raw", Quantise.NONE)
     assert ran(folder, tmp_path, **{"store.path": store})["written"] == 0
-    store = packed(folder, tmp_path / "int4", Quantise.INT4)
-    with pytest.raises(ResultFileError, match="store was None and is .*4, 16"):
+    store = packed(folder, tmp_path / "hqq", Quantise.HQQ)
+    with pytest.raises(ResultFileError, match="store was None and is .*hqq.*16"):
         ran(folder, tmp_path, **{"store.path": store})
     again = ran(folder, tmp_path, **{"store.path": store, "overwrite": "true"})
     assert again["written"] == COUNT

@@ -101,8 +101,8 @@ def test_plan__counts_the_parameters_of_published_models(tmp_path, config, billi
     assert counts.parameters / 1e9 == pytest.approx(billions, rel=0.003)
     assert counts.active_parameters / 1e9 == pytest.approx(active, rel=0.04)
     bits = 8 * plans["int4"].experts_bytes / counts.expert_parameters
-    # Four bits, and 32 of scale and offset for each 32 weights; more where biases stay as they are.
-    assert bits == pytest.approx(5, rel=0.01)
+    # Q4_K; Q4_1 where rows are no multiple of 256 weights; more where biases stay as they are.
+    assert bits == pytest.approx(5 if "gpt_oss" in str(config) else 4.5, rel=0.01)
     assert plans["bfloat16"].experts_bytes == pytest.approx(2 * counts.expert_parameters, rel=1e-3)
 
 

@@ -8,17 +8,17 @@ from torch import nn
 import runtime
 from predictors.errors import MoecastError
 from runtime.config import DenseFormat, ModelConfig, VerifyModelConfig
-from runtime.hf import dense_format
 from runtime.hf.dense_format import QuantisedLinear, apply_dense_format
 from runtime.hf.layers import find_moe_layers
 from runtime.hf.loading import count_weight_bytes, load_stripped
-from runtime.store.packed.blocks import native_block
+from runtime.store.ggml import library
+from runtime.store.ggml.library import find_products
 from runtime.tools.verify.report import compare_budgets
 from tests.builders.families.build import tiny_model
 from tests.builders.families.table import FAMILIES
 from tests.builders.models import tiny_qwen2_moe
 
-pytestmark = pytest.mark.skipif(native_block() is None, reason="NO KERNEL FOR THIS PROCESSOR")
+pytestmark = pytest.mark.skipif(find_products() is None, reason="NO GGML LIBRARY")
 
 SHAPES = [(16, 32), (80, 64), (976, 256)]
 
@@ -33,11 +33,11 @@ def family(name):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize(("bits", "error"), [(8, 0.015), (4, 0.1)])
+@pytest.mark.parametrize(("kind", "error"), [("Q8_0", 0.015), ("Q4_0", 0.1)])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_linear__is_the_product_with_rounded_weights(shape, bits, error, dtype):
+def test_linear__is_the_product_with_rounded_weights(shape, kind, error, dtype):
     linear = make_linear(shape, dtype=dtype)
-    quantised = QuantisedLinear(linear, bits)
+    quantised = QuantisedLinear(linear, kind)
     x = torch.randn(2, 3, shape[1], dtype=dtype)
     with torch.no_grad():
         found, expected = quantised(x), linear(x)
@@ -49,24 +49,14 @@ def test_linear__is_the_product_with_rounded_weights(shape, bits, error, dtype):
     assert (found - with_own_weight).float().norm() < 0.01 * expected.float().norm()
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-def test_linear__quantised_in_steps_is_the_same(monkeypatch, bits):
-    linear = make_linear((976, 64), bias=False)
-    whole = QuantisedLinear(linear, bits)
-    monkeypatch.setattr(dense_format, "STEP", 1)
-    in_steps = QuantisedLinear(linear, bits)
-    assert torch.equal(whole.integers, in_steps.integers)
-    assert torch.equal(whole.scales, in_steps.scales)
-
-
 def test_linear__a_token_has_the_same_bits_in_every_batch():
-    quantised = QuantisedLinear(make_linear((80, 64)), 4)
+    quantised = QuantisedLinear(make_linear((80, 64)), "Q4_0")
     x_TK = torch.randn(33, 64, dtype=torch.bfloat16)
     assert all(torch.equal(quantised(x_TK)[t], quantised(x_TK[t : t + 1])[0]) for t in (0, 7, 32))
 
 
 def test_linear__takes_every_second_row():
-    quantised = QuantisedLinear(make_linear((16, 32)), 8)
+    quantised = QuantisedLinear(make_linear((16, 32)), "Q8_0")
     x = torch.randn(6, 64, dtype=torch.bfloat16)
     assert torch.equal(quantised(x[::2, :32]), quantised(x[::2, :32].contiguous()))
 
@@ -79,7 +69,7 @@ def test_model__decoder_and_output_layer_are_integers_and_routers_are_not():
     apply_dense_format(model, layers, DenseFormat.INT8)
     block = layers[0].block
     assert isinstance(block.self_attn.q_proj, QuantisedLinear)
-    assert isinstance(block.mlp.shared_expert.down_proj, QuantisedLinear)
+    assert isinstance(block.mlp.shared_expert.up_proj, QuantisedLinear)
     assert isinstance(model.lm_head, QuantisedLinear)
     assert isinstance(block.mlp.shared_expert_gate, nn.Linear)  # one row
     assert [layer.router for layer in find_moe_layers(model)] == routers
@@ -130,8 +120,8 @@ def test_load__changes_outputs_only_if_asked(tmp_path):
     assert not torch.equal(logits[0], logits[2])
 
 
-def test_load__is_refused_without_a_kernel(tmp_path, monkeypatch):
+def test_load__is_refused_without_the_library(tmp_path, monkeypatch):
     folder = tiny_qwen2_moe(tmp_path / "model", dtype=torch.bfloat16)
-    monkeypatch.setattr(dense_format, "has_kernel", lambda *_: False)
-    with pytest.raises(MoecastError, match=r"model\.dense_format=int4: PyTorch has no fast kernel"):
+    monkeypatch.setattr(library, "_open", lambda: (None, "libggml is away"))
+    with pytest.raises(MoecastError, match=r"model\.dense_format=int4: libggml is away"):
         load_stripped(folder, "auto", dense_format=DenseFormat.INT4)

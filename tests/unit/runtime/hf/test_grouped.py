@@ -14,7 +14,7 @@ from runtime.hf import exact, grouped
 from runtime.hf.exact import choose_exact, set_reference
 from runtime.hf.grouped import GROUPED_MM, GroupedLaunches
 from runtime.hf.loading import load_plain
-from runtime.store.packed.coding import Coding
+from runtime.store.packed.coding import HQQ, Coding
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
 from tests.builders.gguf_files import gguf_file
@@ -203,9 +203,9 @@ def test_grouped__experts_in_several_places_are_refused(tmp_path, options, reaso
 
 def test_grouped__quantised_experts_are_refused_and_packed_ones_are_not(tmp_path):
     folder = tiny_qwen2_moe(tmp_path / "model")
-    int8 = packed(folder, tmp_path / "int8", coding=Coding(8, 16))
-    with pytest.raises(CheckpointError, match=r"model\.exact=grouped: experts are int8 in memory"):
-        serve_grouped(folder, store=int8)
+    store = packed(folder, tmp_path / "hqq", coding=Coding(HQQ, 16, 8))
+    with pytest.raises(CheckpointError, match=r"model\.exact=grouped: experts are hqq in memory"):
+        serve_grouped(folder, store=store)
     with pytest.raises(CheckpointError, match=r"model\.exact=grouped: .*quantised"):
         serve_grouped(gguf_file("qwen2moe-Q8_0"))
     expected = answer(load_grouped(folder))

@@ -14,8 +14,8 @@ from runtime.config import ModelConfig, PackConfig, StoreConfig
 from runtime.errors import CheckpointError, TransferError
 from runtime.hf.loading import load_plain, load_stripped
 from runtime.store.base import describe_formats, name_format
-from runtime.store.packed.blocks import native_block
-from runtime.store.packed.matrix import QuantisedMatrix
+from runtime.store.ggml.library import find_products
+from runtime.store.packed.coding import RAW
 from tests.builders.integers import (
     quantise_awq,
     quantise_compressed_tensors,
@@ -41,13 +41,6 @@ FORMATS = {
     "gptq int8": partial(quantise_gptq, bits=8, group=64),
     "awq": quantise_awq,
 }
-
-
-def as_tensor(weight: Tensor | QuantisedMatrix, num_columns: int) -> Tensor:
-    """Products with unit vectors are a matrix's columns."""
-    if isinstance(weight, Tensor):
-        return weight
-    return weight.linear(torch.eye(num_columns, dtype=torch.bfloat16)).t()
 
 
 def dequantised_weights(original: Path, packed: Path, name: str) -> dict[str, Tensor]:
@@ -101,7 +94,7 @@ def checkpoint(request, tmp_path: Path) -> tuple[Path, dict[str, Tensor]]:
 
 
 def test_load__weights_are_those_of_the_library(checkpoint):
-    """Attention bit by bit; experts up to the rounding of scales and offsets to bfloat16."""
+    """Attention bit by bit; experts up to the rounding of minima to float16."""
     folder, expected = checkpoint
     stripped = load_stripped(folder, "auto")
     for name, weight in stripped.model.named_parameters():
@@ -117,8 +110,9 @@ def test_load__weights_are_those_of_the_library(checkpoint):
         exact, found = read_expert(decoding, 1, expert), read_expert(store, 1, expert)
         for name, weight in wanted.items():
             assert torch.equal(exact[name], weight.to(exact[name].dtype))
-            ours = as_tensor(found[name], weight.shape[1]).float()
-            # Scale, offset and product are rounded to bfloat16; a step of int4 is 30 times this.
+            ours = found[name].float()
+            # A minimum is rounded to float16, the weight to bfloat16; a step of int4 is 30 times
+            # this.
             limit = 1.5 * 2**-8 * weight.float().abs().amax()
             assert (ours - weight.float()).abs().max() <= limit
             assert ours.abs().sum() > 0
@@ -129,14 +123,18 @@ def test_load__integers_stay_integers_in_memory(checkpoint, request):
     stripped = load_stripped(checkpoint[0], "auto")
     store, decoding = stripped.open_store(), stripped.open_decoded()
     name = request.node.callspec.params["checkpoint"]
-    parts = store.layouts[0].parts
-    bits = 8 if "int8" in name else 4
-    assert {part.coding.bits for part in parts} == {bits}
-    assert name_format(store.layouts[0]) == f"int{bits}"
-    takes = {"compressed-tensors int8 groups": False, "compressed-tensors group of 16": False}
-    assert all(map(store.layouts[0].is_view, parts)) == takes.get(name, native_block() is not None)
+    layout, parts = store.layouts[0], store.layouts[0].parts
+    kind = "Q8_0" if "int8" in name else "Q4_0"
+    if "asymmetric" in name or name in ("gptq v2", "awq"):
+        kind = "Q4_1"
+    if name == "compressed-tensors group of 16":
+        assert {part.coding for part in parts} == {RAW}
+        return
+    assert {part.coding.kind for part in parts} == {kind}
+    assert name_format(layout) == kind
+    assert layout.views_are_weights == (find_products() is not None)
     rooms = [sum(p.bytes_as(torch.bfloat16) for p in parts), decoding.layouts[0].num_bytes]
-    assert rooms[0] < (0.6 if bits == 8 else 0.45) * rooms[1]
+    assert rooms[0] < (0.6 if kind == "Q8_0" else 0.35) * rooms[1]
 
 
 def logits_of(model, tokens: Tensor) -> Tensor:
@@ -177,7 +175,8 @@ def test_pack__keeps_the_integers(tmp_path, name):
         model = serve(folder, budget="40%", **options)
         with model.moecast as handle:
             answers.append(logits_of(model, tokens))
-            assert name_format(handle.engine.store.layouts[0]) == f"int{8 if 'int8' in name else 4}"
+            kind = "Q8_0" if "int8" in name else "Q4_1"
+            assert name_format(handle.engine.store.layouts[0]) == kind
     assert torch.equal(*answers)
 
 
@@ -267,9 +266,9 @@ def test_store__one_expert_that_is_plain_is_served_among_quantised_ones(tmp_path
     leave_plain(folder, expert)
     stripped = load_stripped(folder, "auto")
     store, decoding = stripped.open_store(), stripped.open_decoded()
-    kind = "int8" if "int8" in name else "int4"
+    kind = {"gptq": "Q4_0", "gptq int8": "Q8_0", "awq": "Q4_1"}[name]
     assert [name_format(layout) for layout in store.layouts] == [kind, "bfloat16", kind]
-    if kind == "int4":
+    if kind != "Q8_0":
         assert "as those of MoE layer 1 need (bfloat16)" in str(describe_formats(store.layouts))
     for number in range(8):
         for key, weight in read_expert(decoding, 1, number).items():

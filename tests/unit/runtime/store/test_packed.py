@@ -14,9 +14,9 @@ from runtime.errors import StoreError, TransferError
 from runtime.store.checkpoint import CheckpointStore
 from runtime.store.files import FileReader
 from runtime.store.model_source import fingerprint
-from runtime.store.packed.coding import Coding
+from runtime.store.packed.coding import HQQ, Coding
 from runtime.store.packed.manifest import canonical_json
-from runtime.store.packed.quantise import quantise
+from runtime.store.packed.quantise import quantise_half_quadratic
 from runtime.store.packed.store import open_store
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.packed import packed, read_expert, source_of
@@ -160,7 +160,10 @@ def layer_0(contents: dict) -> dict:
 
 
 HOSTILE = {
-    "a later version": (lambda c: c.update(version=2), r"format version 2, this moecast reads 1"),
+    "an earlier version": (
+        lambda c: c.update(version=1),
+        r"format version 1, this moecast reads 2",
+    ),
     "an unknown key": (lambda c: c.update(extra=1), "extra: Extra inputs are not permitted"),
     "a path outside": (lambda c: layer_0(c).update(file="../layer-000.bin"), "should match"),
     "an unknown dtype": (
@@ -192,8 +195,19 @@ def test_open_store__a_manifest_that_cannot_be_is_refused(tmp_path, model, what)
         open_store(folder, None)
 
 
-@pytest.mark.parametrize("size", [2, 8, 64])
-def test_open_store__integers_that_are_claimed_over_weights_are_refused(tmp_path, size):
+@pytest.mark.parametrize(
+    "claimed",
+    [
+        {"kind": "Q8_0"},
+        {"kind": "Q4_K"},
+        {"kind": "Q9_0"},
+        {"kind": "hqq", "group_size": 2, "meta_group_size": 8},
+        {"kind": "hqq", "group_size": 64, "meta_group_size": 8},
+        {"kind": "Q8_0", "group_size": 32},
+    ],
+    ids=str,
+)
+def test_open_store__integers_that_are_claimed_over_weights_are_refused(tmp_path, claimed):
     wide = tiny_qwen2_moe(tmp_path / "wide", hidden_size=64, expert_width=64)
     folder = packed(wide, tmp_path / "store")
 
@@ -201,16 +215,19 @@ def test_open_store__integers_that_are_claimed_over_weights_are_refused(tmp_path
         for layer in contents["layers"]:
             for chunk in layer["chunks"]:
                 for part in chunk["parts"]:
-                    part.update(bits=8, group_size=size)
+                    part.update(claimed)
 
     altered(folder, claim)
-    with pytest.raises(StoreError, match=r"contradicts itself: .*(at other bytes|groups of 2)"):
+    faults = "at other bytes|groups of|no whole blocks of 256|type 'Q9_0'"
+    with pytest.raises(StoreError, match=rf"contradicts itself: .*({faults})"):
         open_store(folder, None)
 
 
 def test_open_store__integers_that_are_claimed_over_weights_of_a_block_are_refused(tmp_path):
     """Of experts below a block, records with 8 and with 16 bits are equally long."""
-    small = tiny_qwen2_moe(tmp_path / "small", hidden_size=32, dtype=torch.bfloat16)
+    small = tiny_qwen2_moe(
+        tmp_path / "small", hidden_size=32, expert_width=32, dtype=torch.bfloat16
+    )
     folder = packed(small, tmp_path / "store")
     open_store(folder, None)
 
@@ -219,8 +236,8 @@ def test_open_store__integers_that_are_claimed_over_weights_of_a_block_are_refus
             after = 0
             for chunk in layer["chunks"]:
                 for part in chunk["parts"]:
-                    part.update(bits=8, group_size=16, offset=after)
-                    after += part["num_weights"] * (16 + 2) // 16
+                    part.update(kind="Q8_0", offset=after)
+                    after += part["num_weights"] // 32 * 34
                     after += -after % 64
                 after = chunk["end"]
 
@@ -240,9 +257,9 @@ def test_open_store__links_and_missing_files_are_refused(tmp_path, model, name):
         open_store(folder, None)
 
 
-@pytest.mark.parametrize("how", [Coding(8, 32), Coding(4, 32), Coding(4, 32, 8)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_quantised_store__matches_transformers_with_its_weights(tmp_path, how, dtype):
+def test_quantised_store__matches_transformers_with_its_weights(tmp_path, dtype):
+    how = Coding(HQQ, 32, 8)
     model = tiny_qwen2_moe(tmp_path / "model", dtype=dtype, hidden_size=64)
     folder = packed(model, tmp_path / "store", coding=how)
     plain = plain_eager(model)
@@ -251,11 +268,9 @@ def test_quantised_store__matches_transformers_with_its_weights(tmp_path, how, d
         for layer in plain.model.layers:
             gate_up, down = layer.mlp.experts.gate_up_proj, layer.mlp.experts.down_proj
             for matrix in (*(half for expert in gate_up for half in expert.chunk(2)), *down):
-                integers = quantise(how, matrix.reshape(-1))
-                scales, *zeros = integers.group_values(how)
-                values = integers.values.float().view(-1, 32)
-                if zeros:
-                    values -= zeros[0][:, None]
+                integers = quantise_half_quadratic(how, matrix.reshape(-1))
+                scales, zeros = integers.group_values(how)
+                values = integers.values.float().view(-1, 32) - zeros[:, None]
                 matrix.copy_((values * scales[:, None]).view_as(matrix))
     expected = plain(TOKENS).logits
     assert not torch.equal(expected, original)
