@@ -15,7 +15,6 @@ from runtime.commands.stats_table import make_stats_table
 from runtime.config import DenseFormat, GenerateConfig
 from runtime.engine.loading import load_served
 from runtime.engine.memory import freeze_objects
-from runtime.errors import CheckpointError
 from runtime.generation.answer import Answer
 from runtime.generation.draft_pace import DraftPace
 from runtime.generation.drafting import drafting_options, load_draft_model
@@ -25,7 +24,7 @@ from runtime.hf.exact import set_reference
 from runtime.hf.forced_routing import MEANINGLESS, force_routing
 from runtime.hf.layers import find_moe_layers
 from runtime.hf.loading import load_plain, read_config, refuse_plain
-from runtime.hf.model_faults import check_tokens
+from runtime.hf.model_faults import check_length, check_tokens
 from runtime.hf.tokens import context_length, load_tokenizer
 from runtime.presets import describe_choice
 from runtime.store.model_source import resolve
@@ -129,12 +128,7 @@ def encode(
     if not tokens:
         raise MoecastError(f"prompt={prompt!r} has no tokens")
     check_tokens(tokens, config)
-    context = context_length(config)
-    if context is not None and len(tokens) + max_new_tokens > context:
-        raise CheckpointError(
-            f"{len(tokens)} prompt tokens and max_new_tokens={max_new_tokens} exceed the model's "
-            f"context of {context}; shorten the prompt or lower max_new_tokens"
-        )
+    check_length(len(tokens), max_new_tokens, context_length(config))
     return tokens
 
 

@@ -61,3 +61,12 @@ def check_tokens(tokens: Sequence[int], config: PreTrainedConfig) -> None:
             f"the tokenizer gives the token {largest}, the model knows {size} tokens: the files of "
             "the tokenizer are another model's; copy this model's own into its folder"
         )
+
+
+def check_length(num_prompt: int, max_new_tokens: int, context: int | None) -> None:
+    """Raises CheckpointError if prompt and answer do not fit in the model's context."""
+    if context is not None and num_prompt + max_new_tokens > context:
+        raise CheckpointError(
+            f"{num_prompt} prompt tokens and max_new_tokens={max_new_tokens} exceed the model's "
+            f"context of {context}; shorten the prompt or lower max_new_tokens"
+        )

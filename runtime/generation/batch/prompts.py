@@ -28,7 +28,7 @@ from predictors.records import Whole, is_absent
 from runtime.errors import PromptFileError
 from runtime.generation.chat_template import render
 from runtime.generation.messages import check_encodable, content_text, describe_skipped
-from runtime.hf.model_faults import check_tokens
+from runtime.hf.model_faults import check_length, check_tokens
 from runtime.hf.tokens import context_length, load_tokenizer
 from runtime.store.model_check import has_tokenizer
 
@@ -214,11 +214,7 @@ def _parse_entry(
     if not tokens:
         raise PromptFileError(f"{kinds[0]} has no tokens to continue")
     limit = given.max_new_tokens or max_new_tokens
-    if encoder.context is not None and len(tokens) + limit > encoder.context:
-        raise PromptFileError(
-            f"{len(tokens)} prompt tokens and max_new_tokens={limit} exceed the model's "
-            f"context of {encoder.context}; shorten the prompt or lower max_new_tokens"
-        )
+    check_length(len(tokens), limit, encoder.context)
     return BatchPrompt(number if given.id is None else given.id, tuple(tokens), limit)
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from predictors.errors import MoecastError
 from runtime.hf.loading import read_config
+from runtime.hf.model_faults import check_length
 from runtime.hf.tokens import context_length
 from runtime.tools.bench.config import BenchConfig
 from runtime.tools.comparison import Case
@@ -83,13 +83,8 @@ def make_requests(config: BenchConfig, folder: Path) -> tuple[dict[int, list[Ben
         MoecastError: a prompt has no tokens, or exceeds the model's context with its answer.
     """
     prompts, what = token_prompts(folder, config.prompts, seed=config.seed)
-    context = context_length(read_config(folder))
-    longest = max(map(len, prompts)) + max(config.max_new_tokens, config.warm_up_tokens)
-    if context is not None and longest > context:
-        raise MoecastError(
-            f"a prompt and its answer take {longest} tokens and the model's context has {context}; "
-            "lower max_new_tokens, or give shorter prompts"
-        )
+    longest, answer = max(map(len, prompts)), max(config.max_new_tokens, config.warm_up_tokens)
+    check_length(longest, answer, context_length(read_config(folder)))
     return {batch: batch_prompts(prompts, batch, config) for batch in config.batch_size}, what
 
 
