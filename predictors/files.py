@@ -59,11 +59,11 @@ def has_home() -> bool:
         return False
 
 
-def explain_no_home(variable: str) -> str:
-    """Says what to do where the user has no home folder, as in a container with any user id."""
+def explain_no_home(*variables: str) -> str:
+    """Says what to set where the user has no home folder, as in a container with any user id."""
     return (
         f"there is no home folder to write to: HOME is not set, and the user id {os.getuid()} has "
-        f"no account with one. Set HOME, or {variable} to a folder"
+        f"no account with one. Set {' or '.join(['HOME', *variables])} to a folder"
     )
 
 

@@ -132,9 +132,10 @@ def choose_wandb_names(run_dir: Path, config: WandbConfig) -> dict[str, Any]:
     Wandb's environment and settings files apply wherever an option says nothing else.
 
     Raises:
-        TrainError: wandb does not allow one of them.
+        TrainError: wandb does not allow one of them, or cannot write its artifacts.
     """
     import wandb
+    from wandb.env import get_data_dir
 
     try:
         known = wandb.setup().settings
@@ -149,6 +150,12 @@ def choose_wandb_names(run_dir: Path, config: WandbConfig) -> dict[str, Any]:
         wandb.Settings(project=names["project"], run_tags=names["tags"])
     except (wandb.Error, ValueError) as error:
         raise TrainError(f"logger=wandb: {' '.join(str(error).split())}") from error
+    staged = Path(get_data_dir()).expanduser()
+    existing = next(folder for folder in (staged, *staged.parents) if folder.exists())
+    if not os.access(existing, os.W_OK):
+        raise TrainError(
+            f"logger=wandb: {existing} cannot be written to; set WANDB_DATA_DIR to a folder"
+        )
     for option, name in {**names, "id": known.run_id}.items():
         if isinstance(name, str) and len(name) > MOST_CHARACTERS:
             raise TrainError(

@@ -14,6 +14,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from collect.traces import Trace
 from collect.traces.manifest import MANIFEST, to_json
+from predictors.files import explain_no_home, has_home
 from runtime.sim.hardware import Hardware
 from runtime.tools.report.html_report import HtmlReport
 from runtime.tools.report.provenance import RUN_FILE, describe_origin
@@ -39,7 +40,8 @@ class TrackedRun:
     CSV and TensorBoard keep no files, which stay in the run folder.
 
     Raises:
-        TrainError: a logger's package is not installed, or a name is not allowed.
+        TrainError: a logger's package is not installed, or a name is not allowed, or it needs a
+            home folder.
     """
 
     def __init__(self, config: TrainConfig):
@@ -52,6 +54,8 @@ class TrackedRun:
                 raise TrainError(
                     f"logger={kind} needs {', '.join(missing)}: pip install 'moecast[{kind}]'"
                 )
+            if kind in (LoggerKind.WANDB, LoggerKind.MLFLOW) and not has_home():
+                raise TrainError(f"logger={kind}: {explain_no_home()}")
             if kind is LoggerKind.WANDB:
                 choose_wandb_names(self._run_dir, config.wandb)
         self._loggers: dict[LoggerKind, Logger] = {}

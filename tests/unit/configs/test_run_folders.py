@@ -113,7 +113,7 @@ def without_home(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_cache_folder__without_a_home_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_cache_folder("zoo") is None
     assert [Path(zoo.storage.address).name for zoo in local_zoos()] == ["builtin"]
-    with pytest.raises(MoecastError, match="Set HOME, or MOECAST_CACHE to a folder"):
+    with pytest.raises(MoecastError, match="Set HOME or MOECAST_CACHE to a folder"):
         cache_folder("zoo")
     monkeypatch.setenv("MOECAST_CACHE", "/cache")
     assert cache_folder("zoo") == Path("/cache/zoo")

@@ -133,13 +133,19 @@ def test_wandb__names_that_it_refuses_are_named_before_work_begins(
 
 
 @pytest.mark.parametrize(
-    ("variable", "value"), [("PROJECT", "a/b"), ("RUN_GROUP", "g" * 129), ("RUN_ID", "i" * 129)]
+    ("variable", "value"),
+    [
+        ("PROJECT", "a/b"),
+        ("RUN_GROUP", "g" * 129),
+        ("RUN_ID", "i" * 129),
+        ("DATA_DIR", "/proc/1/data"),
+    ],
 )
 def test_wandb__variables_that_it_refuses_are_named_before_work_begins(
     variable: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(f"WANDB_{variable}", value)
-    with pytest.raises(TrainError, match="project|wandb.(group|id)="):
+    with pytest.raises(TrainError, match="project|wandb.(group|id)=|WANDB_DATA_DIR"):
         TrackedRun(make_config(tmp_path / "mine"))
 
 
