@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from predictors.base import Floats, Forecasts, Ints
+from predictors.base import Forecasts
 from predictors.errors import MoecastError
 from runtime.policy.device_cache import DeviceCache
 from runtime.sim.hardware import Hardware, RooflineHardware
@@ -110,14 +110,6 @@ class SimulatedCluster:
         for simulator in self.simulators:
             simulator.compute(seconds)
 
-    def on_tokens_routed(self, layer: int, experts_TK: Ints) -> None:
-        for simulator in self.simulators:
-            simulator.on_tokens_routed(layer, experts_TK)
-
-    def on_reuse_scores(self, layer: int, score_1E: Floats) -> None:
-        for simulator in self.simulators:
-            simulator.on_reuse_scores(layer, score_1E)
-
     def start_load(self, num_bytes: int) -> None:
         """Starts a load of each device's share."""
         for simulator in self.simulators:
@@ -129,10 +121,6 @@ class SimulatedCluster:
         last = max(simulator.now for simulator in self.simulators)
         for simulator in self.simulators:
             simulator.compute(last - simulator.now)
-
-    def request_early(self, layer: int, tokens_per_expert: dict[int, int]) -> None:
-        for simulator in self.simulators:
-            simulator.request_early(layer, tokens_per_expert)
 
     def run_experts_by_batch(self, layer: int, batches: Sequence[dict[int, int]]) -> None:
         raise MoecastError(

@@ -19,9 +19,9 @@ from runtime.policy.budget import Budget, SlotRequirements, count_slots, divide_
 from runtime.policy.build import (
     adapt_to_link,
     build_device_cache,
-    build_scheduler,
 )
 from runtime.policy.device_cache import DeviceCache
+from runtime.policy.forecast_scheduler import ForecastScheduler
 from runtime.policy.placement import ExpertPlacement, RankPart, place_experts
 from runtime.store.base import ExpertStore, max_decoded_bytes, max_slot_bytes
 from runtime.transfer.arena import Arena
@@ -208,8 +208,6 @@ def connect(
     system = adapt_to_link(options.system, slows_computing=slows_computing)
     # A ring interrupts prefetches between chunks by itself.
     cache = _build_cache(store, spec, replace(system, chunked=False), devices, options.part)
-    # The engine itself turns forecasting off where it does not pay.
-    scheduler = build_scheduler(replace(system, adaptive=False), spec, cache)
     rings = [(ring, number) for number, device in enumerate(devices) for ring in device.rings]
     links = [
         TierLink(
@@ -221,7 +219,7 @@ def connect(
     ]
     driver = PredictorDriver(
         options.predictor if system.prefetch else None,
-        scheduler,
+        ForecastScheduler(cache, top_k=spec.top_k),
         options.reuse_predictor,
         learned=options.learned,
         drift=options.drift if system.prefetch else None,

@@ -7,13 +7,11 @@ import numpy as np
 
 from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
-from runtime.policy.adaptive_switch import AdaptiveSwitch
 from runtime.policy.cache import ExpertCache
 from runtime.policy.device_cache import DeviceCache
 from runtime.policy.eviction.klotski import LayerWindowEviction
 from runtime.policy.eviction.protocol import EvictionPolicy, Expert
 from runtime.policy.eviction.registry import make_eviction_policy
-from runtime.policy.forecast_scheduler import ForecastScheduler
 from runtime.policy.placement import ExpertPlacement
 from runtime.policy.queue import find_prefetch_order
 from runtime.policy.tier import CacheTier
@@ -144,18 +142,3 @@ def _restrict_knowledge(
             for layers in options["future"]
         ]
     return replace(system, eviction_options=options)
-
-
-def build_scheduler(system: SystemConfig, spec: ModelSpec, cache: DeviceCache) -> ForecastScheduler:
-    """Builds the scheduler of forecasts, adaptive if the system is."""
-    adaptive_prefetch = None
-    if system.adaptive:
-        adaptive_prefetch = AdaptiveSwitch()
-        if system.idle_prefetch:
-            adaptive_prefetch.on_change = cache.set_idle_prefetch
-    return ForecastScheduler(
-        cache,
-        top_k=spec.top_k,
-        adaptive_prefetch=adaptive_prefetch,
-        lookahead_layers=system.lookahead_layers,
-    )

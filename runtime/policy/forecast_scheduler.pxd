@@ -4,7 +4,7 @@ from runtime.policy.queue cimport PrefetchOrder
 
 
 cdef class ForecastScheduler:
-    cdef public object cache, adaptive_prefetch
+    cdef public object cache
     cdef object _top_k, _lookahead_layers
     cdef bint _is_named, _is_bounded
     cdef PrefetchOrder _order

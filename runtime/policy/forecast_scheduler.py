@@ -6,7 +6,6 @@ from numpy.typing import NDArray
 from predictors.base import ConsecutiveForecasts, Forecast, Forecasts, Ints
 from predictors.errors import MoecastError, unknown
 from runtime.compiled import is_compiled
-from runtime.policy.adaptive_switch import AdaptiveSwitch
 from runtime.policy.device_cache import DeviceCache
 from runtime.policy.queue import find_prefetch_order
 
@@ -28,20 +27,11 @@ class ForecastScheduler:
 
     Args:
         cache: Receives the requests; its system says which of the experts are requested
-            (`SystemConfig.candidates`) and in which order.
-        lookahead_layers: Layers, counted from the next to be routed, whose forecasts are used;
-            None: all.
-        adaptive_prefetch: Decides whether forecasts are used at all; None: always.
+            (`SystemConfig.candidates`), in which order, and how far ahead.
+        top_k: Experts that each token is routed to.
     """
 
-    def __init__(
-        self,
-        cache: DeviceCache,
-        *,
-        top_k: int,
-        adaptive_prefetch: AdaptiveSwitch | None = None,
-        lookahead_layers: int | None = None,
-    ):
+    def __init__(self, cache: DeviceCache, *, top_k: int):
         self.cache = cache
         self._top_k = top_k
         self._num_layers = len(cache.counters)
@@ -50,13 +40,7 @@ class ForecastScheduler:
             raise MoecastError(unknown("candidates", candidates, CANDIDATES))
         self._is_named, self._is_bounded = candidates == "named", candidates == "slots"
         self._order = find_prefetch_order(cache.system.priority)
-        self.adaptive_prefetch = adaptive_prefetch
-        self._lookahead_layers = lookahead_layers
-
-    @property
-    def prefetching(self) -> bool:
-        """Whether forecasts are used in this step."""
-        return self.adaptive_prefetch is None or self.adaptive_prefetch.is_on
+        self._lookahead_layers = cache.system.lookahead_layers
 
     def schedule(self, forecasts: Forecasts, layer_now: int) -> None:
         """Requests the experts of every forecast that is not late.

@@ -1,8 +1,9 @@
 """Groups of micro-batches, which go through every layer one after another (Klotski, section 5)."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any
 
+from runtime.policy.device_cache import DeviceCache
 from runtime.sim.routing import count_tokens
 from runtime.sim.step import BatchedStep, RecordedStep
 
@@ -41,20 +42,8 @@ class GroupStep(BatchedStep):
         """Bytes to load before the dense part of each micro-batch in a layer; empty: none."""
 
 
-class GroupSimulator(Protocol):
-    """The part of a simulator that runs a group's layers."""
-
-    def compute(self, seconds: float) -> None: ...
-
-    def start_load(self, num_bytes: int) -> None: ...
-
-    def finish_load(self) -> None: ...
-
-    def request_early(self, layer: int, tokens_per_expert: dict[int, int]) -> None: ...
-
-    def run_experts(self, layer: int, tokens_per_expert: dict[int, int]) -> None: ...
-
-    def run_experts_by_batch(self, layer: int, batches: Sequence[dict[int, int]]) -> None: ...
+AnySimulator = Any
+"""A `Simulator`, or what has its methods for several devices."""
 
 
 def split_micro_batches(step: RecordedStep) -> Sequence[RecordedStep]:
@@ -73,7 +62,8 @@ def dense_seconds(step: RecordedStep, layer_seconds: Callable[[int], float]) -> 
 
 
 def simulate_dense(
-    simulator: GroupSimulator,
+    simulator: AnySimulator,
+    devices: Sequence[DeviceCache],
     step: RecordedStep,
     layer: int,
     *,
@@ -97,11 +87,12 @@ def simulate_dense(
                 simulator.start_load(load_bytes[i + 1])
         simulator.compute(layer_seconds(len(batch.tokens_T)))
         if len(micro_batches) > 1:
-            simulator.request_early(layer, count_tokens(batch.experts(layer), num_experts))
+            for device in devices:
+                device.request_early(layer, count_tokens(batch.experts(layer), num_experts))
 
 
 def simulate_experts(
-    simulator: GroupSimulator, step: RecordedStep, layer: int, *, num_experts: int, is_last: bool
+    simulator: AnySimulator, step: RecordedStep, layer: int, *, num_experts: int, is_last: bool
 ) -> None:
     """Computes the experts that a layer's router has chosen, when all of a step is routed.
 

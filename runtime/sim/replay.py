@@ -13,15 +13,16 @@ from predictors.base import Predictor, Signal
 from predictors.errors import MoecastError
 from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
+from runtime.policy.adaptive_switch import AdaptiveSwitch
 from runtime.policy.build import (
     adapt_to_link,
     build_device_cache,
-    build_scheduler,
 )
 from runtime.policy.counters import CacheCounters, sum_counters
 from runtime.policy.device_cache import DeviceCache
+from runtime.policy.forecast_scheduler import ForecastScheduler
 from runtime.policy.placement import ExpertPlacement
-from runtime.sim.group import simulate_dense, simulate_experts
+from runtime.sim.group import AnySimulator, simulate_dense, simulate_experts
 from runtime.sim.hardware import Hardware, count_tier_slots, hybrid_hardware, prediction_seconds
 from runtime.sim.routing import RecordedRouting
 from runtime.sim.simulator import Simulator
@@ -150,10 +151,6 @@ def rare_collections() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-AnySimulator = Any
-"""A `Simulator`, or what has its methods for several devices."""
-
-
 class SpreadDevices(Protocol):
     """Several devices that experts are spread over, and the links between them."""
 
@@ -237,17 +234,17 @@ def replay(
         )
         for device in range(num_devices)
     ]
-    schedulers = [build_scheduler(system, spec, device) for device in devices]
+    switch = make_switch(system, devices)
     simulators = [
         Simulator(
             device,
             hardware,
-            scheduler=scheduler,
+            scheduler=ForecastScheduler(device, top_k=spec.top_k),
             timeline=None if i else timeline,
             is_stateless=active is not None and active.stateless,
             hybrid=hybrid,
         )
-        for i, (device, scheduler) in enumerate(zip(devices, schedulers, strict=True))
+        for i, device in enumerate(devices)
     ]
     if interconnect is None:
         (simulator,) = simulators
@@ -277,12 +274,14 @@ def replay(
         predictor_seconds = simulator.predictor_seconds
         _simulate_step(
             simulator,
+            devices,
             active,
             step,
             spec=spec,
             layer_seconds=layer_seconds,
             predictor_seconds=prediction_seconds(hardware, active, len(step.tokens_T)),
             reuse_predictor=reuse_predictor,
+            uses_forecasts=switch is None or switch.is_on,
         )
         for device in devices:
             device.end_step()
@@ -299,12 +298,20 @@ def replay(
         stats.step_totals.append(
             _total_step(stats, is_prefill=is_prefill, num_tokens=len(step.tokens_T))
         )
-        if is_prefill:
-            continue
-        for scheduler in schedulers:
-            if scheduler.adaptive_prefetch is not None:
-                scheduler.adaptive_prefetch.record_step(times[-1])
+        if switch is not None and not is_prefill:
+            switch.record_step(times[-1])
     return stats
+
+
+def make_switch(system: SystemConfig, devices: Sequence[DeviceCache]) -> AdaptiveSwitch | None:
+    """Returns what turns prefetching off where it does not pay, in idle time too; None: nothing."""
+
+    def set_idle_prefetch(is_on: bool) -> None:
+        if system.idle_prefetch:
+            for device in devices:
+                device.set_idle_prefetch(is_on)
+
+    return AdaptiveSwitch(on_change=set_idle_prefetch) if system.adaptive else None
 
 
 def _total_step(stats: ReplayStats, *, is_prefill: bool, num_tokens: int) -> StepTotals:
@@ -339,6 +346,7 @@ def _total_step(stats: ReplayStats, *, is_prefill: bool, num_tokens: int) -> Ste
 
 def _simulate_step(
     simulator: AnySimulator,
+    devices: Sequence[DeviceCache],
     predictor: Predictor | None,
     step: RecordedStep,
     *,
@@ -346,6 +354,7 @@ def _simulate_step(
     layer_seconds: Callable[[int], float],
     predictor_seconds: float,
     reuse_predictor: Predictor | None,
+    uses_forecasts: bool,
 ) -> None:
     """Runs one forward pass.
 
@@ -357,22 +366,24 @@ def _simulate_step(
     events = replay_step(predictor, step, num_layers=spec.num_layers)
     reuse_events = replay_step(reuse_predictor, step, num_layers=spec.num_layers)
     for event, reuse_event in zip(events, reuse_events, strict=True):
-        if event.forecasts:
+        if event.forecasts and uses_forecasts:
             simulator.forecast(
                 event.forecasts, layer_now=event.layer_now, seconds=predictor_seconds
             )
         if event.signal is Signal.LAYER_INPUT:
             simulate_dense(
                 simulator,
+                devices,
                 step,
                 event.layer,
                 num_experts=spec.num_experts,
                 layer_seconds=layer_seconds,
             )
         elif event.signal is Signal.ROUTED:
-            for forecast in reuse_event.forecasts:
-                simulator.on_reuse_scores(event.layer, forecast.scores_TE)
-            simulator.on_tokens_routed(event.layer, step.experts(event.layer))
+            for device in devices:
+                for forecast in reuse_event.forecasts:
+                    device.on_reuse_scores(event.layer, forecast.scores_TE)
+                device.on_tokens_routed(event.layer, step.experts(event.layer))
             simulate_experts(
                 simulator,
                 step,

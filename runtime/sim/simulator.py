@@ -5,7 +5,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from functools import partial
 
-from predictors.base import Floats, Forecasts, Ints
+from predictors.base import Forecasts
 from runtime.policy.device_cache import DeviceCache
 from runtime.policy.eviction.protocol import Expert
 from runtime.policy.forecast_scheduler import ForecastScheduler
@@ -112,8 +112,6 @@ class Simulator:
         It takes `seconds` after the answers to earlier events; a synchronous system computes
         nothing else meanwhile.
         """
-        if not forecasts or not self._scheduler.prefetching:
-            return
         if not self._is_synchronous:
             self._predictor.predict(seconds, forecasts, layer_now)
             return
@@ -160,12 +158,6 @@ class Simulator:
         bottom.set_computing(False)
         if loop.timeline is not None and expert is not None:
             loop.timeline.computed(expert, started, end)
-
-    def on_tokens_routed(self, layer: int, experts_TK: Ints) -> None:
-        self._cache.on_tokens_routed(layer, experts_TK)
-
-    def on_reuse_scores(self, layer: int, score_1E: Floats) -> None:
-        self._cache.on_reuse_scores(layer, score_1E)
 
     def run_experts(
         self, layer: int, tokens_per_expert: dict[int, int], computed_after: float = 0.0
@@ -214,10 +206,6 @@ class Simulator:
             self._loop.pump()
         self._clock.now = max(self.now, end)
         self._loop.stall_seconds += self.now - started
-
-    def request_early(self, layer: int, tokens_per_expert: dict[int, int]) -> None:
-        """Requests the experts of a micro-batch before those of the others are known."""
-        self._cache.request_early(layer, tokens_per_expert)
 
     def run_experts_by_batch(self, layer: int, batches: Sequence[dict[int, int]]) -> None:
         """Requests what the whole group needs and computes it micro-batch by micro-batch.

@@ -19,9 +19,10 @@ import numpy as np
 
 from predictors.base import Forecast, Predictor, Signal
 from runtime.config import SystemConfig
-from runtime.policy.build import build_device_cache, build_scheduler
+from runtime.policy.build import build_device_cache
 from runtime.policy.device_cache import DeviceCache
 from runtime.policy.eviction import registry, regret
+from runtime.policy.forecast_scheduler import ForecastScheduler
 from runtime.policy.queue import PREFETCH_ORDERS
 from runtime.sim.hardware import MeasuredHardware, Overheads
 from runtime.sim.replay import replay
@@ -168,7 +169,7 @@ def run_operations(seed: int) -> list[str]:
     core = build_device_cache(
         system, SPEC, num_slots=[num_slots], chunk_bytes=[CHUNKS] * SPEC.num_layers
     )
-    scheduler = build_scheduler(system, SPEC, core)
+    scheduler = ForecastScheduler(core, top_k=SPEC.top_k)
     answers: list[Any] = []
     hashes: list[str] = []
     flying: list[list[Any]] = [[] for _ in core.tiers]

@@ -17,7 +17,8 @@ from runtime.policy.adaptive_switch import (
     WARM_UP,
     AdaptiveSwitch,
 )
-from runtime.policy.build import adapt_to_link, build_device_cache, build_scheduler
+from runtime.policy.build import adapt_to_link, build_device_cache
+from runtime.sim.replay import make_switch
 from tests.unit.runtime.policy.test_device_cache import CHUNKS
 from tests.unit.runtime.policy.test_idle_prefetch import SPEC
 
@@ -136,16 +137,16 @@ def test_adaptive_prefetch__reports_each_change():
 
 
 @pytest.mark.parametrize("idle_prefetch", [True, False])
-def test_build_scheduler__adaptive_ends_idle_prefetch_too(idle_prefetch):
+def test_make_switch__ends_idle_prefetch_too(idle_prefetch):
     system = SystemConfig(
         eviction="reuse", adaptive=True, idle_prefetch=idle_prefetch, per_layer=False
     )
     core = build_device_cache(system, SPEC, num_slots=[[9]], chunk_bytes=[CHUNKS] * SPEC.num_layers)
-    scheduler = build_scheduler(system, SPEC, core)
-    assert scheduler.adaptive_prefetch is not None
+    switch = make_switch(system, [core])
+    assert switch is not None
     assert core.top.idle_prefetch is idle_prefetch
-    run(scheduler.adaptive_prefetch, WARM_UP + PROBE_STEPS, with_it=0.03, without=0.02)
-    assert not scheduler.adaptive_prefetch.is_on
+    run(switch, WARM_UP + PROBE_STEPS, with_it=0.03, without=0.02)
+    assert not switch.is_on
     assert core.top.idle_prefetch is False
 
 

@@ -8,8 +8,9 @@ import pytest
 from predictors.base import Forecast, Predictor, Signal, known_options
 from predictors.registry import KINDS, REUSE_PREDICTORS
 from runtime.config import SystemConfig
-from runtime.policy.build import build_device_cache, build_scheduler
+from runtime.policy.build import build_device_cache
 from runtime.policy.eviction.registry import make_eviction_policy
+from runtime.policy.forecast_scheduler import ForecastScheduler
 from runtime.policy.queue import PREFETCH_ORDERS
 from runtime.presets import load_system, system_names
 from runtime.sim.hardware import MeasuredHardware
@@ -128,7 +129,7 @@ def asked(forecasts, *, layer_now: int, **options):
     """Experts in the order in which the link would fetch them."""
     chosen = SystemConfig(per_layer=False, **options)
     core = build_device_cache(chosen, SIX, num_slots=[[24]], chunk_bytes=[(1, 1, 1)] * 6)
-    build_scheduler(chosen, SIX, core).schedule(forecasts, layer_now=layer_now)
+    ForecastScheduler(core, top_k=SIX.top_k).schedule(forecasts, layer_now=layer_now)
     return core.top.queue.low()
 
 
