@@ -81,11 +81,13 @@ def pad_token_id(model: PreTrainedModel) -> int:
     Some trainings write -1 for none.
     """
     given = (model.generation_config, model.config.get_text_config())
-    pads = (getattr(settings, "pad_token_id", None) for settings in given)
-    return next((p for p in pads if is_token(model, p)), min(eos_token_ids(model), default=0))
+    for pad in (getattr(settings, "pad_token_id", None) for settings in given):
+        if is_token(model, pad):
+            return int(pad)
+    return min(eos_token_ids(model), default=0)
 
 
-def is_token(model: PreTrainedModel, token: int | None) -> bool:
+def is_token(model: PreTrainedModel, token: Any) -> bool:
     return token in range(model.config.get_text_config().vocab_size)
 
 
