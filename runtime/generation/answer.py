@@ -22,6 +22,8 @@ class FinishReason(StrEnum):
     STOP = "stop"
     """The model ended its text, or wrote a stop string."""
     LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+    """It wants tools to be called, and has ended its text."""
     ABORT = "abort"
     """The client disconnected, the request was cancelled, or the user pressed Ctrl-C."""
     ERROR = "error"
@@ -47,6 +49,7 @@ class Answer:
         stop: strings that end the answer and are left out of it.
         end_ids: tokens that end it and are no text.
         min_tokens: number of tokens whose text no stop string ends.
+        shown_ids: special tokens that are text.
         recorder: gives each token's log-probability; it is among `generate`'s logits processors.
     """
 
@@ -57,12 +60,14 @@ class Answer:
         stop: Sequence[str] = (),
         end_ids: Collection[int] = (),
         min_tokens: int = 0,
+        shown_ids: Collection[int] = (),
         recorder: LogprobRecorder | None = None,
     ):
         self._deliver = deliver
         self._stops = StopStringMatcher(stop)
         self._end_ids = frozenset(end_ids)
         self._min_tokens = min_tokens
+        self._shown_ids = shown_ids
         self._recorder = recorder
         self._detokenizer: Detokenizer | None = None
         self._is_stopped = False
@@ -83,7 +88,7 @@ class Answer:
         Args:
             options: of the model's `generate`.
         """
-        self._detokenizer = Detokenizer(tokenizer)
+        self._detokenizer = Detokenizer(tokenizer, shown_ids=self._shown_ids)
         self.started_at = self.started_at or time.monotonic()
         inputs = torch.tensor([prompt], device=model.device)
         output: Any = model.generate(

@@ -15,6 +15,8 @@ and the answer ends where the model begins the next `User:`.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -22,7 +24,7 @@ from predictors.files import read_text_file
 from runtime.errors import ChatError, CheckpointError
 from runtime.hf.tokens import load_tokenizer
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
 """`role` (system, user, assistant, or what the template knows) and `content`."""
 
 PLAIN_STOP = "\n\nUser:"
@@ -71,11 +73,15 @@ def render(
     tokenizer: PreTrainedTokenizerBase,
     *,
     check_text: Callable[[str], None] = lambda _: None,
+    tools: Sequence[Mapping[str, Any]] = (),
+    options: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[int]:
     """Render the token ids of the conversation up to where the assistant's answer begins.
 
     Args:
         check_text: called with the text before it is encoded; its exceptions are passed on.
+        tools: that the model may call, in OpenAI's shape.
+        options: more variables of the template.
 
     Raises:
         ChatError: there is no message, or the model's template refuses them (roles out of order,
@@ -89,7 +95,11 @@ def render(
         return list(tokenizer(text)["input_ids"])
     try:
         text = tokenizer.apply_chat_template(
-            [dict(message) for message in messages], add_generation_prompt=True, tokenize=False
+            [dict(message) for message in messages],
+            tools=list(tools) or None,
+            add_generation_prompt=True,
+            tokenize=False,
+            **options,
         )
     # A template's own code raises exceptions of every type for messages that it does not expect.
     except Exception as error:

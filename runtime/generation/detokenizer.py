@@ -2,7 +2,7 @@
 
 import codecs
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -88,13 +88,25 @@ class Detokenizer:
     each token takes the same time whatever came before it. A run of `ByteTokens` is held back until
     another token ends it, or until it cannot be valid whatever follows.
 
+    Of special tokens, only those in `shown_ids` are text, or all without `skip_special_tokens`.
+
     A token's text depends on its neighbours (a space before it, bytes after it): each call decodes
     from the tokens of the last piece on, and returns only what is new after these.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, skip_special_tokens: bool = True):
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        skip_special_tokens: bool = True,
+        shown_ids: Collection[int] = (),
+    ):
         self._tokenizer = tokenizer
-        self._skipped = frozenset(tokenizer.all_special_ids) if skip_special_tokens else frozenset()
+        self._skipped = (
+            frozenset(tokenizer.all_special_ids).difference(shown_ids)
+            if skip_special_tokens
+            else frozenset()
+        )
         self._byte_tokens = find_byte_tokens(tokenizer)
         self._run: ByteRun | None = None
         self._num_stripped = 0

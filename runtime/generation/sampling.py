@@ -46,6 +46,8 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
     """Tokens that end the answer, including the model's end-of-text tokens."""
+    shown_token_ids: frozenset[int] = frozenset()
+    """Special tokens that are text, as they mark the parts of an answer."""
     num_logprobs: int | None = None
     """Number of most likely tokens to report with each token's log-probability; None: report no
     log-probabilities."""

@@ -1,5 +1,6 @@
 """What all request bodies have in common: JSON objects without unknown keys, and their limits."""
 
+import json
 from collections.abc import Mapping, Sequence, Sized
 from typing import Annotated, Any, ClassVar
 
@@ -19,6 +20,8 @@ MAX_FIELDS = 100
 """Fields of an object, of which OpenAI's API has about forty."""
 MAX_ITEMS = 4096
 """Items of a list other than tokens."""
+MAX_LEVELS = 100
+"""Levels of an object that others read, which they do by recursion."""
 SHOWN_LENGTH = 40
 """Characters of a wrong value that its message quotes."""
 
@@ -62,6 +65,24 @@ FIRST_ERROR = Field(fail_fast=True)
 Text = Annotated[str, AfterValidator(check_encodable)]
 
 
+def check_json(given: dict[str, Any]) -> dict[str, Any]:
+    """Raise ValueError for an object that is too deep, or has a text that UTF-8 cannot express."""
+    level: list[Any] = [given]
+    for _ in range(MAX_LEVELS):
+        objects = [list(one.values()) if isinstance(one, dict) else one for one in level]
+        level = [item for one in objects if isinstance(one, list) for item in one]
+        if not level:
+            break
+    else:
+        raise ValueError(f"it has more than {MAX_LEVELS} levels")
+    check_encodable(json.dumps(given, ensure_ascii=False))
+    return given
+
+
+JsonObject = Annotated[dict[str, Any], AfterValidator(check_json)]
+"""Any object, for others to read."""
+
+
 class RequestBody(BaseModel):
     """A JSON object without unknown keys and without type coercion; null is absence."""
 
@@ -84,7 +105,7 @@ class RequestBody(BaseModel):
         return {name: value for name, value in fields.items() if name not in ignored}
 
     @classmethod
-    def check_fields(cls, fields: Mapping[str, Any]) -> None:
+    def check_fields(cls, fields: dict[str, Any]) -> None:
         """Raise for fields that would change the answer, before any is validated."""
 
 

@@ -1,6 +1,5 @@
 """Messages of a chat, in OpenAI's shape and as clients send the answers of other servers back."""
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, model_validator
@@ -22,6 +21,9 @@ HINTS = frozenset({"cache_control", "prompt_cache_breakpoint"})
 """Other providers' advice on what to cache."""
 
 
+ToolName = Annotated[Text, Field(min_length=1, max_length=128)]
+
+
 class TextPart(RequestBody):
     type: Literal["text", "input_text", "output_text"]
     text: Text
@@ -29,7 +31,7 @@ class TextPart(RequestBody):
     ignored_fields: ClassVar[frozenset[str]] = HINTS | {"annotations"}
 
     @classmethod
-    def check_fields(cls, fields: Mapping[str, Any]) -> None:
+    def check_fields(cls, fields: dict[str, Any]) -> None:
         kind = fields.get("type")
         if isinstance(kind, str) and kind not in TEXT_PARTS:
             # The part's content is in a field with the name of its type.
@@ -44,29 +46,58 @@ Content = Annotated[
 ]
 
 
+class CalledFunction(RequestBody):
+    name: ToolName
+    arguments: Text = "{}"
+    """JSON; templates that read objects get one."""
+
+
+class ToolCallMessage(RequestBody):
+    """A call that an assistant's message made."""
+
+    id: Text | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    ignored_fields: ClassVar[frozenset[str]] = HINTS | {
+        "extra_content", "index", "provider_specific_fields",
+    }  # fmt: skip
+
+
 class ChatMessage(RequestBody):
-    """A message of a chat; `name` is ignored, as chat templates know roles only."""
+    """A message of a chat; chat templates know the `name` of a tool only."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
-    name: str | None = None
+    name: Text | None = None
+    reasoning_content: Text | None = None
+    tool_calls: (
+        Annotated[list[ToolCallMessage], FIRST_ERROR, Field(min_length=1), at_most(MAX_ITEMS)]
+        | None
+    ) = None
+    tool_call_id: Text | None = None
 
     ignored_fields: ClassVar[frozenset[str]] = HINTS | {
-        "annotations", "id", "provider_specific_fields", "reasoning", "reasoning_content",
+        "annotations", "audio", "function_call", "id", "provider_specific_fields", "reasoning",
         "reasoning_details", "refusal", "thinking_blocks",
     }  # fmt: skip
     """What answers carry, and clients echo, that is no part of the conversation."""
 
     @classmethod
-    def check_fields(cls, fields: Mapping[str, Any]) -> None:
-        for name in ("audio", "function_call", "tool_calls"):
+    def check_fields(cls, fields: dict[str, Any]) -> None:
+        for name in ("audio", "function_call"):
             if fields.get(name):
-                raise FieldError("is not supported by this server; leave it out", field=name)
+                raise FieldError("it is not supported by this server; leave it out", field=name)
+        if fields.get("tool_calls") == []:
+            del fields["tool_calls"]
 
     @model_validator(mode="after")
-    def _check_content(self) -> Self:
+    def _check_role(self) -> Self:
         if self.content is None and self.role != "assistant":
             raise FieldError(f"a message of role {self.role!r} needs a text", field="content")
+        for name, role in (("tool_calls", "assistant"), ("tool_call_id", "tool")):
+            if getattr(self, name) is not None and self.role != role:
+                raise FieldError(f"only a message of role {role!r} has it", field=name)
         return self
 
     @property

@@ -65,6 +65,7 @@ class CompletionChoice(Answer):
             stop=sampling.stop,
             end_ids=sampling.stop_token_ids,
             min_tokens=sampling.min_tokens,
+            shown_ids=sampling.shown_token_ids,
             recorder=recorder,
         )
         self.prompt = prompt

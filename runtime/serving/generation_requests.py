@@ -1,13 +1,18 @@
 """Turns valid request bodies into generation requests, within the model's and server's limits."""
 
+import inspect
 import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
 from runtime.generation.chat_template import render
 from runtime.generation.sampling import SamplingParams
+from runtime.serving.answer_formats import AnswerFormat
+from runtime.serving.answer_parser import AnswerParser
+from runtime.serving.answer_reader import AnswerReader
 from runtime.serving.chat_messages import ChatMessage
 from runtime.serving.errors import ContextTooLong, RequestError, UnknownModel
 from runtime.serving.schemas import (
@@ -15,6 +20,7 @@ from runtime.serving.schemas import (
     ChatRequest,
     CompletionRequest,
     GenerationBody,
+    TemplateOptions,
     TokenizeRequest,
 )
 from runtime.serving.served_model import RECOMMENDED_OPTIONS, ModelInfo
@@ -24,6 +30,12 @@ DEFAULT_COMPLETION_TOKENS = 16
 
 SAMPLING_OPTIONS = (*RECOMMENDED_OPTIONS, "frequency_penalty", "presence_penalty")
 """Options that are passed on unchanged."""
+
+RESERVED_OPTIONS = {
+    "messages",
+    *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters,
+}
+"""Arguments of Transformers that are not variables of a chat template."""
 
 MAX_ECHO_LOGIT_BYTES = 1 << 30
 """Most memory for the logits of one prompt, when `echo` asks for all of them."""
@@ -51,6 +63,22 @@ class RequestPrompt:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AnswerParsing:
+    """Takes answers apart into content, reasoning and tool calls."""
+
+    form: AnswerFormat
+    prefix: str
+    """Text that the prompt has written of the answers."""
+    tools: list[dict[str, Any]]
+    max_calls: int | None
+
+    def reader(self) -> AnswerReader:
+        """The reader of one answer."""
+        parser = AnswerParser(self.form.parser(self.prefix, self.tools))
+        return AnswerReader(parser, max_calls=self.max_calls)
+
+
+@dataclass(frozen=True, kw_only=True)
 class GenerationRequest:
     """Prompts to answer `num_choices` times each."""
 
@@ -59,6 +87,12 @@ class GenerationRequest:
     """One for each prompt; `sampling_params` sets the seed."""
     num_choices: int
     seed: int
+    parsing: AnswerParsing | None = None
+    """None: all of an answer is content."""
+
+    def reader(self) -> AnswerReader:
+        """The reader of one answer."""
+        return AnswerReader() if self.parsing is None else self.parsing.reader()
 
     def sampling_params(self, prompt_index: int, number: int) -> SamplingParams:
         """Options of one answer: the answers to a prompt differ by their seeds alone."""
@@ -128,7 +162,7 @@ def parse_chat(body: ChatRequest, info: ModelInfo, limits: RequestLimits) -> Gen
         ChatError: the template rejects the messages.
     """
     check_limits(body, info, limits)
-    tokens = render_messages(body.messages, info)
+    tokens = render_messages(body.messages, body, info)
     require_tokens(tokens, info, param="messages")
     max_tokens = body.max_completion_tokens or body.max_tokens
     sampling = resolve_sampling(
@@ -139,7 +173,18 @@ def parse_chat(body: ChatRequest, info: ModelInfo, limits: RequestLimits) -> Gen
         more_stops=info.end_of_turn.strings,
         more_stop_ids=info.end_of_turn.token_ids,
     )
-    return build_request(body, [RequestPrompt(tokens=tokens)], [sampling])
+    request = build_request(body, [RequestPrompt(tokens=tokens)], [sampling])
+    form, tools = info.answer_format, body.offered_tools
+    if form is None or not (form.has_reasoning or (tools and form.has_calls)):
+        return request
+    sampling = replace(sampling, shown_token_ids=form.token_ids)
+    parsing = AnswerParsing(
+        form=form,
+        prefix=form.prefix(tokens, info.tokenizer),
+        tools=tools,
+        max_calls=1 if body.parallel_tool_calls is False else None,
+    )
+    return replace(request, samplings=[sampling], parsing=parsing)
 
 
 def build_request(
@@ -203,10 +248,31 @@ def encode_prompt(
     return RequestPrompt(tokens=tokens, echoed=echoed)
 
 
-def render_messages(messages: list[ChatMessage], info: ModelInfo) -> list[int]:
-    """Token ids of messages, as the model's chat template writes them."""
-    check = partial(require_text_length, info=info, param="messages")
-    return render(template_messages(messages), info.tokenizer, check_text=check)
+def render_messages(
+    messages: list[ChatMessage], options: TemplateOptions, info: ModelInfo
+) -> list[int]:
+    """Token ids of messages and tools, as the model's chat template writes them.
+
+    Raises:
+        RequestError: the template has no tools, or the options are not the template's.
+        ChatError: the template refuses the messages.
+    """
+    tools = options.offered_tools
+    if tools and not info.tool_template.takes_tools:
+        raise RequestError(
+            "tools: this model's chat template has no tools; leave them out", param="tools"
+        )
+    for name in options.template_options:
+        if name in RESERVED_OPTIONS:
+            path = f"chat_template_kwargs.{name}"
+            raise RequestError(f"{path}: the server sets it; leave it out", param=path)
+    return render(
+        info.tool_template.messages(messages),
+        info.tokenizer,
+        check_text=partial(require_text_length, info=info, param="messages"),
+        tools=tools,
+        options=options.template_options,
+    )
 
 
 def encode_text(text: str, info: ModelInfo, *, add_special_tokens: bool) -> list[int]:
@@ -264,18 +330,9 @@ def tokenize_body(body: TokenizeRequest, info: ModelInfo) -> list[int]:
     """Token ids of a text or of messages."""
     require_model(body.model, info)
     if body.messages is not None:
-        return render_messages(body.messages, info)
+        return render_messages(body.messages, body, info)
     assert body.prompt is not None
     return encode_text(body.prompt, info, add_special_tokens=body.add_special_tokens)
-
-
-def template_messages(messages: list[ChatMessage]) -> list[Mapping[str, str]]:
-    """Messages for a chat template; few templates know OpenAI's newer role `developer`."""
-    roles = {"developer": "system"}
-    return [
-        {"role": roles.get(message.role, message.role), "content": message.text}
-        for message in messages
-    ]
 
 
 def resolve_max_tokens(

@@ -12,7 +12,8 @@ from typing import Any
 
 from runtime.generation.detokenizer import Detokenizer, Vocabulary
 from runtime.generation.sampling import TokenLogprob
-from runtime.serving.answer_reader import AnswerReader, OutputDelta
+from runtime.serving.answer_parser import ToolCall
+from runtime.serving.answer_reader import OutputDelta
 from runtime.serving.choice import ChoiceEvent
 from runtime.serving.output_stream import OutputStream
 from runtime.serving.served_model import ModelInfo
@@ -94,7 +95,8 @@ class ResponseBuilder(ABC):
         self._id = id
         self._created = int(time.time())
         self._vocabulary = Vocabulary(info.tokenizer)
-        self._readers = [AnswerReader() for _ in stream.choices]
+        self._readers = [stream.request.reader() for _ in stream.choices]
+        self._num_calls = [0] * len(stream.choices)
         self._started: set[int] = set()
         """Choices that had a chunk."""
 
@@ -123,7 +125,7 @@ class ResponseBuilder(ABC):
         """
         output = self._readers[index].read(events)
         is_first = index not in self._started
-        has_content = bool(is_first or output.text or output.num_logprobs)
+        has_content = is_first or output.has_content
         end = OutputDelta(finish_reason=output.finish_reason)
         output.finish_reason = None
         return [output] * has_content + [end] * (end.finish_reason is not None)
@@ -235,15 +237,33 @@ class ChatResponse(ResponseBuilder):
     def choice(self, index: int, output: OutputDelta) -> dict[str, Any]:
         return {
             "index": index,
-            "message": {"role": "assistant", "content": output.text, "refusal": None},
+            "message": self._message(output),
             "logprobs": self._logprobs(output),
             "finish_reason": output.finish_reason,
         }
 
+    def _message(self, output: OutputDelta) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": output.text, "refusal": None}
+        if output.reasoning:
+            message["reasoning_content"] = output.reasoning
+        if output.calls:
+            message["tool_calls"] = [describe_call(call) for call in output.calls]
+            message["content"] = output.text or None
+        return message
+
     def choice_delta(self, index: int, output: OutputDelta, *, is_first: bool) -> dict[str, Any]:
         delta: dict[str, Any] = {"role": "assistant"} if is_first else {}
-        if is_first or output.text:
+        if output.text or (is_first and not (output.reasoning or output.calls)):
             delta["content"] = output.text
+        if output.reasoning:
+            delta["reasoning_content"] = output.reasoning
+        if output.calls:
+            first = self._num_calls[index]
+            self._num_calls[index] += len(output.calls)
+            delta["tool_calls"] = [
+                {"index": number, **describe_call(call)}
+                for number, call in enumerate(output.calls, first)
+            ]
         return {
             "index": index,
             "delta": delta,
@@ -268,6 +288,11 @@ class ChatResponse(ResponseBuilder):
             "logprob": finite_logprob(logprob),
             "bytes": self._vocabulary.bytes(token),
         }
+
+
+def describe_call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 def finite_logprob(logprob: float | None) -> float | None:

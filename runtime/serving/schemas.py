@@ -3,8 +3,7 @@
 `runtime.serving.generation_requests` checks the limits that depend on the model or on the server.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
@@ -13,12 +12,14 @@ from runtime.serving.body_fields import (
     LIST,
     MAX_ITEMS,
     TEXT,
+    FieldError,
+    JsonObject,
     RequestBody,
     Text,
     at_most,
     kind_of_list,
 )
-from runtime.serving.chat_messages import Messages
+from runtime.serving.chat_messages import HINTS, Messages, ToolName
 from runtime.serving.errors import RequestError
 
 SEED_BITS = 63
@@ -28,6 +29,7 @@ MAX_STOP_LENGTH = 1024
 MAX_LOGIT_BIASES = 1024
 MIN_REPETITION_PENALTY = 0.01
 """Logits divided by less overflow half precision."""
+MAX_TOOLS = 512
 MAX_TOKENS = 1 << 20
 """Tokens of a prompt; the model's context is the limit that counts."""
 TOKENS, TOKEN_LISTS = Tag("<tokens>"), Tag("<token lists>")
@@ -131,7 +133,7 @@ class GenerationBody(RequestBody):
     ignored_fields: ClassVar[frozenset[str]] = IGNORED_FIELDS | UNSUPPORTED_FIELDS.keys()
 
     @classmethod
-    def check_fields(cls, fields: Mapping[str, Any]) -> None:
+    def check_fields(cls, fields: dict[str, Any]) -> None:
         for name, neutral in UNSUPPORTED_FIELDS.items():
             if name in fields.keys() - cls.model_fields.keys() and fields[name] not in neutral:
                 raise RequestError(
@@ -175,8 +177,80 @@ class CompletionRequest(GenerationBody):
         return self
 
 
-class ChatRequest(GenerationBody):
+class ToolFunction(RequestBody):
+    name: ToolName
+    description: Text | None = None
+    parameters: JsonObject | None = None
+    """A schema in JSON Schema."""
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_strict(self) -> Self:
+        if self.strict:
+            raise FieldError(f"must be false: {UNCONSTRAINED}", field="strict")
+        return self
+
+
+class Tool(RequestBody):
+    type: Literal["function"]
+    function: ToolFunction
+
+    ignored_fields: ClassVar[frozenset[str]] = HINTS
+
+
+class NamedFunction(RequestBody):
+    name: ToolName
+
+
+class NamedTool(RequestBody):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+OBJECT = Tag("<object>")
+UNCONSTRAINED = "this server does not constrain what a model writes"
+ToolChoice = Annotated[
+    Annotated[Literal["auto", "none", "required"], TEXT] | Annotated[NamedTool, OBJECT],
+    Discriminator(lambda given: OBJECT.tag if isinstance(given, dict) else TEXT.tag),
+]
+
+
+class TemplateOptions(RequestBody):
+    """What a chat template reads besides the messages."""
+
+    tools: Annotated[list[Tool], FIRST_ERROR, at_most(MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    chat_template_kwargs: JsonObject | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+
+    @model_validator(mode="after")
+    def _check_tool_choice(self) -> Self:
+        if self.tool_choice not in (None, "auto", "none"):
+            raise FieldError(f"must be 'auto' or 'none': {UNCONSTRAINED}", field="tool_choice")
+        return self
+
+    @property
+    def offered_tools(self) -> list[dict[str, Any]]:
+        """The tools that the model may call."""
+        tools = [] if self.tool_choice == "none" else self.tools or []
+        return [
+            tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in tools
+        ]
+
+    @property
+    def template_options(self) -> dict[str, Any]:
+        """Variables of the chat template; one that knows no effort may know `enable_thinking`."""
+        options: dict[str, Any] = {}
+        if self.reasoning_effort is not None:
+            options["reasoning_effort"] = self.reasoning_effort
+        if self.reasoning_effort == "none":
+            options["enable_thinking"] = False
+        return options | (self.chat_template_kwargs or {})
+
+
+class ChatRequest(TemplateOptions, GenerationBody):
     messages: Messages
+    parallel_tool_calls: bool | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
@@ -191,7 +265,7 @@ class ChatRequest(GenerationBody):
         return self
 
 
-class TokenizeRequest(RequestBody):
+class TokenizeRequest(TemplateOptions):
     """A text, or messages to render with the chat template."""
 
     model: Text | None = None

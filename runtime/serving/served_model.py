@@ -23,7 +23,9 @@ from runtime.generation.lockstep.group import LockstepGroup
 from runtime.hf.kv import CacheSize, measure_cache_size
 from runtime.hf.tokens import context_length, eos_token_ids, max_token_bytes
 from runtime.policy.budget import parse_size
+from runtime.serving.answer_formats import AnswerFormat, find_answer_format
 from runtime.serving.config import ANY_NAME, ServeConfig
+from runtime.serving.tool_template import ToolTemplate, find_tool_template
 from runtime.store.model_source import resolve
 
 RECOMMENDED_OPTIONS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -99,6 +101,9 @@ class ModelInfo:
     """None: only `max_running` bounds the KV caches."""
     listed_names: tuple[str, ...] = ()
     """Names in the list of models, besides `name`."""
+    tool_template: ToolTemplate = field(default_factory=ToolTemplate)
+    answer_format: AnswerFormat | None = None
+    """None: answers have neither reasoning nor tool calls."""
     created: int = field(default_factory=lambda: int(time.time()))
     """Seconds since 1970."""
 
@@ -127,6 +132,7 @@ def read_model_info(
 ) -> ModelInfo:
     """Read the properties of a loaded model."""
     text_config = model.config.get_text_config()
+    special_tokens = {str(tokenizer.convert_ids_to_tokens(i)): i for i in special_ids(tokenizer)}
     return ModelInfo(
         name=name,
         aliases=aliases,
@@ -137,7 +143,7 @@ def read_model_info(
         logit_bytes=text_config.vocab_size * model.dtype.itemsize,
         eos_token_ids=frozenset(eos_token_ids(model)),
         end_of_turn=end_of_turn(tokenizer),
-        special_tokens={str(tokenizer.convert_ids_to_tokens(i)): i for i in special_ids(tokenizer)},
+        special_tokens=special_tokens,
         default_sampling={
             name: value
             for name in RECOMMENDED_OPTIONS
@@ -145,6 +151,8 @@ def read_model_info(
         },
         has_template=has_template(tokenizer),
         max_token_bytes=max_token_bytes(tokenizer),
+        tool_template=find_tool_template(tokenizer),
+        answer_format=find_answer_format(tokenizer, special_tokens),
         kv_budget=kv_budget,
     )
 

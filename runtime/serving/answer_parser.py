@@ -1,0 +1,161 @@
+"""Takes an answer apart while it is written: content, reasoning and tool calls."""
+
+import json
+import secrets
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from transformers.utils.chat_parsing import ResponseParser
+
+from runtime.serving.answer_formats import CONTENT, REASONING_FIELDS, TOOL_CALLS, UNMARKED
+
+CONTENTS = (CONTENT, UNMARKED)
+ID_CHARACTERS = string.ascii_letters + string.digits
+ID_LENGTH = 9
+"""What Mistral's chat templates demand; other models take any id."""
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    id: str
+    name: str
+    arguments: str
+    """JSON."""
+
+
+@dataclass(frozen=True)
+class AnswerPiece:
+    """A piece of content or of reasoning, or a whole call."""
+
+    text: str = ""
+    start: int = 0
+    """Offset of its text in the answer as the model wrote it."""
+    is_reasoning: bool = False
+    call: ToolCall | None = None
+
+
+class AnswerParser:
+    """Spaces around marks are dropped. From a call that is none on, all is content as it is."""
+
+    def __init__(self, parser: ResponseParser):
+        self._parser: ResponseParser | None = parser
+        self._raw = ""
+        self._num_read = 0
+        """Characters of it that are known to be text of one field or another."""
+        self._num_shown = 0
+        """Characters of it that are shown, or not wanted."""
+        self._held = ""
+        """Spaces that are dropped if a mark follows."""
+        self._is_start = False
+        """Whether the next text follows a mark, after which spaces are dropped."""
+        for event in parser.initial_events:
+            self._is_start |= event["type"] == "region_open"
+
+    def push(self, text: str) -> list[AnswerPiece]:
+        """Add text that the model wrote; return what it is."""
+        self._raw += text
+        if self._parser is None:
+            return self._rest()
+        try:
+            events = self._parser.feed(text)
+        except ValueError:
+            return self._give_up()
+        return self._pieces(events)
+
+    def end(self) -> list[AnswerPiece]:
+        """Return what is left when the answer ends."""
+        if self._parser is None:
+            return []
+        try:
+            _, events = self._parser.finalize()
+        except ValueError:
+            return self._give_up()
+        *before, last = events or [{"type": None}]
+        if last["type"] != "region_close" or last["field"] not in CONTENTS:
+            return self._pieces(events)
+        pieces = self._pieces(before)
+        if self._held and not self._is_start:
+            pieces.append(AnswerPiece(self._held, self._num_read - len(self._held)))
+        return pieces
+
+    def _pieces(self, events: list[dict[str, Any]]) -> list[AnswerPiece]:
+        starts = self._locate(events)
+        pieces = []
+        for event, start in zip(events, starts, strict=True):
+            field, kind = event["field"], event["type"]
+            if kind == "region_open":
+                self._held = ""
+                self._is_start |= self._num_read > 0 or field in REASONING_FIELDS
+            elif kind == "region_close":
+                self._held, self._is_start = "", True
+                if field == TOOL_CALLS:
+                    if (calls := read_calls(event["value"])) is None:
+                        pieces += self._give_up()
+                        break
+                    pieces += [AnswerPiece(call=call) for call in calls]
+                if field not in CONTENTS:
+                    self._num_shown = self._num_read
+            else:
+                self._num_read = start + len(event["text"])
+                if field in (*CONTENTS, *REASONING_FIELDS):
+                    text = self._trim(event["text"])
+                    self._num_shown = self._num_read - len(self._held)
+                    first = self._num_shown - len(text)
+                    pieces.append(AnswerPiece(text, first, field in REASONING_FIELDS))
+        return [piece for piece in pieces if piece.text or piece.call]
+
+    def _trim(self, text: str) -> str:
+        """Hold back the spaces at the end, and drop those after a mark."""
+        text = self._held + text
+        if self._is_start:
+            text = text.lstrip()
+        kept = text.rstrip()
+        self._held = text[len(kept) :]
+        self._is_start &= not kept
+        return kept
+
+    def _locate(self, events: list[dict[str, Any]]) -> list[int]:
+        """Where the texts of these events begin; they come in order, with marks between them."""
+        starts, end = [], len(self._raw)
+        for event in reversed(events):
+            if event["type"] == "region_chunk":
+                end = max(self._num_read, self._raw.rfind(event["text"], self._num_read, end))
+            starts.append(end)
+        return starts[::-1]
+
+    def _give_up(self) -> list[AnswerPiece]:
+        """The answer cannot be read: the rest is content as it is."""
+        self._parser, self._num_read = None, self._num_shown
+        return self._rest()
+
+    def _rest(self) -> list[AnswerPiece]:
+        start, self._num_read = self._num_read, len(self._raw)
+        return [AnswerPiece(self._raw[start:], start)] if start < len(self._raw) else []
+
+
+def read_calls(value: Any) -> list[ToolCall] | None:
+    """The calls of a region; None if one of them is none."""
+    given = value.get("function") if isinstance(value, Mapping) else value
+    calls = [read_call(one) for one in (given if isinstance(given, list) else [given])]
+    return None if None in calls else [call for call in calls if call is not None]
+
+
+def read_call(given: Any) -> ToolCall | None:
+    """A call of an answer; None if it is none."""
+    if isinstance(given, Mapping) and isinstance(given.get("function"), Mapping):
+        given = given["function"]
+    if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
+        return None
+    # Llama writes `parameters`.
+    arguments = given.get("arguments", given.get("parameters", {}))
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            return None
+    if not isinstance(arguments, Mapping):
+        return None
+    id = "".join(secrets.choice(ID_CHARACTERS) for _ in range(ID_LENGTH))
+    return ToolCall(id, given["name"].strip(), json.dumps(arguments, ensure_ascii=False))

@@ -1,0 +1,72 @@
+"""Answers with a given text, from models whose language is too weak to write it."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList
+
+from runtime.serving import choice
+from tests.builders.plain_answers import TOKENIZER, ids
+
+END = TOKENIZER.convert_tokens_to_ids("<|im_end|>")
+
+
+class Forced(LogitsProcessor):
+    """Leaves only the next token of a text, and then the end of the turn."""
+
+    def __init__(self, text: str, num_prompt: int):
+        self._tokens = [*ids(text), END]
+        self._num_prompt = num_prompt
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        number = min(input_ids.shape[1] - self._num_prompt, len(self._tokens) - 1)
+        forced = torch.full_like(scores, float("-inf"))
+        forced[0, self._tokens[number]] = 0.0
+        return forced
+
+
+def force_text(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Make all answers of servers in this process this text."""
+    make = choice.make_logits_processors
+
+    def forced(*args: Any, num_prompt: int, **options: Any) -> LogitsProcessorList:
+        processors = make(*args, num_prompt=num_prompt, **options)
+        processors.append(Forced(text, num_prompt))
+        return processors
+
+    monkeypatch.setattr(choice, "make_logits_processors", forced)
+
+
+HERMES_TEMPLATE = """\
+{%- if tools %}<|im_start|>system
+# Tools
+<tools>{% for tool in tools %}
+{{ tool | tojson }}{% endfor %}
+</tools>
+For each call: <tool_call>{"name": ..., "arguments": ...}</tool_call><|im_end|>
+{% endif %}
+{%- for message in messages %}
+{%- if message.role == "tool" %}<|im_start|>user
+<tool_response>
+{{ message.content }}
+</tool_response><|im_end|>
+{% else %}<|im_start|>{{ message.role }}
+{% if message.reasoning_content %}<think>
+{{ message.reasoning_content }}
+</think>
+
+{% endif %}{{ message.content }}{% for call in message.tool_calls or [] %}
+{{ "\\n<tool_call>\\n" }}{"name": "{{ call.function.name }}", \
+"arguments": {{ call.function.arguments | tojson }}}
+</tool_call>{% endfor %}<|im_end|>
+{% endif %}{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% if enable_thinking is defined and enable_thinking %}<think>
+{% elif enable_thinking is defined %}<think>
+
+</think>
+
+{% endif %}{% endif %}"""
+"""A template as Qwen's, in few lines."""

@@ -1,0 +1,214 @@
+"""Tools and reasoning, as agents use them by OpenAI's client."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from transformers import AutoTokenizer
+
+from runtime.config import BUILTIN_MODELS
+from runtime.generation.chat_template import render
+from runtime.serving.chat_messages import ChatMessage
+from runtime.serving.tool_template import ToolTemplate, find_tool_template
+from tests.builders.forced_text import HERMES_TEMPLATE, force_text
+from tests.builders.serving import RunningServer, running_server, tiny
+from tests.unit.runtime.serving.test_answer_formats import CALLS, TIME_CALL, TOOLS, WEATHER_CALL
+from tests.unit.runtime.serving.test_completions import HELLO, events, raw
+from tests.unit.runtime.serving.test_rejections import error_of, post
+
+CHAT = "/v1/chat/completions"
+ANSWER = (
+    f"<think>\nLet me see.\n</think>\n\nI look it up.\n<tool_call>\n{WEATHER_CALL}\n</tool_call>\n"
+    f"<tool_call>\n{TIME_CALL}\n</tool_call>"
+)
+
+
+@pytest.fixture(scope="module")
+def agents(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    template = tmp_path_factory.mktemp("template") / "hermes.jinja"
+    template.write_text(HERMES_TEMPLATE)
+    with running_server(lambda: tiny(folder, chat_template=template)) as running:
+        yield running
+
+
+def ask(server: RunningServer, **more: Any) -> dict[str, Any]:
+    answer = raw(server, CHAT, **{"messages": HELLO, "max_tokens": 400, **more})
+    ChatCompletion.model_validate(answer, strict=True)
+    return answer["choices"][0]
+
+
+def calls_of(message: dict[str, Any]) -> list[tuple[str, Any]]:
+    functions = [call["function"] for call in message["tool_calls"]]
+    return [(function["name"], json.loads(function["arguments"])) for function in functions]
+
+
+def test_answer__has_calls_reasoning_and_content(
+    agents: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    force_text(monkeypatch, ANSWER)
+    choice = ask(agents, tools=TOOLS, logprobs=True)
+    assert choice["finish_reason"] == "tool_calls"
+    message = choice["message"]
+    assert (message["content"], message["reasoning_content"]) == ("I look it up.", "Let me see.")
+    assert calls_of(message) == CALLS
+    entries = choice["logprobs"]["content"]
+    assert "".join(entry["token"] for entry in entries).strip() == "I look it up."
+    single = ask(agents, tools=TOOLS, parallel_tool_calls=False)["message"]
+    assert calls_of(single) == CALLS[:1]
+    for fewer in ({"tools": TOOLS, "tool_choice": "none"}, {}):
+        choice = ask(agents, **fewer)
+        assert choice["finish_reason"] == "stop"
+        assert choice["message"]["content"] == ANSWER.partition("</think>\n\n")[2]
+        assert "tool_calls" not in choice["message"]
+
+
+def test_stream__has_the_same_parts(agents: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    force_text(monkeypatch, ANSWER)
+    chunks = events(agents, CHAT, messages=HELLO, max_tokens=400, tools=TOOLS, n=2)
+    for chunk in chunks:
+        ChatCompletionChunk.model_validate(chunk, strict=True)
+    for index in range(2):
+        choices = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == index]
+        deltas = [choice["delta"] for choice in choices]
+        assert deltas[0]["role"] == "assistant"
+        assert "".join(delta.get("content") or "" for delta in deltas) == "I look it up."
+        assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "Let me see."
+        calls = [call for delta in deltas for call in delta.get("tool_calls", [])]
+        assert [call["index"] for call in calls] == [0, 1]
+        assert calls_of({"tool_calls": calls}) == CALLS
+        assert choices[-1]["delta"] == {}
+        assert choices[-1]["finish_reason"] == "tool_calls"
+
+
+def test_openais_client__runs_the_loop_of_an_agent(
+    agents: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = agents.openai()
+    messages: list[Any] = [*HELLO]
+    tools: Any = TOOLS
+    with monkeypatch.context() as patch:
+        force_text(patch, ANSWER)
+        with client.chat.completions.stream(
+            model="tiny", messages=messages, tools=tools, max_tokens=400
+        ) as stream:
+            message = stream.get_final_completion().choices[0].message
+    assert [call.function.name for call in message.tool_calls] == ["get_weather", "get_time"]
+    messages.append(message.model_dump())
+    messages += [
+        {"role": "tool", "tool_call_id": call.id, "content": "sunny"} for call in message.tool_calls
+    ]
+    force_text(monkeypatch, "It is sunny.")
+    answer = client.chat.completions.create(
+        model="tiny", messages=messages, tools=tools, max_tokens=400
+    )
+    assert answer.choices[0].message.content == "It is sunny."
+    assert answer.choices[0].finish_reason == "stop"
+    tokens = raw(agents, "/tokenize", messages=messages, tools=TOOLS)["tokens"]
+    prompt = raw(agents, "/detokenize", tokens=tokens)["prompt"]
+    assert answer.usage.prompt_tokens == len(tokens)
+    assert json.dumps(TOOLS[0]) in prompt
+    assert "<think>\nLet me see.\n</think>\n\nI look it up.\n<tool_call>" in prompt
+    assert WEATHER_CALL in prompt
+    assert prompt.count("<tool_response>\nsunny\n</tool_response>") == 2
+
+
+def test_reasoning_options__reach_the_template(
+    agents: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prompt(**options: Any) -> str:
+        tokens = raw(agents, "/tokenize", messages=HELLO, **options)["tokens"]
+        return raw(agents, "/detokenize", tokens=tokens)["prompt"]
+
+    thinking = {"chat_template_kwargs": {"enable_thinking": True}}
+    assert prompt(**thinking).endswith("assistant\n<think>\n")
+    assert prompt(reasoning_effort="none").endswith("assistant\n<think>\n\n</think>\n\n")
+    assert prompt(reasoning_effort="none", **thinking).endswith("assistant\n<think>\n")
+    assert prompt(reasoning_effort="high").endswith("assistant\n")
+    force_text(monkeypatch, "Let me see.\n</think>\n\nIt is.")
+    message = ask(agents, **thinking)["message"]
+    assert (message["content"], message["reasoning_content"]) == ("It is.", "Let me see.")
+    cut = ask(agents, **thinking, max_tokens=3)
+    assert cut["finish_reason"] == "length"
+    assert cut["message"]["content"] in (None, "")
+    assert "Let me see.".startswith(cut["message"]["reasoning_content"])
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "tools[0].function.name": {"tools": [{"type": "function", "function": {}}]},
+    "tools[0].type": {"tools": [{"type": "custom", "function": {"name": "f"}}]},
+    "tools[0].function.parameters": {
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": "text"}}]
+    },
+    "tools[1].function.strict": {
+        "tools": [TOOLS[0], {"type": "function", "function": {"name": "f", "strict": True}}]
+    },
+    "tool_choice": {"tools": TOOLS, "tool_choice": "required"},
+    "tool_choice.function.name": {"tool_choice": {"type": "function", "function": {}}},
+    "messages[0].tool_calls": {
+        "messages": [{"role": "user", "content": "a", "tool_calls": [{"function": {"name": "f"}}]}]
+    },
+    "messages[0].tool_calls[0].function.arguments": {
+        "messages": [
+            {
+                "role": "assistant",
+                "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": {}}}],
+            }
+        ]
+    },
+    "chat_template_kwargs.tokenize": {"chat_template_kwargs": {"tokenize": True}},
+    "chat_template_kwargs.chat_template": {"chat_template_kwargs": {"chat_template": "{{ 1 }}"}},
+    "chat_template_kwargs": {"chat_template_kwargs": {"text": "\ud800"}},
+    "reasoning_effort": {"reasoning_effort": "banana"},
+}
+
+
+@pytest.mark.parametrize("param", WRONG)
+def test_wrong_tools__are_named_by_their_path(agents: RunningServer, param: str) -> None:
+    body = {"messages": HELLO, "max_tokens": 1, **WRONG[param]}
+    error = error_of(post(agents, CHAT, json.dumps(body)), 400)
+    assert error["param"] == param
+    assert error["message"].startswith(f"{param}: ")
+
+
+def test_named_tool__says_that_nothing_is_constrained(agents: RunningServer) -> None:
+    choice = {"type": "function", "function": {"name": "get_time"}}
+    body = {"messages": HELLO, "tools": TOOLS, "tool_choice": choice}
+    error = error_of(post(agents, CHAT, json.dumps(body)), 400)
+    assert error["message"].startswith("tool_choice: must be 'auto' or 'none': this server does")
+
+
+def test_template_without_tools__refuses_them(server: RunningServer) -> None:
+    body = {"messages": HELLO, "tools": TOOLS, "max_tokens": 1}
+    error = error_of(post(server, CHAT, json.dumps(body)), 400)
+    assert error["param"] == "tools"
+    assert "chat template has no tools" in error["message"]
+    ask(server, tools=TOOLS, tool_choice="none", max_tokens=1)
+
+
+TOOLS_PART = "{{ (tools or []) | tojson }}"
+EACH = "{% for m in messages %}{{ m.role }}:"
+CALL = "{% for c in m.tool_calls or [] %}{{ c.function.name }}"
+TEMPLATES = {
+    TOOLS_PART + EACH + "{{ m.content }}" + CALL + "{{ c.function.arguments | tojson }}"
+    "{% endfor %}{% endfor %}": ToolTemplate(),
+    TOOLS_PART + EACH + "{{ m.content }}" + CALL + "{{ c.function.arguments }}"
+    "{% endfor %}{% endfor %}": ToolTemplate(takes_text=True),
+    TOOLS_PART + EACH + "{{ m.content }}" + CALL + "{{ '' + c.function.arguments }}"
+    "{% endfor %}{% endfor %}": ToolTemplate(takes_text=True),
+    EACH + "{{ m.content }}{% endfor %}": ToolTemplate(takes_tools=False),
+}
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_template__is_tried_for_the_form_of_calls(template: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(BUILTIN_MODELS / "qwen2_moe_tiny")
+    tokenizer.chat_template = template
+    form = find_tool_template(tokenizer)
+    assert form == TEMPLATES[template]
+    call = {"function": {"name": "f", "arguments": '{"a": "b"}'}}
+    asked = ChatMessage.model_validate({"role": "assistant", "tool_calls": [call]})
+    text = tokenizer.decode(render(form.messages([asked]), tokenizer))
+    assert not form.takes_tools or 'f{"a": "b"}' in text
