@@ -81,10 +81,9 @@ def pad_token_id(model: PreTrainedModel) -> int:
     Some trainings write -1 for none.
     """
     given = (model.generation_config, model.config.get_text_config())
-    for pad in (getattr(settings, "pad_token_id", None) for settings in given):
-        if is_token(model, pad):
-            return int(pad)
-    return min(eos_token_ids(model), default=0)
+    pads: list[Any] = [getattr(settings, "pad_token_id", None) for settings in given]
+    known = [pad for pad in pads if is_token(model, pad)]
+    return known[0] if known else min(eos_token_ids(model), default=0)
 
 
 def is_token(model: PreTrainedModel, token: Any) -> bool:
