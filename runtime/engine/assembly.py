@@ -7,7 +7,7 @@ import torch
 
 from predictors.base import Predictor
 from predictors.spec import ModelSpec
-from runtime.accelerator import is_accelerator, open_accelerator
+from runtime.accelerator import is_accelerator, open_accelerator, read_free_memory
 from runtime.config import SystemConfig
 from runtime.engine.driver import PredictorDriver
 from runtime.engine.engine import Engine
@@ -15,6 +15,7 @@ from runtime.engine.host_compute import HostCompute
 from runtime.engine.learned import LearnedStore
 from runtime.engine.memory import available_memory_bytes
 from runtime.engine.predictor_drift import DriftMonitor
+from runtime.errors import BudgetError
 from runtime.policy.budget import Budget, SlotRequirements, count_slots, divide_slots
 from runtime.policy.build import (
     adapt_to_link,
@@ -166,13 +167,24 @@ def allocate_arenas(
 
     Args:
         closes: The store is closed with its ring; off where others read from it too.
+
+    Raises:
+        BudgetError: The device has not so much memory.
     """
     with run_near(cpus):
         if host_slots is None:
             arena = Arena(store.layouts, num_slots)
             return DeviceArenas([arena], [make_store_ring(arrivals, store, arena, cpus, closes)])
         accelerator = open_accelerator(device)
-        arena = Arena(store.layouts, num_slots, device=device)
+        try:
+            arena = Arena(store.layouts, num_slots, device=device)
+        except torch.OutOfMemoryError as error:
+            free = read_free_memory(device)
+            raise BudgetError(
+                f"budget: {num_slots} experts of {max_slot_bytes(store)} bytes do not fit on "
+                f"{device}, where {free} bytes are free next to the other weights; KV caches and "
+                "activations need some of them, too. Take budget=auto, or a smaller budget"
+            ) from error
         pinned = accelerator is not None and accelerator.pins_memory
         host = Arena(store.layouts, host_slots, pinned=pinned)
         copies = ArenaCopies(host, arena)

@@ -147,6 +147,7 @@ class Engine:
 
     def _recover(self) -> None:
         """Begin with what has fully arrived, after Ctrl-C cut a step short anywhere."""
+        self._wait_for_computation()
         self._pinned = None
         self._pending.clear()
         if self._host_compute is not None:
@@ -258,11 +259,18 @@ class Engine:
 
         A forward pass may end in an exception, and a block may skip an expert.
         """
+        if self._pending:
+            self._wait_for_computation()
         for layer, order in self._pending.items():
             self.cache.cancel(layer, order)
         self._pending.clear()
         if self._host_compute is not None:
             self._host_compute.cancel()
+
+    def _wait_for_computation(self) -> None:
+        """Order transfers after the uses of slots that were not reported as `computed`."""
+        for _, ring in self._tops:
+            ring.wait_for_computation()
 
     # ---- experts for the model (`ExpertSource`)
 

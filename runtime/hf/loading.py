@@ -253,7 +253,7 @@ def load_stripped(
         )
     settle_generation(model, folder)
     model.__class__ = cls
-    model = unmap_weights(model, mapped=False).to(device).eval()
+    model = move_to(unmap_weights(model, mapped=False), device).eval()
     apply_kernels(model, decode_kernels)
     layers = find_moe_layers(model)
     apply_dense_format(model, layers, dense_format)
@@ -359,6 +359,22 @@ def refuse_plain(folder: Path) -> None:
             "for integers; compare with these instead: moecast verify "
             f"{shlex.quote(str(folder))}"
         )
+
+
+def move_to(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
+    """Move a model without its experts to a device.
+
+    Raises:
+        CheckpointError: the device has not so much memory.
+    """
+    num_bytes = count_weight_bytes(model)
+    try:
+        return model.to(device)
+    except torch.OutOfMemoryError as error:
+        raise CheckpointError(
+            f"the weights other than experts take {num_bytes} bytes, which {device} has not free; "
+            "end what else uses its memory, or use device=cpu"
+        ) from error
 
 
 def load_plain(

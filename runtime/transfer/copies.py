@@ -94,6 +94,11 @@ class DeviceRing(Ring):
             event = self._computed[slot] = self._accelerator.make_event()
         event.record(self._accelerator.current_stream())
 
+    def wait_for_computation(self) -> None:
+        issued = self._accelerator.make_event()
+        issued.record(self._accelerator.current_stream())
+        self._stream.wait_event(issued)
+
     def close(self, seconds: float) -> bool:  # noqa: ARG002
         self._stream.synchronize()
         return True

@@ -53,6 +53,9 @@ class Ring:
         Called after the last use. On the CPU the use has ended by then.
         """
 
+    def wait_for_computation(self) -> None:
+        """Lets all later transfers wait for what has been issued: a step ended within a use."""
+
     def settle(self, ticket: int, status: int) -> bool:  # noqa: ARG002
         """Looks at an arrival of this ring; returns False if the transfer goes on another way.
 
