@@ -272,7 +272,7 @@ class PageCache(StrEnum):
 
 
 class Quantise(StrEnum):
-    """How `moecast pack` quantises experts: GGUF's types, and HQQ."""
+    """The types that `moecast pack` quantises experts to: GGUF's, and HQQ."""
 
     NONE = "none"
     INT8 = "int8"

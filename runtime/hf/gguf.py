@@ -75,7 +75,7 @@ def read_gguf_config(file: Path) -> PreTrainedConfig:
     header = read_header(file)
     if header.architecture in GGUF_CONFIG_ARCHS:
         try:
-            values = get_gguf_config(*read_gguf_metadata(str(file)))
+            values = get_gguf_config(read_gguf_metadata(str(file))[0], tuple(header.tensors))
         except KeyError as error:
             raise CheckpointError(f"{file} is damaged: it has no {error}") from error
     else:

@@ -189,7 +189,7 @@ def list_weight_files(folder: Path) -> list[Path]:
         CheckpointError: there are none, or one is missing; the message says what the folder has.
     """
     if is_gguf(folder):
-        return [folder]
+        return list(read_header(folder).files)
     first = find_weights(folder)
     if not is_index(first):
         return [first]

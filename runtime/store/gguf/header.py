@@ -9,7 +9,7 @@ import math
 import re
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -35,6 +35,9 @@ NUMBERS = {
 }
 """Forms of numbers by the number of a value's type."""
 UINT32, UINT64 = NUMBERS[4], NUMBERS[10]
+SPLIT_NUMBER, SPLIT_COUNT, SPLIT_TENSORS = "split.no", "split.count", "split.tensors.count"
+PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+"""The end of the name of a part, as llama-gguf-split writes it."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +60,14 @@ class GgufHeader:
     """The header of a GGUF file."""
 
     file: Path
+    """The only one, or the first of the model's parts."""
     metadata: Mapping[str, Any]
     """By key; an array is its length."""
     tensors: Mapping[str, GgufTensor]
     digest: str
-    """sha256 of the header's bytes."""
+    """sha256 of the header's bytes; of several parts, of their digests."""
+    files: tuple[Path, ...]
+    """All parts, in order."""
 
     @property
     def architecture(self) -> str:
@@ -74,16 +80,67 @@ def is_gguf(model: Path) -> bool:
 
 
 def read_header(file: Path) -> GgufHeader:
-    """Read and check the header of a file.
+    """Read and check the header of a file, and of the parts that follow the first of several.
 
     Raises:
-        CheckpointError: it is no GGUF file, damaged or truncated.
+        CheckpointError: it is no GGUF file, damaged or truncated; or a part is missing or of
+            another model.
     """
+    first = _read_part(file)
+    if not isinstance(first.metadata.get("general.architecture"), str):
+        if first.metadata.get(SPLIT_NUMBER):
+            raise CheckpointError(f"{file} is a later part of a model; give its first part")
+        raise CheckpointError(
+            f"{file} is a damaged GGUF file (it names no general.architecture); fetch it again"
+        )
+    count = first.metadata.get(SPLIT_COUNT, 1)
+    if not isinstance(count, int):
+        raise CheckpointError(
+            f"{file} is a damaged GGUF file ({SPLIT_COUNT} is {count!r}); fetch it again"
+        )
+    return first if count in (0, 1) else _join_parts(first, count)
+
+
+def _read_part(file: Path) -> GgufHeader:
     state = require_plain_file(file, CheckpointError).stat()
     return _read_header(file, state.st_size, state.st_mtime_ns)
 
 
-@lru_cache(maxsize=4)
+def _join_parts(first: GgufHeader, count: int) -> GgufHeader:
+    """Return the header of a model in parts, which are named by their number and how many."""
+    named = PART.search(first.file.name)
+    if named is None or (int(named[1]), int(named[2])) != (1, count):
+        raise CheckpointError(
+            f"{first.file} is one of {count} parts of a model; give the first, under its own name "
+            f"(NAME-00001-of-{count:05}.gguf)"
+        )
+    stem = first.file.name[: named.start()]
+    parts, tensors = [first], dict(first.tensors)
+    for number in range(1, count):
+        path = first.file.with_name(f"{stem}-{number + 1:05}-of-{count:05}.gguf")
+        if not path.exists():
+            raise CheckpointError(
+                f"{path} is missing, part {number + 1} of {count} of a model; fetch it"
+            )
+        part = _read_part(path)
+        place = part.metadata.get(SPLIT_NUMBER), part.metadata.get(SPLIT_COUNT)
+        if place != (number, count) or tensors.keys() & part.tensors.keys():
+            raise CheckpointError(
+                f"{part.file} is not part {number + 1} of {first.file}; fetch both again"
+            )
+        parts.append(part)
+        tensors |= part.tensors
+    if len(tensors) != first.metadata.get(SPLIT_TENSORS, len(tensors)):
+        raise CheckpointError(
+            f"{first.file} and its parts have {len(tensors)} tensors; by its header they are "
+            f"{first.metadata[SPLIT_TENSORS]}: a part is of another model; fetch them again"
+        )
+    digest = hashlib.sha256("".join(part.digest for part in parts).encode()).hexdigest()
+    files = tuple(part.file for part in parts)
+    return replace(first, tensors=tensors, digest=digest, files=files)
+
+
+@lru_cache(maxsize=64)
 def _read_header(file: Path, size: int, _modified: int) -> GgufHeader:
     with file.open("rb") as opened:
         cursor = _Cursor(file, opened, size)
@@ -92,8 +149,6 @@ def _read_header(file: Path, size: int, _modified: int) -> GgufHeader:
         for _ in range(num_values):
             key = cursor.text()
             metadata[key] = _read_value(cursor, cursor.number(UINT32))
-        if not isinstance(metadata.get("general.architecture"), str):
-            raise cursor.damaged("it names no general.architecture")
         entries = [_read_entry(cursor) for _ in range(num_tensors)]
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1:
@@ -111,7 +166,7 @@ def _read_header(file: Path, size: int, _modified: int) -> GgufHeader:
                 "fetch it again"
             )
         tensors[name] = GgufTensor(file, name, shape, kind, start + offset, num_bytes)
-    return GgufHeader(file, metadata, tensors, cursor.digest())
+    return GgufHeader(file, metadata, tensors, cursor.digest(), (file,))
 
 
 class _Cursor:
@@ -258,11 +313,12 @@ moecast reads. `gpt-oss` is none: Transformers looks for experts under other nam
 writes."""
 KINDS = (
     *("F32", "F16", "BF16"),
-    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"),
+    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+    *("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS"),
+    *("TQ1_0", "TQ2_0", "MXFP4", "NVFP4"),
 )
-"""Types of tensors that are read."""
+"""Types of tensors that are read: all that ggml multiplies and gguf decodes."""
 EXPERTS = re.compile(r"\.ffn_(gate|up|down|gate_up)_exps\.weight$")
-SPLIT = "split.count"
 
 
 def check_gguf(file: Path) -> None:
@@ -273,11 +329,6 @@ def check_gguf(file: Path) -> None:
     """
     header = read_header(file)
     check_architecture(header)
-    if header.metadata.get(SPLIT, 1) not in (0, 1):
-        raise CheckpointError(
-            f"{file} is one of {header.metadata[SPLIT]} parts of a model; merge them first: "
-            f"llama-gguf-split --merge {file} MERGED.gguf"
-        )
     check_kinds(header)
 
 

@@ -36,10 +36,11 @@ def check_files(folder: Path, *, digests: bool) -> dict[str, Any]:
 
 def describe_gguf(file: Path) -> dict[str, Any]:
     """Describe a GGUF file, whose header has been checked."""
+    header = read_header(file)
     return {
-        "files": 1,
-        "tensors": len(read_header(file).tensors),
-        "bytes": file.stat().st_size,
+        "files": len(header.files),
+        "tensors": len(header.tensors),
+        "bytes": sum(part.stat().st_size for part in header.files),
         "digests": "not known of GGUF files",
     }
 

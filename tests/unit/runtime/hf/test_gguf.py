@@ -23,12 +23,14 @@ from runtime.store.base import allocate_aligned, max_decoded_bytes, max_slot_byt
 from runtime.store.files import FileReader
 from runtime.store.ggml import library
 from runtime.store.gguf.header import read_header
+from runtime.store.model_check import list_weight_files
 from runtime.store.packed import layout as packed_layout
 from runtime.store.packed.manifest import describe_contents
 from runtime.store.packed.store import open_store
 from runtime.store.packed.writer import pack
 from runtime.store.repacked import RepackedStore
 from tests.builders.gguf_files import FILES, RECORDED, gguf_file, recorded
+from tests.builders.gguf_files.parts import split_gguf
 
 LOADABLE = [name for name in FILES if not name.startswith("qwen2moe")]
 """Transformers 5.23 cannot load what llama.cpp's converter writes of Qwen2-MoE: it adds a dimension
@@ -257,3 +259,33 @@ def test_load_stripped__a_missing_tensor_is_named(tmp_path: Path) -> None:
     file.write_bytes(content.replace(b"blk.1.attn_q_norm.weight", b"blk.1.attn_x_norm.weight"))
     with pytest.raises(CheckpointError, match="no tensor for model.layers.1.self_attn.q_norm"):
         load_stripped(file, "auto")
+
+
+@pytest.mark.parametrize("name", ["qwen3moe-Q4_0", "qwen35moe-Q4_0"])
+def test_load__a_file_in_parts_is_the_whole_one(tmp_path: Path, name: str) -> None:
+    parts = split_gguf(gguf_file(name), tmp_path, 3)
+    tokens, outputs = recorded(name)["prompt"], []
+    for file in (gguf_file(name), parts[0]):
+        model = load(file, budget="50%")
+        with model.moecast:
+            outputs.append(last_logits(model, tokens, len(tokens)))
+    assert torch.equal(*outputs)
+    assert list_weight_files(parts[0]) == parts
+
+
+def test_read_header__parts_that_are_missing_or_of_another_model_are_named(tmp_path: Path) -> None:
+    parts = split_gguf(gguf_file("qwen3moe-Q4_0"), tmp_path, 3)
+    with pytest.raises(CheckpointError, match="00002-of-00003.gguf is a later part of a model"):
+        read_header(parts[1])
+    (tmp_path / "other").mkdir()
+    others = split_gguf(gguf_file("qwen2moe-Q4_0"), tmp_path / "other", 3)
+    for replacement, message in (
+        (parts[1], "00003-of-00003.gguf is not part 3 of .*00001-of-00003.gguf"),
+        (others[2], "is not part 3 of|tensors; by its header they are"),
+        (None, "00003-of-00003.gguf is missing, part 3 of 3 of a model"),
+    ):
+        parts[2].unlink()
+        if replacement is not None:
+            parts[2].write_bytes(replacement.read_bytes())
+        with pytest.raises(CheckpointError, match=message):
+            read_header(parts[0])

@@ -22,6 +22,7 @@ from runtime.store.ggml.library import (
     multiplies,
 )
 from runtime.store.ggml.matrix import QuantisedExpert, RowMatrix, RowsPart
+from runtime.store.gguf.header import KINDS as KINDS_OF_FILES
 
 needs_library = pytest.mark.skipif(
     find_products() is None, reason=f"NO GGML LIBRARY: {explain_missing()}"
@@ -237,6 +238,11 @@ def test_library__is_replaced_by_the_same_decoding(kind, monkeypatch):
     monkeypatch.setattr(library, "_open", lambda: (None, "it is not installed"))
     assert torch.equal(decode_rows(kind, stored), usual)
     assert not multiplies.__wrapped__(kind)
+
+
+def test_library__has_every_type_that_files_may_have():
+    assert set(KINDS_OF_FILES) <= set(TYPES)
+    assert find_products() is None or all(map(multiplies, KINDS_OF_FILES))
 
 
 def test_library__of_another_series_is_not_used(monkeypatch):

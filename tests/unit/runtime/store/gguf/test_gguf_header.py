@@ -193,16 +193,16 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
         ["has the architecture 'llama', which Transformers does not build", "qwen3moe"],
     ),
     "another type": (
-        lambda path: write(path, "qwen3moe", {"blk.0.ffn_up_exps.weight": Kind.IQ4_NL}),
+        lambda path: write(path, "qwen3moe", {"blk.0.ffn_up_exps.weight": Kind.Q8_1}),
         [
-            "blk.0.ffn_up_exps.weight has the type IQ4_NL, which is not served (F32, F16,",
+            "blk.0.ffn_up_exps.weight has the type Q8_1, which is not served (F32, F16,",
             "llama-quantize --allow-requantize",
             "OUTPUT.gguf Q4_K_M",
         ],
     ),
     "a part": (
         lambda path: write(path, "qwen3moe", EXPERTS, parts=3),
-        ["is one of 3 parts of a model", "llama-gguf-split --merge"],
+        ["is one of 3 parts of a model", "give the first", "(NAME-00001-of-00003.gguf)"],
     ),
 }
 
