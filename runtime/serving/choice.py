@@ -2,15 +2,18 @@
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from runtime.generation.answer import Answer, FinishReason, TokenDelta
 from runtime.generation.lockstep.sequence import SequenceTask
+from runtime.generation.prompt_logits import reading_prompt_logits
 from runtime.generation.sampling import (
     LogprobRecorder,
     SamplingParams,
@@ -119,24 +122,33 @@ class CompletionChoice(Answer):
                 for log-probabilities, which are those of one token a step.
         """
         sampling = self.sampling
-        if sampling.prompt_logprobs:
-            inputs = torch.tensor([self.prompt], device=model.device)
-            logits_TV = model(inputs, use_cache=False).logits[0]
-            entries = prompt_logprobs(logits_TV, self.prompt, sampling.num_logprobs or 0)
-            del logits_TV
-            self._pending_events.append(PromptLogprobs(logprobs=entries))
         if sampling.max_new_tokens == 0:
+            if sampling.prompt_logprobs:
+                inputs = torch.tensor([self.prompt], device=model.device)
+                self._score_prompt(model(inputs, use_cache=False).logits[0])
             return
-        self.generate(
-            model,
-            tokenizer,
-            self.prompt,
-            generation_config=make_generation_config(model, sampling),
-            logits_processor=make_logits_processors(
-                sampling, num_prompt=len(self.prompt), recorder=self._recorder, device=model.device
-            ),
-            **(drafting if self._recorder is None else {}),
-        )
+        options = dict(drafting) if self._recorder is None else {}
+        with ExitStack() as scoring:
+            if sampling.prompt_logprobs:
+                reading = reading_prompt_logits(model, self._score_prompt)
+                options |= scoring.enter_context(reading)
+            self.generate(
+                model,
+                tokenizer,
+                self.prompt,
+                generation_config=make_generation_config(model, sampling),
+                logits_processor=make_logits_processors(
+                    sampling,
+                    num_prompt=len(self.prompt),
+                    recorder=self._recorder,
+                    device=model.device,
+                ),
+                **options,
+            )
+
+    def _score_prompt(self, logits_TV: Tensor) -> None:
+        entries = prompt_logprobs(logits_TV, self.prompt, self.sampling.num_logprobs or 0)
+        self._pending_events.append(PromptLogprobs(logprobs=entries))
 
     # ---- in the engine thread, between two steps
 

@@ -296,6 +296,30 @@ def test_echo_with_logprobs__scores_the_prompt(
         assert logprobs["text_offset"][length:] == [len(prompt)] * num_tokens
 
 
+def test_echo_with_logprobs__reads_the_prompt_once(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = server.service.loaded.model
+    lengths: list[int] = []
+
+    def count(_module: Any, _inputs: Any, options: dict[str, Any]) -> None:
+        lengths.append(options["input_ids"].shape[1])
+
+    plain = raw(server, "/v1/completions", prompt=PROMPTS, max_tokens=5, temperature=0, logprobs=2)
+    hook = model.register_forward_pre_hook(count, with_kwargs=True)
+    body = {"prompt": PROMPTS, "max_tokens": 5, "temperature": 0, "logprobs": 2, "echo": True}
+    echoed = raw(server, "/v1/completions", **body)
+    hook.remove()
+    assert sorted(length for length in lengths if length > 1) == sorted(
+        len(ids(prompt)) for prompt in PROMPTS if len(ids(prompt)) > 1
+    )
+    for prompt, one, other in zip(PROMPTS, echoed["choices"], plain["choices"], strict=True):
+        assert one["text"] == prompt + other["text"]
+        new = {name: values[len(ids(prompt)) :] for name, values in one["logprobs"].items()}
+        assert new["token_logprobs"] == other["logprobs"]["token_logprobs"]  # in all bits
+        assert new["top_logprobs"] == other["logprobs"]["top_logprobs"]
+
+
 def test_large_answers__are_written_off_the_event_loop(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
