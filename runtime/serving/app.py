@@ -135,7 +135,7 @@ async def handle_validation_error(request: Request, error: Exception) -> JSONRes
             location += (cause.field,)
         path, problem = field_path(location), describe_problem(first)
         if first["type"] == "json_invalid":
-            path, problem = "", f"it is not valid JSON: {problem}"
+            path, problem = "", f"{problem} (character {location[0]})"
         message = f"{path or 'the body'}: {problem}"
         cause = RequestError(escape_message(message), param=escape_message(path) or None)
     return await handle_request_error(request, cause)

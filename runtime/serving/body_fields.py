@@ -133,6 +133,7 @@ PROBLEMS = {
     "greater_than_equal": "must be at least {ge}",
     "less_than_equal": "must be at most {le}",
     "value_error": "{error}",
+    "json_invalid": "it is not valid JSON: {error}",
 }
 """Pydantic's kinds of errors, whose own messages are written for Python's users."""
 

@@ -86,6 +86,7 @@ UNSUPPORTED_FIELDS: dict[str, tuple[Any, ...]] = {
     "continue_final_message": (False,),
     "include_stop_str_in_output": (False,),
     "length_penalty": (1,),
+    "structured_outputs": (),
     "skip_special_tokens": (True,),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
