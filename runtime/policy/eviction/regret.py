@@ -284,7 +284,8 @@ class UseShares:
     def of_all_arms(self, layer: int) -> NDArray[np.float64]:
         """Returns `[E, A]`: the shares by every arm of a layer that this step has routed."""
         share_EA = np.empty((self._num_experts, len(ARMS)))
-        for arm in range(len(ARMS)):
+        share_EA[:, 2:] = self._counts.score_LEA[layer] / np.asarray(self._counts.most_A)
+        for arm in (0, 1):
             self.write_arm(layer, arm, share_EA[:, arm])
         return share_EA
 
