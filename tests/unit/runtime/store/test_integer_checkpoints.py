@@ -245,7 +245,7 @@ def test_scratch__is_what_the_allocator_says(tmp_path, name):
     assert 2 * most <= store.scratch_bytes <= 5 * most
 
 
-def leave_plain(folder: Path, expert: int) -> Path:
+def leave_plain(folder: Path, expert: int, part: str = "") -> Path:
     """Put an expert's own weights of layer 1 in place of its integers, as quantisers may."""
     own = rewrite(save_wide(folder.parent / "own"), lambda name, tensor: {name: tensor})
     weights = load_file(own / "model.safetensors")
@@ -254,7 +254,7 @@ def leave_plain(folder: Path, expert: int) -> Path:
         name = f"{key.rpartition('.')[0]}.weight"
         return {name: weights[name]}
 
-    change_tensor(folder, f"model.layers.1.mlp.experts.{expert}.", change)
+    change_tensor(folder, f"model.layers.1.mlp.experts.{expert}.{part}", change)
     return folder
 
 
@@ -283,6 +283,25 @@ def test_store__one_expert_that_is_plain_is_served_among_quantised_ones(tmp_path
             answers.append(logits_of(model, tokens))
     assert torch.equal(answers[0], answers[1])
     assert torch.equal(answers[0], answers[2])
+
+
+@pytest.mark.parametrize("part", ["gate_proj.", "up_proj.", "down_proj."])
+def test_model__one_matrix_that_is_plain_is_served_among_integers(tmp_path, part):
+    folder = leave_plain(quantise_gptq(save_wide(tmp_path / "model")), 5, part)
+    stripped = load_stripped(folder, "auto")
+    store, decoding = stripped.open_store(), stripped.open_decoded()
+    for number in (0, 5):
+        found, exact = read_expert(store, 1, number), read_expert(decoding, 1, number)
+        for name, weight in exact.items():
+            ours = found[name].float()
+            assert (ours - weight.float()).abs().max() <= 1.5 * 2**-8 * weight.float().abs().amax()
+    tokens = torch.randint(4, 90, (2, 32), generator=torch.Generator().manual_seed(1))
+    answers = []
+    for budget in ("40%", "100%"):
+        model = serve(folder, budget=budget)
+        with model.moecast:
+            answers.append(logits_of(model, tokens))
+    assert torch.equal(*answers)
 
 
 @pytest.mark.parametrize(
