@@ -56,7 +56,8 @@ def run(config: ServeConfig) -> dict[str, Any]:
         url = server_url(listener)
 
         def print_url() -> None:
-            Console().print(f"{config.model.name} at {url}/v1", highlight=False, soft_wrap=True)
+            name = config.served_names[0]
+            Console().print(f"{name} at {url}/v1", highlight=False, soft_wrap=True)
 
         reason = asyncio.run(
             serve(

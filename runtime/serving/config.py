@@ -125,10 +125,17 @@ class ServeConfig(ServedConfig):
 
     @property
     def served_names(self) -> list[str]:
-        """The model's names in requests, at least one; they may include `ANY_NAME`."""
+        """The model's names in requests, the first in answers; `ANY_NAME` is none of them."""
+        return [name for name in self._given_names if name != ANY_NAME] or [self.model.name]
+
+    @property
+    def accepts_any_name(self) -> bool:
+        return ANY_NAME in self._given_names
+
+    @property
+    def _given_names(self) -> list[str]:
         names = [name.strip() for name in (self.served_name or "").split(",")]
-        names = [name for name in names if name]
-        return names if set(names) - {ANY_NAME} else [self.model.name, *names]
+        return [name for name in names if name]
 
     @property
     def most_replicas(self) -> int:

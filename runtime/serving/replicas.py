@@ -293,7 +293,7 @@ def run(config: ServeConfig, keys: frozenset[str], version: str) -> dict[str, An
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _: signals.put(number))
         console.print(
-            f"{config.model.name} at http://{config.host}:{config.port}/v1 "
+            f"{config.served_names[0]} at http://{config.host}:{config.port}/v1 "
             f"({describe_replicas(config)})",
             highlight=False,
             soft_wrap=True,

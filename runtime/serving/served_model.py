@@ -193,13 +193,13 @@ def load_model(config: ServeConfig) -> LoadedModel:
         model = load_served(config, budget=config.budget, kv_reserve=reserve)
         on_failure.callback(model.close)
         budget = None if kv_budget is None else KVCacheBudget(measure_cache_size(model), kv_budget)
-        names = config.served_names
-        name, *others = [name for name in names if name != ANY_NAME]
+        name, *others = config.served_names
+        names = {*config.served_names, config.model.name, config.model.id} - {BUILTIN}
         info = read_model_info(
             model,
             tokenizer,
             name=name,
-            aliases=frozenset({*names, config.model.name, config.model.id} - {BUILTIN}),
+            aliases=frozenset(names | ({ANY_NAME} if config.accepts_any_name else set())),
             listed_names=tuple(others),
             kv_budget=budget,
         )
