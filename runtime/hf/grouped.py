@@ -196,14 +196,14 @@ class GroupedLaunches(GroupedExperts):
         ready: Iterable[Mapping[int, int]],
     ) -> None:
         for slots in chain.from_iterable(map(_split, ready)):
-            counts = torch.tensor([rows[e].end - rows[e].start for e in slots])
-            slots_N = torch.tensor(list(slots.values())).repeat_interleave(counts)
-            places_N = torch.cat([torch.arange(*rows[e]) for e in slots]).to(x_SD.device)
+            pairs = [(place, slot) for e, slot in slots.items() for place in range(*rows[e])]
+            # One copy to the device, for which the host waits.
+            places_N, slots_N = torch.tensor(pairs).t().contiguous().to(x_SD.device)
             x_ND = x_SD[places_N]
             output_SD[places_N] = self._launch(
                 module,
                 x_ND,
-                slots_N[:, None].to(x_SD.device),
+                slots_N[:, None],
                 x_ND.new_ones(len(x_ND), 1),
                 slots,
                 has_post_expert_norm=False,
