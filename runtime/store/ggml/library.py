@@ -12,6 +12,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from platform import machine
 from types import ModuleType
 
 import torch
@@ -67,6 +68,8 @@ def _open() -> tuple[ModuleType | None, str]:
         from runtime.store.ggml import products
     except ImportError:
         return None, "moecast was installed without its compiled code"
+    if torch.backends.cpu.get_cpu_capability() == "DEFAULT" and machine() == "x86_64":
+        return None, f"this processor has no AVX2, for which {PACKAGE} is compiled"
     spec = find_spec("libggml")
     if spec is None or not spec.submodule_search_locations:
         return None, f"the package {PACKAGE} is not installed"

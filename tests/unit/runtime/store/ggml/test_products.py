@@ -245,6 +245,15 @@ def test_library__has_every_type_that_files_may_have():
     assert find_products() is None or all(map(multiplies, KINDS_OF_FILES))
 
 
+def test_library__is_not_opened_on_processors_that_it_is_not_compiled_for(monkeypatch):
+    pytest.importorskip("runtime.store.ggml.products")
+    monkeypatch.setattr(library, "machine", lambda: "x86_64")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    products, reason = library._open.__wrapped__()
+    assert products is None
+    assert reason == "this processor has no AVX2, for which libggml-python is compiled"
+
+
 def test_library__of_another_series_is_not_used(monkeypatch):
     pytest.importorskip("libggml")
     pytest.importorskip("runtime.store.ggml.products")
