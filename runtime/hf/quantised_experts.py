@@ -19,7 +19,7 @@ from runtime.store.ggml.library import find_products
 from runtime.store.ggml.matrix import ExpertWeights, QuantisedExpert
 
 TOLERANCE = 1e-5
-"""Of the comparison of a module's gate with SiLU, in float32."""
+"""The tolerance of the comparison of a module's gate with SiLU, in float32."""
 _IS_SILU: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 

@@ -21,7 +21,7 @@ class RowsPart:
 
     kind: str
     offset: int
-    """Of the first byte, from the address of the matrix or slot."""
+    """The first byte, from the address of the matrix or slot."""
     num_rows: int
 
 

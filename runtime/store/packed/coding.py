@@ -1,4 +1,4 @@
-"""How weights lie in a slot and in a packed store: as they are, in blocks of a GGUF type, or HQQ.
+"""Weights in a slot and in a packed store: as they are, in blocks of a GGUF type, or HQQ.
 
 Rows of a GGUF type are the bytes that a GGUF file has (`runtime.store.ggml`), and are multiplied as
 they are. HQQ, of Klotski, is integers of four bits in groups of consecutive weights, with scales
@@ -33,9 +33,9 @@ class Coding:
     kind: str = ""
     """A GGUF type, such as `Q4_K`; `hqq`; empty: weights as they are."""
     group_size: int = 0
-    """Of HQQ: weights that share a scale and a zero."""
+    """Weights of HQQ that share a scale and a zero."""
     meta_group_size: int = 0
-    """Of HQQ: groups whose scales and zeros have a common scale and offset."""
+    """Groups of HQQ whose scales and zeros have a common scale and offset."""
 
     @property
     def block(self) -> int:
