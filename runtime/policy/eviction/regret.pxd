@@ -47,14 +47,14 @@ cdef class UseShares:
     cpdef begin_step(self)
     @cython.locals(e=Py_ssize_t)
     cpdef on_routed(self, Py_ssize_t layer, tokens_per_expert)
-    @cython.locals(arm=Py_ssize_t)
+    @cython.locals(arm=Py_ssize_t, view_EA="double[:, ::1]")
     cpdef of_all_arms(self, Py_ssize_t layer)
-    cpdef write_layer(self, Py_ssize_t layer, share_E)
-    cpdef write_arm(self, Py_ssize_t layer, Py_ssize_t arm, share_E)
+    cpdef write_layer(self, Py_ssize_t layer, double[:] share_E)
+    cpdef write_arm(self, Py_ssize_t layer, Py_ssize_t arm, double[:] share_E)
     @cython.locals(counts=DecayedCounts, e=Py_ssize_t, a=Py_ssize_t, i=Py_ssize_t,
                    num_blended=Py_ssize_t, blend=double, age=double, share=double)
     cpdef _write_each(self, Py_ssize_t layer, Py_ssize_t arm, double[:] share_E)
-    cpdef write_decayed(self, Py_ssize_t layer, double decay, share_E)
+    cpdef write_decayed(self, Py_ssize_t layer, double decay, double[:] share_E)
 
 
 cdef class DistanceDiscount:

@@ -284,9 +284,9 @@ class UseShares:
     def of_all_arms(self, layer: int) -> NDArray[np.float64]:
         """Returns `[E, A]`: the shares by every arm of a layer that this step has routed."""
         share_EA = np.empty((self._num_experts, len(ARMS)))
-        share_EA[:, 2:] = self._counts.score_LEA[layer] / np.asarray(self._counts.most_A)
-        for arm in (0, 1):
-            self.write_arm(layer, arm, share_EA[:, arm])
+        view_EA = share_EA
+        for arm in range(len(ARMS)):
+            self.write_arm(layer, arm, view_EA[:, arm])
         return share_EA
 
     def write_layer(self, layer: int, share_E: Scores) -> None:
@@ -300,14 +300,15 @@ class UseShares:
         elif COMPILED:
             self._write_each(layer, arm, share_E)
         elif arm == 1:
+            age_E = (self._step - np.asarray(self._last_step_LE[layer])) + 1.0
             self._counts.write_shares(layer, self._forever, share_E)
-            share_E /= (self._step - np.asarray(self._last_step_LE[layer])) + 1.0
+            np.divide(share_E, age_E, out=share_E)
         else:
             # One after another, as `_write_each` does: a product of matrices may round otherwise.
             share_E[:], decayed_E = 0.0, np.empty(self._num_experts)
             for blended, weight in zip(self._blended_arm, self._blended_weight, strict=True):
                 self._counts.write_shares(layer, blended, decayed_E)
-                share_E += decayed_E * weight
+                np.add(share_E, decayed_E * weight, out=share_E)
 
     def _write_each(self, layer: int, arm: int, share_E: Scores) -> None:
         """Does what `write_arm` does, expert by expert."""

@@ -9,7 +9,7 @@ cdef class ReuseEviction(RegretEviction):
     cdef set _forecast_layers, _expected
     cdef list _is_predicted, _orders
     cdef double _hits, _slow_weight
-    cdef double[:, ::1] _view_LE, _idle_view_LE, _expected_LE
+    cdef double[:, ::1] _predicted_view_LE, _view_LE, _idle_view_LE, _expected_LE
     cdef object _predicted_LE
     cdef readonly object idle_score_LE
     cdef bint _is_long, _uses_predictions
@@ -22,8 +22,7 @@ cdef class ReuseEviction(RegretEviction):
     cpdef on_routed(self, Py_ssize_t layer, tokens_per_expert)
     @cython.locals(ghost=LayerGhost)
     cpdef _set_value(self, Py_ssize_t layer, tokens_per_expert)
-    @cython.locals(e=Py_ssize_t, weight=double, predicted_E="const double[::1]",
-                   view_E="double[::1]")
+    @cython.locals(e=Py_ssize_t, weight=double, view_E="double[::1]")
     cpdef _mix_predictions(self, Py_ssize_t layer)
     cpdef _expect(self, Py_ssize_t layer)
     @cython.locals(e=Py_ssize_t, probability=double, value=double)

@@ -66,6 +66,7 @@ class ReuseEviction(RegretEviction):
         """Hits of the ghost caches under the predictions; decays as those of `_counts` do."""
         self._predicted_LE = np.zeros((num_layers, num_experts))
         """The last predictions."""
+        self._predicted_view_LE = self._predicted_LE
         self._is_predicted = [False] * num_layers
         self._view_LE = self.score_LE
         self.idle_score_LE = np.zeros((num_layers, num_experts))
@@ -147,12 +148,12 @@ class ReuseEviction(RegretEviction):
     def _mix_predictions(self, layer: int) -> Scores:
         """Returns `[E]`: the last predictions, and a little of what the past hundred steps used."""
         mixed_E, weight = np.empty(self._num_experts), self._slow_weight
-        self._counts.write_decayed(layer, SLOW, mixed_E)
+        view_E = mixed_E
+        self._counts.write_decayed(layer, SLOW, view_E)
         if not COMPILED:
             return (1.0 - weight) * self._predicted_LE[layer] + weight * mixed_E
-        predicted_E, view_E = self._predicted_LE[layer], mixed_E
         for e in range(self._num_experts):
-            view_E[e] = (1.0 - weight) * predicted_E[e] + weight * view_E[e]
+            view_E[e] = (1.0 - weight) * self._predicted_view_LE[layer, e] + weight * view_E[e]
         return mixed_E
 
     def _expect_balanced_routing(self, num_choices: int) -> None:
