@@ -38,7 +38,7 @@ class PayoffRow:
     on_demand_seconds: float
     moecast_seconds: float
     ratio: float
-    """Of moecast's time over that of on-demand."""
+    """moecast's time over that of on-demand."""
     ratio_interval: Interval | None
     """95 %, over the requests of all repetitions; None for fewer than 5."""
     tokens_equal: bool

@@ -114,7 +114,7 @@ def read_text_files(data: DataConfig) -> Iterator[str]:
 
 
 Record = tuple[str, Any]
-"""Where a record is, for messages, and what it is."""
+"""The place of a record, for messages, and the record."""
 
 
 def read_jsonl(data: DataConfig) -> Iterator[Record]:

@@ -57,7 +57,7 @@ LEARNED: Mapping[str, type[Predictor]] = MappingProxyType(
 )
 """Predictors that `train/` fits with gradient descent."""
 UNFIT = (ArithmeticError, AssertionError, LookupError, MemoryError, TypeError, ValueError)
-"""What predictors and NumPy raise for arrays and options that do not belong together."""
+"""Errors that predictors and NumPy raise for arrays and options that do not belong together."""
 ENTRIES = "entries"
 """Folder of a run's entries, each in a folder with the name of its kind."""
 Chosen = TypeVar("Chosen", bound=str | Path)

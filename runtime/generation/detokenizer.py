@@ -251,7 +251,7 @@ class StopStringMatcher:
         return text[: len(text) - keep]
 
     def _first_start(self, string: str) -> int:
-        """Where a stop string must begin, at least, to end after the held-back text."""
+        """Least position at which a stop string begins that ends after the held-back text."""
         return max(0, len(self._held) - len(string) + 1)
 
     def would_match(self, text: str) -> bool:

@@ -59,7 +59,7 @@ ROPE_SCALING = {
     "factor": "factor",
     "original_context_length": "original_max_position_embeddings",
 }
-"""Of the metadata `rope.scaling`, as of Qwen3's files for 128 K tokens."""
+"""Names of the metadata `rope.scaling`, as Qwen3's files for 128 K tokens have them."""
 SCORING = {0: "none", 1: "softmax", 2: "sigmoid"}
 """MiniMax-M2's scoring functions by llama.cpp's number, as Transformers names them."""
 STEP = 1 << 22

@@ -1,4 +1,4 @@
-"""How families of models write reasoning and tool calls, as response templates of Transformers.
+"""Forms of reasoning and tool calls by family of models, as Transformers' response templates.
 
 A tokenizer's own `response_template` counts first. Few have one yet; the others are known by what
 their chat template writes for an assistant's message, which is what the model has learnt to write.
@@ -167,13 +167,13 @@ CALL_FORMATS: tuple[tuple[tuple[str, ...], Field], ...] = (
 CALLS_END = (
     r"(?:</tool_call>|</minimax:tool_call>|<｜tool▁calls▁end｜>|<\|tool_calls_section_end\|>)"
 )
-"""What ends a list of calls, each of which has ended."""
+"""Text that ends a list of calls, each of which has ended."""
 REASONING_MARKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerFormat:
-    """How a model writes reasoning and tool calls."""
+    """The form in which a model writes reasoning and tool calls."""
 
     template: Mapping[str, Any]
     """A response template of Transformers."""
@@ -182,7 +182,7 @@ class AnswerFormat:
     is_own: bool
     """The tokenizer's own, whose template finds the assistant's part of the prompt itself."""
     reasoning_mark: str | None = None
-    """What begins the reasoning, if a prompt may end with it."""
+    """Text that begins the reasoning, if a prompt may end with it."""
 
     @property
     def has_calls(self) -> bool:

@@ -14,7 +14,7 @@ from runtime.serving.answer_formats import CONTENT, REASONING_FIELDS, TOOL_CALLS
 CONTENTS = (CONTENT, UNMARKED)
 ID_CHARACTERS = string.ascii_letters + string.digits
 ID_LENGTH = 9
-"""What Mistral's chat templates demand; other models take any id."""
+"""The form that Mistral's chat templates demand; other models take any id."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class AnswerParser:
         return kept
 
     def _locate(self, events: list[dict[str, Any]]) -> list[int]:
-        """Where the texts of these events begin; they come in order, with marks between them."""
+        """Positions at which these events' texts begin, in order; marks are between them."""
         starts, end = [], len(self._raw)
         for event in reversed(events):
             if event["type"] == "region_chunk":

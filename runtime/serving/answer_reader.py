@@ -17,7 +17,7 @@ from runtime.serving.choice import (
 
 @dataclass(kw_only=True)
 class OutputDelta:
-    """What is new in one choice's answer."""
+    """News in one choice's answer."""
 
     text: str = ""
     reasoning: str = ""

@@ -1,4 +1,4 @@
-"""What all request bodies have in common: JSON objects without unknown keys, and their limits."""
+"""The common part of all request bodies: JSON objects without unknown keys, and their limits."""
 
 import json
 from collections.abc import Mapping, Sequence, Sized

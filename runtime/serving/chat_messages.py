@@ -81,7 +81,7 @@ class ChatMessage(RequestBody):
         "annotations", "audio", "function_call", "id", "provider_specific_fields", "reasoning",
         "reasoning_details", "refusal", "thinking_blocks",
     }  # fmt: skip
-    """What answers carry, and clients echo, that is no part of the conversation."""
+    """Fields that answers carry, and clients echo, that are no part of the conversation."""
 
     @classmethod
     def check_fields(cls, fields: dict[str, Any]) -> None:

@@ -119,7 +119,7 @@ class ResponseBuilder(ABC):
         return self._object(self.kind, choices, usage=self._usage())
 
     def read(self, index: int, events: Sequence[ChoiceEvent]) -> list[OutputDelta]:
-        """What is new in one choice: nothing yet, or what one or two chunks say.
+        """News in one choice: nothing yet, or what one or two chunks say.
 
         The reason of the end has a chunk of its own: many clients drop the text of the last one.
         """

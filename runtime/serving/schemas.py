@@ -217,7 +217,7 @@ ToolChoice = Annotated[
 
 
 class TemplateOptions(RequestBody):
-    """What a chat template reads besides the messages."""
+    """Values that a chat template reads besides the messages."""
 
     tools: Annotated[list[Tool], FIRST_ERROR, at_most(MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None

@@ -1,4 +1,4 @@
-"""How a chat template takes tools and the calls of an assistant's message, found by trying it.
+"""The form in which a chat template takes tools and an assistant's calls, found by trying it.
 
 Templates disagree on whether a call's arguments are JSON or an object; a wrong guess fails, or is
 written as Python.
@@ -25,7 +25,7 @@ ROLES = {"developer": "system"}
 
 @dataclass(frozen=True)
 class ToolTemplate:
-    """What the template of a model wants."""
+    """The form that the template of a model wants."""
 
     takes_tools: bool = True
     takes_text: bool = False
@@ -90,7 +90,7 @@ def find_tool_template(tokenizer: PreTrainedTokenizerBase) -> ToolTemplate:
 def attempt(
     tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], tools: list[dict[str, Any]]
 ) -> str:
-    """What the template writes; nothing if it refuses."""
+    """Returns what the template writes; nothing if it refuses."""
     try:
         return str(
             tokenizer.apply_chat_template(

@@ -58,7 +58,7 @@ class StoredTensor:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What reading it takes, wherever it is."""
+        """Its shape and dtype, which decide how it is read, wherever it is."""
         return self.shape, self.dtype
 
     def slice(self, index: int) -> "StoredTensor":

@@ -33,7 +33,7 @@ TENSORBOARD = "tensorboard"
 WANDB_STEP = "wandb_step"
 """File with the number of the next row of a run folder's run in Weights & Biases."""
 MOST_CHARACTERS = 128
-"""Of a name in Weights & Biases."""
+"""Largest length of a name in Weights & Biases."""
 
 
 def open_logger(kind: LoggerKind, run_dir: Path, wandb: WandbConfig, prefix: str = "") -> Logger:
