@@ -94,8 +94,8 @@ def require_plain_file(path: Path, error: type[MoecastError] = MoecastError) -> 
     """Returns the path of a file that is about to be read; of a missing one, and of a folder, too.
 
     Raises:
-        error: it is a link to nothing, a Git LFS pointer in place of the file, or a pipe, a socket
-            or a device, which reading might wait for.
+        error: it cannot be read, is a link to nothing, a Git LFS pointer in place of the file, or a
+            pipe, a socket or a device, which reading might wait for.
     """
     if path.is_symlink() and not path.exists():
         raise error(
@@ -109,8 +109,12 @@ def require_plain_file(path: Path, error: type[MoecastError] = MoecastError) -> 
             f"{path} is a pipe, a socket or a device, not a plain file; write its content to a "
             "file and name that"
         )
-    with path.open("rb") as file:
-        refuse_lfs_pointer(file.read(len(LFS_POINTER)), str(path), error)
+    try:
+        with path.open("rb") as file:
+            begin = file.read(len(LFS_POINTER))
+    except OSError as failure:
+        raise error(f"{path} cannot be read: {failure.strerror}") from failure
+    refuse_lfs_pointer(begin, str(path), error)
     return path
 
 
