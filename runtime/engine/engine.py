@@ -191,11 +191,9 @@ class Engine:
             self.loop.pump()
 
     def end_step(self) -> None:
-        if not self._forward_lock.is_mine:
-            self._forward_lock.release_held()
-            return  # the step did not begin: its input was rejected
         try:
-            self._end_step()
+            if self._forward_lock.is_mine:  # else the step did not begin: its input was rejected
+                self._end_step()
         finally:
             # Last, because another thread's step may begin immediately.
             self._forward_lock.end()

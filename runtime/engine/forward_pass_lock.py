@@ -2,24 +2,22 @@
 
 import contextlib
 import threading
-from typing import Any
 
 
 class ForwardPassLock:
     """Lets one thread run forward passes at a time; acquired in one hook, released in another.
 
-    It is reentrant: an encoder's pass may begin within its model's pass.
+    Ctrl-C may cut either short. So the lock is reentrant and does not count: the next pass of a
+    thread that was left with it begins at once, and its end gives it back altogether.
     """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._owner: int | None = None
-        self._depth = 0
 
     def begin(self) -> None:
         self._lock.acquire()
         self._owner = threading.get_ident()
-        self._depth += 1
 
     @property
     def is_mine(self) -> bool:
@@ -27,21 +25,9 @@ class ForwardPassLock:
         return self._owner == threading.get_ident()
 
     def end(self) -> None:
-        assert self.is_mine
-        self._depth -= 1
-        if self._depth > 0:
-            self._lock.release()
-            return
-        self._depth, self._owner = 0, None
-        release_held(self._lock)
-
-    def release_held(self) -> None:
-        """Release the lock if an interrupted `begin` of this thread left it acquired."""
-        release_held(self._lock)
-
-
-def release_held(lock: Any) -> None:
-    """Release a reentrant lock however often this thread has acquired it."""
-    with contextlib.suppress(RuntimeError):  # raised when this thread does not hold it
-        while True:
-            lock.release()
+        """Release the lock, however often this thread has acquired it; nothing if it has not."""
+        if self.is_mine:
+            self._owner = None
+        with contextlib.suppress(RuntimeError):  # raised when this thread does not hold it
+            while True:
+                self._lock.release()

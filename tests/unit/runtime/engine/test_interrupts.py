@@ -1,5 +1,7 @@
 """Ctrl-C in the middle of the bookkeeping: the next request finds it in order."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -57,3 +59,14 @@ def test_interrupt__between_two_entries_of_the_books_is_forgotten(
                 undo()
                 assert torch.equal(model(TOKENS).logits, expected)
     assert interrupts > 0
+
+
+def test_interrupt__before_a_step_gave_back_the_lock_leaves_it_to_other_threads(tmp_path):
+    folder = tiny_qwen2_moe(tmp_path / "model")
+    expected = plain_eager(folder)(TOKENS).logits
+    model = serve(folder)
+    with model.moecast as handle, torch.no_grad(), ThreadPoolExecutor(1) as other:
+        lock = handle.engine._forward_lock
+        lock.begin()  # a step whose end was cut short in its first call
+        assert torch.equal(model(TOKENS).logits, expected)
+        assert torch.equal(other.submit(lambda: model(TOKENS).logits).result(60), expected)
