@@ -135,6 +135,11 @@ class Answer:
         return FinishReason.STOP if is_stopped else FinishReason.LENGTH
 
     @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended it, if one did."""
+        return self._stops.found
+
+    @property
     def seconds(self) -> float:
         """From the prompt to the last token."""
         return (self.last_token_at or 0.0) - (self.started_at or 0.0) if self.num_tokens else 0.0

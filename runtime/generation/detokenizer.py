@@ -225,7 +225,12 @@ class StopStringMatcher:
     def __init__(self, strings: Sequence[str]):
         self._strings = tuple(strings)
         self._held = ""
-        self.is_hit = False
+        self.found: str | None = None
+        """The stop string that ended the text."""
+
+    @property
+    def is_hit(self) -> bool:
+        return self.found is not None
 
     def push(self, piece: str, *, may_end: bool = True) -> str:
         """Add text and return what can no longer become a stop string; nothing after a match.
@@ -237,15 +242,15 @@ class StopStringMatcher:
             return ""
         text = self._held + piece
         ends = [
-            (start + len(string), start)
+            (start + len(string), start, string)
             for string in self._strings
             # One that ends in held-back text came before it counted.
             if may_end and (start := text.find(string, self._first_start(string))) >= 0
         ]
         if ends:
-            self.is_hit = True
+            _, start, self.found = min(ends)
             self._held = ""
-            return text[: min(ends)[1]]
+            return text[:start]
         keep = max((longest_overlap(text, string) for string in self._strings), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

@@ -18,7 +18,13 @@ from runtime.serving.body_fields import FieldError, describe_problem, field_path
 from runtime.serving.body_limit import BODY_SECONDS, BodyLimitMiddleware
 from runtime.serving.choice import CompletionChoice
 from runtime.serving.config import ServeConfig
-from runtime.serving.errors import RequestError, ServerFault, error_body, error_response
+from runtime.serving.errors import (
+    ErrorAnswer,
+    RequestError,
+    ServerFault,
+    error_body,
+    error_response,
+)
 from runtime.serving.generation_requests import RequestLimits
 from runtime.serving.middleware import (
     ApiKeys,
@@ -152,7 +158,7 @@ async def handle_http_error(_request: Request, error: Exception) -> JSONResponse
     kind = "server_error" if error.status_code >= 500 else "invalid_request_error"
     kind = ERROR_KINDS.get(error.status_code, kind)
     body = error_body(escape_message(str(error.detail)), kind=kind)
-    return JSONResponse(body, error.status_code, dict(error.headers or {}))
+    return ErrorAnswer(body, error.status_code, dict(error.headers or {}))
 
 
 def path_errors(service: GenerationService) -> Callable[[Request, Exception], Any]:
@@ -164,7 +170,8 @@ def path_errors(service: GenerationService) -> Callable[[Request, Exception], An
         model = f", with the model {loaded.info.name!r}" if loaded is not None else ""
         error.detail = (
             f"{request.method} {request.url.path}: {error.detail}; this server has POST "
-            f"/v1/chat/completions, POST /v1/completions and GET /v1/models{model}"
+            "/v1/chat/completions, /v1/completions, /v1/responses, /v1/messages and GET "
+            f"/v1/models{model}"
         )
         return await handle_http_error(request, error)
 

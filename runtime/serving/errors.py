@@ -1,8 +1,10 @@
-"""Errors of the HTTP API in OpenAI's shape, one class for each cause."""
+"""Errors of the HTTP API, one class for each cause, in OpenAI's shape and in Anthropic's."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from fastapi.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
 
 from predictors.errors import MoecastError
 
@@ -35,10 +37,43 @@ def error_body(
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def error_response(error: RequestError) -> JSONResponse:
+MESSAGES_PATH = "/v1/messages"
+"""Paths that begin so are Anthropic's."""
+ANTHROPIC_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def anthropic_error_body(message: str, status: int) -> dict[str, Any]:
+    """Anthropic's error object."""
+    kind = ANTHROPIC_KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+class ErrorAnswer(JSONResponse):
+    """OpenAI's error object; on Anthropic's paths, Anthropic's."""
+
+    def __init__(self, body: dict[str, Any], status: int, headers: Mapping[str, str]):
+        super().__init__(body, status, headers)
+        self._message = body["error"]["message"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"].startswith(MESSAGES_PATH):
+            self.body = self.render(anthropic_error_body(self._message, self.status_code))
+            self.headers["content-length"] = str(len(self.body))
+        await super().__call__(scope, receive, send)
+
+
+def error_response(error: RequestError) -> ErrorAnswer:
     seconds = error.retry_after_seconds
     headers = {} if seconds is None else {"retry-after": str(seconds)}
-    return JSONResponse(error.body(), error.status, headers)
+    return ErrorAnswer(error.body(), error.status, headers)
 
 
 class ContextTooLong(RequestError):

@@ -18,7 +18,6 @@ log = logging.getLogger(__name__)
 PING_SECONDS = 15.0
 """Proxies close idle connections, often after a minute."""
 PING = ": ping\n\n"
-DONE = "data: [DONE]\n\n"
 STALL_SECONDS = 60.0
 """Time after which a client that reads nothing counts as disconnected."""
 
@@ -27,8 +26,10 @@ LARGE_LOGPROBS = 64
 """Tokens with log-probabilities above which a chunk is written on another thread."""
 
 
-def format_event(value: Any) -> str:
-    return f"data: {to_json(value)}\n\n"
+def format_event(value: dict[str, Any]) -> str:
+    """An event, which has a name if it has a type: OpenAI's chunks have none."""
+    name = f"event: {value['type']}\n" if "type" in value else ""
+    return f"{name}data: {to_json(value)}\n\n"
 
 
 @asynccontextmanager
@@ -55,30 +56,31 @@ async def cancel_on_disconnect(
         log_fields |= {"choices": len(stream.choices), **stream.usage()}
 
 
-async def stream_events(response: ResponseBuilder, *, with_usage: bool) -> AsyncIterator[str]:
+async def stream_events(response: ResponseBuilder) -> AsyncIterator[str]:
     """The server-sent events of one response.
 
     An error is an event too: the status has already been sent.
     """
     try:
+        for event in response.start():
+            yield format_event(event)
         async for item in response.stream.events(PING_SECONDS):
             if isinstance(item, KeepAlive):
                 yield PING
                 continue
-            index, events = item
-            for output in response.read(index, events):
-                chunk = response.chunk(index, output, usage_is_null=with_usage)
-                if output.num_logprobs > LARGE_LOGPROBS:
-                    yield await asyncio.to_thread(format_event, chunk)
-                else:
-                    yield format_event(chunk)
+            index, news = item
+            for output in response.read(index, news):
+                for event in response.events(index, output):
+                    if output.num_logprobs > LARGE_LOGPROBS:
+                        yield await asyncio.to_thread(format_event, event)
+                    else:
+                        yield format_event(event)
+        for event in response.end():
+            yield format_event(event)
     except RequestError as error:
-        yield format_event(error.body())
-        yield DONE
-        return
-    if with_usage:
-        yield format_event(response.usage_chunk())
-    yield DONE
+        yield format_event(response.failure(error))
+    if response.last_line:
+        yield response.last_line
 
 
 class EventStreamResponse(Response):
@@ -86,11 +88,10 @@ class EventStreamResponse(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, response: ResponseBuilder, *, with_usage: bool, log_fields: dict[str, Any]):
+    def __init__(self, response: ResponseBuilder, *, log_fields: dict[str, Any]):
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._response = response
-        self._with_usage = with_usage
         self._log_fields = log_fields
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
@@ -98,7 +99,7 @@ class EventStreamResponse(Response):
             try:
                 start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
                 await send(start)
-                async for event in stream_events(self._response, with_usage=self._with_usage):
+                async for event in stream_events(self._response):
                     await send_in_time(send, event, more=True)
                 await send_in_time(send, "", more=False)
             except (ClientDisconnected, OSError):

@@ -237,16 +237,20 @@ class HostCheckMiddleware:
 
 
 class AuthMiddleware:
-    """Requires a key on every path except `OPEN_PATHS`, including paths that do not exist."""
+    """Requires a key on every path except `OPEN_PATHS`, including paths that do not exist.
+
+    Anthropic's clients send it as X-API-Key.
+    """
 
     def __init__(self, app: ASGIApp, *, keys: ApiKeys):
         self._app, self._keys = app, keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
-            authorization = read_header(scope, b"authorization") or b""
-            if not self._keys.accept(authorization):
-                problem = "invalid API key" if authorization else "missing API key"
+            key = read_header(scope, b"x-api-key")
+            shown = [read_header(scope, b"authorization"), key and b"Bearer " + key]
+            if not any([self._keys.accept(one) for one in shown if one]):
+                problem = "invalid API key" if any(shown) else "missing API key"
                 error = InvalidKey(f"{problem}; send the header 'Authorization: Bearer KEY'")
                 response = error_response(error)
                 response.headers["www-authenticate"] = 'Basic realm="moecast", charset="UTF-8"'

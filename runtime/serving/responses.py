@@ -15,7 +15,9 @@ from runtime.generation.sampling import TokenLogprob
 from runtime.serving.answer_parser import ToolCall
 from runtime.serving.answer_reader import OutputDelta
 from runtime.serving.choice import ChoiceEvent
+from runtime.serving.errors import RequestError
 from runtime.serving.output_stream import OutputStream
+from runtime.serving.schemas import GenerationBody
 from runtime.serving.served_model import ModelInfo
 
 BATCH_ITEMS = 64
@@ -85,38 +87,20 @@ MIN_LOGPROB = -9999.0
 class ResponseBuilder(ABC):
     """JSON of one request's response: dictionaries, whose long lists are made when written."""
 
-    kind: str
-    chunk_kind: str
-    """`object` of a whole response, and of a chunk."""
+    answers: str
+    """The key of the answers in a whole response."""
+    last_line: str = "data: [DONE]\n\n"
+    """What ends a stream, after its last event."""
 
-    def __init__(self, stream: OutputStream, info: ModelInfo, *, id: str):
+    def __init__(self, stream: OutputStream, info: ModelInfo, body: Any, *, id: str):
         self.stream = stream
         self._info = info
+        self._body = body
         self._id = id
         self._created = int(time.time())
-        self._vocabulary = Vocabulary(info.tokenizer)
         self._readers = [stream.request.reader() for _ in stream.choices]
-        self._num_calls = [0] * len(stream.choices)
         self._started: set[int] = set()
         """Choices that had a chunk."""
-
-    async def whole(self) -> dict[str, Any]:
-        """The response, when all choices have ended.
-
-        Raises:
-            RequestError: a choice failed.
-            ClientDisconnected: the client went.
-        """
-        events: list[list[ChoiceEvent]] = [[] for _ in self.stream.choices]
-        async for item in self.stream.events():
-            assert isinstance(item, tuple)
-            index, new = item
-            events[index] += new
-        choices = [
-            self.choice(index, reader.read(events[index]))
-            for index, reader in enumerate(self._readers)
-        ]
-        return self._object(self.kind, choices, usage=self._usage())
 
     def read(self, index: int, events: Sequence[ChoiceEvent]) -> list[OutputDelta]:
         """News in one choice: nothing yet, or what one or two chunks say.
@@ -130,17 +114,71 @@ class ResponseBuilder(ABC):
         output.finish_reason = None
         return [output] * has_content + [end] * (end.finish_reason is not None)
 
-    def chunk(self, index: int, output: OutputDelta, *, usage_is_null: bool) -> dict[str, Any]:
-        """A chunk with new output of one choice."""
+    @abstractmethod
+    async def whole(self) -> dict[str, Any]:
+        """The response, when all choices have ended.
+
+        Raises:
+            RequestError: a choice failed.
+            ClientDisconnected: the client went.
+        """
+
+    def start(self) -> Iterable[dict[str, Any]]:
+        """The events before the first token."""
+        return ()
+
+    @abstractmethod
+    def events(self, index: int, output: OutputDelta) -> Iterable[dict[str, Any]]:
+        """The events with new output of one choice; each is sent before the next is made."""
+
+    def end(self) -> Iterable[dict[str, Any]]:
+        """The events after all choices have ended."""
+        return ()
+
+    def failure(self, error: RequestError) -> dict[str, Any]:
+        """The event of an error, which ends the stream."""
+        return error.body()
+
+    def _usage(self) -> dict[str, int]:
+        usage = self.stream.usage()
+        return usage | {"total_tokens": sum(usage.values())}
+
+
+class ChoicesResponse(ResponseBuilder):
+    """A response whose answers are choices, or deltas of them."""
+
+    answers = "choices"
+    kind: str
+    chunk_kind: str
+    """`object` of a whole response, and of a chunk."""
+
+    def __init__(self, stream: OutputStream, info: ModelInfo, body: GenerationBody, *, id: str):
+        super().__init__(stream, info, body, id=id)
+        self._vocabulary = Vocabulary(info.tokenizer)
+        self._num_calls = [0] * len(stream.choices)
+
+    async def whole(self) -> dict[str, Any]:
+        events: list[list[ChoiceEvent]] = [[] for _ in self.stream.choices]
+        async for item in self.stream.events():
+            assert isinstance(item, tuple)
+            index, new = item
+            events[index] += new
+        choices = [
+            self.choice(index, reader.read(events[index]))
+            for index, reader in enumerate(self._readers)
+        ]
+        return self._object(self.kind, choices, usage=self._usage())
+
+    def events(self, index: int, output: OutputDelta) -> Iterable[dict[str, Any]]:
         is_first = index not in self._started
         self._started.add(index)
         choice = self.choice_delta(index, output, is_first=is_first)
-        more = {"usage": None} if usage_is_null else {}
-        return self._object(self.chunk_kind, [choice], **more)
+        more = {"usage": None} if self._body.includes_usage else {}
+        return [self._object(self.chunk_kind, [choice], **more)]
 
-    def usage_chunk(self) -> dict[str, Any]:
-        """The last chunk of a stream with `include_usage`."""
-        return self._object(self.chunk_kind, [], usage=self._usage())
+    def end(self) -> Iterable[dict[str, Any]]:
+        if self._body.includes_usage:
+            yield self._object(self.chunk_kind, [], usage=self._usage())
 
     @abstractmethod
     def choice(self, index: int, output: OutputDelta) -> dict[str, Any]:
@@ -160,16 +198,12 @@ class ResponseBuilder(ABC):
             **more,
         }
 
-    def _usage(self) -> dict[str, int]:
-        usage = self.stream.usage()
-        return usage | {"total_tokens": sum(usage.values())}
-
     @property
     def _wants_logprobs(self) -> bool:
         return self.stream.request.samplings[0].num_logprobs is not None
 
 
-class CompletionResponse(ResponseBuilder):
+class CompletionResponse(ChoicesResponse):
     """Responses of /v1/completions."""
 
     kind = "text_completion"
@@ -228,7 +262,7 @@ class CompletionResponse(ResponseBuilder):
         return logprobs
 
 
-class ChatResponse(ResponseBuilder):
+class ChatResponse(ChoicesResponse):
     """Responses of /v1/chat/completions."""
 
     kind = "chat.completion"

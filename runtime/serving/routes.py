@@ -145,14 +145,12 @@ def generation_routes(
         http.state.parse_turn.release()
         request_id, log_fields = http.state.request_id, http.state.log
         stream = OutputStream(service, request, request_id=request_id)
-        response = response_class(stream, info, id=f"{prefix}-{request_id}")
+        response = response_class(stream, info, body, id=prefix + request_id)
         if log_prompts:
             log_fields["prompts"] = await asyncio.to_thread(decode_prompts, request, info)
         stream.submit()
         if body.stream:
-            return EventStreamResponse(
-                response, with_usage=body.includes_usage, log_fields=log_fields
-            )
+            return EventStreamResponse(response, log_fields=log_fields)
         async with cancel_on_disconnect(stream, http.receive, log_fields):
             try:
                 whole = await response.whole()
@@ -161,7 +159,7 @@ def generation_routes(
         if log_prompts:
             log_fields["answers"] = [
                 {name: value for name, value in choice.items() if name != "logprobs"}
-                for choice in whole["choices"]
+                for choice in whole[response.answers]
             ]
         if request.num_logprobs:
             # It may take seconds, during which the event loop would answer nobody.
@@ -173,12 +171,12 @@ def generation_routes(
     @router.post("/v1/completions")
     async def completions(body: CompletionRequest, http: Request) -> Any:
         """Continue a text."""
-        return await respond(body, http, parse_completion, CompletionResponse, "cmpl")
+        return await respond(body, http, parse_completion, CompletionResponse, "cmpl-")
 
     @router.post("/v1/chat/completions")
     async def chat_completions(body: ChatRequest, http: Request) -> Any:
         """Answer a conversation."""
-        return await respond(body, http, parse_chat, ChatResponse, "chatcmpl")
+        return await respond(body, http, parse_chat, ChatResponse, "chatcmpl-")
 
     return router
 

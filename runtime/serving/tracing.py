@@ -27,7 +27,12 @@ from runtime.serving.app import NO_TELEMETRY
 from runtime.serving.choice import CompletionChoice, FinishReason
 from runtime.serving.service import GenerationService, ServiceObserver
 
-OPERATIONS = {"/v1/completions": "text_completion", "/v1/chat/completions": "chat"}
+OPERATIONS = {
+    "/v1/completions": "text_completion",
+    "/v1/chat/completions": "chat",
+    "/v1/responses": "chat",
+    "/v1/messages": "chat",
+}
 """Paths of traced requests to `gen_ai.operation.name`."""
 OPERATION = context.create_key("moecast-operation")
 STALL_SECONDS = 0.05
