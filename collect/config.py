@@ -76,8 +76,6 @@ class LauncherConfig:
     """Retries of a unit that failed or whose worker died."""
     threads: int | None = None
     """CPU threads of each worker; default: the cores of this machine divided by the workers."""
-    layers: int = 4
-    """train: layers whose networks are trained as one unit."""
     ray_address: str | None = None
     """ray: a running cluster to join (HOST:PORT, or auto), with a token. Default: Ray is started on
     this machine, on loopback."""
@@ -94,7 +92,7 @@ class LauncherConfig:
     NAME}. A job that reaches its time limit (24 hours by default) is replaced."""
 
     def __post_init__(self) -> None:
-        least = {"workers": 1, "layers": 1, "cpus": 1, "threads": 1, "retries": 0, "gpus": 0}
+        least = {"workers": 1, "cpus": 1, "threads": 1, "retries": 0, "gpus": 0}
         require_at_least(self, "launcher.", **least)
         if self.ray_address is not None and self.kind is not LauncherKind.RAY:
             raise MoecastError(f"launcher.ray_address={self.ray_address} is for launcher=ray")

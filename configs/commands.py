@@ -33,8 +33,6 @@ class Command:
     """Make a run folder when `run_dir` is not set; off for commands that only read."""
     needs_run: bool = False
     """The command cannot run without a run folder: what it makes is in there."""
-    records: bool = True
-    """Write run.json and results.json; off for commands that read another command's run."""
 
 
 def read_command(name: str, row: Mapping[str, Any]) -> Command:

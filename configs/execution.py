@@ -120,7 +120,7 @@ def run_once(
             folder = invocation.run_dir = find_run_dir(label, command)
         config = replace(config, run_dir=folder)
         tree[RUN_DIR] = None if folder is None else str(folder)
-        with hold_folder(folder if command.records else None):
+        with hold_folder(folder):
             return run_recorded(label, command, arguments, invocation, config, tree)
     except OSError as error:
         message = explain_path_error(error, [*list_leaves(tree), (CACHE, find_cache_folder())])
@@ -144,7 +144,7 @@ def run_recorded(
         option = shlex.quote(f"{RUN_DIR}={folder}")
         sys.stderr.write(f"run folder: {folder} ({option} continues an interrupted run)\n")
     run = import_named(command.run)
-    if folder is not None and command.records:
+    if folder is not None:
         names = invocation.secret_names or ()
         hidden = {name: HIDDEN for name in names if tree[name] is not None}
         argv = invocation.hide_options(arguments.argv)

@@ -26,7 +26,7 @@ COMMANDS = {
     },
     "Train and share predictors": {
         "collect": ("collect", "records a trace of a model; collect import: from a routing log"),
-        "train": ("train", "trains, scores and exports; also: train reuse, train report"),
+        "train": ("train", "trains, scores and exports; also: train reuse"),
         "zoo": ("zoo", "lists, shows, pulls, verifies and publishes predictors"),
     },
 }

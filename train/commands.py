@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch.loggers import Logger
-from rich.console import Console
 
 from collect.config import LauncherKind
 from collect.traces import Trace
@@ -19,11 +18,10 @@ from predictors.files import write_json
 from predictors.metrics import DEFINITIONS
 from predictors.registry import KINDS, LEARNED
 from runtime.presets import describe_choice
-from runtime.tools.report.provenance import describe_origin, read_provenance
+from runtime.tools.report.provenance import describe_origin
 from train.checkpoint import require_training_space
-from train.config import ReportConfig, TrainConfig
+from train.config import TrainConfig
 from train.data import require_requests
-from train.distributed import fit_distributed
 from train.find_trace import find_trace
 from train.finished import read_finished
 from train.fit import FitSettings, fit, make_settings
@@ -42,14 +40,7 @@ from train.pipeline import Parity, export_predictors, make_stacks, write_entries
 from train.ray_ddp import fit_ray_ddp
 from train.record_training import record_training
 from train.replay import budget_slots, describe_machines
-from train.report.build import (
-    FOLDER,
-    REPLAY_TOKENS,
-    load_reuse,
-    make_page,
-    report,
-    write_report,
-)
+from train.report.build import FOLDER, draw_report
 from train.reuse_training import SIGNALS as REUSE_SIGNALS
 from train.reuse_training import train_and_publish
 from train.routers import RouterWeights
@@ -105,7 +96,7 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
         )
     if (finished := read_finished(config, trace)) is not None:
         if config.figures and not (config.run_dir / FOLDER).is_dir():
-            report(ReportConfig(run_dir=config.run_dir, trace=trace.where))
+            draw_report(finished, trace, config)
         return finished
     left_out = set(kinds) - set(kinds_with_signals(kinds, trace.signals))
     if left_out:
@@ -207,17 +198,8 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
     # Before the report, so that a failed drawing loses no results.
     write_json(config.run_dir / "results.json", record)
     if config.figures:
-        run = shlex.quote(f"run_dir={config.run_dir}")
-        again = f"moecast train report {run} makes it again"
-        with timer.stage("report", f"results.json is written; drawing the report ({again})"):
-            page = make_page(
-                record,
-                trace,
-                reuse_predictors=load_reuse(config.run_dir, trace.spec),
-                replay_tokens=min(REPLAY_TOKENS, config.replay_tokens),
-                provenance=read_provenance(config.run_dir),
-            )
-            tracked.log_report(page, write_report(page, config.run_dir))
+        with timer.stage("report", "results.json is written; drawing the report"):
+            tracked.log_report(*draw_report(record, trace, config))
     model, kind = describe_choice(config.model), config.predictor.kind
     own = config.run_dir if kind in WITH_REUSE else config.run_dir / "entries" / kind
     push = shlex.join(["moecast", "zoo", "push", str(config.run_dir)])
@@ -251,25 +233,13 @@ def train_networks(
     with timer.stage("training", message):
         if config.launcher.kind is LauncherKind.RAY and config.devices > 1:
             fitted = fit_ray_ddp(trace, families, settings, config, loggers=loggers)
-        elif config.launcher.is_in_process:
+        else:
             fitted = fit(
                 trace,
                 families,
                 settings,
                 run_dir=config.run_dir,
                 loggers=loggers,
-                overwrite=config.overwrite,
-            )
-        else:
-            fitted = fit_distributed(
-                trace,
-                config.model,
-                families,
-                settings,
-                launcher=config.launcher,
-                run_dir=config.run_dir,
-                loggers=loggers,
-                console=Console(stderr=True),
                 overwrite=config.overwrite,
             )
     with timer.stage("export", "exporting to ONNX and comparing with torch"):

@@ -1,4 +1,4 @@
-"""Options of `moecast train` and `moecast train report`."""
+"""Options of `moecast train` and `moecast zoo score`."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -58,7 +58,7 @@ class TrainConfig(RunConfig):
     weight_decay: float = 1e-2
     """Weight decay of AdamW."""
     figures: bool = True
-    """Write report.html; `moecast train report` writes it later."""
+    """Write report.html; without it, the same command writes it later."""
     overwrite: bool = False
     """Train from the beginning, even if there is a checkpoint to resume from."""
     budget: str = "50%"
@@ -75,24 +75,8 @@ class TrainConfig(RunConfig):
         for kind in self.logger:
             if kind not in list(LoggerKind):
                 raise MoecastError(unknown("logger", kind, list(LoggerKind)))
-        if self.devices > 1 and self.launcher.workers > 1:
-            raise MoecastError(
-                f"devices={self.devices} and launcher.workers={self.launcher.workers}: either each "
-                "device takes its share of every batch, or each worker some layers"
-            )
         if not 0 < self.lr <= 1:
             raise MoecastError(f"lr={self.lr}: must be above 0 and at most 1")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReportConfig(RunConfig):
-    trace: str | None = None
-    """The trace that the run was trained on; where it was then unless given."""
-    replay_tokens: int = 200
-    """Generated held-out tokens to replay under each eviction policy and cache size."""
-
-    def __post_init__(self) -> None:
-        require_at_least(self, replay_tokens=1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -193,13 +193,12 @@ class TraceBatches(IterableDataset):
         seed: int = 0,
         epoch: int | None = None,
         pool_bytes: int = POOL_BYTES,
-        pool_rows: int | None = None,
         share: tuple[int, int] = (0, 1),
     ):
         """`epoch` None: in the trace's order, nothing dropped (evaluation).
 
-        `pool_rows`: instead of what fits in `pool_bytes`. `share`: the number of this device and
-        how many there are; each takes every so manyth of a batch's tokens.
+        `share`: the number of this device and how many there are; each takes every so manyth of a
+        batch's tokens.
         """
         self._trace = trace
         self._rows = subset_rows(trace, part)
@@ -208,7 +207,7 @@ class TraceBatches(IterableDataset):
         self._seed = seed
         self._epoch = epoch
         self._share = share
-        self._pool_rows = pool_rows or pool_rows_for(
+        self._pool_rows = pool_rows_for(
             trace.spec, self._needs, batch_size=batch_size, pool_bytes=pool_bytes
         )
         if epoch is not None and len(self._rows) < batch_size:
@@ -279,10 +278,8 @@ class TraceData(EpochData):
         batch_size: int,
         seed: int,
         needs: Collection[InputSpec] = (),
-        pool_rows: int | None = None,
     ):
         super().__init__()
-        self._pool_rows = pool_rows
         self._trace = trace
         self._batch_size = batch_size
         self._seed = seed
@@ -299,7 +296,6 @@ class TraceData(EpochData):
             needs=self.needs,
             seed=self._seed,
             epoch=epoch,
-            pool_rows=self._pool_rows,
             share=share,
         )
 

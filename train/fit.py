@@ -10,8 +10,7 @@
    `predictor_stack.py` has the step: their sum, the optimiser and the learning rate (`StackFit`).
 5. **best epoch**: this file runs Lightning over the epochs, keeps the weights of the one with the
    best accuracy on validation requests, stops when it gets no better, and resumes from the run
-   folder (`fit`). By layers on several workers: `distributed.py`; by shares of each batch in
-   processes that Ray starts: `ray_ddp.py`.
+   folder (`fit`). By shares of each batch in processes that Ray starts: `ray_ddp.py`.
 6. **export**: a family's `export` folds its weights into ONNX graphs (`export.py`); `pipeline.py`
    compares these with torch and writes the zoo entries.
 
@@ -88,8 +87,6 @@ class Fitted:
     """The epoch that the weights are from, counted from 0."""
     validation_accuracy: float | None
     """Mean over all networks, on training requests that were set aside."""
-    launched: dict[str, int] | None = None
-    """Statistics of the workers; None without workers."""
 
     def record(self, settings: FitSettings) -> dict[str, Any]:
         """Return the training's part of results.json."""
@@ -104,7 +101,6 @@ class Fitted:
             "best_pass": self.best_epoch,
             "validation_accuracy": self.validation_accuracy,
             "weights_digest": digest_weights(self.families),
-            "launched": self.launched,
         }
 
 

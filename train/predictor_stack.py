@@ -94,10 +94,6 @@ class StackFit(LightningModule):
         """Losses of the first batch, before any step."""
         self._recent_F: Tensor | None = None
         """Their running mean over some ten steps."""
-        self.accuracy_F = torch.zeros(len(self.labels))
-        """Accuracies of the last validation."""
-        self.loss_F = torch.zeros(len(self.labels))
-        """Losses of the last validation."""
 
     def transfer_batch_to_device(
         self,
@@ -129,9 +125,10 @@ class StackFit(LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         # One mean over all tokens, not a mean of the batches' means.
-        self.accuracy_F = self._hits_F / self._wanted_F.clamp(min=1)
-        self.loss_F = self._losses_F / max(1, self._validated)
-        self.log_dict(validation_figures(self.labels, self.accuracy_F, self.loss_F))
+        accuracy_F = self._hits_F / self._wanted_F.clamp(min=1)
+        loss_F = self._losses_F / max(1, self._validated)
+        losses = {"val/loss": loss_F.mean(), **mean_losses("val", self.labels, loss_F)}
+        self.log_dict({**mean_accuracies(self.labels, accuracy_F), **losses})
         self._losses_F.zero_()
         self._validated = 0
         self._hits_F.zero_()
@@ -200,14 +197,6 @@ def mean_losses(stage: str, labels: Sequence[str], loss_F: Tensor) -> dict[str, 
         ].mean()
         for kind in list_kinds(labels)
     }
-
-
-def validation_figures(
-    labels: Sequence[str], accuracy_F: Tensor, loss_F: Tensor
-) -> dict[str, Tensor]:
-    """Return a validation's metrics: accuracies, the mean loss and that of each kind."""
-    losses = {"val/loss": loss_F.mean(), **mean_losses("val", labels, loss_F)}
-    return {**mean_accuracies(labels, accuracy_F), **losses}
 
 
 def mean_accuracies(labels: Sequence[str], accuracy_F: Tensor) -> dict[str, Tensor]:

@@ -8,11 +8,10 @@ says how it goes: `fine-1`, `fails-1-2` (fails twice), `kills-1-1` (kills its wo
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from collect.launch.worker import DoUnit, UnitResult, UnitWorker
+from collect.launch.worker import DoUnit
 from predictors.errors import MoecastError
 from predictors.files import write_atomic
 
@@ -83,25 +82,3 @@ def open_surroundings() -> DoUnit:
         return {"gpus": gpus, "threads": threads}
 
     return do
-
-
-class InlineEngine:
-    """One worker in this very process. Units that contain `broken` fail at every attempt."""
-
-    logs = "nowhere"
-
-    def __init__(self, worker: UnitWorker, *, broken: str | None = None):
-        self._worker = worker
-        self._broken = broken
-        self.tried: list[str] = []
-
-    def run(self, units: Sequence[str]) -> Iterator[UnitResult]:
-        for unit in units:
-            self.tried.append(unit)
-            if self._broken is not None and self._broken in unit:
-                yield UnitResult(unit=unit, error="OSError: broken")
-            else:
-                yield UnitResult.from_json(self._worker.run(unit))
-
-    def close(self) -> None:
-        pass

@@ -1,4 +1,4 @@
-"""Debian's Slurm runs collect and train; the commands are those of docs/distributed.md."""
+"""Debian's Slurm runs collect; the commands are those of docs/distributed.md."""
 
 import json
 import os
@@ -316,13 +316,11 @@ class Page:
     folder: Path
     model: str
     """Options for a trace of some ten parts."""
-    training: str
 
     def adapt(self, command: TestedCommand, folder: Path | None = None) -> str:
         """Gives a command the tiny model, and a folder, or this one, as the shared disk."""
         # A job's variables must not reach the jobs that it submits.
-        options = {"sbatch": "--ntasks=2"}
-        options |= {"moecast collect": self.model, "moecast train": self.training}
+        options = {"sbatch": "--ntasks=2", "moecast collect": self.model}
         after = {words: option for words, option in options.items() if words in command.text}
         return command.adapt({"/shared": folder or self.folder}, after=after)
 
@@ -359,11 +357,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
     model = f"model.name=tiny model.id={folder / 'model'} model.dtype=float32 launcher.threads=1"
     data = f"data=jsonl data.path={folder / 'prompts.jsonl'} data.min_chars=1"
     sizes = "data.max_new_tokens=8 data.max_prompt_tokens=4000 shard_mib=1 temperature=1"
-    training = (
-        "predictor=residual predictor.width=32 max_epochs=2 batch_size=64 score_shifted=false "
-        "replay_tokens=1 figures=false threads=1 launcher.layers=2"
-    )
-    return Page(folder, f"{model} {data} {sizes}", f"{model} {training}")
+    return Page(folder, f"{model} {data} {sizes}")
 
 
 @pytest.fixture(scope="module")
@@ -412,39 +406,12 @@ def test_collect__with_gpus_runs_where_slurm_has_them(
     assert results["digest"] == page.results("collect")["digest"]
 
 
-def test_train__of_the_page_has_the_digest_of_one_process(
+def test_collect__of_the_page_runs_as_a_job_itself(
     page: Page, cluster: SlurmCluster, collected: str
 ) -> None:
-    """Though the node dies on which one of the jobs trains."""
-    train = page.adapt(read_block("distributed.md", "slurm")[2])
-    logs = page.folder / "train" / "workers" / "jobs"
-
-    begun: list[str] = []
-
-    def has_begun() -> bool:
-        """Whether jobs are in the middle of a unit."""
-        for log in logs.glob("*_log.out"):
-            begins, ended = (log.read_text().count(f": {word}\n") for word in ("begins", "ended"))
-            if begins > ended:
-                begun.append(log.name.removesuffix("_0_log.out"))
-        return bool(begun)
-
-    with page.start(train, cluster) as process:
-        wait_for(has_begun, "a unit")
-        job = begun[0]
-        node = node_of(cluster, job)
-        cluster.kill(node)
-        wait_for(lambda: state_of(cluster, job) == "PENDING", "Slurm requeues the job")
-        cluster.start(node)
+    """The jobs that it submits take nothing from the one that it runs in."""
+    with page.start(page.adapt(read_block("distributed.md", "slurm")[2]), cluster) as process:
         page.end(process)
-    log = (page.folder / "train.log").read_text()
-    assert re.search(r"Slurm \d+: 2 jobs named moecast-train-tiny; logs: ", log)
-    alone = [f"trace={page.folder / 'trace'}", f"run_dir={page.folder / 'alone'}"]
-    assert run_program("train", [*shlex.split(page.training), *alone]) == 0
-    trained = page.results("train")["training"]
-    assert trained["weights_digest"] == page.results("alone")["training"]["weights_digest"]
-    assert trained["launched"] == {"units": 3, "retried": 0}
-    groups = [path.name for path in (page.folder / "train" / "groups").iterdir()]
-    assert count_ended(page.folder / "train" / "workers", groups) == dict.fromkeys(groups, 1)
-    begins = "".join(log.read_text() for log in logs.glob("*_log.out")).count(": begins\n")
-    assert begins == len(groups) + 1, "only the unit that was lost is trained again"
+    log = (page.folder / "job.log").read_text()
+    assert re.search(r"Slurm \d+: 2 jobs named moecast-collect-tiny; logs: ", log)
+    assert page.results("as-job")["digest"] == page.results("collect")["digest"]

@@ -9,7 +9,6 @@ from collect.traces import Trace
 from tests.builders.processes import run_python
 from tests.builders.recordable import prompts_file, recordable
 from tests.builders.stores import s3_bucket
-from tests.builders.traced_model import make_traced_model
 from tests.docs.tested_commands import read_block
 
 ENGINES = {
@@ -66,21 +65,3 @@ def test_collect__has_one_digest_from_every_launcher(
     again = run("collect", *given, run_dir=tmp_path / "again")
     assert again["launched"] is None
     assert again["digest"] == found["one"]["digest"]
-
-
-@pytest.mark.engines
-@pytest.mark.timeout(1200)
-def test_train__has_one_digest_from_every_launcher(tmp_path: Path) -> None:
-    folder = make_traced_model(tmp_path)
-    options = [
-        *(f"model.id={folder}", "model.name=tiny", f"trace={tmp_path / 'trace'}"),
-        *("predictor=residual", "predictor.width=32", "max_epochs=2", "batch_size=64"),
-        *("score_shifted=false", "replay_tokens=12", "threads=1", "launcher.layers=2"),
-    ]
-    found = {
-        name: run("train", *options, *engine, run_dir=tmp_path / name)["training"]
-        for name, engine in ENGINES.items()
-    }
-    assert len({one["weights_digest"] for one in found.values()}) == 1
-    assert len({one["validation_accuracy"] for one in found.values()}) == 1
-    assert found["ray"]["launched"] == {"units": 3, "retried": 0}

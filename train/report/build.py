@@ -1,6 +1,5 @@
-"""The page of a training run, and `moecast train report run_dir=RUN`, which makes it again."""
+"""The page of a training run."""
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,8 +12,7 @@ from predictors.registry import REUSE_PREDICTORS
 from predictors.spec import ModelSpec
 from runtime.tools.report.html_report import HtmlReport
 from runtime.tools.report.provenance import Provenance, read_provenance
-from train.config import ReportConfig
-from train.errors import TrainError
+from train.config import TrainConfig
 from train.eviction_eval import rate_all_policies
 from train.report import forecasts, routing, serving
 from train.table import describe_summary, summary_table
@@ -23,6 +21,7 @@ from zoo.load import load_predictor
 FOLDER = "report"
 """Folder of the report inside the run folder."""
 REPLAY_TOKENS = 200
+"""Generated held-out tokens to replay under each eviction policy and cache size, at most."""
 
 
 def make_page(
@@ -61,58 +60,21 @@ def make_page(
     return page
 
 
-def write_report(page: HtmlReport, run_dir: Path) -> Path:
-    path = page.write(run_dir / FOLDER)
-    sys.stderr.write(f"report: {path}\n")
-    return path
-
-
-def report(config: ReportConfig) -> dict[str, Any]:
-    """Draws the report from the run's results.json and its trace; returns where it is.
-
-    Raises:
-        TrainError: not a training run's folder, or results and trace do not belong together.
-    """
-    if config.run_dir is None:
-        raise TrainError("which run? run_dir=RUN, the folder of a finished `moecast train`")
-    results = read_results(config.run_dir)
-    trace = open_run_trace(results, config.trace)
+def draw_report(
+    results: Mapping[str, Any], trace: Trace, config: TrainConfig
+) -> tuple[HtmlReport, Path]:
+    """Draw the page of a run from its results and its trace; return it, and where it is."""
+    assert config.run_dir is not None
     page = make_page(
         results,
         trace,
         reuse_predictors=load_reuse(config.run_dir, trace.spec),
-        replay_tokens=config.replay_tokens,
+        replay_tokens=min(REPLAY_TOKENS, config.replay_tokens),
         provenance=read_provenance(config.run_dir),
     )
-    return {"report": str(write_report(page, config.run_dir))}
-
-
-def read_results(run_dir: Path) -> dict[str, Any]:
-    path = run_dir / "results.json"
-    if not path.is_file():
-        raise TrainError(
-            f"{path} is missing: run_dir must be the folder of a finished `moecast train`"
-        )
-    results = json.loads(path.read_text())
-    if "predictors" not in results or "trace" not in results:
-        raise TrainError(f"{path} is not of `moecast train`: it has no table of predictors")
-    return results
-
-
-def open_run_trace(results: dict[str, Any], path: str | None) -> Trace:
-    known = path or results["trace"].get("path")
-    if known is None:
-        raise TrainError(
-            "results.json does not say where its trace is: name it with trace=PATH "
-            f"(digest {results['trace']['digest'][:12]})"
-        )
-    trace = Trace.open(known)
-    if trace.digest != results["trace"]["digest"]:
-        raise TrainError(
-            f"trace={known} has the digest {trace.digest[:12]}, the run was trained on "
-            f"{results['trace']['digest'][:12]}: name that one with trace=PATH"
-        )
-    return trace
+    path = page.write(config.run_dir / FOLDER)
+    sys.stderr.write(f"report: {path}\n")
+    return page, path
 
 
 def load_reuse(run_dir: Path, spec: ModelSpec) -> list[Predictor]:

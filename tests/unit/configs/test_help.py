@@ -82,10 +82,10 @@ def test_program_with_a_default_command__shows_the_others(
     assert run_program("train", ["--help"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("usage: python -m train [MODEL]")
-    assert "\n  report  Makes report.html" in out
+    assert "\n  reuse  Trains the predictor of reuse" in out
 
 
-@pytest.mark.parametrize("word", ["reprot", "reuze"])
+@pytest.mark.parametrize("word", ["reusse", "reuze"])
 def test_misspelt_command__is_no_model(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_program("train", [word]) == 2
     assert f"unknown command {word!r}. Did you mean" in capsys.readouterr().err

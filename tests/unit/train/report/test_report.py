@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from collect.traces import Trace
-from configs.program import run_program
 from runtime.config import SystemConfig
 from runtime.sim.hardware import RooflineHardware
 from tests.builders.traces import make_spec, make_trace
+from train.config import TrainConfig
 from train.nonlearned import fit_correlation, fit_popularity, fit_token
-from train.report.build import make_page
+from train.report.build import draw_report, make_page
 from train.report.routing import cumulative_LE, share_of_choices
 from train.residual import ResidualStack
 from train.scoring import EvalContext, score_predictor
@@ -78,8 +78,7 @@ def run(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run") / "r"
     folder.mkdir()
     (folder / "results.json").write_text(json.dumps(results))
-    (folder / "run.json").write_text("{}")
-    assert run_program("train", ["report", f"run_dir={folder}", "replay_tokens=5"]) == 0
+    draw_report(results, trace, TrainConfig(run_dir=folder, replay_tokens=5))
     return folder
 
 
@@ -105,11 +104,6 @@ def test_report__every_figure_has_its_png_and_csv(run: Path) -> None:
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert table(run, name)
     assert not re.search(r"https?:|//cdn|<script|@import", html)
-
-
-def test_report__leaves_the_runs_own_record_alone(run: Path) -> None:
-    assert (run / "run.json").read_text() == "{}"
-    assert "predictors" in results_of(run)
 
 
 def test_report__accuracies_are_those_of_the_results(run: Path) -> None:
@@ -158,27 +152,6 @@ def test_page__names_missing_measurements_and_their_commands(run: Path, trace: T
     for heading in ("Calibration", "Prompts of another distribution"):
         assert said[heading].draw is None
         assert "moecast train" in said[heading].note
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ([], "run_dir=RUN"),
-        (["run_dir={}/nothing"], "the folder of a finished `moecast train`"),
-        (["run_dir={run}", "trace={other}"], "the run was trained on"),
-    ],
-)
-def test_report__refuses_missing_inputs(
-    options: list[str], message: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    other = make_trace(tmp_path / "other", num_units=1, seed=3)
-    named = [
-        one.format(tmp_path, run=run, other=other.path) if "run_dir={}" in one
-        else one.replace("{run}", str(run)).replace("{other}", str(other.path))
-        for one in options
-    ]  # fmt: skip
-    assert run_program("train", ["report", *named]) == 2
-    assert message in capsys.readouterr().err
 
 
 def test_routing__shares_of_hand_made_choices(tmp_path: Path) -> None:

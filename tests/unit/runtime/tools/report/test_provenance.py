@@ -40,7 +40,7 @@ def test_read__is_none_without_a_record(tmp_path: Path, content: str | None) -> 
 @pytest.mark.parametrize(
     ("label", "spelt"),
     [
-        ("train-report", "python -m train report x=1"),
+        ("train-reuse", "python -m train reuse x=1"),
         ("train.evaluate", "python -m train.evaluate x=1"),
         ("moecast-bench", "moecast bench x=1"),
     ],
