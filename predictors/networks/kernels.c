@@ -154,7 +154,8 @@ static void dot_four_floats(float *to, const float *row, const float *weights, P
 }
 
 /* Products of a row with the weights of four outputs, `stride` bytes apart; sizes are multiples of 64
- * bytes. Four at a time read the row once and add up their lanes together. */
+ * bytes. The weights are read in the order in which they lie, one output after another: as four
+ * streams they came from memory at a third of the speed. Lanes are added up for all four. */
 static void dot_four_portable(int32_t *to, const uint8_t *row, const int8_t *weights,
                               Py_ssize_t stride) {
     for (int n = 0; n < 4; n++, weights += stride) {
@@ -166,17 +167,23 @@ static void dot_four_portable(int32_t *to, const uint8_t *row, const int8_t *wei
 
 #if HAS_X86
 __attribute__((target("avx2")))
+static inline __m256i multiply_16(const uint8_t *row, const int8_t *weights) {
+    __m256i left = _mm256_cvtepu8_epi16(_mm_load_si128((const __m128i *)row));
+    __m256i right = _mm256_cvtepi8_epi16(_mm_load_si128((const __m128i *)weights));
+    return _mm256_madd_epi16(left, right);
+}
+
+__attribute__((target("avx2")))
 static void dot_four_avx2(int32_t *to, const uint8_t *row, const int8_t *weights,
                           Py_ssize_t stride) {
-    __m256i sums[4] = {_mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256(),
-                       _mm256_setzero_si256()};
-    for (Py_ssize_t k = 0; k < stride; k += 16) {
-        __m256i left = _mm256_cvtepu8_epi16(_mm_load_si128((const __m128i *)(row + k)));
-        for (int n = 0; n < 4; n++) {
-            const __m128i *right = (const __m128i *)(weights + n * stride + k);
-            __m256i wide = _mm256_cvtepi8_epi16(_mm_load_si128(right));
-            sums[n] = _mm256_add_epi32(sums[n], _mm256_madd_epi16(left, wide));
+    __m256i sums[4];
+    for (int n = 0; n < 4; n++, weights += stride) {
+        __m256i even = _mm256_setzero_si256(), odd = even;
+        for (Py_ssize_t k = 0; k < stride; k += 32) {
+            even = _mm256_add_epi32(even, multiply_16(row + k, weights + k));
+            odd = _mm256_add_epi32(odd, multiply_16(row + k + 16, weights + k + 16));
         }
+        sums[n] = _mm256_add_epi32(even, odd);
     }
     __m256i first = _mm256_hadd_epi32(sums[0], sums[1]);
     __m256i both = _mm256_hadd_epi32(first, _mm256_hadd_epi32(sums[2], sums[3]));
@@ -187,14 +194,21 @@ static void dot_four_avx2(int32_t *to, const uint8_t *row, const int8_t *weights
 __attribute__((target("avx512f,avx512bw,avx512vnni")))
 static void dot_four_vnni(int32_t *to, const uint8_t *row, const int8_t *weights,
                           Py_ssize_t stride) {
-    __m512i a = _mm512_setzero_si512(), b = a, c = a, d = a;
-    for (Py_ssize_t k = 0; k < stride; k += 64, weights += 64) {
-        __m512i left = _mm512_load_si512(row + k);
-        a = _mm512_dpbusd_epi32(a, left, _mm512_load_si512(weights));
-        b = _mm512_dpbusd_epi32(b, left, _mm512_load_si512(weights + stride));
-        c = _mm512_dpbusd_epi32(c, left, _mm512_load_si512(weights + 2 * stride));
-        d = _mm512_dpbusd_epi32(d, left, _mm512_load_si512(weights + 3 * stride));
+    __m512i sums[4];
+    for (int n = 0; n < 4; n++, weights += stride) {
+        /* Four sums again, as one would wait for each addition. */
+        __m512i part[4] = {_mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512(),
+                           _mm512_setzero_si512()};
+        for (Py_ssize_t k = 0; k < stride; k += 256) {
+            for (int p = 0; p < 4 && k + 64 * p < stride; p++) {
+                part[p] = _mm512_dpbusd_epi32(part[p], _mm512_load_si512(row + k + 64 * p),
+                                              _mm512_load_si512(weights + k + 64 * p));
+            }
+        }
+        sums[n] = _mm512_add_epi32(_mm512_add_epi32(part[0], part[1]),
+                                   _mm512_add_epi32(part[2], part[3]));
     }
+    __m512i a = sums[0], b = sums[1], c = sums[2], d = sums[3];
     __m512i ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
     __m512i cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
     __m512i all = _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
