@@ -9,8 +9,6 @@ the checkpoint, and in its metadata the tree that they hang in, as JSON.
 
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from torch import nn
 from collect.errors import DiskSpaceError
 from predictors.files import write_atomic
 from train.errors import TrainCheckpointError
+from zoo.storage.folder import FolderStorage
 
 MAGIC = b"moecast-checkpoint 1 "
 TENSOR, PAIRS, TUPLE = "__tensor__", "__pairs__", "__tuple__"
@@ -81,20 +80,8 @@ def from_bytes(data: bytes, *, what: str) -> dict[str, Any]:
     return unpack(tree, load(body))
 
 
-def link_previous(path: Path) -> None:
-    """Give the file a second name, NAME.previous, without removing its first."""
-    if path.exists():
-        spare = path.with_name(f".{path.name}.previous")
-        spare.unlink(missing_ok=True)
-        os.link(path, spare)
-        spare.replace(path.with_name(f"{path.name}.previous"))
-
-
 class SafeCheckpointIO(CheckpointIO):
-    """Reads and writes checkpoints for Lightning.
-
-    A resumable checkpoint that is replaced stays as `NAME.previous`.
-    """
+    """Reads and writes checkpoints for Lightning."""
 
     def save_checkpoint(
         self,
@@ -102,11 +89,7 @@ class SafeCheckpointIO(CheckpointIO):
         path: Any,
         storage_options: Any = None,  # noqa: ARG002
     ) -> None:
-        path = Path(path)
-        data = to_bytes(checkpoint)
-        if "optimizer_states" in checkpoint:
-            link_previous(path)
-        write_atomic(path, data)
+        write_atomic(Path(path), to_bytes(checkpoint))
 
     def load_checkpoint(
         self,
@@ -114,25 +97,15 @@ class SafeCheckpointIO(CheckpointIO):
         map_location: Any = None,  # noqa: ARG002
         weights_only: bool | None = None,  # noqa: ARG002
     ) -> dict[str, Any]:
-        previous = Path(f"{path}.previous")
-        try:
-            return from_bytes(Path(path).read_bytes(), what=str(path))
-        except TrainCheckpointError as error:
-            if not previous.exists():
-                raise
-            raise TrainCheckpointError(
-                f"{error}, or resume from the checkpoint before it: rename {previous.name} to "
-                f"{Path(path).name}"
-            ) from error
+        return from_bytes(Path(path).read_bytes(), what=str(path))
 
     def remove_checkpoint(self, path: Any) -> None:
         Path(path).unlink(missing_ok=True)
 
 
-COPIES = 11
+COPIES = 8
 """Times that the weights' bytes are on the disk at most: the resumable checkpoint with Adam's two
-moments (3), the one before it (3), the one that replaces it (3), the best weights and the entries.
-"""
+moments (3), the one that replaces it (3), the best weights and the entries."""
 SPARE_BYTES = 32 << 20
 """Results, curves and the report."""
 
@@ -141,8 +114,7 @@ def require_training_space(run_dir: Path, networks: Iterable[nn.Module]) -> None
     """Raises DiskSpaceError if checkpoints and entries of the networks do not fit on the disk."""
     weights = sum(p.nbytes for network in networks for p in network.parameters())
     needed = COPIES * weights + SPARE_BYTES
-    existing = next(path for path in (run_dir, *run_dir.absolute().parents) if path.exists())
-    free = shutil.disk_usage(existing).free
+    free = FolderStorage(run_dir).free_bytes()
     if free < needed:
         raise DiskSpaceError(
             f"{run_dir}: training needs up to {needed:,} bytes for checkpoints and zoo entries, "

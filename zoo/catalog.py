@@ -21,7 +21,6 @@ from zoo.index import (
     INDEX,
     LATEST,
     MAX_INDEX_BYTES,
-    ORIGINS,
     SIGNATURES,
     EntryListing,
     EntryReference,
@@ -291,7 +290,7 @@ class WritableZoo(Zoo):
 
     def remove_incomplete(self) -> int:
         """Removes what killed writers left; returns the number of files."""
-        folders = ("", BLOBS, SIGNATURES, ORIGINS)
+        folders = ("", BLOBS, SIGNATURES)
         with self.storage.changing_blobs(), self.storage.exclusive():
             # Nobody else writes: what another machine has left is abandoned too.
             return sum(self.storage.remove_temporary(one, everything=True) for one in folders)

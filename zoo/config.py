@@ -123,8 +123,7 @@ class LockConfig(RunConfig):
     names: list[str] = field(default_factory=list)
     """Entries to lock; default: all pulled entries."""
     zoo: str | None = None
-    """Zoos to name in the file; default: the built-in one, those that the entries were pulled from,
-    and those of MOECAST_ZOO."""
+    """Zoos to name in the file; default: the built-in one and those of MOECAST_ZOO."""
     output: Path = Path("zoo.lock")
     """File to write."""
 

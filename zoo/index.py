@@ -20,8 +20,8 @@ from zoo.manifest import MAX_ENTRY_BYTES, NAME, FileRecord
 
 INDEX = "index.json"
 BLOBS = "blobs/sha256"
-SIGNATURES, ORIGINS = "signatures", "origins"
-"""Folders of the signatures of indexes, and of the addresses that entries were pulled from."""
+SIGNATURES = "signatures"
+"""Folder of the signatures of indexes."""
 MAX_INDEX_BYTES = 64 << 20
 LATEST = "latest"
 PREFIX = re.compile(r"[0-9a-f]{8,64}")

@@ -2,23 +2,21 @@
 
 import errno
 import hashlib
-import ipaddress
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from predictors.errors import DiskFullError
 from predictors.files import write_atomic
 from zoo.catalog import WritableZoo, Zoo
 from zoo.entry import SIGNATURE, ZooEntry
 from zoo.errors import DamagedError, UnreachableError, ZooError
-from zoo.index import ORIGINS, EntryReference, ZooIndex, blob_path, is_alias
+from zoo.index import EntryReference, ZooIndex, blob_path, is_alias
 from zoo.manifest import FileRecord
 from zoo.storage.base import Storage
-from zoo.storage.folder import FolderStorage, PackageStorage
+from zoo.storage.folder import FolderStorage
 
 LEAST_SECONDS, LEAST_BYTES_PER_SECOND = 60.0, 10_000
 """A download that is slower ends."""
@@ -124,52 +122,14 @@ def pull_entry(
             check(entry)
         alias = reference.version if is_alias(reference.version) else None
         zoo.register(entry.manifest, signature=entry.read_signature(), alias=alias)
-        record_origin(cache.storage, digest, source.storage)
     return entry
 
 
 def _require_space(cache: PullCache, needed: int, name: str) -> None:
     """Raises DiskFullError unless what is missing of an entry fits on the cache's disk."""
     free = cache.storage.free_bytes()
-    if free is not None and free < needed:
+    if free < needed:
         raise DiskFullError(
             f"{name} needs {needed:,} bytes in {cache.storage.address}, where {free:,} are free; "
             "free some space, or set MOECAST_CACHE to a folder on another disk"
         )
-
-
-def is_portable(storage: Storage) -> bool:
-    """Returns whether the storage's address means the same zoo on other machines."""
-    if isinstance(storage, PackageStorage):
-        return True
-    return storage.is_remote and not is_loopback(storage.address)
-
-
-def is_loopback(address: str) -> bool:
-    host = urlsplit(address).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
-
-
-def record_origin(cache: FolderStorage, digest: str, source: Storage) -> None:
-    """Remembers where an entry came from; a mirror on this machine replaces no other address.
-
-    `zoo lock` names it, since the cache is on one machine. Passwords are no part of an address.
-    """
-    path = f"{ORIGINS}/{digest}"
-    if is_portable(source) or not cache.has(path):
-        # A relative folder would mean another one from another working directory.
-        address = source.address
-        if isinstance(source, FolderStorage):
-            address = str(source.folder.resolve())
-        cache.write(path, address.encode())
-
-
-def read_origin(cache: FolderStorage, digest: str) -> str | None:
-    """Returns the address of the zoo that an entry was pulled from; None if it was not pulled."""
-    try:
-        return cache.read(f"{ORIGINS}/{digest}").decode(errors="replace")
-    except (FileNotFoundError, NotADirectoryError):
-        return None

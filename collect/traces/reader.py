@@ -328,7 +328,7 @@ def copy_trace(source: Storage, manifest: TraceManifest) -> Path:
     copy.remove_temporary(everything=False)
     missing = [record for record in manifest.files() if not _is_whole(copy, record)]
     needed, free = sum(record.size for record in missing), copy.free_bytes()
-    if free is not None and free < needed:
+    if free < needed:
         raise DiskSpaceError(
             f"{copy.folder}: a copy of {source.address} needs {needed:,} bytes, {free:,} are free. "
             f"Set {CACHE} to a folder on a larger disk"

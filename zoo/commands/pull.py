@@ -1,13 +1,11 @@
 """The commands pull and lock: entries of other zoos, and which of them this machine has."""
 
-import logging
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from predictors.files import find_cache_folder, write_atomic
-from predictors.table import escape_controls
+from predictors.files import write_atomic
 from zoo.catalog import Zoo
 from zoo.commands import print_line, summarize
 from zoo.config import LockConfig, PullConfig
@@ -24,10 +22,7 @@ from zoo.index import (
 )
 from zoo.load import find_entry, pull_reference, required_key
 from zoo.manifest import EntryManifest, name_entry
-from zoo.pull import is_portable, read_origin
-from zoo.storage import builtin_storage, cache_storage, configured_storages, open_zoo_storage
-
-log = logging.getLogger(__name__)
+from zoo.storage import builtin_storage, cache_storage, configured_storages
 
 BUILTIN = "builtin"
 
@@ -171,7 +166,7 @@ def lock(config: LockConfig) -> dict[str, Any]:
     """Writes the present digest of each name to a lock file, and a zoo that has it.
 
     Raises:
-        ZooError: an entry is in no zoo but this machine's cache, or `zoo` does not have it.
+        ZooError: none of the zoos has an entry.
     """
     names = config.names or list(Zoo(cache_storage()).read_index().entries)
     if not names:
@@ -184,20 +179,12 @@ def lock(config: LockConfig) -> dict[str, Any]:
         else:
             locked[manifest.name] = LockedEntry(digest=manifest.digest, zoo=address)
     if unpublished:
-        missing = f"not in {config.zoo}" if config.zoo else "only in the cache of this machine"
+        zoos = config.zoo or "the built-in zoo or MOECAST_ZOO"
         raise ZooError(
-            f"{', '.join(unpublished)}: {missing}, "
-            "so other machines could not pull it. Publish it (moecast zoo push PATH "
-            "zoo=hf://OWNER/REPO), then moecast zoo lock zoo=hf://OWNER/REPO"
+            f"{', '.join(unpublished)}: not in {zoos}, so other machines could not pull it. "
+            "Name the zoo that has it (moecast zoo lock zoo=hf://OWNER/REPO), or publish it "
+            "there first (moecast zoo push PATH zoo=...)"
         )
-    for place in sorted({record.zoo for record in locked.values()} - {BUILTIN}):
-        if not is_portable(open_zoo_storage(place)):
-            log.warning(
-                "%s is on this machine: elsewhere, %s can be pulled only where the same address "
-                "leads to this zoo. moecast zoo lock zoo=ADDRESS names another one",
-                escape_controls(place),
-                ", ".join(name for name, record in locked.items() if record.zoo == place),
-            )
     # Sorted by name, so that the file suits version control.
     lockfile = Lockfile(entries=dict(sorted(locked.items())))
     write_atomic(config.output, lockfile.to_bytes())
@@ -209,22 +196,13 @@ def lock(config: LockConfig) -> dict[str, Any]:
 
 
 def find_address(manifest: EntryManifest, zoos: str | None) -> str | None:
-    """Returns the address of a zoo that has the entry; None if none has.
+    """Returns the address of the first zoo that has the entry; None if none has.
 
-    Of several zoos, one that other machines reach comes first: the built-in one, the one that the
-    entry was pulled from, those of MOECAST_ZOO. With `zoos`, only those are read.
+    They are `zoos`, by default the built-in one and those of MOECAST_ZOO.
     """
     reference = EntryReference(manifest.name, manifest.digest)
     configured = configured_storages(zoos)
-    if zoos is None:
-        has_cache = find_cache_folder() is not None
-        origin = read_origin(cache_storage(), manifest.digest) if has_cache else None
-        if Zoo(builtin_storage()).read_index().has(reference):
-            return BUILTIN
-        if origin is not None and is_portable(open_zoo_storage(origin)):
-            return origin
-        configured.sort(key=is_portable, reverse=True)
-    for storage in configured:
+    for storage in configured if zoos else [builtin_storage(), *configured]:
         if Zoo(storage).read_index().has(reference):
             return BUILTIN if storage == builtin_storage() else storage.address
-    return origin if zoos is None else None
+    return None

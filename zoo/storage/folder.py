@@ -111,7 +111,7 @@ class FolderStorage(FileStorage):
     def remove(self, path: str) -> None:
         (self.folder / check_path(path)).unlink(missing_ok=True)
 
-    def free_bytes(self) -> int | None:
+    def free_bytes(self) -> int:
         existing = next(
             path for path in (self.folder, *self.folder.absolute().parents) if path.exists()
         )

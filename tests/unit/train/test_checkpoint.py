@@ -1,11 +1,9 @@
-"""Checkpoints: every value comes back, damage is refused, the one before is kept."""
-
-from pathlib import Path
+"""Checkpoints: every value comes back, damage is refused."""
 
 import pytest
 import torch
 
-from train.checkpoint import SafeCheckpointIO, from_bytes, to_bytes
+from train.checkpoint import from_bytes, to_bytes
 from train.errors import TrainCheckpointError
 
 STATE = {
@@ -45,18 +43,3 @@ def test_checkpoint__refuses_a_flipped_bit_before_it_parses(place: int) -> None:
 def test_checkpoint__refuses_a_torn_file(length: int) -> None:
     with pytest.raises(TrainCheckpointError, match="torn"):
         from_bytes(to_bytes(STATE)[:length], what="x")
-
-
-def test_io__keeps_the_one_before(tmp_path: Path) -> None:
-    path, io = tmp_path / "a" / "last.ckpt", SafeCheckpointIO()
-    for epoch in range(3):
-        io.save_checkpoint({"epoch": epoch, "optimizer_states": []}, path)
-    assert io.load_checkpoint(path)["epoch"] == 2
-    assert io.load_checkpoint(path.with_name("last.ckpt.previous"))["epoch"] == 1
-    assert sorted(one.name for one in path.parent.iterdir()) == [
-        "last.ckpt",
-        "last.ckpt.previous",
-    ]
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(TrainCheckpointError, match=r"torn.*rename last.ckpt.previous to last.ckpt"):
-        io.load_checkpoint(path)

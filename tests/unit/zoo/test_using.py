@@ -15,8 +15,7 @@ from zoo.entry import open_entry
 from zoo.errors import ZooError
 from zoo.index import EntryReference
 from zoo.load import find_entry
-from zoo.pull import is_portable
-from zoo.storage import cache_storage, open_storage
+from zoo.storage import cache_storage
 from zoo.storage.folder import FolderStorage
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -77,38 +76,20 @@ def test_lock__pulls_the_same_bytes_later(
     assert find_entry("tiny/stride").manifest.digest == digest
 
 
-def test_lock__names_the_zoo_that_an_entry_was_pulled_from(
-    far: Far, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Neither the cache nor a mirror on this machine, wherever the name was found first."""
+def test_lock__names_the_first_zoo_that_has_an_entry(far: Far, tmp_path: Path) -> None:
     address, site = far
-    monkeypatch.setattr("zoo.pull.is_loopback", lambda _: False)
     lockfile = tmp_path / "zoo.lock"
 
-    def locked(*arguments: object) -> str:
+    def locked(*arguments: object) -> dict[str, str]:
         assert zoo("lock", f"output={lockfile}", *arguments) == 0
-        return json.loads(lockfile.read_text())["entries"]["tiny/stride"]["zoo"]
+        entries = json.loads(lockfile.read_text())["entries"]
+        return {name: entry["zoo"] for name, entry in entries.items()}
 
-    with monkeypatch.context() as another:
-        another.setenv("MOECAST_CACHE", str(tmp_path / "mirrored"))
-        assert zoo("pull", "tiny/stride", f"zoo={site.folder}") == 0
-        assert locked() == str(site.folder.resolve())
-        assert f"{site.folder.resolve()} is on this machine" in caplog.text
-        assert locked(f"zoo={site.folder},{address}") == str(site.folder)
-        assert zoo("pull", "tiny/stride", f"zoo={address}") == 0
-        assert locked() == address
-    caplog.clear()
     assert zoo("pull", "tiny/stride", f"zoo={address}") == 0
-    assert zoo("pull", "tiny/stride", f"zoo={site.folder}") == 0
-    asked = site.gets["index.json"]
-    assert locked() == address
-    assert site.gets["index.json"] == asked  # without the network
-    monkeypatch.setenv("MOECAST_ZOO", str(site.folder))
-    assert locked() == address
-    assert caplog.text == ""
-    assert locked("names=[qwen2-moe-tiny/stride,tiny/stride]", "zoo=builtin," + address) == address
-    pins = json.loads(lockfile.read_text())["entries"]
-    assert pins["qwen2-moe-tiny/stride"]["zoo"] == "builtin"
+    assert locked(f"zoo={site.folder},{address}") == {"tiny/stride": str(site.folder)}
+    names = "names=[qwen2-moe-tiny/stride,tiny/stride]"
+    found = locked(names, "zoo=builtin," + address)
+    assert found == {"qwen2-moe-tiny/stride": "builtin", "tiny/stride": address}
 
 
 def test_lock__of_an_entry_that_is_in_no_zoo_is_refused(
@@ -117,21 +98,10 @@ def test_lock__of_an_entry_that_is_in_no_zoo_is_refused(
     tiny_entry(tmp_path / "own", licence="MIT")
     assert zoo("push", tmp_path / "own") == 0
     assert zoo("lock", f"output={tmp_path / 'zoo.lock'}") == 2
-    assert "only in the cache of this machine" in capsys.readouterr().err
+    assert "not in the built-in zoo or MOECAST_ZOO" in capsys.readouterr().err
     assert zoo("lock", f"output={tmp_path / 'zoo.lock'}", f"zoo={far[0]}") == 2
     assert f"not in {far[0]}" in capsys.readouterr().err
     assert not (tmp_path / "zoo.lock").exists()
-
-
-@pytest.mark.parametrize(
-    ("address", "expected"),
-    [("hf://owner/repo", True), ("s3://bucket/zoo", True), ("https://example.org/zoo", True),
-     ("package://moecast_zoo", True), ("http://127.0.0.1:8000", False),
-     ("http://localhost/zoo", False), ("http://[::1]:80/zoo", False), ("runs/zoo", False),
-     ("memory://zoo", False)],
-)  # fmt: skip
-def test_is_portable__of_addresses_that_other_machines_reach(address: str, expected: bool) -> None:
-    assert is_portable(open_storage(address)) == expected
 
 
 @pytest.mark.parametrize(
@@ -191,7 +161,6 @@ LEFT_OF_A_KILLED_PUSH = (
     ".index.json.another-host.7.abcd.tmp",
     "signatures/.x.another-host.7.abcd.tmp",
     f"signatures/{'0' * 64}.json",
-    "origins/.x.another-host.7.abcd.tmp",
 )
 
 
