@@ -28,7 +28,7 @@ from runtime.config import BUILTIN_MODELS, ModelConfig, Quantise
 from runtime.hf.loading import build_skeleton
 from runtime.hf.strip import TAKEN
 from runtime.store.base import as_memoryview
-from runtime.store.layout import assume_slot_layout
+from runtime.store.layout import ExpertLayout, Part
 from runtime.store.model_check import CONFIG, read_json_object
 from runtime.store.model_source import (
     WITHOUT_EXPERTS,
@@ -36,9 +36,10 @@ from runtime.store.model_source import (
     has_no_experts,
     read_without_experts,
 )
-from runtime.store.packed.layout import PackedLayout, PackedPart, build_packed_layout
+from runtime.store.packed.layout import build_packed_layout
 from runtime.store.packed.manifest import describe_contents
 from runtime.store.packed.writer import Advance, write_store
+from runtime.store.planned_parts import assume_layout
 from runtime.store.tensor_index import make_header
 
 DTYPE = "bfloat16"
@@ -152,7 +153,7 @@ def write_random_model(
     skeleton = build_skeleton(model.folder, dtype=DTYPE)
     coding = choose_coding(Quantise.Q4_1)
     layouts = [
-        build_packed_layout(assume_slot_layout(vars(layer.experts)[TAKEN]), coding=coding)
+        build_packed_layout(assume_layout(vars(layer.experts)[TAKEN]), coding=coding)
         for layer in skeleton.layers
     ]
     if left := find_unquantised(layouts, coding):
@@ -175,7 +176,7 @@ def write_random_model(
     return model
 
 
-def make_template(layout: PackedLayout) -> Tensor:
+def make_template(layout: ExpertLayout) -> Tensor:
     """Make a record whose scales keep the variance of random activations, all integers zero."""
     record = torch.zeros(layout.num_bytes, dtype=torch.uint8)
     for part in layout.parts:
@@ -185,14 +186,13 @@ def make_template(layout: PackedLayout) -> Tensor:
     return record
 
 
-def view_blocks(part: PackedPart, record: Tensor) -> Tensor:
+def view_blocks(part: Part, record: Tensor) -> Tensor:
     """Return the blocks of Q4_1: scale, minimum, and integers, two to a byte."""
-    size = part.coding.num_bytes(part.num_weights, torch.bfloat16)
     block_bytes = part.coding.num_bytes(part.coding.block, torch.bfloat16)
-    return record[part.offset : part.offset + size].view(-1, block_bytes)
+    return record[part.offset : part.end].view(-1, block_bytes)
 
 
-def fill_integers(layout: PackedLayout, record: Tensor, seed: np.random.SeedSequence) -> None:
+def fill_integers(layout: ExpertLayout, record: Tensor, seed: np.random.SeedSequence) -> None:
     """Replace the record's integers by random ones, 0 to 15."""
     generator = np.random.SFC64(seed)
     for part in layout.parts:

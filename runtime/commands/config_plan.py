@@ -34,8 +34,9 @@ from runtime.hf.tokens import context_length
 from runtime.policy.budget import Budget, SlotRequirements, count_slots
 from runtime.profiling.bandwidth import measure_disk_bandwidth, measure_memory_bandwidth
 from runtime.profiling.facts import hardware, versions
-from runtime.store.layout import SlotLayout, assume_slot_layout
-from runtime.store.packed.layout import PackedLayout, build_packed_layout
+from runtime.store.layout import ExpertLayout
+from runtime.store.packed.layout import build_packed_layout
+from runtime.store.planned_parts import assume_layout
 
 DTYPE = "bfloat16"
 QUANTISED = (Quantise.INT8, Quantise.INT4)
@@ -147,10 +148,10 @@ def run(config: DoctorConfig, folder: Path) -> dict[str, Any]:
 
 def lay_out_formats(
     stripped: StrippedModel,
-) -> Mapping[str, Sequence[SlotLayout | PackedLayout]]:
+) -> Mapping[str, Sequence[ExpertLayout]]:
     """Return the layers' layouts in each format: as a checkpoint in bfloat16 and as packed ones."""
-    plain = [assume_slot_layout(list_taken_parameters([layer])) for layer in stripped.layers]
-    formats: dict[str, Sequence[SlotLayout | PackedLayout]] = {DTYPE: plain}
+    plain = [assume_layout(list_taken_parameters([layer])) for layer in stripped.layers]
+    formats: dict[str, Sequence[ExpertLayout]] = {DTYPE: plain}
     for quantise in QUANTISED:
         coding = choose_coding(quantise)
         formats[quantise.value] = [build_packed_layout(own, coding=coding) for own in plain]
@@ -207,7 +208,7 @@ def find_unread_embedding(model: Any) -> nn.Parameter | None:
 
 def plan_formats(
     counts: ModelCounts,
-    layouts: Mapping[str, Sequence[SlotLayout | PackedLayout]],
+    layouts: Mapping[str, Sequence[ExpertLayout]],
     limits: MachineLimits,
     *,
     kv_tokens: int,
@@ -228,7 +229,7 @@ def plan_formats(
 def plan_format(
     name: str,
     counts: ModelCounts,
-    layouts: Sequence[SlotLayout | PackedLayout],
+    layouts: Sequence[ExpertLayout],
     limits: MachineLimits,
     free: FreeMemory,
 ) -> FormatPlan:

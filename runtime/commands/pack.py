@@ -18,13 +18,12 @@ from runtime.hf.loading import load_stripped
 from runtime.hf.strip import list_source_tensors
 from runtime.store.base import ExpertStore
 from runtime.store.gguf.header import is_gguf
-from runtime.store.layout import SlotLayout
+from runtime.store.layout import ExpertLayout
 from runtime.store.model_source import fingerprint, identity, resolve
 from runtime.store.packed.coding import HQQ, RAW, Coding
-from runtime.store.packed.layout import PackedLayout, build_packed_layout
+from runtime.store.packed.layout import build_packed_layout
 from runtime.store.packed.manifest import describe_contents
 from runtime.store.packed.writer import pack, total_bytes
-from runtime.store.repacked import RepackedStore
 from runtime.store.rewritten import write_without_experts
 
 RECOMMENDED = {Quantise.INT8: Quantise.Q8_0, Quantise.INT4: Quantise.Q4_K}
@@ -44,7 +43,7 @@ def choose_coding(quantise: Quantise, group_size: int | None = None) -> Coding:
     return Coding(RECOMMENDED.get(quantise, quantise).value.upper())
 
 
-def find_unquantised(layouts: Sequence[PackedLayout], coding: Coding) -> list[str]:
+def find_unquantised(layouts: Sequence[ExpertLayout], coding: Coding) -> list[str]:
     """List matrices that cannot be quantised, as their rows do not divide.
 
     Raises:
@@ -61,21 +60,20 @@ def find_unquantised(layouts: Sequence[PackedLayout], coding: Coding) -> list[st
     return left
 
 
-def plan_records(source: ExpertStore, coding: Coding, checkpoint: Path) -> list[PackedLayout]:
+def plan_records(source: ExpertStore, coding: Coding, checkpoint: Path) -> list[ExpertLayout]:
     """Return the layouts of the records; those of slots where these hold integers already.
 
     Raises:
         StoreError: integers are to be quantised again.
     """
-    if isinstance(source, RepackedStore):
+    if all(layout.is_record for layout in source.layouts):
         if coding != RAW:
             raise StoreError(
                 f"quantise: the experts of {checkpoint} are stored as they are read from it; leave "
                 "it out, or quantise the original checkpoint"
             )
-        return source.layouts
-    layouts = [layout for layout in source.layouts if isinstance(layout, SlotLayout)]
-    return [build_packed_layout(layout, coding=coding) for layout in layouts]
+        return list(source.layouts)
+    return [build_packed_layout(layout, coding=coding) for layout in source.layouts]
 
 
 def run(config: PackConfig) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from runtime.accelerator import Event, open_accelerator
 from runtime.hf.forward_pass import ForwardReplacement
 from runtime.hf.layers import MoeLayer
 from runtime.store.dense_source import DenseExtent, DenseStore, read_extents
-from runtime.store.layout import ALIGNMENT, align
+from runtime.store.files import ALIGNMENT, align
 
 NUM_BUFFERS = 2
 """Buffers of attention weights, and of routers: one computes while the next is read."""

@@ -11,9 +11,8 @@ from runtime.errors import CheckpointError
 from runtime.hf.adapters.fused import InterfaceAdapter
 from runtime.hf.grouped import GROUPED_MM, GroupedExperts, GroupedLaunches, SlotSource
 from runtime.hf.layers import MoeLayer, find_adapter, find_expert_banks
-from runtime.store.base import ExpertLayout, name_format
-from runtime.store.packed.coding import RAW
-from runtime.store.packed.layout import PackedLayout
+from runtime.store.base import name_format
+from runtime.store.layout import ExpertLayout
 from runtime.transfer.arena import Arena
 
 QUANTISED = "the checkpoint's experts are quantised, and Transformers groups other matrices only"
@@ -49,11 +48,7 @@ def find_model_obstacle(model: PreTrainedModel) -> str | None:
 def find_store_obstacle(layouts: Sequence[ExpertLayout]) -> str | None:
     """Return why experts that lie in memory like this are not grouped."""
     for layout in layouts:
-        if isinstance(layout, PackedLayout):
-            is_plain = all(part.coding == RAW for part in layout.parts)
-        else:
-            is_plain = not layout.encoded
-        if not is_plain:
+        if not layout.is_plain:
             return f"experts are {name_format(layout)} in memory, and such matrices are not grouped"
     return None
 

@@ -38,11 +38,11 @@ from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS
 from runtime.errors import CheckpointError
 from runtime.hf.layers import MoeLayer
 from runtime.store.base import as_memoryview
+from runtime.store.checkpoint import LayerSources
 from runtime.store.files import FileReader
 from runtime.store.ggml.library import PLAIN, TYPES, decode_rows
 from runtime.store.gguf.header import EXPERTS, GgufHeader, GgufTensor, read_header
 from runtime.store.gguf.rows import describe_layers, plan_layer
-from runtime.store.repacked import ForeignLayer
 from runtime.store.weight_plan import FusedParameter
 
 log = logging.getLogger(__name__)
@@ -245,7 +245,7 @@ def plan_layers(
     layers: Sequence[MoeLayer],
     banks: Mapping[str, dict[str, FusedParameter]],
     files: FileReader,
-) -> list[ForeignLayer]:
+) -> list[LayerSources]:
     """Return where the experts of each layer are, and log how they are held.
 
     Args:

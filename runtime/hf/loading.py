@@ -54,16 +54,14 @@ from runtime.hf.layers import (
 from runtime.hf.model_faults import explain_loading, refuse_missing
 from runtime.hf.strip import Banks, make_checked_class, make_stripped_class, open_safetensors
 from runtime.store.base import ExpertStore, max_slot_bytes
-from runtime.store.checkpoint import CheckpointStore
-from runtime.store.files import FileReader
+from runtime.store.checkpoint import CheckpointStore, LayerSources
+from runtime.store.files import ALIGNMENT, FileReader
 from runtime.store.gguf.header import is_gguf, read_header
 from runtime.store.integer_scheme import METHODS, IntegerScheme, parse_scheme
-from runtime.store.integer_tensor import has_integers, open_integer_store
-from runtime.store.layout import ALIGNMENT
 from runtime.store.model_check import CONFIG, DEQUANTISED, name_method, read_config_file
 from runtime.store.model_source import has_no_experts, identity, resolve
 from runtime.store.on_demand import OnDemandReader
-from runtime.store.repacked import ForeignLayer, RepackedStore
+from runtime.store.planned_parts import has_integers, open_checkpoint
 from runtime.store.weight_plan import FusedParameter, WeightPlan
 
 
@@ -77,7 +75,7 @@ class StrippedModel:
     """Weight plans of each layer's experts, by parameter; none where `plan_foreign` is set, and for
     a folder without experts."""
     folder: Path
-    plan_foreign: Callable[[FileReader], list[ForeignLayer]] | None = None
+    plan_foreign: Callable[[FileReader], list[LayerSources]] | None = None
     """Finds the experts of a checkpoint whose own format nothing computes with."""
     unused: frozenset[str] = frozenset()
     """Names of the checkpoint's tensors that are no part of the model."""
@@ -91,12 +89,10 @@ class StrippedModel:
         uses_kernels = self.can_use_kernels([self.model.device])
         files = FileReader(page_cache=page_cache)
         if self.plan_foreign is not None:
-            return RepackedStore(self.plan_foreign(files), files, uses_kernels=uses_kernels)
+            return CheckpointStore(self.plan_foreign(files), files, uses_kernels=uses_kernels)
         if not self.plans:
             raise CheckpointError(explain_no_experts(self.folder))
-        if has_integers(self.plans):
-            return open_integer_store(self.plans, files, uses_kernels=uses_kernels)
-        return CheckpointStore(self.model, self.plans, page_cache=page_cache)
+        return open_checkpoint(self.model, self.plans, files, uses_kernels=uses_kernels)
 
     def open_experts(
         self, config: StoreConfig, spec: ModelSpec, devices: Sequence[torch.device]
@@ -150,7 +146,7 @@ class StrippedModel:
         """
         if self.plan_foreign is not None or not self.plans:
             return self.open_store()
-        return CheckpointStore(self.model, self.plans, decodes=True)
+        return open_checkpoint(self.model, self.plans, FileReader(), decodes=True)
 
     def spec(self, folder: Path, config: ModelConfig) -> ModelSpec:
         """Return what predictors of this model must match."""

@@ -19,8 +19,7 @@ import torch
 from runtime.accelerator import list_accelerators, open_accelerator, synchronize
 from runtime.config import PageCache
 from runtime.store.base import ExpertStore, allocate_aligned, as_memoryview, max_slot_bytes
-from runtime.store.files import FileReader
-from runtime.store.layout import ALIGNMENT
+from runtime.store.files import ALIGNMENT, FileReader
 
 READ_BYTES = (4 << 10, 64 << 10, 1 << 20, 8 << 20)
 CELL_SECONDS = 0.4

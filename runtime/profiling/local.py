@@ -42,8 +42,9 @@ from runtime.profiling.bandwidth import (
 )
 from runtime.sim.hardware import MeasuredHardware, Overheads
 from runtime.sim.predictor_latency import nearest_latencies
-from runtime.store.base import ExpertLayout, ExpertStore, max_slot_bytes
+from runtime.store.base import ExpertStore, max_slot_bytes
 from runtime.store.ggml.matrix import ExpertWeights, QuantisedExpert
+from runtime.store.layout import ExpertLayout
 from runtime.store.model_source import resolve
 from runtime.transfer.arena import Arena
 from runtime.transfer.arrivals import make_arrivals

@@ -1,19 +1,14 @@
 """The interface of stores, which read chunks of experts into slots."""
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from runtime.store.files import BLOCK, FileRange, FileReader
-from runtime.store.layout import SlotLayout, describe_encoded, name_encoding
-from runtime.store.packed.coding import RAW
-from runtime.store.packed.layout import PackedLayout, describe_packed
-
-ExpertLayout = SlotLayout | PackedLayout
-"""The layout of a slot, for code that fills it and code that computes with it."""
-
+from runtime.store.ggml.library import explain_missing
+from runtime.store.layout import ExpertLayout
+from runtime.store.packed.coding import HQQ, STORED
 
 READERS = 2
 """A link's thread, and the computation that reads for itself while it waits."""
@@ -79,20 +74,35 @@ def max_decoded_bytes(store: ExpertStore) -> int:
 
 def name_format(layout: ExpertLayout) -> str:
     """Returns the format of most bytes of an expert in memory, of which a budget is a share."""
-    if isinstance(layout, SlotLayout) and layout.encoded:
-        return name_encoding([layout])
-    if isinstance(layout, PackedLayout) and layout.matrices[0].coding != RAW:
-        return layout.matrices[0].coding.kind
-    dtype = layout.dtypes[max(layout.shapes, key=lambda name: math.prod(layout.shapes[name]))]
-    return str(dtype).removeprefix("torch.")
+    first = layout.matrices[0]
+    stored = [part for part in layout.matrices if part.coding.kind == STORED]
+    part = max(stored, key=lambda part: part.num_bytes, default=first)
+    return part.coding.name(layout.dtypes[part.parameter])
 
 
 def describe_formats(layouts: Sequence[ExpertLayout]) -> str | None:
     """Returns why experts are decoded before each use, or take more than most need; else None."""
-    encoded = [layout for layout in layouts if isinstance(layout, SlotLayout)]
-    packed = [layout for layout in layouts if isinstance(layout, PackedLayout)]
-    notes = [describe_encoded(encoded) or describe_packed(packed), _describe_sizes(layouts)]
+    notes = [_describe_decoding(layouts), _describe_sizes(layouts)]
     return "; ".join(filter(None, notes)) or None
+
+
+def _describe_decoding(layouts: Sequence[ExpertLayout]) -> str | None:
+    first = next((layout for layout in layouts if not layout.views_are_weights), None)
+    if first is None:
+        return None
+    if first.decoders:
+        return (
+            f"experts stay quantised in memory, as the checkpoint has them ({name_format(first)}), "
+            "and are decoded before each use; moecast pack quantise=int4 makes experts that are "
+            "multiplied as they are"
+        )
+    if any(part.coding.kind == HQQ for part in first.parts):
+        reason = "hqq has no kernel"
+    elif not first.uses_kernels:
+        reason = "this model or its device has no kernels for them"
+    else:
+        reason = explain_missing() or "ggml has no kernel for one of their types"
+    return f"experts are decoded before each use, which takes longer than the product; {reason}"
 
 
 def _describe_sizes(layouts: Sequence[ExpertLayout]) -> str | None:

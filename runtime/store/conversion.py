@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
 from runtime.errors import CheckpointError
+from runtime.store.base import READERS
 from runtime.store.dequantise import find_dequantiser
 from runtime.store.tensor_index import StoredTensor
 from runtime.store.weight_plan import WeightPlan
@@ -41,8 +42,14 @@ class ExpertConversion:
 
     def __init__(self, model: PreTrainedModel, plan: WeightPlan):
         self._model = model
-        self._plan = plan
+        self.plan = plan
         self._dequantise = find_dequantiser(plan)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What the memory of a conversion depends on: sizes only."""
+        kinds = [extent.kind for extents in self.plan.kinds for extent in extents]
+        return (*self.plan.operations, *kinds, self.plan.parameter.dtype)
 
     @torch.no_grad()
     def convert(self, tensors: list[Tensor]) -> Tensor:
@@ -54,7 +61,7 @@ class ExpertConversion:
         Raises:
             CheckpointError: the operations make something else than the parameter.
         """
-        plan = self._plan
+        plan = self.plan
         converter, parameter = plan.converter, plan.parameter
         assert converter is not None
         if self._dequantise is not None and tensors[0].device.type == "cpu":
@@ -90,9 +97,24 @@ class ExpertConversion:
 
     def decode(self, tensors: list[Tensor]) -> Tensor:
         """Return the parameter as `convert` makes it, in its own shape and dtype."""
-        parameter = self._plan.parameter
+        parameter = self.plan.parameter
         result = self.convert(tensors).to(parameter.dtype)
         return result.reshape(parameter.shape[1:]).contiguous()
+
+    def measure_reads(self) -> int:
+        """Return the memory that `READERS` reads take, of which one converts at a time.
+
+        The others may have read their tensors already.
+
+        Raises:
+            CheckpointError: the operations cannot read these tensors.
+        """
+        most = 0
+        for extents in self.plan.kinds:
+            loading = sum(extent.measure_loading() for extent in extents)
+            at_work = max(loading, self.measure_bytes(extents))
+            most = max(most, (READERS - 1) * loading + at_work)
+        return most
 
     def measure_bytes(self, extents: Sequence[StoredTensor]) -> int:
         """Return the most memory that `convert` takes, its tensors and its result included.
@@ -104,7 +126,7 @@ class ExpertConversion:
 
     def measure_decoding(self) -> int:
         """As `measure_bytes`, of `decode` and without its tensors."""
-        return self._measure(self.decode, self._plan.extents(0), counts_tensors=False)
+        return self._measure(self.decode, self.plan.extents(0), counts_tensors=False)
 
     def _measure(
         self,
@@ -113,7 +135,7 @@ class ExpertConversion:
         *,
         counts_tensors: bool,
     ) -> int:
-        plan = self._plan
+        plan = self.plan
 
         def run() -> None:
             computation([_zeros(extent) for extent in extents])

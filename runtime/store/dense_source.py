@@ -18,9 +18,8 @@ from torch import Tensor
 from runtime.accelerator import Accelerator, Stream
 from runtime.errors import TransferError
 from runtime.store.base import allocate_aligned, as_memoryview
-from runtime.store.files import FileReader, read_whole, write_whole
+from runtime.store.files import FileReader, align, read_whole, write_whole
 from runtime.store.gguf.header import is_gguf
-from runtime.store.layout import align
 from runtime.store.model_check import list_weight_files
 from runtime.store.packed.coding import Coding, decode
 from runtime.store.tensor_index import StoredTensor, read_tensor_index

@@ -28,6 +28,9 @@ log = logging.getLogger(__name__)
 BLOCK = 4096
 """Bytes. Disks and file systems ask for 512 or 4096 (the size of a page); 4096 does for both."""
 
+ALIGNMENT = 64
+"""Bytes. Kernels take other paths on unaligned weights, and then the last bits differ."""
+
 SMALLEST = 64 << 10
 """Below this many bytes, the blocks at the edges would cost more than the page cache does."""
 
@@ -35,6 +38,10 @@ O_DIRECT = getattr(os, "O_DIRECT", 0)
 """0 where the system has none (macOS)."""
 
 _edges = threading.local()
+
+
+def align(num_bytes: int, alignment: int = ALIGNMENT) -> int:
+    return -(-num_bytes // alignment) * alignment
 
 
 class EndOfFile(Exception):

@@ -11,21 +11,18 @@ Shape suffixes: N rows (outputs), K columns (inputs), G groups of a row, P numbe
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from runtime.errors import CheckpointError, Fault, TransferError
-from runtime.store.base import as_memoryview
 from runtime.store.conversion import measure_peak_bytes
 from runtime.store.files import FileReader
 from runtime.store.integer_scheme import IntegerScheme
 from runtime.store.packed.coding import RAW, Coding
-from runtime.store.repacked import ForeignLayer, ForeignRows, RepackedStore
 from runtime.store.tensor_index import StoredTensor
-from runtime.store.weight_plan import WeightPlan
 
 PARTS = {
     "compressed-tensors": ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape"),
@@ -137,11 +134,7 @@ class IntegerTensor(StoredTensor):
         return repeated - (1 << 32) if repeated >= 1 << 31 else repeated
 
     def _read_parts(self, files: FileReader) -> dict[str, Tensor]:
-        parts = {}
-        for name, part in self.parts.items():
-            tensor = parts[name] = torch.empty(part.shape, dtype=part.dtype)
-            files.read(part.file, part.offset, as_memoryview(tensor), what=part.key)
-        return parts
+        return {name: part.load(files) for name, part in self.parts.items()}
 
     def _repack(self, parts: dict[str, Tensor], coding: Coding) -> Tensor:
         weight = self._unpack(parts)
@@ -270,76 +263,3 @@ def _explain(tensor: StoredTensor, what: str) -> CheckpointError:
     return CheckpointError(
         f"{tensor.file}: {tensor.key}, {tensor.shape} of {dtype}, {what}; fetch it again"
     )
-
-
-@dataclass(frozen=True)
-class PlannedRows(ForeignRows):
-    """The rows that one tensor of a weight plan has."""
-
-    plan: WeightPlan
-    source: int
-    files: FileReader
-
-    def read(self, expert: int, target: Tensor) -> None:
-        tensor = self.plan.extents(expert)[self.source]
-        if isinstance(tensor, IntegerTensor) and self.coding != RAW:
-            target.copy_(tensor.read_blocks(self.files, self.coding))
-            return
-        if isinstance(tensor, IntegerTensor):
-            weights = tensor.load(self.files)
-        else:
-            weights = torch.empty(tensor.shape, dtype=tensor.dtype)
-            self.files.read(tensor.file, tensor.offset, as_memoryview(weights), what=tensor.key)
-        target.view(self.plan.parameter.dtype).copy_(weights.reshape(-1))
-
-    @property
-    def scratch_bytes(self) -> int:
-        return max(self._measure(extents[self.source]) for extents in self.plan.kinds)
-
-    def _measure(self, tensor: StoredTensor) -> int:
-        if not isinstance(tensor, IntegerTensor):
-            return tensor.num_bytes
-        if self.coding == RAW:
-            return tensor.measure_loading()
-        return tensor.measure_blocks(self.coding)
-
-
-def has_integers(banks: Sequence[dict[str, WeightPlan]]) -> bool:
-    """Return whether the experts can be served as integers: some are, and their rows stay rows."""
-    plans = [plan for bank in banks for plan in bank.values()]
-    return all(plan.is_plain for plan in plans) and any(
-        isinstance(extent, IntegerTensor)
-        for plan in plans
-        for extents in plan.kinds
-        for extent in extents
-    )
-
-
-def open_integer_store(
-    banks: Sequence[dict[str, WeightPlan]], files: FileReader, *, uses_kernels: bool
-) -> RepackedStore:
-    """Return a store of experts as blocks of GGUF's types."""
-    layers = []
-    for bank in banks:
-        rows: list[ForeignRows] = []
-        for name, plan in bank.items():
-            first = 0
-            for source, extent in enumerate(plan.extents(0)):
-                codings = {
-                    tensor.choose_coding() if isinstance(tensor, IntegerTensor) else RAW
-                    for tensor in (extents[source] for extents in plan.kinds)
-                }
-                # A slot is for any expert: where one is left unquantised, all are dequantised.
-                coding = codings.pop() if len(codings) == 1 else RAW
-                count = math.prod(extent.shape)
-                rows.append(PlannedRows(name, first, count, coding, plan, source, files))
-                first += count
-        layers.append(
-            ForeignLayer(
-                {name: plan.parameter.shape[1:] for name, plan in bank.items()},
-                {name: plan.parameter.dtype for name, plan in bank.items()},
-                rows,
-                max(plan.parameter.num_experts for plan in bank.values()),
-            )
-        )
-    return RepackedStore(layers, files, uses_kernels=uses_kernels)

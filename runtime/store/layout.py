@@ -1,198 +1,272 @@
-"""The slot layout of experts that are read from a checkpoint."""
+"""The layout of an expert in a slot: parts of its parameters, each a range, a coding and an offset.
+
+The parts come in chunks (ProMoE, section 5.1: one for each linear layer), which are moved one by
+one. Weights have the model's order, so that the slot holds the parameters; or they are quantised
+rows, which `weights` leaves as they are for kernels that multiply them (`runtime.store.ggml`), or
+decodes. The manifest of a packed store is this layout, in JSON.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from runtime.store.weight_plan import FusedParameter, WeightPlan
-
-ALIGNMENT = 64
-"""Bytes. Kernels take other paths on unaligned weights, and then the last bits differ."""
-
-
-def align(num_bytes: int, alignment: int = ALIGNMENT) -> int:
-    return math.ceil(num_bytes / alignment) * alignment
+from runtime.store.files import ALIGNMENT, BLOCK, align
+from runtime.store.ggml.library import PLAIN_KINDS, TYPES, multiplies
+from runtime.store.ggml.matrix import ExpertWeights, QuantisedExpert, RowMatrix, RowsPart
+from runtime.store.packed.coding import RAW, STORED, Coding, decode
 
 
 @dataclass(frozen=True)
-class EncodedParameter:
-    """A quantised parameter that lies in the slot as it does in the checkpoint."""
+class Piece:
+    """Consecutive weights of a parameter that travel together."""
 
-    tensors: tuple[tuple[tuple[int, ...], torch.dtype], ...]
-    """Shape and dtype of each of the checkpoint's tensors of one expert."""
+    parameter: str
+    first: int
+    """Index of the first weight, row by row; of stored tensors, their number."""
+    num_weights: int
+    coding: Coding
+
+
+@dataclass(frozen=True)
+class Part(Piece):
+    """A piece and its place in the slot, in bytes."""
+
+    offset: int
+    num_bytes: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.num_bytes
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """What makes a parameter of its stored tensors."""
+
     decode: Callable[[list[Tensor]], Tensor]
-    """Makes the parameter of these tensors, on their device."""
+    """Takes the tensors in order, on their device."""
     decoding_bytes: int
     """Memory that `decode` takes, its result included."""
 
 
 @dataclass(frozen=True)
-class SlotPiece:
-    """A contiguous part of the slot that is read at once."""
+class ExpertLayout:
+    """The layout of a slot, the same for every expert of a layer."""
 
-    parameter: str
-    source: int | None
-    """Index of the weight plan's source; None: all of them, through Transformers' operations."""
-    offset: int
-    num_bytes: int
-
-
-@dataclass(frozen=True)
-class SlotLayout:
-    """Offsets of a layer's parameters in a slot.
-
-    They are as the model computes with them, or encoded as in the checkpoint; then `weights`
-    decodes them.
-    """
-
-    offsets: dict[str, int]
     shapes: dict[str, tuple[int, ...]]
     dtypes: dict[str, torch.dtype]
-    chunks: tuple[tuple[SlotPiece, ...], ...]
-    """ProMoE, section 5.1: one chunk for each linear layer; a bias is part of its matrix's
-    chunk."""
-    num_bytes: int
-    encoded: Mapping[str, EncodedParameter] = field(default_factory=dict)
+    chunks: tuple[tuple[Part, ...], ...]
+    ends: tuple[int, ...]
+    """End of each chunk in bytes."""
+    block: int = BLOCK
+    """Chunks begin and end at multiples of it: where it is that of a disk, each is one direct read
+    from a record of a packed store, which has the same layout."""
+    decoders: Mapping[str, Decoder] = field(default_factory=dict)
+    """By parameter that consists of stored tensors."""
+    uses_kernels: bool = False
+    """Quantised matrices are multiplied as they are stored, where there are products."""
+    reads_parts: bool = False
+    """Each part is read for itself, from files that have no record; else each chunk."""
 
     @property
-    def chunk_bytes(self) -> list[int]:
-        return [sum(piece.num_bytes for piece in chunk) for chunk in self.chunks]
+    def num_bytes(self) -> int:
+        return align(self.ends[-1])
+
+    @property
+    def alignment(self) -> int:
+        return max(self.block, ALIGNMENT)
+
+    @property
+    def is_record(self) -> bool:
+        """Whether a slot has the bytes of a packed store's record."""
+        return self.block == BLOCK
 
     @property
     def chunk_ranges(self) -> list[list[tuple[int, int]]]:
-        """Each chunk's parts of the slot as `(start, end)` bytes."""
-        return [
-            [(piece.offset, piece.offset + piece.num_bytes) for piece in chunk]
-            for chunk in self.chunks
-        ]
+        """Each chunk's parts of the slot that are read at once, as `(start, end)` bytes."""
+        if self.reads_parts:
+            return [[(part.offset, part.end) for part in chunk] for chunk in self.chunks]
+        return [[(start, end)] for start, end in zip((0, *self.ends[:-1]), self.ends, strict=True)]
 
-    alignment = ALIGNMENT
+    @property
+    def chunk_bytes(self) -> list[int]:
+        return [sum(end - start for start, end in ranges) for ranges in self.chunk_ranges]
+
+    @property
+    def padding_ranges(self) -> list[tuple[int, int]]:
+        """The bytes of a record that belong to no part: zero in every record."""
+        after, ranges = 0, []
+        for parts, end in zip(self.chunks, self.ends, strict=True):
+            for part in parts:
+                ranges.append((after, part.offset))
+                after = part.end
+            ranges.append((after, end))
+            after = end
+        return [(start, end) for start, end in ranges if start < end]
+
+    @property
+    def parts(self) -> list[Part]:
+        return [part for chunk in self.chunks for part in chunk]
+
+    @property
+    def matrices(self) -> list[Part]:
+        """Parts of parameters with more than one dimension."""
+        return [part for part in self.parts if len(self.shapes[part.parameter]) > 1]
+
+    @cached_property
+    def row_matrices(self) -> dict[str, RowMatrix] | None:
+        """The matrices that are multiplied as they lie in the slot; None where others are."""
+        kinds = {part.coding.kind for part in self.matrices}
+        if not self.uses_kernels or not any(kinds) or not kinds <= {RAW.kind, *TYPES}:
+            return None
+        found: dict[str, list[RowsPart]] = {}
+        for part in self.matrices:
+            num_columns = self.shapes[part.parameter][-1]
+            kind = part.coding.kind or PLAIN_KINDS.get(self.dtypes[part.parameter], "")
+            num_rows, rest = divmod(part.num_weights, num_columns)
+            if rest or num_columns % TYPES[kind].block or not multiplies(kind):
+                return None
+            found.setdefault(part.parameter, []).append(RowsPart(kind, part.offset, num_rows))
+        return {name: RowMatrix(parts, self.shapes[name][-1]) for name, parts in found.items()}
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a slot holds the weights themselves."""
+        return all(part.coding == RAW for part in self.parts)
 
     @property
     def views_are_weights(self) -> bool:
-        return not self.encoded
+        return self.row_matrices is not None or self.is_plain
 
     @property
     def decoded_bytes(self) -> int:
-        """Memory that `weights` needs in addition to the slot: parameters and a decoder's own."""
+        """Memory that `weights` needs in addition to the slot: parameters and a part's buffers."""
+        if self.views_are_weights:
+            return 0
         results = {
-            name: math.prod(self.shapes[name]) * self.dtypes[name].itemsize for name in self.encoded
+            name: math.prod(self.shapes[name]) * self.dtypes[name].itemsize
+            for name in {part.parameter for part in self.parts if part.coding != RAW}
         }
-        buffers = (one.decoding_bytes - results[name] for name, one in self.encoded.items())
-        return sum(results.values()) + max(buffers, default=0)
+        buffers = [one.decoding_bytes - results[name] for name, one in self.decoders.items()]
+        for part in self.parts:
+            dtype = self.dtypes[part.parameter]
+            buffers.append(part.coding.scratch_bytes(part.num_weights, dtype))
+        return sum(results.values()) + max(buffers)
 
-    def weights(self, slot: Tensor) -> dict[str, Tensor]:
-        """The slot's bytes `(num_bytes,)` as the expert's parameters: views, or decoded tensors."""
-        parameters = {}
-        for name, offset in self.offsets.items():
-            if (encoded := self.encoded.get(name)) is not None:
-                tensors = [
-                    _view(slot, piece.offset, *encoded.tensors[piece.source])
-                    for piece in self._pieces(name)
-                    if piece.source is not None
-                ]
-                parameters[name] = encoded.decode(tensors)
+    @cached_property
+    def _makers(self) -> dict[str, Callable[[Tensor], Tensor]]:
+        """What makes each parameter of a slot, but for matrices multiplied as they lie there."""
+        makers: dict[str, Callable[[Tensor], Tensor]] = {}
+        for name, shape in self.shapes.items():
+            parts, dtype = (
+                [part for part in self.parts if part.parameter == name],
+                self.dtypes[name],
+            )
+            if self.row_matrices is not None and name in self.row_matrices:
+                continue
+            if name in self.decoders:
+                makers[name] = partial(_decode_stored, self.decoders[name], parts)
+            elif all(part.coding == RAW for part in parts):
+                makers[name] = partial(_view, parts[0].offset, shape, dtype)
             else:
-                parameters[name] = _view(slot, offset, self.shapes[name], self.dtypes[name])
-        return parameters
+                makers[name] = partial(_decode_parts, parts, shape, dtype)
+        return makers
 
-    def _pieces(self, parameter: str) -> list[SlotPiece]:
-        return [piece for chunk in self.chunks for piece in chunk if piece.parameter == parameter]
+    def weights(self, slot: Tensor) -> ExpertWeights:
+        """Return the expert's parameters from the slot's bytes `(num_bytes,)`.
+
+        They are views of the slot, or new tensors where it holds something that has to be decoded.
+        """
+        parameters = {name: make(slot) for name, make in self._makers.items()}
+        if self.row_matrices is None:
+            return parameters
+        return QuantisedExpert(slot, slot.data_ptr(), self.row_matrices, parameters)
 
 
-def _view(slot: Tensor, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def _view(offset: int, shape: tuple[int, ...], dtype: torch.dtype, slot: Tensor) -> Tensor:
     size = math.prod(shape) * dtype.itemsize
     return slot[offset : offset + size].view(dtype).view(shape)
 
 
-def name_encoding(layouts: Sequence[SlotLayout]) -> str:
-    """Returns the dtype of the largest tensor of the checkpoint that slots hold as it is."""
-    tensors = [t for layout in layouts for one in layout.encoded.values() for t in one.tensors]
-    _, dtype = max(tensors, key=lambda tensor: math.prod(tensor[0]) * tensor[1].itemsize)
-    return str(dtype).removeprefix("torch.")
-
-
-def describe_encoded(layouts: Sequence[SlotLayout]) -> str | None:
-    """Returns what the slots hold where that is not what the model computes with; else None."""
-    if not any(layout.encoded for layout in layouts):
-        return None
-    return (
-        f"experts stay quantised in memory, as the checkpoint has them ({name_encoding(layouts)}), "
-        "and are decoded before each use; moecast pack quantise=int4 makes experts that are "
-        "multiplied as they are"
+def _decode_stored(decoder: Decoder, parts: Sequence[Part], slot: Tensor) -> Tensor:
+    codings = [(part.offset, part.coding) for part in parts]
+    return decoder.decode(
+        [_view(at, how.shape, how.dtype, slot) for at, how in codings if how.dtype is not None]
     )
 
 
-def build_slot_layout(
-    plans: Mapping[str, WeightPlan], encoded: Mapping[str, EncodedParameter]
-) -> SlotLayout:
-    """Parameters one after another, each aligned; sources of one parameter back to back.
+def _decode_parts(
+    parts: Sequence[Part], shape: tuple[int, ...], dtype: torch.dtype, slot: Tensor
+) -> Tensor:
+    weight = torch.empty(shape, dtype=dtype, device=slot.device)
+    flat = weight.view(-1)
+    for part in parts:
+        target = flat[part.first : part.first + part.num_weights]
+        decode(part.coding, slot[part.offset :], target)
+    return weight
 
-    Tensors of an encoded parameter are aligned each, and travel in one chunk.
-    """
-    sources: dict[str, list[int] | None] = {}
-    for name, plan in plans.items():
-        extents, itemsize = plan.extents(0), plan.parameter.dtype.itemsize
-        if name in encoded:
-            sources[name] = [extent.num_bytes for extent in extents]
-        elif plan.is_plain:
-            sources[name] = [math.prod(extent.shape) * itemsize for extent in extents]
+
+AnyPiece = TypeVar("AnyPiece", bound=Piece)
+
+
+def group_chunks(
+    pieces: Sequence[AnyPiece], shapes: Mapping[str, tuple[int, ...]]
+) -> list[list[AnyPiece]]:
+    """Return a chunk for each piece; biases, and all tensors of a `Decoder`, travel with others."""
+    chunks: list[list[AnyPiece]] = []
+    for piece in pieces:
+        is_more = piece.coding.kind == STORED and piece.first > 0
+        if chunks and (is_more or len(shapes[piece.parameter]) == 1):
+            chunks[-1].append(piece)
         else:
-            sources[name] = None
-    return _lay_out([plan.parameter for plan in plans.values()], sources, encoded)
+            chunks.append([piece])
+    return chunks
 
 
-def assume_slot_layout(parameters: Sequence[FusedParameter]) -> SlotLayout:
-    """The layout of experts whose checkpoint is not there: a chunk for each parameter.
+def lay_out(
+    shapes: Mapping[str, tuple[int, ...]],
+    dtypes: Mapping[str, torch.dtype],
+    wanted: Sequence[Sequence[Piece]],
+    *,
+    block: int = BLOCK,
+) -> ExpertLayout:
+    """Give every piece of the wanted chunks its place.
 
-    Parameters of gate and up are two chunks, as most checkpoints store them.
+    Where weights as they are come in several chunks whose border is no multiple of a block (small
+    or odd shapes), these become one chunk: the parameter's bytes must follow each other, and no
+    read may begin between two blocks.
     """
-    sources: dict[str, list[int] | None] = {}
-    for parameter in parameters:
-        name, shape = parameter.name, parameter.shape[1:]
-        num_parts = 2 if "gate_up" in name and len(shape) > 1 and shape[0] % 2 == 0 else 1
-        size = math.prod(shape) * parameter.dtype.itemsize
-        sources[name] = [size // num_parts] * num_parts
-    return _lay_out(parameters, sources, {})
-
-
-def _lay_out(
-    parameters: Sequence[FusedParameter],
-    sources: Mapping[str, list[int] | None],
-    encoded: Mapping[str, EncodedParameter],
-) -> SlotLayout:
-    """Give every source its place.
-
-    Args:
-        sources: bytes of each parameter's sources in the slot; None: one result of them all.
-    """
-    offsets: dict[str, int] = {}
-    chunks: list[list[SlotPiece]] = []
+    chunks: list[list[Part]] = []
+    last: Part | None = None
     end = 0
-    for parameter in parameters:
-        name, shape = parameter.name, parameter.shape[1:]
-        num_bytes = math.prod(shape) * parameter.dtype.itemsize
-        offsets[name] = end = start = align(end)
-        pieces = []
-        for i, size in enumerate(sources[name] or [num_bytes]):
-            place = align(end) if name in encoded else end
-            pieces.append(SlotPiece(name, None if sources[name] is None else i, place, size))
-            end = place + size
-        assert name in encoded or end == start + num_bytes, (name, start, end)
-        if name in encoded:
-            chunks.append(pieces)
-        elif len(shape) == 1 and chunks:
-            chunks[-1].extend(pieces)
-        else:
-            chunks.extend([piece] for piece in pieces)
-    return SlotLayout(
-        offsets=offsets,
-        shapes={parameter.name: parameter.shape[1:] for parameter in parameters},
-        dtypes={parameter.name: parameter.dtype for parameter in parameters},
+    for pieces in wanted:
+        if last is None or not _follows(last, pieces[0]) or not end % block:
+            chunks.append([])
+            end = align(end, block)
+        for piece in pieces:
+            offset = end if last is not None and _follows(last, piece) else align(end)
+            size = piece.coding.num_bytes(piece.num_weights, dtypes[piece.parameter])
+            last = Part(piece.parameter, piece.first, piece.num_weights, piece.coding, offset, size)
+            chunks[-1].append(last)
+            end = last.end
+    return ExpertLayout(
+        shapes=dict(shapes),
+        dtypes=dict(dtypes),
         chunks=tuple(map(tuple, chunks)),
-        num_bytes=align(end),
-        encoded=encoded,
+        ends=tuple(align(parts[-1].end, block) for parts in chunks),
+        block=block,
+    )
+
+
+def _follows(last: Piece, piece: Piece) -> bool:
+    """Return whether the weights continue the others and must be adjacent to them."""
+    return (
+        piece.coding == last.coding == RAW
+        and last.parameter == piece.parameter
+        and last.first + last.num_weights == piece.first
     )

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from runtime.store.base import ExpertStore, allocate_aligned, max_slot_bytes
+from runtime.store.files import ALIGNMENT
 from runtime.store.ggml.matrix import ExpertWeights
-from runtime.store.layout import ALIGNMENT
 
 
 class OnDemandReader:

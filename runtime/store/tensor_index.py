@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from runtime.errors import CheckpointError
+from runtime.store.base import as_memoryview
+from runtime.store.files import FileReader
 
 DTYPES = {
     "F64": torch.float64,
@@ -68,6 +71,20 @@ class StoredTensor:
         return StoredTensor(
             self.file, self.offset + index * size, size, self.dtype, self.shape[1:], key
         )
+
+    def read(self, files: FileReader, target: Tensor) -> None:
+        """Fill `target`, of as many bytes; raises TransferError."""
+        files.read(self.file, self.offset, as_memoryview(target), what=self.key)
+
+    def load(self, files: FileReader) -> Tensor:
+        """Read the tensor; raises TransferError."""
+        tensor = torch.empty(self.shape, dtype=self.dtype)
+        self.read(files, tensor)
+        return tensor
+
+    def measure_loading(self) -> int:
+        """Return the memory that `load` takes."""
+        return self.num_bytes
 
     def view(self, shape: tuple[int, ...]) -> "StoredTensor":
         """Return the same bytes with another shape."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from runtime.store.base import ExpertLayout
 from runtime.store.ggml.matrix import ExpertWeights, QuantisedExpert
+from runtime.store.layout import ExpertLayout
 
 
 class Arena:

@@ -9,22 +9,21 @@ from predictors.spec import ModelSpec
 from runtime.config import ModelConfig
 from runtime.hf.loading import load_stripped
 from runtime.store.base import ExpertStore, allocate_aligned
-from runtime.store.checkpoint import CheckpointStore
 from runtime.store.model_source import fingerprint
 from runtime.store.packed.coding import RAW, Coding
-from runtime.store.packed.layout import PackedLayout, build_packed_layout
+from runtime.store.packed.layout import build_packed_layout
 from runtime.store.packed.manifest import StoreContents, describe_contents
 from runtime.store.packed.writer import pack
 
 
-def source_of(model: Path, *, dtype: str = "auto") -> tuple[CheckpointStore, ModelSpec]:
+def source_of(model: Path, *, dtype: str = "auto") -> tuple[ExpertStore, ModelSpec]:
     """The checkpoint's own store and the model's spec."""
     stripped = load_stripped(model, dtype)
     config = ModelConfig(name="tiny", id=str(model), dtype=dtype)
     return stripped.open_decoded(), stripped.spec(model, config)
 
 
-def plan(model: Path, *, coding: Coding = RAW) -> tuple[CheckpointStore, StoreContents]:
+def plan(model: Path, *, coding: Coding = RAW) -> tuple[ExpertStore, StoreContents]:
     """What `pack` takes."""
     source, spec = source_of(model)
     contents = describe_contents(
@@ -49,9 +48,7 @@ def read_expert(
     store: ExpertStore, layer: int, expert: int, *, chunks: Iterable[range] | None = None
 ) -> dict[str, Any]:
     """The weights of an expert by parameter, read as a whole or in these parts one by one."""
-    layout = store.layouts[layer]
-    if isinstance(layout, PackedLayout):
-        layout = replace(layout, uses_kernels=False)
+    layout = replace(store.layouts[layer], uses_kernels=False)
     slot = allocate_aligned(layout.num_bytes)
     for some in chunks or [range(len(layout.chunks))]:
         store.read(layer, expert, some, slot)

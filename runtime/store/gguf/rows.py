@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from runtime.errors import CheckpointError
-from runtime.store.base import as_memoryview
+from runtime.store.base import READERS, as_memoryview
+from runtime.store.checkpoint import LayerSources, PartSource
 from runtime.store.files import FileRange, FileReader
 from runtime.store.ggml.library import PLAIN, decode_rows
 from runtime.store.gguf.header import GgufHeader, GgufTensor
 from runtime.store.packed.coding import RAW, Coding
-from runtime.store.repacked import ForeignLayer, ForeignRows
 from runtime.store.weight_plan import FusedParameter
 
 SOURCES = {
@@ -23,12 +23,11 @@ SOURCES = {
 """Names of the tensors that a parameter's rows come from, in order; the first that a file has."""
 
 
-@dataclass(frozen=True)
-class GgufRows(ForeignRows):
+@dataclass(frozen=True, kw_only=True)
+class GgufRows(PartSource):
     """The rows of one tensor `(experts, rows, columns)`."""
 
     tensor: GgufTensor
-    files: FileReader
     dtype: torch.dtype
     """The dtype of the parameter."""
 
@@ -36,27 +35,25 @@ class GgufRows(ForeignRows):
     def is_as_stored(self) -> bool:
         return self.coding != RAW or PLAIN.get(self.tensor.kind) == self.dtype
 
-    @property
-    def _num_bytes(self) -> int:
-        return self.tensor.num_bytes // self.tensor.shape[0]
-
     def read(self, expert: int, target: Tensor) -> None:
+        file, offset, _ = self._find(expert)
         raw = target
         if not self.is_as_stored:
-            raw = torch.empty(self._num_bytes, dtype=torch.uint8)
-        offset = self.tensor.offset + expert * self._num_bytes
-        self.files.read(self.tensor.file, offset, as_memoryview(raw), what=self.tensor.name)
+            raw = torch.empty(_expert_bytes(self.tensor), dtype=torch.uint8)
+        self.files.read(file, offset, as_memoryview(raw), what=self.tensor.name)
         if not self.is_as_stored:
             target.view(self.dtype).copy_(decode_rows(self.tensor.kind, raw))
 
     def place(self, expert: int) -> FileRange | None:
-        if not self.is_as_stored:
-            return None
-        return FileRange(self.tensor.file, self.tensor.offset + expert * self._num_bytes)
+        return self._find(expert) if self.is_as_stored else None
 
-    @property
-    def scratch_bytes(self) -> int:
-        return 0 if self.is_as_stored else self._num_bytes + 4 * self.num_weights
+    def _find(self, expert: int) -> FileRange:
+        offset = self.tensor.offset + expert * _expert_bytes(self.tensor)
+        return FileRange(self.tensor.file, offset)
+
+
+def _expert_bytes(tensor: GgufTensor) -> int:
+    return tensor.num_bytes // tensor.shape[0]
 
 
 def plan_layer(
@@ -64,7 +61,7 @@ def plan_layer(
     block: int,
     parameters: Mapping[str, FusedParameter],
     files: FileReader,
-) -> ForeignLayer:
+) -> LayerSources:
     """Return where the experts of a layer are.
 
     Args:
@@ -76,15 +73,10 @@ def plan_layer(
     """
     rows = [
         part
-        for name, parameter in parameters.items()
+        for parameter in parameters.values()
         for part in _plan_parameter(header, block, parameter, files)
     ]
-    return ForeignLayer(
-        shapes={name: parameter.shape[1:] for name, parameter in parameters.items()},
-        dtypes={name: parameter.dtype for name, parameter in parameters.items()},
-        rows=rows,
-        num_experts=max(parameter.num_experts for parameter in parameters.values()),
-    )
+    return LayerSources(list(parameters.values()), rows)
 
 
 def _plan_parameter(
@@ -101,13 +93,20 @@ def _plan_parameter(
             )
     parts, first = [], 0
     for tensor in tensors:
-        size = tensor.shape[1:]
-        coding = RAW if tensor.kind in PLAIN else Coding(tensor.kind)
+        count, is_plain = math.prod(tensor.shape[1:]), tensor.kind in PLAIN
+        is_cast = is_plain and PLAIN[tensor.kind] != parameter.dtype
         part = GgufRows(
-            parameter.name, first, math.prod(size), coding, tensor, files, parameter.dtype
+            parameter.name,
+            first,
+            count,
+            RAW if is_plain else Coding(tensor.kind),
+            scratch_bytes=READERS * (_expert_bytes(tensor) + 4 * count) if is_cast else 0,
+            tensor=tensor,
+            files=files,
+            dtype=parameter.dtype,
         )
         parts.append(part)
-        first += part.num_weights
+        first += count
     return parts
 
 
@@ -124,10 +123,10 @@ def _find_tensors(header: GgufHeader, block: int, parameter: FusedParameter) -> 
     )
 
 
-def describe_layers(layers: Sequence[ForeignLayer]) -> list[str]:
+def describe_layers(layers: Sequence[LayerSources]) -> list[str]:
     """Describe how the experts' tensors of each type are held."""
     held: dict[tuple[str, str], None] = {}
-    for rows in (rows for layer in layers for rows in layer.rows):
+    for rows in (rows for layer in layers for rows in layer.sources):
         assert isinstance(rows, GgufRows)
         held[rows.tensor.kind, "as they are" if rows.is_as_stored else "decoded"] = None
     return [f"{kind} experts are held {how}" for kind, how in held]

@@ -1,4 +1,4 @@
-"""Weights in a slot and in a packed store: as they are, in blocks of a GGUF type, or HQQ.
+"""Weights in a slot: as they are, in blocks of a GGUF type, HQQ, or a checkpoint's own tensors.
 
 Rows of a GGUF type are the bytes that a GGUF file has (`runtime.store.ggml`), and are multiplied as
 they are. HQQ, of Klotski, is integers of four bits in groups of consecutive weights, with scales
@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from runtime.store.files import align
 from runtime.store.ggml.library import TYPES, decode_rows
-from runtime.store.layout import align
 
-HQQ = "hqq"
+HQQ, STORED = "hqq", "stored"
 META_BYTES = 16
 """Four float32 numbers of each meta group."""
 STEP = 1 << 18
@@ -31,11 +31,14 @@ PyTorch makes several copies."""
 @dataclass(frozen=True)
 class Coding:
     kind: str = ""
-    """A GGUF type, such as `Q4_K`; `hqq`; empty: weights as they are."""
+    """A GGUF type, such as `Q4_K`; `hqq`; `stored`; empty: weights as they are."""
     group_size: int = 0
     """Weights of HQQ that share a scale and a zero."""
     meta_group_size: int = 0
     """Groups of HQQ whose scales and zeros have a common scale and offset."""
+    shape: tuple[int, ...] = ()
+    """Of a stored tensor, one of several that Transformers makes weights of."""
+    dtype: torch.dtype | None = None
 
     @property
     def block(self) -> int:
@@ -64,13 +67,13 @@ class Coding:
     def num_bytes(self, num_weights: int, dtype: torch.dtype) -> int:
         if self.kind == HQQ:
             return self.sections(num_weights)[-1][1]
-        if self.kind:
+        if self.kind in TYPES:
             return TYPES[self.kind].row_bytes(num_weights)
-        return num_weights * dtype.itemsize
+        return num_weights * (self.dtype or dtype).itemsize
 
     def scratch_bytes(self, num_weights: int, dtype: torch.dtype) -> int:
         """Memory that `decode` needs in addition to its result."""
-        if not self.kind:
+        if self.kind in ("", STORED):
             return 0
         if self.kind != HQQ:
             each = UNEVEN_DECODING_BYTES if self.kind.startswith("IQ") else DECODING_BYTES
@@ -79,6 +82,10 @@ class Coding:
         groups = num_weights // self.group_size * 24
         step = min(max(1, STEP // self.group_size) * self.group_size, num_weights)
         return groups + step // 2 + (dtype != torch.float32) * step * 4
+
+    def name(self, dtype: torch.dtype) -> str:
+        """Return the name of the coding, or of the dtype of what is stored without one."""
+        return self.kind if self.kind in (HQQ, *TYPES) else str(self.dtype or dtype).split(".")[1]
 
 
 RAW = Coding()

@@ -11,7 +11,7 @@ import os
 import shlex
 import stat
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,8 +23,8 @@ from predictors.records import Count, ModelRecord, Positive, Sha256, StrictRecor
 from predictors.spec import ModelSpec
 from runtime.errors import StoreError
 from runtime.store.ggml.library import TYPES
+from runtime.store.layout import ExpertLayout, Piece, lay_out
 from runtime.store.packed.coding import HQQ, Coding
-from runtime.store.packed.layout import PackedLayout, PackedPart, Piece, lay_out
 
 MANIFEST = "manifest.json"
 CHECKSUMS = "checksums.bin"
@@ -40,7 +40,7 @@ DTYPES = {
 
 
 class PartRecord(StrictRecord):
-    """`runtime.store.packed.layout.PackedPart`."""
+    """`runtime.store.layout.Part`."""
 
     parameter: str
     first: Count
@@ -98,7 +98,7 @@ def canonical_json(value: Any) -> bytes:
 
 
 def describe_contents(
-    layouts: Sequence[PackedLayout],
+    layouts: Sequence[ExpertLayout],
     experts_per_layer: Sequence[int],
     *,
     spec: ModelSpec,
@@ -120,7 +120,7 @@ def describe_contents(
     )
 
 
-def _layer_record(layer: int, layout: PackedLayout, num_experts: int) -> LayerRecord:
+def _layer_record(layer: int, layout: ExpertLayout, num_experts: int) -> LayerRecord:
     return LayerRecord(
         file=f"layer-{layer:03d}.bin",
         num_experts=num_experts,
@@ -130,45 +130,63 @@ def _layer_record(layer: int, layout: PackedLayout, num_experts: int) -> LayerRe
             )
             for name, shape in layout.shapes.items()
         },
-        chunks=[
-            ChunkRecord(parts=[PartRecord(**_flatten(part)) for part in parts], end=end)
-            for parts, end in zip(layout.chunks, layout.ends, strict=True)
-        ],
+        chunks=_chunk_records(layout),
     )
 
 
-def _flatten(part: PackedPart) -> dict[str, Any]:
-    """A part's fields and those of its coding, side by side."""
-    flat = {**vars(part), **vars(part.coding)}
-    del flat["coding"]
-    return flat
+def _chunk_records(layout: ExpertLayout) -> list[ChunkRecord]:
+    return [
+        ChunkRecord(
+            parts=[
+                PartRecord(
+                    parameter=part.parameter,
+                    first=part.first,
+                    num_weights=part.num_weights,
+                    kind=part.coding.kind,
+                    group_size=part.coding.group_size,
+                    meta_group_size=part.coding.meta_group_size,
+                    offset=part.offset,
+                )
+                for part in parts
+            ],
+            end=end,
+        )
+        for parts, end in zip(layout.chunks, layout.ends, strict=True)
+    ]
 
 
-def _restore_part(record: PartRecord) -> PackedPart:
-    coding = {key.name for key in fields(Coding)}
-    own = record.model_dump(exclude=coding)
-    return PackedPart(**own, coding=Coding(**record.model_dump(include=coding)))
-
-
-def restore_layout(record: LayerRecord) -> PackedLayout:
+def restore_layout(record: LayerRecord) -> ExpertLayout:
     """The layer's layout.
 
     Raises:
         ValueError: parts outside their chunk, parameters that are not filled, unknown dtypes.
     """
-    layout = PackedLayout(
-        shapes={name: tuple(parameter.shape) for name, parameter in record.parameters.items()},
-        dtypes={name: DTYPES[parameter.dtype] for name, parameter in record.parameters.items()},
-        chunks=tuple(tuple(map(_restore_part, chunk.parts)) for chunk in record.chunks),
-        ends=tuple(chunk.end for chunk in record.chunks),
-    )
-    _check(layout)
+    shapes = {name: tuple(parameter.shape) for name, parameter in record.parameters.items()}
+    dtypes = {name: DTYPES[parameter.dtype] for name, parameter in record.parameters.items()}
+    chunks = [
+        [
+            Piece(
+                part.parameter,
+                part.first,
+                part.num_weights,
+                Coding(part.kind, part.group_size, part.meta_group_size),
+            )
+            for part in chunk.parts
+        ]
+        for chunk in record.chunks
+    ]
+    _check(shapes, chunks)
+    layout = lay_out(shapes, dtypes, chunks)
+    # Bytes that no part explains are a sign that the integers which the manifest claims are
+    # weights as they are.
+    if _chunk_records(layout) != record.chunks:
+        raise ValueError("parts or chunks begin or end at other bytes than they would be put at")
     return layout
 
 
-def _check(layout: PackedLayout) -> None:
-    filled = dict.fromkeys(layout.shapes, 0)
-    for part in layout.parts:
+def _check(shapes: dict[str, tuple[int, ...]], chunks: list[list[Piece]]) -> None:
+    filled = dict.fromkeys(shapes, 0)
+    for part in (part for chunk in chunks for part in chunk):
         coding = part.coding
         if coding.kind not in ("", HQQ) and coding.kind not in TYPES:
             raise ValueError(f"{part.parameter}: type {coding.kind!r}")
@@ -177,25 +195,17 @@ def _check(layout: PackedLayout) -> None:
             raise ValueError(f"{part.parameter}: groups of {coding.group_size}")
         if is_hqq != bool(coding.group_size) or is_hqq != bool(coding.meta_group_size):
             raise ValueError(f"{part.parameter}: groups of {coding.kind or 'weights as they are'}")
-        columns = layout.shapes[part.parameter][-1] if coding.kind in TYPES else coding.block
+        columns = shapes[part.parameter][-1] if coding.kind in TYPES else coding.block
         if columns % coding.block or part.num_weights % columns or part.first % columns:
             raise ValueError(f"{part.parameter}: no whole blocks of {coding.block}")
         if part.first != filled[part.parameter]:
             raise ValueError(f"{part.parameter}: weight {part.first} after a gap")
         filled[part.parameter] += part.num_weights
     for name, num_weights in filled.items():
-        if num_weights != math.prod(layout.shapes[name]):
-            raise ValueError(f"{name}: {num_weights} weights for shape {layout.shapes[name]}")
-    if not all(layout.chunks):
+        if num_weights != math.prod(shapes[name]):
+            raise ValueError(f"{name}: {num_weights} weights for shape {shapes[name]}")
+    if not chunks or not all(chunks):
         raise ValueError("a chunk without parts")
-    pieces = [
-        [Piece(part.parameter, part.first, part.num_weights, part.coding) for part in parts]
-        for parts in layout.chunks
-    ]
-    # Bytes that no part explains are a sign that the integers which the manifest claims are
-    # weights as they are.
-    if lay_out(layout.shapes, layout.dtypes, pieces) != layout:
-        raise ValueError("parts or chunks begin or end at other bytes than they would be put at")
 
 
 def seal_manifest(contents: StoreContents, checksums: bytes) -> bytes:

@@ -15,9 +15,8 @@ from runtime.config import PageCache
 from runtime.errors import Fault, StoreError, TransferError
 from runtime.store.base import ExpertStore, as_memoryview
 from runtime.store.files import FileRange, FileReader
+from runtime.store.layout import ExpertLayout
 from runtime.store.model_source import fingerprint
-from runtime.store.packed.coding import RAW
-from runtime.store.packed.layout import PackedLayout
 from runtime.store.packed.manifest import (
     StoreContents,
     read_manifest,
@@ -49,7 +48,7 @@ class PackedStore(ExpertStore):
         self.contents = contents
         self.experts_per_layer: Sequence[int] = [layer.num_experts for layer in contents.layers]
         try:
-            self.layouts: list[PackedLayout] = [
+            self.layouts: list[ExpertLayout] = [
                 replace(restore_layout(layer), uses_kernels=uses_kernels)
                 for layer in contents.layers
             ]
@@ -110,7 +109,7 @@ class PackedStore(ExpertStore):
 
     @property
     def is_quantised(self) -> bool:
-        return any(part.coding != RAW for layout in self.layouts for part in layout.parts)
+        return not all(layout.is_plain for layout in self.layouts)
 
     def read(self, layer: int, expert: int, chunks: range, slot: Tensor) -> None:
         """Fills the chunks' parts of `slot`, uint8 on the CPU, in one read.

@@ -27,8 +27,9 @@ from runtime.errors import StoreError, TransferError
 from runtime.store.base import ExpertStore, allocate_aligned, as_memoryview
 from runtime.store.files import FileReader
 from runtime.store.ggml.library import encode_rows
+from runtime.store.ggml.matrix import ExpertWeights, QuantisedExpert
+from runtime.store.layout import ExpertLayout
 from runtime.store.packed.coding import HQQ, RAW, encode
-from runtime.store.packed.layout import PackedLayout
 from runtime.store.packed.manifest import (
     CHECKSUMS,
     MANIFEST,
@@ -76,7 +77,7 @@ def pack(
     def fill(layer: int, expert: int, record: Tensor) -> None:
         plain = source.layouts[layer]
         chunks = range(len(plain.chunks))
-        if isinstance(plain, PackedLayout):
+        if plain.is_record:
             # The slot is the record already.
             source.read(layer, expert, chunks, record.zero_())
         else:
@@ -245,7 +246,7 @@ def _write_layers(
     return written, kept
 
 
-def _is_whole(file: Path, table: Path, layout: PackedLayout, num_experts: int) -> bool:
+def _is_whole(file: Path, table: Path, layout: ExpertLayout, num_experts: int) -> bool:
     """Whether a file has all its records, each with the checksums in the table."""
     if not file.exists() or not table.exists():
         return False
@@ -281,8 +282,9 @@ def _publish(store: Path, output: Path, work: Path) -> None:
     shutil.rmtree(work)
 
 
-def fill_record(layout: PackedLayout, weights: dict[str, Tensor], record: Tensor) -> None:
+def fill_record(layout: ExpertLayout, weights: ExpertWeights, record: Tensor) -> None:
     """Lays the parameters out in `record`, uint8 `(num_bytes,)`; what is between them is zero."""
+    assert not isinstance(weights, QuantisedExpert), "integers are not quantised again"
     record.zero_()
     for part in layout.parts:
         flat = weights[part.parameter].reshape(-1)[part.first : part.first + part.num_weights]
@@ -304,7 +306,7 @@ def write_all(opened: BinaryIO, data: bytes | memoryview) -> None:
         view = view[opened.write(view) :]
 
 
-def compute_checksums(layout: PackedLayout, record: Tensor) -> list[int]:
+def compute_checksums(layout: ExpertLayout, record: Tensor) -> list[int]:
     """xxh3_64 of each chunk, padding included."""
     view = as_memoryview(record)
     return [xxhash.xxh3_64_intdigest(view[a:b]) for [(a, b)] in layout.chunk_ranges]

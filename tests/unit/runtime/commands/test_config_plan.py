@@ -30,7 +30,7 @@ from runtime.errors import CheckpointError
 from runtime.hf.layers import find_top_k
 from runtime.hf.loading import build_skeleton, count_weight_bytes, load_stripped
 from runtime.store.base import max_slot_bytes
-from runtime.store.layout import SlotLayout
+from runtime.store.layout import ExpertLayout
 from runtime.store.model_source import check_examined_model
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
@@ -129,7 +129,7 @@ def test_plan__has_the_sizes_of_experts_of_every_kind(tmp_path, name):
 
 
 def test_plan_formats__bounds_the_time_of_a_token_by_hand():
-    layout = SlotLayout(offsets={}, shapes={}, dtypes={}, chunks=(), num_bytes=GIB)
+    layout = ExpertLayout(shapes={}, dtypes={}, chunks=(), ends=(GIB,))
     counts = ModelCounts(
         parameters=0,
         expert_parameters=0,

@@ -19,16 +19,15 @@ from runtime.hf.gguf import read_gguf_config
 from runtime.hf.loading import load_stripped
 from runtime.hf.tokens import context_length, load_tokenizer
 from runtime.presets import find_model
+from runtime.store import layout as expert_layout
 from runtime.store.base import allocate_aligned, max_decoded_bytes, max_slot_bytes
 from runtime.store.files import FileReader
 from runtime.store.ggml import library
 from runtime.store.gguf.header import read_header
 from runtime.store.model_check import list_weight_files
-from runtime.store.packed import layout as packed_layout
 from runtime.store.packed.manifest import describe_contents
 from runtime.store.packed.store import open_store
 from runtime.store.packed.writer import pack
-from runtime.store.repacked import RepackedStore
 from tests.builders.gguf_files import FILES, RECORDED, gguf_file, recorded
 from tests.builders.gguf_files.parts import split_gguf
 
@@ -166,7 +165,7 @@ def test_load__without_the_library_it_computes_what_transformers_does(
     """Bit by bit: rows are decoded to the weights that Transformers dequantises."""
     monkeypatch.setattr(library, "_open", lambda: (None, "it is away"))
     monkeypatch.setattr(library, "multiplies", lambda _: False)
-    monkeypatch.setattr(packed_layout, "multiplies", lambda _: False)
+    monkeypatch.setattr(expert_layout, "multiplies", lambda _: False)
     plain = load_with_transformers(gguf_file(name), torch.float32)
     tokens = recorded(name)["prompt"]
     model = load(gguf_file(name), dtype="float32", budget="100%", system="on-demand")
@@ -211,7 +210,7 @@ def test_pack__writes_the_bytes_of_slots(tmp_path: Path, name: str) -> None:
     file, config = gguf_file(name), ModelConfig(name="a", id=str(gguf_file(name)))
     stripped = load_stripped(file, "auto")
     source = stripped.open_store()
-    assert isinstance(source, RepackedStore)
+    assert all(layout.is_record for layout in source.layouts)
     contents = describe_contents(
         source.layouts,
         source.experts_per_layer,

@@ -12,7 +12,7 @@ from transformers.core_model_loading import Transpose, WeightConverter
 from runtime.errors import CheckpointError
 from runtime.hf.loading import find_model_class, load_plain, load_stripped
 from runtime.store.base import READERS, name_format
-from runtime.store.conversion import measure_peak_bytes
+from runtime.store.conversion import ExpertConversion, measure_peak_bytes
 from runtime.store.tensor_index import StoredTensor, read_tensor_index
 from runtime.store.weight_plan import FusedParameter, WeightPlan
 from tests.builders.families.build import save_family
@@ -38,7 +38,7 @@ def test_store__a_slot_holds_what_the_library_dequantises(tmp_path, name, dtype)
     model = serve(folder, budget="60%", dtype=str(dtype).removeprefix("torch."))
     with model.moecast:
         store = model.moecast.engine.store
-        for layer, bank in enumerate(model.moecast.engine.store._banks):
+        for layer, bank in enumerate(load_stripped(folder, "auto").plans):
             slot = torch.zeros(store.layouts[layer].num_bytes, dtype=torch.uint8)
             for expert in (0, 7, 3):
                 store.read(layer, expert, range(len(store.layouts[layer].chunks)), slot)
@@ -100,7 +100,7 @@ def test_store__layers_left_unquantised_are_read_too(tmp_path):
     rewrite(folder, restore)
     model = serve(folder, budget="50%")
     with model.moecast:
-        banks = model.moecast.engine.store._banks
+        banks = load_stripped(folder, "auto").plans
         assert {len(bank["down_proj"].sources) for bank in banks} == {1, 2}
         assert_same(model, load_plain(folder, dtype=torch.bfloat16))
 
@@ -115,7 +115,7 @@ def test_store__other_layouts_are_the_librarys(tmp_path, name):
     with model.moecast:
         store = model.moecast.engine.store
         assert store.scratch_bytes > 0
-        for layer, bank in enumerate(store._banks):
+        for layer, bank in enumerate(load_stripped(folder, "bfloat16").plans):
             slot = torch.zeros(store.layouts[layer].num_bytes, dtype=torch.uint8)
             for expert in (7, 2):
                 store.read(layer, expert, range(len(store.layouts[layer].chunks)), slot)
@@ -287,25 +287,21 @@ def test_peak_bytes__counts_what_lives_at_once():
     assert 8000 <= measure_peak_bytes(computation) <= 8016
 
 
-def test_read__one_thread_converts_at_a_time(tmp_path):
+def test_read__one_thread_converts_at_a_time(tmp_path, monkeypatch):
     store = load_stripped(quantised(tmp_path, "qwen3_moe"), "auto").open_decoded()
     running, most = [], []
 
-    def watch(conversion):
-        convert = conversion.convert
+    convert = ExpertConversion.convert
 
-        def watched(*args):
-            running.append(1)
-            most.append(len(running))
-            try:
-                return convert(*args)
-            finally:
-                running.pop()
+    def watched(*args):
+        running.append(1)
+        most.append(len(running))
+        try:
+            return convert(*args)
+        finally:
+            running.pop()
 
-        conversion.convert = watched
-
-    for conversion in store._conversions[0].values():
-        watch(conversion)
+    monkeypatch.setattr(ExpertConversion, "convert", watched)
 
     def read_all(_: int) -> None:
         slot = torch.zeros(store.layouts[0].num_bytes, dtype=torch.uint8)

@@ -59,11 +59,16 @@ def test_fp8__is_the_librarys(
     assert_bits(found, expected)
 
 
+def list_conversions(folder: Path) -> list[ExpertConversion]:
+    stripped = load_stripped(folder, "auto")
+    plans = [plan for bank in stripped.plans for plan in bank.values()]
+    return [ExpertConversion(stripped.model, plan) for plan in plans]
+
+
 @pytest.mark.parametrize("name", QUANTISED)
 def test_conversion__of_every_format_takes_the_fast_way(tmp_path: Path, name: str) -> None:
-    store = load_stripped(quantised(tmp_path, name), "auto").open_store()
-    conversions = [one for bank in store._conversions for one in bank.values()]
-    fused = [one for one in conversions if one._plan.is_compressed]
+    conversions = list_conversions(quantised(tmp_path, name))
+    fused = [one for one in conversions if one.plan.is_compressed]
     assert fused
     assert all(one._dequantise is not None for one in fused)
     for conversion in fused:
@@ -79,7 +84,7 @@ def assert_same_as_operations(conversion: ExpertConversion) -> None:
             torch.randint(90, 126, (extent.num_bytes,), dtype=torch.uint8, generator=generator)
             .view(extent.dtype)
             .view(extent.shape)
-            for extent in conversion._plan.extents(0)
+            for extent in conversion.plan.extents(0)
         ]
 
     found = conversion.decode(tensors())
@@ -90,6 +95,5 @@ def assert_same_as_operations(conversion: ExpertConversion) -> None:
 def test_conversion__other_tensors_are_left_to_the_library(tmp_path: Path) -> None:
     """Scales that are integers are another format of the same operation."""
     folder = save_family(tmp_path, FAMILIES["qwen3_moe"], dtype=torch.bfloat16)
-    store = load_stripped(quantise_fp8(folder, scale_dtype=torch.int32), "auto").open_store()
-    conversions = [one for bank in store._conversions for one in bank.values()]
+    conversions = list_conversions(quantise_fp8(folder, scale_dtype=torch.int32))
     assert all(one._dequantise is None for one in conversions)

@@ -133,7 +133,7 @@ def test_load__integers_stay_integers_in_memory(checkpoint, request):
     assert {part.coding.kind for part in parts} == {kind}
     assert name_format(layout) == kind
     assert layout.views_are_weights == (find_products() is not None)
-    rooms = [sum(p.bytes_as(torch.bfloat16) for p in parts), decoding.layouts[0].num_bytes]
+    rooms = [sum(p.num_bytes for p in parts), decoding.layouts[0].num_bytes]
     assert rooms[0] < (0.6 if kind == "Q8_0" else 0.35) * rooms[1]
 
 
