@@ -28,9 +28,7 @@ from train.fit import FitSettings, fit, make_settings
 from train.kinds import (
     WITH_REUSE,
     collect_signals,
-    kinds_with_signals,
-    leave_out_deep_kinds,
-    leave_out_token_kinds,
+    leave_out_kinds,
     list_compared_kinds,
     list_required_kinds,
     options_by_kind,
@@ -98,18 +96,11 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
         if config.figures and not (config.run_dir / FOLDER).is_dir():
             draw_report(finished, trace, config)
         return finished
-    left_out = set(kinds) - set(kinds_with_signals(kinds, trace.signals))
-    if left_out:
-        sys.stderr.write(f"left out, because the trace lacks their signals: {sorted(left_out)}\n")
-        kinds = kinds_with_signals(kinds, trace.signals)
-        signals = collect_signals(kinds)
-    if blind := leave_out_token_kinds(config.predictor, kinds, has_tokens=trace.has_tokens):
-        sys.stderr.write(f"left out, because the trace has no token ids: {blind}\n")
-        kinds = tuple(kind for kind in kinds if kind not in blind)
-    if deep := leave_out_deep_kinds(config.predictor, kinds, trace.spec):
-        count = trace.spec.num_layers
-        sys.stderr.write(f"left out, because the model has {count} layers with experts: {deep}\n")
-        kinds = tuple(kind for kind in kinds if kind not in deep)
+    left_out = leave_out_kinds(config.predictor, kinds, trace)
+    for kind, reason in left_out.items():
+        sys.stderr.write(f"left out: {kind}: {reason}\n")
+    kinds = tuple(kind for kind in kinds if kind not in left_out)
+    signals = collect_signals(kinds)
     shifted = None
     if config.score_shifted:
         message = f"trace of {config.model.name} on {config.shifted.name}"

@@ -4,14 +4,13 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from collect.traces import TraceSignal
+from collect.traces import Trace, TraceSignal
 from predictors.base import Signal, check_options
 from predictors.baselines import TokenPredictor
 from predictors.config import ALL, PredictorConfig
 from predictors.errors import PredictorError
 from predictors.expert_map import DISTANCE, ExpertMapPredictor
 from predictors.registry import FEED_FORWARD, KINDS, LEARNED, REUSE_PREDICTORS, predictor_class
-from predictors.spec import ModelSpec
 from train.errors import TrainError
 
 BASELINES = ("skip", "token", "popularity")
@@ -67,46 +66,34 @@ def collect_signals(kinds: Iterable[str]) -> tuple[TraceSignal, ...]:
     return tuple(signal for signal in TraceSignal if signal in needed)
 
 
-def kinds_with_signals(kinds: Iterable[str], signals: Iterable[TraceSignal]) -> tuple[str, ...]:
-    have = {TraceSignal.WEIGHTS, *signals}
-    return tuple(kind for kind in kinds if set(collect_signals([kind])) <= have)
-
-
-def leave_out_deep_kinds(
-    config: PredictorConfig, kinds: Iterable[str], spec: ModelSpec
-) -> list[str]:
-    """Returns the kinds that forecast more layers ahead than the model has.
+def leave_out_kinds(config: PredictorConfig, kinds: Iterable[str], trace: Trace) -> dict[str, str]:
+    """Returns the kinds that this trace cannot fit or score, each with the reason.
 
     Raises:
         TrainError: the selected kind is one of them.
     """
+    spec = trace.spec
     reach = {kind: cls.horizon for kind, cls in FEED_FORWARD.items()}
     distance = config.options.get("distance", DISTANCE) if config.kind != ALL else DISTANCE
     reach[ExpertMapPredictor.kind] = int(distance)
-    deep = [kind for kind in kinds if reach.get(kind, 0) >= spec.num_layers]
-    if config.kind in deep:
+    reasons = {}
+    for kind in kinds:
+        if not set(collect_signals([kind])) <= {TraceSignal.WEIGHTS, *trace.signals}:
+            reasons[kind] = "the trace lacks its signals"
+        elif kind == TokenPredictor.kind and not trace.has_tokens:
+            reasons[kind] = (
+                "it needs token ids, which the trace does not have (a server records none)"
+            )
+        elif reach.get(kind, 0) >= spec.num_layers:
+            reasons[kind] = (
+                f"it forecasts {reach[kind]} layers ahead, but {spec.model_id} has "
+                f"{spec.num_layers} with experts"
+            )
+    if reason := reasons.get(config.kind):
         raise TrainError(
-            f"predictor={config.kind} forecasts {reach[config.kind]} layers ahead, but "
-            f"{spec.model_id} has {spec.num_layers} with experts: choose another predictor"
+            f"predictor={config.kind}: {reason}. Choose another predictor or another trace"
         )
-    return deep
-
-
-def leave_out_token_kinds(
-    config: PredictorConfig, kinds: Iterable[str], *, has_tokens: bool
-) -> list[str]:
-    """Returns the kinds that look at token ids, if the trace has none.
-
-    Raises:
-        TrainError: the selected kind is one of them.
-    """
-    blind = [] if has_tokens else [kind for kind in kinds if kind == TokenPredictor.kind]
-    if config.kind in blind:
-        raise TrainError(
-            f"predictor={config.kind} needs token ids, which this trace does not have (a server "
-            "records none): choose another predictor, or record a trace with moecast collect"
-        )
-    return blind
+    return reasons
 
 
 def options_by_kind(config: PredictorConfig) -> dict[str, dict[str, Any]]:

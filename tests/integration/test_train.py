@@ -228,8 +228,8 @@ def test_train__on_a_routing_log_skips_kinds_without_signals(
     results = read_results(tmp_path / "run")
     assert list(results["predictors"]) == ["eam-request", "popularity"]
     said = capsys.readouterr().err
-    assert "left out, because the trace lacks their signals: ['skip']" in said
-    assert "left out, because the trace has no token ids: ['token']" in said
+    assert "left out: skip: the trace lacks its signals" in said
+    assert "left out: token: it needs token ids" in said
 
 
 def test_gap_closed__is_nothing_where_there_is_no_gap() -> None:

@@ -18,7 +18,7 @@ from tests.builders.traces import make_spec, make_trace
 from train.accuracy import accuracy_table, score_layers
 from train.kinds import (
     collect_signals,
-    kinds_with_signals,
+    leave_out_kinds,
     list_compared_kinds,
     options_by_kind,
 )
@@ -136,7 +136,7 @@ def test_score__of_a_learning_predictor_changes_no_later_score(tmp_path: Path) -
 
 def test_routing_log__is_enough_for_kinds_without_hidden_states(tmp_path: Path) -> None:
     trace = make_trace(tmp_path / "t", signals=ROUTING_SIGNALS)
-    kinds = kinds_with_signals(KINDS, trace.signals)
+    kinds = KINDS.keys() - leave_out_kinds(PredictorConfig(kind="popularity"), KINDS, trace)
     eams = {"eam-sequence", "eam-request"}
     assert set(kinds) == {"token", "popularity", "dependency", "correlation", *eams}
     for name, made in count(trace, kinds).items():

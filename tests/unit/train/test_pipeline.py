@@ -19,7 +19,7 @@ from train.accuracy import accuracy_table, score_layers
 from train.config import TrainConfig
 from train.errors import TrainError
 from train.find_trace import find_trace
-from train.kinds import collect_signals, leave_out_deep_kinds
+from train.kinds import collect_signals, leave_out_kinds
 from train.nonlearned import make_skip
 from train.replay import budget_slots, describe_machines, first_tokens
 from train.routers import RouterWeights
@@ -160,10 +160,12 @@ def test_config__names_the_key_and_the_allowed_values(field: str) -> None:
 
 
 @pytest.mark.parametrize(("num_layers", "deep"), [(4, []), (3, ["expert-map"]), (2, ["stride"])])
-def test_deep_kinds__are_left_out_of_models_with_few_layers(num_layers: int, deep: list) -> None:
-    spec = make_spec(num_layers=num_layers)
-    left_out = leave_out_deep_kinds(PredictorConfig(kind="mlp"), KINDS, spec)
+def test_deep_kinds__are_left_out_of_models_with_few_layers(
+    num_layers: int, deep: list, tmp_path: Path
+) -> None:
+    trace = make_trace(tmp_path / "t", spec=make_spec(num_layers=num_layers))
+    left_out = leave_out_kinds(PredictorConfig(kind="mlp"), KINDS, trace)
     assert set(deep) <= set(left_out) <= {"stride", "expert-map"}
     for kind in left_out:
-        with pytest.raises(TrainError, match=f"predictor={kind} forecasts .* has {num_layers}"):
-            leave_out_deep_kinds(PredictorConfig(kind=kind), KINDS, spec)
+        with pytest.raises(TrainError, match=f"predictor={kind}: .* has {num_layers}"):
+            leave_out_kinds(PredictorConfig(kind=kind), KINDS, trace)
