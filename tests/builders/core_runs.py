@@ -26,7 +26,9 @@ from runtime.policy.forecast_scheduler import ForecastScheduler
 from runtime.policy.queue import PREFETCH_ORDERS
 from runtime.sim.hardware import MeasuredHardware, Overheads
 from runtime.sim.replay import replay
+from runtime.sim.step import ArrayStep
 from tests.builders.entries import tiny_spec
+from tests.builders.simulated import routed_step
 from tests.builders.spans import RecordedSpans
 
 SPEC = tiny_spec(num_layers=4, num_experts=8, top_k=2)
@@ -60,23 +62,6 @@ class RandomPredictor(Predictor):
         return [Forecast(layer, self._scores(self._num_rows))]
 
 
-class RandomStep:
-    """A step of the given routing, the first of several tokens."""
-
-    def __init__(self, experts_LTK: np.ndarray):
-        self.experts_LTK = experts_LTK
-        self.tokens_T = np.zeros(experts_LTK.shape[1], np.int64)
-        self.requests_T = np.zeros(experts_LTK.shape[1], np.int64)
-
-    def experts(self, layer: int) -> np.ndarray:
-        return self.experts_LTK[layer]
-
-    def gate_input(self, layer: int) -> np.ndarray:
-        return np.zeros((len(self.tokens_T), 1), np.float32)
-
-    layer_input = logits = gate_input
-
-
 def random_system(chance: random.Random, seed: int) -> SystemConfig:
     """Returns a system of random parts, with any eviction policy."""
     switches = ("chunked", "whole_requests", "early_preemption", "reordered", "cancel")
@@ -100,13 +85,11 @@ def run_replay(seed: int) -> dict[str, Any]:
     system = random_system(chance, seed)
     sizes = [5 if step % 20 == 0 else 1 for step in range(STEPS)]
     steps = [
-        RandomStep(
-            np.array(
-                [
-                    [rng.permutation(SPEC.num_experts)[: SPEC.top_k] for _ in range(size)]
-                    for _ in range(SPEC.num_layers)
-                ]
-            )
+        routed_step(
+            [
+                [rng.permutation(SPEC.num_experts)[: SPEC.top_k] for _ in range(size)]
+                for _ in range(SPEC.num_layers)
+            ]
         )
         for size in sizes
     ]
@@ -151,7 +134,7 @@ def run_replay(seed: int) -> dict[str, Any]:
     }
 
 
-def random_future(steps: list[RandomStep]) -> list[list[list[int]]]:
+def random_future(steps: list[ArrayStep]) -> list[list[list[int]]]:
     return [
         [np.unique(step.experts(layer)).tolist() for layer in range(SPEC.num_layers)]
         for step in steps

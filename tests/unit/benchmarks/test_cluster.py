@@ -1,51 +1,17 @@
 """Several simulated devices against timelines worked out by hand, and against one device."""
 
 import random
-from dataclasses import dataclass
 
-import numpy as np
 import pytest
 
 from benchmarks.cluster import Interconnect
 from runtime.config import HardwareConfig, ShapeConfig, SystemConfig
-from runtime.sim.hardware import Overheads, describe_hardware
-from runtime.sim.predictor_latency import PredictorLatencies
+from runtime.sim.hardware import describe_hardware
 from runtime.sim.replay import replay
+from tests.builders.simulated import routed_step, toy_machine
 from tests.builders.traces import make_spec
 
 SPEC = make_spec(num_layers=3, num_experts=8, top_k=2)
-
-
-@dataclass(frozen=True)
-class Machine:
-    """A layer takes 10 s and .1 s a token, an expert 1 s a token, a chunk 2 s (of three)."""
-
-    name: str = "toy"
-    predictor_seconds: float = 3.0
-    predictor_latencies: PredictorLatencies = PredictorLatencies()
-    chunk_bytes: tuple[int, ...] = (1, 1, 1)
-    overheads: Overheads = Overheads()
-
-    def transfer_seconds(self, num_bytes, *, tier=0):
-        return 2.0 * num_bytes
-
-    def layer_seconds(self, num_tokens):
-        return 10.0 if num_tokens == 1 else 10.0 + 0.1 * num_tokens
-
-    def expert_seconds(self, num_tokens):
-        return 1.0 * num_tokens
-
-
-class Step:
-    """`chosen[layer][token]` are a token's experts."""
-
-    def __init__(self, chosen, requests):
-        self.chosen = chosen
-        self.requests_T = np.array(requests)
-        self.tokens_T = np.zeros(len(requests), dtype=np.int64)
-
-    def experts(self, layer):
-        return np.array(self.chosen[layer])
 
 
 def run(steps, *, interconnect=None, slots=8, spec=SPEC, hardware=None, **switches):
@@ -54,7 +20,7 @@ def run(steps, *, interconnect=None, slots=8, spec=SPEC, hardware=None, **switch
         None,
         spec=spec,
         system=SystemConfig(**{"per_layer": False, **switches}),
-        hardware=hardware or Machine(),
+        hardware=hardware or toy_machine(),
         budget_slots=slots,
         interconnect=interconnect,
     )
@@ -71,7 +37,7 @@ def random_steps(seed, *, tokens=1, num=30):
     rng = random.Random(seed)
     layers, experts = SPEC.num_layers, range(SPEC.num_experts)
     return [
-        Step(
+        routed_step(
             [[rng.sample(experts, 2) for _ in range(tokens)] for _ in range(layers)],
             list(range(tokens)),
         )
@@ -95,7 +61,7 @@ def test_cluster__of_one_device_is_that_device(switches):
 def test_cluster__devices_fetch_and_compute_at_once():
     """Experts 0 and 1 of layer 0 are on two devices: 10 + 6 + 1 s, on one 10 + 12 + 1."""
     spec = make_spec(num_layers=1, num_experts=8, top_k=2)
-    step = Step([[[0, 1]]], [0])
+    step = routed_step([[[0, 1]]], [0])
     assert run([step], spec=spec).tpot_seconds == [23.0]
     stats = run([step], spec=spec, interconnect=together(devices=2))
     assert stats.tpot_seconds == [17.0]
@@ -106,14 +72,14 @@ def test_cluster__devices_fetch_and_compute_at_once():
 def test_cluster__a_layer_is_over_when_the_last_device_is():
     """0, 2 and 4 are the first device's: it fetches for 18 s while the other has one expert."""
     spec = make_spec(num_layers=1, num_experts=8, top_k=4)
-    stats = run([Step([[[0, 1, 2, 4]]], [0])], spec=spec, interconnect=together(devices=2))
+    stats = run([routed_step([[[0, 1, 2, 4]]], [0])], spec=spec, interconnect=together(devices=2))
     assert stats.tpot_seconds == [10.0 + 18.0 + 1.0]
 
 
 def test_cluster__tokens_travel_while_experts_are_fetched():
     """Fetching takes 6 s: 2 s there are hidden, 2 s back are not; resident, both are paid."""
     spec = make_spec(num_layers=1, num_experts=8, top_k=2)
-    step = Step([[[0, 1]]], [0])
+    step = routed_step([[[0, 1]]], [0])
     slow = together(devices=2, device_latency_seconds=2.0)
     assert run([step, step], spec=spec, interconnect=slow).tpot_seconds == [19.0, 15.0]
 
@@ -122,9 +88,10 @@ def test_cluster__machines_share_tokens_and_pay_for_what_crosses():
     """Four requests on two machines: each computes a layer for two; of an expert's four tokens two
     come over the network, 1 s a byte, and go back."""
     spec = make_spec(num_layers=1, num_experts=8, top_k=1)
-    step = Step([[[0]] * 4], [0, 1, 2, 3])
+    step = routed_step([[[0]] * 4], [0, 1, 2, 3])
+    machine = toy_machine(layer_per_token=0.1)
     network = together(nodes=2, node_bytes_per_second=1.0, node_latency_seconds=0.5)
-    stats = run([step, step], spec=spec, interconnect=network)
+    stats = run([step, step], spec=spec, interconnect=network, hardware=machine)
     fetching, travel, computing = 6.0, 2.5, 4.0
     assert stats.tpot_seconds == pytest.approx(
         [10.2 + fetching + computing + travel, 10.2 + travel + computing + travel]

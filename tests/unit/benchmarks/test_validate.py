@@ -9,17 +9,15 @@ from benchmarks.validate import ValidateCell
 from predictors.errors import MoecastError
 from runtime.config import BUILTIN_MODELS, SystemConfig
 from runtime.presets import load_system
-from runtime.sim.hardware import MeasuredHardware, Overheads
+from runtime.sim.hardware import Overheads
 from runtime.tools.verify.reference import token_prompts
+from tests.builders.simulated import toy_machine
 
 MODEL = "qwen2-moe-tiny"
-MACHINE = MeasuredHardware(
-    name="toy",
-    chunk_bytes=(1, 1, 1),
+MACHINE = toy_machine(
     transfer_fixed=1e-4,
     transfer_per_byte=0.0,
     layer_fixed=1e-3,
-    layer_per_token=0.0,
     expert_fixed=1e-4,
     expert_per_token=0.0,
     predictor_seconds=1e-4,

@@ -12,8 +12,8 @@ from predictors.config import PredictorConfig
 from predictors.registry import KINDS
 from runtime.config import HardwareConfig, ModelConfig, ShapeConfig
 from runtime.errors import BudgetError
-from runtime.sim.hardware import RooflineHardware
 from tests.builders.models import plain_eager, tiny_qwen2_moe
+from tests.builders.simulated import toy_accelerator
 from tests.builders.traces import make_spec, make_trace
 from train.accuracy import accuracy_table, score_layers
 from train.config import TrainConfig
@@ -25,17 +25,7 @@ from train.replay import budget_slots, describe_machines, first_tokens
 from train.routers import RouterWeights
 from train.table import show
 
-HARDWARE = RooflineHardware(
-    name="test",
-    link_bytes_per_second=1e9,
-    link_latency_seconds=0.0,
-    memory_bytes_per_second=1e9,
-    flops=1e12,
-    kernel_seconds=0.0,
-    predictor_seconds=0.0,
-    chunk_bytes=(100, 100, 100),
-    layer_bytes=1_000,
-)
+HARDWARE = toy_accelerator()
 
 
 class Oracle(Predictor):

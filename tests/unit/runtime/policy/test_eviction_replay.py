@@ -1,7 +1,6 @@
 """What a replay tells the eviction policy, and what it keeps from all but Belady."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -10,43 +9,12 @@ from predictors.base import Forecast, Predictor, Signal
 from runtime.config import SystemConfig
 from runtime.policy.eviction.recency import LruEviction
 from runtime.policy.eviction.registry import make_eviction_policy
-from runtime.sim.hardware import MeasuredHardware
 from runtime.sim.replay import replay
 from tests.builders.arena import random_routing, serve
 from tests.builders.entries import tiny_spec
+from tests.builders.simulated import routed_step, toy_machine
 
-HARDWARE = MeasuredHardware(
-    name="toy",
-    chunk_bytes=(1,),
-    transfer_fixed=1.0,
-    transfer_per_byte=0.0,
-    layer_fixed=1.0,
-    layer_per_token=0.0,
-    expert_fixed=0.1,
-    expert_per_token=0.0,
-    predictor_seconds=0.01,
-)
 SPEC = tiny_spec(num_layers=2, num_experts=8, top_k=2)
-
-
-@dataclass(frozen=True)
-class Step:
-    request: int
-    chosen_LTK: list
-
-    @property
-    def tokens_T(self):
-        return np.zeros(len(self.chosen_LTK[0]), dtype=np.int64)
-
-    @property
-    def requests_T(self):
-        return np.full(len(self.tokens_T), self.request)
-
-    def experts(self, layer):
-        return np.array(self.chosen_LTK[layer])
-
-    def gate_input(self, layer):
-        return np.zeros((len(self.tokens_T), 1), dtype=np.float32)
 
 
 class Spy(LruEviction):
@@ -87,7 +55,7 @@ def run(steps, predictor=None, slots=8, **system):
         predictor,
         spec=SPEC,
         system=SystemConfig(prefetch=predictor is not None, **system),
-        hardware=HARDWARE,
+        hardware=toy_machine(),
         budget_slots=slots,
     )
 
@@ -96,9 +64,9 @@ def test_replay__the_policy_sees_each_event_once_and_in_order(monkeypatch):
     spy = Spy()
     monkeypatch.setattr("runtime.policy.build.make_eviction_policy", lambda *_, **__: spy)
     steps = [
-        Step(7, [[[0, 1], [1, 2]], [[4, 5], [4, 5]]]),
-        Step(7, [[[0, 3]], [[6, 5]]]),
-        Step(8, [[[0, 3]], [[6, 5]]]),
+        routed_step([[[0, 1], [1, 2]], [[4, 5], [4, 5]]], 7),
+        routed_step([[[0, 3]], [[6, 5]]], 7),
+        routed_step([[[0, 3]], [[6, 5]]], 8),
     ]
     run(steps, Half(SPEC))
     chance = [0.0] * 3 + [0.5] + [0.0] * 4
@@ -125,7 +93,7 @@ def test_replay__the_policy_sees_each_event_once_and_in_order(monkeypatch):
 @pytest.mark.parametrize("per_layer", [True, False])
 def test_replay__misses_what_the_cache_alone_misses(per_layer):
     routing = random_routing(3, steps=80, layers=2, experts=8, top_k=2)
-    steps = [Step(0, [[layer] for layer in layers]) for layers in routing]
+    steps = [routed_step([[layer] for layer in layers]) for layers in routing]
     policy = make_eviction_policy("lru", num_layers=2, num_experts=8)
     expected = sum(map(len, serve(policy, routing, slots=8, per_layer=per_layer)))
     assert run(steps, eviction="lru", per_layer=per_layer).total.misses == expected
@@ -133,7 +101,7 @@ def test_replay__misses_what_the_cache_alone_misses(per_layer):
 
 def test_replay__belady_knows_the_future_of_an_iterator():
     routing = random_routing(4, steps=80, layers=2, experts=8, top_k=2)
-    steps = [Step(0, [[layer] for layer in layers]) for layers in routing]
+    steps = [routed_step([[layer] for layer in layers]) for layers in routing]
     best = run(iter(steps), eviction="belady").total
     assert best.requests == run(steps).total.requests == 320
     assert best.misses < 0.9 * run(steps).total.misses
@@ -141,7 +109,7 @@ def test_replay__belady_knows_the_future_of_an_iterator():
 
 def test_replay__options_reach_the_policy():
     routing = random_routing(4, steps=40, layers=2, experts=8, top_k=2)
-    steps = [Step(0, [[layer] for layer in layers]) for layers in routing]
+    steps = [routed_step([[layer] for layer in layers]) for layers in routing]
     forgetful = run(steps, eviction="lfu", eviction_options={"reset_on_eviction": True})
     assert forgetful.total.misses != run(steps, eviction="lfu").total.misses
     with pytest.raises(ValueError, match="option of lru eviction 'decays'"):

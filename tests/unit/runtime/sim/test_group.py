@@ -1,6 +1,6 @@
 """Groups of micro-batches in replays: by hand, and for any group against the lower bound."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,51 +12,28 @@ from predictors.errors import MoecastError
 from runtime.config import SystemConfig
 from runtime.presets import load_system
 from runtime.sim.group import GroupStep
-from runtime.sim.hardware import MeasuredHardware, Overheads
+from runtime.sim.hardware import Overheads
 from runtime.sim.lower_bound import bound_time
 from runtime.sim.replay import replay
 from tests.builders.entries import tiny_spec
+from tests.builders.simulated import routed_step, toy_machine
 from tests.builders.spans import RecordedSpans
 
 SPEC = tiny_spec(num_layers=2, num_experts=4, top_k=1)
-MACHINE = MeasuredHardware(
-    name="toy",
-    chunk_bytes=(1, 1, 1),
-    transfer_fixed=0.0,
-    transfer_per_byte=2.0,
-    layer_fixed=10.0,
-    layer_per_token=0.0,
-    expert_fixed=1.0,
-    expert_per_token=1.0,
-    predictor_seconds=0.0,
-)
+MACHINE = toy_machine(expert_fixed=1.0, predictor_seconds=0.0)
 """An expert comes in 6 s; a layer takes 10 s, an expert 1 s and 1 s a token."""
 AT_ONCE = SystemConfig(prefetch=False, chunked=False, reordered=False, per_layer=False)
 
 
-@dataclass(frozen=True)
-class MicroBatch:
-    """A decode step; `chosen` are the experts of each layer, one for each request."""
-
-    first_request: int
-    chosen: tuple[tuple[int, ...], ...]
-
-    @property
-    def tokens_T(self):
-        return np.zeros(len(self.chosen[0]), dtype=np.int64)
-
-    @property
-    def requests_T(self):
-        return self.first_request + np.arange(len(self.chosen[0]))
-
-    def experts(self, layer):
-        return np.array(self.chosen[layer])[:, None]
+def micro_batch(first_request, layers):
+    """A decode step, given by the experts of each layer, one for each request."""
+    return routed_step(layers, first_request + np.arange(len(layers[0])))
 
 
 def group(*batches, **options):
     """A group of micro-batches, each given by the experts of its layers."""
     starts = np.cumsum([0, *(len(layers[0]) for layers in batches)]).tolist()
-    micro_batches = [MicroBatch(i, layers) for i, layers in zip(starts, batches, strict=False)]
+    micro_batches = [micro_batch(i, layers) for i, layers in zip(starts, batches, strict=False)]
     return GroupStep(micro_batches, **options)
 
 
@@ -91,7 +68,7 @@ def test_group__requests_experts_of_a_micro_batch_at_once():
 
 def test_group__of_one_is_an_ordinary_step():
     layers = ((2, 0), (1, 1))
-    plain, plain_spans = run([MicroBatch(0, layers)])
+    plain, plain_spans = run([micro_batch(0, layers)])
     grouped, spans = run([group(layers)])
     assert (grouped.tpot_seconds, spans) == (plain.tpot_seconds, plain_spans)
 

@@ -6,18 +6,13 @@ import pytest
 
 from predictors.errors import MoecastError
 from runtime.config import SystemConfig
-from runtime.sim.hardware import RooflineHardware
 from runtime.sim.replay import replay
-from tests.unit.runtime.sim.test_simulator import SPEC, Machine, Step
+from tests.builders.simulated import one_token, toy_accelerator, toy_machine
+from tests.unit.runtime.sim.test_simulator import SPEC
 
-MACHINE = RooflineHardware(
-    name="toy",
+MACHINE = toy_accelerator(
     link_bytes_per_second=1.0,
-    link_latency_seconds=0.0,
     memory_bytes_per_second=6.0,
-    flops=1e9,
-    kernel_seconds=0.0,
-    predictor_seconds=0.0,
     chunk_bytes=(2, 2, 2),
     layer_bytes=60,
     host_memory_bytes_per_second=4.0,
@@ -33,8 +28,8 @@ def run(steps, *, hybrid=True, machine=MACHINE, slots=8):
 
 
 def test_hybrid__a_miss_takes_the_time_of_the_processor():
-    stats = run([Step((0, 1))])
-    assert run([Step((0, 1))], hybrid=False).tpot_seconds == [34.0]
+    stats = run([one_token(0, 1)])
+    assert run([one_token(0, 1)], hybrid=False).tpot_seconds == [34.0]
     assert stats.tpot_seconds == [24.0]
     assert stats.total.computed_below == stats.total.misses == 2
     assert stats.total.bytes_moved == 0
@@ -42,7 +37,7 @@ def test_hybrid__a_miss_takes_the_time_of_the_processor():
 
 def test_hybrid__copies_where_the_processor_is_slower():
     slow = replace(MACHINE, host_flops=0.1)
-    stats = run([Step((0, 1))] * 2, machine=slow)
+    stats = run([one_token(0, 1)] * 2, machine=slow)
     assert stats.tpot_seconds == [34.0, 22.0]
     assert (stats.total.computed_below, stats.total.hits) == (0, 2)
 
@@ -50,13 +45,13 @@ def test_hybrid__copies_where_the_processor_is_slower():
 def test_hybrid__an_expert_must_lie_in_host_memory():
     """Each layer's expert comes from disk once, and is then computed where it lies."""
     machine = replace(MACHINE, store_bytes_per_second=1.0)
-    stats = run([Step((0, 1)), Step((2, 3)), Step((0, 1))], machine=machine, slots=(2, 8))
+    stats = run([one_token(0, 1), one_token(2, 3), one_token(0, 1)], machine=machine, slots=(2, 8))
     assert stats.total.misses == 6
     assert stats.total.computed_below == 2
     assert stats.tpot_seconds[2] == 24.0
 
 
 def test_hybrid__needs_hardware_that_describes_host_memory():
-    for machine in (Machine(), replace(MACHINE, host_memory_bytes_per_second=1.0)):
+    for machine in (toy_machine(), replace(MACHINE, host_memory_bytes_per_second=1.0)):
         with pytest.raises(MoecastError, match="hardware=toy describes no host memory"):
-            run([Step((0, 1))], machine=machine)
+            run([one_token(0, 1)], machine=machine)

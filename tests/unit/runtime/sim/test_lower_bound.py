@@ -1,6 +1,6 @@
 """The time that no system can beat: by hand, against every possible run, and against replays."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -9,62 +9,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.presets import load_system
-from runtime.sim.hardware import MeasuredHardware, Overheads, RooflineHardware
+from runtime.sim.hardware import Overheads
 from runtime.sim.lower_bound import bound_time, count_least_misses
 from runtime.sim.replay import replay
+from runtime.sim.step import ArrayStep
 from tests.builders.entries import tiny_spec
+from tests.builders.simulated import one_token, routed_step, toy_accelerator, toy_machine
 
 SPEC = tiny_spec(num_layers=3, num_experts=8, top_k=2)
-MEASURED = MeasuredHardware(
-    name="toy",
-    chunk_bytes=(1, 1, 1),
-    transfer_fixed=0.0,
-    transfer_per_byte=2.0,
-    layer_fixed=1.0,
-    layer_per_token=0.0,
-    expert_fixed=0.0,
-    expert_per_token=1.0,
-    predictor_seconds=0.0,
-)
+MEASURED = toy_machine(layer_fixed=1.0, predictor_seconds=0.0)
 """An expert comes in 6 s; a layer takes 1 s and an expert 1 s a token."""
-TWO_TIERS = RooflineHardware(
-    name="disk",
+TWO_TIERS = toy_accelerator(
     link_bytes_per_second=1.0,
     link_latency_seconds=0.1,
     memory_bytes_per_second=100.0,
-    flops=1e9,
     kernel_seconds=0.01,
-    predictor_seconds=0.0,
     chunk_bytes=(1, 1, 1),
     layer_bytes=1,
     store_bytes_per_second=0.4,
     host_share=0.6,
 )
-TWO_READERS = MeasuredHardware(
-    **{
-        **{name: getattr(MEASURED, name) for name in MEASURED.__dataclass_fields__},
-        "overheads": Overheads(num_readers=2, transfer_speed_together=0.8),
-    }
-)
+TWO_READERS = replace(MEASURED, overheads=Overheads(num_readers=2, transfer_speed_together=0.8))
 
 
-@dataclass(frozen=True)
-class Step:
-    """A step of one request; `chosen` are each layer's experts of each token."""
-
-    chosen: tuple[tuple[tuple[int, ...], ...], ...]
-
-    @property
-    def tokens_T(self):
-        return np.zeros(len(self.chosen[0]), dtype=np.int64)
-
-    requests_T = tokens_T
-
-    def experts(self, layer):
-        return np.array(self.chosen[layer])
-
-
-def random_steps(seed: int, *, num_steps: int, prefill_tokens: int = 6) -> list[Step]:
+def random_steps(seed: int, *, num_steps: int) -> list[ArrayStep]:
     rng = np.random.default_rng(seed)
     weights = 1.0 / np.arange(1, SPEC.num_experts + 1)
     weights /= weights.sum()
@@ -72,10 +40,9 @@ def random_steps(seed: int, *, num_steps: int, prefill_tokens: int = 6) -> list[
     def choose() -> tuple[int, ...]:
         return tuple(rng.choice(SPEC.num_experts, SPEC.top_k, replace=False, p=weights).tolist())
 
-    counts = [prefill_tokens if i % 20 == 0 else 1 for i in range(num_steps)]
+    counts = [6 if i % 20 == 0 else 1 for i in range(num_steps)]
     return [
-        Step(tuple(tuple(choose() for _ in range(n)) for _ in range(SPEC.num_layers)))
-        for n in counts
+        routed_step([[choose() for _ in range(n)] for _ in range(SPEC.num_layers)]) for n in counts
     ]
 
 
@@ -112,7 +79,7 @@ def test_least_misses__no_run_transfers_less(layers, num_slots) -> None:
 
 
 def test_bound__is_the_computation_once_all_is_resident() -> None:
-    steps = [Step((((0, 1),), ((2, 3),), ((4, 5),)))] * 8
+    steps = [routed_step([[(0, 1)], [(2, 3)], [(4, 5)]])] * 8
     bound = bound_time(steps, spec=SPEC, hardware=MEASURED, num_slots=24)
     # Three layers of 1 s, each with two experts of 1 s.
     assert bound.decode_seconds == 8 * 9.0
@@ -123,7 +90,7 @@ def test_bound__is_the_computation_once_all_is_resident() -> None:
 def test_bound__counts_the_transfers_that_the_link_must_make() -> None:
     # Two experts take turns. One was there and stays; the other is fetched in its five steps.
     spec = tiny_spec(num_layers=1, num_experts=2, top_k=1)
-    steps = [Step((((i % 2,),),)) for i in range(10)]
+    steps = [one_token(i % 2) for i in range(10)]
     bound = bound_time(steps, spec=spec, hardware=MEASURED, num_slots=1)
     assert bound.decode_seconds == 5 * 6.0
 

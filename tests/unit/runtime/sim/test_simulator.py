@@ -1,6 +1,6 @@
 """The simulator's clock against timelines worked out by hand."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,46 +12,12 @@ from runtime.sim.predictor_latency import PredictorLatencies, TokenLatency
 from runtime.sim.replay import replay
 from runtime.sim.step import batch_steps
 from tests.builders.entries import tiny_spec
+from tests.builders.simulated import one_token, routed_step, toy_accelerator, toy_machine
 
 SPEC = tiny_spec(num_experts=4, top_k=1, hidden_size=1)
-
-
-@dataclass(frozen=True)
-class Machine:
-    """A layer takes 10 s, an expert 1 s, a chunk 2 s (three of them: 6 s), a prediction 3 s;
-    into a second tier, a chunk takes 4 s."""
-
-    name: str = "toy"
-    predictor_seconds: float = 3.0
-    predictor_latencies: PredictorLatencies = PredictorLatencies()
-    chunk_bytes: tuple[int, ...] = (1, 1, 1)
-    overheads: Overheads = Overheads()
-
-    def transfer_seconds(self, num_bytes: int, *, tier: int = 0) -> float:
-        return (2.0 if tier == 0 else 4.0) * num_bytes
-
-    def layer_seconds(self, num_tokens: int) -> float:
-        return 10.0
-
-    def expert_seconds(self, num_tokens: int) -> float:
-        return 1.0 * num_tokens
-
-
-@dataclass(frozen=True)
-class Step:
-    chosen: tuple[int, ...]
-
-    @property
-    def tokens_T(self):
-        return np.zeros(1, dtype=np.int64)
-
-    requests_T = tokens_T
-
-    def experts(self, layer):
-        return np.array([[self.chosen[layer]]])
-
-    def gate_input(self, layer):
-        return np.zeros((1, 1), dtype=np.float32)
+STEP = one_token(0, 1)
+PROMPT = routed_step([range(4), range(4)])
+"""A prefill of four tokens: one for each expert, on both layers."""
 
 
 class Knows(Predictor):
@@ -72,13 +38,13 @@ class Knows(Predictor):
         return (Forecast(1, scores),)
 
 
-def run(predictor, steps=(Step((0, 1)),), slots=8, **system):
+def run(predictor, steps=(STEP,), slots=8, **system):
     return replay(
         steps,
         predictor,
         spec=SPEC,
         system=SystemConfig(**system),
-        hardware=Machine(),
+        hardware=toy_machine(),
         budget_slots=slots,
     )
 
@@ -108,7 +74,7 @@ def test_replay__a_wrong_forecast_on_an_idle_link_is_free():
 
 
 def test_replay__what_stays_in_the_arena_is_a_hit():
-    stats = run(None, steps=[Step((0, 1))] * 3)
+    stats = run(None, steps=[STEP] * 3)
     assert stats.tpot_seconds == [34.0, 22.0, 22.0]
     assert stats.total.hit_rate == pytest.approx(4 / 6)
 
@@ -117,20 +83,8 @@ def test_replay__prefetch_off_ignores_the_predictor():
     assert run(Knows(1), prefetch=False).tpot_seconds == [34.0]
 
 
-@dataclass(frozen=True)
-class Prompt(Step):
-    """A prefill of four tokens: one for each expert, on both layers."""
-
-    @property
-    def tokens_T(self):
-        return np.zeros(4, dtype=np.int64)
-
-    def experts(self, layer):
-        return np.arange(4)[:, None]
-
-
 def test_replay__phases_are_counted_apart():
-    stats = run(None, steps=[Prompt(()), Step((0, 1))])
+    stats = run(None, steps=[PROMPT, STEP])
     assert [counters.misses for counters in stats.prefill] == [4, 4]
     assert [counters.hits for counters in stats.decode] == [1, 1]
     assert len(stats.ttft_seconds) == len(stats.tpot_seconds) == 1
@@ -139,20 +93,30 @@ def test_replay__phases_are_counted_apart():
 
 
 def test_replay__decode_steps_between_two_prefills_are_a_run():
-    decode = Step((0, 1))
-    stats = run(None, steps=[decode, Prompt(()), Prompt(()), decode, decode, Prompt(()), decode])
+    decode = STEP
+    stats = run(None, steps=[decode, PROMPT, PROMPT, decode, decode, PROMPT, decode])
     assert [len(run) for run in stats.decode_runs] == [1, 2, 1]
     assert sum(stats.decode_runs, []) == stats.tpot_seconds
+
+
+TWO_LINKS = toy_accelerator(
+    link_bytes_per_second=0.5,
+    store_bytes_per_second=0.25,
+    memory_bytes_per_second=3.0,
+    chunk_bytes=(1, 1, 1),
+    layer_bytes=30,
+)
+"""The same times; into a second tier, a chunk takes 4 s."""
 
 
 def test_replay__a_chunk_moves_up_while_the_next_is_read():
     system = SystemConfig(prefetch=False)
     stats = replay(
-        [Step((1, 2)), Step((1, 2))],
+        [one_token(1, 2), one_token(1, 2)],
         None,
         spec=SPEC,
         system=system,
-        hardware=Machine(),
+        hardware=TWO_LINKS,
         budget_slots=(1, 8),
     )
     # Cold: router at 10, chunks read by 14, 18, 22 and copied by 16, 20, 24, computed at 25; the
@@ -160,17 +124,8 @@ def test_replay__a_chunk_moves_up_while_the_next_is_read():
     assert stats.tpot_seconds == [50.0, 34.0]
 
 
-@dataclass(frozen=True)
-class Row(Step):
-    request: int = 0
-
-    @property
-    def requests_T(self):
-        return np.full(len(self.tokens_T), self.request, dtype=np.int64)
-
-
 def test_replay__a_token_of_each_request_is_one_decode_step():
-    rows = [Row((0, 1), 0), Row((0, 1), 0), Row((0, 2), 1), Row((0, 2), 1)]
+    rows = [STEP] * 2 + [one_token(0, 2, request=1)] * 2
     stats = run(None, steps=batch_steps(rows, 2), prefetch=False)
     assert stats.ttft_seconds == []
     # Layer 0: a layer, one transfer, two tokens on the expert. Layer 1: two transfers (12), of
@@ -181,7 +136,7 @@ def test_replay__a_token_of_each_request_is_one_decode_step():
 
 
 def test_replay__totals_after_each_step_add_up():
-    stats = run(None, steps=(Step((0, 1)), Step((0, 2))))
+    stats = run(None, steps=(STEP, one_token(0, 2)))
     first, last = stats.step_totals
     assert (first.requests, first.hits, first.decode_stall_seconds) == (2, 0, 12.0)
     assert (last.requests, last.hits, last.decode_stall_seconds) == (4, 1, 18.0)
@@ -191,7 +146,7 @@ def test_replay__totals_after_each_step_add_up():
 
 
 def test_replay__percentiles_are_those_of_the_steps():
-    figures = run(None, steps=[Step((0, 1))] * 3).as_dict()
+    figures = run(None, steps=[STEP] * 3).as_dict()
     assert figures["tpot_seconds"] == 22.0
     assert figures["tpot_seconds_p95"] == pytest.approx(22.0 + 12 * 0.9)
     assert figures["tpot_seconds_p99"] == pytest.approx(22.0 + 12 * 0.98)
@@ -199,31 +154,20 @@ def test_replay__percentiles_are_those_of_the_steps():
 
 
 def test_replay__predictions_are_added_up():
-    assert run(Knows(1), steps=[Step((0, 1))] * 2).predictor_seconds == 6.0
+    assert run(Knows(1), steps=[STEP] * 2).predictor_seconds == 6.0
 
 
 def test_replay__in_id_order_later_experts_hold_no_slot():
-    @dataclass(frozen=True)
-    class Prompt(Step):
-        """All four experts of layer 0, then one of layer 1; three slots in all."""
-
-        def experts(self, layer):
-            return np.arange(4)[:, None] if layer == 0 else np.full((4, 1), self.chosen[1])
-
-        @property
-        def tokens_T(self):
-            return np.zeros(4, dtype=np.int64)
-
-        requests_T = tokens_T
-
+    # All four experts of layer 0, then one of layer 1; three slots in all.
+    prompt = routed_step([range(4), [0] * 4])
     # The first prompt leaves experts 2 and 3 of layer 0, which the second asks for again: with both
     # pinned and the third slot for expert 1, its expert 0 would wait for ever.
     stats = replay(
-        [Prompt((0, 0)), Prompt((0, 0))],
+        [prompt, prompt],
         None,
         spec=SPEC,
         system=SystemConfig(prefetch=False, reordered=False, per_layer=False),
-        hardware=Machine(),
+        hardware=toy_machine(),
         budget_slots=3,
     )
     # A layer takes 10 s, then the link fetches its experts without a pause (6 s each) and the last
@@ -238,22 +182,22 @@ def timed(predictor, steps, *, slots=8, system=None, **overheads):
         predictor,
         spec=SPEC,
         system=system or SystemConfig(),
-        hardware=Machine(overheads=Overheads(**overheads)),
+        hardware=toy_machine(overheads=Overheads(**overheads)),
         budget_slots=slots,
     )
 
 
 def test_overheads__each_step_pays_for_its_parts_outside_layers():
-    assert timed(None, [Step((0, 1))], step_seconds=5.0).tpot_seconds == [39.0]
+    assert timed(None, [STEP], step_seconds=5.0).tpot_seconds == [39.0]
 
 
 def test_overheads__each_transfer_pays_for_its_thread():
     # Two misses of three chunks.
-    assert timed(None, [Step((0, 1))], task_seconds=0.5).tpot_seconds == [34.0 + 6 * 0.5]
+    assert timed(None, [STEP], task_seconds=0.5).tpot_seconds == [34.0 + 6 * 0.5]
 
 
 def test_overheads__an_inline_predictor_delays_computing():
-    stats = timed(Knows(1), [Step((0, 1))], predictor_inline=True)
+    stats = timed(Knows(1), [STEP], predictor_inline=True)
     # Forecast at 13, first chunk from then on; routed at 13: the layer's own miss comes first, but
     # for the chunk under way. 15-21 the miss, computed at 22; the rest of the forecast by 25.
     assert stats.tpot_seconds == [13.0 + 2 + 6 + 1 + 10 + 1]
@@ -262,8 +206,8 @@ def test_overheads__an_inline_predictor_delays_computing():
 
 def test_overheads__a_synchronous_system_delays_computing():
     system = SystemConfig(synchronous=True)
-    stats = timed(Knows(1), [Step((0, 1))], system=system)
-    assert stats.tpot_seconds == timed(Knows(1), [Step((0, 1))], predictor_inline=True).tpot_seconds
+    stats = timed(Knows(1), [STEP], system=system)
+    assert stats.tpot_seconds == timed(Knows(1), [STEP], predictor_inline=True).tpot_seconds
 
 
 def test_replay__a_predictor_is_charged_its_own_latency():
@@ -274,15 +218,15 @@ def test_replay__a_predictor_is_charged_its_own_latency():
             "knows": TokenLatency(one_us=4.0, more_us=2.0),
         },
     )
-    machine = Machine(predictor_latencies=latencies)
+    machine = toy_machine(predictor_latencies=latencies)
 
     def charged(step):
         return replay(
             [step], Knows(1), spec=SPEC, system=SystemConfig(), hardware=machine, budget_slots=8
         ).predictor_seconds
 
-    assert charged(Step((0, 1))) == 3.0 * 4 / 2
-    assert charged(Prompt(())) == 3.0 * (4 + 3 * 2) / 2
+    assert charged(STEP) == 3.0 * 4 / 2
+    assert charged(PROMPT) == 3.0 * (4 + 3 * 2) / 2
 
 
 class Slow(Knows):
@@ -299,11 +243,11 @@ def test_replay__late_events_are_skipped_without_a_state(is_stateless, predictio
     predictor = Slow(1)
     predictor.stateless = is_stateless
     stats = replay(
-        [Step((0, 1, 2))] * 2,
+        [one_token(0, 1, 2)] * 2,
         predictor,
         spec=replace(SPEC, num_layers=3),
         system=SystemConfig(),
-        hardware=Machine(predictor_seconds=100.0),
+        hardware=toy_machine(predictor_seconds=100.0),
         budget_slots=12,
     )
     first = 3 * (10 + 6 + 1)
@@ -317,19 +261,19 @@ def test_replay__late_events_are_skipped_without_a_state(is_stateless, predictio
 def test_overheads__two_readers_read_concurrently():
     # Layer 0: router at 10. Chunks of expert 0: one at a time, on either reader: 16, computed
     # at 17. A prompt's four experts on two readers: two at a time.
-    assert timed(None, [Step((0, 1))], num_readers=2).tpot_seconds == [34.0]
-    (alone,) = timed(None, [Prompt(())], slots=8).ttft_seconds
-    (both,) = timed(None, [Prompt(())], slots=8, num_readers=2).ttft_seconds
+    assert timed(None, [STEP], num_readers=2).tpot_seconds == [34.0]
+    (alone,) = timed(None, [PROMPT], slots=8).ttft_seconds
+    (both,) = timed(None, [PROMPT], slots=8, num_readers=2).ttft_seconds
     # 12 chunks one after another take 24 s; two at a time 12, and what is computed between.
     assert alone == 2 * (10 + 24 + 1)
     assert both < alone - 10
-    halved = timed(None, [Prompt(())], slots=8, num_readers=2, transfer_speed_together=0.5)
+    halved = timed(None, [PROMPT], slots=8, num_readers=2, transfer_speed_together=0.5)
     # Two at half the speed are no faster than one after another.
     assert halved.ttft_seconds[0] >= alone - 2
 
 
 def test_overheads__reads_and_computing_slow_each_other():
-    steps = [Step((0, 1))]
+    steps = [STEP]
     # Fetched on the forecast: 16-22, while layer 1 computes 17-27; 5 s of it at half speed.
     stats = timed(Knows(1), steps, compute_speed_transferring=0.5)
     # Expert 0 computes 16-18 (1 s at half speed), layer 1 from 18: 4 s at half speed until 22.

@@ -1,6 +1,6 @@
 """The papers' systems as configurations, and each knob that they need against cases by hand."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,10 +13,9 @@ from runtime.policy.eviction.registry import make_eviction_policy
 from runtime.policy.forecast_scheduler import ForecastScheduler
 from runtime.policy.queue import PREFETCH_ORDERS
 from runtime.presets import load_system, system_names
-from runtime.sim.hardware import MeasuredHardware
 from runtime.sim.replay import replay
 from tests.builders.entries import tiny_spec
-from tests.unit.runtime.sim.test_simulator import Step
+from tests.builders.simulated import one_token, routed_step, toy_machine
 
 NAMES = system_names()
 PAPERS = {
@@ -25,18 +24,6 @@ PAPERS = {
     *("oracle", "moecast"),
 }
 SPEC = tiny_spec(num_layers=2, num_experts=4, top_k=1)
-MACHINE = MeasuredHardware(
-    name="toy",
-    chunk_bytes=(1, 1, 1),
-    transfer_fixed=0.0,
-    transfer_per_byte=2.0,
-    layer_fixed=10.0,
-    layer_per_token=0.0,
-    expert_fixed=0.0,
-    expert_per_token=1.0,
-    predictor_seconds=3.0,
-)
-"""An expert comes in 6 s; a layer takes 10 s, an expert 1 s a token, a forecast 3 s."""
 
 
 def test_systems__are_those_of_the_design() -> None:
@@ -61,11 +48,11 @@ def test_system__names_parts_that_exist(name: str) -> None:
 
 def times(chosen=None, *, steps=((0, 1),) * 3, slots=8, predictor=None, **options):
     stats = replay(
-        [Step(experts) for experts in steps],
+        [one_token(*experts) for experts in steps],
         predictor,
         spec=SPEC,
         system=chosen or SystemConfig(**options),
-        hardware=MACHINE,
+        hardware=toy_machine(),
         budget_slots=slots,
     )
     return stats.tpot_seconds
@@ -163,14 +150,6 @@ def test_priority__of_fmoe_is_probability_over_distance() -> None:
 TWO = tiny_spec(num_layers=1, num_experts=4, top_k=2)
 
 
-@dataclass(frozen=True)
-class PairStep(Step):
-    """One token that is routed to two experts of one layer."""
-
-    def experts(self, layer):
-        return np.array([self.chosen])
-
-
 def pair_times(name: str) -> list[float]:
     """Times of three steps of an empty cache with LRU and without forecasts."""
     bare = {
@@ -180,11 +159,11 @@ def pair_times(name: str) -> list[float]:
         "fill_first_layers": False,
     }
     stats = replay(
-        [PairStep((1, 3)), PairStep((1, 2)), PairStep((0, 2))],
+        [routed_step([[pair]]) for pair in ((1, 3), (1, 2), (0, 2))],
         None,
         spec=TWO,
         system=replace(load_system(name), **bare),
-        hardware=MACHINE,
+        hardware=toy_machine(),
         budget_slots=3,
     )
     return stats.tpot_seconds
@@ -256,8 +235,8 @@ def test_oracle__fetches_for_the_steps_that_it_knows() -> None:
     # link is idle from then on, unless the next step is known: its first fetch begins 1 s earlier.
     def seconds(known_steps: int | None) -> list[float]:
         system = replace(load_system("oracle"), eviction_options={"known_steps": known_steps})
-        steps = [Step(chosen) for chosen in ((0, 1), (2, 3), (2, 3))]
-        machine = replace(MACHINE, layer_fixed=1.0)
+        steps = [one_token(*chosen) for chosen in ((0, 1), (2, 3), (2, 3))]
+        machine = toy_machine(layer_fixed=1.0)
         options = {"spec": SPEC, "system": system, "hardware": machine, "budget_slots": 8}
         return replay(steps, None, **options).tpot_seconds
 

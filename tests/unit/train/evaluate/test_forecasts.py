@@ -10,19 +10,14 @@ import pytest
 
 from predictors.base import Forecast, Predictor, Signal
 from runtime.config import SystemConfig
-from runtime.sim.hardware import RooflineHardware
 from runtime.sim.replay import replay
 from runtime.sim.step import batch_steps
+from tests.builders.simulated import toy_accelerator
 from tests.builders.traces import make_trace
 from train.evaluate.forecasts import record_forecasts, routing_only
 from train.nonlearned import FITS
 
-MACHINE = RooflineHardware(
-    name="toy",
-    link_bytes_per_second=1e9,
-    link_latency_seconds=1e-6,
-    memory_bytes_per_second=1e10,
-    flops=1e12,
+MACHINE = toy_accelerator(
     kernel_seconds=1e-6,
     predictor_seconds=1e-6,
     chunk_bytes=(10_000, 10_000, 10_000),

@@ -11,7 +11,7 @@ import pytest
 
 from collect.traces import Trace
 from runtime.config import SystemConfig
-from runtime.sim.hardware import RooflineHardware
+from tests.builders.simulated import toy_accelerator
 from tests.builders.traces import make_spec, make_trace
 from train.config import TrainConfig
 from train.nonlearned import fit_correlation, fit_popularity, fit_token
@@ -20,17 +20,7 @@ from train.report.routing import cumulative_LE, share_of_choices
 from train.residual import ResidualStack
 from train.scoring import EvalContext, score_predictor
 
-HARDWARE = RooflineHardware(
-    name="test",
-    link_bytes_per_second=1e9,
-    link_latency_seconds=0.0,
-    memory_bytes_per_second=1e12,
-    flops=1e12,
-    kernel_seconds=1e-6,
-    predictor_seconds=1e-5,
-    chunk_bytes=(100, 100, 100),
-    layer_bytes=1_000,
-)
+HARDWARE = toy_accelerator(kernel_seconds=1e-6, predictor_seconds=1e-5)
 FIGURES = {
     "accuracy-by-layer",
     "good-pred-by-horizon",
