@@ -6,7 +6,7 @@ from typing import Any
 
 from runtime.errors import PromptFileError
 
-TEXT_PARTS = ("text", "input_text", "output_text")
+TEXT_PARTS = ("text", "input_text", "output_text", "reasoning_text", "summary_text")
 """Kinds of parts with a text, in OpenAI's two APIs."""
 
 

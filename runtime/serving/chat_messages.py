@@ -1,5 +1,6 @@
 """Messages of a chat, in OpenAI's shape and as clients send the answers of other servers back."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, model_validator
@@ -19,16 +20,14 @@ from runtime.serving.body_fields import (
 
 HINTS = frozenset({"cache_control", "prompt_cache_breakpoint"})
 """Other providers' advice on what to cache."""
-
-
 ToolName = Annotated[Text, Field(min_length=1, max_length=128)]
 
 
 class TextPart(RequestBody):
-    type: Literal["text", "input_text", "output_text"]
+    type: Literal["text", "input_text", "output_text", "reasoning_text", "summary_text"]
     text: Text
 
-    ignored_fields: ClassVar[frozenset[str]] = HINTS | {"annotations"}
+    ignored_fields: ClassVar[frozenset[str]] = HINTS | {"annotations", "citations", "logprobs"}
 
     @classmethod
     def check_fields(cls, fields: dict[str, Any]) -> None:
@@ -37,6 +36,13 @@ class TextPart(RequestBody):
             # The part's content is in a field with the name of its type.
             field = kind if kind in fields else "type"
             raise FieldError("the model reads text only; send parts of type 'text'", field=field)
+
+
+def join_parts(content: str | Sequence[TextPart] | None) -> str:
+    """The text of a content."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part.text for part in content)
 
 
 Content = Annotated[
@@ -102,9 +108,7 @@ class ChatMessage(RequestBody):
 
     @property
     def text(self) -> str:
-        if isinstance(self.content, list):
-            return "".join(part.text for part in self.content)
-        return self.content or ""
+        return join_parts(self.content)
 
 
 def bound_parts(given: Any) -> Any:

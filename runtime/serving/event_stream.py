@@ -78,7 +78,8 @@ async def stream_events(response: ResponseBuilder) -> AsyncIterator[str]:
         for event in response.end():
             yield format_event(event)
     except RequestError as error:
-        yield format_event(response.failure(error))
+        for event in response.failure(error):
+            yield format_event(event)
     if response.last_line:
         yield response.last_line
 

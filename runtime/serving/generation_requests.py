@@ -154,21 +154,26 @@ def parse_completion(
     return build_request(body, prompts, samplings)
 
 
-def parse_chat(body: ChatRequest, info: ModelInfo, limits: RequestLimits) -> GenerationRequest:
+def parse_chat(
+    body: ChatRequest, info: ModelInfo, limits: RequestLimits, *, param: str = "messages"
+) -> GenerationRequest:
     """Render a chat's messages with the model's template and read its options.
+
+    Args:
+        param: the field of the client's request that has the messages.
 
     Raises:
         RequestError: the subclass names the cause.
         ChatError: the template rejects the messages.
     """
     check_limits(body, info, limits)
-    tokens = render_messages(body.messages, body, info)
-    require_tokens(tokens, info, param="messages")
+    tokens = render_messages(body.messages, body, info, param=param)
+    require_tokens(tokens, info, param=param)
     max_tokens = body.max_completion_tokens or body.max_tokens
     sampling = resolve_sampling(
         body,
         info,
-        max_new_tokens=resolve_max_tokens(len(tokens), info, limits, max_tokens, param="messages"),
+        max_new_tokens=resolve_max_tokens(len(tokens), info, limits, max_tokens, param=param),
         num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         more_stops=info.end_of_turn.strings,
         more_stop_ids=info.end_of_turn.token_ids,
@@ -249,7 +254,11 @@ def encode_prompt(
 
 
 def render_messages(
-    messages: list[ChatMessage], options: TemplateOptions, info: ModelInfo
+    messages: list[ChatMessage],
+    options: TemplateOptions,
+    info: ModelInfo,
+    *,
+    param: str = "messages",
 ) -> list[int]:
     """Token ids of messages and tools, as the model's chat template writes them.
 
@@ -269,7 +278,7 @@ def render_messages(
     return render(
         info.tool_template.messages(messages),
         info.tokenizer,
-        check_text=partial(require_text_length, info=info, param="messages"),
+        check_text=partial(require_text_length, info=info, param=param),
         tools=tools,
         options=options.template_options,
     )

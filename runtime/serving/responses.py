@@ -135,9 +135,9 @@ class ResponseBuilder(ABC):
         """The events after all choices have ended."""
         return ()
 
-    def failure(self, error: RequestError) -> dict[str, Any]:
-        """The event of an error, which ends the stream."""
-        return error.body()
+    def failure(self, error: RequestError) -> Iterable[dict[str, Any]]:
+        """The events of an error, which ends the stream."""
+        return [error.body()]
 
     def _usage(self) -> dict[str, int]:
         usage = self.stream.usage()

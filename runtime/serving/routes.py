@@ -23,6 +23,7 @@ from runtime.serving.generation_requests import (
     require_tokens,
     tokenize_body,
 )
+from runtime.serving.messages_api import MessagesRequest, MessagesResponse, PromptBody
 from runtime.serving.metrics import ServerMetrics
 from runtime.serving.output_stream import ClientDisconnected, OutputStream
 from runtime.serving.responses import (
@@ -32,6 +33,7 @@ from runtime.serving.responses import (
     to_json,
     write_json,
 )
+from runtime.serving.responses_api import ResponsesRequest, ResponsesResponse
 from runtime.serving.schemas import (
     ChatRequest,
     CompletionRequest,
@@ -41,6 +43,7 @@ from runtime.serving.schemas import (
 )
 from runtime.serving.served_model import ModelInfo
 from runtime.serving.service import GenerationService, ServiceState
+from runtime.serving.translation import TranslatedBody, count_tokens, parse_translated
 
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status for a client that disconnected; it appears in the log only."""
@@ -62,7 +65,7 @@ PAGE_HEADERS = {
 }
 """The page loads nothing from other hosts, makes no markup of texts, and no page may embed it."""
 
-Body = TypeVar("Body", bound=GenerationBody)
+Body = TypeVar("Body", bound=GenerationBody | TranslatedBody)
 
 
 def require_model_info(service: GenerationService) -> ModelInfo:
@@ -178,6 +181,16 @@ def generation_routes(
         """Answer a conversation."""
         return await respond(body, http, parse_chat, ChatResponse, "chatcmpl-")
 
+    @router.post("/v1/responses")
+    async def responses(body: ResponsesRequest, http: Request) -> Any:
+        """Answer a conversation; OpenAI's newer API."""
+        return await respond(body, http, parse_translated, ResponsesResponse, "resp_")
+
+    @router.post("/v1/messages")
+    async def messages(body: MessagesRequest, http: Request) -> Any:
+        """Answer a conversation; Anthropic's API."""
+        return await respond(body, http, parse_translated, MessagesResponse, "msg_")
+
     return router
 
 
@@ -198,6 +211,11 @@ def token_routes(service: GenerationService) -> APIRouter:
             return to_json(answer).encode()
 
         return Response(await asyncio.to_thread(respond), media_type="application/json")
+
+    @router.post("/v1/messages/count_tokens")
+    async def count(body: PromptBody) -> dict[str, int]:
+        info = require_model_info(service)
+        return {"input_tokens": await asyncio.to_thread(count_tokens, body, info)}
 
     @router.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> dict[str, str]:

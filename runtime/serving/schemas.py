@@ -210,10 +210,17 @@ class NamedTool(RequestBody):
 
 OBJECT = Tag("<object>")
 UNCONSTRAINED = "this server does not constrain what a model writes"
+
+
+def kind_of_choice(given: Any) -> str:
+    return OBJECT.tag if isinstance(given, dict) else TEXT.tag
+
+
 ToolChoice = Annotated[
     Annotated[Literal["auto", "none", "required"], TEXT] | Annotated[NamedTool, OBJECT],
-    Discriminator(lambda given: OBJECT.tag if isinstance(given, dict) else TEXT.tag),
+    Discriminator(kind_of_choice),
 ]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class TemplateOptions(RequestBody):
@@ -222,7 +229,7 @@ class TemplateOptions(RequestBody):
     tools: Annotated[list[Tool], FIRST_ERROR, at_most(MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     chat_template_kwargs: JsonObject | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: ReasoningEffort | None = None
 
     @model_validator(mode="after")
     def _check_tool_choice(self) -> Self:

@@ -1,0 +1,240 @@
+"""Anthropic's Messages API by its client, whose types validate every answer and event."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import pytest
+from anthropic.types import Message, MessageTokensCount, RawMessageStreamEvent
+from anthropic.types.shared import ErrorResponse
+from pydantic import TypeAdapter
+
+from tests.builders.forced_text import HERMES_TEMPLATE, force_text
+from tests.builders.serving import WAIT_SECONDS, RunningServer, running_server, tiny
+from tests.unit.runtime.serving.test_answer_formats import CALLS, TOOLS
+from tests.unit.runtime.serving.test_completions import HELLO, raw
+from tests.unit.runtime.serving.test_responses_api import QUESTION, named_events
+from tests.unit.runtime.serving.test_tools import ANSWER
+
+PATH = "/v1/messages"
+KEY = "a-key"
+FLAT_TOOLS: Any = [
+    {
+        "name": function["name"],
+        **{name: function[name] for name in ("description",) if name in function},
+        "input_schema": function["parameters"],
+        "cache_control": {"type": "ephemeral"},
+    }
+    for function in (tool["function"] for tool in TOOLS)
+]
+EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+
+
+@pytest.fixture(scope="module")
+def agents(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    template = tmp_path_factory.mktemp("template") / "hermes.jinja"
+    template.write_text(HERMES_TEMPLATE)
+    with running_server(lambda: tiny(folder, chat_template=template)) as running:
+        yield running
+
+
+def client(server: RunningServer, key: str = "any") -> anthropic.Anthropic:
+    return anthropic.Anthropic(
+        base_url=server.url, api_key=key, max_retries=0, timeout=WAIT_SECONDS
+    )
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": QUESTION}]
+    return {"model": "tiny", "messages": messages, "max_tokens": 400, **fields}
+
+
+def create(server: RunningServer, **fields: Any) -> Message:
+    answer = client(server).messages.with_raw_response.create(**body(**fields))
+    Message.model_validate_json(answer.text(), strict=True)
+    return answer.parse()
+
+
+def calls_of(message: Message) -> list[tuple[str, Any]]:
+    return [(block.name, block.input) for block in message.content if block.type == "tool_use"]
+
+
+def test_answer__has_thinking_text_and_calls(
+    agents: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    force_text(monkeypatch, ANSWER)
+    message = create(agents, tools=FLAT_TOOLS, metadata={"user_id": "a"})
+    assert [block.type for block in message.content] == [
+        "thinking", "text", "tool_use", "tool_use",
+    ]  # fmt: skip
+    assert message.content[0].thinking == "Let me see."
+    assert message.content[1].text == "I look it up."
+    assert calls_of(message) == CALLS
+    assert message.stop_reason == "tool_use"
+    single = {"type": "auto", "disable_parallel_tool_use": True}
+    assert calls_of(create(agents, tools=FLAT_TOOLS, tool_choice=single)) == CALLS[:1]
+    none = create(agents, tools=FLAT_TOOLS, tool_choice={"type": "none"})
+    assert (calls_of(none), none.stop_reason) == ([], "end_turn")
+
+
+def test_ends__have_their_reasons(agents: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    force_text(monkeypatch, "one two three")
+    assert create(agents).stop_reason == "end_turn"
+    cut = create(agents, max_tokens=1)
+    assert (cut.stop_reason, cut.usage.output_tokens) == ("max_tokens", 1)
+    stopped = create(agents, stop_sequences=["banana", "two"])
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "two")
+    assert stopped.content[0].text == "one "
+
+
+def test_stream__has_the_official_events(
+    agents: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    force_text(monkeypatch, ANSWER)
+    events = named_events(agents, PATH, **body(tools=FLAT_TOOLS))
+    for event in events:
+        EVENT.validate_python(event, strict=True)
+    names = [event["type"] for event in events]
+    assert names[0] == "message_start"
+    assert names[-2:] == ["message_delta", "message_stop"]
+    blocks = [name for name in names[1:-2] if name != "content_block_delta"]
+    assert blocks == ["content_block_start", "content_block_stop"] * 4
+    with client(agents).messages.stream(**body(tools=FLAT_TOOLS)) as stream:
+        message = stream.get_final_message()
+    assert [block.type for block in message.content][:2] == ["thinking", "text"]
+    assert (message.content[1].text, calls_of(message)) == ("I look it up.", CALLS)
+    assert message.stop_reason == "tool_use"
+    assert message.usage.output_tokens == events[-2]["usage"]["output_tokens"]
+
+
+def test_anthropics_client__runs_the_loop_of_an_agent(
+    agents: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages: list[Any] = [{"role": "user", "content": [{"type": "text", "text": QUESTION}]}]
+    system: Any = [
+        {"type": "text", "text": "x-anthropic-billing-header: cch=12345;"},
+        {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}},
+    ]
+    options: Any = {"tools": FLAT_TOOLS, "max_tokens": 400, "system": system}
+    asking = client(agents)
+    with monkeypatch.context() as patch:
+        force_text(patch, ANSWER)
+        first = asking.messages.create(model="tiny", messages=messages, **options)
+    calls = [block for block in first.content if block.type == "tool_use"]
+    messages.append({"role": "assistant", "content": first.content})
+    results = [
+        {
+            "type": "tool_result",
+            "tool_use_id": call.id,
+            "content": [{"type": "text", "text": "sun"}],
+        }
+        for call in calls
+    ]
+    more = [{"type": "text", "text": text} for text in ("And ", "tomorrow?")]
+    messages.append({"role": "user", "content": [*results, *more]})
+    force_text(monkeypatch, "It is sunny.")
+    answer = asking.messages.create(model="tiny", messages=messages, **options)
+    assert answer.content[0].text == "It is sunny."
+    chat = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": QUESTION},
+        {
+            "role": "assistant",
+            "content": "I look it up.",
+            "reasoning_content": "Let me see.",
+            "tool_calls": [
+                {"id": c.id, "function": {"name": c.name, "arguments": json.dumps(c.input)}}
+                for c in calls
+            ],
+        },
+        *({"role": "tool", "tool_call_id": c.id, "content": "sun"} for c in calls),
+        {"role": "user", "content": "And tomorrow?"},
+    ]
+    tokens = raw(agents, "/tokenize", messages=chat, tools=TOOLS)["tokens"]
+    assert answer.usage.input_tokens == len(tokens)
+    del options["max_tokens"]
+    counted = asking.messages.count_tokens(model="tiny", messages=messages, **options)
+    MessageTokensCount.model_validate(counted.model_dump(), strict=True)
+    assert counted.input_tokens == len(tokens)
+
+
+def test_thinking__reaches_the_template(
+    agents: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    force_text(monkeypatch, "Let me see.\n</think>\n\nIt is.")
+    message = create(agents, thinking={"type": "enabled", "budget_tokens": 1024})
+    assert [block.type for block in message.content] == ["thinking", "text"]
+
+    def count(**fields: Any) -> int:
+        return raw(agents, f"{PATH}/count_tokens", messages=HELLO, **fields)["input_tokens"]
+
+    assert count(thinking={"type": "disabled"}) > count(thinking={"type": "adaptive"}) > count()
+    assert count(output_config={"effort": "max"}) == count()
+
+
+def refused(server: RunningServer, status: int, **fields: Any) -> tuple[str, str]:
+    """The kind and the message of an error, in Anthropic's shape."""
+    with server.http() as http:
+        answer = http.post(PATH, json=fields)
+    assert answer.status_code == status, answer.text
+    ErrorResponse.model_validate(answer.json() | {"request_id": None}, strict=True)
+    return answer.json()["error"]["type"], answer.json()["error"]["message"]
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "messages": {"messages": [*HELLO, {"role": "assistant", "content": "b"}]},
+    "messages[0].content[1].type": {
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image"}]}
+        ]
+    },
+    "messages[0].content[0].tool_use_id": {
+        "messages": [{"role": "user", "content": [{"type": "tool_result"}]}]
+    },
+    "max_tokens": {"max_tokens": None},
+    "tools[0].type": {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+    "tools[0].name": {"tools": [{"input_schema": {}}]},
+    "tools[0].input_schema": {"tools": [{"name": "f", "input_schema": "a"}]},
+    "tool_choice.name": {"tools": FLAT_TOOLS, "tool_choice": {"type": "tool"}},
+    "stop_sequences[0]": {"stop_sequences": [""]},
+    "output_config.effort": {"output_config": {"effort": "banana"}},
+    "system[0].text": {"system": [{"type": "text"}]},
+    "mcp_servers": {"mcp_servers": [{"url": "a"}]},
+    "n": {"n": 2},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", WRONG)
+def test_wrong_fields__are_named_by_their_path(agents: RunningServer, path: str) -> None:
+    kind, message = refused(agents, 400, **{**body(), **WRONG[path]})
+    assert kind == "invalid_request_error"
+    assert message.startswith(f"{path}: ")
+
+
+def test_errors__have_anthropics_shape(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running_server(lambda: tiny(folder), keys=frozenset({KEY})) as server:
+        assert refused(server, 401, **body())[0] == "authentication_error"
+        good = client(server, KEY)
+        assert good.messages.create(**body(max_tokens=1)).usage.output_tokens == 1
+        token = anthropic.Anthropic(base_url=server.url, auth_token=KEY, api_key=None)
+        assert token.messages.create(**body(max_tokens=1)).usage.output_tokens == 1
+        with pytest.raises(anthropic.AuthenticationError, match="invalid API key"):
+            client(server, "wrong").messages.create(**body())
+        with pytest.raises(anthropic.NotFoundError, match="unknown model"):
+            good.messages.create(**body() | {"model": "another"})
+        with pytest.raises(anthropic.NotFoundError, match="this server has POST"):
+            good.messages.batches.list()
+
+        def fail(*args: Any, **options: Any) -> None:
+            raise RuntimeError("a fault")
+
+        monkeypatch.setattr("runtime.serving.choice.make_logits_processors", fail)
+        with pytest.raises(anthropic.InternalServerError, match="api_error"):
+            good.messages.create(**body())
+        with (
+            pytest.raises(anthropic.APIStatusError, match="api_error"),
+            good.messages.stream(**body()) as stream,
+        ):
+            stream.until_done()

@@ -1,0 +1,233 @@
+"""The Responses API by OpenAI's client, whose types validate every answer and event."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from tests.builders.forced_text import HERMES_TEMPLATE, force_text
+from tests.builders.serving import RunningServer, running_server, tiny
+from tests.unit.runtime.serving.test_answer_formats import CALLS, TOOLS
+from tests.unit.runtime.serving.test_completions import raw
+from tests.unit.runtime.serving.test_rejections import error_of, post
+from tests.unit.runtime.serving.test_tools import ANSWER
+
+PATH = "/v1/responses"
+FLAT_TOOLS: Any = [{"type": "function", **tool["function"]} for tool in TOOLS]
+EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+QUESTION = "What is the weather in Paris?"
+
+
+@pytest.fixture(scope="module")
+def agents(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    template = tmp_path_factory.mktemp("template") / "hermes.jinja"
+    template.write_text(HERMES_TEMPLATE)
+    with running_server(lambda: tiny(folder, chat_template=template)) as running:
+        yield running
+
+
+def create(server: RunningServer, **fields: Any) -> Response:
+    body = {"model": "tiny", "input": QUESTION, "max_output_tokens": 400, **fields}
+    answer = server.openai().responses.with_raw_response.create(**body)
+    Response.model_validate_json(answer.text, strict=True)
+    return answer.parse()
+
+
+def named_events(server: RunningServer, path: str, **body: Any) -> list[dict[str, Any]]:
+    """The events of a stream, each of which has its type's name."""
+    with server.http() as http:
+        text = http.post(path, json={**body, "stream": True}).text
+    events = []
+    for lines in text.strip().split("\n\n"):
+        name, data = lines.split("\n")
+        events.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {events[-1]['type']}"
+    return events
+
+
+def calls_of(output: list[Any]) -> list[tuple[str, Any]]:
+    calls = [item for item in output if item.type == "function_call"]
+    return [(call.name, json.loads(call.arguments)) for call in calls]
+
+
+def prompt_of(server: RunningServer, **body: Any) -> str:
+    """The prompt that the template makes of a chat."""
+    tokens = raw(server, "/tokenize", **body)["tokens"]
+    return raw(server, "/detokenize", tokens=tokens)["prompt"]
+
+
+def test_answer__has_reasoning_text_and_calls(
+    agents: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    force_text(monkeypatch, ANSWER)
+    response = create(agents, tools=FLAT_TOOLS, instructions="Be brief.", temperature=0.5)
+    assert response.status == "completed"
+    assert [item.type for item in response.output] == [
+        "reasoning", "message", "function_call", "function_call",
+    ]  # fmt: skip
+    assert response.output[0].content[0].text == "Let me see."
+    assert response.output_text == "I look it up."
+    assert calls_of(response.output) == CALLS
+    assert (response.temperature, response.tools[0].name) == (0.5, "get_weather")
+    usage = response.usage
+    assert usage.input_tokens + usage.output_tokens == usage.total_tokens
+    assert 0 < usage.output_tokens_details.reasoning_tokens < usage.output_tokens
+    single = create(agents, tools=FLAT_TOOLS, parallel_tool_calls=False)
+    assert calls_of(single.output) == CALLS[:1]
+    assert not calls_of(create(agents, tools=FLAT_TOOLS, tool_choice="none").output)
+
+
+def test_answer__that_is_cut_is_incomplete(agents: RunningServer) -> None:
+    response = create(agents, max_output_tokens=3, temperature=0)
+    assert (response.status, response.incomplete_details.reason) == (
+        "incomplete", "max_output_tokens",
+    )  # fmt: skip
+    assert response.output[-1].status == "incomplete"
+    chat = raw(
+        agents,
+        "/v1/chat/completions",
+        messages=[{"role": "user", "content": QUESTION}],
+        max_tokens=3,
+        temperature=0,
+    )
+    assert response.output_text == chat["choices"][0]["message"]["content"]
+    assert response.usage.input_tokens == chat["usage"]["prompt_tokens"]
+    *_, last = named_events(agents, PATH, input=QUESTION, max_output_tokens=3)
+    assert last["type"] == "response.incomplete"
+
+
+def test_stream__has_the_official_events(
+    agents: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    force_text(monkeypatch, ANSWER)
+    events = named_events(agents, PATH, input=QUESTION, max_output_tokens=400, tools=FLAT_TOOLS)
+    for event in events:
+        EVENT.validate_python(event, strict=True)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    names = [event["type"].removeprefix("response.") for event in events]
+    part = ["output_item.added", "content_part.added"], ["content_part.done", "output_item.done"]
+    call = [
+        "output_item.added", "function_call_arguments.delta", "function_call_arguments.done",
+        "output_item.done",
+    ]  # fmt: skip
+    expected = ["created", "in_progress"]
+    for kind in ("reasoning_text", "output_text"):
+        expected += [*part[0], f"{kind}.delta", f"{kind}.done", *part[1]]
+    assert list(dict.fromkeys(names)) == list(dict.fromkeys([*expected, *call, "completed"]))
+    once = [name for name in names if name not in ("reasoning_text.delta", "output_text.delta")]
+    assert once == [*(n for n in expected if n not in names or "text.delta" not in n), *call * 2,
+                    "completed"]  # fmt: skip
+    with agents.openai().responses.stream(
+        model="tiny", input=QUESTION, max_output_tokens=400, tools=FLAT_TOOLS
+    ) as stream:
+        response = stream.get_final_response()
+    assert response.output_text == "I look it up."
+    assert calls_of(response.output) == CALLS
+    assert response.usage.output_tokens == events[-1]["response"]["usage"]["output_tokens"]
+
+
+def test_openais_client__runs_the_loop_of_an_agent(
+    agents: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = agents.openai()
+    items: list[Any] = [{"role": "user", "content": QUESTION}]
+    options: Any = {"tools": FLAT_TOOLS, "max_output_tokens": 400, "instructions": "Be brief."}
+    with monkeypatch.context() as patch:
+        force_text(patch, ANSWER)
+        first = client.responses.create(model="tiny", input=items, **options)
+    items += [item.model_dump() for item in first.output]
+    items += [
+        {"type": "function_call_output", "call_id": item.call_id, "output": "sunny"}
+        for item in first.output
+        if item.type == "function_call"
+    ]
+    force_text(monkeypatch, "It is sunny.")
+    response = client.responses.create(model="tiny", input=items, **options)
+    assert response.output_text == "It is sunny."
+    # The prompt is that of the same conversation as a chat.
+    calls = [item for item in first.output if item.type == "function_call"]
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": QUESTION},
+        {
+            "role": "assistant",
+            "content": "I look it up.",
+            "reasoning_content": "Let me see.",
+            "tool_calls": [
+                {"id": c.call_id, "function": {"name": c.name, "arguments": c.arguments}}
+                for c in calls
+            ],
+        },
+        *({"role": "tool", "tool_call_id": c.call_id, "content": "sunny"} for c in calls),
+    ]
+    tokens = raw(agents, "/tokenize", messages=messages, tools=TOOLS)["tokens"]
+    assert response.usage.input_tokens == len(tokens)
+
+
+def test_storage__is_refused_in_words(agents: RunningServer) -> None:
+    client = agents.openai()
+    response = client.responses.create(
+        model="tiny", input="a", max_output_tokens=1, store=True, metadata={"a": "b"}
+    )
+    assert response.model_extra["store"] is False
+    with pytest.raises(
+        openai.BadRequestError, match="keeps no responses; send the whole"
+    ) as caught:
+        client.responses.create(model="tiny", input="a", previous_response_id=response.id)
+    assert caught.value.param == "previous_response_id"
+    with pytest.raises(openai.NotFoundError, match="/v1/responses"):
+        client.responses.retrieve(response.id)
+
+
+def test_failure__is_an_event(agents: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any, **options: Any) -> None:
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr("runtime.serving.choice.make_logits_processors", fail)
+    events = named_events(agents, PATH, input="a", max_output_tokens=4)
+    for event in events:
+        EVENT.validate_python(event, strict=True)
+    assert [e["type"] for e in events[-2:]] == ["error", "response.failed"]
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "input": {"input": None},
+    "input[0].content": {"input": [{"role": "user"}]},
+    "input[0].role": {"input": [{"role": "tool", "content": "a"}]},
+    "input[0].content[0].type": {
+        "input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}]
+    },
+    "input[1].type": {"input": [{"role": "user", "content": "a"}, {"type": "item_reference"}]},
+    "input[0].call_id": {"input": [{"type": "function_call_output", "output": "a"}]},
+    "tools[0].type": {"tools": [{"type": "web_search"}]},
+    "tools[0].name": {"tools": [{"type": "function", "parameters": {}}]},
+    "tools[0].parameters": {"tools": [{"type": "function", "name": "f", "parameters": "a"}]},
+    "tool_choice.name": {"tools": FLAT_TOOLS, "tool_choice": {"type": "function"}},
+    "reasoning.effort": {"reasoning": {"effort": "banana"}},
+    "max_output_tokens": {"max_output_tokens": 0},
+    "temperature": {"temperature": 3},
+    "top_logprobs": {"top_logprobs": 2},
+    "background": {"background": True},
+    "n": {"n": 2},
+    "banana": {"banana": 1},
+}
+
+
+@pytest.mark.parametrize("param", WRONG)
+def test_wrong_fields__are_named_by_their_path(agents: RunningServer, param: str) -> None:
+    body = {"input": QUESTION, "max_output_tokens": 1, **WRONG[param]}
+    error = error_of(post(agents, PATH, json.dumps(body)), 400)
+    assert error["param"] == param
+    assert error["message"].startswith(f"{param}: ")
+
+
+def test_context_that_is_too_long__is_the_inputs_fault(agents: RunningServer) -> None:
+    with pytest.raises(openai.BadRequestError, match="^Error code: 400.*context length is 2048"):
+        agents.openai().responses.create(model="tiny", input="word " * 3000)
+    error = error_of(post(agents, PATH, json.dumps({"input": "word " * 3000})), 400)
+    assert (error["param"], error["code"]) == ("input", "context_length_exceeded")
