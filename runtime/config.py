@@ -286,6 +286,7 @@ class Quantise(StrEnum):
     Q4_1 = "q4_1"
     Q4_0 = "q4_0"
     IQ4_XS = "iq4_xs"
+    MXFP4 = "mxfp4"
     Q3_K = "q3_K"
     Q2_K = "q2_K"
     HQQ = "hqq"

@@ -60,8 +60,13 @@ def find_unquantised(layouts: Sequence[ExpertLayout], coding: Coding) -> list[st
     return left
 
 
-def plan_records(source: ExpertStore, coding: Coding, checkpoint: Path) -> list[ExpertLayout]:
+def plan_records(
+    source: ExpertStore, coding: Coding, checkpoint: Path, *, flips: bool
+) -> list[ExpertLayout]:
     """Return the layouts of the records; those of slots where these hold integers already.
+
+    Args:
+        flips: the model has matrices that kernels would multiply transposed.
 
     Raises:
         StoreError: integers are to be quantised again.
@@ -73,7 +78,7 @@ def plan_records(source: ExpertStore, coding: Coding, checkpoint: Path) -> list[
                 "it out, or quantise the original checkpoint"
             )
         return list(source.layouts)
-    return [build_packed_layout(layout, coding=coding) for layout in source.layouts]
+    return [build_packed_layout(one, coding=coding, flips=flips) for one in source.layouts]
 
 
 def run(config: PackConfig) -> dict[str, Any]:
@@ -90,7 +95,7 @@ def run(config: PackConfig) -> dict[str, Any]:
     stripped = load_stripped(folder, config.model.dtype)
     keeps_integers = stripped.holds_integers and coding == RAW
     source = stripped.open_store() if keeps_integers else stripped.open_decoded()
-    layouts = plan_records(source, coding, folder)
+    layouts = plan_records(source, coding, folder, flips=stripped.multiplies_columns)
     left = [] if coding == RAW else find_unquantised(layouts, coding)
     if left:
         print_line(

@@ -36,12 +36,12 @@ from runtime.config import (
     PageCache,
     StoreConfig,
 )
-from runtime.errors import CheckpointError
+from runtime.errors import CheckpointError, StoreError
 from runtime.hf import experts as experts_function
 from runtime.hf.decode_step import apply_decode_threads, apply_kernels
 from runtime.hf.dense_format import apply_dense_format
 from runtime.hf.exact import QUANTISED, choose_exact, find_model_obstacle
-from runtime.hf.experts import multiplies_rows
+from runtime.hf.experts import multiplies_rows, runs_our_loop
 from runtime.hf.generation_settings import settle_generation
 from runtime.hf.gguf import choose_dtype, open_dense, plan_layers, read_gguf_config
 from runtime.hf.layers import (
@@ -52,7 +52,13 @@ from runtime.hf.layers import (
     sample_routers,
 )
 from runtime.hf.model_faults import explain_loading, refuse_missing
-from runtime.hf.strip import Banks, make_checked_class, make_stripped_class, open_safetensors
+from runtime.hf.strip import (
+    Banks,
+    list_taken_parameters,
+    make_checked_class,
+    make_stripped_class,
+    open_safetensors,
+)
 from runtime.store.base import ExpertStore, max_slot_bytes
 from runtime.store.checkpoint import CheckpointStore, LayerSources
 from runtime.store.files import ALIGNMENT, FileReader
@@ -86,13 +92,15 @@ class StrippedModel:
         Raises:
             CheckpointError: the folder has a model without its experts.
         """
-        uses_kernels = self.can_use_kernels([self.model.device])
         files = FileReader(page_cache=page_cache)
         if self.plan_foreign is not None:
-            return CheckpointStore(self.plan_foreign(files), files, uses_kernels=uses_kernels)
-        if not self.plans:
+            store = CheckpointStore(self.plan_foreign(files), files)
+        elif self.plans:
+            store = open_checkpoint(self.model, self.plans, files)
+        else:
             raise CheckpointError(explain_no_experts(self.folder))
-        return open_checkpoint(self.model, self.plans, files, uses_kernels=uses_kernels)
+        store.use_kernels(wanted=self.can_use_kernels([self.model.device]))
+        return store
 
     def open_experts(
         self, config: StoreConfig, spec: ModelSpec, devices: Sequence[torch.device]
@@ -108,13 +116,33 @@ class StrippedModel:
         # Imported here because pydantic takes 5 MiB, which reads in place do not need.
         from runtime.store.packed.store import open_store
 
-        return open_store(
-            config.path,
-            spec,
-            checkpoint=self.folder,
-            page_cache=config.page_cache,
-            uses_kernels=self.can_use_kernels(devices),
-        )
+        store = open_store(config.path, spec, checkpoint=self.folder, page_cache=config.page_cache)
+        self._fit(store)
+        store.use_kernels(wanted=self.can_use_kernels(devices))
+        return store
+
+    def _fit(self, store: ExpertStore) -> None:
+        """Let the model compute with the store's matrices.
+
+        Raises:
+            StoreError: they are of another model.
+        """
+        own = [
+            {part.name: part.shape[1:] for part in list_taken_parameters([layer])}
+            for layer in self.layers
+        ]
+        found = [
+            {name: shape[::-1] if one.is_flipped else shape for name, shape in one.shapes.items()}
+            for one in store.layouts
+        ]
+        if found != own:
+            raise StoreError(
+                f"the store has experts of other shapes than this model ({found[0]}, here "
+                f"{own[0]}); pack this model: moecast pack model=... output=PATH"
+            )
+        for layer, layout in zip(self.layers, store.layouts, strict=True):
+            if layout.is_flipped:
+                layer.experts.is_transposed = False
 
     def read_on_demand(
         self, store: ExpertStore, config: ModelConfig, *, keep_bytes: int = 0
@@ -132,6 +160,13 @@ class StrippedModel:
         """Return whether matrices of integers may be multiplied as they are stored."""
         return all(device.type == "cpu" for device in devices) and all(
             multiplies_rows(layer.experts) for layer in self.layers
+        )
+
+    @property
+    def multiplies_columns(self) -> bool:
+        """Whether the model has matrices `(inputs, outputs)`, and would compute with others too."""
+        return all(
+            runs_our_loop(layer.experts) and layer.experts.is_transposed for layer in self.layers
         )
 
     @property

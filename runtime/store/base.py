@@ -1,6 +1,7 @@
 """The interface of stores, which read chunks of experts into slots."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -23,6 +24,10 @@ class ExpertStore:
     scratch_bytes: int
     """Largest buffer that a read needs in addition to the slot; 0 without conversion."""
     _files: FileReader
+
+    def use_kernels(self, *, wanted: bool) -> None:
+        """Let quantised matrices be multiplied as they are stored, where there are products."""
+        self.layouts = [replace(layout, uses_kernels=wanted) for layout in self.layouts]
 
     @property
     def num_layers(self) -> int:

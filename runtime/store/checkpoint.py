@@ -8,7 +8,7 @@ from torch import Tensor
 
 from runtime.store.base import ExpertStore
 from runtime.store.files import BLOCK, FileRange, FileReader
-from runtime.store.layout import Decoder, Part, Piece, group_chunks, lay_out
+from runtime.store.layout import Decoder, ExpertLayout, Part, Piece, group_chunks, lay_out
 from runtime.store.weight_plan import FusedParameter
 
 
@@ -50,23 +50,18 @@ class CheckpointStore(ExpertStore):
 
     Args:
         layers: those with routed experts, bottom first.
-        uses_kernels: the model multiplies quantised matrices as they are stored.
     """
 
-    def __init__(
-        self, layers: Sequence[LayerSources], files: FileReader, *, uses_kernels: bool = False
-    ):
+    def __init__(self, layers: Sequence[LayerSources], files: FileReader):
         self._files = files
-        self.layouts = []
+        self.layouts = layouts = list[ExpertLayout]()
         self._chunks: list[list[list[tuple[Part, PartSource]]]] = []
         for layer in layers:
             shapes = {parameter.name: parameter.shape[1:] for parameter in layer.parameters}
             dtypes = {parameter.name: parameter.dtype for parameter in layer.parameters}
             laid = lay_out(shapes, dtypes, group_chunks(layer.sources, shapes), block=layer.block)
-            layout = replace(
-                laid, decoders=layer.decoders, uses_kernels=uses_kernels, reads_parts=True
-            )
-            self.layouts.append(layout)
+            layout = replace(laid, decoders=layer.decoders, reads_parts=True)
+            layouts.append(layout)
             sources = iter(layer.sources)
             self._chunks.append(
                 [[(part, next(sources)) for part in chunk] for chunk in layout.chunks]

@@ -70,6 +70,8 @@ class ExpertLayout:
     """By parameter that consists of stored tensors."""
     uses_kernels: bool = False
     """Quantised matrices are multiplied as they are stored, where there are products."""
+    is_flipped: bool = False
+    """Matrices are the transposed ones of the model's: rows as kernels multiply them."""
     reads_parts: bool = False
     """Each part is read for itself, from files that have no record; else each chunk."""
 

@@ -85,7 +85,6 @@ def open_checkpoint(
     files: FileReader,
     *,
     decodes: bool = False,
-    uses_kernels: bool = False,
 ) -> CheckpointStore:
     """Return the store of a checkpoint's experts.
 
@@ -93,12 +92,9 @@ def open_checkpoint(
         banks: weight plans of each layer with routed experts, bottom first.
         decodes: quantised parameters are decoded while they are read; off: slots hold them as the
             checkpoint does, or as blocks of a GGUF type.
-        uses_kernels: the model multiplies such blocks as they are stored.
     """
     planner = _Planner(model, files, decodes=decodes, blocks=not decodes and has_integers(banks))
-    return CheckpointStore(
-        [planner.plan_layer(bank) for bank in banks], files, uses_kernels=uses_kernels
-    )
+    return CheckpointStore([planner.plan_layer(bank) for bank in banks], files)
 
 
 def has_integers(banks: Sequence[dict[str, WeightPlan]]) -> bool:

@@ -1,6 +1,8 @@
 """Packed stores of tiny models, made on the spot."""
 
-from collections.abc import Iterable
+import hashlib
+import json
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from runtime.store.base import ExpertStore, allocate_aligned
 from runtime.store.model_source import fingerprint
 from runtime.store.packed.coding import RAW, Coding
 from runtime.store.packed.layout import build_packed_layout
-from runtime.store.packed.manifest import StoreContents, describe_contents
+from runtime.store.packed.manifest import StoreContents, canonical_json, describe_contents
 from runtime.store.packed.writer import pack
 
 
@@ -53,3 +55,13 @@ def read_expert(
     for some in chunks or [range(len(layout.chunks))]:
         store.read(layer, expert, some, slot)
     return layout.weights(slot)
+
+
+def altered(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """A forged manifest: changed, and its digest made to fit."""
+    path = folder / "manifest.json"
+    value = json.loads(path.read_text())
+    change(value["contents"])
+    body = {key: value[key] for key in ("contents", "checksums_sha256")}
+    value["digest"] = hashlib.sha256(canonical_json(body)).hexdigest()
+    path.write_text(json.dumps(value))

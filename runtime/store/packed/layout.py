@@ -1,5 +1,8 @@
 """The layout of a packed store's records, made of the layout that a checkpoint's experts have."""
 
+import math
+from dataclasses import replace
+
 from runtime.store.ggml.library import TYPES
 from runtime.store.layout import ExpertLayout, Part, Piece, lay_out
 from runtime.store.packed.coding import HQQ, RAW, Coding
@@ -12,20 +15,34 @@ SMALLER = {
 every device."""
 
 
-def build_packed_layout(source: ExpertLayout, *, coding: Coding = RAW) -> ExpertLayout:
+def build_packed_layout(
+    source: ExpertLayout, *, coding: Coding = RAW, flips: bool = False
+) -> ExpertLayout:
     """The source's chunks, each from block to block.
 
     A matrix whose rows are no whole blocks takes the next type of smaller blocks (`SMALLER`).
     Parameters of one dimension, or whose rows do not divide into any, stay as they are.
+
+    Args:
+        flips: the model has `(inputs, outputs)` matrices, which kernels do not multiply: rows of a
+            GGUF type are those of the transposed ones, where a whole matrix comes at once.
     """
     assert not source.decoders, "records hold decoded weights, or integers of their own coding"
 
+    shapes = source.shapes
+    is_whole = all(
+        part.num_weights == math.prod(shapes[part.parameter]) for part in source.matrices
+    )
+    is_flipped = flips and is_whole and coding.kind in TYPES
+    if is_flipped:
+        shapes = {name: shape[::-1] for name, shape in shapes.items()}
+
     def recode(part: Part) -> Piece:
-        own = _choose_coding(coding, source.shapes[part.parameter], part.num_weights)
+        own = _choose_coding(coding, shapes[part.parameter], part.num_weights)
         return Piece(part.parameter, part.first, part.num_weights, own)
 
     chunks = [[recode(part) for part in chunk] for chunk in source.chunks]
-    return lay_out(source.shapes, source.dtypes, chunks)
+    return replace(lay_out(shapes, source.dtypes, chunks), is_flipped=is_flipped)
 
 
 def _choose_coding(wanted: Coding, shape: tuple[int, ...], num_weights: int) -> Coding:

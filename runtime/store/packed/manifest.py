@@ -68,6 +68,7 @@ class LayerRecord(StrictRecord):
     file: Annotated[str, Field(pattern=r"^layer-[0-9]{3,6}\.bin$")]
     num_experts: Positive
     parameters: dict[str, ParameterRecord]
+    is_flipped: bool = False
     chunks: list[ChunkRecord]
 
 
@@ -130,6 +131,7 @@ def _layer_record(layer: int, layout: ExpertLayout, num_experts: int) -> LayerRe
             )
             for name, shape in layout.shapes.items()
         },
+        is_flipped=layout.is_flipped,
         chunks=_chunk_records(layout),
     )
 
@@ -181,7 +183,7 @@ def restore_layout(record: LayerRecord) -> ExpertLayout:
     # weights as they are.
     if _chunk_records(layout) != record.chunks:
         raise ValueError("parts or chunks begin or end at other bytes than they would be put at")
-    return layout
+    return replace(layout, is_flipped=record.is_flipped)
 
 
 def _check(shapes: dict[str, tuple[int, ...]], chunks: list[list[Piece]]) -> None:

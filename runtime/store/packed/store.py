@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,6 @@ from runtime.config import PageCache
 from runtime.errors import Fault, StoreError, TransferError
 from runtime.store.base import ExpertStore, as_memoryview
 from runtime.store.files import FileRange, FileReader
-from runtime.store.layout import ExpertLayout
 from runtime.store.model_source import fingerprint
 from runtime.store.packed.manifest import (
     StoreContents,
@@ -42,16 +40,12 @@ class PackedStore(ExpertStore):
         checksums: bytes,
         *,
         page_cache: PageCache = PageCache.BYPASS,
-        uses_kernels: bool = False,
     ):
         self.folder = folder
         self.contents = contents
         self.experts_per_layer: Sequence[int] = [layer.num_experts for layer in contents.layers]
         try:
-            self.layouts: list[ExpertLayout] = [
-                replace(restore_layout(layer), uses_kernels=uses_kernels)
-                for layer in contents.layers
-            ]
+            self.layouts = [restore_layout(layer) for layer in contents.layers]
         except (ValueError, KeyError, OverflowError) as error:
             raise StoreError(f"{folder}: its manifest contradicts itself: {error}") from error
         self._paths = [folder / layer.file for layer in contents.layers]
@@ -158,15 +152,12 @@ def open_store(
     *,
     checkpoint: Path | None = None,
     page_cache: PageCache = PageCache.BYPASS,
-    uses_kernels: bool = False,
 ) -> PackedStore:
     """Open a packed store of a model.
 
     Args:
         spec: the model that the store must match; None opens any.
         checkpoint: folder of the model, to detect a store of other weights with the same shapes.
-        uses_kernels: the model multiplies matrices of integers as they are stored, where this
-            processor can; off: they are decoded.
 
     Raises:
         StoreError: no store, damaged, of another format version, or of another model.
@@ -185,6 +176,4 @@ def open_store(
             f"fingerprint is {fingerprint(checkpoint)[:12]}, the store has "
             f"{contents.fingerprint[:12]}. {again}"
         )
-    return PackedStore(
-        folder, contents, checksums, page_cache=page_cache, uses_kernels=uses_kernels
-    )
+    return PackedStore(folder, contents, checksums, page_cache=page_cache)

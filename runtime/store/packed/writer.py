@@ -287,7 +287,10 @@ def fill_record(layout: ExpertLayout, weights: ExpertWeights, record: Tensor) ->
     assert not isinstance(weights, QuantisedExpert), "integers are not quantised again"
     record.zero_()
     for part in layout.parts:
-        flat = weights[part.parameter].reshape(-1)[part.first : part.first + part.num_weights]
+        matrix = weights[part.parameter]
+        if layout.is_flipped and matrix.dim() > 1:
+            matrix = matrix.t()
+        flat = matrix.reshape(-1)[part.first : part.first + part.num_weights]
         if part.coding == RAW:
             stored = flat.view(torch.uint8)
         elif part.coding.kind == HQQ:

@@ -9,14 +9,18 @@ from torch import Tensor
 from runtime.commands import pack
 from runtime.commands.pack import choose_coding
 from runtime.config import ModelConfig, PackConfig, Quantise, StoreConfig, VerifyModelConfig
+from runtime.errors import StoreError
+from runtime.hf.loading import load_plain
 from runtime.store.ggml import library
 from runtime.store.ggml.library import find_products
 from runtime.store.packed.coding import Coding
+from runtime.store.packed.store import open_store
 from runtime.tools.verify.report import compare_budgets
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
 from tests.builders.models import plain_eager, tiny_qwen2_moe
-from tests.builders.packed import packed
+from tests.builders.packed import altered, packed, read_expert, source_of
+from tests.builders.quantised import quantised
 from tests.builders.served import serve
 
 TOKENS = torch.tensor([[5, 9, 33, 7, 61, 12, 40, 3]])
@@ -118,3 +122,34 @@ def test_pack__quantised_experts_of_other_families_are_served(name: str, tmp_pat
             logits.append(served(TOKENS).logits)
     assert logits[0].isfinite().all()
     assert torch.equal(*logits)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("quantise", [Quantise.MXFP4, Quantise.INT8], ids=str)
+def test_pack__transposed_matrices_are_multiplied_by_their_rows(
+    tmp_path: Path, quantise: Quantise
+) -> None:
+    """Those of gpt-oss: in `mxfp4` each number is the checkpoint's."""
+    folder, store = quantised(tmp_path / "model", "gpt_oss"), tmp_path / "store"
+    config = ModelConfig(name="tiny", id=str(folder))
+    pack.run(PackConfig(model=config, output=store, quantise=quantise))
+    opened, (source, _) = open_store(store, None), source_of(folder)
+    for expert in range(8 if quantise is Quantise.MXFP4 else 0):
+        found, expected = (read_expert(one, 1, expert) for one in (opened, source))
+        for name, weight in expected.items():
+            assert torch.equal(found[name].t() if weight.dim() > 1 else found[name], weight)
+    plain = load_plain(folder, dtype=torch.bfloat16)(TOKENS).logits
+    resident = logits_of(folder, store, "100%")
+    assert (resident - plain).float().norm() < 0.06 * plain.float().norm()
+    assert torch.equal(logits_of(folder, store, "50%"), resident)
+    opened.close()
+
+
+def test_serve__a_store_of_other_shapes_is_refused(tmp_path: Path) -> None:
+    """Kernels would read beyond the rows; the digest of a manifest proves nothing."""
+    folder, store = quantised(tmp_path / "model", "gpt_oss"), tmp_path / "store"
+    config = ModelConfig(name="tiny", id=str(folder))
+    pack.run(PackConfig(model=config, output=store, quantise=Quantise.INT8))
+    altered(store, lambda contents: contents["layers"][1].update(is_flipped=False))
+    with pytest.raises(StoreError, match="experts of other shapes than this model"):
+        serve(folder, store=store, budget="50%")

@@ -1,7 +1,5 @@
 """A packed store gives what was packed, bit for bit, or an error: never other bytes."""
 
-import hashlib
-import json
 import os
 import random
 from pathlib import Path
@@ -15,11 +13,10 @@ from runtime.store.checkpoint import CheckpointStore
 from runtime.store.files import FileReader
 from runtime.store.model_source import fingerprint
 from runtime.store.packed.coding import HQQ, Coding
-from runtime.store.packed.manifest import canonical_json
 from runtime.store.packed.quantise import quantise_half_quadratic
 from runtime.store.packed.store import open_store
 from tests.builders.models import plain_eager, tiny_qwen2_moe
-from tests.builders.packed import packed, read_expert, source_of
+from tests.builders.packed import altered, packed, read_expert, source_of
 from tests.builders.served import serve
 
 TOKENS = torch.arange(24).reshape(1, 24)
@@ -143,16 +140,6 @@ def test_open_store__rejects_other_weights_of_the_same_shapes(tmp_path, model):
     with pytest.raises(StoreError, match="packed from other weights"):
         serve(trained_on, store=folder)
     assert fingerprint(tiny_qwen2_moe(tmp_path / "same")) == fingerprint(model)
-
-
-def altered(folder: Path, change) -> None:
-    """A forged manifest: changed, and its digest made to fit."""
-    path = folder / "manifest.json"
-    value = json.loads(path.read_text())
-    change(value["contents"])
-    body = {key: value[key] for key in ("contents", "checksums_sha256")}
-    value["digest"] = hashlib.sha256(canonical_json(body)).hexdigest()
-    path.write_text(json.dumps(value))
 
 
 def layer_0(contents: dict) -> dict:
