@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from runtime.generation.answer import Answer, TokenDelta
 from runtime.generation.chat_template import Conversation, end_of_turn, load_chat_tokenizer
 from runtime.generation.config import ChatConfig
 from runtime.generation.drafting import drafting_options, load_draft_model
+from runtime.generation.prefix_cache import PrefixCache, RunningText, find_prefix_obstacle
 from runtime.generation.sampling import drawing_options
 from runtime.hf.model_faults import check_tokens
 from runtime.hf.tokens import context_length, eos_token_ids
@@ -52,9 +53,16 @@ def run(config: ChatConfig) -> dict[str, Any]:
             **drafting_options(model, config.draft, draft_model=draft_model),
         }
 
+        kept = None
+        if config.prefix_cache and find_prefix_obstacle(model) is None:
+            kept = PrefixCache(model, max_texts=1)
+
         def generate(answer: Answer, prompt: list[int], max_new_tokens: int) -> None:
             check_tokens(prompt, model.config)
-            answer.generate(model, tokenizer, prompt, max_new_tokens=max_new_tokens, **options)
+            with continue_text(kept, prompt) as text:
+                answer.generate(
+                    model, tokenizer, prompt, cached=text, max_new_tokens=max_new_tokens, **options
+                )
 
         chat = ChatTerminal(
             Console(highlight=False),
@@ -71,6 +79,22 @@ def run(config: ChatConfig) -> dict[str, Any]:
         )
         chat.talk()
         return {"model": handle.spec.as_dict(), **chat.counts, "stats": handle.stats()}
+
+
+@contextlib.contextmanager
+def continue_text(kept: PrefixCache | None, prompt: list[int]) -> Iterator[RunningText | None]:
+    """Go on with the text of the turn before, whose memory the answer takes over."""
+    text = None if kept is None else kept.begin(prompt)
+    if kept is None or text is None:
+        yield None
+        return
+    kept.forget()
+    is_intact = False
+    try:
+        yield text
+        is_intact = True
+    finally:
+        kept.end(text, is_intact=is_intact)
 
 
 @dataclass

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from predictors.base import Predictor, Signal
 from predictors.files import expand_home
@@ -71,6 +71,13 @@ class KVReserve:
     """Memory for all of them, where it is limited."""
     share: float = 0.0
     """Share of the memory for experts and KV caches, in place of both; then a plan divides it."""
+
+    def count_bytes(self, config: PreTrainedConfig, dtype: torch.dtype) -> int:
+        """Bytes for a model's KV caches, without those of `share`."""
+        if self.num_bytes is not None or self.share:
+            return self.num_bytes or 0
+        num_tokens = min(KV_TOKENS, context_length(config) or KV_TOKENS)
+        return self.num_sequences * estimate_cache_bytes(config, num_tokens, dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,16 +274,11 @@ def choose_auto_budget(
     has_host = needs_host_tier(options.devices, options.host_budget)
     _, needs, host = size_tiers(store, spec, has_host=has_host, part=part)
     model, reserve = stripped.model, options.kv_reserve
-    num_tokens = min(KV_TOKENS, context_length(model.config) or KV_TOKENS)
-    kv_bytes = reserve.num_bytes
-    if kv_bytes is None:
-        sequence_bytes = estimate_cache_bytes(model.config, num_tokens, model.dtype)
-        kv_bytes = 0 if reserve.share else reserve.num_sequences * sequence_bytes
     free = FreeMemory(
         devices=options.devices,
         available=available,
         weights=count_weight_bytes(model),
-        kv_caches=kv_bytes,
+        kv_caches=reserve.count_bytes(model.config, model.dtype),
         host_tier=options.host_budget.resolve(total_bytes=host.total_bytes)
         if options.host_budget is not None and options.devices[0].type == "cpu"
         else 0,

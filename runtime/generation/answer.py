@@ -12,9 +12,15 @@ from enum import StrEnum
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 from runtime.generation.detokenizer import Detokenizer, StopStringMatcher
+from runtime.generation.prefix_cache import RunningText
 from runtime.generation.sampling import LogprobRecorder, TokenListener, TokenLogprob
 
 
@@ -81,20 +87,27 @@ class Answer:
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         prompt: list[int],
+        *,
+        cached: RunningText | None = None,
         **options: Any,
     ) -> list[int]:
         """Generate and deliver each token as soon as it is drawn; returns the new tokens.
 
         Args:
+            cached: the KV cache to go on with; None: a new one.
             options: of the model's `generate`.
         """
+        listeners: list[StoppingCriteria] = [TokenListener(self.on_token)]
+        if cached is not None:
+            options["past_key_values"] = cached.cache
+            listeners.append(cached)
         self._detokenizer = Detokenizer(tokenizer, shown_ids=self._shown_ids)
         self.started_at = self.started_at or time.monotonic()
         inputs = torch.tensor([prompt], device=model.device)
         output: Any = model.generate(
             inputs,
             attention_mask=torch.ones_like(inputs),
-            stopping_criteria=StoppingCriteriaList([TokenListener(self.on_token)]),
+            stopping_criteria=StoppingCriteriaList(listeners),
             **options,
         )
         # An encoder-decoder model's output begins with its decoder's start token.

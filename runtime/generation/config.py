@@ -28,6 +28,8 @@ class ChatConfig(ServedConfig):
     """Verify drafted tokens, several in a step, where that pays: prompt-lookup (what followed the
     same text before), or a small model with the same tokenizer (a folder, or ORG/NAME). Last bits
     may differ."""
+    prefix_cache: bool = True
+    """Go on with the KV cache of the turn before. Last bits may differ."""
     chat_template: Path | None = None
     """File with a chat template (Jinja) that replaces the tokenizer's."""
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import (
+    Cache,
     GenerationConfig,
     LogitsProcessorList,
     PreTrainedModel,
@@ -198,6 +199,7 @@ def decode_with(
         generation_config: GenerationConfig,
         **options: Any,
     ) -> Any:
+        cache = options.get("past_key_values")
         drafts = PacedDrafts(
             make_draft(generation_config), pace, max_length=generation_config.max_length
         )
@@ -205,12 +207,29 @@ def decode_with(
         def take_drafts(**_: Any) -> PacedDrafts:
             # Asked for once, before the first forward pass: other sequences have not run since.
             del model._get_candidate_generator
+            if cache is not None and cache.get_seq_length():
+                skip_cached_once(model, cache)
             return drafts
 
         model._get_candidate_generator = take_drafts
         return model._assisted_decoding(input_ids, generation_config=generation_config, **options)
 
     return decode
+
+
+def skip_cached_once(model: PreTrainedModel, cache: Cache) -> None:
+    """Leave the tokens that a cache holds out of the next forward pass.
+
+    `generate` does so for a cache that it is given, but not with drafts.
+    """
+    prepare = model.prepare_inputs_for_generation
+
+    def prepare_others(input_ids: Tensor, *, next_sequence_length: Any, **options: Any) -> Any:
+        del model.prepare_inputs_for_generation
+        next_sequence_length = input_ids.shape[1] - cache.get_seq_length()
+        return prepare(input_ids, next_sequence_length=next_sequence_length, **options)
+
+    model.prepare_inputs_for_generation = prepare_others
 
 
 def load_draft_model(draft: str | None, served: ModelConfig) -> PreTrainedModel | None:

@@ -1,5 +1,6 @@
 """Size of a model's KV cache: measured, because architectures differ, or estimated beforehand."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,7 +62,11 @@ def measure_cache_size(model: PreTrainedModel) -> CacheSize:
 
 
 def count_cache_bytes(cache: Any) -> int:
-    leaves = tree_leaves([vars(layer) for layer in getattr(cache, "layers", ())])
+    return count_layer_bytes(getattr(cache, "layers", ()))
+
+
+def count_layer_bytes(layers: Iterable[Any]) -> int:
+    leaves = tree_leaves([vars(layer) for layer in layers])
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 

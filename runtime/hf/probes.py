@@ -124,7 +124,9 @@ class _StepReporter:
     def _decoder(self, args: tuple, kwargs: dict) -> None:
         tokens = find_tokens(args, kwargs)
         lane = self._probes.lane
-        if not lane.past.continues(kwargs.get("past_key_values")):
+        # A lane's first step begins requests even with a past, which an earlier text has left.
+        has_past = lane.past.continues(kwargs.get("past_key_values"))
+        if not (has_past and lane.num_requests):
             # Beams of an encoded request are decoder rows one after another.
             continues = lane.is_encoded and len(tokens) % lane.num_requests == 0
             if not continues:

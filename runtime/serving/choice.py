@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from runtime.generation.answer import Answer, FinishReason, TokenDelta
 from runtime.generation.lockstep.sequence import SequenceTask
+from runtime.generation.prefix_cache import RunningText
 from runtime.generation.prompt_logits import reading_prompt_logits
 from runtime.generation.sampling import (
     LogprobRecorder,
@@ -77,6 +78,9 @@ class CompletionChoice(Answer):
         self._deliver_events = deliver
         self.task: SequenceTask | None = None
         """The coroutine that generates it, from when it is started."""
+        self.num_reused = 0
+        """Tokens of the prompt that were not computed, as an earlier text begins with them."""
+        self._text: RunningText | None = None
         self.is_cancelled = False
         self.arrived_at = time.monotonic()
         self.ended_at: float | None = None
@@ -105,6 +109,21 @@ class CompletionChoice(Answer):
         if self.first_token_at is None or self.last_token_at is None or self.num_tokens < 2:
             return None
         return (self.last_token_at - self.first_token_at) / (self.num_tokens - 1)
+
+    @property
+    def can_reuse_prefix(self) -> bool:
+        """Whether it generates, and needs no logits of the prompt but the last."""
+        return self.sampling.max_new_tokens > 0 and not self.sampling.prompt_logprobs
+
+    def begin_text(self, text: RunningText | None) -> None:
+        """Go on with a KV cache."""
+        self._text = text
+        self.num_reused = 0 if text is None else text.num_reused
+
+    def take_text(self) -> RunningText | None:
+        """Return the KV cache of a choice that has ended."""
+        text, self._text = self._text, None
+        return text
 
     # ---- in the coroutine of its sequence task
 
@@ -143,6 +162,7 @@ class CompletionChoice(Answer):
                     recorder=self._recorder,
                     device=model.device,
                 ),
+                cached=self._text,
                 **options,
             )
 

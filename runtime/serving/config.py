@@ -57,6 +57,8 @@ class ServeConfig(ServedConfig):
     """Memory for the KV caches of running answers, such as 4GiB: a request waits until its prompt
     and max_tokens fit; max_tokens is lowered to what can ever fit, and a prompt that leaves no room
     gets 400. None: no limit but max_running."""
+    prefix_cache: bool = True
+    """Go on with an ended answer's KV cache where a prompt begins alike. Last bits may differ."""
     max_new_tokens: int = 4096
     """Most tokens of an answer: a larger max_tokens is lowered to it."""
     draft: str | None = None

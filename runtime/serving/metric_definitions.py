@@ -122,7 +122,11 @@ REQUEST_METRICS = (
     gauge("vllm:kv_cache_usage_perc", VLLM,
           "KV-cache usage, 0 to 1: bytes of running sequences divided by kv_budget; without a "
           "kv_budget, their tokens divided by max_running times the model's context length."),
-    counter("vllm:prompt_tokens_total", VLLM, "Prompt tokens processed."),
+    counter("vllm:prompt_tokens_total", VLLM, "Prompt tokens processed, reused ones too."),
+    counter("vllm:prefix_cache_queries_total", VLLM, "Prompt tokens that were looked up."),
+    counter("vllm:prefix_cache_hits_total", VLLM,
+            "Prompt tokens that were reused, as an earlier text begins with them."),
+    gauge("moecast_kept_kv_bytes", SERVER, "Memory of the KV caches of ended answers."),
     counter("vllm:generation_tokens_total", VLLM, "Tokens generated."),
     counter("vllm:request_success_total", (*VLLM, "finished_reason"),
             "Sequences that ended, by reason: stop, length, abort (disconnected or "

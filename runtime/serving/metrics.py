@@ -37,7 +37,7 @@ from runtime.serving.metric_definitions import (
     MetricDefinition,
     MetricKind,
 )
-from runtime.serving.served_model import KVCacheBudget
+from runtime.serving.served_model import KeptTexts, KVCacheBudget
 from runtime.serving.service import ServiceObserver
 
 
@@ -90,6 +90,7 @@ class RequestMetrics(ServiceObserver):
     ):
         self.max_length = max_length
         self.kv_budget: KVCacheBudget | None = None
+        self.kept: KeptTexts | None = None
         self._max_running = max_running
         self._families = {metric.name: build_family(metric, registry) for metric in REQUEST_METRICS}
         self._own_labels = {"model_name": model_name, "engine": "0"}
@@ -97,11 +98,12 @@ class RequestMetrics(ServiceObserver):
         self._waiting: set[CompletionChoice] = set()
         self._running: dict[CompletionChoice, tuple[int, float | None]] = {}
         """Tokens that the metrics include, and the time of the last one."""
-        self.num_prompt_tokens = self.num_generated_tokens = 0
+        self.num_prompt_tokens = self.num_reused_tokens = self.num_generated_tokens = 0
         """Tokens processed since the start."""
         self.series("vllm:num_requests_waiting").set_function(lambda: self.num_waiting)
         self.series("vllm:num_requests_running").set_function(lambda: self.num_running)
         self.series("vllm:kv_cache_usage_perc").set_function(self._kv_cache_usage)
+        self.series("moecast_kept_kv_bytes").set_function(lambda: self.num_kept_bytes)
         self.series("moecast_dropped_log_lines").set_function(count_dropped_lines)
         # From the start: a rate misses the first event of a series that appears with it.
         for metric in REQUEST_METRICS:
@@ -124,6 +126,10 @@ class RequestMetrics(ServiceObserver):
     @property
     def num_running(self) -> int:
         return len(self._running)
+
+    @property
+    def num_kept_bytes(self) -> int:
+        return 0 if self.kept is None else self.kept.caches.num_bytes
 
     def _kv_cache_usage(self) -> float:
         """NaN, Prometheus' "no value", for models without a longest sequence."""
@@ -148,6 +154,10 @@ class RequestMetrics(ServiceObserver):
         with self._lock:
             self._waiting.discard(choice)
             self._running[choice] = 0, None
+        if choice.can_reuse_prefix and self.kept is not None:
+            self.num_reused_tokens += choice.num_reused
+            self.series("vllm:prefix_cache_queries_total").inc(len(choice.prompt))
+            self.series("vllm:prefix_cache_hits_total").inc(choice.num_reused)
 
     def on_step(self, seconds: float, choices: Sequence[CompletionChoice]) -> None:
         num_tokens = 0

@@ -102,6 +102,14 @@ class OutputStream:
         if open_choices:
             self._service.cancel(open_choices)
 
+    def count_reused(self) -> int:
+        """Tokens of the prompts that were computed for none of their answers."""
+        n = self.request.num_choices
+        return sum(
+            min(choice.num_reused for choice in self.choices[first : first + n])
+            for first in range(0, len(self.choices), n)
+        )
+
     def usage(self) -> dict[str, int]:
         """Numbers of tokens, with OpenAI's keys."""
         return {

@@ -288,12 +288,13 @@ function showQueue(now) {
 
 function showTokens(now, throughput) {
   tile("tokens", `${number(throughput ?? 0)} tokens/s`,
-    `${number(now.tokens.generated)} generated, ${number(now.tokens.prompt)} prompt tokens`);
+    `${number(now.tokens.generated)} generated, ${number(now.tokens.prompt)} prompt tokens, ` +
+      `${number(now.tokens.reused)} of them reused`);
   curve("tokens", throughput);
 }
 
 function showMemory(now) {
-  tile("memory", bytes(now.memory.resident_bytes), "resident; expert caches:");
+  tile("memory", bytes(now.memory.resident_bytes), `resident; KV caches of ended answers: ${bytes(now.memory.kept_kv_bytes)}; expert caches:`);
   find("tiers").replaceChildren(...now.tiers.map((tier) => {
     const line = element("div", undefined, "gauge");
     const filled = element("div", undefined, "bar");

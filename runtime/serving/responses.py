@@ -139,9 +139,10 @@ class ResponseBuilder(ABC):
         """The events of an error, which ends the stream."""
         return [error.body()]
 
-    def _usage(self) -> dict[str, int]:
+    def _usage(self) -> dict[str, Any]:
         usage = self.stream.usage()
-        return usage | {"total_tokens": sum(usage.values())}
+        details = {"cached_tokens": self.stream.count_reused()}
+        return usage | {"total_tokens": sum(usage.values()), "prompt_tokens_details": details}
 
 
 class ChoicesResponse(ResponseBuilder):

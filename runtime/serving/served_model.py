@@ -1,5 +1,6 @@
 """The served model: loads it in the engine thread, and has what requests are checked against."""
 
+import logging
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
@@ -20,13 +21,16 @@ from runtime.generation.chat_template import (
 )
 from runtime.generation.drafting import drafting_options, load_draft_model
 from runtime.generation.lockstep.group import LockstepGroup
-from runtime.hf.kv import CacheSize, measure_cache_size
+from runtime.generation.prefix_cache import PrefixCache, find_prefix_obstacle
+from runtime.hf.kv import CacheSize, estimate_cache_bytes, measure_cache_size
 from runtime.hf.tokens import context_length, eos_token_ids, max_token_bytes
 from runtime.policy.budget import parse_size
 from runtime.serving.answer_formats import AnswerFormat, find_answer_format
 from runtime.serving.config import ANY_NAME, ServeConfig
 from runtime.serving.tool_template import ToolTemplate, find_tool_template
 from runtime.store.model_source import resolve
+
+log = logging.getLogger(__name__)
 
 RECOMMENDED_OPTIONS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Options whose default a model's generation_config.json may set."""
@@ -168,6 +172,19 @@ def make_thread_safe(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerB
 
 
 @dataclass(frozen=True, kw_only=True)
+class KeptTexts:
+    """KV caches of ended answers, in the memory that running ones leave."""
+
+    caches: PrefixCache
+    budget: KVCacheBudget
+    """Memory for both."""
+
+    def yield_to(self, running: Iterable[int]) -> None:
+        """Leave room for running answers of these lengths."""
+        self.caches.limit(self.budget.budget_bytes - self.budget.bytes_of(running))
+
+
+@dataclass(frozen=True, kw_only=True)
 class LoadedModel:
     """The engine thread's model, with the group that steps its sequences in lockstep."""
 
@@ -176,6 +193,25 @@ class LoadedModel:
     info: ModelInfo
     drafting: Mapping[str, Any] = field(default_factory=dict)
     """Options of `generate` by which drafted tokens are verified."""
+    kept: KeptTexts | None = None
+    """None: each prompt is computed whole."""
+
+
+def open_kept_texts(
+    model: PreTrainedModel, reserve: KVReserve, budget: KVCacheBudget | None
+) -> KeptTexts | None:
+    """Keep texts within `kv_budget`, or in what `budget=auto` leaves to running answers.
+
+    None for models whose KV caches cannot be gone on with; the log says why.
+    """
+    if (obstacle := find_prefix_obstacle(model)) is not None:
+        log.info("prefix_cache: each prompt is computed whole: %s", obstacle)
+        return None
+    shares_memory = budget is None
+    if budget is None:
+        size = CacheSize(estimate_cache_bytes(model.config, 1, model.dtype), 0)
+        budget = KVCacheBudget(size, reserve.count_bytes(model.config, model.dtype))
+    return KeptTexts(caches=PrefixCache(model, shares_memory=shares_memory), budget=budget)
 
 
 def load_model(config: ServeConfig) -> LoadedModel:
@@ -204,5 +240,8 @@ def load_model(config: ServeConfig) -> LoadedModel:
             kv_budget=budget,
         )
         drafting = drafting_options(model, config.draft, draft_model=draft_model)
+        kept = open_kept_texts(model, reserve, budget) if config.prefix_cache else None
         on_failure.pop_all()
-    return LoadedModel(model=model, group=LockstepGroup(model), info=info, drafting=drafting)
+    return LoadedModel(
+        model=model, group=LockstepGroup(model), info=info, drafting=drafting, kept=kept
+    )

@@ -13,7 +13,7 @@ from predictors.errors import MoecastError
 from runtime.errors import TransferError
 from runtime.generation.lockstep.group import LockstepGroup
 from runtime.generation.lockstep.sequence import SequenceTask
-from runtime.serving.choice import CompletionChoice
+from runtime.serving.choice import CompletionChoice, FinishReason
 from runtime.serving.errors import (
     Draining,
     EngineDead,
@@ -279,6 +279,7 @@ class GenerationService:
                     generate, seed=choice.sampling.seed
                 )
             choice.started_at = time.monotonic()
+            self._reuse_prefix(choice)
             self._notify("on_started", choice)
 
     def _step(self) -> float:
@@ -321,9 +322,23 @@ class GenerationService:
             running.max_cached_tokens for running in (*self._running, choice)
         )
 
+    def _reuse_prefix(self, choice: CompletionChoice) -> None:
+        """Find what is kept of a choice's prompt; kept texts yield to its KV cache."""
+        assert self.loaded is not None
+        if (kept := self.loaded.kept) is not None:
+            if choice.can_reuse_prefix:
+                choice.begin_text(kept.caches.begin(choice.prompt))
+            kept.yield_to(running.max_cached_tokens for running in self._running)
+
     def _remove(self, choice: CompletionChoice) -> None:
         with self._condition:
             del self._running[choice]
+        assert self.loaded is not None
+        if (kept := self.loaded.kept) is not None:
+            kept.yield_to(running.max_cached_tokens for running in self._running)
+            if (text := choice.take_text()) is not None:
+                is_intact = choice.finish_reason is not FinishReason.ERROR
+                kept.caches.end(text, is_intact=is_intact)
         self._notify("on_ended", choice)
 
     def _fail_all(self) -> None:

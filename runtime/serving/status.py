@@ -166,6 +166,7 @@ class Telemetry:
         if state is ServiceState.READY and loaded is not None:
             self.metrics.requests.max_length = loaded.info.max_length
             self.metrics.requests.kv_budget = loaded.info.kv_budget
+            self.metrics.requests.kept = loaded.kept
             handle = loaded.model.moecast
             monitor = EngineMonitor(handle.engine)
             # The predictor in use: the model may have no zoo entry of the system's own.
@@ -195,12 +196,16 @@ class Telemetry:
             | self._queue,
             "tokens": {
                 "prompt": requests.num_prompt_tokens,
+                "reused": requests.num_reused_tokens,
                 "generated": requests.num_generated_tokens,
                 "generated_per_second": self.recent.tokens_per_second(),
             },
             "latency": self.recent.latencies(),
             "answers": self.recent.last(),
-            "memory": {"resident_bytes": self._process.memory_info().rss},
+            "memory": {
+                "resident_bytes": self._process.memory_info().rss,
+                "kept_kv_bytes": requests.num_kept_bytes,
+            },
             "recording": self._recorder and self._recorder.status(),
             "served": self._served,
         }

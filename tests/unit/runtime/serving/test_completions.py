@@ -83,6 +83,7 @@ def test_greedy_texts__of_concurrent_requests_are_those_of_generate(
             "prompt_tokens": len(prompt),
             "completion_tokens": len(tokens),
             "total_tokens": len(prompt) + len(tokens),
+            "prompt_tokens_details": {"cached_tokens": 0},
         }
 
 
@@ -305,6 +306,7 @@ def test_echo_with_logprobs__reads_the_prompt_once(
     def count(_module: Any, _inputs: Any, options: dict[str, Any]) -> None:
         lengths.append(options["input_ids"].shape[1])
 
+    server.service.loaded.kept.caches.forget()  # with echo, nothing of a prompt is reused
     plain = raw(server, "/v1/completions", prompt=PROMPTS, max_tokens=5, temperature=0, logprobs=2)
     hook = model.register_forward_pre_hook(count, with_kwargs=True)
     body = {"prompt": PROMPTS, "max_tokens": 5, "temperature": 0, "logprobs": 2, "echo": True}

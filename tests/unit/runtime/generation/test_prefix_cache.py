@@ -1,0 +1,325 @@
+"""Texts that go on with a kept KV cache are bitwise Transformers' with the same
+`past_key_values`; what is kept is the longest common prefix, within its limit."""
+
+import copy
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel, Qwen2MoeConfig, StoppingCriteriaList
+
+from runtime.generation.drafting import drafting_options
+from runtime.generation.prefix_cache import (
+    MIN_TOKENS,
+    PrefixCache,
+    RunningText,
+    find_longest_prompt,
+    find_prefix_obstacle,
+)
+from tests.builders.families.build import tiny_model
+from tests.builders.families.table import FAMILIES
+
+PROMPT = list(range(10, 50))
+QUESTION = [60, 7, 61, 8, 62]
+UNLIKE = [5, 3]
+
+
+def generate(model: PreTrainedModel, tokens: list[int], number: int, **options: Any) -> Any:
+    """Greedily so many tokens, with their logits."""
+    inputs = torch.tensor([tokens])
+    return model.generate(
+        inputs,
+        attention_mask=torch.ones_like(inputs),
+        do_sample=False,
+        max_new_tokens=number,
+        min_new_tokens=number,
+        pad_token_id=0,
+        output_logits=True,
+        return_dict_in_generate=True,
+        **options,
+    )
+
+
+def go_on(
+    kept: PrefixCache, model: PreTrainedModel, tokens: list[int], number: int = 4, **options: Any
+) -> tuple[Any, int]:
+    """The same with what is kept, and how many tokens were."""
+    text = kept.begin(tokens)
+    assert text is not None
+    found = generate(
+        model,
+        tokens,
+        number,
+        past_key_values=text.cache,
+        stopping_criteria=StoppingCriteriaList([text]),
+        **options,
+    )
+    kept.end(text)
+    return found, text.num_reused
+
+
+def answer(found: Any) -> list[int]:
+    return found.sequences[0].tolist()
+
+
+def require_same(found: Any, expected: Any) -> None:
+    assert torch.equal(found.sequences, expected.sequences)
+    for one, other in zip(found.logits, expected.logits, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "family",
+    ["qwen2_moe", "deepseek_v3", "gpt_oss", "exaone_moe", "qwen3_next", "lfm2_moe", "zaya"],
+)
+def test_conversation__is_transformers_with_the_same_past(family: str) -> None:
+    """Full attention, latent attention, windows, and recurrent, convolved and mixed layers."""
+    model = tiny_model(FAMILIES[family])
+    assert find_prefix_obstacle(model) is None
+    kept = PrefixCache(model)
+    first, num_reused = go_on(kept, model, PROMPT, 12)
+    assert num_reused == 0
+    expected = generate(model, PROMPT, 12)
+    require_same(first, expected)
+    past = expected.past_key_values
+    turn = answer(first) + QUESTION
+    branched = copy.deepcopy(kept)
+    second, num_reused = go_on(kept, model, turn, 12)
+    assert num_reused == len(PROMPT) + 11  # the last token of an answer was not computed
+    expected = generate(model, turn, 12, past_key_values=past)
+    require_same(second, expected)
+    third, num_reused = go_on(kept, model, answer(second) + QUESTION)
+    assert num_reused == len(turn) + 11
+    require_same(third, generate(model, answer(second) + QUESTION, 4, past_key_values=past))
+    # An answer that is sent back otherwise than it was written.
+    changed = [*PROMPT, *UNLIKE, *QUESTION]
+    other, num_reused = go_on(branched, model, changed)
+    assert num_reused == len(PROMPT)
+    prompt = DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(torch.tensor([PROMPT]), past_key_values=prompt, logits_to_keep=1)
+    require_same(other, generate(model, changed, 4, past_key_values=prompt))
+    whole = generate(model, changed, 1)
+    assert torch.allclose(other.logits[0], whole.logits[0], atol=1e-4)
+
+
+def test_text__is_cut_where_a_prompt_leaves_it() -> None:
+    model = tiny_model(FAMILIES["qwen2_moe"])
+    kept = PrefixCache(model)
+    go_on(kept, model, PROMPT, 12)
+    past = generate(model, PROMPT, 12).past_key_values
+    past.crop(20 - past.get_seq_length())
+    tokens = PROMPT[:20] + QUESTION
+    found, num_reused = go_on(kept, model, tokens)
+    assert num_reused == 20
+    require_same(found, generate(model, tokens, 4, past_key_values=past))
+    # The same prompt again: the logits of its last token are needed.
+    _, num_reused = go_on(kept, model, PROMPT)
+    assert num_reused == len(PROMPT) - 1
+    _, num_reused = go_on(kept, model, PROMPT[: MIN_TOKENS - 1] + QUESTION)
+    assert num_reused == 0
+
+
+def test_window__is_cut_until_it_has_dropped_a_token() -> None:
+    model = tiny_model(FAMILIES["exaone_moe"])
+    model.config.get_text_config().sliding_window = 64
+    kept = PrefixCache(model)
+    go_on(kept, model, PROMPT, 12)
+    assert go_on(kept, model, PROMPT[:30] + QUESTION)[1] == 30
+    go_on(kept, model, PROMPT, 40)  # fills the window
+    found, num_reused = go_on(kept, model, PROMPT[:30] + UNLIKE)
+    assert num_reused == 30
+    del found
+    kept.forget()
+    go_on(kept, model, PROMPT, 40)
+    assert go_on(kept, model, PROMPT[:30] + UNLIKE)[1] == 0
+
+
+def test_texts__that_go_on_at_the_same_time_share_nothing_that_changes() -> None:
+    model = tiny_model(FAMILIES["qwen3_next"])
+    kept = PrefixCache(model)
+    first, _ = go_on(kept, model, PROMPT, 12)
+    tokens = [answer(first) + QUESTION, answer(first) + UNLIKE]
+    expected = [answer(go_on(copy.deepcopy(kept), model, one)[0]) for one in tokens]
+    texts = [kept.begin(one) for one in tokens]
+    found: list[list[int]] = []
+    for one, text in zip(tokens, texts, strict=True):
+        assert text is not None
+        assert text.num_reused == len(PROMPT) + 11
+        found.append(answer(generate(model, one, 4, past_key_values=text.cache)))
+    assert found == expected
+    assert answer(go_on(kept, model, tokens[0])[0]) == expected[0]
+
+
+@pytest.mark.parametrize("family", ["qwen2_moe", "gpt_oss", "qwen3_next"])
+def test_text__that_an_error_cuts_short_in_a_layer_keeps_what_came_before(family: str) -> None:
+    """As a Ctrl-C or a failed read does."""
+    model = tiny_model(FAMILIES[family])
+    kept = PrefixCache(model)
+    text = kept.begin(PROMPT)
+    assert text is not None
+    num_steps = 0
+
+    def fail(*_: Any) -> None:
+        nonlocal num_steps
+        num_steps += 1
+        if num_steps == 6:
+            raise KeyboardInterrupt
+
+    last = model.get_decoder().layers[-1]
+    hook = last.register_forward_pre_hook(fail)
+    with pytest.raises(KeyboardInterrupt):
+        generate(
+            model,
+            PROMPT,
+            12,
+            past_key_values=text.cache,
+            stopping_criteria=StoppingCriteriaList([text]),
+        )
+    hook.remove()
+    kept.end(text, is_intact=False)
+    tokens = answer(generate(model, PROMPT, 4)) + QUESTION
+    found, num_reused = go_on(kept, model, tokens)
+    assert num_reused == (len(PROMPT) + 4 if family == "qwen2_moe" else len(PROMPT))
+    whole = generate(model, tokens, 4)
+    assert torch.allclose(found.logits[0], whole.logits[0], atol=1e-4)
+
+
+def test_drafts__go_on_with_a_kept_text() -> None:
+    model = tiny_model(FAMILIES["gpt_oss"])
+    tokens = PROMPT + PROMPT
+    kept = PrefixCache(model)
+    for one in (tokens, tokens + tokens):
+        found, num_reused = go_on(kept, model, one, 12, **drafting_options(model, "prompt-lookup"))
+        assert answer(found) == answer(generate(model, one, 12))
+    assert num_reused == len(tokens)
+
+
+def test_rope__by_length_bounds_what_goes_on() -> None:
+    config = Qwen2MoeConfig(
+        rope_parameters={
+            "rope_type": "dynamic",
+            "rope_theta": 10_000.0,
+            "factor": 2.0,
+            "original_max_position_embeddings": 32,
+        }
+    )
+    model: Any = SimpleNamespace(config=config)
+    assert find_longest_prompt(model) == 32
+    kept = PrefixCache(model)
+    assert kept.begin(PROMPT) is None
+    assert kept.begin(PROMPT[:32]) is not None
+
+
+# ---- the books
+
+NUM_HEADS, WIDTH = 2, 4
+TOKEN_BYTES = 2 * 2 * NUM_HEADS * WIDTH * 4  # two layers of keys and values in float32
+
+
+def compute(text: RunningText, tokens: list[int], num_prompt: int) -> None:
+    """What a forward pass of each token writes: states that have its id as their values."""
+
+    def add(part: list[int]) -> None:
+        states = torch.tensor(part, dtype=torch.float32)[None, None, :, None]
+        states = states.expand(1, NUM_HEADS, len(part), WIDTH)
+        for layer in range(2):
+            text.cache.update(states, states + layer, layer)
+
+    add(tokens[text.num_reused : num_prompt])
+    for length in range(num_prompt, len(tokens)):
+        text(torch.tensor([tokens[: length + 1]]), None)
+        add(tokens[length : length + 1])
+    text(torch.tensor([[*tokens, 0]]), None)
+
+
+def held(text: RunningText) -> list[int]:
+    """The tokens whose states the cache has."""
+    if not text.num_reused:
+        return []
+    layer = text.cache.layers[1]
+    keys: Tensor = layer.keys
+    assert torch.equal(keys[0, 0, :, 0], keys[0, 1, :, 3])
+    assert torch.equal(layer.values, keys + 1)
+    return keys[0, 0, :, 0].long().tolist()
+
+
+WORDS = st.integers(0, 2).map(lambda word: [word] * 12)
+TEXTS = st.lists(WORDS, min_size=1, max_size=6).map(lambda words: [t for w in words for t in w])
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(st.tuples(TEXTS, st.integers(1, 5), st.booleans()), max_size=12),
+    st.integers(0, 300),
+)
+def test_books__longest_common_prefix_within_the_limit(
+    turns: list[tuple[list[int], int, bool]], limit_tokens: int
+) -> None:
+    config = Qwen2MoeConfig(num_hidden_layers=2)
+    kept = PrefixCache(SimpleNamespace(config=config, device=torch.device("cpu")))  # type: ignore[arg-type]
+    kept.limit(limit_tokens * TOKEN_BYTES)
+    ended: list[list[int]] = []
+    """Texts that the limit leaves, the last used one last: a plain model of the books."""
+    for prompt, num_new, is_cancelled in turns:
+        text = kept.begin(prompt)
+        assert text is not None
+        shared = [common(one, prompt[:-1]) for one in ended]
+        longest = max(shared, default=0)
+        assert text.num_reused == (longest if longest >= MIN_TOKENS else 0)
+        assert held(text) == prompt[: text.num_reused]
+        if text.num_reused:
+            used = max(index for index, length in enumerate(shared) if length == longest)
+            ended.append(ended.pop(used))
+        if is_cancelled:  # before its first forward pass
+            kept.end(text)
+            continue
+        whole = prompt + [3] * (num_new - 1)
+        compute(text, whole, len(prompt))
+        kept.end(text)
+        if len(whole) >= MIN_TOKENS:
+            ended = [one for one in ended if one != whole[: len(one)]]
+            if len(whole) <= limit_tokens:
+                ended.append(whole)
+                while sum(map(len, ended)) > limit_tokens:
+                    del ended[0]
+        assert kept.num_bytes == sum(map(len, ended)) * TOKEN_BYTES <= limit_tokens * TOKEN_BYTES
+        assert kept.num_texts == len(ended)
+    kept.limit(-1)
+    assert kept.num_bytes == kept.num_texts == 0
+
+
+def common(first: list[int], second: list[int]) -> int:
+    length = 0
+    while length < min(len(first), len(second)) and first[length] == second[length]:
+        length += 1
+    return length
+
+
+def test_limit__takes_states_of_running_texts_too() -> None:
+    model = tiny_model(FAMILIES["qwen3_next"])
+    kept = PrefixCache(model)
+    first, _ = go_on(kept, model, PROMPT, 12)
+    text = kept.begin(answer(first) + QUESTION)
+    assert text is not None
+    before = kept.num_bytes
+    assert 0 < text.num_bytes < before
+    kept.limit(before - 1)
+    assert kept.num_texts == 0
+    assert kept.num_bytes == text.num_bytes
+    kept.limit(0)
+    assert kept.num_bytes == 0
+
+
+def test_memory__that_gets_short_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model(FAMILIES["qwen2_moe"])
+    kept = PrefixCache(model, shares_memory=True)
+    go_on(kept, model, PROMPT, 12)
+    assert kept.num_texts == 1
+    monkeypatch.setattr("runtime.generation.prefix_cache.measure_free_memory", lambda _: [0])
+    kept.limit(None)
+    assert kept.num_texts == 0

@@ -1,0 +1,184 @@
+"""Prompts that go on with an earlier answer's KV cache: what clients read, and what is kept."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from runtime.config import ModelConfig
+from runtime.serving.choice import CompletionChoice
+from runtime.serving.config import ServeConfig
+from runtime.serving.metrics import ServerMetrics
+from runtime.serving.service import GenerationService, ServiceObserver
+from runtime.serving.status import Telemetry
+from tests.builders.plain_answers import PlainAnswers
+from tests.builders.serving import RunningServer, running_server, tiny
+from tests.builders.waiting import wait_for
+
+PROMPT = list(range(100, 140))
+QUESTIONS = [[7, 8, 9], [50, 51], list(range(60, 80)), [300]]
+
+
+def complete(server: RunningServer, prompt: list[int], **options: Any) -> dict[str, Any]:
+    body = {"prompt": prompt, "max_tokens": 6, "temperature": 0, "ignore_eos": True, **options}
+    with server.http() as client:
+        response = client.post("/v1/completions", json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def count_cached(answer: dict[str, Any]) -> int:
+    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+class Conversation:
+    """Turns of plain Transformers, which keep one `past_key_values`."""
+
+    def __init__(self, plain: PlainAnswers):
+        self._model = plain.model
+        self._past: Any = None
+        self.tokens: list[int] = list(PROMPT)
+
+    def answer(self, number: int = 6) -> list[int]:
+        inputs = torch.tensor([self.tokens])
+        found = self._model.generate(
+            inputs,
+            attention_mask=torch.ones_like(inputs),
+            do_sample=False,
+            max_new_tokens=number,
+            past_key_values=self._past,
+            return_dict_in_generate=True,
+        )
+        self._past = found.past_key_values
+        new = found.sequences[0, len(self.tokens) :].tolist()
+        self.tokens += new
+        return new
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> PlainAnswers:
+    return PlainAnswers(folder)
+
+
+def text_of(server: RunningServer, tokens: list[int]) -> str:
+    tokenizer = server.service.loaded.info.tokenizer
+    return tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+def test_conversation__computes_each_turn_once(folder: Path, plain: PlainAnswers) -> None:
+    with running_server(lambda: tiny(folder)) as server:
+        turns = Conversation(plain)
+        for number, question in enumerate([[], *QUESTIONS]):
+            before = len(turns.tokens)
+            turns.tokens += question
+            answer = complete(server, turns.tokens)
+            assert count_cached(answer) == (before - 1 if number else 0)
+            assert answer["usage"]["prompt_tokens"] == len(turns.tokens)
+            assert answer["choices"][0]["text"] == text_of(server, turns.answer())
+        kept = server.service.loaded.kept.caches
+        assert kept.num_texts == 1
+        # What needs the logits of all tokens computes all of them.
+        echoed = complete(server, turns.tokens, echo=True, logprobs=1)
+        assert count_cached(echoed) == 0
+
+
+def test_answers__at_the_same_time_go_on_with_one_text(folder: Path, plain: PlainAnswers) -> None:
+    with running_server(lambda: tiny(folder)) as server:
+        complete(server, PROMPT)
+        prompts = [[*PROMPT, *question] for question in QUESTIONS]
+        with ThreadPoolExecutor(4) as pool:
+            answers = list(pool.map(lambda prompt: complete(server, prompt, n=2), prompts))
+        for prompt, answer in zip(prompts, answers, strict=True):
+            assert count_cached(answer) == len(PROMPT)
+            turns = Conversation(plain)
+            turns.tokens = list(PROMPT)
+            turns.answer(1)
+            turns.tokens = prompt
+            expected = text_of(server, turns.answer())
+            assert [choice["text"] for choice in answer["choices"]] == [expected] * 2
+
+
+def test_cancelled_answer__is_gone_on_with(folder: Path, plain: PlainAnswers) -> None:
+    with running_server(lambda: tiny(folder)) as server:
+        server.steps.hold()
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(complete, server, PROMPT, max_tokens=50)
+            for _ in range(3):
+                server.steps.allowed.release()
+            wait_for(lambda: server.steps.num_steps >= 4)
+            server.service.cancel(list(server.service._running))
+            server.steps.release()
+            waiting.result()
+        turns = Conversation(plain)
+        turns.answer(4)
+        turns.tokens += QUESTIONS[0]
+        answer = complete(server, turns.tokens)
+        assert count_cached(answer) == len(PROMPT) + 3
+        assert answer["choices"][0]["text"] == text_of(server, turns.answer())
+
+
+class Books(ServiceObserver):
+    """Checks after every step that running and kept KV caches fit `kv_budget` together."""
+
+    def __init__(self, service: GenerationService):
+        self._service = service
+        self.most = 0
+
+    def on_step(self, seconds: float, choices: Sequence[CompletionChoice]) -> None:
+        kept = self._service.loaded.kept
+        running = kept.budget.bytes_of(choice.max_cached_tokens for choice in choices)
+        self.most = max(self.most, kept.caches.num_bytes + running)
+
+
+@pytest.mark.parametrize("num_clients", [1, 4])
+def test_kv_budget__holds_running_and_kept_texts(folder: Path, num_clients: int) -> None:
+    """Kept texts make room for running ones, the one that was used longest ago first."""
+    with running_server(lambda: tiny(folder, kv_budget="32KiB")) as server:
+        loaded = server.service.loaded
+        size = loaded.info.kv_budget.size.bytes_per_token
+        assert 32 * 1024 // size == 128  # tokens
+        books = Books(server.service)
+        server.service.add_observer(books)
+        prompts = [[200 + number, *PROMPT] for number in range(4)]
+        with ThreadPoolExecutor(num_clients) as pool:
+            for _ in range(2):
+                list(pool.map(lambda prompt: complete(server, prompt), prompts))
+        assert server.service.wait_idle(60)
+        assert 0 < books.most <= 32 * 1024
+        assert loaded.kept.caches.num_texts == 2
+        assert loaded.kept.caches.num_bytes == 2 * (len(PROMPT) + 6) * size
+        # The longest answer leaves no room, and what is kept did not make it wait.
+        complete(server, PROMPT[:5], max_tokens=123)
+        assert loaded.kept.caches.num_texts == 1
+        assert count_cached(complete(server, prompts[-1])) == 0
+
+
+def test_option__turns_it_off(folder: Path) -> None:
+    with running_server(lambda: tiny(folder, prefix_cache=False)) as server:
+        for _ in range(2):
+            assert count_cached(complete(server, PROMPT)) == 0
+
+
+def test_metrics_and_status__count_reused_tokens(folder: Path) -> None:
+    made: list[Telemetry] = []
+
+    def watch(service: GenerationService, _app: Any) -> None:
+        made.append(Telemetry(service, ServeConfig(model=ModelConfig(name="tiny"))))
+
+    with running_server(lambda: tiny(folder), install=watch) as server:
+        complete(server, PROMPT)
+        complete(server, PROMPT + QUESTIONS[0])
+        status, metrics = made[0].status(), made[0].metrics
+        assert status["tokens"]["prompt"] == 2 * len(PROMPT) + 3
+        assert status["tokens"]["reused"] == len(PROMPT)
+        assert status["memory"]["kept_kv_bytes"] == server.service.loaded.kept.caches.num_bytes > 0
+        assert value_of(metrics, "vllm:prefix_cache_queries_total") == 2 * len(PROMPT) + 3
+        assert value_of(metrics, "vllm:prefix_cache_hits_total") == len(PROMPT)
+
+
+def value_of(metrics: ServerMetrics, name: str) -> float:
+    lines = metrics.render()[0].decode().splitlines()
+    return float(next(line for line in lines if line.startswith(f"{name}{{")).split()[-1])
