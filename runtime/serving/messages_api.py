@@ -163,7 +163,7 @@ class MessagesResponse(ItemizedResponse):
         yield anthropic_error_body(str(error), error.status)
 
     def response(self) -> dict[str, Any]:
-        usage = self._usage()
+        usage, num_reused = self._usage(), self.stream.count_reused()
         return {
             "id": self._id,
             "type": "message",
@@ -172,9 +172,9 @@ class MessagesResponse(ItemizedResponse):
             "content": self.items,
             **self._reasons,
             "usage": {
-                "input_tokens": usage["prompt_tokens"],
+                "input_tokens": usage["prompt_tokens"] - num_reused,
                 "cache_creation_input_tokens": 0,
-                "cache_read_input_tokens": 0,
+                "cache_read_input_tokens": num_reused,
                 "output_tokens": usage["completion_tokens"],
             },
         }
