@@ -6,8 +6,9 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from importlib.util import find_spec
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -127,20 +128,18 @@ class StrippedModel:
         Raises:
             StoreError: they are of another model.
         """
-        own = [
-            {part.name: part.shape[1:] for part in list_taken_parameters([layer])}
-            for layer in self.layers
-        ]
-        found = [
-            {name: shape[::-1] if one.is_flipped else shape for name, shape in one.shapes.items()}
-            for one in store.layouts
-        ]
-        if found != own:
-            raise StoreError(
-                f"the store has experts of other shapes than this model ({found[0]}, here "
-                f"{own[0]}); pack this model: moecast pack model=... output=PATH"
-            )
-        for layer, layout in zip(self.layers, store.layouts, strict=True):
+        flips = self.multiplies_columns
+        for layer, layout in zip_longest(self.layers, store.layouts):
+            parts = [] if layer is None else list_taken_parameters([layer])
+            own = {part.name: part.shape[1:] for part in parts}
+            found = {} if layout is None else layout.shapes
+            if layout is not None and layout.is_flipped and flips:
+                found = {name: shape[::-1] for name, shape in found.items()}
+            if found != own:
+                raise StoreError(
+                    f"the store has experts of other shapes ({found}) than this model ({own}); "
+                    "pack this model: moecast pack model=... output=PATH"
+                )
             if layout.is_flipped:
                 layer.experts.is_transposed = False
 
@@ -162,9 +161,12 @@ class StrippedModel:
             multiplies_rows(layer.experts) for layer in self.layers
         )
 
-    @property
+    @cached_property
     def multiplies_columns(self) -> bool:
-        """Whether the model has matrices `(inputs, outputs)`, and would compute with others too."""
+        """Whether the model has matrices `(inputs, outputs)`, and would compute with others too.
+
+        It is found out once, before a store changes what the model multiplies by.
+        """
         return all(
             runs_our_loop(layer.experts) and layer.experts.is_transposed for layer in self.layers
         )

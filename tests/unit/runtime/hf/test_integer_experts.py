@@ -10,6 +10,7 @@ from runtime.commands import pack
 from runtime.commands.pack import choose_coding
 from runtime.config import ModelConfig, PackConfig, Quantise, StoreConfig, VerifyModelConfig
 from runtime.errors import StoreError
+from runtime.hf import experts
 from runtime.hf.loading import load_plain
 from runtime.store.ggml import library
 from runtime.store.ggml.library import find_products
@@ -139,6 +140,7 @@ def test_pack__transposed_matrices_are_multiplied_by_their_rows(
         for name, weight in expected.items():
             assert torch.equal(found[name].t() if weight.dim() > 1 else found[name], weight)
     plain = load_plain(folder, dtype=torch.bfloat16)(TOKENS).logits
+    experts._ACCUMULATION.clear()  # as in another process than the one that packed
     resident = logits_of(folder, store, "100%")
     assert (resident - plain).float().norm() < 0.06 * plain.float().norm()
     assert torch.equal(logits_of(folder, store, "50%"), resident)
@@ -151,5 +153,5 @@ def test_serve__a_store_of_other_shapes_is_refused(tmp_path: Path) -> None:
     config = ModelConfig(name="tiny", id=str(folder))
     pack.run(PackConfig(model=config, output=store, quantise=Quantise.INT8))
     altered(store, lambda contents: contents["layers"][1].update(is_flipped=False))
-    with pytest.raises(StoreError, match="experts of other shapes than this model"):
+    with pytest.raises(StoreError, match="experts of other shapes"):
         serve(folder, store=store, budget="50%")
