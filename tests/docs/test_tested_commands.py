@@ -8,8 +8,6 @@ from tests.docs.pages import ROOT
 from tests.docs.tested_commands import (
     PAGES,
     TestedCommand,
-    find_blocks,
-    find_not_run,
     find_untested,
     read_section,
     read_tested_blocks,
@@ -53,19 +51,6 @@ def test_names__are_unique_in_a_page() -> None:
 
 def test_command__without_tests_is_found() -> None:
     assert find_untested("a.md", EXAMPLE) == ["moecast train"]
-
-
-def test_command__that_was_not_run_is_found_once_its_tests_have_passed() -> None:
-    (block,) = find_blocks("a.md", EXAMPLE)
-    assert block.name == "two"
-    run = {("a.md", "squeue --me")}
-    file = "tests/engines/test_slurm.py"
-    assert find_not_run([block], outcomes={file: {"passed"}}, run=run) == (
-        1,
-        [f"{file} does not run moecast collect output=/shared/trace"],
-    )
-    for outcomes in ({}, {file: {"passed", "skipped"}}, {file: {"failed"}}):
-        assert find_not_run([block], outcomes=outcomes, run=run) == (0, [])
 
 
 def test_adapt__changes_placeholders_only() -> None:

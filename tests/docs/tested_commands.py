@@ -1,10 +1,10 @@
-"""Commands of pages that tests run: what may be changed for a test, and which were run.
+"""Commands of pages that tests run, and what may be changed in them for a test.
 
 A block of such commands stands below `<!-- NAME: FILE runs these ... -->`.
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tests.docs.pages import DOCS
@@ -35,11 +35,6 @@ PAGES = {
 }
 """Pages whose commands tests run; of one, a section."""
 
-RUN: set[tuple[str, str]] = set()
-"""Page and text of the commands that tests of this process have run."""
-OUTCOMES: dict[str, set[str]] = {}
-"""Outcomes of the tests of each file, below the repository, that this process has run."""
-
 
 @dataclass(frozen=True)
 class TestedCommand:
@@ -69,7 +64,6 @@ class TestedCommand:
         for words, options in (after or {}).items():
             assert words in text, f"{self.page}: {words!r} is not in {text!r}"
             text = text.replace(words, f"{words} {options}")
-        RUN.add((self.page, self.text))
         return text
 
 
@@ -125,20 +119,3 @@ def read_tested_blocks() -> list[TestedBlock]:
         for page, heading in PAGES.items()
         for block in find_blocks(page, read_section(page, heading))
     ]
-
-
-def find_not_run(
-    blocks: Iterable[TestedBlock],
-    *,
-    outcomes: Mapping[str, set[str]],
-    run: Collection[tuple[str, str]],
-) -> tuple[int, list[str]]:
-    """Returns how many blocks have tests that all passed, and their commands that were not run."""
-    judged = [block for block in blocks if outcomes.get(block.file) == {"passed"}]
-    missing = [
-        f"{block.file} does not run {command.text}"
-        for block in judged
-        for command in block.commands
-        if (command.page, command.text) not in run
-    ]
-    return len(judged), missing

@@ -9,8 +9,8 @@ import pytest
 from collect.traces import Trace
 from configs.program import run_program
 from runtime.config import SystemConfig
-from runtime.sim.hardware import MeasuredHardware
 from runtime.sim.replay import replay
+from tests.builders.simulated import toy_machine
 
 LAYERS, EXPERTS, TOP_K, REQUESTS, TOKENS = 3, 8, 2, 4, 30
 
@@ -37,19 +37,6 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     return Trace.open(output)
 
 
-MACHINE = MeasuredHardware(
-    name="toy",
-    chunk_bytes=(1, 1, 1),
-    transfer_fixed=1.0,
-    transfer_per_byte=0.0,
-    layer_fixed=1.0,
-    layer_per_token=0.0,
-    expert_fixed=1.0,
-    expert_per_token=0.0,
-    predictor_seconds=0.1,
-)
-
-
 def lru_hits(trace: Trace, slots_each: int) -> int:
     """The plainest cache there is: a list for each layer."""
     hits, kept = 0, [[] for _ in range(LAYERS)]
@@ -70,7 +57,7 @@ def test_imported_routing__misses_what_a_plain_cache_misses(trace: Trace) -> Non
     assert trace.spec.num_layers == LAYERS
     system = SystemConfig(prefetch=False)
     stats = replay(
-        trace.steps(), None, spec=trace.spec, system=system, hardware=MACHINE, budget_slots=12
+        trace.steps(), None, spec=trace.spec, system=system, hardware=toy_machine(), budget_slots=12
     )
     assert stats.total.requests == REQUESTS * TOKENS * LAYERS * TOP_K
     assert stats.total.hits == lru_hits(trace, 4)

@@ -1,9 +1,7 @@
 """Declared dependencies are those that are imported, and serving imports no training library."""
 
 import json
-import os
 import re
-import subprocess
 import sys
 import tomllib
 from functools import cache
@@ -13,6 +11,7 @@ from pathlib import Path
 import pytest
 from packaging.specifiers import SpecifierSet
 
+from tests.builders.processes import run_python
 from tests.builders.sources import PACKAGES, Import, sources
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -153,14 +152,7 @@ def test_constraints__can_be_installed_with_every_python_of_ours() -> None:
 
 @pytest.mark.timeout(240)
 def test_serving__imports_no_library_of_training(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SERVES],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python("-c", SERVES, folder=tmp_path, environment={"PYTHONPATH": str(ROOT)})
     report = json.loads(done.stderr.splitlines()[-1])
     assert report["code"] == 0, done.stderr
     assert not TRAINING & set(report["loaded"])

@@ -4,7 +4,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from benchmarks.config import GpuConfig
-from benchmarks.gpu import ALL_RESIDENT, GpuReport, StepClock, run_gpu, run_tests
+from benchmarks.gpu import ALL_RESIDENT, GpuReport, run_gpu, run_tests
 from predictors.errors import MoecastError
 from runtime.accelerator import find_accelerator
 from runtime.errors import CheckpointError
@@ -59,9 +59,3 @@ def test_gpu__says_that_there_is_none(tmp_path):
     with pytest.raises(CheckpointError, match="sees no XPU device, but cpu"):
         run_gpu(GpuConfig(output=output, work=tmp_path / "work", device="xpu"))
     assert not output.exists()
-
-
-def test_clock__leaves_the_prompt_out():
-    clock = StepClock()
-    clock.times = [0.0, 5.0, 5.5, 7.0]
-    assert clock.steps() == [0.5, 1.5]

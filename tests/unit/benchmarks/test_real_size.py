@@ -10,7 +10,7 @@ import torch
 from benchmarks import reports, served
 from benchmarks.real_size import run as real_size
 from benchmarks.real_size.config import RealSizeConfig
-from benchmarks.real_size.model import read_shape, write_random_model
+from benchmarks.real_size.model import write_random_model
 from benchmarks.tables import markdown
 from benchmarks.tables.formats import real_size_table
 from predictors.errors import MoecastError
@@ -143,13 +143,3 @@ def test_write_random_model__keeps_the_variance_of_activations(tmp_path) -> None
         assert abs(scaled.mean()) < 0.1
         assert scaled.std() == pytest.approx(1, abs=0.05)
         assert len(torch.unique(scaled)) == 16
-
-
-def test_read_shape__refuses_what_is_no_qwen3_moe(tmp_path) -> None:
-    path = tmp_path / "config.json"
-    with pytest.raises(MoecastError, match="no such file"):
-        read_shape(path, top_k=None)
-    path.write_text('{"model_type": "mixtral"}')
-    with pytest.raises(MoecastError, match="model_type is 'mixtral'"):
-        read_shape(path, top_k=None)
-    assert read_shape(None, top_k=6)["num_experts_per_tok"] == 6

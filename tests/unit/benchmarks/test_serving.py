@@ -1,33 +1,28 @@
 """The parts of the server's benchmarks that can be checked without a server."""
 
-import asyncio
 import json
 import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
 from benchmarks.reports import describe_machine
 from benchmarks.serving.arrivals import SystemRuns
-from benchmarks.serving.attack import AttackLog, fit_slope, read_choices
+from benchmarks.serving.attack import AttackLog, fit_slope
 from benchmarks.serving.config import AttackConfig, ClientsConfig
-from benchmarks.serving.hostile import ATTACKS, BOMBS, LARGEST_BODY, read_status
+from benchmarks.serving.hostile import ATTACKS, BOMBS, LARGEST_BODY
 from benchmarks.serving.replay import TimedCompletion
 from benchmarks.serving.rows import (
     Arrival,
     AttackReport,
-    ClientResult,
-    ClientsReport,
     FootprintSample,
     HealthReport,
     HonestCounts,
     LimitReport,
     MemorySlope,
     ServerExit,
-    ServingReports,
     write_part,
 )
 from benchmarks.serving.trace import (
@@ -56,18 +51,6 @@ def test_trace__is_read_in_order_of_time_from_the_first(tmp_path: Path) -> None:
         (30, 1),
     ]
     assert [one.seconds for one in found] == pytest.approx([0.0, 4.314579, 5.0])
-
-
-@pytest.mark.parametrize("content", ["", "a,b\n1,2\n", TRACE.replace("396", "many")])
-def test_trace__that_is_none_names_the_file_and_where_to_get_one(
-    tmp_path: Path, content: str
-) -> None:
-    path = tmp_path / "trace.csv"
-    path.write_text(content)
-    if not content:
-        path.unlink()
-    with pytest.raises(MoecastError, match=r"trace\.csv.*AzurePublicDataset"):
-        read_arrivals(path)
 
 
 def test_window__is_of_requests_in_a_row() -> None:
@@ -197,41 +180,3 @@ def test_attack__tells_expected_answers_from_others() -> None:
     assert all(len(body) <= LARGEST_BODY for _, body in BOMBS)
     assert all(len(body) > LARGEST_BODY // 2 for _, body in BOMBS)
     assert "500" not in {status for attack in ATTACKS.values() for status in attack.allowed}
-
-
-def test_attack__reads_the_final_status_after_interim_ones() -> None:
-    async def status_of(content: bytes) -> str:
-        reader = asyncio.StreamReader()
-        reader.feed_data(content)
-        reader.feed_eof()
-        return await read_status(reader)
-
-    interim = b"HTTP/1.1 100 Continue\r\n\r\n"
-    final = b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 1\r\n\r\n"
-    assert asyncio.run(status_of(interim * 2 + final)) == "429"
-    assert asyncio.run(status_of(interim)) == asyncio.run(status_of(b"")) == "closed"
-
-
-def test_attack__compares_streamed_texts_whole() -> None:
-    deltas = ("a", 0), ("b", 1), ("c", 0)
-    chunks: list[dict[str, Any]] = [
-        {"choices": [{"index": index, "text": text, "finish_reason": None}]}
-        for text, index in deltas
-    ]
-    chunks.append({"choices": [{"index": 0, "text": "", "finish_reason": "stop"}]})
-    content = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
-    headers = {"content-type": "text/event-stream; charset=utf-8"}
-    answer = httpx2.Response(200, headers=headers, text=content)
-    assert read_choices(answer) == ["[DONE]", {0: "ac", 1: "b"}, {0: "stop"}]
-
-
-def test_tables__show_the_parts_that_were_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    clients = {
-        "openai": ClientResult(works=True, version="3.5"),
-        "litellm": ClientResult(works=None, why="no environment"),
-    }
-    reports = ServingReports(clients=ClientsReport(clients=clients))
-    monkeypatch.setattr(serving, "read_report", lambda *_: reports)
-    (line,) = [line for line in serving.robustness_table() if line.startswith("|")][2:]
-    assert "openai works, litellm not run" in line
-    assert serving.arrivals_table() == []

@@ -5,13 +5,6 @@ from pathlib import Path
 from configs.invocation import Invocation
 
 
-def test_interruption__names_the_command_again() -> None:
-    invocation = Invocation(called="moecast", argv=["generate", "prompt=it's"], secret_names=[])
-    assert invocation.explain_interruption() == (
-        """interrupted; to run it again: moecast generate 'prompt=it'"'"'s'"""
-    )
-
-
 def test_interruption__continues_in_the_folder_that_was_chosen() -> None:
     invocation = Invocation(
         called="python -m train",
@@ -23,16 +16,6 @@ def test_interruption__continues_in_the_folder_that_was_chosen() -> None:
     assert invocation.explain_interruption() == (
         "interrupted; to continue: python -m train seed=1 'run_dir=runs/a b'"
     )
-
-
-def test_interruption__hides_secrets_in_both_forms() -> None:
-    invocation = Invocation(
-        called="moecast",
-        argv=["serve", "api_key=a", "+api-key=c", "--api-key", "b", "x"],
-        secret_names=["api_key"],
-    )
-    line = invocation.explain_interruption()
-    assert line.endswith("'api_key=(hidden)' '+api-key=(hidden)' --api-key '(hidden)' x")
 
 
 def test_interruption__before_the_command_is_known_shows_no_argument() -> None:

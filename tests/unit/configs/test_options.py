@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from configs.cli import main
-from configs.commands import Command
 from configs.compose import compose_typed
 from predictors.errors import ConfigError
 from runtime.config import GenerateConfig
 from runtime.tools.bench.config import BenchConfig
+from tests.unit.configs.test_cli import COMMANDS
 
 
 @pytest.fixture
@@ -82,14 +82,8 @@ def test_missing_file__is_an_error(file: Path) -> None:
 
 def test_file__is_recorded(file: Path, tmp_path: Path) -> None:
     file.write_text("zoo: a\n")
-    command = Command(
-        name="works",
-        config="zoo.config:ListConfig",
-        run="tests.unit.configs.test_cli:works",
-        summary="Works.",
-    )
     arguments = ["works", "--config", str(file), f"run_dir={tmp_path / 'r'}"]
-    assert main("zoo", [command], arguments) == 0
+    assert main("zoo", COMMANDS, arguments) == 0
     record = json.loads((tmp_path / "r/run.json").read_text())
     assert record["config_files"] == [str(file)]
     assert record["config"]["zoo"] == "a"

@@ -11,6 +11,7 @@ import pytest
 from configs.cli import main
 from configs.commands import Command
 from configs.execution import make_run_dir, put_aside
+from configs.program import run_program
 from predictors.errors import MoecastError
 from predictors.files import cache_folder, find_cache_folder
 from zoo.config import ListConfig
@@ -124,13 +125,5 @@ def test_cache_folder__that_cannot_be_written_names_the_variable(
 ) -> None:
     monkeypatch.setenv("MOECAST_CACHE", "/proc/home/moecast")
     monkeypatch.chdir("/proc")
-    pulls = Command(
-        name="pull",
-        config="runtime.commands.config:PullForSystemConfig",
-        run="runtime.commands.pull:run",
-        summary="It pulls.",
-        positional=("name",),
-        keeps_run=False,
-    )
-    assert main("zoo", [pulls], ["pull", "qwen2-moe-tiny/stride", "zoo=builtin"]) == 2
+    assert run_program("zoo", ["pull", "qwen2-moe-tiny/stride", "zoo=builtin"]) == 2
     assert "MOECAST_CACHE=/proc/home/moecast: /proc/home" in capsys.readouterr().err

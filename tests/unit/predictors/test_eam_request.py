@@ -50,28 +50,6 @@ def test_match__is_the_cosine_of_the_flattened_rows_known_so_far() -> None:
     np.testing.assert_allclose(predictor.similarity(1), [expected], rtol=1e-6)
 
 
-@pytest.mark.parametrize("num_layers", [2, 5, 9])
-def test_lookup__of_a_stored_matrix_by_its_own_prefix_finds_it(num_layers: int) -> None:
-    """At every length of the prefix: see the test of the same name at sequence level."""
-    random = np.random.default_rng(num_layers)
-    stored = random.poisson(1.0, (32, num_layers, 60)).astype(np.float32)
-    stored[:, :, 0] += 1
-    spec = small_spec(num_layers=num_layers, num_experts=60)
-    predictor = EamRequestPredictor(spec, stored, matches=1, learning=False)
-    for place, matrix in enumerate(stored):
-        num_tokens = int(matrix.sum(axis=1).max())
-        predictor.begin_step(np.zeros(num_tokens), np.full(num_tokens, place))
-        for layer, row in enumerate(matrix.astype(np.int64)):
-            chosen = np.repeat(np.arange(60), row)
-            chosen = np.pad(chosen, (0, num_tokens - len(chosen)), constant_values=60)
-            forecasts = predictor.routed(layer, chosen[:, None], None)
-            assert predictor.similarity(layer).argmax() == place
-            for forecast in forecasts:
-                expected = matrix[forecast.layer] / matrix[forecast.layer].sum()
-                np.testing.assert_allclose(forecast.scores_TE[0], expected, rtol=1e-6)
-        predictor.end_step()
-
-
 def test_iteration__restarts_with_each_step() -> None:
     predictor = EamRequestPredictor(SPEC, STORED, matches=1)
     first = serve(predictor, step(0, 1, 1))[0]

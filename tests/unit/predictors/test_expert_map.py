@@ -69,26 +69,6 @@ def test_trajectory_search__forecasts_d_layers_ahead() -> None:
     assert expected[1] > expected[0]
 
 
-@pytest.mark.parametrize("num_layers", [2, 5, 9])
-def test_lookup__of_a_stored_map_by_its_own_prefix_finds_it(num_layers: int) -> None:
-    random = np.random.default_rng(num_layers)
-    maps = random.dirichlet(np.full(60, 0.3), (32, num_layers)) + 1e-6
-    maps /= maps.sum(axis=2, keepdims=True)
-    meanings = random.standard_normal((32, 2))
-    spec = small_spec(num_layers=num_layers, num_experts=60)
-    predictor = ExpertMapPredictor(spec, maps, meanings, distance=1, learning=False)
-    for place, one in enumerate(maps):
-        predictor.begin_step(np.zeros(1), np.zeros(1))
-        for layer in range(num_layers):
-            found = predictor.routed(layer, np.zeros((1, 1)), np.log(one[layer])[None])
-            assert predictor.similarity(layer).argmax() == place
-            for forecast in found:
-                np.testing.assert_allclose(
-                    forecast.scores_TE[0], np.minimum(maps[place, layer + 1], 1), rtol=1e-5
-                )
-        predictor.end_step()
-
-
 def test_threshold__is_one_minus_the_score_within_zero_and_one() -> None:
     delta = selection_threshold(np.array([0.25, 1.0, -0.5], np.float32))
     np.testing.assert_allclose(delta, [0.75, 0.0, 1.0])

@@ -1,13 +1,12 @@
 """Names, addresses, lock files, mirrors, lists: the zoo as people use it."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.builders.entries import tiny_entry
+from tests.builders.processes import run_python
 from tests.builders.web import served
 from tests.builders.zoos import Far, zoo
 from zoo.catalog import WritableZoo, Zoo
@@ -17,9 +16,6 @@ from zoo.index import EntryReference
 from zoo.load import find_entry
 from zoo.storage import cache_storage
 from zoo.storage.folder import FolderStorage
-
-ROOT = Path(__file__).resolve().parents[3]
-
 
 # ---- names and addresses
 
@@ -231,5 +227,4 @@ assert seen == [], seen
 pickle.loads(pickle.dumps(fractions.Fraction(1, 2)))
 assert seen, "the hook sees none"
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=240, capture_output=True)
-    assert done.returncode == 0, done.stderr.decode()
+    run_python("-c", code)

@@ -66,14 +66,6 @@ def test_adaptive_prefetch__turns_on_again_when_it_pays():
     assert adaptive.num_switches == 2
 
 
-def test_adaptive_prefetch__ignores_jitter():
-    adaptive = AdaptiveSwitch(report=lambda _: None)
-    noise = np.random.default_rng(0).normal(0.02, 0.0002, 5000)
-    for seconds in noise:
-        adaptive.record_step(float(seconds))
-    assert adaptive.num_switches == 0
-
-
 def test_adaptive_prefetch__stays_on_despite_varying_misses():
     """Times vary by a third from token to token, prefetching saves a tenth: it stays, whatever the
     luck of a few tokens, or comes back at the next comparison."""

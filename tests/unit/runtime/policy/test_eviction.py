@@ -84,13 +84,6 @@ def test_score_order__finds_the_one_evictable_expert():
     assert leaving(order, stay=everyone[:31]) == everyone[31:]
 
 
-def test_neighbour__a_use_keeps_the_neighbours_too():
-    order = filled(policy_of("neighbour"), [(0, 1), (0, 0), (0, 3), (1, 1)])
-    order.on_use((0, 0))
-    # 1 stays with 0; 3 has no neighbour; layer 1 is another layer.
-    assert leaving(order) == [(0, 3), (1, 1), (0, 1), (0, 0)]
-
-
 def test_static__keeps_the_given_set_and_streams_the_rest():
     counts = [[5, 0, 9, 0], [0, 7, 0, 0]]
     policy = policy_of("static", counts=counts, buffers=2)

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from configs.cli import main
-from configs.commands import Command
+from configs.program import run_program
 from runtime.commands import bench
 from runtime.commands.bench import NothingRan, TokensDiffer, check, run
 from runtime.config import ModelConfig, SystemConfig
@@ -18,14 +17,6 @@ from runtime.tools.verify import reference
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.outcomes import outcome
 
-COMMANDS = (
-    Command(
-        name="bench",
-        config="runtime.tools.bench.config:BenchConfig",
-        run="runtime.commands.bench:run",
-        summary=".",
-    ),
-)
 ORACLE = load_system("oracle")
 COUNTING = SystemConfig(name="counting", predictor="dependency")
 SKIPPING = SystemConfig(name="skipping", predictor="skip")
@@ -102,7 +93,7 @@ def test_bench__continues_after_a_failed_variant_and_forces_routing(tmp_path, ca
 )
 def test_bench__bad_input_is_one_line_and_exit_code_2(argument, said, capsys, tmp_path):
     given = ["bench", "system=lfu", argument, f"run_dir={tmp_path}"]
-    assert main("runtime", COMMANDS, given) == 2
+    assert run_program("runtime", given) == 2
     complaint = capsys.readouterr().err
     assert said in complaint
     assert complaint.count("\n") == 1
