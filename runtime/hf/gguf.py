@@ -1,120 +1,42 @@
-"""Loads models from GGUF files, without their experts, as Transformers does.
+"""Loads models from GGUF files, without their experts.
 
-Configuration, names and conversions are Transformers' and gguf's own tables and functions. Their
-loader is not used: it dequantises whole tensors, experts among them, and keeps a view of each word
-of the vocabulary, which takes seconds and hundreds of megabytes.
+Names are those of gguf's own tables, and a few more. Transformers' loader is not used: it has five
+architectures with experts, dequantises whole tensors, experts among them, and keeps a view of each
+word of the vocabulary, which takes seconds and hundreds of megabytes.
 """
 
 import logging
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import (
-    CONFIG_MAPPING,
-    AutoTokenizer,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
-from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
-from transformers.integrations.ggml import GGUF_CONFIG_DEFAULTS_MAPPING, GGUF_CONFIG_MAPPING
-from transformers.integrations.gguf import (
-    GGUF_ARCHS,
-    GGUF_CONFIG_ARCHS,
-    get_gguf_config,
-    get_gguf_conversion_mapping,
-    read_gguf_metadata,
-)
-from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from runtime.errors import CheckpointError
+from runtime.hf import gguf_tensors
+from runtime.hf.experts import find_accumulation
+from runtime.hf.gguf_config import find_architecture
 from runtime.hf.layers import MoeLayer
 from runtime.store.base import as_memoryview
 from runtime.store.checkpoint import LayerSources
 from runtime.store.files import FileReader
 from runtime.store.ggml.library import PLAIN, TYPES, decode_rows
-from runtime.store.gguf.header import EXPERTS, GgufHeader, GgufTensor, read_header
+from runtime.store.gguf.architectures import ARCHITECTURES
+from runtime.store.gguf.header import EXPERTS, GgufHeader, GgufTensor
 from runtime.store.gguf.rows import describe_layers, plan_layer
 from runtime.store.weight_plan import FusedParameter
 
 log = logging.getLogger(__name__)
 
-MODEL_TYPES = {"minimax-m2": "minimax_m2", "qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe"}
-"""Transformers' names of architectures whose configuration it maps with `GGUF_CONFIG_MAPPING`."""
-WIDTHS = {
-    "expert_feed_forward_length": "moe_intermediate_size",
-    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
-}
-"""Sizes that Transformers' mapping leaves at the defaults of one model of each family."""
-ROPE_SCALING = {
-    "type": "rope_type",
-    "factor": "factor",
-    "original_context_length": "original_max_position_embeddings",
-}
-"""Names of the metadata `rope.scaling`, as Qwen3's files for 128 K tokens have them."""
-SCORING = {0: "none", 1: "softmax", 2: "sigmoid"}
-"""MiniMax-M2's scoring functions by llama.cpp's number, as Transformers names them."""
 STEP = 1 << 22
 """Weights that are decoded at once: 16 MiB as float32."""
-
-
-def read_gguf_config(file: Path) -> PreTrainedConfig:
-    """Return the configuration that a file's metadata say.
-
-    Raises:
-        CheckpointError: they lack a value.
-    """
-    header = read_header(file)
-    if header.architecture in GGUF_CONFIG_ARCHS:
-        try:
-            values = get_gguf_config(read_gguf_metadata(str(file))[0], tuple(header.tensors))
-        except KeyError as error:
-            raise CheckpointError(f"{file} is damaged: it has no {error}") from error
-    else:
-        values = map_metadata(header)
-    # Transformers' mappings leave it out, and the model would compute unscaled.
-    scaling = {
-        name: value
-        for key, name in ROPE_SCALING.items()
-        if (value := header.metadata.get(f"{header.architecture}.rope.scaling.{key}")) is not None
-    }
-    if scaling.get("rope_type") in ("linear", "yarn"):
-        values["rope_parameters"] = {**(values.get("rope_parameters") or {}), **scaling}
-    return CONFIG_MAPPING[values["model_type"]].from_dict(values)
-
-
-def map_metadata(header: GgufHeader) -> dict[str, Any]:
-    """Return the configuration's values, as Transformers' table maps them."""
-    model_type = MODEL_TYPES[header.architecture]
-    values: dict[str, Any] = {
-        "tie_word_embeddings": "output.weight" not in header.tensors,
-        **GGUF_CONFIG_DEFAULTS_MAPPING.get(model_type, {}),
-    }
-    for key, value in header.metadata.items():
-        group, _, rest = key.partition(".")
-        if group == header.architecture:
-            group = model_type
-            if rest in WIDTHS and GGUF_CONFIG_MAPPING[group].get(rest, "") == "":
-                values[WIDTHS[rest]] = value
-        name = GGUF_CONFIG_MAPPING.get(group, {}).get(rest)
-        if name is not None:
-            values[name] = value
-    values["model_type"] = model_type
-    if "scoring_func" in values:
-        values["scoring_func"] = SCORING.get(values["scoring_func"], "softmax")
-    if "tokenizer.ggml.tokens" in header.metadata:
-        values.setdefault("vocab_size", header.metadata["tokenizer.ggml.tokens"])
-    if missing := {"hidden_size", "num_hidden_layers", "num_attention_heads"} - set(values):
-        raise CheckpointError(f"{header.file} is damaged: it has no {', '.join(sorted(missing))}")
-    return values
 
 
 def choose_dtype(header: GgufHeader) -> torch.dtype:
@@ -125,41 +47,43 @@ def choose_dtype(header: GgufHeader) -> torch.dtype:
     return torch.bfloat16
 
 
-Convert = Callable[[Tensor], Tensor]
+Convert = Callable[..., Tensor]
+"""Makes a parameter of the stored tensors that it comes from, in float32."""
 
 
 @dataclass(frozen=True)
 class StreamedTensor:
-    """A tensor of the file that is read when Transformers fills the parameter."""
+    """A parameter that is read from the file when Transformers fills it."""
 
-    tensor: GgufTensor
+    tensors: Sequence[GgufTensor]
     files: FileReader
     shape: torch.Size
     dtype: torch.dtype
     convert: Convert | None
-    """Undoes what llama.cpp's converter did, on all weights in float32."""
+    """Undoes what llama.cpp's converter did; None: the tensor is the parameter."""
 
     def __getitem__(self, _: object) -> Tensor:
-        *leading, num_columns = self.tensor.shape
-        num_rows = math.prod(leading)
-        step = num_rows if self.convert is not None else max(1, STEP // num_columns)
-        parts = [
-            self._read(first, min(step, num_rows - first)) for first in range(0, num_rows, step)
-        ]
-        weights = parts[0] if len(parts) == 1 else torch.cat(parts)
-        # Of one row, some versions of the converter leave out the dimension.
-        return weights.view(self.shape)
-
-    def _read(self, first: int, num_rows: int) -> Tensor:
-        tensor = self.tensor
-        row_bytes = TYPES[tensor.kind].row_bytes(tensor.shape[-1])
-        raw = torch.empty(num_rows * row_bytes, dtype=torch.uint8)
-        offset = tensor.offset + first * row_bytes
-        self.files.read(tensor.file, offset, as_memoryview(raw), what=tensor.name)
-        weights = decode_rows(tensor.kind, raw)
         if self.convert is not None:
-            weights = self.convert(weights.float().view(tensor.shape))
-        return weights.to(self.dtype)
+            stored = [read_rows(self.files, one, torch.float32) for one in self.tensors]
+            weights = self.convert(*stored).to(self.dtype)
+        else:
+            weights = read_rows(self.files, self.tensors[0], self.dtype)
+        # Of one row, some versions of the converter leave out the dimension.
+        return weights.reshape(self.shape)
+
+
+def read_rows(files: FileReader, tensor: GgufTensor, dtype: torch.dtype) -> Tensor:
+    """Read a tensor, `STEP` weights at a time."""
+    *leading, num_columns = tensor.shape
+    row_bytes = TYPES[tensor.kind].row_bytes(num_columns)
+    weights = torch.empty(math.prod(leading), num_columns, dtype=dtype)
+    offset = tensor.offset
+    for rows in weights.split(max(1, STEP // num_columns)):
+        raw = torch.empty(len(rows) * row_bytes, dtype=torch.uint8)
+        files.read(tensor.file, offset, as_memoryview(raw), what=tensor.name)
+        rows.view(-1).copy_(decode_rows(tensor.kind, raw))
+        offset += raw.numel()
+    return weights.view(tensor.shape)
 
 
 @contextmanager
@@ -167,77 +91,156 @@ def open_dense(header: GgufHeader, model: PreTrainedModel) -> Iterator[dict[str,
     """Open all tensors but the experts', by the model's names of them.
 
     Raises:
-        CheckpointError: a tensor has another size than the parameter.
+        CheckpointError: a tensor has another size than the parameter, or is none of the model's.
     """
-    parameters = model.state_dict()
-    names = (_rename if header.architecture in GGUF_ARCHS else _look_up)(header, model)
-    files = FileReader()
+    parameters, names = model.state_dict(), find_names(header, model)
+    check_names(header, model, names)
+    undo, files = find_architecture(header).undo, FileReader()
     try:
         streamed = {}
-        for name, (key, convert) in names.items():
-            tensor, parameter = header.tensors[key], parameters[name]
-            if math.prod(tensor.shape) != parameter.numel():
+        for name, keys in names.items():
+            tensors, shape = [header.tensors[key] for key in keys], parameters[name].shape
+            ending = next((end for end in undo if name.endswith(end)), None)
+            convert = getattr(gguf_tensors, undo[ending]) if ending and undo[ending] else None
+            if convert is not None:
+                convert = partial(convert, model.config.get_text_config())
+            if not _makes(convert, tensors, shape):
+                shapes = ", ".join(str(tensor.shape) for tensor in tensors)
                 raise CheckpointError(
-                    f"{header.file}: {key} is {tensor.shape}; by the metadata, {name} is "
-                    f"{tuple(parameter.shape)}"
+                    f"{header.file}: {', '.join(keys)} is {shapes}; by the metadata, {name} is "
+                    f"{tuple(shape)}"
                 )
-            streamed[name] = StreamedTensor(tensor, files, parameter.shape, model.dtype, convert)
+            streamed[name] = StreamedTensor(tensors, files, shape, model.dtype, convert)
         yield streamed
     finally:
         files.close()
 
 
-Names = dict[str, tuple[str, Convert | None]]
-"""By the model's name: the file's name, and what is to be done to the tensor."""
+def _makes(convert: Convert | None, tensors: Sequence[GgufTensor], shape: torch.Size) -> bool:
+    """Return whether tensors make a parameter of the shape, or one without dimensions of 1."""
+    stored = [torch.empty(tensor.shape, device="meta") for tensor in tensors]
+    try:
+        made = stored[0] if convert is None else convert(*stored)
+    except (RuntimeError, IndexError):
+        return False
+    return [size for size in made.shape if size > 1] == [size for size in shape if size > 1]
 
 
-def _rename(header: GgufHeader, model: PreTrainedModel) -> Names:
-    """Find names by Transformers' rules for the architecture."""
-    # A copy, because matching a name changes rules.
-    mapping = deepcopy(get_gguf_conversion_mapping(header.architecture, model.config))
-    renamings = [rule for rule in mapping if isinstance(rule, WeightRenaming)]
-    converters = [rule for rule in mapping if isinstance(rule, WeightConverter)]
-    by_pattern = {pattern: rule for rule in converters for pattern in rule.source_patterns}
-    parameters, names = model.state_dict(), Names()
-    for key in header.tensors:
-        if EXPERTS.search(key):
-            continue
-        name, pattern = rename_source_key(key, renamings, converters)
-        if name in parameters:
-            rule = None if pattern is None else by_pattern[pattern]
-            names[name] = key, None if rule is None else partial(_convert, rule, name)
-    return names
+NAMES = {
+    "block_sparse_moe.router.weight": ("ffn_gate_inp.weight",),
+    "e_score_correction_bias": ("exp_probs_b.bias",),
+    "expert_bias": ("exp_probs_b.bias",),
+    "linear_attn.dt_bias": ("ssm_dt.bias",),
+    "linear_attn.in_proj_qkvz.weight": ("attn_qkv.weight", "attn_gate.weight"),
+    "self_attn.kv_b_proj.weight": ("attn_k_b.weight", "attn_v_b.weight"),
+    "self_attn.sinks": ("attn_sinks.weight",),
+    "shared_mlp.input_linear.weight": ("ffn_gate_shexp.weight", "ffn_up_shexp.weight"),
+}
+"""By end of a parameter's name: a block's tensors, where gguf's tables have none for it."""
 
 
-def _convert(rule: WeightConverter, name: str, weights: Tensor) -> Tensor:
-    """Apply a rule's operations, all of which take and return one tensor."""
-    for operation in rule.operations:
-        (weights,) = operation.convert(
-            {name: weights}, source_patterns=[name], target_patterns=[name]
-        ).values()
-    return weights
-
-
-def _look_up(header: GgufHeader, model: PreTrainedModel) -> Names:
-    """Find names by gguf's table for the architecture, and what Transformers adds to it."""
+def find_names(header: GgufHeader, model: PreTrainedModel) -> dict[str, tuple[str, ...]]:
+    """Return the file's names of the tensors of each parameter, by gguf's table and `NAMES`."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     numbers = {name: number for number, name in MODEL_ARCH_NAMES.items()}
     num_layers = model.config.get_text_config().num_hidden_layers
     table = get_tensor_name_map(numbers[header.architecture], num_layers)
-    processor = TENSOR_PROCESSORS[header.architecture](config=model.config.to_dict())
-    names = Names()
+    names = {}
     for name in model.state_dict():
         stem, dot, last = name.rpartition(".")
         stem, suffix = (stem, dot + last) if last in ("weight", "bias") else (name, "")
-        keys: dict[str, str] = {}
-        if (key := table.get_name(stem)) is not None:
-            keys[key + suffix] = name
-        else:
-            processor.perform_fallback_tensor_mapping(keys, suffix, "", name)
-        if present := [key for key in keys if key in header.tensors]:
-            names[name] = present[0], None
+        keys: tuple[str, ...] = (f"{table.get_name(stem)}{suffix}",)
+        ending = next((end for end in NAMES if name.endswith(end)), None)
+        if keys[0] not in header.tensors and ending is not None:
+            keys = tuple(f"blk.{_block_number(name)}.{key}" for key in NAMES[ending])
+        if set(keys) <= set(header.tensors):
+            names[name] = keys
     return names
+
+
+def check_names(
+    header: GgufHeader, model: PreTrainedModel, names: Mapping[str, tuple[str, ...]]
+) -> None:
+    """Raise CheckpointError for a tensor that would be left out and change the result."""
+    used = {key for keys in names.values() for key in keys}
+    num_layers = model.config.get_text_config().num_hidden_layers
+    has_bias = any(getattr(module, "has_bias", False) for module in model.modules())
+    for key in header.tensors:
+        block = re.match(r"blk\.(\d+)\.", key)
+        # Layers after the last one predict further tokens.
+        if key in used or (block and int(block[1]) >= num_layers) or key == ROPE_FACTORS:
+            continue
+        expert = EXPERTS.search(key)
+        if expert is None or (expert[2] == "bias" and not has_bias):
+            raise CheckpointError(
+                f"{header.file} has the tensor {key}, which changes the result and is not "
+                f"understood here of {ARCHITECTURES[header.architecture].models}; give the "
+                "original checkpoint (config.json and safetensors files)"
+            )
+
+
+ROPE_FACTORS = "rope_freqs.weight"
+"""Divides the frequencies of rotary embeddings, as the scaling of Llama 3 does."""
+
+
+def apply_rope_factors(header: GgufHeader, model: PreTrainedModel) -> None:
+    """Divide the frequencies of a model's rotary embeddings by the file's factors.
+
+    Raises:
+        CheckpointError: there are more or fewer than the model has frequencies.
+    """
+    if (tensor := header.tensors.get(ROPE_FACTORS)) is None:
+        return
+    files = FileReader()
+    try:
+        factors = read_rows(files, tensor, torch.float32)
+    finally:
+        files.close()
+    for module in model.modules():
+        for name in ("inv_freq", "original_inv_freq"):
+            frequencies = module._buffers.get(name)
+            if frequencies is None:
+                continue
+            if frequencies.shape != factors.shape:
+                raise CheckpointError(
+                    f"{header.file}: {ROPE_FACTORS} is {tensor.shape}; the model has "
+                    f"{len(frequencies)} frequencies"
+                )
+            frequencies.div_(factors.to(frequencies.device))
+
+
+def lay_out_rows(
+    layers: Sequence[MoeLayer], banks: Mapping[str, dict[str, FusedParameter]]
+) -> dict[str, dict[str, FusedParameter]]:
+    """Let all experts compute with rows and with gates before ups, as files have them.
+
+    Returns:
+        The experts' parameters, with the shapes that they have then.
+    """
+    changed = dict(banks)
+    for layer in layers:
+        module: Any = layer.experts
+        if not getattr(module, "is_transposed", layer.adapter.name == "dense"):
+            continue
+        if hasattr(module, "has_gate"):
+            find_accumulation(module)  # found out by the class's own loop, as it is
+        module.is_transposed = False
+        if not getattr(module, "is_concatenated", True):
+            module.is_concatenated = True
+            module._apply_gate = partial(_apply_gate_to_halves, module)
+        changed[layer.name] = {
+            name: replace(one, shape=(one.shape[0], *one.shape[:0:-1]))
+            for name, one in banks[layer.name].items()
+        }
+    return changed
+
+
+def _apply_gate_to_halves(module: Any, gate_up: Tensor) -> Tensor:
+    """Compute a class's own gate, whose columns of gates and ups take turns."""
+    interleaved = torch.stack(gate_up.chunk(2, dim=-1), -1).flatten(-2)
+    output: Tensor = type(module)._apply_gate(module, interleaved)
+    return output
 
 
 def plan_layers(

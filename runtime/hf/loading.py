@@ -44,7 +44,14 @@ from runtime.hf.dense_format import apply_dense_format
 from runtime.hf.exact import QUANTISED, choose_exact, find_model_obstacle
 from runtime.hf.experts import multiplies_rows, runs_our_loop
 from runtime.hf.generation_settings import settle_generation
-from runtime.hf.gguf import choose_dtype, open_dense, plan_layers, read_gguf_config
+from runtime.hf.gguf import (
+    apply_rope_factors,
+    choose_dtype,
+    lay_out_rows,
+    open_dense,
+    plan_layers,
+)
+from runtime.hf.gguf_config import read_gguf_config
 from runtime.hf.layers import (
     MoeLayer,
     attach_experts,
@@ -297,6 +304,8 @@ def load_stripped(
         layer.name: {part.name: part for part in taken if part.bank == layer.name}
         for layer in layers
     }
+    apply_rope_factors(header, model)
+    banks = lay_out_rows(layers, banks)
     return StrippedModel(model, layers, [], folder, partial(plan_layers, header, layers, banks))
 
 

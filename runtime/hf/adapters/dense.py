@@ -35,9 +35,11 @@ def compute_dense_experts(module: nn.Module, served: LayerExperts, hidden: Tenso
     hidden_ETD = hidden.view(num_experts, -1, hidden.shape[-1])
     chosen_E = hidden_ETD.ne(0).flatten(1).any(dim=1)
     output_ETD = torch.zeros_like(hidden_ETD)
-    batch = min(2, num_experts)
+    batch, transposed = min(2, num_experts), getattr(module, "is_transposed", True)
 
     def product(x_TD: Tensor, weight: Tensor) -> Tensor:
+        if not transposed:  # rows of a GGUF file
+            weight = weight.T
         return torch.bmm(x_TD.expand(batch, -1, -1), weight.expand(batch, -1, -1))[0]
 
     for expert, weights in served.ready(chosen_E.nonzero().flatten().tolist()):

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 from predictors.files import require_plain_file
 from runtime.config import GGUF
 from runtime.errors import CheckpointError
+from runtime.store.gguf.architectures import ARCHITECTURES
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -25,6 +26,8 @@ MAX_HEADER_BYTES = 48 << 20
 """Those of models with 256,000 tokens take 16 MiB."""
 MAX_ENTRIES = 1 << 16
 """Values, and tensors: models with a tensor for each expert have 50,000."""
+MAX_LAYERS = 256
+"""Arrays with a number for each layer are kept."""
 CHUNK_BYTES = 1 << 20
 MAX_DIMENSIONS = 4
 DEFAULT_ALIGNMENT = 32
@@ -62,7 +65,7 @@ class GgufHeader:
     file: Path
     """The only one, or the first of the model's parts."""
     metadata: Mapping[str, Any]
-    """By key; an array is its length."""
+    """By key; an array is its length, short ones of numbers are tuples."""
     tensors: Mapping[str, GgufTensor]
     digest: str
     """sha256 of the header's bytes; of several parts, of their digests."""
@@ -255,7 +258,7 @@ def _read_counts(cursor: _Cursor) -> tuple[int, int]:
 
 
 def _read_value(cursor: _Cursor, kind: int) -> Any:
-    """Read one value; of an array, return the length."""
+    """Read one value; of an array of strings or of a vocabulary's numbers, return the length."""
     if kind == STRING:
         return cursor.text()
     if kind in NUMBERS:
@@ -263,6 +266,8 @@ def _read_value(cursor: _Cursor, kind: int) -> Any:
     if kind != ARRAY:
         raise cursor.damaged(f"a value of the unknown type {kind}")
     kind, length = cursor.number(UINT32), cursor.number(UINT64)
+    if kind in NUMBERS and length <= MAX_LAYERS:
+        return tuple(cursor.number(NUMBERS[kind]) for _ in range(length))
     if kind in NUMBERS:
         cursor.advance(length * NUMBERS[kind].size)
     elif kind == STRING:
@@ -302,15 +307,6 @@ def _count_bytes(cursor: _Cursor, name: str, shape: tuple[int, ...], kind: str) 
     return math.prod(shape) // per_block * block_bytes
 
 
-ARCHITECTURES = {
-    "minimax-m2": "MiniMax-M2",
-    "qwen2moe": "Qwen1.5-MoE and Qwen2-MoE",
-    "qwen3moe": "Qwen3-MoE",
-    "qwen35moe": "Qwen3.5-MoE",
-}
-"""Architectures, by llama.cpp's name, that Transformers builds from GGUF with routed experts which
-moecast reads. `gpt-oss` is none: Transformers looks for experts under other names than llama.cpp
-writes."""
 KINDS = (
     *("F32", "F16", "BF16"),
     *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
@@ -318,7 +314,7 @@ KINDS = (
     *("TQ1_0", "TQ2_0", "MXFP4", "NVFP4"),
 )
 """Types of tensors that are read: all that ggml multiplies and gguf decodes."""
-EXPERTS = re.compile(r"\.ffn_(gate|up|down|gate_up)_exps\.weight$")
+EXPERTS = re.compile(r"\.ffn_(gate|up|down|gate_up)_exps\.(weight|bias)$")
 
 
 def check_gguf(file: Path) -> None:
@@ -334,7 +330,7 @@ def check_gguf(file: Path) -> None:
 
 def check_architecture(header: GgufHeader) -> None:
     """Raise CheckpointError, with the architectures that are served, for any other."""
-    served = ", ".join(f"{name} ({models})" for name, models in ARCHITECTURES.items())
+    served = ", ".join(f"{name} ({known.models})" for name, known in ARCHITECTURES.items())
     name = header.architecture
     if not any(map(EXPERTS.search, header.tensors)):
         raise CheckpointError(
@@ -343,9 +339,9 @@ def check_architecture(header: GgufHeader) -> None:
         )
     if name not in ARCHITECTURES:
         raise CheckpointError(
-            f"{header.file} has the architecture {name!r}, which Transformers does not build from "
-            f"GGUF with its experts. Served from GGUF are {served}; of any other, give the "
-            "original checkpoint (config.json and safetensors files)"
+            f"{header.file} has the architecture {name!r}, which is not served. Served from GGUF "
+            f"are {served}; of any other, give the original checkpoint (config.json and "
+            "safetensors files)"
         )
 
 

@@ -21,6 +21,8 @@ SOURCES = {
     "down_proj": (("ffn_down_exps",),),
 }
 """Names of the tensors that a parameter's rows come from, in order; the first that a file has."""
+BIAS = "_bias"
+"""End of the name of a parameter that is the bias of another's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,18 +85,19 @@ def _plan_parameter(
     header: GgufHeader, block: int, parameter: FusedParameter, files: FileReader
 ) -> list[GgufRows]:
     tensors = _find_tensors(header, block, parameter)
-    num_experts, num_rows, num_columns = parameter.shape
-    stored = sum(tensor.shape[-2] for tensor in tensors)
+    num_experts, num_rows, *columns = parameter.shape
+    stored = sum(tensor.shape[1] for tensor in tensors)
     for tensor in tensors:
-        if (tensor.shape[0], stored, tensor.shape[-1]) != (num_experts, num_rows, num_columns):
+        if (tensor.shape[0], stored, *tensor.shape[2:]) != (num_experts, num_rows, *columns):
             raise CheckpointError(
                 f"{header.file}: {tensor.name} is {tensor.shape}; by the metadata, "
                 f"{parameter.name} of a layer is {parameter.shape}"
             )
     parts, first = [], 0
     for tensor in tensors:
-        count, is_plain = math.prod(tensor.shape[1:]), tensor.kind in PLAIN
-        is_cast = is_plain and PLAIN[tensor.kind] != parameter.dtype
+        count = math.prod(tensor.shape[1:])
+        is_plain = tensor.kind in PLAIN or not columns
+        is_cast = is_plain and PLAIN.get(tensor.kind) != parameter.dtype
         part = GgufRows(
             parameter.name,
             first,
@@ -111,15 +114,15 @@ def _plan_parameter(
 
 
 def _find_tensors(header: GgufHeader, block: int, parameter: FusedParameter) -> list[GgufTensor]:
-    for names in SOURCES.get(parameter.name, ()):
-        keys = [f"blk.{block}.{name}.weight" for name in names]
-        if all(len(header.tensors[key].shape) == 3 for key in keys if key in header.tensors) and (
-            set(keys) <= set(header.tensors)
-        ):
-            return [header.tensors[key] for key in keys]
+    kind = "bias" if parameter.name.endswith(BIAS) else "weight"
+    for names in SOURCES.get(parameter.name.removesuffix(BIAS), ()):
+        tensors = [header.tensors.get(f"blk.{block}.{name}.{kind}") for name in names]
+        found = [one for one in tensors if one and len(one.shape) == len(parameter.shape)]
+        if len(found) == len(names):
+            return found
     raise CheckpointError(
         f"{header.file}: no tensors for {parameter.name} of layer {block} "
-        f"(blk.{block}.*_exps.weight)"
+        f"(blk.{block}.*_exps.{kind})"
     )
 
 

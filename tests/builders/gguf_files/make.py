@@ -3,8 +3,11 @@
 Models are random; llama.cpp's own converter and quantiser write the files. Two environments:
 
     python -m tests.builders.gguf_files.make convert SOURCE WORK     with PyTorch and Transformers
+    python -m tests.builders.gguf_files.make headers SOURCE WORK     with PyTorch and Transformers
     python tests/builders/gguf_files/make.py quantise WORK           with llama-cpp-python
+    python -m tests.builders.gguf_files.make logits WORK             with llama-cpp-python and gguf
 
+`convert` and `quantise` make the files, `headers` and `logits` what `written` makes others of.
 SOURCE is llama.cpp as in the source distribution of llama-cpp-python 0.3.36 (`vendor/llama.cpp`);
 Transformers 5.23.0, torch 2.13.0 and gguf 0.19.0 made what is here.
 """
@@ -12,9 +15,11 @@ Transformers 5.23.0, torch 2.13.0 and gguf 0.19.0 made what is here.
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 RECORD = HERE / "recorded.json"
+ARCHITECTURES = HERE / "architectures.json"
 SEED = 20
 PROMPT = "the quick brown fox jumps over the lazy dog"
 NEW_TOKENS = 12
@@ -124,15 +129,24 @@ def save_model(name: str, folder: Path) -> None:
     model.save_pretrained(folder)
 
 
-def convert(source: Path, work: Path) -> None:
-    """Write the models, and what llama.cpp's converter makes of them."""
-    sys.path[:0] = [str(source), str(source / "gguf-py")]
+def run_converter(source: Path, *arguments: str) -> None:
+    """Run llama.cpp's converter for a model with the tokenizer of `save_tokenizer`."""
+    if str(source) not in sys.path:
+        sys.path[:0] = [str(source), str(source / "gguf-py")]
     import convert_hf_to_gguf
     from conversion.base import TextModel
 
     # The converter knows pre-tokenizers by the hash of what the original tokenizers make of a
-    # text; this one splits as Qwen's does.
+    # text, and some models by files of their tokenizer; this one is and splits as Qwen's does.
     TextModel.get_vocab_base_pre = lambda _model, _tokenizer: "qwen2"
+    TextModel._set_vocab_sentencepiece = TextModel._set_vocab_gpt2
+    TextModel._set_vocab_glm = TextModel._set_vocab_gpt2
+    sys.argv = ["convert", *arguments]
+    convert_hf_to_gguf.main()
+
+
+def convert(source: Path, work: Path) -> None:
+    """Write the models, and what llama.cpp's converter makes of them."""
     for name, kinds in FILE_TYPES.items():
         folder = work / name
         save_model(name, folder)
@@ -140,10 +154,72 @@ def convert(source: Path, work: Path) -> None:
             output = work / f"{name}-{kind}.gguf"
             options = ["--outtype", kind.lower(), "--outfile", str(output)]
             options += ["--no-mtp"] * (name == "qwen35moe")
-            sys.argv = ["convert", str(folder), *options]
-            convert_hf_to_gguf.main()
+            run_converter(source, str(folder), *options)
             if kind in kinds:
                 (HERE / output.name).write_bytes(output.read_bytes())
+
+
+def headers(source: Path, work: Path) -> None:
+    """Keep the headers of what llama.cpp's converter makes of models of every architecture."""
+    from tests.builders.gguf_files import models
+
+    found = {}
+    for name in models.MODELS:
+        folder, output = work / f"{name}-model", work / f"{name}.gguf"
+        models.save(name, folder, save_tokenizer(folder))
+        options = ["--no-mtp"] * (name in ("qwen35moe", "qwen3next", "glm4moe"))
+        run_converter(source, str(folder), "--outtype", "f32", "--outfile", str(output), *options)
+        found[name] = read_shapes(output)
+    save_architectures(found)
+
+
+def save_architectures(headers: dict[str, Any]) -> None:
+    lines = [f"{json.dumps(name)}: {json.dumps(header)}" for name, header in headers.items()]
+    ARCHITECTURES.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def read_shapes(file: Path) -> dict[str, Any]:
+    """Return the metadata of a file's architecture, and the tensors' shapes with a vocabulary of
+    `written.VOCAB_SIZE`."""
+    import gguf
+
+    reader = gguf.GGUFReader(file)
+    values = {key: field.contents() for key, field in reader.fields.items()}
+    architecture = values["general.architecture"]
+    vocab_size = len(values["tokenizer.ggml.tokens"])
+
+    def shorten(value: Any) -> Any:
+        return 64 if value == vocab_size else value
+
+    return {
+        "architecture": architecture,
+        "metadata": {
+            key.removeprefix(f"{architecture}."): shorten(value)
+            for key, value in values.items()
+            if key.startswith(f"{architecture}.")
+        },
+        "tensors": {
+            tensor.name: [shorten(int(size)) for size in reversed(tensor.shape)]
+            for tensor in reader.tensors
+        },
+    }
+
+
+def logits(work: Path) -> None:
+    """Record llama.cpp's logits of a file of each architecture."""
+    import llama_cpp
+
+    from tests.builders.gguf_files import written
+
+    for name, header in written.ARCHITECTURES.items():
+        header["logits"] = {}
+        for kind in ("F32", "MXFP4") if name == "gpt-oss" else ("F32",):
+            file = written.write_gguf(name, work / f"{name}.gguf", experts=kind)
+            model = open_model(llama_cpp, file)
+            model.eval(written.PROMPT)
+            values = model.scores[len(written.PROMPT) - 1].tolist()
+            header["logits"][kind] = [round(value, 6) for value in values]
+    save_architectures(written.ARCHITECTURES)
 
 
 def quantise(work: Path) -> None:
@@ -167,9 +243,8 @@ def quantise(work: Path) -> None:
     RECORD.write_text(json.dumps(content) + "\n")
 
 
-def record(llama_cpp, file: Path) -> dict:
-    """Return the prompt's tokens, the logits of its last position, and what is generated."""
-    model = llama_cpp.Llama(
+def open_model(llama_cpp: Any, file: Path) -> Any:
+    return llama_cpp.Llama(
         str(file),
         n_ctx=128,
         n_threads=1,
@@ -180,6 +255,11 @@ def record(llama_cpp, file: Path) -> dict:
         type_k=0,
         type_v=0,
     )
+
+
+def record(llama_cpp, file: Path) -> dict:
+    """Return the prompt's tokens, the logits of its last position, and what is generated."""
+    model = open_model(llama_cpp, file)
     prompt = model.tokenize(PROMPT.encode(), add_bos=False, special=True)
     model.eval(prompt)
     logits = model.scores[len(prompt) - 1].tolist()
@@ -193,4 +273,5 @@ def record(llama_cpp, file: Path) -> dict:
 
 if __name__ == "__main__":
     command, *paths = sys.argv[1:]
-    {"convert": convert, "quantise": quantise}[command](*map(Path, paths))
+    commands = {"convert": convert, "headers": headers, "quantise": quantise, "logits": logits}
+    commands[command](*map(Path, paths))

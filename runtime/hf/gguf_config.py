@@ -1,0 +1,288 @@
+"""Makes a configuration of a GGUF file's metadata, and refuses what it cannot express.
+
+Transformers has such functions for a few architectures, which leave out values or take those of one
+model for another's; here every value comes from the file, from llama.cpp's default, or from the
+table of architectures.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import CONFIG_MAPPING, PreTrainedConfig
+
+from runtime.errors import CheckpointError
+from runtime.store.gguf.architectures import ARCHITECTURES, Architecture
+from runtime.store.gguf.header import GgufHeader, read_header
+
+FIELDS: Mapping[str, tuple[str, ...]] = {
+    "context_length": ("max_position_embeddings",),
+    "embedding_length": ("hidden_size",),
+    "vocab_size": ("vocab_size",),
+    "feed_forward_length": ("intermediate_size_mlp", "intermediate_size"),
+    "leading_dense_block_count": (
+        *("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers"),
+    ),
+    "interleave_moe_layer_step": ("interleave_moe_layer_step", "moe_layer_interval"),
+    "embedding_scale": ("embedding_multiplier",),
+    "residual_scale": ("residual_multiplier",),
+    "logit_scale": ("logits_scaling",),
+    "attention.head_count": ("num_attention_heads",),
+    "attention.head_count_kv": ("num_key_value_heads",),
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps", "norm_eps"),
+    "attention.sliding_window": ("sliding_window",),
+    "attention.scale": ("attention_multiplier",),
+    "attention.q_lora_rank": ("q_lora_rank",),
+    "attention.kv_lora_rank": ("kv_lora_rank",),
+    "expert_count": (*("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),),
+    "expert_used_count": ("num_experts_per_tok", "moe_k"),
+    "expert_feed_forward_length": ("moe_intermediate_size", "intermediate_size"),
+    "expert_shared_feed_forward_length": (
+        *("shared_expert_intermediate_size", "shared_intermediate_size"),
+    ),
+    "expert_shared_count": (*("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),),
+    "expert_weights_scale": ("routed_scaling_factor", "route_scale"),
+    "expert_weights_norm": ("norm_topk_prob",),
+    "expert_group_count": ("n_group",),
+    "expert_group_used_count": ("topk_group",),
+    "ssm.conv_kernel": ("linear_conv_kernel_dim",),
+    "ssm.state_size": ("linear_key_head_dim",),
+    "ssm.group_count": ("linear_num_key_heads",),
+    "ssm.time_step_rank": ("linear_num_value_heads",),
+    "shortconv.l_cache": ("conv_L_cache",),
+}
+"""By key of the metadata: the configuration's name, the first that it has."""
+NEEDED = (
+    *("block_count", "context_length", "embedding_length", "attention.head_count"),
+    *("attention.layer_norm_rms_epsilon", "expert_count", "expert_used_count"),
+)
+DEFAULTS: Mapping[str, Any] = {
+    "leading_dense_block_count": 0,
+    "embedding_scale": 1.0,
+    "residual_scale": 1.0,
+    "attention.sliding_window": None,
+    "attention.q_lora_rank": None,
+    "expert_shared_feed_forward_length": 0,
+    "expert_shared_count": 0,
+    "expert_weights_scale": 1.0,
+    "expert_weights_norm": False,
+    "expert_group_count": 1,
+    "expert_group_used_count": 1,
+}
+"""What llama.cpp takes where a key is missing; a model without the field computes this, too."""
+ELSEWHERE = frozenset(
+    {
+        *("attention.value_length", "attention.key_length_mla", "attention.value_length_mla"),
+        *("expert_feed_forward_length", "expert_shared_count", "ssm.inner_size", "vocab_size"),
+        *("expert_shared_feed_forward_length", "block_count", "nextn_predict_layers"),
+        *("feed_forward_length",),
+        *("attention.recurrent_layers", "full_attention_interval", "expert_gating_func"),
+        *("attention.sliding_window_pattern",),
+    }
+)
+"""Keys that are read apart, or say what tensors' shapes and names say, too: these are compared with
+the model's."""
+ARRAYS = frozenset({"attention.recurrent_layers", "attention.sliding_window_pattern"})
+GATING = {1: "softmax", 2: "sigmoid", 3: "softmax_weight"}
+"""llama.cpp's numbers of functions that make weights of a router's logits."""
+FLAGS = {
+    "attention_bias": "attn_q.bias",
+    "qkv_bias": "attn_q.bias",
+    "use_bias": "attn_q.bias",
+    "use_qk_norm": "attn_q_norm.weight",
+    "use_expert_bias": "exp_probs_b.bias",
+    "conv_bias": "shortconv.in_proj.bias",
+}
+"""Fields that are true where a layer has the tensor."""
+SCALING = {
+    "linear": {"factor": "factor"},
+    "yarn": {
+        "factor": "factor",
+        "original_context_length": "original_max_position_embeddings",
+        "yarn_attn_factor": "attention_factor",
+        "yarn_beta_fast": "beta_fast",
+        "yarn_beta_slow": "beta_slow",
+    },
+}
+"""By kind of `rope.scaling`: names of its metadata."""
+
+
+def read_gguf_config(file: Path) -> PreTrainedConfig:
+    """Return the configuration that a file's metadata say.
+
+    Raises:
+        CheckpointError: they lack a value, or have one that the model cannot have.
+    """
+    header = read_header(file)
+    architecture = find_architecture(header)
+    config_class = CONFIG_MAPPING[architecture.model_type]
+    try:
+        return config_class.from_dict(_Metadata(header, architecture).map(vars(config_class())))
+    except CheckpointError:
+        raise
+    # Configuration classes raise exceptions of every type for values that they do not expect.
+    except Exception as error:
+        raise CheckpointError(
+            f"{file} is damaged: its metadata make no {architecture.model_type} "
+            f"({' '.join(str(error).split())}); fetch it again"
+        ) from error
+
+
+def find_architecture(header: GgufHeader) -> Architecture:
+    architecture = ARCHITECTURES[header.architecture]
+    if architecture.variant is not None:
+        key, value, variant = architecture.variant
+        if header.metadata.get(f"{header.architecture}.{key}") == value:
+            return variant
+    return architecture
+
+
+class _Metadata:
+    """The metadata of a file's architecture, without its name in the keys."""
+
+    def __init__(self, header: GgufHeader, architecture: Architecture):
+        self._header, self._architecture = header, architecture
+        prefix = f"{header.architecture}."
+        self._stated = {
+            key.removeprefix(prefix): value
+            for key, value in header.metadata.items()
+            if key.startswith(prefix)
+        }
+        for key, value in self._stated.items():
+            if isinstance(value, tuple) and not (key in ARRAYS or key.startswith("rope.")):
+                # Of each layer; those without attention have no heads.
+                values = set(value) - ({0} if architecture.linear else set())
+                if len(values) != 1:
+                    raise self._refuse(key, value)
+                self._stated[key] = values.pop()
+
+    def map(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Return values of the configuration, which has these fields."""
+        for key in NEEDED:
+            self._need(key)
+        stated, given = self._stated, self._header.metadata
+        heads = stated["attention.head_count"]
+        stated.setdefault("attention.head_count_kv", heads)
+        head_dim = stated.pop("attention.key_length", stated["embedding_length"] // heads)
+        if "attention_multiplier" in fields:
+            stated.setdefault("attention.scale", head_dim**-0.5)
+        values = {
+            "num_hidden_layers": stated["block_count"] - stated.get("nextn_predict_layers", 0),
+            "vocab_size": given.get("tokenizer.ggml.tokens", stated.get("vocab_size")),
+            "tie_word_embeddings": "output.weight" not in self._header.tensors,
+            "head_dim": head_dim,
+            **{
+                f"{name}_token_id": given.get(f"tokenizer.ggml.{key}_token_id")
+                for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))
+            },
+            **{name: self._has(tensor) for name, tensor in FLAGS.items() if name in fields},
+            **self._architecture.values,
+        }
+        if "kv_lora_rank" in fields:
+            values |= self._map_latent_heads(head_dim)
+        if "linear_value_head_dim" in fields:
+            number = self._need("ssm.time_step_rank")
+            values["linear_value_head_dim"] = self._need("ssm.inner_size") // number
+        if "layer_types" in fields and (types := self._map_layers(values["num_hidden_layers"])):
+            values["layer_types"] = types
+        values["rope_parameters"] = self._map_rope(values["head_dim"])
+        self._map_fields(fields, values)
+        window = stated.get("attention.sliding_window")
+        if window and not self._architecture.window_step:
+            raise self._refuse("attention.sliding_window", window)
+        number = stated.get("expert_gating_func")
+        if number is not None and GATING.get(number) != self._architecture.gating:
+            raise self._refuse("expert_gating_func", number)
+        return values
+
+    def _map_fields(self, fields: Mapping[str, Any], values: dict[str, Any]) -> None:
+        always = {**DEFAULTS, **self._architecture.fixed}
+        for key, value in {**DEFAULTS, **self._stated}.items():
+            names = () if key in self._architecture.fixed else FIELDS.get(key, ())
+            name = next((name for name in names if name in fields), None)
+            if name is not None and key in self._stated:
+                values[name] = value
+            elif name is not None:
+                values.setdefault(name, value)
+            elif key not in ELSEWHERE and value != always.get(key):
+                raise self._refuse(key, value)
+
+    def _map_latent_heads(self, head_dim: int) -> dict[str, Any]:
+        """Return the sizes of heads that are made of latent ones (DeepSeek).
+
+        Newer files state those of the heads under names of their own.
+        """
+        stated = self._stated
+        rotated = self._need("rope.dimension_count")
+        stated["attention.head_count_kv"] = stated["attention.head_count"]
+        value_dim = self._need("attention.value_length")
+        return {
+            "head_dim": rotated,
+            "qk_rope_head_dim": rotated,
+            "qk_nope_head_dim": stated.get("attention.key_length_mla", head_dim) - rotated,
+            "v_head_dim": stated.get("attention.value_length_mla", value_dim),
+        }
+
+    def _map_layers(self, num_layers: int) -> list[str]:
+        """Return the kind of attention of each layer; none where it is the model's default."""
+        step, window = self._architecture.window_step, self._stated.get("attention.sliding_window")
+        if self._architecture.linear:
+            tensors, linear = self._header.tensors, self._architecture.linear
+            return [
+                "full_attention" if f"blk.{layer}.attn_q.weight" in tensors else linear
+                for layer in range(num_layers)
+            ]
+        pattern = self._stated.get("attention.sliding_window_pattern", step)
+        if not isinstance(pattern, tuple):
+            pattern = [(layer + 1) % pattern for layer in range(num_layers)] if pattern else []
+        names = "full_attention", "sliding_attention"
+        return [names[bool(window and one)] for one in pattern[:num_layers]]
+
+    def _map_rope(self, head_dim: int) -> dict[str, Any]:
+        stated = self._stated
+        rope = {key: stated.pop(key) for key in list(stated) if key.startswith("rope.")}
+        rope.pop("rope.scaling.finetuned", None)
+        mapped = {
+            "rope_type": "default",
+            "rope_theta": rope.pop("rope.freq_base", 10000.0),
+            **self._architecture.values.get("rope_parameters", {}),
+        }
+        rotated = rope.pop("rope.dimension_count", head_dim)
+        if rotated != head_dim:
+            mapped["partial_rotary_factor"] = rotated / head_dim
+        if "mrope_interleaved" in mapped:
+            sections = rope.pop("rope.dimension_sections")
+            mapped["mrope_section"] = [size for size in sections if size]
+        kind = rope.pop("rope.scaling.type", "none")
+        if kind in SCALING:
+            mapped["rope_type"] = kind
+            for key, name in SCALING[kind].items():
+                if f"rope.scaling.{key}" in rope:
+                    mapped[name] = rope.pop(f"rope.scaling.{key}")
+            if "rope.scaling.yarn_log_multiplier" in rope and kind == "yarn":
+                scale = 10 * rope.pop("rope.scaling.yarn_log_multiplier")
+                mapped |= {"mscale": scale, "mscale_all_dim": scale}
+        elif kind != "none":
+            raise self._refuse("rope.scaling.type", kind)
+        for key, value in rope.items():
+            if value != {"rope.freq_base_swa": mapped["rope_theta"]}.get(key, 1.0):
+                raise self._refuse(key, value)
+        return mapped
+
+    def _has(self, tensor: str) -> bool:
+        return any(name.endswith(f".{tensor}") for name in self._header.tensors)
+
+    def _need(self, key: str) -> Any:
+        if key not in self._stated:
+            raise CheckpointError(
+                f"{self._header.file} is damaged: it has no {self._header.architecture}.{key}"
+            )
+        return self._stated[key]
+
+    def _refuse(self, key: str, value: object) -> CheckpointError:
+        header = self._header
+        return CheckpointError(
+            f"{header.file} says {header.architecture}.{key} = {value}, which changes the result "
+            f"and is not understood here of {self._architecture.models}; give the original "
+            "checkpoint (config.json and safetensors files)"
+        )

@@ -1,0 +1,89 @@
+"""Writes GGUF files of every architecture: headers of llama.cpp's converter, random tensors.
+
+What llama.cpp computes with the same files is recorded (`make record`).
+"""
+
+import json
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+HERE = Path(__file__).parent
+HEADERS = HERE / "architectures.json"
+ARCHITECTURES: dict[str, dict[str, Any]] = json.loads(HEADERS.read_text())
+"""By name: `metadata` and `tensors` (shapes) of a file, and llama.cpp's `logits` after `PROMPT`, by
+the experts' type."""
+VOCAB_SIZE = 64
+PROMPT = [(7 * i * i + 3 * i + 1) % VOCAB_SIZE for i in range(24)]
+Tensors = dict[str, list[int]]
+
+
+def write_gguf(
+    name: str,
+    file: Path,
+    *,
+    experts: str = "F32",
+    metadata: Mapping[str, Any] | None = None,
+    change: Callable[[Tensors], Any] = lambda _: None,
+) -> Path:
+    """Write a file.
+
+    Args:
+        experts: type of the experts' matrices.
+        metadata: values in place of the header's, without the architecture's name; None removes.
+        change: changes the shapes of tensors by name.
+    """
+    header = ARCHITECTURES[name]
+    architecture = header["architecture"]
+    writer = gguf.GGUFWriter(file, architecture)
+    for key, value in {**header["metadata"], **(metadata or {})}.items():
+        if value is not None:
+            _add(writer, f"{architecture}.{key}", value)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list([chr(ord("!") + i) for i in range(VOCAB_SIZE)])
+    writer.add_token_merges(["! !"])
+    tensors = dict(header["tensors"])
+    change(tensors)
+    for key, shape in tensors.items():
+        data = _make(key, shape)
+        kind = gguf.GGMLQuantizationType[experts if key.endswith("_exps.weight") else "F32"]
+        if kind != gguf.GGMLQuantizationType.F32:
+            data = gguf.quants.quantize(data, kind)
+        writer.add_tensor(key, data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    for kind, add in (
+        (bool, writer.add_bool),
+        (int, writer.add_uint32),
+        (float, writer.add_float32),
+        (str, writer.add_string),
+        (list, writer.add_array),
+    ):
+        if isinstance(value, kind):
+            add(key, value)
+            return
+
+
+def _make(name: str, shape: list[int]) -> np.ndarray:
+    """Return random weights that let every tensor change the result."""
+    random = np.random.RandomState(zlib.crc32(name.encode()))
+    if "norm" in name or name.startswith("rope_freqs"):
+        weights = random.uniform(0.5, 1.5, shape)
+    elif name.endswith("ssm_a"):
+        weights = -random.uniform(0.5, 1.5, shape)
+    elif len(shape) == 1 or name.endswith(".bias"):
+        weights = random.uniform(-0.3, 0.3, shape)
+    else:
+        weights = random.standard_normal(shape) / shape[-1] ** 0.5
+    return weights.astype(np.float32)

@@ -1,0 +1,146 @@
+"""Every architecture of GGUF files, against llama.cpp (`tests/builders/gguf_files/written.py`)."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from runtime import load
+from runtime.errors import CheckpointError
+from runtime.hf.gguf_config import read_gguf_config
+from runtime.hf.loading import load_stripped
+from runtime.store.gguf import architectures as table
+from tests.builders.gguf_files.written import ARCHITECTURES, PROMPT, write_gguf
+
+TOLERANCE = 1e-5
+"""Of logits, relative: everything is float32 here and in llama.cpp."""
+
+
+def error_of(name: str, file: Path, *, kind: str = "F32") -> float:
+    model = load(file, dtype="float32", budget="50%", system="on-demand")
+    with model.moecast, torch.no_grad():
+        logits = model(torch.tensor([PROMPT])).logits[0, -1]
+    expected = torch.tensor(ARCHITECTURES[name]["logits"][kind])
+    return ((logits - expected).norm() / expected.norm()).item()
+
+
+def test_table__has_a_file_of_every_architecture() -> None:
+    assert {header["architecture"] for header in ARCHITECTURES.values()} == set(table.ARCHITECTURES)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_load__computes_what_llama_cpp_does(tmp_path: Path, name: str) -> None:
+    assert error_of(name, write_gguf(name, tmp_path / "model.gguf")) < TOLERANCE
+
+
+def test_load__mxfp4_experts_with_biases_are_multiplied_as_they_are(tmp_path: Path) -> None:
+    file = write_gguf("gpt-oss", tmp_path / "model.gguf", experts="MXFP4")
+    # llama.cpp rounds activations to eight bits, too.
+    assert error_of("gpt-oss", file, kind="MXFP4") < 0.01
+    store = load_stripped(file, "float32").open_store()
+    assert all(layout.row_matrices for layout in store.layouts)
+    store.close()
+
+
+METADATA: dict[str, tuple[str, dict[str, Any], str]] = {
+    "unknown": ("llama", {"attention.clamp_kqv": 8.0}, "llama.attention.clamp_kqv = 8.0"),
+    "router function": ("llama", {"expert_gating_func": 2}, "llama.expert_gating_func = 2"),
+    "normalisation": ("deepseek2", {"expert_weights_norm": True}, "expert_weights_norm = True"),
+    "scale": ("olmoe", {"expert_weights_scale": 2.5}, "olmoe.expert_weights_scale = 2.5"),
+    "groups": ("olmoe", {"expert_group_count": 2}, "olmoe.expert_group_count = 2"),
+    "window": ("llama", {"attention.sliding_window": 8}, "attention.sliding_window = 8"),
+    "rope": ("olmoe", {"rope.scaling.type": "longrope"}, "rope.scaling.type = longrope"),
+    "rope factor": (
+        "gpt-oss",
+        {"rope.scaling.yarn_ext_factor": 0.5},
+        "gpt-oss.rope.scaling.yarn_ext_factor = 0.5",
+    ),
+    "layers": ("llama", {"attention.head_count_kv": [2, 4]}, r"head_count_kv = \(2, 4\)"),
+    "missing": ("olmoe", {"expert_used_count": None}, "it has no olmoe.expert_used_count"),
+    "no head": (
+        "glm4moe",
+        {"attention.head_count": 0},
+        "is damaged: its metadata make no glm4_moe",
+    ),
+    "no layer": ("olmoe", {"block_count": 0}, "has no routed experts"),
+    "text": ("olmoe", {"embedding_length": "wide"}, "is damaged: its metadata make no olmoe"),
+    "more experts": ("olmoe", {"expert_count": 5}, r"ffn_gate_inp.weight is \(4, 32\); by the"),
+    "fewer experts": ("gpt-oss", {"expert_count": 3}, r"blk.0.ffn_gate_inp.\w+ is \(4"),
+    "many experts": ("olmoe", {"expert_count": 2**31}, "ffn_gate_inp.weight is"),
+    "more per token": ("olmoe", {"expert_used_count": 9}, "a token cannot use 9"),
+}
+
+
+@pytest.mark.parametrize("case", METADATA)
+def test_load__refuses_metadata_that_it_would_compute_otherwise(tmp_path: Path, case: str) -> None:
+    name, metadata, message = METADATA[case]
+    file = write_gguf(name, tmp_path / "model.gguf", metadata=metadata)
+    with pytest.raises(CheckpointError, match=message):
+        load_stripped(file, "float32")
+
+
+def remove(key: str) -> Callable[[dict[str, list[int]]], Any]:
+    return lambda tensors: tensors.pop(key)
+
+
+def add(key: str, *shape: int) -> Callable[[dict[str, list[int]]], Any]:
+    return lambda tensors: tensors.update({key: list(shape)})
+
+
+TENSORS: dict[str, tuple[str, Callable[[dict[str, list[int]]], Any], str]] = {
+    "unknown": ("llama", add("blk.0.attn_q.bias", 32), "has the tensor blk.0.attn_q.bias, which"),
+    "scale": ("olmoe", add("blk.1.ffn_up_exps.scale", 4), "has the tensor blk.1.ffn_up_exps.scale"),
+    "bias": (
+        "olmoe",
+        add("blk.1.ffn_up_exps.bias", 4, 64),
+        "has the tensor blk.1.ffn_up_exps.bias",
+    ),
+    "missing": ("gpt-oss", remove("blk.1.attn_sinks.weight"), "model.layers.1.self_attn.sinks"),
+    "experts": (
+        "olmoe",
+        remove("blk.1.ffn_up_exps.weight"),
+        "no tensors for gate_up_proj of layer 1",
+    ),
+    "experts' bias": (
+        "gpt-oss",
+        remove("blk.1.ffn_up_exps.bias"),
+        "no tensors for gate_up_proj_bias of layer 1",
+    ),
+    "part": ("deepseek2", remove("blk.0.attn_v_b.weight"), "has the tensor blk.0.attn_k_b.weight"),
+    "part's shape": ("deepseek2", add("blk.0.attn_v_b.weight", 4, 12, 16), "attn_v_b.weight is"),
+    "shape": (
+        "glm4moe",
+        add("blk.0.attn_k.weight", 32, 16),
+        r"attn_k.weight is \(32, 16\); by the",
+    ),
+    "transposed": (
+        "glm4moe",
+        add("blk.0.ffn_up.weight", 32, 64),
+        r"ffn_up.weight is \(32, 64\); by",
+    ),
+    "frequencies": ("llama", add("rope_freqs.weight", 7), "model has 4 frequencies"),
+    "experts' shape": (
+        "llama4",
+        add("blk.1.ffn_up_exps.weight", 4, 32, 64),
+        "ffn_up_exps.weight is",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TENSORS)
+def test_load__refuses_tensors_that_are_not_the_models(tmp_path: Path, case: str) -> None:
+    name, change, message = TENSORS[case]
+    file = write_gguf(name, tmp_path / "model.gguf", change=change)
+    with pytest.raises(CheckpointError, match=message):
+        load_stripped(file, "float32").open_store()
+
+
+def test_config__takes_llama_cpps_defaults_and_not_one_models(tmp_path: Path) -> None:
+    """DeepSeek-V3's own are 2.5, eight groups and normalised weights."""
+    keys = "expert_weights_scale", "expert_weights_norm", "expert_group_count", "rope.freq_base"
+    given = dict.fromkeys(keys)
+    config = read_gguf_config(write_gguf("deepseek2-v3", tmp_path / "model.gguf", metadata=given))
+    assert (config.routed_scaling_factor, config.norm_topk_prob, config.n_group) == (1.0, False, 1)
+    assert config.rope_parameters["rope_theta"] == 10000.0
