@@ -105,6 +105,10 @@ class SimulatedCluster:
         for simulator in self.simulators:
             simulator.forecast(forecasts, layer_now=layer_now, seconds=seconds)
 
+    def score_reuse(self, seconds: float, *, is_awaited: bool) -> None:
+        for simulator in self.simulators:
+            simulator.score_reuse(seconds, is_awaited=is_awaited)
+
     def compute(self, seconds: float) -> None:
         """Computes on all devices, or lets them wait for one that computes."""
         for simulator in self.simulators:

@@ -1,7 +1,7 @@
 """Passes a model's events to its predictors, and their forecasts to the policy core."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +18,8 @@ class PredictorDriver:
 
     The predictor gets all events in their order, a router's input when its layer's experts have
     been requested: what is missing is then on its way. Its forecasts are scheduled as soon as they
-    are made. The reuse predictor runs before a layer's requests evict other experts.
+    are made. The reuse predictor runs before a layer's requests evict other experts, or after them
+    if they evict none.
 
     A step that begins with every expert resident has nothing to forecast: nobody is called.
 
@@ -60,6 +61,8 @@ class PredictorDriver:
         """Signals to capture, each with its layer."""
         self._gate_TD: Floats | None = None
         """Input of the router that has just run."""
+        self._is_unscored = False
+        """Whether the reuse predictor has yet to see the routing of the last layer."""
         self._is_forecasting = self._is_scoring = False
         """Whether the predictor, and the reuse predictor, get this step's events."""
         self._has_begun = False
@@ -155,12 +158,16 @@ class PredictorDriver:
         if self._is_scoring and (Signal.GATE_INPUT, layer) in self._reuse_heard:
             self._call_reuse("gate_input", layer, hidden_TD)
 
-    def before_request(self, layer: int, experts_TK: Ints) -> None:
-        """Handle a layer's routing before its experts are requested."""
+    def before_request(self, layer: int, experts_TK: Ints, experts: Collection[int]) -> None:
+        """Handle a layer's routing before its experts, the distinct ones, are requested."""
         if self._sample is not None:
             self._sample.add_routing(layer, experts_TK)
-        if not self._is_scoring:
-            return
+        self._is_unscored = self._is_scoring
+        if self._is_scoring and self._scheduler.cache.lacks(layer, experts):
+            self._score_reuse(layer, experts_TK)
+
+    def _score_reuse(self, layer: int, experts_TK: Ints) -> None:
+        self._is_unscored = False
         forecasts = self._call_reuse("routed", layer, experts_TK, None)
         if forecasts:
             for forecast in forecasts:
@@ -169,6 +176,8 @@ class PredictorDriver:
     def routed(self, layer: int, experts_TK: Ints, logits_TE: Floats | None) -> None:
         """Handle a layer's routing after the requests of its experts."""
         hidden_TD, self._gate_TD = self._gate_TD, None
+        if self._is_unscored:
+            self._score_reuse(layer, experts_TK)
         if not self._is_forecasting:
             return
         if hidden_TD is not None and (Signal.GATE_INPUT, layer) in self._heard:

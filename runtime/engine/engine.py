@@ -165,8 +165,9 @@ class Engine:
     def routed(
         self, layer: int, experts_TK: Ints, logits_TE: Floats | None, _weights_TK: Floats | None
     ) -> None:
-        self.driver.before_request(layer, experts_TK)
-        self._request(layer, count_tokens(experts_TK, self._num_experts), experts_TK)
+        tokens_per_expert = count_tokens(experts_TK, self._num_experts)
+        self.driver.before_request(layer, experts_TK, tokens_per_expert)
+        self._request(layer, tokens_per_expert, experts_TK)
         if self.loop.timeline is not None:
             self.loop.timeline.computed_dense(layer, self._experts_done_at, time.perf_counter())
         self.driver.routed(layer, experts_TK, logits_TE)

@@ -140,6 +140,10 @@ class DeviceCache:
                 return e
         return None
 
+    def lacks(self, layer: int, experts: Collection[int]) -> bool:
+        """Returns whether room must be made for one of a layer's experts."""
+        return not all([self.entry((layer, e)) for e in self._own(layer, experts)])
+
     def entry(self, expert: Expert) -> CacheEntry | None:
         top = self._only or self._top(expert)
         return top.cache.entries.get(expert)

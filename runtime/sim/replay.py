@@ -9,8 +9,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from predictors.base import Predictor, Signal
+from predictors.base import Forecasts, Predictor, Signal
 from predictors.errors import MoecastError
+from predictors.reuse import LONGEST_MEMORY
 from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
 from runtime.policy.adaptive_switch import AdaptiveSwitch
@@ -24,7 +25,7 @@ from runtime.policy.forecast_scheduler import ForecastScheduler
 from runtime.policy.placement import ExpertPlacement
 from runtime.sim.group import AnySimulator, simulate_dense, simulate_experts
 from runtime.sim.hardware import Hardware, count_tier_slots, hybrid_hardware, prediction_seconds
-from runtime.sim.routing import RecordedRouting
+from runtime.sim.routing import RecordedRouting, count_tokens
 from runtime.sim.simulator import Simulator
 from runtime.sim.step import RecordedStep, replay_step
 from runtime.transfer.timeline import TimelineSink
@@ -198,8 +199,7 @@ def replay(
             one number and a machine whose host memory is too small for all experts, host memory is
             a second tier, full from the first layer on, or from where the computing tier ends if
             the system begins with that full too.
-        reuse_predictor: A `predictors.reuse` predictor for `reuse` eviction; its time is not
-            charged, for the scores are not needed before the next miss.
+        reuse_predictor: A `predictors.reuse` predictor for `reuse` eviction.
         timeline: Gets the spans of transfers, stalls and computed experts; of several devices,
             those of the first.
         interconnect: Several devices, over which experts are spread.
@@ -241,7 +241,7 @@ def replay(
             hardware,
             scheduler=ForecastScheduler(device, top_k=spec.top_k),
             timeline=None if i else timeline,
-            is_stateless=active is not None and active.stateless,
+            is_stateless=active is not None and active.stateless and reuse_predictor is None,
             hybrid=hybrid,
         )
         for i, device in enumerate(devices)
@@ -281,6 +281,9 @@ def replay(
             layer_seconds=layer_seconds,
             predictor_seconds=prediction_seconds(hardware, active, len(step.tokens_T)),
             reuse_predictor=reuse_predictor,
+            reuse_seconds=prediction_seconds(
+                hardware, reuse_predictor, min(len(step.tokens_T), LONGEST_MEMORY)
+            ),
             uses_forecasts=switch is None or switch.is_on,
         )
         for device in devices:
@@ -354,6 +357,7 @@ def _simulate_step(
     layer_seconds: Callable[[int], float],
     predictor_seconds: float,
     reuse_predictor: Predictor | None,
+    reuse_seconds: float,
     uses_forecasts: bool,
 ) -> None:
     """Runs one forward pass.
@@ -361,6 +365,7 @@ def _simulate_step(
     Args:
         layer_seconds: Time of a layer without its experts.
         predictor_seconds: Time of each event that the predictor answers with forecasts.
+        reuse_seconds: The same of the reuse predictor.
     """
     simulator.begin_step()
     events = replay_step(predictor, step, num_layers=spec.num_layers)
@@ -380,9 +385,14 @@ def _simulate_step(
                 layer_seconds=layer_seconds,
             )
         elif event.signal is Signal.ROUTED:
+            is_awaited = False
+            if reuse_event.forecasts:
+                chosen = count_tokens(step.experts(event.layer), spec.num_experts)
+                is_awaited = any(device.lacks(event.layer, chosen) for device in devices)
+                simulator.score_reuse(reuse_seconds, is_awaited=is_awaited)
+            if is_awaited:
+                _give_scores(devices, reuse_event.forecasts)
             for device in devices:
-                for forecast in reuse_event.forecasts:
-                    device.on_reuse_scores(event.layer, forecast.scores_TE)
                 device.on_tokens_routed(event.layer, step.experts(event.layer))
             simulate_experts(
                 simulator,
@@ -391,3 +401,11 @@ def _simulate_step(
                 num_experts=spec.num_experts,
                 is_last=event.layer + 1 == spec.num_layers,
             )
+            if not is_awaited:
+                _give_scores(devices, reuse_event.forecasts)
+
+
+def _give_scores(devices: Sequence[DeviceCache], scores: Forecasts) -> None:
+    for device in devices:
+        for score in scores:
+            device.on_reuse_scores(score.layer, score.scores_TE)

@@ -120,6 +120,17 @@ class Simulator:
         self._scheduler.schedule(forecasts, layer_now)
         self._loop.pump()  # the transfers start before the router runs
 
+    def score_reuse(self, seconds: float, *, is_awaited: bool) -> None:
+        """Charges the reuse predictor's scores of a layer, which its requests evict by.
+
+        The step waits for them if something is evicted; otherwise they take the predictor's time.
+        """
+        if is_awaited or self._is_synchronous:
+            self._predictor.busy_seconds += seconds
+            self.compute(seconds)
+        else:
+            self._predictor.predict(seconds, [], 0)
+
     # ---- other bytes than experts
 
     def start_load(self, num_bytes: int) -> None:

@@ -87,7 +87,8 @@ class EvictionPolicy:
     def on_reuse_scores(self, layer: int, score_1E: Probabilities) -> None:
         """Records predictions of the experts' use by the coming tokens.
 
-        They come just before `on_routed` of the same layer: one row, from `predictors.reuse`.
+        They come just before `on_routed` of the same layer, or after it if nothing had to be
+        evicted for what it chose: one row, from `predictors.reuse`.
         """
 
     def end_step(self) -> None:

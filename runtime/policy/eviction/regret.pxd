@@ -79,6 +79,7 @@ cdef class RegretEviction(EvictionPolicy):
 
     cpdef begin_step(self, requests_T)
     cpdef on_routed(self, Py_ssize_t layer, tokens_per_expert)
+    cpdef _follow_routing(self, Py_ssize_t layer, tokens_per_expert)
     cpdef _set_value(self, Py_ssize_t layer, tokens_per_expert)
     cpdef compute_scores(self)
     cpdef end_step(self)

@@ -413,6 +413,9 @@ class RegretEviction(EvictionPolicy):
 
     def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
         self._counts.on_routed(layer, tokens_per_expert)
+        self._follow_routing(layer, tokens_per_expert)
+
+    def _follow_routing(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
         self._set_value(layer, tokens_per_expert)
         self._discount.set_shares(layer, self._value_LE[layer])
         self._layer_now = layer

@@ -10,7 +10,7 @@ cdef class ReuseEviction(RegretEviction):
     cdef list _is_predicted, _orders
     cdef double _hits, _slow_weight
     cdef double[:, ::1] _predicted_view_LE, _view_LE, _idle_view_LE, _expected_LE
-    cdef object _predicted_LE
+    cdef object _predicted_LE, _routed
     cdef readonly object idle_score_LE
     cdef bint _is_long, _uses_predictions
     cdef public bint trusts_predictor

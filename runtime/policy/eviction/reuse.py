@@ -68,6 +68,8 @@ class ReuseEviction(RegretEviction):
         """The last predictions."""
         self._predicted_view_LE = self._predicted_LE
         self._is_predicted = [False] * num_layers
+        self._routed: Mapping[int, int] = {}
+        """What the last routed layer's router has chosen."""
         self._view_LE = self.score_LE
         self.idle_score_LE = np.zeros((num_layers, num_experts))
         """Scores for fetching in idle time, as `compute_idle_scores` left them: the value, or
@@ -118,9 +120,12 @@ class ReuseEviction(RegretEviction):
     def on_reuse_scores(self, layer: int, score_1E: Probabilities) -> None:
         self._is_predicted[layer] = True
         self._predicted_LE[layer] = score_1E[0]
+        if layer == self._layer_now:
+            self._follow_routing(layer, self._routed)
 
     def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
         first = self._layer_now < 0
+        self._routed = tokens_per_expert
         RegretEviction.on_routed(self, layer, tokens_per_expert)
         num_choices = sum(tokens_per_expert.values())
         if first and num_choices > self._num_experts:

@@ -56,6 +56,23 @@ def test_reuse__score_mixes_predictions_with_past_use() -> None:
             assert policy.score((layer, e)) == pytest.approx(WORTH[layer][e])
 
 
+def test_reuse__predictions_after_the_routing_count_as_those_before_it() -> None:
+    before, _ = reuse()
+    after, _ = reuse()
+    for step in range(3):
+        for policy in (before, after):
+            policy.begin_step(ONE)
+        for layer, value_E in enumerate(np.roll(VALUES, step, axis=1)):
+            before.on_reuse_scores(layer, [value_E])
+            before.on_routed(layer, once([step]))
+            after.on_routed(layer, once([step]))
+            after.on_reuse_scores(layer, [value_E])
+            experts = [(a, e) for a in range(LAYERS) for e in range(EXPERTS)]
+            assert [*map(after.score, experts)] == [*map(before.score, experts)]
+        for policy in (before, after):
+            policy.end_step()
+
+
 def test_reuse__forecasts_count_until_their_layer_is_routed() -> None:
     _, cache = reuse()
     said(cache, VALUES)

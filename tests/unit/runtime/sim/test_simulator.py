@@ -79,6 +79,31 @@ def test_replay__what_stays_in_the_arena_is_a_hit():
     assert stats.total.hit_rate == pytest.approx(4 / 6)
 
 
+class Values(Predictor):
+    """A reuse predictor that finds all experts of a layer equally useful."""
+
+    kind = "values"
+    signals = frozenset({Signal.ROUTED})
+
+    def routed(self, layer, experts_TK, logits_TE):
+        return (Forecast(layer, np.full((1, 4), 0.5, dtype=np.float32)),)
+
+
+def test_replay__a_step_waits_for_reuse_scores_where_it_must_evict():
+    stats = replay(
+        [Step((0, 1))] * 2,
+        None,
+        spec=SPEC,
+        system=SystemConfig(eviction="reuse"),
+        hardware=Machine(),
+        budget_slots=8,
+        reuse_predictor=Values(SPEC),
+    )
+    # The first step misses in two layers, and waits 3 s for the scores before each request.
+    assert stats.tpot_seconds == [40.0, 22.0]
+    assert stats.predictor_seconds == 12.0
+
+
 def test_replay__prefetch_off_ignores_the_predictor():
     assert run(Knows(1), prefetch=False).tpot_seconds == [34.0]
 
