@@ -91,11 +91,11 @@ class Values(Predictor):
 
 def test_replay__a_step_waits_for_reuse_scores_where_it_must_evict():
     stats = replay(
-        [Step((0, 1))] * 2,
+        [STEP] * 2,
         None,
         spec=SPEC,
         system=SystemConfig(eviction="reuse"),
-        hardware=Machine(),
+        hardware=toy_machine(),
         budget_slots=8,
         reuse_predictor=Values(SPEC),
     )
