@@ -27,10 +27,6 @@ PROMOE = "promoe"
 """The system of ProMoE, whose techniques `bench ablation=true` turns off one by one."""
 
 
-def system_names() -> list[str]:
-    return choice_names("system")
-
-
 def model_names() -> list[str]:
     return choice_names("model")
 

@@ -129,10 +129,11 @@ def find_nearest(similarity_RC: Floats, count: int) -> Ints:
 def choose_representatives(matrices_NLE: Floats, num_clusters: int, random: Generator) -> Ints:
     """Returns the index of the member closest to each cluster's centroid, ascending.
 
-    K-means by MoE-Infinity (sequence level), section 4.2 and equation 1. With every row at length
-    1, the squared distance of two flattened matrices is 2 L times equation 1: the nearest centroid
-    has the largest inner product, and a centroid is the mean with its rows scaled to length 1. If
-    there are no more matrices than clusters, all are returned.
+    K-means by MoE-Infinity (sequence level), section 4.2 and equation 1, which is `1 - mean over
+    layers of the cosine of the rows`. With every row at length 1, the squared distance of two
+    flattened matrices is 2 L times that: the nearest centroid has the largest inner product, and a
+    centroid is the mean with its rows scaled to length 1. If there are no more matrices than
+    clusters, all are returned.
     """
     num_matrices, num_layers, num_experts = matrices_NLE.shape
     if num_matrices <= num_clusters:
@@ -195,15 +196,6 @@ def normalize_rows(rows_E: Floats) -> Floats:
     """Scales each row of the last axis to length 1; a row of zeros, an unseen layer, stays zero."""
     length = np.sqrt(np.einsum("...e,...e->...", rows_E, rows_E))[..., None]
     return rows_E / np.maximum(length, 1e-12)
-
-
-def eam_distance(first_LE: Floats, second_LE: Floats) -> float:
-    """Returns `1 - mean over layers of the cosine of the rows`, in [0, 1].
-
-    MoE-Infinity (sequence level), equation 1. A layer that one side has not seen has cosine 0.
-    """
-    cosines_L = (normalize_rows(first_LE) * normalize_rows(second_LE)).sum(axis=1)
-    return float(1.0 - cosines_L.mean())
 
 
 def activation_ratios(counts_E: NDArray) -> Floats:

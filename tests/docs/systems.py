@@ -4,7 +4,7 @@ from dataclasses import fields
 from typing import Any
 
 from runtime.config import SystemConfig
-from runtime.presets import load_system, system_names
+from runtime.presets import choice_names, load_system
 
 SHOWN_APART = ("name", "predictor", "eviction", "prefetch")
 
@@ -13,7 +13,7 @@ def render_systems() -> str:
     """Returns a row for each system: predictor, eviction and switches that are not the default."""
     default = SystemConfig()
     lines = ["| system | fetches | evicts | other options |", "|---|---|---|---|"]
-    for name in system_names():
+    for name in choice_names("system"):
         system = load_system(name)
         others = [
             f"`{field.name}={write_value(getattr(system, field.name))}`"

@@ -8,7 +8,6 @@ from predictors.eam.collection import (
     attainable_accuracy,
     choose_representatives,
     count_rows,
-    eam_distance,
 )
 
 
@@ -23,18 +22,6 @@ def test_count_rows__leaves_out_no_choice(num_tokens: int) -> None:
     experts_TK = np.tile([2, 4], (num_tokens, 1))
     rows = count_rows(experts_TK, np.zeros(num_tokens, np.int64), 1, 4)
     assert rows.tolist() == [[0, 0, num_tokens, 0]]
-
-
-def test_distance__is_one_minus_the_mean_cosine_of_the_rows() -> None:
-    one = np.array([[3.0, 4.0], [1.0, 0.0]], np.float32)
-    other = np.array([[4.0, 3.0], [1.0, 1.0]], np.float32)
-    # Cosines: (12 + 12) / 25 = .96 and 1 / sqrt 2 = .7071.
-    assert eam_distance(one, other) == pytest.approx(1 - (0.96 + 0.70711) / 2, abs=1e-5)
-
-
-def test_distance__does_not_depend_on_the_number_of_tokens() -> None:
-    one = np.array([[1.0, 3.0], [2.0, 2.0]], np.float32)
-    assert eam_distance(one, 17 * one) == pytest.approx(0.0, abs=1e-6)
 
 
 def test_attainable__is_the_share_of_the_busiest_experts() -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from predictors.eam.collection import eam_distance
+from predictors.eam.collection import normalize_rows
 from predictors.eam.sequence import EPSILON, REBUILD_STEPS, EamSequencePredictor
 from predictors.errors import PredictorError
 from tests.builders.predictors import serve, small_spec
@@ -78,7 +78,9 @@ def test_similarity__is_one_minus_equation_1() -> None:
         serve(predictor, chosen)
         for layer in range(3):
             np.add.at(counts[layer], chosen[layer], 1)
-    expected = [1 - eam_distance(counts, one) for one in stored]
+    # The mean cosine of the rows.
+    cosines_NL = (normalize_rows(counts) * normalize_rows(stored)).sum(axis=2)
+    expected = cosines_NL.mean(axis=1)
     np.testing.assert_allclose(predictor.similarity(0), expected, atol=1e-5)
 
 

@@ -10,18 +10,18 @@ from runtime.errors import CheckpointError
 from runtime.generation.config import ChatConfig
 from runtime.presets import (
     DEFAULT_SYSTEM,
+    choice_names,
     find_model,
     load_hardware,
     load_model_preset,
     load_shape,
     load_system,
-    system_names,
 )
 from runtime.serving.config import ServeConfig
 from train.evaluate.config import EvaluateConfig
 
 
-@pytest.mark.parametrize("name", system_names())
+@pytest.mark.parametrize("name", choice_names("system"))
 def test_load_system__equals_what_a_command_composes(name: str) -> None:
     assert load_system(name) == compose_typed(GenerateConfig, [f"system={name}"])[0].system
 

@@ -12,12 +12,12 @@ from runtime.policy.build import build_device_cache
 from runtime.policy.eviction.registry import make_eviction_policy
 from runtime.policy.forecast_scheduler import ForecastScheduler
 from runtime.policy.queue import PREFETCH_ORDERS
-from runtime.presets import load_system, system_names
+from runtime.presets import choice_names, load_system
 from runtime.sim.replay import replay
 from tests.builders.entries import tiny_spec
 from tests.builders.simulated import one_token, routed_step, toy_machine
 
-NAMES = system_names()
+NAMES = choice_names("system")
 PAPERS = {
     *("promoe", "moe-infinity-sequence", "moe-infinity-request", "fmoe", "klotski"),
     *("mixtral-offloading", "brainstorm", "deepspeed", "token", "on-demand", "static", "lfu"),
