@@ -15,7 +15,7 @@ from runtime.serving.itemized_response import ItemizedResponse, ItemKind
 from runtime.serving.translation import (
     ConversationItem,
     TranslatedBody,
-    function_tool,
+    function_tools,
     join_items,
     text_as,
 )
@@ -90,9 +90,7 @@ class PromptBody(TranslatedBody):
         thinking = self.thinking.get("type")
         return {
             "messages": join_items(items),
-            "tools": [
-                function_tool(one, kind="custom", schema="input_schema") for one in self.tools
-            ],
+            "tools": function_tools(self.tools, kind="custom", schema="input_schema"),
             "tool_choice": choice,
             "parallel_tool_calls": not self.tool_choice.get("disable_parallel_tool_use"),
             "reasoning_effort": self.output_config.get("effort"),

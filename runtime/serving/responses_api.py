@@ -13,7 +13,7 @@ from runtime.serving.itemized_response import ItemizedResponse, ItemKind
 from runtime.serving.translation import (
     ConversationItem,
     TranslatedBody,
-    function_tool,
+    function_tools,
     join_items,
     text_as,
 )
@@ -63,7 +63,7 @@ class ResponsesRequest(TranslatedBody):
         "top_logprobs": UNSUPPORTED,
     }
     ignored_fields: ClassVar[frozenset[str]] = frozenset(refused) | {
-        "include", "max_tool_calls", "stream_options", "truncation",
+        "client_metadata", "include", "max_tool_calls", "stream_options", "truncation",
     }  # fmt: skip
 
     def chat_fields(self) -> dict[str, Any]:
@@ -74,9 +74,7 @@ class ResponsesRequest(TranslatedBody):
             choice = {"type": choice.get("type"), "function": {"name": choice.get("name")}}
         return {
             "messages": messages,
-            "tools": [
-                function_tool(one, kind="function", schema="parameters") for one in self.tools
-            ],
+            "tools": function_tools(self.tools, kind="function", schema="parameters"),
             "tool_choice": choice,
             "reasoning_effort": self.reasoning.get("effort"),
             "response_format": self.text.get("format"),

@@ -120,17 +120,20 @@ def join_items(items: Iterable[tuple[str | None, ConversationItem]]) -> list[dic
     return messages
 
 
-def function_tool(tool: dict[str, Any], *, kind: str, schema: str) -> dict[str, Any]:
-    """A tool of a chat.
+def function_tools(tools: list[dict[str, Any]], *, kind: str, schema: str) -> list[dict[str, Any]]:
+    """The tools of a chat. Those of other types, which a provider would run, are left out.
 
     Args:
         kind: the type of a function.
         schema: the field that has its parameters.
     """
     names = {"name": "name", "description": "description", "parameters": schema, "strict": "strict"}
-    function = {name: tool[theirs] for name, theirs in names.items() if theirs in tool}
-    given = tool.get("type", kind)
-    return {"type": "function" if given == kind else given, "function": function}
+    functions = [
+        {name: tool[theirs] for name, theirs in names.items() if theirs in tool}
+        for tool in tools
+        if tool.get("type", kind) == kind
+    ]
+    return [{"type": "function", "function": function} for function in functions]
 
 
 class TranslatedBody(RequestBody):

@@ -27,12 +27,17 @@ class Forced(LogitsProcessor):
         return forced
 
 
-def force_text(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    """Make all answers of servers in this process this text."""
+def force_text(monkeypatch: pytest.MonkeyPatch, *texts: str) -> None:
+    """Make all answers of servers in this process these texts, one after another.
+
+    The last one is that of all further answers, too.
+    """
     make = choice.make_logits_processors
+    waiting = list(texts)
 
     def forced(*args: Any, num_prompt: int, **options: Any) -> LogitsProcessorList:
         processors = make(*args, num_prompt=num_prompt, **options)
+        text = waiting.pop(0) if len(waiting) > 1 else waiting[0]
         processors.append(Forced(text, num_prompt))
         return processors
 

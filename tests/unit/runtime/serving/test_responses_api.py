@@ -77,6 +77,9 @@ def test_answer__has_reasoning_text_and_calls(
     usage = response.usage
     assert usage.input_tokens + usage.output_tokens == usage.total_tokens
     assert 0 < usage.output_tokens_details.reasoning_tokens < usage.output_tokens
+    hosted: Any = {"type": "web_search"}
+    more = create(agents, tools=[hosted, *FLAT_TOOLS], instructions="Be brief.")
+    assert more.usage.input_tokens == usage.input_tokens
     single = create(agents, tools=FLAT_TOOLS, parallel_tool_calls=False)
     assert calls_of(single.output) == CALLS[:1]
     assert not calls_of(create(agents, tools=FLAT_TOOLS, tool_choice="none").output)
@@ -204,7 +207,6 @@ WRONG: dict[str, dict[str, Any]] = {
     },
     "input[1].type": {"input": [{"role": "user", "content": "a"}, {"type": "item_reference"}]},
     "input[0].call_id": {"input": [{"type": "function_call_output", "output": "a"}]},
-    "tools[0].type": {"tools": [{"type": "web_search"}]},
     "tools[0].name": {"tools": [{"type": "function", "parameters": {}}]},
     "tools[0].parameters": {"tools": [{"type": "function", "name": "f", "parameters": "a"}]},
     "tool_choice.name": {"tools": FLAT_TOOLS, "tool_choice": {"type": "function"}},

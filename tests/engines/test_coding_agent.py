@@ -1,0 +1,89 @@
+"""A coding agent mends a program through each API of the server; its answers are forced."""
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.builders.forced_text import HERMES_TEMPLATE, force_text
+from tests.builders.serving import RunningServer, running_server, speaking_model, tiny
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
+
+BROKEN, MENDED = "print(6 * 7 + 1)\n", "print(6 * 7)\n"
+COMMANDS = (
+    "cat answer.py",
+    "sed -i 's/ + 1//' answer.py && python3 answer.py",
+    "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT",
+)
+SCRIPT = [
+    "<think>\nStep by step.\n</think>\n\nI do this.\n<tool_call>\n"
+    + json.dumps({"name": "bash", "arguments": {"command": command}})
+    + "\n</tool_call>"
+    for command in COMMANDS
+]
+APIS = {
+    "chat": ("openai/tiny", "/v1", "litellm"),
+    "responses": ("openai/tiny", "/v1", "litellm_response"),
+    "messages": ("anthropic/tiny", "", "litellm"),
+}
+"""Name of the model, path of the API, and the agent's kind of model."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = speaking_model(tmp_path_factory.mktemp("model"))
+    path = folder / "config.json"
+    # The agent's instructions alone are longer than the model's usual context.
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"max_position_embeddings": 1 << 15}))
+    template = folder / "hermes.jinja"
+    template.write_text(HERMES_TEMPLATE)
+    with running_server(lambda: tiny(folder, chat_template=template)) as running:
+        yield running
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_coding_agent__mends_a_program(
+    server: RunningServer,
+    client_programs: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    api: str,
+) -> None:
+    program = client_programs("mini-swe-agent") / "mini"
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "answer.py").write_text(BROKEN)
+    model, base, kind = APIS[api]
+    force_text(monkeypatch, *SCRIPT)
+    command: list[object] = [program, "--yolo", "--exit-immediately", "--output", tmp_path / "log"]
+    command += ["--model", model, "--model-class", kind, "--cost-limit", 0, "--config", "mini.yaml"]
+    command += ["--config", f"model.model_kwargs.api_base={server.url}{base}"]
+    command += ["--config", "model.model_kwargs.max_tokens=400"]
+    command += ["--task", "answer.py prints 43 instead of 42: mend it."]
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(tmp_path),
+        "OPENAI_API_KEY": "any",
+        "ANTHROPIC_API_KEY": "any",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "MSWEA_CONFIGURED": "true",
+        "MSWEA_COST_TRACKING": "ignore_errors",
+    }
+    done = subprocess.run(
+        list(map(str, command)),
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert (folder / "answer.py").read_text() == MENDED, done.stdout[-5000:]
+    log = (tmp_path / "log").read_text()
+    assert '"exit_status": "Submitted"' in log
+    assert "42" in log
