@@ -7,10 +7,10 @@ accelerator, kept in pinned host memory like all others.
 
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -24,99 +24,50 @@ from runtime.store.model_check import list_weight_files
 from runtime.store.packed.coding import Coding, decode
 from runtime.store.tensor_index import StoredTensor, read_tensor_index
 
-
-class DenseTensor(Protocol):
-    """The bytes of one tensor, outside of the computing memory."""
-
-    def read(self, target: Tensor) -> None:
-        """Fill `target`, uint8 with as many bytes, on the model's device.
-
-        Raises:
-            TransferError: the bytes did not arrive.
-        """
+Read = Callable[[Tensor], None]
+"""Fills `target`, uint8 on the model's device; raises TransferError."""
 
 
-class CheckpointTensor:
-    """A tensor in a safetensors file, read past the page cache as experts are."""
-
-    def __init__(self, files: FileReader, stored: StoredTensor):
-        self._files = files
-        self._stored = stored
-
-    def read(self, target: Tensor) -> None:
-        stored = self._stored
-        self._files.read(stored.file, stored.offset, as_memoryview(target), what=stored.key)
+def _write_spilled(descriptor: int, offset: int, name: str, source: Tensor) -> None:
+    try:
+        write_whole(descriptor, as_memoryview(source), offset)
+    except OSError as error:
+        raise TransferError(
+            f"{name} cannot be written to {tempfile.gettempdir()}: {error.strerror}; "
+            "set TMPDIR to another folder, or keep dense weights with dense=memory"
+        ) from error
 
 
-class SpilledTensor:
-    """A tensor in an unnamed temporary file."""
-
-    def __init__(self, descriptor: int, offset: int, name: str):
-        self._descriptor = descriptor
-        self._offset = offset
-        self._name = name
-
-    def write(self, source: Tensor) -> None:
-        """Write the tensor's bytes.
-
-        Raises:
-            TransferError: the disk is full or broken.
-        """
-        try:
-            write_whole(self._descriptor, as_memoryview(source), self._offset)
-        except OSError as error:
-            raise TransferError(
-                f"{self._name} cannot be written to {tempfile.gettempdir()}: {error.strerror}; "
-                "set TMPDIR to another folder, or keep dense weights with dense=memory"
-            ) from error
-
-    def read(self, target: Tensor) -> None:
-        view = as_memoryview(target)
-        try:
-            size = read_whole(self._descriptor, view, self._offset)
-        except OSError as error:
-            raise TransferError(
-                f"{self._name} cannot be read back from {tempfile.gettempdir()}: {error.strerror}"
-            ) from error
-        if size < len(view):
-            raise TransferError(f"{self._name} in {tempfile.gettempdir()} was truncated")
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._descriptor, self._offset, size, os.POSIX_FADV_DONTNEED)
+def _read_spilled(descriptor: int, offset: int, name: str, target: Tensor) -> None:
+    view = as_memoryview(target)
+    try:
+        size = read_whole(descriptor, view, offset)
+    except OSError as error:
+        raise TransferError(
+            f"{name} cannot be read back from {tempfile.gettempdir()}: {error.strerror}"
+        ) from error
+    if size < len(view):
+        raise TransferError(f"{name} in {tempfile.gettempdir()} was truncated")
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_DONTNEED)
 
 
-class PinnedTensor:
-    """Bytes in pinned host memory, copied to a device on a separate stream."""
-
-    def __init__(self, source: Tensor, accelerator: Accelerator, stream: Stream):
-        self._bytes = torch.empty(
-            source.nbytes, dtype=torch.uint8, pin_memory=accelerator.pins_memory
-        )
-        self._bytes.copy_(source)
-        self._accelerator = accelerator
-        self._stream = stream
-
-    def read(self, target: Tensor) -> None:
-        with self._accelerator.use(self._stream):
-            self._accelerator.copy(target, self._bytes)
-            done = self._accelerator.make_event()
-            done.record(self._stream)
-        done.synchronize()
+def _read_pinned(pinned: Tensor, accelerator: Accelerator, stream: Stream, target: Tensor) -> None:
+    """Copy from pinned host memory on a separate stream."""
+    with accelerator.use(stream):
+        accelerator.copy(target, pinned)
+        done = accelerator.make_event()
+        done.record(stream)
+    done.synchronize()
 
 
-@dataclass(frozen=True)
-class CodedTensor:
-    """A quantised tensor: its codes are read, then decoded to the weights' dtype."""
-
-    codes: DenseTensor
-    num_bytes: int
-    """Bytes of the codes."""
-    coding: Coding
-    dtype: torch.dtype
-
-    def read(self, target: Tensor) -> None:
-        stored = torch.empty(self.num_bytes, dtype=torch.uint8, device=target.device)
-        self.codes.read(stored)
-        decode(self.coding, stored, target.view(self.dtype))
+def _read_coded(
+    read: Read, num_bytes: int, coding: Coding, dtype: torch.dtype, target: Tensor
+) -> None:
+    """Read the codes of quantised weights, and decode them."""
+    stored = torch.empty(num_bytes, dtype=torch.uint8, device=target.device)
+    read(stored)
+    decode(coding, stored, target.view(dtype))
 
 
 @dataclass(frozen=True)
@@ -129,16 +80,15 @@ class DenseCodes:
 
 @dataclass(frozen=True)
 class DenseExtent:
-    """A part of a buffer, and where its bytes are."""
+    """A part of a buffer, and what fills it."""
 
-    place: DenseTensor
+    read: Read
     start: int
     num_bytes: int
-
-    @property
-    def stored_bytes(self) -> int:
-        """Bytes to read; fewer than `num_bytes` of quantised weights."""
-        return self.place.num_bytes if isinstance(self.place, CodedTensor) else self.num_bytes
+    stored_bytes: int
+    """Bytes to read; fewer than `num_bytes` of quantised weights."""
+    is_spilled: bool = False
+    """They are in the temporary file as they are."""
 
 
 def read_extents(extents: Sequence[DenseExtent], buffer: Tensor) -> None:
@@ -148,7 +98,7 @@ def read_extents(extents: Sequence[DenseExtent], buffer: Tensor) -> None:
         TransferError: the bytes did not arrive.
     """
     for extent in extents:
-        extent.place.read(buffer[extent.start : extent.start + extent.num_bytes])
+        extent.read(buffer[extent.start : extent.start + extent.num_bytes])
 
 
 class DenseStore:
@@ -194,12 +144,13 @@ class DenseStore:
         extents: list[DenseExtent] = []
         start = 0
         for name, tensor in tensors.items():
-            place, end = self._place(name, tensor), start + align(tensor.nbytes)
+            own, end = self._place(name, tensor, start), start + align(tensor.nbytes)
             last = extents[-1] if extents else None
-            if isinstance(place, SpilledTensor) and last and isinstance(last.place, SpilledTensor):
-                extents[-1] = replace(last, num_bytes=end - last.start)
+            if own.is_spilled and last is not None and last.is_spilled:
+                size = end - last.start
+                extents[-1] = replace(last, num_bytes=size, stored_bytes=size)
             else:
-                extents.append(DenseExtent(place, start, tensor.nbytes))
+                extents.append(own)
             start = end
         if self.spilled_bytes:
             # Pages that are not written yet cannot be dropped after a read.
@@ -207,34 +158,33 @@ class DenseStore:
             os.fsync(self._spill.fileno())
         return extents
 
-    def _place(self, name: str, tensor: Tensor) -> DenseTensor:
+    def _place(self, name: str, tensor: Tensor, start: int) -> DenseExtent:
         codes = None if self._codes is None else self._codes.stored.get(name)
         if self._codes is not None and codes is not None:
-            place = self._place_bytes(name, codes)
-            return CodedTensor(place, codes.nbytes, self._codes.coding, tensor.dtype)
-        source = _flatten_bytes(tensor)
-        stored = self._stored.get(name)
-        if self._stream is None and stored is not None and stored.num_bytes == source.nbytes:
-            in_checkpoint = CheckpointTensor(self._files, stored)
-            found = allocate_aligned(source.nbytes)
-            in_checkpoint.read(found)
+            decoding = self._place_bytes(name, codes), codes.nbytes, self._codes.coding
+            read = partial(_read_coded, *decoding, tensor.dtype)
+            return DenseExtent(read, start, tensor.nbytes, codes.nbytes)
+        source = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        stored, size = self._stored.get(name), tensor.nbytes
+        if self._stream is None and stored is not None and stored.num_bytes == size:
+            found = allocate_aligned(size)
+            stored.read(self._files, found)
             if torch.equal(found, source):
-                return in_checkpoint
-        return self._place_bytes(name, source)
+                return DenseExtent(partial(stored.read, self._files), start, size, size)
+        is_spilled = self._stream is None
+        return DenseExtent(self._place_bytes(name, source), start, size, size, is_spilled)
 
-    def _place_bytes(self, name: str, source: Tensor) -> PinnedTensor | SpilledTensor:
+    def _place_bytes(self, name: str, source: Tensor) -> Read:
         if self._accelerator is not None and self._stream is not None:
-            return PinnedTensor(source, self._accelerator, self._stream)
-        spilled = SpilledTensor(self._spill.fileno(), self.spilled_bytes, name)
-        spilled.write(source)
+            pins = self._accelerator.pins_memory
+            pinned = torch.empty(source.nbytes, dtype=torch.uint8, pin_memory=pins).copy_(source)
+            return partial(_read_pinned, pinned, self._accelerator, self._stream)
+        place = self._spill.fileno(), self.spilled_bytes, name
+        _write_spilled(*place, source)
         self.spilled_bytes += align(source.nbytes)
-        return spilled
+        return partial(_read_spilled, *place)
 
     def close(self) -> None:
         """Close the files; no read may be under way."""
         self._files.close()
         self._spill.close()
-
-
-def _flatten_bytes(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)

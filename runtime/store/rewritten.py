@@ -4,14 +4,16 @@ Without its experts, a model and a packed store are all that serving needs.
 """
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from predictors.files import sync_folder, write_atomic
 from predictors.units import MIB
@@ -48,36 +50,26 @@ NOT_COPIED = (SUFFIX, INDEX_SUFFIX, DIGESTS, "audit.json")
 """Ends of names of files that are of the whole checkpoint's weights."""
 
 
-class RewrittenTensor(SizedTensor, Protocol):
+@dataclass(frozen=True)
+class RewrittenTensor:
     """A tensor of the new checkpoint."""
 
-    @property
-    def source(self) -> StoredTensor:
-        """The tensor that it is made of, whose file's name its own file has."""
-
-    def read(self, files: FileReader) -> Iterator[memoryview]:
-        """Yield its bytes; raises TransferError."""
-
-
-@dataclass(frozen=True)
-class CopiedTensor:
-    """A tensor that keeps its bytes."""
-
     source: StoredTensor
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.source.shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.source.dtype
+    """The tensor that it is made of, whose file's name its own file has."""
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    change: Callable[[Tensor], Tensor] | None = None
+    """Makes it of the source; None: it has the same bytes."""
 
     @property
     def num_bytes(self) -> int:
-        return self.source.num_bytes
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def read(self, files: FileReader) -> Iterator[memoryview]:
+        """Yield its bytes; raises TransferError."""
+        if self.change is not None:
+            yield as_memoryview(self.change(self.source.load(files)))
+            return
         for start in range(0, self.num_bytes, COPY_BYTES):
             raw = torch.empty(min(COPY_BYTES, self.num_bytes - start), dtype=torch.uint8)
             view = as_memoryview(raw)
@@ -185,7 +177,7 @@ def write_without_experts(
             )
         return
     kept = {
-        key: CopiedTensor(stored)
+        key: RewrittenTensor(stored, stored.shape, stored.dtype)
         for key, stored in read_tensor_index(list_weight_files(source)).items()
         if key not in dropped
     }

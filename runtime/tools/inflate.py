@@ -1,21 +1,20 @@
 """Copies of a checkpoint whose experts have more neurons, all of them zero: outputs are equal."""
 
-import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from runtime.errors import CheckpointError
-from runtime.store.base import as_memoryview
-from runtime.store.files import FileReader
 from runtime.store.model_check import CONFIG, list_weight_files, read_config_file
 from runtime.store.model_source import INFLATED
-from runtime.store.rewritten import CopiedTensor, RewrittenTensor, rewrite_checkpoint
-from runtime.store.tensor_index import StoredTensor, read_tensor_index
+from runtime.store.rewritten import RewrittenTensor, rewrite_checkpoint
+from runtime.store.tensor_index import read_tensor_index
 
 MODEL_TYPES = ("qwen2_moe", "qwen3_moe")
 """Models whose checkpoints have a tensor for each of an expert's projections, and whose `FIELD`
@@ -26,25 +25,11 @@ WIDTH_STEP = 64
 """Neurons: widths of real models are multiples of it, and kernels for integers need them to be."""
 
 
-@dataclass(frozen=True)
-class WidenedTensor:
-    """A projection of an expert with zero neurons appended."""
-
-    source: StoredTensor
-    dtype: torch.dtype
-    shape: tuple[int, int]
-
-    @property
-    def num_bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    def read(self, files: FileReader) -> Iterator[memoryview]:
-        stored = torch.empty(self.source.shape, dtype=self.source.dtype)
-        place = self.source.file, self.source.offset
-        files.read(*place, as_memoryview(stored), what=self.source.key)
-        widened = torch.zeros(self.shape, dtype=self.dtype)
-        widened[: stored.shape[0], : stored.shape[1]] = stored
-        yield as_memoryview(widened)
+def widen(projection: Tensor, *, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    """Return a projection of an expert with zero neurons appended."""
+    widened = torch.zeros(shape, dtype=dtype)
+    widened[: projection.shape[0], : projection.shape[1]] = projection
+    return widened
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,11 +100,13 @@ def plan_inflation(
     tensors: dict[str, RewrittenTensor] = {}
     for key, tensor in sorted(stored.items(), key=lambda item: (item[1].file, item[1].offset)):
         if key not in experts:
-            tensors[key] = CopiedTensor(tensor)
+            tensors[key] = RewrittenTensor(tensor, tensor.shape, tensor.dtype)
             continue
         width = config["hidden_size"]
         is_down = key.endswith("down_proj.weight")
-        tensors[key] = WidenedTensor(tensor, own, (width, neurons) if is_down else (neurons, width))
+        shape = (width, neurons) if is_down else (neurons, width)
+        change = partial(widen, shape=shape, dtype=own)
+        tensors[key] = RewrittenTensor(tensor, shape, own, change)
     return InflationPlan(
         folder=folder,
         config={**config, FIELD: neurons, **({} if dtype == "auto" else {"dtype": dtype})},

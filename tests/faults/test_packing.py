@@ -37,7 +37,7 @@ def test_packing__beyond_the_limit_of_a_file_leaves_the_store(scenario, tmp_path
 
 
 @pytest.mark.usefixtures("strace")
-@pytest.mark.parametrize("inject", ["write:error=EIO:when=20", "fsync:error=EIO:when=1"])
+@pytest.mark.parametrize("inject", ["pwrite64:error=EIO:when=20", "fsync:error=EIO:when=1"])
 def test_packing__on_a_disk_that_fails_leaves_the_store(scenario, tmp_path, inject):
     result = scenario("packing_fails_to_write", folder=str(tmp_path), inject=inject)
     assert result["num_faults"] == 1

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -25,7 +24,7 @@ from predictors.files import exchange_paths, sync_folder, write_atomic
 from runtime.config import PageCache
 from runtime.errors import StoreError, TransferError
 from runtime.store.base import ExpertStore, allocate_aligned, as_memoryview
-from runtime.store.files import FileReader
+from runtime.store.files import FileReader, write_whole
 from runtime.store.ggml.library import encode_rows
 from runtime.store.ggml.matrix import ExpertWeights, QuantisedExpert
 from runtime.store.layout import ExpertLayout
@@ -234,7 +233,7 @@ def _write_layers(
         with partial.open("wb", buffering=0) as opened:
             for expert in range(num_experts):
                 fill(layer, expert, buffer)
-                write_all(opened, as_memoryview(buffer))
+                write_whole(opened.fileno(), as_memoryview(buffer), expert * layout.num_bytes)
                 checksums.append(compute_checksums(layout, buffer))
                 advance(1)
             os.fsync(opened.fileno())
@@ -300,13 +299,6 @@ def fill_record(layout: ExpertLayout, weights: ExpertWeights, record: Tensor) ->
             rows = flat.view(-1, layout.shapes[part.parameter][-1])
             stored = encode_rows(part.coding.kind, rows)
         record[part.offset : part.offset + len(stored)].copy_(stored)
-
-
-def write_all(opened: BinaryIO, data: bytes | memoryview) -> None:
-    """Write all data: a nearly full disk accepts a part before it fails."""
-    view = memoryview(data)
-    while view:
-        view = view[opened.write(view) :]
 
 
 def compute_checksums(layout: ExpertLayout, record: Tensor) -> list[int]:

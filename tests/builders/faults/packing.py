@@ -19,7 +19,10 @@ from tests.builders.models import tiny_qwen2_moe
 
 Result = dict[str, Any]
 
-STEPS = {"write": 4, "fsync": 1, "rename": 1, "renameat2": 1, "unlink": 1, "unlinkat": 2}
+STEPS = {
+    **{"write": 4, "pwrite64": 2, "fsync": 1, "rename": 1, "renameat2": 1, "unlink": 1},
+    "unlinkat": 2,
+}
 """System calls that change the disk, and the interval at which to kill: 1 is every call."""
 
 

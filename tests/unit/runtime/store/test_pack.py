@@ -35,17 +35,17 @@ def content(folder: Path) -> dict[str, bytes]:
 
 def stop_at(number: int, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     """The n-th write is torn in its middle."""
-    real, left = writer.write_all, number
+    real, left = writer.write_whole, number
 
-    def torn(opened, data):
+    def torn(descriptor, data, position):
         nonlocal left
         if not left:
-            real(opened, bytes(data)[: len(data) // 2])
+            real(descriptor, data[: len(data) // 2], position)
             raise error
         left -= 1
-        real(opened, data)
+        real(descriptor, data, position)
 
-    monkeypatch.setattr(writer, "write_all", torn)
+    monkeypatch.setattr(writer, "write_whole", torn)
 
 
 @pytest.mark.parametrize("number", range(EXPERTS))
