@@ -7,7 +7,7 @@ from collect.config import DataConfig, LauncherConfig
 from predictors.config import PredictorConfig, RunConfig, chosen, require_at_least
 from predictors.errors import MoecastError, unknown
 from runtime.config import REFERENCE_MODEL, HardwareConfig, ModelConfig, ShapeConfig, SystemConfig
-from train.tracking.config import LoggerKind, WandbConfig
+from train.tracking.config import LoggerKind
 
 
 class Loss(StrEnum):
@@ -26,7 +26,6 @@ class TrainConfig(RunConfig):
     hardware: HardwareConfig = chosen(HardwareConfig, "hardware", "rtx4090-pcie4")
     other_hardware: HardwareConfig = chosen(HardwareConfig, "hardware", "desktop-nvme4")
     shape: ShapeConfig = chosen(ShapeConfig, "shape", "qwen1.5-moe")
-    wandb: WandbConfig = field(default_factory=WandbConfig)
     launcher: LauncherConfig = chosen(LauncherConfig, "launcher", "local")
     trace: str | None = None
     """Folder or address of a finished trace. Default: runs/traces/MODEL/DATA, recorded if it is

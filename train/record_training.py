@@ -15,7 +15,7 @@ from runtime.tools.report.provenance import read_provenance
 from train.config import TrainConfig
 from zoo.manifest import TrainingRecord, TrainingTrace
 
-DESTINATIONS = ("run_dir", "debug", "overwrite", "figures", "logger", "wandb", "launcher")
+DESTINATIONS = ("run_dir", "debug", "overwrite", "figures", "logger", "launcher")
 """Options that no result depends on: where it goes, and which processes make it."""
 SCORING = ("other_kinds",)
 """Options that no weight depends on, and that name folders of the machine."""

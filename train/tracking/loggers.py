@@ -22,7 +22,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from predictors.files import write_json
 from train.errors import TrainError
-from train.tracking.config import LoggerKind, WandbConfig
+from train.tracking.config import LoggerKind
 
 if TYPE_CHECKING:
     from wandb import Settings
@@ -36,7 +36,7 @@ MOST_CHARACTERS = 128
 """Largest length of a name in Weights & Biases."""
 
 
-def open_logger(kind: LoggerKind, run_dir: Path, wandb: WandbConfig, prefix: str = "") -> Logger:
+def open_logger(kind: LoggerKind, run_dir: Path, prefix: str = "") -> Logger:
     """Open a run folder's logger, in which names of metrics are `PREFIX-NAME`.
 
     CSV has a folder for each; in the others they are of the same run.
@@ -54,7 +54,7 @@ def open_logger(kind: LoggerKind, run_dir: Path, wandb: WandbConfig, prefix: str
         case LoggerKind.MLFLOW:
             return open_mlflow(run_dir, prefix)
         case LoggerKind.WANDB:
-            return open_wandb(run_dir, wandb, prefix)
+            return open_wandb(run_dir, prefix)
 
 
 class ContinuedWandbLogger(WandbLogger):
@@ -126,10 +126,10 @@ def open_mlflow(run_dir: Path, prefix: str) -> MLFlowLogger:
     return logger
 
 
-def choose_wandb_names(run_dir: Path, config: WandbConfig) -> dict[str, Any]:
+def choose_wandb_names(run_dir: Path) -> dict[str, Any]:
     """Return the names of a run in Weights & Biases, as options of `WandbLogger`.
 
-    Wandb's environment and settings files apply wherever an option says nothing else.
+    They and its group, tags and owner are wandb's own settings: its environment and its files.
 
     Raises:
         TrainError: wandb does not allow one of them, or cannot write its artifacts.
@@ -139,15 +139,6 @@ def choose_wandb_names(run_dir: Path, config: WandbConfig) -> dict[str, Any]:
 
     try:
         known = wandb.setup().settings
-        names = {
-            "project": config.project or known.project or "moecast",
-            "entity": config.entity,
-            "name": config.name or known.run_name or shorten_name(run_dir.resolve().name),
-            "group": config.group or known.run_group,
-            "job_type": config.job_type or known.run_job_type or "train",
-            "tags": config.tags or None,
-        }
-        wandb.Settings(project=names["project"], run_tags=names["tags"])
     except (wandb.Error, ValueError) as error:
         raise TrainError(f"logger=wandb: {' '.join(str(error).split())}") from error
     staged = Path(get_data_dir()).expanduser()
@@ -156,13 +147,18 @@ def choose_wandb_names(run_dir: Path, config: WandbConfig) -> dict[str, Any]:
         raise TrainError(
             f"logger=wandb: {existing} cannot be written to; set WANDB_DATA_DIR to a folder"
         )
-    for option, name in {**names, "id": known.run_id}.items():
-        if isinstance(name, str) and len(name) > MOST_CHARACTERS:
+    names = {"NAME": known.run_name, "RUN_GROUP": known.run_group, "RUN_ID": known.run_id}
+    for variable, name in names.items():
+        if name is not None and len(name) > MOST_CHARACTERS:
             raise TrainError(
-                f"wandb.{option}={name}: {len(name)} characters, at most {MOST_CHARACTERS} are "
+                f"WANDB_{variable}={name}: {len(name)} characters, at most {MOST_CHARACTERS} are "
                 "allowed"
             )
-    return names
+    return {
+        "project": known.project or "moecast",
+        "name": known.run_name or shorten_name(run_dir.resolve().name),
+        "job_type": known.run_job_type or "train",
+    }
 
 
 def shorten_name(text: str) -> str:
@@ -174,7 +170,7 @@ def shorten_name(text: str) -> str:
     return f"{name[: MOST_CHARACTERS - len(digest) - 1]}-{digest}"
 
 
-def open_wandb(run_dir: Path, config: WandbConfig, prefix: str) -> WandbLogger:
+def open_wandb(run_dir: Path, prefix: str) -> WandbLogger:
     """Open the run; wandb's login applies."""
     import wandb
 
@@ -186,7 +182,7 @@ def open_wandb(run_dir: Path, config: WandbConfig, prefix: str) -> WandbLogger:
         run_dir,
         experiment=wandb.run,
         prefix=prefix,
-        **choose_wandb_names(run_dir, config),
+        **choose_wandb_names(run_dir),
         save_dir=None if "root_dir" in known.model_fields_set else run_dir,
         id=run_id,
         mode=None if is_mode_known(known) else "offline",

@@ -57,7 +57,7 @@ class TrackedRun:
             if kind in (LoggerKind.WANDB, LoggerKind.MLFLOW) and not has_home():
                 raise TrainError(f"logger={kind}: {explain_no_home()}")
             if kind is LoggerKind.WANDB:
-                choose_wandb_names(self._run_dir, config.wandb)
+                choose_wandb_names(self._run_dir)
         self._loggers: dict[LoggerKind, Logger] = {}
 
     def __enter__(self) -> Self:
@@ -83,7 +83,7 @@ class TrackedRun:
         return [self._open(kind, prefix) for kind in self._loggers]
 
     def _open(self, kind: LoggerKind, prefix: str = "") -> Logger:
-        return open_logger(kind, self._run_dir, self._config.wandb, prefix)
+        return open_logger(kind, self._run_dir, prefix)
 
     def start(self, settings: Mapping[str, Any], trace: Trace) -> None:
         """Open the run everywhere; log its resolved settings and the trace that it learns from."""

@@ -17,7 +17,7 @@ from tests.builders.wandb_files import WandbFile, read_wandb_files
 from train.config import TrainConfig
 from train.errors import TrainError
 from train.tracking import run as tracking
-from train.tracking.config import LoggerKind, WandbConfig
+from train.tracking.config import LoggerKind
 from train.tracking.loggers import is_mode_known, open_logger, shorten_name
 from train.tracking.run import TrackedRun, resolved_settings
 
@@ -57,7 +57,7 @@ def track(config: TrainConfig, trace: Trace) -> WandbFile:
     return read_wandb_files(config.run_dir)[-1]
 
 
-def test_wandb__environment_applies_where_no_option_is_given(
+def test_wandb__environment_applies(
     tmp_path: Path, trace: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_PROJECT", "routing")
@@ -71,10 +71,6 @@ def test_wandb__environment_applies_where_no_option_is_given(
         "sweep",
     )
     assert (list(run.tags), run.display_name) == (["a", "b"], "mine")
-    options = WandbConfig(project="p", entity="e", group="g", tags=["c"], job_type="j", name="n")
-    run = track(make_config(tmp_path / "other", wandb=options), trace).run
-    assert (run.project, run.entity, run.run_group, run.job_type) == ("p", "e", "g", "j")
-    assert (list(run.tags), run.display_name) == (["c"], "n")
 
 
 def test_wandb__an_overwritten_run_folder_has_another_run(tmp_path: Path, trace: Trace) -> None:
@@ -123,29 +119,21 @@ def test_wandb__a_failed_training_is_a_failed_run(tmp_path: Path, trace: Trace) 
 
 
 @pytest.mark.parametrize(
-    "options", [{"project": "a/b"}, {"tags": ["t" * 65]}, {"group": "g" * 129}, {"name": "n" * 129}]
-)
-def test_wandb__names_that_it_refuses_are_named_before_work_begins(
-    options: dict, tmp_path: Path
-) -> None:
-    with pytest.raises(TrainError, match="project|Tag|wandb.(group|name)="):
-        TrackedRun(make_config(tmp_path / "mine", wandb=WandbConfig(**options)))
-
-
-@pytest.mark.parametrize(
     ("variable", "value"),
     [
         ("PROJECT", "a/b"),
+        ("TAGS", "t" * 65),
         ("RUN_GROUP", "g" * 129),
+        ("NAME", "n" * 129),
         ("RUN_ID", "i" * 129),
         ("DATA_DIR", "/proc/1/data"),
     ],
 )
-def test_wandb__variables_that_it_refuses_are_named_before_work_begins(
+def test_wandb__names_that_it_refuses_are_named_before_work_begins(
     variable: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(f"WANDB_{variable}", value)
-    with pytest.raises(TrainError, match="project|wandb.(group|id)=|WANDB_DATA_DIR"):
+    with pytest.raises(TrainError, match="project|Tag|WANDB_(RUN_GROUP|NAME|RUN_ID|DATA_DIR)"):
         TrackedRun(make_config(tmp_path / "mine"))
 
 
@@ -161,7 +149,7 @@ def test_wandb__long_names_are_cut_and_stay_different(tmp_path: Path, trace: Tra
 
 def test_wandb__rows_of_an_interrupted_run_go_on(tmp_path: Path) -> None:
     for _ in range(2):
-        loggers = [open_logger(LoggerKind.WANDB, tmp_path, WandbConfig(), name) for name in "ab"]
+        loggers = [open_logger(LoggerKind.WANDB, tmp_path, name) for name in "ab"]
         for logger in loggers:
             logger.log_metrics({"loss": 1.0}, step=0)
         loggers[0].experiment.finish()
