@@ -48,6 +48,18 @@ class ChatError(MoecastError):
     """The model's chat template cannot render the messages."""
 
 
+class GrammarError(MoecastError):
+    """A grammar cannot constrain an answer.
+
+    Args:
+        field: the field of the request that gives it.
+    """
+
+    def __init__(self, message: str, *, field: str | None = None):
+        super().__init__(message)
+        self.field = field
+
+
 class GroupError(MoecastError):
     """Sequences cannot be generated together."""
 

@@ -19,6 +19,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from runtime.generation.constraint import Constraint
 from runtime.generation.detokenizer import Detokenizer, StopStringMatcher
 from runtime.generation.prefix_cache import RunningText
 from runtime.generation.sampling import LogprobRecorder, TokenListener, TokenLogprob
@@ -57,6 +58,7 @@ class Answer:
         min_tokens: number of tokens whose text no stop string ends.
         shown_ids: special tokens that are text.
         recorder: gives each token's log-probability; it is among `generate`'s logits processors.
+        constraint: ends the answer where its grammar does; its mask is among these too.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Answer:
         min_tokens: int = 0,
         shown_ids: Collection[int] = (),
         recorder: LogprobRecorder | None = None,
+        constraint: Constraint | None = None,
     ):
         self._deliver = deliver
         self._stops = StopStringMatcher(stop)
@@ -75,6 +78,7 @@ class Answer:
         self._min_tokens = min_tokens
         self._shown_ids = shown_ids
         self._recorder = recorder
+        self._constraint = constraint
         self._detokenizer: Detokenizer | None = None
         self._is_stopped = False
         self.num_tokens = 0
@@ -133,6 +137,8 @@ class Answer:
             text = self._stops.push(self._detokenizer.push(token), may_end=may_end)
             held_text = self._detokenizer.held_text if may_end else ""
             self._is_stopped = self._stops.is_hit or self._stops.would_match(held_text)
+            if self._constraint is not None and self._constraint.push(token):
+                self._is_stopped = True
         logprob = None if self._recorder is None else self._recorder.take(token)
         self._deliver(TokenDelta(text=text, token=token, offset=offset, logprob=logprob))
         return self._is_stopped

@@ -19,6 +19,8 @@ from transformers import (
     StoppingCriteria,
 )
 
+from runtime.generation.constraint import CompiledGrammar, Constraint, GrammarMask
+
 GREEDY_BELOW = 1e-5
 """Temperatures below are greedy: dividing logits by less overflows float32."""
 
@@ -53,6 +55,8 @@ class SamplingParams:
     log-probabilities."""
     prompt_logprobs: bool = False
     """Report the log-probabilities of the prompt's tokens too."""
+    grammar: CompiledGrammar | None = None
+    """What the answer has to follow."""
 
     @property
     def is_greedy(self) -> bool:
@@ -95,6 +99,7 @@ def make_logits_processors(
     *,
     num_prompt: int,
     recorder: "LogprobRecorder | None",
+    constraint: Constraint | None = None,
     device: torch.device,
 ) -> LogitsProcessorList:
     """Processors in order; the recorder comes first and sees the model's own distribution.
@@ -116,6 +121,9 @@ def make_logits_processors(
                 num_prompt, sampling.min_tokens, sorted(sampling.stop_token_ids), device=str(device)
             )
         )
+    if constraint is not None:
+        ends = sampling.stop_token_ids
+        processors.append(GrammarMask(constraint, end_ids=ends, num_prompt=num_prompt))
     if not sampling.is_greedy:
         processors.append(FiniteScores())
     return processors

@@ -24,6 +24,32 @@ TAIL_TOKENS = 16
 
 Field = Mapping[str, Any]
 
+
+@dataclass(frozen=True)
+class CallText:
+    """The text of calls whose arguments are JSON, as chat templates write it."""
+
+    begin: str
+    call: str
+    """With `{name}` and `{arguments}`."""
+    between: str = ""
+    end: str = ""
+    is_single: bool = False
+    """An answer has one call at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerText:
+    """The marks that a model writes, for grammars."""
+
+    reasoning: tuple[str, str] | None = None
+    """What begins and ends it, if the model may reason."""
+    content: str = ""
+    """What begins the content."""
+    call: CallText | None = None
+    """None: it has no calls, or arguments that are no JSON."""
+
+
 CALL = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
 """A call whose name is captured by its opening mark."""
 JSON = {"content": "json", "content_args": {"allow_non_json": True}, "repeats": True}
@@ -75,8 +101,17 @@ HARMONY: dict[str, Field] = {
     },
     UNMARKED: {"content": "text"},
 }
+HARMONY_TEXT = AnswerText(
+    reasoning=("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
+    content="<|channel|>final<|message|>",
+    call=CallText(
+        "<|channel|>commentary to=functions.",
+        "{name} <|constrain|>json<|message|>{arguments}",
+        is_single=True,
+    ),
+)
 
-CALL_FORMATS: tuple[tuple[tuple[str, ...], Field], ...] = (
+CALL_FORMATS: tuple[tuple[tuple[str, ...], Field, CallText | None], ...] = (
     # Qwen3-Coder, Qwen3.5
     (
         ("<function=", "<parameter="),
@@ -85,6 +120,7 @@ CALL_FORMATS: tuple[tuple[tuple[str, ...], Field], ...] = (
             "</function>",
             r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>",
         ),
+        None,
     ),
     # GLM-4.5 and later
     (
@@ -94,6 +130,7 @@ CALL_FORMATS: tuple[tuple[tuple[str, ...], Field], ...] = (
             "</tool_call>",
             r"<arg_key>(?P<key>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>",
         ),
+        None,
     ),
     # MiniMax-M2
     (
@@ -103,6 +140,7 @@ CALL_FORMATS: tuple[tuple[tuple[str, ...], Field], ...] = (
             "</invoke>",
             r"<parameter name=\"(?P<key>[^\"]+)\">(?P<value>.*?)</parameter>",
         ),
+        None,
     ),
     # DeepSeek-V3, DeepSeek-R1
     (
@@ -112,6 +150,13 @@ CALL_FORMATS: tuple[tuple[tuple[str, ...], Field], ...] = (
             r"(?P<name>[^\n]+)\n```json\n",
             r"\n```\s*<｜tool▁call▁end｜>",
         ),
+        CallText(
+            "<｜tool▁calls▁begin｜>",
+            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{arguments}\n```"
+            "<｜tool▁call▁end｜>",
+            between="\n",
+            end="<｜tool▁calls▁end｜>",
+        ),
     ),
     # DeepSeek-V3.1
     (
@@ -119,6 +164,11 @@ CALL_FORMATS: tuple[tuple[tuple[str, ...], Field], ...] = (
         named_json(
             r"(?:<｜tool▁calls▁begin｜>\s*)?<｜tool▁call▁begin｜>(?P<name>[^<]+)<｜tool▁sep｜>",
             "<｜tool▁call▁end｜>",
+        ),
+        CallText(
+            "<｜tool▁calls▁begin｜>",
+            "<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{arguments}<｜tool▁call▁end｜>",
+            end="<｜tool▁calls▁end｜>",
         ),
     ),
     # Kimi-K2
@@ -129,6 +179,12 @@ CALL_FORMATS: tuple[tuple[tuple[str, ...], Field], ...] = (
             r"(?:functions\.)?(?P<name>[^:<\s]+)(?::\d+)?\s*<\|tool_call_argument_begin\|>",
             r"<\|tool_call_end\|>",
         ),
+        CallText(
+            "<|tool_calls_section_begin|>",
+            "<|tool_call_begin|>functions.{name}:0<|tool_call_argument_begin|>{arguments}"
+            "<|tool_call_end|>",
+            end="<|tool_calls_section_end|>",
+        ),
     ),
     # Mistral, from the tokenizer's version 11 on
     (
@@ -137,11 +193,15 @@ CALL_FORMATS: tuple[tuple[tuple[str, ...], Field], ...] = (
             r"\[TOOL_CALLS\](?P<name>[^\[\s]+)(?:\[CALL_ID\]\w+)?\[ARGS\]",
             r"(?=\[TOOL_CALLS\])",
         ),
+        CallText("[TOOL_CALLS]", "{name}[ARGS]{arguments}", between="[TOOL_CALLS]"),
     ),
     # Mistral before: a list of all calls
     (
         ("[TOOL_CALLS]",),
         {**JSON, "open_pattern": r"\[TOOL_CALLS\]", "transform": {"function": "{content}"}},
+        CallText(
+            "[TOOL_CALLS] [", '{"name": "{name}", "arguments": {arguments}}', between=", ", end="]"
+        ),
     ),
     # Hermes, Qwen and many others
     (
@@ -152,6 +212,11 @@ CALL_FORMATS: tuple[tuple[tuple[str, ...], Field], ...] = (
             "close": "</tool_call>",
             "transform": {"function": "{content}"},
         },
+        CallText(
+            "<tool_call>",
+            '\n{"name": "{name}", "arguments": {arguments}}\n</tool_call>',
+            between="\n<tool_call>",
+        ),
     ),
     # Llama 3 and 4: the whole answer
     (
@@ -161,9 +226,10 @@ CALL_FORMATS: tuple[tuple[tuple[str, ...], Field], ...] = (
             "open_pattern": r"\A\s*+(?:<\|python_tag\|>\s*+)?(?=\{\s*+\"(?:name|type)\")",
             "transform": {"function": "{content}"},
         },
+        CallText("", '{"name": "{name}", "parameters": {arguments}}', is_single=True),
     ),
 )
-"""Calls by what the chat template has; the first that fits counts."""
+"""Calls by what the chat template has, and their text; the first that fits counts."""
 CALLS_END = (
     r"(?:</tool_call>|</minimax:tool_call>|<｜tool▁calls▁end｜>|<\|tool_calls_section_end\|>)"
 )
@@ -181,8 +247,8 @@ class AnswerFormat:
     """Special tokens that it marks them with."""
     is_own: bool
     """The tokenizer's own, whose template finds the assistant's part of the prompt itself."""
-    reasoning_mark: str | None = None
-    """Text that begins the reasoning, if a prompt may end with it."""
+    text: AnswerText | None
+    """None: its marks are patterns, which only the parser knows."""
 
     @property
     def has_calls(self) -> bool:
@@ -211,20 +277,24 @@ class AnswerFormat:
         text = str(tokenizer.decode(prompt if self.is_own else prompt[-TAIL_TOKENS:]))
         if self.is_own:
             return text
-        mark = self.reasoning_mark
-        return mark if mark is not None and text.rstrip().endswith(mark) else ""
+        return self.begun_reasoning(text) or ""
+
+    def begun_reasoning(self, prompt: str) -> str | None:
+        """What begins the reasoning, if the prompt ends with it."""
+        marks = self.text and self.text.reasoning
+        return marks[0] if marks and prompt.rstrip().endswith(marks[0]) else None
 
 
 def find_answer_format(
     tokenizer: PreTrainedTokenizerBase, special_tokens: Mapping[str, int]
 ) -> AnswerFormat | None:
     """The format of a model's answers; None if they have neither reasoning nor calls."""
+    fields, text = known_fields(str(getattr(tokenizer, "chat_template", None) or ""))
     own = getattr(tokenizer, "response_template", None)
     if own is not None:
         ids = frozenset(special_tokens.values())
-        return AnswerFormat(template=own, token_ids=ids, is_own=True)
-    text = str(getattr(tokenizer, "chat_template", None) or "")
-    fields, mark = known_fields(text)
+        marks = own_text(own["fields"], text.call)
+        return AnswerFormat(template=own, token_ids=ids, is_own=True, text=marks)
     if len(fields) < 2:
         return None
     patterns = "".join(str(field) for field in fields.values()).replace("\\", "")
@@ -233,21 +303,33 @@ def find_answer_format(
         template={"start_anchor_pattern": r"\A", "fields": fields},
         token_ids=ids,
         is_own=False,
-        reasoning_mark=mark,
+        text=text,
     )
 
 
-def known_fields(chat_template: str) -> tuple[dict[str, Field], str | None]:
-    """The fields of an answer, and what begins its reasoning, by what a chat template has."""
+def own_text(fields: Mapping[str, Field], call: CallText | None) -> AnswerText | None:
+    """The marks of a tokenizer's own template; it may read calls as the family writes them."""
+    content = fields.get(CONTENT, {})
+    reasoning = next((fields[name] for name in REASONING_FIELDS if name in fields), None)
+    marks = None if reasoning is None else (reasoning.get("open"), reasoning.get("close"))
+    texts = [*(marks or ()), content.get("open", content.get("open_pattern") and ())]
+    if not all(isinstance(text, str | None) for text in texts) or (marks and None in marks):
+        return None
+    return AnswerText(reasoning=marks, content=content.get("open") or "", call=call)
+
+
+def known_fields(chat_template: str) -> tuple[dict[str, Field], AnswerText]:
+    """The fields of an answer, and the text of their marks, by what a chat template has."""
     if "<|channel|>" in chat_template:
-        return HARMONY, None
+        return HARMONY, HARMONY_TEXT
     fields: dict[str, Field] = {}
     marks = next((marks for marks in REASONING_MARKS if marks[0] in chat_template), None)
     if marks is not None:
         fields[REASONING] = between(*marks)
-    for needed, field in CALL_FORMATS:
+    call = None
+    for needed, field, text in CALL_FORMATS:
         if all(mark in chat_template for mark in needed):
-            fields[TOOL_CALLS] = field
+            fields[TOOL_CALLS], call = field, text
             break
     fields[CONTENT] = {"close_pattern": CALLS_END, "content": "text"}
-    return fields, marks and marks[0]
+    return fields, AnswerText(reasoning=marks, call=call)

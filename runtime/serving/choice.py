@@ -71,6 +71,7 @@ class CompletionChoice(Answer):
             min_tokens=sampling.min_tokens,
             shown_ids=sampling.shown_token_ids,
             recorder=recorder,
+            constraint=None if sampling.grammar is None else sampling.grammar.begin(),
         )
         self.prompt = prompt
         self.sampling = sampling
@@ -160,6 +161,7 @@ class CompletionChoice(Answer):
                     sampling,
                     num_prompt=len(self.prompt),
                     recorder=self._recorder,
+                    constraint=self._constraint,
                     device=model.device,
                 ),
                 cached=self._text,

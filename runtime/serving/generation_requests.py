@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from runtime.generation.chat_template import render
 from runtime.generation.sampling import SamplingParams
 from runtime.serving.answer_formats import AnswerFormat
+from runtime.serving.answer_grammar import chat_grammar, completion_grammar
 from runtime.serving.answer_parser import AnswerParser
 from runtime.serving.answer_reader import AnswerReader
 from runtime.serving.chat_messages import ChatMessage
@@ -151,6 +152,8 @@ def parse_completion(
                 prompt_logprobs=prompt_logprobs,
             )
         )
+    grammar = completion_grammar(body, info)
+    samplings = [replace(sampling, grammar=grammar) for sampling in samplings]
     return build_request(body, prompts, samplings)
 
 
@@ -178,14 +181,16 @@ def parse_chat(
         more_stops=info.end_of_turn.strings,
         more_stop_ids=info.end_of_turn.token_ids,
     )
-    request = build_request(body, [RequestPrompt(tokens=tokens)], [sampling])
     form, tools = info.answer_format, body.offered_tools
+    prefix = "" if form is None else form.prefix(tokens, info.tokenizer)
+    sampling = replace(sampling, grammar=chat_grammar(body, info, prefix))
+    request = build_request(body, [RequestPrompt(tokens=tokens)], [sampling])
     if form is None or not (form.has_reasoning or (tools and form.has_calls)):
         return request
     sampling = replace(sampling, shown_token_ids=form.token_ids)
     parsing = AnswerParsing(
         form=form,
-        prefix=form.prefix(tokens, info.tokenizer),
+        prefix=prefix,
         tools=tools,
         max_calls=1 if body.parallel_tool_calls is False else None,
     )

@@ -48,6 +48,7 @@ def kind_of_prompt(given: Any) -> str:
 TokenId = Annotated[int, Field(ge=0, le=MAX_SEED)]
 Tokens = Annotated[list[TokenId], FIRST_ERROR, Field(min_length=1), at_most(MAX_TOKENS)]
 StopString = Annotated[Text, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+Choice = Annotated[Text, Field(min_length=1)]
 Prompt = Annotated[
     Annotated[Text, TEXT]
     | Annotated[Tokens, TOKENS]
@@ -76,7 +77,6 @@ UNSUPPORTED_FIELDS: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
@@ -86,7 +86,6 @@ UNSUPPORTED_FIELDS: dict[str, tuple[Any, ...]] = {
     "continue_final_message": (False,),
     "include_stop_str_in_output": (False,),
     "length_penalty": (1,),
-    "structured_outputs": (),
     "skip_special_tokens": (True,),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
@@ -100,6 +99,46 @@ class StreamOptions(RequestBody):
     """Send the usage in a last chunk."""
     include_obfuscation: bool | None = None
     """Accepted and ignored."""
+
+
+class JsonSchema(RequestBody):
+    name: Text | None = None
+    description: Text | None = None
+    schema_: JsonObject = Field(alias="schema")
+    strict: bool | None = None
+    """Accepted and ignored: every answer follows its schema."""
+
+
+class ResponseFormat(RequestBody):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> Self:
+        if (self.json_schema is not None) != (self.type == "json_schema"):
+            problem = "it belongs to type 'json_schema', which needs it"
+            raise FieldError(problem, field="json_schema")
+        return self
+
+
+class StructuredOutputs(RequestBody):
+    """vLLM's: one form that the answer has."""
+
+    json_: JsonObject | Text | None = Field(None, alias="json")
+    """A schema, or its text."""
+    json_object: Literal[True] | None = None
+    regex: Annotated[Text, Field(min_length=1)] | None = None
+    choice: Annotated[list[Choice], FIRST_ERROR, Field(min_length=1), at_most(MAX_ITEMS)] | None = (
+        None
+    )
+    grammar: Annotated[Text, Field(min_length=1)] | None = None
+    """In Lark's form as llguidance reads it, or in GBNF."""
+
+    @model_validator(mode="after")
+    def _check_one(self) -> Self:
+        if len(self.model_fields_set) != 1:
+            raise FieldError("give exactly one of json, json_object, regex, choice and grammar")
+        return self
 
 
 class GenerationBody(RequestBody):
@@ -128,6 +167,8 @@ class GenerationBody(RequestBody):
     stop_token_ids: Annotated[list[TokenId], FIRST_ERROR, at_most(MAX_ITEMS)] | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -184,12 +225,7 @@ class ToolFunction(RequestBody):
     parameters: JsonObject | None = None
     """A schema in JSON Schema."""
     strict: bool | None = None
-
-    @model_validator(mode="after")
-    def _check_strict(self) -> Self:
-        if self.strict:
-            raise FieldError(f"must be false: {UNCONSTRAINED}", field="strict")
-        return self
+    """Constrain the arguments to the schema; other calls may have any."""
 
 
 class Tool(RequestBody):
@@ -209,7 +245,6 @@ class NamedTool(RequestBody):
 
 
 OBJECT = Tag("<object>")
-UNCONSTRAINED = "this server does not constrain what a model writes"
 
 
 def kind_of_choice(given: Any) -> str:
@@ -233,9 +268,25 @@ class TemplateOptions(RequestBody):
 
     @model_validator(mode="after")
     def _check_tool_choice(self) -> Self:
-        if self.tool_choice not in (None, "auto", "none"):
-            raise FieldError(f"must be 'auto' or 'none': {UNCONSTRAINED}", field="tool_choice")
+        if self.must_call and not self.called_tools:
+            names = [tool.function.name for tool in self.tools or []]
+            raise FieldError(f"no tool has this name; got {names!r:.200}", field="tool_choice")
         return self
+
+    @property
+    def must_call(self) -> bool:
+        return self.tool_choice not in (None, "auto", "none")
+
+    @property
+    def called_tools(self) -> dict[int, ToolFunction]:
+        """The tools that the answer may call, by their places in `tools`."""
+        choice = self.tool_choice
+        return {
+            place: tool.function
+            for place, tool in enumerate(self.tools or [])
+            if choice != "none"
+            and not (isinstance(choice, NamedTool) and choice.function.name != tool.function.name)
+        }
 
     @property
     def offered_tools(self) -> list[dict[str, Any]]:

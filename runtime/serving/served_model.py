@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -19,6 +20,7 @@ from runtime.generation.chat_template import (
     load_chat_tokenizer,
     special_ids,
 )
+from runtime.generation.constraint import GrammarVocabulary
 from runtime.generation.drafting import drafting_options, load_draft_model
 from runtime.generation.lockstep.group import LockstepGroup
 from runtime.generation.prefix_cache import PrefixCache, find_prefix_obstacle
@@ -119,6 +121,20 @@ class ModelInfo:
             None if self.kv_budget is None else self.kv_budget.max_length,
         ]
         return min((bound for bound in bounds if bound is not None), default=None)
+
+    @cached_property
+    def grammar_vocabulary(self) -> GrammarVocabulary:
+        """Made for the first answer that a grammar constrains: it takes a second for 150,000.
+
+        Raises:
+            GrammarError: the tokenizer does not show what its tokens stand for.
+        """
+        return GrammarVocabulary(
+            self.tokenizer,
+            self.vocab_size,
+            special_ids=self.special_tokens.values(),
+            end_ids={*self.eos_token_ids, *self.end_of_turn.token_ids},
+        )
 
     def is_named(self, name: str | None) -> bool:
         """Whether a request's `model` is this one; None means the model that is served."""

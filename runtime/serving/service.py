@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from predictors.errors import MoecastError
-from runtime.errors import TransferError
+from runtime.errors import GrammarError, TransferError
 from runtime.generation.lockstep.group import LockstepGroup
 from runtime.generation.lockstep.sequence import SequenceTask
 from runtime.serving.choice import CompletionChoice, FinishReason
@@ -367,6 +367,8 @@ def to_request_error(error: Exception, choice: CompletionChoice) -> RequestError
     """The client's error for an exception that ended its generation."""
     if isinstance(error, RequestError):
         return error
+    if isinstance(error, GrammarError):
+        return RequestError(str(error))
     if isinstance(error, TransferError):
         log.error("%s: %s", choice.request_id, error)
         return ExpertsUnreadable(f"cannot read experts of the model: {error}")

@@ -14,23 +14,30 @@ END = TOKENIZER.convert_tokens_to_ids("<|im_end|>")
 
 
 class Forced(LogitsProcessor):
-    """Leaves only the next token of a text, and then the end of the turn."""
+    """Leaves only the next token of a text, and then the end of the turn, or any token."""
 
-    def __init__(self, text: str, num_prompt: int):
-        self._tokens = [*ids(text), END]
+    def __init__(self, text: str, num_prompt: int, *, is_whole: bool):
+        self._tokens = [*ids(text), *[END] * is_whole]
         self._num_prompt = num_prompt
+        self._is_whole = is_whole
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        number = min(input_ids.shape[1] - self._num_prompt, len(self._tokens) - 1)
+        number = input_ids.shape[1] - self._num_prompt
+        if number >= len(self._tokens) and not self._is_whole:
+            return scores
+        number = min(number, len(self._tokens) - 1)
         forced = torch.full_like(scores, float("-inf"))
         forced[0, self._tokens[number]] = 0.0
         return forced
 
 
-def force_text(monkeypatch: pytest.MonkeyPatch, *texts: str) -> None:
+def force_text(monkeypatch: pytest.MonkeyPatch, *texts: str, is_whole: bool = True) -> None:
     """Make all answers of servers in this process these texts, one after another.
 
     The last one is that of all further answers, too.
+
+    Args:
+        is_whole: the answers end with the texts; else the model goes on.
     """
     make = choice.make_logits_processors
     waiting = list(texts)
@@ -38,7 +45,7 @@ def force_text(monkeypatch: pytest.MonkeyPatch, *texts: str) -> None:
     def forced(*args: Any, num_prompt: int, **options: Any) -> LogitsProcessorList:
         processors = make(*args, num_prompt=num_prompt, **options)
         text = waiting.pop(0) if len(waiting) > 1 else waiting[0]
-        processors.append(Forced(text, num_prompt))
+        processors.append(Forced(text, num_prompt, is_whole=is_whole))
         return processors
 
     monkeypatch.setattr(choice, "make_logits_processors", forced)

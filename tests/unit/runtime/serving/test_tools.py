@@ -136,16 +136,27 @@ def test_reasoning_options__reach_the_template(
     assert "Let me see.".startswith(cut["message"]["reasoning_content"])
 
 
+def named(tool: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": tool}}
+
+
+def strict_tool(parameters: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "function",
+        "function": {"name": "f", "strict": True, "parameters": parameters},
+    }
+
+
 WRONG: dict[str, dict[str, Any]] = {
     "tools[0].function.name": {"tools": [{"type": "function", "function": {}}]},
     "tools[0].type": {"tools": [{"type": "custom", "function": {"name": "f"}}]},
     "tools[0].function.parameters": {
         "tools": [{"type": "function", "function": {"name": "f", "parameters": "text"}}]
     },
-    "tools[1].function.strict": {
-        "tools": [TOOLS[0], {"type": "function", "function": {"name": "f", "strict": True}}]
+    "tools[1].function.parameters.properties.a": {
+        "tools": [TOOLS[0], strict_tool({"properties": {"a": {"uniqueItems": True}}})]
     },
-    "tool_choice": {"tools": TOOLS, "tool_choice": "required"},
+    "tool_choice": {"tools": TOOLS, "tool_choice": named("get_wether")},
     "tool_choice.function.name": {"tool_choice": {"type": "function", "function": {}}},
     "messages[0].tool_calls": {
         "messages": [{"role": "user", "content": "a", "tool_calls": [{"function": {"name": "f"}}]}]
@@ -171,13 +182,6 @@ def test_wrong_tools__are_named_by_their_path(agents: RunningServer, param: str)
     error = error_of(post(agents, CHAT, json.dumps(body)), 400)
     assert error["param"] == param
     assert error["message"].startswith(f"{param}: ")
-
-
-def test_named_tool__says_that_nothing_is_constrained(agents: RunningServer) -> None:
-    choice = {"type": "function", "function": {"name": "get_time"}}
-    body = {"messages": HELLO, "tools": TOOLS, "tool_choice": choice}
-    error = error_of(post(agents, CHAT, json.dumps(body)), 400)
-    assert error["message"].startswith("tool_choice: must be 'auto' or 'none': this server does")
 
 
 def test_template_without_tools__refuses_them(server: RunningServer) -> None:

@@ -1,0 +1,276 @@
+"""Answers that follow a schema or a grammar, from a model whose own language is too weak for it."""
+
+import json
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal
+
+import jsonschema
+import pytest
+from openai.types.chat import ChatCompletion
+from pydantic import BaseModel, Field
+
+from runtime.config import PROMPT_LOOKUP
+from tests.builders.forced_text import HERMES_TEMPLATE, force_text
+from tests.builders.serving import RunningServer, running_server, tiny
+from tests.unit.runtime.serving.test_completions import HELLO, events, raw
+from tests.unit.runtime.serving.test_rejections import error_of, post
+from tests.unit.runtime.serving.test_tools import calls_of, named
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "tags": {"type": "array", "items": {"enum": ["red", "green"]}, "maxItems": 2},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": SCHEMA}}
+    for name in ("get_person", "set_person")
+]
+FORMAT = {
+    "type": "json_schema",
+    "json_schema": {"name": "person", "schema": SCHEMA, "strict": True},
+}
+OPTIONS: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 2, "seed": 1},
+    {"temperature": 1, "seed": 2, "min_p": 0.5, "repetition_penalty": 2},
+    {"temperature": 1, "seed": 3, "min_tokens": 300, "ignore_eos": True},
+    {"temperature": 1, "seed": 4, "logit_bias": {"0": 100}, "logprobs": True},
+]
+
+
+@pytest.fixture(scope="module")
+def agents(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    template = tmp_path_factory.mktemp("template") / "hermes.jinja"
+    template.write_text(HERMES_TEMPLATE)
+    with running_server(lambda: tiny(folder, chat_template=template)) as running:
+        yield running
+
+
+def ask(server: RunningServer, **more: Any) -> list[dict[str, Any]]:
+    answer = raw(server, CHAT, **{"messages": HELLO, "max_tokens": 400, "temperature": 0, **more})
+    ChatCompletion.model_validate(answer, strict=True)
+    return answer["choices"]
+
+
+def check(choice: dict[str, Any]) -> str:
+    """The content, which follows the schema."""
+    assert choice["finish_reason"] == "stop"
+    content = choice["message"]["content"]
+    jsonschema.validate(json.loads(content), SCHEMA)
+    return content
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_schema__is_followed_whatever_the_options(
+    server: RunningServer, options: dict[str, Any]
+) -> None:
+    choices = ask(server, response_format=FORMAT, n=2, **options)
+    contents = [check(choice) for choice in choices]
+    assert (contents[0] == contents[1]) == (options["temperature"] == 0)
+    for choice in choices:
+        if options.get("logprobs"):
+            entries = choice["logprobs"]["content"]
+            assert "".join(entry["token"] for entry in entries) == choice["message"]["content"]
+
+
+def test_stream__has_the_same_text(server: RunningServer) -> None:
+    (choice,) = ask(server, response_format=FORMAT)
+    chunks = events(
+        server, CHAT, messages=HELLO, max_tokens=400, temperature=0, response_format=FORMAT
+    )
+    deltas = [chunk["choices"][0] for chunk in chunks]
+    assert "".join(delta["delta"].get("content", "") for delta in deltas) == check(choice)
+    assert deltas[-1]["finish_reason"] == "stop"
+
+
+FORMS: list[tuple[dict[str, Any], str]] = [
+    ({"regex": r"(foo|bar)/\d{3}"}, r"(foo|bar)/\d{3}"),
+    ({"choice": ["yes", 'no, "é😀"\n']}, 'yes|no, "é😀"\n'),
+    ({"grammar": 'root ::= "x" digit "y"\ndigit ::= [0-9]'}, r"x\dy"),
+    ({"grammar": 'start: "a" b\nb: /[xyz]{4}/'}, "a[xyz]{4}"),
+    ({"json": json.dumps({"const": {"a": 1}})}, r'\{\s*"a"\s*:\s*1\s*\}'),
+    ({"json": {"enum": [1, 2]}}, "[12]"),
+]
+
+
+@pytest.mark.parametrize(("form", "pattern"), FORMS)
+def test_forms__of_structured_outputs_are_followed(
+    server: RunningServer, form: dict[str, Any], pattern: str
+) -> None:
+    for options in ({"temperature": 0}, {"temperature": 2, "seed": 1}):
+        body = {"prompt": "The heart", "max_tokens": 90, "structured_outputs": form, **options}
+        choice = raw(server, COMPLETIONS, **body)["choices"][0]
+        assert re.fullmatch(pattern, choice["text"])
+        assert choice["finish_reason"] == "stop"
+
+
+def test_any_object__is_one(server: RunningServer) -> None:
+    for form in (
+        {"response_format": {"type": "json_object"}},
+        {"structured_outputs": {"json_object": True}},
+    ):
+        (choice,) = ask(server, **form, logit_bias={}, max_tokens=60)
+        assert choice["message"]["content"].startswith("{")
+
+
+def test_end__comes_where_the_grammar_allows_it_or_a_stop_string(server: RunningServer) -> None:
+    form = {"structured_outputs": {"regex": "(ab)*c?"}, "temperature": 2, "seed": 5}
+    # The end of the text has id 0.
+    (ended,) = ask(server, **form, logit_bias={"0": 100})
+    assert (ended["message"]["content"], ended["finish_reason"]) == ("", "stop")
+    form = {**form, "structured_outputs": {"regex": "(ab)*"}}
+    (longer,) = ask(server, **form, logit_bias={"0": 100}, min_tokens=3)
+    assert re.fullmatch("(ab)+", longer["message"]["content"])
+    (stopped,) = ask(server, structured_outputs={"regex": "(ab){20}"}, stop="bab")
+    assert (stopped["message"]["content"], stopped["finish_reason"]) == ("a", "stop")
+    (cut,) = ask(server, structured_outputs={"regex": "(ab){20}"}, max_tokens=2)
+    assert cut["finish_reason"] == "length"
+
+
+class Person(BaseModel):
+    name: str = Field(max_length=8)
+    mood: Literal["glad", "sad"]
+    age: int = Field(ge=0, le=9)
+    friend: "Person | None"
+
+
+def test_openais_client__parses(server: RunningServer) -> None:
+    client = server.openai()
+    messages: Any = HELLO
+    settings: dict[str, Any] = {
+        "model": "tiny",
+        "messages": messages,
+        "max_tokens": 2000,
+        "seed": 1,
+    }
+    answer = client.chat.completions.parse(response_format=Person, **settings)
+    assert isinstance(answer.choices[0].message.parsed, Person)
+    with client.chat.completions.stream(response_format=Person, **settings) as stream:
+        final = stream.get_final_completion().choices[0].message
+    assert final.parsed == answer.choices[0].message.parsed
+
+
+LENGTHS = {"a": 3, "b": 9, "c": 20, "d": 5}
+
+
+def test_lockstep__each_answer_has_its_own_place(server: RunningServer) -> None:
+    forms = [{"regex": f"{letter}{{{length}}}"} for letter, length in LENGTHS.items()]
+
+    def text(form: dict[str, Any] | None) -> str:
+        more = {} if form is None else {"structured_outputs": form}
+        return ask(server, max_tokens=30, **more)[0]["message"]["content"]
+
+    free = text(None)
+    with ThreadPoolExecutor(5) as pool:
+        texts = list(pool.map(text, [*forms, None]))
+    assert texts == [*(letter * length for letter, length in LENGTHS.items()), free]
+
+
+@pytest.mark.parametrize("source", [PROMPT_LOOKUP, "model"])
+def test_drafts__that_the_grammar_refuses_are_not_accepted(folder: Path, source: str) -> None:
+    message = {"role": "user", "content": '{"name": "abab", "age": 7, "tags": ["red"]} ' * 8}
+    bodies = [
+        {"messages": [message], "response_format": FORMAT},
+        {"messages": [message], "structured_outputs": {"regex": "(abab, 7 7 7 7, ){9}"}},
+    ]
+    answers = []
+    for draft in (None, str(folder) if source == "model" else source):
+        with running_server(lambda draft=draft: tiny(folder, draft=draft)) as server:
+            # What the first answers have shown lets later ones draft.
+            answers.append([ask(server, **body) for _ in range(2) for body in bodies])
+    assert answers[0] == answers[1]
+
+
+# ---- tools
+
+
+@pytest.mark.parametrize("choice", ["required", named("set_person")])
+@pytest.mark.parametrize("thinks", [False, True])
+def test_calls__follow_the_schema(
+    agents: RunningServer, monkeypatch: pytest.MonkeyPatch, choice: Any, thinks: bool
+) -> None:
+    if thinks:
+        force_text(monkeypatch, "{So.\n</think>", is_whole=False)
+    (answer,) = ask(
+        agents,
+        tools=TOOLS,
+        tool_choice=choice,
+        parallel_tool_calls=False,
+        chat_template_kwargs={"enable_thinking": thinks},
+    )
+    ((name, arguments),) = calls_of(answer["message"])
+    assert name == "set_person" or choice == "required"
+    jsonschema.validate(arguments, SCHEMA)
+    assert answer["finish_reason"] == "tool_calls"
+    assert not answer["message"]["content"]
+    if thinks:
+        assert answer["message"]["reasoning_content"] == "{So."
+
+
+def test_content_after_reasoning__follows_the_schema(
+    agents: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    force_text(monkeypatch, "<think>\nSo.\n</think>", is_whole=False)
+    (answer,) = ask(agents, response_format=FORMAT)
+    check(answer)
+    assert answer["message"]["reasoning_content"] == "So."
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_calls_of_strict_tools__follow_the_schema(
+    agents: RunningServer, monkeypatch: pytest.MonkeyPatch, strict: bool
+) -> None:
+    tools = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": strict}}]
+    force_text(monkeypatch, 'I look {it} up.\n<tool_call>\n{"name": "', is_whole=False)
+    (answer,) = ask(agents, tools=tools)
+    if strict:
+        ((name, arguments), *_) = calls_of(answer["message"])
+        assert name == "get_person"
+        jsonschema.validate(arguments, SCHEMA)
+        assert answer["message"]["content"] == "I look {it} up."
+    else:
+        assert "tool_calls" not in answer["message"]
+    # Without a call, any text may come.
+    force_text(monkeypatch, "It is {sunny}.")
+    assert ask(agents, tools=tools)[0]["message"]["content"] == "It is {sunny}."
+
+
+def test_openais_client__gets_required_calls_in_a_stream(agents: RunningServer) -> None:
+    tools: Any = TOOLS
+    messages: Any = HELLO
+    with agents.openai().chat.completions.stream(
+        model="tiny", messages=messages, tools=tools, tool_choice="required", max_tokens=900, seed=1
+    ) as stream:
+        calls = stream.get_final_completion().choices[0].message.tool_calls
+    for call in calls:
+        jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
+
+
+# ---- what cannot be compiled
+
+SCHEMAS: dict[str, dict[str, Any]] = {
+    ".properties.a.items": {"properties": {"a": {"items": {"not": {}}}}},
+    ".anyOf[1]": {"anyOf": [{"type": "string"}, {"type": "banana"}]},
+    ".items.pattern": {"items": {"type": "string", "pattern": "(?=x)"}},
+    "": {"$ref": "#/$defs/nowhere"},
+}
+
+
+@pytest.mark.parametrize("path", SCHEMAS)
+def test_schema_at_fault__is_named(server: RunningServer, path: str) -> None:
+    given = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMAS[path]}}
+    body = {"messages": HELLO, "response_format": given}
+    error = error_of(post(server, CHAT, json.dumps(body)), 400)
+    param = f"response_format.json_schema.schema{path.removesuffix('.pattern')}"
+    assert error["param"] == param
+    assert error["message"].startswith(f"{param}: ")
+    assert "\n" not in error["message"]
