@@ -12,18 +12,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from runtime.errors import CheckpointError
 from runtime.hf import gguf_tensors
 from runtime.hf.experts import find_accumulation
 from runtime.hf.gguf_config import find_architecture
 from runtime.hf.layers import MoeLayer
+from runtime.hf.model_faults import refuse_missing
 from runtime.store.base import as_memoryview
 from runtime.store.checkpoint import LayerSources
 from runtime.store.files import FileReader
@@ -162,7 +162,9 @@ def find_names(header: GgufHeader, model: PreTrainedModel) -> dict[str, tuple[st
 def check_names(
     header: GgufHeader, model: PreTrainedModel, names: Mapping[str, tuple[str, ...]]
 ) -> None:
-    """Raise CheckpointError for a tensor that would be left out and change the result."""
+    """Raise CheckpointError for a tensor that is missing, or is none of the model's."""
+    tied = getattr(model, "all_tied_weights_keys", {})
+    refuse_missing(header.file, set(model.state_dict()) - set(names) - set(tied))
     used = {key for keys in names.values() for key in keys}
     num_layers = model.config.get_text_config().num_hidden_layers
     has_bias = any(getattr(module, "has_bias", False) for module in model.modules())
@@ -265,10 +267,3 @@ def plan_layers(
 def _block_number(name: str) -> int:
     """Return the number of the layer that an experts module is in."""
     return next(int(part) for part in name.split(".") if part.isdigit())
-
-
-def load_gguf_tokenizer(file: Path) -> PreTrainedTokenizerBase:
-    """Return the tokenizer that a file's metadata describe."""
-    return AutoTokenizer.from_pretrained(
-        file.parent, gguf_file=file.name, local_files_only=True, trust_remote_code=False
-    )

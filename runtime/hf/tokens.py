@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from runtime.errors import CheckpointError
-from runtime.hf.gguf import load_gguf_tokenizer
+from runtime.hf.gguf_tokenizer import load_gguf_tokenizer
 from runtime.store.gguf.header import is_gguf
 from runtime.store.model_check import check_tokenizer, describe_content
 
@@ -52,16 +52,20 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         if len(tokenizer) <= len(tokenizer.all_special_tokens):
             raise ValueError("it has no vocabulary")
         return tokenizer
+    except CheckpointError:
+        raise
     # Transformers and tokenizers raise exceptions of every type for damaged files, also bare ones.
     except Exception as error:
+        reason = f"{folder}: its tokenizer cannot be read ({' '.join(str(error).split())})"
+        if is_gguf(folder):
+            raise CheckpointError(f"{reason}; fetch the file again") from error
         if "trust_remote_code" in str(error):
             raise CheckpointError(
                 f"{folder}: its tokenizer needs code that the checkpoint brings, which is never "
                 "run (trust_remote_code is off). Use a version in Transformers' own format"
             ) from error
         raise CheckpointError(
-            f"{folder}: its tokenizer cannot be read ({' '.join(str(error).split())}); "
-            f"{describe_content(folder)}. Fetch the tokenizer files again"
+            f"{reason}; {describe_content(folder)}. Fetch the tokenizer files again"
         ) from error
 
 

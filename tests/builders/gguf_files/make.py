@@ -5,9 +5,11 @@ Models are random; llama.cpp's own converter and quantiser write the files. Two 
     python -m tests.builders.gguf_files.make convert SOURCE WORK     with PyTorch and Transformers
     python -m tests.builders.gguf_files.make headers SOURCE WORK     with PyTorch and Transformers
     python tests/builders/gguf_files/make.py quantise WORK           with llama-cpp-python
+    python -m tests.builders.gguf_files.make merges SOURCE WORK      with PyTorch and Transformers
     python -m tests.builders.gguf_files.make logits WORK             with llama-cpp-python and gguf
+    python -m tests.builders.gguf_files.make tokens WORK             with llama-cpp-python and gguf
 
-`convert` and `quantise` make the files, `headers` and `logits` what `written` makes others of.
+`convert` and `quantise` make the files, the others what `written` makes more of.
 SOURCE is llama.cpp as in the source distribution of llama-cpp-python 0.3.36 (`vendor/llama.cpp`);
 Transformers 5.23.0, torch 2.13.0 and gguf 0.19.0 made what is here.
 """
@@ -20,6 +22,12 @@ from typing import Any
 HERE = Path(__file__).parent
 RECORD = HERE / "recorded.json"
 ARCHITECTURES = HERE / "architectures.json"
+SPLITS = HERE / "splits.json"
+KINDS_OF_VOCABULARY = (
+    *("default", "gpt-2", "olmo", "refact", "starcoder", "deepseek-coder", "deepseek-llm"),
+    *("deepseek-v3", "exaone-moe", "glm4", "chatglm-bpe", "llama-bpe", "gpt-4o", "qwen2", "qwen35"),
+)
+"""Not `afmoe`: llama.cpp leaves spaces before digits with them, the model's own tokenizer not."""
 SEED = 20
 PROMPT = "the quick brown fox jumps over the lazy dog"
 NEW_TOKENS = 12
@@ -222,6 +230,47 @@ def logits(work: Path) -> None:
     save_architectures(written.ARCHITECTURES)
 
 
+SPLIT_TEXT = (
+    "Don't SHE'LL we're: x+=1;  if (a<=10) {\n\n\treturn a_b[12345] && 'ok'!\r\n}   \n  1234567 12 "
+    "3.14 e=mc\u00b2 na\u00efve caf\u00e9 "
+    "\u0441\u0442\u0440\u0430\u043d\u0430 \u03b1\u03b2 \u10d0\u10d1 "
+    "\u0561\u0562 \u4f60\u597d\uff0c\u4e16\u3002\u3053\u3093\u30ab\u30bf \uc548\ub155 \u0e40\u0e01 "
+    "\u2018q\u2019 ~!@#$%^&*()_+|<>?/ the the  the   end\n\n \n"
+)
+
+
+def merges(_source: Path, _work: Path) -> None:
+    """Make merges that cross the borders of a text's words, so that tokens show the borders."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trained.train_from_iterator(
+        [SPLIT_TEXT] * 3,
+        trainers.BpeTrainer(
+            vocab_size=480, initial_alphabet=alphabet, max_token_length=5, show_progress=False
+        ),
+    )
+    found = [" ".join(pair) for pair in json.loads(trained.to_str())["model"]["merges"]]
+    SPLITS.write_text(json.dumps({"text": SPLIT_TEXT, "merges": found, "tokens": {}}) + "\n")
+
+
+def tokens(work: Path) -> None:
+    """Record llama.cpp's tokens of the text for every kind of vocabulary."""
+    import llama_cpp
+
+    from tests.builders.gguf_files import written
+
+    for pre in KINDS_OF_VOCABULARY:
+        file = written.write_gguf("olmoe", work / f"{pre}.gguf", pre=pre)
+        model = llama_cpp.Llama(str(file), vocab_only=True, verbose=False)
+        written.SPLITS["tokens"][pre] = model.tokenize(
+            SPLIT_TEXT.encode(), add_bos=False, special=False
+        )
+    SPLITS.write_text(json.dumps(written.SPLITS) + "\n")
+
+
 def quantise(work: Path) -> None:
     """Quantise the models with llama.cpp, and record its tokens and logits of every file."""
     import llama_cpp
@@ -273,5 +322,4 @@ def record(llama_cpp, file: Path) -> dict:
 
 if __name__ == "__main__":
     command, *paths = sys.argv[1:]
-    commands = {"convert": convert, "headers": headers, "quantise": quantise, "logits": logits}
-    commands[command](*map(Path, paths))
+    globals()[command](*map(Path, paths))

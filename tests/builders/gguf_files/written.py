@@ -17,9 +17,21 @@ HEADERS = HERE / "architectures.json"
 ARCHITECTURES: dict[str, dict[str, Any]] = json.loads(HEADERS.read_text())
 """By name: `metadata` and `tensors` (shapes) of a file, and llama.cpp's `logits` after `PROMPT`, by
 the experts' type."""
+SPLITS: dict[str, Any] = json.loads((HERE / "splits.json").read_text())
+"""A `text`, `merges` that cross the borders of its words, and llama.cpp's `tokens` of it by the
+name of the vocabulary's kind."""
 VOCAB_SIZE = 64
 PROMPT = [(7 * i * i + 3 * i + 1) % VOCAB_SIZE for i in range(24)]
 Tensors = dict[str, list[int]]
+
+
+def bytes_to_unicode() -> dict[int, str]:
+    """Return the characters that stand for bytes in the vocabularies of GPT-2's kind."""
+    printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printed]
+    return {byte: chr(byte) for byte in printed} | {
+        byte: chr(256 + place) for place, byte in enumerate(others)
+    }
 
 
 def write_gguf(
@@ -29,6 +41,7 @@ def write_gguf(
     experts: str = "F32",
     metadata: Mapping[str, Any] | None = None,
     change: Callable[[Tensors], Any] = lambda _: None,
+    pre: str | None = None,
 ) -> Path:
     """Write a file.
 
@@ -36,6 +49,7 @@ def write_gguf(
         experts: type of the experts' matrices.
         metadata: values in place of the header's, without the architecture's name; None removes.
         change: changes the shapes of tensors by name.
+        pre: how the vocabulary splits text; it is that of `SPLITS` then, which the tensors are not.
     """
     header = ARCHITECTURES[name]
     architecture = header["architecture"]
@@ -43,10 +57,15 @@ def write_gguf(
     for key, value in {**header["metadata"], **(metadata or {})}.items():
         if value is not None:
             _add(writer, f"{architecture}.{key}", value)
+    merges = ["! !"] if pre is None else SPLITS["merges"]
+    tokens = [*(chr(ord("!") + i) for i in range(VOCAB_SIZE - 1)), "!!"]
+    if pre is not None:
+        tokens = [*bytes_to_unicode().values(), *(merge.replace(" ", "") for merge in merges)]
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list([chr(ord("!") + i) for i in range(VOCAB_SIZE)])
-    writer.add_token_merges(["! !"])
+    writer.add_tokenizer_pre(pre or "qwen2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([1] * len(tokens))
+    writer.add_token_merges(merges)
     tensors = dict(header["tensors"])
     change(tensors)
     for key, shape in tensors.items():

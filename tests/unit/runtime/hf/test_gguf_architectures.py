@@ -11,8 +11,9 @@ from runtime import load
 from runtime.errors import CheckpointError
 from runtime.hf.gguf_config import read_gguf_config
 from runtime.hf.loading import load_stripped
+from runtime.hf.tokens import load_tokenizer
 from runtime.store.gguf import architectures as table
-from tests.builders.gguf_files.written import ARCHITECTURES, PROMPT, write_gguf
+from tests.builders.gguf_files.written import ARCHITECTURES, PROMPT, SPLITS, write_gguf
 
 TOLERANCE = 1e-5
 """Of logits, relative: everything is float32 here and in llama.cpp."""
@@ -108,7 +109,7 @@ TENSORS: dict[str, tuple[str, Callable[[dict[str, list[int]]], Any], str]] = {
         remove("blk.1.ffn_up_exps.bias"),
         "no tensors for gate_up_proj_bias of layer 1",
     ),
-    "part": ("deepseek2", remove("blk.0.attn_v_b.weight"), "has the tensor blk.0.attn_k_b.weight"),
+    "part": ("deepseek2", remove("blk.0.attn_v_b.weight"), "model.layers.0.self_attn.kv_b_proj"),
     "part's shape": ("deepseek2", add("blk.0.attn_v_b.weight", 4, 12, 16), "attn_v_b.weight is"),
     "shape": (
         "glm4moe",
@@ -144,3 +145,30 @@ def test_config__takes_llama_cpps_defaults_and_not_one_models(tmp_path: Path) ->
     config = read_gguf_config(write_gguf("deepseek2-v3", tmp_path / "model.gguf", metadata=given))
     assert (config.routed_scaling_factor, config.norm_topk_prob, config.n_group) == (1.0, False, 1)
     assert config.rope_parameters["rope_theta"] == 10000.0
+
+
+@pytest.mark.parametrize("pre", SPLITS["tokens"])
+def test_tokenizer__splits_text_as_llama_cpp_does(tmp_path: Path, pre: str) -> None:
+    tokenizer = load_tokenizer(write_gguf("olmoe", tmp_path / "model.gguf", pre=pre))
+    tokens = tokenizer(SPLITS["text"], add_special_tokens=False)["input_ids"]
+    assert tokens == SPLITS["tokens"][pre]
+    assert tokenizer.decode(tokens) == SPLITS["text"]
+
+
+def test_tokenizer__of_a_vocabulary_that_splits_text_in_an_unknown_way_is_refused(
+    tmp_path: Path,
+) -> None:
+    file = write_gguf("olmoe", tmp_path / "model.gguf", pre="viking")
+    with pytest.raises(CheckpointError, match="tokenizer.ggml.pre = 'viking', and how that splits"):
+        load_tokenizer(file)
+
+
+@pytest.mark.parametrize(
+    "change", [(b"ggml.merges", b"ggml.murges"), (b"t he", b"t~he")], ids=["no merges", "a merge"]
+)
+def test_tokenizer__that_is_damaged_is_named(tmp_path: Path, change: tuple[bytes, bytes]) -> None:
+    file = write_gguf("olmoe", tmp_path / "model.gguf", pre="olmo")
+    assert change[0] in file.read_bytes()
+    file.write_bytes(file.read_bytes().replace(*change))
+    with pytest.raises(CheckpointError, match="its tokenizer cannot be read .*; fetch the file"):
+        load_tokenizer(file)
