@@ -73,7 +73,6 @@ def describe_command(name: str, module: str, summary: str) -> Command:
         config=f"benchmarks.{folder}{dot}config:{name.title().replace('-', '')}Config",
         run=f"benchmarks.{module}:run_{name.replace('-', '_')}",
         summary=summary,
-        keeps_run=False,
     )
 
 

@@ -29,10 +29,9 @@ class Command:
     """Options that bare arguments set, in this order."""
     resumes: bool = False
     """Whether the same command continues an interrupted run in its run folder or output."""
-    keeps_run: bool = True
-    """Make a run folder when `run_dir` is not set; off for commands that only read."""
     needs_run: bool = False
-    """The command cannot run without a run folder: what it makes is in there."""
+    """Make a run folder when `run_dir` is not set: what the command makes is in there. The others
+    write `results.json` only where `run_dir` says so."""
 
 
 def read_command(name: str, row: Mapping[str, Any]) -> Command:

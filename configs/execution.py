@@ -116,8 +116,8 @@ def run_once(
             import_named(command.check)(config)
         # Only now: a command that is refused leaves no folder.
         folder = folder or config.run_dir
-        if folder is None and command.keeps_run:
-            folder = invocation.run_dir = find_run_dir(label, command)
+        if folder is None and command.needs_run:
+            folder = invocation.run_dir = make_run_dir(label)
         config = replace(config, run_dir=folder)
         tree[RUN_DIR] = None if folder is None else str(folder)
         with hold_folder(folder):
@@ -193,17 +193,6 @@ def list_leaves(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:
             yield from list_leaves(value, key)
     else:
         yield key, values
-
-
-def find_run_dir(label: str, command: Command) -> Path | None:
-    """Returns a new run folder; None, after a line, where none can be made and none is needed."""
-    try:
-        return make_run_dir(label)
-    except ConfigError as error:
-        if command.needs_run:
-            raise
-        sys.stderr.write(f"results are not kept: {error}\n")
-        return None
 
 
 def make_run_dir(command: str) -> Path:

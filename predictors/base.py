@@ -197,6 +197,10 @@ class Predictor:
         """
         return {name: vars(self)[name] for name in known_options(type(self)) if name in vars(self)}
 
+    def renewed(self) -> Self:
+        """Returns the predictor as it is before its first step."""
+        return type(self).from_files(self.spec, self.files(), self.options())
+
     @classmethod
     def from_files(
         cls, spec: ModelSpec, files: Mapping[str, bytes], options: Mapping[str, Any]

@@ -56,7 +56,8 @@ class RunConfig:
     """Base of every command's configuration."""
 
     run_dir: Path | None = None
-    """Folder for results.json, run.json and other output; default: runs/COMMAND/TIME (UTC)."""
+    """Folder for results.json, run.json and other output. Only training, evaluation and bench make
+    one unasked, runs/COMMAND/TIME (UTC)."""
     debug: bool = False
     """Print tracebacks of errors."""
     seed: int = 0

@@ -411,7 +411,7 @@ class VerifyModelConfig(ServedConfig):
 class DoctorConfig(RunConfig):
     model: ModelConfig = chosen(ModelConfig, "model", REFERENCE_MODEL)
     predictor: str | None = None
-    """Zoo entry or folder for the budget sweep of `promoe`; none: the next layer's router."""
+    """Zoo entry or folder for the budget sweep; none: as the model is served."""
     budget: list[str] = field(default_factory=lambda: ["10%", "25%", "50%", "75%", "100%"])
     """Budgets of the budget sweep."""
     seconds: float = 8.0

@@ -107,9 +107,7 @@ def record_stream(
     """Read the steps' routing, and show them to new copies of the reuse predictors."""
     forecasts = {}
     for predictor in reuse_predictors:
-        # A new one: it remembers the requests that it has seen.
-        own = type(predictor).from_files(spec, predictor.files(), predictor.options())
-        forecasts[predictor.kind] = record_forecasts(own, steps)
+        forecasts[predictor.kind] = record_forecasts(predictor.renewed(), steps)
     return RoutedStream([routing_only(step, spec.num_layers) for step in steps], forecasts)
 
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from transformers import PreTrainedModel
 
-from predictors.base import Predictor
 from predictors.spec import ModelSpec
 from predictors.table import Table, TableColumn, percent, size
 from predictors.units import MIB
@@ -17,14 +17,14 @@ from runtime.commands.progress import print_line, progress
 from runtime.config import DoctorConfig, ModelConfig
 from runtime.engine.auto_budget import format_size, measure_free_memory
 from runtime.engine.devices import choose_device
-from runtime.engine.forecasters import load_system_predictor
+from runtime.engine.forecasters import load_system_predictors
 from runtime.engine.loading import LoadOptions, choose_auto_budget
 from runtime.engine.memory import available_memory_bytes
 from runtime.errors import BudgetError
 from runtime.hf.decode_step import apply_decode_threads
 from runtime.hf.layers import attach_experts, build_skip_predictor
 from runtime.hf.loading import StrippedModel, count_weight_bytes, load_configured
-from runtime.presets import DEFAULT_SYSTEM, PROMOE, describe_choice, load_system
+from runtime.presets import DEFAULT_SYSTEM, describe_choice, load_system
 from runtime.profiling.bandwidth import (
     measure_disk_bandwidth,
     measure_link_bandwidth,
@@ -119,16 +119,6 @@ def describe_model_sizes(
     }
 
 
-def load_forecaster(
-    config: DoctorConfig, stripped: StrippedModel, spec: ModelSpec
-) -> Predictor | None:
-    """Load the predictor for promoe: the configured one, else the next layer's own router."""
-    if config.predictor is None:
-        return build_skip_predictor(stripped.layers, {"spec": spec})
-    name, chosen = config.model.name, config.predictor
-    return load_system_predictor(load_system(PROMOE), spec, name=name, chosen=chosen)[0]
-
-
 def sweep(
     config: DoctorConfig,
     folder: Path,
@@ -145,13 +135,19 @@ def sweep(
     prompts, what = token_prompts(folder, PROMPTS, seed=config.seed)
     steps = record_routing(model, prompts, seconds=config.seconds)
     decodes = sum(len(step.tokens_T) == 1 for step in steps)
-    predictor = load_forecaster(config, stripped, spec)
-    named = config.predictor or ("the next layer's own router" if predictor else "none")
+    predictors = load_system_predictors(
+        load_system(DEFAULT_SYSTEM),
+        spec,
+        config.model,
+        chosen=config.predictor,
+        makers={"skip": partial(build_skip_predictor, stripped.layers)},
+    )
+    used = [one.kind for one in (predictors.forecast, predictors.reuse) if one is not None]
     rows = sweep_budgets(
         steps,
         spec=spec,
         hardware=measured,
-        predictor=predictor,
+        predictors=predictors,
         budgets=config.budget,
         slot_bytes=max_slot_bytes(store),
         scratch_bytes=store.scratch_bytes + max_decoded_bytes(store),
@@ -162,7 +158,7 @@ def sweep(
         "outlook_rests_on": (
             f"this model's routing of {len(steps) - decodes} prompts ({what}) and {decodes} tokens "
             "that it generated now, replayed from an empty arena with the reads and the "
-            f"computation just measured on the CPU; predictor for promoe: {named}"
+            f"computation just measured on the CPU; predictors: {', '.join(used) or 'none'}"
         ),
     }
 

@@ -65,8 +65,7 @@ def run(config: GenerateConfig) -> dict[str, Any]:
                 model, tokenizer, prompt_tokens, config, write_text, **drafting
             )
         finally:
-            if sys.stdout.isatty():
-                write_text("\n")
+            write_text("\n")
         stats = handle.stats()
         spec = handle.spec.as_dict()
         reference, plain_name = None, ""

@@ -57,7 +57,7 @@ COMMANDS = sorted(
 def accepting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     accepting = {
         program: tuple(
-            replace(command, run=ACCEPT, check=None, keeps_run=False) for command in commands
+            replace(command, run=ACCEPT, check=None, needs_run=False) for command in commands
         )
         for program, commands in configs.commands.PROGRAMS.items()
     }

@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from predictors.base import Predictor
 from predictors.spec import ModelSpec
-from runtime.config import SystemConfig
 from runtime.engine.auto_budget import PROCESS_BYTES
+from runtime.engine.forecasters import SystemPredictors
 from runtime.errors import BudgetError
 from runtime.policy.budget import Budget, SlotRequirements, count_slots
-from runtime.presets import ON_DEMAND, PROMOE, load_system
+from runtime.presets import DEFAULT_SYSTEM, ON_DEMAND, load_system
 from runtime.sim.hardware import Hardware
 from runtime.sim.replay import replay
 from runtime.sim.step import RecordedStep
@@ -20,7 +19,7 @@ def sweep_budgets(
     *,
     spec: ModelSpec,
     hardware: Hardware,
-    predictor: Predictor | None,
+    predictors: SystemPredictors,
     budgets: Sequence[str],
     slot_bytes: int,
     scratch_bytes: int,
@@ -28,14 +27,17 @@ def sweep_budgets(
 ) -> list[dict[str, Any]]:
     """Make a row for each budget: bytes, slots, memory of the process and each system's figures.
 
-    `resident_bytes` are those of non-expert weights. The row of a budget below the minimum has an
-    `error` in place of figures.
+    Args:
+        steps: What the model routed.
+        spec: The model.
+        hardware: The measured machine.
+        predictors: Those of `DEFAULT_SYSTEM`, which is compared with fetching on demand.
+        budgets: A row of a budget below the minimum has an `error` in place of figures.
+        slot_bytes: An expert's.
+        scratch_bytes: Memory of the store's own.
+        resident_bytes: Non-expert weights'.
     """
-    systems: dict[str, tuple[SystemConfig, Predictor | None]] = {
-        ON_DEMAND: (load_system(ON_DEMAND), None)
-    }
-    if predictor is not None:
-        systems[PROMOE] = (load_system(PROMOE), predictor)
+    systems = {ON_DEMAND: SystemPredictors(), DEFAULT_SYSTEM: predictors}
     needs = SlotRequirements.of(spec, slot_bytes=slot_bytes, scratch_bytes=scratch_bytes)
     rows: list[dict[str, Any]] = []
     for budget in budgets:
@@ -45,9 +47,15 @@ def sweep_budgets(
             rows.append({"budget": budget, "error": str(error)})
             continue
         figures = {}
-        for name, (system, chosen) in systems.items():
+        for name, chosen in systems.items():
             stats = replay(
-                steps, chosen, spec=spec, system=system, hardware=hardware, budget_slots=slots
+                steps,
+                chosen.forecast and chosen.forecast.renewed(),
+                spec=spec,
+                system=load_system(name),
+                hardware=hardware,
+                budget_slots=slots,
+                reuse_predictor=chosen.reuse and chosen.reuse.renewed(),
             )
             summary = stats.as_dict()
             total = sum(stats.ttft_seconds) + sum(stats.tpot_seconds)

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +78,15 @@ def test_run__writes_its_record_and_results(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "r").iterdir()) == ["results.json", "run.json"]
 
 
-def test_run__without_a_folder_makes_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run__without_a_folder_makes_one_if_it_needs_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert main("zoo", COMMANDS, ["works"]) == 0
-    assert main("zoo", COMMANDS, ["works"]) == 0
+    assert not list(tmp_path.iterdir())
+    needs = [replace(command, needs_run=True) for command in COMMANDS]
+    assert main("zoo", needs, ["works"]) == 0
+    assert main("zoo", needs, ["works"]) == 0
     assert len(list(tmp_path.glob("runs/zoo-works/*/results.json"))) == 2
 
 

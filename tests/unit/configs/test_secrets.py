@@ -33,6 +33,7 @@ COMMANDS = tuple(
         config="runtime.serving.config:ServeConfig",
         run=f"{HERE}:{run.__name__}",
         summary="Runs.",
+        needs_run=True,
     )
     for run in (echoes, fails, waits)
 )

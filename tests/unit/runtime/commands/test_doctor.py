@@ -12,6 +12,7 @@ import torch
 from runtime.commands.doctor import run
 from runtime.config import DoctorConfig, ModelConfig, PageCache
 from runtime.engine.auto_budget import PROCESS_BYTES
+from runtime.engine.forecasters import SystemPredictors
 from runtime.errors import CheckpointError
 from runtime.hf.layers import attach_experts, build_skip_predictor
 from runtime.hf.loading import load_stripped
@@ -42,7 +43,7 @@ def test_doctor__report_of_a_model(tmp_path):
     assert "the least budget is 12288 bytes" in small["error"]
     assert (half["slots"], whole["slots"]) == (8, 16)
     assert half["process_bytes"] == 8 * 6144 + report["model"]["non_expert_bytes"] + PROCESS_BYTES
-    for name in ("on-demand", "promoe"):
+    for name in ("on-demand", "moecast"):
         assert half["systems"][name]["hit_rate"] <= whole["systems"][name]["hit_rate"] <= 1
         assert 0 <= whole["systems"][name]["stall_share"] < 1
         assert half["systems"][name]["tpot_seconds"] >= whole["systems"][name]["tpot_seconds"] > 0
@@ -114,7 +115,7 @@ def test_outlook__figures_of_a_hand_made_case():
     )  # fmt: skip
     steps = [ArrayStep(np.array([1]), np.array([0]), {0: np.array([[i % 2]])}) for i in range(6)]
     options = {
-        "spec": one_layer_spec(), "hardware": hardware, "predictor": None,
+        "spec": one_layer_spec(), "hardware": hardware, "predictors": SystemPredictors(),
         "slot_bytes": 8, "scratch_bytes": 0, "resident_bytes": 100,
     }  # fmt: skip
     one, two = sweep_budgets(steps, budgets=["8", "16"], **options)

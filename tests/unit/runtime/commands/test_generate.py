@@ -13,7 +13,7 @@ from runtime.config import BUILTIN_MODELS, GenerateConfig, ModelConfig
 def test_generate__stdout_has_the_text_alone(capsys: pytest.CaptureFixture[str]) -> None:
     results = run(GenerateConfig(max_new_tokens=6, budget="50%"))
     captured = capsys.readouterr()
-    assert captured.out == results["text"]
+    assert captured.out == results["text"] + "\n"
     assert "tokens/s" in captured.err
     assert "time to first token (TTFT)" in captured.err
     assert results["answer"]["num_tokens"] == len(results["tokens"]) == 6
