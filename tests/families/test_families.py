@@ -10,15 +10,21 @@ import pytest
 import torch
 import transformers
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, StoppingCriteriaList
 
 import runtime
 from runtime.config import ModelConfig
 from runtime.errors import BudgetError, CheckpointError
 from runtime.generation.lockstep.group import LockstepGroup
+from runtime.generation.prefix_cache import PrefixCache, find_prefix_obstacle
 from runtime.hf.layers import find_adapter, find_expert_banks
 from runtime.hf.loading import load_plain
-from tests.builders.families.build import UnbuildableError, save_family, tiny_config
+from tests.builders.families.build import (
+    UnbuildableError,
+    save_family,
+    tiny_config,
+    tiny_model,
+)
 from tests.builders.families.outputs import outputs
 from tests.builders.families.table import FAMILIES, FUSED, PER_EXPERT, Family
 
@@ -75,6 +81,42 @@ def check(folder: Path, family: Family, dtype: torch.dtype) -> None:
             stats = handle.stats()
             # Experts were dropped and fetched again.
             assert family.always_same or stats["misses"] > stats["arena_slots"]
+
+
+WHOLE_PROMPTS = {
+    *("axk2", "deepseek_v32", "dots3_note", "glm5_next", "glm_moe_dsa", "hy_v4", "mistral_large4"),
+    *("deepseek_v4", "minimax_m3_vl", "qwen4_exp", "unlimited_ocr"),
+    *("diffusion_gemma", "jamba", "minimax", "nllb_moe", "openai_privacy_filter"),
+    *("qwen3_omni_moe", "switch_transformers"),
+}
+"""Families whose prompts are computed whole, whatever was computed before."""
+
+
+@pytest.mark.slow
+@each(SERVED)
+def test_prefix__every_family_goes_on_with_a_text_or_computes_whole_prompts(family):
+    model = tiny_model(family)
+    obstacle = find_prefix_obstacle(model)
+    assert (obstacle is not None) == (family.name in WHOLE_PROMPTS), obstacle
+    if obstacle is not None:
+        return
+    tokens = torch.randint(5, 60, (1, 54), generator=torch.Generator().manual_seed(0))
+    options = {"max_new_tokens": 1, "output_logits": True, "return_dict_in_generate": True}
+    kept = PrefixCache(model)
+    for length in (40, 54):
+        text = kept.begin(tokens[0, :length].tolist())
+        found = model.generate(
+            tokens[:, :length],
+            attention_mask=torch.ones(1, length),
+            past_key_values=text.cache,
+            stopping_criteria=StoppingCriteriaList([text]),
+            pad_token_id=0,
+            **options,
+        )
+        kept.end(text)
+    assert text.num_reused == 40
+    whole = model.generate(tokens, attention_mask=torch.ones(1, 54), pad_token_id=0, **options)
+    assert torch.allclose(found.logits[0], whole.logits[0], atol=1e-4)
 
 
 def expert_keys(folder: Path) -> list[str]:

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.config import ModelConfig
+from runtime.config import Exact, ModelConfig
 from runtime.serving.choice import CompletionChoice
 from runtime.serving.config import ServeConfig
 from runtime.serving.metrics import ServerMetrics
+from runtime.serving.served_model import load_model
 from runtime.serving.service import GenerationService, ServiceObserver
 from runtime.serving.status import Telemetry
 from tests.builders.plain_answers import PlainAnswers
@@ -68,8 +69,12 @@ def text_of(server: RunningServer, tokens: list[int]) -> str:
     return tokenizer.decode(tokens, skip_special_tokens=True)
 
 
-def test_conversation__computes_each_turn_once(folder: Path, plain: PlainAnswers) -> None:
-    with running_server(lambda: tiny(folder)) as server:
+@pytest.mark.parametrize("exact", [Exact.EAGER, Exact.SHARED])
+def test_conversation__computes_each_turn_once(
+    folder: Path, plain: PlainAnswers, exact: Exact
+) -> None:
+    model = ModelConfig(name="tiny", id=str(folder), exact=exact)
+    with running_server(lambda: load_model(ServeConfig(model=model, budget="50%"))) as server:
         turns = Conversation(plain)
         for number, question in enumerate([[], *QUESTIONS]):
             before = len(turns.tokens)
