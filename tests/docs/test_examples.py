@@ -7,7 +7,7 @@ import pytest
 
 from tests.docs.pages import DOCS, read_blocks
 
-TESTED_ELSEWHERE = {"quickstart.md", "tutorial.md"}
+TESTED_ELSEWHERE = {"clients.md", "quickstart.md", "tutorial.md"}
 PAGES = [
     path
     for path in sorted(DOCS.rglob("*.md"))

@@ -10,6 +10,7 @@ import pytest
 
 from tests.builders.forced_text import HERMES_TEMPLATE, force_text
 from tests.builders.serving import RunningServer, running_server, speaking_model, tiny
+from tests.docs.client_lines import MODEL, client_lines
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 
@@ -26,9 +27,9 @@ SCRIPT = [
     for command in COMMANDS
 ]
 APIS = {
-    "chat": ("openai/tiny", "/v1", "litellm"),
-    "responses": ("openai/tiny", "/v1", "litellm_response"),
-    "messages": ("anthropic/tiny", "", "litellm"),
+    "chat": (f"openai/{MODEL}", "/v1", "litellm"),
+    "responses": (f"openai/{MODEL}", "/v1", "litellm_response"),
+    "messages": (f"anthropic/{MODEL}", "", "litellm"),
 }
 """Name of the model, path of the API, and the agent's kind of model."""
 
@@ -41,7 +42,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"max_position_embeddings": 1 << 15}))
     template = folder / "hermes.jinja"
     template.write_text(HERMES_TEMPLATE)
-    with running_server(lambda: tiny(folder, chat_template=template)) as running:
+    with running_server(lambda: tiny(folder, chat_template=template, served_name=MODEL)) as running:
         yield running
 
 
@@ -59,10 +60,12 @@ def test_coding_agent__mends_a_program(
     (folder / "answer.py").write_text(BROKEN)
     model, base, kind = APIS[api]
     force_text(monkeypatch, *SCRIPT)
-    command: list[object] = [program, "--yolo", "--exit-immediately", "--output", tmp_path / "log"]
-    command += ["--model", model, "--model-class", kind, "--cost-limit", 0, "--config", "mini.yaml"]
-    command += ["--config", f"model.model_kwargs.api_base={server.url}{base}"]
-    command += ["--config", "model.model_kwargs.max_tokens=400"]
+    # The page's command, with another API's address and name of the model.
+    _, line = client_lines(server.url)["mini-swe-agent"].splitlines()
+    line = line.replace(f"openai/{MODEL}", model).replace("/v1", base)
+    command: list[object] = [program, *line.split()[1:]]
+    command += ["--yolo", "--exit-immediately", "--output", tmp_path / "log", "--cost-limit", 0]
+    command += ["--model-class", kind, "--config", "model.model_kwargs.max_tokens=400"]
     command += ["--task", "answer.py prints 43 instead of 42: mend it."]
     environment = {
         "PATH": os.environ["PATH"],
