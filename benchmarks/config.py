@@ -238,6 +238,9 @@ class RandomConfig(RunConfig):
     """Folder for the checkpoint."""
     num_layers: int = 4
     """Layers, of which Qwen3-30B-A3B has 48; the vocabulary shrinks in the same proportion."""
+    routing: Path | None = None
+    """Routing log (as `collect import` reads it) whose tokens greedy decoding repeats, with the
+    experts that it names; the model takes as many experts per token as the log."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,8 @@ class SourceBuild:
     environment: dict[str, str] = field(default_factory=dict)
 
 
+WITHOUT_DEPENDENCIES = {"fastllm": "ftllm==1.9.0"}
+"""Packages whose long list of dependencies a worker does without, by environment."""
 SOURCES = {
     "llama-cpp": SourceBuild(
         package="llama-cpp-python==0.3.36",
@@ -78,7 +80,7 @@ def interpreter(name: str, folder: Path) -> Path:
 def fingerprint(name: str) -> str:
     """Returns the digest of everything that an environment is made from."""
     parts = [(REQUIREMENTS / f"{name}.txt").read_bytes(), sys.version.encode()]
-    parts.append(repr(SOURCES.get(name)).encode())
+    parts.append(repr((SOURCES.get(name), WITHOUT_DEPENDENCIES.get(name))).encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
@@ -101,6 +103,8 @@ def build_environment(name: str, folder: Path) -> None:
     run_program([sys.executable, "-m", "venv", target])
     pip = (target / "bin" / "python", "-m", "pip")
     run_program([*pip, "install", "-r", REQUIREMENTS / f"{name}.txt"])
+    if (package := WITHOUT_DEPENDENCIES.get(name)) is not None:
+        run_program([*pip, "install", "--no-deps", package])
     if (source := SOURCES.get(name)) is not None:
         with tempfile.TemporaryDirectory() as scratch:
             run_program(

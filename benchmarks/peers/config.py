@@ -14,17 +14,17 @@ class PeersConfig(BenchmarkConfig):
     """Folder of a model: `python -m runtime inflate total_size=2GiB model.dtype=float32`, or
     `python -m benchmarks random`."""
     output: Path = RESULTS / "peers.json"
-    format: list[str] = field(default_factory=lambda: ["float32", "bfloat16", "int8", "int4"])
-    """Formats of the experts, with commas between them: float32, bfloat16, int8, int4. llama.cpp
-    has Q8_0 for int8 and Q4_0 for int4. Others in the results stay as they are."""
+    format: list[str] = field(default_factory=lambda: ["float32", "q4_0", "q4_K_M"])
+    """Formats, with commas between them: float32, bfloat16, and q8_0, q4_0 and q4_K_M, in which all
+    programs read one GGUF file. Others in the results stay as they are."""
     peer: list[str] = field(default_factory=list)
     """Programs and systems to run, with commas between them; all unless given."""
     budget: list[str] = field(default_factory=lambda: ["25%", "50%", "100%"])
-    """Memory for experts, with commas between the sizes; a share is one of all experts as this
-    project packs them in the format."""
-    read_ahead: list[int] = field(default_factory=lambda: [128])
-    """KiB of the disk's read-ahead, besides the machine's own, at which programs that map their
-    weights run while not all experts fit; needs root. [] for none."""
+    """Memory for experts, with commas between the sizes; a share is one of all experts in the
+    format."""
+    read_ahead: list[int] = field(default_factory=lambda: [128, 512])
+    """KiB of the disk's read-ahead at which programs that read through the page cache run while not
+    all experts fit; needs root. [] for the machine's own."""
     repetitions: int = 3
     """Runs of each peer and budget, interleaved."""
     max_new_tokens: int = 24
@@ -36,7 +36,8 @@ class PeersConfig(BenchmarkConfig):
     threads: list[int] = field(default_factory=lambda: [os.cpu_count() or 1])
     """Threads of each program, with commas between the numbers."""
     work: Path = Path("runs/peers")
-    """Folder for other layouts of the weights, scratch files and logs."""
+    """Folder for other layouts of the weights, scratch files, logs, and the runs of an interrupted
+    command, which the same command continues."""
     environments: Path = ENVIRONMENTS
     """Folder of the environments that `python -m benchmarks environments` builds."""
 

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.formats import FORMATS
-from benchmarks.peers.weights import LLAMA_CPP, WeightLayout
+from benchmarks.peers.weights import GGUF_FORMATS, LLAMA_CPP, WeightLayout
 
+IK_LLAMA_CPP = "ik-llama-cpp"
 WORKERS = Path(__file__).parent / "workers"
 EXACT = ("float32", "bfloat16")
 """Formats in which all programs compute from the same values."""
@@ -17,7 +17,8 @@ class Peer:
 
     name: str
     worker: Path
-    weights: WeightLayout
+    layout: WeightLayout
+    """Of the formats that are not GGUF's."""
     how: str
     formats: tuple[str, ...] = EXACT
     environment: str | None = None
@@ -30,30 +31,42 @@ class Peer:
     needs_all: bool = False
     """All weights are read into the peer's own memory before the first token."""
 
+    def weights(self, name: str) -> WeightLayout:
+        """Returns the layout of the weights in a format."""
+        return WeightLayout.GGUF if name in GGUF_FORMATS else self.layout
+
 
 def moecast_peer(system: str, how: str) -> Peer:
     """Returns this project with one of its systems."""
     return Peer(
         name=system,
         worker=WORKERS / "with_moecast.py",
-        weights=WeightLayout.PACKED,
+        layout=WeightLayout.PACKED,
         how=how,
-        formats=tuple(FORMATS),
+        formats=(*EXACT, *GGUF_FORMATS),
         options={"system": system},
     )
 
 
-def llama_cpp_peer(name: str, load: str, how: str) -> Peer:
-    """Returns llama.cpp with one way of loading weights."""
+def gguf_peer(
+    name: str,
+    load: str,
+    how: str,
+    *,
+    environment: str | None = None,
+    formats: tuple[str, ...] = tuple(GGUF_FORMATS),
+) -> Peer:
+    """Returns a program that reads a GGUF file, with one way of loading weights."""
+    environment = environment or name
     return Peer(
         name=name,
-        worker=WORKERS / "with_llama_cpp.py",
-        weights=WeightLayout.GGUF,
+        worker=WORKERS / f"with_{environment.replace('-', '_')}.py",
+        layout=WeightLayout.GGUF,
         how=how,
-        formats=(*EXACT, "int8", "int4"),
-        environment=LLAMA_CPP,
+        formats=formats,
+        environment=environment,
         options={"load": load},
-        maps_weights=load == "mapped",
+        maps_weights=load != "in-memory",
         needs_all=load == "in-memory",
     )
 
@@ -65,7 +78,7 @@ PEERS = (
     Peer(
         name="accelerate",
         worker=WORKERS / "with_accelerate.py",
-        weights=WeightLayout.FUSED,
+        layout=WeightLayout.FUSED,
         how="device_map: experts of as many layers in memory as fit with one more",
         environment="accelerate",
         maps_weights=True,
@@ -73,7 +86,7 @@ PEERS = (
     Peer(
         name="transformers",
         worker=WORKERS / "with_transformers.py",
-        weights=WeightLayout.FUSED,
+        layout=WeightLayout.FUSED,
         how="from_pretrained; weights stay mapped from the file; eager experts",
         environment="transformers",
         options={"experts": "eager"},
@@ -82,22 +95,41 @@ PEERS = (
     Peer(
         name="airllm",
         worker=WORKERS / "with_airllm.py",
-        weights=WeightLayout.SEPARATE,
+        layout=WeightLayout.SEPARATE,
         how="one layer after another from its own shards; takes no budget",
         formats=("float32",),
         environment="airllm",
         own_files=True,
         maps_weights=True,
     ),
-    llama_cpp_peer(LLAMA_CPP, "mapped", "GGUF mapped from the file, not repacked"),
-    llama_cpp_peer(
-        f"{LLAMA_CPP}-in-memory", "in-memory", "GGUF read into memory, repacked for the processor"
+    gguf_peer(
+        LLAMA_CPP,
+        "mapped",
+        "GGUF mapped from the file, not repacked",
+        formats=(*EXACT, *GGUF_FORMATS),
     ),
+    gguf_peer(
+        f"{LLAMA_CPP}-in-memory",
+        "in-memory",
+        "GGUF read into memory, repacked for the processor",
+        environment=LLAMA_CPP,
+        formats=(*EXACT, *GGUF_FORMATS),
+    ),
+    gguf_peer(IK_LLAMA_CPP, "mapped", "GGUF mapped from the file, not repacked"),
+    gguf_peer(
+        f"{IK_LLAMA_CPP}-in-memory",
+        "in-memory",
+        "GGUF read into memory, repacked for the processor",
+        environment=IK_LLAMA_CPP,
+    ),
+    gguf_peer("fastllm", "disk", "experts from the disk through its own cache"),
+    gguf_peer("fastllm-in-memory", "in-memory", "experts in memory", environment="fastllm"),
+    gguf_peer("neurostream", "streamed", "tensors and the most used experts stay in memory"),
 )
 REFERENCES = {
-    "float32": ("accelerate",),
-    "bfloat16": ("accelerate",),
-    "int8": (LLAMA_CPP, f"{LLAMA_CPP}-in-memory"),
-    "int4": (LLAMA_CPP, f"{LLAMA_CPP}-in-memory"),
+    **dict.fromkeys(EXACT, ("accelerate",)),
+    **dict.fromkeys(
+        GGUF_FORMATS, tuple(peer.name for peer in PEERS if peer.layout is WeightLayout.GGUF)
+    ),
 }
 """Formats to compare, and the peers whose fastest row the others are compared with."""

@@ -1,20 +1,27 @@
 """Serving engines next to each other: same weights, prompts, memory and machine, interleaved.
 
+In GGUF's formats all of them read the same file, each with its fastest settings.
+
 Memory is the same for all in a format: weights other than experts, the budget for experts, and 400
 MiB for the program itself. Weights in the page cache are charged. Where not all experts fit, they
 cannot use what a program leaves of its 400 MiB: small models would fit in it. Before the measured
 prompts, some of random tokens fill the memory. An answer that takes longer than
 `seconds_per_prompt` ends early; a peer that cannot run is a row with the reason. Needs the `dev`
 extra, Linux 6.5 and root (see `limit.py`).
+
+Each finished run is a file, so that the same command continues an interrupted one.
 """
 
 import json
 import random
+import shutil
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic import TypeAdapter
@@ -36,8 +43,9 @@ from benchmarks.peers.rows import (
     summarize_runs,
 )
 from benchmarks.peers.runner import PeerRunner, Questions
-from benchmarks.peers.weights import ModelWeights, weight_bytes
+from benchmarks.peers.weights import ModelWeights
 from benchmarks.process import ProcessFailed
+from benchmarks.random_model import ROUTED
 from benchmarks.reports import (
     MachineFacts,
     describe_machine,
@@ -46,6 +54,7 @@ from benchmarks.reports import (
     write_report,
 )
 from predictors.errors import MoecastError, unknown
+from predictors.files import write_atomic
 from predictors.units import MIB
 from runtime.config import ModelConfig
 from runtime.hf.loading import load_plain
@@ -58,6 +67,7 @@ onnxruntime take most of it."""
 WARM_UP_TOKENS = 64
 """Random tokens of a prompt that fills the memory. Every expert of a model with 60 is chosen by
 some of them; activations of longer prompts take more memory than the measured ones'."""
+ROUTED_PROMPT_TOKENS = 8
 PROMPTS = (
     "The heart pumps blood through the body, and the lungs",
     "It was late in the evening when the old man came to the door and",
@@ -71,13 +81,13 @@ class ReadAheadPlan:
 
     setting: Path
     own_kib: int
-    others_kib: tuple[int, ...]
+    tried_kib: tuple[int, ...]
 
     def choose(self, peer: Peer, *, all_fit: bool) -> tuple[int | None, ...]:
         """Returns the settings for a peer; where all experts fit, only loading depends on them."""
         if not peer.maps_weights:
             return (None,)
-        return (self.own_kib,) if all_fit else (self.own_kib, *self.others_kib)
+        return (self.own_kib,) if all_fit else self.tried_kib
 
     def apply(self, kib: int | None) -> AbstractContextManager[None]:
         """Sets the disk's read-ahead for the time of a run, unless it is the machine's own."""
@@ -95,10 +105,9 @@ def plan_read_ahead(config: PeersConfig) -> ReadAheadPlan:
     config.work.mkdir(parents=True, exist_ok=True)
     setting = setting_file(config.work)
     own = int(setting.read_text())
-    others = tuple(kib for kib in config.read_ahead if kib != own)
-    if others:
+    if config.read_ahead:
         check_settable(setting)
-    return ReadAheadPlan(setting, own, others)
+    return ReadAheadPlan(setting, own, tuple(config.read_ahead) or (own,))
 
 
 def plain_answers(
@@ -113,6 +122,15 @@ def plain_answers(
 
 Results = dict[PeerKey, list[PeerRun] | str]
 """Runs, or the reason why there are none."""
+
+
+def finished_run(runner: PeerRunner, key: PeerKey, questions: Questions, repetition: int) -> Path:
+    """Returns the file of a run, named by all that it depends on."""
+    weights = runner.weights
+    folder = weights.work / "finished" / f"{weights.model.name}-{weights.format}"
+    folder.mkdir(parents=True, exist_ok=True)
+    of = json.dumps([vars(key), asdict(questions), repetition], sort_keys=True)
+    return folder / f"{sha256(of.encode()).hexdigest()[:16]}.json"
 
 
 def run_interleaved(
@@ -138,20 +156,23 @@ def run_interleaved(
             label = f"{repetition}/{repetitions} {key.budget} {key.peer}, {key.threads} threads"
             if key.read_ahead_kib is not None:
                 label += f", read-ahead {key.read_ahead_kib} KiB"
+            done = finished_run(runner, key, questions, repetition)
             try:
-                with plan.apply(key.read_ahead_kib):
-                    report, memory = runner.run(
-                        peers[key.peer],
-                        replace(questions, threads=key.threads),
-                        budget_bytes=key.budget_bytes,
-                        limit_bytes=key.limit_bytes,
-                        reserved_bytes=key.reserved_bytes,
-                    )
+                if not done.exists():
+                    with plan.apply(key.read_ahead_kib):
+                        report, memory = runner.run(
+                            peers[key.peer],
+                            replace(questions, threads=key.threads),
+                            budget_bytes=key.budget_bytes,
+                            limit_bytes=key.limit_bytes,
+                            reserved_bytes=key.reserved_bytes,
+                        )
+                    write_atomic(done, json.dumps(report | asdict(memory)).encode())
             except ProcessFailed as error:
                 results[key] = str(error)
                 print_line(f"{label}: {error}")
                 continue
-            run = TypeAdapter(PeerRun).validate_python(report | asdict(memory))
+            run = TypeAdapter(PeerRun).validate_json(done.read_bytes())
             runs.append(run)
             print_line(
                 f"{label}: first token after {run.answers[0].seconds[0]:.2f} s, "
@@ -213,12 +234,27 @@ def list_keys(
 
 
 def make_questions(config: PeersConfig, tokenizer: PreTrainedTokenizerBase) -> Questions:
+    """Returns the prompts: of text, or stretches of the log that the model repeats."""
+    settings: dict[str, Any] = {
+        "new_tokens": config.max_new_tokens,
+        "seconds_per_prompt": config.seconds_per_prompt,
+        "threads": config.threads[0],
+    }
+    if (routed := config.model / ROUTED).is_file():
+        logged = json.loads(routed.read_text())
+        stretch = len(logged) // (len(PROMPTS) + 1)
+        warm_up, *prompts = (
+            logged[first : first + stretch]
+            for first in range(0, stretch * (len(PROMPTS) + 1), stretch)
+        )
+        at_least = min(ROUTED_PROMPT_TOKENS, stretch)
+        return Questions(
+            prompts=[tokens[:at_least] for tokens in prompts], warm_up=[warm_up], **settings
+        )
     rng = random.Random(config.seed)
     return Questions(
         prompts=[tokenizer(prompt)["input_ids"] for prompt in PROMPTS],
-        new_tokens=config.max_new_tokens,
-        seconds_per_prompt=config.seconds_per_prompt,
-        threads=config.threads[0],
+        **settings,
         warm_up=[
             [rng.randrange(len(tokenizer)) for _ in range(WARM_UP_TOKENS)]
             for _ in range(config.warm_ups)
@@ -237,8 +273,7 @@ def run_format(
     """Measures all peers in one format."""
     started = time.monotonic()
     weights = ModelWeights(config.model, config.work, config.environments, name)
-    _, experts_bytes = weights.pack()
-    _, others_bytes = weight_bytes(config.model, getattr(torch, weights.dtype))
+    experts_bytes, others_bytes = weights.measure()
     keys = list_keys(config, peers, plan, experts_bytes=experts_bytes, others_bytes=others_bytes)
     results = run_interleaved(
         keys,
@@ -270,7 +305,7 @@ def run_format(
         repetitions=config.repetitions,
         prompts=[len(prompt) for prompt in questions.prompts],
         new_tokens=config.max_new_tokens,
-        warm_up_tokens=config.warm_ups * WARM_UP_TOKENS,
+        warm_up_tokens=sum(map(len, questions.warm_up)),
         seconds_per_prompt=questions.seconds_per_prompt,
         seconds=time.monotonic() - started,
         rows=add_ratios(rows, REFERENCES[name]),
@@ -282,6 +317,8 @@ def write_format(config: PeersConfig, report: PeersReport) -> None:
     parts = json.loads(config.output.read_text()) if config.output.is_file() else {}
     document = {"origin": asdict(describe_origin(config)), **asdict(report)}
     write_report(config, {**parts, f"{report.model} {report.format}": document})
+    finished = config.work / "finished" / f"{report.model}-{report.format}"
+    shutil.rmtree(finished, ignore_errors=True)
 
 
 def run_peers(config: PeersConfig) -> None:

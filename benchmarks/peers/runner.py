@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.environments import interpreter
 from benchmarks.peers.limit import CachedFile, MemoryLimiter
 from benchmarks.peers.peers import Peer
-from benchmarks.peers.weights import ModelWeights, list_files
+from benchmarks.peers.weights import ModelWeights, WeightPaths, list_files
 from benchmarks.process import ROOT, ProcessFailed, WorkerProcess, start_worker
 from predictors.units import MIB
 
@@ -56,7 +56,7 @@ class PeerRunner:
         """
         if peer.environment is not None:
             interpreter(peer.environment, self.weights.environments)
-        self.weights.write(peer.weights)
+        self._write(peer)
         done = self._scratch(peer) / "prepared"
         if not peer.own_files or done.exists():
             return
@@ -112,14 +112,16 @@ class PeerRunner:
             python, search = Path(sys.executable), str(ROOT)
         else:
             python, search = interpreter(peer.environment, self.weights.environments), ""
-        paths = self.weights.write(peer.weights)
+        paths = self._write(peer)
+        experts_bytes, other_bytes = self.weights.measure()
         request = {
             "weights": paths.path.resolve(),
             "store": None if paths.store is None else paths.store.resolve(),
             "dtype": self.weights.dtype,
-            "dense_format": self.weights.dense_format,
             **asdict(questions),
             "budget_bytes": budget_bytes,
+            "experts_bytes": experts_bytes,
+            "other_bytes": other_bytes,
             "scratch": self._scratch(peer),
             "options": peer.options,
         }
@@ -131,6 +133,9 @@ class PeerRunner:
             environment={"PYTHONPATH": search},
         )
 
+    def _write(self, peer: Peer) -> WeightPaths:
+        return self.weights.write(peer.weights(self.weights.format))
+
     def _scratch(self, peer: Peer) -> Path:
         folder = self.weights.folder / f"{self.weights.format}-{peer.name}"
         folder.mkdir(parents=True, exist_ok=True)
@@ -140,4 +145,4 @@ class PeerRunner:
         """Returns the files that the peer reads its weights from."""
         if peer.own_files:
             return list_files(self._scratch(peer))
-        return self.weights.write(peer.weights).files()
+        return self._write(peer).files()

@@ -10,15 +10,16 @@ from pathlib import Path
 import torch
 
 from benchmarks.environments import interpreter
-from benchmarks.formats import FORMATS, pack_once
+from benchmarks.formats import FORMATS, Format, pack_once
 from benchmarks.peers.fused import Checkpoint, write_fused
 from benchmarks.process import run_program
 from benchmarks.reports import print_line
-from runtime.config import DenseFormat, ModelConfig, Quantise
+from runtime.config import ModelConfig
+from runtime.store.gguf.header import EXPERTS, read_header
 
 LLAMA_CPP = "llama-cpp"
-LLAMA_CPP_TYPES = {Quantise.INT8: "Q8_0", Quantise.INT4: "Q4_K_M"}
-"""llama.cpp's name of the format."""
+GGUF_FORMATS = {"q8_0": "Q8_0", "q4_0": "Q4_0", "q4_K_M": "Q4_K_M"}
+"""Formats in which all programs read one GGUF file, and what llama.cpp's quantiser calls them."""
 QUANTISER = Path(__file__).parent / "workers" / "quantise_gguf.py"
 
 
@@ -82,7 +83,7 @@ def pack_store(model: Path, name: str, output: Path) -> tuple[Path, int]:
 
 @dataclass(frozen=True)
 class ModelWeights:
-    """One model in one format: a name of `benchmarks.formats.FORMATS`."""
+    """One model in one format: a name of `benchmarks.formats.FORMATS` or of `GGUF_FORMATS`."""
 
     model: Path
     work: Path
@@ -92,12 +93,12 @@ class ModelWeights:
     @property
     def dtype(self) -> str:
         """Dtype of activations, and of weights that are not quantised."""
-        return FORMATS[self.format].dtype
+        return FORMATS.get(self.format, Format("bfloat16")).dtype
 
     @property
-    def dense_format(self) -> DenseFormat:
-        """Format of linear layers other than experts in this project."""
-        return FORMATS[self.format].dense
+    def is_gguf(self) -> bool:
+        """Whether all programs read one GGUF file."""
+        return self.format in GGUF_FORMATS
 
     @property
     def folder(self) -> Path:
@@ -121,6 +122,14 @@ class ModelWeights:
             case WeightLayout.GGUF:
                 return WeightPaths(self._write_gguf())
 
+    def measure(self) -> tuple[int, int]:
+        """Returns the bytes of all experts, and of all other weights, in this format."""
+        if not self.is_gguf:
+            return self.pack()[1], weight_bytes(self.model, getattr(torch, self.dtype))[1]
+        tensors = read_header(self._write_gguf()).tensors.values()
+        experts = sum(tensor.num_bytes for tensor in tensors if EXPERTS.search(tensor.name))
+        return experts, sum(tensor.num_bytes for tensor in tensors) - experts
+
     def pack(self) -> tuple[Path, int]:
         """Returns this project's packed store, and the bytes of all experts in it."""
         return pack_store(self.model, self.format, self.folder / f"{self.format}-store")
@@ -130,15 +139,14 @@ class ModelWeights:
         from benchmarks.peers.gguf_file import write_gguf
 
         output = self.folder / f"{self.format}.gguf"
-        how = FORMATS[self.format].quantise
-        if how is Quantise.NONE:
+        if not self.is_gguf:
             return write_once(
                 output, partial(write_gguf, dtype=getattr(torch, self.dtype)), self.model
             )
         python = interpreter(LLAMA_CPP, self.environments)
 
         def quantise(source: Path, target: Path) -> None:
-            run_program([python, QUANTISER, source, target, LLAMA_CPP_TYPES[how]])
+            run_program([python, QUANTISER, source, target, GGUF_FORMATS[self.format]])
 
         if output.exists():
             return output

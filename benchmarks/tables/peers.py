@@ -9,6 +9,7 @@ from benchmarks.peers.rows import (
     PeersReport,
     format_read_ahead,
 )
+from benchmarks.peers.weights import GGUF_FORMATS
 from benchmarks.reports import read_report
 from benchmarks.tables.markdown import (
     format_figure,
@@ -40,7 +41,10 @@ OTHERS = {
 SHORT_PART = "inflated float32"
 """Part of the other programs' results that the short table shows."""
 QUANTISED = {"int4": "Q4_0", "int8": "Q8_0"}
-"""Formats that llama.cpp has too, under its names."""
+"""Formats of this project of earlier results, and those of llama.cpp that they were compared with.
+"""
+GGUF = tuple(GGUF_FORMATS)
+"""Formats in which all programs read one GGUF file."""
 
 
 def read_peers() -> dict[str, PeersReport]:
@@ -118,7 +122,7 @@ def quantised_lines(parts: Mapping[str, PeersReport]) -> list[str]:
     """Returns a sentence for each quantised model: own throughput over llama.cpp's."""
     lines = []
     for report in parts.values():
-        if report.format not in QUANTISED:
+        if report.format not in (*QUANTISED, *GGUF):
             continue
         best: dict[str, PeerRow] = {}
         for (peer, budget), row in fastest_rows(report).items():
@@ -129,8 +133,13 @@ def quantised_lines(parts: Mapping[str, PeersReport]) -> list[str]:
             f"{format_figure(row.over_reference, 2)} at {budget} (`{row.peer}`)"
             for budget, row in best.items()
         )
+        others = (
+            f"the fastest other program, the same {report.format} file"
+            if report.format in GGUF
+            else f"llama.cpp's {QUANTISED[report.format]}"
+        )
         lines += [
-            f"Throughput in {report.format} over that of llama.cpp's {QUANTISED[report.format]}, "
+            f"Throughput in {report.format} over that of {others}, "
             f"`{report.model}`, same memory, the fastest settings of each: {ratios}.",
             "",
         ]

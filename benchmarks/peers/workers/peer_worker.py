@@ -27,8 +27,6 @@ class PeerRequest:
     """This project's packed store of the experts."""
     dtype: str
     """Dtype of activations, and of weights that are not quantised."""
-    dense_format: str
-    """This project's format of linear layers other than experts."""
     warm_up: list[list[int]]
     """Prompts before the measured ones, with one new token each."""
     prompts: list[list[int]]
@@ -38,6 +36,9 @@ class PeerRequest:
     threads: int
     budget_bytes: int
     """Memory for experts."""
+    experts_bytes: int
+    other_bytes: int
+    """Weights other than experts."""
     scratch: str
     """Folder for the peer's own files."""
     options: dict[str, str] = field(default_factory=dict)

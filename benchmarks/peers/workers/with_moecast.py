@@ -5,7 +5,7 @@ from greedy import greedy_answers
 from peer_worker import AnswerFunction, PeerRequest, main
 
 from runtime import load as load_served
-from runtime.config import DenseFormat, ModelConfig
+from runtime.config import ModelConfig
 from runtime.presets import load_system
 
 
@@ -15,7 +15,6 @@ def load(request: PeerRequest) -> AnswerFunction:
         ModelConfig(
             id=request.weights,
             dtype=request.dtype,
-            dense_format=DenseFormat(request.dense_format),
             decode_threads=request.threads,
         ),
         budget=request.budget_bytes,

@@ -36,7 +36,15 @@ from benchmarks.peers.rows import (
     peers_table,
     summarize_runs,
 )
-from benchmarks.peers.run import ReadAheadPlan, choose_peers, list_keys, write_format
+from benchmarks.peers.run import (
+    ReadAheadPlan,
+    choose_peers,
+    finished_run,
+    list_keys,
+    make_questions,
+    write_format,
+)
+from benchmarks.peers.runner import PeerRunner, Questions
 from benchmarks.peers.weights import ModelWeights, WeightLayout, weight_bytes
 from benchmarks.process import ProcessFailed
 from benchmarks.reports import describe_machine
@@ -180,7 +188,7 @@ def test_gguf__refuses_other_models(checkpoint: Path, tmp_path: Path) -> None:
         write_gguf(checkpoint, tmp_path / "model.gguf")
 
 
-def tiny_random_model(folder: Path, monkeypatch) -> Path:
+def tiny_random_model(folder: Path, monkeypatch, *, routing: Path | None = None) -> Path:
     """Runs `python -m benchmarks random` with a configuration of few weights."""
     tiny = Qwen3MoeConfig(
         dtype="bfloat16",
@@ -196,8 +204,8 @@ def tiny_random_model(folder: Path, monkeypatch) -> Path:
         moe_intermediate_size=16,
         tie_word_embeddings=False,
     )
-    monkeypatch.setattr(random_model, "scaled_config", lambda *_: tiny)
-    random_model.run_random(RandomConfig(output=folder))
+    monkeypatch.setattr(random_model, "scaled_config", lambda *_, **__: tiny)
+    random_model.run_random(RandomConfig(output=folder, num_layers=LAYERS, routing=routing))
     add_tokenizer(folder)
     return folder
 
@@ -212,6 +220,41 @@ def test_random_model__is_one_that_transformers_loads(tmp_path: Path, monkeypatc
         random_model.run_random(RandomConfig(output=folder))
     with pytest.raises(MoecastError, match="num_layers=0"):
         random_model.run_random(RandomConfig(output=tmp_path / "none", num_layers=0))
+
+
+def test_random_model__repeats_the_tokens_and_experts_of_a_log(tmp_path: Path, monkeypatch) -> None:
+    log, num_tokens = tmp_path / "log.jsonl", 12
+    rng = np.random.default_rng(0)
+    chosen = [
+        [rng.choice(EXPERTS, 2, replace=False).tolist() for _ in range(LAYERS + 2)]
+        for _ in range(num_tokens)
+    ]
+    lines = [
+        {"layer": layer, "experts": experts, "position": position}
+        for position, layers in enumerate(chosen)
+        for layer, experts in enumerate(layers)
+    ]
+    log.write_text("\n".join(map(json.dumps, lines)))
+    folder = tiny_random_model(tmp_path / "model", monkeypatch, routing=log)
+    ids = json.loads((folder / "routed_tokens.json").read_text())
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    routed: list[list[list[int]]] = [[] for _ in range(LAYERS)]
+    for layer, block in enumerate(model.model.layers):
+        block.mlp.gate.register_forward_hook(
+            lambda _module, _args, output, to=routed[layer]: to.extend(
+                sorted(row) for row in output[2].tolist()
+            )
+        )
+    output = model.generate(
+        torch.tensor([ids[:4]]), max_new_tokens=num_tokens - 4, do_sample=False, eos_token_id=None
+    )
+    assert output[0].tolist() == ids
+    # Consecutive layers from the middle.
+    expected = [[sorted(layers[1 + layer]) for layers in chosen[:-1]] for layer in range(LAYERS)]
+    assert routed == expected
+    questions = make_questions(PeersConfig(model=folder, max_new_tokens=2), None)
+    assert questions.warm_up == [ids[:3]]
+    assert questions.prompts == [ids[3:6], ids[6:9], ids[9:]]
 
 
 def test_first_difference__counts_short_answers_as_far_as_they_go() -> None:
@@ -278,7 +321,7 @@ def keys_of(*budgets: str, peer: str) -> list[PeerKey]:
     return list_keys(
         config,
         choose_peers(config),
-        ReadAheadPlan(Path("setting"), OWN, (SLOW,)),
+        ReadAheadPlan(Path("setting"), OWN, (512, SLOW)),
         experts_bytes=400,
         others_bytes=30,
     )
@@ -288,7 +331,7 @@ def test_keys__read_ahead_is_varied_for_programs_that_map_what_does_not_fit() ->
     mapped = keys_of("25%", "100%", peer="llama-cpp")
     settings = [(key.budget, key.threads, key.read_ahead_kib) for key in mapped]
     assert settings == [
-        ("25%", 1, OWN), ("25%", 1, SLOW), ("25%", 2, OWN), ("25%", 2, SLOW),
+        ("25%", 1, 512), ("25%", 1, SLOW), ("25%", 2, 512), ("25%", 2, SLOW),
         ("100%", 1, OWN), ("100%", 2, OWN),
     ]  # fmt: skip
     assert {key.read_ahead_kib for key in keys_of("25%", peer="moecast")} == {None}
@@ -308,8 +351,8 @@ def test_keys__memory_is_the_same_for_all_and_reserved_where_not_all_fits() -> N
     ("settings", "message"),
     [
         ({"peer": ["llama"]}, "unknown peer 'llama'. Did you mean 'llama-cpp'"),
-        ({"format": ["int3"]}, "unknown format 'int3'.*float32, int4, int8"),
-        ({"format": ["int4"], "peer": ["airllm"]}, r"format=int4: .*\(airllm: float32\)"),
+        ({"format": ["int3"]}, "unknown format 'int3'.*bfloat16, float32, q4_0, q4_K_M, q8_0"),
+        ({"format": ["q4_0"], "peer": ["airllm"]}, r"format=q4_0: .*\(airllm: float32\)"),
         ({"threads": [2, 0]}, r"threads=\[2, 0\]: must be at least 1"),
         ({"threads": []}, "at least one number"),
         ({"read_ahead": [-1]}, r"read_ahead=\[-1\]: must be at least 0"),
@@ -324,7 +367,7 @@ def test_settings__name_what_is_allowed(settings: dict[str, Any], message: str) 
 def test_gguf__is_not_written_for_a_quantiser_that_is_missing(
     checkpoint: Path, tmp_path: Path
 ) -> None:
-    weights = ModelWeights(checkpoint, tmp_path / "work", tmp_path / "none", "int4")
+    weights = ModelWeights(checkpoint, tmp_path / "work", tmp_path / "none", "q4_0")
     with pytest.raises(ProcessFailed, match="environments name=llama-cpp"):
         weights.write(WeightLayout.GGUF)
     assert not (tmp_path / "work").exists()
@@ -377,6 +420,21 @@ def test_results__of_other_formats_stay(tmp_path: Path) -> None:
     parts = json.loads(config.output.read_text())
     assert list(parts) == ["inflated int4", "inflated int8"]
     assert parts["inflated int8"]["origin"]["command"].startswith("python -m benchmarks peers")
+
+
+def test_finished_run__is_found_by_what_it_depends_on(tmp_path: Path) -> None:
+    def find(key: PeerKey, threads: int) -> Path:
+        weights = ModelWeights(Path("inflated"), tmp_path, tmp_path, "q4_0")
+        return finished_run(PeerRunner(weights), key, Questions([[1]], 2, 3.0, threads), 1)
+
+    assert find(KEY, 1) == find(KEY, 1)
+    assert len({find(KEY, 1), find(KEY, 2), find(replace(KEY, budget_bytes=9), 1)}) == 3
+    find(KEY, 1).touch()
+    write_format(
+        PeersConfig(model=Path("inflated"), output=tmp_path / "peers.json", work=tmp_path),
+        small_report("q4_0"),
+    )
+    assert not find(KEY, 1).exists()
 
 
 def test_table__has_a_dash_for_what_was_not_compared() -> None:
