@@ -4,8 +4,9 @@
 # make test-engines    those against real engines: a Slurm cluster, Ray, S3 servers, Prometheus, systemd
 #              and the linters of the service files. As root it installs Debian's packages. Some 20 minutes
 # make check   lint, types and the quick tests, in the environment that is there
-# make fuzz    installs atheris (CPython 3.11 to 3.13 on Linux) and fuzzes what parses files, requests
-#              and options, SECONDS=60 each: about 17 minutes; TARGET=zoo-index fuzzes one
+# make fuzz    runs the C modules under AddressSanitizer and UBSan (GCC), installs atheris (CPython 3.11
+#              to 3.13 on Linux) and fuzzes what parses files, requests and options, SECONDS=60 each:
+#              about 20 minutes; TARGET=zoo-index fuzzes one
 # make docs    builds the documentation into site/
 # make clean   removes what the others made
 #
@@ -75,6 +76,7 @@ TARGET ?= $(notdir $(wildcard tests/fuzz/corpus/*))
 fuzz: $(VENV)/installed-dev
 	@echo "make fuzz: $(words $(TARGET)) targets of $(SECONDS) s each; a fault ends it and names the input's file"
 	$(INSTALL) -e '.[fuzz]'
+	$(BIN)/python -m tests.fuzz.sanitised
 	@for target in $(TARGET); do \
 		echo "fuzzing $$target"; $(BIN)/python -m tests.fuzz $$target $(SECONDS) || exit 1; \
 	done

@@ -3,6 +3,7 @@
 from tests.fuzz import (
     checkpoint_files,
     option_values,
+    quantised_rows,
     request_bodies,
     routing_logs,
     trace_files,
@@ -24,6 +25,7 @@ TARGETS = {
         FuzzTarget(name="model-config", parse=checkpoint_files.open_config),
         FuzzTarget(name="weights-index", parse=checkpoint_files.open_weights_index),
         FuzzTarget(name="packed-manifest", parse=checkpoint_files.open_packed),
+        FuzzTarget(name="quantised-rows", parse=quantised_rows.compute, errors=(ValueError,)),
         FuzzTarget(name="routing-json", parse=routing_logs.import_json_lines, share=0.3),
         FuzzTarget(name="routing-csv", parse=routing_logs.import_csv, share=0.3),
         FuzzTarget(name="completion", parse=request_bodies.poster("/v1/completions"), errors=()),
