@@ -48,6 +48,7 @@ TABLE = (
     ("formats", "formats", "speed of float32, bfloat16, int8, int4 and HQQ in the same memory"),
     ("payoff", "payoff", "moecast over on-demand, by format and budget: never 3 % slower"),
     ("dequantise", "dequantise", "time of dequantising one expert of MXFP4 and of FP8"),
+    ("kernels", "kernels", "a layer's quantised experts over the memory's bandwidth, by type"),
     (
         "control-plane",
         "control_plane.run",

@@ -3,6 +3,7 @@
 The docstring under a field is its help text.
 """
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -230,6 +231,17 @@ class ValidateConfig(BenchmarkConfig):
     """Runs of each budget and system, interleaved."""
     max_new_tokens: int = 32
     """Tokens to generate for each prompt."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelsConfig(BenchmarkConfig):
+    output: Path = RESULTS / "kernels.json"
+    kind: list[str] = field(default_factory=lambda: ["q4_0", "q4_K", "q6_K", "q8_0"])
+    """GGUF types, with commas between them."""
+    threads: list[int] = field(default_factory=lambda: [1, os.cpu_count() or 1])
+    """Threads, with commas between the numbers."""
+    repetitions: int = 200
+    """Tokens of each type and number of threads."""
 
 
 @dataclass(frozen=True, kw_only=True)
