@@ -1,4 +1,6 @@
-"""Linear layers outside of the experts, multiplied by ggml's kernels (`model.dense_format`).
+"""Linear layers outside of the experts, multiplied by ggml's kernels.
+
+Those of a GGUF file are as the file has them; others are rounded (`model.dense_format`).
 
 At batch size 1 a token reads every dense weight once. Of a model whose experts are in 4 bits, the
 attention's projections and the output layer in bfloat16 are most of what is read: two thirds of
@@ -9,6 +11,7 @@ Shape suffixes: N rows (outputs), K columns (inputs).
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +19,8 @@ from transformers import PreTrainedModel
 
 from predictors.errors import MoecastError
 from runtime.config import DenseFormat
-from runtime.hf.layers import MoeLayer
+from runtime.hf.gguf import StreamedTensor
+from runtime.hf.layers import MoeLayer, find_moe_layers
 from runtime.store.ggml.library import decode_rows, encode_rows, explain_missing, find_products
 from runtime.store.ggml.matrix import RowMatrix, RowsPart
 from runtime.store.packed.layout import choose_kind
@@ -32,14 +36,17 @@ class QuantisedLinear(nn.Module):
     Args:
         linear: The layer in its own dtype; its bias is taken over.
         kind: A GGUF type that its rows divide into.
+        rows: uint8; by default the layer's weights, rounded.
     """
 
-    def __init__(self, linear: nn.Linear, kind: str):
+    def __init__(self, linear: nn.Linear, kind: str, rows: Tensor | None = None):
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.dtype, self.kind = linear.weight.dtype, kind
         self.bias = linear.bias
-        self.register_buffer("rows", encode_rows(kind, linear.weight.detach()), persistent=False)
+        if rows is None:
+            rows = encode_rows(kind, linear.weight.detach())
+        self.register_buffer("rows", rows, persistent=False)
         self._matrix = RowMatrix([RowsPart(kind, 0, self.out_features)], self.in_features)
 
     @property
@@ -82,6 +89,40 @@ def apply_dense_format(
         if id(linear) not in replaced:
             replaced[id(linear)] = QuantisedLinear(linear, own)
         setattr(parent, child, replaced[id(linear)])
+
+
+FileRows = list[tuple[QuantisedLinear, Tensor]]
+"""Linear layers, and their rows as a file has them."""
+
+
+@contextmanager
+def keep_file_types(
+    model: PreTrainedModel,
+    tensors: AbstractContextManager[dict[str, StreamedTensor]],
+    kept: FileRows,
+) -> Iterator[dict[str, StreamedTensor]]:
+    """Keep the linear layers of a model on the meta device as a GGUF file has them.
+
+    Those that ggml multiplies leave the tensors that Transformers will load. It makes buffers anew,
+    so that they get their rows afterwards.
+
+    Args:
+        kept: gets the layers.
+    """
+    with tensors as streamed:
+        names = {id(module): f"{name}.weight" for name, module in model.named_modules()}
+        output = model.get_output_embeddings()
+        tied = output is not None and output.weight is model.get_input_embeddings().weight
+        for parent, child, linear in find_linears(model, find_moe_layers(model)):
+            source = streamed.get(names[id(linear)])
+            if source is None or linear.out_features < LEAST_ROWS or (tied and linear is output):
+                continue
+            if (stored := source.read_stored()) is not None:
+                kind, rows = stored
+                kept.append((QuantisedLinear(linear, kind, rows[:0]), rows))
+                setattr(parent, child, kept[-1][0])
+                del streamed[names[id(linear)]]
+        yield streamed
 
 
 def find_linears(

@@ -27,7 +27,7 @@ from runtime.hf.model_faults import refuse_missing
 from runtime.store.base import as_memoryview
 from runtime.store.checkpoint import LayerSources
 from runtime.store.files import FileReader
-from runtime.store.ggml.library import PLAIN, TYPES, decode_rows
+from runtime.store.ggml.library import PLAIN, TYPES, decode_rows, multiplies
 from runtime.store.gguf.architectures import ARCHITECTURES
 from runtime.store.gguf.header import EXPERTS, GgufHeader, GgufTensor
 from runtime.store.gguf.rows import describe_layers, plan_layer
@@ -70,6 +70,15 @@ class StreamedTensor:
             weights = read_rows(self.files, self.tensors[0], self.dtype)
         # Of one row, some versions of the converter leave out the dimension.
         return weights.reshape(self.shape)
+
+    def read_stored(self) -> tuple[str, Tensor] | None:
+        """Return type and rows, uint8, as the file has them; None: they are not multiplied so."""
+        tensor = self.tensors[0]
+        if self.convert is not None or tensor.kind in PLAIN or not multiplies(tensor.kind):
+            return None
+        raw = torch.empty(tensor.num_bytes, dtype=torch.uint8)
+        self.files.read(tensor.file, tensor.offset, as_memoryview(raw), what=tensor.name)
+        return tensor.kind, raw
 
 
 def read_rows(files: FileReader, tensor: GgufTensor, dtype: torch.dtype) -> Tensor:

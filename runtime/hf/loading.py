@@ -40,7 +40,7 @@ from runtime.config import (
 from runtime.errors import CheckpointError, StoreError
 from runtime.hf import experts as experts_function
 from runtime.hf.decode_step import apply_decode_threads, apply_kernels
-from runtime.hf.dense_format import apply_dense_format
+from runtime.hf.dense_format import FileRows, apply_dense_format, keep_file_types
 from runtime.hf.exact import QUANTISED, choose_exact, find_model_obstacle
 from runtime.hf.experts import multiplies_rows, runs_our_loop
 from runtime.hf.generation_settings import settle_generation
@@ -70,6 +70,7 @@ from runtime.hf.strip import (
 from runtime.store.base import ExpertStore, max_slot_bytes
 from runtime.store.checkpoint import CheckpointStore, LayerSources
 from runtime.store.files import ALIGNMENT, FileReader
+from runtime.store.ggml.library import find_products
 from runtime.store.gguf.header import is_gguf, read_header
 from runtime.store.integer_scheme import METHODS, IntegerScheme, parse_scheme
 from runtime.store.model_check import CONFIG, DEQUANTISED, name_method, read_config_file
@@ -266,6 +267,7 @@ def load_stripped(
     indexed: Banks = {}
     taken: list[FusedParameter] = []
     unused: set[str] = set()
+    kept: FileRows = []
     with explain_loading(folder), progress_bars():
         cls, config = find_model_class(config)
         scheme = take_scheme(folder, config)
@@ -276,7 +278,11 @@ def load_stripped(
             taken.extend(parameters)
             find_top_k(model, find_moe_layers(model))
             if header is not None:
-                return open_dense(header, model)
+                tensors = open_dense(header, model)
+                keeps = device.type == "cpu" and dense_format is DenseFormat.OWN
+                # In float32 a file's weights are computed with as they are.
+                keeps &= model.dtype is not torch.float32 and find_products() is not None
+                return keep_file_types(model, tensors, kept) if keeps else tensors
             obstacle = find_model_obstacle(model) if scheme is None else QUANTISED
             choose_exact(exact, device, obstacle)
             return open_safetensors(indexed.update, unused, scheme, model, parameters, *args)
@@ -291,6 +297,8 @@ def load_stripped(
             dtype=own,
             experts_implementation=experts_function.IMPLEMENTATION,
         )
+    for linear, rows in kept:
+        linear.rows = rows
     settle_generation(model, folder)
     model.__class__ = cls
     model = move_to(unmap_weights(model, mapped=False), device).eval()

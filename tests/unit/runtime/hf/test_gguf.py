@@ -14,6 +14,7 @@ from configs.compose import compose_typed
 from runtime import load
 from runtime.config import ModelConfig, PackConfig
 from runtime.errors import CheckpointError
+from runtime.hf.dense_format import QuantisedLinear
 from runtime.hf.gguf_config import read_gguf_config
 from runtime.hf.loading import load_stripped
 from runtime.hf.tokens import context_length, load_tokenizer
@@ -74,7 +75,15 @@ def test_config__has_the_scaling_of_rotary_embeddings(
     ],
 )
 def test_load_stripped__dense_weights_are_transformers_own(name: str, dtype: str) -> None:
-    own = load_stripped(gguf_file(name), dtype).model.state_dict()
+    model = load_stripped(gguf_file(name), dtype).model
+    # Rows that are multiplied as the file has them stand for the weights that they are decoded to.
+    rows = {
+        f"{path}.weight": part.weight
+        for path, part in model.named_modules()
+        if isinstance(part, QuantisedLinear)
+    }
+    own = model.state_dict() | rows
+    assert bool(rows) == (dtype == "bfloat16" and "F16" not in name)
     plain = load_with_transformers(gguf_file(name), getattr(torch, dtype)).state_dict()
     assert {key for key in plain if ".experts." not in key} == set(own)
     for key, weight in own.items():
