@@ -80,7 +80,9 @@ def interpreter(name: str, folder: Path) -> Path:
 def fingerprint(name: str) -> str:
     """Returns the digest of everything that an environment is made from."""
     parts = [(REQUIREMENTS / f"{name}.txt").read_bytes(), sys.version.encode()]
-    parts.append(repr((SOURCES.get(name), WITHOUT_DEPENDENCIES.get(name))).encode())
+    parts.append(repr(SOURCES.get(name)).encode())
+    if name in WITHOUT_DEPENDENCIES:
+        parts.append(WITHOUT_DEPENDENCIES[name].encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
