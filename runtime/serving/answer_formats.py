@@ -31,7 +31,7 @@ class CallText:
 
     begin: str
     call: str
-    """With `{name}` and `{arguments}`."""
+    """With `{name}` and `{arguments}`, and `{number}` for any."""
     between: str = ""
     end: str = ""
     is_single: bool = False
@@ -46,6 +46,8 @@ class AnswerText:
     """What begins and ends it, if the model may reason."""
     content: str = ""
     """What begins the content."""
+    remark: tuple[str, str] | None = None
+    """What begins and ends content before a call."""
     call: CallText | None = None
     """None: it has no calls, or arguments that are no JSON."""
 
@@ -104,6 +106,7 @@ HARMONY: dict[str, Field] = {
 HARMONY_TEXT = AnswerText(
     reasoning=("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
     content="<|channel|>final<|message|>",
+    remark=("<|channel|>commentary<|message|>", "<|end|><|start|>assistant"),
     call=CallText(
         "<|channel|>commentary to=functions.",
         "{name} <|constrain|>json<|message|>{arguments}",
@@ -181,7 +184,7 @@ CALL_FORMATS: tuple[tuple[tuple[str, ...], Field, CallText | None], ...] = (
         ),
         CallText(
             "<|tool_calls_section_begin|>",
-            "<|tool_call_begin|>functions.{name}:0<|tool_call_argument_begin|>{arguments}"
+            "<|tool_call_begin|>functions.{name}:{number}<|tool_call_argument_begin|>{arguments}"
             "<|tool_call_end|>",
             end="<|tool_calls_section_end|>",
         ),

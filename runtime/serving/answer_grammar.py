@@ -174,7 +174,7 @@ def can_call(form: AnswerFormat, prefix: str, name: str, tools: list[dict[str, A
         return False
     begun = form.begun_reasoning(prefix) is not None
     written = form.text.call
-    call = name_call(written.call, name).replace("{arguments}", "{}")
+    call = name_call(written.call, name).replace("{arguments}", "{}").replace("{number}", "0")
     before = form.text.reasoning[1] if begun and form.text.reasoning else ""
     parser = AnswerParser(form.parser(prefix, tools))
     pieces = [*parser.push(before + written.begin + call + written.end), *parser.end()]
@@ -213,7 +213,11 @@ class LarkWriter:
         if self.text.reasoning is not None:
             opening, closing = self.text.reasoning
             rules += self._until("thinking", closing)
-            rules.append(f"thought: {self._literal(opening)} thinking SPACES")
+            thought = f"{self._literal(opening)} thinking SPACES"
+            if content == "TEXT" and self.text.remark is not None:
+                rules += self._until("remark", self.text.remark[1])
+                thought += f" | {self._literal(self.text.remark[0])} remark"
+            rules.append(f"thought: {thought}")
             # A weak model would think for ever, where only one mark begins with `<`.
             again = "thought*" if self.text.content else ""
             reasoning = f"thinking SPACES {again}" if has_begun else again or "thought?"
@@ -222,8 +226,7 @@ class LarkWriter:
         if calls and written is not None:
             before, after = written.call.split("{arguments}")
             alternatives = [
-                f"{self._literal(name_call(before, name))} {rule} {self._literal(after)}"
-                for name, rule in calls
+                f"{self._call(before, name)} {rule} {self._literal(after)}" for name, rule in calls
             ]
             rules.append(f"call: {' | '.join(alternatives)}")
             more = f"({self._literal(written.between)} call)*"
@@ -249,6 +252,10 @@ class LarkWriter:
         if first.startswith("<["):
             return [f"{rule}: TEXT {first} {' '.join(rest)}"]
         return [f"{rule}_end[lazy]: TEXT {first}", f"{rule}: {rule}_end {' '.join(rest)}"]
+
+    def _call(self, before: str, name: str) -> str:
+        parts = map(self._literal, name_call(before, name).split("{number}"))
+        return " /[0-9]{1,3}/ ".join(parts)
 
     def _literal(self, text: str) -> str:
         return " ".join(self._pieces(text))

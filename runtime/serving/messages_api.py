@@ -15,6 +15,7 @@ from runtime.serving.itemized_response import ItemizedResponse, ItemKind
 from runtime.serving.translation import (
     ConversationItem,
     TranslatedBody,
+    answer_format,
     function_tools,
     join_items,
     text_as,
@@ -65,6 +66,7 @@ class PromptBody(TranslatedBody):
         "reasoning_effort": "output_config.effort",
         "response_format": "output_config.format",
         "function": "<function>",
+        "json_schema": "<json_schema>",
         "parameters": "input_schema",
     }
     refused = {"n": "it is not supported by this server; leave it out"}
@@ -94,7 +96,7 @@ class PromptBody(TranslatedBody):
             "tool_choice": choice,
             "parallel_tool_calls": not self.tool_choice.get("disable_parallel_tool_use"),
             "reasoning_effort": self.output_config.get("effort"),
-            "response_format": self.output_config.get("format"),
+            "response_format": answer_format(self.output_config.get("format")),
             "chat_template_kwargs": thinking and {"enable_thinking": thinking != "disabled"},
         }
 

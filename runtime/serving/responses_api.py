@@ -13,6 +13,7 @@ from runtime.serving.itemized_response import ItemizedResponse, ItemKind
 from runtime.serving.translation import (
     ConversationItem,
     TranslatedBody,
+    answer_format,
     function_tools,
     join_items,
     text_as,
@@ -54,6 +55,7 @@ class ResponsesRequest(TranslatedBody):
         "reasoning_effort": "reasoning.effort",
         "response_format": "text.format",
         "function": "<function>",
+        "json_schema": "<json_schema>",
     }
     refused = {
         "background": KEEPS_NOTHING,
@@ -77,7 +79,7 @@ class ResponsesRequest(TranslatedBody):
             "tools": function_tools(self.tools, kind="function", schema="parameters"),
             "tool_choice": choice,
             "reasoning_effort": self.reasoning.get("effort"),
-            "response_format": self.text.get("format"),
+            "response_format": answer_format(self.text.get("format")),
         }
 
 

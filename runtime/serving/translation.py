@@ -17,6 +17,7 @@ from runtime.serving.body_fields import (
     at_most,
 )
 from runtime.serving.chat_messages import HINTS, Content, ToolName, join_parts
+from runtime.serving.errors import RequestError
 from runtime.serving.generation_requests import (
     GenerationRequest,
     RequestLimits,
@@ -136,6 +137,14 @@ def function_tools(tools: list[dict[str, Any]], *, kind: str, schema: str) -> li
     return [{"type": "function", "function": function} for function in functions]
 
 
+def answer_format(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """A chat's `response_format` for theirs, which has the schema's fields itself."""
+    if not given or given.get("type") != "json_schema":
+        return given and dict(given)
+    fields = {name: value for name, value in given.items() if name != "type"}
+    return {"type": "json_schema", "json_schema": fields}
+
+
 class TranslatedBody(RequestBody):
     model_config = ConfigDict(extra="allow")
 
@@ -176,12 +185,26 @@ class TranslatedBody(RequestBody):
             ]
             raise RequestValidationError(problems) from error
 
+    def their_path(self, path: str) -> str:
+        """Their name of a schema in a chat."""
+        path = path.replace("response_format.json_schema", "response_format", 1)
+        path = path.replace("response_format", self.paths["response_format"], 1)
+        parameters = self.paths.get("parameters", "parameters")
+        return path.replace(".function.parameters", f".{parameters}", 1)
+
 
 def parse_translated(
     body: TranslatedBody, info: ModelInfo, limits: RequestLimits
 ) -> GenerationRequest:
     """Read a body as a chat; raises what `parse_chat` raises, too."""
-    return parse_chat(body.chat(), info, limits, param=body.conversation)
+    try:
+        return parse_chat(body.chat(), info, limits, param=body.conversation)
+    except RequestError as error:
+        if error.param is not None:
+            path = body.their_path(error.param)
+            error.args = (str(error).replace(error.param, path, 1),)
+            error.param = path
+        raise
 
 
 def count_tokens(body: TranslatedBody, info: ModelInfo) -> int:

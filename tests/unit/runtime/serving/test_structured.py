@@ -274,3 +274,36 @@ def test_schema_at_fault__is_named(server: RunningServer, path: str) -> None:
     assert error["param"] == param
     assert error["message"].startswith(f"{param}: ")
     assert "\n" not in error["message"]
+
+
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+
+
+def test_other_doors__have_schemas_too(server: RunningServer) -> None:
+    client = server.openai()
+    parsed = client.responses.parse(
+        model="tiny", input="?", text_format=Person, max_output_tokens=2000
+    )
+    assert isinstance(parsed.output_parsed, Person)
+    asked = {"messages": HELLO, "max_tokens": 400, "temperature": 0}
+    config = {"format": {"type": "json_schema", "schema": SCHEMA}}
+    answer = raw(server, MESSAGES, **asked, output_config=config)
+    jsonschema.validate(json.loads(answer["content"][0]["text"]), SCHEMA)
+
+
+WRONG = {"properties": {"a": {"not": {}}}}
+
+
+def test_schemas_of_other_doors__are_named_by_their_paths(agents: RunningServer) -> None:
+    schema = {"type": "json_schema", "name": "a", "schema": WRONG}
+    tool = {"name": "f", "strict": True, "input_schema": WRONG}
+    asked = {"messages": HELLO, "max_tokens": 9}
+    for path, body, place in (
+        (RESPONSES, {"input": "?", "text": {"format": schema}}, "text.format.schema"),
+        (MESSAGES, {**asked, "output_config": {"format": schema}}, "output_config.format.schema"),
+        (MESSAGES, {**asked, "tools": [tool]}, "tools[0].input_schema"),
+    ):
+        answer = post(agents, path, json.dumps(body))
+        assert answer.status_code == 400
+        message = answer.json()["error"]["message"]
+        assert message.startswith(f'{place}.properties.a: "not": this server cannot constrain')
