@@ -24,6 +24,7 @@ from runtime.hf.experts import find_accumulation
 from runtime.hf.gguf_config import find_architecture
 from runtime.hf.layers import MoeLayer
 from runtime.hf.model_faults import refuse_missing
+from runtime.hf.strip import TAKEN, list_taken_parameters
 from runtime.store.base import as_memoryview
 from runtime.store.checkpoint import LayerSources
 from runtime.store.files import FileReader
@@ -31,7 +32,6 @@ from runtime.store.ggml.library import PLAIN, TYPES, decode_rows, multiplies
 from runtime.store.gguf.architectures import ARCHITECTURES
 from runtime.store.gguf.header import EXPERTS, GgufHeader, GgufTensor
 from runtime.store.gguf.rows import describe_layers, plan_layer
-from runtime.store.weight_plan import FusedParameter
 
 log = logging.getLogger(__name__)
 
@@ -221,15 +221,8 @@ def apply_rope_factors(header: GgufHeader, model: PreTrainedModel) -> None:
             frequencies.div_(factors.to(frequencies.device))
 
 
-def lay_out_rows(
-    layers: Sequence[MoeLayer], banks: Mapping[str, dict[str, FusedParameter]]
-) -> dict[str, dict[str, FusedParameter]]:
-    """Let all experts compute with rows and with gates before ups, as files have them.
-
-    Returns:
-        The experts' parameters, with the shapes that they have then.
-    """
-    changed = dict(banks)
+def lay_out_rows(layers: Sequence[MoeLayer]) -> None:
+    """Let all experts compute with rows and with gates before ups, as files have them."""
     for layer in layers:
         module: Any = layer.experts
         if not getattr(module, "is_transposed", layer.adapter.name == "dense"):
@@ -240,11 +233,10 @@ def lay_out_rows(
         if not getattr(module, "is_concatenated", True):
             module.is_concatenated = True
             module._apply_gate = partial(_apply_gate_to_halves, module)
-        changed[layer.name] = {
-            name: replace(one, shape=(one.shape[0], *one.shape[:0:-1]))
-            for name, one in banks[layer.name].items()
-        }
-    return changed
+        vars(module)[TAKEN] = [
+            replace(one, shape=(one.shape[0], *one.shape[:0:-1]))
+            for one in list_taken_parameters([layer])
+        ]
 
 
 def _apply_gate_to_halves(module: Any, gate_up: Tensor) -> Tensor:
@@ -255,19 +247,13 @@ def _apply_gate_to_halves(module: Any, gate_up: Tensor) -> Tensor:
 
 
 def plan_layers(
-    header: GgufHeader,
-    layers: Sequence[MoeLayer],
-    banks: Mapping[str, dict[str, FusedParameter]],
-    files: FileReader,
+    header: GgufHeader, layers: Sequence[MoeLayer], files: FileReader
 ) -> list[LayerSources]:
-    """Return where the experts of each layer are, and log how they are held.
-
-    Args:
-        banks: the experts' parameters by experts module and name.
-    """
-    planned = [
-        plan_layer(header, _block_number(layer.name), banks[layer.name], files) for layer in layers
-    ]
+    """Return where the experts of each layer are, and log how they are held."""
+    planned = []
+    for layer in layers:
+        parameters = {one.name: one for one in list_taken_parameters([layer])}
+        planned.append(plan_layer(header, _block_number(layer.name), parameters, files))
     for line in describe_layers(planned):
         log.info("%s: %s", header.file, line)
     return planned

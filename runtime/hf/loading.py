@@ -265,7 +265,6 @@ def load_stripped(
         choose_exact(exact, device, QUANTISED)
     config = read_config(folder)
     indexed: Banks = {}
-    taken: list[FusedParameter] = []
     unused: set[str] = set()
     kept: FileRows = []
     with explain_loading(folder), progress_bars():
@@ -275,7 +274,6 @@ def load_stripped(
         def open_tensors(
             model: PreTrainedModel, parameters: list[FusedParameter], *args: Any
         ) -> AbstractContextManager[dict[str, Any]]:
-            taken.extend(parameters)
             find_top_k(model, find_moe_layers(model))
             if header is not None:
                 tensors = open_dense(header, model)
@@ -308,13 +306,9 @@ def load_stripped(
     if header is None:
         plans = [indexed[layer.name] for layer in layers if indexed]
         return StrippedModel(model, layers, plans, folder, unused=frozenset(unused))
-    banks = {
-        layer.name: {part.name: part for part in taken if part.bank == layer.name}
-        for layer in layers
-    }
     apply_rope_factors(header, model)
-    banks = lay_out_rows(layers, banks)
-    return StrippedModel(model, layers, [], folder, partial(plan_layers, header, layers, banks))
+    lay_out_rows(layers)
+    return StrippedModel(model, layers, [], folder, partial(plan_layers, header, layers))
 
 
 def load_configured(config: ModelConfig, device: torch.device | str = "cpu") -> StrippedModel:

@@ -64,7 +64,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "deepseek2": Architecture(
         "DeepSeek-V2, -V3 and -R1, Moonlight",
         "deepseek_v2",
-        values={"topk_method": "greedy"},
+        values={"topk_method": "group_limited_greedy"},
         fixed={"expert_weights_norm": False},
         undo=MLA,
         variant=(

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from runtime import load
+from runtime.commands.pack import run
+from runtime.config import ModelConfig, PackConfig
 from runtime.errors import CheckpointError
 from runtime.hf.gguf_config import read_gguf_config
 from runtime.hf.loading import load_stripped
@@ -43,6 +45,18 @@ def test_load__mxfp4_experts_with_biases_are_multiplied_as_they_are(tmp_path: Pa
     store = load_stripped(file, "float32").open_store()
     assert all(layout.row_matrices for layout in store.layouts)
     store.close()
+
+
+@pytest.mark.parametrize("name", ["gpt-oss", "llama4", "granitemoe"])
+def test_pack__of_a_file_serves_the_same_bits(tmp_path: Path, name: str) -> None:
+    file = write_gguf(name, tmp_path / "model.gguf", experts="Q8_0")
+    run(PackConfig(model=ModelConfig(name="model", id=str(file)), output=tmp_path / "store"))
+    outputs = []
+    for store in (None, tmp_path / "store"):
+        model = load(file, budget="50%", system="on-demand", store=store)
+        with model.moecast, torch.no_grad():
+            outputs.append(model(torch.tensor([PROMPT])).logits)
+    assert torch.equal(*outputs)
 
 
 METADATA: dict[str, tuple[str, dict[str, Any], str]] = {
