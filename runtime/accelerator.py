@@ -5,9 +5,10 @@ one queue: copies run in the order of the computation, and pinning is not needed
 `torch.accelerator` does not offer stand here and nowhere else.
 """
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,6 +27,9 @@ class Event(Protocol):
     def query(self) -> bool: ...
 
     def synchronize(self) -> None: ...
+
+    def elapsed_time(self, end: Any, /) -> float:
+        """Return the milliseconds until another event; both have passed and are timed."""
 
 
 class Stream(Protocol):
@@ -48,8 +52,8 @@ class Accelerator:
     def make_stream(self) -> Stream:
         return torch.Stream(self._device)
 
-    def make_event(self) -> Event:
-        return torch.Event(self._device)
+    def make_event(self, *, timed: bool = False) -> Event:
+        return torch.Event(self._device, enable_timing=timed)
 
     def current_stream(self) -> Stream:
         """Return the stream that the calling thread computes on."""
@@ -78,17 +82,19 @@ class Accelerator:
         torch.accelerator.synchronize(self._device)
 
 
-@dataclass(frozen=True)
+@dataclass
 class DeviceQueue:
     """A device's only queue as a stream and as an event: its work is ordered anyway."""
 
     device: torch.device
+    recorded_at: float = field(default=0.0, compare=False)
 
     def wait_event(self, event: Event, /) -> None:
         """Nothing to wait for: later work runs after all that was issued before."""
 
-    def record(self, stream: Stream, /) -> None:
-        """Nothing to record: `synchronize` waits for all work issued so far."""
+    def record(self, stream: Stream, /) -> None:  # noqa: ARG002
+        """Note the time; `synchronize` waits for all work issued so far."""
+        self.recorded_at = time.perf_counter()
 
     def query(self) -> bool:
         """Return whether the work has ended, after waiting for it."""
@@ -97,6 +103,10 @@ class DeviceQueue:
 
     def synchronize(self) -> None:
         torch.accelerator.synchronize(self.device)
+
+    def elapsed_time(self, end: "DeviceQueue", /) -> float:
+        """Return the host's time between them: it waits for copies."""
+        return 1e3 * (end.recorded_at - self.recorded_at)
 
 
 class QueueAccelerator(Accelerator):
@@ -107,7 +117,10 @@ class QueueAccelerator(Accelerator):
     def make_stream(self) -> DeviceQueue:
         return DeviceQueue(self._device)
 
-    make_event = current_stream = make_stream
+    current_stream = make_stream
+
+    def make_event(self, *, timed: bool = False) -> DeviceQueue:  # noqa: ARG002
+        return DeviceQueue(self._device)
 
     @contextmanager
     def use(self, stream: Stream) -> Iterator[None]:  # noqa: ARG002
@@ -135,6 +148,13 @@ def list_accelerators() -> list[torch.device]:
     if kind is None or not is_accelerator(kind):
         return []
     return [torch.device(kind.type, index) for index in range(torch.accelerator.device_count())]
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor of host memory on a device; the host does not wait."""
+    if device.type not in ("cpu", "mps"):
+        tensor = tensor.pin_memory()  # the allocator keeps it until the copy has ended
+    return tensor.to(device, non_blocking=True)
 
 
 def synchronize(device: torch.device) -> None:

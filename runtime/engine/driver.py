@@ -141,6 +141,11 @@ class PredictorDriver:
         # While it is off, it gets only the beginnings and ends of steps.
         self._is_forecasting = is_fed
 
+    @property
+    def hears_routing(self) -> bool:
+        """Whether a predictor, or the comparison with its card, uses this step's routing."""
+        return self._is_forecasting or self._is_scoring or self._sample is not None
+
     def listens(self, signal: Signal, layer: int) -> bool:
         """Returns whether a predictor uses this hidden state of this layer in this step."""
         event = signal, layer

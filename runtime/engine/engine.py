@@ -13,12 +13,15 @@ from typing import Any
 
 import numpy as np
 import numpy.ma  # np.unique imports it at its first call, when there may be no descriptor left
+from torch import Tensor
 
-from predictors.base import Floats, Ints
+from predictors.base import Floats, Ints, Signal
+from runtime.accelerator import Accelerator
 from runtime.engine.driver import PredictorDriver
 from runtime.engine.forecast_payoff import ForecastPayoff
 from runtime.engine.forward_pass_lock import ForwardPassLock
 from runtime.engine.host_compute import HostCompute
+from runtime.engine.resident_experts import ResidentExperts
 from runtime.engine.stats import StepStats
 from runtime.errors import CheckpointError
 from runtime.policy.counters import CacheCounters, sum_counters
@@ -27,7 +30,7 @@ from runtime.policy.eviction.protocol import Expert
 from runtime.policy.placement import ExpertPlacement
 from runtime.store.base import ExpertStore, max_decoded_bytes
 from runtime.store.ggml.matrix import ExpertWeights
-from runtime.transfer.arena import Arena
+from runtime.transfer.arena import Arena, SlotTable
 from runtime.transfer.timeline import TimelineSink
 from runtime.transfer.watched_loop import WatchedLoop
 
@@ -72,6 +75,12 @@ class Engine:
         self._pending: dict[int, list[int]] = {}
         """Requested experts by layer that have not been computed yet."""
         self._host_compute = host_compute
+        self._waits_on_device = self._tops[0][1].can_join
+        """The computation waits for copies, not the host."""
+        self._resident: ResidentExperts | None = None
+        """Looks experts up where one device computes them together; None: the host does."""
+        self._is_looked_up = False
+        """The step needs no choice of a router in host memory."""
         self._requests: frozenset[int] = frozenset()
         """Requests whose tokens the last step computed."""
         self._num_tokens = 0
@@ -121,6 +130,17 @@ class Engine:
                 tier.release(expert)
             tier.counters = [CacheCounters() for _ in tier.counters]
 
+    def look_up_on(self, accelerator: Accelerator) -> None:
+        """Look experts up on the device, which computes a layer's together, once all are there."""
+        self._resident = ResidentExperts(
+            self.cache,
+            self.arenas[0].device,
+            accelerator,
+            lambda layer, experts_TK: self.cache.count_routed(
+                layer, count_tokens(experts_TK, self._num_experts)
+            ),
+        )
+
     # ---- events of the model (`EventListener`)
 
     def begin_step(self, tokens_T: Ints, requests_T: Ints) -> None:
@@ -144,6 +164,18 @@ class Engine:
         self.stats.begin_step(len(tokens_T), is_prefill=is_prefill)
         self._experts_done_at = time.perf_counter()
         self.driver.begin_step(tokens_T, requests_T, is_decode=not is_prefill)
+        self._is_looked_up = (
+            self._is_complete
+            and self._resident is not None
+            and not self.driver.hears_routing
+            and self.loop.timeline is None
+        )
+
+    def listens(self, signal: Signal, layer: int) -> bool:
+        """Returns whether somebody uses this signal of this layer in this step."""
+        if signal is Signal.ROUTED:
+            return not self._is_looked_up
+        return self.driver.listens(signal, layer)
 
     def _recover(self) -> None:
         """Begin with what has fully arrived, after Ctrl-C cut a step short anywhere."""
@@ -152,6 +184,8 @@ class Engine:
         self._pending.clear()
         if self._host_compute is not None:
             self._host_compute.forget()
+        if self._resident is not None:
+            self._resident.forget()
         self.loop.drain()
         self.cache.reset([self.loop.lost_slots(link) for link in self.loop.links])
 
@@ -210,6 +244,8 @@ class Engine:
         if not self._is_complete:
             self.cache.end_step()
             self.loop.pump(is_idle=True)
+        elif self._resident is not None:
+            self._resident.end_step()
         self._is_intact = True
         if step is None:
             return
@@ -306,14 +342,24 @@ class Engine:
             TransferError: An expert's bytes did not arrive; the others are released.
         """
         order = self._requested(layer, wanted)
+        take = self._next_together if self._waits_on_device else self._next
         while order:
-            slots, start = self._next(layer, order), time.perf_counter()
+            slots, start = take(layer, order), time.perf_counter()
             try:
                 yield slots
                 self._record(layer, list(slots), start)
             finally:
                 self._release(layer, order, slots)
         self._pending.pop(layer, None)
+
+    def look_up(self, layer: int, experts_TK: Tensor) -> SlotTable | None:
+        """Return where a layer's experts are, to be looked up on their device.
+
+        None: the host has to know the choice and to ask for `ready_slots`.
+        """
+        if self._resident is None or not self._is_looked_up:
+            return None
+        return self._resident.look_up(layer, experts_TK)
 
     def pin(self, layer: int, expert: int) -> ExpertWeights:
         """Return one expert's parameters, for experts modules that run their own loop.
@@ -338,7 +384,7 @@ class Engine:
     def _unpin(self) -> None:
         if self._pinned is not None:
             pinned, self._pinned = self._pinned, None
-            self._tops[self._device(pinned)][1].computed(self._slot(pinned))
+            self._tops[self._device(pinned)][1].computed([self._slot(pinned)])
             self.cache.release(pinned)
 
     def _next(self, layer: int, pending: list[int]) -> dict[int, int]:
@@ -367,6 +413,25 @@ class Engine:
         e = self.loop.wait_for(self.cache, layer, candidates)
         return {e: self._slot((layer, e))}
 
+    def _next_together(self, layer: int, pending: list[int]) -> dict[int, int]:
+        """Return all pending experts that have a slot, for one launch.
+
+        It waits on the device for those that are being copied, so that their number changes nothing
+        for the host. Where the system requests one after another, so does this, and all keep their
+        slots until the launch: a policy that would have evicted one of them chooses another victim.
+        """
+        slots: dict[int, int] = {}
+        for e in [] if self._is_complete else pending:
+            self.cache.request((layer, e))
+            while self.cache.entry((layer, e)) is None:
+                self.pump()
+                if not self.loop.join_prefetch(layer):
+                    break
+            if self.cache.entry((layer, e)) is not None:
+                self.loop.wait_for(self.cache, layer, [e])
+                slots[e] = self._slot((layer, e))
+        return slots or self._next(layer, pending)
+
     def _find_ready(self, layer: int, experts: Sequence[int]) -> dict[int, int]:
         is_ready = self.cache.is_ready
         return {e: self._slot((layer, e)) for e in experts if is_ready((layer, e))}
@@ -375,10 +440,14 @@ class Engine:
         """Release experts that have been computed."""
         if self._pending.get(layer) is not order:
             return  # the step has ended in an error, and with it their requests
-        for e, slot in slots.items():
+        if not self._is_complete:
+            for device, (_, ring) in enumerate(self._tops):
+                own = {e: s for e, s in slots.items() if self._device((layer, e)) == device}
+                if own:
+                    ring.computed(own.values())
+        for e in slots:
             order.remove(e)
             if not self._is_complete:
-                self._tops[self._device((layer, e))][1].computed(slot)
                 self.cache.release((layer, e))
         if order:
             self.pump()
@@ -457,6 +526,8 @@ class Engine:
 
     def report(self) -> dict[str, Any]:
         """Return counters of the policy core, times (seconds) and memory (bytes)."""
+        if self._resident is not None:
+            self._resident.count()
         counters, payoff = sum_counters(self.cache.counters), self.payoff
         drift = self.driver.drift_report
         return {

@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from predictors.base import Predictor, Signal
 from predictors.files import expand_home
 from predictors.spec import ModelSpec
+from runtime.accelerator import open_accelerator
 from runtime.config import AUTO, Exact, ModelConfig, ServedConfig, StoreConfig, SystemConfig
 from runtime.engine.assembly import (
     EngineMemory,
@@ -191,6 +192,8 @@ def load_model(options: LoadOptions) -> PreTrainedModel:
         attached = [*attach_experts(layers, engine, home=home if is_spread else None)]
         if exact is Exact.GROUPED:
             attached += attach_grouped(layers, engine, engine.arenas[0])
+            if accelerator := open_accelerator(home):
+                engine.look_up_on(accelerator)
     else:
         attached = [*ranks.attach_own_experts(layers, engine, part, home)]
     plain.moecast = ModelHandle(
@@ -199,7 +202,7 @@ def load_model(options: LoadOptions) -> PreTrainedModel:
         layers=layers,
         engine=engine,
         probes=Probes(
-            plain, signals, engine, layers=layers, heard=driver.heard, listens=driver.listens
+            plain, signals, engine, layers=layers, heard=driver.heard, listens=engine.listens
         ),
         experts=attached,
         exact=exact,

@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.integrations.moe import ExpertsInterface
 
+from runtime.accelerator import send
+from runtime.hf.host_copies import host_copy
 from runtime.hf.quantised_experts import compute_quantised
 from runtime.store.ggml.matrix import ExpertWeights, QuantisedExpert
 
@@ -132,7 +134,8 @@ def compute_experts(
     is bitwise the eager loop's, whatever was cached or late. Ids beyond the last expert mean "skip"
     (expert parallelism, zero experts), as in eager.
     """
-    num_experts, chosen_TK = module.num_experts, experts_TK.tolist()
+    num_experts, ids_TK = module.num_experts, host_copy(experts_TK)
+    chosen_TK = ids_TK.tolist()
     wanted = sorted({e for chosen in chosen_TK for e in chosen if e < num_experts})
     batches, is_quantised = _look_ahead(ready(wanted))
     if is_quantised:
@@ -141,7 +144,7 @@ def compute_experts(
         weight_of = dict(zip(chosen_TK[0], weights_TK.split(1, dim=1), strict=True))
         if len(wanted) == sum(e < num_experts for e in chosen_TK[0]):
             return _compute_one_token(module, batches, how, hidden_TD, wanted, weight_of)
-    chosen_by = _group_by_expert(experts_TK, weights_TK, num_experts)
+    chosen_by = _group_by_expert(ids_TK, weights_TK, num_experts)
     parts: dict[int, tuple[Tensor, Tensor]] = {}
     for expert, weights in _one_by_one(batches):
         token_N, weight_N1 = chosen_by[expert]
@@ -172,17 +175,19 @@ def _one_by_one(
 
 
 def _group_by_expert(
-    experts_TK: Tensor, weights_TK: Tensor, num_experts: int
+    ids_TK: Tensor, weights_TK: Tensor, num_experts: int
 ) -> dict[int, tuple[Tensor, Tensor]]:
     """Return each chosen expert's tokens `(N,)` and weights `(N, 1)`, ascending by expert.
 
-    Tokens are in the order in which eager lists them, choice by choice. One sort for all experts
-    takes a tenth of the time of small experts less than a search for each.
+    Ids are in host memory; what is returned is where the weights are. Tokens are in the order in
+    which eager lists them, choice by choice. One sort for all experts takes a tenth of the time of
+    small experts less than a search for each.
     """
-    sorted_N, order_N = experts_TK.t().flatten().sort(stable=True)
-    token_N = order_N % len(experts_TK)
-    weight_N1 = weights_TK[token_N, order_N // len(experts_TK), None]
+    sorted_N, order_N = ids_TK.t().flatten().sort(stable=True)
     experts, counts = torch.unique_consecutive(sorted_N, return_counts=True)
+    order_N = send(order_N, weights_TK.device)
+    token_N = order_N % len(ids_TK)
+    weight_N1 = weights_TK[token_N, order_N // len(ids_TK), None]
     groups, start = {}, 0
     for expert, count in zip(experts.tolist(), counts.tolist(), strict=True):
         part = slice(start, start + count)
@@ -240,7 +245,8 @@ def compute_separate_rows(
     # Copies, as gathering makes them: where a tensor is aligned may change the last bits.
     rows = [hidden_TD[row : row + 1].clone() for row in range(num_rows)]
     pairs: dict[int, list[int]] = {}
-    for pair, expert in enumerate(sorted_RK.flatten().tolist()):
+    sorted_ids = sorted_RK if sorted_RK.is_cpu else host_copy(experts_TK)[:num_rows].sort(dim=1)[0]
+    for pair, expert in enumerate(sorted_ids.flatten().tolist()):
         if expert < module.num_experts:
             pairs.setdefault(expert, []).append(pair)
     outputs = [torch.zeros_like(rows[0])] * sorted_RK.numel()

@@ -26,13 +26,13 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+from runtime.accelerator import send
 from runtime.hf.adapters.base import ExpertSource
-from runtime.transfer.arena import Arena
+from runtime.hf.host_copies import host_copy
+from runtime.transfer.arena import MAX_GROUPS, Arena, SlotTable
 
 GROUPED_MM = "grouped_mm"
 """Transformers' name of the implementation."""
-MAX_GROUPS = 1023
-"""Experts, here slots, that PyTorch's kernel for CUDA takes in one launch."""
 
 
 class SlotSource(ExpertSource, Protocol):
@@ -40,6 +40,12 @@ class SlotSource(ExpertSource, Protocol):
 
     def ready_slots(self, layer: int, wanted: list[int]) -> Iterator[dict[int, int]]:
         """Yield the slots of wanted experts by expert: at a time all that are ready."""
+
+    def look_up(self, layer: int, experts_TK: Tensor) -> SlotTable | None:
+        """Return where a layer's experts are, to be looked up on their device.
+
+        None: the host has to know the choice and to ask for `ready_slots`.
+        """
 
 
 class ExpertRows(NamedTuple):
@@ -166,24 +172,30 @@ class ArenaModule:
 class GroupedLaunches(GroupedExperts):
     """Experts that Transformers' own function multiplies where they lie: for GPUs.
 
-    Where all experts of the tokens are ready at once, the result is the function's own. Otherwise
-    each launch gives the rows of its experts, and the rest is as on a CPU. The kernel may depend on
-    the number of rows of a launch, and with it the last bits.
+    Where all experts of the tokens have a slot, it is one launch, whose result is the function's
+    own. Otherwise each launch gives the rows of its experts, and the rest is as on a CPU. The
+    kernel may depend on the number of rows of a launch, and with it the last bits.
     """
 
     def compute(
         self, module: nn.Module, hidden_TD: Tensor, experts_TK: Tensor, weights_TK: Tensor
     ) -> Tensor:
-        rows = find_rows(experts_TK)
+        table = self.source.look_up(self._layer, experts_TK)
+        if table is not None:
+            slots_TK = table.places_E[experts_TK]
+            return self._launch(module, hidden_TD, slots_TK, weights_TK, table.slots)
+        ids_TK = host_copy(experts_TK)
+        rows = find_rows(ids_TK)
         ready = self.request(rows)
         first = next(ready, {})
         if first.keys() != rows.keys() or len(list(_split(first))) > 1:
             ready = chain([first], ready)
             return self.combine(module, hidden_TD, experts_TK, weights_TK, rows, ready)
-        slot_E = torch.zeros(self._num_experts, dtype=experts_TK.dtype)
-        slot_E[list(first)] = torch.tensor(list(first.values()), dtype=slot_E.dtype)
-        slots_TK = slot_E.to(experts_TK.device)[experts_TK]
-        output_TD = self._launch(module, hidden_TD, slots_TK, weights_TK, first)
+        slots = _between(first)
+        place_E = torch.zeros(self._num_experts, dtype=torch.long)
+        place_E[list(first)] = torch.tensor(list(first.values())) - slots.start
+        slots_TK = send(place_E[ids_TK], experts_TK.device)
+        output_TD = self._launch(module, hidden_TD, slots_TK, weights_TK, slots)
         assert next(ready, None) is None
         return output_TD
 
@@ -196,16 +208,18 @@ class GroupedLaunches(GroupedExperts):
         ready: Iterable[Mapping[int, int]],
     ) -> None:
         for slots in chain.from_iterable(map(_split, ready)):
-            pairs = [(place, slot) for e, slot in slots.items() for place in range(*rows[e])]
-            # One copy to the device, for which the host waits.
-            places_N, slots_N = torch.tensor(pairs).t().contiguous().to(x_SD.device)
+            span = _between(slots)
+            pairs = [
+                (place, slot - span.start) for e, slot in slots.items() for place in range(*rows[e])
+            ]
+            places_N, slots_N = send(torch.tensor(pairs).t().contiguous(), x_SD.device)
             x_ND = x_SD[places_N]
             output_SD[places_N] = self._launch(
                 module,
                 x_ND,
                 slots_N[:, None],
                 x_ND.new_ones(len(x_ND), 1),
-                slots,
+                span,
                 has_post_expert_norm=False,
             )
 
@@ -215,16 +229,19 @@ class GroupedLaunches(GroupedExperts):
         hidden_TD: Tensor,
         slots_TK: Tensor,
         weights_TK: Tensor,
-        slots: Mapping[int, int],
+        slots: range,
         **overrides: Any,
     ) -> Tensor:
-        first, end = min(slots.values()), max(slots.values()) + 1
-        parameters = {name: stacked[first:end] for name, stacked in self._stacked.items()}
-        experts = ArenaModule(module, parameters, num_experts=end - first, **overrides)
-        output: Tensor = ALL_EXPERTS_FUNCTIONS[GROUPED_MM](
-            experts, hidden_TD, slots_TK - first, weights_TK
-        )
+        """Call Transformers' function with `slots`, of which `slots_TK` are positions."""
+        parameters = {n: stack[slots.start : slots.stop] for n, stack in self._stacked.items()}
+        experts = ArenaModule(module, parameters, num_experts=len(slots), **overrides)
+        output: Tensor = ALL_EXPERTS_FUNCTIONS[GROUPED_MM](experts, hidden_TD, slots_TK, weights_TK)
         return output
+
+
+def _between(slots: Mapping[int, int]) -> range:
+    """Return the slots from the first of these to the last."""
+    return range(min(slots.values()), max(slots.values()) + 1)
 
 
 def _split(slots: Mapping[int, int]) -> Iterator[dict[int, int]]:

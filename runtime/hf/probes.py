@@ -16,6 +16,7 @@ from predictors.base import Floats, Ints, Signal
 from predictors.networks import kernels
 from runtime.errors import CheckpointError
 from runtime.hf.forward_pass import CacheHistory, ForwardWrapper, find_generating_parts, find_tokens
+from runtime.hf.host_copies import copy_together, keep_copy
 from runtime.hf.layers import MoeLayer, find_moe_layers
 
 RMS_EPSILON = 1e-6
@@ -48,7 +49,7 @@ class EventListener(Protocol):
 
 
 Listens = Callable[[Signal, int], bool]
-"""`(signal, layer) -> whether somebody uses this hidden state in this step`."""
+"""`(signal, layer) -> whether somebody uses this hidden state, or routing, in this step`."""
 
 
 def to_ints(indices: Tensor) -> Ints:
@@ -232,8 +233,19 @@ class Probes:
                 if self._complete:
                     raise
                 return
+            if not (indices.is_cpu or self._listens(Signal.ROUTED, index)):
+                return
+            hidden = None
             if hears_gate and self._listens(Signal.GATE_INPUT, index):
                 hidden = args[0] if args else kwargs["hidden_states"]
+            logits = logits[..., :num_experts] if self._has_logits and logits is not None else None
+            weights = weights if self._has_weights else None
+            if not indices.is_cpu:
+                chosen = indices
+                parts = copy_together([indices, hidden, logits, weights])
+                indices, hidden, logits, weights = parts
+                keep_copy(chosen, indices)
+            if hidden is not None:
                 self.listener.gate_input(index, to_floats(hidden))
             experts_TK = to_ints(indices)
             # Of one token's few ids, the interpreter finds the largest sooner than NumPy.
@@ -242,12 +254,10 @@ class Probes:
             if largest >= num_experts:
                 # One id for "skip": models use several.
                 experts_TK = np.where(experts_TK >= num_experts, skipped, experts_TK)
-            logits = logits if self._has_logits else None
-            weights = weights if self._has_weights else None
             self.listener.routed(
                 index,
                 experts_TK,
-                None if logits is None else to_floats(logits[..., :num_experts]),
+                None if logits is None else to_floats(logits),
                 None if weights is None else to_floats(weights),
             )
 

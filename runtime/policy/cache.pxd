@@ -9,13 +9,14 @@ cdef class CacheEntry:
 
 cdef class _Partition:
     cdef public object slots, order
-    cdef public list free
+    cdef public dict free
     cdef public Py_ssize_t num_slots, num_used, num_quarantined
     cpdef check(self)
 
 
 cdef class ExpertCache:
     cdef public Py_ssize_t num_slots, num_changes
+    cdef Py_ssize_t _slots_each
     cdef public bint per_layer
     cdef public object policy
     cdef public dict entries
@@ -28,7 +29,9 @@ cdef class ExpertCache:
     cpdef on_use(self, tuple expert)
     @cython.locals(partition=_Partition)
     cpdef on_predict(self, tuple expert)
-    @cython.locals(partition=_Partition, entry=CacheEntry, freed=CacheEntry)
+    @cython.locals(
+        partition=_Partition, entry=CacheEntry, freed=CacheEntry, free=dict, slot=Py_ssize_t
+    )
     cpdef admit(self, tuple expert, bint prefetch=*, keep=*, dict victims=*)
     @cython.locals(entry=CacheEntry)
     cpdef bint _is_evictable(self, tuple expert)

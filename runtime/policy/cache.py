@@ -35,7 +35,7 @@ class _Partition:
     def __init__(self, slots: range, order: EvictionOrder):
         self.slots = slots
         self.num_slots = len(slots)
-        self.free = list(slots)
+        self.free = dict.fromkeys(slots)
         self.num_used = 0
         self.num_quarantined = 0
         self.order = order
@@ -74,6 +74,7 @@ class ExpertCache:
             partition = _Partition(range(first, end), order)
             self._partitions.append(partition)
             self._partition_of_layer += [partition] * layers_each
+        self._slots_each = num_slots // num_layers
         self._quarantine: set[int] = set()
         self.num_changes = 0
         """Events, admissions and removals so far: until it changes, so does no eviction score."""
@@ -154,11 +155,18 @@ class ExpertCache:
                 return None, None
             assert self._is_evictable(victim), (victim, self.entries[victim])
             freed = self._detach(victim)
-            partition.free.append(freed.slot)
+            partition.free[freed.slot] = None
             evicted = (victim, freed)
         if victims:
             victims.clear()
-        entry = CacheEntry(partition.free.pop())
+        # Its own slot where that is free: a kernel is given all those between a layer's first and
+        # its last.
+        free, slot = partition.free, expert[0] * self._slots_each + expert[1]
+        if expert[1] < self._slots_each and slot in free:
+            del free[slot]
+        else:
+            slot = free.popitem()[0]
+        entry = CacheEntry(slot)
         partition.num_used += 1
         self.entries[expert] = entry
         self.num_changes += 1
@@ -181,7 +189,7 @@ class ExpertCache:
         assert self._is_evictable(expert), (expert, self.entries[expert])
         entry = self._detach(expert)
         partition = self._partition_of_layer[expert[0]]
-        partition.free.append(entry.slot)
+        partition.free[entry.slot] = None
         partition.check()
         return entry
 
@@ -204,7 +212,7 @@ class ExpertCache:
         self._quarantine.remove(slot)
         partition = self._partitions[slot * len(self._partitions) // self.num_slots]
         partition.num_quarantined -= 1
-        partition.free.append(slot)
+        partition.free[slot] = None
         partition.check()
 
     def reset(self, slots: Mapping[Expert, int], quarantined: Collection[int]) -> None:
@@ -217,7 +225,7 @@ class ExpertCache:
             partition.order.clear()
             partition.num_used = 0
             partition.num_quarantined = len(self._quarantine.intersection(partition.slots))
-            partition.free = [slot for slot in partition.slots if slot not in taken]
+            partition.free = {slot: None for slot in partition.slots if slot not in taken}
         for expert, slot in slots.items():
             partition = self._partition_of_layer[expert[0]]
             partition.num_used += 1

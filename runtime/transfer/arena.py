@@ -3,12 +3,25 @@
 import ctypes
 import mmap
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from runtime.store.ggml.matrix import ExpertWeights, QuantisedExpert
 from runtime.store.layout import ExpertLayout
+
+MAX_GROUPS = 1023
+"""Slots, each a group of rows, that PyTorch's kernel for CUDA takes in one launch."""
+
+
+class SlotTable(NamedTuple):
+    """Where the experts of a layer lie."""
+
+    places_E: Tensor
+    """The place of each among `slots`, on the arena's device."""
+    slots: range
+    """Slots of an arena, from the layer's first to its last."""
 
 
 class Arena:

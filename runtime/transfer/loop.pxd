@@ -22,6 +22,7 @@ cdef class TransferLoop:
     cdef public object timeline
     cdef public double stall_seconds
     cdef public dict _running
+    cdef public set _ahead
     cdef Py_ssize_t _num_submitted
     cdef bint _has_news
 
@@ -39,8 +40,10 @@ cdef class TransferLoop:
     cpdef _forget_prefetch(self, ticket, TierLink link, TransferTask task)
     @cython.locals(speed=double, before=double)
     cpdef _complete(self, ticket, TierLink link, TransferTask task, double seconds, double end)
+    cpdef _arrive(self, TierLink link, TransferTask task)
     @cython.locals(is_waiting=bint, started=double)
     cpdef wait_for(self, cache, layer, candidates)
+    cpdef bint _join(self, layer, candidates) except -1
     cpdef _check(self, layer, candidates)
     @cython.locals(end=double)
     cpdef _record_stall(self, layer, double started)

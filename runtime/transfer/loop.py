@@ -74,6 +74,8 @@ class TransferLoop:
         self._running: dict[int, tuple[TierLink, TransferTask]] = {}
         """What was submitted and has not arrived, by ticket."""
         self._num_submitted = 0
+        self._ahead: set[int] = set()
+        """Tickets of transfers that the computation waits for: the tiers know them as arrived."""
         self._has_news = False
         """An expert has arrived since `wait_for` looked."""
 
@@ -166,15 +168,17 @@ class TransferLoop:
 
     def _complete(
         self,
-        ticket: int,  # noqa: ARG002
+        ticket: int,
         link: TierLink,
         task: TransferTask,
         seconds: float,
         end: float,
     ) -> None:
-        link.tier.complete(task)
-        if link.tier.is_ready(task.expert):
-            self._has_news = True
+        if ticket in self._ahead:
+            self._ahead.remove(ticket)
+            self._end_joined(ticket, link, task, end)
+        else:
+            self._arrive(link, task)
         link.busy_seconds += seconds
         link.moved_bytes += task.num_bytes
         speed = task.num_bytes / max(seconds, 1e-6)
@@ -184,6 +188,14 @@ class TransferLoop:
             start = end - seconds
             track = f"{link.name} {link.track(start, end) + 1}"
             self.timeline.transferred(link.name, task, start, end, track=track)
+
+    def _arrive(self, link: TierLink, task: TransferTask) -> None:
+        link.tier.complete(task)
+        if link.tier.is_ready(task.expert):
+            self._has_news = True
+
+    def _end_joined(self, ticket: int, link: TierLink, task: TransferTask, end: float) -> None:
+        """Ends a transfer that the tiers have known as arrived since `_join`."""
 
     # ---- waiting
 
@@ -203,12 +215,16 @@ class TransferLoop:
                     self._record_stall(layer, started)
                 return ready
             self._has_news = False
-            if cache.displace_early(layer):
+            if self._join(layer, candidates) or cache.displace_early(layer):
                 continue
             self._check(layer, candidates)
             if not is_waiting:
                 is_waiting, started = True, self._read_clock()
             self.wait()
+
+    def _join(self, layer: int, candidates: Sequence[int]) -> bool:  # noqa: ARG002
+        """Returns whether the computation waits for the transfer of a candidate, not the host."""
+        return False
 
     def _check(self, layer: int, candidates: Sequence[int]) -> None:
         """Raises TransferError if it is vain to wait for the candidates."""

@@ -4,6 +4,7 @@ The model's thread owns everything that is known of transfers: it submits them, 
 arrived, and writes its books itself. Rings move bytes and know no cache.
 """
 
+from collections.abc import Collection
 from typing import Protocol
 
 from runtime.errors import TransferError
@@ -25,6 +26,8 @@ class Ring:
     A ticket is the number of one transfer, and no number is used twice.
     """
 
+    can_join = False
+    """Whether a computation can wait in place of the host."""
     errors: dict[int, TransferError]
     """Those of tickets that arrived as `FAILED`; the user of the ring removes them."""
 
@@ -47,8 +50,18 @@ class Ring:
         """Waits for the oldest transfer of a ring without threads; False: there is none."""
         return False
 
-    def computed(self, slot: int) -> None:
-        """Lets the next transfer into the slot wait for the uses issued so far.
+    def join(self, ticket: int) -> None:
+        """Lets the computation, in place of the host, wait for a transfer, if `can_join`.
+
+        The slot may be computed with from then on. The transfer still arrives when it has ended.
+        """
+
+    def take_stall(self, ticket: int) -> float:  # noqa: ARG002
+        """Returns the seconds that the computation waited for a transfer that was joined."""
+        return 0.0
+
+    def computed(self, slots: Collection[int]) -> None:
+        """Lets the next transfers into the slots wait for the uses issued so far.
 
         Called after the last use. On the CPU the use has ended by then.
         """

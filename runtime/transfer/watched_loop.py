@@ -50,6 +50,7 @@ class WatchedLoop(TransferLoop):
         """Tickets of transfers that hang; their slots are set aside."""
         self._joined: set[Expert] = set()
         """Experts that were requested when their transfer had begun: a failed one is repeated."""
+        self._can_join = any(link.ring.can_join for link in self.links)
         self._repeated: set[tuple[TierLink, Expert]] = set()
         """Experts whose transfer is repeated because its thread has died; not a second time."""
         self._moved_at = time.monotonic()
@@ -126,6 +127,48 @@ class WatchedLoop(TransferLoop):
 
     # ---- waiting, and what hangs
 
+    def _join(self, layer: int, candidates: Sequence[int]) -> bool:
+        if not self._can_join:
+            return False
+        for ticket, (link, task) in self._running.items():
+            number, e = task.expert
+            if number == layer and e in candidates and self._join_copy(ticket, link, task):
+                return True
+        return self.join_prefetch(layer)
+
+    def join_prefetch(self, layer: int) -> bool:
+        """Lets the computation wait for a prefetch whose slot a request of the layer needs.
+
+        The requested copy comes after it in any case. Returns whether there was one.
+        """
+        for ticket, (link, task) in self._running.items():
+            tier = link.tier
+            if not tier.lacks_slots or tier.is_requested(task.expert):
+                continue
+            is_in_reach = not tier.cache.per_layer or task.expert[0] == layer
+            if is_in_reach and self._join_copy(ticket, link, task):
+                return True
+        return False
+
+    def _join_copy(self, ticket: int, link: TierLink, task: TransferTask) -> bool:
+        if ticket in self._ahead or not link.ring.can_join:
+            return False
+        link.ring.join(ticket)
+        self._ahead.add(ticket)
+        self._forget_prefetch(ticket, link, task)
+        if link.tier.below is not None:  # the copy reads its source until it has ended
+            link.tier.below.begin_copy(task.expert, task.end_chunk)
+        self._arrive(link, task)
+        return True
+
+    def _end_joined(self, ticket: int, link: TierLink, task: TransferTask, end: float) -> None:
+        if link.tier.below is not None:
+            link.tier.below.end_copy(task.expert)
+        stall = link.ring.take_stall(ticket)
+        self.stall_seconds += stall
+        if self.timeline is not None and stall:
+            self.timeline.stalled(task.expert[0], end - stall, end)
+
     def _check(self, layer: int, candidates: Sequence[int]) -> None:
         for e in candidates:
             if (error := self.errors.get((layer, e))) is not None:
@@ -143,8 +186,10 @@ class WatchedLoop(TransferLoop):
 
     def wait(self) -> None:
         """Waits until something has arrived, and looks for transfers that hang."""
+        # The host waits for a copy only where no read can bring news.
+        only_copies = self._can_join and all(r.ring.can_join for r, _ in self._running.values())
         for link in self.links:
-            if link.ring.wait_first():
+            if (only_copies or not link.ring.can_join) and link.ring.wait_first():
                 return
         if not self._arrivals.wait(self.watchdog_seconds / 2):
             self.check_hung()
@@ -156,7 +201,7 @@ class WatchedLoop(TransferLoop):
         """Sets the slots of hanging transfers aside; other threads take the place of theirs."""
         for link in self.links:
             for ticket, seconds in link.ring.running():
-                if seconds > self.watchdog_seconds and ticket not in self._lost:
+                if seconds > self.watchdog_seconds and ticket not in self._lost | self._ahead:
                     self._lose(ticket, seconds)
 
     def _lose(self, ticket: int, seconds: float) -> None:
@@ -203,6 +248,7 @@ class WatchedLoop(TransferLoop):
             link.prefetched_bytes = 0
         self._running = {t: running for t, running in self._running.items() if t in self._lost}
         self._joined.clear()
+        self._ahead.clear()
 
     def lost_slots(self, link: TierLink) -> frozenset[int]:
         """Returns the slots of a tier that hanging transfers may still write to."""

@@ -1,10 +1,14 @@
 """`python -m tests.devices.count`: counts what a decode step costs on a GPU, and writes the table.
 
-Launches of kernels, copies, and waits of the host, per layer and token, on a simulated device with
-all experts in host memory. No copy ends before somebody waits for it, which is the worst case.
+Launches of kernels, copies, waits of the host and calls of this project's functions, per layer and
+token, on a simulated device with all experts in host memory. No copy ends before somebody waits for
+it, which is the worst case. The policy core runs uncompiled, so that its calls are counted, too.
+With `--print` it prints the counts as JSON and writes nothing.
 """
 
 import json
+import os
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,6 +16,8 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.control_plane.sections import StepProfiler
+from runtime.compiled import VARIABLE
 from runtime.config import Exact
 from runtime.presets import load_system
 from tests.builders.models import tiny_qwen2_moe
@@ -20,6 +26,7 @@ from tests.builders.sim_device.backend import simulated
 
 COUNTS = Path(__file__).with_name("counts.json")
 NAMES = ("launches", "copies to the device", "copies to the host", "synchronisations", "queries")
+CALLS = "calls"
 ALLOWED = 0.1
 """Growth of a count that is accepted."""
 NUM_LAYERS, WARM_UP, STEPS = 4, 4, 6
@@ -36,7 +43,7 @@ Counts = Mapping[str, float]
 @torch.no_grad()
 def count_cell(folder: Path, cell: str) -> Counts:
     name, exact, budget = CELLS[cell]
-    system = replace(load_system(name), adaptive=False)
+    system, profiler = replace(load_system(name), adaptive=False), StepProfiler()
     with simulated() as sim:
         options = {"budget": budget, "host_budget": "100%", "exact": exact, "predictor": None}
         if name != "on-demand":
@@ -50,16 +57,31 @@ def count_cell(folder: Path, cell: str) -> Counts:
                     sim.random.random = lambda: 1.0
                     sim.counts.clear()
                 token = torch.full((1, 1), 9 + step, device="sim")
-                model(token, past_key_values=past, use_cache=True)
-            return {n: round(sim.counts[n] / STEPS / NUM_LAYERS, 2) for n in NAMES}
+                with profiler:
+                    model(token, past_key_values=past, use_cache=True)
+                if step < WARM_UP:
+                    profiler = StepProfiler()
+            counts = {**{name: sim.counts[name] for name in NAMES}, CALLS: 0}
+            counts[CALLS] = sum(profiler.calls().values())
+            return {name: round(n / STEPS / NUM_LAYERS, 2) for name, n in counts.items()}
 
 
-def write_model(folder: Path) -> Path:
-    return tiny_qwen2_moe(folder / "model", num_layers=NUM_LAYERS, num_experts=12, top_k=3)
+def write_model(folder: Path, *, top_k: int = 3) -> Path:
+    return tiny_qwen2_moe(folder / "model", num_layers=NUM_LAYERS, num_experts=12, top_k=top_k)
+
+
+def main() -> None:
+    if os.environ.get(VARIABLE) != "0":
+        command = [sys.executable, "-m", "tests.devices.count", *sys.argv[1:]]
+        os.execve(sys.executable, command, {**os.environ, VARIABLE: "0"})
+    with tempfile.TemporaryDirectory() as scratch:
+        model = write_model(Path(scratch))
+        table = {cell: count_cell(model, cell) for cell in CELLS}
+    if "--print" in sys.argv:
+        sys.stdout.write(json.dumps(table))
+    else:
+        COUNTS.write_text(json.dumps(table, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as scratch:
-        counted = write_model(Path(scratch))
-        table = {cell: count_cell(counted, cell) for cell in CELLS}
-        COUNTS.write_text(json.dumps(table, indent=1) + "\n")
+    main()

@@ -40,13 +40,22 @@ def without_fence(monkeypatch):
     monkeypatch.setattr(copies.DeviceRing, "computed", lambda *_: None)
 
 
+def without_waits_of(monkeypatch, *, computing: bool):
+    wait = SimStream.wait_event
+
+    def wait_elsewhere(stream, event):
+        if (stream in stream.devices._defaults) != computing:
+            wait(stream, event)
+
+    monkeypatch.setattr(SimStream, "wait_event", wait_elsewhere)
+
+
 def without_waiting_for_the_fence(monkeypatch):
-    monkeypatch.setattr(SimStream, "wait_event", lambda *_: None)
+    without_waits_of(monkeypatch, computing=False)
 
 
 def without_waiting_for_the_copy(monkeypatch):
-    monkeypatch.setattr(SimEvent, "synchronize", lambda _: None)
-    monkeypatch.setattr(SimEvent, "query", lambda _: True)
+    without_waits_of(monkeypatch, computing=True)
 
 
 def with_the_end_recorded_elsewhere(monkeypatch):

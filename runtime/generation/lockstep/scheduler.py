@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
+from torch import Tensor
 
 from predictors.base import Floats, Ints
 from predictors.errors import MoecastError
@@ -23,6 +24,7 @@ from runtime.generation.lockstep.sequence import (
 from runtime.hf.dense_stream import DenseStream
 from runtime.hf.probes import Probes
 from runtime.store.ggml.matrix import ExpertWeights
+from runtime.transfer.arena import SlotTable
 
 Array = TypeVar("Array", Floats, Ints)
 
@@ -118,6 +120,12 @@ class LockstepScheduler:
         if sequence is None:
             return self.engine.ready_slots(layer, wanted)
         return _receive_experts(sequence, layer, wanted, is_grouped=True)
+
+    def look_up(self, layer: int, experts_TK: Tensor) -> SlotTable | None:
+        table = self.engine.look_up(layer, experts_TK)
+        if table is not None:  # no sequence waits for others
+            self._read_next_dense(layer)
+        return table
 
     def pin(self, layer: int, expert: int) -> ExpertWeights:
         sequence = self._suspendable()

@@ -20,6 +20,8 @@ from tests.builders.sim_device.memory import Clock, DeviceMemory
 
 SPOILED = 0x7F
 """Bytes of a target whose copy has not run; of a float: a very large number, or none."""
+KERNEL_SECONDS, COPY_SECONDS, SECONDS_PER_BYTE = 5e-6, 1e-5, 1e-10
+"""What a kernel and a copy take, on the clock of timed events."""
 EARLY = 0.25
 """Probability that a waiting copy runs when other work is issued, or somebody asks for it."""
 
@@ -34,6 +36,8 @@ class SimStream:
         self.number = len(devices.streams)
         self.clock: Clock = Counter()
         self.time = 0
+        self.seconds = 0.0
+        """When its latest work ends, where kernels and copies take the times above."""
         self._waiting: deque[Callable[[], None]] = deque()
         """Copies and waits that have been issued and have not run."""
         self._num_done = 0
@@ -42,8 +46,9 @@ class SimStream:
     def __str__(self) -> str:
         return f"stream {self.number} of {self.device}"
 
-    def issue(self) -> None:
+    def issue(self, seconds: float = 0.0) -> None:
         """Count a piece of work, which begins after all that the host has seen."""
+        self.seconds += seconds
         self.clock |= self.devices.host
         self.time += 1
         self.clock[self.number] = self.time
@@ -70,6 +75,7 @@ class SimStream:
         with self.devices.lock:
             if event.stream is not None:
                 self.clock |= event.clock
+                self.seconds = max(self.seconds, event.seconds)
                 self.put(event.run)
 
     def wait_stream(self, stream: SimStream) -> None:
@@ -95,8 +101,16 @@ class SimStream:
 class SimEvent:
     """A point in a stream's work. `torch.Event` on a simulated device makes one."""
 
-    def __init__(self, device: torch.device | str | None = None, **_: object):
+    def __init__(
+        self,
+        device: torch.device | str | None = None,
+        *,
+        enable_timing: bool = False,
+        **_: object,
+    ):
         self._devices = SimDevices.current()
+        self._is_timed = enable_timing
+        self.seconds = 0.0
         self._device = None if device is None else self._devices.resolve(device)
         self.clock: Clock = Counter()
         self.stream: SimStream | None = None
@@ -109,6 +123,7 @@ class SimEvent:
                 raise RuntimeError("Event device does not match recording stream's device")
             self.stream.issue()
             self.clock, self._number = self.stream.clock.copy(), self.stream.num_issued
+            self.seconds = self.stream.seconds
 
     def run(self) -> None:
         if self.stream is not None:
@@ -129,6 +144,15 @@ class SimEvent:
                 self.run()
             self._devices.host |= self.clock
             return True
+
+    def elapsed_time(self, end: SimEvent) -> float:
+        """Return the milliseconds between two events that have passed."""
+        for event in (self, end):
+            if not event._is_timed:
+                raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+            if event.stream is None or not event.stream.has_run(event._number):
+                raise RuntimeError("Both events must be completed before calculating elapsed time.")
+        return 1e3 * (end.seconds - self.seconds)
 
     def synchronize(self) -> None:
         if self.stream is None:

@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 
 from tests.builders.sim_device.memory import Allocation
-from tests.builders.sim_device.streams import SPOILED, SimDevices, SimStream, make_state
+from tests.builders.sim_device.streams import (
+    COPY_SECONDS,
+    KERNEL_SECONDS,
+    SECONDS_PER_BYTE,
+    SPOILED,
+    SimDevices,
+    SimStream,
+    make_state,
+)
 
 FAR = 1 << 60
 """Added to addresses: no host memory is there, so that reading one ends the process."""
@@ -236,7 +244,7 @@ def to_cpu(value: Any) -> Any:
 def launch(devices: SimDevices, stream: SimStream, func: Any, args: tuple, kwargs: dict) -> None:
     """Issue a kernel: check what it reads and writes, after all that its stream waits for."""
     devices.counts["launches"] += 1
-    stream.issue()
+    stream.issue(KERNEL_SECONDS)
     stream.run()
     what = func._schema.name
     positions, names = written(func)
@@ -388,7 +396,7 @@ def count_copy(devices: SimDevices, kind: str, *, waits: bool) -> None:
 def begin_copy(devices: SimDevices, tensor: SimTensor, kind: str, *, writes: bool) -> SimStream:
     devices.counts[kind] += 1
     stream = devices.stream(tensor.device)
-    stream.issue()
+    stream.issue(COPY_SECONDS + SECONDS_PER_BYTE * tensor.numel() * tensor.itemsize)
     touch(tensor, stream, writes=writes, what="copy")
     return stream
 
