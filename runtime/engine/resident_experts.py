@@ -42,7 +42,7 @@ class ResidentExperts:
         cache: DeviceCache,
         device: torch.device,
         accelerator: Accelerator,
-        count: Callable[[int, Ints], None],
+        count: Callable[[int, Ints], object],
     ):
         self._cache = cache
         self._count = count
