@@ -11,10 +11,6 @@ class PromptError(MoecastError):
     """Prompts that cannot be read: unknown name, unreadable file, Hub out of reach."""
 
 
-class DiskSpaceError(MoecastError):
-    """Too little free space on the disk for a trace."""
-
-
 class LaunchError(MoecastError):
     """Workers that cannot be started, or units that failed."""
 

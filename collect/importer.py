@@ -37,7 +37,7 @@ def import_routing(source: Path, folder: Path, config: ImportConfig | None = Non
     Raises:
         RoutingLogError: not a routing log.
         TraceError: impossible ids, or the folder holds something else.
-        DiskSpaceError: not enough free space.
+        DiskFullError: not enough free space.
     """
     config = config or ImportConfig()
     log = read_routing_log(source)

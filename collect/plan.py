@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from transformers import PreTrainedTokenizerBase
 
 from collect.config import DataConfig
-from collect.errors import DiskSpaceError, PromptError
+from collect.errors import PromptError
 from collect.prompts import PromptText, load_prompts
 from collect.traces.layout import TraceSignal, row_bytes
 from collect.traces.manifest import (
@@ -156,16 +156,13 @@ def max_rows(unit: Sequence[EncodedPrompt], settings: RecordingSettings) -> int:
 
 
 def require_space(where: str | Path, needed_bytes: int) -> None:
-    """Raises DiskSpaceError if the disk of the trace has too little free space."""
-    needed = needed_bytes + SPARE_BYTES
-    storage = open_writable_storage(where)
-    free = storage.free_bytes()
-    if free is not None and free < needed:
-        raise DiskSpaceError(
-            f"{storage.address}: the trace needs up to {needed:,} bytes, {free:,} are free. Record "
-            "fewer prompts (data.num_prompts=...), fewer signals (signals=[gate_input,experts]), "
-            "or another disk (output=PATH)"
-        )
+    """Raises DiskFullError if the disk of the trace has too little free space."""
+    open_writable_storage(where).require_space(
+        needed_bytes + SPARE_BYTES,
+        "the trace",
+        advice="Record fewer prompts (data.num_prompts=...), fewer signals "
+        "(signals=[gate_input,experts]), or to another disk (output=PATH)",
+    )
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ def collect(
     Raises:
         TraceError: the folder holds something else, or values do not fit in half precision.
         PromptError: the prompts cannot be read.
-        DiskSpaceError: not enough space, reported before anything is recorded.
+        DiskFullError: not enough space, reported before anything is recorded.
         CheckpointError: no such model.
         LaunchError: workers could not be started, or units failed.
     """
@@ -171,7 +171,7 @@ def _begin(
     """Returns the trace's writer and the most rows of each missing unit; announces their size.
 
     Raises:
-        DiskSpaceError: they do not fit on the disk.
+        DiskFullError: they do not fit on the disk.
     """
     work = job.plan(plan.spec)[1]
     bytes_per_row = row_bytes(plan.spec, plan.signals)

@@ -19,7 +19,7 @@ class NegativeResult(Exception):
 
 
 class DiskFullError(MoecastError):
-    """A file could not be written because the disk is full; nothing half-written is left."""
+    """The disk is full, or too full for what is to be written; nothing half-written is left."""
 
 
 class PredictorError(MoecastError):

@@ -18,7 +18,6 @@ from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 from safetensors.torch import load, save
 from torch import nn
 
-from collect.errors import DiskSpaceError
 from predictors.files import write_atomic
 from train.errors import TrainCheckpointError
 from zoo.storage.folder import FolderStorage
@@ -111,12 +110,10 @@ SPARE_BYTES = 32 << 20
 
 
 def require_training_space(run_dir: Path, networks: Iterable[nn.Module]) -> None:
-    """Raises DiskSpaceError if checkpoints and entries of the networks do not fit on the disk."""
+    """Raises DiskFullError if checkpoints and entries of the networks do not fit on the disk."""
     weights = sum(p.nbytes for network in networks for p in network.parameters())
-    needed = COPIES * weights + SPARE_BYTES
-    free = FolderStorage(run_dir).free_bytes()
-    if free < needed:
-        raise DiskSpaceError(
-            f"{run_dir}: training needs up to {needed:,} bytes for checkpoints and zoo entries, "
-            f"{free:,} are free. Free some, or choose a folder on another disk (run_dir=PATH)"
-        )
+    FolderStorage(run_dir).require_space(
+        COPIES * weights + SPARE_BYTES,
+        "the training's checkpoints and zoo entries",
+        advice="Free some, or choose a folder on another disk (run_dir=PATH)",
+    )

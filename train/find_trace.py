@@ -34,7 +34,7 @@ def find_trace(
     Raises:
         TrainError: the trace that was named is not there or incomplete, is of another model, or
             lacks a signal.
-        TraceError, PromptError, DiskSpaceError, CheckpointError: as `collect.record.collect`.
+        TraceError, PromptError, DiskFullError, CheckpointError: as `collect.record.collect`.
     """
     named = config.trace
     if named is not None:

@@ -111,7 +111,9 @@ def pull_entry(
         if version.signature is not None:
             blobs[version.signature.sha256] = (version.signature, SIGNATURE)
         missing = [blob for sha256, blob in blobs.items() if not cache.has(sha256)]
-        _require_space(cache, sum(record.size for record, _ in missing), name)
+        needed = sum(record.size for record, _ in missing)
+        advice = "Free some, or set MOECAST_CACHE to a folder on another disk"
+        cache.storage.require_space(needed, name, advice=advice)
         for path, data in added.items():
             write_atomic(cache.storage.folder / path, data)
         with ThreadPoolExecutor(PARALLEL) as pool:
@@ -123,13 +125,3 @@ def pull_entry(
         alias = reference.version if is_alias(reference.version) else None
         zoo.register(entry.manifest, signature=entry.read_signature(), alias=alias)
     return entry
-
-
-def _require_space(cache: PullCache, needed: int, name: str) -> None:
-    """Raises DiskFullError unless what is missing of an entry fits on the cache's disk."""
-    free = cache.storage.free_bytes()
-    if free < needed:
-        raise DiskFullError(
-            f"{name} needs {needed:,} bytes in {cache.storage.address}, where {free:,} are free; "
-            "free some space, or set MOECAST_CACHE to a folder on another disk"
-        )

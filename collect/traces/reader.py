@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
-from collect.errors import DiskSpaceError, TraceError
+from collect.errors import TraceError
 from collect.traces.checks import check_manifest, check_requests, check_signals, check_tokens
 from collect.traces.columns import Column, HashingFile, map_stream
 from collect.traces.layout import Split, TraceSignal, column_name, trace_columns
@@ -321,18 +321,17 @@ def copy_trace(source: Storage, manifest: TraceManifest) -> Path:
 
     Raises:
         TraceError: a file is missing in the storage, or differs from its record in `trace.json`.
-        DiskSpaceError: the disk of the cache folder is too small.
+        DiskFullError: the disk of the cache folder is too small.
     """
     copy = FolderStorage(cache_folder("traces") / manifest.digest[:32])
     copy.folder.mkdir(parents=True, exist_ok=True)
     copy.remove_temporary(everything=False)
     missing = [record for record in manifest.files() if not _is_whole(copy, record)]
-    needed, free = sum(record.size for record in missing), copy.free_bytes()
-    if free < needed:
-        raise DiskSpaceError(
-            f"{copy.folder}: a copy of {source.address} needs {needed:,} bytes, {free:,} are free. "
-            f"Set {CACHE} to a folder on a larger disk"
-        )
+    copy.require_space(
+        sum(record.size for record in missing),
+        f"a copy of {source.address}",
+        advice=f"Set {CACHE} to a folder on a larger disk",
+    )
     for record in missing:
         _copy_file(source, copy, record)
     copy.write(MANIFEST, to_json(manifest))

@@ -140,7 +140,7 @@ def open_trace(config: EvaluateConfig) -> Trace:
     Raises:
         TrainError: the named trace is not there or incomplete.
         TraceError: it is damaged, or not finished.
-        PromptError, DiskSpaceError, CheckpointError: it cannot be recorded.
+        PromptError, DiskFullError, CheckpointError: it cannot be recorded.
     """
     if config.trace is not None:
         return open_named_trace(config.trace, config.model)

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import IO, ClassVar
 
+from predictors.errors import DiskFullError
 from zoo.errors import UnreachableError
 
 CHUNK_BYTES = 1 << 20
@@ -128,6 +129,14 @@ class FileStorage(WritableStorage):
     def free_bytes(self) -> int | None:
         """Free space; None if the storage does not report it."""
         return None
+
+    def require_space(self, needed: int, use: str, *, advice: str) -> None:
+        """Raises DiskFullError if the storage reports less free space than the use needs."""
+        free = self.free_bytes()
+        if free is not None and free < needed:
+            raise DiskFullError(
+                f"{self.address}: {use} needs up to {needed:,} bytes, {free:,} are free. {advice}"
+            )
 
 
 def join_chunks(chunks: Iterable[bytes], *, limit: int | None) -> bytes:

@@ -12,12 +12,13 @@ import torch
 from transformers import AutoTokenizer
 
 from collect.config import DataConfig, LauncherConfig, SourceKind
-from collect.errors import DiskSpaceError, TraceError
+from collect.errors import TraceError
 from collect.plan import RecordingJob, RecordingSettings, encode_prompts, recording_settings
 from collect.prompts import PromptText
 from collect.record import collect
 from collect.traces import Trace
 from collect.traces.layout import ROUTING_SIGNALS
+from predictors.errors import DiskFullError
 from predictors.metrics import Phase
 from runtime.config import DecodeKernels, ModelConfig
 from runtime.hf import decode_step
@@ -211,7 +212,7 @@ def test_collect__full_disk_is_reported_before_any_write(
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**9, 10**9 - 123_456, 123_456))
     model = recordable(tmp_path / "model")
-    with pytest.raises(DiskSpaceError, match=r"needs up to 16,8.* bytes, 123,456 are free"):
+    with pytest.raises(DiskFullError, match=r"needs up to 16,8.* bytes, 123,456 are free"):
         collect(model, make_data(tmp_path), folder=tmp_path / "trace")
     assert not (tmp_path / "trace").exists()
 

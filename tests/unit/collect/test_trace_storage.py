@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collect.errors import DiskSpaceError, TraceError
+from collect.errors import TraceError
 from collect.traces import Trace, TraceWriter
 from collect.traces.manifest import TracePlan, open_writable_storage, read_manifest
 from collect.traces.writer import RECORD, committed_units
+from predictors.errors import DiskFullError
 from predictors.files import cache_folder
 from tests.builders.stores import s3_bucket
 from tests.builders.traces import make_plan, make_spec, make_trace, unit_content
@@ -105,7 +106,7 @@ def test_copy__needs_room_on_the_disk(tmp_path: Path, monkeypatch: pytest.Monkey
     storage = ObjectStorage(f"memory://{tmp_path.name}")
     writer = write(storage, make_plan(make_spec()), [0, 1])
     monkeypatch.setattr(FolderStorage, "free_bytes", lambda _: 10)
-    with pytest.raises(DiskSpaceError, match=r"needs .* bytes, 10 are free\. Set MOECAST_CACHE"):
+    with pytest.raises(DiskFullError, match=r"needs .* bytes, 10 are free\. Set MOECAST_CACHE"):
         writer.finish()
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from collect.errors import DiskSpaceError
 from predictors.config import PredictorConfig
 from predictors.errors import DiskFullError
 from predictors.files import write_atomic
@@ -36,7 +35,7 @@ def test_training_space__names_needed_and_free_bytes(
     leave_free(monkeypatch, needed)
     require_training_space(tmp_path / "new" / "run", [network])
     leave_free(monkeypatch, needed - 1)
-    with pytest.raises(DiskSpaceError, match=f"up to {needed:,} bytes.*{needed - 1:,} are free"):
+    with pytest.raises(DiskFullError, match=f"up to {needed:,} bytes.*{needed - 1:,} are free"):
         require_training_space(tmp_path / "new" / "run", [network])
     assert not (tmp_path / "new").exists()
 
@@ -56,7 +55,7 @@ def test_train__on_a_full_disk_writes_no_checkpoint(
     )
     settings = make_settings(config, ("mlp",))
     leave_free(monkeypatch, 1000)
-    with pytest.raises(DiskSpaceError, match="1,000 are free"):
+    with pytest.raises(DiskFullError, match="1,000 are free"):
         train_networks(
             config, trace, RouterWeights(config.model, trace.spec), settings, [], StageTimer()
         )

@@ -89,7 +89,7 @@ def test_address__that_is_no_zoo_is_named_and_runs_nothing(
 def test_pull__checks_free_space_first(far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
     address, site = far
     monkeypatch.setattr("zoo.storage.folder.FolderStorage.free_bytes", lambda _: 10)
-    with pytest.raises(DiskFullError, match="where 10 are free"):
+    with pytest.raises(DiskFullError, match="10 are free"):
         pull_tiny(address)
     assert not any(path.startswith("blobs") and site.gets[path] > 1 for path in site.gets)
 
