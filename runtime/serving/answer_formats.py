@@ -313,12 +313,12 @@ def find_answer_format(
 def own_text(fields: Mapping[str, Field], call: CallText | None) -> AnswerText | None:
     """The marks of a tokenizer's own template; it may read calls as the family writes them."""
     content = fields.get(CONTENT, {})
-    reasoning = next((fields[name] for name in REASONING_FIELDS if name in fields), None)
-    marks = None if reasoning is None else (reasoning.get("open"), reasoning.get("close"))
-    texts = [*(marks or ()), content.get("open", content.get("open_pattern") and ())]
-    if not all(isinstance(text, str | None) for text in texts) or (marks and None in marks):
+    thoughts = next((fields[name] for name in REASONING_FIELDS if name in fields), None)
+    marks = None if thoughts is None else (thoughts.get("open", ()), thoughts.get("close", ()))
+    begin = () if "open_pattern" in content else content.get("open", "")
+    if not all(isinstance(text, str) for text in (begin, *(marks or ()))):
         return None
-    return AnswerText(reasoning=marks, content=content.get("open") or "", call=call)
+    return AnswerText(reasoning=marks, content=begin, call=call)
 
 
 def known_fields(chat_template: str) -> tuple[dict[str, Field], AnswerText]:
