@@ -269,25 +269,36 @@ class PrefixCache:
     @property
     def num_bytes(self) -> int:
         """Bytes of kept texts, and of what running ones keep for later ones."""
-        return sum(text.num_bytes for text in (*self._texts, *self._running))
+        return sum(text.num_bytes for text in self._texts) + self._running_bytes
 
-    def begin(self, prompt: Sequence[int]) -> RunningText | None:
+    @property
+    def _running_bytes(self) -> int:
+        return sum(running.num_bytes for running in self._running)
+
+    def begin(self, prompt: Sequence[int], *, limit_bytes: int | None = None) -> RunningText | None:
         """Return a KV cache that holds as much of a prompt as is kept; `end` takes it back.
 
         None for a prompt whose keys depend on its length: Transformers' own cache is used.
+
+        Args:
+            limit_bytes: `limit` from now on; None: as before.
         """
-        if self._longest_prompt is not None and len(prompt) > self._longest_prompt:
-            return None
+        is_known = self._longest_prompt is None or len(prompt) <= self._longest_prompt
         best, num_reused = None, 0
         tokens_T = np.asarray(prompt[:-1], np.int64)
-        for text in self._texts:
+        for text in self._texts if is_known else ():
             length = text.find_length(count_common(text.tokens_T, tokens_T))
             if length >= max(MIN_TOKENS, num_reused):
                 best, num_reused = text, length
-        cache = make_cache(self._model)
         if best is not None:
             self._texts.remove(best)
             self._texts.append(best)
+        if limit_bytes is not None:
+            self.limit(limit_bytes)
+        if not is_known:
+            return None
+        cache = make_cache(self._model)
+        if best is not None:
             cache.layers = best.resume(num_reused)
         running = RunningText(cache, num_reused, self._make_room)
         self._running.append(running)
@@ -332,7 +343,7 @@ class PrefixCache:
             limit = half if limit is None else min(limit, half)
         if limit is None:
             return True
-        if sum(running.num_bytes for running in self._running) + num_bytes > limit:
+        if self._running_bytes + num_bytes > limit:
             return False
         while self.num_bytes + num_bytes > limit:
             del self._texts[0]

@@ -195,9 +195,9 @@ class KeptTexts:
     budget: KVCacheBudget
     """Memory for both."""
 
-    def yield_to(self, running: Iterable[int]) -> None:
-        """Leave room for running answers of these lengths."""
-        self.caches.limit(self.budget.budget_bytes - self.budget.bytes_of(running))
+    def count_left(self, running: Iterable[int]) -> int:
+        """Bytes that running answers of these lengths leave."""
+        return self.budget.budget_bytes - self.budget.bytes_of(running)
 
 
 @dataclass(frozen=True, kw_only=True)

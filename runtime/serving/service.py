@@ -323,22 +323,25 @@ class GenerationService:
         )
 
     def _reuse_prefix(self, choice: CompletionChoice) -> None:
-        """Find what is kept of a choice's prompt; kept texts yield to its KV cache."""
+        """Find what is kept of a choice's prompt; other kept texts yield to its KV cache."""
         assert self.loaded is not None
         if (kept := self.loaded.kept) is not None:
+            left = kept.count_left(running.max_cached_tokens for running in self._running)
             if choice.can_reuse_prefix:
-                choice.begin_text(kept.caches.begin(choice.prompt))
-            kept.yield_to(running.max_cached_tokens for running in self._running)
+                choice.begin_text(kept.caches.begin(choice.prompt, limit_bytes=left))
+            else:
+                kept.caches.limit(left)
 
     def _remove(self, choice: CompletionChoice) -> None:
-        with self._condition:
-            del self._running[choice]
         assert self.loaded is not None
         if (kept := self.loaded.kept) is not None:
-            kept.yield_to(running.max_cached_tokens for running in self._running)
+            others = (one.max_cached_tokens for one in self._running if one is not choice)
+            kept.caches.limit(kept.count_left(others))
             if (text := choice.take_text()) is not None:
                 is_intact = choice.finish_reason is not FinishReason.ERROR
                 kept.caches.end(text, is_intact=is_intact)
+        with self._condition:
+            del self._running[choice]
         self._notify("on_ended", choice)
 
     def _fail_all(self) -> None:

@@ -83,8 +83,8 @@ def test_conversation__computes_each_turn_once(
             assert count_cached(answer) == (before - 1 if number else 0)
             assert answer["usage"]["prompt_tokens"] == len(turns.tokens)
             assert answer["choices"][0]["text"] == text_of(server, turns.answer())
-        kept = server.service.loaded.kept.caches
-        assert kept.num_texts == 1
+        assert server.service.wait_idle(60)
+        assert server.service.loaded.kept.caches.num_texts == 1
         # What needs the logits of all tokens computes all of them.
         echoed = complete(server, turns.tokens, echo=True, logprobs=1)
         assert count_cached(echoed) == 0
@@ -157,6 +157,7 @@ def test_kv_budget__holds_running_and_kept_texts(folder: Path, num_clients: int)
         assert loaded.kept.caches.num_bytes == 2 * (len(PROMPT) + 6) * size
         # The longest answer leaves no room, and what is kept did not make it wait.
         complete(server, PROMPT[:5], max_tokens=123)
+        assert server.service.wait_idle(60)
         assert loaded.kept.caches.num_texts == 1
         assert count_cached(complete(server, prompts[-1])) == 0
 
@@ -176,6 +177,7 @@ def test_metrics_and_status__count_reused_tokens(folder: Path) -> None:
     with running_server(lambda: tiny(folder), install=watch) as server:
         complete(server, PROMPT)
         complete(server, PROMPT + QUESTIONS[0])
+        assert server.service.wait_idle(60)
         status, metrics = made[0].status(), made[0].metrics
         assert status["tokens"]["prompt"] == 2 * len(PROMPT) + 3
         assert status["tokens"]["reused"] == len(PROMPT)
