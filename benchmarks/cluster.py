@@ -105,6 +105,12 @@ class SimulatedCluster:
         for simulator in self.simulators:
             simulator.forecast(forecasts, layer_now=layer_now, seconds=seconds)
 
+    def forecast_after_requests(
+        self, forecasts: Forecasts, *, layer_now: int, seconds: float
+    ) -> None:
+        for simulator in self.simulators:
+            simulator.forecast_after_requests(forecasts, layer_now=layer_now, seconds=seconds)
+
     def score_reuse(self, seconds: float, *, is_awaited: bool) -> None:
         for simulator in self.simulators:
             simulator.score_reuse(seconds, is_awaited=is_awaited)

@@ -372,9 +372,9 @@ def _simulate_step(
     reuse_events = replay_step(reuse_predictor, step, num_layers=spec.num_layers)
     for event, reuse_event in zip(events, reuse_events, strict=True):
         if event.forecasts and uses_forecasts:
-            simulator.forecast(
-                event.forecasts, layer_now=event.layer_now, seconds=predictor_seconds
-            )
+            is_routed = event.signal in (Signal.GATE_INPUT, Signal.ROUTED)
+            give = simulator.forecast_after_requests if is_routed else simulator.forecast
+            give(event.forecasts, layer_now=event.layer_now, seconds=predictor_seconds)
         if event.signal is Signal.LAYER_INPUT:
             simulate_dense(
                 simulator,

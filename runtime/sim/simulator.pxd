@@ -14,6 +14,7 @@ cdef class Simulator:
     cdef object _hardware, _hybrid
     cdef ForecastScheduler _scheduler
     cdef DeviceCache _cache
+    cdef list _answers
     cdef bint _is_synchronous
     cdef double _step_seconds, _compute_speed_transferring
     cdef SimulatedClock _clock

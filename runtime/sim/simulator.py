@@ -74,6 +74,8 @@ class Simulator:
             for tier, ring in zip(cache.tiers, rings, strict=True)
         ]
         self._loop = SimulatedLoop(links, rings, self._clock, self._predictor, timeline=timeline)
+        self._answers: list[tuple[Forecasts, int, float]] = []
+        """Those of the routed layer, until its experts are requested."""
         self._expert_times: dict[int, float] = {}
         """Time of an expert by its number of tokens."""
 
@@ -119,6 +121,18 @@ class Simulator:
         self.compute(seconds)
         self._scheduler.schedule(forecasts, layer_now)
         self._loop.pump()  # the transfers start before the router runs
+
+    def forecast_after_requests(self, forecasts: Forecasts, layer_now: int, seconds: float) -> None:
+        """Schedules the answer to a router's event when its layer's experts are requested, as live.
+
+        What the layer lacks is on its way while a synchronous system forecasts.
+        """
+        self._answers.append((forecasts, layer_now, seconds))
+
+    def _forecast_requested(self) -> None:
+        answers, self._answers = self._answers, []
+        for forecasts, layer_now, seconds in answers:
+            self.forecast(forecasts, layer_now, seconds)
 
     def score_reuse(self, seconds: float, *, is_awaited: bool) -> None:
         """Charges the reuse predictor's scores of a layer, which its requests evict by.
@@ -183,6 +197,7 @@ class Simulator:
         if self._hybrid is not None:
             on_host, host_seconds = self._split(layer, tokens_per_expert)
         pending = cache.request_routed(layer, tokens_per_expert, on_host)
+        self._forecast_requested()
         host_end = self._clock.now + host_seconds
         if computed_after:
             self.compute(computed_after)
@@ -228,6 +243,7 @@ class Simulator:
         for batch in batches:
             tokens_per_expert.update(batch)
         self._cache.request_routed(layer, tokens_per_expert)
+        self._forecast_requested()
         uses = deque(use for batch in batches for use in sorted(batch.items()))
         while uses:
             e, num_tokens = uses[0]

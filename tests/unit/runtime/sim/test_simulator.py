@@ -223,9 +223,9 @@ def test_overheads__each_transfer_pays_for_its_thread():
 
 def test_overheads__an_inline_predictor_delays_computing():
     stats = timed(Knows(1), [STEP], predictor_inline=True)
-    # Forecast at 13, first chunk from then on; routed at 13: the layer's own miss comes first, but
-    # for the chunk under way. 15-21 the miss, computed at 22; the rest of the forecast by 25.
-    assert stats.tpot_seconds == [13.0 + 2 + 6 + 1 + 10 + 1]
+    # Routed at 10 and forecast until 13, while the layer's own miss is read: computed at 17. The
+    # forecast expert arrives at 22, before its layer's router.
+    assert stats.tpot_seconds == [10.0 + 6 + 1 + 10 + 1]
     assert stats.total.predicted_in_time == 1
 
 
