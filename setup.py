@@ -71,6 +71,7 @@ def c_modules() -> list[Extension]:
             extra_compile_args=["-O3", "-pthread"],
             extra_link_args=["-pthread"],
             libraries=["m"],
+            depends=[str(path) for path in Path(*name.split(".")[:-1]).glob("*.h")],
             py_limited_api=True,
             optional=True,
         )

@@ -28,6 +28,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "q4_0.h"
+
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
 #define MULTIVERSIONED __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
@@ -70,6 +72,7 @@ static struct {
     size_t (*encode)(int type, const float *from, void *to, int64_t first, int64_t num_rows,
                      int64_t row_size, const float *importance);
     _Bool (*needs_importance)(int type);
+    int uses_vnni; /* for rows in Q4_0 */
 } ggml;
 
 /* Whether rows of a type are multiplied. */
@@ -84,6 +87,14 @@ static int has_dot(int type) {
 static size_t row_bytes(int type, Py_ssize_t columns) {
     return (size_t)(columns / ggml.types[type]->block) * ggml.types[type]->bytes;
 }
+
+#if HAS_VNNI_KERNEL
+/* Whether the library has a type with blocks of 32 weights and so many bytes. */
+static int has_blocks(int type, size_t bytes) {
+    return ggml.types[type] && ggml.cpu_types[type] && ggml.types[type]->bytes == bytes &&
+           ggml.types[type]->block == BLOCK_WEIGHTS;
+}
+#endif
 
 static const void *find(const char *name) {
     const void *found = dlsym(ggml.handle, name);
@@ -118,6 +129,10 @@ static PyObject *open_library(PyObject *module, PyObject *arguments) {
         ggml.types[t] = type;
         ggml.cpu_types[t] = cpu_traits(t);
     }
+#if HAS_VNNI_KERNEL
+    ggml.uses_vnni = has_vnni() && has_blocks(Q4_0, BLOCK_Q4_0) && has_blocks(Q8_0, BLOCK_Q8_0) &&
+                     ggml.cpu_types[Q4_0]->row_type == Q8_0;
+#endif
     ggml.num_types = num_types < MAX_TYPES ? num_types : MAX_TYPES;
     Py_RETURN_NONE;
 }
@@ -351,6 +366,16 @@ typedef struct {
     float *results;            /* (pairs, N) */
 } Products;
 
+/* The product of a row of weights and one of activations. */
+static inline float dot(int type, Py_ssize_t columns, const uint8_t *weights, const uint8_t *x) {
+    float result;
+#if HAS_VNNI_KERNEL
+    if (ggml.uses_vnni && type == Q4_0) return dot_q4_0(columns, weights, x);
+#endif
+    ggml.cpu_types[type]->dot((int)columns, &result, 0, weights, 0, x, 0, 1);
+    return result;
+}
+
 static void multiply_chunk(void *context, Py_ssize_t index) {
     const Products *call = context;
     const Matrix *matrix = &call->matrix;
@@ -367,10 +392,8 @@ static void multiply_chunk(void *context, Py_ssize_t index) {
                 Py_ssize_t pair = call->pairs_P[i];
                 const uint8_t *x = call->rows.encoded[p] +
                                    (size_t)(pair / call->top_k) * call->rows.bytes[p];
-                ggml.cpu_types[part->type]->dot((int)matrix->columns,
-                                                call->results + pair * matrix->rows + row, 0,
-                                                weights + (size_t)(row - before) * bytes, 0, x, 0,
-                                                1);
+                call->results[pair * matrix->rows + row] =
+                    dot(part->type, matrix->columns, weights + (size_t)(row - before) * bytes, x);
             }
         before += part->rows;
     }
