@@ -186,7 +186,7 @@ def allocate_arenas(
                 "activations need some of them, too. Take budget=auto, or a smaller budget"
             ) from error
         pinned = accelerator is not None and accelerator.pins_memory
-        host = Arena(store.layouts, host_slots, pinned=pinned)
+        host = Arena(store.host_layouts, host_slots, pinned=pinned)
         copies = ArenaCopies(host, arena)
         ring: Ring = (
             ThreadRing(arrivals, copies.transfer, name="copy", cpus=cpus)

@@ -97,11 +97,12 @@ def compute_expert(module: nn.Module, weights: ExpertWeights, hidden_ND: Tensor)
     Tokens are copied to the expert's device, and the output back; between two devices of one kind
     no bit changes.
     """
+    home = hidden_ND.device
     if isinstance(weights, QuantisedExpert):
         ids_N1 = torch.zeros(len(hidden_ND), 1, dtype=torch.long)
-        batches = [{0: weights}]
-        return compute_quantised(module, batches, hidden_ND, ids_N1, torch.ones(ids_N1.shape))
-    home, there = hidden_ND.device, next(iter(weights.values())).device
+        inputs = (hidden_ND.to("cpu"), ids_N1, torch.ones(ids_N1.shape))
+        return compute_quantised(module, [{0: weights}], *inputs).to(home)
+    there = next(iter(weights.values())).device
     if there != home:
         hidden_ND = hidden_ND.to(there)
 
@@ -138,7 +139,8 @@ def compute_experts(
     chosen_TK = ids_TK.tolist()
     wanted = sorted({e for chosen in chosen_TK for e in chosen if e < num_experts})
     batches, is_quantised = _look_ahead(ready(wanted))
-    if is_quantised:
+    # On a device only those are that are computed in host memory.
+    if is_quantised and hidden_TD.device.type == "cpu":
         return compute_quantised(module, batches, hidden_TD, experts_TK, weights_TK)
     if len(chosen_TK) == 1:
         weight_of = dict(zip(chosen_TK[0], weights_TK.split(1, dim=1), strict=True))
@@ -167,11 +169,9 @@ def _look_ahead(
 
 def _one_by_one(
     batches: Iterator[Mapping[int, ExpertWeights]],
-) -> Iterator[tuple[int, Mapping[str, Tensor]]]:
+) -> Iterator[tuple[int, ExpertWeights]]:
     for batch in batches:
-        for expert, weights in batch.items():
-            assert not isinstance(weights, QuantisedExpert), "experts of one layer lie alike"
-            yield expert, weights
+        yield from batch.items()
 
 
 def _group_by_expert(

@@ -108,7 +108,7 @@ class StrippedModel:
             store = open_checkpoint(self.model, self.plans, files)
         else:
             raise CheckpointError(explain_no_experts(self.folder))
-        store.use_kernels(wanted=self.can_use_kernels([self.model.device]))
+        self._use_kernels(store, [self.model.device])
         return store
 
     def open_experts(
@@ -127,7 +127,7 @@ class StrippedModel:
 
         store = open_store(config.path, spec, checkpoint=self.folder, page_cache=config.page_cache)
         self._fit(store)
-        store.use_kernels(wanted=self.can_use_kernels(devices))
+        self._use_kernels(store, devices)
         return store
 
     def _fit(self, store: ExpertStore) -> None:
@@ -162,6 +162,10 @@ class StrippedModel:
         attach_experts(self.layers, OnDemandReader(store, keep_bytes=keep_bytes))
         apply_decode_threads(self.model, config.decode_threads, expert_bytes=max_slot_bytes(store))
         return self.model
+
+    def _use_kernels(self, store: ExpertStore, devices: Sequence[torch.device]) -> None:
+        on_host = self.can_use_kernels([])
+        store.use_kernels(wanted=self.can_use_kernels(devices), on_host=on_host)
 
     def can_use_kernels(self, devices: Sequence[torch.device]) -> bool:
         """Return whether matrices of integers may be multiplied as they are stored."""

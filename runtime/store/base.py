@@ -25,9 +25,22 @@ class ExpertStore:
     """Largest buffer that a read needs in addition to the slot; 0 without conversion."""
     _files: FileReader
 
-    def use_kernels(self, *, wanted: bool) -> None:
-        """Let quantised matrices be multiplied as they are stored, where there are products."""
+    _multiplies_on_host = False
+
+    def use_kernels(self, *, wanted: bool, on_host: bool) -> None:
+        """Let quantised matrices be multiplied as they are stored, where there are products.
+
+        Args:
+            on_host: In host memory below a device.
+        """
         self.layouts = [replace(layout, uses_kernels=wanted) for layout in self.layouts]
+        self._multiplies_on_host = on_host
+
+    @property
+    def host_layouts(self) -> list[ExpertLayout]:
+        """Layouts of slots in host memory below a device, whose experts the processor may take."""
+        on_host = self._multiplies_on_host
+        return [replace(layout, uses_kernels=on_host) for layout in self.layouts]
 
     @property
     def num_layers(self) -> int:

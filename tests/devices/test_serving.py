@@ -13,6 +13,8 @@ from runtime.config import Exact, ModelConfig, PackConfig, Quantise, SystemConfi
 from runtime.hf.exact import set_reference
 from runtime.hf.experts import compute_expert
 from runtime.hf.loading import load_plain
+from runtime.store.ggml.library import find_products
+from runtime.store.ggml.matrix import QuantisedExpert
 from tests.builders.gguf_files import gguf_file
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.quantised import QUANTISED, quantised
@@ -172,3 +174,24 @@ def test_hybrid__computes_on_both_sides(folder, sim):
     options = {"budget": "25%", "host_budget": "100%", "exact": Exact.EAGER}
     model = serve(folder, device="sim", system=SystemConfig(hybrid=True), **options)
     check(model, expected, "sim")
+
+
+@pytest.mark.skipif(find_products() is None, reason="NO GGML LIBRARY")
+def test_hybrid__in_host_memory_quantised_experts_are_multiplied_as_they_lie(sim, monkeypatch):
+    """Elsewhere they are decoded: the results differ by the rounding of activations."""
+    options = {"device": "sim", "exact": Exact.EAGER}
+    file, tokens = gguf_file("qwen3moe-Q4_0"), TOKENS.to("sim")
+    resident = serve(file, budget="100%", **options)
+    with resident.moecast:
+        expected = resident(tokens).logits.to("cpu")
+    system = SystemConfig(hybrid=True, prefetch=False)
+    model = serve(file, budget="40%", host_budget="100%", system=system, **options)
+    with model.moecast as handle:
+        compute, found = handle.engine._host_compute, []
+        take = compute.weights
+        monkeypatch.setattr(compute, "weights", lambda *of: found.append(take(*of)) or found[-1])
+        for _ in range(4):
+            logits = model(tokens).logits.to("cpu")
+        assert found
+        assert all(isinstance(weights, QuantisedExpert) for weights in found)
+    assert (logits - expected).norm() < 0.1 * expected.norm()

@@ -12,8 +12,10 @@ from runtime.config import Exact, SystemConfig
 from runtime.engine.host_compute import HostCompute
 from runtime.errors import CheckpointError, PlanError
 from runtime.policy.tier import TransferTask
+from runtime.store.ggml.library import find_products
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
+from tests.builders.gguf_files import gguf_file
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.served import Transfer, count_pins, serve, serve_with_transfers
 
@@ -67,6 +69,28 @@ def test_hybrid__no_bit_changes_between_two_tiers_of_one_kind(
         assert stats["computed_below"] > 0
         assert count_pins(handle.engine) == 0, "nothing stays pinned"
         assert stats["requests"] == stats["hits"] + stats["joins"] + stats["misses"]
+
+
+@pytest.mark.skipif(find_products() is None, reason="NO GGML LIBRARY")
+def test_hybrid__quantised_experts_are_multiplied_as_they_lie_in_host_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = gguf_file("qwen3moe-Q4_0")
+    resident = serve(file, budget="100%", system="on-demand")
+    with resident.moecast:
+        expected = resident.generate(TOKENS, **GREEDY)
+    model = serve_with_transfers(
+        file,
+        monkeypatch,
+        lambda name, transfer: slowly(transfer) if name == "copy" else transfer,
+        budget="40%",
+        host_budget="100%",
+        system=SystemConfig(hybrid=True, prefetch=False),
+    )
+    with model.moecast as handle:
+        for _ in range(2):
+            assert torch.equal(model.generate(TOKENS, **GREEDY), expected)
+        assert handle.stats()["computed_below"] > 0
 
 
 def test_hybrid__a_step_that_fails_releases_what_it_did_not_compute(
