@@ -53,7 +53,7 @@ class WorkerProcess:
         Raises:
             ProcessFailed: it failed; the message is the last line that it wrote.
         """
-        if self.process.returncode != 0:
+        if self.process.returncode != 0 or not self.report.exists():
             raise ProcessFailed(last_line(self.log))
         return json.loads(self.report.read_text())
 
