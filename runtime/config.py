@@ -83,8 +83,8 @@ class ModelConfig:
     own (without oneDNN, attention in float32; last bits differ), auto (own where that is faster).
     """
     dense_format: DenseFormat = DenseFormat.OWN
-    """Format of attention, shared experts and output layer: own (the model's dtype; of a GGUF file on
-    a CPU, its own types), int8 or int4 (rounded when the model is loaded; outputs change)."""
+    """Format of attention, shared experts and output layer: own (the model's dtype; of a GGUF file
+    on a CPU, its own types), int8 or int4 (rounded when the model is loaded; outputs change)."""
     decode_threads: int | None = None
     """Threads that compute a step of one token on a CPU; null: one or all but one, whichever is
     faster."""
