@@ -39,7 +39,7 @@ class KernelRow:
     """One token's experts of a layer: the median."""
     bytes_per_second: float
     share: float
-    """Of the bandwidth with as many threads."""
+    """Share of the bandwidth that as many threads get without computing."""
 
 
 @dataclass(frozen=True, kw_only=True)

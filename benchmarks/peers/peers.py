@@ -18,7 +18,7 @@ class Peer:
     name: str
     worker: Path
     layout: WeightLayout
-    """Of the formats that are not GGUF's."""
+    """Layout of the formats that are not GGUF's."""
     how: str
     formats: tuple[str, ...] = EXACT
     environment: str | None = None

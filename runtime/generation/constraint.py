@@ -128,7 +128,7 @@ class Constraint:
         return self._matcher.is_stopped()
 
     def allowed(self, tokens: list[int]) -> Tensor | None:
-        """Which tokens `[V]` may follow these.
+        """Return the tokens `[V]` that may follow these.
 
         None if the grammar refuses them, or nothing may follow: drafted tokens, which are dropped.
 

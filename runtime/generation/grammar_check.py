@@ -23,7 +23,7 @@ from runtime.errors import GrammarError
 MAX_GRAMMAR_BYTES = 128 << 10
 """OpenAI's limit for the texts of a schema is 120,000 characters."""
 CPU_SECONDS = 2
-"""Of the process, whose start takes a twentieth."""
+"""Time limit of the process, whose start takes a twentieth."""
 MEMORY_BYTES = 64 << 20
 STACK_BYTES = 1 << 20
 """Threads of the server have eight times as much."""

@@ -56,7 +56,7 @@ class SamplingParams:
     prompt_logprobs: bool = False
     """Report the log-probabilities of the prompt's tokens too."""
     grammar: CompiledGrammar | None = None
-    """What the answer has to follow."""
+    """Grammar that the answer has to follow."""
 
     @property
     def is_greedy(self) -> bool:

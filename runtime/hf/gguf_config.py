@@ -69,7 +69,7 @@ DEFAULTS: Mapping[str, Any] = {
     "expert_group_count": 1,
     "expert_group_used_count": 1,
 }
-"""What llama.cpp takes where a key is missing; a model without the field computes this, too."""
+"""Values of llama.cpp where a key is missing; a model without the field computes by them, too."""
 ELSEWHERE = frozenset(
     {
         *("attention.value_length", "attention.key_length_mla", "attention.value_length_mla"),

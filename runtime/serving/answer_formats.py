@@ -43,11 +43,11 @@ class AnswerText:
     """The marks that a model writes, for grammars."""
 
     reasoning: tuple[str, str] | None = None
-    """What begins and ends it, if the model may reason."""
+    """Marks that begin and end it, if the model may reason."""
     content: str = ""
-    """What begins the content."""
+    """Mark that begins the content."""
     remark: tuple[str, str] | None = None
-    """What begins and ends content before a call."""
+    """Marks that begin and end content before a call."""
     call: CallText | None = None
     """None: it has no calls, or arguments that are no JSON."""
 
@@ -283,7 +283,7 @@ class AnswerFormat:
         return self.begun_reasoning(text) or ""
 
     def begun_reasoning(self, prompt: str) -> str | None:
-        """What begins the reasoning, if the prompt ends with it."""
+        """Return the mark that begins the reasoning, if the prompt ends with it."""
         marks = self.text and self.text.reasoning
         return marks[0] if marks and prompt.rstrip().endswith(marks[0]) else None
 

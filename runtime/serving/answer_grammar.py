@@ -34,7 +34,7 @@ SPACES: /\s{0,4}/
 """
 """The model chooses the tokens also where only one text is possible."""
 MARK = re.compile(r"<[^<>]+>|\[\w+\]")
-"""What only a call begins with."""
+"""Mark that only a call begins with."""
 
 
 def completion_grammar(body: GenerationBody, info: ModelInfo) -> CompiledGrammar | None:

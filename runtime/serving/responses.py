@@ -90,7 +90,7 @@ class ResponseBuilder(ABC):
     answers: str
     """The key of the answers in a whole response."""
     last_line: str = "data: [DONE]\n\n"
-    """What ends a stream, after its last event."""
+    """Line that ends a stream, after its last event."""
 
     def __init__(self, stream: OutputStream, info: ModelInfo, body: Any, *, id: str):
         self.stream = stream

@@ -14,7 +14,7 @@ from runtime.store.weight_plan import FusedParameter
 
 @dataclass(frozen=True, kw_only=True)
 class PartSource(Piece, ABC):
-    """What fills a part of a slot, for every expert of a layer."""
+    """Source that fills a part of a slot, for every expert of a layer."""
 
     files: FileReader
     scratch_bytes: int = 0

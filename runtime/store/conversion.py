@@ -47,7 +47,7 @@ class ExpertConversion:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What the memory of a conversion depends on: sizes only."""
+        """Sizes on which the memory of a conversion depends."""
         kinds = [extent.kind for extents in self.plan.kinds for extent in extents]
         return (*self.plan.operations, *kinds, self.plan.parameter.dtype)
 

@@ -46,7 +46,7 @@ class Part(Piece):
 
 @dataclass(frozen=True)
 class Decoder:
-    """What makes a parameter of its stored tensors."""
+    """Steps that make a parameter of its stored tensors."""
 
     decode: Callable[[list[Tensor]], Tensor]
     """Takes the tensors in order, on their device."""
@@ -162,7 +162,7 @@ class ExpertLayout:
 
     @cached_property
     def _makers(self) -> dict[str, Callable[[Tensor], Tensor]]:
-        """What makes each parameter of a slot, but for matrices multiplied as they lie there."""
+        """Steps that make each parameter of a slot, but for matrices multiplied where they lie."""
         makers: dict[str, Callable[[Tensor], Tensor]] = {}
         for name, shape in self.shapes.items():
             parts, dtype = (

@@ -1,4 +1,4 @@
-"""What fills slots from a safetensors checkpoint: its tensors, read, cast or converted by plan.
+"""Sources of slots in a safetensors checkpoint: its tensors, read, cast or converted by plan.
 
 Quantised weights stay in slots as the checkpoint has them where that takes fewer bytes, integers as
 blocks of a GGUF type; or all are decoded while they are read.

@@ -16,7 +16,7 @@ MAX_GROUPS = 1023
 
 
 class SlotTable(NamedTuple):
-    """Where the experts of a layer lie."""
+    """Places of the experts of a layer."""
 
     places_E: Tensor
     """The place of each among `slots`, on the arena's device."""

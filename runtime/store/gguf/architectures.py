@@ -15,7 +15,7 @@ LLAMA_ROWS = {
     "self_attn.q_proj.weight": "split_pairs",
     "self_attn.k_proj.weight": "split_pairs",
 }
-"""Of Llama's family, rows of a head are stored in the pairs that rotate together."""
+"""Conversions of Llama's family, which stores a head's rows in the pairs that rotate together."""
 LINEAR_ATTENTION = {
     "linear_attn.norm.weight": "",
     "norm.weight": "subtract_one",
@@ -26,14 +26,14 @@ LINEAR_ATTENTION = {
 
 @dataclass(frozen=True)
 class Architecture:
-    """How the files of one of llama.cpp's architectures become a model of Transformers."""
+    """Rules by which files of one of llama.cpp's architectures become a model of Transformers."""
 
     models: str
     """The models' names, for people."""
     model_type: str
     """Transformers' name of the configuration."""
     gating: str = "softmax"
-    """What the model makes of the router's logits; a file that states another is refused."""
+    """Function of the router's logits; a file that states another is refused."""
     values: Mapping[str, Any] = field(default_factory=dict)
     """Values of the configuration where the metadata state none."""
     fixed: Mapping[str, Any] = field(default_factory=dict)

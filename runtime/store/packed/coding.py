@@ -37,7 +37,7 @@ class Coding:
     meta_group_size: int = 0
     """Groups of HQQ whose scales and zeros have a common scale and offset."""
     shape: tuple[int, ...] = ()
-    """Of a stored tensor, one of several that Transformers makes weights of."""
+    """Shape of a stored tensor, one of several that Transformers makes weights of."""
     dtype: torch.dtype | None = None
 
     @property
