@@ -26,13 +26,23 @@ def split_pairs(config: PreTrainedConfig, rows: Tensor) -> Tensor:
     return pairs.transpose(1, 2).reshape(rows.shape)
 
 
-def join_latent(_config: PreTrainedConfig, keys: Tensor, values: Tensor) -> Tensor:
-    """Join each head's rows for keys, stored transposed, and for values (DeepSeek)."""
+def join_latent(_config: PreTrainedConfig, keys: Tensor, values: Tensor | None = None) -> Tensor:
+    """Join each head's rows for keys, stored transposed, and for values (DeepSeek).
+
+    Older files have them as they are.
+    """
+    if values is None:
+        return keys
     return torch.cat([keys.transpose(1, 2), values], 1).flatten(0, 1)
 
 
-def join_key_heads(config: PreTrainedConfig, qkv: Tensor, gates: Tensor) -> Tensor:
-    """Put the rows of a key head together: its query, key, values and gates (Qwen3-Next)."""
+def join_key_heads(config: PreTrainedConfig, qkv: Tensor, gates: Tensor | None = None) -> Tensor:
+    """Put the rows of a key head together: its query, key, values and gates (Qwen3-Next).
+
+    Older files have them so.
+    """
+    if gates is None:
+        return qkv
     heads = config.linear_num_key_heads
     size = heads * config.linear_key_head_dim
     parts = [*qkv.split([size, size, len(qkv) - 2 * size]), gates]

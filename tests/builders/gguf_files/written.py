@@ -41,6 +41,7 @@ def write_gguf(
     experts: str = "F32",
     metadata: Mapping[str, Any] | None = None,
     change: Callable[[Tensors], Any] = lambda _: None,
+    added: Mapping[str, np.ndarray] | None = None,
     pre: str | None = None,
 ) -> Path:
     """Write a file.
@@ -49,6 +50,7 @@ def write_gguf(
         experts: type of the experts' matrices.
         metadata: values in place of the header's, without the architecture's name; None removes.
         change: changes the shapes of tensors by name.
+        added: more tensors.
         pre: how the vocabulary splits text; it is that of `SPLITS` then, which the tensors are not.
     """
     header = ARCHITECTURES[name]
@@ -69,11 +71,13 @@ def write_gguf(
     tensors = dict(header["tensors"])
     change(tensors)
     for key, shape in tensors.items():
-        data = _make(key, shape)
+        data = make_weights(key, shape)
         kind = gguf.GGMLQuantizationType[experts if key.endswith("_exps.weight") else "F32"]
         if kind != gguf.GGMLQuantizationType.F32:
             data = gguf.quants.quantize(data, kind)
         writer.add_tensor(key, data, raw_dtype=kind)
+    for key, data in (added or {}).items():
+        writer.add_tensor(key, data)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -94,7 +98,7 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
             return
 
 
-def _make(name: str, shape: list[int]) -> np.ndarray:
+def make_weights(name: str, shape: list[int]) -> np.ndarray:
     """Return random weights that let every tensor change the result."""
     random = np.random.RandomState(zlib.crc32(name.encode()))
     if "norm" in name or name.startswith("rope_freqs"):

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,7 +16,13 @@ from runtime.hf.gguf_config import read_gguf_config
 from runtime.hf.loading import load_stripped
 from runtime.hf.tokens import load_tokenizer
 from runtime.store.gguf import architectures as table
-from tests.builders.gguf_files.written import ARCHITECTURES, PROMPT, SPLITS, write_gguf
+from tests.builders.gguf_files.written import (
+    ARCHITECTURES,
+    PROMPT,
+    SPLITS,
+    make_weights,
+    write_gguf,
+)
 
 TOLERANCE = 1e-5
 """Of logits, relative: everything is float32 here and in llama.cpp."""
@@ -36,6 +43,44 @@ def test_table__has_a_file_of_every_architecture() -> None:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_load__computes_what_llama_cpp_does(tmp_path: Path, name: str) -> None:
     assert error_of(name, write_gguf(name, tmp_path / "model.gguf")) < TOLERANCE
+
+
+def test_load__a_file_of_before_heads_were_split_has_the_same_logits(tmp_path: Path) -> None:
+    """llama.cpp computes the same of it, to 7e-7."""
+    shapes = ARCHITECTURES["deepseek2"]["tensors"]
+    added = {}
+    for layer in range(3):
+        keys, values = (
+            make_weights(key, shapes[key])
+            for key in (f"blk.{layer}.attn_k_b.weight", f"blk.{layer}.attn_v_b.weight")
+        )
+        joined = np.concatenate([keys.transpose(0, 2, 1), values], 1).reshape(-1, keys.shape[1])
+        added[f"blk.{layer}.attn_kv_b.weight"] = joined
+
+    def remove_split(tensors: dict[str, list[int]]) -> None:
+        for key in [key for key in tensors if "attn_k_b" in key or "attn_v_b" in key]:
+            del tensors[key]
+
+    metadata = {
+        "attention.key_length": 24,
+        "attention.value_length": 12,
+        "attention.key_length_mla": None,
+        "attention.value_length_mla": None,
+        "attention.head_count_kv": 4,
+    }
+    file = tmp_path / "model.gguf"
+    write_gguf("deepseek2", file, metadata=metadata, change=remove_split, added=added)
+    assert error_of("deepseek2", file) < TOLERANCE
+
+
+def test_load__layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+    file = write_gguf(
+        "glm4moe",
+        tmp_path / "model.gguf",
+        metadata={"block_count": 4, "nextn_predict_layers": 1},
+        change=add("blk.3.nextn.eh_proj.weight", 32, 64),
+    )
+    assert error_of("glm4moe", file) < TOLERANCE
 
 
 def test_load__mxfp4_experts_with_biases_are_multiplied_as_they_are(tmp_path: Path) -> None:
