@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.util import find_spec
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -136,17 +135,19 @@ class StrippedModel:
         Raises:
             StoreError: they are of another model.
         """
-        flips = self.multiplies_columns
-        for layer, layout in zip_longest(self.layers, store.layouts):
-            parts = [] if layer is None else list_taken_parameters([layer])
-            own = {part.name: part.shape[1:] for part in parts}
-            found = {} if layout is None else layout.shapes
-            if layout is not None and layout.is_flipped and flips:
-                found = {name: shape[::-1] for name, shape in found.items()}
-            if found != own:
+        flips, same_depth = self.multiplies_columns, store.num_layers == len(self.layers)
+        counts = store.experts_per_layer
+        for layer, layout, count in zip(self.layers, store.layouts, counts, strict=False):
+            parameters = list_taken_parameters([layer])
+            own = {parameter.name: parameter.shape[1:] for parameter in parameters}
+            num_experts = max(parameter.num_experts for parameter in parameters)
+            is_flipped = layout.is_flipped and flips
+            found = {n: s[::-1] if is_flipped else s for n, s in layout.shapes.items()}
+            if not same_depth or (found, count) != (own, num_experts):
                 raise StoreError(
-                    f"the store has experts of other shapes ({found}) than this model ({own}); "
-                    "pack this model: moecast pack model=... output=PATH"
+                    f"the store has {store.num_layers} layers, of {count} experts of the shapes "
+                    f"{found}, this model {len(self.layers)}, of {num_experts} of {own}; pack this "
+                    "model: moecast pack model=... output=PATH"
                 )
             if layout.is_flipped:
                 layer.experts.is_transposed = False
