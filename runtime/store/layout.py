@@ -27,7 +27,7 @@ class Piece:
 
     parameter: str
     first: int
-    """Index of the first weight, row by row; of stored tensors, their number."""
+    """Index of the first weight, row by row; of stored tensors, of the first number of them all."""
     num_weights: int
     coding: Coding
 

@@ -44,6 +44,8 @@ BASE_MODEL = re.compile(r"^base_model:\s*(?:-\s*)?[\"']?([\w.-]+/[\w.-]+)", re.M
 """The original's repository in the front matter of a model card."""
 TEXT_SUFFIXES = (".json", ".jinja", ".model", ".txt", ".tiktoken", ".bpe")
 """Files besides the weights from which a model and its tokenizer are read."""
+MAX_HEADER_BYTES = 100_000_000
+"""The limit of the safetensors format itself."""
 MOST_LISTED = 8
 """Names that a message lists."""
 
@@ -280,11 +282,15 @@ def is_file_name(name: Any) -> bool:
 def weight_names(folder: Path) -> Iterator[str]:
     """Yields the headers of the checkpoint's files, which have the names of its tensors."""
     for file in list_weight_files(folder):
-        with file.open("rb") as handle:
-            length = int.from_bytes(handle.read(8), "little")
-            header = handle.read(min(length, 100_000_000))
         # A damaged header is explained where the tensors are indexed.
-        yield header.decode(errors="replace")
+        yield read_raw_header(file).decode(errors="replace")
+
+
+def read_raw_header(file: Path) -> bytes:
+    """Returns the header of a safetensors file, damaged or not."""
+    with file.open("rb") as handle:
+        length = int.from_bytes(handle.read(8), "little")
+        return handle.read(min(length, MAX_HEADER_BYTES))
 
 
 def mentions_experts(config: Any) -> bool:

@@ -29,6 +29,7 @@ from runtime.store.model_check import (
     check_tokenizer,
     list_weight_files,
     read_json_object,
+    read_raw_header,
 )
 
 DIGESTS = "digests.json"
@@ -172,9 +173,7 @@ def find_revision(folder: Path) -> str:
         return folder.name
     digest = hashlib.sha256()
     for file in list_weight_files(folder):
-        with file.open("rb") as handle:
-            length = int.from_bytes(handle.read(8), "little")
-            digest.update(file.name.encode() + handle.read(min(length, 100_000_000)))
+        digest.update(file.name.encode() + read_raw_header(file))
     known = folder / DIGESTS
     if known.is_file():
         # Of the weights alone: a better card does not make another model.

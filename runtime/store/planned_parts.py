@@ -108,6 +108,10 @@ def has_integers(banks: Sequence[dict[str, WeightPlan]]) -> bool:
     )
 
 
+def _keep(tensors: list[StoredTensor]) -> Coding:
+    return Coding(STORED, shape=tensors[0].shape, dtype=tensors[0].dtype)
+
+
 class _Planner:
     """Plans layers; they are mostly alike, so that what reads take is measured once a kind."""
 
@@ -123,27 +127,29 @@ class _Planner:
         for name, plan in bank.items():
             conversion = ExpertConversion(self._model, plan)
             if plan.is_plain:
-                sources += self._plan_weights(plan)
+                sources += self._plan_tensors(plan, self._choose_coding)
             elif plan.is_compressed and not self._decodes:
                 size = self._measure((conversion.key, "decode"), conversion.measure_decoding)
                 decoders[name] = Decoder(conversion.decode, size)
-                sources += self._plan_stored(plan)
+                sources += self._plan_tensors(plan, _keep)
             else:
                 sources.append(self._plan_conversion(conversion))
         parameters = [plan.parameter for plan in bank.values()]
         return LayerSources(parameters, sources, decoders, BLOCK if self._blocks else 1)
 
-    def _plan_weights(self, plan: WeightPlan) -> list[PartSource]:
+    def _plan_tensors(
+        self, plan: WeightPlan, choose: Callable[[list[StoredTensor]], Coding]
+    ) -> list[PartSource]:
+        """Plan a part for each of the expert's tensors.
+
+        Args:
+            choose: chooses the coding in a slot of one tensor of each kind of expert.
+        """
         planned: list[PartSource] = []
         first = 0
         for source, extent in enumerate(plan.extents(0)):
             tensors = [extents[source] for extents in plan.kinds]
-            codings = {
-                one.choose_coding() if self._blocks and isinstance(one, IntegerTensor) else RAW
-                for one in tensors
-            }
-            # A slot is for any expert: where one is left unquantised, all are dequantised.
-            coding = codings.pop() if len(codings) == 1 else RAW
+            coding = choose(tensors)
             part = PlannedPart(
                 plan.parameter.name,
                 first,
@@ -158,19 +164,13 @@ class _Planner:
             first += part.num_weights
         return planned
 
-    def _plan_stored(self, plan: WeightPlan) -> list[PartSource]:
-        return [
-            PlannedPart(
-                plan.parameter.name,
-                i,
-                math.prod(tensor.shape),
-                Coding(STORED, shape=tensor.shape, dtype=tensor.dtype),
-                plan=plan,
-                source=i,
-                files=self._files,
-            )
-            for i, tensor in enumerate(plan.extents(0))
-        ]
+    def _choose_coding(self, tensors: list[StoredTensor]) -> Coding:
+        codings = {
+            one.choose_coding() if self._blocks and isinstance(one, IntegerTensor) else RAW
+            for one in tensors
+        }
+        # A slot is for any expert: where one is left unquantised, all are dequantised.
+        return codings.pop() if len(codings) == 1 else RAW
 
     def _plan_conversion(self, conversion: ExpertConversion) -> PartSource:
         parameter = conversion.plan.parameter

@@ -19,6 +19,7 @@ from torch import Tensor
 from runtime.errors import CheckpointError
 from runtime.store.base import as_memoryview
 from runtime.store.files import FileReader
+from runtime.store.model_check import MAX_HEADER_BYTES
 
 DTYPES = {
     "F64": torch.float64,
@@ -39,10 +40,6 @@ DTYPES = {
     "U32": torch.uint32,
     "U64": torch.uint64,
 }
-
-MAX_HEADER_BYTES = 100_000_000
-"""The limit of the safetensors format itself."""
-
 
 MAX_DIMENSIONS = 64
 """As many as PyTorch's operators take; far above any weight's."""
