@@ -30,6 +30,8 @@ TARGETS = {
         FuzzTarget(name="routing-csv", parse=routing_logs.import_csv, share=0.3),
         FuzzTarget(name="completion", parse=request_bodies.poster("/v1/completions"), errors=()),
         FuzzTarget(name="chat", parse=request_bodies.poster("/v1/chat/completions"), errors=()),
+        FuzzTarget(name="responses", parse=request_bodies.poster("/v1/responses"), errors=()),
+        FuzzTarget(name="messages", parse=request_bodies.poster("/v1/messages"), errors=()),
         FuzzTarget(name="tokenize", parse=request_bodies.poster("/tokenize"), errors=()),
         FuzzTarget(name="detokenize", parse=request_bodies.poster("/detokenize"), errors=()),
         FuzzTarget(name="command-line", parse=option_values.read_command_line, share=0.1),
