@@ -137,10 +137,10 @@ def function_tools(tools: list[dict[str, Any]], *, kind: str, schema: str) -> li
     return [{"type": "function", "function": function} for function in functions]
 
 
-def answer_format(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def answer_format(given: Any) -> Any:
     """A chat's `response_format` for theirs, which has the schema's fields itself."""
-    if not given or given.get("type") != "json_schema":
-        return given and dict(given)
+    if not isinstance(given, Mapping) or given.get("type") != "json_schema":
+        return given
     fields = {name: value for name, value in given.items() if name != "type"}
     return {"type": "json_schema", "json_schema": fields}
 

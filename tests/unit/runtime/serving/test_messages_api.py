@@ -206,6 +206,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "tools[0].input_schema": {"tools": [{"name": "f", "input_schema": "a"}]},
     "tool_choice.name": {"tools": FLAT_TOOLS, "tool_choice": {"type": "tool"}},
     "stop_sequences[0]": {"stop_sequences": [""]},
+    "output_config.format": {"output_config": {"format": ["text"]}},
     "output_config.effort": {"output_config": {"effort": "banana"}},
     "system[0].text": {"system": [{"type": "text"}]},
     "mcp_servers": {"mcp_servers": [{"url": "a"}]},

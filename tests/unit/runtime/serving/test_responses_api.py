@@ -210,6 +210,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "tools[0].name": {"tools": [{"type": "function", "parameters": {}}]},
     "tools[0].parameters": {"tools": [{"type": "function", "name": "f", "parameters": "a"}]},
     "tool_choice.name": {"tools": FLAT_TOOLS, "tool_choice": {"type": "function"}},
+    "text.format": {"text": {"format": "text"}},
     "reasoning.effort": {"reasoning": {"effort": "banana"}},
     "max_output_tokens": {"max_output_tokens": 0},
     "temperature": {"temperature": 3},
