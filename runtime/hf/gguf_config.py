@@ -161,13 +161,19 @@ class _Metadata:
         for key in NEEDED:
             self._need(key)
         stated, given = self._stated, self._header.metadata
+        num_layers = stated["block_count"] - stated.get("nextn_predict_layers", 0)
+        if not 1 <= num_layers <= len(self._header.tensors):
+            raise CheckpointError(
+                f"{self._header.file} is damaged: its metadata say {num_layers} layers, which its "
+                f"{len(self._header.tensors)} tensors cannot be; fetch it again"
+            )
         heads = stated["attention.head_count"]
         stated.setdefault("attention.head_count_kv", heads)
         head_dim = stated.pop("attention.key_length", stated["embedding_length"] // heads)
         if "attention_multiplier" in fields:
             stated.setdefault("attention.scale", head_dim**-0.5)
         values = {
-            "num_hidden_layers": stated["block_count"] - stated.get("nextn_predict_layers", 0),
+            "num_hidden_layers": num_layers,
             "vocab_size": given.get("tokenizer.ggml.tokens", stated.get("vocab_size")),
             "tie_word_embeddings": "output.weight" not in self._header.tensors,
             "head_dim": head_dim,
@@ -183,7 +189,7 @@ class _Metadata:
         if "linear_value_head_dim" in fields:
             number = self._need("ssm.time_step_rank")
             values["linear_value_head_dim"] = self._need("ssm.inner_size") // number
-        if "layer_types" in fields and (types := self._map_layers(values["num_hidden_layers"])):
+        if "layer_types" in fields and (types := self._map_layers(num_layers)):
             values["layer_types"] = types
         values["rope_parameters"] = self._map_rope(values["head_dim"])
         self._map_fields(fields, values)
