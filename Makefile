@@ -1,7 +1,7 @@
 # make demo    from nothing to generated text and trained predictors: environment, install, generate,
 #              train, generate; it says beforehand what it takes
 # make test    environment, install, lint, types, all tests but the next
-# make test-engines    those against real engines: a Slurm cluster, Ray, S3 servers, Prometheus, systemd
+# make test-engines    those against real engines: clients, a Slurm cluster, Ray, S3 servers, Prometheus, systemd
 #              and the linters of the service files. As root it installs Debian's packages. Some 20 minutes
 # make check   lint, types and the quick tests, in the environment that is there
 # make fuzz    runs the C modules under AddressSanitizer and UBSan (GCC), installs atheris (CPython 3.11
