@@ -16,11 +16,11 @@ from transformers import LogitsProcessor, PreTrainedTokenizerBase
 
 from runtime.errors import GrammarError
 from runtime.generation.detokenizer import BYTE_TOKEN, byte_level_alphabet
-from runtime.generation.grammar_check import LIMITS
+from runtime.generation.grammar_check import LIMITS, describe
 from runtime.hf.tokens import SPACE_MARK
 
 
-class GrammarVocabulary:
+class GrammarVocabulary(llguidance.TokenizerWrapper):
     """A model's tokens as llguidance takes them.
 
     Args:
@@ -39,6 +39,7 @@ class GrammarVocabulary:
         special_ids: Collection[int],
         end_ids: Collection[int],
     ):
+        # Without the base's own, which wants a tokenizer of another kind.
         self.vocab_size = vocab_size
         self.eos_token_id = vocab_size
         self.special_token_ids = sorted(special_ids)
@@ -157,7 +158,7 @@ class Constraint:
         return num_taken == len(rest)
 
     def _problem(self) -> str:
-        return f" ({self._matcher.get_error()})" if self._matcher.is_error() else ""
+        return f": {describe(self._matcher.get_error())}" if self._matcher.is_error() else ""
 
 
 class GrammarMask(LogitsProcessor):

@@ -153,6 +153,8 @@ def describe(problem: str) -> str:
     """The message in words about the request."""
     if keywords := UNIMPLEMENTED.search(problem):
         return f"{keywords[1]}: this server cannot constrain an answer by it; leave it out"
+    if problem.startswith("oneOf"):
+        return "alternatives of oneOf may overlap; use anyOf, or a const that each has of its own"
     if problem.startswith("NoExtension"):
         return "no finite text follows it"
     if "recursion limit" in problem:

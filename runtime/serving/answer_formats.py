@@ -315,7 +315,7 @@ def own_text(fields: Mapping[str, Field], call: CallText | None) -> AnswerText |
     content = fields.get(CONTENT, {})
     thoughts = next((fields[name] for name in REASONING_FIELDS if name in fields), None)
     marks = None if thoughts is None else (thoughts.get("open", ()), thoughts.get("close", ()))
-    begin = () if "open_pattern" in content else content.get("open", "")
+    begin: Any = () if "open_pattern" in content else content.get("open", "")
     if not all(isinstance(text, str) for text in (begin, *(marks or ()))):
         return None
     return AnswerText(reasoning=marks, content=begin, call=call)

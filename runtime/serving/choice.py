@@ -159,7 +159,8 @@ class CompletionChoice(Answer):
                 generation_config=make_generation_config(model, sampling),
                 logits_processor=make_logits_processors(
                     sampling,
-                    num_prompt=len(self.prompt),
+                    # An encoder reads the prompt; its decoder begins with a token of its own.
+                    num_prompt=1 if model.config.is_encoder_decoder else len(self.prompt),
                     recorder=self._recorder,
                     constraint=self._constraint,
                     device=model.device,

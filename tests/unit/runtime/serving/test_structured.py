@@ -8,12 +8,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jsonschema
+import llguidance
 import pytest
+import torch
 from openai.types.chat import ChatCompletion
 from pydantic import BaseModel, Field
+from transformers import SwitchTransformersConfig, SwitchTransformersForConditionalGeneration
 
 from runtime.config import PROMPT_LOOKUP
+from runtime.generation.constraint import GrammarVocabulary, compile_grammar
+from runtime.generation.sampling import SamplingParams
+from runtime.serving.choice import CompletionChoice, TokenDelta
 from tests.builders.forced_text import HERMES_TEMPLATE, force_text
+from tests.builders.plain_answers import TOKENIZER, ids
 from tests.builders.serving import RunningServer, running_server, tiny
 from tests.unit.runtime.serving.test_completions import HELLO, events, raw
 from tests.unit.runtime.serving.test_rejections import error_of, post
@@ -307,3 +314,30 @@ def test_schemas_of_other_doors__are_named_by_their_paths(agents: RunningServer)
         assert answer.status_code == 400
         message = answer.json()["error"]["message"]
         assert message.startswith(f'{place}.properties.a: "not": this server cannot constrain')
+
+
+def test_models_with_an_encoder__count_from_the_decoders_start() -> None:
+    sizes = {"vocab_size": 8192, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_heads": 2}
+    layers = {"num_layers": 1, "num_decoder_layers": 1, "num_experts": 2}
+    config = SwitchTransformersConfig(
+        **sizes, **layers, decoder_start_token_id=0, eos_token_id=1, pad_token_id=0
+    )
+    torch.manual_seed(0)
+    model = SwitchTransformersForConditionalGeneration(config).eval()
+    vocabulary = GrammarVocabulary(TOKENIZER, 8192, special_ids=[0, 1], end_ids=[1])
+    lark = '%llguidance {"no_forcing": true}\nstart: /(yes|no){9}/'
+    grammar = compile_grammar(llguidance.LLMatcher.grammar_from_lark(lark), vocabulary)
+    received: list[Any] = []
+    for more in ({"grammar": grammar}, {"min_tokens": 3, "logit_bias": {1: 100.0}}):
+        sampling = SamplingParams(
+            max_new_tokens=40, temperature=0.0, stop_token_ids=frozenset({1}), **more
+        )
+        choice = CompletionChoice(ids("The heart pumps"), sampling, deliver=received.extend)
+        choice.run(model, TOKENIZER)
+        choice.complete()
+        text = "".join(event.text for event in received if isinstance(event, TokenDelta))
+        if sampling.grammar is not None:
+            assert re.fullmatch("(yes|no){9}", text)
+            received.clear()
+    # The end of the text counts as a token.
+    assert sum(isinstance(event, TokenDelta) for event in received) == 4
