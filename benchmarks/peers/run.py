@@ -169,8 +169,10 @@ def run_interleaved(
                         )
                     write_atomic(done, json.dumps(report | asdict(memory)).encode())
             except ProcessFailed as error:
-                results[key] = str(error)
                 print_line(f"{label}: {error}")
+                # Other threads and read-ahead do not make it run.
+                alike = [k for k in keys if (k.peer, k.budget) == (key.peer, key.budget)]
+                results |= {k: str(error) for k in alike if not results[k]}
                 continue
             run = TypeAdapter(PeerRun).validate_json(done.read_bytes())
             runs.append(run)
