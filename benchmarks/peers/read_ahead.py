@@ -4,6 +4,8 @@ A fault in a mapped file reads that many KiB around the missing page.
 """
 
 import os
+import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,10 +47,12 @@ def check_settable(setting: Path) -> None:
 
 @contextmanager
 def read_ahead(setting: Path, kib: int) -> Iterator[None]:
-    """Sets the read-ahead, and restores it at the end."""
+    """Sets the read-ahead, and restores it at the end, also if the process is asked to end."""
     before = setting.read_text()
+    handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     setting.write_text(str(kib))
     try:
         yield
     finally:
         setting.write_text(before)
+        signal.signal(signal.SIGTERM, handler)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -383,6 +384,9 @@ def test_read_ahead__is_restored_after_a_failure(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match="128"):
         fail_within()
+    assert setting.read_text() == "8192"
+    with pytest.raises(SystemExit), read_ahead(setting, 128):
+        signal.raise_signal(signal.SIGTERM)
     assert setting.read_text() == "8192"
     check_settable(setting)
     with pytest.raises(MoecastError, match="run as root, or with read_ahead="):
