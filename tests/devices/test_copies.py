@@ -5,7 +5,9 @@ import torch
 
 from runtime.accelerator import Accelerator, open_accelerator
 from runtime.config import Exact
+from runtime.engine import assembly
 from runtime.transfer import copies
+from runtime.transfer.arena import Arena
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.served import serve
 from tests.builders.sim_device.streams import SimEvent, SimStream
@@ -82,6 +84,21 @@ def test_ring__each_missing_edge_is_a_race(folder, sim, monkeypatch, remove, rac
     torch.accelerator.synchronize("sim")
     races, sim.races = sim.races, []
     assert any(race in found for found in races)
+
+
+def test_ring__copies_begin_after_the_work_under_way(folder, sim, monkeypatch):
+    """An arena's memory may be what kernels that still run have used."""
+
+    def make_arena(*args, device="cpu", **options):
+        torch.ones(64, device=device)
+        return Arena(*args, device=device, **options)
+
+    monkeypatch.setattr(assembly, "Arena", make_arena)
+    model = serve(folder, device="sim", budget="100%", system="promoe", predictor="skip")
+    with model.moecast as handle:
+        while not handle.engine.cache.is_complete:
+            handle.engine.move_when_idle()
+    assert not sim.races
 
 
 def test_accelerator__a_cpu_has_none_and_a_single_queue_orders_itself():
