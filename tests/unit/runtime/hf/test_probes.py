@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from predictors.base import Signal
-from runtime.hf.probes import Probes
+from runtime.hf.probes import Probes, RequestTracker
 from tests.builders.listeners import ProbeLog
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 
@@ -37,3 +37,16 @@ def test_probes__events_come_in_order_with_the_models_own_values(tmp_path):
     with torch.no_grad():
         model(tokens)
     assert len(recorder.events) == len(names), "closed probes record nothing"
+
+
+def test_probes__a_lane_that_begins_with_a_past_begins_a_request(tmp_path):
+    model = plain_eager(tiny_qwen2_moe(tmp_path / "model"))
+    recorder = ProbeLog()
+    with torch.no_grad(), Probes(model, set(), recorder) as probes:
+        past = model(torch.tensor([[3, 1, 4]]), use_cache=True).past_key_values
+        model(torch.tensor([[1]]), past_key_values=past)
+        probes.lane = RequestTracker()
+        for token in (5, 9):
+            model(torch.tensor([[token]]), past_key_values=past)
+    requests = [requests_T.tolist() for _, requests_T in recorder.of("begin_step")]
+    assert requests == [[0, 0, 0], [0], [1], [1]]
