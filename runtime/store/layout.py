@@ -141,7 +141,7 @@ class ExpertLayout:
         """Whether a slot holds the weights themselves."""
         return all(part.coding == RAW for part in self.parts)
 
-    @property
+    @cached_property
     def views_are_weights(self) -> bool:
         return self.row_matrices is not None or self.is_plain
 
