@@ -26,12 +26,12 @@ def run(config: ServeConfig) -> dict[str, Any]:
     share_one_heap()
     # Imported here: libraries that these import start threads, which then share the heap.
     from runtime.serving.app import create_server
+    from runtime.serving.edge.middleware import KEY_VARIABLE, load_api_keys
     from runtime.serving.logs import configure_json_logging
-    from runtime.serving.middleware import KEY_VARIABLE, load_api_keys
-    from runtime.serving.recording import open_recorder
+    from runtime.serving.observe.recording import open_recorder
+    from runtime.serving.observe.tracing_settings import open_tracing
     from runtime.serving.server import listen, serve, server_url
     from runtime.serving.service_manager import ServiceManager
-    from runtime.serving.tracing_settings import open_tracing
 
     keys = load_api_keys(config.api_key, os.environ)
     if not (keys or config.is_local or config.insecure):

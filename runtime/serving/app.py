@@ -14,19 +14,20 @@ from starlette.types import ASGIApp
 from runtime.engine.memory import freeze_objects, return_free_heap
 from runtime.errors import ChatError
 from runtime.policy.budget import parse_size
-from runtime.serving.body_fields import FieldError, describe_problem, field_path
-from runtime.serving.body_limit import BODY_SECONDS, BodyLimitMiddleware
+from runtime.serving.api.body_fields import FieldError, describe_problem, field_path
+from runtime.serving.api.generation_requests import RequestLimits
+from runtime.serving.api.routes import (
+    generation_routes,
+    metrics_routes,
+    server_routes,
+    status_routes,
+    token_routes,
+)
+from runtime.serving.api.schemas import ErrorResponse
 from runtime.serving.choice import CompletionChoice
 from runtime.serving.config import ServeConfig
-from runtime.serving.errors import (
-    ErrorAnswer,
-    RequestError,
-    ServerFault,
-    error_body,
-    error_response,
-)
-from runtime.serving.generation_requests import RequestLimits
-from runtime.serving.middleware import (
+from runtime.serving.edge.body_limit import BODY_SECONDS, BodyLimitMiddleware
+from runtime.serving.edge.middleware import (
     ApiKeys,
     AuthMiddleware,
     HostCheckMiddleware,
@@ -34,21 +35,20 @@ from runtime.serving.middleware import (
     RequestLogMiddleware,
     failure_message,
 )
-from runtime.serving.recording import PromptRecorder
-from runtime.serving.routes import (
-    generation_routes,
-    metrics_routes,
-    server_routes,
-    status_routes,
-    token_routes,
+from runtime.serving.errors import (
+    ErrorAnswer,
+    RequestError,
+    ServerFault,
+    error_body,
+    error_response,
 )
-from runtime.serving.schemas import ErrorResponse
+from runtime.serving.observe.recording import PromptRecorder
+from runtime.serving.observe.status import Telemetry
 from runtime.serving.served_model import LoadedModel, load_model
 from runtime.serving.service import GenerationService, ServiceObserver
-from runtime.serving.status import Telemetry
 
 if TYPE_CHECKING:
-    from runtime.serving.tracing import Tracing
+    from runtime.serving.observe.tracing import Tracing
 
 
 MAX_MESSAGE_LENGTH = 500

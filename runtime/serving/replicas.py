@@ -20,6 +20,7 @@ from runtime.profiling.facts import count_usable_cores
 from runtime.serving.app import create_server
 from runtime.serving.config import ServeConfig
 from runtime.serving.errors import QueueFull
+from runtime.serving.observe.tracing_settings import open_tracing
 from runtime.serving.ray_cluster import (
     HeadLost,
     HeadWatch,
@@ -31,7 +32,6 @@ from runtime.serving.ray_cluster import (
 )
 from runtime.serving.service import ServiceState
 from runtime.serving.service_manager import ServiceManager
-from runtime.serving.tracing_settings import open_tracing
 
 APPLICATION = "moecast"
 SPARE_REQUESTS = 64

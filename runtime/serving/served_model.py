@@ -27,9 +27,9 @@ from runtime.generation.prefix_cache import PrefixCache, find_prefix_obstacle
 from runtime.hf.kv import CacheSize, estimate_cache_bytes, measure_cache_size
 from runtime.hf.tokens import context_length, eos_token_ids, max_token_bytes
 from runtime.policy.budget import parse_size
-from runtime.serving.answer_formats import AnswerFormat, find_answer_format
+from runtime.serving.answers.answer_formats import AnswerFormat, find_answer_format
+from runtime.serving.answers.tool_template import ToolTemplate, find_tool_template
 from runtime.serving.config import ANY_NAME, ServeConfig
-from runtime.serving.tool_template import ToolTemplate, find_tool_template
 from runtime.store.model_source import resolve
 
 log = logging.getLogger(__name__)

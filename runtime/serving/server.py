@@ -11,7 +11,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from predictors.errors import MoecastError
-from runtime.serving.connections import (
+from runtime.serving.edge.connections import (
     IDLE_SECONDS,
     ConnectionLimits,
     RepeatFilter,
@@ -35,7 +35,7 @@ ENGINE_SECONDS = 1.0
 FLUSH_SECONDS = 5
 """Time for complete answers to reach their clients; less if `grace` is shorter."""
 
-LIMITED_LOGGERS = ("asyncio", "runtime.serving.connections")
+LIMITED_LOGGERS = ("asyncio", "runtime.serving.edge.connections")
 """Loggers that clients without a key could fill."""
 
 

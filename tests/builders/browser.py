@@ -16,7 +16,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
-from runtime.serving.routes import status_routes
+from runtime.serving.api.routes import status_routes
 from runtime.serving.server import listen, server_url
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")

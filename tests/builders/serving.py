@@ -16,11 +16,11 @@ import openai
 from fastapi import FastAPI
 
 from runtime.config import BUILTIN_MODELS, ModelConfig
+from runtime.serving.api.generation_requests import RequestLimits
 from runtime.serving.app import create_app
 from runtime.serving.choice import CompletionChoice
 from runtime.serving.config import ServeConfig
-from runtime.serving.generation_requests import RequestLimits
-from runtime.serving.middleware import RequestLogMiddleware
+from runtime.serving.edge.middleware import RequestLogMiddleware
 from runtime.serving.served_model import LoadedModel, load_model
 from runtime.serving.server import ShutdownRequest, listen, serve, server_url
 from runtime.serving.service import GenerationService, ServiceObserver, ServiceState

@@ -1,7 +1,11 @@
 """Writes the metrics from their definitions."""
 
 from predictors.metrics import DEFINITIONS
-from runtime.serving.metric_definitions import EXPERT_METRICS, REQUEST_METRICS, MetricDefinition
+from runtime.serving.observe.metric_definitions import (
+    EXPERT_METRICS,
+    REQUEST_METRICS,
+    MetricDefinition,
+)
 
 COMMON = ("model_name", "engine")
 """Labels of nearly all metrics, named once above the lists."""

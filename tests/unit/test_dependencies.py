@@ -111,7 +111,10 @@ def test_extras__are_imported_where_they_are_used() -> None:
         for module, entry in users
         if name in EXTRAS - CORE and entry.at_once and not entry.for_types
     ]
-    of_extras = {"runtime.serving.replicas": "ray", "runtime.serving.tracing": "opentelemetry-api"}
+    of_extras = {
+        "runtime.serving.replicas": "ray",
+        "runtime.serving.observe.tracing": "opentelemetry-api",
+    }
     assert set(offenders) == {f"{module} imports {name}" for module, name in of_extras.items()}
     assert not [
         f"{source.path} imports {entry.module}"

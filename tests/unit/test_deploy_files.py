@@ -9,7 +9,7 @@ import yaml
 
 from runtime.policy.budget import parse_size
 from runtime.serving.config import ServeConfig
-from runtime.serving.middleware import OPEN_PATHS
+from runtime.serving.edge.middleware import OPEN_PATHS
 
 DEPLOY = Path(__file__).resolve().parents[2] / "examples" / "deploy"
 GRACE = ServeConfig.grace

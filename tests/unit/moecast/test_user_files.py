@@ -18,7 +18,7 @@ from predictors.errors import MoecastError
 from runtime.config import ModelConfig
 from runtime.generation.batch.prompts import PromptEncoder, read_prompts
 from runtime.presets import describe_choice
-from runtime.serving.middleware import load_api_keys
+from runtime.serving.edge.middleware import load_api_keys
 from runtime.store.packed.manifest import read_manifest
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.shadows import shadowing_folder

@@ -26,7 +26,7 @@ from runtime.engine.predictor_drift import (
     SampledStep,
 )
 from runtime.policy.forecast_scheduler import ForecastScheduler
-from runtime.serving.metrics import ServerMetrics
+from runtime.serving.observe.metrics import ServerMetrics
 from tests.builders.entries import write_popularity
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.predictors import small_spec

@@ -7,11 +7,11 @@ from typing import Any
 import llguidance
 import pytest
 
-from runtime.serving.answer_formats import AnswerFormat, find_answer_format
-from runtime.serving.answer_grammar import chat_grammar
-from runtime.serving.answer_parser import AnswerParser
+from runtime.serving.answers.answer_formats import AnswerFormat, find_answer_format
+from runtime.serving.answers.answer_parser import AnswerParser
+from runtime.serving.api.answer_grammar import chat_grammar
+from runtime.serving.api.schemas import ChatRequest
 from runtime.serving.errors import RequestError
-from runtime.serving.schemas import ChatRequest
 from tests.builders.plain_answers import TOKENIZER
 from tests.unit.runtime.serving.test_answer_formats import FAMILIES, OWN, TOOLS, WEATHER_JSON
 from tests.unit.runtime.serving.test_generation_requests import info

@@ -7,7 +7,7 @@ import pytest
 
 from predictors.errors import MoecastError
 from runtime.serving.config import ServeConfig, is_loopback
-from runtime.serving.middleware import KEY_VARIABLE, ApiKeys, load_api_keys
+from runtime.serving.edge.middleware import KEY_VARIABLE, ApiKeys, load_api_keys
 
 
 def test_keys__come_from_the_option_before_the_environment() -> None:

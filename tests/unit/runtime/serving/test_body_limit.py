@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from runtime.serving.body_limit import (
+from runtime.serving.edge.body_limit import (
     MAX_LARGE_BODIES,
     PARSED_AT_ONCE,
     PAUSE_SECONDS,

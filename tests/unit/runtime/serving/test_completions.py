@@ -14,7 +14,7 @@ from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from runtime.generation.detokenizer import Vocabulary
-from runtime.serving import event_stream, routes
+from runtime.serving.api import event_stream, routes
 from tests.builders.plain_answers import TOKENIZER, PlainAnswers, ids, text_of
 from tests.builders.serving import RunningServer
 

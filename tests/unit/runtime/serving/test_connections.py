@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.serving.connections import DEADLINES, ConnectionPhase, RepeatFilter
+from runtime.serving.edge.connections import DEADLINES, ConnectionPhase, RepeatFilter
 from tests.builders.serving import WAIT_SECONDS, RunningServer, running_server, tiny
 
 KEY = "the-key"
@@ -24,8 +24,8 @@ ESTABLISHED = 1
 def guarded(folder: Path) -> Iterator[RunningServer]:
     """A server with a key, few connections and short deadlines."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("runtime.serving.connections.MAX_CONNECTIONS", LIMIT)
-        patch.setattr("runtime.serving.middleware.DISCARD_SECONDS", 0.1)
+        patch.setattr("runtime.serving.edge.connections.MAX_CONNECTIONS", LIMIT)
+        patch.setattr("runtime.serving.edge.middleware.DISCARD_SECONDS", 0.1)
         patch.setitem(DEADLINES, ConnectionPhase.UNREAD, 1.5)
         patch.setitem(DEADLINES, ConnectionPhase.WAITING, 3.0)
         with running_server(lambda: tiny(folder), keys=frozenset({KEY})) as server:
@@ -135,7 +135,9 @@ def test_what_is_not_http__is_refused_and_not_logged(
         answer = read_all(connection)
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert b"connection: close" in answer.lower()
-    assert not [record for record in caplog.records if record.name != "runtime.serving.middleware"]
+    assert not [
+        record for record in caplog.records if record.name != "runtime.serving.edge.middleware"
+    ]
 
 
 def test_length_given_twice__closes_the_connection_after_the_answer(guarded: RunningServer) -> None:

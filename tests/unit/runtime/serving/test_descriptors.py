@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from runtime.serving.connections import (
+from runtime.serving.edge.connections import (
     MIN_CONNECTIONS,
     SPARE_FILES,
     connection_limit,

@@ -13,6 +13,13 @@ from runtime.generation.chat_template import PLAIN_STOP, EndOfTurn, end_of_turn
 from runtime.generation.detokenizer import Detokenizer
 from runtime.generation.sampling import SamplingParams
 from runtime.hf.kv import CacheSize
+from runtime.serving.api.generation_requests import (
+    RequestLimits,
+    parse_chat,
+    parse_completion,
+    tokenize_body,
+)
+from runtime.serving.api.schemas import ChatRequest, CompletionRequest, TokenizeRequest
 from runtime.serving.choice import (
     ChoiceEvent,
     ChoiceFinished,
@@ -21,13 +28,6 @@ from runtime.serving.choice import (
     TokenDelta,
 )
 from runtime.serving.errors import ContextTooLong, RequestError
-from runtime.serving.generation_requests import (
-    RequestLimits,
-    parse_chat,
-    parse_completion,
-    tokenize_body,
-)
-from runtime.serving.schemas import ChatRequest, CompletionRequest, TokenizeRequest
 from runtime.serving.served_model import KVCacheBudget, ModelInfo
 from tests.builders.plain_answers import TOKENIZER
 from tests.builders.serving import tiny

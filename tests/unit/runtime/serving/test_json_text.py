@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.serving.responses import BATCH_ITEMS, LazyList, json_pieces, to_json, write_json
+from runtime.serving.api.responses import BATCH_ITEMS, LazyList, json_pieces, to_json, write_json
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 VALUES = st.recursive(

@@ -18,8 +18,8 @@ import pytest
 from runtime.errors import TransferError
 from runtime.generation.lockstep.sequence import SequenceTask
 from runtime.policy.tier import TransferTask
+from runtime.serving.api.output_stream import OutputStream
 from runtime.serving.choice import CompletionChoice
-from runtime.serving.output_stream import OutputStream
 from runtime.serving.service import LoadedModel
 from tests.builders.plain_answers import PlainAnswers
 from tests.builders.served import before_transfers, count_pins, read_in_python

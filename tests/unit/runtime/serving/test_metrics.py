@@ -16,13 +16,13 @@ from runtime.generation.sampling import SamplingParams
 from runtime.hf.kv import CacheSize
 from runtime.serving.choice import CompletionChoice, FinishReason
 from runtime.serving.errors import QueueFull
-from runtime.serving.metric_definitions import (
+from runtime.serving.observe.metric_definitions import (
     DEFINITIONS,
     EXPERT_METRICS,
     REQUEST_METRICS,
     MetricKind,
 )
-from runtime.serving.metrics import ServerMetrics
+from runtime.serving.observe.metrics import ServerMetrics
 from runtime.serving.served_model import KVCacheBudget
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.served import read_in_python, serve, settle

@@ -12,13 +12,13 @@ from fastapi import FastAPI
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
+from runtime.serving.api.routes import metrics_routes, status_routes
 from runtime.serving.app import create_app
 from runtime.serving.config import ServeConfig
+from runtime.serving.edge.middleware import OPEN_PATHS, RequestLogMiddleware
 from runtime.serving.logs import configure_json_logging
-from runtime.serving.middleware import OPEN_PATHS, RequestLogMiddleware
-from runtime.serving.routes import metrics_routes, status_routes
+from runtime.serving.observe.status import Telemetry
 from runtime.serving.service import GenerationService
-from runtime.serving.status import Telemetry
 from tests.builders.serving import RunningServer, running_server, tiny
 from tests.builders.waiting import wait_for
 
@@ -184,7 +184,7 @@ def test_unexpected_exception__is_500_with_the_request_id(
     def broken(*_: Any) -> None:
         raise RuntimeError("private detail")
 
-    monkeypatch.setattr("runtime.serving.routes.tokenize_body", broken)
+    monkeypatch.setattr("runtime.serving.api.routes.tokenize_body", broken)
     with server.http(headers={"X-Request-Id": "id-7"}) as client:
         answer = client.post("/tokenize", json={"prompt": "a"})
     assert answer.status_code == 500

@@ -15,9 +15,9 @@ import pytest
 import yaml
 
 from configs.program import run_program
-from runtime.serving.metric_definitions import DEFINITIONS, MetricKind
-from runtime.serving.metrics import ServerMetrics
 from runtime.serving.monitoring import ALERTS, FILES, FOLDER, SCRAPING
+from runtime.serving.observe.metric_definitions import DEFINITIONS, MetricKind
+from runtime.serving.observe.metrics import ServerMetrics
 from tests.builders.monitoring import (
     dashboard_expressions,
     dashboard_variables,

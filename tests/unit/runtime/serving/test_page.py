@@ -6,7 +6,7 @@ import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from runtime.serving.routes import PAGE_FILES, status_routes
+from runtime.serving.api.routes import PAGE_FILES, status_routes
 
 POLICY = {
     "default-src": "'none'",

@@ -11,10 +11,10 @@ import torch
 from runtime.config import Exact, ModelConfig
 from runtime.serving.choice import CompletionChoice
 from runtime.serving.config import ServeConfig
-from runtime.serving.metrics import ServerMetrics
+from runtime.serving.observe.metrics import ServerMetrics
+from runtime.serving.observe.status import Telemetry
 from runtime.serving.served_model import load_model
 from runtime.serving.service import GenerationService, ServiceObserver
-from runtime.serving.status import Telemetry
 from tests.builders.plain_answers import PlainAnswers
 from tests.builders.serving import RunningServer, running_server, tiny
 from tests.builders.waiting import wait_for

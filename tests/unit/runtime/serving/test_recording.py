@@ -10,7 +10,7 @@ import pytest
 from predictors.errors import MoecastError
 from runtime.generation.sampling import SamplingParams
 from runtime.serving.choice import CompletionChoice, FinishReason
-from runtime.serving.recording import PromptRecorder
+from runtime.serving.observe.recording import PromptRecorder
 
 
 def ended(tokens: list[int], reason: FinishReason = FinishReason.STOP) -> CompletionChoice:

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from runtime.serving.body_fields import MAX_FIELDS, MAX_ITEMS
-from runtime.serving.schemas import (
+from runtime.serving.api.body_fields import MAX_FIELDS, MAX_ITEMS
+from runtime.serving.api.schemas import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,

@@ -19,8 +19,7 @@ from runtime.presets import load_system
 from runtime.serving.app import HeapTrimmer
 from runtime.serving.choice import CompletionChoice, FinishReason
 from runtime.serving.config import ServeConfig
-from runtime.serving.service import ServiceObserver, ServiceState
-from runtime.serving.status import (
+from runtime.serving.observe.status import (
     LISTED_ANSWERS,
     RATE_SECONDS,
     WINDOW_ANSWERS,
@@ -28,6 +27,7 @@ from runtime.serving.status import (
     Telemetry,
     percentiles,
 )
+from runtime.serving.service import ServiceObserver, ServiceState
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.served import serve
 

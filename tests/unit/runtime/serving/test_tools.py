@@ -11,8 +11,8 @@ from transformers import AutoTokenizer
 
 from runtime.config import BUILTIN_MODELS
 from runtime.generation.chat_template import render
-from runtime.serving.chat_messages import ChatMessage
-from runtime.serving.tool_template import ToolTemplate, find_tool_template
+from runtime.serving.answers.tool_template import ToolTemplate, find_tool_template
+from runtime.serving.api.chat_messages import ChatMessage
 from tests.builders.forced_text import HERMES_TEMPLATE, force_text
 from tests.builders.serving import RunningServer, running_server, tiny
 from tests.unit.runtime.serving.test_answer_formats import CALLS, TIME_CALL, TOOLS, WEATHER_CALL

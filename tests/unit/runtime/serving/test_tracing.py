@@ -12,7 +12,7 @@ import pytest
 from fastapi import FastAPI
 
 from predictors.errors import MoecastError
-from runtime.serving.tracing_settings import choose_exporter, open_tracing
+from runtime.serving.observe.tracing_settings import choose_exporter, open_tracing
 from tests.builders.serving import WAIT_SECONDS, RunningServer, running_server, tiny
 from tests.builders.waiting import wait_for
 
@@ -25,9 +25,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from opentelemetry.trace import SpanKind, StatusCode
 
-from runtime.serving import tracing
+from runtime.serving.observe import tracing
+from runtime.serving.observe.tracing import Tracing, make_provider
 from runtime.serving.service import GenerationService, ServiceObserver
-from runtime.serving.tracing import Tracing, make_provider
 
 BODY = {"prompt": "The heart", "max_tokens": 6, "ignore_eos": True, "temperature": 0}
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -298,7 +298,7 @@ def test_variables__that_ask_for_the_unsupported_are_refused() -> None:
 
 def test_tracing__without_a_variable_or_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    monkeypatch.delitem(sys.modules, "runtime.serving.tracing", raising=False)
+    monkeypatch.delitem(sys.modules, "runtime.serving.observe.tracing", raising=False)
     assert open_tracing({}, version="1") is None
     with pytest.raises(MoecastError, match=r"pip install 'moecast\[tracing\]'"):
         open_tracing(COLLECTOR, version="1")

@@ -10,9 +10,8 @@ from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from predictors.origin import package_versions
-from runtime.serving.errors import EngineDead, NotReady
-from runtime.serving.event_stream import EventStreamResponse, cancel_on_disconnect
-from runtime.serving.generation_requests import (
+from runtime.serving.api.event_stream import EventStreamResponse, cancel_on_disconnect
+from runtime.serving.api.generation_requests import (
     GenerationRequest,
     RequestLimits,
     decode_tokens,
@@ -23,27 +22,28 @@ from runtime.serving.generation_requests import (
     require_tokens,
     tokenize_body,
 )
-from runtime.serving.messages_api import MessagesRequest, MessagesResponse, PromptBody
-from runtime.serving.metrics import ServerMetrics
-from runtime.serving.output_stream import ClientDisconnected, OutputStream
-from runtime.serving.responses import (
+from runtime.serving.api.messages_api import MessagesRequest, MessagesResponse, PromptBody
+from runtime.serving.api.output_stream import ClientDisconnected, OutputStream
+from runtime.serving.api.responses import (
     ChatResponse,
     CompletionResponse,
     ResponseBuilder,
     to_json,
     write_json,
 )
-from runtime.serving.responses_api import ResponsesRequest, ResponsesResponse
-from runtime.serving.schemas import (
+from runtime.serving.api.responses_api import ResponsesRequest, ResponsesResponse
+from runtime.serving.api.schemas import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     GenerationBody,
     TokenizeRequest,
 )
+from runtime.serving.api.translation import TranslatedBody, count_tokens, parse_translated
+from runtime.serving.errors import EngineDead, NotReady
+from runtime.serving.observe.metrics import ServerMetrics
 from runtime.serving.served_model import ModelInfo
 from runtime.serving.service import GenerationService, ServiceState
-from runtime.serving.translation import TranslatedBody, count_tokens, parse_translated
 
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status for a client that disconnected; it appears in the log only."""

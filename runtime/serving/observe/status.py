@@ -14,8 +14,8 @@ import psutil
 from runtime.engine.monitor import EngineMonitor, EngineSnapshot
 from runtime.serving.choice import CompletionChoice
 from runtime.serving.config import ServeConfig
-from runtime.serving.metrics import ServerMetrics
-from runtime.serving.recording import PromptRecorder
+from runtime.serving.observe.metrics import ServerMetrics
+from runtime.serving.observe.recording import PromptRecorder
 from runtime.serving.service import GenerationService, ServiceObserver, ServiceState
 
 WINDOW_ANSWERS = 256

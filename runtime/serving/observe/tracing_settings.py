@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from predictors.errors import MoecastError, unknown
 
 if TYPE_CHECKING:
-    from runtime.serving.tracing import Tracing
+    from runtime.serving.observe.tracing import Tracing
 
 EXPORTER = "OTEL_TRACES_EXPORTER"
 DISABLED = "OTEL_SDK_DISABLED"
@@ -53,7 +53,7 @@ def open_tracing(environment: Mapping[str, str], *, version: str) -> "Tracing | 
         return None
     try:
         # Imported here: it needs the extra, and takes time that servers without traces save.
-        from runtime.serving.tracing import Tracing, make_provider
+        from runtime.serving.observe.tracing import Tracing, make_provider
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] != "opentelemetry":
             raise

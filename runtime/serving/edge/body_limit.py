@@ -10,6 +10,7 @@ from enum import IntEnum
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from runtime.serving.edge.middleware import OPEN_PATHS, read_header
 from runtime.serving.errors import (
     BodyTooLarge,
     BodyTooSlow,
@@ -18,7 +19,6 @@ from runtime.serving.errors import (
     ServerBusy,
     error_response,
 )
-from runtime.serving.middleware import OPEN_PATHS, read_header
 
 BODY_SECONDS = 30.0
 """Timeout for a request's body."""

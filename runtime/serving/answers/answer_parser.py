@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers.utils.chat_parsing import ResponseParser
 
-from runtime.serving.answer_formats import CONTENT, REASONING_FIELDS, TOOL_CALLS, UNMARKED
+from runtime.serving.answers.answer_formats import CONTENT, REASONING_FIELDS, TOOL_CALLS, UNMARKED
 
 CONTENTS = (CONTENT, UNMARKED)
 ID_CHARACTERS = string.ascii_letters + string.digits

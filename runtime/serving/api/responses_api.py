@@ -6,11 +6,10 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from runtime.generation.answer import FinishReason
-from runtime.serving.answer_parser import ToolCall
-from runtime.serving.body_fields import FIRST_ERROR, MAX_ITEMS, JsonObject, Text, at_most
-from runtime.serving.errors import RequestError
-from runtime.serving.itemized_response import ItemizedResponse, ItemKind
-from runtime.serving.translation import (
+from runtime.serving.answers.answer_parser import ToolCall
+from runtime.serving.api.body_fields import FIRST_ERROR, MAX_ITEMS, JsonObject, Text, at_most
+from runtime.serving.api.itemized_response import ItemizedResponse, ItemKind
+from runtime.serving.api.translation import (
     ConversationItem,
     TranslatedBody,
     answer_format,
@@ -18,6 +17,7 @@ from runtime.serving.translation import (
     join_items,
     text_as,
 )
+from runtime.serving.errors import RequestError
 
 KEEPS_NOTHING = "this server keeps no responses; send the whole conversation as input"
 UNSUPPORTED = "it is not supported by this server; leave it out"

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Discriminator, Field, model_validator
 
 from runtime.generation.messages import TEXT_PARTS
-from runtime.serving.body_fields import (
+from runtime.serving.api.body_fields import (
     FIRST_ERROR,
     LIST,
     MAX_ITEMS,

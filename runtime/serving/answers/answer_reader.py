@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from runtime.generation.sampling import TokenLogprob
-from runtime.serving.answer_parser import AnswerParser, AnswerPiece, ToolCall
+from runtime.serving.answers.answer_parser import AnswerParser, AnswerPiece, ToolCall
 from runtime.serving.choice import (
     ChoiceEvent,
     ChoiceFinished,

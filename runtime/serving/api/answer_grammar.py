@@ -16,10 +16,10 @@ from llguidance.gbnf_to_lark import any_to_lark
 from runtime.errors import GrammarError
 from runtime.generation.constraint import CompiledGrammar, compile_grammar
 from runtime.generation.grammar_check import MAX_GRAMMAR_BYTES, check_grammars
-from runtime.serving.answer_formats import AnswerFormat, AnswerText
-from runtime.serving.answer_parser import AnswerParser
+from runtime.serving.answers.answer_formats import AnswerFormat, AnswerText
+from runtime.serving.answers.answer_parser import AnswerParser
+from runtime.serving.api.schemas import ChatRequest, GenerationBody, StructuredOutputs
 from runtime.serving.errors import RequestError
-from runtime.serving.schemas import ChatRequest, GenerationBody, StructuredOutputs
 from runtime.serving.served_model import ModelInfo
 
 Part = Mapping[str, Any]

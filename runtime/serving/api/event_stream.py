@@ -9,9 +9,9 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from runtime.serving.api.output_stream import ClientDisconnected, KeepAlive, OutputStream
+from runtime.serving.api.responses import ResponseBuilder, to_json
 from runtime.serving.errors import RequestError
-from runtime.serving.output_stream import ClientDisconnected, KeepAlive, OutputStream
-from runtime.serving.responses import ResponseBuilder, to_json
 
 log = logging.getLogger(__name__)
 

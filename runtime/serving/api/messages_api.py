@@ -7,12 +7,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from runtime.generation.answer import FinishReason
-from runtime.serving.answer_parser import ToolCall
-from runtime.serving.body_fields import FIRST_ERROR, MAX_ITEMS, JsonObject, RequestBody, at_most
-from runtime.serving.chat_messages import HINTS, bound_parts
-from runtime.serving.errors import RequestError, anthropic_error_body
-from runtime.serving.itemized_response import ItemizedResponse, ItemKind
-from runtime.serving.translation import (
+from runtime.serving.answers.answer_parser import ToolCall
+from runtime.serving.api.body_fields import FIRST_ERROR, MAX_ITEMS, JsonObject, RequestBody, at_most
+from runtime.serving.api.chat_messages import HINTS, bound_parts
+from runtime.serving.api.itemized_response import ItemizedResponse, ItemKind
+from runtime.serving.api.translation import (
     ConversationItem,
     TranslatedBody,
     answer_format,
@@ -20,6 +19,7 @@ from runtime.serving.translation import (
     join_items,
     text_as,
 )
+from runtime.serving.errors import RequestError, anthropic_error_body
 
 BILLING = "x-anthropic-billing-header:"
 """Begins a block of system prompts that differs from request to request, and says nothing."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from fastapi.exceptions import RequestValidationError
 from pydantic import BeforeValidator, ConfigDict, ValidationError, model_validator
 
-from runtime.serving.body_fields import (
+from runtime.serving.api.body_fields import (
     FIRST_ERROR,
     FieldError,
     JsonObject,
@@ -16,16 +16,16 @@ from runtime.serving.body_fields import (
     Text,
     at_most,
 )
-from runtime.serving.chat_messages import HINTS, Content, ToolName, join_parts
-from runtime.serving.errors import RequestError
-from runtime.serving.generation_requests import (
+from runtime.serving.api.chat_messages import HINTS, Content, ToolName, join_parts
+from runtime.serving.api.generation_requests import (
     GenerationRequest,
     RequestLimits,
     parse_chat,
     render_messages,
     require_model,
 )
-from runtime.serving.schemas import MAX_TOOLS, ChatRequest
+from runtime.serving.api.schemas import MAX_TOOLS, ChatRequest
+from runtime.serving.errors import RequestError
 from runtime.serving.served_model import ModelInfo
 
 CALLS = ("function_call", "tool_use")

@@ -50,7 +50,7 @@ class ConnectionPhase(IntEnum):
 
 
 DEADLINES = {ConnectionPhase.WAITING: IDLE_SECONDS, ConnectionPhase.UNREAD: WRITE_SECONDS}
-"""Bodies have theirs in `runtime.serving.body_limit`."""
+"""Bodies have theirs in `runtime.serving.edge.body_limit`."""
 
 
 class ConnectionLimits:

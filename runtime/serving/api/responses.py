@@ -12,12 +12,12 @@ from typing import Any
 
 from runtime.generation.detokenizer import Detokenizer, Vocabulary
 from runtime.generation.sampling import TokenLogprob
-from runtime.serving.answer_parser import ToolCall
-from runtime.serving.answer_reader import OutputDelta
+from runtime.serving.answers.answer_parser import ToolCall
+from runtime.serving.answers.answer_reader import OutputDelta
+from runtime.serving.api.output_stream import OutputStream
+from runtime.serving.api.schemas import GenerationBody
 from runtime.serving.choice import ChoiceEvent
 from runtime.serving.errors import RequestError
-from runtime.serving.output_stream import OutputStream
-from runtime.serving.schemas import GenerationBody
 from runtime.serving.served_model import ModelInfo
 
 BATCH_ITEMS = 64

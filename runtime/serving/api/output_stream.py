@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from functools import partial
 
+from runtime.serving.api.generation_requests import GenerationRequest
 from runtime.serving.choice import ChoiceEvent, ChoiceFailed, ChoiceFinished, CompletionChoice
-from runtime.serving.generation_requests import GenerationRequest
 from runtime.serving.service import GenerationService
 
 

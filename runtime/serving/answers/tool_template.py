@@ -12,7 +12,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from runtime.generation.chat_template import has_template
-from runtime.serving.chat_messages import CalledFunction, ChatMessage, ToolCallMessage
+from runtime.serving.api.chat_messages import CalledFunction, ChatMessage, ToolCallMessage
 
 OFFERED, CALLED = "moecast_offered", "moecast_called"
 """Names of tools that show what the template writes."""

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from runtime.generation.answer import FinishReason, TokenDelta
-from runtime.serving.answer_parser import ToolCall
-from runtime.serving.answer_reader import OutputDelta
+from runtime.serving.answers.answer_parser import ToolCall
+from runtime.serving.answers.answer_reader import OutputDelta
+from runtime.serving.api.responses import ResponseBuilder
 from runtime.serving.choice import ChoiceEvent
-from runtime.serving.responses import ResponseBuilder
 
 ItemKind = Literal["reasoning", "text", "call"]
 

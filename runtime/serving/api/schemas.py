@@ -1,13 +1,13 @@
 """Request bodies of OpenAI's API; a field that the server does not support is an error.
 
-`runtime.serving.generation_requests` checks the limits that depend on the model or on the server.
+`generation_requests.py` checks the limits that depend on the model or on the server.
 """
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
-from runtime.serving.body_fields import (
+from runtime.serving.api.body_fields import (
     FIRST_ERROR,
     LIST,
     MAX_ITEMS,
@@ -19,7 +19,7 @@ from runtime.serving.body_fields import (
     at_most,
     kind_of_list,
 )
-from runtime.serving.chat_messages import HINTS, Messages, ToolName
+from runtime.serving.api.chat_messages import HINTS, Messages, ToolName
 from runtime.serving.errors import RequestError
 
 SEED_BITS = 63

@@ -29,7 +29,7 @@ from runtime.engine.monitor import EngineMonitor
 from runtime.serving.choice import CompletionChoice, FinishReason
 from runtime.serving.errors import NotReady, QueueFull, RequestError
 from runtime.serving.logs import count_dropped_lines
-from runtime.serving.metric_definitions import (
+from runtime.serving.observe.metric_definitions import (
     DEFINITIONS,
     EXPERT_METRICS,
     REQUEST_METRICS,

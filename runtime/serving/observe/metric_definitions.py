@@ -164,7 +164,7 @@ REQUEST_METRICS = (
     gauge("moecast_dropped_log_lines", SERVER,
           "Lines of the log that were dropped because nobody read them in time."),
 )  # fmt: skip
-"""Metrics that `runtime.serving.metrics.RequestMetrics` fills."""
+"""Metrics that `runtime.serving.observe.metrics.RequestMetrics` fills."""
 
 SERVER_INFO = gauge(
     "moecast_server_info",
@@ -241,6 +241,6 @@ EXPERT_METRICS = (
           of_engine(attrgetter("prefetching"))),
     SERVER_INFO,
 )  # fmt: skip
-"""Metrics that `runtime.serving.metrics.EngineCollector` reads from the engine."""
+"""Metrics that `runtime.serving.observe.metrics.EngineCollector` reads from the engine."""
 
 DEFINITIONS = {metric.name: metric for metric in (*REQUEST_METRICS, *EXPERT_METRICS)}

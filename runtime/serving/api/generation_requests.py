@@ -10,13 +10,12 @@ from transformers import PreTrainedTokenizerBase
 
 from runtime.generation.chat_template import render
 from runtime.generation.sampling import SamplingParams
-from runtime.serving.answer_formats import AnswerFormat
-from runtime.serving.answer_grammar import chat_grammar, completion_grammar
-from runtime.serving.answer_parser import AnswerParser
-from runtime.serving.answer_reader import AnswerReader
-from runtime.serving.chat_messages import ChatMessage
-from runtime.serving.errors import ContextTooLong, RequestError, UnknownModel
-from runtime.serving.schemas import (
+from runtime.serving.answers.answer_formats import AnswerFormat
+from runtime.serving.answers.answer_parser import AnswerParser
+from runtime.serving.answers.answer_reader import AnswerReader
+from runtime.serving.api.answer_grammar import chat_grammar, completion_grammar
+from runtime.serving.api.chat_messages import ChatMessage
+from runtime.serving.api.schemas import (
     SEED_BITS,
     ChatRequest,
     CompletionRequest,
@@ -24,6 +23,7 @@ from runtime.serving.schemas import (
     TemplateOptions,
     TokenizeRequest,
 )
+from runtime.serving.errors import ContextTooLong, RequestError, UnknownModel
 from runtime.serving.served_model import RECOMMENDED_OPTIONS, ModelInfo
 
 DEFAULT_COMPLETION_TOKENS = 16

@@ -1,0 +1,1 @@
+"""Requests and answers of each API, all of them one internal request."""

@@ -1,0 +1,1 @@
+"""Limits of connections, bodies and rates, before a request is read."""

@@ -1,0 +1,1 @@
+"""Views of a running server: metrics, the status page, traces, recorded requests."""
