@@ -88,8 +88,8 @@ def request_arguments(
 def find_fault(client: httpx2.Client, case: FuzzCase) -> tuple[int | None, str | None]:
     """Sends a case; returns the answer's status and the rule that it breaks.
 
-    No answer may be 500 or above, and every refusal must be an error in OpenAI's shape. The status
-    is None for a case that the client cannot send: headers with line breaks, for example.
+    No answer may be 500 or above, and every refusal must be an error in the shape of its API. The
+    status is None for a case that the client cannot send: headers with line breaks, for example.
     """
     try:
         answer = client.request(case.method, **case.arguments)
@@ -98,16 +98,18 @@ def find_fault(client: httpx2.Client, case: FuzzCase) -> tuple[int | None, str |
     except httpx2.TransportError as error:
         return None, f"{case}: no answer: {type(error).__name__}"
     status = answer.status_code
-    if status >= 500 or (status >= 400 and not is_openai_error(answer)):
+    if status >= 500 or (status >= 400 and not is_error(case.path, answer)):
         return status, f"{case}: {status} {answer.text[:80]!r}"
     return status, None
 
 
-def is_openai_error(answer: httpx2.Response) -> bool:
+def is_error(path: str, answer: httpx2.Response) -> bool:
+    """Whether a refusal is an error as Anthropic's API writes it, or OpenAI's everywhere else."""
     if answer.request.method == "HEAD":
         return True
     try:
         error = answer.json()["error"]
     except (ValueError, KeyError, TypeError):
         return False
-    return isinstance(error["message"], str) and {"type", "param", "code"} <= error.keys()
+    fields = {"type"} if path.startswith("/v1/messages") else {"type", "param", "code"}
+    return isinstance(error["message"], str) and fields <= error.keys()
