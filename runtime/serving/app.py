@@ -1,10 +1,10 @@
 """The HTTP application around one service: routes, error handlers, middleware, telemetry."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.telemetry import TelemetryConfig
@@ -15,10 +15,8 @@ from runtime.engine.memory import freeze_objects, return_free_heap
 from runtime.errors import ChatError
 from runtime.policy.budget import parse_size
 from runtime.serving.api.body_fields import FieldError, describe_problem, field_path
-from runtime.serving.api.generation_requests import RequestLimits
 from runtime.serving.api.routes import (
     generation_routes,
-    metrics_routes,
     server_routes,
     status_routes,
     token_routes,
@@ -27,21 +25,8 @@ from runtime.serving.api.schemas import ErrorResponse
 from runtime.serving.choice import CompletionChoice
 from runtime.serving.config import ServeConfig
 from runtime.serving.edge.body_limit import BODY_SECONDS, BodyLimitMiddleware
-from runtime.serving.edge.middleware import (
-    ApiKeys,
-    AuthMiddleware,
-    HostCheckMiddleware,
-    PathMiddleware,
-    RequestLogMiddleware,
-    failure_message,
-)
-from runtime.serving.errors import (
-    ErrorAnswer,
-    RequestError,
-    ServerFault,
-    error_body,
-    error_response,
-)
+from runtime.serving.edge.middleware import ApiKeys, DoorMiddleware, RequestLogMiddleware
+from runtime.serving.errors import ErrorAnswer, RequestError, error_body, error_response
 from runtime.serving.observe.recording import PromptRecorder
 from runtime.serving.observe.status import Telemetry
 from runtime.serving.served_model import LoadedModel, load_model
@@ -62,26 +47,23 @@ ERROR_KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_
 
 def create_app(
     service: GenerationService,
+    config: ServeConfig,
     *,
     version: str = "",
     keys: frozenset[str] = frozenset(),
-    checks_host: bool = False,
-    max_body_bytes: int = 1 << 20,
+    tracing: "Tracing | None" = None,
+    telemetry: Telemetry | None = None,
     body_seconds: float = BODY_SECONDS,
-    limits: RequestLimits | None = None,
-    log_prompts: bool = False,
-    telemetry: TelemetryConfig = NO_TELEMETRY,
-    routers: Iterable[APIRouter] = (),
 ) -> FastAPI:
-    """Create the application, to be wrapped in `RequestLogMiddleware`.
-
-    The request log has to be outside FastAPI, whose own last error handler answers in another
-    shape.
+    """Create the application.
 
     Args:
-        keys: API keys; none disables authentication.
-        checks_host: accept only this machine's own names in the Host header.
-        routers: more routes, such as metrics and the status page.
+        keys: API keys; none disables authentication. Then a server of this machine only, unless it
+            is `insecure`, accepts this machine's own names in the Host header only.
+        telemetry: adds the metrics and the status page.
+
+    Raises:
+        MoecastError: an invalid size.
     """
     app = FastAPI(
         title="moecast",
@@ -89,29 +71,33 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        telemetry=telemetry,
+        telemetry=NO_TELEMETRY if tracing is None else tracing.telemetry(),
         responses={
             "default": {"model": ErrorResponse, "description": "An error in OpenAI's shape"}
         },
     )
-    generation = generation_routes(service, limits or RequestLimits(), log_prompts=log_prompts)
-    server = server_routes(service, version)
-    for router in (server, generation, token_routes(service), *routers):
-        app.include_router(router)
-    app.add_exception_handler(RequestError, handle_request_error)
-    app.add_exception_handler(ChatError, handle_request_error)
+    app.include_router(server_routes(service, version))
+    app.include_router(generation_routes(service, config))
+    app.include_router(token_routes(service))
+    if telemetry is not None:
+        app.include_router(status_routes(telemetry.status, telemetry.metrics.render))
+    for kind in (RequestError, ChatError):
+        app.add_exception_handler(kind, handle_request_error)
     app.add_exception_handler(RequestValidationError, handle_validation_error)
     app.add_exception_handler(HTTPException, handle_http_error)
     for status in (404, 405):
         app.add_exception_handler(status, path_errors(service))
-    app.add_exception_handler(Exception, handle_failure)
     # The middleware that is added last is the outermost.
-    app.add_middleware(BodyLimitMiddleware, max_bytes=max_body_bytes, timeout_seconds=body_seconds)
-    if keys:
-        app.add_middleware(AuthMiddleware, keys=ApiKeys(keys))
-    if checks_host:
-        app.add_middleware(HostCheckMiddleware)
-    app.add_middleware(PathMiddleware)
+    max_bytes = parse_size(config.max_body, name="max_body")
+    app.add_middleware(BodyLimitMiddleware, max_bytes=max_bytes, timeout_seconds=body_seconds)
+    app.add_middleware(
+        DoorMiddleware,
+        checks_host=config.is_local and not keys and not config.insecure,
+        keys=ApiKeys(keys) if keys else None,
+    )
+    if tracing is not None:
+        tracing.install(service, app, model_name=config.model.name)
+    app.add_middleware(RequestLogMiddleware)
     return app
 
 
@@ -122,12 +108,6 @@ async def handle_request_error(_request: Request, error: Exception) -> JSONRespo
         error = RequestError(str(error), param="messages")
     assert isinstance(error, RequestError)
     return error_response(error)
-
-
-async def handle_failure(request: Request, _error: Exception) -> JSONResponse:
-    """Answer an unexpected exception; Starlette raises it again for the log."""
-    message = failure_message(request.state.request_id)
-    return error_response(ServerFault(message))
 
 
 async def handle_validation_error(request: Request, error: Exception) -> JSONResponse:
@@ -210,24 +190,9 @@ def create_server(
     )
     telemetry = Telemetry(service, config, version=version, recorder=recorder)
     app = create_app(
-        service,
-        version=version,
-        keys=keys,
-        checks_host=config.is_local and not keys and not config.insecure,
-        max_body_bytes=parse_size(config.max_body, name="max_body"),
-        limits=RequestLimits(
-            max_new_tokens=config.max_new_tokens,
-            max_choices=config.max_choices,
-            max_stop=config.max_stop,
-            max_total_choices=config.max_running + config.max_waiting,
-        ),
-        log_prompts=config.log_prompts,
-        telemetry=NO_TELEMETRY if tracing is None else tracing.telemetry(),
-        routers=[metrics_routes(telemetry.metrics), status_routes(telemetry.status)],
+        service, config, version=version, keys=keys, tracing=tracing, telemetry=telemetry
     )
-    if tracing is not None:
-        tracing.install(service, app, model_name=config.model.name)
-    return service, RequestLogMiddleware(app)
+    return service, app
 
 
 TRIM_INTERVAL_SECONDS = 30.0

@@ -140,6 +140,11 @@ class ServeConfig(ServedConfig):
         return [name for name in names if name]
 
     @property
+    def max_accepted(self) -> int:
+        """Most answers that run and wait."""
+        return self.max_running + self.max_waiting
+
+    @property
     def most_replicas(self) -> int:
         return self.max_replicas or self.replicas
 

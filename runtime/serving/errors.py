@@ -21,6 +21,8 @@ class RequestError(MoecastError):
     code: ClassVar[str | None] = None
     retry_after_seconds: ClassVar[int | None] = None
     """Value of the Retry-After header; None: trying again does not help."""
+    headers: ClassVar[Mapping[str, str]] = {}
+    """More headers of the response."""
 
     def __init__(self, message: str, *, param: str | None = None):
         super().__init__(message)
@@ -72,8 +74,8 @@ class ErrorAnswer(JSONResponse):
 
 def error_response(error: RequestError) -> ErrorAnswer:
     seconds = error.retry_after_seconds
-    headers = {} if seconds is None else {"retry-after": str(seconds)}
-    return ErrorAnswer(error.body(), error.status, headers)
+    retry = {} if seconds is None else {"retry-after": str(seconds)}
+    return ErrorAnswer(error.body(), error.status, {**error.headers, **retry})
 
 
 class ContextTooLong(RequestError):
@@ -96,6 +98,7 @@ class InvalidKey(RequestError):
     status = 401
     kind = "authentication_error"
     code = "invalid_api_key"
+    headers: ClassVar = {"www-authenticate": 'Basic realm="moecast", charset="UTF-8"'}
 
 
 class ForbiddenHost(RequestError):

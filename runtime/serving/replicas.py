@@ -183,8 +183,8 @@ class ReplicaSet:
             num_replicas=None if config.max_replicas else config.replicas,
             autoscaling_config=make_autoscaling(config),
             # The server's own queue rejects what it cannot hold, with 429.
-            max_ongoing_requests=config.max_running + config.max_waiting + SPARE_REQUESTS,
-            max_queued_requests=config.most_replicas * (config.max_running + config.max_waiting),
+            max_ongoing_requests=config.max_accepted + SPARE_REQUESTS,
+            max_queued_requests=config.most_replicas * config.max_accepted,
             backpressure_config=BackpressureConfig(
                 status_code=QueueFull.status, retry_after_s=QueueFull.retry_after_seconds
             ),

@@ -39,7 +39,7 @@ def needs_chromium() -> str:
 def page_server(status: Callable[[], dict[str, Any]]) -> Iterator[str]:
     """The URL of a server of the status page, whose `/status` is what the function returns."""
     app = FastAPI()
-    app.include_router(status_routes(status))
+    app.include_router(status_routes(status, lambda: (b"", "text/plain")))
     with listen("127.0.0.1", 0) as listener:
         server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))

@@ -5,22 +5,20 @@ import json
 import shutil
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx2
 import openai
-from fastapi import FastAPI
 
 from runtime.config import BUILTIN_MODELS, ModelConfig
-from runtime.serving.api.generation_requests import RequestLimits
 from runtime.serving.app import create_app
 from runtime.serving.choice import CompletionChoice
 from runtime.serving.config import ServeConfig
-from runtime.serving.edge.middleware import RequestLogMiddleware
 from runtime.serving.served_model import LoadedModel, load_model
 from runtime.serving.server import ShutdownRequest, listen, serve, server_url
 from runtime.serving.service import GenerationService, ServiceObserver, ServiceState
@@ -126,22 +124,27 @@ def running_server(
     max_waiting: int = 64,
     grace_seconds: float = 30.0,
     ready: bool = True,
-    limits: RequestLimits | None = None,
-    install: Callable[[GenerationService, FastAPI], None] = lambda *_: None,
+    install: Callable[[GenerationService], None] = lambda _: None,
+    options: Mapping[str, Any] = MappingProxyType({}),
     **settings: Any,
 ) -> Iterator[RunningServer]:
     """Serve on a free port of the loopback until the end of the block.
 
-    `install` may add to the service and the application.
+    Args:
+        install: may add to the service.
+        options: of `moecast serve`.
+        settings: of `create_app`.
     """
     steps = StepGate()
     service = GenerationService(
         open_model, max_running=max_running, max_waiting=max_waiting, observers=[steps]
     )
-    limits = limits or RequestLimits(max_total_choices=max_running + max_waiting)
-    inner = create_app(service, limits=limits, **settings)
-    install(service, inner)
-    app = RequestLogMiddleware(inner)
+    install(service)
+    config = ServeConfig(
+        model=ModelConfig(name="tiny"),
+        **{"insecure": True, "max_running": max_running, "max_waiting": max_waiting, **options},
+    )
+    app = create_app(service, config, **settings)
     shutdown = ShutdownRequest()
     loops: list[asyncio.AbstractEventLoop] = []
     listening, loaded = threading.Event(), threading.Event()

@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 from runtime.config import BUILTIN_MODELS
 from runtime.generation.chat_template import end_of_turn
 from runtime.serving.app import create_app
+from runtime.serving.config import ServeConfig
 from runtime.serving.errors import QueueFull
 from runtime.serving.served_model import ModelInfo
 from runtime.serving.service import GenerationService, ServiceState
@@ -55,7 +56,8 @@ def open_app() -> tuple[ASGIApp, asyncio.AbstractEventLoop]:
         end_of_turn=end_of_turn(tokenizer),
     )
     service = cast("GenerationService", FullService(info))
-    return create_app(service, log_prompts=True), asyncio.new_event_loop()
+    config = ServeConfig(log_prompts=True, insecure=True)
+    return create_app(service, config), asyncio.new_event_loop()
 
 
 async def post(app: ASGIApp, path: str, data: bytes) -> tuple[int, bytes]:

@@ -23,6 +23,7 @@ from runtime.serving.api.schemas import (
     TemplateOptions,
     TokenizeRequest,
 )
+from runtime.serving.config import ServeConfig
 from runtime.serving.errors import ContextTooLong, RequestError, UnknownModel
 from runtime.serving.served_model import RECOMMENDED_OPTIONS, ModelInfo
 
@@ -43,17 +44,6 @@ MAX_ECHO_LOGIT_BYTES = 1 << 30
 
 MAX_LOGPROBS_PER_REQUEST = 1 << 19
 """Log-probabilities of all tokens of a request's answers: 100 MiB while they are generated."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RequestLimits:
-    """The server's limits for one request."""
-
-    max_new_tokens: int = 4096
-    max_choices: int = 4
-    max_stop: int = 4
-    max_total_choices: int = 72
-    """Choices of all prompts of a request: more never fit the queue."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +103,7 @@ class GenerationRequest:
 
 
 def parse_completion(
-    body: CompletionRequest, info: ModelInfo, limits: RequestLimits
+    body: CompletionRequest, info: ModelInfo, limits: ServeConfig
 ) -> GenerationRequest:
     """Read a completion's prompts and options.
 
@@ -125,10 +115,10 @@ def parse_completion(
     given: list[Any] = [body.prompt] if is_single else body.prompt  # type: ignore[assignment]
     # Counted before any prompt is encoded, which may take minutes for a body of tiny ones.
     num_choices = len(given) * (body.n or 1)
-    if num_choices > limits.max_total_choices:
+    if num_choices > limits.max_accepted:
         raise RequestError(
             f"prompt: {num_choices} answers in one request exceed this server's limit of "
-            f"{limits.max_total_choices}; send fewer prompts at once",
+            f"{limits.max_accepted}; send fewer prompts at once",
             param="prompt",
         )
     prompts = [encode_prompt(prompt, body, info) for prompt in given]
@@ -158,7 +148,7 @@ def parse_completion(
 
 
 def parse_chat(
-    body: ChatRequest, info: ModelInfo, limits: RequestLimits, *, param: str = "messages"
+    body: ChatRequest, info: ModelInfo, limits: ServeConfig, *, param: str = "messages"
 ) -> GenerationRequest:
     """Render a chat's messages with the model's template and read its options.
 
@@ -219,7 +209,7 @@ def build_request(
     return request
 
 
-def check_limits(body: GenerationBody, info: ModelInfo, limits: RequestLimits) -> None:
+def check_limits(body: GenerationBody, info: ModelInfo, limits: ServeConfig) -> None:
     """Raise RequestError for options that are invalid with any prompt."""
     require_model(body.model, info)
     if (body.n or 1) > limits.max_choices:
@@ -352,7 +342,7 @@ def tokenize_body(body: TokenizeRequest, info: ModelInfo) -> list[int]:
 def resolve_max_tokens(
     num_prompt: int,
     info: ModelInfo,
-    limits: RequestLimits,
+    limits: ServeConfig,
     max_tokens: int | None,
     *,
     param: str = "prompt",

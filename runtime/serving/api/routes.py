@@ -13,7 +13,6 @@ from predictors.origin import package_versions
 from runtime.serving.api.event_stream import EventStreamResponse, cancel_on_disconnect
 from runtime.serving.api.generation_requests import (
     GenerationRequest,
-    RequestLimits,
     decode_tokens,
     parse_chat,
     parse_completion,
@@ -40,8 +39,8 @@ from runtime.serving.api.schemas import (
     TokenizeRequest,
 )
 from runtime.serving.api.translation import TranslatedBody, count_tokens, parse_translated
+from runtime.serving.config import ServeConfig
 from runtime.serving.errors import EngineDead, NotReady
-from runtime.serving.observe.metrics import ServerMetrics
 from runtime.serving.served_model import ModelInfo
 from runtime.serving.service import GenerationService, ServiceState
 
@@ -129,27 +128,25 @@ def model_card(info: ModelInfo, name: str) -> dict[str, Any]:
     }
 
 
-def generation_routes(
-    service: GenerationService, limits: RequestLimits, *, log_prompts: bool
-) -> APIRouter:
+def generation_routes(service: GenerationService, config: ServeConfig) -> APIRouter:
     router = APIRouter()
 
     async def respond(
         body: Body,
         http: Request,
-        parse: Callable[[Body, ModelInfo, RequestLimits], GenerationRequest],
+        parse: Callable[[Body, ModelInfo, ServeConfig], GenerationRequest],
         response_class: type[ResponseBuilder],
         prefix: str,
     ) -> Response:
         # A full queue rejects the request before any work is done for it.
         service.require_capacity()
         info = require_model_info(service)
-        request = await asyncio.to_thread(parse, body, info, limits)
+        request = await asyncio.to_thread(parse, body, info, config)
         http.state.parse_turn.release()
         request_id, log_fields = http.state.request_id, http.state.log
         stream = OutputStream(service, request, request_id=request_id)
         response = response_class(stream, info, body, id=prefix + request_id)
-        if log_prompts:
+        if config.log_prompts:
             log_fields["prompts"] = await asyncio.to_thread(decode_prompts, request, info)
         stream.submit()
         if body.stream:
@@ -159,7 +156,7 @@ def generation_routes(
                 whole = await response.whole()
             except ClientDisconnected:
                 return Response(status_code=CLIENT_CLOSED_REQUEST)
-        if log_prompts:
+        if config.log_prompts:
             log_fields["answers"] = [
                 {name: value for name, value in choice.items() if name != "logprobs"}
                 for choice in whole[response.answers]
@@ -228,24 +225,21 @@ def token_routes(service: GenerationService) -> APIRouter:
     return router
 
 
-def metrics_routes(metrics: ServerMetrics) -> APIRouter:
+def status_routes(
+    status: Callable[[], dict[str, Any]], metrics: Callable[[], tuple[bytes, str]]
+) -> APIRouter:
+    """The status page at `/`, `/status`, which it polls every second, and `/metrics`.
+
+    Args:
+        status: content of `/status`; called in a worker thread.
+        metrics: content of `/metrics`, and its type; as `status`.
+    """
     router = APIRouter()
 
     @router.get("/metrics")
     async def scrape() -> Response:
-        content, content_type = await asyncio.to_thread(metrics.render)
+        content, content_type = await asyncio.to_thread(metrics)
         return Response(content, headers={"Content-Type": content_type})
-
-    return router
-
-
-def status_routes(status: Callable[[], dict[str, Any]]) -> APIRouter:
-    """The status page at `/`, and `/status`, which it polls every second.
-
-    Args:
-        status: content of `/status`; called in a worker thread.
-    """
-    router = APIRouter()
 
     @router.get("/status")
     async def status_now() -> dict[str, Any]:

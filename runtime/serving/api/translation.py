@@ -19,12 +19,12 @@ from runtime.serving.api.body_fields import (
 from runtime.serving.api.chat_messages import HINTS, Content, ToolName, join_parts
 from runtime.serving.api.generation_requests import (
     GenerationRequest,
-    RequestLimits,
     parse_chat,
     render_messages,
     require_model,
 )
 from runtime.serving.api.schemas import MAX_TOOLS, ChatRequest
+from runtime.serving.config import ServeConfig
 from runtime.serving.errors import RequestError
 from runtime.serving.served_model import ModelInfo
 
@@ -194,7 +194,7 @@ class TranslatedBody(RequestBody):
 
 
 def parse_translated(
-    body: TranslatedBody, info: ModelInfo, limits: RequestLimits
+    body: TranslatedBody, info: ModelInfo, limits: ServeConfig
 ) -> GenerationRequest:
     """Read a body as a chat; raises what `parse_chat` raises, too."""
     try:

@@ -1,4 +1,4 @@
-"""Middleware around the application, in plain ASGI: log, host check, API keys.
+"""Middleware around the application, in plain ASGI: log, paths, host check, API keys.
 
 Nothing about the model is sent before the key is accepted.
 """
@@ -25,6 +25,7 @@ from runtime.serving.config import is_loopback
 from runtime.serving.errors import (
     ForbiddenHost,
     InvalidKey,
+    RequestError,
     ServerFault,
     error_response,
 )
@@ -165,8 +166,10 @@ class RequestLogMiddleware:
             # The outermost layer: one failed request must not end the server.
             log.exception("a request failed", extra={"fields": {"request_id": request_id}})
             if not status:
-                failure = error_response(ServerFault(failure_message(request_id)))
-                await failure(scope, receive, send_with_id)
+                problem = (
+                    f"internal error; the server's log has the details of request {request_id}"
+                )
+                await error_response(ServerFault(problem))(scope, receive, send_with_id)
         finally:
             fields |= {
                 "method": scope["method"],
@@ -187,73 +190,60 @@ async def discard_body(receive: Receive) -> None:
                 pass
 
 
-def failure_message(request_id: str) -> str:
-    return f"internal error; the server's log has the details of request {request_id}"
-
-
 SLASHES = re.compile("/{2,}")
 
 
-class PathMiddleware:
-    """Answers a path with superfluous slashes as the one without, and HEAD as GET.
+class DoorMiddleware:
+    """Rejects requests for another host or without a key, and corrects the paths of the others.
 
-    Clients join a base URL that ends in a slash with their paths; a redirect would lose the body.
-    The server sends no body in answer to HEAD.
+    A path with superfluous slashes is answered as the one without: clients join a base URL that
+    ends in a slash with their paths, and a redirect would lose the body. HEAD is answered as GET;
+    the server sends no body then.
+
+    Args:
+        checks_host: the Host header has to be a name of this machine. Otherwise a web page whose
+            name resolves to this machine (DNS rebinding) would share its origin with a server that
+            needs no key.
+        keys: one of them is required on every path except `OPEN_PATHS`, including paths that do
+            not exist; None: no key is.
     """
 
-    def __init__(self, app: ASGIApp):
-        self._app = app
+    def __init__(self, app: ASGIApp, *, checks_host: bool, keys: ApiKeys | None):
+        self._app, self._checks_host, self._keys = app, checks_host, keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            path = SLASHES.sub("/", scope["path"]).rstrip("/") or "/"
-            method = "GET" if scope["method"] == "HEAD" else scope["method"]
-            scope = {**scope, "path": path, "raw_path": quote(path).encode(), "method": method}
-        await self._app(scope, receive, send)
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path = SLASHES.sub("/", scope["path"]).rstrip("/") or "/"
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        scope = {**scope, "path": path, "raw_path": quote(path).encode(), "method": method}
+        try:
+            if self._checks_host:
+                require_own_host(scope)
+            if self._keys is not None and path not in OPEN_PATHS:
+                require_key(scope, self._keys)
+        except RequestError as error:
+            await error_response(error)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
 
-class HostCheckMiddleware:
-    """Rejects requests whose Host header is not a name of this machine.
-
-    Otherwise a web page whose name resolves to this machine (DNS rebinding) would share its origin
-    with a server that needs no key.
-    """
-
-    def __init__(self, app: ASGIApp):
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            host = (read_header(scope, b"host") or b"").decode("latin-1")
-            name = re.sub(r":\d+$", "", host).lower()
-            if name and not is_loopback(name):
-                error = ForbiddenHost(
-                    "a server without a key accepts the host localhost only; set api_key=..., or "
-                    "insecure=true behind a proxy that authenticates clients"
-                )
-                await error_response(error)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+def require_own_host(scope: Scope) -> None:
+    """Raise ForbiddenHost if the Host header is not a name of this machine."""
+    host = (read_header(scope, b"host") or b"").decode("latin-1")
+    name = re.sub(r":\d+$", "", host).lower()
+    if name and not is_loopback(name):
+        raise ForbiddenHost(
+            "a server without a key accepts the host localhost only; set api_key=..., or "
+            "insecure=true behind a proxy that authenticates clients"
+        )
 
 
-class AuthMiddleware:
-    """Requires a key on every path except `OPEN_PATHS`, including paths that do not exist.
-
-    Anthropic's clients send it as X-API-Key.
-    """
-
-    def __init__(self, app: ASGIApp, *, keys: ApiKeys):
-        self._app, self._keys = app, keys
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
-            key = read_header(scope, b"x-api-key")
-            shown = [read_header(scope, b"authorization"), key and b"Bearer " + key]
-            if not any([self._keys.accept(one) for one in shown if one]):
-                problem = "invalid API key" if any(shown) else "missing API key"
-                error = InvalidKey(f"{problem}; send the header 'Authorization: Bearer KEY'")
-                response = error_response(error)
-                response.headers["www-authenticate"] = 'Basic realm="moecast", charset="UTF-8"'
-                await response(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+def require_key(scope: Scope, keys: ApiKeys) -> None:
+    """Raise InvalidKey without a valid key, which Anthropic's clients send as X-API-Key."""
+    key = read_header(scope, b"x-api-key")
+    shown = [read_header(scope, b"authorization"), key and b"Bearer " + key]
+    if not any([keys.accept(one) for one in shown if one]):
+        problem = "invalid API key" if any(shown) else "missing API key"
+        raise InvalidKey(f"{problem}; send the header 'Authorization: Bearer KEY'")

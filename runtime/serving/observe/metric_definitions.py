@@ -164,7 +164,7 @@ REQUEST_METRICS = (
     gauge("moecast_dropped_log_lines", SERVER,
           "Lines of the log that were dropped because nobody read them in time."),
 )  # fmt: skip
-"""Metrics that `runtime.serving.observe.metrics.RequestMetrics` fills."""
+"""Metrics that `runtime.serving.observe.metrics.ServerMetrics` fills."""
 
 SERVER_INFO = gauge(
     "moecast_server_info",

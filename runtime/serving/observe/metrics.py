@@ -1,7 +1,7 @@
 """Fills the metrics of one server: requests as events happen, the engine when it is scraped.
 
     metrics = ServerMetrics(model_name="m", max_running=8)
-    service.add_observer(metrics.requests)
+    service.add_observer(metrics)
     metrics.add_engine(EngineMonitor(model.moecast.engine), info=...)   # when the model is loaded
     body, content_type = metrics.render()
 
@@ -37,62 +37,24 @@ from runtime.serving.observe.metric_definitions import (
     MetricDefinition,
     MetricKind,
 )
-from runtime.serving.served_model import KeptTexts, KVCacheBudget
+from runtime.serving.served_model import LoadedModel
 from runtime.serving.service import ServiceObserver
 
 
-class ServerMetrics:
-    """The registry of one server.
+class ServerMetrics(ServiceObserver):
+    """The registry of one server, and its metrics of sequences: one answer to one prompt.
 
     Args:
         model_name: label of all metrics.
-        max_length: longest sequence that the server accepts; None while it is unknown.
     """
 
-    def __init__(self, *, model_name: str, max_running: int, max_length: int | None = None):
+    def __init__(self, *, model_name: str, max_running: int):
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self._model_name = model_name
-        self.requests = RequestMetrics(
-            self.registry, model_name=model_name, max_running=max_running, max_length=max_length
-        )
-
-    def add_engine(self, monitor: EngineMonitor, *, info: Mapping[str, str]) -> None:
-        """Expose the engine's counters too; called once.
-
-        Args:
-            info: labels `version`, `system`, `predictor` and `eviction` of the server.
-        """
-        self.registry.register(EngineCollector(monitor, model_name=self._model_name, info=info))
-
-    def render(self) -> tuple[bytes, str]:
-        """The content and its type: always the text format, which every Prometheus reads.
-
-        In OpenMetrics prometheus_client 0.26 would replace `vllm:` by `vllm_`, unless the scraper
-        asks for another escaping, and dashboards would find nothing.
-        """
-        return generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
-
-
-class RequestMetrics(ServiceObserver):
-    """Metrics of sequences: one answer to one prompt, as vLLM counts.
-
-    Arguments as for `ServerMetrics`.
-    """
-
-    def __init__(
-        self,
-        registry: CollectorRegistry,
-        *,
-        model_name: str,
-        max_running: int,
-        max_length: int | None = None,
-    ):
-        self.max_length = max_length
-        self.kv_budget: KVCacheBudget | None = None
-        self.kept: KeptTexts | None = None
+        self.loaded: LoadedModel | None = None
+        """None while the model is loading."""
         self._max_running = max_running
-        self._families = {metric.name: build_family(metric, registry) for metric in REQUEST_METRICS}
+        self._families = {one.name: build_family(one, self.registry) for one in REQUEST_METRICS}
         self._own_labels = {"model_name": model_name, "engine": "0"}
         self._lock = threading.Lock()
         self._waiting: set[CompletionChoice] = set()
@@ -114,6 +76,23 @@ class RequestMetrics(ServiceObserver):
         for error in (QueueFull, NotReady):
             self.series("moecast_requests_rejected_total", status=str(error.status))
 
+    def add_engine(self, monitor: EngineMonitor, *, info: Mapping[str, str]) -> None:
+        """Expose the engine's counters too; called once.
+
+        Args:
+            info: labels `version`, `system`, `predictor` and `eviction` of the server.
+        """
+        labels = {"model_name": self._own_labels["model_name"], **info}
+        self.registry.register(EngineCollector(monitor, labels))
+
+    def render(self) -> tuple[bytes, str]:
+        """The content and its type: always the text format, which every Prometheus reads.
+
+        In OpenMetrics prometheus_client 0.26 would replace `vllm:` by `vllm_`, unless the scraper
+        asks for another escaping, and dashboards would find nothing.
+        """
+        return generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
+
     def series(self, name: str, **labels: str) -> Any:
         """The family's series with this server's labels and the given ones."""
         own = {key: self._own_labels[key] for key in DEFINITIONS[name].labels if key not in labels}
@@ -129,17 +108,19 @@ class RequestMetrics(ServiceObserver):
 
     @property
     def num_kept_bytes(self) -> int:
-        return 0 if self.kept is None else self.kept.caches.num_bytes
+        kept = None if self.loaded is None else self.loaded.kept
+        return 0 if kept is None else kept.caches.num_bytes
 
     def _kv_cache_usage(self) -> float:
         """NaN, Prometheus' "no value", for models without a longest sequence."""
         with self._lock:
             lengths = [choice.num_cached_tokens for choice in self._running]
-        if self.kv_budget is not None:
-            return self.kv_budget.bytes_of(lengths) / self.kv_budget.budget_bytes
-        if self.max_length is None:
+        info = None if self.loaded is None else self.loaded.info
+        if info is not None and info.kv_budget is not None:
+            return info.kv_budget.bytes_of(lengths) / info.kv_budget.budget_bytes
+        if info is None or info.max_length is None:
             return float("nan")
-        return sum(lengths) / (self._max_running * self.max_length)
+        return sum(lengths) / (self._max_running * info.max_length)
 
     # ---- events of the service
 
@@ -154,7 +135,7 @@ class RequestMetrics(ServiceObserver):
         with self._lock:
             self._waiting.discard(choice)
             self._running[choice] = 0, None
-        if choice.can_reuse_prefix and self.kept is not None:
+        if choice.can_reuse_prefix and self.loaded is not None and self.loaded.kept is not None:
             self.num_reused_tokens += choice.num_reused
             self.series("vllm:prefix_cache_queries_total").inc(len(choice.prompt))
             self.series("vllm:prefix_cache_hits_total").inc(choice.num_reused)
@@ -226,30 +207,23 @@ def build_family(metric: MetricDefinition, registry: CollectorRegistry) -> Any:
 
 
 class EngineCollector(Collector):
-    """Reads the engine's counters at each scrape."""
+    """Reads the engine's counters at each scrape.
 
-    def __init__(self, monitor: EngineMonitor, *, model_name: str, info: Mapping[str, str]):
+    Args:
+        labels: all of `SERVER_INFO`.
+    """
+
+    def __init__(self, monitor: EngineMonitor, labels: Mapping[str, str]):
         self._monitor = monitor
-        self._model_name = model_name
-        self._info = dict(info)
-
-    def describe(self) -> Iterable[MetricFamily]:
-        """Families without values, for the registry."""
-        return self._families().values()
+        self._labels = labels
 
     def collect(self) -> Iterable[MetricFamily]:
-        families, state = self._families(), self._monitor.snapshot()
-        for metric in EXPERT_METRICS:
-            for labels, value in metric.read(state):
-                families[metric.name].add_metric([self._model_name, *labels], value)
-        server_info = families[SERVER_INFO.name]
-        names = [self._info[label] for label in SERVER_INFO.labels if label != "model_name"]
-        server_info.add_metric([self._model_name, *names], 1)
-        return families.values()
-
-    def _families(self) -> dict[str, CounterMetricFamily | GaugeMetricFamily]:
+        state, model_name = self._monitor.snapshot(), self._labels["model_name"]
         classes = {MetricKind.COUNTER: CounterMetricFamily, MetricKind.GAUGE: GaugeMetricFamily}
-        return {
-            metric.name: classes[metric.kind](metric.family, metric.help, labels=metric.labels)
-            for metric in EXPERT_METRICS
-        }
+        for metric in EXPERT_METRICS:
+            family = classes[metric.kind](metric.family, metric.help, labels=metric.labels)
+            for labels, value in metric.read(state):
+                family.add_metric([model_name, *labels], value)
+            if metric is SERVER_INFO:
+                family.add_metric([self._labels[label] for label in metric.labels], 1)
+            yield family

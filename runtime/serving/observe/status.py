@@ -5,7 +5,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -26,23 +26,10 @@ RATE_SECONDS = 10
 PERCENTS = (50, 90, 99)
 
 
-@dataclass(frozen=True, kw_only=True)
-class AnswerRecord:
-    """One ended answer, without any of its text."""
-
-    id: str
-    """The request's id; the answers of one request share it."""
-    ended_at: str
-    """Time in UTC, ISO 8601."""
-    prompt_tokens: int
-    new_tokens: int
-    ttft_seconds: float | None
-    tpot_seconds: float | None
-    finish_reason: str
-
-
 class RecentAnswers(ServiceObserver):
-    """Records answers as they end, and the tokens of the last seconds. Thread-safe.
+    """Records answers as they end, without any of their text, and the tokens of the last seconds.
+
+    Thread-safe.
 
     Args:
         count_tokens: returns the number of tokens generated since the start.
@@ -59,7 +46,8 @@ class RecentAnswers(ServiceObserver):
     ):
         self._count_tokens, self._clock, self._now = count_tokens, clock, now
         self._lock = threading.Lock()
-        self._answers: deque[AnswerRecord] = deque(maxlen=WINDOW_ANSWERS)
+        self._answers: deque[dict[str, Any]] = deque(maxlen=WINDOW_ANSWERS)
+        """As `last` returns them. The answers of one request share its id."""
         self._totals: deque[tuple[int, int]] = deque([(0, 0)], maxlen=RATE_SECONDS + 2)
         """Seconds with their last total: those of the mean, this one, and one before."""
 
@@ -72,15 +60,15 @@ class RecentAnswers(ServiceObserver):
 
     def on_ended(self, choice: CompletionChoice) -> None:
         assert choice.finish_reason is not None
-        record = AnswerRecord(
-            id=choice.request_id,
-            ended_at=self._now().isoformat(timespec="seconds"),
-            prompt_tokens=len(choice.prompt),
-            new_tokens=choice.num_tokens,
-            ttft_seconds=choice.ttft_seconds,
-            tpot_seconds=choice.tpot_seconds,
-            finish_reason=str(choice.finish_reason),
-        )
+        record = {
+            "id": choice.request_id,
+            "ended_at": self._now().isoformat(timespec="seconds"),
+            "prompt_tokens": len(choice.prompt),
+            "new_tokens": choice.num_tokens,
+            "ttft_seconds": choice.ttft_seconds,
+            "tpot_seconds": choice.tpot_seconds,
+            "finish_reason": str(choice.finish_reason),
+        }
         with self._lock:
             self._answers.append(record)
 
@@ -99,20 +87,15 @@ class RecentAnswers(ServiceObserver):
         """Return percentiles of TTFT and TPOT in seconds, and how many answers they are of."""
         with self._lock:
             answers = list(self._answers)
-        values = {
-            "ttft_seconds": [answer.ttft_seconds for answer in answers],
-            "tpot_seconds": [answer.tpot_seconds for answer in answers],
-        }
         return {"num_answers": len(answers)} | {
-            name: percentiles([value for value in known if value is not None])
-            for name, known in values.items()
+            name: percentiles([one[name] for one in answers if one[name] is not None])
+            for name in ("ttft_seconds", "tpot_seconds")
         }
 
     def last(self) -> list[dict[str, Any]]:
         """Return the last `LISTED_ANSWERS` answers, the newest first."""
         with self._lock:
-            answers = list(self._answers)[-LISTED_ANSWERS:]
-        return [asdict(answer) for answer in reversed(answers)]
+            return list(self._answers)[: -LISTED_ANSWERS - 1 : -1]
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float] | None:
@@ -144,33 +127,31 @@ class Telemetry:
         version: str = "",
         recorder: PromptRecorder | None = None,
     ):
-        self._service = service
+        self._service, self._config, self._version = service, config, version
         self._recorder = recorder
-        self._model_name = config.model.name
-        self._version = version
-        self._queue = {"max_running": config.max_running, "max_waiting": config.max_waiting}
-        self._names = {"system": config.system.name, "eviction": config.system.eviction}
         self._started = time.monotonic()
         self._process = psutil.Process()
         self._monitor: EngineMonitor | None = None
         self._served: dict[str, Any] | None = None
-        self.metrics = ServerMetrics(model_name=self._model_name, max_running=config.max_running)
-        self.recent = RecentAnswers(lambda: self.metrics.requests.num_generated_tokens)
-        service.add_observer(self.metrics.requests)
+        self.metrics = ServerMetrics(model_name=config.model.name, max_running=config.max_running)
+        self.recent = RecentAnswers(lambda: self.metrics.num_generated_tokens)
+        service.add_observer(self.metrics)
         service.add_observer(self.recent)
         service.on_state_change(self._on_state_change)
 
     def _on_state_change(self, state: ServiceState) -> None:
         """Called in the engine thread, which has loaded the model when the service is ready."""
-        loaded = self._service.loaded
+        loaded, system = self._service.loaded, self._config.system
         if state is ServiceState.READY and loaded is not None:
-            self.metrics.requests.max_length = loaded.info.max_length
-            self.metrics.requests.kv_budget = loaded.info.kv_budget
-            self.metrics.requests.kept = loaded.kept
+            self.metrics.loaded = loaded
             handle = loaded.model.moecast
             monitor = EngineMonitor(handle.engine)
-            # The predictor in use: the model may have no zoo entry of the system's own.
-            names = {**self._names, "predictor": handle.engine.driver.predictor_kind or "none"}
+            names = {
+                "system": system.name,
+                "eviction": system.eviction,
+                # The one in use: the model may have no zoo entry of the system's own.
+                "predictor": handle.engine.driver.predictor_kind or "none",
+            }
             self.metrics.add_engine(monitor, info={"version": self._version, **names})
             self._served = {
                 **names,
@@ -186,25 +167,29 @@ class Telemetry:
 
         Until the model is loaded `served` is null, and the engine's fields are missing.
         """
-        requests = self.metrics.requests
+        metrics, config = self.metrics, self._config
         status: dict[str, Any] = {
-            "model": self._model_name,
+            "model": config.model.name,
             "version": self._version,
             "state": str(self._service.state),
             "uptime_seconds": time.monotonic() - self._started,
-            "queue": {"running": requests.num_running, "waiting": requests.num_waiting}
-            | self._queue,
+            "queue": {
+                "running": metrics.num_running,
+                "waiting": metrics.num_waiting,
+                "max_running": config.max_running,
+                "max_waiting": config.max_waiting,
+            },
             "tokens": {
-                "prompt": requests.num_prompt_tokens,
-                "reused": requests.num_reused_tokens,
-                "generated": requests.num_generated_tokens,
+                "prompt": metrics.num_prompt_tokens,
+                "reused": metrics.num_reused_tokens,
+                "generated": metrics.num_generated_tokens,
                 "generated_per_second": self.recent.tokens_per_second(),
             },
             "latency": self.recent.latencies(),
             "answers": self.recent.last(),
             "memory": {
                 "resident_bytes": self._process.memory_info().rss,
-                "kept_kv_bytes": requests.num_kept_bytes,
+                "kept_kv_bytes": metrics.num_kept_bytes,
             },
             "recording": self._recorder and self._recorder.status(),
             "served": self._served,

@@ -14,7 +14,6 @@ from runtime.generation.detokenizer import Detokenizer
 from runtime.generation.sampling import SamplingParams
 from runtime.hf.kv import CacheSize
 from runtime.serving.api.generation_requests import (
-    RequestLimits,
     parse_chat,
     parse_completion,
     tokenize_body,
@@ -27,6 +26,7 @@ from runtime.serving.choice import (
     FinishReason,
     TokenDelta,
 )
+from runtime.serving.config import ServeConfig
 from runtime.serving.errors import ContextTooLong, RequestError
 from runtime.serving.served_model import KVCacheBudget, ModelInfo
 from tests.builders.plain_answers import TOKENIZER
@@ -34,7 +34,7 @@ from tests.builders.serving import tiny
 from tests.builders.tokenizers import byte_fallback_tokenizer
 
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
-LIMITS = RequestLimits(max_new_tokens=100)
+LIMITS = ServeConfig(max_new_tokens=100)
 
 
 def info(**more: Any) -> ModelInfo:
@@ -199,7 +199,7 @@ def test_stop_token_ids__may_not_be_the_whole_vocabulary_with_min_tokens() -> No
 
 def test_logprobs__of_all_answers_together_are_bounded() -> None:
     long = info(context_length=None)
-    limits = RequestLimits(max_new_tokens=4096)
+    limits = ServeConfig(max_new_tokens=4096)
     most = {"prompt": [[1] * 1024] * 6, "n": 4, "max_tokens": 16, "echo": True, "logprobs": 20}
     assert parse_completion(completion(**most), long, limits).num_logprobs == 24 * 1040 * 21
     more = completion(**most | {"max_tokens": 17})

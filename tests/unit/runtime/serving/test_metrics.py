@@ -3,6 +3,7 @@
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -52,7 +53,17 @@ VLLMS_DASHBOARD = {
 
 @pytest.fixture
 def metrics() -> ServerMetrics:
-    return ServerMetrics(model_name="m", max_running=2, max_length=100)
+    return make_metrics(max_running=2)
+
+
+def make_metrics(
+    *, max_running: int, max_length: int | None = 100, kv_budget: KVCacheBudget | None = None
+) -> ServerMetrics:
+    """The metrics of a server whose model is loaded."""
+    metrics = ServerMetrics(model_name="m", max_running=max_running)
+    info = SimpleNamespace(max_length=max_length, kv_budget=kv_budget)
+    metrics.loaded = SimpleNamespace(info=info, kept=None)  # type: ignore[assignment]
+    return metrics
 
 
 def make_choice(*, num_prompt_tokens: int = 3, at: float = 100.0) -> CompletionChoice:
@@ -65,7 +76,7 @@ def make_choice(*, num_prompt_tokens: int = 3, at: float = 100.0) -> CompletionC
 
 def start(metrics: ServerMetrics, choice: CompletionChoice, at: float) -> None:
     choice.started_at = at
-    metrics.requests.on_started(choice)
+    metrics.on_started(choice)
 
 
 def step(metrics: ServerMetrics, at: float, *choices: CompletionChoice) -> None:
@@ -74,12 +85,12 @@ def step(metrics: ServerMetrics, at: float, *choices: CompletionChoice) -> None:
         choice.num_tokens += 1
         choice.last_token_at = at
         choice.first_token_at = choice.first_token_at or at
-    metrics.requests.on_step(0.5, list(choices))
+    metrics.on_step(0.5, list(choices))
 
 
 def end(metrics: ServerMetrics, choice: CompletionChoice, at: float, reason: FinishReason) -> None:
     choice.ended_at, choice.finish_reason = at, reason
-    metrics.requests.on_ended(choice)
+    metrics.on_ended(choice)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +114,7 @@ def test_metrics__expose_every_definition_with_labels_and_kind(
     metrics: ServerMetrics, model
 ) -> None:
     metrics.add_engine(EngineMonitor(model.moecast.engine), info=INFO)
-    metrics.requests.on_rejected(QueueFull("full"))
+    metrics.on_rejected(QueueFull("full"))
     body, content_type = metrics.render()
     assert content_type.startswith("text/plain")
     families = {family.name: family for family in parse_text(body.decode())}
@@ -134,7 +145,7 @@ def test_metrics__include_every_series_of_vllms_dashboard(metrics: ServerMetrics
 
 def test_durations__add_up_for_one_sequence(metrics: ServerMetrics) -> None:
     choice = make_choice(num_prompt_tokens=7, at=100)
-    metrics.requests.on_queued(choice)
+    metrics.on_queued(choice)
     assert of(metrics, "vllm:num_requests_waiting") == 1
     assert of(metrics, "vllm:num_requests_running") == 0
     start(metrics, choice, 102)
@@ -163,9 +174,9 @@ def test_durations__add_up_for_one_sequence(metrics: ServerMetrics) -> None:
     counts = {name: of(metrics, f"{name}_count") for name in sums}
     assert counts.pop("vllm:inter_token_latency_seconds") == 2
     assert set(counts.values()) == {1}
-    assert of(metrics, "vllm:prompt_tokens_total") == metrics.requests.num_prompt_tokens == 7
+    assert of(metrics, "vllm:prompt_tokens_total") == metrics.num_prompt_tokens == 7
     assert of(metrics, "vllm:generation_tokens_total") == 3
-    assert metrics.requests.num_generated_tokens == 3
+    assert metrics.num_generated_tokens == 3
     assert of(metrics, "vllm:request_success_total", finished_reason="length") == 1
     assert of(metrics, "vllm:request_success_total", finished_reason="stop") == 0
     assert of(metrics, "vllm:num_requests_running") == of(metrics, "vllm:kv_cache_usage_perc") == 0
@@ -174,11 +185,11 @@ def test_durations__add_up_for_one_sequence(metrics: ServerMetrics) -> None:
 def test_on_step__counts_the_tokens_of_the_forward_pass(metrics: ServerMetrics) -> None:
     first, second = make_choice(num_prompt_tokens=7), make_choice(num_prompt_tokens=5)
     for choice in (first, second):
-        metrics.requests.on_queued(choice)
+        metrics.on_queued(choice)
         start(metrics, choice, 101)
     step(metrics, 102, first)
     step(metrics, 103, first, second)
-    metrics.requests.on_step(0.5, [first, second])  # neither has a new token
+    metrics.on_step(0.5, [first, second])  # neither has a new token
     assert of(metrics, "vllm:iteration_tokens_total_sum") == 7 + (1 + 5)
     assert of(metrics, "vllm:iteration_tokens_total_count") == 3
     assert value(metrics, "moecast_group_size", model_name="m") == 2
@@ -190,19 +201,19 @@ def test_rejections__are_counted_from_zero(metrics: ServerMetrics) -> None:
     """A rate misses the first event of a series that appears with it."""
     name, full = "moecast_requests_rejected_total", {"model_name": "m", "status": "429"}
     assert value(metrics, name, **full | {"status": "503"}) == value(metrics, name, **full) == 0
-    metrics.requests.on_rejected(QueueFull("full"))
+    metrics.on_rejected(QueueFull("full"))
     assert value(metrics, name, **full) == 1
 
 
 def test_kv_cache_usage__is_nan_without_a_context_length() -> None:
-    metrics = ServerMetrics(model_name="m", max_running=2)
+    metrics = make_metrics(max_running=2, max_length=None)
     assert math.isnan(of(metrics, "vllm:kv_cache_usage_perc") or 0)
 
 
-def test_kv_cache_usage__is_a_share_of_kv_budget(metrics: ServerMetrics) -> None:
-    metrics.requests.kv_budget = KVCacheBudget(CacheSize(10, 100), 1000)
+def test_kv_cache_usage__is_a_share_of_kv_budget() -> None:
+    metrics = make_metrics(max_running=2, kv_budget=KVCacheBudget(CacheSize(10, 100), 1000))
     choice = make_choice(num_prompt_tokens=5)
-    metrics.requests.on_queued(choice)
+    metrics.on_queued(choice)
     assert of(metrics, "vllm:kv_cache_usage_perc") == 0
     start(metrics, choice, 101)
     step(metrics, 102, choice)
@@ -216,11 +227,11 @@ LIVES = st.tuples(st.booleans(), st.integers(0, 4), st.integers(1, 9), ENDS)
 @given(lives=st.lists(LIVES, max_size=8))
 @settings(max_examples=40, deadline=None)
 def test_gauges__are_zero_when_all_choices_have_ended(lives) -> None:
-    metrics = ServerMetrics(model_name="m", max_running=4, max_length=100)
+    metrics = make_metrics(max_running=4)
     choices = []
     for starts, num_tokens, num_prompt_tokens, reason in lives:
         choice = make_choice(num_prompt_tokens=num_prompt_tokens)
-        metrics.requests.on_queued(choice)
+        metrics.on_queued(choice)
         if starts:
             start(metrics, choice, 101)
             for number in range(num_tokens):
@@ -314,7 +325,7 @@ def test_prefetching_gauge__exists_for_adaptive_systems_only(metrics: ServerMetr
 
 def test_two_servers__in_one_process_do_not_add_up() -> None:
     first, second = (ServerMetrics(model_name="m", max_running=1) for _ in range(2))
-    first.requests.on_queued(make_choice())
+    first.on_queued(make_choice())
     assert of(first, "vllm:num_requests_waiting") == 1
     assert of(second, "vllm:num_requests_waiting") == 0
 

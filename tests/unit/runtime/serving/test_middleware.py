@@ -12,10 +12,9 @@ from fastapi import FastAPI
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from runtime.serving.api.routes import metrics_routes, status_routes
 from runtime.serving.app import create_app
 from runtime.serving.config import ServeConfig
-from runtime.serving.edge.middleware import OPEN_PATHS, RequestLogMiddleware
+from runtime.serving.edge.middleware import OPEN_PATHS
 from runtime.serving.logs import configure_json_logging
 from runtime.serving.observe.status import Telemetry
 from runtime.serving.service import GenerationService
@@ -29,15 +28,12 @@ def never() -> Any:
     raise AssertionError("no model is loaded in these tests")
 
 
-def application(**settings: Any) -> tuple[FastAPI, TestClient]:
+def application(keys: frozenset[str] = frozenset(), **options: Any) -> tuple[FastAPI, TestClient]:
     """The whole application with its middleware; the model is not loaded."""
     service = GenerationService(never, max_running=1, max_waiting=1)
-    telemetry = Telemetry(service, ServeConfig(max_running=1, max_waiting=1))
-    routers = [metrics_routes(telemetry.metrics), status_routes(telemetry.status)]
-    app = create_app(service, routers=routers, **settings)
-    return app, TestClient(
-        RequestLogMiddleware(app), base_url="http://localhost", raise_server_exceptions=False
-    )
+    config = ServeConfig(**options)
+    app = create_app(service, config, keys=keys, telemetry=Telemetry(service, config))
+    return app, TestClient(app, base_url="http://localhost", raise_server_exceptions=False)
 
 
 def list_endpoints(app: FastAPI) -> list[tuple[str, str]]:
@@ -127,9 +123,9 @@ def test_body__is_read_only_after_authentication() -> None:
 )
 def test_host_check__rejects_other_host_names_without_a_key(host: str, status: int) -> None:
     """A web page whose name resolves to this machine shares the server's origin (DNS rebinding)."""
-    _, client = application(checks_host=True)
-    assert client.get("/version", headers={"Host": host}).status_code == status
     _, client = application()
+    assert client.get("/version", headers={"Host": host}).status_code == status
+    _, client = application(insecure=True)
     assert client.get("/version", headers={"Host": host}).status_code == 200
 
 
@@ -160,7 +156,9 @@ def lines() -> io.StringIO:
 def test_log__has_ids_and_counts_and_prompts_only_on_request(
     folder: Path, lines: io.StringIO, log_prompts: bool
 ) -> None:
-    with running_server(lambda: tiny(folder), keys=KEYS, log_prompts=log_prompts) as server:
+    with running_server(
+        lambda: tiny(folder), keys=KEYS, options={"log_prompts": log_prompts}
+    ) as server:
         body = {"prompt": "a very private matter", "max_tokens": 2}
         for number, key in enumerate(("first-key", "wrong-key")):
             headers = {"Authorization": f"Bearer {key}", "X-Request-Id": f"id-{number}"}

@@ -26,7 +26,7 @@ MARKUP = r"(inner|outer)HTML|insertAdjacentHTML|document\.write|\beval\(|Functio
 @pytest.fixture(scope="module")
 def client() -> TestClient:
     app = FastAPI()
-    app.include_router(status_routes(dict))
+    app.include_router(status_routes(dict, lambda: (b"", "text/plain")))
     return TestClient(app)
 
 

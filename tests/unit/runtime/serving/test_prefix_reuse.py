@@ -171,7 +171,7 @@ def test_option__turns_it_off(folder: Path) -> None:
 def test_metrics_and_status__count_reused_tokens(folder: Path) -> None:
     made: list[Telemetry] = []
 
-    def watch(service: GenerationService, _app: Any) -> None:
+    def watch(service: GenerationService) -> None:
         made.append(Telemetry(service, ServeConfig(model=ModelConfig(name="tiny"))))
 
     with running_server(lambda: tiny(folder), install=watch) as server:

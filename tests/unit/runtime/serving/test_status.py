@@ -76,7 +76,7 @@ def test_status__of_a_model_that_is_loading(telemetry: Telemetry, service: FakeS
     assert status["queue"] == {"running": 0, "waiting": 0, "max_running": 2, "max_waiting": 3}
     assert status["memory"]["resident_bytes"] > 0
     assert "experts" not in status
-    assert service.observers == [telemetry.metrics.requests, telemetry.recent]
+    assert service.observers == [telemetry.metrics, telemetry.recent]
     assert status["tokens"] == {
         "prompt": 0,
         "reused": 0,
@@ -132,7 +132,7 @@ def test_status__includes_the_engine_once_it_is_ready(
     assert (status["faults"], status["lost_threads"]) == ({}, 0)
     assert status["predictor_drift"] is None  # no entry, no card
     assert status["prefetching"] in (True, False)  # the default system is adaptive
-    assert telemetry.metrics.requests.max_length == 64
+    assert telemetry.metrics.loaded is service.loaded
 
 
 START = datetime(2026, 11, 22, 8, 30, tzinfo=UTC)

@@ -9,7 +9,6 @@ from typing import Any
 
 import httpx2
 import pytest
-from fastapi import FastAPI
 
 from predictors.errors import MoecastError
 from runtime.serving.observe.tracing_settings import choose_exporter, open_tracing
@@ -69,18 +68,16 @@ def traced(folder: Path) -> Iterator[TracedServer]:
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     stalls: list[StalledSteps] = []
 
-    def install(service: GenerationService, app: FastAPI) -> None:
+    def install(service: GenerationService) -> None:
         stalls.append(StalledSteps(service))
         service.add_observer(stalls[0])
-        recorded.install(service, app, model_name="tiny")
 
-    recorded = Tracing(provider)
     with running_server(
         lambda: tiny(folder),
         max_running=1,
         max_waiting=3,
         install=install,
-        telemetry=recorded.telemetry(),
+        tracing=Tracing(provider),
     ) as server:
         yield TracedServer(server, stalls[0], exporter)
 
