@@ -29,7 +29,6 @@ MODULES = (
     "policy.queue",
     "policy.tier",
     "policy.eviction.protocol",
-    "policy.eviction.recency",
     "policy.eviction.regret",
     "policy.eviction.reuse",
     "policy.eviction.score_order",

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from runtime.policy.eviction.protocol import EvictionOrder, EvictionPolicy, Expert, Probabilities
-from runtime.policy.eviction.score_order import ScoreOrder
+from runtime.policy.eviction.protocol import Expert, Probabilities
+from runtime.policy.eviction.score_order import ScoreEviction, ScoreOrder
 
 
 class ResettingOrder(ScoreOrder):
@@ -16,7 +16,7 @@ class ResettingOrder(ScoreOrder):
         self.score_N[self.index(expert)] = 0.0
 
 
-class LfuEviction(EvictionPolicy):
+class LfuEviction(ScoreEviction):
     """Evicts the expert that the fewest steps since the start requested, resident or not.
 
     BrainStorm's policy: MoE-Infinity (request level), section 7.3, model-level counts. Ties go to
@@ -30,18 +30,15 @@ class LfuEviction(EvictionPolicy):
     """
 
     def __init__(self, *, num_layers: int, num_experts: int, reset_on_eviction: bool = False):
-        self._score_LE = np.zeros((num_layers, num_experts))
-        self._reset_on_eviction = reset_on_eviction
-
-    def make_order(self, *, num_slots: int, layers: range) -> EvictionOrder:  # noqa: ARG002
-        make = ResettingOrder if self._reset_on_eviction else ScoreOrder
-        return make(self._score_LE, layers)
+        super().__init__(num_layers=num_layers, num_experts=num_experts)
+        if reset_on_eviction:
+            self.order = ResettingOrder
 
     def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
-        self._score_LE[layer, list(tokens_per_expert)] += 1
+        self.score_LE[layer, list(tokens_per_expert)] += 1
 
 
-class FmoeEviction(EvictionPolicy):
+class FmoeEviction(ScoreEviction):
     """Evicts the expert with the highest `1 / (p * freq)` (fMoE, section 4.5).
 
     `p` is the latest forecast of the expert (in fMoE: the expert map's that the search found), 1
@@ -51,11 +48,11 @@ class FmoeEviction(EvictionPolicy):
     """
 
     def __init__(self, *, num_layers: int, num_experts: int):
+        super().__init__(num_layers=num_layers, num_experts=num_experts)
         self._probability_LE = np.ones((num_layers, num_experts))
         self._visits_LE = np.zeros((num_layers, num_experts))
-        self.score_LE = np.zeros((num_layers, num_experts))
 
-    def make_order(self, *, num_slots: int, layers: range) -> EvictionOrder:  # noqa: ARG002
+    def make_order(self, *, num_slots: int, layers: range) -> ScoreOrder:  # noqa: ARG002
         return VisitOrder(self, layers)
 
     def set_visits(self, expert: Expert, visits: int | None) -> None:

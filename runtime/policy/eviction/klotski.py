@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from predictors.base import Ints
-from runtime.policy.eviction.protocol import EvictionOrder, EvictionPolicy, Expert
+from runtime.policy.eviction.protocol import Expert
 from runtime.policy.eviction.score_order import (
+    ScoreEviction,
     ScoreOrder,
     Scores,
     find_best_absent,
@@ -45,8 +46,10 @@ class FirstLayersEviction(StaticEviction):
         )
 
 
-class LayerWindowEviction(EvictionPolicy):
+class LayerWindowEviction(ScoreEviction):
     """Holds the layers that are computed next (Klotski, section 6.1).
+
+    The score is the negative distance in layers to the next use.
 
     "As the computation proceeds to layer i, the GPU prefetches tensors for layer i + 1 from CPU
     memory, while the CPU prefetches tensors for layer i + L from the disk and removes tensors for
@@ -70,18 +73,17 @@ class LayerWindowEviction(EvictionPolicy):
         num_experts: int,
         is_held_elsewhere: Callable[[Expert], bool] = lambda _: False,
     ):
+        super().__init__(num_layers=num_layers, num_experts=num_experts)
         self._num_layers = num_layers
         self._num_experts = num_experts
         self._is_held_elsewhere = is_held_elsewhere
         self._held_LE: np.ndarray | None = None
-        self._score_LE = np.zeros((num_layers, num_experts))
-        """The negative distance in layers to the next use."""
         self._idle_LE = np.zeros((num_layers, num_experts))
-        """The same of experts to fetch ahead, `NOT_AHEAD` of all others."""
+        """The score of experts to fetch ahead, `NOT_AHEAD` of all others."""
         self._orders: list[tuple[ScoreOrder, Scores]] = []
 
-    def make_order(self, *, num_slots: int, layers: range) -> EvictionOrder:  # noqa: ARG002
-        order = ScoreOrder(self._score_LE, layers)
+    def make_order(self, *, num_slots: int, layers: range) -> ScoreOrder:
+        order = super().make_order(num_slots=num_slots, layers=layers)
         self._orders.append((order, view_scores(self._idle_LE, layers)))
         return order
 
@@ -92,7 +94,7 @@ class LayerWindowEviction(EvictionPolicy):
         self._move_to(layer)
         unused_E = np.ones(self._num_experts, dtype=bool)
         unused_E[list(tokens_per_expert)] = False
-        self._score_LE[layer, unused_E] = -self._num_layers
+        self.score_LE[layer, unused_E] = -self._num_layers
         self._idle_LE[layer] = NOT_AHEAD
 
     def end_step(self) -> None:
@@ -101,15 +103,15 @@ class LayerWindowEviction(EvictionPolicy):
     def _move_to(self, layer: int) -> None:
         """Makes the layer the first of the window."""
         if self._held_LE is None:
-            shape = self._score_LE.shape
+            shape = self.score_LE.shape
             held = [self._is_held_elsewhere((at, e)) for at, e in np.ndindex(*shape)]
             self._held_LE = np.reshape(held, shape)
-        self._score_LE[:] = -((np.arange(self._num_layers) - layer) % self._num_layers)[:, None]
-        self._score_LE[self._held_LE] = -self._num_layers
-        self._idle_LE[:] = np.where(self._held_LE, NOT_AHEAD, self._score_LE)
+        self.score_LE[:] = -((np.arange(self._num_layers) - layer) % self._num_layers)[:, None]
+        self.score_LE[self._held_LE] = -self._num_layers
+        self._idle_LE[:] = np.where(self._held_LE, NOT_AHEAD, self.score_LE)
 
     def may_evict_for(self, victim: Expert, newcomer: Expert) -> bool:
-        return bool(self._score_LE[victim] < self._score_LE[newcomer])
+        return bool(self.score_LE[victim] < self.score_LE[newcomer])
 
     def next_idle_candidate(self) -> Expert | None:
         return find_best_absent(self._orders, NOT_AHEAD)

@@ -4,7 +4,7 @@ Shape suffixes: T tokens of the step, K top_k, R requests of the step, S request
 E experts, N = experts of the partition's layers.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,14 @@ from numpy.typing import NDArray
 from predictors.base import Ints
 from predictors.eam.collection import activation_ratios, count_rows
 from predictors.requests import LiveRequests, StepRequests, grow_rows
-from runtime.policy.eviction.protocol import EvictionOrder, EvictionPolicy, Expert, Probabilities
-from runtime.policy.eviction.score_order import PROTECTED, ScoreOrder, Scores, view_scores
+from runtime.policy.eviction.protocol import Expert, Probabilities
+from runtime.policy.eviction.score_order import (
+    PROTECTED,
+    ScoreEviction,
+    ScoreOrder,
+    Scores,
+    view_scores,
+)
 
 EPSILON = 1e-6
 """Lets the layer decay order experts without uses (MoE-Infinity, sequence level, section 5.2); far
@@ -62,69 +68,30 @@ class LiveEams:
 class ProtectingOrder(ScoreOrder):
     """Lowest score first; prefetched experts that still await their router come last."""
 
-    def __init__(self, score_LE: Scores, layers: range, num_slots: int):
-        super().__init__(score_LE, layers)
-        self._layers = layers
-        self._num_slots = num_slots
-        self._bonus_N = np.zeros(len(self.score_N))
-        self._awaiting: dict[int, set[int]] = {layer: set() for layer in layers}
+    def __init__(self, policy: "ProtectingEviction", layers: range):
+        super().__init__(policy.score_LE, layers)
+        self._bonus_N = view_scores(policy.bonus_LE, layers)
 
     def scores(self) -> Scores:
         return self.score_N + self._bonus_N
 
-    @property
-    def awaiting(self) -> Collection[Expert]:
-        """The protected experts."""
-        return [(layer, e) for layer, experts in self._awaiting.items() for e in experts]
-
     def on_prefetch(self, expert: Expert) -> None:
-        self._awaiting[expert[0]].add(expert[1])
         self._bonus_N[self.index(expert)] = PROTECTED
 
     def on_use(self, expert: Expert) -> None:
         super().on_use(expert)
-        self.unprotect(expert)
+        self._bonus_N[self.index(expert)] = 0.0
 
     def on_remove(self, expert: Expert) -> None:
         super().on_remove(expert)
-        self.unprotect(expert)
+        self._bonus_N[self.index(expert)] = 0.0
 
     def clear(self) -> None:
         super().clear()
-        for expert in self.awaiting:
-            self.unprotect(expert)
-
-    def is_protected(self, expert: Expert) -> bool:
-        return expert[1] in self._awaiting[expert[0]]
-
-    def unprotect(self, expert: Expert) -> None:
-        self._awaiting[expert[0]].discard(expert[1])
-        self._bonus_N[self.index(expert)] = 0.0
-
-    def unprotect_others(self, layer: int, chosen: Collection[int]) -> None:
-        """Ends the protection of the layer's experts that were not chosen."""
-        for e in self._awaiting[layer].difference(chosen):
-            self.unprotect((layer, e))
-
-    def unprotect_outranked(self, priority_LE: Scores) -> None:
-        """Ends the protection of experts that newer forecasts rank below the first K.
-
-        Scenario (iii) of MoE-Infinity (request level), section 5.2; K is the number of slots.
-        """
-        awaiting, priority_N = self.awaiting, view_scores(priority_LE, self._layers)
-        if not awaiting or self._num_slots >= len(priority_N):
-            return
-        lowest = min([priority_LE[expert] for expert in awaiting])
-        # Counting is much cheaper than finding the K-th, and mostly none is outranked.
-        if np.count_nonzero(priority_N > lowest) < self._num_slots:
-            return
-        least = np.partition(priority_N, -self._num_slots)[-self._num_slots]
-        for expert in awaiting:
-            if priority_LE[expert] < least:
-                self.unprotect(expert)
+        self._bonus_N[:] = 0.0
 
 
-class ProtectingEviction(EvictionPolicy):
+class ProtectingEviction(ScoreEviction):
     """Evicts the lowest score; a prefetched expert ranks above all others until it is used.
 
     MoE-Infinity (sequence level), section 6.2: "we need to give priority to prefetched experts over
@@ -134,32 +101,34 @@ class ProtectingEviction(EvictionPolicy):
     """
 
     def __init__(self, *, num_layers: int, num_experts: int):
-        self.score_LE = np.zeros((num_layers, num_experts))
+        super().__init__(num_layers=num_layers, num_experts=num_experts)
+        self.bonus_LE = np.zeros((num_layers, num_experts))
+        """`PROTECTED` for the experts that are, 0 for all others."""
         self.layer_now = -1
         """The last layer whose router has run in this step."""
-        self._order_of_layer: dict[int, ProtectingOrder] = {}
 
-    def make_order(self, *, num_slots: int, layers: range) -> EvictionOrder:
-        order = ProtectingOrder(self.score_LE, layers, num_slots)
-        self._order_of_layer.update(dict.fromkeys(layers, order))
-        return order
+    def make_order(self, *, num_slots: int, layers: range) -> ScoreOrder:  # noqa: ARG002
+        return ProtectingOrder(self, layers)
 
     def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
         # The previous layer's choices have been computed, even if a tier above had them.
-        self._unprotect_others(self.layer_now, ())
+        self._unprotect_layer()
         self.layer_now = layer
-        self._unprotect_others(layer, tokens_per_expert)
+        chosen = list(tokens_per_expert)
+        bonus_K = self.bonus_LE[layer, chosen]
+        self._unprotect_layer()
+        self.bonus_LE[layer, chosen] = bonus_K
 
-    def _unprotect_others(self, layer: int, chosen: Collection[int]) -> None:
-        if layer in self._order_of_layer:
-            self._order_of_layer[layer].unprotect_others(layer, chosen)
+    def _unprotect_layer(self) -> None:
+        if self.layer_now >= 0:
+            self.bonus_LE[self.layer_now] = 0.0
 
     def may_evict_for(self, victim: Expert, newcomer: Expert) -> bool:  # noqa: ARG002
         """Returns False for a protected expert: it was fetched before, so it is needed more."""
-        return not self._order_of_layer[victim[0]].is_protected(victim)
+        return not self.bonus_LE[victim]
 
     def end_step(self) -> None:
-        self._unprotect_others(self.layer_now, ())
+        self._unprotect_layer()
         self.layer_now = -1
 
 
@@ -220,6 +189,12 @@ class MoeInfinityRequestEviction(ProtectingEviction):
         self._decay_L = layer_decay(num_layers)
         self.priority_LE = np.zeros((num_layers, num_experts))
         """Prefetching priority of experts of later layers (section 5.1), of this iteration."""
+        self._partition_of_layer: dict[int, tuple[int, range]] = {}
+        """Slots and layers of each layer's partition."""
+
+    def make_order(self, *, num_slots: int, layers: range) -> ScoreOrder:
+        self._partition_of_layer.update(dict.fromkeys(layers, (num_slots, layers)))
+        return super().make_order(num_slots=num_slots, layers=layers)
 
     def begin_step(self, requests_T: Ints) -> None:
         self._eams.begin_step(requests_T)
@@ -238,7 +213,18 @@ class MoeInfinityRequestEviction(ProtectingEviction):
     def on_forecast(self, layer: int, probability_E: Probabilities) -> None:
         proximity = 1.0 - (layer - max(0, self.layer_now)) / len(self._decay_L)
         self.priority_LE[layer] = np.asarray(probability_E, np.float64) * proximity
-        self._order_of_layer[layer].unprotect_outranked(self.priority_LE)
+        self._unprotect_outranked(*self._partition_of_layer[layer])
+
+    def _unprotect_outranked(self, num_slots: int, layers: range) -> None:
+        """Ends the protection of experts that newer forecasts rank below the first `num_slots`."""
+        priority_N, bonus_N = (view_scores(a, layers) for a in (self.priority_LE, self.bonus_LE))
+        is_protected_N = bonus_N > 0
+        if num_slots >= len(priority_N) or not is_protected_N.any():
+            return
+        # Counting is much cheaper than finding the K-th, and mostly none is outranked.
+        if np.count_nonzero(priority_N > priority_N[is_protected_N].min()) >= num_slots:
+            least = np.partition(priority_N, -num_slots)[-num_slots]
+            bonus_N[is_protected_N & (priority_N < least)] = 0.0
 
     def end_step(self) -> None:
         super().end_step()

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.compiled import is_compiled
-from runtime.policy.eviction.protocol import Expert, IsEvictable
+from runtime.policy.eviction.protocol import EvictionPolicy, Expert, IsEvictable
 
 Scores = NDArray[np.float64]
 
@@ -174,6 +174,18 @@ class ScoreOrder:
             index = int(ties[touched_N[ties].argmin()])
             score_N[index] = np.inf
         return index
+
+
+class ScoreEviction(EvictionPolicy):
+    """Evicts the expert with the lowest score; subclasses change the scores at a step's events."""
+
+    order = ScoreOrder
+
+    def __init__(self, *, num_layers: int, num_experts: int):
+        self.score_LE = np.zeros((num_layers, num_experts))
+
+    def make_order(self, *, num_slots: int, layers: range) -> ScoreOrder:  # noqa: ARG002
+        return self.order(self.score_LE, layers)
 
 
 def copy_scores(score_E: Scores, target_E: Scores) -> None:

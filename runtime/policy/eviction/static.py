@@ -6,69 +6,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictors.errors import MoecastError
-from runtime.policy.eviction.protocol import EvictionOrder, EvictionPolicy, Expert, IsEvictable
-from runtime.policy.eviction.recency import RecencyOrder
+from runtime.policy.eviction.protocol import Expert
+from runtime.policy.eviction.score_order import ScoreEviction, ScoreOrder, view_scores
 
 
-class FixedSetOrder(RecencyOrder):
-    """LRU among the experts outside the set; those inside stay once they are resident.
+class StaticEviction(ScoreEviction):
+    """Keeps a fixed set of experts and a few buffers (ProMoE, section 7.1).
+
+    The baseline "caches a fixed set of experts and utilizes two additional expert buffers to load
+    any missing experts". Members of the set are fetched when they are first requested, and stay;
+    among all others it is LRU.
 
     When all others are pinned or in flight, because a step misses more experts than there are
     buffers, the least popular expert of the set is evicted rather than that the step waits; it is
     fetched again when it is next requested, in place of an expert outside.
-    """
-
-    def __init__(self, num_fixed: int, layers: range) -> None:
-        super().__init__()
-        self._num_fixed = num_fixed
-        self._layers = layers
-        self._popularity: dict[Expert, int] = {}
-        """Popularity of the experts in the set; empty until the set is known."""
-        self._resident: dict[Expert, None] = {}
-
-    def fix(self, uses_LE: NDArray[np.int64]) -> None:
-        """Fixes the most used experts of the partition's layers; ties go to the lower id."""
-        uses_N = uses_LE[self._layers.start : self._layers.stop].reshape(-1)
-        num_experts = uses_LE.shape[1]
-        for index in np.argsort(-uses_N, kind="stable")[: self._num_fixed].tolist():
-            layer, e = divmod(index, num_experts)
-            self._popularity[self._layers.start + layer, e] = int(uses_N[index])
-        for expert in self._popularity:
-            self._order.pop(expert, None)
-
-    def __contains__(self, expert: Expert) -> bool:
-        return expert in self._popularity
-
-    def on_admit(self, expert: Expert) -> None:
-        self._resident[expert] = None
-        if expert not in self._popularity:
-            self._order[expert] = None
-
-    def on_use(self, expert: Expert) -> None:
-        if expert in self._order:
-            self._order.move_to_end(expert)
-
-    def on_remove(self, expert: Expert) -> None:
-        del self._resident[expert]
-        self._order.pop(expert, None)
-
-    def clear(self) -> None:
-        super().clear()
-        self._resident.clear()
-
-    def choose_victim(self, is_evictable: IsEvictable) -> Expert | None:
-        outside = super().choose_victim(is_evictable)
-        if outside is not None:
-            return outside
-        members = (e for e in self._popularity if e in self._resident and is_evictable(e))
-        return min(members, key=self._popularity.__getitem__, default=None)
-
-
-class StaticEviction(EvictionPolicy):
-    """Keeps a fixed set of experts and a few buffers (ProMoE, section 7.1).
-
-    The baseline "caches a fixed set of experts and utilizes two additional expert buffers to load
-    any missing experts". Members of the set are fetched when they are first requested.
 
     Args:
         num_layers: Layers of the model.
@@ -93,8 +44,10 @@ class StaticEviction(EvictionPolicy):
             raise MoecastError(
                 f"static eviction: warmup_steps={warmup_steps}, buffers={buffers}: at least 1 each"
             )
+        super().__init__(num_layers=num_layers, num_experts=num_experts)
         self._buffers = buffers
-        self._orders: list[FixedSetOrder] = []
+        self._partitions: list[tuple[int, range]] = []
+        """Size of the set of each partition, and its layers."""
         self._warmup_steps = warmup_steps
         self._steps = 0
         self._is_fixed = counts is not None
@@ -108,15 +61,22 @@ class StaticEviction(EvictionPolicy):
                 )
             self._uses_LE = counts_LE
 
-    def make_order(self, *, num_slots: int, layers: range) -> EvictionOrder:
-        order = FixedSetOrder(max(0, num_slots - self._buffers), layers)
+    def make_order(self, *, num_slots: int, layers: range) -> ScoreOrder:
+        self._partitions.append((max(0, num_slots - self._buffers), layers))
         if self._is_fixed:
-            order.fix(self._uses_LE)
-        self._orders.append(order)
-        return order
+            self._fix()
+        return super().make_order(num_slots=num_slots, layers=layers)
+
+    def _fix(self) -> None:
+        """Gives scores to the most used experts of each partition; ties go to the lower id."""
+        for size, layers in self._partitions:
+            uses_N = view_scores(self._uses_LE, layers)
+            members = np.argsort(-uses_N, kind="stable")[:size]
+            ascending = members[np.argsort(uses_N[members], kind="stable")]
+            view_scores(self.score_LE, layers)[ascending] = np.arange(1, len(ascending) + 1)
 
     def is_permanent(self, expert: Expert) -> bool:
-        return any(expert in order for order in self._orders)
+        return bool(self.score_LE[expert])
 
     def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
         if not self._is_fixed:
@@ -128,5 +88,4 @@ class StaticEviction(EvictionPolicy):
         self._steps += 1
         if self._steps == self._warmup_steps:
             self._is_fixed = True
-            for order in self._orders:
-                order.fix(self._uses_LE)
+            self._fix()

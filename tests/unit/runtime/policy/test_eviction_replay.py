@@ -19,6 +19,7 @@ SPEC = tiny_spec(num_layers=2, num_experts=8, top_k=2)
 
 class Spy(LruEviction):
     def __init__(self):
+        super().__init__(num_layers=2, num_experts=8)
         self.events = []
 
     def begin_step(self, requests_T) -> None:
