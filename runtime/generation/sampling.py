@@ -16,6 +16,7 @@ from transformers import (
     MinNewTokensLengthLogitsProcessor,
     PreTrainedModel,
     RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
     StoppingCriteria,
 )
 
@@ -114,7 +115,8 @@ def make_logits_processors(
     if sampling.frequency_penalty or sampling.presence_penalty:
         processors.append(CountPenalty(sampling, num_prompt=num_prompt))
     if sampling.logit_bias:
-        processors.append(LogitBias(sampling, device=device))
+        biases = {(token,): float(bias) for token, bias in sampling.logit_bias.items()}
+        processors.append(SequenceBiasLogitsProcessor(biases))
     if sampling.min_tokens and sampling.stop_token_ids:
         processors.append(
             MinNewTokensLengthLogitsProcessor(
@@ -163,19 +165,6 @@ class CountPenalty(LogitsProcessor):
         tokens, counts = input_ids[0, self._num_prompt :].unique(return_counts=True)
         scores = scores.clone()
         scores[0, tokens] -= self._frequency * counts + self._presence
-        return scores
-
-
-class LogitBias(LogitsProcessor):
-    """Adds `logit_bias` to the logits of the tokens that it names."""
-
-    def __init__(self, sampling: SamplingParams, *, device: torch.device):
-        self._tokens = torch.tensor(list(sampling.logit_bias), device=device)
-        self._biases = torch.tensor(list(sampling.logit_bias.values()), device=device)
-
-    def __call__(self, _input_ids: Tensor, scores: Tensor) -> Tensor:
-        scores = scores.clone()
-        scores[0, self._tokens] += self._biases
         return scores
 
 

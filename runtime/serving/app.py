@@ -110,21 +110,20 @@ async def handle_request_error(_request: Request, error: Exception) -> JSONRespo
     return error_response(error)
 
 
-async def handle_validation_error(request: Request, error: Exception) -> JSONResponse:
+async def handle_validation_error(_request: Request, error: Exception) -> JSONResponse:
     """Answer with the first invalid field, by its path."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
+    location: tuple[int | str, ...] = first["loc"][1:]
+    problem = describe_problem(first)
+    if first["type"] == "json_invalid":
+        location, problem = (), f"{problem} (character {location[0]})"
     cause = first.get("ctx", {}).get("error")
-    if not isinstance(cause, RequestError):
-        location = first["loc"][1:]
-        if isinstance(cause, FieldError) and cause.field:
-            location += (cause.field,)
-        path, problem = field_path(location), describe_problem(first)
-        if first["type"] == "json_invalid":
-            path, problem = "", f"{problem} (character {location[0]})"
-        message = f"{path or 'the body'}: {problem}"
-        cause = RequestError(escape_message(message), param=escape_message(path) or None)
-    return await handle_request_error(request, cause)
+    if isinstance(cause, FieldError) and cause.field:
+        location += (cause.field,)
+    path = field_path(location)
+    message = escape_message(f"{path or 'the body'}: {problem}")
+    return error_response(RequestError(message, param=escape_message(path) or None))
 
 
 def escape_message(text: str) -> str:

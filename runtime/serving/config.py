@@ -126,18 +126,15 @@ class ServeConfig(ServedConfig):
             )
 
     @property
-    def served_names(self) -> list[str]:
-        """The model's names in requests, the first in answers; `ANY_NAME` is none of them."""
-        return [name for name in self._given_names if name != ANY_NAME] or [self.model.name]
-
-    @property
-    def accepts_any_name(self) -> bool:
-        return ANY_NAME in self._given_names
-
-    @property
-    def _given_names(self) -> list[str]:
+    def accepted_names(self) -> list[str]:
+        """The names in `served_name`, `ANY_NAME` among them."""
         names = [name.strip() for name in (self.served_name or "").split(",")]
         return [name for name in names if name]
+
+    @property
+    def served_names(self) -> list[str]:
+        """The model's names in requests, the first in answers; `ANY_NAME` is none of them."""
+        return [name for name in self.accepted_names if name != ANY_NAME] or [self.model.name]
 
     @property
     def max_accepted(self) -> int:

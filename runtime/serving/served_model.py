@@ -246,12 +246,12 @@ def load_model(config: ServeConfig) -> LoadedModel:
         on_failure.callback(model.close)
         budget = None if kv_budget is None else KVCacheBudget(measure_cache_size(model), kv_budget)
         name, *others = config.served_names
-        names = {*config.served_names, config.model.name, config.model.id} - {BUILTIN}
+        names = {*config.accepted_names, config.model.name, config.model.id} - {BUILTIN}
         info = read_model_info(
             model,
             tokenizer,
             name=name,
-            aliases=frozenset(names | ({ANY_NAME} if config.accepts_any_name else set())),
+            aliases=frozenset(names),
             listed_names=tuple(others),
             kv_budget=budget,
         )

@@ -22,6 +22,7 @@ MAX_ITEMS = 4096
 """Items of a list other than tokens."""
 MAX_LEVELS = 100
 """Levels of an object that others read, which they do by recursion."""
+UNSUPPORTED = "it is not supported by this server; leave it out"
 SHOWN_LENGTH = 40
 """Characters of a wrong value that its message quotes."""
 

@@ -11,6 +11,7 @@ from runtime.serving.api.body_fields import (
     LIST,
     MAX_ITEMS,
     TEXT,
+    UNSUPPORTED,
     FieldError,
     RequestBody,
     Text,
@@ -93,7 +94,7 @@ class ChatMessage(RequestBody):
     def check_fields(cls, fields: dict[str, Any]) -> None:
         for name in ("audio", "function_call"):
             if fields.get(name):
-                raise FieldError("it is not supported by this server; leave it out", field=name)
+                raise FieldError(UNSUPPORTED, field=name)
         if fields.get("tool_calls") == []:
             del fields["tool_calls"]
 

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from runtime.serving.api.output_stream import ClientDisconnected, KeepAlive, OutputStream
+from runtime.serving.api.output_stream import ClientDisconnected, OutputStream
 from runtime.serving.api.responses import ResponseBuilder, to_json
 from runtime.serving.errors import RequestError
 
@@ -65,7 +65,7 @@ async def stream_events(response: ResponseBuilder) -> AsyncIterator[str]:
         for event in response.start():
             yield format_event(event)
         async for item in response.stream.events(PING_SECONDS):
-            if isinstance(item, KeepAlive):
+            if item is None:
                 yield PING
                 continue
             index, news = item

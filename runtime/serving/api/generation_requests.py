@@ -2,6 +2,7 @@
 
 import inspect
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -10,7 +11,6 @@ from transformers import PreTrainedTokenizerBase
 
 from runtime.generation.chat_template import render
 from runtime.generation.sampling import SamplingParams
-from runtime.serving.answers.answer_formats import AnswerFormat
 from runtime.serving.answers.answer_parser import AnswerParser
 from runtime.serving.answers.answer_reader import AnswerReader
 from runtime.serving.api.answer_grammar import chat_grammar, completion_grammar
@@ -49,57 +49,52 @@ MAX_LOGPROBS_PER_REQUEST = 1 << 19
 @dataclass(frozen=True, kw_only=True)
 class RequestPrompt:
     tokens: list[int]
+    sampling: SamplingParams
+    """Options of its answers, which differ by their seeds alone."""
     echoed: str = ""
     """The prompt's text, if the answer shall begin with it."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class AnswerParsing:
-    """Takes answers apart into content, reasoning and tool calls."""
-
-    form: AnswerFormat
-    prefix: str
-    """Text that the prompt has written of the answers."""
-    tools: list[dict[str, Any]]
-    max_calls: int | None
-
-    def reader(self) -> AnswerReader:
-        """The reader of one answer."""
-        parser = AnswerParser(self.form.parser(self.prefix, self.tools))
-        return AnswerReader(parser, max_calls=self.max_calls)
+    @property
+    def num_logprobs(self) -> int:
+        """Most log-probabilities that one answer may report."""
+        if self.sampling.num_logprobs is None:
+            return 0
+        num_echoed = len(self.tokens) if self.sampling.prompt_logprobs else 0
+        return (num_echoed + self.sampling.max_new_tokens) * (1 + self.sampling.num_logprobs)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationRequest:
-    """Prompts to answer `num_choices` times each."""
+    """Prompts to answer `num_choices` times each.
+
+    Raises:
+        RequestError: the answers may have too many log-probabilities.
+    """
 
     prompts: list[RequestPrompt]
-    samplings: list[SamplingParams]
-    """One for each prompt; `sampling_params` sets the seed."""
     num_choices: int
-    seed: int
-    parsing: AnswerParsing | None = None
-    """None: all of an answer is content."""
+    reader: Callable[[], AnswerReader] = AnswerReader
+    """Makes the reader of one answer."""
 
-    def reader(self) -> AnswerReader:
-        """The reader of one answer."""
-        return AnswerReader() if self.parsing is None else self.parsing.reader()
+    def __post_init__(self) -> None:
+        if self.num_logprobs > MAX_LOGPROBS_PER_REQUEST:
+            raise RequestError(
+                f"logprobs: the answers may have {self.num_logprobs} log-probabilities; this "
+                f"server allows at most {MAX_LOGPROBS_PER_REQUEST}; ask for fewer "
+                "log-probabilities, or lower max_tokens or n, or send fewer or shorter prompts",
+                param="logprobs",
+            )
 
     def sampling_params(self, prompt_index: int, number: int) -> SamplingParams:
-        """Options of one answer: the answers to a prompt differ by their seeds alone."""
-        seed = (self.seed + number) % 2**SEED_BITS if number else self.seed
-        return replace(self.samplings[prompt_index], seed=seed)
+        """Options of one answer to a prompt."""
+        sampling = self.prompts[prompt_index].sampling
+        seed = (sampling.seed + number) % 2**SEED_BITS if number else sampling.seed
+        return replace(sampling, seed=seed)
 
     @property
     def num_logprobs(self) -> int:
         """Most log-probabilities that all answers may report."""
-        num_logprobs = 0
-        for prompt, sampling in zip(self.prompts, self.samplings, strict=True):
-            if sampling.num_logprobs is not None:
-                num_echoed = len(prompt.tokens) if sampling.prompt_logprobs else 0
-                num_tokens = num_echoed + sampling.max_new_tokens
-                num_logprobs += num_tokens * (1 + sampling.num_logprobs)
-        return num_logprobs * self.num_choices
+        return self.num_choices * sum(prompt.num_logprobs for prompt in self.prompts)
 
 
 def parse_completion(
@@ -121,30 +116,24 @@ def parse_completion(
             f"{limits.max_accepted}; send fewer prompts at once",
             param="prompt",
         )
-    prompts = [encode_prompt(prompt, body, info) for prompt in given]
-    samplings = []
-    for prompt in prompts:
-        wanted = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-        max_tokens = resolve_max_tokens(len(prompt.tokens), info, limits, wanted)
-        prompt_logprobs = bool(body.echo) and body.logprobs is not None
-        if prompt_logprobs and len(prompt.tokens) * info.logit_bytes > MAX_ECHO_LOGIT_BYTES:
+    wanted = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    prompt_logprobs = bool(body.echo) and body.logprobs is not None
+    common = resolve_sampling(body, info, num_logprobs=body.logprobs)
+    prompts = []
+    for prompt in given:
+        tokens, echoed = encode_prompt(prompt, body, info)
+        max_tokens = resolve_max_tokens(len(tokens), info, limits, wanted)
+        if prompt_logprobs and len(tokens) * info.logit_bytes > MAX_ECHO_LOGIT_BYTES:
             raise ContextTooLong(
-                f"prompt: the logits of {len(prompt.tokens)} tokens take more than "
+                f"prompt: the logits of {len(tokens)} tokens take more than "
                 f"{MAX_ECHO_LOGIT_BYTES} bytes; use shorter prompts with echo and logprobs",
                 param="prompt",
             )
-        samplings.append(
-            resolve_sampling(
-                body,
-                info,
-                max_new_tokens=max_tokens,
-                num_logprobs=body.logprobs,
-                prompt_logprobs=prompt_logprobs,
-            )
-        )
+        sampling = replace(common, max_new_tokens=max_tokens, prompt_logprobs=prompt_logprobs)
+        prompts.append(RequestPrompt(tokens=tokens, sampling=sampling, echoed=echoed))
     grammar = completion_grammar(body, info)
-    samplings = [replace(sampling, grammar=grammar) for sampling in samplings]
-    return build_request(body, prompts, samplings)
+    prompts = [replace(one, sampling=replace(one.sampling, grammar=grammar)) for one in prompts]
+    return GenerationRequest(prompts=prompts, num_choices=body.n or 1)
 
 
 def parse_chat(
@@ -162,51 +151,28 @@ def parse_chat(
     check_limits(body, info, limits)
     tokens = render_messages(body.messages, body, info, param=param)
     require_tokens(tokens, info, param=param)
-    max_tokens = body.max_completion_tokens or body.max_tokens
+    wanted = body.max_completion_tokens or body.max_tokens
+    form, tools = info.answer_format, body.offered_tools
+    prefix = "" if form is None else form.prefix(tokens, info.tokenizer)
     sampling = resolve_sampling(
         body,
         info,
-        max_new_tokens=resolve_max_tokens(len(tokens), info, limits, max_tokens, param=param),
+        max_new_tokens=resolve_max_tokens(len(tokens), info, limits, wanted, param=param),
         num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         more_stops=info.end_of_turn.strings,
         more_stop_ids=info.end_of_turn.token_ids,
     )
-    form, tools = info.answer_format, body.offered_tools
-    prefix = "" if form is None else form.prefix(tokens, info.tokenizer)
     sampling = replace(sampling, grammar=chat_grammar(body, info, prefix))
-    request = build_request(body, [RequestPrompt(tokens=tokens)], [sampling])
-    if form is None or not (form.has_reasoning or (tools and form.has_calls)):
-        return request
-    sampling = replace(sampling, shown_token_ids=form.token_ids)
-    parsing = AnswerParsing(
-        form=form,
-        prefix=prefix,
-        tools=tools,
-        max_calls=1 if body.parallel_tool_calls is False else None,
-    )
-    return replace(request, samplings=[sampling], parsing=parsing)
+    make_reader: Callable[[], AnswerReader] = AnswerReader
+    if form is not None and (form.has_reasoning or (tools and form.has_calls)):
+        sampling = replace(sampling, shown_token_ids=form.token_ids)
+        max_calls = 1 if body.parallel_tool_calls is False else None
 
+        def make_reader() -> AnswerReader:
+            return AnswerReader(AnswerParser(form.parser(prefix, tools)), max_calls=max_calls)
 
-def build_request(
-    body: GenerationBody, prompts: list[RequestPrompt], samplings: list[SamplingParams]
-) -> GenerationRequest:
-    """Bundle the answers of a request.
-
-    Raises:
-        RequestError: they may have too many log-probabilities.
-    """
-    seed = secrets.randbits(SEED_BITS) if body.seed is None else body.seed
-    request = GenerationRequest(
-        prompts=prompts, samplings=samplings, num_choices=body.n or 1, seed=seed
-    )
-    if request.num_logprobs > MAX_LOGPROBS_PER_REQUEST:
-        raise RequestError(
-            f"logprobs: the answers may have {request.num_logprobs} log-probabilities; this server "
-            f"allows at most {MAX_LOGPROBS_PER_REQUEST}; ask for fewer log-probabilities, or lower "
-            "max_tokens or n, or send fewer or shorter prompts",
-            param="logprobs",
-        )
-    return request
+    prompts = [RequestPrompt(tokens=tokens, sampling=sampling)]
+    return GenerationRequest(prompts=prompts, num_choices=body.n or 1, reader=make_reader)
 
 
 def check_limits(body: GenerationBody, info: ModelInfo, limits: ServeConfig) -> None:
@@ -235,17 +201,18 @@ def require_model(name: str | None, info: ModelInfo, *, param: str | None = "mod
 
 def encode_prompt(
     prompt: str | list[int], body: CompletionRequest, info: ModelInfo
-) -> RequestPrompt:
+) -> tuple[list[int], str]:
+    """Tokens of a prompt, and its text if the answer shall begin with it."""
     if isinstance(prompt, str):
         tokens = encode_text(prompt, info, add_special_tokens=body.add_special_tokens)
-        require_tokens(tokens, info, param="prompt")
-        echoed = prompt if body.echo else ""
     else:
-        require_tokens(prompt, info, param="prompt")
-        tokens, echoed = prompt, decode_tokens(prompt, info) if body.echo else ""
+        tokens = prompt
+    require_tokens(tokens, info, param="prompt")
     if not tokens:
         raise RequestError("prompt: it is empty; send at least one token", param="prompt")
-    return RequestPrompt(tokens=tokens, echoed=echoed)
+    if not body.echo:
+        return tokens, ""
+    return tokens, prompt if isinstance(prompt, str) else decode_tokens(prompt, info)
 
 
 def render_messages(
@@ -377,9 +344,8 @@ def resolve_sampling(
     body: GenerationBody,
     info: ModelInfo,
     *,
-    max_new_tokens: int,
     num_logprobs: int | None,
-    prompt_logprobs: bool = False,
+    max_new_tokens: int = 0,
     more_stops: tuple[str, ...] = (),
     more_stop_ids: tuple[int, ...] = (),
 ) -> SamplingParams:
@@ -409,7 +375,7 @@ def resolve_sampling(
         stop=(*body.stops, *more_stops),
         stop_token_ids=frozenset(stop_ids),
         num_logprobs=num_logprobs,
-        prompt_logprobs=prompt_logprobs,
+        seed=secrets.randbits(SEED_BITS) if body.seed is None else body.seed,
         **options,
     )
 

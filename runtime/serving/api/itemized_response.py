@@ -32,7 +32,7 @@ class ItemizedResponse(ResponseBuilder):
 
     async def whole(self) -> dict[str, Any]:
         async for item in self.stream.events():
-            assert isinstance(item, tuple)
+            assert item is not None
             for output in self.read(*item):
                 for _ in self.events(item[0], output):
                     pass

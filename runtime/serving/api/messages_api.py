@@ -8,7 +8,14 @@ from pydantic import BeforeValidator, Field
 
 from runtime.generation.answer import FinishReason
 from runtime.serving.answers.answer_parser import ToolCall
-from runtime.serving.api.body_fields import FIRST_ERROR, MAX_ITEMS, JsonObject, RequestBody, at_most
+from runtime.serving.api.body_fields import (
+    FIRST_ERROR,
+    MAX_ITEMS,
+    UNSUPPORTED,
+    JsonObject,
+    RequestBody,
+    at_most,
+)
 from runtime.serving.api.chat_messages import HINTS, bound_parts
 from runtime.serving.api.itemized_response import ItemizedResponse, ItemKind
 from runtime.serving.api.translation import (
@@ -69,7 +76,7 @@ class PromptBody(TranslatedBody):
         "json_schema": "<json_schema>",
         "parameters": "input_schema",
     }
-    refused = {"n": "it is not supported by this server; leave it out"}
+    refused = {"n": UNSUPPORTED}
     ignored_fields: ClassVar[frozenset[str]] = HINTS | {
         "context_management", "diagnostics", "inference_geo", "n", "speed", "user_profile_id",
         "workspace_id",
@@ -77,10 +84,8 @@ class PromptBody(TranslatedBody):
 
     def chat_fields(self) -> dict[str, Any]:
         if self.messages[-1].role == "assistant":
-            raise RequestError(
-                "messages: an assistant's message is not continued; end with a user's",
-                param="messages",
-            )
+            problem = "messages: an assistant's message is not continued; end with a user's"
+            raise RequestError(problem, param="messages")
         items: list[Any] = [
             ("system", block) for block in self.system if not block.all_text.startswith(BILLING)
         ]

@@ -14,10 +14,6 @@ class ClientDisconnected(Exception):
     """The client closed its connection."""
 
 
-class KeepAlive:
-    """Yielded when no event came for a while."""
-
-
 EventQueue = asyncio.Queue[tuple[int, list[ChoiceEvent]] | None]
 """Index of a choice and its events; None: the client has disconnected."""
 
@@ -66,11 +62,11 @@ class OutputStream:
 
     async def events(
         self, keep_alive_seconds: float | None = None
-    ) -> AsyncIterator[tuple[int, list[ChoiceEvent]] | KeepAlive]:
+    ) -> AsyncIterator[tuple[int, list[ChoiceEvent]] | None]:
         """Yield the index of a choice and its new events, until all choices have ended.
 
         Args:
-            keep_alive_seconds: yield KeepAlive after this time without an event.
+            keep_alive_seconds: yield None after this time without an event.
 
         Raises:
             RequestError: a choice failed.
@@ -82,7 +78,7 @@ class OutputStream:
                 async with asyncio.timeout(keep_alive_seconds):
                     item = await self._queue.get()
             except TimeoutError:
-                yield KeepAlive()
+                yield None
                 continue
             if item is None:
                 raise ClientDisconnected

@@ -161,7 +161,7 @@ class ChoicesResponse(ResponseBuilder):
     async def whole(self) -> dict[str, Any]:
         events: list[list[ChoiceEvent]] = [[] for _ in self.stream.choices]
         async for item in self.stream.events():
-            assert isinstance(item, tuple)
+            assert item is not None
             index, new = item
             events[index] += new
         choices = [
@@ -201,7 +201,7 @@ class ChoicesResponse(ResponseBuilder):
 
     @property
     def _wants_logprobs(self) -> bool:
-        return self.stream.request.samplings[0].num_logprobs is not None
+        return self.stream.request.prompts[0].sampling.num_logprobs is not None
 
 
 class CompletionResponse(ChoicesResponse):

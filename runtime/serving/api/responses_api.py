@@ -7,7 +7,14 @@ from pydantic import Field
 
 from runtime.generation.answer import FinishReason
 from runtime.serving.answers.answer_parser import ToolCall
-from runtime.serving.api.body_fields import FIRST_ERROR, MAX_ITEMS, JsonObject, Text, at_most
+from runtime.serving.api.body_fields import (
+    FIRST_ERROR,
+    MAX_ITEMS,
+    UNSUPPORTED,
+    JsonObject,
+    Text,
+    at_most,
+)
 from runtime.serving.api.itemized_response import ItemizedResponse, ItemKind
 from runtime.serving.api.translation import (
     ConversationItem,
@@ -20,7 +27,6 @@ from runtime.serving.api.translation import (
 from runtime.serving.errors import RequestError
 
 KEEPS_NOTHING = "this server keeps no responses; send the whole conversation as input"
-UNSUPPORTED = "it is not supported by this server; leave it out"
 
 
 class InputItem(ConversationItem):
@@ -163,7 +169,7 @@ class ResponsesResponse(ItemizedResponse):
         yield self._event("response.failed", response=self.response() | failed)
 
     def response(self) -> dict[str, Any]:
-        sampling, body, usage = self.stream.request.samplings[0], self._body, self._usage()
+        sampling, body, usage = self.stream.request.prompts[0].sampling, self._body, self._usage()
         is_cut = self._status == "incomplete"
         return {
             "id": self._id,

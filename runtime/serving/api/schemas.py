@@ -12,6 +12,7 @@ from runtime.serving.api.body_fields import (
     LIST,
     MAX_ITEMS,
     TEXT,
+    UNSUPPORTED,
     FieldError,
     JsonObject,
     RequestBody,
@@ -20,7 +21,6 @@ from runtime.serving.api.body_fields import (
     kind_of_list,
 )
 from runtime.serving.api.chat_messages import HINTS, Messages, ToolName
-from runtime.serving.errors import RequestError
 
 SEED_BITS = 63
 MAX_SEED = 2**SEED_BITS - 1
@@ -178,16 +178,12 @@ class GenerationBody(RequestBody):
     def check_fields(cls, fields: dict[str, Any]) -> None:
         for name, neutral in UNSUPPORTED_FIELDS.items():
             if name in fields.keys() - cls.model_fields.keys() and fields[name] not in neutral:
-                raise RequestError(
-                    f"{name} is not supported by this server; leave it out", param=name
-                )
+                raise FieldError(UNSUPPORTED, field=name)
 
     @model_validator(mode="after")
     def _check_stream_options(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise RequestError(
-                "stream_options is only allowed with stream=true", param="stream_options"
-            )
+            raise FieldError("it is only allowed with stream=true", field="stream_options")
         return self
 
     @property
@@ -211,11 +207,8 @@ class CompletionRequest(GenerationBody):
     @model_validator(mode="after")
     def _check_best_of(self) -> Self:
         if self.best_of not in (None, self.n or 1):
-            raise RequestError(
-                f"best_of={self.best_of}: this server does not rank answers; leave it out, or set "
-                "n to the same number",
-                param="best_of",
-            )
+            problem = "this server does not rank answers; leave it out, or set n to this number"
+            raise FieldError(problem, field="best_of")
         return self
 
 
@@ -318,9 +311,7 @@ class ChatRequest(TemplateOptions, GenerationBody):
     @model_validator(mode="after")
     def _check_logprobs(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
-            raise RequestError(
-                "top_logprobs is only allowed with logprobs=true", param="top_logprobs"
-            )
+            raise FieldError("it is only allowed with logprobs=true", field="top_logprobs")
         return self
 
 
@@ -335,7 +326,7 @@ class TokenizeRequest(TemplateOptions):
     @model_validator(mode="after")
     def _check_one(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
-            raise RequestError("prompt: give exactly one of prompt and messages", param="prompt")
+            raise FieldError("give exactly one of prompt and messages", field="prompt")
         return self
 
 

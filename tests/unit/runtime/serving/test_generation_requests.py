@@ -60,14 +60,14 @@ def chat(**body: Any) -> ChatRequest:
 
 
 def test_max_tokens__defaults_to_16_for_completions_only() -> None:
-    assert parse_completion(completion(), info(), LIMITS).samplings[0].max_new_tokens == 16
+    assert parse_completion(completion(), info(), LIMITS).prompts[0].sampling.max_new_tokens == 16
     request = parse_completion(completion(prompt=[1] * 195), info(), LIMITS)
-    assert request.samplings[0].max_new_tokens == 5
+    assert request.prompts[0].sampling.max_new_tokens == 5
     for length in (200, None):
         spoken = parse_chat(chat(), info(context_length=length), LIMITS)
-        assert spoken.samplings[0].max_new_tokens == 100
+        assert spoken.prompts[0].sampling.max_new_tokens == 100
     short = parse_chat(chat(), info(context_length=20), LIMITS)
-    assert short.samplings[0].max_new_tokens == 20 - len(short.prompts[0].tokens)
+    assert short.prompts[0].sampling.max_new_tokens == 20 - len(short.prompts[0].tokens)
 
 
 def test_context_length__includes_prompt_and_answer() -> None:
@@ -81,9 +81,9 @@ def test_max_tokens__of_another_models_limit_is_what_fits() -> None:
     for length, num_prompt, expected in ((200, 195, 5), (200, 20, 100), (None, 20, 100)):
         body = completion(prompt=[1] * num_prompt, max_tokens=65535)
         request = parse_completion(body, info(context_length=length), LIMITS)
-        assert request.samplings[0].max_new_tokens == expected
+        assert request.prompts[0].sampling.max_new_tokens == expected
     for name in ("max_tokens", "max_completion_tokens"):
-        sampling = parse_chat(chat(**{name: 65535}), info(), LIMITS).samplings[0]
+        sampling = parse_chat(chat(**{name: 65535}), info(), LIMITS).prompts[0].sampling
         assert sampling.max_new_tokens == 100
 
 
@@ -92,31 +92,31 @@ def test_kv_budget__bounds_prompt_and_answer_too() -> None:
     assert bounded.max_length == 100
     assert info(kv_budget=KVCacheBudget(CacheSize(10, 0), 9000)).max_length == 200
     fitting = parse_completion(completion(prompt=[1] * 95, max_tokens=6), bounded, LIMITS)
-    assert fitting.samplings[0].max_new_tokens == 5
+    assert fitting.prompts[0].sampling.max_new_tokens == 5
     message = "kv_budget allows at most 100 tokens, answer included, but the prompt has 100"
     with pytest.raises(ContextTooLong, match=message):
         parse_completion(completion(prompt=[1] * 100), bounded, LIMITS)
     spoken = parse_chat(chat(), bounded, LIMITS)
-    assert spoken.samplings[0].max_new_tokens == 100 - len(spoken.prompts[0].tokens)
+    assert spoken.prompts[0].sampling.max_new_tokens == 100 - len(spoken.prompts[0].tokens)
 
 
 def test_sampling__prefers_the_request_over_the_model() -> None:
     model = info(default_sampling={"temperature": 0.7, "top_p": 0.8, "repetition_penalty": 1.05})
-    sampling = parse_completion(completion(top_p=0.5), model, LIMITS).samplings[0]
+    sampling = parse_completion(completion(top_p=0.5), model, LIMITS).prompts[0].sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.7, 0.5, 0)
     assert sampling.repetition_penalty == 1.05
-    sampling = parse_completion(completion(top_k=-1), info(), LIMITS).samplings[0]
+    sampling = parse_completion(completion(top_k=-1), info(), LIMITS).prompts[0].sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 1.0, 0)
-    greedy = parse_completion(completion(temperature=0), model, LIMITS).samplings[0]
+    greedy = parse_completion(completion(temperature=0), model, LIMITS).prompts[0].sampling
     assert greedy.is_greedy
 
 
 def test_chat__ends_at_the_end_of_its_turn_too() -> None:
     turn = EndOfTurn(token_ids=(7,), strings=(PLAIN_STOP,))
-    sampling = parse_chat(chat(stop="\n"), info(end_of_turn=turn), LIMITS).samplings[0]
+    sampling = parse_chat(chat(stop="\n"), info(end_of_turn=turn), LIMITS).prompts[0].sampling
     assert sampling.stop_token_ids == {0, 7}
     assert sampling.stop == ("\n", PLAIN_STOP)
-    text = parse_completion(completion(), info(end_of_turn=turn), LIMITS).samplings[0]
+    text = parse_completion(completion(), info(end_of_turn=turn), LIMITS).prompts[0].sampling
     assert text.stop_token_ids == {0}
 
 
