@@ -34,9 +34,9 @@ from runtime.hf.tokens import context_length
 from runtime.policy.budget import Budget, SlotRequirements, count_slots
 from runtime.profiling.bandwidth import measure_disk_bandwidth, measure_memory_bandwidth
 from runtime.profiling.facts import hardware, versions
+from runtime.store.checkpoint import assume_layout
 from runtime.store.layout import ExpertLayout
 from runtime.store.packed.layout import build_packed_layout
-from runtime.store.planned_parts import assume_layout
 
 DTYPE = "bfloat16"
 QUANTISED = (Quantise.INT8, Quantise.INT4)

@@ -5,8 +5,6 @@ architectures with experts, dequantises whole tensors, experts among them, and k
 word of the vocabulary, which takes seconds and hundreds of megabytes.
 """
 
-import logging
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,18 +23,12 @@ from runtime.hf.gguf_config import find_architecture
 from runtime.hf.layers import MoeLayer
 from runtime.hf.model_faults import refuse_missing
 from runtime.hf.strip import TAKEN, list_taken_parameters
-from runtime.store.base import as_memoryview
-from runtime.store.checkpoint import LayerSources
 from runtime.store.files import FileReader
-from runtime.store.ggml.library import PLAIN, TYPES, decode_rows, multiplies
+from runtime.store.ggml.library import PLAIN, multiplies
 from runtime.store.gguf.architectures import ARCHITECTURES
-from runtime.store.gguf.header import EXPERTS, GgufHeader, GgufTensor
-from runtime.store.gguf.rows import describe_layers, plan_layer
-
-log = logging.getLogger(__name__)
-
-STEP = 1 << 22
-"""Weights that are decoded at once: 16 MiB as float32."""
+from runtime.store.gguf.header import EXPERTS, GgufHeader
+from runtime.store.gguf.rows import GgufRows, plan_experts
+from runtime.store.weight_plan import WeightPlan
 
 
 def choose_dtype(header: GgufHeader) -> torch.dtype:
@@ -55,7 +47,7 @@ Convert = Callable[..., Tensor]
 class StreamedTensor:
     """A parameter that is read from the file when Transformers fills it."""
 
-    tensors: Sequence[GgufTensor]
+    tensors: Sequence[GgufRows]
     files: FileReader
     shape: torch.Size
     dtype: torch.dtype
@@ -64,35 +56,22 @@ class StreamedTensor:
 
     def __getitem__(self, _: object) -> Tensor:
         if self.convert is not None:
-            stored = [read_rows(self.files, one, torch.float32) for one in self.tensors]
+            stored = [one.load(self.files) for one in self.tensors]
             weights = self.convert(*stored).to(self.dtype)
         else:
-            weights = read_rows(self.files, self.tensors[0], self.dtype)
+            weights = self.tensors[0].load(self.files, self.dtype)
         # Of one row, some versions of the converter leave out the dimension.
         return weights.reshape(self.shape)
 
     def read_stored(self) -> tuple[str, Tensor] | None:
         """Return type and rows, uint8, as the file has them; None: they are not multiplied so."""
         tensor = self.tensors[0]
-        if self.convert is not None or tensor.kind in PLAIN or not multiplies(tensor.kind):
+        kind = tensor.ggml_type
+        if self.convert is not None or kind in PLAIN or not multiplies(kind):
             return None
         raw = torch.empty(tensor.num_bytes, dtype=torch.uint8)
-        self.files.read(tensor.file, tensor.offset, as_memoryview(raw), what=tensor.name)
-        return tensor.kind, raw
-
-
-def read_rows(files: FileReader, tensor: GgufTensor, dtype: torch.dtype) -> Tensor:
-    """Read a tensor, `STEP` weights at a time."""
-    *leading, num_columns = tensor.shape
-    row_bytes = TYPES[tensor.kind].row_bytes(num_columns)
-    weights = torch.empty(math.prod(leading), num_columns, dtype=dtype)
-    offset = tensor.offset
-    for rows in weights.split(max(1, STEP // num_columns)):
-        raw = torch.empty(len(rows) * row_bytes, dtype=torch.uint8)
-        files.read(tensor.file, offset, as_memoryview(raw), what=tensor.name)
-        rows.view(-1).copy_(decode_rows(tensor.kind, raw))
-        offset += raw.numel()
-    return weights.view(tensor.shape)
+        tensor.read(self.files, raw)
+        return kind, raw
 
 
 @contextmanager
@@ -108,7 +87,8 @@ def open_dense(header: GgufHeader, model: PreTrainedModel) -> Iterator[dict[str,
     try:
         streamed = {}
         for name, keys in names.items():
-            tensors, shape = [header.tensors[key] for key in keys], parameters[name].shape
+            tensors = [GgufRows.of(header.tensors[key]) for key in keys]
+            shape = parameters[name].shape
             ending = next((end for end in undo if name.endswith(end)), None)
             convert = getattr(gguf_tensors, undo[ending]) if ending and undo[ending] else None
             if convert is not None:
@@ -125,7 +105,7 @@ def open_dense(header: GgufHeader, model: PreTrainedModel) -> Iterator[dict[str,
         files.close()
 
 
-def _makes(convert: Convert | None, tensors: Sequence[GgufTensor], shape: torch.Size) -> bool:
+def _makes(convert: Convert | None, tensors: Sequence[GgufRows], shape: torch.Size) -> bool:
     """Return whether tensors make a parameter of the shape, or one without dimensions of 1."""
     stored = [torch.empty(tensor.shape, device="meta") for tensor in tensors]
     try:
@@ -205,7 +185,7 @@ def apply_rope_factors(header: GgufHeader, model: PreTrainedModel) -> None:
         return
     files = FileReader()
     try:
-        factors = read_rows(files, tensor, torch.float32)
+        factors = GgufRows.of(tensor).load(files)
     finally:
         files.close()
     for module in model.modules():
@@ -246,17 +226,12 @@ def _apply_gate_to_halves(module: Any, gate_up: Tensor) -> Tensor:
     return output
 
 
-def plan_layers(
-    header: GgufHeader, layers: Sequence[MoeLayer], files: FileReader
-) -> list[LayerSources]:
-    """Return where the experts of each layer are, and log how they are held."""
-    planned = []
-    for layer in layers:
-        parameters = {one.name: one for one in list_taken_parameters([layer])}
-        planned.append(plan_layer(header, _block_number(layer.name), parameters, files))
-    for line in describe_layers(planned):
-        log.info("%s: %s", header.file, line)
-    return planned
+def plan_layers(header: GgufHeader, layers: Sequence[MoeLayer]) -> list[dict[str, WeightPlan]]:
+    """Return how the experts of each layer are read, by parameter."""
+    return [
+        plan_experts(header, _block_number(layer.name), list_taken_parameters([layer]))
+        for layer in layers
+    ]
 
 
 def _block_number(name: str) -> int:

@@ -3,10 +3,10 @@
 import copy
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
@@ -67,7 +67,7 @@ from runtime.hf.strip import (
     open_safetensors,
 )
 from runtime.store.base import ExpertStore, max_slot_bytes
-from runtime.store.checkpoint import CheckpointStore, LayerSources
+from runtime.store.checkpoint import has_blocks, open_checkpoint
 from runtime.store.files import ALIGNMENT, FileReader
 from runtime.store.ggml.library import find_products
 from runtime.store.gguf.header import is_gguf, read_header
@@ -75,7 +75,6 @@ from runtime.store.integer_scheme import METHODS, IntegerScheme, parse_scheme
 from runtime.store.model_check import CONFIG, DEQUANTISED, name_method, read_config_file
 from runtime.store.model_source import has_no_experts, identity, resolve
 from runtime.store.on_demand import OnDemandReader
-from runtime.store.planned_parts import has_integers, open_checkpoint
 from runtime.store.weight_plan import FusedParameter, WeightPlan
 
 
@@ -86,11 +85,8 @@ class StrippedModel:
     model: PreTrainedModel
     layers: list[MoeLayer]
     plans: list[dict[str, WeightPlan]]
-    """Weight plans of each layer's experts, by parameter; none where `plan_foreign` is set, and for
-    a folder without experts."""
+    """Weight plans of each layer's experts, by parameter; none for a folder without experts."""
     folder: Path
-    plan_foreign: Callable[[FileReader], list[LayerSources]] | None = None
-    """Finds the experts of a checkpoint whose own format nothing computes with."""
     unused: frozenset[str] = frozenset()
     """Names of the checkpoint's tensors that are no part of the model."""
 
@@ -100,13 +96,9 @@ class StrippedModel:
         Raises:
             CheckpointError: the folder has a model without its experts.
         """
-        files = FileReader(page_cache=page_cache)
-        if self.plan_foreign is not None:
-            store = CheckpointStore(self.plan_foreign(files), files)
-        elif self.plans:
-            store = open_checkpoint(self.model, self.plans, files)
-        else:
+        if not self.plans:
             raise CheckpointError(explain_no_experts(self.folder))
+        store = open_checkpoint(self.model, self.plans, FileReader(page_cache=page_cache))
         self._use_kernels(store, [self.model.device])
         return store
 
@@ -187,14 +179,14 @@ class StrippedModel:
     @property
     def holds_integers(self) -> bool:
         """Whether slots hold integers although no store was packed."""
-        return self.plan_foreign is not None or has_integers(self.plans)
+        return has_blocks(self.plans)
 
     def open_decoded(self) -> ExpertStore:
         """Return a store that decodes quantised experts as they are read, not as they are used.
 
         Integers of a GGUF file are never decoded as they are read.
         """
-        if self.plan_foreign is not None or not self.plans:
+        if is_gguf(self.folder) or not self.plans:
             return self.open_store()
         return open_checkpoint(self.model, self.plans, FileReader(), decodes=True)
 
@@ -310,10 +302,11 @@ def load_stripped(
     apply_dense_format(model, layers, dense_format)
     if header is None:
         plans = [indexed[layer.name] for layer in layers if indexed]
-        return StrippedModel(model, layers, plans, folder, unused=frozenset(unused))
-    apply_rope_factors(header, model)
-    lay_out_rows(layers)
-    return StrippedModel(model, layers, [], folder, partial(plan_layers, header, layers))
+    else:
+        apply_rope_factors(header, model)
+        lay_out_rows(layers)
+        plans = plan_layers(header, layers)
+    return StrippedModel(model, layers, plans, folder, frozenset(unused))
 
 
 def load_configured(config: ModelConfig, device: torch.device | str = "cpu") -> StrippedModel:

@@ -5,17 +5,16 @@ import dataclasses
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from runtime.config import DTYPES
+from runtime.config import DTYPES, PageCache
 from runtime.errors import CheckpointError
 from runtime.hf.layers import MoeLayer, find_adapter, find_expert_banks
 from runtime.store.files import FileReader
@@ -91,55 +90,21 @@ def name_tensors(extents: Iterable[StoredTensor]) -> set[str]:
     return names
 
 
-def open_unmapped(files: Sequence[str], stack: ExitStack, *, without: set[str]) -> dict[str, Any]:
-    """Open the files' tensors for reading with `pread`; they are closed with the stack.
-
-    Transformers would map the files, and a page that cannot be read would kill the process.
-    """
-    slices = {}
-    for file in files:
-        handle = stack.enter_context(safe_open(file, framework="pt", backend="pread"))
-        names = set(handle.keys()) - without
-        slices.update({name: handle.get_slice(name) for name in sorted(names)})
-    return slices
-
-
-class DequantisedSlice:
-    """A weight of packed integers, read when Transformers asks for it."""
-
-    def __init__(self, tensor: IntegerTensor, files: FileReader):
-        self._tensor = tensor
-        self._files = files
-
-    def __getitem__(self, part: Any) -> Tensor:
-        return self._tensor.load(self._files)[part]
-
-
-def open_integers(
-    extents: Mapping[str, StoredTensor], stack: ExitStack, *, without: set[str]
-) -> dict[str, DequantisedSlice]:
-    """Open weights of packed integers as `open_unmapped` opens tensors."""
-    files = FileReader()
-    stack.callback(files.close)
-    return {
-        name: DequantisedSlice(tensor, files)
-        for name, tensor in extents.items()
-        if isinstance(tensor, IntegerTensor) and name not in without
-    }
-
-
 class WatchedTensor:
-    """A tensor that notes its name when Transformers reads it."""
+    """A tensor that is read, and notes its name, when Transformers asks for it.
 
-    def __init__(self, name: str, tensor: Any, read: set[str]):
-        self._name, self._tensor, self._read = name, tensor, read
+    Transformers would map the file, and a page that cannot be read would kill the process.
+    """
+
+    def __init__(self, tensor: StoredTensor, files: FileReader, read: set[str]):
+        self._tensor, self._files, self._read = tensor, files, read
+
+    def is_floating_point(self) -> bool:
+        return self._tensor.dtype.is_floating_point
 
     def __getitem__(self, part: Any) -> Tensor:
-        self._read.add(self._name)
-        return self._tensor[part]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._tensor, name)
+        self._read.add(self._tensor.key)
+        return self._tensor.load(self._files)[part]
 
 
 OpenTensors = Callable[
@@ -171,28 +136,22 @@ def open_safetensors(
         CheckpointError: files of another format, or damaged ones.
     """
     assert files is not None
-    folder, stored = Path(files[0]).parent, _read_index(files)
+    folder = Path(files[0]).parent
     known = [*(model._keys_to_ignore_on_load_unexpected or ()), *OLD_BUFFERS]
     model._keys_to_ignore_on_load_unexpected = {""}  # all
-    extents = stored if scheme is None else view_integers(stored, scheme)
+    extents = _read_index(files, scheme)
     planned = [] if has_no_experts(folder) else parameters
     indexed = plan_weights(model, planned, extents, load_config.weight_mapping)
     found(indexed)
     # The library would look at every name of every expert, only to leave it out.
-    experts = list_source_tensors(indexed.values())
-    packed = stored.keys() - extents.keys()
-    with ExitStack() as stack:
-        try:
-            tensors = open_unmapped(files, stack, without=experts | packed)
-            tensors |= open_integers(extents, stack, without=experts)
-            read: set[str] = set()
-            yield {name: WatchedTensor(name, tensors[name], read) for name in tensors}
-        except SafetensorError as error:
-            raise CheckpointError(
-                f"{folder}: its safetensors files cannot be read "
-                f"({error}); check the disk, or fetch them again"
-            ) from error
-    left = tensors.keys() - read - list_source_tensors(indexed.values(), with_tied=True)
+    names = sorted(extents.keys() - list_source_tensors(indexed.values()))
+    read: set[str] = set()
+    reader = FileReader(page_cache=PageCache.KEEP)
+    try:
+        yield {name: WatchedTensor(extents[name], reader, read) for name in names}
+    finally:
+        reader.close()
+    left = set(names) - read - list_source_tensors(indexed.values(), with_tied=True)
     unused |= name_tensors(extents[name] for name in left)
     if unknown := sorted(name for name in left if not re.search("|".join(known), name)):
         log.warning(
@@ -201,15 +160,20 @@ def open_safetensors(
         )
 
 
-def _read_index(files: Sequence[str]) -> dict[str, StoredTensor]:
-    """Index the files that the library loads; raises CheckpointError if packing reads others."""
+def _read_index(files: Sequence[str], scheme: IntegerScheme | None) -> dict[str, StoredTensor]:
+    """Index the files that the library loads, packed integers as the weights that they stand for.
+
+    Raises:
+        CheckpointError: packing would read other files, or some are damaged.
+    """
     folder = Path(files[0]).parent
     if (listed := list_weight_files(folder)) != [Path(file) for file in files]:
         raise CheckpointError(
             f"{folder}: Transformers loads {list_names(Path(file).name for file in files)}, not "
             f"{list_names(file.name for file in listed)}; rename or remove the other weights"
         )
-    return read_tensor_index(files)
+    stored = read_tensor_index(files)
+    return stored if scheme is None else view_integers(stored, scheme)
 
 
 def make_checked_class(
@@ -225,8 +189,7 @@ def make_checked_class(
 
     def _load_pretrained_model(model, state_dict, checkpoint_files, load_config, *args, **kwargs):
         parameters = strip_experts(stripped := copy.deepcopy(model))
-        stored = _read_index(checkpoint_files)
-        extents = stored if scheme is None else view_integers(stored, scheme)
+        extents = _read_index(checkpoint_files, scheme)
         model._keys_to_ignore_on_load_unexpected = {""}
         collect_sources(stripped, parameters, extents, load_config.weight_mapping)
         return cls._load_pretrained_model(

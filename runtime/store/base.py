@@ -136,7 +136,7 @@ def _describe_sizes(layouts: Sequence[ExpertLayout]) -> str | None:
 
 def as_memoryview(tensor: Tensor) -> memoryview:
     """A contiguous CPU tensor's memory, for the reads of the operating system."""
-    return memoryview(tensor.view(torch.uint8).reshape(-1).numpy())
+    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
 
 
 def allocate_aligned(num_bytes: int, alignment: int = BLOCK) -> Tensor:

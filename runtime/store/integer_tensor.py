@@ -99,20 +99,25 @@ class IntegerTensor(StoredTensor):
             return Coding("Q8_0")
         return Coding("Q4_0" if self.scheme.is_symmetric else "Q4_1")
 
+    def is_stored_as(self, _coding: Coding, _dtype: torch.dtype) -> bool:
+        return False
+
+    def fill(self, files: FileReader, target: Tensor, coding: Coding, dtype: torch.dtype) -> None:
+        if coding == RAW:
+            super().fill(files, target, coding, dtype)
+        else:
+            target.copy_(self._repack(self._read_parts(files), coding))
+
     def load(self, files: FileReader) -> Tensor:
         """Read and dequantise the weight; raises TransferError."""
         return self._unpack(self._read_parts(files)).dequantise()
 
-    def read_blocks(self, files: FileReader, coding: Coding) -> Tensor:
-        """Read the weight as blocks of a GGUF type, uint8; raises TransferError."""
-        return self._repack(self._read_parts(files), coding)
-
     def measure_loading(self) -> int:
-        """Return the memory that `load` takes."""
         return self._measure(lambda parts: self._unpack(parts).dequantise())
 
-    def measure_blocks(self, coding: Coding) -> int:
-        """Return the memory that `read_blocks` takes."""
+    def measure_filling(self, coding: Coding) -> int:
+        if coding == RAW:
+            return self.measure_loading()
         return self._measure(lambda parts: self._repack(parts, coding))
 
     def _measure(self, computation: Callable[[dict[str, Tensor]], object]) -> int:

@@ -20,6 +20,7 @@ from runtime.errors import CheckpointError
 from runtime.store.base import as_memoryview
 from runtime.store.files import FileReader
 from runtime.store.model_check import MAX_HEADER_BYTES
+from runtime.store.packed.coding import RAW, Coding
 
 DTYPES = {
     "F64": torch.float64,
@@ -47,7 +48,7 @@ MAX_DIMENSIONS = 64
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """The byte range of one tensor in a safetensors file."""
+    """The byte range of one tensor in a file of weights."""
 
     file: Path
     offset: int
@@ -64,10 +65,32 @@ class StoredTensor:
     def slice(self, index: int) -> "StoredTensor":
         """The `index`-th part along the first dimension."""
         size = self.num_bytes // self.shape[0]
-        key = f"{self.key}[{index}]"
-        return StoredTensor(
-            self.file, self.offset + index * size, size, self.dtype, self.shape[1:], key
+        return replace(
+            self,
+            offset=self.offset + index * size,
+            num_bytes=size,
+            shape=self.shape[1:],
+            key=f"{self.key}[{index}]",
         )
+
+    def choose_coding(self) -> Coding:
+        """Return how a slot holds the tensor, where it may hold blocks of a GGUF type."""
+        return RAW
+
+    def is_stored_as(self, coding: Coding, dtype: torch.dtype) -> bool:
+        """Return whether the file has the bytes of this coding, or without one of this dtype."""
+        return coding != RAW or self.dtype == dtype
+
+    def fill(self, files: FileReader, target: Tensor, coding: Coding, dtype: torch.dtype) -> None:
+        """Fill `target`, uint8, with the tensor as the coding has it, or cast to the dtype."""
+        if self.is_stored_as(coding, dtype):
+            self.read(files, target)
+        else:
+            target.view(dtype).copy_(self.load(files).reshape(-1))
+
+    def measure_filling(self, _coding: Coding) -> int:
+        """Return the memory that `fill` takes where the file has other bytes."""
+        return self.measure_loading()
 
     def read(self, files: FileReader, target: Tensor) -> None:
         """Fill `target`, of as many bytes; raises TransferError."""
