@@ -57,9 +57,9 @@ TABLE = (
     ("lockstep", "lockstep", "throughput of several sequences over that of one, by model.exact"),
     ("klotski", "klotski.run", "batch groups live and simulated: Klotski's figures and table 3"),
     ("peers", "peers.run", "other programs with the same weights, prompts and memory"),
-    ("gpu", "gpu", "a first look at an accelerator: tests, exactness, races, overlap, speed"),
+    ("gpu", "gpu", "a first look at an accelerator: exactness, overlap, speed"),
     ("random", "random_model", "writes a checkpoint of Qwen3-30B-A3B's shape, for peers"),
-    ("clients", "serving.clients", "server: openai, litellm, lm-eval, locust, aiperf, unmodified"),
+    ("clients", "serving.clients", "server: lm-eval, locust and aiperf, unmodified"),
     ("arrivals", "serving.arrivals", "server: latency under a public trace's arrivals, by system"),
     ("attack", "serving.attack", "server: honest clients next to hostile ones, with little memory"),
 )

@@ -271,8 +271,6 @@ class GpuConfig(BenchmarkConfig):
     """Decode steps in an arena of a few experts."""
     max_new_tokens: int = 64
     """Timed tokens of each system."""
-    tests: Path | None = Path("tests")
-    """Folder of tests for `pytest -m gpu`; null: none."""
 
 
 @dataclass(frozen=True, kw_only=True)

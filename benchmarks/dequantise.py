@@ -15,7 +15,7 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from benchmarks.config import DequantiseConfig
-from benchmarks.reports import MachineFacts, describe_machine, print_line, write_report
+from benchmarks.reports import describe_machine, print_line, write_report
 from runtime.store.dequantise import dequantise_fp8, dequantise_mxfp4
 
 DTYPE = torch.bfloat16
@@ -39,13 +39,6 @@ class DequantiseRow:
     """Time of one token's products with the dequantised matrices."""
     speed: float
     """Median over the rounds of the library's time over ours."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DequantiseReport:
-    machine: MachineFacts
-    repetitions: int
-    rows: list[DequantiseRow]
 
 
 def make_mxfp4(rows: int, columns: int) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
@@ -111,9 +104,7 @@ def run_dequantise(config: DequantiseConfig) -> None:
             f"{name}: {1000 * times[0]:.1f} ms, Transformers' operations {1000 * times[1]:.1f} ms "
             f"({rows[-1].speed:.1f}x), a token's products {1000 * times[2]:.1f} ms"
         )
-    write_report(
-        config, DequantiseReport(machine=machine, repetitions=config.repetitions, rows=rows)
-    )
+    write_report(config, machine=machine, rows=rows)
 
 
 def make_product(matrix: Tensor) -> Callable[[], Tensor]:

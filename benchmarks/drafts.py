@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from benchmarks.config import DraftsConfig
-from benchmarks.reports import MachineFacts, describe_machine, make_report, print_line, write_report
+from benchmarks.reports import describe_machine, print_line, write_report
 from runtime.engine.memory import freeze_objects
 from runtime.generation.draft_pace import DraftPace
 from runtime.generation.drafting import Draft, decode_with, look_up
@@ -64,19 +64,6 @@ class RightDraftsRow:
     """Median over the answers of a step's mean time."""
     speed: float
     """Median over the answers of the decoding time without drafts over that with them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DraftsReport:
-    machine: MachineFacts
-    model: str
-    budget: str
-    system: str
-    new_tokens: int
-    repetitions: int
-    rows: list[DraftsRow]
-    right: list[RightDraftsRow]
-    """The bound: no draft is rejected."""
 
 
 @dataclass(frozen=True)
@@ -250,5 +237,4 @@ def run_drafts(config: DraftsConfig) -> None:
             answer(model, prompts[0], new_tokens=8, pace=None)  # warms up
             rows.append(measure(kind, model, prompts, config))
         right = measure_right_drafts(model, all_prompts, config)
-    report = make_report(DraftsReport, config, machine=machine, rows=rows, right=right)
-    write_report(config, report)
+    write_report(config, machine=machine, rows=rows, right=right)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.config import FormatsConfig
-from benchmarks.reports import MachineFacts, describe_machine, make_report, print_line, write_report
+from benchmarks.reports import describe_machine, print_line, write_report
 from benchmarks.served import serve_once
 from runtime.commands import pack
 from runtime.config import DenseFormat, ModelConfig, PackConfig, Quantise, StoreConfig
@@ -67,19 +67,6 @@ class FormatRow:
     """The same tokens in every run of this format, whatever the system."""
     dense: DenseFormat = DenseFormat.OWN
     """Format of linear layers outside of the experts; absent from older results."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FormatsReport:
-    machine: MachineFacts
-    share: str
-    budget_bytes: int
-    repetitions: int
-    requests: int
-    new_tokens: int
-    warm_up_tokens: int
-    """Tokens of a request before the measured ones."""
-    rows: list[FormatRow]
 
 
 def pack_once(model: ModelConfig, how: Format, output: Path) -> tuple[Path, int]:
@@ -191,5 +178,4 @@ def run_formats(config: FormatsConfig) -> None:
             )
         )
         print_line(str(rows[-1]))
-    figures = {"share": config.budget, "budget_bytes": budget_bytes, "rows": rows}
-    write_report(config, make_report(FormatsReport, config, machine=machine, **figures))
+    write_report(config, machine=machine, budget_bytes=budget_bytes, rows=rows)

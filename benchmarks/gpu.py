@@ -6,13 +6,11 @@ tiers of host memory, to try the benchmark where there is no accelerator.
 
 import itertools
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ import runtime
 from benchmarks.config import GpuConfig
 from benchmarks.greedy import generate_greedy
 from benchmarks.random_model import scaled_config, write_checkpoint
-from benchmarks.reports import MachineFacts, describe_machine, print_line, write_report
+from benchmarks.reports import describe_machine, print_line, write_report
 from predictors.errors import MoecastError
 from runtime.accelerator import (
     Accelerator,
@@ -45,18 +43,6 @@ FILL_SECONDS = 60
 COPY_BYTES = 256 << 20
 MATRIX = 4096
 PRODUCTS = 64
-TEST_SECONDS = 180
-NO_TESTS = 5
-"""Exit code of pytest where it selected none."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GpuTests:
-    """Outcome of `pytest -m gpu`."""
-
-    exit_code: int
-    summary: str
-    """The last line of pytest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,22 +84,6 @@ class SpeedRow:
     """The same tokens as with all experts resident."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class GpuReport:
-    machine: MachineFacts
-    device: str
-    accelerator: dict[str, Any] | None
-    """Name and memory; null on the CPU."""
-    torch: str
-    tests: GpuTests | None
-    exactness: list[ExactnessRow]
-    overlap: Overlap | None
-    """Null on the CPU, which copies and computes with the same cores."""
-    experts_bytes: int
-    speed: list[SpeedRow]
-    seconds: float
-
-
 class StepClock:
     """A streamer of `generate` that notes the time at which each token is there."""
 
@@ -129,28 +99,6 @@ class StepClock:
     def steps(self) -> list[float]:
         """Returns the seconds of each decode step; the first times are the prompt's."""
         return [end - start for start, end in itertools.pairwise(self.times[1:])]
-
-
-def run_tests(folder: Path) -> GpuTests:
-    """Runs the tests that need an accelerator, in a separate process.
-
-    Raises:
-        MoecastError: they take too long.
-    """
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
-    try:
-        ended = subprocess.run(
-            [*command, str(folder)],
-            capture_output=True,
-            text=True,
-            timeout=TEST_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise MoecastError(f"pytest -m gpu took more than {TEST_SECONDS} s") from error
-    lines = ended.stdout.strip().splitlines() or [ended.stderr.strip()[-200:]]
-    failures = [line for line in lines if line.startswith("FAILED")]
-    return GpuTests(exit_code=ended.returncode, summary="; ".join([*failures, lines[-1]]))
 
 
 def tiny_config() -> Qwen3MoeConfig:
@@ -329,26 +277,20 @@ def run_gpu(config: GpuConfig) -> None:
         )
     named = name_accelerator(device)
     print_line(f"{device}: {named['name'] if named else machine.cpu}")
-    tests = None if config.tests is None else run_tests(config.tests)
-    if tests is not None:
-        print_line(f"pytest -m gpu: exit code {tests.exit_code}, {tests.summary}")
     config.work.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=config.work) as scratch:
-        report = measure(config, machine, device, tests, Path(scratch))
-    write_report(config, replace(report, seconds=time.perf_counter() - began))
-    exact = all(row.logits_equal and row.tokens_equal for row in report.exactness)
-    if not exact or (tests is not None and tests.exit_code not in (0, NO_TESTS)):
-        raise MoecastError(f"tests failed or tokens differ; see {config.output}")
+        figures = measure(config, device, Path(scratch))
+    write_report(config, machine=machine, **figures, seconds=time.perf_counter() - began)
+    if not all(row.logits_equal and row.tokens_equal for row in figures["exactness"]):
+        raise MoecastError(f"tokens differ; see {config.output}")
 
 
-def measure(
-    config: GpuConfig,
-    machine: MachineFacts,
-    device: torch.device,
-    tests: GpuTests | None,
-    work: Path,
-) -> GpuReport:
-    """Writes the models and measures with them; the report's `seconds` are still to be set."""
+def measure(config: GpuConfig, device: torch.device, work: Path) -> dict[str, Any]:
+    """Writes the models, and returns what is measured with them.
+
+    Name and memory of the accelerator, and the overlap, are None on the CPU, which copies and
+    computes with the same cores.
+    """
     accelerator = open_accelerator(device)
     tiny, large = work / "tiny", work / "large"
     write_model(tiny_config(), tiny, config.seed)
@@ -366,18 +308,15 @@ def measure(
         shape = scaled_config(config.num_layers, VOCABULARY)
         write_model(shape, large, config.seed)
     speed = measure_speed(large, device, config)
-    return GpuReport(
-        machine=machine,
-        device=str(device),
-        accelerator=name_accelerator(device),
-        torch=torch.__version__,
-        tests=tests,
-        exactness=exactness,
-        overlap=overlap,
-        experts_bytes=count_expert_bytes(shape),
-        speed=speed,
-        seconds=0.0,
-    )
+    return {
+        "device": str(device),
+        "accelerator": name_accelerator(device),
+        "torch": torch.__version__,
+        "exactness": exactness,
+        "overlap": overlap,
+        "experts_bytes": count_expert_bytes(shape),
+        "speed": speed,
+    }
 
 
 def name_accelerator(device: torch.device) -> dict[str, Any] | None:

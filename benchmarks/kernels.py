@@ -18,7 +18,7 @@ from torch import Tensor
 
 from benchmarks.config import KernelsConfig
 from benchmarks.real_size.model import QWEN3_30B_A3B
-from benchmarks.reports import MachineFacts, describe_machine, print_line, write_report
+from benchmarks.reports import describe_machine, print_line, write_report
 from predictors.errors import MoecastError, unknown
 from runtime.store.ggml.library import TYPES, encode_rows, explain_missing, find_products
 from runtime.store.ggml.matrix import RowMatrix, RowsPart
@@ -42,15 +42,6 @@ class KernelRow:
     """Share of the bandwidth that as many threads get without computing."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class KernelsReport:
-    machine: MachineFacts
-    bandwidth: dict[int, float]
-    """Bytes per second that one product of two long vectors reads, by the number of threads."""
-    repetitions: int
-    rows: list[KernelRow]
-
-
 def measure(call: Callable[[], object], repetitions: int) -> list[float]:
     seconds = []
     for _ in range(repetitions):
@@ -61,7 +52,7 @@ def measure(call: Callable[[], object], repetitions: int) -> list[float]:
 
 
 def measure_bandwidth() -> float:
-    """Return the bytes per second that PyTorch's threads read."""
+    """Return the bytes per second that a sum of a long vector by PyTorch's threads reads."""
     vector = torch.ones(READ_BYTES // 4)
     return READ_BYTES / min(measure(lambda: vector.sum(), 5))
 
@@ -141,9 +132,4 @@ def run_kernels(config: KernelsConfig) -> None:
                 f"{rows[-1].kind}, {threads} threads: {1e3 * seconds:.2f} ms, "
                 f"{speed / 1e9:.1f} GB/s, {rows[-1].share:.0%}"
             )
-    write_report(
-        config,
-        KernelsReport(
-            machine=machine, bandwidth=bandwidth, repetitions=config.repetitions, rows=rows
-        ),
-    )
+    write_report(config, machine=machine, bandwidth=bandwidth, rows=rows)

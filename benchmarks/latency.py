@@ -15,13 +15,7 @@ import torch
 
 from benchmarks.config import LatencyConfig
 from benchmarks.papers.paper_context import describe_model, load_shape
-from benchmarks.reports import (
-    MachineFacts,
-    command_line,
-    describe_machine,
-    print_line,
-    write_report,
-)
+from benchmarks.reports import describe_machine, print_line, write_report
 from predictors.base import Floats, Forecasts, Ints, Predictor, Signal
 from predictors.baselines import (
     DependencyPredictor,
@@ -79,13 +73,6 @@ class ShapeRow:
     kinds: Mapping[str, TokenLatency]
 
 
-@dataclass(frozen=True, kw_only=True)
-class LatencyReport:
-    command: str
-    machine: MachineFacts
-    shapes: dict[str, ShapeRow]
-
-
 @dataclass(frozen=True)
 class RandomStep:
     """Signals of one forward pass of random numbers."""
@@ -127,8 +114,7 @@ def run_latency(config: LatencyConfig) -> None:
             num_experts=shape.num_layers * shape.num_experts,
             kinds=kinds,
         )
-    command = command_line("latency", config)
-    write_report(config, LatencyReport(command=command, machine=machine, shapes=shapes))
+    write_report(config, machine=machine, shapes=shapes)
 
 
 def predictor_makers(spec: ModelSpec) -> dict[str, Callable[[], Predictor]]:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from benchmarks.config import LockstepConfig
 from benchmarks.greedy import generate_greedy
-from benchmarks.reports import MachineFacts, describe_machine, make_report, print_line, write_report
+from benchmarks.reports import describe_machine, print_line, write_report
 from predictors.errors import MoecastError
 from runtime.config import Exact
 from runtime.generation.loading import load
@@ -38,18 +38,6 @@ class LockstepRow:
     """Median of the ratios to one sequence under the same setting in the same round."""
     over_reference: float
     """Median of the ratios to one sequence under the first setting in the same round."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LockstepReport:
-    machine: MachineFacts
-    model: str
-    dtype: str
-    budget: str
-    system: str
-    repetitions: int
-    steps: int
-    rows: list[LockstepRow]
 
 
 def run_lockstep(config: LockstepConfig) -> None:
@@ -80,9 +68,7 @@ def run_lockstep(config: LockstepConfig) -> None:
         for exact in models
         for clients in numbers
     ]
-    write_report(
-        config, make_report(LockstepReport, config, machine=machine, model=MODEL, rows=rows)
-    )
+    write_report(config, machine=machine, model=MODEL, rows=rows)
     for row in rows:
         print_line(
             f"{row.exact:8} {row.clients:2} sequences: {row.tokens_per_second:6.1f} tokens/s, "

@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 from benchmarks.config import LookaheadConfig
 from benchmarks.reports import print_line, write_report
@@ -48,19 +47,6 @@ class LookaheadRow:
     budget: str
     hit_rate: float
     gap_closed: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class LookaheadReport:
-    """All rows, and what they were measured on."""
-
-    traces: dict[str, str]
-    """Digest of each trace."""
-    entries: dict[str, str]
-    """Zoo entry of each predictor."""
-    tokens: int
-    seconds: float
-    rows: list[LookaheadRow]
 
 
 def measure(
@@ -137,11 +123,5 @@ def run_lookahead(config: LookaheadConfig) -> None:
                 cells = [format_cell(row) for row in block if row.policy == policy]
                 print_line(f"{prompts:14} {name:12} {policy:20} {'  '.join(cells)}")
             rows += block
-    report = LookaheadReport(
-        traces=digests,
-        entries={label: Path(entry).name for label, entry in config.entries.items()},
-        tokens=config.tokens,
-        seconds=round(time.perf_counter() - started, 1),
-        rows=rows,
-    )
-    write_report(config, report)
+    seconds = round(time.perf_counter() - started, 1)
+    write_report(config, traces=digests, seconds=seconds, rows=rows)

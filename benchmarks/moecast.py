@@ -85,16 +85,6 @@ class AblationRow:
     """Decode steps, of one token each."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class MoecastReport:
-    trace: str
-    dataset: str
-    new_tokens: int
-    machines: list[dict[str, Any]]
-    seconds: float
-    rows: list[AblationRow]
-
-
 def variants(*, parts: bool) -> list[SystemVariant]:
     """Returns the variants from no knowledge to full knowledge.
 
@@ -292,7 +282,8 @@ def run_moecast(config: MoecastConfig) -> None:
                     f"{row.ttft_ms:8.1f} ms  hits {row.hit_rate or 0:.3f}  "
                     f"{row.speed_over_promoe:.2f}x promoe, {row.of_bound or 0:.0%} of bound"
                 )
-    report = MoecastReport(
+    write_report(
+        config,
         trace=trace.digest,
         dataset=trace.manifest.plan.dataset,
         new_tokens=NEW_TOKENS,
@@ -302,4 +293,3 @@ def run_moecast(config: MoecastConfig) -> None:
         seconds=round(time.perf_counter() - started, 1),
         rows=rows,
     )
-    write_report(config, report)

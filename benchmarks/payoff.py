@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.config import PayoffConfig
 from benchmarks.formats import FORMATS, pack_once
-from benchmarks.reports import MachineFacts, describe_machine, make_report, print_line, write_report
+from benchmarks.reports import describe_machine, print_line, write_report
 from benchmarks.served import serve_once
 from predictors.errors import MoecastError
 from runtime.config import ModelConfig, StoreConfig
@@ -47,16 +47,6 @@ class PayoffRow:
     def is_slower(self) -> bool:
         """Whether moecast is beyond the limit, as far as the requests can tell."""
         return (self.ratio_interval or (self.ratio,))[0] > LIMIT
-
-
-@dataclass(frozen=True, kw_only=True)
-class PayoffReport:
-    machine: MachineFacts
-    model: str
-    repetitions: int
-    requests: int
-    new_tokens: int
-    rows: list[PayoffRow]
 
 
 def compare(name: str, budget: str, turns: Sequence[Sequence[ServedRun]]) -> PayoffRow:
@@ -118,7 +108,7 @@ def run_payoff(config: PayoffConfig) -> None:
                     f"{name}, {budget}: on-demand {1e3 * row.on_demand_seconds:.2f} ms a token, "
                     f"moecast {1e3 * row.moecast_seconds:.2f}, ratio {row.ratio:.3f}"
                 )
-    write_report(config, make_report(PayoffReport, config, machine=machine, rows=rows))
+    write_report(config, machine=machine, rows=rows)
     slower = [f"{row.format} at {row.budget} ({row.ratio:.3f})" for row in rows if row.is_slower]
     if slower:
         raise MoecastError(f"moecast takes more than {LIMIT} times as long: {', '.join(slower)}")

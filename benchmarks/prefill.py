@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from benchmarks.config import PrefillConfig
 from benchmarks.greedy import generate_greedy
-from benchmarks.reports import MachineFacts, describe_machine, make_report, print_line, write_report
+from benchmarks.reports import describe_machine, print_line, write_report
 from predictors.units import MIB
 from runtime.engine.memory import freeze_objects
 from runtime.generation.loading import load
@@ -62,19 +62,6 @@ class PrefillRow:
     moved_mib: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class PrefillReport:
-    machine: MachineFacts
-    model: str
-    dtype: str
-    budget: str
-    prompt_tokens: int
-    prompts: int
-    disk_bytes_per_second: float
-    """Speed of direct reads without any computation: median over the turns."""
-    rows: list[PrefillRow]
-
-
 def run_prefill(config: PrefillConfig) -> None:
     """Measure every system, one after another, each next to a model that is all in memory."""
     machine = describe_machine(config.threads)
@@ -109,16 +96,15 @@ def run_prefill(config: PrefillConfig) -> None:
             rows.append(make_row(system, times, moved))
             print_line(format_row(rows[-1]))
         dtype = str(resident.dtype).removeprefix("torch.")
-    report = make_report(
-        PrefillReport,
+    write_report(
         config,
         machine=machine,
         dtype=dtype,
         prompts=len(prompts),
+        # Of direct reads without any computation: median over the turns.
         disk_bytes_per_second=statistics.median(bandwidths),
         rows=rows,
     )
-    write_report(config, report)
 
 
 def read_prompts(tokenizer: PreTrainedTokenizerBase, config: PrefillConfig) -> list[Tensor]:

@@ -99,19 +99,6 @@ class QuantisedRow:
     """Share of right answers in lm-evaluation-harness, through the server; None: not asked."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class QuantisedReport:
-    windows: int
-    tokens: int
-    prompts: int
-    new_tokens: int
-    documents: int
-    """Documents of lm-evaluation-harness' task."""
-    choices: int
-    """Continuations of each document, of which one is right."""
-    rows: list[QuantisedRow]
-
-
 class Quality(NamedTuple):
     nats: float
     likely_T: Tensor
@@ -211,13 +198,14 @@ def run_quantised(config: QuantisedConfig) -> None:
                 )
             )
             print_line(str(rows[-1]))
-    report = QuantisedReport(
+    write_report(
+        config,
         windows=WINDOWS,
         tokens=WINDOWS * WINDOW,
         prompts=PROMPTS,
         new_tokens=NEW_TOKENS,
+        # Of lm-evaluation-harness' task: documents, and continuations of each, one of them right.
         documents=DOCUMENTS,
         choices=CHOICES,
         rows=rows,
     )
-    write_report(config, report)

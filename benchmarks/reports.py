@@ -1,4 +1,8 @@
-"""Files of results, and the machine that they were measured on."""
+"""Files of results, and the machine that they were measured on.
+
+A result is a JSON document: the origin of its figures, the machine, the options of the benchmark
+and what was measured, mostly `rows`, which the dataclass of the benchmark describes.
+"""
 
 import json
 import os
@@ -6,13 +10,11 @@ import platform
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar
-
-from pydantic import TypeAdapter
+from typing import Any
 
 from benchmarks.config import BenchmarkConfig
 from predictors.config import RunConfig
@@ -21,8 +23,8 @@ from predictors.origin import name_machine, read_git_revision, read_processor_na
 from runtime.tools.report.provenance import Provenance
 
 RESULTS = Path(__file__).parent / "results"
-
-Report = TypeVar("Report")
+NO_SETTINGS = ("output", "run_dir", "debug", "seed", "origin")
+"""Options that are left out of results, which say in their own `origin` where they are from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,19 +80,31 @@ def command_line(command: str, config: RunConfig) -> str:
         default = field.default if field.default_factory is MISSING else field.default_factory()
         if value == default or field.name in ("output", "run_dir", "debug"):
             continue
-        words.append(f"{field.name}={_format_option(value)}")
+        words.append(f"{field.name}={_write_option(_plain_option(value))}")
     return " ".join(words)
 
 
-def _format_option(value: Any) -> str:
-    """Returns an option's value as it is written on a command line, paths by their last part."""
+def _plain_option(value: Any) -> Any:
+    """Returns an option's value as JSON has it, absolute paths by their last part."""
     if isinstance(value, list):
-        return ",".join(map(_format_option, value))
+        return list(map(_plain_option, value))
     if isinstance(value, dict):
-        return f"{{{','.join(f'{key}: {_format_option(item)}' for key, item in value.items())}}}"
-    if isinstance(value, str) and "/" in value and Path(value).expanduser().is_absolute():
-        return Path(value).name
-    return str(value.value if isinstance(value, Enum) else getattr(value, "name", value))
+        return {key: _plain_option(item) for key, item in value.items()}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Path) or (isinstance(value, str) and "/" in value):
+        path = Path(value)
+        return path.name if path.expanduser().is_absolute() else str(value)
+    return value.name if is_dataclass(value) else value  # type: ignore[union-attr]
+
+
+def _write_option(value: Any) -> str:
+    """Returns a plain value as it is written on a command line."""
+    if isinstance(value, list):
+        return ",".join(map(_write_option, value))
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}: {_write_option(item)}' for key, item in value.items())}}}"
+    return str(value)
 
 
 def describe_origin(config: RunConfig) -> Provenance:
@@ -105,34 +119,58 @@ def describe_origin(config: RunConfig) -> Provenance:
     )
 
 
-def make_report(kind: type[Report], config: RunConfig, **figures: Any) -> Report:
-    """Returns a report of these figures; its other fields are the options of the same names."""
-    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-    options = {name: getattr(config, name) for name in names if hasattr(config, name)}
-    return kind(**{**options, **figures})
-
-
-def write_report(config: BenchmarkConfig, report: Any) -> None:
-    """Replaces the benchmark's file of results.
+def make_document(config: BenchmarkConfig, **figures: Any) -> dict[str, Any]:
+    """Returns the origin, the options, and the figures; a figure replaces the option of its name.
 
     Args:
-        report: a dataclass, to which the origin of its figures is added, or a mapping of documents
-            that have theirs.
+        figures: values for JSON, dataclasses, and lists of them.
+    """
+    options = {
+        field.name: _plain_option(getattr(config, field.name))
+        for field in fields(config)
+        if field.name not in NO_SETTINGS
+    }
+    return {"origin": asdict(describe_origin(config)), **options, **figures}
+
+
+def write_report(config: BenchmarkConfig, **figures: Any) -> None:
+    """Replaces the benchmark's file of results by the document of these figures.
 
     Raises:
         ValueError: a figure is not finite; what was not measured is null.
     """
-    if isinstance(report, Mapping):
-        document = report
-    else:
-        document = {"origin": asdict(describe_origin(config)), **asdict(report)}
-    text = json.dumps(document, indent=1, default=to_plain_json, allow_nan=False) + "\n"
-    write_atomic(config.output, text.encode())
+    _write(config.output, make_document(config, **figures))
 
 
-def read_report(name: str, kind: type[Report]) -> Report:
-    """Reads the committed `benchmarks/results/NAME.json`."""
-    return TypeAdapter(kind).validate_json((RESULTS / f"{name}.json").read_bytes())
+def write_part(config: BenchmarkConfig, part: str, **figures: Any) -> "Document":
+    """Replaces one document in a file of several, and returns it as it is read again."""
+    parts = json.loads(config.output.read_text()) if config.output.is_file() else {}
+    _write(config.output, {**parts, part: make_document(config, **figures)})
+    return read_document(config.output)[part]
+
+
+def _write(output: Path, document: Mapping[str, Any]) -> None:
+    text = json.dumps(document, indent=1, default=_to_json, allow_nan=False) + "\n"
+    write_atomic(output, text.encode())
+
+
+def _to_json(value: Any) -> Any:
+    return vars(value) if is_dataclass(value) else to_plain_json(value)
+
+
+class Document(dict[str, Any]):
+    """An object of a committed result, whose values are attributes too."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self:
+            raise AttributeError(name)
+        return self[name]
+
+
+def read_document(name: str | Path) -> Document:
+    """Reads a file of results, or the committed `benchmarks/results/NAME.json`."""
+    path = name if isinstance(name, Path) else RESULTS / f"{name}.json"
+    return json.loads(path.read_text(), object_hook=Document)
 
 
 def print_line(text: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.config import RoutingConfig
-from benchmarks.reports import MachineFacts, describe_machine, make_report, print_line, write_report
+from benchmarks.reports import describe_machine, print_line, write_report
 from collect.config import ImportConfig, ImportSplit
 from collect.importer import import_routing
 from collect.traces import Trace
@@ -44,22 +44,6 @@ class RoutingRow:
     knows_future: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class RoutingReport:
-    machine: MachineFacts
-    """The machine that replayed; the simulated ones are those of the rows."""
-    log: str
-    log_origin: str
-    model_id: str
-    num_layers: int
-    num_experts: int
-    top_k: int
-    num_requests: int
-    num_tokens: int
-    shape: str
-    rows: list[RoutingRow]
-
-
 def run_routing(config: RoutingConfig) -> dict[str, Any]:
     """Import the log, all of it held out, and replay every system that needs only routing.
 
@@ -85,9 +69,9 @@ def run_routing(config: RoutingConfig) -> dict[str, Any]:
             composed = compose_comparison(config, trace, run_dir, start)
             rows += make_rows(evaluate(composed), start)
         spec = trace.spec
-        report = make_report(
-            RoutingReport,
+        write_report(
             config,
+            # The machine that replayed; the simulated ones are those of the rows.
             machine=machine,
             log=config.log.name,
             shape=SHAPE,
@@ -99,7 +83,6 @@ def run_routing(config: RoutingConfig) -> dict[str, Any]:
             num_tokens=len(trace.rows("held_out")),
             rows=rows,
         )
-    write_report(config, report)
     return {"rows": len(rows), "output": str(config.output)}
 
 

@@ -26,7 +26,7 @@ from benchmarks.papers.paper_context import (
 )
 from benchmarks.papers.published import find_published
 from benchmarks.papers.run import DEFAULT_FOLDER
-from benchmarks.reports import MachineFacts, describe_machine, make_report, print_line, write_report
+from benchmarks.reports import describe_machine, print_line, write_report
 from collect.traces import Trace
 from runtime.config import HardwareConfig, ShapeConfig
 
@@ -106,24 +106,6 @@ class ScalingRow:
     hit_rate: float | None
     decode_stall_share: float
     decode_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScalingReport:
-    trace: str
-    system: str
-    requests: int
-    """Held-out requests of each replay."""
-    batch: int
-    batch_per_node: int
-    network: dict[str, float]
-    machines: list[HardwareConfig]
-    shapes: list[ShapeConfig]
-    arena_bytes: dict[str, float]
-    seconds: float
-    machine: MachineFacts
-    rows: list[ScalingRow]
-    claims: list[Claim]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,8 +252,7 @@ def run_scaling(config: ScalingConfig) -> None:
     ]
     for row in rows:
         print_line(str(row))
-    report = make_report(
-        ScalingReport,
+    write_report(
         config,
         trace=trace.digest,
         system=PAPER,
@@ -286,4 +267,3 @@ def run_scaling(config: ScalingConfig) -> None:
         rows=rows,
         claims=compare_claims(rows),
     )
-    write_report(config, report)

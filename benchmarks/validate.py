@@ -93,20 +93,6 @@ class ValidateRow:
     """The machine that the replay took, without the latencies of other predictors."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ValidateReport:
-    machine: dict[str, Any]
-    threads: int
-    repetitions: int
-    prompts: int
-    new_tokens: int
-    expert_bytes: int
-    tpot_within: int
-    hits_within: int
-    cells: int
-    rows: list[ValidateRow]
-
-
 @dataclass(frozen=True)
 class LiveRun:
     """Figures of one live run."""
@@ -328,10 +314,10 @@ def run_validate(config: ValidateConfig) -> None:
             print_line(f"{cell.budget}, {cell.system.name}: {seconds:.1f} s")
     rows = [compare(cell, steps, spec) for cell in cells]
     Console().print(comparison_table(rows))
-    report = ValidateReport(
-        machine=asdict(machine),
+    write_report(
+        config,
+        machine=machine,
         threads=torch.get_num_threads(),
-        repetitions=config.repetitions,
         prompts=len(prompts),
         new_tokens=config.max_new_tokens,
         expert_bytes=sum(cells[0].profiles[0].chunk_bytes),
@@ -340,4 +326,3 @@ def run_validate(config: ValidateConfig) -> None:
         cells=len(rows),
         rows=rows,
     )
-    write_report(config, report)

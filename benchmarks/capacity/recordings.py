@@ -3,7 +3,6 @@
 import json
 import math
 import resource
-import statistics
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from benchmarks.process import python_module, run_program
 
 FILES_PER_PART = 2
 """The columns, and the requests that they are from."""
-SECONDS_PER_DAY = 86400
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +34,6 @@ class RecordingCost:
     """The recorder's own figure before it starts (`row_bytes`)."""
     core_seconds_per_token: list[float]
     """Differences between the long and the short recording; their median is used."""
-
-    @property
-    def tokens_per_core_second(self) -> float:
-        return 1 / statistics.median(self.core_seconds_per_token)
 
 
 def record_prompts(prompts: int, folder: Path) -> RecordedRun:
@@ -92,8 +86,6 @@ class LongTracePlan:
     files: int
     core_hours: float | None
     """None: the speed of recording this model was not measured."""
-    workers_for_a_day: int | None
-    """Cores that record it within 24 hours."""
 
 
 def plan_trace(
@@ -121,7 +113,6 @@ def plan_trace(
         num_bytes=num_bytes,
         files=FILES_PER_PART * math.ceil(num_bytes / part_bytes),
         core_hours=None if seconds is None else seconds / 3600,
-        workers_for_a_day=None if seconds is None else math.ceil(seconds / SECONDS_PER_DAY),
     )
 
 
@@ -134,14 +125,6 @@ class TrainingCost:
     token_visits: int
     """Tokens that the run was shown, those of every epoch counted."""
     seconds: float
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.token_visits / self.seconds
-
-    def hours(self, tokens: int, *, epochs: int) -> float:
-        """Returns the time of training on a trace of this model on the same machine."""
-        return tokens * epochs / self.tokens_per_second / 3600
 
 
 def read_training(document: dict[str, Any]) -> list[TrainingCost]:

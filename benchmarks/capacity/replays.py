@@ -5,7 +5,6 @@ REQUEST.json REPORT.json`.
 """
 
 import json
-import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -52,10 +51,6 @@ class ReplayCost:
     prefills: int
     step_seconds: list[float]
     """Processor time per decode step, of each repetition in each process."""
-
-    def wall_seconds(self, steps: int, *, cores: int) -> float:
-        """Returns the time of so many steps as replays side by side, one for each core."""
-        return statistics.median(self.step_seconds) * steps / cores
 
 
 def measure_replays(request: ReplayRequest, folder: Path, *, cores: int) -> list[ReplayCost]:

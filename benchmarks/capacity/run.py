@@ -3,9 +3,8 @@
 Takes two minutes of two cores: recordings of some prompts, and replays.
 """
 
-import json
+import statistics
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.capacity.config import CapacityConfig
@@ -13,15 +12,14 @@ from benchmarks.capacity.recordings import (
     LongTracePlan,
     RecordedRun,
     RecordingCost,
-    TrainingCost,
     compare_runs,
     plan_trace,
     read_training,
     record_prompts,
 )
-from benchmarks.capacity.replays import ReplayCost, ReplayRequest, measure_replays
+from benchmarks.capacity.replays import ReplayRequest, measure_replays
 from benchmarks.papers.paper_context import describe_model
-from benchmarks.reports import RESULTS, MachineFacts, describe_machine, print_line, write_report
+from benchmarks.reports import describe_machine, print_line, read_document, write_report
 from collect.traces import Trace
 from collect.traces.layout import ALL_SIGNALS, ROUTING_SIGNALS, row_bytes
 from predictors.spec import ModelSpec
@@ -51,21 +49,6 @@ TRACE_TOKENS = 10**9
 """Tokens of the planned trace."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CapacityReport:
-    machine: MachineFacts
-    recordings: list[tuple[RecordedRun, RecordedRun]]
-    recording: RecordingCost
-    part_bytes: int
-    traces: list[LongTracePlan]
-    epochs: int
-    training: list[TrainingCost]
-    replays: list[ReplayCost]
-    replayed_steps: int
-    """Decode steps whose time is computed from the measured ones."""
-    replay_cores: int
-
-
 def record_pairs(folder: Path) -> tuple[list[tuple[RecordedRun, RecordedRun]], ModelSpec]:
     """Records a short and a long trace several times; returns the costs and the traced model."""
     pairs = []
@@ -82,7 +65,7 @@ def record_pairs(folder: Path) -> tuple[list[tuple[RecordedRun, RecordedRun]], M
 
 def plan_traces(spec: ModelSpec, cost: RecordingCost) -> list[LongTracePlan]:
     """Plans traces of the reference model, and of a real one, whose recording was not measured."""
-    seconds = 1 / cost.tokens_per_core_second
+    seconds = statistics.median(cost.core_seconds_per_token)
     real = describe_model(load_shape(REAL_SIZE), dtype="bfloat16")
     plans = [
         ("all signals", MODEL, cost.bytes_per_token, seconds),
@@ -116,16 +99,16 @@ def run_capacity(config: CapacityConfig) -> None:
         )
         replays = measure_replays(request, Path(folder, "replays"), cores=REPLAY_CORES)
     cost = compare_runs(pairs, planned_bytes_per_token=row_bytes(spec, ALL_SIGNALS))
-    report = CapacityReport(
+    write_report(
+        config,
         machine=machine,
         recordings=pairs,
         recording=cost,
         part_bytes=PART_BYTES,
         traces=plan_traces(spec, cost),
         epochs=EPOCHS,
-        training=read_training(json.loads((RESULTS / "train.json").read_bytes())),
+        training=read_training(read_document("train")),
         replays=replays,
         replayed_steps=REPLAYED_STEPS,
         replay_cores=REPLAY_CORES,
     )
-    write_report(config, report)

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from benchmarks.control_plane.config import ControlPlaneConfig
 from benchmarks.control_plane.measure import ControlPlaneRow, ControlPlaneTask
 from benchmarks.control_plane.model import SHAPES, RandomShape, write_model, write_predictors
-from benchmarks.reports import MachineFacts, describe_machine, make_report, print_line, write_report
+from benchmarks.reports import describe_machine, print_line, write_report
 from predictors.errors import MoecastError
 from runtime.config import SystemConfig
 from runtime.presets import load_system
@@ -37,14 +37,6 @@ class ControlPlaneCell:
     failed: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ControlPlaneReport:
-    machine: MachineFacts
-    repetitions: int
-    steps: int
-    cells: list[ControlPlaneCell]
-
-
 def run_control_plane(config: ControlPlaneConfig) -> None:
     """Measure every shape at every budget; the results are written after each.
 
@@ -58,10 +50,8 @@ def run_control_plane(config: ControlPlaneConfig) -> None:
         with tempfile.TemporaryDirectory(prefix="control-plane-") as folder:
             for cell in measure_shape(config, systems, SHAPES[name], Path(folder)):
                 cells.append(cell)
-                if not any(cell.rows for cell in cells):
-                    continue
-                report = make_report(ControlPlaneReport, config, machine=machine, cells=cells)
-                write_report(config, report)
+                if any(cell.rows for cell in cells):
+                    write_report(config, machine=machine, cells=cells)
     if not any(cell.rows for cell in cells):
         raise MoecastError(f"nothing was measured: {cells[0].failed if cells else 'no budget'}")
 

@@ -2,13 +2,8 @@
 
 from collections.abc import Sequence
 
-from benchmarks.klotski.rows import (
-    KlotskiReport,
-    LiveRow,
-    Point,
-    live_points,
-    simulated_points,
-)
+from benchmarks.klotski.rows import Point, list_completed, live_points, simulated_points
+from benchmarks.reports import Document
 from predictors.table import Table
 from runtime.tools.report.figures import (
     collect,
@@ -23,9 +18,9 @@ from runtime.tools.report.provenance import Provenance
 ABLATION = ("simple pipeline", "+ multi batches", "+ only hot experts", "+ order (klotski)")
 
 
-def build_page(report: KlotskiReport, provenance: Provenance | None = None) -> HtmlReport:
+def build_page(report: Document, provenance: Provenance | None = None) -> HtmlReport:
     """Returns a section with the figures."""
-    rows = report.completed
+    rows = list_completed(report)
     page = HtmlReport(
         "Batches in groups",
         f"klotski on {report.model}, {report.budget} budget",
@@ -63,7 +58,7 @@ def add_groups(page: HtmlReport, name: str, heading: str, points: Sequence[Point
     )
 
 
-def add_bars(page: HtmlReport, rows: Sequence[LiveRow]) -> None:
+def add_bars(page: HtmlReport, rows: Sequence[Document]) -> None:
     """Adds the throughput of each step (Klotski, table 3)."""
     if not rows:
         return

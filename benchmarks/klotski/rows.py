@@ -1,8 +1,10 @@
-"""Requests, rows and the report of the batch benchmark."""
+"""Requests and rows of the batch benchmark."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from benchmarks.reports import MachineFacts
+from benchmarks.reports import Document
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +64,6 @@ class VariantFigures:
     weights_bytes: int
     peak_memory_bytes: int
 
-    @property
-    def extra_bytes(self) -> int:
-        """Peak memory on top of weights and budget."""
-        return self.peak_memory_bytes - self.weights_bytes - self.arena_bytes
-
 
 @dataclass(frozen=True, kw_only=True)
 class LiveRow(VariantRequest, VariantFigures):
@@ -75,11 +72,6 @@ class LiveRow(VariantRequest, VariantFigures):
     name: str
     speeds: list[float]
     """Throughput of each run."""
-
-    @property
-    def decode_tokens_per_second(self) -> float:
-        """Throughput in the steady state, where every request has a token in each step."""
-        return self.batch_size * self.n * (len(self.steps) - 1) / self.steady.seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,51 +108,16 @@ class QualityRow:
     tokens: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class KlotskiFigures:
-    """Ratios of the variants."""
-
-    n: int
-    batch_size: int
-    over_single_batch_on_demand: float
-    """Ratio of throughputs, median over the repetitions."""
-    decode_over_single_batch_on_demand: float
-    busiest_share: float
-    """Share of the steady state in which the busier of link and computation is busy."""
-    link_share: float
-    compute_share: float
-    both_idle_share: float
-    reads_of_an_expert_per_step: int
-    extra_bytes: int
-    """Peak memory on top of weights and budget."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class KlotskiReport:
-    model: str
-    budget: str
-    prompt_tokens: int
-    new_tokens: int
-    repetitions: int
-    machine: MachineFacts
-    tokens_equal: bool
-    figures: KlotskiFigures | None
-    live: list[LiveRow | FailedRow]
-    simulated: list[SimulatedRow]
-    quality: list[QualityRow]
-    seconds: float
-
-    @property
-    def completed(self) -> list[LiveRow]:
-        """The variants with figures."""
-        return [row for row in self.live if isinstance(row, LiveRow)]
-
-
 Point = tuple[int, int, float]
 """Batch size, batches of a group, tokens/s."""
 
 
-def live_points(rows: list[LiveRow]) -> list[Point]:
+def list_completed(report: Document) -> list[Document]:
+    """Returns the live variants with figures: a `LiveRow` each."""
+    return [row for row in report.live if "failed" not in row]
+
+
+def live_points(rows: Sequence[Any]) -> list[Point]:
     """Returns Klotski's throughput by batch size and n, with the KV cache in memory."""
     return sorted(
         (row.batch_size, row.n, row.tokens_per_second)
@@ -169,7 +126,7 @@ def live_points(rows: list[LiveRow]) -> list[Point]:
     )
 
 
-def simulated_points(rows: list[SimulatedRow]) -> dict[str, list[Point]]:
+def simulated_points(rows: Sequence[Any]) -> dict[str, list[Point]]:
     """Returns Klotski's simulated throughput by batch size and n for each environment."""
     points: dict[str, list[Point]] = {}
     for row in rows:

@@ -25,7 +25,7 @@ from benchmarks.papers.config import PapersConfig
 from benchmarks.papers.jobs import PaperReplays
 from benchmarks.papers.paper_context import ReplayedRequests
 from benchmarks.papers.published import read_published
-from benchmarks.reports import MachineFacts, describe_machine, make_report, print_line, write_report
+from benchmarks.reports import describe_machine, print_line, write_report
 from collect.traces import Trace
 from predictors.spec import ModelSpec
 
@@ -82,22 +82,6 @@ class NotReplayed:
     what: str
     paper_value: float | str
     reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class PapersReport:
-    trace: str
-    model: dict[str, object]
-    requests: int
-    """Held-out requests of each replay, fewer in its last batch."""
-    warm_requests: int
-    """Requests before them, which no figure includes."""
-    seconds: float
-    """Time of this command; finished replays of an interrupted one take none."""
-    machine: MachineFacts
-    claims: list[Claim]
-    not_replayed: list[NotReplayed]
-    cells: list[ReplayedCellRow]
 
 
 def describe_replay(cell: PaperCell, result: CellResult) -> ReplayedCellRow:
@@ -190,11 +174,11 @@ def run_papers(config: PapersConfig) -> None:
     claims = compare_figures(figures, trace.spec, results)
     for claim in claims:
         print_line(describe_claim(claim))
-    report = make_report(
-        PapersReport,
+    write_report(
         config,
         trace=trace.digest,
         model=trace.spec.as_dict(),
+        # Finished replays of an interrupted command took none of it.
         seconds=round(time.monotonic() - started),
         machine=machine,
         claims=claims,
@@ -204,7 +188,6 @@ def run_papers(config: PapersConfig) -> None:
             for digest, cell in {cell.digest(): cell for cell in cells}.items()
         ],
     )
-    write_report(config, report)
 
 
 def describe_claim(claim: Claim) -> str:

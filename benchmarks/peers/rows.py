@@ -1,12 +1,11 @@
-"""Rows of the peers, made from their runs, and the table of all rows."""
+"""Rows of the peers, made from their runs."""
 
 import statistics
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from benchmarks.reports import MachineFacts
-from benchmarks.tables.markdown import format_size, markdown_table
-from predictors.units import KIB, MIB
+from benchmarks.tables.markdown import format_size
+from predictors.units import KIB
 
 SAME = "yes"
 
@@ -106,28 +105,6 @@ class PeerRow(PeerKey):
     """Decode throughput over that of the reference's fastest row at the same budget."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PeersReport:
-    """One model in one format."""
-
-    machine: MachineFacts
-    model: str
-    format: str
-    experts_bytes: int
-    """All experts as this project packs them."""
-    other_weights_bytes: int
-    allowance_bytes: int
-    reference_peers: list[str]
-    repetitions: int
-    prompts: list[int]
-    """Length of each prompt."""
-    new_tokens: int
-    warm_up_tokens: int
-    seconds_per_prompt: float
-    seconds: float
-    rows: list[PeerRow | FailedPeer]
-
-
 def first_difference(answers: Sequence[list[int]], expected: Sequence[list[int]]) -> str:
     """Returns `yes`, or the first token that differs; an answer may end early."""
     for number, (tokens, reference) in enumerate(zip(answers, expected, strict=True)):
@@ -198,35 +175,3 @@ def add_ratios(
 
 def format_read_ahead(kib: int | None) -> str:
     return "-" if kib is None else format_size(kib * KIB).replace(".0 ", " ")
-
-
-COLUMNS = (
-    *("budget", "program", "threads, read-ahead", "first token", "tokens/s (lowest to highest)"),
-    *("against the reference", "memory with page cache, mean", "tokens as Transformers"),
-)
-
-
-def peers_table(rows: Iterable[PeerRow | FailedPeer]) -> list[str]:
-    """Returns the lines of a table; a peer that did not run has its reason in place of figures."""
-    lines = []
-    for row in rows:
-        cells = [
-            row.budget,
-            f"`{row.peer}`",
-            f"{row.threads}, {format_read_ahead(row.read_ahead_kib)}",
-        ]
-        if isinstance(row, FailedPeer):
-            cells.append(f"did not run: {row.cannot_run}")
-            cells += [""] * (len(COLUMNS) - len(cells))
-        else:
-            lowest, highest = row.tokens_per_second_range
-            ratio = row.over_reference
-            cells += [
-                f"{row.ttft_seconds:.2f} s",
-                f"{row.tokens_per_second:.2f} ({lowest:.2f} to {highest:.2f})",
-                "-" if ratio is None else f"{ratio:.2g}x" if ratio < 1 else f"{ratio:.1f}x",
-                f"{row.mean_charged_bytes / MIB:.0f} of {row.limit_bytes / MIB:.0f} MiB",
-                row.tokens_as_transformers or "-",
-            ]
-        lines.append(cells)
-    return markdown_table(COLUMNS, lines)

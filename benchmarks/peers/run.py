@@ -37,9 +37,7 @@ from benchmarks.peers.rows import (
     PeerKey,
     PeerRow,
     PeerRun,
-    PeersReport,
     add_ratios,
-    peers_table,
     summarize_runs,
 )
 from benchmarks.peers.runner import PeerRunner, Questions
@@ -47,11 +45,11 @@ from benchmarks.peers.weights import ModelWeights
 from benchmarks.process import ProcessFailed
 from benchmarks.random_model import ROUTED
 from benchmarks.reports import (
+    Document,
     MachineFacts,
     describe_machine,
-    describe_origin,
     print_line,
-    write_report,
+    write_part,
 )
 from predictors.errors import MoecastError, unknown
 from predictors.files import write_atomic
@@ -271,8 +269,8 @@ def run_format(
     questions: Questions,
     plan: ReadAheadPlan,
     machine: MachineFacts,
-) -> PeersReport:
-    """Measures all peers in one format."""
+) -> Document:
+    """Measures all peers in one format, and writes its part of the results, which is returned."""
     started = time.monotonic()
     weights = ModelWeights(config.model, config.work, config.environments, name)
     experts_bytes, others_bytes = weights.measure()
@@ -296,34 +294,35 @@ def run_format(
         else summarize_runs(key, runs, expected)
         for key, runs in results.items()
     ]
-    return PeersReport(
+    return write_format(
+        config,
+        name,
         machine=machine,
-        model=config.model.name,
-        format=name,
+        # As this project packs them.
         experts_bytes=experts_bytes,
         other_weights_bytes=others_bytes,
         allowance_bytes=ALLOWANCE_BYTES,
         reference_peers=list(REFERENCES[name]),
-        repetitions=config.repetitions,
         prompts=[len(prompt) for prompt in questions.prompts],
         new_tokens=config.max_new_tokens,
         warm_up_tokens=sum(map(len, questions.warm_up)),
-        seconds_per_prompt=questions.seconds_per_prompt,
         seconds=time.monotonic() - started,
         rows=add_ratios(rows, REFERENCES[name]),
     )
 
 
-def write_format(config: PeersConfig, report: PeersReport) -> None:
-    """Replaces the part of this model and format in the file of results."""
-    parts = json.loads(config.output.read_text()) if config.output.is_file() else {}
-    document = {"origin": asdict(describe_origin(config)), **asdict(report)}
-    write_report(config, {**parts, f"{report.model} {report.format}": document})
-    finished = config.work / "finished" / f"{report.model}-{report.format}"
-    shutil.rmtree(finished, ignore_errors=True)
+def write_format(config: PeersConfig, name: str, **figures: Any) -> Document:
+    """Replaces the part of the model in this format in the file of results, and returns it."""
+    model = config.model.name
+    part = write_part(config, f"{model} {name}", model=model, format=name, **figures)
+    shutil.rmtree(config.work / "finished" / f"{model}-{name}", ignore_errors=True)
+    return part
 
 
 def run_peers(config: PeersConfig) -> None:
+    # Late: the training packages.
+    from benchmarks.tables.peers import describe_part
+
     machine = describe_machine(max(config.threads))
     peers = choose_peers(config)
     plan = plan_read_ahead(config)
@@ -334,6 +333,5 @@ def run_peers(config: PeersConfig) -> None:
     console = Console(highlight=False, soft_wrap=True)
     for name in config.format:
         chosen = [peer for peer in peers if name in peer.formats]
-        report = run_format(config, name, chosen, questions, plan, machine)
-        write_format(config, report)
-        console.print("\n".join([f"{name}:", "", *peers_table(report.rows), ""]), markup=False)
+        part = run_format(config, name, chosen, questions, plan, machine)
+        console.print("\n".join(describe_part(part)), markup=False)

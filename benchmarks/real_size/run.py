@@ -19,7 +19,7 @@ from rich.console import Console
 from benchmarks.real_size.computation import ComputationTask
 from benchmarks.real_size.config import RealSizeConfig
 from benchmarks.real_size.model import DTYPE, RandomModel, read_shape, write_random_model
-from benchmarks.reports import MachineFacts, describe_machine, make_report, print_line, write_report
+from benchmarks.reports import describe_machine, print_line, write_report
 from benchmarks.served import run_task, serve_once
 from predictors.errors import MoecastError
 from runtime.commands.progress import progress
@@ -78,31 +78,6 @@ class RealSizeRow:
     """Bytes of the model's files that the run left in the page cache."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RealSizeReport:
-    machine: MachineFacts
-    routing: str
-    """Name of the log that routed."""
-    log_tokens: int
-    num_layers: int
-    num_experts: int
-    top_k: int
-    model_top_k: int
-    """Experts per token of the model's own configuration."""
-    expert_bytes: int
-    experts_bytes: int
-    dense_bytes: int
-    """Weights that are not experts."""
-    computing_seconds: float
-    """A token whose experts all are in memory, without engine, probes and reading threads."""
-    prompt_tokens: int
-    warm_up_tokens: int
-    requests: int
-    new_tokens: int
-    repetitions: int
-    rows: list[RealSizeRow]
-
-
 def run_real_size(config: RealSizeConfig) -> dict[str, Any]:
     """Write the model unless it is there, and serve it with every system from every budget.
 
@@ -157,8 +132,16 @@ def run_real_size(config: RealSizeConfig) -> dict[str, Any]:
     store.close()
     num_layers, expert_bytes = store.num_layers, max_slot_bytes(store)
     experts_bytes = num_layers * store.num_experts * expert_bytes
-    report = make_report(
-        RealSizeReport,
+    rows = [
+        describe_outcome(
+            outcome,
+            experts_bytes=experts_bytes,
+            computing_seconds=computing,
+            num_layers=num_layers,
+        )
+        for outcome in outcomes
+    ]
+    write_report(
         config,
         machine=machine,
         routing=config.routing.name,
@@ -166,24 +149,17 @@ def run_real_size(config: RealSizeConfig) -> dict[str, Any]:
         num_layers=num_layers,
         num_experts=store.num_experts,
         top_k=shape["num_experts_per_tok"],
+        # Experts per token of the model's own configuration; the log has fewer.
         model_top_k=own_top_k,
         expert_bytes=expert_bytes,
         experts_bytes=experts_bytes,
         dense_bytes=outcomes[0].runs[0].weights_bytes,
+        # A token whose experts all are in memory, without engine, probes and reading threads.
         computing_seconds=computing,
         new_tokens=config.max_new_tokens,
-        rows=[
-            describe_outcome(
-                outcome,
-                experts_bytes=experts_bytes,
-                computing_seconds=computing,
-                num_layers=num_layers,
-            )
-            for outcome in outcomes
-        ],
+        rows=rows,
     )
-    write_report(config, report)
-    return {"rows": len(report.rows), "output": str(config.output)}
+    return {"rows": len(rows), "output": str(config.output)}
 
 
 def require_log(config: RealSizeConfig, log: RoutingLog, shape: Mapping[str, Any]) -> None:

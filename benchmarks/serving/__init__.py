@@ -1,1 +1,1 @@
-"""The server under load, clients that leave, signals and noise; other programs as its clients."""
+"""The server with other programs, under the arrivals of a public trace, and under attack."""

@@ -15,17 +15,10 @@ from pathlib import Path
 import numpy as np
 from transformers import AutoTokenizer
 
-from benchmarks.reports import describe_machine, print_line
+from benchmarks.reports import describe_machine, print_line, write_part
 from benchmarks.serving.config import ArrivalsConfig
 from benchmarks.serving.replay import TimedCompletion, replay_arrivals, send_one_by_one
-from benchmarks.serving.rows import (
-    Arrival,
-    ArrivalsReport,
-    CacheCounts,
-    Percentiles,
-    SystemLatencies,
-    write_part,
-)
+from benchmarks.serving.rows import Arrival, CacheCounts, Percentiles, SystemLatencies
 from benchmarks.serving.server import ServerProcess, run_server
 from benchmarks.serving.trace import LONGEST, choose_window, read_arrivals, scale_arrivals
 from collect.config import DataConfig, SourceKind
@@ -162,15 +155,14 @@ def run_arrivals(config: ArrivalsConfig) -> None:
         mean = systems[name].means[-1]
         print_line(f"{repetition + 1}/{config.repetitions} {name}: {mean:.2f} s per request")
     assert rate is not None
-    report = ArrivalsReport(
+    write_part(
+        config,
+        config.part,
+        machine=machine,
         trace=config.trace.name,
-        requests=config.requests,
-        repetitions=config.repetitions,
         rate=rate,
-        budget=config.budget,
         model=config.model.name if config.model else model.name,
         arrivals=arrivals,
         same_answers=len({runs.texts for runs in systems.values()}) == 1,
         systems={name: runs.summarize() for name, runs in systems.items()},
     )
-    write_part(config.part, config, machine, report)

@@ -26,12 +26,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
-import numpy as np
 
 from benchmarks.peers.limit import MemoryLimiter
 from benchmarks.peers.run import ALLOWANCE_BYTES
 from benchmarks.peers.weights import weight_bytes
-from benchmarks.reports import describe_machine, print_line
+from benchmarks.reports import describe_machine, print_line, write_part
 from benchmarks.serving.config import AttackConfig
 from benchmarks.serving.departures import PROMPTS, fill_pool, idle_footprint
 from benchmarks.serving.hostile import ATTACKS, BUSY, Statuses, Victim, run_hostile
@@ -41,9 +40,7 @@ from benchmarks.serving.rows import (
     HealthReport,
     HonestCounts,
     LimitReport,
-    MemorySlope,
     ServerExit,
-    write_part,
 )
 from benchmarks.serving.server import ServerFailed, ServerProcess, run_server
 from runtime.config import ModelConfig
@@ -216,19 +213,6 @@ async def sample_minutes(
         await asyncio.sleep(SAMPLE_SECONDS)
 
 
-def fit_slope(samples: Sequence[FootprintSample]) -> MemorySlope:
-    """Fits a line through the anonymous memory of the second half of the samples."""
-    half = samples[len(samples) // 2 :]
-    if len(half) < 3:
-        return MemorySlope(bytes_per_hour=None, percent_per_hour=None)
-    hours = np.array([sample.seconds for sample in half]) / 3600
-    memory = np.array([sample.anonymous_bytes for sample in half])
-    per_hour = float(np.polyfit(hours, memory, 1)[0])
-    return MemorySlope(
-        bytes_per_hour=per_hour, percent_per_hour=100 * per_hour / float(memory.mean())
-    )
-
-
 async def attack_server(
     target: ServerProcess,
     key: str,
@@ -327,10 +311,10 @@ def run_attack(config: AttackConfig) -> None:
         before=before,
         after=after,
         left=left,
-        anonymous_slope=fit_slope(log.samples),
         threads_leaked=after.threads - before.threads,
         descriptors_leaked=after.descriptors - before.descriptors,
         ended=ended,
         samples=log.samples,
     )
-    write_part("attack", config, machine, report)
+    write_part(config, "attack", machine=machine, **vars(report), is_reached=report.is_reached)
+    print_line(f"every honest request is answered, and nothing has grown: {report.is_reached}")

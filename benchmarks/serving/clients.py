@@ -1,9 +1,8 @@
 """Other programs as clients, unmodified, each in its environment.
 
-openai and litellm run checks (`workers/`): answers equal to plain Transformers', streams equal to
-whole answers, refusals as each client's own exceptions. lm-eval's `local-completions` runs a small
-task (`tasks/`), whose log-likelihoods must be plain Transformers'. locust and aiperf put load on
-the server and must see no failure.
+lm-eval's `local-completions` runs a small task (`tasks/`), whose log-likelihoods must be plain
+Transformers'. locust and aiperf put load on the server and must see no failure. Tests connect
+openai, litellm and other libraries (`tests/engines/test_clients.py`).
 """
 
 import json
@@ -17,11 +16,12 @@ import torch
 from transformers import AutoTokenizer
 
 from benchmarks.environments import interpreter, is_built
-from benchmarks.process import ProcessFailed, run_program, start_worker
-from benchmarks.reports import describe_machine
+from benchmarks.process import ProcessFailed, run_program
+from benchmarks.reports import describe_machine, print_line, write_part
 from benchmarks.serving.config import ClientsConfig
-from benchmarks.serving.rows import ClientResult, ClientsReport, write_part
+from benchmarks.serving.rows import ClientResult
 from benchmarks.serving.server import ServerProcess, run_server
+from benchmarks.tables.serving import clients_row
 from predictors.errors import MoecastError, unknown
 from runtime.config import ModelConfig
 from runtime.hf.loading import load_plain
@@ -29,8 +29,6 @@ from runtime.store.model_source import resolve
 
 HERE = Path(__file__).parent
 KEY = "a-key-of-this-benchmark"
-PROMPT = "The heart pumps blood through the body, and the lungs"
-NEW_TOKENS = 24
 TOLERANCE_NATS = 1e-3
 """lm-eval adds rounded numbers of the JSON answer."""
 TIMEOUT_SECONDS = 900.0
@@ -90,40 +88,17 @@ class ClientContext:
             [interpreter(name, self.environments), *words],
             timeout_seconds=TIMEOUT_SECONDS,
             folder=cwd or self.scratch,
-            environment=self.offline() | variables,
+            environment={
+                "HF_HUB_OFFLINE": "1",
+                "HF_HOME": str(self.scratch / "hub"),
+                "NO_PROXY": "*",
+                **variables,
+            },
         )
-
-    def offline(self) -> dict[str, str]:
-        return {"HF_HUB_OFFLINE": "1", "HF_HOME": str(self.scratch / "hub"), "NO_PROXY": "*"}
 
     def installed_version(self, name: str) -> str:
         program = f"from importlib.metadata import version; print(version({name!r}))"
         return self.run(name, "-c", program).strip()
-
-
-def run_checks(name: str) -> Callable[[ClientContext], ClientResult]:
-    """Returns a function that runs the checks of `workers/with_NAME.py`."""
-
-    def run(context: ClientContext) -> ClientResult:
-        request = {
-            "url": context.target.api,
-            "model": context.model,
-            "key": KEY,
-            "prompt": PROMPT,
-            "tokens": NEW_TOKENS,
-            "expected": context.plain.continuation(PROMPT, NEW_TOKENS),
-        }
-        worker = start_worker(
-            [interpreter(name, context.environments), HERE / "workers" / f"with_{name}.py"],
-            request,
-            context.scratch,
-            name=name,
-            environment=context.offline(),
-        )
-        report = worker.finish(TIMEOUT_SECONDS)
-        return ClientResult(works=not any(report["checks"].values()), **report)
-
-    return run
 
 
 def run_lm_eval(context: ClientContext) -> ClientResult:
@@ -217,8 +192,6 @@ def run_aiperf(context: ClientContext) -> ClientResult:
 
 
 CLIENTS: dict[str, Callable[[ClientContext], ClientResult]] = {
-    "openai": run_checks("openai"),
-    "litellm": run_checks("litellm"),
     "lm-eval": run_lm_eval,
     "locust": run_locust,
     "aiperf": run_aiperf,
@@ -250,4 +223,5 @@ def run_clients(config: ClientsConfig) -> None:
             except ProcessFailed as error:
                 works = False if is_built(name, config.environments) else None
                 results[name] = ClientResult(works=works, why=str(error))
-    write_part("clients", config, machine, ClientsReport(clients=results))
+    part = write_part(config, "clients", machine=machine, clients=results)
+    print_line("; ".join(clients_row(part)))

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from benchmarks.serving.rows import ArrivalsReport, Percentiles, SystemLatencies
+from benchmarks.reports import Document
 from predictors.table import Table
 from runtime.tools.report.figures import (
     PERCENTILES,
@@ -22,13 +22,13 @@ LATENCIES = {
 """Names of the latencies, with their headings."""
 
 
-def latencies(system: SystemLatencies) -> dict[str, Percentiles]:
+def latencies(system: Document) -> dict[str, Document]:
     """Returns the distributions in the order of `LATENCIES`."""
     distributions = (system.e2e_seconds, system.ttft_seconds, system.tpot_seconds)
     return dict(zip(LATENCIES, distributions, strict=True))
 
 
-def build_page(report: ArrivalsReport, provenance: Provenance | None = None) -> HtmlReport:
+def build_page(report: Document, provenance: Provenance | None = None) -> HtmlReport:
     """Returns a section with a figure for each latency."""
     page = HtmlReport(
         "Latency of replayed arrivals",

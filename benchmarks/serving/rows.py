@@ -1,14 +1,6 @@
-"""Reports of the server's benchmarks: one file, with a part for each of them."""
+"""Rows of the server's benchmarks, whose results are parts of one file."""
 
-import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
-
-from rich.console import Console
-
-from benchmarks.reports import MachineFacts, describe_origin, write_report
-from benchmarks.serving.config import ServingConfig
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,28 +34,13 @@ class ClientResult:
     why: str | None = None
     """Why it failed or was not run."""
     version: str | None = None
-    checks: dict[str, str | None] = field(default_factory=dict)
-    """Each check with its failure, or None."""
     figures: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClientsReport:
-    clients: dict[str, ClientResult]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FootprintSample(Footprint):
     seconds: float
     """Time since the start."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemorySlope:
-    """Slope of a straight line; None where there are too few samples."""
-
-    bytes_per_hour: float | None
-    percent_per_hour: float | None
 
 
 @dataclass(kw_only=True)
@@ -118,8 +95,6 @@ class AttackReport:
     after: Footprint
     left: dict[str, float]
     """Gauges of the idle server."""
-    anonymous_slope: MemorySlope
-    """Samples under load."""
     threads_leaked: int
     descriptors_leaked: int
     ended: ServerExit
@@ -181,41 +156,3 @@ class Arrival:
     """Time since the first."""
     prompt_tokens: int
     new_tokens: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class ArrivalsReport:
-    trace: str
-    requests: int
-    repetitions: int
-    rate: float
-    """Requests per second."""
-    budget: str
-    model: str
-    arrivals: list[Arrival]
-    same_answers: bool
-    systems: dict[str, SystemLatencies]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServingReports:
-    """The file of all parts; None for one that was not run."""
-
-    attack: AttackReport | None = None
-    clients: ClientsReport | None = None
-    arrivals: ArrivalsReport | None = None
-    arrivals_again: ArrivalsReport | None = None
-    """The same arrivals for some systems in another order."""
-
-
-def write_part(part: str, config: ServingConfig, machine: MachineFacts, report: Any) -> None:
-    """Replaces one part of the file of reports, and prints it."""
-    parts: Mapping[str, Any] = (
-        json.loads(config.output.read_text()) if config.output.is_file() else {}
-    )
-    document = asdict(report)
-    if hasattr(report, "is_reached"):
-        document["is_reached"] = report.is_reached
-    described = {"origin": asdict(describe_origin(config)), "machine": asdict(machine)}
-    write_report(config, dict(sorted({**parts, part: described | document}.items())))
-    Console(highlight=False, soft_wrap=True).print_json(json.dumps({part: document}))

@@ -2,14 +2,13 @@
 
 import statistics
 
-from benchmarks.capacity.run import CapacityReport
-from benchmarks.reports import read_report
+from benchmarks.reports import Document, read_document
 from benchmarks.tables.markdown import format_size, markdown_table, origin_line
 
 
 def capacity_tables() -> list[str]:
     """Returns the lines between the marks of docs/capacity.md."""
-    report = read_report("capacity", CapacityReport)
+    report = read_document("capacity")
     return [
         *trace_section(report),
         *training_section(report),
@@ -26,7 +25,7 @@ def describe_seconds(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
-def trace_section(report: CapacityReport) -> list[str]:
+def trace_section(report: Document) -> list[str]:
     cost, (short, long) = report.recording, report.recordings[0]
     rows = [
         [
@@ -38,12 +37,13 @@ def trace_section(report: CapacityReport) -> list[str]:
         for plan in report.traces
     ]
     files = f"files at {format_size(report.part_bytes)} a part"
+    tokens_per_core_second = 1 / statistics.median(cost.core_seconds_per_token)
     return [
         "## Traces",
         "",
         f"Recording {long.tokens:,} tokens took {cost.bytes_per_token:,.0f} bytes of disk per "
         f"token (planned: {cost.planned_bytes_per_token:,}) and one core for "
-        f"1/{cost.tokens_per_core_second:,.0f} s per token, the difference to a recording of "
+        f"1/{tokens_per_core_second:,.0f} s per token, the difference to a recording of "
         f"{short.tokens:,} tokens, so that the start of the program is not in it (median of "
         f"{len(report.recordings)}). A trace of {report.traces[0].tokens:,.0f} tokens:",
         "",
@@ -52,14 +52,14 @@ def trace_section(report: CapacityReport) -> list[str]:
     ]
 
 
-def training_section(report: CapacityReport) -> list[str]:
+def training_section(report: Document) -> list[str]:
     tokens = report.traces[0].tokens
     rows = [
         [
             cost.what,
             cost.machine,
-            f"{cost.tokens_per_second:,.0f}",
-            describe_seconds(3600 * cost.hours(tokens, epochs=report.epochs)),
+            f"{cost.token_visits / cost.seconds:,.0f}",
+            describe_seconds(tokens * report.epochs * cost.seconds / cost.token_visits),
         ]
         for cost in report.training
     ]
@@ -74,13 +74,14 @@ def training_section(report: CapacityReport) -> list[str]:
     ]
 
 
-def replay_section(report: CapacityReport) -> list[str]:
+def replay_section(report: Document) -> list[str]:
     rows = []
     for cost in report.replays:
-        seconds = cost.wall_seconds(report.replayed_steps, cores=report.replay_cores)
+        step = statistics.median(cost.step_seconds)
         code = "compiled" if cost.is_compiled else "Python"
-        step = f"{1e3 * statistics.median(cost.step_seconds):.2f} ms"
-        rows.append([f"`{cost.system}`", cost.budget, code, step, describe_seconds(seconds)])
+        # Side by side, one for each core.
+        whole = describe_seconds(step * report.replayed_steps / report.replay_cores)
+        rows.append([f"`{cost.system}`", cost.budget, code, f"{1e3 * step:.2f} ms", whole])
     first = report.replays[0]
     total = f"{report.replayed_steps:,} steps"
     return [

@@ -5,12 +5,10 @@ from dataclasses import fields
 from pathlib import Path
 
 from benchmarks.klotski.page import build_page as build_klotski_page
-from benchmarks.klotski.rows import KlotskiReport
 from benchmarks.process import ROOT
-from benchmarks.reports import print_line, read_report
+from benchmarks.reports import print_line, read_document
 from benchmarks.serving.distributions import build_page as build_arrivals_page
-from benchmarks.serving.rows import ServingReports
-from benchmarks.tables.markdown import read_document, read_origin
+from benchmarks.tables.markdown import read_origin
 from benchmarks.tables.systems import SHORT, read_live
 from runtime.tools.bench.html_report import draw_times, time_table
 from runtime.tools.bench.rows import BenchRow
@@ -25,11 +23,10 @@ def list_pages() -> Iterator[tuple[Path, str, HtmlReport]]:
     yield DOCS, "svg", live_tpot()
     yield DOCS / "simulated", "svg", simulated_latency()
     yield DOCS, "svg", forecasts()
-    klotski = read_report("klotski", KlotskiReport)
-    yield FIGURES / "klotski", "png", build_klotski_page(klotski, read_origin("klotski"))
-    serving = read_report("serving", ServingReports)
-    assert serving.arrivals is not None
-    arrivals = build_arrivals_page(serving.arrivals, read_origin("serving", "arrivals"))
+    klotski = build_klotski_page(read_document("klotski"), read_origin("klotski"))
+    yield FIGURES / "klotski", "png", klotski
+    replayed = read_document("serving").arrivals
+    arrivals = build_arrivals_page(replayed, read_origin("serving", "arrivals"))
     yield FIGURES / "arrivals", "png", arrivals
 
 

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from benchmarks.ceiling import CeilingReport, TrainingRun
-from benchmarks.reports import read_report
+from benchmarks.reports import read_document
 from benchmarks.tables.markdown import (
     format_figure,
     format_percent,
@@ -11,7 +10,6 @@ from benchmarks.tables.markdown import (
     markdown_table,
     origin_line,
     pivot,
-    read_document,
     section,
 )
 
@@ -67,14 +65,16 @@ def horizons_table() -> list[str]:
 
 def ceiling_table() -> list[str]:
     """Returns accuracy against training requests, passes and width."""
-    report = read_report("ceiling", CeilingReport)
-    runs: dict[tuple[TrainingRun, int], dict[int, float]] = {}
+    report = read_document("ceiling")
+    runs: dict[tuple[str, ...], dict[int, float]] = {}
     for row in report.rows:
-        runs.setdefault((row.run, row.train_tokens), {})[row.horizon] = row.mean_accuracy
+        run = (f"`{row.predictor}`", row.requests, f"{row.train_tokens:,}")
+        runs.setdefault((*run, str(row.width), str(row.passes)), {})[row.horizon] = (
+            row.mean_accuracy
+        )
     rows = [
-        [f"`{run.predictor}`", run.requests, f"{tokens:,}", str(run.width), str(run.passes)]
-        + [format_figure(accuracy.get(horizon)) for horizon in range(4)]
-        for (run, tokens), accuracy in runs.items()
+        [*run, *(format_figure(accuracy.get(horizon)) for horizon in range(4))]
+        for run, accuracy in runs.items()
     ]
     columns = ["predictor", "requests", "tokens", "width", "passes"]
     columns += [f"{horizon} ahead" for horizon in range(4)]

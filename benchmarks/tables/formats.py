@@ -1,11 +1,6 @@
 """Tables of the formats that experts can be served in, and of a model of real size."""
 
-from benchmarks.dequantise import DequantiseReport
-from benchmarks.formats import FormatsReport
-from benchmarks.lockstep import LockstepReport
-from benchmarks.quantised import QuantisedReport
-from benchmarks.real_size.run import RealSizeReport
-from benchmarks.reports import read_report
+from benchmarks.reports import Document, read_document
 from benchmarks.tables.markdown import (
     format_figure,
     format_milliseconds,
@@ -21,14 +16,10 @@ from runtime.config import DenseFormat
 
 def formats_table() -> list[str]:
     """Returns speed by format, in the same memory."""
-    report = read_report("formats", FormatsReport)
+    report = read_document("formats")
     columns, lines = pivot(
         report.rows,
-        lambda row: (
-            f"`{row.format}`"
-            + f", dense layers in `{row.dense.value}`" * (row.dense is not DenseFormat.OWN)
-            + f", {format_percent(row.share)} in memory"
-        ),
+        describe_format,
         lambda row: f"`{row.system}`",
         lambda row: (
             f"{1e3 * row.tpot_mean_seconds:.1f} ms ({row.over_float32:.1f}x), "
@@ -46,9 +37,15 @@ def formats_table() -> list[str]:
     return section(text, ["format", *columns], lines, origin_line("formats"))
 
 
+def describe_format(row: Document) -> str:
+    dense = row.get("dense", DenseFormat.OWN)  # earlier results are without it
+    in_dense = "" if dense == DenseFormat.OWN else f", dense layers in `{dense}`"
+    return f"`{row.format}`{in_dense}, {format_percent(row.share)} in memory"
+
+
 def quality_table() -> list[str]:
     """Returns the loss by format."""
-    report = read_report("quantised", QuantisedReport)
+    report = read_document("quantised")
     lines = [
         [
             row.experts,
@@ -73,7 +70,7 @@ def quality_table() -> list[str]:
 
 def dequantise_table() -> list[str]:
     """Returns the time of dequantising an expert, next to that of Transformers' operations."""
-    report = read_report("dequantise", DequantiseReport)
+    report = read_document("dequantise")
     rows = [
         [
             row.format,
@@ -94,7 +91,7 @@ def dequantise_table() -> list[str]:
 
 def lockstep_table() -> list[str]:
     """Returns the throughput of several sequences over that of one, by `model.exact`."""
-    report = read_report("lockstep", LockstepReport)
+    report = read_document("lockstep")
     columns, lines = pivot(
         report.rows,
         lambda row: f"`{row.exact}`",
@@ -112,7 +109,7 @@ def lockstep_table() -> list[str]:
 
 def real_size_table() -> list[str]:
     """Returns speed and memory of a model of real size by budget and system."""
-    report = read_report("real_size", RealSizeReport)
+    report = read_document("real_size")
     columns, lines = pivot(
         report.rows,
         lambda row: f"{row.budget} ({format_percent(row.experts_in_memory)})",

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from benchmarks.klotski.rows import KlotskiReport, Point, live_points, simulated_points
-from benchmarks.reports import read_report
+from benchmarks.klotski.rows import Point, list_completed, live_points, simulated_points
+from benchmarks.reports import read_document
 from benchmarks.tables.markdown import (
     format_figure,
     format_percent,
@@ -25,8 +25,8 @@ NAMES = (
 
 def groups_table() -> list[str]:
     """Returns the live ablation."""
-    report = read_report("klotski", KlotskiReport)
-    rows = [row for row in report.completed if row.name in NAMES]
+    report = read_document("klotski")
+    rows = [row for row in list_completed(report) if row.name in NAMES]
     base = next(row.tokens_per_second for row in rows if row.name == NAMES[0])
     lines = [
         [
@@ -51,9 +51,9 @@ def groups_table() -> list[str]:
 
 def group_sizes_tables() -> list[str]:
     """Returns throughput against the batch size and n, live and simulated, and quality."""
-    report = read_report("klotski", KlotskiReport)
+    report = read_document("klotski")
     environments = {
-        "Live": live_points(report.completed),
+        "Live": live_points(list_completed(report)),
         **{
             f"Simulated, {name}": points
             for name, points in simulated_points(report.simulated).items()

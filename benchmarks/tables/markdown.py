@@ -1,20 +1,14 @@
 """Committed results, their origin, tables in Markdown, and the text of figures."""
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.reports import RESULTS
+from benchmarks.reports import read_document
 from predictors.table import Table
 from predictors.units import MIB
 from runtime.tools.report.provenance import Provenance
 
 Row = Mapping[str, Any]
-
-
-def read_document(name: str) -> dict[str, Any]:
-    """Reads the committed `benchmarks/results/NAME.json`."""
-    return json.loads((RESULTS / f"{name}.json").read_text())
 
 
 def read_origin(name: str, part: str | None = None) -> Provenance:

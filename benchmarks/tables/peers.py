@@ -1,16 +1,10 @@
 """Tables of other programs next to moecast, and the short table of README.md."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from benchmarks.peers.rows import (
-    SAME,
-    FailedPeer,
-    PeerRow,
-    PeersReport,
-    format_read_ahead,
-)
+from benchmarks.peers.rows import SAME, format_read_ahead
 from benchmarks.peers.weights import GGUF_FORMATS
-from benchmarks.reports import read_report
+from benchmarks.reports import Document, read_document
 from benchmarks.tables.markdown import (
     format_figure,
     format_milliseconds,
@@ -18,7 +12,7 @@ from benchmarks.tables.markdown import (
     markdown_table,
     origin_line,
     pivot,
-    read_document,
+    section,
 )
 from benchmarks.tables.systems import describe_live, read_live
 
@@ -47,14 +41,9 @@ GGUF = tuple(GGUF_FORMATS)
 """Formats in which all programs read one GGUF file."""
 
 
-def read_peers() -> dict[str, PeersReport]:
-    """Returns the results of other programs by model and format."""
-    return read_report("peers", dict[str, PeersReport])
-
-
 def speed_table() -> list[str]:
     """Returns the time of a token by share of memory, and that of other programs."""
-    live, parts, rows = read_document("bench"), read_peers(), read_live()
+    live, parts, rows = read_document("bench"), read_document("peers"), read_live()
     steps = min(len(row["steps"]) for row in rows if row["steps"] and not row["simulated"])
     names = [*OWN]
     rows = [row for row in rows if row["system"] in OWN]
@@ -89,14 +78,14 @@ def speed_table() -> list[str]:
     ]
 
 
-def fastest_rows(report: PeersReport) -> dict[tuple[str, str], PeerRow]:
+def fastest_rows(report: Document) -> dict[tuple[str, str], Document]:
     """Returns each peer's fastest row at each budget, whatever the threads and read-ahead."""
-    rows = [row for row in report.rows if isinstance(row, PeerRow)]
+    rows = [row for row in report.rows if "cannot_run" not in row]
     rows.sort(key=lambda row: row.tokens_per_second)
     return {(row.peer, row.budget): row for row in rows}
 
 
-def others_table(report: PeersReport) -> list[str]:
+def others_table(report: Document) -> list[str]:
     """Returns the time of a token of other programs, and of moecast in the same run."""
     fastest = fastest_rows(report)
     columns, lines = pivot(
@@ -118,13 +107,13 @@ def others_table(report: PeersReport) -> list[str]:
     ]
 
 
-def quantised_lines(parts: Mapping[str, PeersReport]) -> list[str]:
+def quantised_lines(parts: Mapping[str, Document]) -> list[str]:
     """Returns a sentence for each quantised model: own throughput over llama.cpp's."""
     lines = []
     for report in parts.values():
         if report.format not in (*QUANTISED, *GGUF):
             continue
-        best: dict[str, PeerRow] = {}
+        best: dict[str, Document] = {}
         for (peer, budget), row in fastest_rows(report).items():
             if peer in OWN and row.over_reference is not None:
                 other = best.setdefault(budget, row)
@@ -155,36 +144,39 @@ def peers_section() -> list[str]:
         "Quantised, each program rounds its own way.",
         "",
     ]
-    for part, report in read_peers().items():
-        kind = report.format
-        if kind in QUANTISED:
-            kind += f", {QUANTISED[kind]} in llama.cpp"
-        columns, rows = pivot(
-            sorted(fastest_rows(report).values(), key=lambda row: float(row.budget.rstrip("%"))),
-            lambda row: f"`{row.peer}`",
-            lambda row: row.budget,
-            lambda row: f"{row.tokens_per_second:.2f} ({row.over_reference:.2g}x)",
-        )
-        lines += [
-            f"`{report.model}`, {kind}; experts of {format_size(report.experts_bytes)}; "
-            f"{len(report.prompts)} prompts, {report.new_tokens} new tokens each; "
-            f"{report.repetitions} repetitions; reference: {report.reference_peers[0]}"
-            f"{describe_tokens(report)}:",
-            "",
-            *markdown_table(["program", *columns], rows),
-            "",
-            *origin_line("peers", part),
-            *(
-                text
-                for row in report.rows
-                if isinstance(row, FailedPeer)
-                for text in (f"`{row.peer}` did not run at {row.budget}: {row.cannot_run}.", "")
-            ),
-        ]
+    for part, report in read_document("peers").items():
+        lines += describe_part(report, origin_line("peers", part))
     return lines
 
 
-def describe_tokens(report: PeersReport) -> str:
+def describe_part(report: Document, origin: Sequence[str] = ()) -> list[str]:
+    """Returns the lines of one model in one format."""
+    kind = report.format
+    if kind in QUANTISED:
+        kind += f", {QUANTISED[kind]} in llama.cpp"
+    columns, rows = pivot(
+        sorted(fastest_rows(report).values(), key=lambda row: float(row.budget.rstrip("%"))),
+        lambda row: f"`{row.peer}`",
+        lambda row: row.budget,
+        lambda row: (
+            f"{row.tokens_per_second:.2f}"
+            + ("" if row.over_reference is None else f" ({row.over_reference:.2g}x)")
+        ),
+    )
+    text = (
+        f"`{report.model}`, {kind}; experts of {format_size(report.experts_bytes)}; "
+        f"{len(report.prompts)} prompts, {report.new_tokens} new tokens each; "
+        f"{report.repetitions} repetitions; reference: {report.reference_peers[0]}"
+        f"{describe_tokens(report)}:"
+    )
+    lines = section(text, ["program", *columns], rows, origin)
+    for row in report.rows:
+        if "cannot_run" in row:
+            lines += [f"`{row.peer}` did not run at {row.budget}: {row.cannot_run}.", ""]
+    return lines
+
+
+def describe_tokens(report: Document) -> str:
     """Returns whose tokens differ from those of Transformers; empty if they were not compared."""
     same = {row.peer: row.tokens_as_transformers for row in fastest_rows(report).values()}
     if not any(same.values()):

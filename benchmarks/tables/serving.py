@@ -1,8 +1,8 @@
 """Tables of the server: attacks, its clients, and latency under a trace's arrivals."""
 
-from benchmarks.reports import read_report
+from benchmarks.reports import Document, read_document
 from benchmarks.serving.distributions import latencies
-from benchmarks.serving.rows import AttackReport, ClientsReport, ServingReports
+from benchmarks.serving.rows import AttackReport
 from benchmarks.tables.markdown import (
     format_figure,
     format_percent,
@@ -16,26 +16,17 @@ WORKS = {True: "works", False: "fails", None: "not run"}
 
 
 def robustness_table() -> list[str]:
-    """Returns a row for the attacks and one for the clients, as far as they were run."""
-    reports = read_report("serving", ServingReports)
-    rows, origins = [], []
-    if reports.attack:
-        rows.append(attack_row(reports.attack))
-        origins += origin_line("serving", "attack")
-    if reports.clients:
-        rows.append(clients_row(reports.clients))
-        origins += origin_line("serving", "clients")
-    if not rows:
-        return []
+    """Returns a row for the attacks and one for the clients."""
+    reports = read_document("serving")
     return section(
         "The server as a separate process, the reference model, clients on the same machine:",
         ["what", "to reach", "measured"],
-        rows,
-        origins,
+        [attack_row(reports.attack), clients_row(reports.clients)],
+        [*origin_line("serving", "attack"), *origin_line("serving", "clients")],
     )
 
 
-def attack_row(attack: AttackReport) -> list[str]:
+def attack_row(attack: Document | AttackReport) -> list[str]:
     honest, memory, health = attack.honest, attack.memory, attack.health
     rss = [sample.rss_bytes / MIB for sample in attack.samples]
     answers = sum(sum(counts.values()) for counts in attack.hostile.values())
@@ -59,7 +50,7 @@ def attack_row(attack: AttackReport) -> list[str]:
     ]
 
 
-def clients_row(report: ClientsReport) -> list[str]:
+def clients_row(report: Document) -> list[str]:
     clients = report.clients.items()
     return [
         "other programs, unmodified: "
@@ -71,9 +62,7 @@ def clients_row(report: ClientsReport) -> list[str]:
 
 def arrivals_table() -> list[str]:
     """Returns latency by system."""
-    reports = read_report("serving", ServingReports)
-    if reports.arrivals is None:
-        return []
+    reports = read_document("serving")
     report = reports.arrivals
     rows = [
         [f"`{name}`", ", ".join(format_figure(m, 2) for m in system.mean_of_each_repetition)]
@@ -99,10 +88,10 @@ def arrivals_table() -> list[str]:
         ),
         "",
     ]
-    if reports.arrivals_again is not None:
-        means = ", ".join(
-            f"`{name}` {format_figure(system.e2e_seconds.mean, 2)} s"
-            for name, system in reports.arrivals_again.systems.items()
-        )
-        text += [f"The same once more, in this order, mean end to end: {means}.", ""]
+    # The same arrivals for some systems in another order.
+    means = ", ".join(
+        f"`{name}` {format_figure(system.e2e_seconds.mean, 2)} s"
+        for name, system in reports.arrivals_again.systems.items()
+    )
+    text += [f"The same once more, in this order, mean end to end: {means}.", ""]
     return [*text, *origin_line("serving", "arrivals")]

@@ -3,10 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.papers.run import PapersReport
-from benchmarks.reports import read_report
-from benchmarks.routing import STARTS, RoutingReport
-from benchmarks.scaling import ScalingReport
+from benchmarks.reports import read_document
+from benchmarks.routing import STARTS
 from benchmarks.tables.markdown import (
     Row,
     format_figure,
@@ -17,10 +15,8 @@ from benchmarks.tables.markdown import (
     markdown_table,
     origin_line,
     pivot,
-    read_document,
     section,
 )
-from benchmarks.validate import ValidateReport
 from train.evaluate.table import describe_sample, describe_tally
 
 SHORT = ("on-demand", "promoe", "moecast", "oracle")
@@ -88,7 +84,7 @@ def ablation_shares() -> list[str]:
 
 def routing_table() -> list[str]:
     """Returns the mean TPOT of every system on a published routing log, for each start."""
-    report = read_report("routing", RoutingReport)
+    report = read_document("routing")
     lines = [
         f"`{report.log}` ({report.log_origin}): routing of {report.model_id}, {report.top_k} of "
         f"{report.num_experts} experts in {report.num_layers} layers, without hidden states. "
@@ -197,7 +193,7 @@ def format_mean(mean: float, interval: Sequence[float] | None, scale: float = 1.
 
 def validated_table() -> list[str]:
     """Returns the simulator's TPOT over the live one."""
-    report = read_report("validate", ValidateReport)
+    report = read_document("validate")
     columns, lines = pivot(
         report.rows,
         lambda row: f"`{row.system}`",
@@ -280,7 +276,7 @@ def name_shape(cell: Row) -> str:
 
 def papers_table() -> list[str]:
     """Returns the papers' claims next to the replays, and those that have none."""
-    report = read_report("papers", PapersReport)
+    report = read_document("papers")
     rows = [
         [
             *(claim.paper, claim.where, claim.what, format_published(claim.paper_value)),
@@ -315,7 +311,7 @@ def papers_table() -> list[str]:
 
 def scaling_tables() -> list[str]:
     """Returns devices and nodes, and the paper's claims about figure 13."""
-    report = read_report("scaling", ScalingReport)
+    report = read_document("scaling")
 
     def place(row: Any) -> tuple[str, str, int, int]:
         return row.shape, row.machine, row.nodes, row.devices

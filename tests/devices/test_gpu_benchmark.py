@@ -24,7 +24,6 @@ def test_benchmark__ends_with_a_report_of_equal_tokens(tmp_path, monkeypatch, ca
             budget=["25%"],
             steps=3,
             max_new_tokens=3,
-            tests=None,
         )
     )
     report = json.loads(output.read_text())

@@ -35,7 +35,6 @@ def test_recording__leaves_out_the_start_and_takes_the_median() -> None:
     ]
     cost = compare_runs(pairs, planned_bytes_per_token=48)
     assert cost.core_seconds_per_token == [0.002, 0.003, 0.01]
-    assert cost.tokens_per_core_second == pytest.approx(1000 / 3)
     assert cost.bytes_per_token == 50.0
 
 
@@ -46,11 +45,10 @@ def test_trace__has_disk_files_and_cores() -> None:
     assert plan.num_bytes == 5e10
     assert plan.files == 2 * 50  # each part's columns, and its requests
     assert plan.core_hours == pytest.approx(10**6 / 3600)
-    assert plan.workers_for_a_day == 12  # 11.57 days of one core
     unknown = plan_trace(
         "any", tokens=10, bytes_per_token=1, part_bytes=100, core_seconds_per_token=None
     )
-    assert (unknown.files, unknown.core_hours, unknown.workers_for_a_day) == (2, None, None)
+    assert (unknown.files, unknown.core_hours) == (2, None)
 
 
 def test_training__speed_counts_every_epoch() -> None:
@@ -64,8 +62,8 @@ def test_training__speed_counts_every_epoch() -> None:
         "keeping": {"training": part(100, 6.4)},
     }
     both, reuse = read_training(document)
-    assert (both.tokens_per_second, reuse.tokens_per_second) == (400.0, 4000.0)
-    assert both.hours(1_440_000, epochs=2) == 2.0
+    assert (both.token_visits, both.seconds) == (25_600, 64.0)
+    assert (reuse.token_visits, reuse.seconds) == (25_600, 6.4)
     assert both.what == "mlp, reuse (7 networks together)"
 
 

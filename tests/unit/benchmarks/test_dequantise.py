@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks import dequantise
 from benchmarks.config import DequantiseConfig
@@ -18,8 +19,8 @@ def test_dequantise__is_timed_beside_the_library(
         "fp8": (dequantise.make_fp8, ((128, 256),)),
     }
     monkeypatch.setattr(dequantise, "EXPERTS", experts)
-    output = tmp_path / "dequantise.json"
-    dequantise.run_dequantise(DequantiseConfig(repetitions=2, output=output))
+    output, threads = tmp_path / "dequantise.json", torch.get_num_threads()
+    dequantise.run_dequantise(DequantiseConfig(repetitions=2, threads=threads, output=output))
     rows = json.loads(output.read_text())["rows"]
     assert [row["format"] for row in rows] == ["mxfp4", "fp8"]
     assert all(row["ours_seconds"] > 0 and row["speed"] > 0 for row in rows)

@@ -4,11 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.config import DraftsConfig, LookaheadConfig
 from benchmarks.drafts import RIGHT_DRAFTS, run_drafts
 from benchmarks.reports import command_line
-from benchmarks.tables import forecasting, markdown
+from benchmarks.tables import forecasting
 from tests.builders.serving import speaking_model
 
 
@@ -25,6 +26,7 @@ def test_drafts__are_measured_beside_their_bound(
         prompts=1,
         new_tokens=10,
         repetitions=1,
+        threads=torch.get_num_threads(),
         output=tmp_path / "drafts.json",
     )
     run_drafts(config)
@@ -35,7 +37,7 @@ def test_drafts__are_measured_beside_their_bound(
     assert tuple(right) == (0, *RIGHT_DRAFTS)
     assert all(row["step_seconds"] > 0 and row["speed"] > 0 for row in right.values())
 
-    monkeypatch.setattr(markdown, "RESULTS", tmp_path)
+    monkeypatch.setattr("benchmarks.reports.RESULTS", tmp_path)
     (tmp_path / "drafts_resident.json").write_bytes(config.output.read_bytes())
     text = "\n".join(forecasting.drafts_table())
     assert "| counting | " in text

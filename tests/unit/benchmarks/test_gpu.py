@@ -1,10 +1,10 @@
 """The benchmark of accelerators runs all its steps, on the CPU, so that the first GPU can too."""
 
 import pytest
-from pydantic import TypeAdapter
 
 from benchmarks.config import GpuConfig
-from benchmarks.gpu import ALL_RESIDENT, GpuReport, run_gpu, run_tests
+from benchmarks.gpu import ALL_RESIDENT, run_gpu
+from benchmarks.reports import read_document
 from predictors.errors import MoecastError
 from runtime.accelerator import find_accelerator
 from runtime.errors import CheckpointError
@@ -20,10 +20,9 @@ def test_gpu__runs_every_step_on_the_cpu(tmp_path):
             budget=["25%"],
             steps=12,
             max_new_tokens=4,
-            tests=None,
         )
     )
-    report = TypeAdapter(GpuReport).validate_json((tmp_path / "gpu.json").read_bytes())
+    report = read_document(tmp_path / "gpu.json")
     assert [row.dtype for row in report.exactness] == ["float32", "bfloat16"]
     for row in report.exactness:
         assert row.logits_equal
@@ -36,19 +35,6 @@ def test_gpu__runs_every_step_on_the_cpu(tmp_path):
     assert all(row.tokens_equal for row in report.speed)
     assert report.overlap is None, "not measured on the CPU"
     assert not list(work.iterdir())
-
-
-def test_gpu__runs_the_marked_tests_only_and_names_failures(tmp_path):
-    (tmp_path / "test_marked.py").write_text(
-        "import pytest\n"
-        "@pytest.mark.gpu\ndef test_good(): pass\n"
-        "@pytest.mark.gpu\ndef test_bad(): raise ValueError\n"
-        "def test_other(): raise ValueError\n"
-    )
-    outcome = run_tests(tmp_path)
-    assert outcome.exit_code == 1
-    assert "test_bad" in outcome.summary
-    assert "1 failed, 1 passed, 1 deselected" in outcome.summary
 
 
 @pytest.mark.skipif(find_accelerator() is not None, reason="there is an accelerator")

@@ -1,6 +1,4 @@
-"""Measures, requests, figures and tables of the batch benchmark."""
-
-from dataclasses import replace
+"""Measures and requests of the batch benchmark."""
 
 import pytest
 
@@ -12,12 +10,7 @@ from benchmarks.klotski.measures import (
     measure_reads,
     measure_shares,
 )
-from benchmarks.klotski.rows import (
-    LiveRow,
-    ReadsPerStep,
-    VariantRequest,
-)
-from benchmarks.klotski.run import summarize
+from benchmarks.klotski.rows import ReadsPerStep
 from runtime.policy.tier import TransferTask
 
 
@@ -94,34 +87,3 @@ def test_token_check__finds_a_token_that_differs():
     check.add("c", 1, [[9]])
     with pytest.raises(AnswersDiffer, match="b: prompt 1"):
         check.add("b", 2, [[1], [3]])
-
-
-REQUEST = VariantRequest(
-    model="m", variant="klotski", budget="25%", batch_size=4, n=2, num_batches=2,
-    prompt_tokens=8, new_tokens=4, threads=1,
-)  # fmt: skip
-
-
-def row(name, variant, batch, n, speed):
-    request = replace(REQUEST, variant=variant, batch_size=batch, n=n, num_batches=n)
-    return LiveRow(
-        **vars(request), name=name, speeds=[speed], tokens=16, seconds=1.0,
-        tokens_per_second=speed, steps=[10.0, 4.0, 4.0], steady=measure_shares(spans_of_a_run()),
-        reads_per_step=ReadsPerStep(most=1, mean=1.0), bytes_moved=1 << 30, hit_rate=0.5,
-        peak_memory_bytes=400 << 20, weights_bytes=100 << 20, arena_bytes=200 << 20,
-    )  # fmt: skip
-
-
-def test_summary__has_the_ratios_of_the_variants():
-    figures = summarize(
-        [
-            row("single batch, on demand", "on-demand", 4, 1, 2.0),
-            row("+ order (klotski)", "klotski", 4, 2, 11.0),
-        ]
-    )
-    assert figures is not None
-    assert figures.over_single_batch_on_demand == 5.5
-    assert figures.decode_over_single_batch_on_demand == 2  # n = 2: as many steps, as long
-    assert figures.busiest_share == pytest.approx(5 / 8)
-    assert figures.extra_bytes == 100 << 20
-    assert summarize([]) is None

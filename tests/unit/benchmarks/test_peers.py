@@ -31,10 +31,8 @@ from benchmarks.peers.rows import (
     PeerKey,
     PeerRow,
     PeerRun,
-    PeersReport,
     add_ratios,
     first_difference,
-    peers_table,
     summarize_runs,
 )
 from benchmarks.peers.run import (
@@ -48,7 +46,8 @@ from benchmarks.peers.run import (
 from benchmarks.peers.runner import PeerRunner, Questions
 from benchmarks.peers.weights import ModelWeights, WeightLayout, weight_bytes
 from benchmarks.process import ProcessFailed
-from benchmarks.reports import describe_machine
+from benchmarks.reports import Document
+from benchmarks.tables.peers import describe_part
 from predictors.errors import MoecastError
 from tests.builders.models import tiny_qwen2_moe
 
@@ -395,32 +394,21 @@ def test_read_ahead__is_restored_after_a_failure(tmp_path: Path) -> None:
         setting_file(Path("/proc"))
 
 
-def small_report(name: str) -> PeersReport:
-    return PeersReport(
-        machine=describe_machine(2),
-        model="inflated",
-        format=name,
-        experts_bytes=1,
-        other_weights_bytes=1,
-        allowance_bytes=1,
-        reference_peers=["llama-cpp"],
-        repetitions=1,
-        prompts=[1],
-        new_tokens=3,
-        warm_up_tokens=0,
-        seconds_per_prompt=1.0,
-        seconds=1.0,
-        rows=[
-            summarize_runs(replace(KEY, read_ahead_kib=8192), [peer_run(0.1)], None),
-            FailedPeer(**vars(KEY), cannot_run="a | b"),
-        ],
-    )
+ROWS = [
+    summarize_runs(replace(KEY, read_ahead_kib=8192), [peer_run(0.1)], None),
+    FailedPeer(**vars(KEY), cannot_run="no memory"),
+]
+
+
+def write_rows(config: PeersConfig, name: str) -> Document:
+    sizes = {"experts_bytes": 1, "prompts": [1], "new_tokens": 3, "reference_peers": ["llama-cpp"]}
+    return write_format(config, name, rows=ROWS, **sizes)
 
 
 def test_results__of_other_formats_stay(tmp_path: Path) -> None:
     config = PeersConfig(model=Path("inflated"), output=tmp_path / "peers.json")
     for name in ("int4", "int8", "int4"):
-        write_format(config, small_report(name))
+        write_rows(config, name)
     parts = json.loads(config.output.read_text())
     assert list(parts) == ["inflated int4", "inflated int8"]
     assert parts["inflated int8"]["origin"]["command"].startswith("python -m benchmarks peers")
@@ -434,20 +422,16 @@ def test_finished_run__is_found_by_what_it_depends_on(tmp_path: Path) -> None:
     assert find(KEY, 1) == find(KEY, 1)
     assert len({find(KEY, 1), find(KEY, 2), find(replace(KEY, budget_bytes=9), 1)}) == 3
     find(KEY, 1).touch()
-    write_format(
-        PeersConfig(model=Path("inflated"), output=tmp_path / "peers.json", work=tmp_path),
-        small_report("q4_0"),
-    )
+    output = tmp_path / "peers.json"
+    write_rows(PeersConfig(model=Path("inflated"), output=output, work=tmp_path), "q4_0")
     assert not find(KEY, 1).exists()
 
 
-def test_table__has_a_dash_for_what_was_not_compared() -> None:
-    _, _, measured, failed = peers_table(small_report("int4").rows)
-    cells = [cell.strip() for cell in measured.strip("|").split("|")]
-    assert cells[:3] == ["25%", "`peer`", "2, 8 MiB"]
-    assert (cells[5], cells[-1]) == ("-", "-")
-    assert r"did not run: a \| b" in failed
-    assert failed.count(" | ") == measured.count(" | ")
+def test_part__has_a_row_for_each_program_or_its_reason(tmp_path: Path) -> None:
+    config = PeersConfig(model=Path("inflated"), output=tmp_path / "peers.json")
+    lines = describe_part(write_rows(config, "int4"))
+    assert "| `peer` | 6.67 |" in lines
+    assert "`peer` did not run at 25%: no memory." in lines
 
 
 def test_device_map__keeps_all_layers_where_all_fit(monkeypatch) -> None:

@@ -11,7 +11,6 @@ from benchmarks import reports, served
 from benchmarks.real_size import run as real_size
 from benchmarks.real_size.config import RealSizeConfig
 from benchmarks.real_size.model import write_random_model
-from benchmarks.tables import markdown
 from benchmarks.tables.formats import real_size_table
 from predictors.errors import MoecastError
 from runtime.store.packed.store import open_store
@@ -77,9 +76,8 @@ def test_run_real_size__serves_the_model_as_the_log_routes_it(tmp_path, monkeypa
     monkeypatch.setattr(served, "run_in_child", run_here)
     config = make_config(tmp_path, routing=write_log(tmp_path / "log.jsonl"))
     real_size.run_real_size(config)
-    for module in (reports, markdown):
-        monkeypatch.setattr(module, "RESULTS", tmp_path)
-    report = reports.read_report("real_size", real_size.RealSizeReport)
+    monkeypatch.setattr(reports, "RESULTS", tmp_path)
+    report = reports.read_document("real_size")
     assert (report.top_k, report.model_top_k, report.log_tokens) == (2, 4, TOKENS)
     assert report.experts_bytes == 2 * 8 * report.expert_bytes
     on_demand, promoe = report.rows

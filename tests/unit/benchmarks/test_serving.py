@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.reports import describe_machine
+from benchmarks.reports import describe_machine, write_part
 from benchmarks.serving.arrivals import SystemRuns
-from benchmarks.serving.attack import AttackLog, fit_slope
+from benchmarks.serving.attack import AttackLog
 from benchmarks.serving.config import AttackConfig, ClientsConfig
 from benchmarks.serving.hostile import ATTACKS, BOMBS, LARGEST_BODY
 from benchmarks.serving.replay import TimedCompletion
@@ -21,9 +21,7 @@ from benchmarks.serving.rows import (
     HealthReport,
     HonestCounts,
     LimitReport,
-    MemorySlope,
     ServerExit,
-    write_part,
 )
 from benchmarks.serving.trace import (
     choose_window,
@@ -79,25 +77,14 @@ def footprint(seconds: float, rss_bytes: int) -> FootprintSample:
     )
 
 
-def test_slope__is_of_the_second_half_by_the_hour() -> None:
-    rising = [footprint(36.0 * i, 10**6 + 100 * max(0, i - 50)) for i in range(101)]
-    slope = fit_slope(rising)
-    assert slope.bytes_per_hour == pytest.approx(10_000, rel=0.05)
-    assert slope.percent_per_hour == pytest.approx(1.0, rel=0.05)
-    assert fit_slope(rising[:3]) == MemorySlope(bytes_per_hour=None, percent_per_hour=None)
-
-
 def test_part__of_one_benchmark_leaves_the_others(tmp_path: Path) -> None:
     output, machine = tmp_path / "serving.json", describe_machine(1)
-    slope = MemorySlope(bytes_per_hour=1.0, percent_per_hour=None)
-    write_part("clients", ClientsConfig(output=output), machine, slope)
-    write_part("attack", AttackConfig(output=output, honest=5), machine, slope)
-    write_part("clients", ClientsConfig(output=output), machine, replace(slope, bytes_per_hour=3.0))
+    write_part(ClientsConfig(output=output), "clients", figure=1)
+    write_part(AttackConfig(output=output, honest=5), "attack", figure=2, machine=machine)
+    part = write_part(ClientsConfig(output=output), "clients", figure=3)
     parts = json.loads(output.read_text())
-    assert {name: part["bytes_per_hour"] for name, part in parts.items()} == {
-        "attack": 1.0,
-        "clients": 3.0,
-    }
+    assert parts["clients"] == part
+    assert {name: part["figure"] for name, part in parts.items()} == {"attack": 2, "clients": 3}
     assert parts["attack"]["origin"]["command"] == "python -m benchmarks attack honest=5"
     assert parts["attack"]["machine"]["cores"] == os.cpu_count()
 
@@ -145,7 +132,6 @@ def attack_report(**changes: Any) -> AttackReport:
         before=same,
         after=same,
         left={"running": 0.0},
-        anonymous_slope=MemorySlope(bytes_per_hour=None, percent_per_hour=None),
         threads_leaked=0,
         descriptors_leaked=0,
         ended=ServerExit(seconds=1.0, exit_code=0, children_left=0),

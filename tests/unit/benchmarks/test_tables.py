@@ -1,9 +1,10 @@
 """The README's table of speeds, and the origin of results under their tables."""
 
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from benchmarks import reports
 from benchmarks.config import ScalingConfig
@@ -63,17 +64,16 @@ def test_bounds__that_a_run_has_beaten_are_left_out() -> None:
     assert systems.find_beaten_bounds(rows) == ["100%"]
 
 
-@dataclass
-class SmallReport:
-    figure: float
-
-
 def test_results__have_their_origin(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(reports, "RESULTS", tmp_path)
-    monkeypatch.setattr(markdown, "RESULTS", tmp_path)
-    config = ScalingConfig(trace=Path("trace"), output=tmp_path / "scaling.json", seed=3)
-    reports.write_report(config, SmallReport(figure=2.5))
-    assert reports.read_report("scaling", SmallReport) == SmallReport(2.5)
+    trace, output = Path("/home/someone/trace"), tmp_path / "scaling.json"
+    config = ScalingConfig(trace=trace, output=output, seed=3)
+    reports.write_report(config, figure=2.5)
+    document = reports.read_document("scaling")
+    assert (document.figure, document.trace, document.origin.seed) == (2.5, "trace", 3)
+    with pytest.raises(ValueError, match="nan"):
+        reports.write_report(config, figure=float("nan"))
+    assert reports.read_document("scaling") == document
     origin = markdown.read_origin("scaling")
     assert origin.command == "python -m benchmarks scaling seed=3 trace=trace"
     assert origin.seed == 3
