@@ -27,7 +27,7 @@ TABLE = (
     ),
     ("papers", "papers.run", "the papers' figures and tables next to replays (simulated)"),
     ("routing", "routing", "every system on the published routing of a real model (simulated)"),
-    ("scaling", "scaling", "experts spread over more devices and more machines (simulated)"),
+    ("scaling", "papers.scaling", "experts spread over more devices and more machines (simulated)"),
     (
         "capacity",
         "capacity.run",

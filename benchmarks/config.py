@@ -162,21 +162,6 @@ class RoutingConfig(BenchmarkConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScalingConfig(BenchmarkConfig):
-    trace: Path
-    """Folder of a trace with all signals."""
-    entries: Path | None = None
-    """Folder of trained entries that come before the zoo's."""
-    output: Path = RESULTS / "scaling.json"
-    requests: int = 300
-    """Held-out requests of each replay."""
-    warm_requests: int = 20
-    """Training requests before them, which fill the arena and are in no figure."""
-    workers: int | None = None
-    """Processes that replay; default: one for each core."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class QuantisedConfig(BenchmarkConfig):
     held_out: Path
     """Held-out token ids (uint16) that `python -m train.reference` keeps apart."""

@@ -14,8 +14,6 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 import torch
-from rich.console import Console
-from rich.table import Column, Table
 from transformers import PreTrainedModel
 
 from benchmarks.config import ValidateConfig
@@ -280,23 +278,14 @@ def compare(cell: ValidateCell, steps: Sequence[ArrayStep], spec: ModelSpec) -> 
     )
 
 
-def comparison_table(rows: Sequence[ValidateRow]) -> Table:
+def describe_row(row: ValidateRow) -> str:
     """Returns live and simulated figures; an exclamation mark where they differ too much."""
-    table = Table("budget", Column("system", no_wrap=True))
-    for name in ("TPOT live", "simulated", "ratio", "hits live", "simulated"):
-        table.add_column(name, justify="right")
-    for row in rows:
-        live, simulated = row.live, row.simulated
-        table.add_row(
-            row.budget,
-            row.system,
-            f"{1e3 * live.tpot_seconds:.2f} ms",
-            f"{1e3 * simulated.tpot_seconds:.2f} ms",
-            f"{row.tpot_ratio:.3f}" + ("" if row.tpot_within else " !"),
-            f"{100 * live.hit_rate:.2f} %",
-            f"{100 * simulated.hit_rate:.2f} %" + ("" if row.hits_within else " !"),
-        )
-    return table
+    return (
+        f"{row.budget}, {row.system}: {1e3 * row.live.tpot_seconds:.2f} ms a token, simulated "
+        f"{1e3 * row.simulated.tpot_seconds:.2f} ms{'' if row.tpot_within else ' !'}; hits "
+        f"{100 * row.live.hit_rate:.2f} %, simulated {100 * row.simulated.hit_rate:.2f} %"
+        f"{'' if row.hits_within else ' !'}"
+    )
 
 
 def run_validate(config: ValidateConfig) -> None:
@@ -313,7 +302,8 @@ def run_validate(config: ValidateConfig) -> None:
             seconds = run_live(folder, cell, prompts, config.max_new_tokens, expected)
             print_line(f"{cell.budget}, {cell.system.name}: {seconds:.1f} s")
     rows = [compare(cell, steps, spec) for cell in cells]
-    Console().print(comparison_table(rows))
+    for row in rows:
+        print_line(describe_row(row))
     write_report(
         config,
         machine=machine,

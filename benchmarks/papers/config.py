@@ -1,4 +1,4 @@
-"""Settings of `python -m benchmarks papers`."""
+"""Settings of the replays of the papers' figures."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,3 +20,8 @@ class PapersConfig(BenchmarkConfig):
     """Training requests before them, which fill the arena and are in no figure."""
     workers: int | None = None
     """Processes that replay; default: one for each core."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingConfig(PapersConfig):
+    output: Path = RESULTS / "scaling.json"

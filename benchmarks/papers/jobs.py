@@ -9,6 +9,7 @@ from rich.console import Console
 
 from benchmarks.klotski.group_replays import GroupReplays
 from benchmarks.papers.cells import CellResult, PaperCell
+from benchmarks.papers.config import PapersConfig
 from benchmarks.papers.paper_context import PaperContext, ReplayedRequests, grouping
 from collect.traces import Trace
 from runtime.commands.progress import progress
@@ -26,6 +27,10 @@ OWN_CODE = (
     "benchmarks/klotski/workload.py",
 )
 """Sources on which figures depend, in addition to those of `evaluate`."""
+
+
+DEFAULT_FOLDER = Path("runs/papers")
+"""Folder of the finished replays."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,28 +70,15 @@ class PaperJob:
 class PaperReplays:
     """Runs the replays of a trace that have not finished yet, and reads them all.
 
-    Args:
-        trace: The trace.
-        requests: The number of requests to replay.
-        entries: Folder of trained entries that come before the zoo's.
-        folder: Folder of the finished replays.
-        workers: Processes; None: one for each core.
+    Finished replays are files in the run folder.
     """
 
-    def __init__(
-        self,
-        trace: Trace,
-        *,
-        requests: ReplayedRequests,
-        entries: Path | None,
-        folder: Path,
-        workers: int | None,
-    ):
+    def __init__(self, trace: Trace, config: PapersConfig):
         self._trace = trace
-        self._requests = requests
-        self._sources = PredictorSources(trace, model=ModelConfig(), entries=entries, seed=0)
-        self._folder = folder
-        self._workers = workers or os.cpu_count() or 1
+        self._requests = ReplayedRequests(measured=config.requests, warm=config.warm_requests)
+        self._sources = PredictorSources(trace, model=ModelConfig(), entries=config.entries, seed=0)
+        self._folder = config.run_dir or DEFAULT_FOLDER
+        self._workers = config.workers or os.cpu_count() or 1
 
     def run(self, cells: Sequence[PaperCell]) -> dict[str, CellResult]:
         """Returns the results by the cells' digests without others."""

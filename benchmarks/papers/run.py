@@ -8,7 +8,6 @@ run in several processes, and a finished one is a file: an interrupted command r
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -23,7 +22,6 @@ from benchmarks.papers.cells import CellResult, FinishedTable, PaperCell, Replay
 from benchmarks.papers.claims import Claim, FigureReplay, Figures, make_claims
 from benchmarks.papers.config import PapersConfig
 from benchmarks.papers.jobs import PaperReplays
-from benchmarks.papers.paper_context import ReplayedRequests
 from benchmarks.papers.published import read_published
 from benchmarks.reports import describe_machine, print_line, write_report
 from collect.traces import Trace
@@ -33,9 +31,6 @@ PAPERS: dict[str, Figures] = {
     module.PAPER: module.FIGURES
     for module in (promoe, fmoe, moe_infinity_request, moe_infinity_sequence, klotski)
 }
-
-DEFAULT_FOLDER = Path("runs/papers")
-"""Folder of the finished replays."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,14 +158,7 @@ def run_papers(config: PapersConfig) -> None:
     figures = list(PAPERS.values())
     trace = Trace.open(config.trace)
     cells = list_cells(figures, trace.spec)
-    replays = PaperReplays(
-        trace,
-        requests=ReplayedRequests(measured=config.requests, warm=config.warm_requests),
-        entries=config.entries,
-        folder=config.run_dir or DEFAULT_FOLDER,
-        workers=config.workers,
-    )
-    results = replays.run(cells)
+    results = PaperReplays(trace, config).run(cells)
     claims = compare_figures(figures, trace.spec, results)
     for claim in claims:
         print_line(describe_claim(claim))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks import reports
-from benchmarks.config import ScalingConfig
+from benchmarks.papers.config import ScalingConfig
 from benchmarks.process import ROOT
 from benchmarks.tables import markdown, peers, systems
 from benchmarks.tables.pages import BEGIN, END, list_tables

@@ -2,30 +2,27 @@
 
 Experts are spread over the devices (`runtime.policy.placement`), each with an arena, a link and a
 policy core; requests are spread over the machines; tokens travel to the devices of their experts
-and back. The routing is the reference model's, folded to the shapes (`papers/paper_context.py`);
+and back. The routing is the reference model's, folded to the shapes (`paper_context.py`);
 times are those of the shape's own number of layers. Replays run in several processes, and an
 interrupted command resumes.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from benchmarks.cluster import Interconnect
-from benchmarks.config import ScalingConfig
-from benchmarks.papers.cells import CellResult, PaperCell
-from benchmarks.papers.claims import Claim, Interval, interval
+from benchmarks.papers.cells import CellFigures, CellResult, Figure, PaperCell, UnitSums
+from benchmarks.papers.claims import FigureReplay, Interval, interval, make_claims
+from benchmarks.papers.config import ScalingConfig
 from benchmarks.papers.jobs import PaperReplays
 from benchmarks.papers.moe_infinity_sequence import PAPER, SWITCH_LARGE
 from benchmarks.papers.paper_context import (
-    ReplayedRequests,
     experts_bytes,
     load_hardware,
     load_shape,
     load_system,
 )
-from benchmarks.papers.published import find_published
-from benchmarks.papers.run import DEFAULT_FOLDER
 from benchmarks.reports import describe_machine, print_line, write_report
 from collect.traces import Trace
 from runtime.config import HardwareConfig, ShapeConfig
@@ -63,12 +60,6 @@ V100_NODE = HardwareConfig(
 NETWORK = {"node_latency_seconds": 5e-6, "node_bytes_per_second": 12.5e9}
 """Not in the paper: 100 Gbit/s and five microseconds, as InfiniBand of the V100's time."""
 
-CLAIMED = tuple(
-    f"figure-13/{what}/{nodes}"
-    for nodes in (NODES[0], NODES[-1])
-    for what in ("latency", "throughput")
-)
-"""Published figures that are compared."""
 REASON = (
     "the paper does not give its network, batch and GPU memory, nor whose tokens it counts; here "
     "each node adds its memory and its links to all others', so that misses become fewer and each "
@@ -185,49 +176,19 @@ def describe_replay(
     )
 
 
-def find_row(rows: Sequence[ScalingRow], shape: str, nodes: int, batch: int) -> ScalingRow:
-    (row,) = (
-        row
-        for row in rows
-        if (row.machine, row.shape, row.nodes, row.batch) == (V100_NODE.name, shape, nodes, batch)
-    )
-    return row
+ClusterFigures = Mapping[tuple[str, int, int], tuple[Figure, Figure]]
+"""Latency and throughput of a shape on a number of nodes with a batch."""
 
 
-def compare_claims(rows: Sequence[ScalingRow]) -> list[Claim]:
+def figure_13(measured: ClusterFigures) -> FigureReplay:
     """Compares the text on figure 13 with the replays."""
-    claims = []
+    figure = FigureReplay(PAPER)
     for nodes in (NODES[0], NODES[-1]):
-        latency = find_row(rows, "switch-large-128", nodes, BATCH)
-        throughput = find_row(rows, "nllb-moe", nodes, nodes * BATCH_PER_NODE)
-        low, high = latency.latency_interval_ms
-        for name, ours, bounds in (
-            (
-                f"figure-13/latency/{nodes}",
-                1e-3 * latency.latency_ms,
-                (low and 1e-3 * low, high and 1e-3 * high),
-            ),
-            (
-                f"figure-13/throughput/{nodes}",
-                throughput.tokens_per_second,
-                throughput.tokens_per_second_interval,
-            ),
-        ):
-            published = find_published(PAPER, name)
-            claims.append(
-                Claim(
-                    paper=PAPER,
-                    name=name,
-                    where=published.where,
-                    what=published.what,
-                    paper_value=published.value,
-                    ours=ours,
-                    low=bounds[0],
-                    high=bounds[1],
-                    reason=REASON,
-                )
-            )
-    return claims
+        latency, _ = measured["switch-large-128", nodes, BATCH]
+        _, throughput = measured["nllb-moe", nodes, nodes * BATCH_PER_NODE]
+        figure.claim(f"figure-13/latency/{nodes}", latency, reason=REASON)
+        figure.claim(f"figure-13/throughput/{nodes}", throughput, reason=REASON)
+    return figure
 
 
 def run_scaling(config: ScalingConfig) -> None:
@@ -236,20 +197,27 @@ def run_scaling(config: ScalingConfig) -> None:
     shapes = [SWITCH_LARGE, load_shape("nllb-moe")]
     server = replace(load_hardware("a5000-pcie4"), store_bytes_per_second=0.0, host_bytes=0.0)
     trace = Trace.open(config.trace)
-    replays = PaperReplays(
-        trace,
-        requests=ReplayedRequests(measured=config.requests, warm=config.warm_requests),
-        entries=config.entries,
-        folder=config.run_dir or DEFAULT_FOLDER,
-        workers=config.workers,
-    )
     places = [(shape, cluster) for shape in shapes for cluster in clusters(shape, server)]
     cells = [make_cell(shape, cluster) for shape, cluster in places]
-    results = replays.run(cells)
+    found = PaperReplays(trace, config).run(cells)
+    results = [found[cell.digest()] for cell in cells]
     rows = [
-        describe_replay(shape, cluster, results[cell.digest()], trace.spec.num_layers)
-        for (shape, cluster), cell in zip(places, cells, strict=True)
+        describe_replay(shape, cluster, result, trace.spec.num_layers)
+        for (shape, cluster), result in zip(places, results, strict=True)
     ]
+
+    def figures(of: Callable[[UnitSums], CellFigures]) -> ClusterFigures:
+        """Returns latencies in seconds and throughputs."""
+        measured = {}
+        for (shape, cluster), result in zip(places, results, strict=True):
+            if cluster.hardware is V100_NODE:
+                own, deeper = of(result.units), shape.num_layers / trace.spec.num_layers
+                measured[shape.name, cluster.nodes, cluster.batch] = (
+                    own.tpot_seconds * deeper,
+                    own.tokens_per_second / deeper,
+                )
+        return measured
+
     for row in rows:
         print_line(str(row))
     write_report(
@@ -265,5 +233,5 @@ def run_scaling(config: ScalingConfig) -> None:
         seconds=round(time.monotonic() - started),
         machine=machine,
         rows=rows,
-        claims=compare_claims(rows),
+        claims=make_claims(figure_13(figures(UnitSums.sum)), figure_13(figures(UnitSums.resample))),
     )
