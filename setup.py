@@ -63,6 +63,8 @@ def c_modules() -> list[Extension]:
     """Return the extension modules that are written in C."""
     if os.environ.get("MOECAST_COMPILED") == "0":
         return []
+    folders = [Path(*name.split(".")[:-1]) for name in C_MODULES]
+    headers = [str(path) for folder in folders for path in folder.glob("*.h")]
     return [
         Extension(
             name,
@@ -70,7 +72,7 @@ def c_modules() -> list[Extension]:
             extra_compile_args=["-O3", "-pthread"],
             extra_link_args=["-pthread"],
             libraries=["m"],
-            depends=[str(path) for path in Path(*name.split(".")[:-1]).glob("*.h")],
+            depends=headers,
             py_limited_api=True,
             optional=True,
         )

@@ -20,7 +20,6 @@
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 #include <dlfcn.h>
-#include <math.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -28,6 +27,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../../../predictors/networks/exponential.h"
 #include "q4_0.h"
 
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
@@ -38,6 +38,7 @@
 
 #define MAX_TYPES 64
 #define FLOAT32 0          /* ggml's number of the type */
+#define GROUPS -1          /* no type of ggml's: activations for `dot_q4_0` */
 #define MAX_PARTS 8        /* of a matrix: gate and up, say */
 #define MAX_THREADS 256
 #define ROWS_AT_ONCE 32    /* rows of weights that a thread takes: 40 KB of Qwen3-30B's, as Q4_K */
@@ -86,6 +87,14 @@ static int has_dot(int type) {
 
 static size_t row_bytes(int type, Py_ssize_t columns) {
     return (size_t)(columns / ggml.types[type]->block) * ggml.types[type]->bytes;
+}
+
+/* The type of the activations that a type of weights is multiplied with; GROUPS for `q4_0.h`. */
+static int row_type(int type) {
+#if HAS_VNNI_KERNEL
+    if (ggml.uses_vnni && type == Q4_0) return GROUPS;
+#endif
+    return ggml.cpu_types[type]->row_type;
 }
 
 #if HAS_VNNI_KERNEL
@@ -319,9 +328,13 @@ static void encode_row(const Rows *rows, Py_ssize_t index, const float *row) {
         for (int q = 0; q < p; q++) is_done |= rows->encoded[q] == rows->encoded[p];
         if (is_done) continue;
         uint8_t *to = rows->encoded[p] + (size_t)index * rows->bytes[p];
-        int type = ggml.cpu_types[matrix->parts[p].type]->row_type;
+        int type = row_type(matrix->parts[p].type);
         if (type == FLOAT32)
             memcpy(to, row, rows->bytes[p]);
+#if HAS_VNNI_KERNEL
+        else if (type == GROUPS)
+            encode_groups(ggml.cpu_types[Q8_0]->from_float, row, (Group *)to, matrix->columns);
+#endif
         else
             ggml.cpu_types[type]->from_float(row, to, matrix->columns);
     }
@@ -336,11 +349,15 @@ static void encode_given(void *context, Py_ssize_t index) {
 static int allocate_rows(Rows *rows, const Matrix *matrix, const float *from, Py_ssize_t count) {
     *rows = (Rows){.matrix = matrix, .rows = from};
     for (int p = 0; p < matrix->num_parts; p++) {
-        int type = ggml.cpu_types[matrix->parts[p].type]->row_type;
+        int type = row_type(matrix->parts[p].type);
+#if HAS_VNNI_KERNEL
+        rows->bytes[p] = type == GROUPS ? group_bytes(matrix->columns)
+                                        : row_bytes(type, matrix->columns);
+#else
         rows->bytes[p] = row_bytes(type, matrix->columns);
+#endif
         for (int q = 0; q < p && !rows->encoded[p]; q++)
-            if (ggml.cpu_types[matrix->parts[q].type]->row_type == type)
-                rows->encoded[p] = rows->encoded[q];
+            if (row_type(matrix->parts[q].type) == type) rows->encoded[p] = rows->encoded[q];
         if (!rows->encoded[p] && !(rows->encoded[p] = malloc((size_t)count * rows->bytes[p] + 64)))
             return -1;
     }
@@ -366,14 +383,18 @@ typedef struct {
     float *results;            /* (pairs, N) */
 } Products;
 
-/* The product of a row of weights and one of activations. */
-static inline float dot(int type, Py_ssize_t columns, const uint8_t *weights, const uint8_t *x) {
-    float result;
+/* The products of at most FEW_ROWS rows of weights, one after another, and one of activations. */
+static inline void multiply_rows(int type, Py_ssize_t num_rows, Py_ssize_t columns,
+                                 const uint8_t *weights, const uint8_t *x, float *results) {
 #if HAS_VNNI_KERNEL
-    if (ggml.uses_vnni && type == Q4_0) return dot_q4_0(columns, weights, x);
+    if (row_type(type) == GROUPS) {
+        dot_q4_0(num_rows, columns, weights, (const Group *)x, results);
+        return;
+    }
 #endif
-    ggml.cpu_types[type]->dot((int)columns, &result, 0, weights, 0, x, 0, 1);
-    return result;
+    size_t bytes = row_bytes(type, columns);
+    for (Py_ssize_t r = 0; r < num_rows; r++, weights += bytes)
+        ggml.cpu_types[type]->dot((int)columns, results + r, 0, weights, 0, x, 0, 1);
 }
 
 static void multiply_chunk(void *context, Py_ssize_t index) {
@@ -387,14 +408,17 @@ static void multiply_chunk(void *context, Py_ssize_t index) {
         Py_ssize_t last = before + part->rows < end ? before + part->rows : end;
         size_t bytes = row_bytes(part->type, matrix->columns);
         const uint8_t *weights = (const uint8_t *)(uintptr_t)call->slots[expert] + part->offset;
-        for (; row < last; row++)
+        for (Py_ssize_t count; row < last; row += count) {
+            count = last - row < FEW_ROWS ? last - row : FEW_ROWS;
             for (Py_ssize_t i = call->firsts[expert]; i < call->firsts[expert + 1]; i++) {
                 Py_ssize_t pair = call->pairs_P[i];
                 const uint8_t *x = call->rows.encoded[p] +
                                    (size_t)(pair / call->top_k) * call->rows.bytes[p];
-                call->results[pair * matrix->rows + row] =
-                    dot(part->type, matrix->columns, weights + (size_t)(row - before) * bytes, x);
+                multiply_rows(part->type, count, matrix->columns,
+                              weights + (size_t)(row - before) * bytes, x,
+                              call->results + pair * matrix->rows + row);
             }
+        }
         before += part->rows;
     }
 }
@@ -405,26 +429,6 @@ static void multiply_all(Products *call, int num_threads) {
 }
 
 /* ---- activations */
-
-/* e^x with a relative error below 2e-7 for |x| < 87, and beyond the result of the limit, as in
- * `predictors/networks/kernels.c`. */
-static inline float exponential(float x) {
-    float bounded = x > -87.0f ? (x < 87.0f ? x : 87.0f) : -87.0f;
-    float multiple = rintf(bounded * 1.44269504f);
-    float rest = bounded - multiple * 0.693359375f + multiple * 2.12194440e-4f;
-    float sum = 1.0f / 720.0f;
-    sum = sum * rest + 1.0f / 120.0f;
-    sum = sum * rest + 1.0f / 24.0f;
-    sum = sum * rest + 1.0f / 6.0f;
-    sum = sum * rest + 0.5f;
-    sum = sum * rest + 1.0f;
-    sum = sum * rest + 1.0f;
-    union {
-        int32_t bits;
-        float value;
-    } power = {((int32_t)multiple + 127) << 23};
-    return x == x ? sum * power.value : x;
-}
 
 /* silu(gate) * up, of a row of gates and ups behind them; in place of the gates. */
 MULTIVERSIONED

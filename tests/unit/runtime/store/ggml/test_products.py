@@ -75,6 +75,16 @@ def test_rows__are_multiplied_and_decoded_as_gguf_decodes_them(kind):
 
 
 @needs_library
+@pytest.mark.parametrize("num_columns", [32, 224, 288])
+def test_rows__of_any_number_of_blocks_are_multiplied_whole(num_columns):
+    """Four rows and eight blocks are computed together in Q4_0."""
+    stored, expected = make_rows("Q4_0", 7, num_columns)
+    x = torch.randn(2, num_columns, generator=torch.Generator().manual_seed(1))
+    product = RowMatrix([RowsPart("Q4_0", 0, 7)], num_columns).linear(stored, x)
+    assert (product - x @ expected.T).norm() / (x @ expected.T).norm() < ROW_LOSS
+
+
+@needs_library
 def test_rows__of_one_matrix_may_have_several_types():
     (first, a), (second, b) = make_rows("Q4_K", 33, 256), make_rows("Q6_K", 40, 256, seed=1)
     third, c = make_rows("Q8_0", 7, 256, seed=2)
