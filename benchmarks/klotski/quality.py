@@ -14,7 +14,7 @@ from torch import Tensor
 from benchmarks.klotski.rows import QualityRow
 from collect.traces import Trace
 from runtime.config import BUILTIN_MODELS
-from runtime.generation.kv_caches import SinkCacheFactory
+from runtime.generation.kv_caches import sink_caches
 from runtime.hf.loading import load_plain
 
 LENGTH, ROWS, BEGIN = 160, 8, 64
@@ -35,12 +35,11 @@ def measure_quality(path: Path) -> list[QualityRow]:
     whole = model(texts[:, :-1]).logits[:, BEGIN - 1 :]
     rows = [score(None, whole, whole, texts)]
     for window in WINDOWS:
-        caches = SinkCacheFactory(model, sinks=SINKS, window=window)
+        caches = sink_caches(model, sinks=SINKS, window=window)
         cache = caches.make(torch.zeros(count, dtype=torch.long), max_cache_length=LENGTH)
         logits = [model(texts[:, :BEGIN], past_key_values=cache).logits[:, -1]]
         for at in range(BEGIN, LENGTH - 1):
             logits.append(model(texts[:, at : at + 1], past_key_values=cache).logits[:, -1])
-        caches.end(cache)
         rows.append(score(window, torch.stack(logits, 1), whole, texts))
     return rows
 

@@ -117,7 +117,6 @@ def run_variant(request: VariantRequest) -> VariantReport:
         start = time.perf_counter()
         done = run_micro_batches(model, batches, n=request.n, caches=caches, emit=emit)
         seconds = time.perf_counter() - start
-        caches.close()
         stats = handle.stats()
         return VariantReport(
             tokens=done.num_tokens,

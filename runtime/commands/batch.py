@@ -1,7 +1,6 @@
 """`moecast batch`: generate for a file of prompts at the highest throughput."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,9 @@ from runtime.generation.batch.generate_many import BatchRunSummary, run_micro_ba
 from runtime.generation.batch.memory_plan import PlannedRun, load_with_plan, make_kv_caches
 from runtime.generation.batch.prompts import (
     Batch,
+    PromptEncoder,
     find_tokenizer,
     make_batches,
-    make_decoder,
-    make_prompt_encoder,
     padding_share,
     read_prompts,
 )
@@ -38,8 +36,7 @@ def run(config: BatchConfig) -> dict[str, Any]:
     """Check the whole input, plan, and write a line for each finished prompt."""
     console = Console()
     folder = resolve(config.model)
-    tokenizer = find_tokenizer(folder)
-    encoder = make_prompt_encoder(read_config(folder), tokenizer)
+    encoder = PromptEncoder(read_config(folder), find_tokenizer(folder))
     prompts, digest = read_prompts(config.input, encoder, max_new_tokens=config.max_new_tokens)
     batches = make_batches(prompts, config.batch_size)
     with ResultJournal(
@@ -63,9 +60,7 @@ def run(config: BatchConfig) -> dict[str, Any]:
         with model.moecast as handle:
             print_auto_budget(handle)
             show_plan(console, made)
-            ran, seconds = run_left_batches(
-                config, model, batches, made, journal, make_decoder(tokenizer)
-            )
+            ran, seconds = run_left_batches(config, model, batches, made, journal, encoder)
             stats = handle.stats()
             stream = handle.dense_stream
             dense_bytes_read = 0 if stream is None else stream.bytes_read
@@ -136,32 +131,28 @@ def run_left_batches(
     batches: list[Batch],
     made: PlannedRun,
     journal: ResultJournal,
-    text: Callable[[list[int]], str] | None,
+    encoder: PromptEncoder,
 ) -> tuple[BatchRunSummary, float]:
     """Run the unfinished batches; also returns the seconds that they took."""
     num_left = sum(prompt.id not in journal.done for batch in batches for prompt in batch)
-    caches = make_kv_caches(model, config, made.kv_budget)
     start = time.perf_counter()
-    try:
-        with progress(Console(stderr=True), "prompts", total=num_left) as advance:
+    with progress(Console(stderr=True), "prompts", total=num_left) as advance:
 
-            def emit(result: BatchResult) -> None:
-                journal.append(result)
-                advance(1)
+        def emit(result: BatchResult) -> None:
+            journal.append(result)
+            advance(1)
 
-            ran = run_micro_batches(
-                model,
-                batches,
-                n=made.plan.n,
-                caches=caches,
-                emit=emit,
-                text=text,
-                done=frozenset(journal.done),
-                temperature=config.temperature,
-                seed=config.seed,
-            )
-    finally:
-        caches.close()
+        ran = run_micro_batches(
+            model,
+            batches,
+            n=made.plan.n,
+            caches=make_kv_caches(model, config, made.kv_budget),
+            emit=emit,
+            decode=encoder.decode,
+            done=frozenset(journal.done),
+            temperature=config.temperature,
+            seed=config.seed,
+        )
     return ran, time.perf_counter() - start
 
 

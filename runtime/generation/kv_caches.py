@@ -1,13 +1,13 @@
 """KV caches for batches: Transformers' own, with a memory budget, or sinks and a window."""
 
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
 from runtime.errors import PlanError
 from runtime.generation.config import Offload
@@ -20,62 +20,47 @@ from runtime.generation.kv_offload import (
 )
 
 
+@dataclass
 class KVCacheFactory:
-    """Makes a KV cache for each batch; this one leaves it to Transformers, without a budget."""
+    """Makes a KV cache for each batch; without layers it leaves it to Transformers."""
+
+    num_layers: int = 0
+    make_layer: Callable[[Tensor, int], CacheLayerMixin] | None = None
+    """Makes a layer for columns of padding on the left of each row, and tokens per row when the
+    last row ends."""
+    close: Callable[[], None] = lambda: None
+    """Frees what the factory itself holds."""
 
     def make(self, padding_B: Tensor, *, max_cache_length: int) -> Cache | None:
-        """Make a cache; None for Transformers' own.
+        """Make a cache, whose layers are closed when its batch has ended.
 
-        Args:
-            padding_B: columns of padding on the left of each row.
-            max_cache_length: tokens per row when the last row ends.
+        None for Transformers' own.
         """
-        del padding_B, max_cache_length
-        return None
-
-    def end(self, cache: Cache | None) -> None:
-        """Free the cache of a batch that has ended."""
-        for layer in cache.layers if cache is not None else ():
-            layer.close()
-
-    def close(self) -> None:
-        """Free what the factory itself holds."""
+        if self.make_layer is None:
+            return None
+        layers = [self.make_layer(padding_B, max_cache_length) for _ in range(self.num_layers)]
+        return Cache(layers=layers)
 
 
-class BudgetedCacheFactory(KVCacheFactory):
+def budgeted_caches(model: PreTrainedModel, manager: KVCacheManager) -> KVCacheFactory:
     """KV caches of a group within a memory budget.
 
     Raises:
         PlanError: the model's layers do not keep the keys and values of all tokens.
     """
-
-    def __init__(self, model: PreTrainedModel, manager: KVCacheManager):
-        self._num_layers = count_full_layers(model, "kv_budget")
-        self._manager = manager
-
-    def make(self, padding_B: Tensor, *, max_cache_length: int) -> Cache:
-        del padding_B
-        make = partial(OffloadedCacheLayer, self._manager, max_cache_length=max_cache_length)
-        return Cache(layers=[make() for _ in range(self._num_layers)])
-
-    def close(self) -> None:
-        self._manager.close()
+    return KVCacheFactory(
+        count_full_layers(model, "kv_budget"),
+        lambda _, length: OffloadedCacheLayer(manager, max_cache_length=length),
+        manager.close,
+    )
 
 
-class SinkCacheFactory(KVCacheFactory):
-    """KV caches of the first tokens (sinks) and a window of last ones.
-
-    Raises:
-        PlanError: the model's layers do not keep the keys and values of all tokens.
-    """
-
-    def __init__(self, model: PreTrainedModel, *, sinks: int, window: int):
-        self._num_layers = count_full_layers(model, "window")
-        self._make_layer = partial(SinkCacheLayer, sinks=sinks, window=window)
-
-    def make(self, padding_B: Tensor, *, max_cache_length: int) -> Cache:
-        del max_cache_length
-        return Cache(layers=[self._make_layer(padding_B) for _ in range(self._num_layers)])
+def sink_caches(model: PreTrainedModel, *, sinks: int, window: int) -> KVCacheFactory:
+    """KV caches of the first tokens (sinks) and a window of last ones; raises as above."""
+    return KVCacheFactory(
+        count_full_layers(model, "window"),
+        lambda padding_B, _: SinkCacheLayer(padding_B, sinks=sinks, window=window),
+    )
 
 
 def count_full_layers(model: PreTrainedModel, option: str) -> int:

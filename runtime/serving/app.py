@@ -12,7 +12,6 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from runtime.engine.memory import freeze_objects, return_free_heap
-from runtime.errors import ChatError
 from runtime.policy.budget import parse_size
 from runtime.serving.api.body_fields import FieldError, describe_problem, field_path
 from runtime.serving.api.routes import (
@@ -25,8 +24,8 @@ from runtime.serving.api.schemas import ErrorResponse
 from runtime.serving.choice import CompletionChoice
 from runtime.serving.config import ServeConfig
 from runtime.serving.edge.body_limit import BODY_SECONDS, BodyLimitMiddleware
-from runtime.serving.edge.middleware import ApiKeys, DoorMiddleware, RequestLogMiddleware
-from runtime.serving.errors import ErrorAnswer, RequestError, error_body, error_response
+from runtime.serving.edge.middleware import AccessMiddleware, ApiKeys, RequestLogMiddleware
+from runtime.serving.errors import ErrorAnswer, RequestError
 from runtime.serving.observe.recording import PromptRecorder
 from runtime.serving.observe.status import Telemetry
 from runtime.serving.served_model import LoadedModel, load_model
@@ -42,7 +41,6 @@ NO_TELEMETRY = TelemetryConfig(
     tracing=False, metrics=False, logs=False, operation_spans=False, auto_configure=False
 )
 """FastAPI would otherwise use what another library has set up, and send errors with their texts."""
-ERROR_KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
 def create_app(
@@ -81,8 +79,7 @@ def create_app(
     app.include_router(token_routes(service))
     if telemetry is not None:
         app.include_router(status_routes(telemetry.status, telemetry.metrics.render))
-    for kind in (RequestError, ChatError):
-        app.add_exception_handler(kind, handle_request_error)
+    app.add_exception_handler(RequestError, handle_request_error)
     app.add_exception_handler(RequestValidationError, handle_validation_error)
     app.add_exception_handler(HTTPException, handle_http_error)
     for status in (404, 405):
@@ -91,7 +88,7 @@ def create_app(
     max_bytes = parse_size(config.max_body, name="max_body")
     app.add_middleware(BodyLimitMiddleware, max_bytes=max_bytes, timeout_seconds=body_seconds)
     app.add_middleware(
-        DoorMiddleware,
+        AccessMiddleware,
         checks_host=config.is_local and not keys and not config.insecure,
         keys=ApiKeys(keys) if keys else None,
     )
@@ -104,10 +101,8 @@ def create_app(
 # Coroutines, as Starlette would call functions in a thread, which imports modules when the first
 # error may come from a lack of descriptors.
 async def handle_request_error(_request: Request, error: Exception) -> JSONResponse:
-    if isinstance(error, ChatError):
-        error = RequestError(str(error), param="messages")
     assert isinstance(error, RequestError)
-    return error_response(error)
+    return ErrorAnswer(error)
 
 
 async def handle_validation_error(_request: Request, error: Exception) -> JSONResponse:
@@ -117,13 +112,14 @@ async def handle_validation_error(_request: Request, error: Exception) -> JSONRe
     location: tuple[int | str, ...] = first["loc"][1:]
     problem = describe_problem(first)
     if first["type"] == "json_invalid":
-        location, problem = (), f"{problem} (character {location[0]})"
+        problem = f"{problem} (character {location[0]})"
+        location = ()
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, FieldError) and cause.field:
         location += (cause.field,)
     path = field_path(location)
     message = escape_message(f"{path or 'the body'}: {problem}")
-    return error_response(RequestError(message, param=escape_message(path) or None))
+    return ErrorAnswer(RequestError(message, param=escape_message(path) or None))
 
 
 def escape_message(text: str) -> str:
@@ -134,10 +130,8 @@ def escape_message(text: str) -> str:
 async def handle_http_error(_request: Request, error: Exception) -> JSONResponse:
     """Answer Starlette's own errors: unknown path, wrong method, unreadable body."""
     assert isinstance(error, HTTPException)
-    kind = "server_error" if error.status_code >= 500 else "invalid_request_error"
-    kind = ERROR_KINDS.get(error.status_code, kind)
-    body = error_body(escape_message(str(error.detail)), kind=kind)
-    return ErrorAnswer(body, error.status_code, dict(error.headers or {}))
+    failure = RequestError(escape_message(str(error.detail)), status=error.status_code)
+    return ErrorAnswer(failure, error.headers or {})
 
 
 def path_errors(service: GenerationService) -> Callable[[Request, Exception], Any]:

@@ -67,8 +67,6 @@ class ServeConfig(ServedConfig):
     may differ."""
     max_choices: int = 4
     """Largest n of a request: answers to one prompt."""
-    max_stop: int = 4
-    """Most stop strings of a request."""
     max_body: str = "1MiB"
     """Largest size of a request's body."""
     grace: float = 30.0
@@ -87,7 +85,7 @@ class ServeConfig(ServedConfig):
 
     def __post_init__(self) -> None:
         minima = {"max_running": 1, "max_waiting": 0, "max_new_tokens": 1, "max_choices": 1}
-        minima |= {"max_stop": 0, "port": 0, "grace": 0, "replicas": 1}
+        minima |= {"port": 0, "grace": 0, "replicas": 1}
         minima |= {"max_replicas": self.replicas, "replica_cpus": 1, "replica_gpus": 0}
         require_at_least(self, **minima, scale_down_seconds=0)
         self._check_recording()

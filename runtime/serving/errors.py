@@ -1,6 +1,7 @@
 """Errors of the HTTP API, one class for each cause, in OpenAI's shape and in Anthropic's."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from fastapi.responses import JSONResponse
@@ -8,74 +9,70 @@ from starlette.types import Receive, Scope, Send
 
 from predictors.errors import MoecastError
 
+KINDS = {
+    401: ("authentication_error", "authentication_error"),
+    403: ("permission_error", "permission_error"),
+    404: ("invalid_request_error", "not_found_error"),
+    408: ("invalid_request_error", "timeout_error"),
+    413: ("invalid_request_error", "request_too_large"),
+    429: ("rate_limit_error", "rate_limit_error"),
+    500: ("server_error", "api_error"),
+    503: ("service_unavailable_error", "overloaded_error"),
+}
+"""OpenAI's and Anthropic's `type` of an error, by its status."""
+INVALID = ("invalid_request_error", "invalid_request_error")
+MESSAGES_PATH = "/v1/messages"
+"""Paths that begin so are Anthropic's."""
+
 
 class RequestError(MoecastError):
     """A request that cannot be answered; by default because it is invalid.
 
     Args:
         param: the field of the request that is at fault.
+        status: of HTTP, in place of the class's.
     """
 
-    status: ClassVar[int] = 400
-    kind: ClassVar[str] = "invalid_request_error"
+    status = 400
     code: ClassVar[str | None] = None
     retry_after_seconds: ClassVar[int | None] = None
     """Value of the Retry-After header; None: trying again does not help."""
-    headers: ClassVar[Mapping[str, str]] = {}
-    """More headers of the response."""
 
-    def __init__(self, message: str, *, param: str | None = None):
+    def __init__(self, message: str, *, param: str | None = None, status: int | None = None):
         super().__init__(message)
         self.param = param
+        if status is not None:
+            self.status = status
+
+    @property
+    def kind(self) -> str:
+        return KINDS.get(self.status, INVALID)[0]
 
     def body(self) -> dict[str, Any]:
-        return error_body(str(self), kind=self.kind, param=self.param, code=self.code)
+        """OpenAI's error object, the body of every response with status 400 and above."""
+        fields = {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}
+        return {"error": fields}
 
-
-def error_body(
-    message: str, *, kind: str, param: str | None = None, code: str | None = None
-) -> dict[str, Any]:
-    """OpenAI's error object, the body of every response with status 400 and above."""
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-
-MESSAGES_PATH = "/v1/messages"
-"""Paths that begin so are Anthropic's."""
-ANTHROPIC_KINDS = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    408: "timeout_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-}
-
-
-def anthropic_error_body(message: str, status: int) -> dict[str, Any]:
-    """Anthropic's error object."""
-    kind = ANTHROPIC_KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": message}}
+    def anthropic_body(self) -> dict[str, Any]:
+        """Anthropic's error object."""
+        kind = KINDS.get(self.status, INVALID)[1]
+        return {"type": "error", "error": {"type": kind, "message": str(self)}}
 
 
 class ErrorAnswer(JSONResponse):
     """OpenAI's error object; on Anthropic's paths, Anthropic's."""
 
-    def __init__(self, body: dict[str, Any], status: int, headers: Mapping[str, str]):
-        super().__init__(body, status, headers)
-        self._message = body["error"]["message"]
+    def __init__(self, error: RequestError, headers: Mapping[str, str] = MappingProxyType({})):
+        seconds = error.retry_after_seconds
+        retry = {} if seconds is None else {"retry-after": str(seconds)}
+        super().__init__(error.body(), error.status, {**headers, **retry})
+        self._error = error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"].startswith(MESSAGES_PATH):
-            self.body = self.render(anthropic_error_body(self._message, self.status_code))
+            self.body = self.render(self._error.anthropic_body())
             self.headers["content-length"] = str(len(self.body))
         await super().__call__(scope, receive, send)
-
-
-def error_response(error: RequestError) -> ErrorAnswer:
-    seconds = error.retry_after_seconds
-    retry = {} if seconds is None else {"retry-after": str(seconds)}
-    return ErrorAnswer(error.body(), error.status, {**error.headers, **retry})
 
 
 class ContextTooLong(RequestError):
@@ -96,14 +93,11 @@ class BodyTooSlow(RequestError):
 
 class InvalidKey(RequestError):
     status = 401
-    kind = "authentication_error"
     code = "invalid_api_key"
-    headers: ClassVar = {"www-authenticate": 'Basic realm="moecast", charset="UTF-8"'}
 
 
 class ForbiddenHost(RequestError):
     status = 403
-    kind = "permission_error"
 
 
 class UnknownModel(RequestError):
@@ -113,14 +107,12 @@ class UnknownModel(RequestError):
 
 class QueueFull(RequestError):
     status = 429
-    kind = "rate_limit_error"
     code = "queue_full"
     retry_after_seconds = 1
 
 
 class Unavailable(RequestError):
     status = 503
-    kind = "service_unavailable_error"
 
 
 class ServerBusy(Unavailable):
@@ -152,7 +144,6 @@ class ServerFault(RequestError):
     """A fault of this program."""
 
     status = 500
-    kind = "server_error"
 
 
 class GenerationFailed(ServerFault):

@@ -144,19 +144,18 @@ class ModelInfo:
 def read_model_info(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    *,
-    name: str,
-    aliases: frozenset[str],
-    listed_names: tuple[str, ...] = (),
-    kv_budget: KVCacheBudget | None = None,
+    config: ServeConfig,
+    kv_budget: KVCacheBudget | None,
 ) -> ModelInfo:
     """Read the properties of a loaded model."""
+    name, *others = config.served_names
+    names = {*config.accepted_names, config.model.name, config.model.id} - {BUILTIN}
     text_config = model.config.get_text_config()
     special_tokens = {str(tokenizer.convert_ids_to_tokens(i)): i for i in special_ids(tokenizer)}
     return ModelInfo(
         name=name,
-        aliases=aliases,
-        listed_names=listed_names,
+        aliases=frozenset(names),
+        listed_names=tuple(others),
         tokenizer=make_thread_safe(tokenizer),
         vocab_size=text_config.vocab_size,
         context_length=context_length(model.config),
@@ -245,16 +244,7 @@ def load_model(config: ServeConfig) -> LoadedModel:
         model = load_served(config, budget=config.budget, kv_reserve=reserve)
         on_failure.callback(model.close)
         budget = None if kv_budget is None else KVCacheBudget(measure_cache_size(model), kv_budget)
-        name, *others = config.served_names
-        names = {*config.accepted_names, config.model.name, config.model.id} - {BUILTIN}
-        info = read_model_info(
-            model,
-            tokenizer,
-            name=name,
-            aliases=frozenset(names),
-            listed_names=tuple(others),
-            kv_budget=budget,
-        )
+        info = read_model_info(model, tokenizer, config, budget)
         drafting = drafting_options(model, config.draft, draft_model=draft_model)
         kept = open_kept_texts(model, reserve, budget) if config.prefix_cache else None
         on_failure.pop_all()

@@ -39,18 +39,15 @@ TIMED_STEPS = 3
 TIMED_TOKENS = (1, 64)
 """Numbers of tokens on a timed expert: the difference is the cost per token."""
 REPEATS = 7
-FORMAT = 4
+FORMAT = 5
 
 
 @dataclass(frozen=True)
 class CostProfile:
-    """The planner's costs, and the KV-cache bytes of a row."""
+    """The planner's costs, and the size of a row's KV cache."""
 
     costs: PlannerCosts
-    kv_bytes_per_token: int
-    """For one token in all layers; 0 for caches that do not grow."""
-    kv_bytes_fixed: int
-    """For one row, independent of its length."""
+    cache: CacheSize
     was_known: bool = False
     """True if an earlier run measured them."""
 
@@ -67,14 +64,14 @@ def measure_costs(model: PreTrainedModel, batch: Batch, store: StoreConfig) -> C
     layers = model.moecast.layers
     clock = LayerClock(layers, model.device)
     with clock:
-        caches = _run_steps(model, batch, clock)
+        cache = _run_steps(model, batch, clock)
     attention, gate = clock.typical()
     dense = measure_dense_transfers(model, store, with_gates=gate > 0)
     if model.device.type == "cpu":
         costs = _cpu_costs(model, attention, gate, dense)
     else:
         costs = _device_costs(model, layers[0], attention, gate, dense)
-    return CostProfile(costs, caches.bytes_per_token, caches.bytes_fixed)
+    return CostProfile(costs, cache)
 
 
 def _cpu_costs(
@@ -223,7 +220,8 @@ def load_or_measure(model: PreTrainedModel, batch: Batch, *, store: StoreConfig)
     path = folder / f"{_cache_key(model, batch, store)}.json"
     if path.is_file():
         known = json.loads(path.read_bytes())
-        return CostProfile(PlannerCosts(**known.pop("costs")), **{**known, "was_known": True})
+        costs, cache = PlannerCosts(**known["costs"]), CacheSize(**known["cache"])
+        return CostProfile(costs, cache, was_known=True)
     profile = measure_costs(model, batch, store)
     try:
         write_json(path, asdict(profile))

@@ -22,11 +22,10 @@ from runtime.generation.batch.memory_plan import make_kv_caches, parse_kv_budget
 from runtime.generation.batch.prompts import (
     Batch,
     BatchPrompt,
+    PromptEncoder,
     PromptId,
     find_tokenizer,
     make_batches,
-    make_decoder,
-    make_prompt_encoder,
     max_cache_length,
     parse_prompts,
 )
@@ -104,7 +103,8 @@ def generate_batch(
             **options,
         )
     finally:
-        caches.end(cache)
+        for layer in cache.layers if cache is not None else ():
+            layer.close()
     assert all(rows.is_over), "generation ended before its rows did"
 
 
@@ -132,7 +132,7 @@ def run_micro_batches(
     n: int,
     caches: KVCacheFactory,
     emit: Callable[[BatchResult], None],
-    text: Callable[[list[int]], str] | None = None,
+    decode: Callable[[list[int]], str | None] = lambda _: None,
     done: Collection[PromptId] = (),
     temperature: float = 0.0,
     seed: int = 0,
@@ -143,7 +143,8 @@ def run_micro_batches(
     whose transfers fail is skipped; the others continue.
 
     Args:
-        text: decodes new tokens; None for results without text.
+        caches: closed at the end.
+        decode: the text of new tokens; None for results without text.
     """
     ran = BatchRunSummary()
 
@@ -151,7 +152,7 @@ def run_micro_batches(
         if prompt.id not in done:
             ran.num_rows += 1
             ran.num_tokens += len(tokens)
-            emit(BatchResult(prompt.id, text(tokens) if text else None, tokens, reason))
+            emit(BatchResult(prompt.id, decode(tokens), tokens, reason))
 
     waiting = deque(
         (place, batch)
@@ -178,6 +179,7 @@ def run_micro_batches(
             ran.num_steps += 1
     finally:
         group.close()
+        caches.close()
     return ran
 
 
@@ -212,8 +214,7 @@ def generate_many(
         if name in options:
             options[name] = values(options[name])
     config = GroupConfig(n=str(n), **options)
-    tokenizer = find_tokenizer(model.moecast.folder)
-    encoder = make_prompt_encoder(model.config, tokenizer)
+    encoder = PromptEncoder(model.config, find_tokenizer(model.moecast.folder))
     given = parse_prompts(prompts, encoder, max_new_tokens=config.max_new_tokens)
     if not given:
         return []
@@ -234,7 +235,6 @@ def generate_many(
         if on_result is not None:
             on_result(result)
 
-    caches = make_kv_caches(model, config, kv_budget)
     stream = None
     try:
         if config.dense is DensePlacement.STREAM:
@@ -243,14 +243,13 @@ def generate_many(
             model,
             batches,
             n=group,
-            caches=caches,
+            caches=make_kv_caches(model, config, kv_budget),
             emit=emit,
-            text=make_decoder(tokenizer),
+            decode=encoder.decode,
             temperature=config.temperature,
             seed=seed,
         )
     finally:
-        caches.close()
         if stream is not None:
             model.moecast.dense_stream = None
             stream.close()

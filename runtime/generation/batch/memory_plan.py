@@ -24,10 +24,10 @@ from runtime.generation.batch.group_planner import (
 from runtime.generation.batch.prompts import Batch, max_cache_length
 from runtime.generation.config import BatchConfig, DensePlacement, GroupConfig, Offload
 from runtime.generation.kv_caches import (
-    BudgetedCacheFactory,
     KVCacheFactory,
-    SinkCacheFactory,
+    budgeted_caches,
     make_offload_factory,
+    sink_caches,
 )
 from runtime.generation.kv_offload import WORKING_COPIES, KVCacheManager
 from runtime.hf.dense_stream import count_buffer_bytes, count_dense_bytes, find_dense_layers
@@ -75,7 +75,7 @@ def kv_demand(
         tokens = max_cache_length(batch)
         if config.window:
             tokens = min(tokens, config.sinks + config.window + 1)
-        row_bytes = profile.kv_bytes_fixed + tokens * profile.kv_bytes_per_token
+        row_bytes = profile.cache.of(tokens)
         if with_activations:
             row_bytes += max(len(prompt.tokens) for prompt in batch) * activation_bytes
         return len(batch) * row_bytes
@@ -116,11 +116,11 @@ def make_kv_caches(model: PreTrainedModel, config: GroupConfig, kv_budget: int) 
         PlanError: the model's layers do not keep the keys and values of all tokens.
     """
     if config.window:
-        return SinkCacheFactory(model, sinks=config.sinks, window=config.window)
+        return sink_caches(model, sinks=config.sinks, window=config.window)
     if config.kv_budget is None:
         return KVCacheFactory()
     outside = make_offload_factory(config.kv_offload, model.device)
-    return BudgetedCacheFactory(model, KVCacheManager(kv_budget, outside))
+    return budgeted_caches(model, KVCacheManager(kv_budget, outside))
 
 
 def plan_run(

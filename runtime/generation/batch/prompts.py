@@ -4,10 +4,10 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 from pydantic import (
     AfterValidator,
@@ -94,14 +94,38 @@ class PromptEntry(PromptLine):
 
 @dataclass(frozen=True)
 class PromptEncoder:
-    """Encodes text and messages for one model and knows its limits."""
+    """Encodes prompts for one model, whose limits it knows, and decodes answers."""
 
-    of_text: Callable[[str], list[int]]
-    of_messages: Callable[[Sequence[Mapping[str, str]]], list[int]]
-    vocabulary: int
-    """Number of token ids."""
-    context: int | None = None
-    """Most tokens of prompt and answer together; None: the model names no limit."""
+    config: PreTrainedConfig
+    tokenizer: PreTrainedTokenizerBase | None
+    """None: prompts are token ids, and answers have no text."""
+
+    def encode(self, given: PromptEntry) -> list[int]:
+        """Token ids of an entry that has one kind of prompt.
+
+        Raises:
+            MoecastError: the model does not have such tokens, no tokenizer, or a chat template that
+                refuses the messages.
+        """
+        if given.tokens is not None:
+            vocabulary = self.config.get_text_config().vocab_size
+            if max(given.tokens, default=0) >= vocabulary:
+                raise PromptFileError(f"tokens must be ids from 0 to {vocabulary - 1}")
+            return given.tokens
+        if self.tokenizer is None:
+            raise PromptFileError("this model has no tokenizer; give token ids as `tokens`")
+        if given.messages is not None:
+            tokens = render([message.model_dump() for message in given.messages], self.tokenizer)
+        else:
+            tokens = list(self.tokenizer(given.prompt)["input_ids"])
+        check_tokens(tokens, self.config)
+        return tokens
+
+    def decode(self, tokens: list[int]) -> str | None:
+        """The text of new tokens."""
+        if self.tokenizer is None:
+            return None
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
 
 
 def read_prompts(
@@ -203,18 +227,11 @@ def _parse_entry(
         raise PromptFileError(
             f"has {' and '.join(kinds) or 'none'} of {', '.join(KINDS)}; give exactly one"
         )
-    if given.prompt is not None:
-        tokens = encoder.of_text(given.prompt)
-    elif given.messages is not None:
-        tokens = encoder.of_messages([message.model_dump() for message in given.messages])
-    else:
-        tokens = given.tokens or []
-        if max(tokens, default=0) >= encoder.vocabulary:
-            raise PromptFileError(f"tokens must be ids from 0 to {encoder.vocabulary - 1}")
+    tokens = encoder.encode(given)
     if not tokens:
         raise PromptFileError(f"{kinds[0]} has no tokens to continue")
     limit = given.max_new_tokens or max_new_tokens
-    check_length(len(tokens), limit, encoder.context)
+    check_length(len(tokens), limit, context_length(encoder.config))
     return BatchPrompt(number if given.id is None else given.id, tuple(tokens), limit)
 
 
@@ -235,42 +252,8 @@ def _describe(error: ValidationError) -> str:
 
 
 def find_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
-    """Load the folder's tokenizer.
-
-    None without one: prompts are then token ids, and results have no text.
-    """
+    """Load the folder's tokenizer; None without one."""
     return load_tokenizer(folder) if has_tokenizer(folder) else None
-
-
-def make_prompt_encoder(
-    config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None
-) -> PromptEncoder:
-    vocabulary, context = config.get_text_config().vocab_size, context_length(config)
-    if tokenizer is None:
-        return PromptEncoder(_refuse_text, _refuse_text, vocabulary, context)
-
-    def of_text(text: str) -> list[int]:
-        tokens = list(tokenizer(text)["input_ids"])
-        check_tokens(tokens, config)
-        return tokens
-
-    def of_messages(messages: Sequence[Mapping[str, str]]) -> list[int]:
-        tokens = render(messages, tokenizer)
-        check_tokens(tokens, config)
-        return tokens
-
-    return PromptEncoder(of_text, of_messages, vocabulary, context)
-
-
-def make_decoder(tokenizer: PreTrainedTokenizerBase | None) -> Callable[[list[int]], str] | None:
-    """Make the function that decodes new tokens, or None without a tokenizer."""
-    if tokenizer is None:
-        return None
-    return lambda tokens: str(tokenizer.decode(tokens, skip_special_tokens=True))
-
-
-def _refuse_text(_: object) -> NoReturn:
-    raise PromptFileError("this model has no tokenizer; give token ids as `tokens`")
 
 
 def make_batches(prompts: Sequence[BatchPrompt], batch_size: int) -> list[Batch]:

@@ -69,12 +69,12 @@ async def stream_events(response: ResponseBuilder) -> AsyncIterator[str]:
                 yield PING
                 continue
             index, news = item
-            for output in response.read(index, news):
-                for event in response.events(index, output):
-                    if output.num_logprobs > LARGE_LOGPROBS:
-                        yield await asyncio.to_thread(format_event, event)
-                    else:
-                        yield format_event(event)
+            output = response.read(index, news)
+            for event in response.events(index, output):
+                if output.num_logprobs > LARGE_LOGPROBS:
+                    yield await asyncio.to_thread(format_event, event)
+                else:
+                    yield format_event(event)
         for event in response.end():
             yield format_event(event)
     except RequestError as error:

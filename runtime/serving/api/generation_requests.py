@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from runtime.errors import ChatError
 from runtime.generation.chat_template import render
 from runtime.generation.sampling import SamplingParams
 from runtime.serving.answers.answer_parser import AnswerParser
@@ -146,7 +147,6 @@ def parse_chat(
 
     Raises:
         RequestError: the subclass names the cause.
-        ChatError: the template rejects the messages.
     """
     check_limits(body, info, limits)
     tokens = render_messages(body.messages, body, info, param=param)
@@ -181,11 +181,6 @@ def check_limits(body: GenerationBody, info: ModelInfo, limits: ServeConfig) -> 
     if (body.n or 1) > limits.max_choices:
         raise RequestError(
             f"n={body.n}: this server allows at most {limits.max_choices}", param="n"
-        )
-    if len(body.stops) > limits.max_stop:
-        raise RequestError(
-            f"stop: got {len(body.stops)} strings; this server allows at most {limits.max_stop}",
-            param="stop",
         )
 
 
@@ -225,8 +220,7 @@ def render_messages(
     """Token ids of messages and tools, as the model's chat template writes them.
 
     Raises:
-        RequestError: the template has no tools, or the options are not the template's.
-        ChatError: the template refuses the messages.
+        RequestError: the template has no tools, refuses the messages, or does not have the options.
     """
     tools = options.offered_tools
     if tools and not info.tool_template.takes_tools:
@@ -237,13 +231,16 @@ def render_messages(
         if name in RESERVED_OPTIONS:
             path = f"chat_template_kwargs.{name}"
             raise RequestError(f"{path}: the server sets it; leave it out", param=path)
-    return render(
-        info.tool_template.messages(messages),
-        info.tokenizer,
-        check_text=partial(require_text_length, info=info, param=param),
-        tools=tools,
-        options=options.template_options,
-    )
+    try:
+        return render(
+            info.tool_template.messages(messages),
+            info.tokenizer,
+            check_text=partial(require_text_length, info=info, param=param),
+            tools=tools,
+            options=options.template_options,
+        )
+    except ChatError as error:
+        raise RequestError(f"{param}: {error}", param=param) from error
 
 
 def encode_text(text: str, info: ModelInfo, *, add_special_tokens: bool) -> list[int]:

@@ -33,12 +33,11 @@ class ItemizedResponse(ResponseBuilder):
     async def whole(self) -> dict[str, Any]:
         async for item in self.stream.events():
             assert item is not None
-            for output in self.read(*item):
-                for _ in self.events(item[0], output):
-                    pass
+            for _ in self.events(item[0], self.read(*item)):
+                pass
         return self.response()
 
-    def read(self, index: int, events: Sequence[ChoiceEvent]) -> list[OutputDelta]:
+    def read(self, index: int, events: Sequence[ChoiceEvent]) -> OutputDelta:
         tokens = [event.token for event in events if isinstance(event, TokenDelta)]
         self._num_tokens += len(tokens) - tokens.count(None)
         return super().read(index, events)

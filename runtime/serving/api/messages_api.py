@@ -26,7 +26,7 @@ from runtime.serving.api.translation import (
     join_items,
     text_as,
 )
-from runtime.serving.errors import RequestError, anthropic_error_body
+from runtime.serving.errors import RequestError
 
 BILLING = "x-anthropic-billing-header:"
 """Begins a block of system prompts that differs from request to request, and says nothing."""
@@ -165,7 +165,7 @@ class MessagesResponse(ItemizedResponse):
         yield {"type": "message_stop"}
 
     def failure(self, error: RequestError) -> Iterable[dict[str, Any]]:
-        yield anthropic_error_body(str(error), error.status)
+        yield error.anthropic_body()
 
     def response(self) -> dict[str, Any]:
         usage, num_reused = self._usage(), self.stream.count_reused()

@@ -99,20 +99,10 @@ class ResponseBuilder(ABC):
         self._id = id
         self._created = int(time.time())
         self._readers = [stream.request.reader() for _ in stream.choices]
-        self._started: set[int] = set()
-        """Choices that had a chunk."""
 
-    def read(self, index: int, events: Sequence[ChoiceEvent]) -> list[OutputDelta]:
-        """News in one choice: nothing yet, or what one or two chunks say.
-
-        The reason of the end has a chunk of its own: many clients drop the text of the last one.
-        """
-        output = self._readers[index].read(events)
-        is_first = index not in self._started
-        has_content = is_first or output.has_content
-        end = OutputDelta(finish_reason=output.finish_reason)
-        output.finish_reason = None
-        return [output] * has_content + [end] * (end.finish_reason is not None)
+    def read(self, index: int, events: Sequence[ChoiceEvent]) -> OutputDelta:
+        """News in one choice."""
+        return self._readers[index].read(events)
 
     @abstractmethod
     async def whole(self) -> dict[str, Any]:
@@ -157,6 +147,8 @@ class ChoicesResponse(ResponseBuilder):
         super().__init__(stream, info, body, id=id)
         self._vocabulary = Vocabulary(info.tokenizer)
         self._num_calls = [0] * len(stream.choices)
+        self._started: set[int] = set()
+        """Choices that had a chunk."""
 
     async def whole(self) -> dict[str, Any]:
         events: list[list[ChoiceEvent]] = [[] for _ in self.stream.choices]
@@ -165,17 +157,26 @@ class ChoicesResponse(ResponseBuilder):
             index, new = item
             events[index] += new
         choices = [
-            self.choice(index, reader.read(events[index]))
-            for index, reader in enumerate(self._readers)
+            self.choice(index, self.read(index, events[index])) for index in range(len(events))
         ]
         return self._object(self.kind, choices, usage=self._usage())
 
     def events(self, index: int, output: OutputDelta) -> Iterable[dict[str, Any]]:
+        """A chunk, or two, or none yet.
+
+        The reason of the end has one of its own: many clients drop the text of the last one.
+        """
         is_first = index not in self._started
         self._started.add(index)
-        choice = self.choice_delta(index, output, is_first=is_first)
+        end, output.finish_reason = OutputDelta(finish_reason=output.finish_reason), None
+        if is_first or output.has_content:
+            yield self._chunk(self.choice_delta(index, output, is_first=is_first))
+        if end.finish_reason is not None:
+            yield self._chunk(self.choice_delta(index, end, is_first=False))
+
+    def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         more = {"usage": None} if self._body.includes_usage else {}
-        return [self._object(self.chunk_kind, [choice], **more)]
+        return self._object(self.chunk_kind, [choice], **more)
 
     def end(self) -> Iterable[dict[str, Any]]:
         if self._body.includes_usage:

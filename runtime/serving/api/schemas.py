@@ -25,6 +25,8 @@ from runtime.serving.api.chat_messages import HINTS, Messages, ToolName
 SEED_BITS = 63
 MAX_SEED = 2**SEED_BITS - 1
 MAX_LOGPROBS = 20
+MAX_STOPS = 4
+"""OpenAI's limit."""
 MAX_STOP_LENGTH = 1024
 MAX_LOGIT_BIASES = 1024
 MIN_REPETITION_PENALTY = 0.01
@@ -58,7 +60,7 @@ Prompt = Annotated[
 ]
 Stop = Annotated[
     Annotated[StopString, TEXT]
-    | Annotated[list[StopString], FIRST_ERROR, at_most(MAX_ITEMS), LIST],
+    | Annotated[list[StopString], FIRST_ERROR, at_most(MAX_STOPS), LIST],
     Discriminator(kind_of_list),
 ]
 
@@ -338,7 +340,7 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorResponse(BaseModel):
-    """Body of every response with status 400 and above (`runtime.serving.errors.error_body`)."""
+    """Body of every response with status 400 and above, as `RequestError.body` writes it."""
 
     error: ErrorDetail
 

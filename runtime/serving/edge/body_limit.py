@@ -14,10 +14,10 @@ from runtime.serving.edge.middleware import OPEN_PATHS, read_header
 from runtime.serving.errors import (
     BodyTooLarge,
     BodyTooSlow,
+    ErrorAnswer,
     NotJson,
     RequestError,
     ServerBusy,
-    error_response,
 )
 
 BODY_SECONDS = 30.0
@@ -111,8 +111,8 @@ class BodyLimitMiddleware:
                 again = replay_body(content, receive)
                 content = b""  # large bodies are freed once they are parsed
                 await self._app(scope, again, send_and_release)
-        except (BodyTooLarge, BodyTooSlow, NotJson, ServerBusy) as error:
-            await error_response(error)(scope, receive, send)
+        except RequestError as error:
+            await ErrorAnswer(error)(scope, receive, send)
         finally:
             self._end(turn)
 

@@ -23,11 +23,11 @@ from predictors.errors import MoecastError
 from predictors.files import expand_home, read_text_file
 from runtime.serving.config import is_loopback
 from runtime.serving.errors import (
+    ErrorAnswer,
     ForbiddenHost,
     InvalidKey,
     RequestError,
     ServerFault,
-    error_response,
 )
 
 KEY_VARIABLE = "MOECAST_API_KEY"
@@ -169,7 +169,7 @@ class RequestLogMiddleware:
                 problem = (
                     f"internal error; the server's log has the details of request {request_id}"
                 )
-                await error_response(ServerFault(problem))(scope, receive, send_with_id)
+                await ErrorAnswer(ServerFault(problem))(scope, receive, send_with_id)
         finally:
             fields |= {
                 "method": scope["method"],
@@ -190,10 +190,11 @@ async def discard_body(receive: Receive) -> None:
                 pass
 
 
+CHALLENGE = {"www-authenticate": 'Basic realm="moecast", charset="UTF-8"'}
 SLASHES = re.compile("/{2,}")
 
 
-class DoorMiddleware:
+class AccessMiddleware:
     """Rejects requests for another host or without a key, and corrects the paths of the others.
 
     A path with superfluous slashes is answered as the one without: clients join a base URL that
@@ -224,7 +225,8 @@ class DoorMiddleware:
             if self._keys is not None and path not in OPEN_PATHS:
                 require_key(scope, self._keys)
         except RequestError as error:
-            await error_response(error)(scope, receive, send)
+            headers = CHALLENGE if isinstance(error, InvalidKey) else {}
+            await ErrorAnswer(error, headers)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from transformers import PreTrainedConfig
 
 from collect.config import DataConfig, SourceKind
 from collect.prompts import load_prompts
@@ -117,7 +118,7 @@ def test_ray_worker__imports_this_projects_packages(tmp_path: Path) -> None:
     assert done.stdout.strip() == str(ROOT / "train/__init__.py"), done.stderr
 
 
-ENCODER = PromptEncoder(of_text=lambda _: [1], of_messages=lambda _: [1], vocabulary=10)
+ENCODER = PromptEncoder(PreTrainedConfig(), None)
 READERS = {
     "--config": read_option_file,
     "batch input": lambda path: read_prompts(path, ENCODER, max_new_tokens=1),

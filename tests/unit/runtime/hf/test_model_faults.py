@@ -13,7 +13,7 @@ from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
 from runtime.config import ModelConfig
 from runtime.errors import CheckpointError, PromptFileError
-from runtime.generation.batch.prompts import make_prompt_encoder, read_prompts
+from runtime.generation.batch.prompts import PromptEncoder, read_prompts
 from runtime.hf.layers import find_moe_layers, find_top_k
 from runtime.hf.loading import build_skeleton, load_plain, load_stripped, read_config
 from runtime.hf.model_faults import check_tokens, explain_loading
@@ -144,4 +144,4 @@ def test_tokens__that_the_model_does_not_know_are_refused(folder: Path, tmp_path
         return {"input_ids": [99]}
 
     with pytest.raises(PromptFileError, match="line 1: the tokenizer gives the token 99"):
-        read_prompts(prompts, make_prompt_encoder(config, tokenizer), max_new_tokens=1)  # type: ignore[arg-type]
+        read_prompts(prompts, PromptEncoder(config, tokenizer), max_new_tokens=1)  # type: ignore[arg-type]

@@ -1,10 +1,11 @@
-"""A tiny model, and one server of it for each module of tests."""
+"""A tiny model, and servers of it for each module of tests."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.builders.forced_text import HERMES_TEMPLATE
 from tests.builders.serving import RunningServer, running_server, speaking_model, tiny
 
 
@@ -16,4 +17,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[RunningServer]:
     with running_server(lambda: tiny(folder)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def agents(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server whose model has tools and reasoning in its chat template."""
+    template = tmp_path_factory.mktemp("template") / "hermes.jinja"
+    template.write_text(HERMES_TEMPLATE)
+    with running_server(lambda: tiny(folder, chat_template=template)) as running:
         yield running

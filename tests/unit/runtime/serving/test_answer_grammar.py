@@ -1,6 +1,7 @@
 """Each family's grammar takes the calls that the parser of its answers reads, and no others."""
 
 import json
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,29 +17,8 @@ from tests.builders.plain_answers import TOKENIZER
 from tests.unit.runtime.serving.test_answer_formats import FAMILIES, OWN, TOOLS, WEATHER_JSON
 from tests.unit.runtime.serving.test_generation_requests import info
 
-MARKS = [
-    "<|channel|>",
-    "<|message|>",
-    "<|end|>",
-    "<|start|>",
-    "<|constrain|>",
-    "<|call|>",
-    "<|return|>",
-    "[TOOL_CALLS]",
-    "[ARGS]",
-    "[THINK]",
-    "[/THINK]",
-    "<｜tool▁calls▁begin｜>",
-    "<｜tool▁call▁begin｜>",
-    "<｜tool▁sep｜>",
-    "<｜tool▁call▁end｜>",
-    "<｜tool▁calls▁end｜>",
-    "<|tool_calls_section_begin|>",
-    "<|tool_call_begin|>",
-    "<|tool_call_argument_begin|>",
-    "<|tool_call_end|>",
-    "<|tool_calls_section_end|>",
-]
+MARK = re.compile(r"<[|｜][^>]+>|\[/?[A-Z_]+\]")
+MARKS = sorted({mark for family in FAMILIES.values() for mark in MARK.findall(family.text)})
 SPECIAL = {name: len(TOKENIZER) + number for number, name in enumerate(MARKS)}
 STRICT = [
     {
@@ -71,12 +51,8 @@ def format_of(template: str, **more: Any) -> AnswerFormat:
 
 def tokens_of(text: str) -> list[int]:
     tokens = []
-    while text:
-        ends = [(text.index(mark), mark) for mark in MARKS if mark in text]
-        at, mark = min(ends, default=(len(text), ""))
-        tokens += TOKENIZER.encode(text[:at], add_special_tokens=False)
-        tokens += [SPECIAL[mark]] if mark else []
-        text = text[at + len(mark) :]
+    for piece in re.split(f"({MARK.pattern})", text):
+        tokens += [SPECIAL[piece]] if piece in SPECIAL else TOKENIZER.encode(piece)
     return tokens
 
 

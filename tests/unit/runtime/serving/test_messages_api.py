@@ -1,7 +1,6 @@
 """Anthropic's Messages API by its client, whose types validate every answer and event."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from anthropic.types import Message, MessageTokensCount, RawMessageStreamEvent
 from anthropic.types.shared import ErrorResponse
 from pydantic import TypeAdapter
 
-from tests.builders.forced_text import HERMES_TEMPLATE, force_text
+from tests.builders.forced_text import force_text
 from tests.builders.serving import WAIT_SECONDS, RunningServer, running_server, tiny
 from tests.unit.runtime.serving.test_answer_formats import CALLS, TOOLS
 from tests.unit.runtime.serving.test_completions import HELLO, raw
@@ -30,14 +29,6 @@ FLAT_TOOLS: Any = [
     for function in (tool["function"] for tool in TOOLS)
 ]
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
-
-
-@pytest.fixture(scope="module")
-def agents(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    template = tmp_path_factory.mktemp("template") / "hermes.jinja"
-    template.write_text(HERMES_TEMPLATE)
-    with running_server(lambda: tiny(folder, chat_template=template)) as running:
-        yield running
 
 
 def client(server: RunningServer, key: str = "any") -> anthropic.Anthropic:

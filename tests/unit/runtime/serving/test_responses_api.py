@@ -1,8 +1,6 @@
 """The Responses API by OpenAI's client, whose types validate every answer and event."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -10,8 +8,8 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from tests.builders.forced_text import HERMES_TEMPLATE, force_text
-from tests.builders.serving import RunningServer, running_server, tiny
+from tests.builders.forced_text import force_text
+from tests.builders.serving import RunningServer
 from tests.unit.runtime.serving.test_answer_formats import CALLS, TOOLS
 from tests.unit.runtime.serving.test_completions import raw
 from tests.unit.runtime.serving.test_rejections import error_of, post
@@ -21,14 +19,6 @@ PATH = "/v1/responses"
 FLAT_TOOLS: Any = [{"type": "function", **tool["function"]} for tool in TOOLS]
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 QUESTION = "What is the weather in Paris?"
-
-
-@pytest.fixture(scope="module")
-def agents(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    template = tmp_path_factory.mktemp("template") / "hermes.jinja"
-    template.write_text(HERMES_TEMPLATE)
-    with running_server(lambda: tiny(folder, chat_template=template)) as running:
-        yield running
 
 
 def create(server: RunningServer, **fields: Any) -> Response:

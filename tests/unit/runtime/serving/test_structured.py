@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +18,7 @@ from runtime.config import PROMPT_LOOKUP
 from runtime.generation.constraint import GrammarVocabulary, compile_grammar
 from runtime.generation.sampling import SamplingParams
 from runtime.serving.choice import CompletionChoice, TokenDelta
-from tests.builders.forced_text import HERMES_TEMPLATE, force_text
+from tests.builders.forced_text import force_text
 from tests.builders.plain_answers import TOKENIZER, ids
 from tests.builders.serving import RunningServer, running_server, tiny
 from tests.unit.runtime.serving.test_completions import HELLO, events, raw
@@ -52,14 +51,6 @@ OPTIONS: list[dict[str, Any]] = [
     {"temperature": 1, "seed": 3, "min_tokens": 300, "ignore_eos": True},
     {"temperature": 1, "seed": 4, "logit_bias": {"0": 100}, "logprobs": True},
 ]
-
-
-@pytest.fixture(scope="module")
-def agents(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    template = tmp_path_factory.mktemp("template") / "hermes.jinja"
-    template.write_text(HERMES_TEMPLATE)
-    with running_server(lambda: tiny(folder, chat_template=template)) as running:
-        yield running
 
 
 def ask(server: RunningServer, **more: Any) -> list[dict[str, Any]]:

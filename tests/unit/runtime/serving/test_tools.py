@@ -1,8 +1,6 @@
 """Tools and reasoning, as agents use them by OpenAI's client."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +11,8 @@ from runtime.config import BUILTIN_MODELS
 from runtime.generation.chat_template import render
 from runtime.serving.answers.tool_template import ToolTemplate, find_tool_template
 from runtime.serving.api.chat_messages import ChatMessage
-from tests.builders.forced_text import HERMES_TEMPLATE, force_text
-from tests.builders.serving import RunningServer, running_server, tiny
+from tests.builders.forced_text import force_text
+from tests.builders.serving import RunningServer
 from tests.unit.runtime.serving.test_answer_formats import CALLS, TIME_CALL, TOOLS, WEATHER_CALL
 from tests.unit.runtime.serving.test_completions import HELLO, events, raw
 from tests.unit.runtime.serving.test_rejections import error_of, post
@@ -24,14 +22,6 @@ ANSWER = (
     f"<think>\nLet me see.\n</think>\n\nI look it up.\n<tool_call>\n{WEATHER_CALL}\n</tool_call>\n"
     f"<tool_call>\n{TIME_CALL}\n</tool_call>"
 )
-
-
-@pytest.fixture(scope="module")
-def agents(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    template = tmp_path_factory.mktemp("template") / "hermes.jinja"
-    template.write_text(HERMES_TEMPLATE)
-    with running_server(lambda: tiny(folder, chat_template=template)) as running:
-        yield running
 
 
 def ask(server: RunningServer, **more: Any) -> dict[str, Any]:

@@ -13,10 +13,10 @@ from runtime.generation.batch.generate_many import generate_batch, generate_many
 from runtime.generation.batch.prompts import BatchPrompt, make_batches
 from runtime.generation.config import Offload
 from runtime.generation.kv_caches import (
-    BudgetedCacheFactory,
     KVCacheFactory,
-    SinkCacheFactory,
+    budgeted_caches,
     make_offload_factory,
+    sink_caches,
 )
 from runtime.generation.kv_offload import KVCacheManager
 from runtime.hf.loading import load_plain
@@ -212,7 +212,7 @@ def test_run_batches__caches_with_a_budget_change_no_bit(folder, layers_inside):
     # 2 rows, 2 heads of 8, keys and values, float32; 13 + 6 tokens at most.
     budget = (3 + layers_inside) * 2 * 2 * 8 * 2 * 4 * 19
     room = KVCacheManager(budget, make_offload_factory(Offload.DISK, model.device))
-    caches = BudgetedCacheFactory(model, room)
+    caches = budgeted_caches(model, room)
     with model.moecast:
         found, logits, _ = together(model, batches, caches=caches)
     caches.close()
@@ -226,9 +226,9 @@ def test_run_batches__a_window_that_holds_all_changes_no_token(folder):
     batches = make_batches(prompts_of(9), 2)
     plain = plain_eager(folder)
     expected, _ = alone(plain, batches)
-    wide, _ = alone(plain, batches, caches=SinkCacheFactory(plain, sinks=2, window=30))
+    wide, _ = alone(plain, batches, caches=sink_caches(plain, sinks=2, window=30))
     assert wide == expected
-    narrow = SinkCacheFactory(plain, sinks=2, window=4)
+    narrow = sink_caches(plain, sinks=2, window=4)
     expected_narrow, _ = alone(plain, batches, caches=narrow)
     assert expected_narrow != expected
     found, *_ = served_together(folder, batches, caches=narrow)
@@ -240,7 +240,7 @@ def test_sinks__attention_is_to_the_first_tokens_and_the_last_only(folder):
     sinks, window = 2, 5
     plain = plain_eager(folder)
     tokens = torch.randint(1, 60, (1, 16), generator=torch.Generator().manual_seed(1))
-    caches = SinkCacheFactory(plain, sinks=sinks, window=window)
+    caches = sink_caches(plain, sinks=sinks, window=window)
     cache = caches.make(torch.zeros(1, dtype=torch.long), max_cache_length=16)
     with torch.no_grad():
         plain(tokens[:, :9], past_key_values=cache)
@@ -258,9 +258,9 @@ def test_budgeted__is_refused_where_layers_keep_something_else(tmp_path, name):
     model = serve(save_family(tmp_path / "model", FAMILIES[name]), budget="100%")
     with model.moecast:
         with pytest.raises(PlanError, match=r"kv_budget: .* leave kv_budget out"):
-            BudgetedCacheFactory(model, KVCacheManager(None, None))
+            budgeted_caches(model, KVCacheManager(None, None))
         with pytest.raises(PlanError, match=r"window: .* leave window out"):
-            SinkCacheFactory(model, sinks=1, window=3)
+            sink_caches(model, sinks=1, window=3)
 
 
 def test_generate_many__gives_results_in_the_order_of_the_prompts(folder):

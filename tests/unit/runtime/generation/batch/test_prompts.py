@@ -3,21 +3,26 @@
 import json
 
 import pytest
+from transformers import Qwen2MoeConfig
 
 from runtime.errors import PromptFileError
 from runtime.generation.batch.prompts import BatchPrompt, PromptEncoder, parse_prompts, read_prompts
 
 
-def of_text(text):
-    return [len(word) for word in text.split()]
+class WordTokenizer:
+    """A token for each word, its length; a chat has its last message after a word of seven."""
+
+    chat_template = "its own"
+
+    def __call__(self, text, **_):
+        return {"input_ids": [len(word) for word in text.split()]}
+
+    def apply_chat_template(self, messages, **_):
+        return "message " + messages[-1]["content"]
 
 
-ENCODER = PromptEncoder(
-    of_text=of_text,
-    of_messages=lambda messages: [7, *of_text(messages[-1]["content"])],
-    vocabulary=50,
-    context=20,
-)
+CONFIG = Qwen2MoeConfig(vocab_size=50, max_position_embeddings=20)
+ENCODER = PromptEncoder(CONFIG, WordTokenizer())
 
 
 def read(tmp_path, *lines, **options):
