@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from collect.config import DataConfig
 from collect.errors import PromptError
-from collect.prompts import PromptText, load_prompts
+from collect.prompts import Prompt, digest_of, load_prompts
 from collect.traces.layout import TraceSignal, row_bytes
 from collect.traces.manifest import (
     TraceManifest,
@@ -66,12 +66,11 @@ class EncodedPrompt:
     index: int
     """Number of the request in the trace."""
     digest: str
-    dataset: str
     tokens: tuple[int, ...]
 
 
 def encode_prompts(
-    prompts: Sequence[PromptText], tokenizer: PreTrainedTokenizerBase, settings: RecordingSettings
+    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, settings: RecordingSettings
 ) -> list[EncodedPrompt]:
     """Tokenises prompts, cuts them at `max_prompt_tokens` and drops those without tokens.
 
@@ -80,19 +79,18 @@ def encode_prompts(
     Raises:
         PromptError: `chat` is set and the model has no chat template.
     """
-    texts = [prompt.text for prompt in prompts if isinstance(prompt.text, str)]
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     longest = settings.max_prompt_tokens
     if settings.chat and texts:
         of_texts = iter(_chats(texts, tokenizer, longest))
     else:
         of_texts = iter(tokenizer(texts)["input_ids"] if texts else [])
     cut = [
-        list(next(of_texts) if isinstance(prompt.text, str) else prompt.text)[:longest]
-        for prompt in prompts
+        list(next(of_texts) if isinstance(prompt, str) else prompt)[:longest] for prompt in prompts
     ]
     kept = [(prompt, tokens) for prompt, tokens in zip(prompts, cut, strict=True) if tokens]
     return [
-        EncodedPrompt(index, prompt.digest, prompt.dataset, tuple(tokens))
+        EncodedPrompt(index, digest_of(prompt), tuple(tokens))
         for index, (prompt, tokens) in enumerate(kept)
     ]
 

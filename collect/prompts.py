@@ -8,8 +8,6 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -39,22 +37,11 @@ MIN_PIECE_CHARS = 200
 
 
 TokenIds = tuple[int, ...]
+Prompt = str | TokenIds
 
 
-@dataclass(frozen=True)
-class PromptText:
-    """A text, or its token ids, to run through the model, and its source."""
-
-    text: str | TokenIds
-    dataset: str
-
-    @cached_property
-    def digest(self) -> str:
-        return digest_of(self.text)
-
-
-def digest_of(text: str | TokenIds) -> str:
-    return prompt_digest(text if isinstance(text, str) else json.dumps(text))
+def digest_of(prompt: Prompt) -> str:
+    return prompt_digest(prompt if isinstance(prompt, str) else json.dumps(prompt))
 
 
 USUAL_FIELDS = (
@@ -181,9 +168,7 @@ def read_hub(data: DataConfig) -> Iterator[Record]:
         yield f"{data.path}, row {number}", row
 
 
-def extract_prompt(
-    row: Any, fields: Sequence[str], skipped: Counter[str], *, where: str
-) -> str | TokenIds:
+def extract_prompt(row: Any, fields: Sequence[str], skipped: Counter[str], *, where: str) -> Prompt:
     """Returns the prompt in a record: its token ids, or the text of the chosen or usual keys.
 
     A record may lack any of the usual keys, or have null there.
@@ -249,7 +234,7 @@ RECORDS: Mapping[SourceKind, Callable[[DataConfig], Iterable[Record]]] = {
 """Sources that hold a prompt in each record."""
 
 
-def load_prompts(data: DataConfig, *, seed: int = 0) -> list[PromptText]:
+def load_prompts(data: DataConfig, *, seed: int = 0) -> list[Prompt]:
     """Returns at most `data.num_prompts` distinct prompts, the same for the same source and seed.
 
     Of three or more that are chosen among others, one at least is held out: otherwise one trace of
@@ -258,7 +243,7 @@ def load_prompts(data: DataConfig, *, seed: int = 0) -> list[PromptText]:
     Raises:
         PromptError: no such file or data set, or no usable text in it.
     """
-    texts: Iterable[str | TokenIds]
+    texts: Iterable[Prompt]
     if data.kind in DOCUMENTS:
         longest = data.max_prompt_tokens * CHARS_PER_TOKEN
         whole = list(DOCUMENTS[data.kind](data))
@@ -280,10 +265,10 @@ def load_prompts(data: DataConfig, *, seed: int = 0) -> list[PromptText]:
         )
     if len(kept) > data.num_prompts:
         kept = choose_prompts(kept, data.num_prompts, seed=seed)
-    return [PromptText(text, data.name) for text in kept]
+    return kept
 
 
-def read_records(data: DataConfig) -> list[str | TokenIds]:
+def read_records(data: DataConfig) -> list[Prompt]:
     """Returns the prompts of records, and logs what was no text in them."""
     skipped: Counter[str] = Counter()
     texts = [
@@ -297,9 +282,7 @@ def read_records(data: DataConfig) -> list[str | TokenIds]:
     return texts
 
 
-def choose_prompts(
-    texts: Sequence[str | TokenIds], count: int, *, seed: int
-) -> list[str | TokenIds]:
+def choose_prompts(texts: Sequence[Prompt], count: int, *, seed: int) -> list[Prompt]:
     """Returns `count` of more texts, in their order."""
     rng = random.Random(seed)
     chosen = rng.sample(range(len(texts)), count)
@@ -310,7 +293,7 @@ def choose_prompts(
     return [texts[i] for i in sorted(chosen)]
 
 
-def is_held_out(text: str | TokenIds) -> bool:
+def is_held_out(text: Prompt) -> bool:
     return choose_split(digest_of(text)) is Split.HELD_OUT
 
 

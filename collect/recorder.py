@@ -15,10 +15,10 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from collect.errors import TraceError
 from collect.plan import EncodedPrompt, RecordingJob, RecordingSettings, make_batches
-from collect.traces.layout import TOKEN_DTYPES, TraceSignal, choose_split, column_name
+from collect.traces.layout import PROBES, TOKEN_DTYPES, TraceSignal, choose_split, column_name
 from collect.traces.manifest import TracePlan, TraceRequest, hash_value
 from collect.traces.writer import to_half
-from predictors.base import Floats, Ints, Signal
+from predictors.base import Floats, Ints
 from predictors.metrics import Phase
 from runtime.config import SystemConfig
 from runtime.generation.sampling import drawing_options
@@ -26,15 +26,6 @@ from runtime.hf.loading import read_config
 from runtime.hf.probes import Probes
 from runtime.hf.tokens import context_length, eos_token_ids, pad_batch
 from runtime.store.model_source import resolve
-
-PROBES = {
-    TraceSignal.LAYER_INPUT: Signal.LAYER_INPUT,
-    TraceSignal.GATE_INPUT: Signal.GATE_INPUT,
-    TraceSignal.GATE_LOGITS: Signal.LOGITS,
-    TraceSignal.EXPERTS: Signal.ROUTED,
-    TraceSignal.WEIGHTS: Signal.WEIGHTS,
-}
-"""The probe that delivers each signal."""
 
 
 class SignalRecorder:
@@ -238,7 +229,7 @@ class UnitRecorder:
             TraceRequest(
                 index=prompt.index,
                 digest=prompt.digest,
-                dataset=prompt.dataset,
+                dataset=self.plan.dataset,
                 split=choose_split(prompt.digest),
                 prompt_tokens=len(prompt.tokens),
                 generated_tokens=int(rows[prompt.index]) - len(prompt.tokens),

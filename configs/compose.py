@@ -59,12 +59,9 @@ def compose_defaults(
             names = chosen.get(key) or split_choices(group.folder, group.default)
             each = get_args(declared)[0]
             values[key] = [read_choice(group.folder, name, each) for name in names]
-        elif key in chosen:
-            values[key] = read_choice(group.folder, chosen[key][0], declared)
         else:
-            values[key] = read_choice(group.folder, group.default, declared)
-        if not takes_several(schema, key):
-            values[key] |= group.values
+            (name,) = chosen.get(key, [group.default])
+            values[key] = read_choice(group.folder, name, declared) | group.values
     return values
 
 

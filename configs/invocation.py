@@ -7,7 +7,7 @@ values of options that are declared so, and user names and passwords in addresse
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,19 +51,47 @@ class Invocation:
 
     def add_secrets(self, options: Iterable[tuple[str, Any]]) -> None:
         """Hides what is secret in options and their values from now on."""
-        self.secrets.update(find_secrets(options, self.secret_names or ()))
+        for name, value in options:
+            if not isinstance(value, str | Path):
+                continue
+            value = str(value)
+            if name in (self.secret_names or ()) and len(value) >= SHORTEST:
+                self.secrets.add(value)
+            for address in ADDRESS_LOGIN.finditer(value):
+                self.secrets.add(f"{address[0].partition('://')[2]}@")
 
     def hide(self, value: Any) -> Any:
         """Returns a text, or a tree of plain values, without the secrets that are known."""
-        return hide(value, self.secrets)
+        if not self.secrets:
+            return value
+        if isinstance(value, str | Path):
+            value = str(value)
+            # A secret may contain another.
+            for secret in sorted(self.secrets, key=len, reverse=True):
+                value = value.replace(secret, HIDDEN + "@" * secret.endswith("@"))
+            return value
+        if isinstance(value, Mapping):
+            return {self.hide(key): self.hide(part) for key, part in value.items()}
+        return [self.hide(part) for part in value] if isinstance(value, list | tuple) else value
 
     def hide_options(self, argv: Sequence[str]) -> list[str]:
-        """Returns arguments without secrets."""
-        return self.hide(hide_options(argv, self.secret_names or ()))
+        """Returns arguments without secrets, in every form of an option."""
+        shown, follows = [], False
+        for argument in argv:
+            name, equals, _ = split_name(argument)
+            is_secret = name in (self.secret_names or ())
+            if follows:
+                shown.append(HIDDEN)
+            elif is_secret and equals:
+                shown.append(f"{argument.partition('=')[0]}={HIDDEN}")
+            else:
+                shown.append(argument)
+            follows = not follows and is_secret and not equals and argument.startswith("--")
+        return self.hide(shown)
 
     def clean_line(self, line: str) -> str:
         """Returns a line for the terminal: without secrets, and without any address's login."""
-        return hide_logins(self.hide(line))
+        return LOGIN.sub(HIDDEN, self.hide(line))
 
     def explain_interruption(self) -> str:
         """Returns the line after Ctrl-C, with the command that continues or starts again."""
@@ -76,60 +104,7 @@ class Invocation:
         return f"interrupted; {purpose}: {' '.join([self.called, *words]).strip()}"
 
 
-def find_secrets(options: Iterable[tuple[str, Any]], names: Sequence[str]) -> Iterator[str]:
-    """Yields the secrets in options and their values that must not be written anywhere."""
-    for name, value in options:
-        if not isinstance(value, str | Path):
-            continue
-        value = str(value)
-        if name in names and len(value) >= SHORTEST:
-            yield value
-        for address in ADDRESS_LOGIN.finditer(value):
-            yield f"{address[0].partition('://')[2]}@"
-
-
-def hide(value: Any, secrets: Iterable[str]) -> Any:
-    """Returns a text, or a tree of plain values, without secrets."""
-    # A secret may contain another.
-    ordered = sorted(secrets, key=len, reverse=True)
-    return _hide_each(value, ordered) if ordered else value
-
-
-def _hide_each(value: Any, secrets: Sequence[str]) -> Any:
-    if isinstance(value, str | Path):
-        value = str(value)
-        for secret in secrets:
-            value = value.replace(secret, HIDDEN + "@" * secret.endswith("@"))
-        return value
-    if isinstance(value, Mapping):
-        return {_hide_each(key, secrets): _hide_each(part, secrets) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_hide_each(part, secrets) for part in value]
-    return value
-
-
-def hide_logins(line: str) -> str:
-    """Returns a line without the user names and passwords of the addresses in it."""
-    return LOGIN.sub(HIDDEN, line)
-
-
 def split_name(argument: str) -> tuple[str, str, str]:
     """Returns an option's name without dashes and plus signs, its `=` and its value."""
     name, equals, value = argument.partition("=")
     return name.lstrip("-+").replace("-", "_"), equals, value
-
-
-def hide_options(argv: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Returns the arguments without the values of secret options, in every form of an option."""
-    shown, follows = [], False
-    for argument in argv:
-        name, equals, _ = split_name(argument)
-        is_secret = name in names
-        if follows:
-            shown.append(HIDDEN)
-        elif is_secret and equals:
-            shown.append(f"{argument.partition('=')[0]}={HIDDEN}")
-        else:
-            shown.append(argument)
-        follows = not follows and is_secret and not equals and argument.startswith("--")
-    return shown

@@ -199,6 +199,8 @@ class Predictor:
 
     def renewed(self) -> Self:
         """Returns the predictor as it is before its first step."""
+        if self.stateless:
+            return self
         return type(self).from_files(self.spec, self.files(), self.options())
 
     @classmethod

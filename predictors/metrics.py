@@ -6,9 +6,11 @@ metric without samples is None, never 0 or 1.
 Shape suffixes: T tokens, E experts, K top_k.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -121,16 +123,17 @@ class CalibrationBins:
         return float(np.abs(score_B - chosen_B).sum() / count_B.sum()) if count_B.any() else None
 
 
+make_means = partial(defaultdict, MeanAccumulator)
+
+
 @dataclass
 class LayerScore:
     top_k: int
     extras: tuple[int, ...] = (1, 2, 4)
     """The m of recall@k+m."""
-    accuracy: dict[Phase, MeanAccumulator] = field(
-        default_factory=lambda: {p: MeanAccumulator() for p in Phase}
-    )
+    accuracy: dict[Phase, MeanAccumulator] = field(default_factory=make_means)
     gate_mass: MeanAccumulator = field(default_factory=MeanAccumulator)
-    recall: dict[int, MeanAccumulator] = field(default_factory=dict)
+    recall: dict[int, MeanAccumulator] = field(default_factory=make_means)
     calibration: CalibrationBins = field(default_factory=CalibrationBins)
 
     def add(
@@ -152,7 +155,7 @@ class LayerScore:
             self.gate_mass.add((hit_TK * weights_TK).sum(), weights_TK.sum())
         for extra in self.extras:
             wider_TK = match_chosen_TK(ranked[:, : self.top_k + extra], chosen_TK)
-            self.recall.setdefault(extra, MeanAccumulator()).add(wider_TK.sum(), wider_TK.size)
+            self.recall[extra].add(wider_TK.sum(), wider_TK.size)
         self.calibration.add(scores_TE, chosen_TK)
 
     @property

@@ -10,7 +10,7 @@ import numpy as np
 
 from collect.traces import Trace, TraceSignal
 from collect.traces.reader import TraceStep
-from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor
+from predictors.base import Floats, Forecast, Ints, Predictor
 from predictors.metrics import (
     CalibrationBins,
     LayerScore,
@@ -19,8 +19,7 @@ from predictors.metrics import (
     name_distance,
     sum_means,
 )
-from predictors.registry import load_from_files
-from runtime.sim.step import RecordedStep, StepEvent, replay_step
+from runtime.sim.step import RecordedStep, replay_step
 
 BLOCK_TOKENS = 4_096
 """Tokens scored at once where their grouping does not matter: 1 MB of scores at 60 experts."""
@@ -28,21 +27,14 @@ BLOCK_TOKENS = 4_096
 
 def blocks(trace: Trace, split: str | None) -> Iterator[TraceStep]:
     """Yield the split's tokens in the trace's order, `BLOCK_TOKENS` at a time."""
-    rows = np.arange(trace.num_tokens) if split is None else trace.rows(split)
+    rows = trace.rows(split)
     for first in range(0, len(rows), BLOCK_TOKENS):
         yield TraceStep(trace, rows[first : first + BLOCK_TOKENS])
 
 
-def steps_with_phases(
-    trace: Trace, split: str | None, *, grouped: bool
-) -> Iterator[tuple[TraceStep, Ints]]:
-    """Yield the split's tokens with the phase of each, in large blocks or step by step."""
-    if grouped:
-        for block in blocks(trace, split):
-            yield block, block.phases_T
-    else:
-        for step in trace.steps(split):
-            yield step, step.phases_T
+def scored_steps(predictor: Predictor, trace: Trace, split: str | None) -> Iterator[TraceStep]:
+    """Return the split's tokens in large blocks or, where it matters, step by step."""
+    return blocks(trace, split) if predictor.stateless else trace.steps(split)
 
 
 def replay_forecasts(predictor: Predictor, step: RecordedStep) -> Iterator[Forecast]:
@@ -130,28 +122,16 @@ def score_layers(
     spec = predictor.spec
     weighted = TraceSignal.WEIGHTS in trace.signals
     pending = [PendingScores(LayerScore(spec.top_k)) for _ in range(spec.num_layers)]
-    for step, phases_T in steps_with_phases(trace, split, grouped=predictor.stateless):
+    for step in scored_steps(predictor, trace, split):
         last = {forecast.layer: forecast for forecast in replay_forecasts(predictor, step)}
         for layer, forecast in last.items():
             weights_TK = step.weights(layer) if weighted else None
-            pending[layer].add(forecast.scores_TE, step.experts(layer), phases_T, weights_TK)
+            pending[layer].add(forecast.scores_TE, step.experts(layer), step.phases_T, weights_TK)
             if by_request is not None:
                 by_request.add(forecast, step.experts(layer), step.requests_T)
     for scores in pending:
         scores.settle()
     return [scores.score for scores in pending]
-
-
-def restart_predictor(predictor: Predictor) -> Predictor:
-    """Return the predictor as it was before it served anything.
-
-    One that learns while it serves is loaded anew from its files.
-    """
-    if predictor.stateless:
-        return predictor
-    return load_from_files(
-        predictor.kind, predictor.spec, files=predictor.files(), options=predictor.options()
-    )
 
 
 def accuracy_table(scores: list[LayerScore]) -> dict[str, Any]:
@@ -162,52 +142,12 @@ def accuracy_table(scores: list[LayerScore]) -> dict[str, Any]:
         "accuracy_prefill": [score.accuracy[Phase.PREFILL].value for score in scores],
         "accuracy_decode": [score.accuracy[Phase.DECODE].value for score in scores],
         "gate_mass_recall": [score.gate_mass.value for score in scores],
-        **{f"recall_plus_{m}": [recall(score, m) for score in scores] for m in extras},
+        **{f"recall_plus_{m}": [score.recall[m].value for score in scores] for m in extras},
         "calibration_error": [score.calibration.error for score in scores],
         "calibration": sum((score.calibration for score in scores), CalibrationBins()).as_dict(),
         "tokens": int(max(score.overall.count / score.top_k for score in scores)),
         "mean_accuracy": sum_means([score.overall for score in scores]).value,
     }
-
-
-def recall(score: LayerScore, extra: int) -> float | None:
-    return score.recall[extra].value if extra in score.recall else None
-
-
-class HorizonPredictor(Predictor):
-    """Wraps a predictor and passes on its forecasts at one distance only.
-
-    A replay with it shows the value of that distance. The wrapped predictor must serve nothing
-    else meanwhile.
-    """
-
-    def __init__(self, whole: Predictor, horizon: int):
-        super().__init__(whole.spec)
-        self._whole, self._horizon = whole, horizon
-        # What the other one's class says, this one's object says.
-        self.kind = whole.kind  # type: ignore[misc]
-        self.signals = whole.signals  # type: ignore[misc]
-        self.stateless = whole.stateless  # type: ignore[misc]
-
-    def begin_step(self, tokens_T: Ints, requests_T: Ints) -> Forecasts:
-        self._whole.begin_step(tokens_T, requests_T)
-        return ()
-
-    def layer_input(self, layer: int, hidden_TD: Floats) -> Forecasts:
-        forecasts = self._kept(layer, self._whole.layer_input(layer, hidden_TD))
-        return forecasts if layer else ()
-
-    def gate_input(self, layer: int, hidden_TD: Floats) -> Forecasts:
-        return self._kept(layer, self._whole.gate_input(layer, hidden_TD))
-
-    def routed(self, layer: int, experts_TK: Ints, logits_TE: Floats | None) -> Forecasts:
-        return self._kept(layer, self._whole.routed(layer, experts_TK, logits_TE))
-
-    def end_step(self) -> None:
-        self._whole.end_step()
-
-    def _kept(self, layer: int, forecasts: Forecasts) -> Forecasts:
-        return [forecast for forecast in forecasts if forecast.layer - layer == self._horizon]
 
 
 def measure_horizons(predictor: Predictor, trace: Trace) -> dict[str, Any]:
@@ -218,24 +158,19 @@ def measure_horizons(predictor: Predictor, trace: Trace) -> dict[str, Any]:
     """
     spec = predictor.spec
     pending: dict[str, dict[int, PendingScores]] = {}
-    for step, phases_T in steps_with_phases(trace, "held_out", grouped=predictor.stateless):
+    for step in scored_steps(predictor, trace, "held_out"):
         for name, one in [
-            (distance(event, forecast), forecast)
+            (name_distance(event.signal, event.layer, forecast.layer), forecast)
             for event in replay_step(predictor, step, num_layers=spec.num_layers)
             for forecast in event.forecasts
         ]:
             layers = pending.setdefault(name, {})
             waiting = layers.setdefault(one.layer, PendingScores(LayerScore(spec.top_k, extras=())))
-            waiting.add(one.scores_TE, step.experts(one.layer), phases_T, None)
+            waiting.add(one.scores_TE, step.experts(one.layer), step.phases_T, None)
     for layers in pending.values():
         for waiting in layers.values():
             waiting.settle()
     return {name: horizon_table(pending[name], spec.num_layers) for name in sorted(pending)}
-
-
-def distance(event: StepEvent, forecast: Forecast) -> str:
-    """Return the name of the distance at which an event's forecast looks ahead."""
-    return name_distance(event.signal, event.layer, forecast.layer)
 
 
 def horizon_table(pending: dict[int, PendingScores], num_layers: int) -> dict[str, Any]:

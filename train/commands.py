@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -159,14 +159,12 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
     )
     show(results, setting=context.setting)
     tracked.log_summary(summary_figures(results))
+    tracked.log_entries(entries)
     sys.stderr.write(f"zoo entries: {config.run_dir / 'entries'} ({', '.join(entries)})\n")
     reuse = None
     if config.predictor.kind in WITH_REUSE and set(REUSE_SIGNALS) <= set(trace.signals):
         with timer.stage("reuse", "reuse, for eviction"):
             reuse = train_and_publish(config, trace, routers, context.hardware[0], tracked)
-        entries |= reuse.entries
-        reuse.show()
-    tracked.log_entries(entries)
     record = {
         "origin": describe_origin(config.run_dir),
         "model": trace.spec.as_dict(),
@@ -180,10 +178,13 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
         "definitions": DEFINITIONS,
         "setting": context.setting,
         "predictors": results,
-        "parity": {kind: asdict(parity) for kind, parity in parities.items()},
+        "parity": {kind: parity.as_dict() for kind, parity in parities.items()},
         "training": training,
-        "keeping": None if reuse is None else reuse.as_dict(),
-        "entries": {name: str(folder) for name, folder in entries.items()},
+        "keeping": reuse,
+        "entries": {
+            **{name: str(folder) for name, folder in entries.items()},
+            **(reuse["entries"] if reuse else {}),
+        },
         "seconds": timer.seconds,
     }
     # Before the report, so that a failed drawing loses no results.

@@ -8,6 +8,7 @@ from predictors.config import PredictorConfig, RunConfig, chosen, require_at_lea
 from predictors.errors import MoecastError, unknown
 from runtime.config import REFERENCE_MODEL, HardwareConfig, ModelConfig, ShapeConfig, SystemConfig
 from train.tracking.config import LoggerKind
+from zoo.config import EntryConfig
 
 
 class Loss(StrEnum):
@@ -18,18 +19,34 @@ class Loss(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(RunConfig):
+class TracedConfig(RunConfig):
+    """Options of every command that reads a trace of a model, or records it."""
+
     model: ModelConfig = chosen(ModelConfig, "model", REFERENCE_MODEL)
     data: DataConfig = chosen(DataConfig, "data", "pydocs")
-    predictor: PredictorConfig = chosen(PredictorConfig, "predictor", "residual")
-    system: SystemConfig = chosen(SystemConfig, "system", "promoe")
-    hardware: HardwareConfig = chosen(HardwareConfig, "hardware", "rtx4090-pcie4")
-    other_hardware: HardwareConfig = chosen(HardwareConfig, "hardware", "desktop-nvme4")
     shape: ShapeConfig = chosen(ShapeConfig, "shape", "qwen1.5-moe")
-    launcher: LauncherConfig = chosen(LauncherConfig, "launcher", "local")
     trace: str | None = None
     """Folder or address of a finished trace. Default: runs/traces/MODEL/DATA, recorded if it is
     missing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoringConfig(TracedConfig):
+    """Options of every command that scores predictors."""
+
+    system: SystemConfig = chosen(SystemConfig, "system", "promoe")
+    hardware: HardwareConfig = chosen(HardwareConfig, "hardware", "rtx4090-pcie4")
+    budget: str = "50%"
+    """Memory for experts in the replay behind fetch_rate: a size or a share of all experts."""
+    replay_tokens: int = 500
+    """Generated tokens to replay for fetch_rate and hit rates; accuracy is taken on all tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(ScoringConfig):
+    predictor: PredictorConfig = chosen(PredictorConfig, "predictor", "residual")
+    other_hardware: HardwareConfig = chosen(HardwareConfig, "hardware", "desktop-nvme4")
+    launcher: LauncherConfig = chosen(LauncherConfig, "launcher", "local")
     shifted: DataConfig = chosen(
         DataConfig, "data", "pysource", num_prompts=64, max_prompt_tokens=128, max_new_tokens=16
     )
@@ -60,11 +77,6 @@ class TrainConfig(RunConfig):
     """Write report.html; without it, the same command writes it later."""
     overwrite: bool = False
     """Train from the beginning, even if there is a checkpoint to resume from."""
-    budget: str = "50%"
-    """Memory for experts in the replay behind fetch_rate: a size or a share of all experts."""
-    replay_tokens: int = 500
-    """Generated held-out tokens to replay for fetch_rate and hit rates; accuracy is taken on all
-    tokens."""
     threads: int | None = None
     """CPU threads of torch; its own choice unless given."""
 
@@ -79,21 +91,10 @@ class TrainConfig(RunConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreConfig(RunConfig):
-    name: str
-    """NAME, NAME@latest, NAME@ALIAS, NAME@DIGEST, an entry's folder, or ZOO#NAME."""
-    model: ModelConfig = chosen(ModelConfig, "model", REFERENCE_MODEL)
-    data: DataConfig = chosen(DataConfig, "data", "pydocs")
+class ScoreConfig(ScoringConfig, EntryConfig):
     trace: str | None = None
     """Folder or address of a finished trace. Default: runs/traces/MODEL/DATA, recorded if it is
     missing. All of its requests are scored; of the entry's own trace the held-out ones."""
-    system: SystemConfig = chosen(SystemConfig, "system", "promoe")
-    hardware: HardwareConfig = chosen(HardwareConfig, "hardware", "rtx4090-pcie4")
-    shape: ShapeConfig = chosen(ShapeConfig, "shape", "qwen1.5-moe")
-    budget: str = "50%"
-    """Memory for experts in the replay behind fetch_rate: a size or a share of all experts."""
-    replay_tokens: int = 500
-    """Generated tokens to replay for fetch_rate; accuracy is taken on all tokens."""
     max_drop: float = 0.02
     """Drop of the accuracy, and of that of the worst layer, below the card's, beyond two standard
     errors, from which on the entry does not fit these prompts."""

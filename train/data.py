@@ -4,7 +4,7 @@ Shape suffixes: L layers, B batch, N rows read, D hidden size, K top_k, G decays
 """
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -82,9 +82,9 @@ def require_requests(trace: Trace) -> None:
         )
 
 
-@dataclass(frozen=True)
+@dataclass
 class Batch:
-    """The same B tokens at every layer."""
+    """The same B tokens at every layer. Not frozen: Lightning moves its tensors to the device."""
 
     chosen_LBK: Tensor
     """Experts that each layer's router chose, int64."""
@@ -98,15 +98,6 @@ class Batch:
     @property
     def gate_LBD(self) -> Tensor:
         return self.states[TraceSignal.GATE_INPUT]
-
-    def to(self, device: torch.device) -> "Batch":
-        """Return the batch on another device; called by Lightning."""
-        return Batch(
-            self.chosen_LBK.to(device),
-            {signal: state.to(device) for signal, state in self.states.items()},
-            {signal: context.to(device) for signal, context in self.contexts.items()},
-            None if self.weight_GB is None else self.weight_GB.to(device),
-        )
 
 
 @dataclass(frozen=True)
@@ -210,7 +201,7 @@ class TraceBatches(IterableDataset):
         self._pool_rows = pool_rows_for(
             trace.spec, self._needs, batch_size=batch_size, pool_bytes=pool_bytes
         )
-        if epoch is not None and len(self._rows) < batch_size:
+        if epoch is not None and not len(self):
             raise TrainError(
                 f"the trace has {len(self._rows):,} tokens to train on, a batch {batch_size:,}: "
                 "collect more (data.num_prompts=...) or give a smaller batch_size"
@@ -249,15 +240,26 @@ class TraceBatches(IterableDataset):
 
 
 class EpochData(LightningDataModule):
-    """Training batches in an order set by seed and epoch, and validation batches."""
+    """Training batches in an order set by seed and epoch, and validation batches.
 
-    def batches(self, epoch: int) -> IterableDataset:
+    Args:
+        make: Returns the batches of a subset; of an epoch with this device's share, if given both.
+    """
+
+    def __init__(self, make: Callable[..., TraceBatches]):
+        super().__init__()
+        self._make = make
+
+    def batches(self, epoch: int) -> TraceBatches:
         """Return one epoch of the requests that are trained on."""
-        raise NotImplementedError
+        share = (0, 1)
+        if self.trainer is not None:
+            share = (self.trainer.global_rank, self.trainer.world_size)
+        return self._make(TraceSubset.FIT, epoch=epoch, share=share)
 
-    def validation(self) -> IterableDataset:
+    def validation(self) -> TraceBatches:
         """Return the requests that decide when to stop, in the trace's order."""
-        raise NotImplementedError
+        return self._make(TraceSubset.VALIDATION)
 
     def train_dataloader(self) -> DataLoader:
         # Called for each epoch (reload_dataloaders_every_n_epochs=1).
@@ -266,43 +268,6 @@ class EpochData(LightningDataModule):
 
     def val_dataloader(self) -> DataLoader:
         return DataLoader(self.validation(), batch_size=None)
-
-
-class TraceData(EpochData):
-    """Training and validation batches of one trace."""
-
-    def __init__(
-        self,
-        trace: Trace,
-        *,
-        batch_size: int,
-        seed: int,
-        needs: Collection[InputSpec] = (),
-    ):
-        super().__init__()
-        self._trace = trace
-        self._batch_size = batch_size
-        self._seed = seed
-        self.needs = merge_inputs(needs)
-
-    def batches(self, epoch: int) -> TraceBatches:
-        share = (0, 1)
-        if self.trainer is not None:
-            share = (self.trainer.global_rank, self.trainer.world_size)
-        return TraceBatches(
-            self._trace,
-            TraceSubset.FIT,
-            batch_size=self._batch_size,
-            needs=self.needs,
-            seed=self._seed,
-            epoch=epoch,
-            share=share,
-        )
-
-    def validation(self) -> TraceBatches:
-        return TraceBatches(
-            self._trace, TraceSubset.VALIDATION, batch_size=self._batch_size, needs=self.needs
-        )
 
 
 def merge_inputs(needs: Collection[InputSpec]) -> InputSpec:

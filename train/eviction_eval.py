@@ -34,6 +34,7 @@ POLICIES = (
 )
 """Eviction policies; the kinds of `REUSE_PREDICTORS` stand for `reuse` eviction by them."""
 BUDGETS = ("10%", "25%", "50%", "75%")
+PHASES = ("decode", "prefill")
 PER_LAYER = "generated, per-layer"
 """Replay of generated tokens, each layer with its own arena."""
 
@@ -55,19 +56,9 @@ DEFINITION = (
 )
 
 
-@dataclass
-class HitRates:
-    """Hit rates of one policy and its share of the gap between LRU and Belady.
-
-    None: not measured, or there is no gap.
-    """
-
-    decode: float | None
-    prefill: float | None
-    decode_gap_closed: float | None = None
-    prefill_gap_closed: float | None = None
-
-
+HitRates = dict[str, float | None]
+"""Those of one policy by phase, `decode` and `prefill`, and the shares of the gap to Belady,
+`decode_gap_closed`, `prefill_gap_closed`. None: not measured, or there is no gap."""
 PolicyTables = Mapping[str, Mapping[str, Mapping[str, HitRates]]]
 """By stream and arena, by budget, by policy."""
 
@@ -197,10 +188,16 @@ def rate_policies(
                 hardware=hardware,
                 slots=budget_slots(budget, spec, hardware),
             )
-            rates[policy] = HitRates(
-                sum_counters(stats.decode).hit_rate, sum_counters(stats.prefill).hit_rate
-            )
-        add_gaps(rates)
+            rates[policy] = {
+                phase: sum_counters(getattr(stats, phase)).hit_rate for phase in PHASES
+            }
+        for own in rates.values():
+            own |= {
+                f"{phase}_gap_closed": gap_closed(
+                    rates["lru"][phase], own[phase], rates["belady"][phase]
+                )
+                for phase in PHASES
+            }
     return tables
 
 
@@ -220,14 +217,6 @@ def rate_all_policies(
     )
 
 
-def add_gaps(rates: Mapping[str, HitRates]) -> None:
-    """Set the share of the gap that each policy closes."""
-    low, high = rates["lru"], rates["belady"]
-    for rate in rates.values():
-        rate.decode_gap_closed = gap_closed(low.decode, rate.decode, high.decode)
-        rate.prefill_gap_closed = gap_closed(low.prefill, rate.prefill, high.prefill)
-
-
 def gap_closed(low: float | None, rate: float | None, high: float | None) -> float | None:
     """Return the share of the gap between two rates, None where there is no gap."""
     if low is None or rate is None or high is None or high <= low:
@@ -241,8 +230,8 @@ def decode_figures(tables: PolicyTables, kind: str) -> dict[str, float | None]:
     for budget in BUDGETS:
         rates = tables[PER_LAYER][budget][kind]
         percent = budget.rstrip("%")
-        figures[f"hit_rate_{percent}"] = rates.decode
-        figures[f"gap_closed_{percent}"] = rates.decode_gap_closed
+        figures[f"hit_rate_{percent}"] = rates["decode"]
+        figures[f"gap_closed_{percent}"] = rates["decode_gap_closed"]
     return figures
 
 
@@ -253,9 +242,9 @@ def gap_table(tables: PolicyTables) -> Table:
         for policy in by_budget[BUDGETS[0]]:
             cells = []
             for budget in BUDGETS:
-                rates = by_budget[budget][policy]
-                shown = "-" if rates.decode is None else f"{rates.decode:.3f}"
-                gap = rates.decode_gap_closed
+                rate = by_budget[budget][policy]["decode"]
+                shown = "-" if rate is None else f"{rate:.3f}"
+                gap = by_budget[budget][policy]["decode_gap_closed"]
                 cells.append(shown if gap is None else f"{shown} ({gap:.0%})")
             rows.append([name, policy, *cells])
     return Table.of(["requests, arena", "eviction policy", *BUDGETS], rows, left=2)

@@ -9,14 +9,14 @@ from rich.console import Console
 from collect.config import LauncherConfig
 from collect.traces import Trace, TraceSignal
 from collect.traces.manifest import MANIFEST, has_manifest, read_manifest
+from predictors.spec import ModelSpec
 from runtime.config import BUILTIN, ModelConfig
-from train.config import ScoreConfig, TrainConfig
+from train.config import TracedConfig
 from train.errors import TrainError
-from train.evaluate.config import EvaluateConfig
 
 
 def find_trace(
-    config: TrainConfig | EvaluateConfig | ScoreConfig,
+    config: TracedConfig,
     signals: tuple[TraceSignal, ...],
     *,
     needed: tuple[TraceSignal, ...] | None = None,
@@ -71,20 +71,27 @@ def find_trace(
     )
 
 
-def require_model(trace: Trace, model: ModelConfig, *, key: str) -> None:
-    """Raise TrainError, naming both sides, when the trace is of another model or dtype."""
+def find_differences(spec: ModelSpec, model: ModelConfig) -> dict[str, tuple[str, str]]:
+    """Return the values that name a model, here and there, where the two differ.
+
+    Raises:
+        CheckpointError: the model is not on this machine.
+    """
     from runtime.store.model_source import identity, resolve
 
-    wanted = identity(resolve(model), model)
-    if model.dtype != "auto":
-        wanted["dtype"] = model.dtype
-    made_for = trace.spec.as_dict()
-    wrong = {key: value for key, value in wanted.items() if made_for[key] != value}
+    here, there = spec.as_dict(), identity(resolve(model), model)
+    return {key: (here[key], value) for key, value in there.items() if here[key] != value}
+
+
+def require_model(trace: Trace, model: ModelConfig, *, key: str) -> None:
+    """Raise TrainError, naming both sides, when the trace is of another model or dtype."""
+    wrong = find_differences(trace.spec, model)
+    if model.dtype not in ("auto", trace.spec.dtype):
+        wrong["dtype"] = trace.spec.dtype, model.dtype
     if wrong:
         listed = "; ".join(
-            f"{key}: the trace has {json.dumps(made_for[key])}, model={model.name} has "
-            f"{json.dumps(value)}"
-            for key, value in wrong.items()
+            f"{key}: the trace has {json.dumps(own)}, model={model.name} has {json.dumps(other)}"
+            for key, (own, other) in wrong.items()
         )
         raise TrainError(
             f"{key}={trace.where} was recorded from another model ({listed}). "

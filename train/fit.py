@@ -27,6 +27,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ from torch import nn
 from collect.traces import Trace
 from train.checkpoint import SafeCheckpointIO
 from train.config import TrainConfig
-from train.data import EpochData, TraceData
+from train.data import EpochData, TraceBatches, merge_inputs
 from train.errors import TrainCheckpointError
 from train.predictor_stack import PredictorStack, StackFit
 from train.step_figures import StepFigures
@@ -155,10 +156,11 @@ def fit(
 
 def trace_data(
     trace: Trace, families: Sequence[PredictorStack], settings: FitSettings
-) -> TraceData:
+) -> EpochData:
     """Return the batches of the inputs that any of the families needs."""
-    needs = [family.needs for family in families]
-    return TraceData(trace, batch_size=settings.batch_size, seed=settings.seed, needs=needs)
+    needs = merge_inputs([family.needs for family in families])
+    size, seed = settings.batch_size, settings.seed
+    return EpochData(partial(TraceBatches, trace, batch_size=size, seed=seed, needs=needs))
 
 
 def run_epochs(

@@ -5,6 +5,7 @@ from types import MappingProxyType
 from typing import Any
 
 from collect.traces import Trace, TraceSignal
+from collect.traces.layout import PROBES
 from predictors.base import Signal, check_options
 from predictors.baselines import TokenPredictor
 from predictors.config import ALL, PredictorConfig
@@ -25,13 +26,7 @@ WITH_REUSE = (ALL, "residual")
 `residual` forecasts and evicts by `reuse`."""
 
 RECORDED: Mapping[Signal, TraceSignal | None] = MappingProxyType(
-    {
-        Signal.TOKENS: None,
-        Signal.LAYER_INPUT: TraceSignal.LAYER_INPUT,
-        Signal.GATE_INPUT: TraceSignal.GATE_INPUT,
-        Signal.ROUTED: TraceSignal.EXPERTS,
-        Signal.LOGITS: TraceSignal.GATE_LOGITS,
-    }
+    {Signal.TOKENS: None, **{probe: signal for signal, probe in PROBES.items()}}
 )
 """Trace column of each signal of predictors; None: every trace has it."""
 

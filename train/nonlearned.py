@@ -5,6 +5,7 @@ S token ids seen.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
@@ -63,15 +64,17 @@ def count_choices(group_N: Ints, chosen_NK: Ints, *, num_groups: int, num_expert
     return counted.reshape(num_groups, num_experts + 1)[:, :num_experts]
 
 
+def count_uses(trace: Trace) -> Ints:
+    """Return `[L, E]`: how many training tokens each layer routed to each expert."""
+    experts = trace.spec.num_experts
+    columns = chosen_columns(trace)
+    return np.stack([np.bincount(own.ravel(), minlength=experts)[:experts] for own in columns])
+
+
 def fit_popularity(trace: Trace, **options: Any) -> PopularityPredictor:
     """Measure the share of the training tokens that each layer routed to each expert."""
-    spec = trace.spec
-    shares = []
-    for chosen_NK in chosen_columns(trace):
-        all_N = np.zeros(len(chosen_NK), np.int64)
-        counts_1E = count_choices(all_N, chosen_NK, num_groups=1, num_experts=spec.num_experts)
-        shares.append(counts_1E[0] / max(1, len(chosen_NK)))
-    return PopularityPredictor(spec, np.stack(shares).astype(np.float32), **options)
+    shares_LE = count_uses(trace) / max(1, len(trace.rows("train")))
+    return PopularityPredictor(trace.spec, shares_LE.astype(np.float32), **options)
 
 
 def fit_token(trace: Trace) -> TokenPredictor:
@@ -92,17 +95,14 @@ def fit_correlation(trace: Trace, **options: Any) -> CorrelationPredictor:
     spec = trace.spec
     experts = spec.num_experts
     pairs_LFE = np.zeros((spec.num_layers, experts, experts), np.float32)
-    uses_LE = np.zeros((spec.num_layers, experts), np.float32)
-    before_NK = None
-    for layer, chosen_NK in enumerate(chosen_columns(trace)):
-        # One more id than experts: a choice of none, counted and then left out.
-        uses_LE[layer] = np.bincount(chosen_NK.ravel(), minlength=experts + 1)[:experts]
-        if before_NK is not None:
-            flat = (before_NK[:, :, None] * (experts + 1) + chosen_NK[:, None, :]).ravel()
-            counted = np.bincount(flat, minlength=(experts + 1) ** 2)
-            square = counted.reshape(experts + 1, experts + 1)
-            pairs_LFE[layer] = square[:experts, :experts]
-        before_NK = chosen_NK
+    for layer, (before_NK, chosen_NK) in enumerate(pairwise(chosen_columns(trace)), start=1):
+        for before_N in before_NK.T:
+            # One more group than experts: of a choice of none, which is left out.
+            counts_FE = count_choices(
+                before_N, chosen_NK, num_groups=experts + 1, num_experts=experts
+            )
+            pairs_LFE[layer] += counts_FE[:experts]
+    uses_LE = count_uses(trace).astype(np.float32)
     return CorrelationPredictor(spec, pairs_LFE, uses_LE, **options)
 
 

@@ -1,7 +1,7 @@
 """Stages of `moecast train`: networks, export, parity and zoo entries."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from train.report.forecasts import draw_accuracy_figure
 from train.residual import ResidualStack
 from train.routers import RouterWeights
 from zoo.entry import write_entry
-from zoo.manifest import TrainingRecord, name_entry
+from zoo.manifest import name_entry
 
 HORIZONS = 3
 """Layers that one state of `residual` is good for."""
@@ -35,29 +35,32 @@ LEAST_PARITY = 0.999
 """Share of held-out tokens on which torch and the export must choose the same top_k set."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Parity:
     """Agreement of the exported networks with torch on held-out tokens."""
 
-    tokens: int
+    tokens: int = 0
     """(token, network) pairs compared."""
-    same_top_k: float
-    max_abs_difference: float
-    """Largest difference of scores, which lie in [0, 1]."""
-
-
-@dataclass
-class _Count:
     same: int = 0
-    seen: int = 0
-    worst: float = 0.0
+    """Those with the same top_k set."""
+    max_abs_difference: float = 0.0
+    """Largest difference of scores, which lie in [0, 1]."""
 
     def add(self, expected_BE: Floats, found_BE: Floats, top_k: int) -> None:
         pair = (expected_BE, found_BE)
         best = [np.sort(np.argsort(-scores, kind="stable")[:, :top_k]) for scores in pair]
         self.same += int((best[0] == best[1]).all(axis=1).sum())
-        self.seen += len(expected_BE)
-        self.worst = max(self.worst, float(np.abs(expected_BE - found_BE).max(initial=0.0)))
+        self.tokens += len(expected_BE)
+        largest = float(np.abs(expected_BE - found_BE).max(initial=0.0))
+        self.max_abs_difference = max(self.max_abs_difference, largest)
+
+    @property
+    def same_top_k(self) -> float:
+        return self.same / self.tokens
+
+    def as_dict(self) -> dict[str, float]:
+        names = ("tokens", "same_top_k", "max_abs_difference")
+        return {name: getattr(self, name) for name in names}
 
 
 def check_parity(
@@ -71,7 +74,7 @@ def check_parity(
 
     Raises ParityError when a kind's top_k sets agree on less than `LEAST_PARITY` of the tokens.
     """
-    counts = {kind: _Count() for kind in exported}
+    found = {kind: Parity() for kind in exported}
     first_request = 0
     for batch in batches:
         num_tokens = batch.chosen_LBK.size(1)
@@ -87,11 +90,7 @@ def check_parity(
             (forecast,) = (
                 forecast for forecast in answered[key] if forecast.layer == answer.target
             )
-            counts[answer.kind].add(answer.scores_BE, forecast.scores_TE, top_k)
-    found = {
-        kind: Parity(count.seen, count.same / count.seen, count.worst)
-        for kind, count in counts.items()
-    }
+            found[answer.kind].add(answer.scores_BE, forecast.scores_TE, top_k)
     for kind, one in found.items():
         if one.same_top_k < LEAST_PARITY:
             raise ParityError(
@@ -192,7 +191,7 @@ def write_entries(
     *,
     model_name: str,
     setting: str,
-    training: TrainingRecord,
+    training: Mapping[str, Any],
     draws_figures: bool = True,
 ) -> dict[str, Path]:
     """Write a zoo entry for each predictor, with its held-out metrics; return their folders."""
@@ -215,7 +214,7 @@ def write_entries(
                 "layers": table,
             },
             trace_digest=trace.digest,
-            parity=asdict(agreement[name]) if name in agreement else {},
+            parity=agreement[name].as_dict() if name in agreement else {},
             card_extra=f"fetch_rate and good_pred: {setting}.\n\n{describe_kinds(table)}",
             training=training,
             figure=draw_accuracy_figure(name, results) if draws_figures else None,

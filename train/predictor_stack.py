@@ -95,14 +95,6 @@ class StackFit(LightningModule):
         self._recent_F: Tensor | None = None
         """Their running mean over some ten steps."""
 
-    def transfer_batch_to_device(
-        self,
-        batch: Batch,
-        device: torch.device,
-        dataloader_idx: int,  # noqa: ARG002
-    ) -> Batch:
-        return batch.to(device)
-
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:  # noqa: ARG002
         # The sum keeps each network's gradient what it would be if it were trained alone.
         losses_F = torch.cat([family.losses(batch) for family in self.families])

@@ -13,7 +13,6 @@ from collect.traces import Trace
 from predictors.origin import RESULT_PACKAGES, name_machine, package_versions, read_git_revision
 from runtime.tools.report.provenance import read_provenance
 from train.config import TrainConfig
-from zoo.manifest import TrainingRecord, TrainingTrace
 
 DESTINATIONS = ("run_dir", "debug", "overwrite", "figures", "logger", "launcher")
 """Options that no result depends on: where it goes, and which processes make it."""
@@ -23,33 +22,39 @@ LOGIN = re.compile(r"(?<=://)[^/@]+@")
 """User name and password of an address."""
 
 
-def record_training(config: TrainConfig, trace: Trace) -> TrainingRecord:
-    """Returns what repeats this training: options, trace, seed, code and versions."""
+def record_training(config: TrainConfig, trace: Trace) -> dict[str, Any]:
+    """Returns what repeats this training: options, trace, seed, code and versions.
+
+    `command` is None if the training was called from Python, `code_revision` for an installed
+    package. Another number of `threads` may change the last bits of a sum. `trace.was_named` tells
+    whether the command named a finished trace; otherwise it recorded one from `options.data`.
+    """
     origin = None if config.run_dir is None else read_provenance(config.run_dir)
     plan, data = trace.manifest.plan, config.data
     is_hub = config.trace is None and data.kind is SourceKind.HUB
-    return TrainingRecord(
-        command=None if origin is None else LOGIN.sub("", origin.command),
-        options=resolved_options(config),
-        seed=config.seed,
-        threads=torch.get_num_threads(),
-        code_revision=read_git_revision(),
-        versions=package_versions(RESULT_PACKAGES),
-        python=platform.python_version(),
-        platform=platform.platform(),
-        machine=name_machine(),
-        trace=TrainingTrace(
-            digest=trace.digest,
-            dataset=plan.dataset,
-            hub_dataset=data.path if is_hub else None,
-            hub_revision=data.revision if is_hub else None,
-            signals=tuple(map(str, plan.signals)),
-            num_tokens=trace.num_tokens,
-            prompts_digest=plan.prompts_digest,
-            recording=plan.settings,
-            was_named=config.trace is not None,
-        ),
-    )
+    return {
+        "format_version": 1,
+        "command": None if origin is None else LOGIN.sub("", origin.command),
+        "options": resolved_options(config),
+        "seed": config.seed,
+        "threads": torch.get_num_threads(),
+        "code_revision": read_git_revision(),
+        "versions": package_versions(RESULT_PACKAGES),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "machine": name_machine(),
+        "trace": {
+            "digest": trace.digest,
+            "dataset": plan.dataset,
+            "hub_dataset": data.path if is_hub else None,
+            "hub_revision": data.revision if is_hub else None,
+            "signals": list(plan.signals),
+            "num_tokens": trace.num_tokens,
+            "prompts_digest": plan.prompts_digest,
+            "recording": plan.settings,
+            "was_named": config.trace is not None,
+        },
+    }
 
 
 def resolved_options(config: TrainConfig) -> dict[str, Any]:

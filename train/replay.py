@@ -79,17 +79,22 @@ def measure_fetching(
 
 
 def describe_machines(
-    configs: Sequence[HardwareConfig], shape: ShapeConfig, model: ModelConfig
+    configs: Sequence[HardwareConfig], shape: ShapeConfig, model: ModelConfig | None
 ) -> list[Hardware]:
     """Return each describe_hardware machine with experts of the shape's size.
 
-    The model is loaded for `shape=trace` and for machines that are measured, once for each.
+    The model is loaded for `shape=trace` and for machines that are measured, once for each; without
+    them, none is needed.
     """
     if shape.is_own and not all(config.measured for config in configs):
         from runtime.profiling.local import read_model_shape
 
+        assert model is not None
         shape = read_model_shape(model)
-    measured = measure_machine(model) if any(config.measured for config in configs) else None
+    measured = None
+    if any(config.measured for config in configs):
+        assert model is not None
+        measured = measure_machine(model)
     return [
         measured if config.measured and measured else describe_hardware(config, shape)
         for config in configs

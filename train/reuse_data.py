@@ -9,18 +9,17 @@ sums of an expert.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import IterableDataset
 
 from collect.traces import Trace, TraceSignal
 from predictors.base import Floats, softmax
 from predictors.reuse import NUM_FADING, fade, mark_used, normalize_sums
-from train.data import Batch, EpochData, TraceSubset, subset_rows
-from train.errors import TrainError
+from train.data import Batch, TraceBatches, TraceSubset
 
 STRETCH_ROWS = 4_096
 """Rows of a stretch."""
@@ -37,7 +36,7 @@ AHEAD = 24
 NOTHING = torch.empty(0)
 
 
-@dataclass(frozen=True)
+@dataclass
 class ReuseBatch(Batch):
     """Gate inputs in `states`, with fading counts of the past and discounted uses of the future."""
 
@@ -58,10 +57,6 @@ class ReuseBatch(Batch):
             self.fading_LBX[:, rows].float(),
             self.value_LBE[:, rows],
         )
-
-    def to(self, device: torch.device) -> "ReuseBatch":
-        moved = [self.gate_LBD, self.chosen_LBK, self.fading_LBX, self.value_LBE]
-        return ReuseBatch.of(*(tensor.to(device) for tensor in moved))
 
 
 def read_stretch(
@@ -117,41 +112,27 @@ ReadStretch = Callable[[NDArray[np.int64], int, int], ReuseBatch]
 """`read_stretch` of a trace: rows, of which those from the second to the third argument."""
 
 
-class ReuseBatches(IterableDataset):
+class ReuseBatches(TraceBatches):
     """Stretches of the trace in random order, their tokens in random order.
 
     A pass drops what does not fill a batch. `epoch` None: in order, nothing dropped.
     """
 
-    def __init__(
-        self,
-        trace: Trace,
-        part: TraceSubset,
-        read: ReadStretch,
-        *,
-        batch_size: int,
-        seed: int = 0,
-        epoch: int | None = None,
-    ):
-        self._rows, self._read = subset_rows(trace, part), read
-        self._batch_size, self._seed, self._epoch = batch_size, seed, epoch
-        self._starts = np.arange(0, len(self._rows), STRETCH_ROWS)
-        if epoch is not None and not len(self):
-            raise TrainError(
-                f"the trace has {len(self._rows):,} tokens to train on, a batch {batch_size:,}: "
-                "collect more (data.num_prompts=...) or give a smaller batch_size"
-            )
+    def __init__(self, trace: Trace, part: TraceSubset, *, read: ReadStretch, **options: Any):
+        super().__init__(trace, part, **options)
+        self._read = read
 
     def __len__(self) -> int:
-        sizes = np.diff([*self._starts, len(self._rows)])
+        sizes = np.diff([*range(0, len(self._rows), STRETCH_ROWS), len(self._rows)])
         if self._epoch is not None:
             return int((sizes // self._batch_size).sum())
         return int((-(-sizes // self._batch_size)).sum())
 
     def __iter__(self) -> Iterator[Batch]:
         random = np.random.default_rng([self._seed, self._epoch or 0])
-        starts = self._starts if self._epoch is None else random.permutation(self._starts)
-        for first in starts.tolist():
+        starts = np.arange(0, len(self._rows), STRETCH_ROWS)
+        number, devices = self._share
+        for first in (starts if self._epoch is None else random.permutation(starts)).tolist():
             last = min(first + STRETCH_ROWS, len(self._rows))
             stretch = self._read(self._rows, first, last)
             order = np.arange(last - first)
@@ -159,29 +140,5 @@ class ReuseBatches(IterableDataset):
                 order = random.permutation(order)
                 order = order[: len(order) // self._batch_size * self._batch_size]
             for place in range(0, len(order), self._batch_size):
-                yield stretch.take(torch.from_numpy(order[place : place + self._batch_size]))
-
-
-class ReuseData(EpochData):
-    """Training and validation batches in the order of the trace's stretches."""
-
-    def __init__(self, trace: Trace, read: ReadStretch, *, batch_size: int, seed: int):
-        super().__init__()
-        self._trace, self._read = trace, read
-        self._batch_size, self._seed = batch_size, seed
-
-    def _batches(self, part: TraceSubset, epoch: int | None) -> ReuseBatches:
-        return ReuseBatches(
-            self._trace,
-            part,
-            self._read,
-            batch_size=self._batch_size,
-            seed=self._seed,
-            epoch=epoch,
-        )
-
-    def batches(self, epoch: int) -> ReuseBatches:
-        return self._batches(TraceSubset.FIT, epoch)
-
-    def validation(self) -> ReuseBatches:
-        return self._batches(TraceSubset.VALIDATION, None)
+                take = order[place : place + self._batch_size][number::devices]
+                yield stretch.take(torch.from_numpy(take))

@@ -1,10 +1,9 @@
 """Trains the predictor behind `reuse` eviction, and compares it with every eviction policy."""
 
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,11 +18,10 @@ from predictors.base import Predictor
 from runtime.sim.hardware import Hardware
 from train.checkpoint import require_training_space
 from train.config import TrainConfig
-from train.data import require_requests
+from train.data import EpochData, require_requests
 from train.eviction_eval import (
     DEFINITION,
     PER_LAYER,
-    PolicyTables,
     compare_policies,
     decode_figures,
     gap_table,
@@ -36,36 +34,13 @@ from train.record_training import record_training
 from train.replay import describe_machines
 from train.report.serving import draw_reuse_figure
 from train.reuse import KIND, WIDTH, ReuseStack
-from train.reuse_data import ReuseData, read_stretch
+from train.reuse_data import ReuseBatches, read_stretch
 from train.routers import RouterWeights
 from train.tracking.run import GROUP, TrackedRun, resolved_settings
 from zoo.entry import write_entry
-from zoo.manifest import TrainingRecord, name_entry
+from zoo.manifest import name_entry
 
 SIGNALS = (TraceSignal.GATE_INPUT, TraceSignal.EXPERTS)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainedReuse:
-    """The trained reuse predictor, the hit rates of all policies, and its zoo entry, by kind."""
-
-    hit_rates: PolicyTables
-    training: dict[str, Any]
-    entries: Mapping[str, Path]
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "definition": DEFINITION,
-            "hit_rates": tables_dict(self.hit_rates),
-            "training": self.training,
-            "entries": {kind: str(entry) for kind, entry in self.entries.items()},
-        }
-
-    def show(self) -> None:
-        """Print the table of hit rates."""
-        console = Console()
-        console.print(DEFINITION, highlight=False)
-        gap_table(self.hit_rates).print(console)
 
 
 def train_and_publish(
@@ -74,29 +49,44 @@ def train_and_publish(
     routers: RouterWeights,
     hardware: Hardware,
     tracked: TrackedRun,
-) -> TrainedReuse:
+) -> dict[str, Any]:
     """Train the predictor on a trace, compare it with other policies and write its entry.
 
-    Its curves are `reuse-NAME` in the run's loggers.
+    Its curves are `reuse-NAME` in the run's loggers. The table of hit rates is printed and, with
+    the training and the entry, returned for results.json.
     """
     assert config.run_dir is not None
     sys.stderr.write(f"training {KIND} on {len(trace.rows('train')):,} tokens\n")
     predictor, fitted = fit_reuse(config, trace, routers, loggers=tracked.loggers(KIND))
     sys.stderr.write("replaying held-out requests under every eviction policy\n")
     tables = compare_policies(trace, [predictor], hardware, num_tokens=config.replay_tokens)
-    folder = config.run_dir / "entries" / KIND
-    figures = publish_reuse(
+    folder, held_out = config.run_dir / "entries" / KIND, decode_figures(tables, KIND)
+    write_entry(
         folder,
         predictor,
-        tables,
-        trace,
-        model_name=config.model.name,
+        name=name_entry(config.model.name, KIND),
+        metrics={
+            "held_out": held_out,
+            "definitions": {"hit_rate": DEFINITION},
+            "tables": tables,
+        },
+        trace_digest=trace.digest,
+        card_extra=f"{DEFINITION}; generated tokens, an arena for each layer.",
         training=record_training(config, trace),
-        draws_figure=config.figures,
+        figure=draw_reuse_figure(tables[PER_LAYER]) if config.figures else None,
     )
-    tracked.log_summary({f"{GROUP}/{KIND}/{name}": rate for name, rate in figures.items()})
-    training = {KIND: fitted.record(reuse_settings(config))}
-    return TrainedReuse(hit_rates=tables, training=training, entries={KIND: folder})
+    measured = {f"{GROUP}/{KIND}/{name}": rate for name, rate in held_out.items()}
+    tracked.log_summary({name: rate for name, rate in measured.items() if rate is not None})
+    tracked.log_entries({KIND: folder})
+    console = Console()
+    console.print(DEFINITION, highlight=False)
+    gap_table(tables).print(console)
+    return {
+        "definition": DEFINITION,
+        "hit_rates": tables,
+        "training": {KIND: fitted.record(reuse_settings(config))},
+        "entries": {KIND: str(folder)},
+    }
 
 
 def reuse_settings(config: TrainConfig) -> FitSettings:
@@ -133,50 +123,13 @@ def fit_reuse(
         run_dir=config.run_dir,
         loggers=loggers,
         overwrite=config.overwrite,
-        data=ReuseData(trace, read, batch_size=config.batch_size, seed=config.seed),
+        data=EpochData(
+            partial(ReuseBatches, trace, read=read, batch_size=config.batch_size, seed=config.seed)
+        ),
         checkpoints=f"{CHECKPOINTS}/{KIND}",
     )
     predictor = stack.export(trace.spec)[KIND]
     return quantise(predictor) if config.predictor.int8 else predictor, fitted
-
-
-def publish_reuse(
-    folder: Path,
-    predictor: Predictor,
-    tables: PolicyTables,
-    trace: Trace,
-    *,
-    model_name: str,
-    training: TrainingRecord,
-    draws_figure: bool = True,
-) -> dict[str, float]:
-    """Write the zoo entry with the hit rates as its metrics; return those that were measured."""
-    held_out = decode_figures(tables, predictor.kind)
-    write_entry(
-        folder,
-        predictor,
-        name=name_entry(model_name, predictor.kind),
-        metrics={
-            "held_out": held_out,
-            "definitions": {"hit_rate": DEFINITION},
-            "tables": tables_dict(tables),
-        },
-        trace_digest=trace.digest,
-        card_extra=f"{DEFINITION}; generated tokens, an arena for each layer.",
-        training=training,
-        figure=draw_reuse_figure(tables[PER_LAYER]) if draws_figure else None,
-    )
-    return {name: rate for name, rate in held_out.items() if rate is not None}
-
-
-def tables_dict(tables: PolicyTables) -> dict[str, Any]:
-    return {
-        stream: {
-            budget: {policy: asdict(rates) for policy, rates in policies.items()}
-            for budget, policies in budgets.items()
-        }
-        for stream, budgets in tables.items()
-    }
 
 
 def train_reuse(config: TrainConfig) -> dict[str, Any]:
@@ -191,10 +144,8 @@ def train_reuse(config: TrainConfig) -> dict[str, Any]:
     with TrackedRun(config) as tracked:
         tracked.start(resolved_settings(config, trace, [hardware]), trace)
         trained = train_and_publish(config, trace, routers, hardware, tracked)
-        tracked.log_entries(trained.entries)
-    trained.show()
     return {
         "model": trace.spec.as_dict(),
         "trace": {"digest": trace.digest, "tokens": trace.num_tokens},
-        **trained.as_dict(),
+        **trained,
     }

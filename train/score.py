@@ -11,21 +11,21 @@ from rich.console import Console
 from collect.traces import Trace
 from predictors.errors import NegativeResult
 from predictors.registry import REUSE_PREDICTORS
-from predictors.table import Table, format_or_dash
 from runtime.config import ModelConfig
 from runtime.presets import describe_choice
 from runtime.sim.hardware import Hardware
-from runtime.store.model_source import identity, resolve
-from train.accuracy import RequestAccuracy, accuracy_table, restart_predictor, score_layers
+from train.accuracy import RequestAccuracy, accuracy_table, score_layers
 from train.config import ScoreConfig
 from train.errors import TrainError
 from train.eviction_eval import compare_policies, decode_figures
-from train.find_trace import find_trace
+from train.find_trace import find_differences, find_trace
 from train.kinds import collect_signals
 from train.replay import budget_slots, describe_machines, first_tokens, measure_fetching
 from train.reuse_training import SIGNALS as REUSE_SIGNALS
 from train.scoring import worst_layer
 from zoo.commands import print_line
+from zoo.commands.list import comparison_table
+from zoo.comparison import pair_figures
 from zoo.entry import ZooEntry
 from zoo.load import find_entry, load_predictor
 
@@ -112,10 +112,8 @@ def score(config: ScoreConfig) -> dict[str, Any]:
 
 def require_own_model(entry: ZooEntry, model: ModelConfig) -> None:
     """Raise TrainError if the prompts would be recorded from another model than the entry's."""
-    made_for, given = entry.manifest.spec.as_dict(), identity(resolve(model), model)
-    wrong = [key for key, value in given.items() if key != "dtype" and made_for[key] != value]
-    if wrong:
-        listed = ", ".join(f"{key} {made_for[key]}, not {given[key]}" for key in wrong)
+    if wrong := find_differences(entry.manifest.spec, model):
+        listed = ", ".join(f"{key} {own}, not {other}" for key, (own, other) in wrong.items())
         raise TrainError(
             f"{entry.manifest.name} was made for another model than model={model.name} ({listed}): "
             "name its model (model=), or a trace of a quantisation of it (trace=PATH)"
@@ -132,11 +130,11 @@ def score_forecasts(
     """Return the figures of the card, by its names, and verdicts on the accuracies that it has."""
     predictor = load_predictor(config.name, spec=trace.spec)
     by_request = RequestAccuracy(len(trace.request_table), num_layers=trace.spec.num_layers)
-    layers = score_layers(restart_predictor(predictor), trace, split, by_request=by_request)
+    layers = score_layers(predictor.renewed(), trace, split, by_request=by_request)
     table = accuracy_table(layers)
     fetched = measure_fetching(
         first_tokens(trace.steps(split), config.replay_tokens),
-        restart_predictor(predictor),
+        predictor.renewed(),
         system=config.system,
         hardware=hardware,
         spec=trace.spec,
@@ -177,22 +175,11 @@ def score_reuse(
 
 def print_figures(results: dict[str, Any], trace: Trace, verdicts: Sequence[Verdict]) -> None:
     which = "held-out requests of its own trace" if results["trace"]["split"] else "all requests"
-    rows = len(trace.rows("held_out")) if results["trace"]["split"] else trace.num_tokens
+    rows = len(trace.rows(results["trace"]["split"]))
     print_line(f"{results['entry']} on {which}, {rows:,} tokens of {trace.where}")
     card, here = results["card"], results["here"]
-    Table.of(
-        ["", "card", "here", "here - card"],
-        [
-            [
-                name.replace("_", " "),
-                format_or_dash(card.get(name)),
-                format_or_dash(value),
-                "" if value is None or card.get(name) is None else f"{value - card[name]:+.4f}",
-            ]
-            for name, value in here.items()
-        ],
-        elsewhere="json=true prints them",
-    ).print(Console())
+    pairs = pair_figures({name: card.get(name) for name in here}, here)
+    comparison_table("", pairs, names=("card", "here")).print(Console())
     if not verdicts:
         print_line("no verdict: the card has no accuracy, and hit rates depend on the prompts too")
     elif results["fits"]:

@@ -16,13 +16,13 @@ from predictors.base import Predictor, Signal
 from predictors.metrics import ENTRY, Phase
 from runtime.config import SystemConfig
 from runtime.sim.hardware import Hardware
+from runtime.sim.step import RecordedStep
 from train.accuracy import (
-    HorizonPredictor,
     accuracy_table,
     measure_horizons,
-    restart_predictor,
     score_layers,
 )
+from train.evaluate.forecasts import record_forecasts
 from train.replay import budget_slots, first_tokens, is_decode, measure_fetching
 
 
@@ -52,16 +52,11 @@ class EvalContext:
     @property
     def num_replayed(self) -> int:
         """Generated tokens of the replay; the trace may have fewer than `replay_tokens`."""
-        steps = first_tokens(self.trace.steps("held_out"), self.replay_tokens)
-        return sum(len(step.tokens_T) for step in steps if is_decode(step))
+        return sum(len(step.tokens_T) for step in self.steps() if is_decode(step))
 
-
-OF_MACHINE = (
-    *("mean_replay_accuracy", "mean_fetch_rate", "mean_good_pred", "mean_good_pred_covered"),
-    *("covered_layers", "predicted_per_needed", "mean_resident", "mean_moved_fetch_rate"),
-    "mean_joint",
-)
-"""Figures of `measure_fetching` that results.json holds for each machine."""
+    def steps(self) -> Iterator[RecordedStep]:
+        """Return the steps of the replay."""
+        return first_tokens(self.trace.steps("held_out"), self.replay_tokens)
 
 
 def score_predictor(predictor: Predictor, context: EvalContext) -> dict[str, Any]:
@@ -70,10 +65,10 @@ def score_predictor(predictor: Predictor, context: EvalContext) -> dict[str, Any
     Each part begins with an untouched copy: what the predictor learns while it serves one part does
     not help it in the next.
     """
-    table = accuracy_table(score_layers(restart_predictor(predictor), context.trace))
+    table = accuracy_table(score_layers(predictor.renewed(), context.trace))
     table["worst_layer_accuracy"] = worst_layer(table["accuracy"])
     machines = {
-        machine.name: replay_context(restart_predictor(predictor), context, machine)
+        machine.name: replay_context(predictor.renewed(), context, machine)
         for machine in context.hardware
     }
     first = machines[context.hardware[0].name]
@@ -81,7 +76,8 @@ def score_predictor(predictor: Predictor, context: EvalContext) -> dict[str, Any
         **table,
         **first,
         "hardware": {
-            name: {key: figures[key] for key in OF_MACHINE} for name, figures in machines.items()
+            name: {key: value for key, value in own.items() if not isinstance(value, list | dict)}
+            for name, own in machines.items()
         },
         "shifted": None if context.shifted is None else score_shifted(predictor, context.shifted),
         "latency_us": measure_latency(predictor, context.trace),
@@ -95,10 +91,11 @@ def score_predictor(predictor: Predictor, context: EvalContext) -> dict[str, Any
 
 def score_horizons(predictor: Predictor, context: EvalContext) -> dict[str, Any]:
     """Return accuracy and, on the first machine, FetchRate of each horizon by itself."""
-    scores = measure_horizons(restart_predictor(predictor), context.trace)
+    scores = measure_horizons(predictor.renewed(), context.trace)
+    recorded = record_forecasts(predictor.renewed(), context.steps())
     for name, row in scores.items():
         if name != ENTRY:
-            alone = HorizonPredictor(restart_predictor(predictor), int(name))
+            alone = recorded.at_distance(name).predictor(context.trace.spec)
             fetched = replay_context(alone, context, context.hardware[0])
             for key in ("mean_replay_accuracy", "mean_fetch_rate", "mean_good_pred"):
                 row[key] = fetched[key]
@@ -110,7 +107,7 @@ def replay_context(
 ) -> dict[str, Any]:
     spec = context.trace.spec
     return measure_fetching(
-        first_tokens(context.trace.steps("held_out"), context.replay_tokens),
+        context.steps(),
         predictor,
         system=context.system,
         hardware=hardware,
@@ -124,7 +121,7 @@ def score_shifted(predictor: Predictor, shifted: Trace) -> dict[str, Any]:
 
     A predictor that learns while it serves learns from them.
     """
-    table = accuracy_table(score_layers(restart_predictor(predictor), shifted, None))
+    table = accuracy_table(score_layers(predictor.renewed(), shifted, None))
     return {
         "accuracy": table["accuracy"],
         "mean_accuracy": table["mean_accuracy"],
@@ -167,7 +164,7 @@ def measure_latency(predictor: Predictor, trace: Trace, *, num_steps: int = 40) 
     """
     return {
         str(batch): _time_steps(
-            restart_predictor(predictor), list(decode_steps(trace, batch, num_steps, "held_out"))
+            predictor.renewed(), list(decode_steps(trace, batch, num_steps, "held_out"))
         )
         for batch in BATCHES
     }

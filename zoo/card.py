@@ -4,11 +4,11 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from predictors.table import Table, escape_controls
 from zoo.errors import ZooError
-from zoo.manifest import EntryManifest, TrainingRecord
+from zoo.manifest import EntryManifest
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelCard, ModelCardData
@@ -43,7 +43,7 @@ def write_card(
     manifest: EntryManifest,
     *,
     extra: str = "",
-    training: TrainingRecord | None = None,
+    training: Mapping[str, Any] | None = None,
     figure: CardFigure | None = None,
 ) -> bytes:
     """Writes front matter for the Hub and a page; `extra` precedes the section on limits."""
@@ -76,14 +76,14 @@ def write_card(
     return f"{card}\n".encode()
 
 
-def card_data(manifest: EntryManifest, training: TrainingRecord | None) -> "ModelCardData":
+def card_data(manifest: EntryManifest, training: Mapping[str, Any] | None) -> "ModelCardData":
     """Returns the card's metadata, as the Hub knows them."""
     from huggingface_hub import EvalResult, ModelCardData
 
     model = manifest.model
-    trace = None if training is None else training.trace
-    hub_dataset = None if trace is None else trace.hub_dataset
-    dataset = "" if trace is None else f" ({trace.dataset})"
+    trace = training["trace"] if training else {}
+    hub_dataset = trace.get("hub_dataset")
+    dataset = f" ({trace['dataset']})" if trace else ""
     figures = {
         name: value
         for name, value in manifest.metrics.items()
@@ -122,17 +122,18 @@ def card_data(manifest: EntryManifest, training: TrainingRecord | None) -> "Mode
     )
 
 
-def list_facts(manifest: EntryManifest, training: TrainingRecord) -> dict[str, object]:
+def list_facts(manifest: EntryManifest, training: Mapping[str, Any]) -> dict[str, object]:
     """Returns what the training was made from and on."""
-    trace = training.trace
-    versions = [f"{name} {version}" for name, version in training.versions.items() if version]
+    trace, made_with = training["trace"], training["versions"]
+    versions = [f"{name} {version}" for name, version in made_with.items() if version]
+    revision = training["code_revision"] or f"none (moecast {manifest.code_version})"
     return {
-        "trace": f"`{trace.digest}`",
-        "prompts": f"{trace.dataset}, {trace.num_tokens:,} tokens",
-        "seed": str(training.seed),
-        "code revision": training.code_revision or f"none (moecast {manifest.code_version})",
-        "versions": ", ".join([f"Python {training.python}", *versions]),
-        "machine": f"{training.machine}, {training.threads} threads of torch",
+        "trace": f"`{trace['digest']}`",
+        "prompts": f"{trace['dataset']}, {trace['num_tokens']:,} tokens",
+        "seed": str(training["seed"]),
+        "code revision": revision,
+        "versions": ", ".join([f"Python {training['python']}", *versions]),
+        "machine": f"{training['machine']}, {training['threads']} threads of torch",
     }
 
 

@@ -24,15 +24,15 @@ class ListConfig(RunConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShowConfig(RunConfig):
+class EntryConfig(RunConfig):
+    """Options of a command on one entry; those of `zoo show`."""
+
     name: str
     """NAME, NAME@latest, NAME@ALIAS, NAME@DIGEST, an entry's folder, or ZOO#NAME."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifyEntryConfig(RunConfig):
-    name: str
-    """NAME, NAME@latest, NAME@ALIAS, NAME@DIGEST, an entry's folder, or ZOO#NAME."""
+class VerifyEntryConfig(EntryConfig):
     require_signature: Path | None = None
     """Public key (PEM) with which the entry must be signed."""
 
@@ -48,7 +48,17 @@ class CompareConfig(RunConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PromoteConfig(RunConfig):
+class ChangeConfig(RunConfig):
+    """Options of a command that changes a zoo."""
+
+    zoo: str | None = None
+    """Zoo to change: a folder, `builtin`, s3:// or hf://; default: the pulled entries."""
+    key: Path | None = None
+    """Private key (PEM, elliptic curve) that signs the index."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromoteConfig(ChangeConfig):
     name: str
     """The version to promote: NAME, NAME@ALIAS or NAME@DIGEST."""
     alias: str
@@ -56,10 +66,6 @@ class PromoteConfig(RunConfig):
     max_drop: float = 0.01
     """Refuse if a held-out metric is lower by more than this than that of the version with the
     alias now."""
-    zoo: str | None = None
-    """Zoo to change: a folder, s3:// or hf://; default: the pulled entries."""
-    key: Path | None = None
-    """Private key (PEM, elliptic curve) that signs the index."""
 
     def __post_init__(self) -> None:
         require_at_least(self, max_drop=0)
@@ -91,25 +97,17 @@ class PullConfig(RunConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PushConfig(RunConfig):
+class PushConfig(ChangeConfig):
     path: Path
     """Folder of an entry or of several, or the run folder of `moecast train`: all its entries."""
-    zoo: str | None = None
-    """Zoo to publish in: a folder, `builtin`, s3:// or hf://; default: the pulled entries."""
     alias: str | None = None
     """Another name for this version, such as stable."""
-    key: Path | None = None
-    """Private key (PEM, elliptic curve) that signs the index."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RemoveConfig(RunConfig):
+class RemoveConfig(ChangeConfig):
     name: str
     """NAME for all its versions, NAME@ALIAS or NAME@DIGEST for one."""
-    zoo: str | None = None
-    """Zoo to remove it from; default: the pulled entries."""
-    key: Path | None = None
-    """Private key (PEM, elliptic curve) that signs the index."""
 
 
 @dataclass(frozen=True, kw_only=True)

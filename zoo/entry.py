@@ -25,7 +25,6 @@ from zoo.manifest import (
     FileRecord,
     GraphRecord,
     Scalar,
-    TrainingRecord,
     parse_manifest,
 )
 
@@ -95,14 +94,6 @@ class ZooEntry:
             raise ZooError(f"{METRICS} of {self.manifest.name} is not a table of JSON")
         return metrics
 
-    def training(self) -> TrainingRecord | None:
-        """Reads `training.json`; None if the entry has none, as those of earlier versions."""
-        if TRAINING not in self.manifest.files:
-            return None
-        what = f"{TRAINING} of {self.manifest.name} in {self.where}"
-        wrong = f"{what} is not a record of a training"
-        return TrainingRecord.parse(self.read(TRAINING), wrong=wrong, error=ZooError)
-
     def verify(self) -> None:
         """Reads every file.
 
@@ -134,7 +125,7 @@ def write_entry(
     licence: str = "Apache-2.0",
     card_extra: str = "",
     created: str | None = None,
-    training: TrainingRecord | None = None,
+    training: Mapping[str, Any] | None = None,
     figure: CardFigure | None = None,
 ) -> EntryManifest:
     """Writes a predictor's entry in one step, so that it is complete or as it was before.
@@ -169,7 +160,7 @@ def write_entry(
         CARD: write_card(draft, extra=card_extra, training=training, figure=figure),
     }
     if training is not None:
-        all_files[TRAINING] = training.to_bytes()
+        all_files[TRAINING] = (json.dumps(training, indent=2) + "\n").encode()
     if figure is not None:
         all_files[FIGURE] = figure.png
     records = {

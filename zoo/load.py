@@ -1,11 +1,8 @@
 """Loads a predictor by what a user writes after `predictor=`: a name, a folder or an address."""
 
 import logging
-import os
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,14 +19,11 @@ from zoo.entry import ZooEntry, open_entry
 from zoo.errors import DamagedError, MismatchError, ZooError
 from zoo.index import EntryReference, ZooIndex, parse_reference
 from zoo.manifest import NAME, EntryManifest, name_entry
-from zoo.pull import PullCache, pull_entry
-from zoo.signing import check_signature
+from zoo.pull import pull_reference
+from zoo.signing import check_signature, required_key
 from zoo.storage import builtin_storage, cache_storage, configured_storages, open_zoo_storage
 
 log = logging.getLogger(__name__)
-
-REQUIRE_SIGNATURE = "MOECAST_REQUIRE_SIGNATURE"
-"""Path of a public key. Entries that are not signed with it are refused, except built-in ones."""
 
 
 def local_zoos() -> list[Zoo]:
@@ -112,12 +106,6 @@ def find_entry(reference: str | Path) -> ZooEntry:
     return entry
 
 
-def required_key() -> Path | None:
-    """Returns the public key of MOECAST_REQUIRE_SIGNATURE; None if it is not set."""
-    key = os.environ.get(REQUIRE_SIGNATURE)
-    return Path(key) if key else None
-
-
 def _find_unchecked(reference: str | Path) -> ZooEntry:
     if isinstance(reference, str) and "://" in reference:
         return find_by_address(reference)
@@ -182,31 +170,6 @@ def find_by_address(address: str) -> ZooEntry:
         if index.has(reference):
             return cached.open(reference, index)
     return pull_reference(zoo, reference)
-
-
-def pull_reference(
-    zoo: Zoo,
-    reference: EntryReference,
-    index: ZooIndex | None = None,
-    *,
-    require_signature: Path | None = None,
-) -> ZooEntry:
-    """Pulls an entry, unless the cache has it, and reports that on stderr.
-
-    `index` is the zoo's, if it was read before. With a key, here or in MOECAST_REQUIRE_SIGNATURE,
-    the entry must be signed; the built-in zoo came with the package, so only the first applies.
-    """
-    key = require_signature or required_key()
-    if index is None:
-        index = zoo.read_index(required=True, key=key)
-    digest, cache = index.resolve(reference), PullCache(cache_storage())
-    if not cache.has(digest):
-        address = escape_controls(zoo.storage.address)
-        sys.stderr.write(f"pulling {reference.name}@{digest[:12]} from {address}\n")
-    check = None
-    if key is not None and (require_signature or zoo.storage != builtin_storage()):
-        check = partial(check_signature, key=key)
-    return pull_entry(zoo, reference, index, cache=cache, check=check)
 
 
 def load_predictor(

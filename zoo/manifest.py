@@ -1,4 +1,4 @@
-"""`manifest.json`: an entry and the digest of each file; `training.json`: how it was trained."""
+"""`manifest.json`: an entry and the digest of each file."""
 
 import re
 from pathlib import PurePosixPath
@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, JsonValue, field_validator
 
 from predictors.base import Signal
-from predictors.records import Count, ModelRecord, Sha256, StrictRecord
+from predictors.records import ModelRecord, Sha256, StrictRecord
 from predictors.spec import ModelSpec
 from zoo.digest import check_path, hash_bytes
 from zoo.errors import DamagedError, ZooError
@@ -118,42 +118,3 @@ def parse_manifest(data: bytes, *, what: str) -> EntryManifest:
             "those that moecast writes. Its publisher must write it with moecast"
         )
     return manifest
-
-
-class TrainingTrace(StrictRecord):
-    """The trace that a predictor was trained on."""
-
-    digest: Sha256
-    dataset: str
-    """Short name of the source of prompts."""
-    hub_dataset: str | None = None
-    """OWNER/NAME on the Hub, if the prompts are from there."""
-    hub_revision: str | None = None
-    signals: tuple[str, ...]
-    num_tokens: Count
-    prompts_digest: Sha256
-    recording: dict[str, JsonValue]
-    """Seed, lengths and sampling of the generated tokens."""
-    was_named: bool
-    """Whether the command named a finished trace; otherwise it recorded one from `options.data`."""
-
-
-class TrainingRecord(StrictRecord):
-    """The content of `training.json`. It has no folders of the machine and no secrets."""
-
-    format_version: Literal[1] = 1
-    command: str | None
-    """As it was typed; None if the training was called from Python."""
-    options: dict[str, JsonValue]
-    """The resolved configuration of `moecast train`, of absolute paths only the last part."""
-    seed: int
-    threads: Count
-    """CPU threads of torch: another number may change the last bits of a sum."""
-    code_revision: str | None
-    """Git commit of the checkout; None for an installed package."""
-    versions: dict[str, str | None]
-    """Packages whose version may change a result."""
-    python: str
-    platform: str
-    machine: str
-    trace: TrainingTrace

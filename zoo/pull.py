@@ -2,19 +2,21 @@
 
 import errno
 import hashlib
+import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 from predictors.errors import DiskFullError
 from predictors.files import write_atomic
+from predictors.table import escape_controls
 from zoo.catalog import WritableZoo, Zoo
 from zoo.entry import SIGNATURE, ZooEntry
 from zoo.errors import DamagedError, UnreachableError, ZooError
 from zoo.index import EntryReference, ZooIndex, blob_path, is_alias
 from zoo.manifest import FileRecord
+from zoo.signing import check_signature, required_key
+from zoo.storage import builtin_storage, cache_storage
 from zoo.storage.base import Storage
 from zoo.storage.folder import FolderStorage
 
@@ -24,104 +26,108 @@ PARALLEL = 8
 """Downloads at a time: a zoo's files are small, and most of the time is the server's latency."""
 
 
-@dataclass(frozen=True)
-class PullCache:
-    """The folder of pulled entries. Of several processes, one pulls at a time."""
-
-    storage: FolderStorage
-
-    def has(self, digest: str) -> bool:
-        """Whether the blob is there, every byte of it intact."""
-        try:
-            return self.storage.sha256(blob_path(digest)) == digest
-        except (FileNotFoundError, NotADirectoryError, ZooError):
-            return False
-
-    def download(self, source: Storage, record: FileRecord, path: str, *, of: str) -> None:
-        """Downloads a blob. It takes its name when all of it is here with the right digest.
-
-        `path` is that of the file in the entry `of`, for messages.
-
-        Raises:
-            DamagedError: it is missing in the source, or has another size or digest.
-            UnreachableError: the download was interrupted, or is too slow.
-            DiskFullError: it does not fit on the disk.
-        """
-        what, blob = f"{path} of {of}", blob_path(record.sha256)
-        arrived, sha256 = 0, hashlib.sha256()
-        deadline = time.monotonic() + LEAST_SECONDS + record.size / LEAST_BYTES_PER_SECOND
-        try:
-            with self.storage.open_new(blob) as file, source.stream(blob) as chunks:
-                for chunk in chunks:
-                    file.write(chunk)
-                    sha256.update(chunk)
-                    arrived += len(chunk)
-                    if arrived > record.size or time.monotonic() > deadline:
-                        break  # an endless answer must not fill the disk, nor take for ever
-                if arrived < record.size:
-                    raise UnreachableError(
-                        f"{what}: {arrived:,} of {record.size:,} bytes came from {source.address}; "
-                        "pull again to get what is missing"
-                    )
-                if arrived > record.size or sha256.hexdigest() != record.sha256:
-                    raise DamagedError(
-                        f"{what} in {source.address} is damaged: got {arrived:,} bytes with sha256 "
-                        f"{sha256.hexdigest()[:12]}..., expected {record.size:,} with "
-                        f"{record.sha256[:12]}.... Nothing of it was read"
-                    )
-                Path(file.name).chmod(0o644)
-        except FileNotFoundError as error:
-            raise DamagedError(f"{what} is missing in {source.address}") from error
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise DiskFullError(
-                f"{what}: the disk of {self.storage.address} is full; free some space and pull "
-                "again, or set MOECAST_CACHE to a folder on another disk"
-            ) from error
+def has_blob(cache: FolderStorage, digest: str) -> bool:
+    """Whether the blob is there, every byte of it intact."""
+    try:
+        return cache.sha256(blob_path(digest)) == digest
+    except (FileNotFoundError, NotADirectoryError, ZooError):
+        return False
 
 
-def pull_entry(
+def download(
+    cache: FolderStorage, source: Storage, record: FileRecord, path: str, *, of: str
+) -> None:
+    """Downloads a blob. It takes its name when all of it is here with the right digest.
+
+    `path` is that of the file in the entry `of`, for messages.
+
+    Raises:
+        DamagedError: it is missing in the source, or has another size or digest.
+        UnreachableError: the download was interrupted, or is too slow.
+        DiskFullError: it does not fit on the disk.
+    """
+    what, blob = f"{path} of {of}", blob_path(record.sha256)
+    arrived, sha256 = 0, hashlib.sha256()
+    deadline = time.monotonic() + LEAST_SECONDS + record.size / LEAST_BYTES_PER_SECOND
+    try:
+        with cache.open_new(blob) as file, source.stream(blob) as chunks:
+            for chunk in chunks:
+                file.write(chunk)
+                sha256.update(chunk)
+                arrived += len(chunk)
+                if arrived > record.size or time.monotonic() > deadline:
+                    break  # an endless answer must not fill the disk, nor take for ever
+            if arrived < record.size:
+                raise UnreachableError(
+                    f"{what}: {arrived:,} of {record.size:,} bytes came from {source.address}; "
+                    "pull again to get what is missing"
+                )
+            if arrived > record.size or sha256.hexdigest() != record.sha256:
+                raise DamagedError(
+                    f"{what} in {source.address} is damaged: got {arrived:,} bytes with sha256 "
+                    f"{sha256.hexdigest()[:12]}..., expected {record.size:,} with "
+                    f"{record.sha256[:12]}.... Nothing of it was read"
+                )
+            Path(file.name).chmod(0o644)
+    except FileNotFoundError as error:
+        raise DamagedError(f"{what} is missing in {source.address}") from error
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise DiskFullError(
+            f"{what}: the disk of {cache.address} is full; free some space and pull "
+            "again, or set MOECAST_CACHE to a folder on another disk"
+        ) from error
+
+
+def pull_reference(
     source: Zoo,
     reference: EntryReference,
-    index: ZooIndex,
+    index: ZooIndex | None = None,
     *,
-    cache: PullCache,
-    check: Callable[[ZooEntry], None] | None = None,
+    require_signature: Path | None = None,
 ) -> ZooEntry:
     """Returns an entry from the cache, after what is missing of it was downloaded.
 
+    Of several processes, one pulls at a time. The cache lists the complete entry, an alias too.
+
     Args:
         source: the zoo to pull from.
-        reference: the version; an alias names it in the cache too.
-        index: the source's.
-        check: is called with the complete entry before the cache lists it; if it raises, the entry
-            stays unlisted.
+        reference: the version.
+        index: the source's, if it was read before.
+        require_signature: public key with which the entry must be signed; by default that of
+            MOECAST_REQUIRE_SIGNATURE, except for the built-in zoo, which came with the package.
     """
-    name, digest = reference.name, index.resolve(reference)
-    version, zoo = index.entries[name].versions[digest], WritableZoo(cache.storage)
-    with cache.storage.changing_blobs():
+    key = require_signature or required_key()
+    if index is None:
+        index = source.read_index(required=True, key=key)
+    name, digest, cache = reference.name, index.resolve(reference), cache_storage()
+    version, zoo = index.entries[name].versions[digest], WritableZoo(cache)
+    if not has_blob(cache, digest):
+        address = escape_controls(source.storage.address)
+        sys.stderr.write(f"pulling {name}@{digest[:12]} from {address}\n")
+    with cache.changing_blobs():
         zoo.read_index()  # one that cannot be changed is found out first
         added = {}
-        if not cache.has(digest):
+        if not has_blob(cache, digest):
             data = source.open_digest(digest, name=name).manifest.to_bytes()
             added[blob_path(digest)] = data
         entry = zoo.open_digest(digest, name=name, version=version, added=added)
         blobs = {record.sha256: (record, path) for path, record in entry.manifest.files.items()}
         if version.signature is not None:
             blobs[version.signature.sha256] = (version.signature, SIGNATURE)
-        missing = [blob for sha256, blob in blobs.items() if not cache.has(sha256)]
+        missing = [blob for sha256, blob in blobs.items() if not has_blob(cache, sha256)]
         needed = sum(record.size for record, _ in missing)
         advice = "Free some, or set MOECAST_CACHE to a folder on another disk"
-        cache.storage.require_space(needed, name, advice=advice)
+        cache.require_space(needed, name, advice=advice)
         for path, data in added.items():
-            write_atomic(cache.storage.folder / path, data)
+            write_atomic(cache.folder / path, data)
         with ThreadPoolExecutor(PARALLEL) as pool:
             # The first failure cancels those that have not begun.
-            list(pool.map(lambda blob: cache.download(source.storage, *blob, of=name), missing))
+            list(pool.map(lambda blob: download(cache, source.storage, *blob, of=name), missing))
         entry.verify()  # also the graphs
-        if check is not None:
-            check(entry)
+        if key is not None and (require_signature or source.storage != builtin_storage()):
+            check_signature(entry, key=key)
         alias = reference.version if is_alias(reference.version) else None
         zoo.register(entry.manifest, signature=entry.read_signature(), alias=alias)
     return entry

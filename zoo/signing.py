@@ -5,6 +5,7 @@ An entry's signature covers every file of its folder by name and digest; it is s
 `signatures/DIGEST.json`, by the digest of the index, so that both change in one step.
 """
 
+import os
 import tempfile
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +22,15 @@ from zoo.entry import (
 from zoo.errors import DamagedError, SignatureError, ZooError
 from zoo.index import INDEX, SIGNATURES
 from zoo.storage.base import Storage
+
+REQUIRE_SIGNATURE = "MOECAST_REQUIRE_SIGNATURE"
+"""Path of a public key. Entries that are not signed with it are refused, except built-in ones."""
+
+
+def required_key() -> Path | None:
+    """Returns the public key of MOECAST_REQUIRE_SIGNATURE; None if it is not set."""
+    key = os.environ.get(REQUIRE_SIGNATURE)
+    return Path(key) if key else None
 
 
 def import_model_signing() -> ModuleType:

@@ -48,7 +48,7 @@ def load_texts(folder: Path, number: int, longest: int, seed: int) -> list[list[
         num_prompts=4 * number,
         max_prompt_tokens=2 * longest,
     )
-    texts = [list(tokenizer(prompt.text)["input_ids"]) for prompt in load_prompts(data, seed=seed)]
+    texts = [list(tokenizer(prompt)["input_ids"]) for prompt in load_prompts(data, seed=seed)]
     long_enough = [tokens for tokens in texts if len(tokens) >= longest]
     assert len(long_enough) >= number, f"got {len(long_enough)} long texts, expected {number}"
     return long_enough[:number]

@@ -70,18 +70,13 @@ def simulated_latency() -> HtmlReport:
 
 def forecasts() -> HtmlReport:
     """Returns the predictors' accuracy by layer and the eviction policies' hit rates."""
-    from train.eviction_eval import HitRates
     from train.report.forecasts import accuracy_by_layer
     from train.report.serving import hit_rate
 
     results = read_document("train")
     page = HtmlReport("Forecasts", provenance=read_origin("train"))
     accuracy_by_layer(page, results["predictors"])
-    rates = results["keeping"]["hit_rates"]["generated, per-layer"]
-    tables = {
-        budget: {policy: HitRates(**row) for policy, row in policies.items()}
-        for budget, policies in rates.items()
-    }
+    tables = results["keeping"]["hit_rates"]["generated, per-layer"]
     hit_rate(page, tables, num_tokens=500)
     return page
 

@@ -52,7 +52,6 @@ class WorkerPool:
             LaunchError: the engine is not installed or cannot be reached.
         """
         self._retries = config.retries
-        self.num_workers = config.workers
         self._say = say
         self._engine = start_engine(config, entry, arguments, logs, name, say)
         self.num_units = 0

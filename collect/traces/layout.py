@@ -12,6 +12,7 @@ from enum import StrEnum
 
 import numpy as np
 
+from predictors.base import Signal
 from predictors.spec import ModelSpec
 
 
@@ -26,6 +27,14 @@ class TraceSignal(StrEnum):
 
 
 ALL_SIGNALS = tuple(TraceSignal)
+PROBES = {
+    TraceSignal.LAYER_INPUT: Signal.LAYER_INPUT,
+    TraceSignal.GATE_INPUT: Signal.GATE_INPUT,
+    TraceSignal.GATE_LOGITS: Signal.LOGITS,
+    TraceSignal.EXPERTS: Signal.ROUTED,
+    TraceSignal.WEIGHTS: Signal.WEIGHTS,
+}
+"""The model's value that is recorded as each signal."""
 ROUTING_SIGNALS = (TraceSignal.EXPERTS, TraceSignal.WEIGHTS)
 
 TOKEN_DTYPES: Mapping[str, np.dtype] = {

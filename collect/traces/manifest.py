@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, JsonValue, ValidationError
+from pydantic import Field, JsonValue
 
 from collect.errors import TraceError
 from collect.traces.layout import Split, TraceSignal
@@ -127,10 +127,6 @@ def _own_digest(manifest: TraceManifest) -> str:
     return hash_value(manifest.model_dump(mode="json", exclude={"digest"}))
 
 
-def to_json(manifest: TraceManifest) -> bytes:
-    return manifest.model_dump_json(indent=1).encode() + b"\n"
-
-
 def has_manifest(where: str | Path | Storage) -> bool:
     """Returns True if there is a trace, finished or not."""
     try:
@@ -147,7 +143,6 @@ def read_manifest(where: str | Path | Storage) -> TraceManifest:
     try:
         data = storage.read(MANIFEST)
         refuse_lfs_pointer(data, path, TraceError)
-        manifest = TraceManifest.model_validate_json(data)
     except FileNotFoundError:
         raise TraceError(
             f"{storage.address} is not a trace: it has no {MANIFEST}. "
@@ -155,13 +150,12 @@ def read_manifest(where: str | Path | Storage) -> TraceManifest:
         ) from None
     except NotADirectoryError:
         raise TraceError(f"{storage.address} is not a trace: a trace is a folder") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise TraceError(
-            f"{path} is damaged or of another version of the format: {where}: {first['msg']}. "
-            "Collect the trace again into another folder."
-        ) from None
+    manifest = TraceManifest.parse(
+        data,
+        wrong=f"{path} is damaged or of another version of the format",
+        error=TraceError,
+        hint="collect the trace again into another folder",
+    )
     if _own_digest(manifest) != manifest.digest:
         raise TraceError(
             f"{path} is damaged: its content does not match the digest that it carries. "

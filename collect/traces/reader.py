@@ -24,7 +24,6 @@ from collect.traces.manifest import (
     TraceRequest,
     open_trace_storage,
     read_manifest,
-    to_json,
 )
 from predictors.base import Floats, Ints
 from predictors.errors import unknown
@@ -174,33 +173,22 @@ class Trace:
         self._columns: dict[str, Column] = {}
 
     @classmethod
-    def open(
-        cls, where: str | Path | Storage, *, model: ModelSpec | None = None, verify: bool = True
-    ) -> "Trace":
+    def open(cls, where: str | Path | Storage, *, verify: bool = True) -> "Trace":
         """Opens a finished trace; a trace in an object store is first copied to this machine.
 
         Args:
             where: folder, address or storage.
-            model: the model that the trace must be of; any model unless given.
             verify: False compares sizes only, for a trace that this process has just written, or
                 that another process of this run has verified.
 
         Raises:
-            TraceError: no trace, incomplete, damaged, of another model, or with impossible ids,
-                numbers, order or counts.
+            TraceError: no trace, incomplete, damaged, or with impossible ids, numbers, order or
+                counts.
         """
         storage = open_trace_storage(where)
         manifest = read_manifest(storage)
         plan = manifest.plan
         check_manifest(manifest, f"{storage.address}/{MANIFEST}")
-        if model is not None:
-            plan.spec.require(
-                model,
-                this=f"the trace {storage.address}",
-                that="the model",
-                error=TraceError,
-                hint="Collect a trace of this model: moecast collect model=... output=PATH",
-            )
         if not manifest.complete:
             names = storage.names() if isinstance(storage, FileStorage) else []
             records = {name for name in names if name.endswith(".shard.json")}
@@ -289,8 +277,10 @@ class Trace:
         """Values of `Phase`, `[N]`."""
         return self._column("phase")[:]
 
-    def rows(self, split: str) -> NDArray[np.int64]:
-        """Returns the rows of a split, ascending."""
+    def rows(self, split: str | None) -> NDArray[np.int64]:
+        """Returns the rows of a split, ascending; None: all rows."""
+        if split is None:
+            return np.arange(self.num_tokens)
         side = Split(split)
         belongs = np.array([request.split is side for request in self.request_table], dtype=bool)
         return np.flatnonzero(belongs[self.requests])
@@ -334,7 +324,7 @@ def copy_trace(source: Storage, manifest: TraceManifest) -> Path:
     )
     for record in missing:
         _copy_file(source, copy, record)
-    copy.write(MANIFEST, to_json(manifest))
+    copy.write(MANIFEST, manifest.to_bytes())
     return copy.folder
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
 from collect.errors import TraceError
 from collect.traces.checks import is_finite
@@ -38,9 +37,8 @@ from collect.traces.manifest import (
     make_manifest,
     open_writable_storage,
     read_manifest,
-    to_json,
 )
-from collect.traces.reader import REQUESTS, Trace, check_file
+from collect.traces.reader import AGAIN, REQUESTS, Trace, check_file
 from predictors.origin import package_version
 from zoo.storage.base import FileStorage, Storage
 
@@ -88,7 +86,7 @@ class TraceWriter:
         if not has_manifest(self.storage):
             self._check_empty()
             # Only one of several writers succeeds.
-            self.storage.create(MANIFEST, to_json(self._manifest([])))
+            self.storage.create(MANIFEST, self._manifest([]).to_bytes())
         manifest = read_manifest(self.storage)
         self._check_same(manifest)
         if not joins:
@@ -122,7 +120,7 @@ class TraceWriter:
             data=TraceFile(name=f"{stem}.arrow", sha256=sink.hexdigest(), size=sink.size),
             requests=write_small(self.storage, f"{stem}.requests.json", listed),
         )
-        self.storage.write(f"{stem}{RECORD}", record.model_dump_json(indent=1).encode() + b"\n")
+        self.storage.write(f"{stem}{RECORD}", record.to_bytes())
         return record
 
     def finish(self) -> Trace:
@@ -140,7 +138,7 @@ class TraceWriter:
                 write_small(self.storage, STATE, dataset_state(draft)),
             ]
             whole = self._manifest(draft.shards, extra=extra, complete=True)
-            self.storage.write(MANIFEST, to_json(whole))
+            self.storage.write(MANIFEST, whole.to_bytes())
         self._remove_records()
         self.storage.remove_temporary(everything=True)
         return Trace.open(self.storage, verify=False)
@@ -203,7 +201,7 @@ class TraceWriter:
         if len(kept) < len(done) or not {record.name for record in manifest.extra} <= there:
             self.storage.remove(STATE)
             shards = [kept[unit] for unit in sorted(kept)]
-            self.storage.write(MANIFEST, to_json(self._manifest(shards)))
+            self.storage.write(MANIFEST, self._manifest(shards).to_bytes())
         elif manifest.complete:
             self._remove_records()
 
@@ -242,21 +240,16 @@ def committed_units(where: str | Path | Storage, plan: TracePlan) -> dict[int, S
         if unit is not None and name.endswith(RECORD):
             # Removed meanwhile by a writer that has finished the trace: `trace.json` lists it.
             with suppress(FileNotFoundError):
-                units[unit] = _record(storage, name)
+                units[unit] = ShardRecord.parse(
+                    storage.read(name),
+                    wrong=f"{storage.address}/{name} is damaged",
+                    error=TraceError,
+                    hint=f"delete it and {AGAIN}",
+                )
     # Read last: it lists all units when records are removed.
     for shard in read_manifest(storage).shards:
         units[shard.unit] = shard
     return units
-
-
-def _record(storage: FileStorage, name: str) -> ShardRecord:
-    try:
-        return ShardRecord.model_validate_json(storage.read(name))
-    except ValidationError:
-        raise TraceError(
-            f"{storage.address}/{name} is damaged. Delete it and run the same `moecast collect` "
-            "again: it records what is missing"
-        ) from None
 
 
 def _short(value: object) -> str:

@@ -18,7 +18,7 @@ from predictors.spec import ModelSpec
 from zoo.card import CardFigure
 from zoo.digest import hash_bytes
 from zoo.entry import write_entry
-from zoo.manifest import EntryManifest, TrainingRecord, TrainingTrace
+from zoo.manifest import EntryManifest
 
 
 def tiny_spec(**changes: Any) -> ModelSpec:
@@ -75,7 +75,7 @@ def tiny_entry(folder: Path, **changes: Any) -> EntryManifest:
     return write_entry(folder, SimpleNamespace(**predictor), **{**arguments, **changes})
 
 
-def tiny_training(*, hub_dataset: str | None = None, **changes: Any) -> TrainingRecord:
+def tiny_training(*, hub_dataset: str | None = None, **changes: Any) -> dict[str, Any]:
     """The record of a training with seed 7."""
     fields: dict[str, Any] = {
         "command": "moecast train tiny seed=7",
@@ -87,18 +87,18 @@ def tiny_training(*, hub_dataset: str | None = None, **changes: Any) -> Training
         "python": "3.12.0",
         "platform": "Linux",
         "machine": "2 cores of a processor",
-        "trace": TrainingTrace(
+        "trace": dict(
             digest="a" * 64,
             dataset="pydocs",
             hub_dataset=hub_dataset,
-            signals=("gate_input", "experts"),
+            signals=["gate_input", "experts"],
             num_tokens=1000,
             prompts_digest="b" * 64,
             recording={"seed": 7},
             was_named=False,
         ),
     }
-    return TrainingRecord(**{**fields, **changes})
+    return {**fields, **changes}
 
 
 def tiny_figure() -> CardFigure:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from collect.traces.columns import map_stream, write_stream
 from collect.traces.layout import trace_columns
-from collect.traces.manifest import MANIFEST, make_manifest, read_manifest, to_json
+from collect.traces.manifest import MANIFEST, make_manifest, read_manifest
 from collect.traces.reader import REQUESTS
 from predictors.records import StrictRecord
 
@@ -41,7 +41,7 @@ def change_manifest(folder: Path, **changed: Any) -> None:
     manifest = read_manifest(folder)
     fields = {name: getattr(manifest, name) for name in type(manifest).model_fields} | changed
     del fields["digest"]
-    (folder / MANIFEST).write_bytes(to_json(make_manifest(**fields)))
+    (folder / MANIFEST).write_bytes(make_manifest(**fields).to_bytes())
 
 
 def forge_shard(folder: Path, change: Change, *, shard: int = 0) -> None:

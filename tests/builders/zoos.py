@@ -4,7 +4,7 @@ from configs.program import run_program
 from tests.builders.web import Site
 from zoo.catalog import Zoo
 from zoo.index import EntryReference, blob_path
-from zoo.load import pull_reference
+from zoo.pull import pull_reference
 from zoo.storage.folder import FolderStorage
 from zoo.storage.remote import HttpStorage
 

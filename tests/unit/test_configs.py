@@ -12,7 +12,7 @@ from configs.execution import import_named
 from predictors.errors import ConfigError
 from predictors.typed_values import default_values, field_types, option_keys
 from runtime.config import GenerateConfig
-from zoo.config import ListConfig, PushConfig, ShowConfig
+from zoo.config import EntryConfig, ListConfig, PushConfig
 
 FOLDER = Path(configs.__file__).parent
 SCHEMAS = {
@@ -50,7 +50,7 @@ def test_choice__is_offered_and_typed(folder: str, choice: str) -> None:
 
 def test_unknown_key__names_the_closest_only() -> None:
     with pytest.raises(ConfigError) as caught:
-        compose_typed(ShowConfig, ["nam=a/b"])
+        compose_typed(EntryConfig, ["nam=a/b"])
     assert str(caught.value) == (
         "unknown option 'nam'. Did you mean 'name'? --help lists the options"
     )

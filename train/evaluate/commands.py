@@ -16,19 +16,18 @@ from predictors.registry import separate_run
 from runtime.commands.progress import progress
 from runtime.config import HardwareConfig, ModelConfig, ShapeConfig
 from runtime.errors import CheckpointError
-from runtime.sim.hardware import Hardware, describe_hardware
-from runtime.store.model_source import identity, resolve
+from runtime.sim.hardware import Hardware
 from train.errors import TrainError
 from train.evaluate.config import EvaluateConfig
 from train.evaluate.forecasts import held_out_steps
-from train.evaluate.jobs import ReplayJob, ReplayRow, code_digest
+from train.evaluate.jobs import ReplayJob, Row, code_digest
 from train.evaluate.report import write_report
 from train.evaluate.results import make_results
 from train.evaluate.sources import FoundPredictor, PredictorSources
 from train.evaluate.table import show
 from train.evaluate.variants import ReplayCase, figure_condition, list_cases, list_variants
-from train.find_trace import find_trace, open_named_trace
-from train.replay import budget_slots
+from train.find_trace import find_differences, find_trace, open_named_trace
+from train.replay import budget_slots, describe_machines
 from train.resumable import FinishedPieces, run_jobs
 
 
@@ -76,7 +75,7 @@ def replay_all(
     config: EvaluateConfig,
     trace: Trace,
     predictors: Mapping[str, FoundPredictor],
-) -> list[ReplayRow]:
+) -> list[Row]:
     """Return the figures of each case, from the run folder or replayed now.
 
     Equal digests mean equal figures: they are of the case, the steps, the forecasts and the code.
@@ -116,7 +115,7 @@ def replay_all(
     workers = config.workers or os.cpu_count() or 1
     with progress(console, "replaying", total=len(missing)) as advance:
         run_jobs(jobs, folder=folder, workers=workers, advance=advance)
-    return [ReplayRow(**finished.read(digest)) for digest in digests]
+    return [finished.read(digest) for digest in digests]
 
 
 def group_cases(
@@ -150,11 +149,9 @@ def open_trace(config: EvaluateConfig) -> Trace:
 def find_traced_model(trace: Trace, model: ModelConfig) -> ModelConfig | None:
     """Return the configured model if it is the traced one and on this machine, else None."""
     try:
-        made_for = identity(resolve(model), model)
+        return None if find_differences(trace.spec, model) else model
     except CheckpointError:
         return None
-    recorded = trace.spec.as_dict()
-    return model if all(recorded[key] == value for key, value in made_for.items()) else None
 
 
 def list_machines(
@@ -172,12 +169,6 @@ def list_machines(
             f"{own[0]} needs the traced model, which is not on this machine: name it "
             "(model=..., model.id=FOLDER), or choose shape=qwen1.5-moe and hardware=rtx4090-pcie4"
         )
-    if not own:
-        return [describe_hardware(config, shape) for config in hardware]
-    # Late: torch, to load the model.
-    from train.replay import describe_machines
-
-    assert model is not None
     return describe_machines(hardware, shape, model)
 
 

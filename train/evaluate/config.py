@@ -3,28 +3,22 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from collect.config import DataConfig
-from predictors.config import RunConfig, chosen, require_at_least, several
+from predictors.config import chosen, require_at_least, several
 from predictors.errors import MoecastError
-from runtime.config import REFERENCE_MODEL, HardwareConfig, ModelConfig, ShapeConfig, SystemConfig
+from runtime.config import HardwareConfig, SystemConfig
 from runtime.store.model_source import resolve
+from train.config import TracedConfig
 
 OURS = "moecast"
 """The system whose rank in every condition is reported."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateConfig(RunConfig):
-    model: ModelConfig = chosen(ModelConfig, "model", REFERENCE_MODEL)
-    data: DataConfig = chosen(DataConfig, "data", "pydocs")
-    trace: str | None = None
-    """Folder or address of a finished trace. Default: runs/traces/MODEL/DATA, recorded if it is
-    missing."""
+class EvaluateConfig(TracedConfig):
     system: list[SystemConfig] = several("system")
     """Systems to compare; the baseline is always among them."""
     hardware: list[HardwareConfig] = several("hardware", "rtx4090-pcie4,desktop-nvme4")
     """Machines to simulate."""
-    shape: ShapeConfig = chosen(ShapeConfig, "shape", "qwen1.5-moe")
     baseline: SystemConfig = chosen(SystemConfig, "system", "on-demand")
     """The system without prefetching that speed-ups are against, at equal budget."""
     budget: list[str] = field(default_factory=lambda: ["10%", "25%", "50%", "75%"])

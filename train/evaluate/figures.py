@@ -20,8 +20,7 @@ from runtime.tools.report.figures import (
 )
 from runtime.tools.report.html_report import HtmlReport
 from runtime.tools.report.series_styles import BOUND, HUES
-from train.evaluate.jobs import ReplayRow
-from train.evaluate.table import Row
+from train.evaluate.jobs import Row
 from train.evaluate.variants import TABLE
 
 if TYPE_CHECKING:
@@ -137,15 +136,13 @@ def add_batches(report: HtmlReport, results: Row, budget: str) -> None:
     )
 
 
-def add_distribution(
-    report: HtmlReport, replays: Sequence[ReplayRow], condition: Condition
-) -> None:
+def add_distribution(report: HtmlReport, replays: Sequence[Row], condition: Condition) -> None:
     """Draw the distribution of the time of a decode step on each machine (fMoE, figure 10)."""
     values = [
-        (row.hardware, row.system, percent, value)
+        (row["hardware"], row["system"], percent, value)
         for row in replays
-        if row.part == TABLE and Condition(row.budget, row.batch) == condition
-        for percent, value in enumerate(row.tpot_percentiles_ms or ())
+        if row["part"] == TABLE and Condition(row["budget"], row["batch"]) == condition
+        for percent, value in enumerate(row["tpot_percentiles_ms"])
     ]
 
     def draw(figure: "Figure", records: Sequence[Record]) -> None:

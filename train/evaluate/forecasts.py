@@ -7,12 +7,13 @@ Shape suffixes: T tokens of the step, E experts, K top_k, L layers.
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from collect.traces import Trace
 from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal
+from predictors.metrics import name_distance
 from predictors.spec import ModelSpec
 from runtime.sim.step import ArrayStep, RecordedStep, batch_steps, replay_step
 from train.errors import TrainError
@@ -50,6 +51,17 @@ class RecordedForecasts:
     steps: Sequence[dict[EventKey, list[RecordedForecast]]]
     stateless: bool = False
     """`Predictor.stateless` of the recorded predictor."""
+
+    def at_distance(self, distance: str) -> "RecordedForecasts":
+        """Return the answers at one distance only, as `name_distance` names it."""
+        steps = [
+            {
+                event: [one for one in forecasts if name_distance(*event, one.layer) == distance]
+                for event, forecasts in step.items()
+            }
+            for step in self.steps
+        ]
+        return replace(self, steps=steps)
 
     def predictor(self, spec: ModelSpec) -> "ReplayPredictor":
         """Return a predictor that gives these answers, beginning with the first step."""

@@ -2,8 +2,9 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from runtime.sim.lower_bound import TimeBound, bound_time
 from runtime.sim.replay import ReplayStats, rare_collections, replay
 from runtime.sim.step import ArrayStep, RecordedStep
 from runtime.tools.comparison import Variant
-from runtime.tools.intervals import Interval, bootstrap_ratio
+from runtime.tools.intervals import bootstrap_ratio
 from train.evaluate.forecasts import (
     RecordedForecasts,
     held_out_steps,
@@ -40,57 +41,8 @@ CODE = (
 """Sources on which the figures of a replay depend."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReplayRow:
-    """Figures of one replay.
-
-    Times are in milliseconds and bytes per generated token; counters are those of decode steps
-    unless named otherwise. None: not measured.
-    """
-
-    part: str
-    system: str
-    hardware: str
-    budget: str
-    batch: int
-    predictor: str | None
-    ttft_mean_ms: float | None
-    ttft_interval_ms: Interval | None
-    """95 % interval of the mean, over requests."""
-    ttft_ms: float | None
-    """Median."""
-    ttft_p95_ms: float | None
-    tpot_mean_ms: float | None
-    tpot_interval_ms: Interval | None
-    """95 % interval of the mean, over runs of decode steps between two prefills."""
-    tpot_ms: float | None
-    """Median."""
-    tpot_p95_ms: float | None
-    tpot_p99_ms: float | None
-    tokens_per_second: float
-    bound_ttft_ms: float | None
-    """The least mean of the prefills' times on this machine (`runtime.sim.lower_bound`)."""
-    bound_tpot_ms: float | None
-    of_bound: float | None
-    """Bound of the mean TPOT / mean TPOT."""
-    hit_rate: float | None
-    fetch_rate: float | None
-    joint_rate: float | None
-    bytes_moved_per_token: float
-    bytes_wasted_per_token: float
-    bytes_late_per_token: float
-    stall_share: float
-    stall_share_all: float
-    predictor_ms_per_token: float
-    peak_bytes: int
-    slots: int
-    new_tokens: int
-    decode_steps: int
-    prefills: int
-    tpot_percentiles_ms: list[float]
-    run_ms: list[float]
-    """Time of each run of decode steps between two prefills: one request's, at batch 1."""
-    run_steps: list[int]
+Row = Mapping[str, Any]
+"""Figures of one replay, as `measure_replay` returns them, or a row of results.json."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,12 +65,9 @@ class ReplayJob:
     def cost(self) -> float:
         return len(self.cases) * (1 + 1 / self.cases[0][1].condition.batch)
 
+    @rare_collections()
     def run(self, on_finished: OnFinished) -> None:
         """Replay each case and call `on_finished` with its digest and figures."""
-        with rare_collections():
-            self._run(on_finished)
-
-    def _run(self, on_finished: OnFinished) -> None:
         # The command has verified the trace; hashing it again in each worker would take longer.
         trace = Trace.open(self.trace, verify=False)
         shared = self.cases[0][1]
@@ -135,8 +84,7 @@ class ReplayJob:
                 bounds[place] = bound_time(
                     routed, spec=self.spec, hardware=case.hardware, num_slots=slots
                 )
-            row = measure_replay(stats, case, routed, self.spec, bounds[place])
-            on_finished(digest, asdict(row))
+            on_finished(digest, measure_replay(stats, case, routed, self.spec, bounds[place]))
 
 
 def record_all(
@@ -181,7 +129,15 @@ def measure_replay(
     steps: Sequence[ArrayStep],
     spec: ModelSpec,
     bound: TimeBound,
-) -> ReplayRow:
+) -> Row:
+    """Return the figures of one replay, as plain JSON values; None: not measured.
+
+    Times are in milliseconds and bytes per generated token; counters are those of decode steps
+    unless named otherwise. `results.DEFINITIONS` has the meanings. Further: `bound_ttft_ms`, the
+    least mean of the prefills' times on this machine (`runtime.sim.lower_bound`); `run_ms` and
+    `run_steps`, time and length of each run of decode steps between two prefills: one request's,
+    at batch 1.
+    """
     decode = sum_counters(stats.decode)
     decoding = sum(stats.tpot_seconds)
     # The bound copies every miss: computing some of them in host memory may be faster.
@@ -195,44 +151,44 @@ def measure_replay(
     run_ms = [1e3 * sum(run) for run in stats.decode_runs]
     run_steps = [len(run) for run in stats.decode_runs]
     ttft_ms = [1e3 * seconds for seconds in stats.ttft_seconds]
-    return ReplayRow(
-        part=case.part,
-        system=variant.label,
-        hardware=case.hardware.name,
-        budget=condition.budget,
-        batch=condition.batch,
-        predictor=variant.predictor,
-        ttft_mean_ms=mean(ttft_ms),
-        ttft_interval_ms=bootstrap_ratio(ttft_ms, [1] * len(ttft_ms)),
-        ttft_ms=percentile_ms(stats.ttft_seconds, 50),
-        ttft_p95_ms=percentile_ms(stats.ttft_seconds, 95),
-        tpot_mean_ms=1e3 * decoding / len(stats.tpot_seconds),
-        tpot_interval_ms=bootstrap_ratio(run_ms, run_steps),
-        tpot_ms=percentile_ms(stats.tpot_seconds, 50),
-        tpot_p95_ms=percentile_ms(stats.tpot_seconds, 95),
-        tpot_p99_ms=percentile_ms(stats.tpot_seconds, 99),
-        tokens_per_second=tokens / decoding,
-        bound_ttft_ms=milliseconds(bound.ttft_seconds) if is_bounded else None,
-        bound_tpot_ms=milliseconds(bound.tpot_seconds) if is_bounded else None,
-        of_bound=bound.decode_seconds / decoding if is_bounded else None,
-        hit_rate=decode.hit_rate,
-        fetch_rate=decode.fetch_rate,
-        joint_rate=decode.joint_rate,
-        bytes_moved_per_token=decode.bytes_moved / tokens,
-        bytes_wasted_per_token=decode.bytes_wasted / tokens,
-        bytes_late_per_token=decode.bytes_late / tokens,
-        stall_share=stats.decode_stall_seconds / decoding,
-        stall_share_all=stats.stall_seconds / seconds,
-        predictor_ms_per_token=1e3 * stats.decode_predictor_seconds / tokens,
-        peak_bytes=slots * sum(case.hardware.chunk_bytes),
-        slots=slots,
-        new_tokens=tokens,
-        decode_steps=len(stats.tpot_seconds),
-        prefills=len(stats.ttft_seconds),
-        tpot_percentiles_ms=percentiles_ms(stats.tpot_seconds),
-        run_ms=run_ms,
-        run_steps=run_steps,
-    )
+    return {
+        "part": case.part,
+        "system": variant.label,
+        "hardware": case.hardware.name,
+        "budget": condition.budget,
+        "batch": condition.batch,
+        "predictor": variant.predictor,
+        "ttft_mean_ms": mean(ttft_ms),
+        "ttft_interval_ms": bootstrap_ratio(ttft_ms, [1] * len(ttft_ms)),
+        "ttft_ms": percentile_ms(stats.ttft_seconds, 50),
+        "ttft_p95_ms": percentile_ms(stats.ttft_seconds, 95),
+        "tpot_mean_ms": 1e3 * decoding / len(stats.tpot_seconds),
+        "tpot_interval_ms": bootstrap_ratio(run_ms, run_steps),
+        "tpot_ms": percentile_ms(stats.tpot_seconds, 50),
+        "tpot_p95_ms": percentile_ms(stats.tpot_seconds, 95),
+        "tpot_p99_ms": percentile_ms(stats.tpot_seconds, 99),
+        "tokens_per_second": tokens / decoding,
+        "bound_ttft_ms": milliseconds(bound.ttft_seconds) if is_bounded else None,
+        "bound_tpot_ms": milliseconds(bound.tpot_seconds) if is_bounded else None,
+        "of_bound": bound.decode_seconds / decoding if is_bounded else None,
+        "hit_rate": decode.hit_rate,
+        "fetch_rate": decode.fetch_rate,
+        "joint_rate": decode.joint_rate,
+        "bytes_moved_per_token": decode.bytes_moved / tokens,
+        "bytes_wasted_per_token": decode.bytes_wasted / tokens,
+        "bytes_late_per_token": decode.bytes_late / tokens,
+        "stall_share": stats.decode_stall_seconds / decoding,
+        "stall_share_all": stats.stall_seconds / seconds,
+        "predictor_ms_per_token": 1e3 * stats.decode_predictor_seconds / tokens,
+        "peak_bytes": slots * sum(case.hardware.chunk_bytes),
+        "slots": slots,
+        "new_tokens": tokens,
+        "decode_steps": len(stats.tpot_seconds),
+        "prefills": len(stats.ttft_seconds),
+        "tpot_percentiles_ms": percentiles_ms(stats.tpot_seconds),
+        "run_ms": run_ms,
+        "run_steps": run_steps,
+    }
 
 
 def mean(values: Sequence[float]) -> float | None:

@@ -13,12 +13,11 @@ from train.evaluate.figures import (
     add_distribution,
     add_known,
 )
-from train.evaluate.jobs import ReplayRow
+from train.evaluate.jobs import Row
 from train.evaluate.table import (
     CONDITION,
     FIGURES,
     KNOWN_NOTE,
-    Row,
     bound_table,
     by_place,
     describe_sample,
@@ -28,9 +27,7 @@ from train.evaluate.table import (
 )
 
 
-def write_report(
-    results: Row, rows: Sequence[ReplayRow], *, folder: Path, condition: Condition
-) -> Path:
+def write_report(results: Row, rows: Sequence[Row], *, folder: Path, condition: Condition) -> Path:
     """Write the page with its PNGs and CSVs and return its path.
 
     `rows` have the distributions; `condition` is that of figures that show only one.

@@ -2,25 +2,23 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from collect.traces import Trace
 from runtime.config import SystemConfig
 from runtime.sim.hardware import Hardware
 from runtime.tools.comparison import Variant
-from runtime.tools.intervals import Interval, bootstrap_ratio
+from runtime.tools.intervals import bootstrap_ratio
 from runtime.tools.report.provenance import describe_origin
 from train.evaluate.config import OURS, EvaluateConfig
-from train.evaluate.jobs import ReplayRow
+from train.evaluate.jobs import Row
 from train.evaluate.sources import FoundPredictor
+from train.evaluate.table import PLACE, by_place, place_of
 from train.evaluate.variants import KNOWN, TABLE
 
 CLOSE = 0.02
 """Slower than the first system by less than this share counts as close to it."""
-
-Place = tuple[str, str, int]
-"""Hardware, budget and batch size: systems are compared within one of them."""
 
 DISTRIBUTIONS = ("tpot_percentiles_ms", "run_ms", "run_steps")
 """Fields of a replay that results.json leaves out."""
@@ -50,50 +48,6 @@ DEFINITIONS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Standing:
-    """The fastest two systems of a condition by mean TPOT, and the rank of ours.
-
-    Systems that know the future are left out.
-    """
-
-    hardware: str
-    budget: str
-    batch: int
-    first: str
-    first_tpot_mean_ms: float
-    first_by_median: str
-    first_by_p95: str
-    second: str | None
-    second_tpot_mean_ms: float | None
-    bound_tpot_ms: float | None
-    ours_tpot_mean_ms: float | None = None
-    rank: int | None = None
-    """From 1; None: our system is not among them."""
-    behind_first: float | None = None
-    """Share by which ours is slower than the first, or, below 0, faster than the second."""
-    behind_interval: Interval | None = None
-    """95 % interval of `behind_first`, over the same requests in pairs."""
-    close: bool | None = None
-    of_bound: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tally:
-    """Number of conditions in which our system is first or close to it, and its worst figures."""
-
-    cells: int
-    first: int
-    """By mean TPOT."""
-    clearly_first: int
-    """By mean TPOT, where the interval of the margin excludes 0."""
-    first_by_median: int
-    first_by_p95: int
-    close: int
-    worst_behind_first: float | None
-    worst_of_bound: float | None
-
-
 def make_results(
     config: EvaluateConfig,
     *,
@@ -102,11 +56,11 @@ def make_results(
     variants: Sequence[Variant],
     missing: Mapping[str, str],
     predictors: Mapping[str, FoundPredictor],
-    rows: Sequence[ReplayRow],
+    rows: Sequence[Row],
     seconds: float,
 ) -> dict[str, Any]:
     """Return what results.json holds; the distributions of times are left out."""
-    table = [row for row in rows if row.part == TABLE]
+    table = [row for row in rows if row["part"] == TABLE]
     baseline = config.baseline.name
     knowing = [variant.label for variant in variants if variant.system.knows_future]
     standings = rank_systems(table, ours=OURS, left_out=knowing)
@@ -130,17 +84,17 @@ def make_results(
         "baseline": baseline,
         "knows_future": knowing,
         "ours": OURS,
-        "tally": asdict(tally(standings, ours=OURS)),
-        "winners": [asdict(standing) for standing in standings],
+        "tally": tally(standings, ours=OURS),
+        "winners": standings,
         "definitions": DEFINITIONS,
         "rows": compare_rows(table, baseline=baseline),
-        "known": [row_dict(row) for row in rows if row.part == KNOWN],
+        "known": [shorten(row) for row in rows if row["part"] == KNOWN],
         "seconds": round(seconds, 3),
     }
 
 
-def row_dict(row: ReplayRow) -> dict[str, Any]:
-    return {key: value for key, value in asdict(row).items() if key not in DISTRIBUTIONS}
+def shorten(row: Row) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key not in DISTRIBUTIONS}
 
 
 def settings(system: SystemConfig) -> dict[str, Any]:
@@ -156,99 +110,91 @@ def finite(times: Mapping[str, Any]) -> dict[str, Any]:
     return {key: None if value == math.inf else value for key, value in times.items()}
 
 
-def group_rows(rows: Sequence[ReplayRow]) -> dict[Place, dict[str, ReplayRow]]:
-    """Return rows by place, then by system, in their order."""
-    groups: dict[Place, dict[str, ReplayRow]] = {}
-    for row in rows:
-        groups.setdefault((row.hardware, row.budget, row.batch), {})[row.system] = row
-    return groups
-
-
-def compare_rows(rows: Sequence[ReplayRow], *, baseline: str) -> list[dict[str, Any]]:
+def compare_rows(rows: Sequence[Row], *, baseline: str) -> list[dict[str, Any]]:
     """Return flat rows for results.json, with the speed-ups over the baseline."""
-    groups = group_rows(rows)
+    baselines = {place_of(row): row for row in rows if row["system"] == baseline}
     compared = []
     for row in rows:
-        slow = groups[row.hardware, row.budget, row.batch].get(baseline)
+        slow = baselines.get(place_of(row))
         ratios = {
             "speedup_decode": time_ratio(slow, row, "tpot_mean_ms"),
-            "speedup_interval": slow and bootstrap_ratio(slow.run_ms, row.run_ms),
+            "speedup_interval": slow and bootstrap_ratio(slow["run_ms"], row["run_ms"]),
             "speedup_prefill": time_ratio(slow, row, "ttft_mean_ms"),
         }
-        compared.append({**row_dict(row), **ratios})
+        compared.append({**shorten(row), **ratios})
     return compared
 
 
-def time_ratio(other: ReplayRow | None, own: ReplayRow, key: str) -> float | None:
+def time_ratio(other: Row | None, own: Row, key: str) -> float | None:
     """Return how many times as long the other takes, None where either was not measured."""
-    times = (other and getattr(other, key)), getattr(own, key)
+    times = (other and other[key]), own[key]
     return times[0] / times[1] if all(times) else None
 
 
-def rank_systems(
-    rows: Sequence[ReplayRow], *, ours: str, left_out: Collection[str]
-) -> list[Standing]:
-    """Rank the systems of each condition by mean TPOT."""
+def rank_systems(rows: Sequence[Row], *, ours: str, left_out: Collection[str]) -> list[Row]:
+    """Return the fastest two systems of each condition by mean TPOT, and what is about ours.
+
+    Systems that know the future are left out. Of ours: `rank`, from 1; `behind_first`, the share by
+    which it is slower than the first or, below 0, faster than the second, with the 95 % interval
+    over the same requests in pairs; None where it is not among them.
+    """
     standings = []
-    for (hardware, budget, batch), group in group_rows(rows).items():
-        ranked = [row for name, row in group.items() if name not in left_out and row.tpot_mean_ms]
+    for group in by_place(rows, *PLACE).values():
+        ranked = [row for row in group if row["system"] not in left_out and row["tpot_mean_ms"]]
         if not ranked:
             continue
-        ranked.sort(key=lambda row: row.tpot_mean_ms or 0.0)
-        first, second = ranked[0], ranked[1] if len(ranked) > 1 else None
+        ranked.sort(key=lambda row: row["tpot_mean_ms"])
+        first, second = ranked[0], ranked[1] if len(ranked) > 1 else {}
         standings.append(
-            Standing(
-                hardware=hardware,
-                budget=budget,
-                batch=batch,
-                first=first.system,
-                first_tpot_mean_ms=first.tpot_mean_ms or 0.0,
-                first_by_median=min(ranked, key=lambda row: row.tpot_ms or 0.0).system,
-                first_by_p95=min(ranked, key=lambda row: row.tpot_p95_ms or 0.0).system,
-                second=None if second is None else second.system,
-                second_tpot_mean_ms=None if second is None else second.tpot_mean_ms,
-                bound_tpot_ms=first.bound_tpot_ms,
+            {
+                **{key: first[key] for key in PLACE},
+                "first": first["system"],
+                "first_tpot_mean_ms": first["tpot_mean_ms"],
+                "first_by_median": min(ranked, key=lambda row: row["tpot_ms"])["system"],
+                "first_by_p95": min(ranked, key=lambda row: row["tpot_p95_ms"])["system"],
+                "second": second.get("system"),
+                "second_tpot_mean_ms": second.get("tpot_mean_ms"),
+                "bound_tpot_ms": first["bound_tpot_ms"],
                 **rank_ours(ranked, ours),
-            )
+            }
         )
     return standings
 
 
-def rank_ours(ranked: Sequence[ReplayRow], ours: str) -> dict[str, Any]:
-    """Return the fields of `Standing` that are about our system; none where it is missing."""
-    names = [row.system for row in ranked]
+OF_OURS = ("ours_tpot_mean_ms", "rank", "behind_first", "behind_interval", "close", "of_bound")
+
+
+def rank_ours(ranked: Sequence[Row], ours: str) -> dict[str, Any]:
+    """Return the values of a standing that are about our system."""
+    names = [row["system"] for row in ranked]
     if ours not in names:
-        return {}
+        return dict.fromkeys(OF_OURS)
     place = names.index(ours)
     own, rival = ranked[place], ranked[1 if place == 0 and len(ranked) > 1 else 0]
-    behind = (own.tpot_mean_ms or 0.0) / (rival.tpot_mean_ms or 1.0) - 1
-    interval = bootstrap_ratio(own.run_ms, rival.run_ms)
+    behind = own["tpot_mean_ms"] / rival["tpot_mean_ms"] - 1
+    interval = bootstrap_ratio(own["run_ms"], rival["run_ms"])
+    margin = None if interval is None else (interval[0] - 1, interval[1] - 1)
+    close = place == 0 or behind <= CLOSE
+    values = own["tpot_mean_ms"], place + 1, behind, margin, close, own["of_bound"]
+    return dict(zip(OF_OURS, values, strict=True))
+
+
+def tally(standings: Sequence[Row], *, ours: str) -> Row:
+    """Count the conditions in which our system is first, clearly so, or close to it.
+
+    Clearly: the interval of the margin excludes 0. Its worst figures are added.
+    """
+    ranked = [standing for standing in standings if standing["rank"] is not None]
+    first = [standing for standing in ranked if standing["rank"] == 1]
+    shares = [standing["of_bound"] for standing in ranked if standing["of_bound"] is not None]
+    margins = [standing["behind_interval"] for standing in first]
     return {
-        "ours_tpot_mean_ms": own.tpot_mean_ms,
-        "rank": place + 1,
-        "behind_first": behind,
-        "behind_interval": None if interval is None else (interval[0] - 1, interval[1] - 1),
-        "close": place == 0 or behind <= CLOSE,
-        "of_bound": own.of_bound,
+        "cells": len(ranked),
+        "first": len(first),
+        "clearly_first": sum(margin is not None and margin[1] < 0 for margin in margins),
+        "first_by_median": sum(standing["first_by_median"] == ours for standing in ranked),
+        "first_by_p95": sum(standing["first_by_p95"] == ours for standing in ranked),
+        "close": sum(standing["close"] for standing in ranked),
+        "worst_behind_first": max((one["behind_first"] for one in ranked), default=None),
+        "worst_of_bound": min(shares, default=None),
     }
-
-
-def tally(standings: Sequence[Standing], *, ours: str) -> Tally:
-    """Count the conditions in which our system is first or close to it."""
-    ranked = [standing for standing in standings if standing.rank is not None]
-    first = [standing for standing in ranked if standing.rank == 1]
-    behind = [standing.behind_first for standing in ranked if standing.behind_first is not None]
-    shares = [standing.of_bound for standing in ranked if standing.of_bound is not None]
-    return Tally(
-        cells=len(ranked),
-        first=len(first),
-        clearly_first=sum(
-            standing.behind_interval is not None and standing.behind_interval[1] < 0
-            for standing in first
-        ),
-        first_by_median=sum(standing.first_by_median == ours for standing in ranked),
-        first_by_p95=sum(standing.first_by_p95 == ours for standing in ranked),
-        close=sum(bool(standing.close) for standing in ranked),
-        worst_behind_first=max(behind, default=None),
-        worst_of_bound=min(shares, default=None),
-    )

@@ -3,9 +3,11 @@
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from collect.traces import Trace, TraceSignal
@@ -77,49 +79,44 @@ class PredictorSources:
         what, options = system.predictor, system.predictor_options
         if chosen is not None:
             what, options = chosen, {}
-        if not system.prefetch:
-            predictor = None
-        elif what is None:
+        predictor = reuse = None
+        if system.prefetch and what is None:
             raise MissingPredictor(
                 f"system {system.name} prefetches and names no predictor: give predictor=KIND"
             )
-        else:
-            predictor = self._find_or_fall_back(system, what, options)
-        return predictor, self._find_reuse(system)
+        if system.prefetch and system.fallback and what == system.predictor:
+            predictor = self._find_or_do_without(
+                system, what, options, fallback=system.fallback, without="it fetches on demand"
+            )
+        elif system.prefetch:
+            predictor = self.find(what, options)
+        if system.reuse_predictor is not None:
+            reuse = self._find_or_do_without(
+                system, system.reuse_predictor, {}, without="eviction uses its own counts"
+            )
+        return predictor, reuse
 
-    def _find_or_fall_back(
-        self, system: SystemConfig, what: str, options: Mapping[str, Any]
+    def _find_or_do_without(
+        self,
+        system: SystemConfig,
+        what: str,
+        options: Mapping[str, Any],
+        *,
+        fallback: Mapping[str, Any] = MappingProxyType({}),
+        without: str,
     ) -> str | None:
-        """Return the key of the predictor or, as live, of the system's first fallback that works.
-
-        Raises as `of_system` where the system has no fallbacks or `what` is not its predictor.
-        """
+        """Return the key of the predictor or, as live, of the first fallback that works."""
         try:
             return self.find(what, options)
         except MissingPredictor as error:
-            if not system.fallback or what != system.predictor:
-                raise
             reason = str(error)
         key = None
-        for kind, kind_options in system.fallback.items():
+        for kind, kind_options in fallback.items():
             with contextlib.suppress(MissingPredictor):
-                key = self.find(kind, kind_options)
+                key, without = self.find(kind, kind_options), f"it forecasts with {kind}"
                 break
-        instead = "it fetches on demand" if key is None else f"it forecasts with {kind}"
-        self.without[f"{what} of {system.name}"] = f"{reason}; {instead} instead"
+        self.without[f"{what} of {system.name}"] = f"{reason}; {without} instead"
         return key
-
-    def _find_reuse(self, system: SystemConfig) -> str | None:
-        """Return the reuse predictor's key; without it, eviction uses its own counts as live."""
-        if system.reuse_predictor is None:
-            return None
-        try:
-            return self.find(system.reuse_predictor, {})
-        except MissingPredictor as error:
-            self.without[f"{system.reuse_predictor} of {system.name}"] = (
-                f"{error}; eviction uses its own counts instead"
-            )
-            return None
 
     def find(self, what: str, options: Mapping[str, Any]) -> str:
         """Return the key of the predictor in `found`; raises as `of_system`."""
@@ -144,7 +141,7 @@ class PredictorSources:
                 name=name,
                 options=options,
                 entries=self._entries,
-                makers={kind: self._maker(kind) for kind in (*FITS, "skip")},
+                makers={kind: partial(self._make, kind) for kind in (*FITS, "skip")},
             )
         except MismatchError as error:
             raise MissingPredictor(f"{what}: {error}") from error
@@ -155,22 +152,15 @@ class PredictorSources:
             )
         return made
 
-    def _maker(self, kind: str) -> Callable[[Mapping[str, Any]], Predictor | None]:
-        def make(given: Mapping[str, Any]) -> Predictor | None:
-            own = {name: value for name, value in given.items() if name != "spec"}
-            if kind == "skip":
-                return self._skip(**own)
-            needed = {TraceSignal.LAYER_INPUT, TraceSignal.GATE_LOGITS}
-            if kind == "expert-map" and not needed <= set(self.trace.signals):
-                raise MissingPredictor(f"{kind} needs hidden states; the trace contains none")
-            if kind == "eam-sequence":
-                own = {"seed": self._seed, **own}
-            return FITS[kind](self.trace, **own)
-
-        return make
-
-    def _skip(self, *, horizon: int = 1) -> Predictor | None:
-        if self._routers is None:
-            return None
-        made = make_skip(self._routers, horizons=(horizon,))
-        return made[0] if made else None
+    def _make(self, kind: str, given: Mapping[str, Any]) -> Predictor | None:
+        own = {name: value for name, value in given.items() if name != "spec"}
+        if kind == "skip":
+            horizons = (own.get("horizon", 1),)
+            made = make_skip(self._routers, horizons=horizons) if self._routers else []
+            return made[0] if made else None
+        needed = {TraceSignal.LAYER_INPUT, TraceSignal.GATE_LOGITS}
+        if kind == "expert-map" and not needed <= set(self.trace.signals):
+            raise MissingPredictor(f"{kind} needs hidden states; the trace contains none")
+        if kind == "eam-sequence":
+            own = {"seed": self._seed, **own}
+        return FITS[kind](self.trace, **own)

@@ -1,6 +1,6 @@
 """Tables of a comparison: the first system of each condition, then all figures."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -16,9 +16,10 @@ from predictors.table import (
     percent,
     times,
 )
+from train.evaluate.jobs import Row
 
-Row = Mapping[str, Any]
-"""A row of results.json."""
+PLACE = ("hardware", "budget", "batch")
+"""Keys of a condition on a machine: systems are compared within one of them."""
 CONDITION = ("hardware", "batch")
 KNOWN_NOTE = (
     "Share of the bound that a system reaches which knows the routing of this many tokens of each "
@@ -79,16 +80,16 @@ def bound_table(results: Row) -> Table:
 
 def known_table(results: Row) -> Table:
     """Return the share of the bound against the number of known tokens, after our system's."""
-    known, names = results["known"], ("hardware", "budget", "batch")
-    places = {tuple(row[name] for name in names) for row in known}
+    known = results["known"]
+    places = {place_of(row) for row in known}
     ours = [
         {**row, "system": f"{results['ours']} (0)"}
         for row in results["rows"]
-        if row["system"] == results["ours"] and tuple(row[name] for name in names) in places
+        if row["system"] == results["ours"] and place_of(row) in places
     ]
     title = "Share of the bound by known tokens"
     return Table.pivot(
-        [*ours, *known], names[:2], "system", "of_bound", percent, title=title, elsewhere=ELSEWHERE
+        [*ours, *known], PLACE[:2], "system", "of_bound", percent, title=title, elsewhere=ELSEWHERE
     )
 
 
@@ -106,6 +107,10 @@ def overview(title: str, rows: Sequence[Row]) -> Table:
         return f"{time} {format_or_dash(row['speedup_decode'], times)}"
 
     return Table.pivot(rows, ["system"], "budget", figures, title=title, elsewhere=ELSEWHERE)
+
+
+def place_of(row: Row) -> tuple[Any, ...]:
+    return tuple(row[key] for key in PLACE)
 
 
 def by_place(rows: Sequence[Row], *keys: str) -> dict[tuple[Any, ...], list[Row]]:
@@ -127,7 +132,7 @@ def show(results: Row, *, console: Console) -> None:
         )
         console.print(line, highlight=False)
     if len(rows) <= ROWS_SHOWN:
-        for place, here in by_place(rows, "hardware", "budget", "batch").items():
+        for place, here in by_place(rows, *PLACE).items():
             hardware, budget, batch = place
             title = f"{hardware}, budget {budget}, batch {batch} (bytes in MiB, of a token)"
             full_table(title, here).print(console)

@@ -5,8 +5,6 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
-import numpy as np
-
 from collect.traces import Trace
 from runtime.config import SystemConfig
 from runtime.presets import load_system
@@ -14,7 +12,7 @@ from runtime.sim.hardware import Hardware
 from runtime.tools.comparison import Case, Condition, Variant
 from train.evaluate.config import EvaluateConfig
 from train.evaluate.sources import MissingPredictor, PredictorSources
-from train.nonlearned import chosen_columns
+from train.nonlearned import count_uses
 
 TABLE, KNOWN = "table", "known"
 """Parts of the report."""
@@ -92,11 +90,7 @@ def with_popular_experts(system: SystemConfig, trace: Trace) -> SystemConfig:
     options = system.eviction_options
     if system.eviction != "static" or options.get("counts"):
         return system
-    num_experts = trace.spec.num_experts
-    counts = [
-        np.bincount(chosen.ravel(), minlength=num_experts)[:num_experts].tolist()
-        for chosen in chosen_columns(trace)
-    ]
+    counts = count_uses(trace).tolist()
     return replace(system, eviction_options={**options, "counts": counts})
 
 

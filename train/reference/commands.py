@@ -64,7 +64,8 @@ def prepare(config: ReferenceConfig, folder: Path) -> None:
     sources = corpus.documents(root)
     learnt = corpus.fit_tokenizer(sources, seed=config.fit.seed)
     learnt.save(str(folder / "tokenizer.json"))
-    corpus.pack(config.corpus, learnt, folder, seed=config.fit.seed)
+    num_tokens, seed = config.corpus.num_tokens, config.fit.seed
+    corpus.pack(sources, learnt, folder, num_tokens=num_tokens, seed=seed)
 
 
 def require_corpus(root: Path | None) -> Path:

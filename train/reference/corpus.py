@@ -14,8 +14,6 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from train.reference.config import CorpusConfig
-
 END_OF_TEXT = "<|endoftext|>"
 TURN_START = "<|im_start|>"
 TURN_END = "<|im_end|>"
@@ -118,15 +116,21 @@ def is_held_out(document: str) -> bool:
     return int.from_bytes(digest[:4], "big") < HELD_OUT_SHARE * 2**32
 
 
-def pack(config: CorpusConfig, tokenizer: Tokenizer, folder: Path, *, seed: int) -> None:
+def pack(
+    sources: dict[str, list[str]],
+    tokenizer: Tokenizer,
+    folder: Path,
+    *,
+    num_tokens: int,
+    seed: int,
+) -> None:
     """Writes `train.bin` and `held_out.bin`, uint16 token ids, documents ended by `END_OF_TEXT`."""
     end = tokenizer.token_to_id(END_OF_TEXT)
     train: list[np.ndarray] = []
     held_out: list[np.ndarray] = []
-    assert config.root is not None
-    for name, texts in documents(config.root).items():
+    for name, texts in sources.items():
         order = random.Random(f"{seed}/{name}").sample(texts, len(texts))
-        wanted, taken = int(config.num_tokens * MIXTURE[name]), 0
+        wanted, taken = int(num_tokens * MIXTURE[name]), 0
         held_wanted, held_taken = wanted // 50, 0
         for text in order:
             if taken >= wanted and held_taken >= held_wanted:

@@ -56,8 +56,8 @@ def hit_rate_records(tables: Mapping[str, Mapping[str, HitRates]]) -> list[dict[
         {
             "cache_percent": int(budget.rstrip("%")),
             "eviction": policy,
-            "hit_rate": rates.decode,
-            "gap_closed": rates.decode_gap_closed,
+            "hit_rate": rates["decode"],
+            "gap_closed": rates["decode_gap_closed"],
         }
         for budget, policies in tables.items()
         for policy, rates in policies.items()
@@ -96,23 +96,16 @@ def keeping(report: HtmlReport, results: Mapping[str, Any] | None) -> None:
     """Add the hit rates of learned eviction among the other policies, on the longer replay."""
     if not results:
         return
-    policies: list[str] = []
-    learned: list[str] = []
-    rows: list[list[Any]] = []
-    for stream, budgets in results["hit_rates"].items():
-        for phase in ("decode", "prefill"):
-            for budget, one in budgets.items():
-                policies = list(one)
-                learned = [policy for policy in policies if policy in REUSE_PREDICTORS]
-                rates = [one[policy][phase] for policy in policies]
-                if rates[0] is not None:
-                    gaps = [one[policy][f"{phase}_gap_closed"] for policy in learned]
-                    rows.append([stream, phase, budget, *rates, *gaps])
-    headings = ["requests, arena", "phase", "cache", *policies]
-    headings += [f"gap closed by {policy}" for policy in learned]
+    rows = [
+        {"requests, arena": stream, "cache": budget, "policy": policy, **rates}
+        for stream, budgets in results["hit_rates"].items()
+        for budget, policies in budgets.items()
+        for policy, rates in policies.items()
+    ]
+    columns = [TableColumn(key.replace("_", " "), key) for key in rows[0]]
     report.add(
         "What learned eviction keeps",
-        Table.of(headings, rows, left=3),
+        Table(columns=columns, rows=rows, left=3),
         name="reuse",
         note=f"{results['definition']}.",
     )

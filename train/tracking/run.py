@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import Logger, MLFlowLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from collect.traces import Trace
-from collect.traces.manifest import MANIFEST, to_json
+from collect.traces.manifest import MANIFEST
 from predictors.files import explain_no_home, has_home
 from runtime.sim.hardware import Hardware
 from runtime.tools.report.html_report import HtmlReport
@@ -80,10 +80,7 @@ class TrackedRun:
         """Return Lightning's loggers of this run; names of their metrics are `PREFIX-NAME`."""
         if not prefix:
             return list(self._loggers.values())
-        return [self._open(kind, prefix) for kind in self._loggers]
-
-    def _open(self, kind: LoggerKind, prefix: str = "") -> Logger:
-        return open_logger(kind, self._run_dir, prefix)
+        return [open_logger(kind, self._run_dir, prefix) for kind in self._loggers]
 
     def start(self, settings: Mapping[str, Any], trace: Trace) -> None:
         """Open the run everywhere; log its resolved settings and the trace that it learns from."""
@@ -95,7 +92,7 @@ class TrackedRun:
         # In the order of LoggerKind: those that need a server last.
         for kind in LoggerKind:
             if kind in self._config.logger:
-                self._loggers[kind] = self._open(kind)
+                self._loggers[kind] = open_logger(kind, self._run_dir)
         for logger in self._loggers.values():
             # MLflow's parameters cannot be changed: those of a continued run stay.
             if not isinstance(logger, MLFlowLogger) or not has_params(logger):
@@ -156,7 +153,7 @@ def log_trace(logger: WandbLogger, trace: Trace, *, name: str) -> None:
         },
     )
     with artifact.new_file(MANIFEST, mode="wb") as file:
-        file.write(to_json(trace.manifest))
+        file.write(trace.manifest.to_bytes())
     aliases = ["latest", trace.digest]
     if run.offline:
         # `use_artifact` refuses to work offline; this is what it records for a new artifact.

@@ -19,7 +19,7 @@ from zoo.comparison import (
     pair_figures,
     require_same_model,
 )
-from zoo.config import CompareConfig, ListConfig, ShowConfig, VerifyEntryConfig
+from zoo.config import CompareConfig, EntryConfig, ListConfig, VerifyEntryConfig
 from zoo.entry import CARD, ZooEntry
 from zoo.load import find_entry, local_zoos, read_local_index
 from zoo.manifest import EntryManifest
@@ -85,7 +85,7 @@ def entries_table(rows: Sequence[dict[str, Any]], metric: str) -> Table:
     return Table(columns=columns, rows=rows, elsewhere=JSON)
 
 
-def show(config: ShowConfig) -> dict[str, Any]:
+def show(config: EntryConfig) -> dict[str, Any]:
     """Prints an entry's card and a summary of its manifest."""
     entry = find_entry(config.name)
     manifest = entry.manifest
@@ -156,14 +156,19 @@ def describe_version(entry: ZooEntry) -> str:
     return f"{manifest.name}@{manifest.digest[:12]}, made {manifest.created}, in {entry.where}"
 
 
-def comparison_table(title: str, pairs: Sequence[MetricPair]) -> Table:
+def comparison_table(
+    title: str, pairs: Sequence[MetricPair], names: tuple[str, str] = ("A", "B")
+) -> Table:
+    """Return the figures of two entries, or of one in two places, and their differences."""
+    first, second = names
+
     def write_signed(difference: float) -> str:
         return f"{difference:+d}" if isinstance(difference, int) else f"{difference:+.4g}"
 
     columns = [
         TableColumn(title, lambda pair: pair.name.replace("_", " ")),
-        TableColumn("A", "first"),
-        TableColumn("B", "second"),
-        TableColumn("B - A", "difference", write_signed),
+        TableColumn(first, "first"),
+        TableColumn(second, "second"),
+        TableColumn(f"{second} - {first}", "difference", write_signed),
     ]
     return Table(columns=columns, rows=pairs, elsewhere=JSON)

@@ -20,8 +20,10 @@ from zoo.index import (
     parse_reference,
     read_lockfile,
 )
-from zoo.load import find_entry, pull_reference, required_key
+from zoo.load import find_entry
 from zoo.manifest import EntryManifest, name_entry
+from zoo.pull import pull_reference
+from zoo.signing import required_key
 from zoo.storage import builtin_storage, cache_storage, configured_storages
 
 BUILTIN = "builtin"

@@ -17,7 +17,7 @@ from tests.builders.faults.syscalls import CannotTraceError, injected
 from zoo.catalog import Zoo
 from zoo.digest import hash_bytes
 from zoo.index import BLOBS, EntryReference
-from zoo.load import pull_reference
+from zoo.pull import pull_reference
 from zoo.storage import cache_storage
 from zoo.storage.remote import HttpStorage
 

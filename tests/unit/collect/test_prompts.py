@@ -16,7 +16,7 @@ from collect.plan import (
     make_batches,
     split_units,
 )
-from collect.prompts import cut_texts, extract_prompt, load_prompts
+from collect.prompts import cut_texts, digest_of, extract_prompt, load_prompts
 from collect.traces.layout import Split, choose_split, prompt_digest
 
 
@@ -24,7 +24,7 @@ from collect.traces.layout import Split, choose_split, prompt_digest
 def test_pydocs__gives_about_as_many_as_asked(count: int) -> None:
     prompts = load_prompts(DataConfig(num_prompts=count))
     assert 0.9 * count <= len(prompts) <= count
-    assert len({prompt.digest for prompt in prompts}) == len(prompts)
+    assert len(set(prompts)) == len(prompts)
 
 
 def test_prompts__repeat_and_depend_on_the_seed() -> None:
@@ -39,7 +39,7 @@ def test_prompts__that_are_few_have_one_that_is_held_out(count: int) -> None:
     for seed in range(30):
         prompts = load_prompts(DataConfig(num_prompts=count), seed=seed)
         assert len(prompts) == count
-        assert Split.HELD_OUT in [choose_split(prompt.digest) for prompt in prompts]
+        assert Split.HELD_OUT in [choose_split(digest_of(prompt)) for prompt in prompts]
 
 
 def test_prompts__are_all_taken_if_they_are_few(tmp_path: Path) -> None:
@@ -48,9 +48,9 @@ def test_prompts__are_all_taken_if_they_are_few(tmp_path: Path) -> None:
     train = [text for text in texts if choose_split(prompt_digest(text)) is Split.TRAIN]
     path.write_text("\n".join(json.dumps({"prompt": text}) for text in train))
     data = DataConfig(kind=SourceKind.JSONL, path=str(path), min_chars=1, num_prompts=len(train))
-    assert [prompt.text for prompt in load_prompts(data)] == train
+    assert load_prompts(data) == train
     fewer = replace(data, num_prompts=5)
-    assert len({prompt.text for prompt in load_prompts(fewer)} & set(train)) == 5
+    assert len(set(load_prompts(fewer)) & set(train)) == 5
 
 
 def test_cut__loses_and_repeats_nothing() -> None:
@@ -69,7 +69,7 @@ def test_jsonl__finds_the_usual_key_and_drops_doubles(tmp_path: Path) -> None:
     rows = [{"id": i, "question": f"how much is {i % 3} and {i % 3}"} for i in range(9)]
     path.write_text("\n".join(map(json.dumps, rows)))
     prompts = load_prompts(DataConfig(kind=SourceKind.JSONL, path=str(path), min_chars=1))
-    assert [prompt.text for prompt in prompts] == [row["question"] for row in rows[:3]]
+    assert prompts == [row["question"] for row in rows[:3]]
 
 
 def test_text__is_cut(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_records__parts_that_are_no_text_are_counted(
     for kind, where in ((SourceKind.JSONL, str(path)), (SourceKind.HUB, "owner/name")):
         caplog.clear()
         data = DataConfig(name="mine", kind=kind, path=where, min_chars=1)
-        assert [prompt.text for prompt in load_prompts(data)] == ["look at this"]
+        assert load_prompts(data) == ["look at this"]
         assert caplog.messages == [
             "data=mine: 3 parts of messages are no text and are left out (1 image, 2 image_url)",
             "data=mine: 2 of 3 records have no text",
@@ -182,7 +182,7 @@ def test_source__line_that_is_not_json_is_named(tmp_path: Path) -> None:
 
 
 def make_prompts(lengths: list[int]) -> list[EncodedPrompt]:
-    return [EncodedPrompt(i, "0" * 64, "d", (1,) * length) for i, length in enumerate(lengths)]
+    return [EncodedPrompt(i, "0" * 64, (1,) * length) for i, length in enumerate(lengths)]
 
 
 def test_units__are_runs_of_prompts_within_the_size() -> None:
@@ -198,7 +198,7 @@ def test_batches__put_like_lengths_together() -> None:
 
 def test_pysource__is_the_standard_library() -> None:
     data = DataConfig(name="pysource", kind=SourceKind.PYSOURCE, num_prompts=40)
-    texts = [prompt.text for prompt in load_prompts(data)]
+    texts = load_prompts(data)
     assert len(texts) == 40
     assert sum("def " in text or "self" in text for text in texts) > 20
 
@@ -208,7 +208,7 @@ def test_text__takes_every_text_of_a_folder(tmp_path: Path) -> None:
     for name in ("b.txt", "deeper/a.txt", "c.md"):
         (tmp_path / name).write_text(f"{name} " * 40)
     data = DataConfig(name="text", kind=SourceKind.TEXT, path=str(tmp_path))
-    together = " ".join(prompt.text for prompt in load_prompts(data))
+    together = " ".join(load_prompts(data))
     assert "b.txt" in together
     assert "deeper/a.txt" in together
     assert "c.md" not in together
@@ -227,8 +227,8 @@ def test_token_ids__stand_among_texts_and_are_taken_as_they_are(tmp_path: Path) 
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     data = DataConfig(kind=SourceKind.JSONL, path=str(path), min_chars=1)
     prompts = load_prompts(data)
-    assert [prompt.text for prompt in prompts] == [(5, 1, 7), "abcdef", (5,)]
-    assert len({prompt.digest for prompt in prompts}) == 3
+    assert prompts == [(5, 1, 7), "abcdef", (5,)]
+    assert len(set(prompts)) == 3
     settings = RecordingSettings(new_tokens=0, max_prompt_tokens=2, chat=False)
 
     def tokenizer(texts: list[str]) -> dict[str, list[list[int]]]:

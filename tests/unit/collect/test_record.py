@@ -14,7 +14,6 @@ from transformers import AutoTokenizer
 from collect.config import DataConfig, LauncherConfig, SourceKind
 from collect.errors import TraceError
 from collect.plan import RecordingJob, RecordingSettings, encode_prompts, recording_settings
-from collect.prompts import PromptText
 from collect.record import collect
 from collect.traces import Trace
 from collect.traces.layout import ROUTING_SIGNALS
@@ -236,7 +235,7 @@ def test_encode__cuts_a_chat_inside_the_users_turn(tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     tokenizer.chat_template = "A{{ messages[0].content }}B"
     settings = RecordingSettings(new_tokens=0, max_prompt_tokens=5, chat=True)
-    prompts = [PromptText("abcdefgh", "d"), PromptText("ab", "d")]
+    prompts = ["abcdefgh", "ab"]
     texts = [
         tokenizer.decode(encoded.tokens) for encoded in encode_prompts(prompts, tokenizer, settings)
     ]

@@ -7,7 +7,7 @@ import pytest
 
 from configs.cli import main
 from configs.commands import Command
-from configs.invocation import find_secrets, hide, hide_logins
+from configs.invocation import Invocation
 from runtime.serving.config import ServeConfig
 
 HERE = "tests.unit.configs.test_secrets"
@@ -95,6 +95,8 @@ def test_records__keep_the_rest_of_an_address(tmp_path: Path) -> None:
 
 def test_text__that_only_contains_an_address_is_kept() -> None:
     text = "Say http://a:bcdefg@h aloud"
-    assert not list(find_secrets([("prompt", text)], ["api_key"]))
-    assert hide(text, ["u:p@"]) == text
-    assert hide_logins(f"error: {text}") == "error: Say http://(hidden)@h aloud"
+    invocation = Invocation(called="moecast", argv=[], secret_names=["api_key"], secrets={"u:p@"})
+    invocation.add_secrets([("prompt", text)])
+    assert invocation.secrets == {"u:p@"}
+    assert invocation.hide(text) == text
+    assert invocation.clean_line(f"error: {text}") == "error: Say http://(hidden)@h aloud"

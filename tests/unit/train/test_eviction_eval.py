@@ -72,6 +72,6 @@ def test_hit_rates__lru_is_a_plain_lru_and_belady_bounds_all(tmp_path: Path) -> 
                 cache.move_to_end(expert)
                 if len(cache) > slots:
                     cache.popitem(last=False)
-        assert rates["lru"].decode == pytest.approx(hits / (len(steps) * spec.num_layers))
-        assert max(rate.decode for rate in rates.values()) == rates["belady"].decode
+        assert rates["lru"]["decode"] == pytest.approx(hits / (len(steps) * spec.num_layers))
+        assert max(rate["decode"] for rate in rates.values()) == rates["belady"]["decode"]
         assert "reuse" not in rates

@@ -15,7 +15,7 @@ from collect.traces import Trace
 from predictors.base import Predictor
 from tests.builders.traces import make_trace
 from train import fit as fit_module
-from train.accuracy import replay_forecasts, score_layers, steps_with_phases
+from train.accuracy import replay_forecasts, score_layers
 from train.data import TraceBatches, TraceSubset, shuffle_rows, subset_rows
 from train.errors import TrainCheckpointError, TrainError
 from train.fit import (
@@ -207,7 +207,7 @@ def test_data__yields_each_rows_own_values(trace: Trace) -> None:
 
 def replayed(predictor: Predictor, trace: Trace) -> Iterator[tuple[int, int]]:
     """(layer, hits) of each held-out step, counted with sets, in the order in which it ran."""
-    for step, _ in steps_with_phases(trace, "held_out", grouped=False):
+    for step in trace.steps("held_out"):
         for forecast in replay_forecasts(predictor, step):
             best = np.argsort(-forecast.scores_TE, axis=1, kind="stable")[:, : trace.spec.top_k]
             pairs = zip(best.tolist(), step.experts(forecast.layer).tolist(), strict=True)

@@ -9,7 +9,8 @@ import torch
 from collect.traces import Trace
 from predictors.base import Forecast, Predictor, Signal
 from tests.builders.traces import make_spec, make_trace
-from train.accuracy import HorizonPredictor, measure_horizons
+from train.accuracy import blocks, measure_horizons
+from train.evaluate.forecasts import record_forecasts
 from train.export import quantise
 from train.networks import PlainStack, network_specs
 from train.residual import ResidualStack
@@ -57,11 +58,10 @@ def test_by_horizon__tells_distances_apart(trace: Trace) -> None:
 
 
 def test_only_ahead__passes_on_one_distance(trace: Trace) -> None:
-    alone = HorizonPredictor(TwoAhead(trace), 2)
-    hidden = np.zeros((len(trace.rows("held_out")), trace.spec.hidden_size), np.float32)
-    heard = [[one.layer for one in alone.gate_input(layer, hidden)] for layer in range(4)]
-    assert heard == [[2], [3], [], []]
-    assert measure_horizons(alone, trace) == {"2": measure_horizons(TwoAhead(trace), trace)["2"]}
+    (step,) = blocks(trace, "held_out")
+    (alone,) = record_forecasts(TwoAhead(trace), [step]).at_distance("2").steps
+    heard = {layer: [one.layer for one in forecasts] for (_, layer), forecasts in alone.items()}
+    assert heard == {0: [2], 1: [3], 2: []}
 
 
 @pytest.mark.parametrize("kind", ["mlp", "residual"])

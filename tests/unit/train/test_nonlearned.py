@@ -123,15 +123,11 @@ def test_counted__beats_chance_on_held_out_requests_where_it_can(tmp_path: Path,
 
 
 def test_score__of_a_learning_predictor_changes_no_later_score(tmp_path: Path) -> None:
-    from train.accuracy import restart_predictor
 
     trace = make_trace(tmp_path / "t")
     made = fit_expert_map(trace, distance=2, capacity=50)
-    first = accuracy_table(score_layers(restart_predictor(made), trace))
-    assert (
-        accuracy_table(score_layers(restart_predictor(made), trace))["accuracy"]
-        == first["accuracy"]
-    )
+    first = accuracy_table(score_layers(made.renewed(), trace))
+    assert accuracy_table(score_layers(made.renewed(), trace))["accuracy"] == first["accuracy"]
 
 
 def test_routing_log__is_enough_for_kinds_without_hidden_states(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_family__learns_which_experts_are_used_again(trace: Trace) -> None:
     torch.manual_seed(0)
     family = ReuseStack(SPEC, ROUTERS, BIASES, width=16)
     read = partial(read_stretch, trace, routers_LED=ROUTERS, biases_LE=BIASES)
-    batches = partial(ReuseBatches, trace, TraceSubset.FIT, read, batch_size=64)
+    batches = partial(ReuseBatches, trace, TraceSubset.FIT, read=read, batch_size=64)
     family.normalise_by(next(iter(batches(epoch=0))))
     optimiser = torch.optim.AdamW(family.parameters(), lr=1e-2)
     losses = []

@@ -1,5 +1,6 @@
 """Cards as the Hub's own parser reads them, and the training that they tell."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,8 @@ from huggingface_hub import EvalResult, ModelCard
 from tests.builders.entries import tiny_entry, tiny_figure, tiny_spec, tiny_training
 from tests.builders.hub import fake_hub
 from zoo.catalog import WritableZoo
-from zoo.digest import hash_bytes
-from zoo.entry import ZooEntry, open_entry
-from zoo.errors import ZooError
+from zoo.entry import open_entry
 from zoo.index import parse_reference
-from zoo.manifest import FileRecord
 from zoo.storage.hub import HubStorage
 
 
@@ -67,7 +65,7 @@ def test_card__tells_how_the_entry_was_trained(tmp_path: Path) -> None:
     ):
         assert text in card.text
     entry = open_entry(tmp_path / "e")
-    assert entry.training() == training
+    assert json.loads(entry.read("training.json")) == training
     assert entry.read("figure.png") == tiny_figure().png
     assert not {"training.json", "figure.png"} & entry.payload().keys()
 
@@ -76,15 +74,7 @@ def test_card__of_an_entry_without_a_record_says_so(tmp_path: Path) -> None:
     card = card_of(tmp_path / "e")
     assert "so it cannot be repeated" in card.text
     assert "![" not in card.text
-    assert open_entry(tmp_path / "e").training() is None
-
-
-def test_training_record__of_another_form_is_refused(tmp_path: Path) -> None:
-    data = tiny_training().to_bytes().replace(b'"seed"', b'"sead"')
-    record = FileRecord(sha256=hash_bytes(data), size=len(data))
-    manifest = tiny_entry(tmp_path / "e").model_copy(update={"files": {"training.json": record}})
-    with pytest.raises(ZooError, match=r"training\.json .* not a record of a training: .*sead"):
-        ZooEntry(manifest, "here", fetch=lambda *_: data).training()
+    assert "training.json" not in open_entry(tmp_path / "e").manifest.files
 
 
 def test_front_page__shows_the_figures_of_the_entries_that_there_are(

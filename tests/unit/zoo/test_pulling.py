@@ -16,7 +16,7 @@ from zoo.catalog import Zoo
 from zoo.errors import DamagedError, UnreachableError
 from zoo.index import EntryReference, blob_path
 from zoo.load import find_entry
-from zoo.pull import PullCache
+from zoo.pull import has_blob
 from zoo.storage import cache_storage
 from zoo.storage.folder import FolderStorage
 from zoo.storage.remote import HttpStorage
@@ -40,7 +40,7 @@ def test_interrupted_pull__leaves_nothing_torn_and_goes_on(far: Far) -> None:
     with pytest.raises(UnreachableError):
         pull_tiny(address)
     assert Zoo(cache_storage()).read_index().entries == {}
-    assert not PullCache(cache_storage()).has(path.rpartition("/")[2])
+    assert not has_blob(cache_storage(), path.rpartition("/")[2])
     assert incomplete() == []
     pull_tiny(address)
     assert site.sent[path] == size // 2 + size
@@ -87,7 +87,7 @@ import sys, time
 from pathlib import Path
 from zoo.catalog import Zoo
 from zoo.index import EntryReference
-from zoo.load import pull_reference
+from zoo.pull import pull_reference
 from zoo.storage.remote import HttpStorage
 Path(sys.argv[2]).touch()
 while not Path(sys.argv[3]).exists():
@@ -130,7 +130,7 @@ def test_pull__of_a_damaged_manifest_keeps_nothing(far: Far) -> None:
     file.write_bytes(whole.replace(b"stride", b"strode"))
     with pytest.raises(DamagedError, match="manifest of tiny/stride"):
         pull_tiny(address)
-    assert not PullCache(cache_storage()).has(digest)
+    assert not has_blob(cache_storage(), digest)
     assert cache_storage().names("blobs/sha256") == []
     file.write_bytes(whole)
     pull_tiny(address)

@@ -13,8 +13,9 @@ from zoo.digest import hash_bytes
 from zoo.entry import open_entry
 from zoo.errors import DamagedError, ZooError
 from zoo.index import EntryReference, blob_path
-from zoo.load import find_entry, list_names, pull_reference
+from zoo.load import find_entry, list_names
 from zoo.manifest import EntryManifest, parse_manifest
+from zoo.pull import pull_reference
 from zoo.storage import cache_storage
 from zoo.storage.folder import FolderStorage
 

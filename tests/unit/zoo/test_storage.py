@@ -18,7 +18,7 @@ from zoo.entry import open_entry
 from zoo.errors import DamagedError, UnreachableError
 from zoo.index import INDEX, EntryReference, blob_path
 from zoo.load import find_entry
-from zoo.pull import PullCache, pull_entry
+from zoo.pull import pull_reference
 from zoo.storage import cache_storage
 from zoo.storage.base import FileStorage, Storage, WritableStorage
 from zoo.storage.folder import FolderStorage, PackageStorage
@@ -109,8 +109,7 @@ def damage(storage: Storage, tmp_path: Path, digest: str) -> None:
 
 
 def pull_tiny(storage: Storage, name: str = "tiny/stride") -> None:
-    zoo = Zoo(storage)
-    pull_entry(zoo, EntryReference(name), zoo.read_index(), cache=PullCache(cache_storage()))
+    pull_reference(Zoo(storage), EntryReference(name))
 
 
 def test_storage__gives_what_was_put_in(storage: Storage, tmp_path: Path) -> None:
