@@ -1,27 +1,20 @@
 """Pulls entries into the user's zoo: each blob once, several at a time, hashed as they arrive."""
 
-import errno
-import hashlib
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from predictors.errors import DiskFullError
 from predictors.files import write_atomic
 from predictors.table import escape_controls
 from zoo.catalog import WritableZoo, Zoo
 from zoo.entry import SIGNATURE, ZooEntry
-from zoo.errors import DamagedError, UnreachableError, ZooError
+from zoo.errors import ZooError
 from zoo.index import EntryReference, ZooIndex, blob_path, is_alias
 from zoo.manifest import FileRecord
 from zoo.signing import check_signature, required_key
 from zoo.storage import builtin_storage, cache_storage
-from zoo.storage.base import Storage
 from zoo.storage.folder import FolderStorage
 
-LEAST_SECONDS, LEAST_BYTES_PER_SECOND = 60.0, 10_000
-"""A download that is slower ends."""
 PARALLEL = 8
 """Downloads at a time: a zoo's files are small, and most of the time is the server's latency."""
 
@@ -32,52 +25,6 @@ def has_blob(cache: FolderStorage, digest: str) -> bool:
         return cache.sha256(blob_path(digest)) == digest
     except (FileNotFoundError, NotADirectoryError, ZooError):
         return False
-
-
-def download(
-    cache: FolderStorage, source: Storage, record: FileRecord, path: str, *, of: str
-) -> None:
-    """Downloads a blob. It takes its name when all of it is here with the right digest.
-
-    `path` is that of the file in the entry `of`, for messages.
-
-    Raises:
-        DamagedError: it is missing in the source, or has another size or digest.
-        UnreachableError: the download was interrupted, or is too slow.
-        DiskFullError: it does not fit on the disk.
-    """
-    what, blob = f"{path} of {of}", blob_path(record.sha256)
-    arrived, sha256 = 0, hashlib.sha256()
-    deadline = time.monotonic() + LEAST_SECONDS + record.size / LEAST_BYTES_PER_SECOND
-    try:
-        with cache.open_new(blob) as file, source.stream(blob) as chunks:
-            for chunk in chunks:
-                file.write(chunk)
-                sha256.update(chunk)
-                arrived += len(chunk)
-                if arrived > record.size or time.monotonic() > deadline:
-                    break  # an endless answer must not fill the disk, nor take for ever
-            if arrived < record.size:
-                raise UnreachableError(
-                    f"{what}: {arrived:,} of {record.size:,} bytes came from {source.address}; "
-                    "pull again to get what is missing"
-                )
-            if arrived > record.size or sha256.hexdigest() != record.sha256:
-                raise DamagedError(
-                    f"{what} in {source.address} is damaged: got {arrived:,} bytes with sha256 "
-                    f"{sha256.hexdigest()[:12]}..., expected {record.size:,} with "
-                    f"{record.sha256[:12]}.... Nothing of it was read"
-                )
-            Path(file.name).chmod(0o644)
-    except FileNotFoundError as error:
-        raise DamagedError(f"{what} is missing in {source.address}") from error
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise DiskFullError(
-            f"{what}: the disk of {cache.address} is full; free some space and pull "
-            "again, or set MOECAST_CACHE to a folder on another disk"
-        ) from error
 
 
 def pull_reference(
@@ -122,9 +69,14 @@ def pull_reference(
         cache.require_space(needed, name, advice=advice)
         for path, data in added.items():
             write_atomic(cache.folder / path, data)
+
+        def fetch(record: FileRecord, path: str) -> None:
+            blob, what = blob_path(record.sha256), f"{path} of {name}"
+            cache.fetch(source.storage, blob, record.sha256, record.size, what=what)
+
         with ThreadPoolExecutor(PARALLEL) as pool:
             # The first failure cancels those that have not begun.
-            list(pool.map(lambda blob: download(cache, source.storage, *blob, of=name), missing))
+            list(pool.map(lambda blob: fetch(*blob), missing))
         entry.verify()  # also the graphs
         if key is not None and (require_signature or source.storage != builtin_storage()):
             check_signature(entry, key=key)

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from collect.errors import TraceError
 from collect.traces.checks import check_manifest, check_requests, check_signals, check_tokens
-from collect.traces.columns import Column, HashingFile, map_stream
+from collect.traces.columns import Column, map_stream
 from collect.traces.layout import Split, TraceSignal, column_name, trace_columns
 from collect.traces.manifest import (
     MANIFEST,
@@ -47,11 +47,6 @@ def check_file(storage: FileStorage, record: TraceFile, *, verify: bool = True) 
         where = f"{storage.address}/{record.name}"
         refuse_lfs_pointer(storage.read(record.name, limit=len(LFS_POINTER)), where, TraceError)
     digest = storage.sha256(record.name) if verify and size == record.size else record.sha256
-    require_same(storage, record, size=size, digest=digest)
-
-
-def require_same(storage: Storage, record: TraceFile, *, size: int, digest: str) -> None:
-    """Raises TraceError unless a file has the size and the digest of its record."""
     if (size, digest) == (record.size, record.sha256):
         return
     expected, got = (f"{count:,} bytes" for count in (record.size, size))
@@ -311,7 +306,7 @@ def copy_trace(source: Storage, manifest: TraceManifest) -> Path:
 
     Raises:
         TraceError: a file is missing in the storage, or differs from its record in `trace.json`.
-        DiskFullError: the disk of the cache folder is too small.
+        UnreachableError, DiskFullError: as `FolderStorage.fetch`.
     """
     copy = FolderStorage(cache_folder("traces") / manifest.digest[:32])
     copy.folder.mkdir(parents=True, exist_ok=True)
@@ -323,22 +318,11 @@ def copy_trace(source: Storage, manifest: TraceManifest) -> Path:
         advice=f"Set {CACHE} to a folder on a larger disk",
     )
     for record in missing:
-        _copy_file(source, copy, record)
+        name, sha256, size = record.name, record.sha256, record.size
+        copy.fetch(source, name, sha256, size, what=name, error=TraceError)
     copy.write(MANIFEST, manifest.to_bytes())
     return copy.folder
 
 
 def _is_whole(copy: FolderStorage, record: TraceFile) -> bool:
     return copy.size(record.name) == record.size and copy.sha256(record.name) == record.sha256
-
-
-def _copy_file(source: Storage, copy: FolderStorage, record: TraceFile) -> None:
-    with copy.open_new(record.name) as file:
-        sink = HashingFile(file)
-        try:
-            with source.stream(record.name) as chunks:
-                for chunk in chunks:
-                    sink.write(chunk)
-        except FileNotFoundError:
-            raise TraceError(f"{source.address}/{record.name} is missing: {AGAIN}") from None
-        require_same(source, record, size=sink.size, digest=sink.hexdigest())

@@ -4,9 +4,12 @@ Not through fsspec: its local files follow links, are written in place and witho
 neither locks nor a creation that fails if the file exists.
 """
 
+import errno
+import hashlib
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -17,6 +20,7 @@ from typing import IO
 
 from filelock import FileLock
 
+from predictors.errors import DiskFullError, MoecastError
 from predictors.files import (
     TEMPORARY,
     remove_abandoned,
@@ -25,8 +29,11 @@ from predictors.files import (
     write_atomic,
 )
 from zoo.digest import check_path, open_inside
-from zoo.errors import StorageError
+from zoo.errors import DamagedError, StorageError, UnreachableError
 from zoo.storage.base import CHUNK_BYTES, FileStorage, Storage
+
+LEAST_SECONDS, LEAST_BYTES_PER_SECOND = 60.0, 10_000
+"""A download that is slower ends."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +90,55 @@ class FolderStorage(FileStorage):
             _flush(file)
             temporary.replace(at)
         sync_folder(at.parent)
+
+    def fetch(
+        self,
+        source: Storage,
+        path: str,
+        sha256: str,
+        size: int,
+        *,
+        what: str,
+        error: type[MoecastError] = DamagedError,
+    ) -> None:
+        """Downloads a file, which takes its name when all of it is here with the right digest.
+
+        Raises:
+            error: it is missing in the source, or has another size or digest.
+            UnreachableError: the download was interrupted, or is too slow.
+            DiskFullError: it does not fit on the disk.
+        """
+        arrived, digest = 0, hashlib.sha256()
+        deadline = time.monotonic() + LEAST_SECONDS + size / LEAST_BYTES_PER_SECOND
+        try:
+            with self.open_new(path) as file, source.stream(path) as chunks:
+                for chunk in chunks:
+                    file.write(chunk)
+                    digest.update(chunk)
+                    arrived += len(chunk)
+                    if arrived > size or time.monotonic() > deadline:
+                        break  # an endless answer must not fill the disk, nor take for ever
+                if arrived < size:
+                    raise UnreachableError(
+                        f"{what}: {arrived:,} of {size:,} bytes came from {source.address}; run "
+                        "the command again to get what is missing"
+                    )
+                if arrived > size or digest.hexdigest() != sha256:
+                    raise error(
+                        f"{what} in {source.address} is damaged: got {arrived:,} bytes with sha256 "
+                        f"{digest.hexdigest()[:12]}..., expected {size:,} with {sha256[:12]}.... "
+                        "Nothing of it was read"
+                    )
+                Path(file.name).chmod(0o644)
+        except FileNotFoundError as missing:
+            raise error(f"{what} is missing in {source.address}") from missing
+        except OSError as failure:
+            if failure.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise DiskFullError(
+                f"{what}: the disk of {self.address} is full; free some space and run the command "
+                "again, or set MOECAST_CACHE to a folder on another disk"
+            ) from failure
 
     def create(self, path: str, data: bytes) -> bool:
         with self._temporary(path) as (at, temporary, file):

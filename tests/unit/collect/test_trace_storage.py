@@ -76,7 +76,7 @@ def test_trace__damage_is_refused(storage: FileStorage) -> None:
     data = bytearray(storage.read(victim))
     data[1_000] ^= 1
     storage.write(victim, bytes(data))
-    with pytest.raises(TraceError, match=rf"{victim} is damaged: expected sha256"):
+    with pytest.raises(TraceError, match=rf"{victim}.* is damaged: .*expected"):
         Trace.open(storage)
     with pytest.raises(TraceError, match=rf"{victim} is damaged.*Delete"):
         TraceWriter(storage, plan)
