@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -123,7 +122,8 @@ class CalibrationBins:
         return float(np.abs(score_B - chosen_B).sum() / count_B.sum()) if count_B.any() else None
 
 
-make_means = partial(defaultdict, MeanAccumulator)
+def make_means() -> dict[Any, MeanAccumulator]:
+    return defaultdict(MeanAccumulator)
 
 
 @dataclass

@@ -154,7 +154,7 @@ def validate(key: str, value: Any, declared: Any) -> Any:
         return adapter.validate_python(value)
     except ValidationError as error:
         reason = error.errors()[0]["msg"].replace("Input should be", "must be")
-        hint = "; several values need -m" if "," in str(value) else ""
+        hint = "; several values need -m" if isinstance(value, str) and "," in value else ""
         raise ConfigError(f"{key}={shorten(value)}: {reason}{hint}") from None
 
 

@@ -23,7 +23,7 @@ class EvaluateConfig(TracedConfig):
     """The system without prefetching that speed-ups are against, at equal budget."""
     budget: list[str] = field(default_factory=lambda: ["10%", "25%", "50%", "75%"])
     """Memory for experts: sizes, or shares of all experts."""
-    batch_size: list[str] = field(default_factory=lambda: ["1", "2", "4", "8"])
+    batch_size: list[int] = field(default_factory=lambda: [1, 2, 4, 8])
     """Requests that decode together."""
     predictor: str | None = None
     """Kind, zoo entry or folder, in place of what each system names; or a run folder, as for
@@ -42,15 +42,12 @@ class EvaluateConfig(TracedConfig):
 
     def __post_init__(self) -> None:
         require_at_least(self, replay_tokens=1, workers=1)
-        for one in self.batch_size:
-            if not one.isdecimal() or int(one) < 1:
-                raise MoecastError(
-                    f"batch_size={','.join(self.batch_size)}: {one!r} is not a whole number"
-                )
         if not self.budget or not self.batch_size:
             raise MoecastError(
                 "budget and batch_size must name at least one value, as in budget=25%"
             )
+        if min(self.batch_size) < 1:
+            raise MoecastError(f"batch_size={min(self.batch_size)}: must be at least 1")
         if self.baseline.prefetch:
             raise MoecastError(
                 f"baseline={self.baseline.name} prefetches: name a system that does not, such as "
@@ -59,7 +56,7 @@ class EvaluateConfig(TracedConfig):
 
     @property
     def batches(self) -> list[int]:
-        return sorted({int(size) for size in self.batch_size})
+        return sorted(set(self.batch_size))
 
 
 def check_model(config: EvaluateConfig) -> None:

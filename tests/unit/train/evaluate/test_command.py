@@ -109,7 +109,7 @@ def test_evaluate__names_what_cannot_be_replayed_and_why(finished) -> None:
 def test_evaluate__moecast_and_counted_systems_need_only_routing(tmp_path) -> None:
     make_trace(tmp_path / "trace", signals=ROUTING)
     systems = [load_system(name) for name in ("moecast", "moe-infinity-request", "fmoe", "token")]
-    changes = {"system": systems, "figures": False, "batch_size": ["1"]}
+    changes = {"system": systems, "figures": False, "batch_size": [1]}
     results = run(tmp_path / "run", tmp_path / "trace", systems=[], **changes)
     assert set(results["systems"]) == {"on-demand", "moecast", "moe-infinity-request", "token"}
     assert "hidden states" in results["missing"].pop("fmoe")
@@ -151,7 +151,7 @@ def test_evaluate__processes_give_the_same_figures(finished, trace, tmp_path) ->
 
 
 def test_evaluate__replays_again_when_a_setting_changes(trace, tmp_path) -> None:
-    small = {"systems": ["token"], "figures": False, "batch_size": ["1"]}
+    small = {"systems": ["token"], "figures": False, "batch_size": [1]}
     for num_cells, changed in (
         (4, {}),
         (8, {"replay_tokens": 3}),
@@ -172,8 +172,8 @@ def test_evaluate__unknown_system_lists_the_choices(trace, capsys) -> None:
     [
         ({"budget": ["25%", "1%"]}, "too small: one step needs 2 experts.*the least budget is"),
         ({"budget": ["much"]}, "budget='much': write a size such as 4GiB"),
-        ({"batch_size": ["1", "x"]}, "batch_size=1,x: 'x' is not a whole number"),
-        ({"batch_size": ["64"]}, "batch_size=64: the trace .* has too few held-out requests"),
+        ({"batch_size": [1, 0]}, "batch_size=0: must be at least 1"),
+        ({"batch_size": [64]}, "batch_size=64: the trace .* has too few held-out requests"),
         ({"workers": 0}, "workers=0: must be at least 1"),
         ({"baseline": load_system("promoe")}, "baseline=promoe prefetches.*baseline=on-demand"),
         ({"shape": ShapeConfig()}, "shape=trace needs the traced model"),
@@ -199,4 +199,4 @@ def test_static__keeps_the_experts_most_used_in_training(trace) -> None:
 
 
 def test_batches__are_unique_and_ascending() -> None:
-    assert replace(composed(), batch_size=["8", "1", "8"]).batches == [1, 8]
+    assert replace(composed(), batch_size=[8, 1, 8]).batches == [1, 8]
