@@ -7,7 +7,6 @@ file, and of batches that take turns the layer that is used next is read ahead.
 Shape suffixes: B rows, H heads, T tokens, D width of a head.
 """
 
-import tempfile
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -17,8 +16,8 @@ from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
 from runtime.accelerator import open_accelerator
-from runtime.errors import PlanError, TransferError
-from runtime.store.files import read_whole, write_whole
+from runtime.errors import PlanError
+from runtime.store.spill import SpillFile
 
 WORKING_COPIES = 3
 """Copies of one cache layer in memory at once: the old one, the one with new tokens, and the one
@@ -26,52 +25,24 @@ being read for the next layer."""
 
 
 class DiskOffload:
-    """An unnamed temporary file, which disappears with the process, however it ends.
-
-    Read and written with `pread` and `pwrite`, never memory-mapped.
-
-    Raises:
-        TransferError: no file can be created in the folder.
-    """
+    """A temporary file; raises TransferError as `SpillFile` does."""
 
     def __init__(self) -> None:
-        self._where = tempfile.gettempdir()
-        try:
-            self._file = tempfile.TemporaryFile(prefix="moecast-kv-")  # noqa: SIM115
-        except OSError as error:
-            raise TransferError(
-                f"{self._where}: {error.strerror}; set TMPDIR to a writable folder"
-            ) from error
-        self._handle = self._file.fileno()
+        self._file = SpillFile("moecast-kv-", cure="give a larger kv_budget or a smaller n")
         self._shape: torch.Size | None = None
         self._dtype = torch.float32
 
     def write(self, first: int, part_TBHD: Tensor) -> None:
         """Write tokens from index `first` on; all earlier ones have been written."""
         self._shape, self._dtype = part_TBHD.shape[1:], part_TBHD.dtype
-        view = memoryview(_as_bytes(part_TBHD.cpu().contiguous()).numpy())
         position = first * self._shape.numel() * self._dtype.itemsize
-        try:
-            write_whole(self._handle, view, position)
-        except OSError as error:
-            raise TransferError(
-                f"a KV cache cannot be written to {self._where}: {error.strerror}; set "
-                "TMPDIR to another folder, or give a larger kv_budget or a smaller n"
-            ) from error
+        self._file.write(part_TBHD.cpu().contiguous(), position, what="a KV cache")
 
     def read(self, num_tokens: int) -> Tensor:
         """Read the first tokens as `[T, B, H, D]` on the CPU."""
         assert self._shape is not None
         buffer = torch.empty((num_tokens, *self._shape), dtype=self._dtype)
-        view = memoryview(_as_bytes(buffer).numpy())
-        try:
-            size = read_whole(self._handle, view, 0)
-        except OSError as error:
-            raise TransferError(
-                f"a KV cache cannot be read back from {self._where}: {error.strerror}"
-            ) from error
-        if size < len(view):
-            raise TransferError(f"a KV cache in {self._where} was truncated after {size} bytes")
+        self._file.read(buffer, 0, what="a KV cache")
         return buffer
 
     def close(self) -> None:
@@ -105,10 +76,6 @@ class HostOffload:
 
 OffloadTarget = DiskOffload | HostOffload
 """Append-only storage for the keys or the values of one cache layer."""
-
-
-def _as_bytes(tensor: Tensor) -> Tensor:
-    return tensor.view(-1).view(torch.uint8)
 
 
 class KVCacheManager:

@@ -71,8 +71,8 @@ from runtime.store.checkpoint import has_blocks, open_checkpoint
 from runtime.store.files import ALIGNMENT, FileReader
 from runtime.store.ggml.library import find_products
 from runtime.store.gguf.header import is_gguf, read_header
-from runtime.store.integer_scheme import METHODS, IntegerScheme, parse_scheme
-from runtime.store.model_check import CONFIG, DEQUANTISED, name_method, read_config_file
+from runtime.store.integer_scheme import METHODS, IntegerScheme, find_scheme
+from runtime.store.model_check import CONFIG, DEQUANTISED, read_config_file
 from runtime.store.model_source import has_no_experts, identity, resolve
 from runtime.store.on_demand import OnDemandReader
 from runtime.store.weight_plan import FusedParameter, WeightPlan
@@ -358,11 +358,8 @@ def take_scheme(folder: Path, config: PreTrainedConfig) -> IntegerScheme | None:
     Raises:
         CheckpointError: a variant that is not served.
     """
-    quantised = getattr(config, "quantization_config", None)
-    if not isinstance(quantised, dict) or name_method(quantised) not in METHODS:
-        return None
-    scheme = parse_scheme(folder, name_method(quantised), quantised)
-    for part in {id(part): part for part in (config, config.get_text_config())}.values():
+    scheme = find_scheme(folder, getattr(config, "quantization_config", None))
+    for part in (config, config.get_text_config()) if scheme is not None else ():
         vars(part).pop("quantization_config", None)
     return scheme
 
@@ -433,17 +430,14 @@ def load_plain(
         # Transformers would fill them with random numbers.
         raise CheckpointError(explain_no_experts(folder))
     config = read_config(folder)
-    quantised: Any = getattr(config, "quantization_config", None)
-    method = name_method(quantised) if isinstance(quantised, dict) else ""
-    scheme = None
-    if method in METHODS:
-        if method != "compressed-tensors" or find_spec("compressed_tensors") is None:
+    scheme = find_scheme(folder, getattr(config, "quantization_config", None))
+    if scheme is not None:
+        if scheme.method != "compressed-tensors" or find_spec("compressed_tensors") is None:
             raise CheckpointError(
-                f"{folder}: Transformers does not read {METHODS[method]} checkpoints with what is "
-                "installed here; moecast serves this one with its own code"
+                f"{folder}: Transformers does not read {METHODS[scheme.method]} checkpoints with "
+                "what is installed here; moecast serves this one with its own code"
             )
-        scheme = parse_scheme(folder, method, quantised)
-        quantised["dequantize"] = True
+        config.quantization_config["dequantize"] = True
     with explain_loading(folder), progress_bars():
         cls, config = find_model_class(config)
         checked = make_checked_class(cls, scheme)

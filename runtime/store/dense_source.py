@@ -5,8 +5,6 @@ other (renamed, converted, cast) is written once to an unnamed temporary file, o
 accelerator, kept in pinned host memory like all others.
 """
 
-import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,40 +14,16 @@ import torch
 from torch import Tensor
 
 from runtime.accelerator import Accelerator, Stream
-from runtime.errors import TransferError
-from runtime.store.base import allocate_aligned, as_memoryview
-from runtime.store.files import FileReader, align, read_whole, write_whole
+from runtime.store.base import allocate_aligned
+from runtime.store.files import FileReader, align
 from runtime.store.gguf.header import is_gguf
 from runtime.store.model_check import list_weight_files
 from runtime.store.packed.coding import Coding, decode
+from runtime.store.spill import SpillFile
 from runtime.store.tensor_index import StoredTensor, read_tensor_index
 
 Read = Callable[[Tensor], None]
 """Fills `target`, uint8 on the model's device; raises TransferError."""
-
-
-def _write_spilled(descriptor: int, offset: int, name: str, source: Tensor) -> None:
-    try:
-        write_whole(descriptor, as_memoryview(source), offset)
-    except OSError as error:
-        raise TransferError(
-            f"{name} cannot be written to {tempfile.gettempdir()}: {error.strerror}; "
-            "set TMPDIR to another folder, or keep dense weights with dense=memory"
-        ) from error
-
-
-def _read_spilled(descriptor: int, offset: int, name: str, target: Tensor) -> None:
-    view = as_memoryview(target)
-    try:
-        size = read_whole(descriptor, view, offset)
-    except OSError as error:
-        raise TransferError(
-            f"{name} cannot be read back from {tempfile.gettempdir()}: {error.strerror}"
-        ) from error
-    if size < len(view):
-        raise TransferError(f"{name} in {tempfile.gettempdir()} was truncated")
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_DONTNEED)
 
 
 def _read_pinned(pinned: Tensor, accelerator: Accelerator, stream: Stream, target: Tensor) -> None:
@@ -126,7 +100,7 @@ class DenseStore:
         self._stored: Mapping[str, StoredTensor] = (
             {} if is_gguf(folder) else read_tensor_index(list_weight_files(folder))
         )
-        self._spill = tempfile.TemporaryFile(prefix="moecast-dense-")  # noqa: SIM115
+        self._spill = SpillFile("moecast-dense-", cure="keep dense weights with dense=memory")
         self.spilled_bytes = 0
         """Bytes in the temporary file."""
 
@@ -153,9 +127,7 @@ class DenseStore:
                 extents.append(own)
             start = end
         if self.spilled_bytes:
-            # Pages that are not written yet cannot be dropped after a read.
-            os.ftruncate(self._spill.fileno(), self.spilled_bytes)
-            os.fsync(self._spill.fileno())
+            self._spill.flush(self.spilled_bytes)
         return extents
 
     def _place(self, name: str, tensor: Tensor, start: int) -> DenseExtent:
@@ -179,10 +151,10 @@ class DenseStore:
             pins = self._accelerator.pins_memory
             pinned = torch.empty(source.nbytes, dtype=torch.uint8, pin_memory=pins).copy_(source)
             return partial(_read_pinned, pinned, self._accelerator, self._stream)
-        place = self._spill.fileno(), self.spilled_bytes, name
-        _write_spilled(*place, source)
+        position = self.spilled_bytes
+        self._spill.write(source, position, what=name)
         self.spilled_bytes += align(source.nbytes)
-        return partial(_read_spilled, *place)
+        return partial(self._spill.read, position=position, what=name, drops_pages=True)
 
     def close(self) -> None:
         """Close the files; no read may be under way."""

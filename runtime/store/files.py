@@ -318,18 +318,3 @@ def write_whole(descriptor: int, view: memoryview, position: int) -> None:
     while view:
         done = os.pwrite(descriptor, view, position)
         view, position = view[done:], position + done
-
-
-def read_whole(descriptor: int, view: memoryview, position: int) -> int:
-    """Fills `view` from `position` on; returns the number of bytes, fewer at the end of the file.
-
-    Raises:
-        OSError: The disk is broken.
-    """
-    total = 0
-    while total < len(view):
-        done = os.preadv(descriptor, [view[total:]], position + total)
-        if not done:
-            break
-        total += done
-    return total

@@ -25,12 +25,24 @@ class IntegerScheme:
     """Added to stored zero points."""
 
 
-def parse_scheme(where: Path | str, method: str, quantised: dict[str, Any]) -> IntegerScheme:
-    """Return the scheme of a `quantization_config` of one of the `METHODS`.
+def name_method(quantised: dict[str, Any]) -> str:
+    """Returns a quantisation's method, which old configurations do not say."""
+    if method := quantised.get("quant_method"):
+        return str(method)
+    if quantised.get("load_in_4bit") or quantised.get("load_in_8bit"):
+        return "bitsandbytes"
+    return "compressed-tensors" if "config_groups" in quantised else "an unnamed method"
+
+
+def find_scheme(where: Path | str, quantised: Any) -> IntegerScheme | None:
+    """Return the scheme of a `quantization_config`; None if it is of none of the `METHODS`.
 
     Raises:
         CheckpointError: a variant that is not served, by name.
     """
+    method = name_method(quantised) if isinstance(quantised, dict) else ""
+    if method not in METHODS:
+        return None
     if method == "compressed-tensors":
         return _parse_compressed_tensors(where, quantised)
     bits = quantised.get("bits", quantised.get("w_bit", 4))

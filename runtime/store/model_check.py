@@ -13,7 +13,7 @@ from typing import Any
 from predictors.files import require_plain_file
 from runtime.errors import CheckpointError
 from runtime.store.gguf.header import is_gguf, read_header
-from runtime.store.integer_scheme import METHODS, parse_scheme
+from runtime.store.integer_scheme import METHODS, find_scheme, name_method
 
 CONFIG = "config.json"
 CARD = "README.md"
@@ -150,13 +150,11 @@ def check_quantisation(where: Path | str, config: dict[str, Any]) -> None:
     if method in DEQUANTISED:
         return
     try:
-        if method in METHODS:
-            parse_scheme(where, method, quantised)
-            return
-        served = ", ".join([*DEQUANTISED, *METHODS])
-        raise CheckpointError(
-            f"{where} is quantised with {method}, which is not served (only {served} are)"
-        )
+        if find_scheme(where, quantised) is None:
+            served = ", ".join([*DEQUANTISED, *METHODS])
+            raise CheckpointError(
+                f"{where} is quantised with {method}, which is not served (only {served} are)"
+            )
     except CheckpointError as error:
         raise CheckpointError(f"{error}. {explain_original(Path(where))}") from error
 
@@ -170,15 +168,6 @@ def explain_original(folder: Path) -> str:
         f"Use {original} instead; to serve it with experts of 4 bits, pack it first: moecast pack "
         "MODEL output=FOLDER quantise=int4, then moecast generate MODEL store.path=FOLDER"
     )
-
-
-def name_method(quantised: dict[str, Any]) -> str:
-    """Returns a quantisation's method, which old configurations do not say."""
-    if method := quantised.get("quant_method"):
-        return str(method)
-    if quantised.get("load_in_4bit") or quantised.get("load_in_8bit"):
-        return "bitsandbytes"
-    return "compressed-tensors" if "config_groups" in quantised else "an unnamed method"
 
 
 def list_weight_files(folder: Path) -> list[Path]:

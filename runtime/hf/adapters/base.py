@@ -142,11 +142,25 @@ class LazyStackedParameter(LazyParameter):
         return self
 
 
-def replace_parameter(owner: nn.Module, name: str, placeholder: MissingParameter) -> FusedParameter:
-    """Puts the placeholder where the owner's own parameter `name` is."""
-    del owner._parameters[name]
-    setattr(owner, name, placeholder)
-    return placeholder.parameter
+def take_parameter(
+    owner: nn.Module,
+    attribute: str,
+    bank: str,
+    placeholder: type[MissingParameter] = MissingParameter,
+    **known: Any,
+) -> FusedParameter:
+    """Puts a placeholder where the owner's own parameter is.
+
+    Args:
+        bank: name of the experts module.
+        known: fields of the parameter that are not as the owner has them.
+    """
+    own = owner._parameters.pop(attribute)
+    assert own is not None
+    fields = {"name": attribute, "shape": tuple(own.shape), "dtype": own.dtype, **known}
+    parameter = FusedParameter(bank, **fields)
+    setattr(owner, attribute, placeholder(parameter))
+    return parameter
 
 
 class RouterOutput(NamedTuple):

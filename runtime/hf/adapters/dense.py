@@ -19,12 +19,11 @@ from torch import Tensor, nn
 from runtime.hf.adapters.base import (
     ExpertsAdapter,
     LayerExperts,
-    MissingParameter,
     RouterOutput,
     find_parameters,
     find_tensors,
     has_class_suffix,
-    replace_parameter,
+    take_parameter,
 )
 from runtime.store.weight_plan import FusedParameter
 
@@ -63,14 +62,7 @@ class DenseAdapter(ExpertsAdapter):
         )
 
     def strip(self, bank: str, module: nn.Module) -> list[FusedParameter]:
-        return [
-            replace_parameter(
-                module,
-                name,
-                MissingParameter(FusedParameter(bank, name, tuple(value.shape), value.dtype)),
-            )
-            for name, value in list(module._parameters.items())
-        ]
+        return [take_parameter(module, name, bank) for name in list(module._parameters)]
 
     def attach(self, module: nn.Module, served: LayerExperts) -> None:
         module.forward = functools.partial(compute_dense_experts, module, served)

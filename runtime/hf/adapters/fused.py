@@ -15,7 +15,7 @@ from runtime.hf.adapters.base import (
     LazyParameter,
     find_parameters,
     has_class_suffix,
-    replace_parameter,
+    take_parameter,
 )
 from runtime.hf.experts import find_accumulation
 from runtime.store.weight_plan import FusedParameter
@@ -33,13 +33,12 @@ class InterfaceAdapter(ExpertsAdapter):
         return hasattr(module, "has_gate") and hasattr(module, "_is_expert_parallel")
 
     def strip(self, bank: str, module: nn.Module) -> list[FusedParameter]:
-        taken = []
-        for name, value in list(module._parameters.items()):
-            if value is None or value.shape[:1] != (self.num_experts(module),):
-                continue
-            parameter = FusedParameter(bank, name, tuple(value.shape), value.dtype)
-            taken.append(replace_parameter(module, name, LazyParameter(parameter)))
-        return taken
+        count = self.num_experts(module)
+        return [
+            take_parameter(module, name, bank, LazyParameter)
+            for name, value in list(module._parameters.items())
+            if value is not None and value.shape[:1] == (count,)
+        ]
 
     def attach(self, module: nn.Module, served: LayerExperts) -> None:
         super().attach(module, served)
@@ -65,17 +64,10 @@ class LoopAdapter(ExpertsAdapter):
         return min(value.shape[0] for value in find_parameters(module, 3).values())
 
     def strip(self, bank: str, module: nn.Module) -> list[FusedParameter]:
-        num_experts = self.num_experts(module)
+        count = self.num_experts(module)
         taken = []
         for name, value in list(module._parameters.items()):
-            if value is None or value.ndim < 2 or value.shape[0] < num_experts:
-                continue
-            parameter = FusedParameter(
-                bank,
-                name,
-                (num_experts, *value.shape[1:]),
-                value.dtype,
-                stored_experts=value.shape[0],
-            )
-            taken.append(replace_parameter(module, name, LazyParameter(parameter)))
+            if value is not None and value.ndim >= 2 and value.shape[0] >= count:
+                sizes = {"shape": (count, *value.shape[1:]), "stored_experts": value.shape[0]}
+                taken.append(take_parameter(module, name, bank, LazyParameter, **sizes))
         return taken

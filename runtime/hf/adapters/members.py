@@ -19,7 +19,7 @@ from runtime.hf.adapters.base import (
     RouterOutput,
     find_tensors,
     has_class_suffix,
-    replace_parameter,
+    take_parameter,
 )
 from runtime.store.weight_plan import FusedParameter
 
@@ -93,8 +93,8 @@ class MembersAdapter(ExpertsAdapter):
             taken.append(FusedParameter(bank, name, (len(members), *shape), dtype, members=targets))
             path, _, attribute = name.rpartition(".")
             for member_name, member in members.items():
-                own = FusedParameter(f"{bank}.{member_name}", name, shape, dtype)
-                replace_parameter(member.get_submodule(path), attribute, MissingParameter(own))
+                owner = member.get_submodule(path)
+                take_parameter(owner, attribute, f"{bank}.{member_name}", name=name)
         return taken
 
     def attach(self, module: nn.Module, served: LayerExperts) -> None:

@@ -17,12 +17,11 @@ from runtime.errors import CheckpointError
 from runtime.hf.adapters.base import (
     ExpertsAdapter,
     LayerExperts,
-    MissingParameter,
     RouterOutput,
     find_parameters,
     find_tensors,
     has_class_suffix,
-    replace_parameter,
+    take_parameter,
 )
 from runtime.store.weight_plan import FusedParameter
 
@@ -62,14 +61,10 @@ class ParallelAdapter(ExpertsAdapter):
         return min(value.shape[0] for p in projections for value in find_parameters(p, 3).values())
 
     def strip(self, bank: str, module: nn.Module) -> list[FusedParameter]:
-        taken = []
-        for child_name, child in self._projections(module).items():
-            value = child._parameters["weight"]
-            assert value is not None
-            name = f"{child_name}.weight"
-            parameter = FusedParameter(bank, name, tuple(value.shape), value.dtype)
-            taken.append(replace_parameter(child, "weight", MissingParameter(parameter)))
-        return taken
+        return [
+            take_parameter(child, "weight", bank, name=f"{child_name}.weight")
+            for child_name, child in self._projections(module).items()
+        ]
 
     def attach(self, module: nn.Module, served: LayerExperts) -> None:
         for child_name, child in self._projections(module).items():

@@ -13,7 +13,7 @@ from runtime.hf.adapters.base import (
     find_parameters,
     find_tensors,
     has_class_suffix,
-    replace_parameter,
+    take_parameter,
 )
 from runtime.store.weight_plan import FusedParameter
 
@@ -51,14 +51,9 @@ class StackedAdapter(ExpertsAdapter):
         taken = []
         for part_name, part in self._parts(module).items():
             for name, value in list(part._parameters.items()):
-                rows, columns = value.shape
-                parameter = FusedParameter(
-                    bank,
-                    f"{part_name}.{name}",
-                    (num_experts, rows // num_experts, columns),
-                    value.dtype,
-                )
-                taken.append(replace_parameter(part, name, LazyStackedParameter(parameter)))
+                shape = num_experts, value.shape[0] // num_experts, value.shape[1]
+                fields = {"name": f"{part_name}.{name}", "shape": shape}
+                taken.append(take_parameter(part, name, bank, LazyStackedParameter, **fields))
         return taken
 
     def routing(self, output: object, _router: nn.Module, parent: nn.Module, /) -> RouterOutput:

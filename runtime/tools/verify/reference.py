@@ -18,11 +18,10 @@ from runtime.hf.loading import load_configured, load_plain, read_config, refuse_
 from runtime.hf.tokens import load_tokenizer
 from runtime.store.base import max_slot_bytes
 from runtime.store.gguf.header import is_gguf
-from runtime.store.integer_scheme import METHODS
+from runtime.store.integer_scheme import find_scheme
 from runtime.store.model_check import (
     has_tokenizer,
     list_weight_files,
-    name_method,
     read_config_file,
 )
 from runtime.store.model_source import resolve
@@ -110,7 +109,7 @@ def load_stored(config: VerifyModelConfig) -> PreTrainedModel:
 def has_integer_weights(folder: Path) -> bool:
     """Return whether the checkpoint has packed integers (GPTQ, AWQ, compressed-tensors)."""
     quantised = read_config_file(folder).get("quantization_config")
-    return isinstance(quantised, dict) and name_method(quantised) in METHODS
+    return find_scheme(folder, quantised) is not None
 
 
 def is_quantised(folder: Path, store: StoreConfig) -> bool:
