@@ -242,6 +242,18 @@ def exchange_paths(path: Path, other: Path) -> bool:
     return rename(AT_FDCWD, bytes(path), AT_FDCWD, bytes(other), RENAME_EXCHANGE) == 0
 
 
+def publish_folder(folder: Path, path: Path) -> None:
+    """Gives a complete folder the name `path`; the one that had it is then at `folder`, or gone."""
+    if not path.exists():
+        folder.replace(path)
+    elif not exchange_paths(folder, path):
+        aside = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
+        path.replace(aside)
+        folder.replace(path)
+        shutil.rmtree(aside)
+    sync_folder(path.parent)
+
+
 @contextmanager
 def replace_folder(path: Path) -> Iterator[Path]:
     """Yields a temporary folder that takes the name `path` if the block ends without an error.
@@ -258,13 +270,6 @@ def replace_folder(path: Path) -> Iterator[Path]:
         yield temporary
         for folder in [temporary, *(inner for inner in temporary.rglob("*") if inner.is_dir())]:
             sync_folder(folder)
-        if not path.exists():
-            temporary.replace(path)
-        elif not exchange_paths(temporary, path):
-            aside = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
-            path.replace(aside)
-            temporary.replace(path)
-            shutil.rmtree(aside)
-        sync_folder(path.parent)
+        publish_folder(temporary, path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

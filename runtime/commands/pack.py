@@ -63,7 +63,7 @@ def find_unquantised(layouts: Sequence[ExpertLayout], coding: Coding) -> list[st
 def plan_records(
     source: ExpertStore, coding: Coding, checkpoint: Path, *, flips: bool
 ) -> list[ExpertLayout]:
-    """Return the layouts of the records; those of slots where these hold integers already.
+    """Return the layouts of the records.
 
     Args:
         flips: the model has matrices that kernels would multiply transposed.
@@ -71,13 +71,11 @@ def plan_records(
     Raises:
         StoreError: integers are to be quantised again.
     """
-    if all(layout.is_record for layout in source.layouts):
-        if coding != RAW:
-            raise StoreError(
-                f"quantise: the experts of {checkpoint} are stored as they are read from it; leave "
-                "it out, or quantise the original checkpoint"
-            )
-        return list(source.layouts)
+    if coding != RAW and not all(layout.is_plain for layout in source.layouts):
+        raise StoreError(
+            f"quantise: the experts of {checkpoint} are stored as they are read from it; leave it "
+            "out, or quantise the original checkpoint"
+        )
     return [build_packed_layout(one, coding=coding, flips=flips) for one in source.layouts]
 
 

@@ -24,7 +24,7 @@ only where the result is not known.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -133,34 +133,31 @@ def measure_kernel_speedup(dtype: torch.dtype, num_threads: int) -> float:
         num_threads: PyTorch's; a part of the key, as the ratio depends on it.
     """
     assert num_threads == torch.get_num_threads()
-    row = torch.ones(1, COLUMNS, dtype=dtype)
     matrices = [torch.ones(ROWS, COLUMNS, dtype=dtype) for _ in range(MATRICES)]
-    usual = read_settings()
-
-    def multiply(is_enabled: bool) -> None:
-        change_settings(usual._replace(onednn=is_enabled))
-        for matrix in matrices:
-            F.linear(row, matrix)
-
-    try:
-        return measure_speedup(
-            lambda: multiply(True), lambda: multiply(False), repetitions=KERNEL_REPETITIONS
-        )
-    finally:
-        change_settings(usual)
+    ways = [ComputeSettings(is_enabled, num_threads) for is_enabled in (True, False)]
+    return measure_speedup(matrices, *ways, repetitions=KERNEL_REPETITIONS)
 
 
 def measure_speedup(
-    usual: Callable[[], None], other: Callable[[], None], *, repetitions: int
+    matrices: Sequence[Tensor], usual: ComputeSettings, other: ComputeSettings, *, repetitions: int
 ) -> float:
-    """Return the least time of one computation over that of another, tried in turns."""
+    """Return the least time of one row's products with one setting over that with another.
 
-    def seconds(compute: Callable[[], None]) -> float:
+    The two are tried in turns.
+    """
+    row, before = torch.ones_like(matrices[0][:1]), read_settings()
+
+    def seconds(settings: ComputeSettings) -> float:
         start = time.perf_counter()
-        compute()
+        change_settings(settings)
+        for matrix in matrices:
+            F.linear(row, matrix)
         return time.perf_counter() - start
 
-    pairs = [(seconds(usual), seconds(other)) for _ in range(repetitions)]
+    try:
+        pairs = [(seconds(usual), seconds(other)) for _ in range(repetitions)]
+    finally:
+        change_settings(before)
     least_usual, least_other = map(min, zip(*pairs, strict=True))
     return least_usual / least_other
 
@@ -203,21 +200,9 @@ def measure_thread_speedup(
     num_rows: int, num_columns: int, dtype: torch.dtype, num_threads: int
 ) -> float:
     """Return the time of one row's products with one thread over the time with `num_threads`."""
-    row = torch.ones(1, num_columns, dtype=dtype)
     matrices = [torch.ones(num_rows, num_columns, dtype=dtype) for _ in range(NUM_MATRICES)]
-    usual = read_settings()
-
-    def multiply(threads: int) -> None:
-        torch.set_num_threads(threads)
-        for matrix in matrices:
-            F.linear(row, matrix)
-
-    try:
-        return measure_speedup(
-            lambda: multiply(1), lambda: multiply(num_threads), repetitions=THREAD_REPETITIONS
-        )
-    finally:
-        change_settings(usual)
+    ways = [read_settings()._replace(threads=threads) for threads in (1, num_threads)]
+    return measure_speedup(matrices, *ways, repetitions=THREAD_REPETITIONS)
 
 
 def attend(

@@ -83,8 +83,8 @@ def open_dense(header: GgufHeader, model: PreTrainedModel) -> Iterator[dict[str,
     """
     parameters, names = model.state_dict(), find_names(header, model)
     check_names(header, model, names)
-    undo, files = find_architecture(header).undo, FileReader()
-    try:
+    undo = find_architecture(header).undo
+    with FileReader() as files:
         streamed = {}
         for name, keys in names.items():
             tensors = [GgufRows.of(header.tensors[key]) for key in keys]
@@ -101,8 +101,6 @@ def open_dense(header: GgufHeader, model: PreTrainedModel) -> Iterator[dict[str,
                 )
             streamed[name] = StreamedTensor(tensors, files, shape, model.dtype, convert)
         yield streamed
-    finally:
-        files.close()
 
 
 def _makes(convert: Convert | None, tensors: Sequence[GgufRows], shape: torch.Size) -> bool:
@@ -183,11 +181,8 @@ def apply_rope_factors(header: GgufHeader, model: PreTrainedModel) -> None:
     """
     if (tensor := header.tensors.get(ROPE_FACTORS)) is None:
         return
-    files = FileReader()
-    try:
+    with FileReader() as files:
         factors = GgufRows.of(tensor).load(files)
-    finally:
-        files.close()
     for module in model.modules():
         for name in ("inv_freq", "original_inv_freq"):
             frequencies = module._buffers.get(name)

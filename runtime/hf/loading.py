@@ -67,7 +67,7 @@ from runtime.hf.strip import (
     open_safetensors,
 )
 from runtime.store.base import ExpertStore, max_slot_bytes
-from runtime.store.checkpoint import has_blocks, open_checkpoint
+from runtime.store.checkpoint import CheckpointStore, has_blocks
 from runtime.store.files import ALIGNMENT, FileReader
 from runtime.store.ggml.library import find_products
 from runtime.store.gguf.header import is_gguf, read_header
@@ -98,7 +98,7 @@ class StrippedModel:
         """
         if not self.plans:
             raise CheckpointError(explain_no_experts(self.folder))
-        store = open_checkpoint(self.model, self.plans, FileReader(page_cache=page_cache))
+        store = CheckpointStore(self.model, self.plans, FileReader(page_cache=page_cache))
         self._use_kernels(store, [self.model.device])
         return store
 
@@ -188,7 +188,7 @@ class StrippedModel:
         """
         if is_gguf(self.folder) or not self.plans:
             return self.open_store()
-        return open_checkpoint(self.model, self.plans, FileReader(), decodes=True)
+        return CheckpointStore(self.model, self.plans, FileReader(), decodes=True)
 
     def spec(self, folder: Path, config: ModelConfig) -> ModelSpec:
         """Return what predictors of this model must match."""

@@ -146,11 +146,8 @@ def open_safetensors(
     # The library would look at every name of every expert, only to leave it out.
     names = sorted(extents.keys() - list_source_tensors(indexed.values()))
     read: set[str] = set()
-    reader = FileReader(page_cache=PageCache.KEEP)
-    try:
+    with FileReader(page_cache=PageCache.KEEP) as reader:
         yield {name: WatchedTensor(extents[name], reader, read) for name in names}
-    finally:
-        reader.close()
     left = set(names) - read - list_source_tensors(indexed.values(), with_tied=True)
     unused |= name_tensors(extents[name] for name in left)
     if unknown := sorted(name for name in left if not re.search("|".join(known), name)):

@@ -63,20 +63,16 @@ def time_reads(
     file: Path, offsets: Sequence[int], size: int, page_cache: PageCache
 ) -> tuple[float, int]:
     """Bytes a second, and how many of the reads were done before the time was up."""
-    reader = FileReader(page_cache=page_cache)
     target = as_memoryview(allocate_aligned(size, ALIGNMENT))
     done = 0
-    started = time.perf_counter()
-    try:
+    with FileReader(page_cache=page_cache) as reader:
+        started = time.perf_counter()
         for offset in offsets:
             reader.read(file, offset, target, what="a measurement")
             done += 1
             if time.perf_counter() - started > CELL_SECONDS:
                 break
-        seconds = time.perf_counter() - started
-    finally:
-        reader.close()
-    return done * size / seconds, done
+        return done * size / (time.perf_counter() - started), done
 
 
 def drop(file: Path) -> None:

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from runtime.store.base import READERS, ExpertStore
 from runtime.store.conversion import ExpertConversion
-from runtime.store.files import BLOCK, FileRange, FileReader
+from runtime.store.files import FileRange, FileReader
 from runtime.store.layout import Decoder, ExpertLayout, Part, Piece, group_chunks, lay_out
 from runtime.store.packed.coding import RAW, STORED, Coding
 from runtime.store.tensor_index import StoredTensor
@@ -46,43 +46,42 @@ class PartSource(Piece, ABC):
         return None
 
 
-@dataclass(frozen=True)
-class LayerSources:
-    """A layer's parameters, and what they are filled from, in order."""
-
-    parameters: Sequence[FusedParameter]
-    sources: Sequence[PartSource]
-    decoders: Mapping[str, Decoder] = field(default_factory=dict)
-    """By parameter that stays in a slot as the checkpoint has it."""
-    block: int = BLOCK
-    """1: parts lie close together, and are no record of a packed store."""
-
-
 class CheckpointStore(ExpertStore):
     """Reads chunks of experts from a checkpoint into slots. Thread-safe.
 
     Args:
-        layers: those with routed experts, bottom first.
+        banks: weight plans of each layer with routed experts, bottom first.
+        decodes: quantised parameters are decoded while they are read; off: slots hold them as the
+            checkpoint does, or as blocks of a GGUF type.
     """
 
-    def __init__(self, layers: Sequence[LayerSources], files: FileReader):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        banks: Sequence[Mapping[str, WeightPlan]],
+        files: FileReader,
+        *,
+        decodes: bool = False,
+    ):
         self._files = files
+        planner = _Planner(model, files, decodes=decodes, blocks=not decodes and has_blocks(banks))
         self.layouts = layouts = list[ExpertLayout]()
+        self.experts_per_layer = experts_per_layer = list[int]()
         self._chunks: list[list[list[tuple[Part, PartSource]]]] = []
-        for layer in layers:
-            shapes = {parameter.name: parameter.shape[1:] for parameter in layer.parameters}
-            dtypes = {parameter.name: parameter.dtype for parameter in layer.parameters}
-            laid = lay_out(shapes, dtypes, group_chunks(layer.sources, shapes), block=layer.block)
-            layout = replace(laid, decoders=layer.decoders, reads_parts=True)
-            layouts.append(layout)
-            sources = iter(layer.sources)
+        self.scratch_bytes = 0
+        for bank in banks:
+            sources, decoders = planner.plan_layer(bank)
+            parameters = [plan.parameter for plan in bank.values()]
+            shapes = {parameter.name: parameter.shape[1:] for parameter in parameters}
+            dtypes = {parameter.name: parameter.dtype for parameter in parameters}
+            laid = lay_out(shapes, dtypes, group_chunks(sources, shapes), block=1)
+            layouts.append(replace(laid, decoders=decoders))
+            following = iter(sources)
             self._chunks.append(
-                [[(part, next(sources)) for part in chunk] for chunk in layout.chunks]
+                [[(part, next(following)) for part in chunk] for chunk in laid.chunks]
             )
-        self.experts_per_layer = [
-            max(parameter.num_experts for parameter in layer.parameters) for layer in layers
-        ]
-        self.scratch_bytes = max(one.scratch_bytes for layer in layers for one in layer.sources)
+            experts_per_layer.append(max(parameter.num_experts for parameter in parameters))
+            self.scratch_bytes = max(self.scratch_bytes, *(one.scratch_bytes for one in sources))
 
     def read(self, layer: int, expert: int, chunks: range, slot: Tensor) -> None:
         for chunk in chunks:
@@ -136,25 +135,7 @@ class ConvertedParameter(PartSource):
             del result
 
 
-def open_checkpoint(
-    model: PreTrainedModel,
-    banks: Sequence[dict[str, WeightPlan]],
-    files: FileReader,
-    *,
-    decodes: bool = False,
-) -> CheckpointStore:
-    """Return the store of a checkpoint's experts.
-
-    Args:
-        banks: weight plans of each layer with routed experts, bottom first.
-        decodes: quantised parameters are decoded while they are read; off: slots hold them as the
-            checkpoint does, or as blocks of a GGUF type.
-    """
-    planner = _Planner(model, files, decodes=decodes, blocks=not decodes and has_blocks(banks))
-    return CheckpointStore([planner.plan_layer(bank) for bank in banks], files)
-
-
-def has_blocks(banks: Sequence[dict[str, WeightPlan]]) -> bool:
+def has_blocks(banks: Sequence[Mapping[str, WeightPlan]]) -> bool:
     """Return whether the experts can be served in blocks of a GGUF type, as some are stored."""
     plans = [plan for bank in banks for plan in bank.values()]
     return all(plan.is_plain for plan in plans) and any(
@@ -178,7 +159,10 @@ class _Planner:
         self._converting = threading.Lock()
         self._measured: dict[object, int] = {}
 
-    def plan_layer(self, bank: dict[str, WeightPlan]) -> LayerSources:
+    def plan_layer(
+        self, bank: Mapping[str, WeightPlan]
+    ) -> tuple[list[PartSource], dict[str, Decoder]]:
+        """Return what fills a slot, in order, and what decodes parameters that stay as stored."""
         sources: list[PartSource] = []
         decoders: dict[str, Decoder] = {}
         for name, plan in bank.items():
@@ -191,8 +175,7 @@ class _Planner:
                 sources += self._plan_tensors(plan, _keep)
             else:
                 sources.append(self._plan_conversion(conversion))
-        parameters = [plan.parameter for plan in bank.values()]
-        return LayerSources(parameters, sources, decoders, BLOCK if self._blocks else 1)
+        return sources, decoders
 
     def _plan_tensors(
         self, plan: WeightPlan, choose: Callable[[list[StoredTensor]], Coding]

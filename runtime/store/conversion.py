@@ -122,29 +122,17 @@ class ExpertConversion:
         Raises:
             CheckpointError: the operations cannot read these tensors.
         """
-        return self._measure(self.convert, extents, counts_tensors=True)
+        return self._measure(lambda: self.convert([_zeros(extent) for extent in extents]))
 
     def measure_decoding(self) -> int:
         """As `measure_bytes`, of `decode` and without its tensors."""
-        return self._measure(self.decode, self.plan.extents(0), counts_tensors=False)
+        tensors = [_zeros(extent) for extent in self.plan.extents(0)]
+        return self._measure(lambda: self.decode([*tensors]), apart_from=tensors)
 
-    def _measure(
-        self,
-        computation: Callable[[list[Tensor]], Tensor],
-        extents: Sequence[StoredTensor],
-        *,
-        counts_tensors: bool,
-    ) -> int:
+    def _measure(self, run: Callable[[], object], *, apart_from: Sequence[Tensor] = ()) -> int:
         plan = self.plan
-
-        def run() -> None:
-            computation([_zeros(extent) for extent in extents])
-
         try:
-            if counts_tensors:
-                return measure_peak_bytes(run)
-            tensors = [_zeros(extent) for extent in extents]
-            return measure_peak_bytes(lambda: computation([*tensors]), apart_from=tensors)
+            return measure_peak_bytes(run, apart_from=apart_from)
         except (ValueError, RuntimeError, IndexError, AssertionError) as error:
             if isinstance(error, CheckpointError):
                 raise

@@ -38,24 +38,15 @@ def find_dequantiser(plan: WeightPlan) -> Dequantise | None:
 
 
 def _find_mxfp4(plan: WeightPlan) -> Dequantise | None:
-    names = list(plan.sources)
-    ends = [name.rpartition("_")[2] for name in names]
-    blocks, scales = (plan.extents(0)[ends.index(end)] if end in ends else None for end in _MXFP4)
-    if len(names) != len(_MXFP4) or blocks is None or scales is None:
+    ends = [name.rpartition("_")[2] for name in plan.sources]
+    if sorted(ends) != ["blocks", "scales"]:
         return None
+    at, scales_at = ends.index("blocks"), ends.index("scales")
+    blocks, scales = plan.extents(0)[at], plan.extents(0)[scales_at]
     if (len(blocks.shape), blocks.dtype, scales.dtype) != (3, torch.uint8, torch.uint8):
         return None
-    places = [ends.index(end) for end in _MXFP4]
     dtype = plan.parameter.dtype
-
-    def dequantise(tensors: list[Tensor]) -> Tensor:
-        blocks_RGB, scales_RG = (tensors[place] for place in places)
-        return dequantise_mxfp4(blocks_RGB, scales_RG, dtype)
-
-    return dequantise
-
-
-_MXFP4 = ("blocks", "scales")
+    return lambda tensors: dequantise_mxfp4(tensors[at], tensors[scales_at], dtype)
 
 
 def _find_fp8(plan: WeightPlan) -> Dequantise | None:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from runtime.config import PageCache
 from runtime.errors import Fault, TransferError
@@ -299,6 +299,12 @@ class FileReader:
             start = offset // BLOCK * BLOCK
             end = -(-(offset + done) // BLOCK) * BLOCK
             os.posix_fadvise(descriptor, start, end - start, os.POSIX_FADV_DONTNEED)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Closes the files; one that a read is still stuck in closes when the read ends."""

@@ -106,49 +106,39 @@ class IntegerTensor(StoredTensor):
         if coding == RAW:
             super().fill(files, target, coding, dtype)
         else:
-            target.copy_(self._repack(self._read_parts(files), coding))
+            weight = self._unpack(self._read_parts(files))
+            middle = 1 << (self.scheme.bits - 1)
+            if self.scheme.is_symmetric and (weight.zeros_NG != middle).any():
+                raise self._damaged(
+                    f"its zero points are not {middle}, although the checkpoint's "
+                    "configuration says that it is symmetric"
+                )
+            target.copy_(self._repack(weight, coding))
 
     def load(self, files: FileReader) -> Tensor:
         """Read and dequantise the weight; raises TransferError."""
         return self._unpack(self._read_parts(files)).dequantise()
 
     def measure_loading(self) -> int:
-        return self._measure(lambda parts: self._unpack(parts).dequantise())
+        return self._measure(UnpackedWeight.dequantise)
 
     def measure_filling(self, coding: Coding) -> int:
         if coding == RAW:
             return self.measure_loading()
-        return self._measure(lambda parts: self._repack(parts, coding))
+        return self._measure(lambda weight: self._repack(weight, coding))
 
-    def _measure(self, computation: Callable[[dict[str, Tensor]], object]) -> int:
+    def _measure(self, computation: Callable[[UnpackedWeight], object]) -> int:
         def run() -> None:
-            parts = {
-                name: torch.full(part.shape, self._filling(name), dtype=part.dtype)
-                for name, part in self.parts.items()
-            }
-            computation(parts)
+            parts = self.parts.items()
+            computation(self._unpack({n: torch.zeros(p.shape, dtype=p.dtype) for n, p in parts}))
 
         return TRANSPOSITION_BYTES + measure_peak_bytes(run)
-
-    def _filling(self, part: str) -> int:
-        """Zero points of symmetric weights are the middle; nothing else matters for sizes."""
-        if part != "zeros":
-            return 0
-        middle = (1 << (self.scheme.bits - 1)) - self.scheme.zero_offset
-        repeated = sum(middle << at for at in range(0, 32, self.scheme.bits))
-        return repeated - (1 << 32) if repeated >= 1 << 31 else repeated
 
     def _read_parts(self, files: FileReader) -> dict[str, Tensor]:
         return {name: part.load(files) for name, part in self.parts.items()}
 
-    def _repack(self, parts: dict[str, Tensor], coding: Coding) -> Tensor:
-        weight = self._unpack(parts)
-        middle = 1 << (self.scheme.bits - 1)
-        if self.scheme.is_symmetric and (weight.zeros_NG != middle).any():
-            raise self._damaged(
-                f"its zero points are not {middle}, although the checkpoint's "
-                "configuration says that it is symmetric"
-            )
+    def _repack(self, weight: UnpackedWeight, coding: Coding) -> Tensor:
+        """Return the weight as blocks of a GGUF type, uint8."""
         scales_NG = weight.scales_NG.float()
         numbers = [scales_NG]
         if coding.kind == "Q4_1":

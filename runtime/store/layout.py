@@ -65,15 +65,14 @@ class ExpertLayout:
     """End of each chunk in bytes."""
     block: int = BLOCK
     """Chunks begin and end at multiples of it: where it is that of a disk, each is one direct read
-    from a record of a packed store, which has the same layout."""
+    from a record of a packed store, which has the same layout. 1: each part is read for itself,
+    from files that have no record."""
     decoders: Mapping[str, Decoder] = field(default_factory=dict)
     """By parameter that consists of stored tensors."""
     uses_kernels: bool = False
     """Quantised matrices are multiplied as they are stored, where there are products."""
     is_flipped: bool = False
     """Matrices are the transposed ones of the model's: rows as kernels multiply them."""
-    reads_parts: bool = False
-    """Each part is read for itself, from files that have no record; else each chunk."""
 
     @property
     def num_bytes(self) -> int:
@@ -84,14 +83,9 @@ class ExpertLayout:
         return max(self.block, ALIGNMENT)
 
     @property
-    def is_record(self) -> bool:
-        """Whether a slot has the bytes of a packed store's record."""
-        return self.block == BLOCK
-
-    @property
     def chunk_ranges(self) -> list[list[tuple[int, int]]]:
         """Each chunk's parts of the slot that are read at once, as `(start, end)` bytes."""
-        if self.reads_parts:
+        if self.block == 1:
             return [[(part.offset, part.end) for part in chunk] for chunk in self.chunks]
         return [[(start, end)] for start, end in zip((0, *self.ends[:-1]), self.ends, strict=True)]
 

@@ -3,7 +3,6 @@
 Without its experts, a model and a packed store are all that serving needs.
 """
 
-import json
 import math
 import os
 import shutil
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from predictors.files import sync_folder, write_atomic
+from predictors.files import replace_folder, write_json
 from predictors.units import MIB
 from runtime.errors import CheckpointError
 from runtime.store.base import as_memoryview
@@ -110,33 +109,20 @@ def rewrite_checkpoint(
     shards: dict[str, dict[str, RewrittenTensor]] = {}
     for key, tensor in tensors.items():
         shards.setdefault(tensor.source.file.name, {})[key] = tensor
-    partial = output.with_name(f".{output.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # left by a run that was killed
-    partial.mkdir()
-    files = FileReader()
-    try:
+    with replace_folder(output) as partial, FileReader() as files:
         for name, shard in shards.items():
             pieces = (piece for tensor in shard.values() for piece in tensor.read(files))
             write_tensors(partial / name, shard, pieces, advance)
-    finally:
-        files.close()
-    for file in {file for pattern in PATTERNS for file in source.glob(pattern)}:
-        if not file.name.endswith(NOT_COPIED):
-            shutil.copyfile(file, partial / file.name)
-    index = find_weights(source)
-    if is_index(index):
-        listed = {key: name for name, shard in shards.items() for key in shard}
-        _write_json(
-            partial / index.name, {"metadata": {"total_size": num_bytes}, "weight_map": listed}
-        )
-    for name, content in describe(partial).items():
-        _write_json(partial / name, content)
-    partial.replace(output)
-    sync_folder(output.parent)
-
-
-def _write_json(file: Path, content: Mapping[str, Any]) -> None:
-    write_atomic(file, (json.dumps(content, indent=2) + "\n").encode())
+        for file in {file for pattern in PATTERNS for file in source.glob(pattern)}:
+            if not file.name.endswith(NOT_COPIED):
+                shutil.copyfile(file, partial / file.name)
+        index = find_weights(source)
+        if is_index(index):
+            listed = {key: name for name, shard in shards.items() for key in shard}
+            content = {"metadata": {"total_size": num_bytes}, "weight_map": listed}
+            write_json(partial / index.name, content)
+        for name, described in describe(partial).items():
+            write_json(partial / name, described)
 
 
 def write_tensors(

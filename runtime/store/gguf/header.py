@@ -238,9 +238,7 @@ def _read_counts(cursor: _Cursor) -> tuple[int, int]:
             f"{cursor.file} is no GGUF file: it begins with {magic!r}, not {MAGIC!r}"
         )
     version = cursor.number(UINT32)
-    if version not in VERSIONS and version.to_bytes(4, "little")[::-1] in [
-        known.to_bytes(4, "little") for known in VERSIONS
-    ]:
+    if int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS:
         raise CheckpointError(
             f"{cursor.file} is a big-endian GGUF file; convert the original checkpoint without "
             "--bigendian"
@@ -321,15 +319,10 @@ def check_gguf(file: Path) -> None:
     """Check that a file holds a Mixture-of-Experts model that can be served.
 
     Raises:
-        CheckpointError: it is damaged, of another architecture, or has tensors of other types.
+        CheckpointError: it is damaged, of another architecture, or has tensors of other types; the
+            message says what is served, or a command that converts.
     """
     header = read_header(file)
-    check_architecture(header)
-    check_kinds(header)
-
-
-def check_architecture(header: GgufHeader) -> None:
-    """Raise CheckpointError, with the architectures that are served, for any other."""
     served = ", ".join(f"{name} ({known.models})" for name, known in ARCHITECTURES.items())
     name = header.architecture
     if not any(map(EXPERTS.search, header.tensors)):
@@ -343,10 +336,6 @@ def check_architecture(header: GgufHeader) -> None:
             f"are {served}; of any other, give the original checkpoint (config.json and "
             "safetensors files)"
         )
-
-
-def check_kinds(header: GgufHeader) -> None:
-    """Raise CheckpointError, with a command that converts, for types that are not read."""
     for tensor in header.tensors.values():
         if tensor.kind not in KINDS:
             raise CheckpointError(

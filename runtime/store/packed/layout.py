@@ -20,8 +20,9 @@ def build_packed_layout(
 ) -> ExpertLayout:
     """The source's chunks, each from block to block.
 
-    A matrix whose rows are no whole blocks takes the next type of smaller blocks (`SMALLER`).
-    Parameters of one dimension, or whose rows do not divide into any, stay as they are.
+    Without a coding, parts keep their own. A matrix whose rows are no whole blocks takes the next
+    type of smaller blocks (`SMALLER`). Parameters of one dimension, or whose rows do not divide
+    into any, stay as they are.
 
     Args:
         flips: the model has `(inputs, outputs)` matrices, which kernels do not multiply: rows of a
@@ -38,7 +39,9 @@ def build_packed_layout(
         shapes = {name: shape[::-1] for name, shape in shapes.items()}
 
     def recode(part: Part) -> Piece:
-        own = _choose_coding(coding, shapes[part.parameter], part.num_weights)
+        own = part.coding
+        if coding != RAW:
+            own = _choose_coding(coding, shapes[part.parameter], part.num_weights)
         return Piece(part.parameter, part.first, part.num_weights, own)
 
     chunks = [[recode(part) for part in chunk] for chunk in source.chunks]
@@ -46,7 +49,7 @@ def build_packed_layout(
 
 
 def _choose_coding(wanted: Coding, shape: tuple[int, ...], num_weights: int) -> Coding:
-    if wanted == RAW or len(shape) < 2:
+    if len(shape) < 2:
         return RAW
     if wanted.kind == HQQ:
         return RAW if num_weights % wanted.group_size else wanted

@@ -19,11 +19,18 @@ import torch
 from pydantic import Field, ValidationError
 
 from predictors.files import refuse_lfs_pointer
-from predictors.records import Count, ModelRecord, Positive, Sha256, StrictRecord
+from predictors.records import (
+    Count,
+    ModelRecord,
+    Positive,
+    Sha256,
+    StrictRecord,
+    explain_validation_error,
+)
 from predictors.spec import ModelSpec
 from runtime.errors import StoreError
 from runtime.store.ggml.library import TYPES
-from runtime.store.layout import ExpertLayout, Piece, lay_out
+from runtime.store.layout import ExpertLayout, Part, Piece, lay_out
 from runtime.store.packed.coding import HQQ, Coding
 
 MANIFEST = "manifest.json"
@@ -139,22 +146,16 @@ def _layer_record(layer: int, layout: ExpertLayout, num_experts: int) -> LayerRe
 def _chunk_records(layout: ExpertLayout) -> list[ChunkRecord]:
     return [
         ChunkRecord(
-            parts=[
-                PartRecord(
-                    parameter=part.parameter,
-                    first=part.first,
-                    num_weights=part.num_weights,
-                    kind=part.coding.kind,
-                    group_size=part.coding.group_size,
-                    meta_group_size=part.coding.meta_group_size,
-                    offset=part.offset,
-                )
-                for part in parts
-            ],
+            parts=[_part_record(part) for part in parts],
             end=end,
         )
         for parts, end in zip(layout.chunks, layout.ends, strict=True)
     ]
+
+
+def _part_record(part: Part) -> PartRecord:
+    known = vars(part) | vars(part.coding)
+    return PartRecord(**{name: known[name] for name in PartRecord.model_fields})
 
 
 def restore_layout(record: LayerRecord) -> ExpertLayout:
@@ -243,11 +244,8 @@ def read_manifest(folder: Path) -> tuple[StoreContents, bytes]:
     try:
         manifest = StoreManifest.model_validate(value, strict=True)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise StoreError(
-            f"{file} is no manifest of a packed store: {where}: {first['msg']}; {again}"
-        ) from error
+        what = explain_validation_error(error)
+        raise StoreError(f"{file} is no manifest of a packed store: {what}; {again}") from error
     body = {key: value[key] for key in ("contents", "checksums_sha256")}
     if hashlib.sha256(canonical_json(body)).hexdigest() != manifest.digest:
         raise StoreError(f"{file} is damaged: its digest does not fit; {again}")

@@ -16,11 +16,6 @@ NORM, BETA, GROWTH = 0.7, 10.0, 1.01
 of HQQ's authors."""
 
 
-def _nonzero(scales: Tensor) -> Tensor:
-    """Returns 1 for 0, the scale of weights that are all 0."""
-    return torch.where(scales == 0, torch.ones_like(scales), scales)
-
-
 def quantise_half_quadratic(coding: Coding, weights_N: Tensor) -> Integers:
     """Half-quadratic quantisation (Klotski, section 7, equations 8 and 9).
 
@@ -104,7 +99,7 @@ def _quantise_meta(values_G: Tensor, coding: Coding) -> tuple[Tensor, Tensor]:
     padded_MS = padded_MS.view(num_groups, size)
     low_M1, high_M1 = padded_MS.amin(1, keepdim=True), padded_MS.amax(1, keepdim=True)
     scales_M1 = (high_M1 - low_M1) / 255
-    integers_MS = (
-        ((padded_MS - low_M1) / _nonzero(scales_M1)).round_().clamp_(0, 255).to(torch.uint8)
-    )
+    # All values of a meta group may be equal.
+    steps_MS = (padded_MS - low_M1) / scales_M1.masked_fill(scales_M1 == 0, 1)
+    integers_MS = steps_MS.round_().clamp_(0, 255).to(torch.uint8)
     return integers_MS.view(-1)[: len(values_G)], torch.cat([scales_M1, low_M1], dim=1)

@@ -11,7 +11,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +20,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from predictors.files import exchange_paths, sync_folder, write_atomic
-from runtime.config import PageCache
+from predictors.files import publish_folder, sync_folder, write_atomic
 from runtime.errors import StoreError, TransferError
 from runtime.store.base import ExpertStore, allocate_aligned, as_memoryview
 from runtime.store.files import FileReader, write_whole
@@ -74,14 +73,9 @@ def pack(
     slot = allocate_aligned(max(layout.num_bytes for layout in source.layouts))
 
     def fill(layer: int, expert: int, record: Tensor) -> None:
-        plain = source.layouts[layer]
-        chunks = range(len(plain.chunks))
-        if plain.is_record:
-            # The slot is the record already.
-            source.read(layer, expert, chunks, record.zero_())
-        else:
-            source.read(layer, expert, chunks, slot)
-            fill_record(layouts[layer], plain.weights(slot[: plain.num_bytes]), record)
+        held = source.layouts[layer]
+        source.read(layer, expert, range(len(held.chunks)), slot)
+        fill_record(layouts[layer], held, slot[: held.num_bytes], record)
 
     return write_store(fill, contents, output, overwrite=overwrite, advance=advance)
 
@@ -118,7 +112,9 @@ def write_store(
             checksums = b"".join((sums / layer.file).read_bytes() for layer in contents.layers)
             write_atomic(store / CHECKSUMS, checksums)
             write_atomic(store / MANIFEST, seal_manifest(contents, checksums))
-            _publish(store, output, work)
+            sync_folder(store)
+            publish_folder(store, output)
+            shutil.rmtree(work)  # with the store that was replaced
     except OSError as error:
         if error.errno in FULL:
             cause = f"the disk is full ({error.strerror})"
@@ -250,42 +246,31 @@ def _is_whole(file: Path, table: Path, layout: ExpertLayout, num_experts: int) -
     if not file.exists() or not table.exists():
         return False
     checksums = np.frombuffer(table.read_bytes(), dtype="<u8").reshape(num_experts, -1).tolist()
-    reader = FileReader(page_cache=PageCache.BYPASS)
     record = allocate_aligned(layout.num_bytes)
-    try:
+    with FileReader() as reader, suppress(TransferError):
         for i, expected in enumerate(checksums):
             reader.read(file, i * len(record), as_memoryview(record), what=f"expert {i}")
             if compute_checksums(layout, record) != expected:
                 return False
-    except TransferError:
-        return False
-    finally:
-        reader.close()
-    return True
+        return True
+    return False
 
 
-def _publish(store: Path, output: Path, work: Path) -> None:
-    """Give the complete folder its name, atomically where the system can.
+def fill_record(layout: ExpertLayout, held: ExpertLayout, slot: Tensor, record: Tensor) -> None:
+    """Lays an expert out in `record`, uint8 `(num_bytes,)`; what is between parts is zero.
 
-    The folder that had the name is deleted last.
+    Args:
+        held: of `slot`, with the same parts; those of another coding are weights as they are.
     """
-    sync_folder(store)
-    if not output.exists():
-        store.replace(output)
-    elif not exchange_paths(store, output):
-        aside = store.with_name("replaced")
-        shutil.rmtree(aside, ignore_errors=True)  # left by a run that was killed here
-        output.replace(aside)
-        store.replace(output)
-    sync_folder(output.parent)
-    shutil.rmtree(work)
-
-
-def fill_record(layout: ExpertLayout, weights: ExpertWeights, record: Tensor) -> None:
-    """Lays the parameters out in `record`, uint8 `(num_bytes,)`; what is between them is zero."""
-    assert not isinstance(weights, QuantisedExpert), "integers are not quantised again"
     record.zero_()
-    for part in layout.parts:
+    weights: ExpertWeights | None = None
+    for part, own in zip(layout.parts, held.parts, strict=True):
+        if part.coding == own.coding and not layout.is_flipped:
+            record[part.offset : part.end].copy_(slot[own.offset : own.end])
+            continue
+        if weights is None:
+            weights = held.weights(slot)
+        assert not isinstance(weights, QuantisedExpert), "integers are not quantised again"
         matrix = weights[part.parameter]
         if layout.is_flipped and matrix.dim() > 1:
             matrix = matrix.t()

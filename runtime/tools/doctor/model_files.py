@@ -17,32 +17,22 @@ def check_files(folder: Path, *, digests: bool) -> dict[str, Any]:
     Raises:
         CheckpointError: a file is damaged, truncated, missing or altered.
     """
-    files = list_weight_files(folder)
-    if is_gguf(folder):
-        return describe_gguf(folder)
+    files, has_digests = list_weight_files(folder), not is_gguf(folder)
+    tensors = read_tensor_index(files) if has_digests else read_header(folder).tensors
     facts: dict[str, Any] = {
         "files": len(files),
-        "tensors": len(read_tensor_index(files)),
+        "tensors": len(tensors),
         "bytes": sum(file.stat().st_size for file in files),
-        "digests": "not checked (digests=true checks them)",
+        "digests": "not checked (digests=true checks them)"
+        if has_digests
+        else "not known of GGUF files",
     }
-    if digests:
+    if digests and has_digests:
         known = known_digests(folder, files)
         for file, expected in known.items():
             require_digest(file, expected, otherwise="download the model again")
         facts["digests"] = f"{len(known)} of {len(files)} files equal their known sha256"
     return facts
-
-
-def describe_gguf(file: Path) -> dict[str, Any]:
-    """Describe a GGUF file, whose header has been checked."""
-    header = read_header(file)
-    return {
-        "files": len(header.files),
-        "tensors": len(header.tensors),
-        "bytes": sum(part.stat().st_size for part in header.files),
-        "digests": "not known of GGUF files",
-    }
 
 
 def known_digests(folder: Path, files: list[Path]) -> dict[Path, str]:

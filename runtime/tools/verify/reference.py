@@ -1,6 +1,5 @@
 """The reference model of a verification, and the prompts for both sides."""
 
-import json
 from pathlib import Path
 from random import Random
 
@@ -145,11 +144,7 @@ def token_prompts(folder: Path, prompts: list[str], *, seed: int) -> tuple[list[
             if not ids:
                 raise MoecastError(f"prompts: {prompt!r} has no tokens")
         return tokens, f"{len(tokens)} prompts as text"
-    config = (
-        read_config(folder).to_dict()
-        if is_gguf(folder)
-        else json.loads((folder / "config.json").read_text())
-    )
+    config = read_config(folder).to_dict()
     parts = (config, config.get("text_config") or {}, config.get("llm_config") or {})
     size = next((part["vocab_size"] for part in parts if part.get("vocab_size")), None)
     if size is None:

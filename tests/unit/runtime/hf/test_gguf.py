@@ -12,19 +12,26 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from configs.compose import compose_typed
 from runtime import load
-from runtime.config import ModelConfig, PackConfig
-from runtime.errors import CheckpointError
+from runtime.commands.pack import run
+from runtime.config import ModelConfig, PackConfig, Quantise
+from runtime.errors import CheckpointError, StoreError
 from runtime.hf.dense_format import QuantisedLinear
 from runtime.hf.gguf_config import read_gguf_config
 from runtime.hf.loading import load_stripped
 from runtime.hf.tokens import context_length, load_tokenizer
 from runtime.presets import find_model
 from runtime.store import layout as expert_layout
-from runtime.store.base import allocate_aligned, max_decoded_bytes, max_slot_bytes
+from runtime.store.base import (
+    allocate_aligned,
+    max_decoded_bytes,
+    max_slot_bytes,
+    name_format,
+)
 from runtime.store.files import FileReader
 from runtime.store.ggml import library
 from runtime.store.gguf.header import read_header
 from runtime.store.model_check import list_weight_files
+from runtime.store.packed.layout import build_packed_layout
 from runtime.store.packed.manifest import describe_contents
 from runtime.store.packed.store import open_store
 from runtime.store.packed.writer import pack
@@ -200,14 +207,13 @@ def test_tokenizer__gives_the_tokens_that_llama_cpp_does(name: str) -> None:
     assert chat == "<|im_start|>user\nthe fox<|im_end|>\n<|im_start|>assistant\n"
 
 
-@pytest.mark.parametrize("name", ["qwen2moe-Q4_0", "qwen3moe-wide-Q5_K_M"])
+@pytest.mark.parametrize("name", ["qwen2moe-F16", "qwen3moe-wide-Q5_K_M"])
 def test_pack__writes_the_bytes_of_slots(tmp_path: Path, name: str) -> None:
     file, config = gguf_file(name), ModelConfig(name="a", id=str(gguf_file(name)))
     stripped = load_stripped(file, "auto")
     source = stripped.open_store()
-    assert all(layout.is_record for layout in source.layouts)
     contents = describe_contents(
-        source.layouts,
+        [build_packed_layout(layout) for layout in source.layouts],
         source.experts_per_layer,
         spec=stripped.spec(file, config),
         fingerprint="0" * 64,
@@ -215,14 +221,30 @@ def test_pack__writes_the_bytes_of_slots(tmp_path: Path, name: str) -> None:
     )
     pack(source, contents, tmp_path / "store")
     packed = open_store(tmp_path / "store", stripped.spec(file, config))
-    for layer, layout in enumerate(source.layouts):
+    for layer in range(source.num_layers):
         for expert in range(source.experts_per_layer[layer]):
-            slots = [allocate_aligned(layout.num_bytes).zero_() for _ in range(2)]
-            for store, slot in zip((source, packed), slots, strict=True):
+            slots = []
+            for store in (source, packed):
+                layout = store.layouts[layer]
+                slot = allocate_aligned(layout.num_bytes)
                 store.read(layer, expert, range(len(layout.chunks)), slot)
-            assert torch.equal(*slots)
+                slots.append([slot[part.offset : part.end] for part in layout.parts])
+            assert all(map(torch.equal, *slots))
     source.close()
     packed.close()
+
+
+def test_pack__quantises_a_file_of_plain_weights_and_no_other(tmp_path: Path) -> None:
+    def settings(name: str) -> PackConfig:
+        model = ModelConfig(name="a", id=str(gguf_file(name)))
+        return PackConfig(model=model, output=tmp_path / "store", quantise=Quantise.Q8_0)
+
+    with pytest.raises(StoreError, match="are stored as they are read from it; leave it out"):
+        run(settings("qwen2moe-Q4_0"))
+    run(settings("qwen2moe-F16"))
+    store = open_store(tmp_path / "store", None)
+    assert {name_format(layout) for layout in store.layouts} == {"Q8_0"}
+    store.close()
 
 
 @pytest.mark.parametrize("find", [find_model, lambda file: resolved(str(file))])

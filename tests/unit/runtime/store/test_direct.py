@@ -14,7 +14,7 @@ from runtime.config import PageCache
 from runtime.errors import TransferError
 from runtime.store import files
 from runtime.store.files import BLOCK, SMALLEST, EndOfFile, FileReader, read_direct
-from tests.builders.page_cache import resident_bytes
+from runtime.tools.bench.rounds import cached_bytes
 
 SIZE = 600_003
 
@@ -123,12 +123,12 @@ def test_reader__uses_the_page_cache_as_configured(tmp_path, page_cache):
     with path.open("rb") as opened:
         os.fsync(opened.fileno())
         os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    if resident_bytes(path):
+    if cached_bytes([path]):
         pytest.skip("this file system lives in memory")
     reader = FileReader(page_cache=page_cache)
     target = memoryview(bytearray(1 << 20))
     for i in range(8):
         reader.read(path, i * (2 << 20) + 100, target, what="it")
-    kept = resident_bytes(path)
+    kept = cached_bytes([path])
     assert kept >= 8 << 20 if page_cache is PageCache.KEEP else kept == 0
     reader.close()

@@ -15,6 +15,7 @@ from runtime.policy.tier import TransferTask
 from runtime.store.base import ExpertStore, allocate_aligned, as_memoryview
 from runtime.store.files import FileRange, FileReader
 from runtime.store.packed.store import open_store
+from runtime.tools.bench.rounds import cached_bytes
 from runtime.transfer.arena import Arena
 from runtime.transfer.arrivals import QueuedArrivals, make_arrivals, rings
 from runtime.transfer.file_ring import StoreRing
@@ -22,7 +23,6 @@ from runtime.transfer.ring import ARRIVED, DAMAGED, FAILED
 from runtime.transfer.thread_ring import ThreadRing
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.packed import packed, source_of
-from tests.builders.page_cache import resident_bytes
 from tests.builders.parts import WAIT_SECONDS
 
 COMPILED = pytest.mark.skipif(rings is None, reason="no C compiler")
@@ -270,7 +270,7 @@ def test_store_ring__uses_the_page_cache_as_configured(tmp_path, page_cache):
     with file.open("rb") as opened:
         os.fsync(opened.fileno())
         os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    if resident_bytes(file):
+    if cached_bytes([file]):
         pytest.skip("this file system lives in memory")
     store, arrivals = StoredFile(file, num_bytes=1_000_000), make_arrivals()
     store._files = FileReader(page_cache=page_cache)
@@ -278,7 +278,7 @@ def test_store_ring__uses_the_page_cache_as_configured(tmp_path, page_cache):
     for expert in range(8):
         ring.submit(expert, task((0, expert), expert, range(1)))
     assert settled(ring, arrivals, 8) == dict.fromkeys(range(8), ARRIVED)
-    kept = resident_bytes(file)
+    kept = cached_bytes([file])
     assert kept >= 8_000_000 if page_cache is PageCache.KEEP else kept == 0
     assert ring.close(WAIT_SECONDS)
 
