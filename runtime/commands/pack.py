@@ -91,8 +91,7 @@ def run(config: PackConfig) -> dict[str, Any]:
             "leave dense_output out and keep the file"
         )
     stripped = load_stripped(folder, config.model.dtype)
-    keeps_integers = stripped.holds_integers and coding == RAW
-    source = stripped.open_store() if keeps_integers else stripped.open_decoded()
+    source = stripped.open_store(decodes=coding != RAW or not stripped.holds_integers)
     layouts = plan_records(source, coding, folder, flips=stripped.multiplies_columns)
     left = [] if coding == RAW else find_unquantised(layouts, coding)
     if left:

@@ -90,15 +90,22 @@ class StrippedModel:
     unused: frozenset[str] = frozenset()
     """Names of the checkpoint's tensors that are no part of the model."""
 
-    def open_store(self, *, page_cache: PageCache = PageCache.BYPASS) -> ExpertStore:
+    def open_store(
+        self, *, page_cache: PageCache = PageCache.BYPASS, decodes: bool = False
+    ) -> ExpertStore:
         """Return a store that reads the experts from the checkpoint, in place.
+
+        Args:
+            decodes: quantised experts are decoded as they are read, not as they are used; those of
+                a GGUF file never are.
 
         Raises:
             CheckpointError: the folder has a model without its experts.
         """
         if not self.plans:
             raise CheckpointError(explain_no_experts(self.folder))
-        store = CheckpointStore(self.model, self.plans, FileReader(page_cache=page_cache))
+        files, decodes = FileReader(page_cache=page_cache), decodes and not is_gguf(self.folder)
+        store = CheckpointStore(self.model, self.plans, files, decodes=decodes)
         self._use_kernels(store, [self.model.device])
         return store
 
@@ -157,14 +164,9 @@ class StrippedModel:
         return self.model
 
     def _use_kernels(self, store: ExpertStore, devices: Sequence[torch.device]) -> None:
-        on_host = self.can_use_kernels([])
-        store.use_kernels(wanted=self.can_use_kernels(devices), on_host=on_host)
-
-    def can_use_kernels(self, devices: Sequence[torch.device]) -> bool:
-        """Return whether matrices of integers may be multiplied as they are stored."""
-        return all(device.type == "cpu" for device in devices) and all(
-            multiplies_rows(layer.experts) for layer in self.layers
-        )
+        on_host = all(multiplies_rows(layer.experts) for layer in self.layers)
+        is_host = all(device.type == "cpu" for device in devices)
+        store.use_kernels(wanted=on_host and is_host, on_host=on_host)
 
     @cached_property
     def multiplies_columns(self) -> bool:
@@ -180,15 +182,6 @@ class StrippedModel:
     def holds_integers(self) -> bool:
         """Whether slots hold integers although no store was packed."""
         return has_blocks(self.plans)
-
-    def open_decoded(self) -> ExpertStore:
-        """Return a store that decodes quantised experts as they are read, not as they are used.
-
-        Integers of a GGUF file are never decoded as they are read.
-        """
-        if is_gguf(self.folder) or not self.plans:
-            return self.open_store()
-        return CheckpointStore(self.model, self.plans, FileReader(), decodes=True)
 
     def spec(self, folder: Path, config: ModelConfig) -> ModelSpec:
         """Return what predictors of this model must match."""

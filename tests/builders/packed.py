@@ -22,7 +22,7 @@ def source_of(model: Path, *, dtype: str = "auto") -> tuple[ExpertStore, ModelSp
     """The checkpoint's own store and the model's spec."""
     stripped = load_stripped(model, dtype)
     config = ModelConfig(name="tiny", id=str(model), dtype=dtype)
-    return stripped.open_decoded(), stripped.spec(model, config)
+    return stripped.open_store(decodes=True), stripped.spec(model, config)
 
 
 def plan(model: Path, *, coding: Coding = RAW) -> tuple[ExpertStore, StoreContents]:

@@ -84,7 +84,7 @@ def load_lazy(config: ModelConfig) -> PreTrainedModel:
     engine, but neither cache, transfers nor the order of summation.
     """
     stripped = load_configured(config)
-    model = stripped.read_on_demand(stripped.open_decoded(), config)
+    model = stripped.read_on_demand(stripped.open_store(decodes=True), config)
     model.set_experts_implementation("eager")
     return model
 

@@ -57,7 +57,7 @@ def test_load__quantised_experts_keep_their_bytes(tmp_path, name, share, caplog)
     """Tiny matrices have many scales and biases; of real ones the shares are .50 and .27."""
     folder = quantised(tmp_path, name)
     stripped = load_stripped(folder, "auto")
-    store, decoding = stripped.open_store(), stripped.open_decoded()
+    store, decoding = stripped.open_store(), stripped.open_store(decodes=True)
     for kept, decoded in zip(store.layouts, decoding.layouts, strict=True):
         assert kept.num_bytes < share * decoded.num_bytes
         assert decoded.views_are_weights
@@ -253,7 +253,7 @@ def test_scratch__is_what_the_allocator_says(tmp_path, name):
         folder = quantised(tmp_path, name)
     else:
         folder = save_family(tmp_path, FAMILIES[name], dtype=torch.bfloat16)
-    store = load_stripped(folder, "auto").open_decoded()
+    store = load_stripped(folder, "auto").open_store(decodes=True)
     assert store.scratch_bytes > 0
     slot_with_expert(store)
     most = measure_allocated(lambda: slot_with_expert(store, 1)) - store.layouts[0].num_bytes
@@ -288,7 +288,7 @@ def test_peak_bytes__counts_what_lives_at_once():
 
 
 def test_read__one_thread_converts_at_a_time(tmp_path, monkeypatch):
-    store = load_stripped(quantised(tmp_path, "qwen3_moe"), "auto").open_decoded()
+    store = load_stripped(quantised(tmp_path, "qwen3_moe"), "auto").open_store(decodes=True)
     running, most = [], []
 
     convert = ExpertConversion.convert

@@ -100,7 +100,7 @@ def test_load__weights_are_those_of_the_library(checkpoint):
     for name, weight in stripped.model.named_parameters():
         if name in expected:
             assert torch.equal(weight, expected[name].to(weight.dtype))
-    store, decoding = stripped.open_store(), stripped.open_decoded()
+    store, decoding = stripped.open_store(), stripped.open_store(decodes=True)
     for expert in (0, 5):
         prefix = f"model.layers.1.mlp.experts.{expert}"
         gate, up, down = (
@@ -121,7 +121,7 @@ def test_load__weights_are_those_of_the_library(checkpoint):
 def test_load__integers_stay_integers_in_memory(checkpoint, request):
     """Kernels multiply what they can take; the rest is decoded, and has few bytes too."""
     stripped = load_stripped(checkpoint[0], "auto")
-    store, decoding = stripped.open_store(), stripped.open_decoded()
+    store, decoding = stripped.open_store(), stripped.open_store(decodes=True)
     name = request.node.callspec.params["checkpoint"]
     layout, parts = store.layouts[0], store.layouts[0].parts
     kind = "Q8_0" if "int8" in name else "Q4_0"
@@ -265,7 +265,7 @@ def test_store__one_expert_that_is_plain_is_served_among_quantised_ones(tmp_path
     FORMATS[name](folder)
     leave_plain(folder, expert)
     stripped = load_stripped(folder, "auto")
-    store, decoding = stripped.open_store(), stripped.open_decoded()
+    store, decoding = stripped.open_store(), stripped.open_store(decodes=True)
     kind = {"gptq": "Q4_0", "gptq int8": "Q8_0", "awq": "Q4_1"}[name]
     assert [name_format(layout) for layout in store.layouts] == [kind, "bfloat16", kind]
     if kind != "Q8_0":
@@ -289,7 +289,7 @@ def test_store__one_expert_that_is_plain_is_served_among_quantised_ones(tmp_path
 def test_model__one_matrix_that_is_plain_is_served_among_integers(tmp_path, part):
     folder = leave_plain(quantise_gptq(save_wide(tmp_path / "model")), 5, part)
     stripped = load_stripped(folder, "auto")
-    store, decoding = stripped.open_store(), stripped.open_decoded()
+    store, decoding = stripped.open_store(), stripped.open_store(decodes=True)
     for number in (0, 5):
         found, exact = read_expert(store, 1, number), read_expert(decoding, 1, number)
         for name, weight in exact.items():
