@@ -112,12 +112,7 @@ def measure_link_bandwidth() -> list[float]:
 
 def time_best(run: Callable[[], object]) -> float:
     """Return the shortest time of a few runs, the one least disturbed by other processes."""
-    times = []
-    for _ in range(COPIES):
-        started = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - started)
-    return min(times)
+    return min(seconds(run) for _ in range(COPIES))
 
 
 READS = 25

@@ -89,7 +89,7 @@ def test_inflate__interrupted_leaves_no_folder_and_begins_anew(tmp_path, monkeyp
     whole = inflated(source, tmp_path / "whole", expert_bytes=30_000)
     output = tmp_path / "output"
     with monkeypatch.context() as patched:
-        patched.setattr(rewritten, "write_atomic", lambda *_: 1 / 0)
+        patched.setattr(rewritten, "write_json", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             inflated(source, output, expert_bytes=60_000)
     assert not output.exists()
