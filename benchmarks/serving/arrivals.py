@@ -99,14 +99,7 @@ class SystemRuns:
             e2e_seconds=summarize_latencies([answer.e2e_seconds for answer in self.answers]),
             ttft_seconds=summarize_latencies([answer.ttft_seconds for answer in self.answers]),
             tpot_seconds=summarize_latencies([tpot for tpot in tpots if tpot is not None]),
-            counted=CacheCounts(
-                hits=count["hits"],
-                joins=count["joins"],
-                misses=count["misses"],
-                bytes=count["bytes"],
-                stall_seconds=count["stall_seconds"],
-                hit_rate=count["hits"] / requests,
-            ),
+            counted=CacheCounts(**count, hit_rate=count["hits"] / requests),
         )
 
 

@@ -28,7 +28,6 @@ PROMPTS = (
     "It was late in the evening when the old man came to the door and",
     "Return a new list with the items of",
 )
-TOGETHER = 16
 POOL_THREADS = min(32, (os.cpu_count() or 1) + 4)
 """Threads of asyncio's own pool (concurrent.futures.ThreadPoolExecutor)."""
 GONE_SECONDS = 5.0
@@ -122,24 +121,6 @@ async def leave(url: str, departure: Departure, *, key: str | None = None) -> in
     with suppress(ConnectionError):
         await writer.wait_closed()
     return status
-
-
-async def leave_all(url: str, departures: Sequence[Departure]) -> list[int | None]:
-    """Lets clients leave, `TOGETHER` at a time; returns the statuses that were read."""
-    slots = asyncio.Semaphore(TOGETHER)
-
-    async def leave_one(departure: Departure) -> int | None:
-        async with slots:
-            return await leave(url, departure)
-
-    return list(await asyncio.gather(*map(leave_one, departures)))
-
-
-def greedy_text(target: ServerProcess) -> str:
-    """Returns an answer that is always the same."""
-    body = {"prompt": PROMPTS[0], "max_tokens": 24, "temperature": 0}
-    answer = httpx2.post(f"{target.api}/completions", json=body, timeout=60)
-    return answer.json()["choices"][0]["text"]
 
 
 def fill_pool(target: ServerProcess) -> None:

@@ -1,6 +1,5 @@
 """The server as a separate process, as a user starts it, and its state as seen from outside."""
 
-import json
 import re
 import signal
 import subprocess
@@ -17,8 +16,6 @@ import psutil
 
 from benchmarks.process import python_module, start_process
 from benchmarks.serving.rows import Footprint, ServerExit
-from runtime.config import ModelConfig
-from runtime.store.model_source import resolve
 
 URL = re.compile(rb"http://\S+(?=/v1)")
 START_SECONDS = 240.0
@@ -155,25 +152,3 @@ def wait_ready(target: ServerProcess) -> None:
         if target.process.poll() is not None or time.monotonic() > deadline:
             raise ServerFailed(target.log.read_text()[-2000:])
         time.sleep(0.05)
-
-
-def extend_context(folder: Path, tokens: int, *, model: Path | None = None) -> Path:
-    """Makes a model with a longer context, for requests that shall not end by themselves.
-
-    The folder has links to the weights and another `max_position_embeddings`. Rotary positions have
-    no end: only the text gets worse, which no benchmark here reads.
-
-    Args:
-        folder: The new folder.
-        tokens: The new length of the context.
-        model: Folder of the model; the reference model unless given.
-    """
-    source = resolve(ModelConfig()) if model is None else model
-    folder.mkdir(parents=True)
-    for path in source.iterdir():
-        if path.name not in ("config.json", "digests.json"):
-            (folder / path.name).symlink_to(path.resolve())
-    config = json.loads((source / "config.json").read_text())
-    config["max_position_embeddings"] = tokens
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder

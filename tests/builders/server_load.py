@@ -1,8 +1,9 @@
 """Requests to a server that is another process, while it is full or ends."""
 
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,23 +57,36 @@ def accepted_requests(
 
 
 @contextmanager
+def asking(clients: int, ask: Callable[[], object]) -> Iterator[None]:
+    """Clients that ask again and again until the block ends; what one of them raises is raised."""
+    over = threading.Event()
+
+    def ask_again() -> None:
+        while not over.is_set():
+            ask()
+
+    with ThreadPoolExecutor(clients) as pool:
+        running = [pool.submit(ask_again) for _ in range(clients)]
+        try:
+            yield
+        finally:
+            over.set()
+    for client in running:
+        client.result()
+
+
+@contextmanager
 def late_requests(target: ServerProcess) -> Iterator[Counter[int | str]]:
     """Asks from when the server says that it ends until the block does; yields the answers."""
     late: Counter[int | str] = Counter()
-    over = threading.Event()
 
     def ask() -> None:
-        while not over.wait(0.02):
-            try:
-                if httpx2.get(f"{target.url}/ready", timeout=5).status_code == 503:
-                    late[complete(target.url, 1).status] += 1
-            except httpx2.TransportError as error:
-                late[type(error).__name__] += 1
-
-    with ThreadPoolExecutor(1) as pool:
-        asking = pool.submit(ask)
+        time.sleep(0.02)
         try:
-            yield late
-        finally:
-            over.set()
-        asking.result()
+            if httpx2.get(f"{target.url}/ready", timeout=5).status_code == 503:
+                late[complete(target.url, 1).status] += 1
+        except httpx2.TransportError as error:
+            late[type(error).__name__] += 1
+
+    with asking(1, ask):
+        yield late

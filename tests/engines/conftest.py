@@ -1,5 +1,10 @@
-"""Clients' packages, each in an environment of its own: their dependencies contradict others."""
+"""Debian's packages, and clients', each of these in an environment of its own.
 
+The dependencies of clients contradict each other.
+"""
+
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -8,6 +13,28 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+
+
+@pytest.fixture(scope="session")
+def debian_program() -> Callable[[str, str], str]:
+    """A function that returns the path of a program, which a package of Debian has.
+
+    It installs the package as root, and skips the test otherwise.
+    """
+
+    def find(program: str, package: str) -> str:
+        places = f"{os.environ['PATH']}:/usr/sbin"
+        if (found := shutil.which(program, path=places)) is not None:
+            return found
+        install = ["apt-get", "install", "-y", "--no-install-recommends", package]
+        if os.geteuid() != 0 or shutil.which("apt-get") is None:
+            pytest.skip(f"{program} is missing; as root on Debian: {' '.join(install)}")
+        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        subprocess.run(["apt-get", "update"], check=True, env=environment, timeout=120)
+        subprocess.run(install, check=True, env=environment, timeout=240)
+        return find(program, package)
+
+    return find
 
 
 @pytest.fixture(scope="session")

@@ -1,13 +1,11 @@
 """A real nginx in front of a server, with examples/deploy/nginx.conf."""
 
-import os
-import shutil
 import socket
 import ssl
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 
 import httpx2
 import pytest
@@ -15,6 +13,7 @@ import pytest
 from benchmarks.serving.server import run_server
 from tests.builders.pages import free_port
 from tests.builders.serving import speaking_model
+from tests.builders.waiting import wait_for
 from tests.docs.pages import ROOT
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(280)]
@@ -40,22 +39,11 @@ http {{
 
 
 @pytest.fixture(scope="module")
-def nginx() -> str:
-    found = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
-    if found is not None:
-        return found
-    install = ["apt-get", "install", "-y", "--no-install-recommends", "nginx-light"]
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        pytest.skip(f"nginx is missing; as root on Debian: {' '.join(install)}")
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    subprocess.run(["apt-get", "update"], check=True, env=environment, timeout=120)
-    subprocess.run(install, check=True, env=environment, timeout=240)
-    return "/usr/sbin/nginx"
-
-
-@pytest.fixture(scope="module")
-def proxy(nginx: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def proxy(
+    debian_program: Callable[[str, str], str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
     """The address of nginx, whose file has other ports, certificates and times."""
+    nginx = debian_program("nginx", "nginx-light")
     folder = tmp_path_factory.mktemp("nginx")
     folder.chmod(0o755)
     certificate = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
@@ -80,16 +68,16 @@ def proxy(nginx: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
         command = [nginx, "-p", str(folder), "-c", str(folder / "nginx.conf")]
         process = stack.enter_context(subprocess.Popen(command))
         stack.callback(process.terminate)
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port)).close()
-                break
-            except OSError:
-                assert process.poll() is None
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
+        wait_for(lambda: is_open(port, process), "nginx takes connections", seconds=60)
         yield f"https://127.0.0.1:{port}"
+
+
+def is_open(port: int, process: subprocess.Popen[bytes]) -> bool:
+    assert process.poll() is None
+    with suppress(OSError):
+        socket.create_connection(("127.0.0.1", port)).close()
+        return True
+    return False
 
 
 def client(proxy: str, key: str = KEY) -> httpx2.Client:

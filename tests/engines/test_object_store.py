@@ -18,6 +18,7 @@ from collect.traces import Trace, TraceWriter
 from collect.traces.manifest import open_writable_storage
 from tests.builders.entries import tiny_entry
 from tests.builders.faulty_s3 import FaultyStore, StoreFault, faulty_store
+from tests.builders.stores import s3_settings
 from tests.builders.traces import make_plan, make_spec, make_trace, unit_content
 from tests.builders.zoos import zoo
 from tests.docs.tested_commands import read_block
@@ -84,22 +85,13 @@ def server(tmp_path: Path) -> Iterator[Server]:
 @pytest.fixture
 def store(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStore]:
     """A proxy in front of the server; the environment says where it is."""
-    s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed: pip install 'moecast[s3]'")
-    with faulty_store(server.address) as proxy:
-        for key, value in {
-            "AWS_ENDPOINT_URL": proxy.address,
-            "AWS_ACCESS_KEY_ID": "a-key",
-            "AWS_SECRET_ACCESS_KEY": "a-secret-key",
-            "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_CONFIG_FILE": os.devnull,
-            "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
-            # Faults without end are given up sooner.
-            "AWS_MAX_ATTEMPTS": "2",
-        }.items():
-            monkeypatch.setenv(key, value)
-        s3fs.S3FileSystem.clear_instance_cache()
+    # Faults without end are given up sooner.
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
+    with (
+        faulty_store(server.address) as proxy,
+        s3_settings(monkeypatch, proxy.address, secret="a-secret-key"),
+    ):
         yield proxy
-        s3fs.S3FileSystem.clear_instance_cache()
 
 
 def is_index_write(method: str, path: str) -> bool:

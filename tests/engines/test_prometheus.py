@@ -4,13 +4,10 @@ import math
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,8 +24,11 @@ from tests.builders.monitoring import (
     read_rules,
     rule_expressions,
 )
+from tests.builders.pages import free_port
 from tests.builders.served import serve
+from tests.builders.server_load import asking
 from tests.builders.serving import speaking_model
+from tests.builders.waiting import wait_for
 from tests.docs.pages import ROOT
 from tests.docs.tested_commands import read_block
 
@@ -95,15 +95,7 @@ class Prometheus:
 
     def wait(self, expression: str) -> None:
         """Waits until an expression returns something."""
-        deadline = time.monotonic() + PATIENCE
-        while not self.query(expression):
-            assert time.monotonic() < deadline, f"{expression}: no data"
-            time.sleep(0.1)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
+        wait_for(lambda: self.query(expression), f"data of {expression}", pause=0.1)
 
 
 def drifting_entry(model: Path, folder: Path) -> Path:
@@ -114,26 +106,15 @@ def drifting_entry(model: Path, folder: Path) -> Path:
     return folder
 
 
-@contextmanager
-def load(server: ServerProcess) -> Iterator[None]:
+def load(server: ServerProcess) -> AbstractContextManager[None]:
     """Eight clients that send one request after the other."""
-    ended = threading.Event()
     body = {"prompt": "The heart", "max_tokens": 100, "ignore_eos": True}
 
     def ask() -> None:
-        with httpx2.Client(base_url=server.url, timeout=PATIENCE) as client:
-            while not ended.is_set():
-                assert client.post("/v1/completions", json=body).status_code == 200
+        answer = httpx2.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE)
+        assert answer.status_code == 200
 
-    threads = [threading.Thread(target=ask) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        for thread in threads:
-            thread.join(PATIENCE)
+    return asking(8, ask)
 
 
 @pytest.fixture(scope="module")
@@ -176,24 +157,19 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
             process = subprocess.Popen(last.split(), cwd=folder, stdout=log, stderr=log)
         try:
             url = f"http://127.0.0.1:{port}"
-            wait_ready(url, process, folder / "prometheus.log")
+            wait_for(lambda: is_ready(url, process), "Prometheus is ready", pause=0.1)
             yield Prometheus(url, server)
         finally:
             process.terminate()
             process.wait(PATIENCE)
 
 
-def wait_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        try:
-            if httpx2.get(f"{url}/-/ready", timeout=30).status_code == 200:
-                return
-        except httpx2.ConnectError:
-            pass  # it does not listen yet
-        assert process.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.1)
+def is_ready(url: str, process: subprocess.Popen[bytes]) -> bool:
+    assert process.poll() is None, "it has ended"
+    try:
+        return httpx2.get(f"{url}/-/ready", timeout=30).status_code == 200
+    except httpx2.ConnectError:
+        return False  # it does not listen yet
 
 
 def test_prometheus__has_data_for_every_query_and_alerts(prometheus: Prometheus) -> None:

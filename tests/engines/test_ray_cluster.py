@@ -29,6 +29,7 @@ from tests.builders.seaweed import (
 )
 from tests.builders.serving import speaking_model
 from tests.builders.traces import make_spec, make_trace
+from tests.builders.waiting import wait_for
 from tests.docs.tested_commands import read_block
 
 pytestmark = [
@@ -50,13 +51,6 @@ RECORDING = [
 ]
 """Fifteen parts of the reference model, each of less than a second."""
 ALONE = ("launcher=local", "launcher.workers=1", "launcher.ray_address=null")
-
-
-def wait_for(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(POLL_SECONDS)
 
 
 @pytest.fixture(scope="module")

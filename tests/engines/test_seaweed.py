@@ -1,6 +1,5 @@
 """Zoos and traces in SeaweedFS, which itself refuses what S3 refuses."""
 
-import os
 import subprocess
 import sys
 import threading
@@ -18,6 +17,7 @@ from tests.builders.seaweed import (
     find_weed,
     seaweed_server,
 )
+from tests.builders.stores import s3_settings
 from tests.docs.pages import ROOT
 from zoo.catalog import Zoo
 from zoo.index import INDEX, EntryReference
@@ -40,22 +40,13 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedServer]
 @pytest.fixture
 def server(running: SeaweedServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[SeaweedServer]:
     """The server with an empty bucket, and the variables of its owner."""
-    s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed: pip install 'moecast[s3]'")
-    for key, value in {
-        "AWS_ENDPOINT_URL": running.address,
-        "AWS_ACCESS_KEY_ID": ACCESS_KEY,
-        "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_CONFIG_FILE": os.devnull,
-        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
-    }.items():
-        monkeypatch.setenv(key, value)
-    s3fs.S3FileSystem.clear_instance_cache()
-    files = s3fs.S3FileSystem(use_listings_cache=False)
-    for path in files.ls(BUCKET):
-        files.rm(path, recursive=True)
-    yield running
-    s3fs.S3FileSystem.clear_instance_cache()
+    with s3_settings(monkeypatch, running.address, key=ACCESS_KEY, secret=SECRET_KEY):
+        import s3fs
+
+        files = s3fs.S3FileSystem(use_listings_cache=False)
+        for path in files.ls(BUCKET):
+            files.rm(path, recursive=True)
+        yield running
 
 
 @pytest.fixture

@@ -1,10 +1,9 @@
 """The files of examples/deploy are linted by the tools of their engines; no engine runs them."""
 
-import os
 import re
-import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,17 +20,8 @@ written and executed, which a server with oneDNN needs, are worth about 1."""
 
 
 @pytest.fixture(scope="module")
-def systemd_analyze() -> str:
-    found = shutil.which("systemd-analyze")
-    if found is not None:
-        return found
-    install = ["apt-get", "install", "-y", "--no-install-recommends", "systemd"]
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        pytest.skip(f"systemd-analyze is missing; as root on Debian: {' '.join(install)}")
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    subprocess.run(["apt-get", "update"], check=True, env=environment, timeout=120)
-    subprocess.run(install, check=True, env=environment, timeout=240)
-    return "/usr/bin/systemd-analyze"
+def systemd_analyze(debian_program: Callable[[str, str], str]) -> str:
+    return debian_program("systemd-analyze", "systemd")
 
 
 @pytest.fixture(scope="module")

@@ -91,7 +91,11 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen]
 def scenario(host: subprocess.Popen) -> Scenario:
     """Runs one in a separate process; a death, a hang or a foreign exception fails the test."""
 
-    def run(name: str, *, limit: float = LIMIT_SECONDS, **arguments: Any) -> dict[str, Any]:
+    def run(
+        name: str, *, disk: Disk | None = None, limit: float = LIMIT_SECONDS, **arguments: Any
+    ) -> dict[str, Any]:
+        if disk is not None:
+            arguments |= {"mount": str(disk.mount), "control": str(disk.control)}
         request = {"scenario": name, "arguments": arguments, "seconds": limit}
         host.stdin.write(json.dumps(request) + "\n")
         host.stdin.flush()

@@ -13,12 +13,8 @@ WEIGHTS = "*.safetensors"
 
 
 def loading(scenario: Scenario, disk: Disk, *rules: Rule) -> dict:
-    return scenario(
-        "spoilt_while_loading",
-        mount=str(disk.mount),
-        control=str(disk.control),
-        rules=[asdict(rule) for rule in rules],
-    )
+    rules = [asdict(rule) for rule in rules]
+    return scenario("spoilt_while_loading", disk=disk, rules=rules)
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,8 @@ pytestmark = pytest.mark.faults
 
 
 def spoilt(scenario: Scenario, disk: Disk, mode: str, *rules: Rule, **kwargs) -> dict:
-    return scenario(
-        "spoilt_disk",
-        mode=mode,
-        mount=str(disk.mount),
-        control=str(disk.control),
-        rules=[asdict(rule) for rule in rules],
-        **kwargs,
-    )
+    rules = [asdict(rule) for rule in rules]
+    return scenario("spoilt_disk", disk=disk, mode=mode, rules=rules, **kwargs)
 
 
 def outcomes(result: dict) -> list[str]:
@@ -94,6 +88,22 @@ def test_reads__a_disk_of_50_ms_a_read_costs_time_only(scenario, disk, mode):
     result = spoilt(scenario, disk, mode, Rule("hang", seconds=0.05, times=40))
     assert outcomes(result) == ["identical"] * 3
     assert result["during"]["stall_seconds"] > 0.5
+
+
+@pytest.mark.parametrize("mode", ["prefetch", "tiers"])
+def test_reads__a_disk_that_freezes_for_a_time_ends_in_the_same_output(scenario, disk, mode):
+    watched = {"watchdog_seconds": 0.3}
+    result = spoilt(scenario, disk, mode, Rule("freeze"), system=watched, well_after_seconds=1.5)
+    assert result["num_faults"] >= 1
+    assert outcomes(result) == ["identical"] * 3
+
+
+@pytest.mark.parametrize("mode", ["prefetch", "tiers"])
+def test_reads__a_disk_slower_than_the_watchdog_is_late_not_dead(scenario, disk, mode):
+    slow = Rule("hang", seconds=0.1, times=60)
+    result = spoilt(scenario, disk, mode, slow, system={"watchdog_seconds": 0.06})
+    assert result["num_faults"] >= 4
+    assert outcomes(result) == ["identical"] * 3
 
 
 @pytest.mark.usefixtures("disk")

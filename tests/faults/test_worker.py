@@ -21,47 +21,15 @@ def test_worker__a_dead_one_is_replaced_and_output_is_identical(scenario, mode, 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_worker__a_read_that_hangs_is_done_without(scenario, disk, mode):
-    result = scenario(
-        "worker_hangs",
-        mode=mode,
-        mount=str(disk.mount),
-        control=str(disk.control),
-        close_early=False,
-    )
+    result = scenario("worker_hangs", disk=disk, mode=mode, close_early=False)
     assert result["num_faults"] == 1
     for when in ("before", "during", "after"):
         assert result[when]["outcome"] == "identical"
 
 
 def test_worker__a_model_closes_while_a_read_hangs(scenario, disk):
-    result = scenario(
-        "worker_hangs",
-        mode="prefetch",
-        mount=str(disk.mount),
-        control=str(disk.control),
-        close_early=True,
-    )
+    result = scenario("worker_hangs", disk=disk, mode="prefetch", close_early=True)
     assert result["num_faults"] == 1
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_worker__a_disk_that_freezes_for_a_time_ends_in_the_same_output(scenario, disk, mode):
-    result = scenario(
-        "disk_freezes", mode=mode, mount=str(disk.mount), control=str(disk.control), seconds=1.5
-    )
-    assert result["num_faults"] >= 1
-    assert result["during"]["outcome"] == "identical"
-    assert result["after"]["outcome"] == "identical"
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_worker__a_disk_slower_than_the_watchdog_is_late_not_dead(scenario, disk, mode):
-    result = scenario(
-        "slower_than_the_watchdog", mode=mode, mount=str(disk.mount), control=str(disk.control)
-    )
-    assert result["num_faults"] >= 4
-    assert result["during"]["outcome"] == "identical"
-    assert result["after"]["outcome"] == "identical"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -19,6 +18,7 @@ import psutil
 import pytest
 
 from tests.builders.pages import free_port
+from tests.builders.server_load import asking
 from tests.docs.tested_commands import read_block
 
 pytestmark = [
@@ -142,30 +142,13 @@ def test_replicas__answer_429_when_their_queues_are_full(server):
 
 
 def test_replicas__are_replaced_without_rejected_requests(server):
-    over, served, failed = threading.Event(), [0], []
-
-    def client(number: int) -> None:
-        while not over.is_set():
-            try:
-                server.complete(f"Number {number} is")
-                served[0] += 1
-            except (OSError, KeyError) as error:
-                failed.append(repr(error))
-
+    served = []
     before = {process.pid for process in server.engines()}
-    clients = [threading.Thread(target=client, args=(number,)) for number in range(3)]
-    for thread in clients:
-        thread.start()
-    try:
+    with asking(3, lambda: served.append(server.complete("Number 1 is"))):
         server.process.send_signal(signal.SIGHUP)
         server.wait_for("replaced")
         time.sleep(2)
-    finally:
-        over.set()
-        for thread in clients:
-            thread.join()
-    assert failed == []
-    assert served[0] > 3
+    assert len(served) > 3
     after = {process.pid for process in server.engines()}
     assert len(after) >= 2
     assert not after & before

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,20 +12,22 @@ import pytest
 
 from benchmarks.serving.departures import (
     PROMPTS,
+    Departure,
     LeaveMoment,
     fill_pool,
-    greedy_text,
     idle_footprint,
-    leave_all,
+    leave,
     random_departures,
 )
-from benchmarks.serving.server import IDLE_GAUGES, ServerProcess, extend_context, run_server
+from benchmarks.serving.server import IDLE_GAUGES, ServerProcess, run_server
 from tests.builders.fuzz_cases import NEW_TOKENS, find_fault, schema_cases
+from tests.builders.models import changed
 from tests.builders.server_load import complete
 from tests.builders.serving import speaking_model
 
 NOTHING = dict.fromkeys(IDLE_GAUGES, 0.0)
 TOKENS_COUNTER = "vllm:generation_tokens_total"
+TOGETHER = 16
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +37,29 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def running(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    longer = extend_context(tmp_path_factory.mktemp("longer") / "model", 16384, model=model)
+    # Its requests shall not end by themselves.
+    target = tmp_path_factory.mktemp("longer") / "model"
+    longer = changed(model, target, "config.json", max_position_embeddings=16384)
     with run_server({"model.id": longer, "max_new_tokens": 10_000}) as started:
         yield started
+
+
+async def leave_all(url: str, departures: Sequence[Departure]) -> None:
+    """Lets clients leave, `TOGETHER` at a time."""
+    slots = asyncio.Semaphore(TOGETHER)
+
+    async def leave_one(departure: Departure) -> None:
+        async with slots:
+            await leave(url, departure)
+
+    await asyncio.gather(*map(leave_one, departures))
+
+
+def greedy_text(target: ServerProcess) -> str:
+    """Returns an answer that is always the same."""
+    body = {"prompt": PROMPTS[0], "max_tokens": 24, "temperature": 0}
+    answer = httpx2.post(f"{target.api}/completions", json=body, timeout=60)
+    return answer.json()["choices"][0]["text"]
 
 
 def test_disconnects__leak_no_slot_thread_or_descriptor(running: ServerProcess) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from runtime.config import SystemConfig
-from runtime.errors import CheckpointError
+from runtime.errors import CheckpointError, TransferError
 from tests.builders.faults.bench import Bench
 from tests.builders.faults.disk import faulty_disk
 from tests.builders.faults.rules import Disk, Rule
@@ -50,15 +50,31 @@ def spoilt_system_calls(bench: Bench, *, mode: str, inject: str) -> Result:
     return result
 
 
-def spoilt_disk(bench: Bench, *, mode: str, mount: str, control: str, rules: list[dict]) -> Result:
-    """Requests before, while and after a disk fails."""
+def spoilt_disk(
+    bench: Bench,
+    *,
+    mode: str,
+    mount: str,
+    control: str,
+    rules: list[dict],
+    system: dict | None = None,
+    well_after_seconds: float | None = None,
+) -> Result:
+    """Requests before, while and after a disk fails.
+
+    Args:
+        system: options of the system.
+        well_after_seconds: the disk works again after this time, even within a request.
+    """
     disk = Disk(Path(mount), Path(control))
     result: Result = {}
-    model = bench.load(mode, disk.mount)
+    model = bench.load(mode, disk.mount, system=SystemConfig(**system or {}))
     disk.is_well()
     with model.moecast:
         result["before"] = _ask(bench, model)
         disk.fails(*(Rule(**rule) for rule in rules))
+        if well_after_seconds is not None:
+            threading.Timer(well_after_seconds, disk.is_well).start()
         result["during"] = _ask(bench, model)
         result["num_faults"] = disk.num_faults()
         disk.is_well()
@@ -86,7 +102,7 @@ def spoilt_while_loading(bench: Bench, *, mount: str, control: str, rules: list[
     try:
         bench.load("on-demand", disk.mount).moecast.close()
         outcome = "loaded"
-    except CheckpointError as error:
+    except (CheckpointError, TransferError) as error:
         outcome = f"error: {error}"
     num_faults = disk.num_faults()
     disk.caches()
@@ -133,40 +149,6 @@ def worker_hangs(bench: Bench, *, mode: str, mount: str, control: str, close_ear
                 time.sleep(0.01)
             result["after"] = _ask(bench, model)
     disk.is_well()
-    return result
-
-
-def disk_freezes(bench: Bench, *, mode: str, mount: str, control: str, seconds: float) -> Result:
-    """No read of any thread ends until the disk works again."""
-    disk = Disk(Path(mount), Path(control))
-    result: Result = {}
-    model = bench.load(mode, disk.mount, system=SystemConfig(watchdog_seconds=0.3))
-    disk.is_well()
-    with model.moecast:
-        result["before"] = _ask(bench, model)
-        disk.fails(Rule("freeze"))
-        thaw = threading.Timer(seconds, disk.is_well)
-        thaw.start()
-        result["during"] = _ask(bench, model)
-        thaw.join()
-        result["num_faults"] = disk.num_faults()
-        result["after"] = _ask(bench, model)
-    return result
-
-
-def slower_than_the_watchdog(bench: Bench, *, mode: str, mount: str, control: str) -> Result:
-    """Every read takes longer than the watchdog allows: late, not dead."""
-    disk = Disk(Path(mount), Path(control))
-    result: Result = {}
-    system = SystemConfig(watchdog_seconds=0.06)
-    model = bench.load(mode, disk.mount, system=system)
-    disk.is_well()
-    with model.moecast:
-        disk.fails(Rule("hang", seconds=0.1, times=60))
-        result["during"] = _ask(bench, model)
-        result["num_faults"] = disk.num_faults()
-        disk.is_well()
-        result["after"] = _ask(bench, model)
     return result
 
 
