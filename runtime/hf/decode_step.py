@@ -16,7 +16,10 @@ Threads: such a step is many small products. Another thread has to be woken for 
 long as a product of a small expert: with experts in 4 bits one thread was twice as fast as two. One
 processor is left to the reads and forecasts that go on meanwhile: on two processors, a second
 thread made a step a sixth faster with all experts resident and 5 to 10 % slower while experts were
-read. Prompts and batches are computed with all threads.
+read. Prompts and batches are computed with all threads. Products of quantised rows have threads of
+their own, which take what is there to be done without anybody waiting for them, and whose number
+changes no bit: these are as many as for prompts, while PyTorch's, which would keep a processor
+busy between two products, are left out.
 
 All three change the last bits (attention divides a sequence by threads), so that a reference has to
 be computed alike, and every process of a machine has to come to the same decision: it is measured
@@ -38,6 +41,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from runtime.config import DecodeKernels
 from runtime.hf.forward_pass import ForwardWrapper, find_generating_parts, find_tokens
 from runtime.hf.row_block import SequenceStates, attend_by_sequence
+from runtime.store.ggml.matrix import own_threads
 
 DTYPES = (torch.bfloat16, torch.float16)
 ROWS, COLUMNS, MATRICES = 768, 2048, 4
@@ -69,16 +73,22 @@ class ComputeSettings(NamedTuple):
     onednn: bool
     """PyTorch's switch for oneDNN."""
     threads: int
+    """PyTorch's."""
+    own_threads: int
+    """Those of products of quantised rows; 0: as many as PyTorch's."""
 
 
 def read_settings() -> ComputeSettings:
-    return ComputeSettings(torch.backends.mkldnn.enabled, torch.get_num_threads())
+    return ComputeSettings(
+        torch.backends.mkldnn.enabled, torch.get_num_threads(), own_threads.get()
+    )
 
 
 def change_settings(settings: ComputeSettings) -> ComputeSettings:
     """Put settings in force; returns those before."""
     before = read_settings()
     torch.backends.mkldnn.enabled = settings.onednn
+    own_threads.set(settings.own_threads)
     if settings.threads != before.threads:
         torch.set_num_threads(settings.threads)
     return before
@@ -168,13 +178,18 @@ def apply_decode_threads(model: PreTrainedModel, wanted: int | None, *, expert_b
     Does nothing for a model that is not on a CPU.
 
     Args:
-        wanted: None: one, or one less than usual, whichever is faster on this machine.
+        wanted: None: one, or one less than usual, whichever is faster on this machine, and as many
+            as usual for products of quantised rows.
         expert_bytes: size of an expert as it is computed.
     """
     if model.device.type != "cpu":
         return
     model.moecast_decode_threads = wanted or choose_decode_threads(model, expert_bytes)
-    DecodeSettings(model, threads=model.moecast_decode_threads)
+    DecodeSettings(
+        model,
+        threads=model.moecast_decode_threads,
+        own_threads=wanted or torch.get_num_threads(),
+    )
 
 
 def read_decode_threads(model: PreTrainedModel) -> int | None:

@@ -39,7 +39,12 @@ from runtime.config import (
 from runtime.errors import CheckpointError, StoreError
 from runtime.hf import experts as experts_function
 from runtime.hf.decode_step import apply_decode_threads, apply_kernels
-from runtime.hf.dense_format import FileRows, apply_dense_format, keep_file_types
+from runtime.hf.dense_format import (
+    FileRows,
+    apply_dense_format,
+    keep_file_types,
+    place_together,
+)
 from runtime.hf.exact import QUANTISED, choose_exact, find_model_obstacle
 from runtime.hf.experts import multiplies_rows, runs_our_loop
 from runtime.hf.generation_settings import settle_generation
@@ -285,7 +290,8 @@ def load_stripped(
             dtype=own,
             experts_implementation=experts_function.IMPLEMENTATION,
         )
-    for linear, rows in kept:
+    while kept:
+        linear, rows = kept.pop()
         linear.rows = rows
     settle_generation(model, folder)
     model.__class__ = cls
@@ -293,6 +299,7 @@ def load_stripped(
     apply_kernels(model, decode_kernels)
     layers = find_moe_layers(model)
     apply_dense_format(model, layers, dense_format)
+    place_together(model)
     if header is None:
         plans = [indexed[layer.name] for layer in layers if indexed]
     else:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from runtime.store.ggml.library import find_products
-from runtime.store.ggml.matrix import ExpertWeights, QuantisedExpert
+from runtime.store.ggml.matrix import ExpertWeights, QuantisedExpert, count_threads
 
 TOLERANCE = 1e-5
 """The tolerance of the comparison of a module's gate with SiLU, in float32."""
@@ -37,8 +37,7 @@ def compute_quantised(
     products, num_experts = find_products(), int(module.num_experts)
     assert products is not None
     (num_tokens, top_k), hidden_size = experts_TK.shape, hidden_TD.shape[1]
-    ids_TK, order_TK = experts_TK.long().sort(dim=1, stable=True)
-    weights_TK = weights_TK.float().gather(1, order_TK)
+    ids_TK, weights_TK = experts_TK.long().contiguous(), weights_TK.float().contiguous()
     pairs: dict[int, list[int]] = {}
     for pair, expert in enumerate(ids_TK.flatten().tolist()):
         if expert < num_experts:
@@ -61,7 +60,7 @@ def compute_quantised(
                 num_tokens,
                 x_TD.data_ptr(),
                 results_PD.data_ptr(),
-                torch.get_num_threads(),
+                count_threads(),
             )
         else:
             _compute_in_steps(module, experts, own, top_k, x_TD, results_PD)
@@ -135,7 +134,7 @@ def _multiply(
         len(x),
         x.data_ptr(),
         results_PF.data_ptr(),
-        torch.get_num_threads(),
+        count_threads(),
     )
     for expert, own in zip(experts, pairs, strict=True):
         if (bias := expert.tensors.get(f"{name}_bias")) is not None:

@@ -7,12 +7,20 @@ Shape suffixes: T tokens, N rows, K columns.
 """
 
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from runtime.store.ggml.library import TYPES, find_products
+
+own_threads: ContextVar[int] = ContextVar("own_threads", default=0)
+"""Number of threads that multiply; 0: as many as PyTorch has. No bit depends on it."""
+
+
+def count_threads() -> int:
+    return own_threads.get() or torch.get_num_threads()
 
 
 @dataclass(frozen=True)
@@ -50,7 +58,7 @@ class RowMatrix:
             num_tokens,
             x_TK.data_ptr(),
             y_TN.data_ptr(),
-            torch.get_num_threads(),
+            count_threads(),
         )
         return y_TN
 

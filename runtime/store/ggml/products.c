@@ -595,8 +595,20 @@ static void add_scaled(float *to, const float *from, float weight, Py_ssize_t wi
     for (Py_ssize_t i = 0; i < width; i++) to[i] += weight * from[i];
 }
 
+/* The place of the lowest expert that comes after another one; -1: there is none. An expert that was
+ * chosen twice comes twice. */
+static Py_ssize_t next_expert(const int64_t *ids, Py_ssize_t top_k, Py_ssize_t after) {
+    Py_ssize_t found = -1;
+    for (Py_ssize_t k = 0; k < top_k; k++) {
+        int comes = after < 0 ? ids[k] >= 0
+                              : ids[k] > ids[after] || (ids[k] == ids[after] && k > after);
+        if (comes && (found < 0 || ids[k] < ids[found])) found = k;
+    }
+    return found;
+}
+
 /* add_up(results, weights, ids, num_experts, T, K, D, sums): weighted sums, float32 `(T, D)`, of
- * each token's rows of `results` `(T K, D)` in their order; ids at or above `num_experts` add
+ * each token's rows of `results` `(T K, D)`, by ascending expert; ids at or above `num_experts` add
  * nothing. */
 static PyObject *add_up(PyObject *module, PyObject *arguments) {
     unsigned long long results, weights, ids, sums;
@@ -611,9 +623,10 @@ static PyObject *add_up(PyObject *module, PyObject *arguments) {
     for (Py_ssize_t t = 0; t < num_tokens; t++) {
         float *sum = (float *)(uintptr_t)sums + t * width;
         memset(sum, 0, (size_t)width * sizeof(float));
-        for (Py_ssize_t p = t * top_k; p < (t + 1) * top_k; p++)
-            if (chosen[p] >= 0 && chosen[p] < num_experts)
-                add_scaled(sum, rows + p * width, factors[p], width);
+        Py_ssize_t k = next_expert(chosen, top_k, -1);
+        for (; k >= 0 && chosen[k] < num_experts; k = next_expert(chosen, top_k, k))
+            add_scaled(sum, rows + (t * top_k + k) * width, factors[t * top_k + k], width);
+        chosen += top_k;
     }
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;

@@ -103,6 +103,15 @@ def test_measurements__leave_the_settings_as_they_were(two_threads):
     assert read_settings() == before
 
 
+def test_threads__of_quantised_products_are_as_many_as_usual(tmp_path, two_threads):
+    model, seen = load_plain(tiny_qwen2_moe(tmp_path / "model"), dtype=torch.float32), []
+    apply_decode_threads(model, None, expert_bytes=1)
+    model.lm_head.register_forward_hook(lambda *_: seen.append(read_settings()[1:]))
+    with torch.no_grad():
+        model(PROMPT[:, :1])
+    assert seen == [(1, 2)]
+
+
 def load_reference(folder):
     model = load_plain(folder, dtype=torch.bfloat16, decode_kernels=DecodeKernels.OWN)
     apply_decode_threads(model, 1, expert_bytes=1)
@@ -119,7 +128,7 @@ def test_generate__single_tokens_have_settings_of_their_own(tmp_path, settings_o
         assert {tuple(used) for _, *used in settings_of_rows} == {usual}
         settings_of_rows.clear()
         model(PROMPT[:, :1], past_key_values=past, use_cache=True)
-    assert {tuple(used) for _, *used in settings_of_rows} == {(False, 1)}
+    assert {tuple(used) for _, *used in settings_of_rows} == {(False, 1, 1)}
     assert read_settings() == usual
     with pytest.raises((IndexError, RuntimeError)):
         model(torch.tensor([[10**9]]))
@@ -174,7 +183,7 @@ def test_lockstep__a_prompt_and_a_step_of_one_token_keep_their_own(tmp_path, set
     # Experts get single rows of prompts, too; attention gets whole steps.
     used = {tuple(used) for rows, *used in settings_of_rows if rows == PROMPT.numel()}
     assert used == {usual}
-    assert {tuple(used) for _, *used in settings_of_rows} == {usual, (False, 1)}
+    assert {tuple(used) for _, *used in settings_of_rows} == {usual, (False, 1, 1)}
 
 
 def test_config__names_the_smallest_number():
