@@ -1,6 +1,6 @@
 """`moecast doctor`: this machine, this model, which budget."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from runtime.errors import BudgetError
 from runtime.hf.decode_step import apply_decode_threads
 from runtime.hf.layers import attach_experts, build_skip_predictor
 from runtime.hf.loading import StrippedModel, count_weight_bytes, load_configured
+from runtime.policy.host_split import SplitCosts, choose_host_experts
 from runtime.presets import DEFAULT_SYSTEM, describe_choice, load_system
 from runtime.profiling.bandwidth import (
     measure_disk_bandwidth,
@@ -32,6 +33,7 @@ from runtime.profiling.bandwidth import (
 )
 from runtime.profiling.facts import hardware, versions
 from runtime.profiling.local import measure_stripped
+from runtime.sim.hardware import MeasuredHardware
 from runtime.store.base import ExpertStore, max_decoded_bytes, max_slot_bytes, name_format
 from runtime.store.model_check import list_weight_files
 from runtime.store.model_source import find_config_folder, resolve
@@ -79,6 +81,9 @@ def run(config: DoctorConfig) -> dict[str, Any]:
         kept = available_memory_bytes() // 2
         attach_experts(stripped.layers, OnDemandReader(store, keep_bytes=kept))
         report["measured"] = asdict(measured)
+        report["hybrid"] = estimate_hybrid(
+            report["bandwidth"]["links_bytes_per_second"], report["model"], measured
+        )
         advance(1)
         report |= sweep(config, folder, stripped, store, spec, measured)
         report |= suggest_budget(options, stripped, store, spec, free)
@@ -101,6 +106,34 @@ def suggest_budget(
     except BudgetError as error:
         return {"suggested_budget_bytes": None, "suggestion_rests_on": str(error)}
     return {"suggested_budget_bytes": auto.num_bytes, "suggestion_rests_on": auto.describe()}
+
+
+def estimate_hybrid(
+    links: Sequence[float], model: Mapping[str, Any], measured: MeasuredHardware
+) -> list[dict[str, Any]]:
+    """Estimate `system.hybrid` by accelerator: a layer of one token, all of it in host memory.
+
+    Copies and products are those just measured, each alone; both at once share host memory. The
+    time of a copied expert is that of its copy.
+
+    Args:
+        links: bytes per second to each accelerator.
+        model: what `describe_model_sizes` returns.
+    """
+    missed, estimates = dict.fromkeys(range(model["top_k"]), 1), []
+    for rate in links:
+        costs = SplitCosts(
+            copy_seconds=model["expert_bytes"] / rate, host_seconds=measured.expert_seconds
+        )
+        on_host, seconds = choose_host_experts(missed, costs)
+        estimates.append(
+            {
+                "experts_on_host": len(on_host),
+                "layer_seconds": seconds,
+                "layer_seconds_without": costs.copy_side(len(missed)),
+            }
+        )
+    return estimates
 
 
 def describe_model_sizes(
@@ -167,6 +200,15 @@ def print_report(console: Console, chosen: ModelConfig, report: dict[str, Any]) 
     """Print machine, model, bandwidths, the budget sweep and a suggested budget."""
     make_facts_table(chosen.name, report).print(console)
     print_bandwidths(console, report["bandwidth"])
+    for device, estimate in enumerate(report["hybrid"]):
+        print_line(
+            console,
+            f"system.hybrid=true, GPU {device}: of a token's {report['model']['top_k']} experts in "
+            f"host memory, {estimate['experts_on_host']} are computed there; a layer waits "
+            f"{1000 * estimate['layer_seconds']:.2f} in place of "
+            f"{1000 * estimate['layer_seconds_without']:.2f} ms, if copies and products do not "
+            "slow each other down",
+        )
     if report["outlook"] is None:
         print_line(console, f"no estimates: {report['outlook_rests_on']}")
     else:

@@ -70,6 +70,7 @@ def test_doctor__suggests_what_a_device_has_room_for(model, sim, monkeypatch):
     monkeypatch.setattr(devices, "AUTO_TYPES", ("sim",))
     report = doctor.run(DoctorConfig(model=model, budget=["50%"], seconds=1))
     assert len(report["bandwidth"]["links_bytes_per_second"]) == len(sim.devices)
+    assert len(report["hybrid"]) == len(sim.devices)
     assert report["suggested_budget_bytes"] == report["model"]["experts_bytes"]
     assert "free: 1.0 GiB" in report["suggestion_rests_on"]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.commands.doctor import run
+from runtime.commands.doctor import estimate_hybrid, run
 from runtime.config import DoctorConfig, ModelConfig, PageCache
 from runtime.engine.auto_budget import PROCESS_BYTES
 from runtime.engine.forecasters import SystemPredictors
@@ -50,6 +50,23 @@ def test_doctor__report_of_a_model(tmp_path):
     # Everything fits on any machine that runs this.
     assert report["suggested_budget_bytes"] == 16 * 6144
     assert "3 prompts of random tokens" in report["outlook_rests_on"]
+
+
+def test_hybrid__is_estimated_from_copies_and_products():
+    """Of four experts, copies of 3 ms and products of 1 ms: one copied, three computed."""
+    times = dict.fromkeys(
+        ("transfer_fixed", "transfer_per_byte", "layer_fixed", "layer_per_token"), 0.0
+    )
+    measured = MeasuredHardware(
+        name="local", chunk_bytes=(1,), predictor_seconds=0.0, **times,
+        expert_fixed=0.0004, expert_per_token=0.0006,
+    )  # fmt: skip
+    model = {"top_k": 4, "expert_bytes": 3_000_000}
+    (found,) = estimate_hybrid([1e9], model, measured)
+    assert found["experts_on_host"] == 3
+    assert found["layer_seconds"] == pytest.approx(0.003)
+    assert found["layer_seconds_without"] == pytest.approx(0.012)
+    assert estimate_hybrid([], model, measured) == []
 
 
 def load_on_demand(folder):
