@@ -12,11 +12,7 @@ from runtime.presets import load_system
 def load(request: PeerRequest) -> AnswerFunction:
     torch.set_num_threads(request.threads)
     model = load_served(
-        ModelConfig(
-            id=request.weights,
-            dtype=request.dtype,
-            decode_threads=request.threads,
-        ),
+        ModelConfig(id=request.weights, dtype=request.dtype),
         budget=request.budget_bytes,
         system=load_system(request.options["system"]),
         device="cpu",
