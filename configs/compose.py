@@ -61,7 +61,7 @@ def compose_defaults(
             values[key] = [read_choice(group.folder, name, each) for name in names]
         else:
             (name,) = chosen.get(key, [group.default])
-            values[key] = read_choice(group.folder, name, declared) | group.values
+            values[key] = {**read_choice(group.folder, name, declared), **group.values}
     return values
 
 

@@ -154,7 +154,7 @@ class StackFit(LightningModule):
                 {
                     "params": list(family.parameters()),
                     "lr": self._lr * family.lr_share,
-                    "name": "-".join(list_kinds(family.labels)),
+                    "name": "-".join(dict.fromkeys(map(kind_of, family.labels))),
                 }
                 for family in self.families
             ],
@@ -176,29 +176,29 @@ def is_logged_step(trainer: Trainer) -> bool:
     return (trainer.global_step + 1) % trainer.log_every_n_steps == 0
 
 
-def list_kinds(labels: Sequence[str]) -> list[str]:
-    """Return the kinds of predictors that figures are of."""
-    return list(dict.fromkeys(label.partition("/")[0] for label in labels))
+def kind_of(label: str) -> str:
+    """Return the kind of predictor that a figure is of."""
+    return label.partition("/")[0]
 
 
 def mean_losses(stage: str, labels: Sequence[str], loss_F: Tensor) -> dict[str, Tensor]:
     """Return `STAGE/loss/KIND`, the mean over each kind's networks: kinds differ in their loss."""
-    return {
-        f"{stage}/loss/{kind}": loss_F[
-            [f for f, label in enumerate(labels) if label.partition("/")[0] == kind]
-        ].mean()
-        for kind in list_kinds(labels)
-    }
+    return group_means(f"{stage}/loss", list(map(kind_of, labels)), loss_F)
 
 
 def mean_accuracies(labels: Sequence[str], accuracy_F: Tensor) -> dict[str, Tensor]:
     """Return accuracies: each figure, the mean of each group, and the mean of all."""
-    figures = {
-        f"val/accuracy/{label}": accuracy
-        for label, accuracy in zip(labels, accuracy_F, strict=True)
-    }
     groups = [label.rpartition("/")[0] for label in labels]
-    for group in dict.fromkeys(groups):
-        mine = [f for f, other in enumerate(groups) if other == group]
-        figures[f"val/mean_accuracy/{group}"] = accuracy_F[mine].mean()
-    return figures | {"val/mean_accuracy": accuracy_F.mean()}
+    return {
+        **group_means("val/accuracy", labels, accuracy_F),
+        **group_means("val/mean_accuracy", groups, accuracy_F),
+        "val/mean_accuracy": accuracy_F.mean(),
+    }
+
+
+def group_means(name: str, groups: Sequence[str], values_F: Tensor) -> dict[str, Tensor]:
+    """Return `NAME/GROUP`, the mean over the figures of each group."""
+    return {
+        f"{name}/{group}": values_F[[f for f, own in enumerate(groups) if own == group]].mean()
+        for group in dict.fromkeys(groups)
+    }

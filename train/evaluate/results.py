@@ -138,7 +138,7 @@ def rank_systems(rows: Sequence[Row], *, ours: str, left_out: Collection[str]) -
     which it is slower than the first or, below 0, faster than the second, with the 95 % interval
     over the same requests in pairs; None where it is not among them.
     """
-    standings = []
+    standings: list[Row] = []
     for group in by_place(rows, *PLACE).values():
         ranked = [row for row in group if row["system"] not in left_out and row["tpot_mean_ms"]]
         if not ranked:

@@ -80,16 +80,18 @@ class PredictorSources:
         if chosen is not None:
             what, options = chosen, {}
         predictor = reuse = None
-        if system.prefetch and what is None:
-            raise MissingPredictor(
-                f"system {system.name} prefetches and names no predictor: give predictor=KIND"
+        if system.prefetch:
+            if what is None:
+                raise MissingPredictor(
+                    f"system {system.name} prefetches and names no predictor: give predictor=KIND"
+                )
+            predictor = (
+                self._find_or_do_without(
+                    system, what, options, fallback=system.fallback, without="it fetches on demand"
+                )
+                if system.fallback and what == system.predictor
+                else self.find(what, options)
             )
-        if system.prefetch and system.fallback and what == system.predictor:
-            predictor = self._find_or_do_without(
-                system, what, options, fallback=system.fallback, without="it fetches on demand"
-            )
-        elif system.prefetch:
-            predictor = self.find(what, options)
         if system.reuse_predictor is not None:
             reuse = self._find_or_do_without(
                 system, system.reuse_predictor, {}, without="eviction uses its own counts"
