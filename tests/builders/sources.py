@@ -9,6 +9,24 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("predictors", "zoo", "runtime", "collect", "train", "configs", "moecast")
+HEAVY = {
+    "torch",
+    "transformers",
+    "datasets",
+    "lightning",
+    "wandb",
+    "tensorboard",
+    "mlflow",
+    "onnxruntime",
+    "onnx",
+    "pandas",
+    "matplotlib",
+    "fastapi",
+    "uvicorn",
+    "prometheus_client",
+    "ray",
+}
+"""Libraries that take long to import: no entry point imports them before they are used."""
 
 
 @dataclass(frozen=True)

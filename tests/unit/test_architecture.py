@@ -7,7 +7,7 @@ import ast
 
 import pytest
 
-from tests.builders.sources import PACKAGES, find_circle, sources
+from tests.builders.sources import HEAVY, PACKAGES, find_circle, sources
 
 MAY_IMPORT = {
     "predictors": set(),
@@ -38,22 +38,6 @@ ROOMS = (
 """Of `runtime`, from the bottom to the top; its `__init__` and `__main__` import what they like."""
 PURE = ("policy", "sim")
 """Rooms of `runtime` that decide and compute, without tensors and threads."""
-HEAVY = {
-    "torch",
-    "transformers",
-    "datasets",
-    "lightning",
-    "wandb",
-    "tensorboard",
-    "mlflow",
-    "onnxruntime",
-    "onnx",
-    "matplotlib",
-    "fastapi",
-    "uvicorn",
-    "prometheus_client",
-    "ray",
-}
 ACCELERATOR = "runtime/accelerator.py"
 """The only file that may name one kind of accelerator's module of torch."""
 VENDOR_MODULES = ("torch.cuda", "torch.xpu", "torch.mps")

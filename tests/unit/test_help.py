@@ -4,24 +4,8 @@ import json
 
 from configs.commands import PROGRAMS
 from tests.builders.processes import run_python
+from tests.builders.sources import HEAVY
 
-SLOW = [
-    "torch",
-    "transformers",
-    "datasets",
-    "lightning",
-    "wandb",
-    "tensorboard",
-    "mlflow",
-    "onnx",
-    "onnxruntime",
-    "pandas",
-    "matplotlib",
-    "fastapi",
-    "uvicorn",
-    "prometheus_client",
-    "ray",
-]
 PROBE = """
 import json, sys
 from benchmarks.__main__ import COMMANDS
@@ -41,7 +25,7 @@ def test_help__imports_nothing_slow() -> None:
     *text, last = run_python("-c", PROBE).stdout.splitlines()
     report = json.loads(last)
     assert set(report["codes"]) == {0}
-    assert not set(SLOW) & set(report["modules"])
+    assert not HEAVY & set(report["modules"])
     for program in (*PROGRAMS, "benchmarks"):
         assert any(line.startswith(f"usage: python -m {program}") for line in text)
     assert any("run_dir" in line for line in text)
