@@ -104,8 +104,5 @@ def split_measured_times(
     stats: ReplayStats, requests: Sequence[BenchRequest]
 ) -> tuple[list[float], list[float]]:
     """Return prefill and decode times without those of the warm-up, which comes first."""
-    ttft, tpot = stats.ttft_seconds, stats.tpot_seconds
-    for request in requests:
-        if not request.is_measured:
-            ttft, tpot = ttft[1:], tpot[request.new_tokens - 1 :]
-    return ttft, tpot
+    skipped = [request.new_tokens for request in requests if not request.is_measured]
+    return stats.ttft_seconds[len(skipped) :], stats.tpot_seconds[sum(skipped) - len(skipped) :]
