@@ -144,7 +144,7 @@ def measure_kernel_speedup(dtype: torch.dtype, num_threads: int) -> float:
     """
     assert num_threads == torch.get_num_threads()
     matrices = [torch.ones(ROWS, COLUMNS, dtype=dtype) for _ in range(MATRICES)]
-    ways = [ComputeSettings(is_enabled, num_threads) for is_enabled in (True, False)]
+    ways = [read_settings()._replace(onednn=is_enabled) for is_enabled in (True, False)]
     return measure_speedup(matrices, *ways, repetitions=KERNEL_REPETITIONS)
 
 
