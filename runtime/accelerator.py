@@ -164,10 +164,11 @@ def synchronize(device: torch.device) -> None:
 
 
 def read_free_memory(device: torch.device) -> int:
-    """Return the free bytes of an accelerator's memory."""
+    """Return the free bytes of an accelerator's memory, and those that PyTorch keeps for reuse."""
     if device.type == "mps":
         return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
-    return torch.accelerator.get_memory_info(device)[0]
+    kept = torch.accelerator.memory_reserved(device) - torch.accelerator.memory_allocated(device)
+    return torch.accelerator.get_memory_info(device)[0] + kept
 
 
 def describe_accelerator(device: torch.device) -> dict[str, Any]:

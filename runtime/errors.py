@@ -13,6 +13,10 @@ class BudgetError(MoecastError):
     """A budget is malformed, or too small for one step."""
 
 
+class StepMemoryError(MoecastError):
+    """A forward pass takes more memory than is free; the message names a budget that leaves it."""
+
+
 class Fault(StrEnum):
     """Kinds of transfer failures, as they are counted."""
 

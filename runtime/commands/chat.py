@@ -15,7 +15,7 @@ from runtime.commands.stats_table import make_stats_table
 from runtime.engine.handle import ModelHandle
 from runtime.engine.loading import load_served
 from runtime.engine.memory import freeze_objects
-from runtime.errors import ChatError, TransferError
+from runtime.errors import ChatError, StepMemoryError, TransferError
 from runtime.generation.answer import Answer, TokenDelta
 from runtime.generation.chat_template import Conversation, end_of_turn, load_chat_tokenizer
 from runtime.generation.config import ChatConfig
@@ -212,7 +212,7 @@ class ChatTerminal:
             except KeyboardInterrupt:
                 is_interrupted = True
             answer.end()
-        except (ChatError, TransferError) as error:
+        except (ChatError, StepMemoryError, TransferError) as error:
             conversation.remove_last()
             self.console.print()
             self._note(f"error: {error}")

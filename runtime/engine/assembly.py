@@ -7,8 +7,9 @@ import torch
 
 from predictors.base import Predictor
 from predictors.spec import ModelSpec
-from runtime.accelerator import is_accelerator, open_accelerator, read_free_memory
+from runtime.accelerator import is_accelerator, open_accelerator
 from runtime.config import SystemConfig
+from runtime.engine.auto_budget import measure_free_memory
 from runtime.engine.driver import PredictorDriver
 from runtime.engine.engine import Engine
 from runtime.engine.host_compute import HostCompute
@@ -16,6 +17,7 @@ from runtime.engine.learned import LearnedStore
 from runtime.engine.memory import available_memory_bytes
 from runtime.engine.predictor_drift import DriftMonitor
 from runtime.errors import BudgetError
+from runtime.hf.model_faults import is_out_of_memory
 from runtime.policy.budget import Budget, SlotRequirements, count_slots, divide_slots
 from runtime.policy.build import (
     adapt_to_link,
@@ -25,6 +27,7 @@ from runtime.policy.device_cache import DeviceCache
 from runtime.policy.forecast_scheduler import ForecastScheduler
 from runtime.policy.placement import ExpertPlacement, RankPart, place_experts
 from runtime.store.base import ExpertStore, max_decoded_bytes, max_slot_bytes
+from runtime.store.layout import ExpertLayout
 from runtime.transfer.arena import Arena
 from runtime.transfer.arrivals import make_arrivals
 from runtime.transfer.copies import ArenaCopies, DeviceRing
@@ -40,6 +43,7 @@ HOST_SHARE = 0.75
 """Share of the free memory that a host arena takes by default."""
 STORE_THREADS = 2
 """Readers of a store: two saturate a disk."""
+HOST = torch.device("cpu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,24 +173,16 @@ def allocate_arenas(
         closes: The store is closed with its ring; off where others read from it too.
 
     Raises:
-        BudgetError: The device has not so much memory.
+        BudgetError: There is not so much memory.
     """
     with run_near(cpus):
         if host_slots is None:
-            arena = Arena(store.layouts, num_slots)
+            arena = allocate(store.layouts, num_slots)
             return DeviceArenas([arena], [make_store_ring(arrivals, store, arena, cpus, closes)])
         accelerator = open_accelerator(device)
-        try:
-            arena = Arena(store.layouts, num_slots, device=device)
-        except torch.OutOfMemoryError as error:
-            free = read_free_memory(device)
-            raise BudgetError(
-                f"budget: {num_slots} experts of {max_slot_bytes(store)} bytes do not fit on "
-                f"{device}, where {free} bytes are free next to the other weights; KV caches and "
-                "activations need some of them, too. Take budget=auto, or a smaller budget"
-            ) from error
+        arena = allocate(store.layouts, num_slots, device=device)
         pinned = accelerator is not None and accelerator.pins_memory
-        host = Arena(store.host_layouts, host_slots, pinned=pinned)
+        host = allocate(store.host_layouts, host_slots, option="host_budget", pinned=pinned)
         copies = ArenaCopies(host, arena)
         ring: Ring = (
             ThreadRing(arrivals, copies.transfer, name="copy", cpus=cpus)
@@ -195,6 +191,29 @@ def allocate_arenas(
         )
         reads = make_store_ring(arrivals, store, host, cpus, closes)
         return DeviceArenas([arena, host], [ring, reads])
+
+
+def allocate(
+    layouts: Sequence[ExpertLayout],
+    num_slots: int,
+    *,
+    option: str = "budget",
+    device: torch.device = HOST,
+    pinned: bool = False,
+) -> Arena:
+    """Return an arena; raises BudgetError, which names the option, if it does not fit."""
+    try:
+        return Arena(layouts, num_slots, device=device, pinned=pinned)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        num_bytes = max(layout.num_bytes for layout in layouts)
+        (free,) = measure_free_memory([device])
+        raise BudgetError(
+            f"{option}: {num_slots} experts of {num_bytes} bytes do not fit on {device}, where "
+            f"{free} bytes are free next to the other weights; KV caches and activations need some "
+            f"of them, too. Take {'budget=auto, or ' * (option == 'budget')}a smaller {option}"
+        ) from error
 
 
 def make_store_ring(

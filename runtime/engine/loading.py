@@ -29,6 +29,7 @@ from runtime.engine.forecasters import load_system_predictors, require_predictor
 from runtime.engine.handle import ModelHandle
 from runtime.engine.learned import LearnedStore
 from runtime.engine.memory import freeze_while_loaded, release_unused
+from runtime.engine.out_of_memory import explain_out_of_memory
 from runtime.engine.predictor_drift import DriftMonitor
 from runtime.engine.timeline import ChromeTraceWriter
 from runtime.errors import BudgetError, PlanError
@@ -111,7 +112,7 @@ def load_model(options: LoadOptions) -> PreTrainedModel:
 
     Raises:
         CheckpointError: no such model, no experts, or damaged files.
-        BudgetError: the budget is less than one step needs.
+        BudgetError: the budget is less than one step needs, or more than there is memory.
         ZooError: the predictor is damaged or was made for another model.
     """
     # Three times, to release what one part of loading has touched before the next adds to it.
@@ -208,6 +209,7 @@ def load_model(options: LoadOptions) -> PreTrainedModel:
         exact=exact,
         auto_budget=auto,
     )
+    explain_out_of_memory(plain)
     plain.close = plain.moecast.close
     guard_model(plain, layers)
     if exact is Exact.SHARED:

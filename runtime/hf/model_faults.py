@@ -13,7 +13,14 @@ from runtime.errors import CheckpointError
 from runtime.store.model_check import CONFIG, list_names
 
 SETTINGS = "generation_config.json"
-OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
+OUT_OF_MEMORY = ("out of memory", "allocate memory")
+"""Words of PyTorch's errors about memory that have no class: on CPUs, MPS and within kernels."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY):
+        return True
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError))
 
 
 @contextmanager
@@ -24,12 +31,12 @@ def explain_loading(folder: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (MoecastError, *OUT_OF_MEMORY):
+    except MoecastError:
         raise
     # Model classes raise exceptions of every type for configurations that they do not expect.
     except Exception as error:
         is_system_error = isinstance(error, OSError) and error.errno is not None
-        if is_system_error or "allocate memory" in str(error):
+        if is_system_error or is_out_of_memory(error):
             raise
         raise CheckpointError(
             f"{folder}: Transformers cannot load it as its {CONFIG} and {SETTINGS} say "

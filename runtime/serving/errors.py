@@ -116,7 +116,7 @@ class Unavailable(RequestError):
 
 
 class ServerBusy(Unavailable):
-    """Other requests take the memory that this one needs before it can be checked."""
+    """Other requests take the memory that this one needs."""
 
     code = "overloaded"
     retry_after_seconds = 1

@@ -10,11 +10,12 @@ from functools import partial
 from typing import Any
 
 from predictors.errors import MoecastError
-from runtime.errors import GrammarError, TransferError
+from runtime.errors import GrammarError, StepMemoryError, TransferError
 from runtime.generation.lockstep.group import LockstepGroup
 from runtime.generation.lockstep.sequence import SequenceTask
 from runtime.serving.choice import CompletionChoice, FinishReason
 from runtime.serving.errors import (
+    ContextTooLong,
     Draining,
     EngineDead,
     ExpertsUnreadable,
@@ -22,6 +23,7 @@ from runtime.serving.errors import (
     NotReady,
     QueueFull,
     RequestError,
+    ServerBusy,
 )
 from runtime.serving.served_model import LoadedModel
 
@@ -302,7 +304,8 @@ class GenerationService:
                 if task.error is None:
                     choice.complete()
                 else:
-                    choice.fail(to_request_error(task.error, choice))
+                    is_alone = len(self._running) == 1
+                    choice.fail(to_request_error(task.error, choice, is_alone=is_alone))
                 self._remove(choice)
 
     @property
@@ -366,12 +369,19 @@ class GenerationService:
             getattr(observer, event)(*arguments)
 
 
-def to_request_error(error: Exception, choice: CompletionChoice) -> RequestError:
-    """The client's error for an exception that ended its generation."""
+def to_request_error(error: Exception, choice: CompletionChoice, *, is_alone: bool) -> RequestError:
+    """Return the client's error for an exception that ended its generation.
+
+    Args:
+        is_alone: no other choice took memory meanwhile.
+    """
     if isinstance(error, RequestError):
         return error
     if isinstance(error, GrammarError):
         return RequestError(str(error))
+    if isinstance(error, StepMemoryError):
+        log.error("%s: %s", choice.request_id, error)
+        return ContextTooLong(str(error)) if is_alone else ServerBusy(str(error))
     if isinstance(error, TransferError):
         log.error("%s: %s", choice.request_id, error)
         return ExpertsUnreadable(f"cannot read experts of the model: {error}")

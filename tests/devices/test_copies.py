@@ -1,5 +1,6 @@
 """The order of copies to a device and of what computes with them: each edge of it is needed."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,7 +10,7 @@ from runtime.engine import assembly
 from runtime.transfer import copies
 from runtime.transfer.arena import Arena
 from tests.builders.models import plain_eager, tiny_qwen2_moe
-from tests.builders.served import serve
+from tests.builders.served import serve, settle
 from tests.builders.sim_device.streams import SimEvent, SimStream
 
 TOKENS = torch.randint(1, 64, (2, 7), generator=torch.Generator().manual_seed(3))
@@ -99,6 +100,27 @@ def test_ring__copies_begin_after_the_work_under_way(folder, sim, monkeypatch):
         while not handle.engine.cache.is_complete:
             handle.engine.move_when_idle()
     assert not sim.races
+
+
+def test_ring__the_host_waits_for_a_copy_where_nothing_else_comes(folder, sim):
+    sim.random.random = lambda: 1.0  # no copy ends before somebody waits for it
+    model = serve(folder, device="sim", budget="100%", system="promoe", predictor="skip")
+    with model.moecast as handle:
+        settle(handle.engine)
+        assert not handle.engine.loop.links[0].ring.running()
+
+
+def test_pin__orders_overwrites_after_the_expert(folder, sim):
+    """Modules with a loop of their own compute more experts of a layer than have slots."""
+    model = serve(folder, device="sim", budget="12%", host_budget="100%", exact=Exact.EAGER)
+    with model.moecast as handle:
+        engine, tokens_T = handle.engine, np.arange(6)
+        engine.begin_step(tokens_T, np.zeros_like(tokens_T))
+        engine.routed(0, np.arange(12).reshape(6, 2), None, None)
+        for expert in range(12):
+            engine.pin(0, expert)["down_proj"].sum()
+        engine.end_step()
+        assert not sim.races
 
 
 def test_accelerator__a_cpu_has_none_and_a_single_queue_orders_itself():

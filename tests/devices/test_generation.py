@@ -13,6 +13,7 @@ from runtime.generation.draft_pace import DraftPace
 from runtime.generation.drafting import drafting_options
 from runtime.generation.kv_caches import make_offload_factory
 from runtime.generation.lockstep.group import LockstepGroup
+from runtime.hf.row_block import SequenceStates
 from runtime.hf.sharing import set_shared_reference
 from runtime.serving.config import ServeConfig
 from runtime.serving.served_model import load_model
@@ -71,6 +72,11 @@ def test_group__that_shares_products_is_a_batch_of_copies(folder, device):
     model = serve(folder, device=device, **{**FEW, "exact": Exact.SHARED})
     with model.moecast:
         assert run_together(model) == expected
+
+
+def test_mask__of_a_window_is_where_the_states_are(device):
+    states = torch.zeros(1, 2, 3, 4, device=device)
+    assert SequenceStates([states], window=3).make_mask(states).device == device
 
 
 class EagerPace(DraftPace):

@@ -1,14 +1,23 @@
 """Memory of a device that does not suffice or is given back, and steps that fail in using it."""
 
 import gc
+import io
+import re
+from functools import partial
 
 import pytest
 import torch
+from openai import BadRequestError
 
-from runtime.config import Exact
-from runtime.errors import BudgetError, CheckpointError
+from runtime.commands import chat, generate
+from runtime.config import Exact, GenerateConfig, ModelConfig
+from runtime.errors import BudgetError, CheckpointError, StepMemoryError
+from runtime.generation.config import ChatConfig
+from runtime.serving.config import ServeConfig
+from runtime.serving.served_model import load_model
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.served import count_pins, serve
+from tests.builders.serving import running_server, speaking_model
 
 TOKENS = torch.randint(1, 64, (2, 7), generator=torch.Generator().manual_seed(3))
 
@@ -20,7 +29,7 @@ def folder(tmp_path_factory):
 
 def restrict(sim, num_bytes: int) -> None:
     gc.collect()
-    sim.memories[0].num_bytes = sim.memories[0].used_bytes + num_bytes
+    sim.memories[0].restrict(num_bytes)
 
 
 def dense_bytes(folder, sim) -> int:
@@ -50,6 +59,12 @@ def test_load__auto_is_what_the_device_leaves(folder, sim):
         model.generate(TOKENS.to("sim"), max_new_tokens=3)
 
 
+def test_load__auto_reuses_what_pytorch_keeps(folder, sim):
+    restrict(sim, 340 << 20)
+    torch.zeros(60 << 20, dtype=torch.uint8, device="sim")
+    serve(folder, device="sim", budget="auto").close()
+
+
 def test_close__gives_every_byte_back(folder, sim):
     gc.collect()
     before = sim.memories[0].used_bytes
@@ -63,21 +78,87 @@ def test_close__gives_every_byte_back(folder, sim):
 
 
 @pytest.mark.parametrize("exact", [Exact.EAGER, Exact.GROUPED])
-def test_prompt__that_is_too_long_fails_alone(folder, sim, exact):
-    model, tokens = serve(folder, device="sim", budget="30%", exact=exact), TOKENS.to("sim")
+def test_prompt__that_is_too_long_fails_alone_and_names_a_budget_for_it(tmp_path, sim, exact):
+    folder = tiny_qwen2_moe(tmp_path / "model", num_experts=12, expert_width=1024)
+    tokens, long = TOKENS.to("sim"), torch.ones(1, 150, dtype=torch.long, device="sim")
+    model = serve(folder, device="sim", budget="100%", exact=exact)
     with model.moecast as handle:
         expected = model(tokens).logits
-        restrict(sim, 300_000)
-        with pytest.raises(torch.OutOfMemoryError):
-            model(torch.ones(1, 1500, dtype=torch.long, device="sim"))
-        gc.collect()
+        restrict(sim, 1_000_000)
+        with pytest.raises(StepMemoryError, match=r"on sim:0: a step of 150 tokens") as failed:
+            model(long)
         assert torch.equal(model(tokens).logits, expected)
         assert count_pins(handle.engine) == 0
+    budget = re.search(r"budget=(\d+)", str(failed.value))
+    del model, handle, failed
+    gc.collect()
+    model = serve(folder, device="sim", budget=int(budget[1]), exact=exact)
+    with model.moecast:
+        model(long)
 
 
+def test_prompt__for_which_no_budget_leaves_memory_is_named(folder, sim):
+    model = serve(folder, device="sim", budget="30%")
+    with model.moecast:
+        restrict(sim, 300_000)
+        with pytest.raises(StepMemoryError, match="No budget leaves it; take a shorter prompt"):
+            model(torch.ones(1, 1500, dtype=torch.long, device="sim"))
+
+
+def test_server__goes_on_after_a_prompt_that_is_too_long(tmp_path, sim):
+    folder = speaking_model(tmp_path / "model")
+    model = ModelConfig(name="tiny", id=str(folder), exact=Exact.EAGER)
+    config = ServeConfig(model=model, device="sim", budget="40%", host_budget="70%")
+
+    def load():
+        loaded = load_model(config)
+        restrict(sim, 400_000)
+        return loaded
+
+    with running_server(load) as server:
+        complete = partial(server.openai().completions.create, model="tiny", max_tokens=3)
+        with pytest.raises(BadRequestError, match="out of memory on sim:0: a step of") as refused:
+            complete(prompt="One, two, " * 300)
+        assert refused.value.code == "context_length_exceeded"
+        assert complete(prompt="The sky is").usage.completion_tokens == 3
+
+
+def test_generate_and_chat__say_that_a_prompt_is_too_long(tmp_path, sim, monkeypatch, capsys):
+    folder = speaking_model(tmp_path / "model")
+    shared = {
+        "model": ModelConfig(name="tiny", id=str(folder), exact=Exact.EAGER, dtype="float32"),
+        "device": "sim",
+        "budget": "40%",
+        "max_new_tokens": 3,
+    }
+    for command in (chat, generate):
+        monkeypatch.setattr(command, "freeze_objects", lambda: restrict(sim, 400_000))
+    with pytest.raises(StepMemoryError, match="out of memory on sim:0: a step of"):
+        generate.run(GenerateConfig(prompt="One, two, " * 300, **shared))
+    restrict(sim, 1 << 29)
+    monkeypatch.setattr("sys.stdin", io.StringIO("One, two, " * 300 + "\nThe sky is\n"))
+    assert chat.run(ChatConfig(**shared))["num_answers"] == 1
+    assert "error: out of memory on sim:0: a step of" in capsys.readouterr().err
+
+
+def test_close__waits_for_the_copies_under_way(folder, sim):
+    """Their target goes back to the stream of the computation."""
+    sim.random.random = lambda: 1.0
+    model = serve(folder, device="sim", budget="100%", system="promoe", predictor="skip")
+    handle = model.moecast
+    copies = handle.engine.loop.links[0].ring
+    while not copies.running():
+        handle.engine.move_when_idle()
+    model.close()
+    del model, handle, copies
+    gc.collect()
+    assert not sim.races
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("injected"), KeyboardInterrupt()])
 @pytest.mark.parametrize("exact", [Exact.EAGER, Exact.GROUPED])
 def test_step__that_fails_within_an_expert_leaves_no_copy_unordered(
-    folder, sim, monkeypatch, exact
+    folder, sim, monkeypatch, exact, error
 ):
     """The copies that follow overwrite slots that its kernels may still read."""
     model, tokens = serve(folder, device="sim", budget="20%", exact=exact), TOKENS.to("sim")
@@ -85,13 +166,14 @@ def test_step__that_fails_within_an_expert_leaves_no_copy_unordered(
         expected = model(tokens).logits
 
         def fail(_gate_up):
-            raise torch.OutOfMemoryError("injected")
+            raise error
 
         for layer in 2 * handle.layers:
             model.generate(tokens[:1], max_new_tokens=3, pad_token_id=0)
             with monkeypatch.context() as broken:
                 broken.setattr(layer.experts, "_apply_gate", fail)
-                with pytest.raises(torch.OutOfMemoryError, match="injected"):
+                # Its traceback keeps what asks for experts: that does not end with the step.
+                with pytest.raises((StepMemoryError, KeyboardInterrupt)) as _:
                     model(tokens)
         assert torch.equal(model(tokens).logits, expected)
     assert not sim.races

@@ -91,6 +91,17 @@ def test_devices__several_change_no_bit(folder, device, exact):
     check(serve(folder, devices=[device, last], **options), expected, device)
 
 
+@pytest.mark.usefixtures("sim")
+def test_devices__experts_come_to_modules_with_a_loop_of_their_own(folder):
+    model = serve(folder, devices=["sim:0", "sim:1"], budget="50%", exact=Exact.EAGER)
+    with model.moecast as handle:
+        engine, served = handle.engine, handle.experts[0]
+        assert {arena.device.index for arena in engine.arenas if arena.device.index} == {1}
+        for expert in range(12):
+            found = {weight.device for weight in served.pin(expert).values()}
+            assert found == {torch.device("sim:0")}
+
+
 def test_expert__tokens_travel_to_it_and_its_output_back(folder, device):
     module = plain_eager(folder).model.layers[0].mlp.experts
     here = {name: value[3] for name, value in module.named_parameters()}

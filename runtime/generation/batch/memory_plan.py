@@ -9,9 +9,8 @@ from transformers import PreTrainedModel
 
 from predictors.correlation import CorrelationPredictor
 from predictors.units import MIB
-from runtime.accelerator import is_accelerator, read_free_memory
+from runtime.engine.auto_budget import measure_free_memory
 from runtime.engine.loading import KVReserve, load_served
-from runtime.engine.memory import available_memory_bytes
 from runtime.errors import PlanError
 from runtime.generation.batch.cost_profile import CostProfile, load_or_measure
 from runtime.generation.batch.dense_placement import quantise_attention, stream_dense_weights
@@ -105,8 +104,7 @@ def parse_kv_budget(config: GroupConfig, device: torch.device) -> int:
     """Bytes for KV caches: the configured budget, or a share of free memory."""
     if config.kv_budget is not None:
         return parse_size(config.kv_budget, name="kv_budget")
-    free = read_free_memory(device) if is_accelerator(device) else available_memory_bytes()
-    return int(FREE_MEMORY_SHARE * free)
+    return int(FREE_MEMORY_SHARE * measure_free_memory([device])[0])
 
 
 def make_kv_caches(model: PreTrainedModel, config: GroupConfig, kv_budget: int) -> KVCacheFactory:

@@ -22,6 +22,7 @@ from runtime.generation.lockstep.sequence import (
     yield_until_resumed,
 )
 from runtime.hf.dense_stream import DenseStream
+from runtime.hf.model_faults import is_out_of_memory
 from runtime.hf.probes import Probes
 from runtime.store.ggml.matrix import ExpertWeights
 from runtime.transfer.arena import SlotTable
@@ -190,8 +191,8 @@ class LockstepScheduler:
         self._pinned = None
         self._is_complete &= not sequence.is_done
 
-    def _fail(self, sequences: Sequence[SequenceTask], error: MoecastError) -> None:
-        """Raise the error in sequences whose experts did not arrive."""
+    def _fail(self, sequences: Sequence[SequenceTask], error: Exception) -> None:
+        """Raise the error in sequences whose experts did not arrive, or found no memory."""
         self._is_complete = False
         for sequence in sequences:
             with self._lane(sequence):
@@ -261,7 +262,9 @@ class LockstepScheduler:
                         own = {e: what for e, what in delivery.items() if e in sequence.wanted}
                         if own and sequence.is_at(layer, SyncPoint.EXPERTS):
                             self._resume(sequence, own)
-            except MoecastError as error:
+            except Exception as error:
+                if not ends_sequences_only(error):
+                    raise
                 failed = self.engine.failed_experts(layer)
                 left = [s for s in waiting if s.is_at(layer, SyncPoint.EXPERTS)]
                 # Sequences that need none of the failed experts request theirs again.
@@ -281,11 +284,18 @@ class LockstepScheduler:
         there = [sequence for sequence in loops if sequence.wanted == {expert}]
         try:
             weights = self.engine.pin(layer, expert)
-        except MoecastError as error:
+        except Exception as error:
+            if not ends_sequences_only(error):
+                raise
             self._fail(there, error)
             return
         for sequence in there:
             self._resume(sequence, weights, pinned=(layer, expert))
+
+
+def ends_sequences_only(error: Exception) -> bool:
+    """Return whether an error of experts leaves the engine as it should be."""
+    return isinstance(error, MoecastError) or is_out_of_memory(error)
 
 
 def _receive_experts(

@@ -15,6 +15,7 @@ from torch.utils import _device
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from runtime import accelerator
+from runtime.engine import devices as known_devices  # not first within a simulation, to stay so
 from tests.builders.sim_device.streams import SimDevices, SimEvent, SimStream, make_state
 from tests.builders.sim_device.tensor import (
     SimGenerator,
@@ -69,8 +70,7 @@ class SimModule:
         return [torch.bfloat16, torch.float16]
 
     def get_device_properties(self, device: Any = None) -> SimpleNamespace:
-        devices = SimDevices.current()
-        memory = devices.memories[devices.resolve(device).index]
+        memory = SimDevices.current().memory(device)
         return SimpleNamespace(name="Simulated", total_memory=memory.num_bytes)
 
     def synchronize(self, device: Any = None) -> None:
@@ -134,7 +134,8 @@ def find_patches(devices: SimDevices) -> Iterator[tuple[Any, str, Any]]:
     # What a `with torch.device(...)` changes are PyTorch's own functions, under those below.
     constructors = _device._device_constructors()
     yield _device, "_device_constructors", lambda: constructors
-    yield accelerator, "ACCELERATOR_TYPES", (*accelerator.ACCELERATOR_TYPES, "sim")
+    for module in (accelerator, known_devices):
+        yield module, "ACCELERATOR_TYPES", (*accelerator.ACCELERATOR_TYPES, "sim")
     for name, function in {
         "current_accelerator": lambda *_, **__: kind,
         "is_available": lambda: True,
@@ -145,9 +146,11 @@ def find_patches(devices: SimDevices) -> Iterator[tuple[Any, str, Any]]:
         "set_stream": devices.set_stream,
         "synchronize": devices.synchronize,
         "get_memory_info": lambda device=None: (
-            devices.memories[devices.resolve(device).index].free_bytes,
-            devices.memories[devices.resolve(device).index].num_bytes,
+            devices.memory(device).num_bytes - devices.memory(device).peak_bytes,
+            devices.memory(device).num_bytes,
         ),
+        "memory_reserved": lambda device=None: devices.memory(device).peak_bytes,
+        "memory_allocated": lambda device=None: devices.memory(device).used_bytes,
     }.items():
         yield torch.accelerator, name, function
     yield torch, "Stream", SimStream

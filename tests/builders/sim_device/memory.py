@@ -31,11 +31,12 @@ class DeviceMemory:
         self.num_bytes = num_bytes
         self.used_bytes = 0
         self.peak_bytes = 0
+        """Most that was used: the allocator keeps it, and the device lacks it."""
         self._lock = threading.RLock()
 
-    @property
-    def free_bytes(self) -> int:
-        return self.num_bytes - self.used_bytes
+    def restrict(self, num_bytes: int) -> None:
+        """Leave so many bytes: others have what is not used now."""
+        self.num_bytes, self.peak_bytes = self.used_bytes + num_bytes, self.used_bytes
 
     def take(self, num_bytes: int) -> None:
         """Count an allocation.
@@ -44,11 +45,12 @@ class DeviceMemory:
             torch.OutOfMemoryError: it does not fit.
         """
         with self._lock:
-            if num_bytes > self.free_bytes:
+            free_bytes = self.num_bytes - self.used_bytes
+            if num_bytes > free_bytes:
                 raise torch.OutOfMemoryError(
                     f"SIM out of memory. Tried to allocate {num_bytes} bytes. GPU "
                     f"{self.device.index} has a total capacity of {self.num_bytes} bytes of which "
-                    f"{self.free_bytes} bytes is free."
+                    f"{free_bytes} bytes is free."
                 )
             self.used_bytes += num_bytes
             self.peak_bytes = max(self.peak_bytes, self.used_bytes)

@@ -230,6 +230,9 @@ class SimDevices:
             raise RuntimeError(f"SIM error: invalid device ordinal {index}")
         return self.devices[index]
 
+    def memory(self, device: torch.device | str | int | None = None) -> DeviceMemory:
+        return self.memories[self.resolve(device).index]
+
     def stream(self, device: torch.device | str | int | None = None) -> SimStream:
         """Return the stream that the calling thread issues work to."""
         index = self.resolve(device).index

@@ -1,5 +1,6 @@
 """Memory limits and peaks."""
 
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,13 @@ def test_available__is_limited_by_every_group_above(tmp_path):
     assert available_memory_bytes(tmp_path, tmp_path / "own") == 1500
     write_group(tmp_path / "c", V2, "1600", 600)
     assert available_memory_bytes(tmp_path, tmp_path / "own") == 1000
+
+
+def test_available__is_within_the_limit_of_the_process(tmp_path, monkeypatch):
+    used = psutil.Process().memory_info().vms
+    limit = (used + (64 << 20), resource.RLIM_INFINITY)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limit)
+    assert 32 << 20 < available_memory_bytes(tmp_path, tmp_path / "none") < 96 << 20
 
 
 def test_available__without_limit_is_the_machines(tmp_path):
