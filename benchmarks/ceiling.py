@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from lightning.pytorch import seed_everything
 from numpy.typing import NDArray
-from torch import nn
 
 from benchmarks.config import CeilingConfig
 from benchmarks.reports import print_line, write_report
@@ -146,11 +145,7 @@ def build_family(
     if run.predictor == "mlp":
         both = network_specs(trace.spec, ("mlp", "stride"))
         return PlainStack(trace.spec, both, width=run.width, loss="bce")
-    family = ResidualStack(trace.spec, routers_LED, biases_LE, horizons=HORIZONS, width=run.width)
-    # Horizon 0 is not measured here, and would be half of the work.
-    family.stacks = nn.ModuleList([family.stacks[0]])
-    family.labels = list(family.stacks[0].labels)
-    return family
+    return ResidualStack(trace.spec, routers_LED, biases_LE, horizons=HORIZONS, width=run.width)
 
 
 def train(family: PredictorStack, data: TrainingData, rows: NDArray[np.int64], passes: int) -> None:

@@ -1,8 +1,9 @@
 """Latency of every kind of predictor, for the shape of each published model.
 
-Weights and states are random, collections and stores are full. A latency is the processor time of
-all calls of a step, its beginning and end included, divided by the number of calls that forecast.
-Replays charge predictors in proportion to these figures (`runtime/sim/predictor_latency.py`).
+Weights and states are random, of networks in int8 as they are trained by default; collections and
+stores are full. A latency is the processor time of all calls of a step, its beginning and end
+included, divided by the number of calls that forecast. Replays charge predictors these figures
+(`runtime/sim/predictor_latency.py`).
 """
 
 import time
@@ -32,11 +33,11 @@ from predictors.learned import MlpPredictor
 from predictors.registry import FEED_FORWARD
 from predictors.spec import ModelSpec
 from runtime.config import ShapeConfig
-from runtime.presets import load_system
 from runtime.sim.predictor_latency import TokenLatency
-from train.export import network_graph
+from train.export import network_graph, quantise
 from train.pipeline import HORIZONS
 from train.residual import ResidualStack
+from train.reuse import ReuseStack
 
 PROMPT_TOKENS = 64
 DECODE_STEPS = 12
@@ -140,20 +141,20 @@ def predictor_makers(spec: ModelSpec) -> dict[str, Callable[[], Predictor]]:
             )
             for source in range(layers - MlpPredictor.horizon)
         }  # fmt: skip
-        return MlpPredictor(spec, graphs)
+        return quantise(MlpPredictor(spec, graphs))
 
     def residual() -> Predictor:
-        width = PredictorConfig().width
-        routers_LED = normal(layers, experts, hidden)
-        stack = ResidualStack(spec, routers_LED, None, horizons=HORIZONS, width=width)
-        predictor = stack.export(spec)["residual"]
-        options = load_system("moecast").predictor_options
-        return type(predictor).from_files(spec, predictor.files(), predictor.options() | options)
+        stack = ResidualStack(spec, normal(layers, experts, hidden), None, horizons=HORIZONS)
+        return quantise(stack.export(spec)["residual"])
+
+    def reuse() -> Predictor:
+        return quantise(ReuseStack(spec).export(spec)["reuse"])
 
     shares_SLE = random.random((IDS, layers, experts)).astype(np.float16)
     return {
         "mlp": mlp,
         "residual": residual,
+        "reuse": reuse,
         "skip": lambda: SkipPredictor(spec, normal(layers, experts, hidden)),
         "token": lambda: TokenPredictor(spec, np.arange(IDS), shares_SLE, counts(1)[0]),
         "popularity": lambda: PopularityPredictor(spec, counts(1)[0], ahead=1),

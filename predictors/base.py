@@ -154,6 +154,8 @@ class Predictor:
     signals: ClassVar[frozenset[Signal]]
     stateless: ClassVar[bool] = False
     """A token's forecasts depend on that token alone, so tokens may come in any order."""
+    prompt_window: int | None = None
+    """Last tokens of a prompt that it looks at; None: all."""
 
     def __init__(self, spec: ModelSpec):
         self.spec = spec
@@ -202,6 +204,10 @@ class Predictor:
         if self.stateless:
             return self
         return type(self).from_files(self.spec, self.files(), self.options())
+
+    def for_all_tokens(self) -> Self:
+        """Returns it renewed, with forecasts of all tokens of a prompt: to measure accuracy."""
+        return self.renewed()
 
     @classmethod
     def from_files(

@@ -74,7 +74,7 @@ class PredictorConfig:
     """Export networks with int8 weights, a quarter of float32's bytes, for about .001 of accuracy.
     """
     width: int = 512
-    """Hidden units of each learned network."""
+    """Hidden units of each published network; residual and reuse have their own."""
 
     def __post_init__(self) -> None:
         require_at_least(self, "predictor.", width=1)

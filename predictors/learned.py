@@ -29,7 +29,7 @@ class LearnedPredictor(StoredPredictor):
     def __init__(self, spec: ModelSpec, graphs: Mapping[int, bytes]):
         """Opens the networks; `graphs` maps every layer that has a target to an ONNX file."""
         super().__init__(spec)
-        self._networks = self.open_layer_networks(graphs, width=spec.hidden_size)
+        self._networks = self.open_layer_networks(graphs, {INPUT: spec.hidden_size})
 
     def listens(self, signal: Signal, layer: int) -> bool:
         return signal in self.signals and layer in self._networks

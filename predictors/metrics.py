@@ -202,8 +202,8 @@ class CardAccuracy:
     def expect(self, layer: int, distance: str) -> float | None:
         """Returns the accuracy to expect in decode steps of a layer forecast at this distance.
 
-        A system may leave out a predictor's last forecasts, which are often too late to be used
-        (`refresh_last=false`). The difference to earlier ones was measured over all steps.
+        A layer's last forecast is often too late to be used. The difference to earlier ones was
+        measured over all steps.
         """
         decode = self.decode[layer]
         if decode is None or not self.by_distance:

@@ -1,33 +1,35 @@
 """The residual predictor: the target layers' routers on the current state, plus a correction.
 
-Not from a paper. It starts as skip (ProMoE, section 4.2) and learns a correction for the layers
-between a state and a later router (experts, attention over the past), for several target layers at
-once. The past is summarised for each request and source by decaying means of earlier states.
+Not from a paper. It starts as skip (ProMoE, section 4.2) and learns a correction for what lies
+between a state and a later router, for several target layers at once: for the experts that the
+state's own layer has chosen a product of low rank each, so that most weights are of experts that
+are not chosen and are not read; for attention over the past decaying means of earlier states.
 
 Shape suffixes: T tokens, D hidden size, H targets of a source, E experts, G decays, R numbers of a
-context for each decay, X = G R, Q numbers of the token, S slots.
+context for each decay, X = G R, Q numbers of the token, S slots, K top_k.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from predictors.base import ConsecutiveForecasts, Floats, Forecasts, Ints, Signal
+from predictors.base import ConsecutiveForecasts, Floats, Forecasts, Ints, Signal, softmax
 from predictors.errors import PredictorError
 from predictors.networks import kernels
-from predictors.networks.network import Network
+from predictors.networks.network import Input, Network
 from predictors.requests import LiveRequests, grow_rows
 from predictors.spec import ModelSpec
 from predictors.stored import Paths, StoredPredictor
 
-HIDDEN, MEMORY = "hidden", "memory"
+HIDDEN, MEMORY, CHOSEN = "hidden", "memory", "chosen"
 SCORES, STATE, TOKEN = "scores", "state", "token"
-"""Names in a graph: `hidden [T, D]` and `memory [T, G R + Q]`, the context and the token, to
-`scores [T, H, E]` and `state [T, G R]`, all float32. The first layer's input is the token itself:
-its graph makes `token [T, Q]` of it, and has no more than the context as `memory`.
+"""Names in a graph: `hidden [T, D]`, `memory [T, G R + Q]`, the context and the token, and `chosen
+[T, E]`, shares of the layer's chosen experts (`share_chosen`), to `scores [T, H, E]` and `state
+[T, G R]`, all float32. The first layer's input is the token itself: its graph makes `token [T, Q]`
+of it, has no more than the context as `memory`, and nothing chosen yet.
 
 A token's context is, for each decay, the decayed sum of the states before it; the states carry
 the factor `1 - decay` themselves. It is summed up here and not in the graph: when one token is
@@ -35,8 +37,13 @@ generated, it is known before, and costs a product with the decays."""
 
 ANSWERS, FIRST_ANSWERS = [SCORES, STATE], [SCORES, STATE, TOKEN]
 
+PROMPT_WINDOW = 16
+
 LONGEST_RUN = 256
 """Tokens of a prompt that are forecast in one call: `mixing_matrix` grows with their square."""
+
+
+NOTHING: Floats = np.empty((0, 0), np.float32)
 
 
 class ForecastSource(NamedTuple):
@@ -49,13 +56,11 @@ class ForecastSource(NamedTuple):
     def targets(self, num_layers: int, horizons: int) -> range:
         """Returns the layers that it forecasts.
 
-        A gate input forecasts the layers after it. The first layer's input forecasts as many from
-        its own layer on, which covers the first layers; a later layer's input forecasts its own
-        layer, which the gate input before it has forecast already.
+        A gate input forecasts the layers after it, the first layer's input as many from its own
+        layer on, which covers the first layers.
         """
-        if self.signal is Signal.GATE_INPUT:
-            return range(self.layer + 1, min(num_layers, self.layer + 1 + horizons))
-        return range(self.layer, min(num_layers, self.layer + (horizons if not self.layer else 1)))
+        first = self.layer + (self.signal is Signal.GATE_INPUT)
+        return range(first, min(num_layers, first + horizons))
 
     @property
     def path(self) -> str:
@@ -66,15 +71,10 @@ FIRST_SOURCE = ForecastSource(Signal.LAYER_INPUT, 0)
 """Forecasts the first layers, and makes the features of the token."""
 
 
-def gate_sources(num_layers: int) -> list[ForecastSource]:
+def list_sources(num_layers: int) -> list[ForecastSource]:
     """Returns the first layer's input, and the gate inputs of all layers but the last."""
     gates = [ForecastSource(Signal.GATE_INPUT, layer) for layer in range(num_layers - 1)]
     return [FIRST_SOURCE, *gates]
-
-
-def layer_input_sources(num_layers: int) -> list[ForecastSource]:
-    """Returns the inputs of the later layers, for a last forecast before their routers."""
-    return [ForecastSource(Signal.LAYER_INPUT, layer) for layer in range(1, num_layers)]
 
 
 @dataclass(frozen=True)
@@ -97,18 +97,16 @@ class ResidualPredictor(StoredPredictor):
     """Forecasts experts with small networks on the residual stream, one for each `ForecastSource`.
 
     Args:
-        graphs: a whole ONNX file for each source of `gate_sources` and `layer_input_sources`.
+        graphs: a whole ONNX file for each of `list_sources`.
         horizons: number of layers that a gate input forecasts.
         decays: of the means over earlier tokens, per token; 0 is the token before.
-        refresh_last: Forecast a layer again from its own input. More accurate, but seldom in
-            time; off halves the number of network calls.
         prompt_window: Last tokens of a prompt that are looked at. Their forecasts stand for those
             of the whole prompt, which needs most experts anyway, and whose own would be late; the
             means fade so fast that tokens before the window hardly count. None: all tokens.
     """
 
     kind = "residual"
-    signals = frozenset({Signal.LAYER_INPUT, Signal.GATE_INPUT})
+    signals = frozenset({Signal.LAYER_INPUT, Signal.GATE_INPUT, Signal.ROUTED, Signal.LOGITS})
     stateless = False
 
     def __init__(
@@ -118,8 +116,7 @@ class ResidualPredictor(StoredPredictor):
         *,
         horizons: int,
         decays: Sequence[float],
-        refresh_last: bool = True,
-        prompt_window: int | None = None,
+        prompt_window: int | None = PROMPT_WINDOW,
     ):
         super().__init__(spec)
         if prompt_window is not None and not 1 <= prompt_window <= LONGEST_RUN:
@@ -127,7 +124,6 @@ class ResidualPredictor(StoredPredictor):
                 f"residual: prompt_window={prompt_window}: must be 1 to {LONGEST_RUN}"
             )
         self.horizons = horizons
-        self.refresh_last = refresh_last
         self.prompt_window = prompt_window
         self._decays = tuple(map(float, decays))
         networks = self.open_networks(graphs)
@@ -143,16 +139,19 @@ class ResidualPredictor(StoredPredictor):
         for source, network in networks.items():
             first_target = source.targets(spec.num_layers, horizons)[0]
             context_SX = np.zeros((1, size), np.float32)
-            state = _SourceState(source == FIRST_SOURCE, network, first_target, context_SX)
-            if refresh_last or source == FIRST_SOURCE or source.signal is Signal.GATE_INPUT:
-                self._states[source] = state
+            self._states[source] = _SourceState(
+                source == FIRST_SOURCE, network, first_target, context_SX
+            )
         self._live = LiveRequests()
         self._runs: list[TokenRun] = []
         self._tokens: list[Floats] = []
         """`[T, Q]` of each run, known after the step's first event."""
+        self._gate_TD: Floats = NOTHING
+        """The router's input of the layer that comes next."""
 
     def listens(self, signal: Signal, layer: int) -> bool:
-        return (signal, layer) in self._states
+        source = signal if signal is Signal.LAYER_INPUT else Signal.GATE_INPUT
+        return (source, layer) in self._states
 
     def begin_step(self, tokens_T: Ints, requests_T: Ints) -> Forecasts:  # noqa: ARG002
         present = self._live.begin_step(requests_T)
@@ -166,28 +165,39 @@ class ResidualPredictor(StoredPredictor):
         return ()
 
     def layer_input(self, layer: int, hidden_TD: Floats) -> Forecasts:
-        return self._forecast(self._states.get((Signal.LAYER_INPUT, layer)), hidden_TD)
+        state = self._states.get((Signal.LAYER_INPUT, layer))
+        return () if state is None else self._forecast(state, hidden_TD)
 
-    def gate_input(self, layer: int, hidden_TD: Floats) -> Forecasts:
-        return self._forecast(self._states.get((Signal.GATE_INPUT, layer)), hidden_TD)
+    def gate_input(self, layer: int, hidden_TD: Floats) -> Forecasts:  # noqa: ARG002
+        self._gate_TD = hidden_TD
+        return ()
 
-    def _forecast(self, state: "_SourceState | None", hidden_TD: Floats) -> Forecasts:
+    def routed(self, layer: int, experts_TK: Ints, logits_TE: Floats | None) -> Forecasts:
+        state = self._states.get((Signal.GATE_INPUT, layer))
         if state is None:
             return ()
+        if logits_TE is None:
+            raise PredictorError(f"the router of layer {layer} gives no logits")
+        return self._forecast(state, self._gate_TD, (experts_TK, logits_TE))
+
+    def _forecast(
+        self, state: "_SourceState", hidden_TD: Floats, routing: tuple[Ints, Floats] | None = None
+    ) -> Forecasts:
+        """Forecasts from hidden states; `routing`: the layer's `([T, K], [T, E])`, if known."""
         hidden_TD = np.ascontiguousarray(hidden_TD, np.float32)
-        if state.is_first:
+        if routing is None:
             self._tokens = []
         scores = []
         for number, run in enumerate(self._runs):
-            given = hidden_TD[run.rows]
+            given: dict[str, Input] = {HIDDEN: hidden_TD[run.rows]}
             context_RX = before_TX = state.context_SX[run.slots]
+            if routing is not None:
+                given[CHOSEN] = share_chosen(routing[0][run.rows], routing[1][run.rows])
             if run.length > 1:
                 before_TX = self._compute_contexts(state, given, before_TX)
+            given[MEMORY] = (before_TX, *([] if state.is_first else [self._tokens[number]]))
             wanted = FIRST_ANSWERS if state.is_first else ANSWERS
-            memory = [before_TX] if state.is_first else [before_TX, self._tokens[number]]
-            scores_THE, state_TX, *token = state.network.run(
-                wanted, {HIDDEN: given, MEMORY: tuple(memory)}
-            )
+            scores_THE, state_TX, *token = state.network.run(wanted, given)
             self._tokens += token
             if run.length > 1:
                 context_RX[:], state_TX = before_TX[-1:], state_TX[-1:]
@@ -199,33 +209,35 @@ class ResidualPredictor(StoredPredictor):
         return ConsecutiveForecasts(state.first_target, whole_THE)
 
     def _compute_contexts(
-        self, state: "_SourceState", hidden_TD: Floats, context_1X: Floats
+        self, state: "_SourceState", given: Mapping[str, Input], context_1X: Floats
     ) -> Floats:
         """Computes the prompt's states, and returns the context of each token, `[T, G R]`."""
+        num_tokens = len(given[HIDDEN])
         size = context_1X.shape[1] + (0 if state.is_first else self._token_size)
-        nothing = np.zeros((len(hidden_TD), size), np.float32)
-        given = {HIDDEN: hidden_TD, MEMORY: nothing}
-        (state_TX,) = state.network.run([STATE], given)
+        nothing = np.zeros((num_tokens, size), np.float32)
+        (state_TX,) = state.network.run([STATE], {**given, MEMORY: nothing})
         past_PX = np.concatenate([context_1X, state_TX])
         by_decay = np.split(past_PX, len(self._decays), axis=1)
         mixed = [
-            mixing_matrix(len(hidden_TD), decay) @ past_PR
+            mixing_matrix(num_tokens, decay) @ past_PR
             for decay, past_PR in zip(self._decays, by_decay, strict=True)
         ]
         return np.concatenate(mixed, axis=1)
 
     @classmethod
     def graph_paths(cls, spec: ModelSpec) -> Paths:
-        sources = [*gate_sources(spec.num_layers), *layer_input_sources(spec.num_layers)]
-        return {source: source.path for source in sources}
+        return {source: source.path for source in list_sources(spec.num_layers)}
+
+    def for_all_tokens(self) -> Self:
+        whole = {**self.options(), "prompt_window": None}
+        return self.from_files(self.spec, self.files(), whole)
 
     def options(self) -> dict[str, Any]:
-        own = {"horizons": self.horizons, "decays": list(self._decays)}
-        if not self.refresh_last:
-            own["refresh_last"] = False
-        if self.prompt_window is not None:
-            own["prompt_window"] = self.prompt_window
-        return own
+        return {
+            "horizons": self.horizons,
+            "decays": list(self._decays),
+            "prompt_window": self.prompt_window,
+        }
 
 
 @dataclass(slots=True)
@@ -235,6 +247,22 @@ class _SourceState:
     first_target: int
     context_SX: Floats
     """Contexts by slot of a request."""
+
+
+def share_chosen(experts_TK: Ints, logits_TE: Floats) -> Floats:
+    """Returns `[T, E]`: of a token's chosen experts top_k times their probability, 0 of the others.
+
+    The id E is no choice.
+    """
+    shares_TE = np.zeros_like(logits_TE)
+    if kernels is not None and len(experts_TK) == 1:
+        kernels.share_chosen(experts_TK[0].tolist(), logits_TE[0], shares_TE[0])
+        return shares_TE
+    chance_TE = softmax(logits_TE)
+    for experts_K, chance_E, shares_E in zip(experts_TK, chance_TE, shares_TE, strict=True):
+        chosen = [expert for expert in experts_K if expert < len(chance_E)]
+        shares_E[chosen] = len(experts_K) * chance_E[chosen]
+    return shares_TE
 
 
 def split_into_runs(slot_T: Ints, *, window: int | None = None) -> list[TokenRun]:
@@ -321,6 +349,8 @@ def check_residual_graph(
     }
     if source == FIRST_SOURCE:
         wanted |= {TOKEN: ["tokens", size], MEMORY: ["tokens", state]}
+    else:
+        wanted[CHOSEN] = ["tokens", spec.num_experts]
     fits = isinstance(state, int) and isinstance(size, int) and size > 0
     if shapes != wanted or not fits or state % num_decays:
         raise PredictorError(

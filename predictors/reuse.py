@@ -15,9 +15,13 @@ from typing import Any
 import numpy as np
 
 from predictors.base import Floats, Forecast, Forecasts, Ints, Signal, softmax
+from predictors.errors import PredictorError
 from predictors.networks import kernels
 from predictors.spec import ModelSpec
-from predictors.stored import INPUT, OUTPUT, Paths, Shapes, StoredPredictor
+from predictors.stored import INPUT, OUTPUT, Paths, StoredPredictor
+
+MEANS = "means"
+"""Name of the fading means in a graph: `hidden [T, D]` and `means [T, F E]` to `scores [T, E]`."""
 
 LONGEST_MEMORY = 64
 """Tokens at the end of a prompt that are counted one by one; earlier ones, decayed by half or more,
@@ -37,21 +41,19 @@ class ReusePredictor(StoredPredictor):
     It does not forecast the step itself: its scores are for eviction, not for prefetching.
 
     Args:
-        graphs: a whole ONNX file for each layer: `hidden [T, D + F E]`, the gate input and the
-            fading sums, to `scores [T, E]`.
-        routers_LED, biases_LE: the model's own, for the probabilities of what was not chosen.
+        graphs: a whole ONNX file for each layer: `hidden [T, D]`, the gate input, and `means
+            [T, F E]` to `scores [T, E]`.
     """
 
     kind = "reuse"
-    signals = frozenset({Signal.GATE_INPUT, Signal.ROUTED})
+    signals = frozenset({Signal.GATE_INPUT, Signal.ROUTED, Signal.LOGITS})
+    prompt_window = LONGEST_MEMORY
 
-    def __init__(
-        self, spec: ModelSpec, graphs: Mapping[int, bytes], routers_LED: Floats, biases_LE: Floats
-    ):
+    def __init__(self, spec: ModelSpec, graphs: Mapping[int, bytes]):
         super().__init__(spec)
-        width = spec.hidden_size + NUM_FADING * spec.num_experts
-        self._networks = self.open_layer_networks(graphs, width=width)
-        self._fading = FadingSums(routers_LED, biases_LE)
+        widths = {INPUT: spec.hidden_size, MEANS: NUM_FADING * spec.num_experts}
+        self._networks = self.open_layer_networks(graphs, widths)
+        self._fading = FadingSums(spec.num_layers, spec.num_experts)
         self._hidden_ND = np.zeros((0, spec.hidden_size), np.float32)
         self._rows: Ints | slice = slice(0)
         self._is_alone = True
@@ -70,30 +72,26 @@ class ReusePredictor(StoredPredictor):
         self._hidden_ND = np.ascontiguousarray(hidden_TD[self._rows], np.float32)
         return ()
 
-    def routed(self, layer: int, experts_TK: Ints, logits_TE: Floats | None) -> Forecasts:  # noqa: ARG002
+    def routed(self, layer: int, experts_TK: Ints, logits_TE: Floats | None) -> Forecasts:
         """Updates the decaying sums with the step's tokens and returns the values.
 
         With several requests, the values are means over the requests, as they share the cache.
         """
+        if logits_TE is None:
+            raise PredictorError(f"the router of layer {layer} gives no logits")
         experts_NK, hidden_ND = experts_TK[self._rows], self._hidden_ND
-        means_FE = self._fading.add(layer, experts_NK, hidden_ND, is_one_request=self._is_alone)
+        means_FE = self._fading.add(
+            layer, experts_NK, logits_TE[self._rows], is_one_request=self._is_alone
+        )
         means_NX = means_FE.reshape(1, -1)
         if self._is_alone:
             hidden_ND = hidden_ND[-1:]
         else:
             means_NX = means_NX.repeat(len(hidden_ND), axis=0)
-        (value_NE,) = self._networks[layer].run([OUTPUT], {INPUT: (hidden_ND, means_NX)})
+        (value_NE,) = self._networks[layer].run([OUTPUT], {INPUT: hidden_ND, MEANS: means_NX})
         if len(value_NE) > 1:
             value_NE = value_NE.mean(axis=0, keepdims=True)
         return [Forecast(layer, value_NE)]
-
-    def arrays(self) -> dict[str, Floats]:
-        return self._fading.tensors()
-
-    @classmethod
-    def shapes(cls, spec: ModelSpec) -> Shapes:
-        table = (spec.num_layers, spec.num_experts)
-        return {"routers": (*table, spec.hidden_size), "biases": table}
 
     @classmethod
     def graph_paths(cls, spec: ModelSpec) -> Paths:
@@ -101,49 +99,28 @@ class ReusePredictor(StoredPredictor):
 
 
 class FadingSums:
-    """For each expert, decaying counts of its uses, and sums of its routers' probabilities.
+    """For each expert, decaying counts of its uses, and sums of its routers' probabilities."""
 
-    Args:
-        routers_LED, biases_LE: the model's own, for the probabilities of what was not chosen.
-    """
-
-    def __init__(self, routers_LED: Floats, biases_LE: Floats):
-        self.routers_LED = np.ascontiguousarray(routers_LED, np.float32)
-        self.biases_LE = np.ascontiguousarray(biases_LE, np.float32)
-        num_layers, num_experts = self.biases_LE.shape
-        self._sum_LFE = np.zeros((num_layers, NUM_FADING, num_experts), np.float32)
-        self._layers = [*zip(self._sum_LFE, self.routers_LED, self.biases_LE, strict=True)]
-        """The three of each layer: a view is made once."""
+    def __init__(self, num_layers: int, num_experts: int):
+        # A view of each layer is made once.
+        self._sums_FE = [*np.zeros((num_layers, NUM_FADING, num_experts), np.float32)]
         self._means_FE = np.empty((NUM_FADING, num_experts), np.float32)
 
-    def tensors(self) -> dict[str, Floats]:
-        """Returns what an entry keeps: the routers and their biases."""
-        return {"routers": self.routers_LED, "biases": self.biases_LE}
-
     def add(
-        self, layer: int, experts_NK: Ints, hidden_ND: Floats, *, is_one_request: bool
+        self, layer: int, experts_NK: Ints, logits_NE: Floats, *, is_one_request: bool
     ) -> Floats:
         """Adds tokens of one request, or the mean of one token of each request.
 
         Returns `[F, E]`, valid until the next call: the sums as means in [0, 1], the input of
         networks. The id E is no expert.
         """
-        sum_FE, router_ED, bias_E = self._layers[layer]
+        sum_FE = self._sums_FE[layer]
         if is_one_request and kernels is not None:
             means_FE = self._means_FE
-            for experts, hidden_D in zip(experts_NK.tolist(), hidden_ND, strict=True):
-                kernels.fade_token(
-                    sum_FE,
-                    DECAYS,
-                    len(COUNT_DECAYS),
-                    experts,
-                    hidden_D,
-                    router_ED,
-                    bias_E,
-                    means_FE,
-                )
+            for experts, logits_E in zip(experts_NK.tolist(), logits_NE, strict=True):
+                kernels.fade_token(sum_FE, DECAYS, len(COUNT_DECAYS), experts, logits_E, means_FE)
             return means_FE
-        chance_NE = softmax(hidden_ND @ router_ED.T + bias_E)
+        chance_NE = softmax(logits_NE)
         if is_one_request:
             for experts_K, chance_E in zip(experts_NK, chance_NE, strict=True):
                 fade_token(sum_FE, experts_K, chance_E)

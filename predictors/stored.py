@@ -72,11 +72,15 @@ class StoredPredictor(Predictor):
         return {source: Network(graph) for source, graph in graphs.items()}
 
     def open_layer_networks(
-        self, graphs: Mapping[int, bytes], *, width: int
+        self, graphs: Mapping[int, bytes], widths: Mapping[str, int]
     ) -> "dict[int, Network]":
-        """Opens networks from `width` inputs to the experts; PredictorError for other shapes."""
+        """Opens networks from inputs of these widths to the experts.
+
+        Raises PredictorError for other shapes.
+        """
         networks = self.open_networks(graphs)
-        wanted = {INPUT: [width]}, {OUTPUT: [self.spec.num_experts]}
+        given = {name: [width] for name, width in widths.items()}
+        wanted = given, {OUTPUT: [self.spec.num_experts]}
         for layer, network in networks.items():
             inputs, outputs = (
                 {name: shape[1:] for name, shape in shapes.items()}

@@ -224,8 +224,8 @@ class HardwareConfig:
     kernel_us: float = 0.0
     """Launch overhead of one kernel."""
     predictor_us: float = 0.0
-    """Latency of one prediction of `predictor_kind` for one token; those of other kinds follow from
-    it."""
+    """Latency of one prediction of `predictor_kind` for one token, from which those of other kinds
+    follow; 0: each kind takes as long as it was measured for a model of this shape."""
     predictor_kind: str = "mlp"
     """Kind of predictor that `predictor_us` is of."""
 

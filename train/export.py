@@ -20,7 +20,8 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from predictors.base import Predictor
 from predictors.learned import INPUT, OUTPUT
-from predictors.residual import HIDDEN, MEMORY, SCORES, STATE, TOKEN
+from predictors.residual import CHOSEN, HIDDEN, MEMORY, SCORES, STATE, TOKEN
+from predictors.reuse import MEANS
 
 OPSET, IR_VERSION = 17, 9
 """Old enough for every onnxruntime since 1.16; the operators have not changed since."""
@@ -103,34 +104,36 @@ def network_graph(
     )
 
 
-def skipping_graph(
-    weight_XF: NDArray,
-    bias_F: NDArray,
-    weight_FE: NDArray,
-    straight_XE: NDArray,
-    bias_E: NDArray,
-    *,
-    name: str,
-    normaliser: Normaliser | None = None,
-) -> bytes:
-    """Build `network_graph` with a parallel linear path; one product reads both."""
-    width, num_experts = weight_FE.shape
+def reuse_graph(weights: Mapping[str, NDArray], *, name: str, normaliser: Normaliser) -> bytes:
+    """`predictors.reuse`'s graph: a hidden layer and a linear path, both on the same numbers.
+
+    `weights`: `pool [D, R]`, its normalisation folded in, and its bias; of the R numbers of the
+    hidden state and the normalised fading means `from_pool [R, F + E]`, `from_means [X, F + E]` and
+    `bias`, the hidden layer's columns first; `means_centre` and `means_factor` `[X]`; `out [F, E]`.
+    """
+    width, num_experts = weights["out"].shape
+    constants = ("pool", "pool_bias", "from_pool", "from_means", "bias", "out")
     return graph_bytes(
         name,
         [
-            helper.make_node("Gemm", [INPUT, "first", "first_bias"], ["summed"]),
+            helper.make_node("Gemm", [INPUT, "pool", "pool_bias"], ["pooled"]),
+            helper.make_node("Sub", [MEANS, "means_centre"], ["centred_means"]),
+            helper.make_node("Mul", ["centred_means", "means_factor"], ["normal_means"]),
+            helper.make_node("Gemm", ["normal_means", "from_means", "bias"], ["past"]),
+            helper.make_node("Gemm", ["pooled", "from_pool", "past"], ["summed"]),
             helper.make_node("Split", ["summed", "parts"], ["inward", "straight"], axis=1),
             helper.make_node("Relu", ["inward"], ["middle"]),
-            helper.make_node("Gemm", ["middle", "weight_out", "straight"], ["logits"]),
+            helper.make_node("Gemm", ["middle", "out", "straight"], ["logits"]),
             helper.make_node("Sigmoid", ["logits"], [OUTPUT]),
         ],
-        inputs={INPUT: ["batch", weight_XF.shape[0]]},
+        inputs={
+            INPUT: ["batch", len(weights["pool"])],
+            MEANS: ["batch", len(weights["from_means"])],
+        },
         outputs={OUTPUT: ["batch", num_experts]},
         tensors={
-            "first": np.concatenate([weight_XF, straight_XE], axis=1),
-            "first_bias": np.concatenate([bias_F, bias_E]),
+            **{key: weights[key] for key in (*constants, "means_centre", "means_factor")},
             "parts": np.array([width, num_experts], np.int64),
-            "weight_out": weight_FE,
         },
         normaliser=normaliser,
     )
@@ -147,24 +150,26 @@ def residual_graph(
 
     `weights`, normalisation folded in: `state [D, X]`, `in [D, F]`, `router [D, H E]`, their
     biases `state_bias`, `in_bias`, `out_bias`; `memory [X + Q, F]`, `out [F, H E]`; `scale`,
-    `shift` `[H, 1]`; for the first source `token_out [D, Q]`, `token_out_bias`, and no Q in
-    `memory`.
+    `shift` `[H, 1]`; for the first source `token [D, Q]`, `token_bias`, and no Q in `memory`; for
+    the others `low [D, S]`, `low_bias` and `by_expert [E, S, H E]`.
     """
     outputs = weights["out"].shape[1]
-    first = [weights["state"], weights["in"], weights["router"]]
-    biases = [weights["state_bias"], weights["in_bias"], weights["out_bias"]]
-    parts = [STATE, "inward", "routed"]
-    if "token_out" in weights:
-        first.append(weights["token_out"])
-        biases.append(weights["token_out_bias"])
-        parts.append(TOKEN)
-    sizes = dict(zip(parts, map(len, biases), strict=True))
+    is_first = "token" in weights
+    made = {"state": STATE, "in": "inward", "router": "routed"}
+    made |= {"token": TOKEN} if is_first else {"low": "low"}
+    biases = [weights["out_bias" if key == "router" else f"{key}_bias"] for key in made]
+    sizes = dict(zip(made.values(), map(len, biases), strict=True))
+    chosen = [
+        helper.make_node("Einsum", [CHOSEN, "low", BY_EXPERT], ["seen"], equation="te,tk,ekn->tn"),
+        helper.make_node("Add", ["routed", "seen"], ["straight"]),
+    ]
     nodes = [
         helper.make_node("Gemm", [HIDDEN, "first", "first_bias"], ["summed"]),
-        helper.make_node("Split", ["summed", "parts"], parts, axis=1),
+        helper.make_node("Split", ["summed", "parts"], [*sizes], axis=1),
         helper.make_node("Gemm", [MEMORY, "memory_in", "inward"], ["whole"]),
         helper.make_node("Relu", ["whole"], ["middle"]),
-        helper.make_node("Gemm", ["middle", "out", "routed"], ["flat"]),
+        *([] if is_first else chosen),
+        helper.make_node("Gemm", ["middle", "out", "routed" if is_first else "straight"], ["flat"]),
         helper.make_node("Reshape", ["flat", "by_target"], ["logits"]),
         helper.make_node("LogSoftmax", ["logits"], ["shares"], axis=-1),
         helper.make_node("Mul", ["shares", "scale"], ["scaled"]),
@@ -178,11 +183,16 @@ def residual_graph(
     return graph_bytes(
         name,
         nodes,
-        inputs={HIDDEN: ["tokens", first[0].shape[0]], MEMORY: ["tokens", len(weights["memory"])]},
+        inputs={
+            HIDDEN: ["tokens", len(weights["in"])],
+            MEMORY: ["tokens", len(weights["memory"])],
+            **({} if is_first else {CHOSEN: ["tokens", num_experts]}),
+        },
         outputs={SCORES: ["tokens", num_targets, num_experts], **answers},
         tensors={
-            "first": np.concatenate(first, axis=1),
+            "first": np.concatenate([weights[key] for key in made], axis=1),
             "first_bias": np.concatenate(biases),
+            **({} if is_first else {BY_EXPERT: weights["by_expert"]}),
             "parts": np.array(list(sizes.values()), np.int64),
             "memory_in": weights["memory"],
             "out": weights["out"],
@@ -195,6 +205,8 @@ def residual_graph(
 
 
 SUFFIX = ".onnx"
+BY_EXPERT = "by_expert"
+"""Weights `[E, S, N]` of an Einsum: a matrix for each expert."""
 
 
 def quantise_graph(data: bytes) -> bytes:
@@ -203,6 +215,7 @@ def quantise_graph(data: bytes) -> bytes:
     # Shapes of inner values, which the rewriting would contradict.
     del model.graph.value_info[:]
     normalise_first(model.graph)
+    round_by_expert(model.graph)
     # There is nothing to fold or fuse beforehand, and nothing to warn of.
     helper.set_model_props(model, {"onnx.quant.pre_process": "onnxruntime.quant"})
     with tempfile.TemporaryDirectory() as folder:
@@ -235,6 +248,29 @@ def normalise_first(graph: onnx.GraphProto) -> None:
     first.input[0] = "normal"
     graph.node.insert(0, helper.make_node("Mul", ["centred", DEVIATION], ["normal"]))
     graph.node.insert(0, helper.make_node("Sub", [entering, MEAN], ["centred"]))
+
+
+def round_by_expert(graph: onnx.GraphProto) -> None:
+    """Rounds an Einsum's weights to eight bits, with a scale per output that follows it.
+
+    onnxruntime's quantisation knows products of two factors only.
+    """
+    for place, node in enumerate(graph.node):
+        if node.op_type != "Einsum":
+            continue
+        (held,) = (tensor for tensor in graph.initializer if tensor.name == node.input[2])
+        weight_ESN = numpy_helper.to_array(held)
+        scale_N = np.maximum(np.abs(weight_ESN).max(axis=(0, 1)) / 127, np.float32(1e-12))
+        rounded = np.rint(weight_ESN / scale_N).astype(np.int8)
+        held.CopyFrom(numpy_helper.from_array(rounded, held.name))
+        graph.initializer.append(numpy_helper.from_array(scale_N, f"{held.name}_scale"))
+        seen, whole = node.output[0], f"{node.output[0]}_whole"
+        node.input[2], node.output[0] = f"{held.name}_float", whole
+        cast = helper.make_node("Cast", [held.name], [f"{held.name}_float"], to=TensorProto.FLOAT)
+        scaled = helper.make_node("Mul", [whole, f"{held.name}_scale"], [seen])
+        graph.node.insert(place + 1, scaled)
+        graph.node.insert(place, cast)
+        return
 
 
 def quantise(predictor: Predictor) -> Predictor:

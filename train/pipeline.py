@@ -105,7 +105,12 @@ def answer_event(predictor: Predictor, answer: ReferenceScores, batch: Batch) ->
     hidden = batch.states[TraceSignal(str(answer.signal))][answer.source].cpu().numpy()
     if answer.signal is Signal.LAYER_INPUT:
         return predictor.layer_input(answer.source, hidden)
-    return predictor.gate_input(answer.source, hidden)
+    forecasts = predictor.gate_input(answer.source, hidden)
+    if Signal.LOGITS not in predictor.signals:
+        return forecasts
+    return predictor.routed(
+        answer.source, batch.chosen_LBK[answer.source].cpu().numpy(), answer.logits_BE
+    )
 
 
 def make_stacks(
@@ -126,13 +131,7 @@ def make_stacks(
         stacks.append(PlainStack(spec, networks, width=settings.width, loss=settings.loss))
     if "residual" in kinds:
         stacks.append(
-            ResidualStack(
-                spec,
-                routers.matrices_LED,
-                routers.biases_LE,
-                horizons=HORIZONS,
-                width=settings.width,
-            )
+            ResidualStack(spec, routers.matrices_LED, routers.biases_LE, horizons=HORIZONS)
         )
     for signal in {signal_name for family in stacks for signal_name in family.needs.signals}:
         if signal not in trace.signals:

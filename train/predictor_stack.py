@@ -27,6 +27,8 @@ class ReferenceScores(NamedTuple):
     """The layer of that event."""
     target: int
     scores_BE: Floats
+    logits_BE: Floats | None = None
+    """Of the layer's router, for a predictor that answers when it has chosen."""
 
 
 class PredictorStack(nn.Module):

@@ -64,8 +64,6 @@ def read_stretch(
     rows_N: NDArray[np.int64],
     first: int,
     last: int,
-    routers_LED: Floats,
-    biases_LE: Floats,
 ) -> ReuseBatch:
     """Rows `first..last` of `rows_N`, one request after another as a server without rest runs them.
 
@@ -80,11 +78,9 @@ def read_stretch(
     inside = slice(first - start, last - start)
     chosen_LNK = read(TraceSignal.EXPERTS, rows_N[start : last + AHEAD]).astype(np.int64)
     used_NLE = np.stack([mark_used(own_NK, spec.num_experts) for own_NK in chosen_LNK], axis=1)
-    gate_LND = read(TraceSignal.GATE_INPUT, rows_N[start:last]).astype(np.float32)
-    chance_NLE = np.stack(
-        [softmax(gate_LND[layer] @ routers_LED[layer].T + biases_LE[layer]) for layer in layers],
-        axis=1,
-    )
+    gate_LND = read(TraceSignal.GATE_INPUT, rows_N[first:last]).astype(np.float32)
+    logits_LNE = read(TraceSignal.GATE_LOGITS, rows_N[start:last]).astype(np.float32)
+    chance_NLE = softmax(logits_LNE).swapaxes(0, 1)
     state_LFE = np.zeros((spec.num_layers, NUM_FADING, spec.num_experts), np.float32)
     fading_BLFE = np.empty((last - first, *state_LFE.shape), np.float16)
     for place in range(last - start):
@@ -93,7 +89,7 @@ def read_stretch(
             fading_BLFE[place - inside.start] = normalize_sums(state_LFE)
     value_BLE = future(used_NLE[inside.start :], GAMMA)[: last - first]
     return ReuseBatch.of(
-        torch.from_numpy(gate_LND[:, inside]),
+        torch.from_numpy(gate_LND),
         torch.from_numpy(chosen_LNK[:, inside]),
         torch.from_numpy(fading_BLFE.reshape(*fading_BLFE.shape[:2], -1).swapaxes(0, 1)),
         torch.from_numpy(value_BLE.swapaxes(0, 1)),

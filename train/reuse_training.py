@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.pytorch import seed_everything
 from lightning.pytorch.loggers import Logger
@@ -35,18 +34,16 @@ from train.replay import describe_machines
 from train.report.serving import draw_reuse_figure
 from train.reuse import KIND, WIDTH, ReuseStack
 from train.reuse_data import ReuseBatches, read_stretch
-from train.routers import RouterWeights
 from train.tracking.run import GROUP, TrackedRun, resolved_settings
 from zoo.entry import write_entry
 from zoo.manifest import name_entry
 
-SIGNALS = (TraceSignal.GATE_INPUT, TraceSignal.EXPERTS)
+SIGNALS = (TraceSignal.GATE_INPUT, TraceSignal.GATE_LOGITS, TraceSignal.EXPERTS)
 
 
 def train_and_publish(
     config: TrainConfig,
     trace: Trace,
-    routers: RouterWeights,
     hardware: Hardware,
     tracked: TrackedRun,
 ) -> dict[str, Any]:
@@ -57,7 +54,7 @@ def train_and_publish(
     """
     assert config.run_dir is not None
     sys.stderr.write(f"training {KIND} on {len(trace.rows('train')):,} tokens\n")
-    predictor, fitted = fit_reuse(config, trace, routers, loggers=tracked.loggers(KIND))
+    predictor, fitted = fit_reuse(config, trace, loggers=tracked.loggers(KIND))
     sys.stderr.write("replaying held-out requests under every eviction policy\n")
     tables = compare_policies(trace, [predictor], hardware, num_tokens=config.replay_tokens)
     folder, held_out = config.run_dir / "entries" / KIND, decode_figures(tables, KIND)
@@ -100,7 +97,7 @@ def reuse_settings(config: TrainConfig) -> FitSettings:
 
 
 def fit_reuse(
-    config: TrainConfig, trace: Trace, routers: RouterWeights, *, loggers: Sequence[Logger]
+    config: TrainConfig, trace: Trace, *, loggers: Sequence[Logger]
 ) -> tuple[Predictor, Fitted]:
     """Train on the training requests, one after another as a server runs them.
 
@@ -109,13 +106,10 @@ def fit_reuse(
     """
     assert config.run_dir is not None
     require_requests(trace)
-    matrices_LED, biases_LE = routers.matrices_LED, routers.biases_LE
-    if biases_LE is None:
-        biases_LE = np.zeros(matrices_LED.shape[:2], np.float32)
     seed_everything(config.seed, verbose=False)
-    stack = ReuseStack(trace.spec, matrices_LED, biases_LE)
+    stack = ReuseStack(trace.spec)
     require_training_space(config.run_dir, [stack])
-    read = partial(read_stretch, trace, routers_LED=matrices_LED, biases_LE=biases_LE)
+    read = partial(read_stretch, trace)
     fitted = fit(
         trace,
         [stack],
@@ -140,10 +134,9 @@ def train_reuse(config: TrainConfig) -> dict[str, Any]:
     if (finished := read_finished(config, trace)) is not None:
         return finished
     (hardware,) = describe_machines([config.hardware], config.shape, config.model)
-    routers = RouterWeights(config.model, trace.spec)
     with TrackedRun(config) as tracked:
         tracked.start(resolved_settings(config, trace, [hardware]), trace)
-        trained = train_and_publish(config, trace, routers, hardware, tracked)
+        trained = train_and_publish(config, trace, hardware, tracked)
     return {
         "model": trace.spec.as_dict(),
         "trace": {"digest": trace.digest, "tokens": trace.num_tokens},

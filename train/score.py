@@ -130,7 +130,7 @@ def score_forecasts(
     """Return the figures of the card, by its names, and verdicts on the accuracies that it has."""
     predictor = load_predictor(config.name, spec=trace.spec)
     by_request = RequestAccuracy(len(trace.request_table), num_layers=trace.spec.num_layers)
-    layers = score_layers(predictor.renewed(), trace, split, by_request=by_request)
+    layers = score_layers(predictor.for_all_tokens(), trace, split, by_request=by_request)
     table = accuracy_table(layers)
     fetched = measure_fetching(
         first_tokens(trace.steps(split), config.replay_tokens),

@@ -65,7 +65,7 @@ def score_predictor(predictor: Predictor, context: EvalContext) -> dict[str, Any
     Each part begins with an untouched copy: what the predictor learns while it serves one part does
     not help it in the next.
     """
-    table = accuracy_table(score_layers(predictor.renewed(), context.trace))
+    table = accuracy_table(score_layers(predictor.for_all_tokens(), context.trace))
     table["worst_layer_accuracy"] = worst_layer(table["accuracy"])
     machines = {
         machine.name: replay_context(predictor.renewed(), context, machine)
@@ -91,7 +91,7 @@ def score_predictor(predictor: Predictor, context: EvalContext) -> dict[str, Any
 
 def score_horizons(predictor: Predictor, context: EvalContext) -> dict[str, Any]:
     """Return accuracy and, on the first machine, FetchRate of each horizon by itself."""
-    scores = measure_horizons(predictor.renewed(), context.trace)
+    scores = measure_horizons(predictor.for_all_tokens(), context.trace)
     recorded = record_forecasts(predictor.renewed(), context.steps())
     for name, row in scores.items():
         if name != ENTRY:
@@ -121,7 +121,7 @@ def score_shifted(predictor: Predictor, shifted: Trace) -> dict[str, Any]:
 
     A predictor that learns while it serves learns from them.
     """
-    table = accuracy_table(score_layers(predictor.renewed(), shifted, None))
+    table = accuracy_table(score_layers(predictor.for_all_tokens(), shifted, None))
     return {
         "accuracy": table["accuracy"],
         "mean_accuracy": table["mean_accuracy"],

@@ -98,12 +98,11 @@ def write_predictors(model: ModelConfig, folder: Path, *, seed: int) -> None:
     torch.manual_seed(seed)
     spec = build_skeleton(Path(model.id), dtype=DTYPE).spec(Path(model.id), model)
     routers, width = RouterWeights(model, spec), PredictorConfig().width
-    biases_LE = torch.zeros(spec.num_layers, spec.num_experts).numpy()
     # One after another: those of the largest model take a gigabyte each.
     for make in (
         lambda: PlainStack(spec, network_specs(spec, ["stride"]), width=width, loss="bce"),
-        lambda: ResidualStack(spec, routers.matrices_LED, None, horizons=HORIZONS, width=width),
-        lambda: ReuseStack(spec, routers.matrices_LED, biases_LE),
+        lambda: ResidualStack(spec, routers.matrices_LED, None, horizons=HORIZONS),
+        lambda: ReuseStack(spec),
     ):
         for predictor in map(quantise, make().export(spec).values()):
             name = name_entry(NAME, predictor.kind)

@@ -249,7 +249,7 @@ static void find_range(const float *from, Py_ssize_t width, float *least, float 
 
 /* ---- programs */
 
-enum { ADD_VECTOR, MULTIPLY_VECTOR, ADD, RELU, LOG_SOFTMAX, SIGMOID, PRODUCT, NUM_CODES };
+enum { ADD_VECTOR, MULTIPLY_VECTOR, ADD, RELU, LOG_SOFTMAX, SIGMOID, PRODUCT, CHOSEN, NUM_CODES };
 
 typedef struct {
     int parent; /* the buffer of which this one is some columns; -1: none */
@@ -261,10 +261,12 @@ typedef struct {
 typedef struct {
     int code;
     int to, from;
-    int added;        /* ADD, PRODUCT: a buffer that is added; -1: none */
-    Py_ssize_t group; /* LOG_SOFTMAX: numbers that belong together */
+    int added;        /* ADD, PRODUCT: a buffer that is added; CHOSEN: shares [E]; -1: none */
+    Py_ssize_t group; /* LOG_SOFTMAX: numbers that belong together; CHOSEN: bytes of a number */
     float *vector;    /* [width]; PRODUCT: added to each row; NULL: nothing */
     Product product;
+    void *choices;    /* CHOSEN: [E, K, N] float32 numbers, or int8 ones */
+    int is_int8;      /* its numbers */
 } Operation;
 
 typedef struct {
@@ -339,6 +341,35 @@ static void multiply(const Product *product, const Operation *operation, const f
     }
 }
 
+MULTIVERSIONED
+static void add_scaled_floats(float *to, const float *from, float factor, Py_ssize_t width) {
+    for (Py_ssize_t i = 0; i < width; i++) to[i] += factor * from[i];
+}
+
+MULTIVERSIONED
+static void add_scaled_integers(float *to, const int8_t *from, float factor, Py_ssize_t width) {
+    for (Py_ssize_t i = 0; i < width; i++) to[i] += factor * (float)from[i];
+}
+
+/* sum over e and k of shares[e] from[k] choices[e, k, n]. Of the experts' matrices only those with a
+ * share are read, a token's few. */
+static void add_chosen(const Operation *operation, float *to, const float *from,
+                       Py_ssize_t num_inputs, const float *shares, Py_ssize_t num_experts,
+                       Py_ssize_t width) {
+    memset(to, 0, (size_t)width * sizeof(float));
+    for (Py_ssize_t e = 0; e < num_experts; e++) {
+        if (shares[e] == 0.0f) continue;
+        for (Py_ssize_t k = 0; k < num_inputs; k++) {
+            float factor = shares[e] * from[k];
+            Py_ssize_t first = (e * num_inputs + k) * width;
+            if (operation->is_int8)
+                add_scaled_integers(to, (int8_t *)operation->choices + first, factor, width);
+            else
+                add_scaled_floats(to, (float *)operation->choices + first, factor, width);
+        }
+    }
+}
+
 static void run_operations(const Program *program, float *scratch, uint8_t *bytes,
                            Py_ssize_t rows) {
     for (int o = 0; o < program->num_operations; o++) {
@@ -364,6 +395,10 @@ static void run_operations(const Program *program, float *scratch, uint8_t *byte
                 case ADD: add_vector(to, from, added + t * added_stride, width); break;
                 case RELU: rectify(to, from, width); break;
                 case SIGMOID: squash(to, from, width); break;
+                case CHOSEN:
+                    add_chosen(operation, to, from, from_buffer->width, added + t * added_stride,
+                               program->buffers[operation->added].width, width);
+                    break;
                 default:
                     for (Py_ssize_t first = 0; first < width; first += operation->group)
                         log_softmax(to + first, from + first, operation->group);
@@ -489,11 +524,13 @@ static int read_operation(Program *program, Operation *operation, PyObject *tupl
         operation->group = values[4];
         const Buffer *to = &program->buffers[operation->to];
         const Buffer *from = &program->buffers[operation->from];
-        is_valid = to->parent < 0 && (operation->code == PRODUCT || to->width == from->width);
+        int is_product = operation->code == PRODUCT || operation->code == CHOSEN;
+        is_valid = to->parent < 0 && (is_product || to->width == from->width);
         if (operation->code == LOG_SOFTMAX)
             is_valid = is_valid && operation->group > 0 && to->width % operation->group == 0;
-        if (operation->code == ADD) is_valid = is_valid && operation->added >= 0;
-        if (operation->added >= 0)
+        if (operation->code == ADD || operation->code == CHOSEN)
+            is_valid = is_valid && operation->added >= 0;
+        if (operation->added >= 0 && operation->code != CHOSEN)
             is_valid = is_valid && program->buffers[operation->added].width == to->width;
     }
     PyObject *vector = PyTuple_GetItem(tuple, 5);
@@ -505,6 +542,14 @@ static int read_operation(Program *program, Operation *operation, PyObject *tupl
     Py_ssize_t width = program->buffers[operation->to].width;
     if (vector != Py_None && !(operation->vector = copy_array(vector, width, "f")))
         return -1;
+    if (operation->code == CHOSEN) {
+        PyObject *array = PyTuple_GetItem(tuple, 6);
+        Py_ssize_t size = program->buffers[operation->added].width *
+                          program->buffers[operation->from].width * width;
+        operation->is_int8 = operation->group == 1;
+        operation->choices = copy_array(array, size, operation->is_int8 ? "b" : "f");
+        return operation->choices ? 0 : -1;
+    }
     if (operation->code != PRODUCT) return 0;
     operation->product.inputs = program->buffers[operation->from].width;
     operation->product.outputs = width;
@@ -535,6 +580,7 @@ static void Program_dealloc(PyObject *object) {
     for (int o = 0; program->operations && o < program->num_operations; o++) {
         Operation *operation = &program->operations[o];
         free(operation->vector);
+        free(operation->choices);
         free(operation->product.weights);
         free(operation->product.integers);
         free(operation->product.scales);
@@ -667,7 +713,7 @@ static PyObject *Program_run(PyObject *self, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
-/* ---- fading sums of `predictors.reuse` */
+/* ---- chosen experts, and their fading sums, of one token */
 
 typedef struct {
     Py_buffer views[7];
@@ -688,68 +734,91 @@ static void fade_row(float *sums, float decay, const float *added, Py_ssize_t wi
     for (Py_ssize_t i = 0; i < width; i++) sums[i] = sums[i] * decay + (added ? added[i] : 0.0f);
 }
 
-/* fade_token(fading_FE, decays_F, num_counts, used, hidden_D, router_ED, bias_E, means_FE)
+/* A router's probabilities of one token; NULL with an exception. */
+static float *chances_of(const float *logits_E, Py_ssize_t num_experts) {
+    float *chance_E = allocate(num_experts * (Py_ssize_t)sizeof(float));
+    if (!chance_E) return NULL;
+    exponentials(chance_E, logits_E, largest(logits_E, num_experts), num_experts);
+    float sum = total(chance_E, num_experts);
+    for (Py_ssize_t e = 0; e < num_experts; e++) chance_E[e] /= sum;
+    return chance_E;
+}
+
+/* The expert at a place of a sequence of chosen ones; -1: no choice, a repeated one, or an
+ * exception. */
+static Py_ssize_t read_choice(PyObject *used, Py_ssize_t place, Py_ssize_t num_experts) {
+    long chosen = -1;
+    for (Py_ssize_t u = place; u >= 0; u--) {
+        PyObject *item = PySequence_GetItem(used, u);
+        long e = item ? PyLong_AsLong(item) : -1;
+        Py_XDECREF(item);
+        if (PyErr_Occurred() || (u < place && e == chosen)) return -1;
+        if (u == place) chosen = e;
+    }
+    return chosen >= 0 && chosen < num_experts ? chosen : -1;
+}
+
+/* fade_token(fading_FE, decays_F, num_counts, used, logits_E, means_FE)
  *
  * Adds a token to a layer's fading sums: the first `num_counts` rows count the experts `used`, the
  * others add the router's probabilities. Writes the sums as means in [0, 1] to `means_FE`. */
 static PyObject *fade_token(PyObject *module, PyObject *arguments) {
-    PyObject *fading, *decays, *used, *hidden, *router, *bias, *means;
+    PyObject *fading, *decays, *used, *logits, *means;
     Py_ssize_t num_counts;
     (void)module;
-    if (!PyArg_ParseTuple(arguments, "OOnOOOOO:fade_token", &fading, &decays, &num_counts, &used,
-                          &hidden, &router, &bias, &means))
+    if (!PyArg_ParseTuple(arguments, "OOnOOO:fade_token", &fading, &decays, &num_counts, &used,
+                          &logits, &means))
         return NULL;
-    Py_ssize_t num_rows = PyObject_Length(decays), num_experts = PyObject_Length(bias),
-               hidden_size = PyObject_Length(hidden), num_used = PyObject_Length(used);
-    if (num_rows < 0 || num_experts < 0 || hidden_size < 0 || num_used < 0) return NULL;
+    Py_ssize_t num_rows = PyObject_Length(decays), num_experts = PyObject_Length(logits),
+               num_used = PyObject_Length(used);
+    if (num_rows < 0 || num_experts < 0 || num_used < 0) return NULL;
     Views views = {.count = 0};
     PyObject *result = NULL;
     float *chance_E = NULL;
     float *sums_FE = open_floats(&views, fading, num_rows * num_experts, 1);
     float *decay_F = sums_FE ? open_floats(&views, decays, num_rows, 0) : NULL;
-    float *hidden_D = decay_F ? open_floats(&views, hidden, hidden_size, 0) : NULL;
-    float *router_ED = hidden_D ? open_floats(&views, router, num_experts * hidden_size, 0) : NULL;
-    float *bias_E = router_ED ? open_floats(&views, bias, num_experts, 0) : NULL;
-    float *means_FE = bias_E ? open_floats(&views, means, num_rows * num_experts, 1) : NULL;
-    if (!means_FE || !(chance_E = allocate(num_experts * (Py_ssize_t)sizeof(float)))) goto done;
-    for (Py_ssize_t e = 0; e < num_experts; e += OUTPUTS_AT_ONCE) {
-        Py_ssize_t left = num_experts - e;
-        float sums[OUTPUTS_AT_ONCE];
-        if (left >= OUTPUTS_AT_ONCE) {
-            dot_four_floats(chance_E + e, hidden_D, router_ED + e * hidden_size, hidden_size,
-                            hidden_size);
-            continue;
-        }
-        for (Py_ssize_t i = 0; i < left; i++) { /* fewer than four: the same one four times */
-            dot_four_floats(sums, hidden_D, router_ED + (e + i) * hidden_size, 0, hidden_size);
-            chance_E[e + i] = sums[0];
-        }
-    }
-    for (Py_ssize_t e = 0; e < num_experts; e++) chance_E[e] += bias_E[e];
-    exponentials(chance_E, chance_E, largest(chance_E, num_experts), num_experts);
-    float sum = total(chance_E, num_experts);
-    for (Py_ssize_t e = 0; e < num_experts; e++) chance_E[e] /= sum;
+    float *logits_E = decay_F ? open_floats(&views, logits, num_experts, 0) : NULL;
+    float *means_FE = logits_E ? open_floats(&views, means, num_rows * num_experts, 1) : NULL;
+    if (!means_FE || !(chance_E = chances_of(logits_E, num_experts))) goto done;
     for (Py_ssize_t f = 0; f < num_rows; f++)
         fade_row(sums_FE + f * num_experts, decay_F[f], f < num_counts ? NULL : chance_E,
                  num_experts);
     for (Py_ssize_t u = 0; u < num_used; u++) {
-        PyObject *item = PySequence_GetItem(used, u);
-        long e = item ? PyLong_AsLong(item) : -1;
-        Py_XDECREF(item);
+        Py_ssize_t e = read_choice(used, u, num_experts);
         if (PyErr_Occurred()) goto done;
-        if (e < 0 || e >= num_experts) continue; /* no choice */
-        int is_repeated = 0;
-        for (Py_ssize_t earlier = 0; earlier < u && !is_repeated; earlier++) {
-            item = PySequence_GetItem(used, earlier);
-            is_repeated = item && PyLong_AsLong(item) == e;
-            Py_XDECREF(item);
-        }
-        for (Py_ssize_t f = 0; f < num_counts && !is_repeated; f++)
+        for (Py_ssize_t f = 0; f < num_counts && e >= 0; f++)
             sums_FE[f * num_experts + e] += 1.0f;
     }
     for (Py_ssize_t f = 0; f < num_rows; f++)
         for (Py_ssize_t e = 0; e < num_experts; e++)
             means_FE[f * num_experts + e] = sums_FE[f * num_experts + e] * (1.0f - decay_F[f]);
+    result = Py_None;
+    Py_INCREF(result);
+done:
+    free(chance_E);
+    while (views.count) PyBuffer_Release(&views.views[--views.count]);
+    return result;
+}
+
+/* share_chosen(used, logits_E, shares_E): of the experts `used`, their number times the router's
+ * probabilities; 0 for the others. */
+static PyObject *share_chosen(PyObject *module, PyObject *arguments) {
+    PyObject *used, *logits, *shares, *result = NULL;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "OOO:share_chosen", &used, &logits, &shares)) return NULL;
+    Py_ssize_t num_used = PyObject_Length(used), num_experts = PyObject_Length(logits);
+    if (num_used < 0 || num_experts < 0) return NULL;
+    Views views = {.count = 0};
+    float *chance_E = NULL;
+    float *logits_E = open_floats(&views, logits, num_experts, 0);
+    float *shares_E = logits_E ? open_floats(&views, shares, num_experts, 1) : NULL;
+    if (!shares_E || !(chance_E = chances_of(logits_E, num_experts))) goto done;
+    memset(shares_E, 0, (size_t)num_experts * sizeof(float));
+    for (Py_ssize_t u = 0; u < num_used; u++) {
+        Py_ssize_t e = read_choice(used, u, num_experts);
+        if (PyErr_Occurred()) goto done;
+        if (e >= 0) shares_E[e] = (float)num_used * chance_E[e];
+    }
     result = Py_None;
     Py_INCREF(result);
 done:
@@ -927,7 +996,8 @@ static PyType_Spec program_spec = {"predictors.networks.kernels.Program", sizeof
 
 static PyMethodDef functions[] = {
     {"fade_token", fade_token, METH_VARARGS,
-     "fade_token(fading_FE, decays_F, num_counts, used, hidden_D, router_ED, bias_E, means_FE)"},
+     "fade_token(fading_FE, decays_F, num_counts, used, logits_E, means_FE)"},
+    {"share_chosen", share_chosen, METH_VARARGS, "share_chosen(used, logits_E, shares_E)"},
     {"rank", rank, METH_VARARGS, "rank(scores_HE, top_k, probability_HE)"},
     {"are_finite", are_finite, METH_O, "are_finite(array)"},
     {"decay", decay, METH_VARARGS, "decay(sums, decays, added)"},

@@ -37,15 +37,19 @@ def fade_token(
     decays_F: Floats,
     num_counts: int,
     used: Sequence[int],
-    hidden_D: Floats,
-    router_ED: Floats,
-    bias_E: Floats,
+    logits_E: Floats,
     means_FE: Floats,
 ) -> None:
     """Adds a token to a layer's sums, in place, and writes them as means (`predictors.fading`).
 
-    The first `num_counts` rows count the experts `used`, the others add the probabilities that the
-    router gives to `hidden_D`. Ids beyond the experts are no choice.
+    The first `num_counts` rows count the experts `used`, the others add the probabilities of the
+    router's logits. Ids beyond the experts are no choice.
+    """
+
+def share_chosen(used: Sequence[int], logits_E: Floats, shares_E: Floats) -> None:
+    """Fills a token's shares: of the experts `used`, their number times their probabilities.
+
+    The others have none. Ids beyond the experts are no choice.
     """
 
 def rank(

@@ -6,7 +6,8 @@ computed while a graph is read. Bytes are measured before anything is parsed.
 
 A value of the graph is a buffer of `[T, width]` float32 numbers, some columns of one, or nothing
 yet: the five operators of a quantised product (DynamicQuantizeLinear, MatMulInteger, Cast, Mul,
-Mul) and what is added to it become one operation.
+Mul) and what is added to it become one operation. So does an Einsum over experts, of which only the
+chosen ones' matrices are read.
 
 Shape suffixes: T rows (tokens), K inputs of a product, N outputs of a product.
 """
@@ -67,6 +68,7 @@ class Code(IntEnum):
     LOG_SOFTMAX = 4
     SIGMOID = 5
     PRODUCT = 6
+    CHOSEN = 7
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,15 @@ class QuantisedValue:
         return self.source.shape
 
 
-Value = BufferValue | ProductValue | QuantisedValue
+@dataclass(frozen=True, eq=False)
+class ConvertedValue:
+    """A constant of int8 numbers, converted to float32 ones."""
+
+    array: NDArray
+    shape: tuple[int, ...] = ()
+
+
+Value = BufferValue | ProductValue | QuantisedValue | ConvertedValue
 
 
 @dataclass
@@ -229,9 +239,7 @@ class _Translator:
             return value
         if not is_whole(value):
             raise GraphError("integers that are no whole quantised product")
-        self._weight_bytes += value.weight_KN.nbytes
-        if self._weight_bytes > MAX_WEIGHT_BYTES:
-            raise GraphError(f"products of {self._weight_bytes:,} bytes, over {MAX_WEIGHT_BYTES:,}")
+        self._count_weights(value.weight_KN)
         return self._apply(
             Code.PRODUCT,
             value.source,
@@ -241,6 +249,11 @@ class _Translator:
             weight_NK=value.weight_KN.T,
             scale_N=value.scale_N,
         )
+
+    def _count_weights(self, weights: NDArray) -> None:
+        self._weight_bytes += weights.nbytes
+        if self._weight_bytes > MAX_WEIGHT_BYTES:
+            raise GraphError(f"products of {self._weight_bytes:,} bytes, over {MAX_WEIGHT_BYTES:,}")
 
     def _apply(
         self,
@@ -308,10 +321,36 @@ class _Translator:
         return ProductValue(value.source, weight_KN, is_integer=True)
 
     def _cast(self, source: str, *, to: int) -> Value:
+        if to == FLOAT and source in self._constants:
+            return ConvertedValue(self._constant(source, np.int8))
         value = self._find(source)
         if to != FLOAT or not isinstance(value, ProductValue) or not value.is_integer:
             raise GraphError("Cast of other values")
         return replace(value, is_integer=False)
+
+    def _einsum(self, shares: str, source: str, weights: str, *, equation: bytes) -> Value:
+        """Returns the sum of the chosen experts' products, each times its expert's share."""
+        given, value = self._buffer(shares), self._buffer(source)
+        converted = self._values.get(weights)
+        if isinstance(converted, ConvertedValue):
+            weight_EKN = converted.array
+        else:
+            weight_EKN = self._constant(weights)
+        is_fitting = weight_EKN.ndim == 3 and weight_EKN.shape[:2] == given.shape + value.shape
+        if equation.replace(b" ", b"") != CHOSEN_PRODUCTS or not is_fitting or not weight_EKN.size:
+            raise GraphError(
+                f"Einsum of {given.shape}, {value.shape} and {weight_EKN.shape}, or of another form"
+            )
+        self._count_weights(weight_EKN)
+        shape = weight_EKN.shape[2:]
+        return self._apply(
+            Code.CHOSEN,
+            value,
+            shape=shape,
+            added=given,
+            group=weight_EKN.itemsize,
+            weight_NK=weight_EKN,
+        )
 
     def _mul(self, first: str, second: str) -> Value:
         if first in self._constants:
@@ -395,6 +434,7 @@ class _Translator:
         "Add": _add,
         "Cast": _cast,
         "DynamicQuantizeLinear": _quantise,
+        "Einsum": _einsum,
         "Gemm": _gemm,
         "LogSoftmax": _log_softmax,
         "MatMulInteger": _matmul_integer,
@@ -406,6 +446,9 @@ class _Translator:
         "Sub": _sub,
     }
 
+
+CHOSEN_PRODUCTS = b"te,tk,ekn->tn"
+"""Of a token's shares of experts and its numbers with a matrix for each expert."""
 
 GEMM_DEFAULTS = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}
 

@@ -163,17 +163,19 @@ class PredictorDriver:
         if self._is_scoring and (Signal.GATE_INPUT, layer) in self._reuse_heard:
             self._call_reuse("gate_input", layer, hidden_TD)
 
-    def before_request(self, layer: int, experts_TK: Ints, experts: Collection[int]) -> None:
+    def before_request(
+        self, layer: int, experts_TK: Ints, logits_TE: Floats | None, experts: Collection[int]
+    ) -> None:
         """Handle a layer's routing before its experts, the distinct ones, are requested."""
         if self._sample is not None:
             self._sample.add_routing(layer, experts_TK)
         self._is_unscored = self._is_scoring
         if self._is_scoring and self._scheduler.cache.lacks(layer, experts):
-            self._score_reuse(layer, experts_TK)
+            self._score_reuse(layer, experts_TK, logits_TE)
 
-    def _score_reuse(self, layer: int, experts_TK: Ints) -> None:
+    def _score_reuse(self, layer: int, experts_TK: Ints, logits_TE: Floats | None) -> None:
         self._is_unscored = False
-        forecasts = self._call_reuse("routed", layer, experts_TK, None)
+        forecasts = self._call_reuse("routed", layer, experts_TK, logits_TE)
         if forecasts:
             for forecast in forecasts:
                 self._scheduler.cache.on_reuse_scores(forecast.layer, forecast.scores_TE)
@@ -182,7 +184,7 @@ class PredictorDriver:
         """Handle a layer's routing after the requests of its experts."""
         hidden_TD, self._gate_TD = self._gate_TD, None
         if self._is_unscored:
-            self._score_reuse(layer, experts_TK)
+            self._score_reuse(layer, experts_TK, logits_TE)
         if not self._is_forecasting:
             return
         if hidden_TD is not None and (Signal.GATE_INPUT, layer) in self._heard:

@@ -200,7 +200,7 @@ class Engine:
         self, layer: int, experts_TK: Ints, logits_TE: Floats | None, _weights_TK: Floats | None
     ) -> None:
         tokens_per_expert = count_tokens(experts_TK, self._num_experts)
-        self.driver.before_request(layer, experts_TK, tokens_per_expert)
+        self.driver.before_request(layer, experts_TK, logits_TE, tokens_per_expert)
         self._request(layer, tokens_per_expert, experts_TK)
         if self.loop.timeline is not None:
             self.loop.timeline.computed_dense(layer, self._experts_done_at, time.perf_counter())

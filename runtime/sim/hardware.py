@@ -150,6 +150,11 @@ def describe_hardware(config: HardwareConfig, shape: ShapeConfig) -> RooflineHar
     assert not config.measured, config.name
     assert not shape.is_own, shape.name
     total_bytes = shape.num_layers * shape.num_experts * shape.expert_bytes
+    latencies = nearest_latencies(
+        config.predictor_kind,
+        hidden_size=shape.hidden_size,
+        num_experts=shape.num_layers * shape.num_experts,
+    )
     return RooflineHardware(
         name=config.name,
         link_bytes_per_second=config.link_bytes_per_second,
@@ -157,12 +162,8 @@ def describe_hardware(config: HardwareConfig, shape: ShapeConfig) -> RooflineHar
         memory_bytes_per_second=config.memory_bytes_per_second,
         flops=config.flops,
         kernel_seconds=config.kernel_us * 1e-6,
-        predictor_seconds=config.predictor_us * 1e-6,
-        predictor_latencies=nearest_latencies(
-            config.predictor_kind,
-            hidden_size=shape.hidden_size,
-            num_experts=shape.num_layers * shape.num_experts,
-        ),
+        predictor_seconds=1e-6 * (config.predictor_us or latencies.measured_us),
+        predictor_latencies=latencies,
         chunk_bytes=split_chunks(shape.expert_bytes),
         layer_bytes=shape.layer_bytes,
         bytes_per_weight=shape.bytes_per_weight,
@@ -208,6 +209,8 @@ def prediction_seconds(hardware: Hardware, predictor: Predictor | None, num_toke
     """
     if predictor is None:
         return 0.0
+    if predictor.prompt_window is not None:
+        num_tokens = min(num_tokens, predictor.prompt_window)
     ratio = hardware.predictor_latencies.ratio(predictor.kind, num_tokens)
     return hardware.predictor_seconds * ratio
 

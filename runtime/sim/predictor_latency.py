@@ -1,8 +1,8 @@
-"""Latencies of predictors of every kind, in proportion to each other.
+"""Latencies of predictors of every kind.
 
 `predictor_latency.json` holds the latencies of one machine for the shapes of published models, as
-`python -m benchmarks latency` measures them. A described machine states the latency of one kind;
-the others take as much more or less as in that file.
+`python -m benchmarks latency` measures them. Replays charge them as they are, or in proportion to
+the latency of one kind that a described machine states or that was measured on this one.
 """
 
 import functools
@@ -54,6 +54,11 @@ class PredictorLatencies:
 
     kind: str = "mlp"
     measured: Mapping[str, TokenLatency] = field(default_factory=dict)
+
+    @property
+    def measured_us(self) -> float:
+        """Latency of `kind` for one token, as measured; 0 if it was not."""
+        return self.measured[self.kind].one_us if self.kind in self.measured else 0.0
 
     def ratio(self, kind: str, num_tokens: int) -> float:
         """Returns the latency of `kind` for a step of `num_tokens`; 1 if it was not measured."""

@@ -11,7 +11,6 @@ import numpy as np
 
 from predictors.base import Forecasts, Predictor, Signal
 from predictors.errors import MoecastError
-from predictors.reuse import LONGEST_MEMORY
 from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
 from runtime.policy.adaptive_switch import AdaptiveSwitch
@@ -281,9 +280,7 @@ def replay(
             layer_seconds=layer_seconds,
             predictor_seconds=prediction_seconds(hardware, active, len(step.tokens_T)),
             reuse_predictor=reuse_predictor,
-            reuse_seconds=prediction_seconds(
-                hardware, reuse_predictor, min(len(step.tokens_T), LONGEST_MEMORY)
-            ),
+            reuse_seconds=prediction_seconds(hardware, reuse_predictor, len(step.tokens_T)),
             uses_forecasts=switch is None or switch.is_on,
         )
         for device in devices:

@@ -8,10 +8,11 @@ import torch
 from torch import nn
 
 from collect.traces import Trace, TraceSignal
+from predictors import residual
 from predictors.base import Forecast
 from predictors.baselines import SkipPredictor
 from predictors.errors import PredictorError
-from predictors.residual import ResidualPredictor
+from predictors.residual import ResidualPredictor, share_chosen
 from tests.builders.traces import make_spec, make_trace
 from train.calibration import platt
 from train.data import InputSpec, TraceBatches, TraceSubset
@@ -53,15 +54,29 @@ def predictor_of(family: ResidualStack) -> ResidualPredictor:
     return predictor
 
 
-def asked(predictor: ResidualPredictor, hidden: dict[str, np.ndarray], requests: list[int]):
-    """Every answer of one step, in order; `hidden`: signal to `[L, T, D]`."""
+def asked(
+    predictor: ResidualPredictor,
+    hidden: dict[str, np.ndarray],
+    requests: list[int],
+    experts_LTK: np.ndarray | None = None,
+):
+    """Every answer of one step, in order; `hidden`: signal to `[L, T, D]`.
+
+    The chosen experts are those with the highest logits, unless they are given.
+    """
     ids = np.array(requests)
     predictor.begin_step(np.zeros_like(ids), ids)
     found: list[tuple[str, int, Forecast]] = []
     for layer in range(SPEC.num_layers):
-        for signal in ("layer_input", "gate_input"):
-            event = getattr(predictor, signal)
-            found += [(signal, layer, one) for one in event(layer, hidden[signal][layer])]
+        forecasts = predictor.layer_input(layer, hidden["layer_input"][layer])
+        found += [("layer_input", layer, one) for one in forecasts]
+        gate_TD = hidden["gate_input"][layer]
+        assert not predictor.gate_input(layer, gate_TD)
+        logits_TE = gate_TD @ ROUTERS[layer].T
+        best_TK = np.argsort(-logits_TE, axis=1)[:, : SPEC.top_k]
+        experts_TK = best_TK if experts_LTK is None else experts_LTK[layer]
+        forecasts = predictor.routed(layer, experts_TK, logits_TE)
+        found += [("gate_input", layer, one) for one in forecasts]
     return found
 
 
@@ -93,11 +108,8 @@ def test_residual__covers_every_layer_at_every_horizon() -> None:
     assert found == [
         *[("layer_input", 0, target) for target in (0, 1, 2)],
         *[("gate_input", 0, target) for target in (1, 2, 3)],
-        ("layer_input", 1, 1),
         *[("gate_input", 1, target) for target in (2, 3)],
-        ("layer_input", 2, 2),
         ("gate_input", 2, 3),
-        ("layer_input", 3, 3),
     ]
 
 
@@ -108,7 +120,7 @@ def scores_of(answers: list[tuple[str, int, Forecast]]) -> dict[tuple[str, int, 
 def test_residual__exported_answers_as_torch_over_whole_requests(trace: Trace) -> None:
     """Prompts in one step, then token by token, two requests at a time; torch sees rows alone."""
     family = stirred(new_family())
-    predictor = predictor_of(family)
+    predictor = predictor_of(family).for_all_tokens()
     needs = InputSpec(family.needs.signals, family.needs.decays)
     (batch,) = TraceBatches(trace, TraceSubset.HELD_OUT, batch_size=10_000, needs=needs)
     expected = {
@@ -130,7 +142,8 @@ def test_residual__exported_answers_as_torch_over_whole_requests(trace: Trace) -
             for signal, value in states.items()
         }
         requests = np.repeat([7, 8], last - place.start).tolist()
-        for key, scores in scores_of(asked(predictor, hidden, requests)).items():
+        chosen = batch.chosen_LBK[:, rows].numpy()
+        for key, scores in scores_of(asked(predictor, hidden, requests, chosen)).items():
             # Contexts are stored in half precision for training, and not at run time.
             np.testing.assert_allclose(scores, expected[key][rows], atol=5e-3)
 
@@ -150,15 +163,16 @@ def test_residual__long_prompts_go_in_pieces_and_mean_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hidden = random_step(50)
-    whole = scores_of(asked(predictor_of(stirred(new_family())), hidden, [3] * 50))
+    whole, parts = windowed(None), windowed(None)
+    expected = scores_of(asked(whole, hidden, [3] * 50))
     monkeypatch.setattr("predictors.residual.LONGEST_RUN", 7)
-    pieces = scores_of(asked(predictor_of(stirred(new_family())), hidden, [3] * 50))
-    for key, scores in whole.items():
+    pieces = scores_of(asked(parts, hidden, [3] * 50))
+    for key, scores in expected.items():
         np.testing.assert_allclose(pieces[key], scores, atol=1e-5)
 
 
-def windowed(window: int | None) -> ResidualPredictor:
-    made = predictor_of(stirred(new_family()))
+def windowed(window: int | None, family: ResidualStack | None = None) -> ResidualPredictor:
+    made = predictor_of(stirred(new_family()) if family is None else family)
     return ResidualPredictor.from_files(
         SPEC, made.files(), made.options() | {"prompt_window": window}
     )
@@ -184,6 +198,29 @@ def test_prompt_window__must_be_one_call(window: int) -> None:
         windowed(window)
 
 
+@pytest.mark.parametrize("has_kernels", [False, True])
+def test_share_chosen__is_the_probability_of_the_chosen_experts(
+    monkeypatch: pytest.MonkeyPatch, has_kernels: bool
+) -> None:
+    if has_kernels and residual.kernels is None:
+        pytest.skip("the kernels are not compiled")
+    if not has_kernels:
+        monkeypatch.setattr(residual, "kernels", None)
+    logits = np.log(np.array([[1, 2, 3, 4]], np.float32) / 10)
+    # The id 4 is no choice.
+    shares = share_chosen(np.array([[3, 4, 1, 3]]), logits)
+    np.testing.assert_allclose(shares, [[0, 4 * 0.2, 0, 4 * 0.4]], rtol=1e-5)
+    two = share_chosen(np.array([[3, 4], [0, 1]]), np.repeat(logits, 2, axis=0))
+    np.testing.assert_allclose(two, [[0, 0, 0, 0.8], [0.2, 0.4, 0, 0]], rtol=1e-5)
+
+
+def test_residual__needs_the_routers_logits() -> None:
+    predictor = predictor_of(new_family())
+    asked(predictor, random_step(1), [0])
+    with pytest.raises(PredictorError, match="the router of layer 1 gives no logits"):
+        predictor.routed(1, np.zeros((1, SPEC.top_k), np.int64), None)
+
+
 def test_residual__goes_into_files_and_back() -> None:
     predictor = predictor_of(stirred(new_family()))
     again = ResidualPredictor.from_files(SPEC, predictor.files(), predictor.options())
@@ -197,12 +234,11 @@ def test_losses__are_the_cross_entropy_with_the_targets_own_router(trace: Trace)
     family = stirred(new_family())
     batch = next(iter(TraceBatches(trace, TraceSubset.HELD_OUT, batch_size=8, needs=family.needs)))
     losses = dict(zip(family.labels, family.losses(batch).tolist(), strict=True))
-    stack = family.stacks[0]
-    logits = stack(batch, family._token(batch))[1, :, 1]
+    logits = family(batch)[1, :, 1]
     gate = batch.states[TraceSignal.GATE_INPUT][2]
     truth = (gate @ torch.from_numpy(ROUTERS[2]).T).softmax(-1)
     expected = nn.functional.cross_entropy(logits, truth)
-    assert stack.sources[1].layer == 0
+    assert family.sources[1].layer == 0
     assert losses["residual/horizon_2/layer_02"] == pytest.approx(expected.item(), rel=1e-5)
 
 

@@ -17,10 +17,6 @@ from train.reuse_data import ReuseBatches, future, read_stretch
 
 SPEC = make_spec()
 RANDOM = np.random.default_rng(2)
-ROUTERS = RANDOM.standard_normal(
-    (SPEC.num_layers, SPEC.num_experts, SPEC.hidden_size), dtype=np.float32
-)
-BIASES = RANDOM.standard_normal((SPEC.num_layers, SPEC.num_experts), dtype=np.float32)
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +27,16 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 def stirred() -> ReuseStack:
     torch.manual_seed(0)
-    family = ReuseStack(SPEC, ROUTERS, BIASES, width=12)
+    family = ReuseStack(SPEC, width=12)
     with torch.no_grad():
         for value in family.parameters():
             value.add_(0.2 * torch.randn_like(value))
-        family.mean_LX.add_(torch.randn_like(family.mean_LX))
-        family.deviation_LX.mul_(1 + torch.rand_like(family.deviation_LX))
+        for mean, deviation in (
+            (family.mean_LD, family.deviation_LD),
+            (family.mean_LX, family.deviation_LX),
+        ):
+            mean.add_(torch.randn_like(mean))
+            deviation.mul_(1 + torch.rand_like(deviation))
     return family
 
 
@@ -52,7 +52,7 @@ def test_forecaster__serving_token_by_token_answers_as_torch(trace: Trace) -> No
     family = stirred()
     predictor = family.export(SPEC)["reuse"]
     rows = subset_rows(trace, TraceSubset.FIT)
-    batch = read_stretch(trace, rows, 0, 12, ROUTERS, BIASES)
+    batch = read_stretch(trace, rows, 0, 12)
     with torch.no_grad():
         expected = family(batch).sigmoid().numpy()
     for place, row in enumerate(rows[:12].tolist()):
@@ -61,7 +61,8 @@ def test_forecaster__serving_token_by_token_answers_as_torch(trace: Trace) -> No
         for layer in range(SPEC.num_layers):
             predictor.gate_input(layer, trace.column("gate_input", layer)[[row]])
             experts = trace.column("experts", layer)[[row]].astype(np.int64)
-            (forecast,) = predictor.routed(layer, experts, None)
+            logits = trace.column("gate_logits", layer)[[row]].astype(np.float32)
+            (forecast,) = predictor.routed(layer, experts, logits)
             assert forecast.layer == layer
             np.testing.assert_allclose(forecast.scores_TE[0], expected[layer, place], atol=2e-3)
 
@@ -74,8 +75,8 @@ def test_forecaster__goes_into_files_and_back() -> None:
 
 def test_family__learns_which_experts_are_used_again(trace: Trace) -> None:
     torch.manual_seed(0)
-    family = ReuseStack(SPEC, ROUTERS, BIASES, width=16)
-    read = partial(read_stretch, trace, routers_LED=ROUTERS, biases_LE=BIASES)
+    family = ReuseStack(SPEC, width=16)
+    read = partial(read_stretch, trace)
     batches = partial(ReuseBatches, trace, TraceSubset.FIT, read=read, batch_size=64)
     family.normalise_by(next(iter(batches(epoch=0))))
     optimiser = torch.optim.AdamW(family.parameters(), lr=1e-2)

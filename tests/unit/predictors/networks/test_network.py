@@ -16,7 +16,7 @@ from train.export import (
     network_graph,
     quantise_graph,
     residual_graph,
-    skipping_graph,
+    reuse_graph,
 )
 
 if network_module.kernels is None:
@@ -32,7 +32,8 @@ def instructions(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 RANDOM = np.random.default_rng(7)
-NUM_INPUTS, WIDTH, NUM_EXPERTS, NUM_TARGETS, RANK, TOKEN_SIZE = 37, 50, 13, 3, 6, 5
+NUM_INPUTS, WIDTH, NUM_EXPERTS, NUM_TARGETS = 37, 50, 13, 3
+RANK, TOKEN_SIZE, LOW_RANK, NUM_MEANS = 6, 5, 7, 29
 """Multiples of nothing that the kernels round up to."""
 
 
@@ -60,7 +61,13 @@ def make_residual_graph(*, is_first: bool) -> bytes:
         "shift": draw(NUM_TARGETS, 1),
     }
     if is_first:
-        weights |= {"token_out": draw(NUM_INPUTS, TOKEN_SIZE), "token_out_bias": draw(TOKEN_SIZE)}
+        weights |= {"token": draw(NUM_INPUTS, TOKEN_SIZE), "token_bias": draw(TOKEN_SIZE)}
+    else:
+        weights |= {
+            "low": draw(NUM_INPUTS, LOW_RANK),
+            "low_bias": draw(LOW_RANK),
+            "by_expert": draw(NUM_EXPERTS, LOW_RANK, outputs) / 8,
+        }
     return residual_graph(
         weights, num_targets=NUM_TARGETS, name="it", normaliser=make_normaliser(NUM_INPUTS)
     )
@@ -77,17 +84,23 @@ def make_network_graph() -> bytes:
     )
 
 
+def make_reuse_graph() -> bytes:
+    weights = {
+        "pool": draw(NUM_INPUTS, RANK),
+        "pool_bias": draw(RANK),
+        "from_pool": draw(RANK, WIDTH + NUM_EXPERTS),
+        "from_means": draw(NUM_MEANS, WIDTH + NUM_EXPERTS) / 8,
+        "bias": draw(WIDTH + NUM_EXPERTS),
+        "means_centre": draw(NUM_MEANS),
+        "means_factor": np.abs(draw(NUM_MEANS)),
+        "out": draw(WIDTH, NUM_EXPERTS) / 8,
+    }
+    return reuse_graph(weights, name="it", normaliser=make_normaliser(NUM_INPUTS))
+
+
 GRAPHS: dict[str, Callable[[], bytes]] = {
     "network": make_network_graph,
-    "skipping": lambda: skipping_graph(
-        draw(NUM_INPUTS, WIDTH),
-        draw(WIDTH),
-        draw(WIDTH, NUM_EXPERTS),
-        draw(NUM_INPUTS, NUM_EXPERTS),
-        draw(NUM_EXPERTS),
-        name="it",
-        normaliser=make_normaliser(NUM_INPUTS),
-    ),
+    "reuse": make_reuse_graph,
     "residual": lambda: make_residual_graph(is_first=False),
     "residual of the first source": lambda: make_residual_graph(is_first=True),
 }

@@ -194,7 +194,7 @@ def test_driver__compares_one_decode_step_in_eight(stateless: bool) -> None:
         driver.begin_step(np.zeros(1, np.int64), np.zeros(1, np.int64), is_decode=is_decode)
         for layer in range(spec.num_layers):
             routing[:] = (number + layer) % NUM_EXPERTS
-            driver.before_request(layer, routing, ())
+            driver.before_request(layer, routing, None, ())
             driver.routed(layer, routing, None)
         driver.end_step()
         if number in (5 + 3 + 3, 5 + 3 + 3 + SAMPLE_STEPS):  # the 8th and the 16th decode step
@@ -218,7 +218,7 @@ def test_driver__begins_again_where_the_predictor_missed_steps() -> None:
     def step() -> None:
         driver.begin_step(np.zeros(1, np.int64), np.zeros(1, np.int64), is_decode=True)
         for layer in range(spec.num_layers):
-            driver.before_request(layer, np.zeros((1, 1), np.int64), ())
+            driver.before_request(layer, np.zeros((1, 1), np.int64), None, ())
         driver.end_step()
 
     for _ in range(SAMPLE_STEPS - 1):

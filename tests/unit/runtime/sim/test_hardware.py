@@ -1,16 +1,27 @@
 """Described machines: times worked out by hand, and every profile and shape that ships."""
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import configs
 from configs.compose import compose_typed
+from predictors.baselines import SkipPredictor
 from predictors.registry import KINDS
 from runtime.config import HardwareConfig, ModelConfig, ShapeConfig
 from runtime.profiling.local import read_model_shape
-from runtime.sim.hardware import RooflineHardware, count_tier_slots, describe_hardware, split_chunks
+from runtime.sim.hardware import (
+    RooflineHardware,
+    count_tier_slots,
+    describe_hardware,
+    prediction_seconds,
+    split_chunks,
+)
+from runtime.sim.predictor_latency import read_latencies
+from tests.builders.traces import make_spec
 from train.config import TrainConfig
 
 FOLDER = Path(configs.__file__).parent
@@ -91,7 +102,7 @@ def test_profile__is_complete_and_names_its_source(name: str) -> None:
         assert name == "local"
         return
     assert len(one.source) > 40
-    figures = ("link_bytes_per_second", "memory_bytes_per_second", "flops", "predictor_us")
+    figures = ("link_bytes_per_second", "memory_bytes_per_second", "flops")
     assert all(getattr(one, figure) > 0 for figure in figures)
     assert bool(one.host_bytes) == bool(one.store_bytes_per_second)
     assert one.predictor_kind in KINDS
@@ -148,3 +159,14 @@ def test_own_shape__is_read_from_the_checkpoint() -> None:
     assert one.expert_bytes == 3 * 256 * 40 * 2
     assert one.layer_bytes > 0
     assert not one.is_own
+
+
+def test_prediction_seconds__are_the_measured_ones_where_the_machine_states_none() -> None:
+    shape = replace(SHAPE, hidden_size=2048, num_layers=24, num_experts=60)
+    machine = describe_hardware(replace(MACHINE, predictor_us=0.0), shape)
+    measured = read_latencies()["qwen1.5-moe"].kinds["skip"]
+    routers = np.zeros((2, 8, 4), np.float32)
+    skip = SkipPredictor(make_spec(num_layers=2, num_experts=8, hidden_size=4), routers)
+    assert prediction_seconds(machine, skip, 1) == pytest.approx(1e-6 * measured.one_us)
+    skip.prompt_window = 16
+    assert prediction_seconds(machine, skip, 64) == pytest.approx(1e-6 * measured.microseconds(16))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from predictors.registry import KINDS
+from predictors.registry import KINDS, REUSE_PREDICTORS
 from runtime.sim.predictor_latency import (
     PredictorLatencies,
     TokenLatency,
@@ -32,7 +32,7 @@ def test_predictor_latencies__unknown_kinds_take_as_long_as_the_machines() -> No
 def test_read_latencies__every_kind_is_measured_for_every_shape() -> None:
     shapes = read_latencies()
     for shape in shapes.values():
-        assert set(shape.kinds) == set(KINDS)
+        assert set(shape.kinds) == {*KINDS, *REUSE_PREDICTORS}
         assert all(latency.one_us > 0 <= latency.more_us for latency in shape.kinds.values())
 
 
