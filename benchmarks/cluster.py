@@ -10,11 +10,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from predictors.base import Forecasts
+from predictors.base import Forecasts, Ints
 from predictors.errors import MoecastError
-from runtime.policy.device_cache import DeviceCache
+from predictors.spec import ModelSpec
+from runtime.config import SystemConfig
+from runtime.policy.counters import CacheCounters
+from runtime.policy.device_cache import count_tokens
+from runtime.policy.placement import ExpertPlacement
 from runtime.sim.hardware import Hardware, RooflineHardware
-from runtime.sim.simulator import Simulator
+from runtime.sim.simulator import Simulator, make_simulator
+from runtime.sim.step import RecordedStep
+from runtime.transfer.timeline import TimelineSink
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +64,36 @@ class Interconnect:
         """Returns the tokens of a step that one machine computes outside of experts."""
         return math.ceil(num_tokens / self.num_nodes)
 
-    def connect(
-        self, simulators: Sequence[Simulator], devices: Sequence[DeviceCache]
+    def make_machine(
+        self,
+        system: SystemConfig,
+        spec: ModelSpec,
+        hardware: Hardware,
+        *,
+        budget_slots: int | Sequence[int],
+        timeline: TimelineSink | None = None,
+        is_stateless: bool = False,
     ) -> "SimulatedCluster":
-        """Returns the devices as one simulated machine."""
-        return SimulatedCluster(simulators, devices, self)
+        """Returns the devices as one simulated machine.
+
+        Its timeline is that of the first device.
+        """
+        if system.hybrid:
+            raise MoecastError("system.hybrid=true: replays simulate it on one device only")
+        simulators = [
+            make_simulator(
+                system,
+                spec,
+                self.device_hardware(hardware),
+                budget_slots=budget_slots,
+                placement=ExpertPlacement(self.num_devices),
+                device=device,
+                timeline=None if device else timeline,
+                is_stateless=is_stateless,
+            )
+            for device in range(self.num_devices)
+        ]
+        return SimulatedCluster(simulators, self)
 
     def device_hardware(self, hardware: Hardware) -> Hardware:
         """Returns one device's part of a machine, whose disk and host memory its devices share.
@@ -84,7 +115,6 @@ class SimulatedCluster:
     """The interface of a `Simulator` over several devices."""
 
     simulators: Sequence[Simulator]
-    devices: Sequence[DeviceCache]
     interconnect: Interconnect
     stall_seconds: float = 0.0
     """Sum over the layers of the longest time that a device waited for experts."""
@@ -97,9 +127,17 @@ class SimulatedCluster:
     def predictor_seconds(self) -> float:
         return self.simulators[0].predictor_seconds
 
-    def begin_step(self) -> None:
+    def begin_step(self, requests_T: Ints, counters: list[CacheCounters]) -> None:
         for simulator in self.simulators:
-            simulator.begin_step()
+            simulator.begin_step(requests_T, counters)
+
+    def end_step(self) -> None:
+        for simulator in self.simulators:
+            simulator.end_step()
+
+    def set_idle_prefetch(self, on: bool) -> None:
+        for simulator in self.simulators:
+            simulator.set_idle_prefetch(on)
 
     def forecast(self, forecasts: Forecasts, *, layer_now: int, seconds: float) -> None:
         for simulator in self.simulators:
@@ -111,38 +149,37 @@ class SimulatedCluster:
         for simulator in self.simulators:
             simulator.forecast_after_requests(forecasts, layer_now=layer_now, seconds=seconds)
 
-    def score_reuse(self, seconds: float, *, is_awaited: bool) -> None:
+    def run_dense(self, step: RecordedStep, layer: int) -> None:  # noqa: ARG002
+        """Computes a layer without its experts on all devices, of each machine's tokens."""
+        num_tokens = self.interconnect.tokens_at_once(len(step.tokens_T))
         for simulator in self.simulators:
-            simulator.score_reuse(seconds, is_awaited=is_awaited)
+            simulator.compute(simulator.layer_seconds(num_tokens))
 
-    def compute(self, seconds: float) -> None:
-        """Computes on all devices, or lets them wait for one that computes."""
+    def run_routed(
+        self, step: RecordedStep, layer: int, scores: Forecasts, score_seconds: float
+    ) -> None:
+        """Runs a layer from its router's choice on; scores come first if a device evicts."""
+        experts_TK, spec = step.experts(layer), self.simulators[0].spec
+        chosen = count_tokens(experts_TK, spec.num_experts)
+        caches = [simulator.cache for simulator in self.simulators]
+        is_awaited = bool(scores) and any(cache.lacks(layer, chosen) for cache in caches)
         for simulator in self.simulators:
-            simulator.compute(seconds)
-
-    def start_load(self, num_bytes: int) -> None:
-        """Starts a load of each device's share."""
+            if scores:
+                simulator.charge_scores(score_seconds, is_awaited=is_awaited)
         for simulator in self.simulators:
-            simulator.start_load(-(-num_bytes // len(self.simulators)))
-
-    def finish_load(self) -> None:
+            if is_awaited:
+                simulator.give_scores(scores)
+            simulator.cache.on_tokens_routed(layer, experts_TK)
+        self.run_experts(layer, chosen)
         for simulator in self.simulators:
-            simulator.finish_load()
-        last = max(simulator.now for simulator in self.simulators)
-        for simulator in self.simulators:
-            simulator.compute(last - simulator.now)
-
-    def run_experts_by_batch(self, layer: int, batches: Sequence[dict[int, int]]) -> None:
-        raise MoecastError(
-            f"layer {layer}, {len(batches)} micro-batches: experts that are computed batch by "
-            "batch are simulated on one device only"
-        )
+            if not is_awaited:
+                simulator.give_scores(scores)
 
     def run_experts(self, layer: int, tokens_per_expert: dict[int, int]) -> None:
         """Computes each device's experts; the layer ends when the last tokens are back."""
         ends, stalls = [], []
-        for simulator, device in zip(self.simulators, self.devices, strict=True):
-            own = {e: n for e, n in tokens_per_expert.items() if device.owns((layer, e))}
+        for simulator in self.simulators:
+            own = {e: n for e, n in tokens_per_expert.items() if simulator.cache.owns((layer, e))}
             travel = self.interconnect.travel_seconds(sum(own.values()))
             stalled = simulator.stall_seconds
             # Experts are fetched as soon as the router has run, while tokens travel.

@@ -24,9 +24,8 @@ from predictors.spec import ModelSpec
 from runtime import load
 from runtime.config import SystemConfig
 from runtime.engine.forecasters import (
+    AvailablePredictors,
     SystemPredictors,
-    load_reuse_predictor,
-    load_system_predictor,
 )
 from runtime.hf.probes import Probes
 from runtime.presets import ON_DEMAND, load_system
@@ -214,8 +213,9 @@ def load_predictors(system: SystemConfig, spec: ModelSpec) -> SystemPredictors:
     Raises:
         MoecastError: The zoo has none for this model.
     """
-    forecast, missing = load_system_predictor(system, spec, name=spec.model_id)
-    reuse, reuse_missing = load_reuse_predictor(system, spec, name=spec.model_id)
+    source = AvailablePredictors(spec=spec, name=spec.model_id)
+    forecast, missing = source.load_forecaster(system)
+    reuse, reuse_missing = source.load_reuse(system)
     if missing or reuse_missing:
         raise MoecastError(
             f"system {system.name} lacks a predictor for {spec.model_id}: it "

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
+from benchmarks.klotski.group_simulator import GroupStep, make_group_machine
 from benchmarks.klotski.workload import (
     KV_BYTES,
     NEW_TOKENS,
@@ -19,7 +20,6 @@ from predictors.baselines import DependencyPredictor
 from predictors.spec import ModelSpec
 from runtime.config import HardwareConfig, ShapeConfig, SystemConfig
 from runtime.policy.counters import CacheCounters, sum_counters
-from runtime.sim.group import GroupStep
 from runtime.sim.hardware import (
     KERNELS_PER_EXPERT,
     Overheads,
@@ -191,7 +191,13 @@ def replay_groups(
     num_experts = spec.num_layers * spec.num_experts
     slots = min(num_experts, int(arena_bytes / sum(machine.chunk_bytes)))
     stats = replay(
-        draw_steps(), predictor, spec=spec, system=system, hardware=machine, budget_slots=slots
+        draw_steps(),
+        predictor,
+        spec=spec,
+        system=system,
+        hardware=machine,
+        budget_slots=slots,
+        make_machine=make_group_machine,
     )
     times = np.array(stats.tpot_seconds[1:]).reshape(groups, -1)
     return GroupTimes(

@@ -3,9 +3,16 @@
 import numpy as np
 
 from benchmarks.klotski.environments import ENVIRONMENTS, describe_machine, make_predictor
+from benchmarks.klotski.group_simulator import dense_seconds, make_group_machine
 from benchmarks.klotski.prefetch_accuracy import count_hot
 from benchmarks.klotski.workload import TokenPool, tile_spec
-from benchmarks.papers.cells import CellResult, DrawnGroups, PaperCell
+from benchmarks.papers.cells import (
+    CellResult,
+    DrawnGroups,
+    PaperCell,
+    StepTotals,
+    total_step,
+)
 from collect.traces import Trace
 from predictors.base import Predictor
 from runtime.sim.lower_bound import bound_time
@@ -52,6 +59,7 @@ class GroupReplays:
         def new_predictor() -> Predictor | None:
             return make_predictor(cell.system, spec, self.pool("train"))
 
+        totals: list[StepTotals] = []
         stats = replay(
             steps,
             new_predictor(),
@@ -59,8 +67,12 @@ class GroupReplays:
             system=cell.system,
             hardware=machine,
             budget_slots=slots,
+            make_machine=make_group_machine,
+            on_step=lambda *step: totals.append(total_step(*step)),
         )
-        bound = bound_time(steps, spec=spec, hardware=machine, num_slots=slots)
+        bound = bound_time(
+            steps, spec=spec, hardware=machine, num_slots=slots, dense_seconds=dense_seconds
+        )
         bound.assert_holds(stats)
         ranked = []
         if cell.measures_accuracy:
@@ -68,7 +80,7 @@ class GroupReplays:
             assert predictor is not None, cell
             ranked = list(count_hot(predictor, steps))
         return CellResult.of_replay(
-            stats,
+            totals,
             slots=slots,
             warm_units=1,
             ranked=ranked,

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from predictors.base import Predictor, Signal
-from runtime.sim.routing import count_tokens
+from runtime.policy.device_cache import count_tokens
 from runtime.sim.step import RecordedStep, replay_step
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from benchmarks.klotski.group_simulator import GroupStep
 from benchmarks.papers.paper_context import ExpertFold
 from collect.traces import Trace, TraceSignal
 from predictors.base import Floats, Ints
@@ -20,7 +21,6 @@ from predictors.correlation import CorrelationPredictor
 from predictors.metrics import Phase
 from predictors.spec import ModelSpec
 from runtime.config import ShapeConfig
-from runtime.sim.group import GroupStep
 from runtime.sim.step import EMPTY
 
 NUM_EXPERTS, TOP_K = 8, 2

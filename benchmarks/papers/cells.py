@@ -8,7 +8,7 @@ import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from benchmarks.cluster import Interconnect
 from predictors.spec import ModelSpec
 from runtime.config import HardwareConfig, ShapeConfig, SystemConfig
 from runtime.sim.replay import ReplayStats
+from runtime.sim.step import RecordedStep
 
 Figure = float | NDArray[np.float64]
 """A number, or `[B]`: its values under bootstrap resampling."""
@@ -102,13 +103,68 @@ class ReplaySums(Generic[Values]):
     """Those of them that routers chose."""
 
 
+class StepTotals(NamedTuple):
+    """Totals from the start of a run to the end of one of its steps."""
+
+    is_prefill: bool
+    """Whether the step is a prefill."""
+    num_tokens: int
+    """Tokens of the step itself."""
+    seconds: float
+    """Time of the step itself."""
+    prefill_stall_seconds: float
+    decode_stall_seconds: float
+    prefill_bytes: int
+    decode_bytes: int
+    requests: int
+    """Requested experts of decode steps, as the next four."""
+    hits: int
+    predicted: int
+    predicted_in_time: int
+    needed_predicted: int
+    needed_predicted_in_time: int
+
+
+def total_step(stats: ReplayStats, step: RecordedStep) -> StepTotals:
+    """Returns the totals after a step of a replay."""
+    num_tokens = len(step.tokens_T)
+    is_prefill = num_tokens > len(set(step.requests_T.tolist()))
+    prefill_bytes = decode_bytes = requests = hits = 0
+    predicted = predicted_in_time = needed_predicted = needed_predicted_in_time = 0
+    for layer in stats.prefill:
+        prefill_bytes += layer.bytes_moved
+    for layer in stats.decode:
+        decode_bytes += layer.bytes_moved
+        requests += layer.requests
+        hits += layer.hits
+        predicted += layer.predicted
+        predicted_in_time += layer.predicted_in_time
+        needed_predicted += layer.needed_predicted
+        needed_predicted_in_time += layer.needed_predicted_in_time
+    return StepTotals(
+        is_prefill=is_prefill,
+        num_tokens=num_tokens,
+        seconds=(stats.ttft_seconds if is_prefill else stats.tpot_seconds)[-1],
+        prefill_stall_seconds=stats.stall_seconds - stats.decode_stall_seconds,
+        decode_stall_seconds=stats.decode_stall_seconds,
+        prefill_bytes=prefill_bytes,
+        decode_bytes=decode_bytes,
+        requests=requests,
+        hits=hits,
+        predicted=predicted,
+        predicted_in_time=predicted_in_time,
+        needed_predicted=needed_predicted,
+        needed_predicted_in_time=needed_predicted_in_time,
+    )
+
+
 class UnitSums(ReplaySums[list[float]]):
     """Sums over each unit of a replay, `[U]`: a prompt, or a batch of them, and what follows it."""
 
     @classmethod
     def of_replay(
         cls,
-        stats: ReplayStats,
+        steps: Sequence[StepTotals],
         *,
         warm_units: int,
         ranked: Sequence[tuple[int, int]] = (),
@@ -116,14 +172,14 @@ class UnitSums(ReplaySums[list[float]]):
         """Divides a replay at its prefills; the first `warm_units` units are left out.
 
         Args:
-            stats: The replay.
+            steps: The totals after each step of the replay.
             warm_units: Units before the measured ones.
             ranked: Experts that the predictor ranked first in each step, all and the correct ones;
                 empty: not measured.
         """
         rows: list[dict[str, float]] = []
         before: Mapping[str, float] = {}
-        for place, totals in enumerate(stats.step_totals):
+        for place, totals in enumerate(steps):
             if totals.is_prefill:
                 rows.append(dict.fromkeys((field.name for field in fields(cls)), 0.0))
             row, now = rows[-1], totals._asdict()
@@ -224,7 +280,7 @@ class CellResult:
     @classmethod
     def of_replay(
         cls,
-        stats: ReplayStats,
+        totals: Sequence[StepTotals],
         *,
         slots: int,
         warm_units: int,
@@ -232,14 +288,13 @@ class CellResult:
         share_of_least_time: float | None,
     ) -> Self:
         """Returns the figures without the first `warm_units` units."""
-        totals = stats.step_totals
         first = [place for place, step in enumerate(totals) if step.is_prefill][warm_units]
         ttft, tpot = (
             [step.seconds for step in totals[first:] if step.is_prefill is phase]
             for phase in (True, False)
         )
         return cls(
-            units=UnitSums.of_replay(stats, warm_units=warm_units, ranked=ranked),
+            units=UnitSums.of_replay(totals, warm_units=warm_units, ranked=ranked),
             slots=slots,
             ttft_median=float(np.percentile(ttft, 50)),
             ttft_p95=float(np.percentile(ttft, 95)),

@@ -17,17 +17,18 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.papers.cells import CellResult, PaperCell
+from benchmarks.papers.cells import CellResult, PaperCell, StepTotals, total_step
 from collect.traces import Trace, TraceSignal
 from predictors.base import Ints, Signal
 from predictors.errors import MoecastError
 from predictors.spec import ModelSpec
 from runtime import presets
 from runtime.config import ShapeConfig
+from runtime.policy.device_cache import count_tokens
 from runtime.sim.hardware import RooflineHardware, describe_hardware
 from runtime.sim.lower_bound import TimeBound, bound_time
 from runtime.sim.replay import ReplayStats, replay
-from runtime.sim.routing import count_tokens
+from runtime.sim.simulator import make_simulator
 from runtime.sim.step import ArrayStep, BatchedStep, RecordedStep, first_request
 from train.evaluate.forecasts import (
     RecordedForecast,
@@ -274,6 +275,7 @@ class PaperContext:
         replayed = None
         if predictor is not None:
             replayed = self.folded_forecasts(fold, cell, predictor).predictor(spec)
+        totals: list[StepTotals] = []
         stats = replay(
             steps,
             replayed,
@@ -281,7 +283,10 @@ class PaperContext:
             system=system,
             hardware=hardware,
             budget_slots=slots,
-            interconnect=cell.interconnect,
+            make_machine=make_simulator
+            if cell.interconnect is None
+            else cell.interconnect.make_machine,
+            on_step=lambda *step: totals.append(total_step(*step)),
         )
         share = None
         if cell.interconnect is None:
@@ -291,7 +296,7 @@ class PaperContext:
             assert predictor is not None, cell
             ranked = count_ranked(steps, self.folded_forecasts(fold, cell, predictor), spec)
         return CellResult.of_replay(
-            stats,
+            totals,
             slots=slots,
             warm_units=count_batches(self.requests.warm, cell.batch),
             ranked=ranked,

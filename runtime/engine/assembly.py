@@ -18,12 +18,8 @@ from runtime.engine.memory import available_memory_bytes
 from runtime.engine.predictor_drift import DriftMonitor
 from runtime.errors import BudgetError
 from runtime.hf.model_faults import is_out_of_memory
-from runtime.policy.budget import Budget, SlotRequirements, count_slots, divide_slots
-from runtime.policy.build import (
-    adapt_to_link,
-    build_device_cache,
-)
-from runtime.policy.device_cache import DeviceCache
+from runtime.policy.budget import Budget, SlotRequirements, divide_slots
+from runtime.policy.build import adapt_to_link, build_device_cache
 from runtime.policy.forecast_scheduler import ForecastScheduler
 from runtime.policy.placement import ExpertPlacement, RankPart, place_experts
 from runtime.store.base import ExpertStore, max_decoded_bytes, max_slot_bytes
@@ -143,12 +139,10 @@ def count_device_slots(
     budget: Budget, needs: SlotRequirements, spec: ModelSpec, placement: ExpertPlacement
 ) -> list[int]:
     """Return the slots of each device; the budget is that of all of them together."""
-    num_devices = placement.num_devices
-    if num_devices == 1:
-        return [count_slots(budget, needs)]
     shape = {"num_layers": spec.num_layers, "num_experts": spec.num_experts}
-    owned = [placement.num_owned(device, **shape) for device in range(num_devices)]
-    return divide_slots(budget, needs, owned)
+    devices = range(placement.num_devices)
+    owned = [placement.num_owned(device, **shape) for device in devices]
+    return divide_slots(budget, needs, owned if len(devices) > 1 else [needs.num_experts])
 
 
 def choose_host_budget(needs: SlotRequirements) -> Budget:
@@ -237,8 +231,16 @@ def connect(
     """Return an engine over arenas and the rings that fill them."""
     slows_computing = not isinstance(devices[0].rings[0], DeviceRing)
     system = adapt_to_link(options.system, slows_computing=slows_computing)
-    # A ring interrupts prefetches between chunks by itself.
-    cache = _build_cache(store, spec, replace(system, chunked=False), devices, options.part)
+    placement = place_experts(store.experts_per_layer, len(devices))
+    part = placement if options.part is None else options.part.blocks
+    cache = build_device_cache(
+        replace(system, chunked=False),  # a ring interrupts prefetches between chunks by itself
+        spec,
+        num_slots=[[arena.num_slots for arena in device.arenas] for device in devices],
+        chunk_bytes=[layout.chunk_bytes for layout in store.layouts],
+        placement=None if part == ExpertPlacement() else part,
+        device=0 if options.part is None else options.part.rank,
+    )
     rings = [(ring, number) for number, device in enumerate(devices) for ring in device.rings]
     links = [
         TierLink(
@@ -267,28 +269,6 @@ def connect(
             links, arrivals, watchdog_seconds=system.watchdog_seconds, timeline=options.timeline
         ),
         driver=driver,
-        placement=place_experts(store.experts_per_layer, len(devices)),
+        placement=placement,
         host_compute=host_compute,
-    )
-
-
-def _build_cache(
-    store: ExpertStore,
-    spec: ModelSpec,
-    system: SystemConfig,
-    devices: Sequence[DeviceArenas],
-    part: RankPart | None,
-) -> DeviceCache:
-    num_slots = [[arena.num_slots for arena in device.arenas] for device in devices]
-    chunk_bytes = [layout.chunk_bytes for layout in store.layouts]
-    placement = place_experts(store.experts_per_layer, len(devices))
-    if part is not None:
-        placement = part.blocks
-    return build_device_cache(
-        system,
-        spec,
-        num_slots=num_slots,
-        chunk_bytes=chunk_bytes,
-        placement=None if placement == ExpertPlacement() else placement,
-        device=0 if part is None else part.rank,
     )

@@ -25,7 +25,7 @@ from runtime.engine.resident_experts import ResidentExperts
 from runtime.engine.stats import StepStats
 from runtime.errors import CheckpointError
 from runtime.policy.counters import CacheCounters, sum_counters
-from runtime.policy.device_cache import DeviceCache
+from runtime.policy.device_cache import DeviceCache, count_tokens
 from runtime.policy.eviction.protocol import Expert
 from runtime.policy.placement import ExpertPlacement
 from runtime.store.base import ExpertStore, max_decoded_bytes
@@ -89,18 +89,8 @@ class Engine:
         """The step began with every expert in its place: nothing is requested or transferred."""
         self._experts_done_at = time.perf_counter()
         """Time at which the last routed expert was computed."""
-        self.payoff: ForecastPayoff | None = None
+        self.payoff = ForecastPayoff(driver, cache, loop) if cache.system.adaptive else None
         """Turns forecasting off where it does not pay; None: it is always on."""
-        if cache.system.adaptive:
-            self.payoff = ForecastPayoff(
-                driver,
-                counters=lambda: cache.counters,
-                link_seconds=lambda: sum(
-                    link.busy_seconds for link in loop.links if link.tier.is_top
-                ),
-                stall_seconds=lambda: loop.stall_seconds,
-                on_change=cache.set_idle_prefetch if cache.system.idle_prefetch else lambda _: None,
-            )
         self._closed = False
         self._is_intact = True
         """False during a step, and after one that did not end properly."""
@@ -551,13 +541,3 @@ class Engine:
             "stall_seconds": self.loop.stall_seconds,
             **self.stats.as_dict(),
         }
-
-
-def count_tokens(experts_TK: Ints, num_experts: int) -> dict[int, int]:
-    """Return the number of tokens of each chosen expert, ascending; other ids mean "skip"."""
-    if len(experts_TK) > 1:
-        experts, counts = np.unique(experts_TK, return_counts=True)
-        pairs = zip(experts.tolist(), counts.tolist(), strict=True)
-        return {e: n for e, n in pairs if 0 <= e < num_experts}
-    chosen = experts_TK.ravel().tolist()
-    return {e: chosen.count(e) for e in sorted(chosen) if 0 <= e < num_experts}

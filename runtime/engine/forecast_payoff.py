@@ -7,11 +7,12 @@ without forecasts show how long they wait, and how much transfers next to it slo
 
 import logging
 import statistics
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
 from runtime.engine.driver import PredictorDriver
-from runtime.policy.counters import CacheCounters
+from runtime.policy.device_cache import DeviceCache
+from runtime.transfer.loop import TransferLoop
 
 log = logging.getLogger(__name__)
 
@@ -93,30 +94,15 @@ Costs = Generator[None, StepCosts, StepCosts]
 class ForecastPayoff:
     """Turns forecasting on and off, and predictions of reuse.
 
-    Args:
-        driver: Runs the predictors.
-        counters: Returns the counters of the computing tiers.
-        link_seconds: Returns the time of all transfers to these.
-        stall_seconds: Returns the time that steps have waited for experts.
-        on_change: Called with the setting whenever it changes.
+    Idle links prefetch only while it is on, too, if the system prefetches then.
     """
 
-    def __init__(
-        self,
-        driver: PredictorDriver,
-        *,
-        counters: Callable[[], Sequence[CacheCounters]],
-        link_seconds: Callable[[], float],
-        stall_seconds: Callable[[], float],
-        on_change: Callable[[bool], None] = lambda _: None,
-    ):
+    def __init__(self, driver: PredictorDriver, cache: DeviceCache, loop: TransferLoop):
         self.num_switches = 0
         """Decisions that differ from the one before."""
         self._driver = driver
-        self._counters = counters
-        self._link_seconds = link_seconds
-        self._stall_seconds = stall_seconds
-        self._on_change = on_change
+        self._cache = cache
+        self._loop = loop
         self._totals = self._read_totals()
         self._rule = self._decide()
         next(self._rule)
@@ -135,10 +121,10 @@ class ForecastPayoff:
             self._rule.send(StepCosts._make([*parts, seconds - stall - forecast - reuse]))
 
     def _read_totals(self) -> tuple[float, ...]:
-        driver, counters = self._driver, self._counters()
+        driver, counters = self._driver, self._cache.counters
         return (
-            self._stall_seconds(),
-            self._link_seconds(),
+            self._loop.stall_seconds,
+            sum(link.busy_seconds for link in self._loop.links if link.tier.is_top),
             driver.inline_seconds,
             driver.reuse_seconds,
             sum(layer.bytes_moved for layer in counters),
@@ -209,4 +195,5 @@ class ForecastPayoff:
     def _set(self, is_on: bool) -> None:
         if is_on != self.is_on:
             self._driver.uses_forecasts = is_on
-            self._on_change(is_on)
+            if self._cache.system.idle_prefetch:
+                self._cache.set_idle_prefetch(is_on)

@@ -5,7 +5,7 @@ For a kind such as `stride`, it is the zoo's entry of that kind for this model, 
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,40 +52,6 @@ def locate_predictor(
     return find_name(str(what), identity, model=name, spec=spec)
 
 
-def load_forecaster(
-    what: str | Path,
-    spec: ModelSpec,
-    *,
-    name: str,
-    options: Mapping[str, Any] | None = None,
-    entries: Path | None = None,
-    makers: PredictorMakers | None = None,
-) -> Predictor | None:
-    """Load a predictor, with `options` in place of the entry's.
-
-    Returns None for a kind without an entry for this model that cannot be constructed either.
-
-    Raises:
-        ZooError: a named entry or folder is not there, damaged or for another model.
-    """
-    from predictors.registry import predictor_class
-    from zoo.errors import MismatchError
-    from zoo.load import load_predictor
-
-    where = locate_predictor(what, spec.identity, name=name, entries=entries, spec=spec)
-    make = {**FROM_NOTHING, **(makers or {})}.get(str(what))
-    if where is not None:
-        try:
-            return load_predictor(where, spec=spec, options=options)
-        except MismatchError:
-            # That entry is for another revision, say; one without an entry fits any.
-            if make is None:
-                raise
-    if make is None:
-        return None
-    return make({"spec": spec, **check_options(predictor_class(str(what)), options or {})})
-
-
 def _dependency(given: Mapping[str, Any]) -> Predictor:
     from predictors.baselines import DependencyPredictor
 
@@ -113,6 +79,130 @@ class SystemPredictors:
     """None: eviction uses its own counts."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class AvailablePredictors:
+    """The predictors that there are for one model."""
+
+    spec: ModelSpec
+    name: str
+    """Name of the model."""
+    entries: Path | None = None
+    """Folder of entries by kind, as `moecast train` writes; searched before the zoo."""
+    makers: PredictorMakers = field(default_factory=dict)
+    forced_routing: bool = False
+    """Whether a log forces the routing, on which the model's states have no bearing."""
+
+    def locate(self, what: str | Path) -> str | Path | None:
+        return locate_predictor(
+            what, self.spec.identity, name=self.name, entries=self.entries, spec=self.spec
+        )
+
+    def load(self, what: str | Path, options: Mapping[str, Any] | None = None) -> Predictor | None:
+        """Load a predictor, with `options` in place of the entry's.
+
+        Returns None for a kind without an entry for this model that cannot be constructed either.
+
+        Raises:
+            ZooError: a named entry or folder is not there, damaged or for another model.
+        """
+        from predictors.registry import predictor_class
+        from zoo.errors import MismatchError
+        from zoo.load import load_predictor
+
+        where, make = self.locate(what), {**FROM_NOTHING, **self.makers}.get(str(what))
+        if where is not None:
+            try:
+                return load_predictor(where, spec=self.spec, options=options)
+            except MismatchError:
+                # That entry is for another revision, say; one without an entry fits any.
+                if make is None:
+                    raise
+        if make is None:
+            return None
+        known = check_options(predictor_class(str(what)), options or {})
+        return make({"spec": self.spec, **known})
+
+    def load_if_trained(
+        self, what: str | Path, options: Mapping[str, Any] | None = None
+    ) -> tuple[Predictor | None, str]:
+        """Load a predictor as `load`; without an entry for this model, None and the reason.
+
+        The same for one that looks at the model's states, where a log forces the routing.
+
+        Raises:
+            ZooError: the entry is damaged.
+        """
+        from zoo.errors import MismatchError
+        from zoo.load import find_entry
+
+        try:
+            predictor = self.load(what, options)
+        except MismatchError:
+            where = self.locate(what)
+            assert where is not None
+            made_for = find_entry(where).manifest.spec.differences(self.spec)
+            values = ", ".join(f"{key} {value}" for key, value in made_for.items())
+            return None, f"{where} is for {values}"
+        if predictor is not None and not self._fits_routing(predictor):
+            return None, f"{what} looks at states, which a forced routing does not depend on"
+        return predictor, f"no {what}" + (f" of {self.spec.base}" if self.spec.base else "")
+
+    def _fits_routing(self, predictor: Predictor) -> bool:
+        return not (self.forced_routing and predictor.signals & STATE_SIGNALS)
+
+    def load_forecaster(
+        self, system: SystemConfig, chosen: str | Path | None = None
+    ) -> tuple[Predictor | None, str]:
+        """Load the predictor `chosen`, or else the one that the system names.
+
+        Returns the predictor, and what the system does where it names a kind without an entry for
+        this model: it uses one of its fallbacks, or serves on demand with None. The text is empty
+        otherwise.
+
+        Raises:
+            MoecastError: the system is for replays only.
+            ZooError: a named entry or folder cannot be used.
+        """
+        if system.knows_future:
+            raise MoecastError(
+                f"system {system.name} knows the future routing: it is for replays of a trace "
+                "(moecast evaluate). Live, choose another system"
+            )
+        what = chosen if chosen is not None else system.predictor if system.prefetch else None
+        if what is None:
+            return None, ""
+        options = system.predictor_options if what == system.predictor else None
+        if chosen is not None:
+            predictor = self.load(what, options)
+            if predictor is None:
+                # Imported here because the zoo takes 10 MiB, which serving on demand does not need.
+                from zoo.load import find_entry
+                from zoo.manifest import name_entry
+
+                # The user named this predictor: raise an error that lists the entries.
+                find_entry(name_entry(self.name, str(what)))
+            return predictor, ""
+        predictor, reason = self.load_if_trained(what, options)
+        if predictor is not None:
+            return predictor, ""
+        for kind, kind_options in system.fallback.items():
+            predictor = self.load(kind, kind_options)
+            if predictor is not None and self._fits_routing(predictor):
+                return predictor, f"forecasts with {kind} ({reason})"
+        return None, f"serves on demand ({reason})"
+
+    def load_reuse(self, system: SystemConfig) -> tuple[Predictor | None, str]:
+        """Load the reuse predictor that the system names, if it names one.
+
+        Returns the predictor, and what eviction does where the system names a kind without an entry
+        for this model: it uses its own counts. The text is empty otherwise.
+        """
+        if system.reuse_predictor is None:
+            return None, ""
+        predictor, reason = self.load_if_trained(system.reuse_predictor)
+        return predictor, "" if predictor is not None else f"evicts by usage counts ({reason})"
+
+
 def load_system_predictors(
     system: SystemConfig,
     spec: ModelSpec,
@@ -134,35 +224,31 @@ def load_system_predictors(
         ZooError: a named entry or folder cannot be used.
         PredictorError: a run's folder is named that has no entries, or not the system's.
     """
-    name, changes = model.name, []
-    predictor, entries = choose_predictor(system, chosen, entries)
-    if not isinstance(predictor, Predictor):
-        predictor, change = load_system_predictor(
-            system,
-            spec,
-            name=name,
-            chosen=predictor,
-            entries=entries,
-            makers=makers,
-            forced_routing=forced_routing,
-        )
-        changes.append(change)
-    reuse, change = load_reuse_predictor(
-        system, spec, name=name, entries=entries, forced_routing=forced_routing
+    forecast, entries = choose_predictor(system, chosen, entries)
+    source = AvailablePredictors(
+        spec=spec,
+        name=model.name,
+        entries=entries,
+        makers=makers or {},
+        forced_routing=forced_routing,
     )
-    changes = [*filter(None, [*changes, change])]
+    change = ""
+    if not isinstance(forecast, Predictor):
+        forecast, change = source.load_forecaster(system, forecast)
+    reuse, reuse_change = source.load_reuse(system)
+    changes = " and ".join(filter(None, (change, reuse_change)))
     if changes and forced_routing:
-        log.warning("system %s %s", system.name, " and ".join(changes))
+        log.warning("system %s %s", system.name, changes)
     elif changes:
         log.warning(
             "no trained predictors for %s in %s: system %s %s. To train them: moecast train %s",
-            name,
+            model.name,
             spec.dtype,
             system.name,
-            " and ".join(changes),
+            changes,
             describe_choice(model),
         )
-    return SystemPredictors(forecast=predictor, reuse=reuse)
+    return SystemPredictors(forecast=forecast, reuse=reuse)
 
 
 def choose_predictor(
@@ -217,108 +303,3 @@ def require_kind(system: SystemConfig, run: str | Path, entries: Path | None) ->
             f"predictor={run} has no {kind}, with which system {system.name} forecasts; it has "
             f"{', '.join(kinds)}: name one, as in predictor={entries / kinds[0]}"
         )
-
-
-def load_system_predictor(
-    system: SystemConfig,
-    spec: ModelSpec,
-    *,
-    name: str,
-    chosen: str | Path | None = None,
-    entries: Path | None = None,
-    makers: PredictorMakers | None = None,
-    forced_routing: bool = False,
-) -> tuple[Predictor | None, str]:
-    """Load the predictor `chosen`, or else the one that the system names.
-
-    Returns the predictor, and what the system does where it names a kind without an entry for this
-    model: it uses one of its fallbacks, or serves on demand with None. The text is empty otherwise.
-
-    Raises:
-        MoecastError: the system is for replays only.
-        ZooError: a named entry or folder cannot be used.
-    """
-    if system.knows_future:
-        raise MoecastError(
-            f"system {system.name} knows the future routing: it is for replays of a trace "
-            "(moecast evaluate). Live, choose another system"
-        )
-    what = chosen if chosen is not None else system.predictor if system.prefetch else None
-    if what is None:
-        return None, ""
-    options = system.predictor_options if what == system.predictor else None
-    given: dict[str, Any] = {"name": name, "entries": entries, "makers": makers}
-    if chosen is not None:
-        predictor = load_forecaster(what, spec, options=options, **given)
-        if predictor is None:
-            # Imported here because the zoo takes 10 MiB, which serving on demand does not need.
-            from zoo.load import find_entry
-            from zoo.manifest import name_entry
-
-            # The user named this predictor: raise an error that lists the entries.
-            find_entry(name_entry(name, str(what)))
-        return predictor, ""
-    predictor, reason = load_if_trained(
-        what, spec, options=options, forced_routing=forced_routing, **given
-    )
-    if predictor is not None:
-        return predictor, ""
-    for kind, kind_options in system.fallback.items():
-        predictor = load_forecaster(kind, spec, options=kind_options, **given)
-        if predictor is not None and not (forced_routing and predictor.signals & STATE_SIGNALS):
-            return predictor, f"forecasts with {kind} ({reason})"
-    return None, f"serves on demand ({reason})"
-
-
-def load_reuse_predictor(
-    system: SystemConfig,
-    spec: ModelSpec,
-    *,
-    name: str,
-    entries: Path | None = None,
-    forced_routing: bool = False,
-) -> tuple[Predictor | None, str]:
-    """Load the reuse predictor that the system names, if it names one.
-
-    Returns the predictor, and what eviction does where the system names a kind without an entry for
-    this model: it uses its own counts. The text is empty otherwise.
-    """
-    what = system.reuse_predictor
-    if what is None:
-        return None, ""
-    predictor, reason = load_if_trained(
-        what, spec, name=name, entries=entries, forced_routing=forced_routing
-    )
-    return predictor, "" if predictor is not None else f"evicts by usage counts ({reason})"
-
-
-def load_if_trained(
-    what: str | Path,
-    spec: ModelSpec,
-    *,
-    name: str,
-    entries: Path | None,
-    forced_routing: bool,
-    **given: Any,
-) -> tuple[Predictor | None, str]:
-    """Load a predictor as `load_forecaster`; without an entry for this model, None and the reason.
-
-    The same for one that looks at the model's states, where a log forces the routing.
-
-    Raises:
-        ZooError: the entry is damaged.
-    """
-    from zoo.errors import MismatchError
-    from zoo.load import find_entry
-
-    try:
-        predictor = load_forecaster(what, spec, name=name, entries=entries, **given)
-    except MismatchError:
-        where = locate_predictor(what, spec.identity, name=name, entries=entries, spec=spec)
-        assert where is not None
-        made_for = find_entry(where).manifest.spec.differences(spec)
-        values = ", ".join(f"{key} {value}" for key, value in made_for.items())
-        return None, f"{where} is for {values}"
-    if forced_routing and predictor is not None and predictor.signals & STATE_SIGNALS:
-        return None, f"{what} looks at states, which a forced routing does not depend on"
-    return predictor, f"no {what}" + (f" of {spec.base}" if spec.base else "")

@@ -103,11 +103,19 @@ def check_forecasts(forecasts: Forecasts, spec: ModelSpec) -> None:
     """Raise InvalidForecast unless the forecasts are of the predictor's model."""
     if type(forecasts) is ConsecutiveForecasts:
         _check_layer(forecasts.first_layer, spec)
-        _check_array(forecasts.scores_THE, spec.num_experts, dimensions=3)
+        _check_scores(forecasts.scores_THE, spec, dimensions=3)
         _check_layer(forecasts.first_layer + len(forecasts) - 1, spec)
         return
     for forecast in forecasts:
-        _check_forecast(forecast, spec)
+        if not isinstance(forecast, Forecast):
+            raise InvalidForecast(f"{type(forecast).__name__} in place of a forecast")
+        _check_layer(forecast.layer, spec)
+        _check_scores(forecast.scores_TE, spec, dimensions=2)
+        if forecast.priority_E is not None:
+            _check_scores(forecast.priority_E, spec, dimensions=1)
+        wanted = forecast.wanted or ()
+        if not all(0 <= e < spec.num_experts for e in wanted):
+            raise InvalidForecast(f"experts {list(wanted)} of {spec.num_experts}")
 
 
 def _check_layer(layer: int, spec: ModelSpec) -> None:
@@ -115,23 +123,12 @@ def _check_layer(layer: int, spec: ModelSpec) -> None:
         raise InvalidForecast(f"layer {layer} of {spec.num_layers}")
 
 
-def _check_forecast(forecast: Forecast, spec: ModelSpec) -> None:
-    if not isinstance(forecast, Forecast):
-        raise InvalidForecast(f"{type(forecast).__name__} in place of a forecast")
-    _check_layer(forecast.layer, spec)
-    _check_array(forecast.scores_TE, spec.num_experts, dimensions=2)
-    if forecast.priority_E is not None:
-        _check_array(forecast.priority_E, spec.num_experts, dimensions=1)
-    if forecast.wanted is not None and not all(0 <= e < spec.num_experts for e in forecast.wanted):
-        raise InvalidForecast(f"experts {list(forecast.wanted)} of {spec.num_experts}")
-
-
-def _check_array(array: Any, num_experts: int, *, dimensions: int) -> None:
+def _check_scores(array: Any, spec: ModelSpec, *, dimensions: int) -> None:
     if not isinstance(array, np.ndarray) or array.dtype.kind != "f":
         kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
         raise InvalidForecast(f"scores of type {kind}; expected an array of floats")
-    if array.ndim != dimensions or array.shape[-1] != num_experts:
-        raise InvalidForecast(f"scores of shape {array.shape} for {num_experts} experts")
+    if array.ndim != dimensions or array.shape[-1] != spec.num_experts:
+        raise InvalidForecast(f"scores of shape {array.shape} for {spec.num_experts} experts")
     if kernels is not None and array.dtype == np.float32:
         is_finite = kernels.are_finite(array)
     else:

@@ -131,16 +131,8 @@ def count_slots(budget: Budget, needs: SlotRequirements) -> int:
     Raises:
         BudgetError: less than one layer of one token needs, with that least budget in bytes.
     """
-    num_bytes = budget.resolve(total_bytes=needs.total_bytes)
-    least = needs.least_bytes
-    if num_bytes < least:
-        raise BudgetError(
-            f"{budget.option} of {num_bytes} bytes is too small: one step needs {needs.top_k} "
-            f"experts of {needs.slot_bytes} bytes"
-            + (f" and {needs.scratch_bytes} bytes to convert them" if needs.scratch_bytes else "")
-            + f"; the least budget is {least} bytes ({budget.option}={least})"
-        )
-    return min(needs.num_experts, (num_bytes - needs.scratch_bytes) // needs.slot_bytes)
+    (slots,) = divide_slots(budget, needs, [needs.num_experts])
+    return slots
 
 
 def divide_slots(budget: Budget, needs: SlotRequirements, owned: Sequence[int]) -> list[int]:
@@ -154,10 +146,13 @@ def divide_slots(budget: Budget, needs: SlotRequirements, owned: Sequence[int]) 
     num_bytes, total = budget.resolve(total_bytes=needs.total_bytes), sum(owned)
     least = -(-needs.top_k * needs.slot_bytes * total // min(owned)) + needs.scratch_bytes
     if num_bytes < least:
+        devices = "" if len(owned) == 1 else f" for {len(owned)} devices"
+        converted = f" and {needs.scratch_bytes} bytes to convert them"
         raise BudgetError(
-            f"{budget.option} of {num_bytes} bytes is too small for {len(owned)} devices: each "
-            f"needs {needs.top_k} experts of {needs.slot_bytes} bytes; the least budget is {least} "
-            f"bytes ({budget.option}={least})"
+            f"{budget.option} of {num_bytes} bytes is too small{devices}: "
+            f"{'each' if devices else 'one step'} needs {needs.top_k} experts of "
+            f"{needs.slot_bytes} bytes{converted if needs.scratch_bytes else ''}; the least budget "
+            f"is {least} bytes ({budget.option}={least})"
         )
     available = num_bytes - needs.scratch_bytes
     return [min(own, available * own // (total * needs.slot_bytes)) for own in owned]

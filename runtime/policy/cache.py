@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 
-from runtime.policy.eviction.protocol import EvictionOrder, EvictionPolicy, Expert
+from runtime.policy.eviction.protocol import EvictionPolicy, Expert
+from runtime.policy.eviction.score_order import ScoreOrder
 
-Victims = dict[EvictionOrder, Expert | None]
+Victims = dict[ScoreOrder, Expert | None]
 """The next victim of each order; None: nothing may be evicted."""
 
 
@@ -32,7 +33,7 @@ class CacheEntry:
 class _Partition:
     """The slots of one layer, or of all, and the order in which experts are evicted from them."""
 
-    def __init__(self, slots: range, order: EvictionOrder):
+    def __init__(self, slots: range, order: ScoreOrder):
         self.slots = slots
         self.num_slots = len(slots)
         self.free = dict.fromkeys(slots)

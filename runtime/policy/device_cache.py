@@ -558,3 +558,16 @@ class DeviceCache:
         self._early.clear()
         self._pinned_early.clear()
         self._displaced.clear()
+
+
+def count_tokens(experts_TK: Ints, num_experts: int) -> dict[int, int]:
+    """Returns the number of tokens of each chosen expert, ascending.
+
+    Ids that are none, such as `num_experts`, stand for a choice of none and are left out.
+    """
+    if len(experts_TK) > 1:
+        experts, counts = np.unique(experts_TK, return_counts=True)
+        pairs = zip(experts.tolist(), counts.tolist(), strict=True)
+        return {e: n for e, n in pairs if 0 <= e < num_experts}
+    chosen = experts_TK.ravel().tolist()
+    return {e: chosen.count(e) for e in sorted(chosen) if 0 <= e < num_experts}

@@ -5,7 +5,6 @@ from numpy.typing import NDArray
 
 from predictors.base import ConsecutiveForecasts, Forecast, Forecasts, Ints
 from predictors.errors import MoecastError, unknown
-from runtime.compiled import is_compiled
 from runtime.policy.device_cache import DeviceCache
 from runtime.policy.queue import find_prefetch_order
 
@@ -13,9 +12,6 @@ CANDIDATES = ("named", "all", "slots")
 """Values of `SystemConfig.candidates`."""
 
 Orders = NDArray[np.float64]
-
-COMPILED = is_compiled()
-"""Whether to loop over experts, as C does best, or to call numpy."""
 
 MAX_QUEUED = 32
 """Experts queued by one ranking of all layers: more than a link transfers until the next layer is
@@ -82,10 +78,7 @@ class ForecastScheduler:
         order_LE = np.array([forecast.order_E for forecast in forecasts], np.float64)
         layers = [forecast.layer for forecast in forecasts]
         ahead_L, key_LE = np.array(layers) - cache.layer_now, np.empty(order_LE.shape)
-        if COMPILED:
-            self._write_keys(order_LE, ahead_L, key_LE)
-        else:
-            key_LE[:] = self._order.key(order_LE, ahead_L[:, None], self._num_layers)
+        self._write_keys(order_LE, ahead_L, key_LE)
         num_forecast, num_experts = int(np.count_nonzero(order_LE > 0)), order_LE.shape[1]
         ranked = np.argsort(key_LE, axis=None, kind="stable")[:num_forecast].tolist()
         chosen: list[list[int]] = [[] for _ in forecasts]
@@ -108,7 +101,7 @@ class ForecastScheduler:
             cache.prefetch(layers[row], chosen[row], probabilities, named=named)
 
     def _write_keys(self, order_LE: Orders, ahead_L: Ints, key_LE: Orders) -> None:
-        """Does what `PrefetchOrder.key` does with arrays, expert by expert."""
+        """Writes each expert's key, one by one, as compiled code does best."""
         order, num_layers = self._order, self._num_layers
         for row in range(order_LE.shape[0]):
             for e in range(order_LE.shape[1]):

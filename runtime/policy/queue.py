@@ -1,10 +1,8 @@
 """The transfer queue: experts that the link has to transfer, in two priorities."""
 
-import heapq
 import math
 from collections.abc import Container, Mapping
 from types import MappingProxyType
-from typing import Any
 
 from predictors.errors import MoecastError, unknown
 from runtime.policy.eviction.protocol import Expert
@@ -21,8 +19,8 @@ class PrefetchOrder:
         self.by_distance = by_distance
         """The key depends on the layers ahead, so it changes when a layer is routed."""
 
-    def key(self, probability: Any, ahead: Any, num_layers: int) -> Any:
-        """Returns the key, of numbers or of arrays; the smallest comes first.
+    def key(self, probability: float, ahead: int, num_layers: int) -> float:
+        """Returns the key; the smallest comes first.
 
         Args:
             probability: The forecast's order of the expert, at most 1.
@@ -65,19 +63,6 @@ def find_prefetch_order(name: str) -> PrefetchOrder:
     return PREFETCH_ORDERS[name]
 
 
-class _QueuedPrefetch:
-    """A predicted expert in the queue."""
-
-    __slots__ = ("key", "probability", "ticket")
-
-    def __init__(self, probability: float | None, ticket: int) -> None:
-        self.probability = probability
-        """None: no forecast names it; an idle link may fetch it."""
-        self.ticket = ticket
-        """Number of its push; one that is pushed again keeps it."""
-        self.key = math.inf
-
-
 class TransferQueue:
     """Experts with chunks still to transfer: high in order of arrival, then low in `order`.
 
@@ -87,18 +72,20 @@ class TransferQueue:
 
     def __init__(self, order: PrefetchOrder, *, num_layers: int) -> None:
         self._order = order
-        self._by_distance = order.by_distance
         self._num_layers = num_layers
         self._layer_now = -1
         self._high: dict[Expert, None] = {}
-        self._low: dict[Expert, _QueuedPrefetch] = {}
+        self._low: dict[Expert, tuple[float | None, int]] = {}
+        """Probability of each predicted expert, and the number of its push; one that is pushed
+        again keeps it."""
         self.requested = self._high.keys()
         """The high-priority experts in transfer order; a view."""
         self.predicted = self._low.keys()
         """The low-priority experts; a view."""
-        self._heap: list[tuple[float, int, Expert]] = []
+        self._ordered: list[Expert] = []
+        """The low-priority experts in transfer order, with those that have left since."""
         self._is_outdated = False
-        """The heap's keys are those of an earlier layer."""
+        """Their order is that of an earlier layer or push."""
         self._num_pushed = 0
 
     def __len__(self) -> int:
@@ -111,7 +98,7 @@ class TransferQueue:
         """
         if layer_now != self._layer_now:
             self._layer_now = layer_now
-            self._is_outdated = self._by_distance and bool(self._low)
+            self._is_outdated = self._is_outdated or self._order.by_distance
 
     def push_high(self, expert: Expert) -> None:
         """Adds an expert that a router has chosen, after those chosen earlier."""
@@ -130,27 +117,11 @@ class TransferQueue:
             return
         queued = self._low.get(expert)
         if queued is None:
-            queued = _QueuedPrefetch(probability, self._num_pushed)
+            self._low[expert] = probability, self._num_pushed
             self._num_pushed += 1
-            self._low[expert] = queued
-            is_new = True
         else:
-            queued.probability = probability
-            is_new = False
-        if self._is_outdated:
-            queued.key = math.inf  # `_rebuild` computes it and fills the heap
-            return
-        key = self._key(expert[0], probability)
-        if is_new or key != queued.key:
-            queued.key = key
-            heapq.heappush(self._heap, (key, queued.ticket, expert))
-
-    def _key(self, layer: int, probability: float | None) -> float:
-        if probability is None:
-            return math.inf
-        # A layer that has been routed comes next in the step after this one.
-        layers_ahead = (layer - self._layer_now - 1) % self._num_layers + 1
-        return self._order.key(probability, layers_ahead, self._num_layers)
+            self._low[expert] = probability, queued[1]
+        self._is_outdated = True
 
     def remove(self, expert: Expert) -> None:
         if expert in self._high:
@@ -161,7 +132,6 @@ class TransferQueue:
     def clear(self) -> None:
         self._high.clear()
         self._low.clear()
-        self._heap.clear()
 
     def remove_low_of_layer(self, layer: int, keep: Container[int] = ()) -> list[Expert]:
         """Removes a layer's low-priority experts (ProMoE, algorithm 2, line 12), but `keep`."""
@@ -180,35 +150,21 @@ class TransferQueue:
 
     def probability(self, expert: Expert) -> float | None:
         """Returns the probability that a queued predicted expert was last pushed with."""
-        queued = self._low[expert]
-        return queued.probability
+        return self._low[expert][0]
 
     def low(self) -> list[Expert]:
-        """Returns the low-priority experts in transfer order; drops stale heap items."""
-        if self._is_outdated or len(self._heap) > len(self._low):
-            self._rebuild()
-        return [expert for _, _, expert in sorted(self._heap)]
-
-    def first_low(self) -> Expert | None:
+        """Returns the low-priority experts in transfer order."""
         if self._is_outdated:
-            self._rebuild()
-        while self._heap:
-            key, ticket, expert = self._heap[0]
-            queued = self._low.get(expert)
-            if queued is not None and queued.key == key and queued.ticket == ticket:
-                return expert
-            heapq.heappop(self._heap)
-        return None
+            self._is_outdated = False
+            self._ordered = sorted(self._low, key=self._place)
+        elif len(self._ordered) > len(self._low):
+            self._ordered = [expert for expert in self._ordered if expert in self._low]
+        return self._ordered
 
-    def _rebuild(self) -> None:
-        """Computes all keys for the present layer and drops stale heap items."""
-        self._is_outdated = False
-        num_layers, next_layer = self._num_layers, self._layer_now + 1
-        self._heap = heap = []
-        for expert, queued in self._low.items():
-            probability = queued.probability
-            if probability is not None:
-                layers_ahead = (expert[0] - next_layer) % num_layers + 1
-                queued.key = self._order.key(probability, layers_ahead, num_layers)
-            heap.append((queued.key, queued.ticket, expert))
-        heapq.heapify(heap)
+    def _place(self, expert: Expert) -> tuple[float, int]:
+        probability, ticket = self._low[expert]
+        if probability is None:
+            return math.inf, ticket
+        # A layer that has been routed comes next in the step after this one.
+        layers_ahead = (expert[0] - self._layer_now - 1) % self._num_layers + 1
+        return self._order.key(probability, layers_ahead, self._num_layers), ticket

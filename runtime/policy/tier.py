@@ -292,14 +292,10 @@ class CacheTier:
                 return task
         if high_only:
             return None
-        first = self.queue.first_low() if self.queue.predicted else None
-        if first is not None:
-            victims: Victims = {}
-            if (task := self._start(first, False, victims)) is not None:
+        victims: Victims = {}
+        for expert in self.queue.low():
+            if (task := self._start(expert, False, victims)) is not None:
                 return task
-            for expert in self.queue.low()[1:]:
-                if (task := self._start(expert, False, victims)) is not None:
-                    return task
         return self._start_idle()
 
     def _start_idle(self) -> TransferTask | None:

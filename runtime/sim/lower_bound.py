@@ -5,15 +5,14 @@ Shape suffixes: W decode steps of a window.
 
 import heapq
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from predictors.spec import ModelSpec
+from runtime.policy.device_cache import count_tokens
 from runtime.policy.eviction.protocol import Expert
-from runtime.sim.group import dense_seconds
 from runtime.sim.hardware import Hardware, count_tier_slots
 from runtime.sim.replay import ReplayStats
-from runtime.sim.routing import count_tokens
 from runtime.sim.step import RecordedStep
 
 ROUNDING = 1e-9
@@ -64,7 +63,12 @@ class TimeBound:
 
 
 def bound_time(
-    steps: Iterable[RecordedStep], *, spec: ModelSpec, hardware: Hardware, num_slots: int
+    steps: Iterable[RecordedStep],
+    *,
+    spec: ModelSpec,
+    hardware: Hardware,
+    num_slots: int,
+    dense_seconds: Callable[[RecordedStep, Hardware], float] | None = None,
 ) -> TimeBound:
     """Returns the least time of the steps on this machine, whatever its caches hold at first.
 
@@ -79,9 +83,11 @@ def bound_time(
         spec: The model.
         hardware: The machine.
         num_slots: Experts in the computing tier.
+        dense_seconds: Time of a layer without its experts; None: all tokens are computed at once.
     """
+    dense_seconds = dense_seconds or _dense_seconds
     slots = count_tier_slots(hardware, num_slots, spec.num_layers * spec.num_experts)
-    work = [_measure_step(step, spec, hardware) for step in steps]
+    work = [_measure_step(step, spec, hardware, dense_seconds(step, hardware)) for step in steps]
     tiers = [
         (sum(slots[: tier + 1]), _least_transfer_seconds(hardware, tier))
         for tier in range(len(slots))
@@ -104,13 +110,19 @@ def bound_time(
     )
 
 
-def _measure_step(step: RecordedStep, spec: ModelSpec, hardware: Hardware) -> StepWork:
+def _dense_seconds(step: RecordedStep, hardware: Hardware) -> float:
+    return hardware.layer_seconds(len(step.tokens_T))
+
+
+def _measure_step(
+    step: RecordedStep, spec: ModelSpec, hardware: Hardware, layer_seconds: float
+) -> StepWork:
     num_tokens = len(step.tokens_T)
     seconds = hardware.overheads.step_seconds
     choices = []
     for layer in range(spec.num_layers):
         tokens_per_expert = count_tokens(step.experts(layer), spec.num_experts)
-        seconds += dense_seconds(step, hardware.layer_seconds)
+        seconds += layer_seconds
         seconds += sum(map(hardware.expert_seconds, tokens_per_expert.values()))
         choices.append([(layer, e) for e in tokens_per_expert])
     is_prefill = num_tokens > len(set(step.requests_T.tolist()))

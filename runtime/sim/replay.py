@@ -1,58 +1,26 @@
 """Replays recorded steps through a predictor and a system, on a simulated machine."""
 
-import functools
 import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 
-from predictors.base import Forecasts, Predictor, Signal
-from predictors.errors import MoecastError
+from predictors.base import Predictor, Signal
 from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
 from runtime.policy.adaptive_switch import AdaptiveSwitch
-from runtime.policy.build import (
-    adapt_to_link,
-    build_device_cache,
-)
+from runtime.policy.build import adapt_to_link
 from runtime.policy.counters import CacheCounters, sum_counters
-from runtime.policy.device_cache import DeviceCache
-from runtime.policy.forecast_scheduler import ForecastScheduler
-from runtime.policy.placement import ExpertPlacement
-from runtime.sim.group import AnySimulator, simulate_dense, simulate_experts
-from runtime.sim.hardware import Hardware, count_tier_slots, hybrid_hardware, prediction_seconds
-from runtime.sim.routing import RecordedRouting, count_tokens
-from runtime.sim.simulator import Simulator
-from runtime.sim.step import RecordedStep, replay_step
+from runtime.sim.hardware import Hardware, prediction_seconds
+from runtime.sim.simulator import make_simulator
+from runtime.sim.step import RecordedRouting, RecordedStep, replay_step
 from runtime.transfer.timeline import TimelineSink
 
 COLLECT_AFTER = 100_000
 """Objects that are made, and not freed, before Python's garbage collector looks for cycles."""
-
-
-class StepTotals(NamedTuple):
-    """Totals from the start of a run to the end of one of its steps."""
-
-    is_prefill: bool
-    """Whether the step is a prefill."""
-    num_tokens: int
-    """Tokens of the step itself."""
-    seconds: float
-    """Time of the step itself."""
-    prefill_stall_seconds: float
-    decode_stall_seconds: float
-    prefill_bytes: int
-    decode_bytes: int
-    requests: int
-    """Requested experts of decode steps, as the next four."""
-    hits: int
-    predicted: int
-    predicted_in_time: int
-    needed_predicted: int
-    needed_predicted_in_time: int
 
 
 @dataclass
@@ -78,8 +46,6 @@ class ReplayStats:
     """Time of predictions."""
     decode_stall_seconds: float = 0.0
     """The part of `stall_seconds` in decode steps."""
-    step_totals: list[StepTotals] = field(default_factory=list)
-    """One for each step, in the order of the run."""
     decode_predictor_seconds: float = 0.0
     """The part of `predictor_seconds` in decode steps; a synchronous system waits for it."""
 
@@ -151,22 +117,8 @@ def rare_collections() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-class SpreadDevices(Protocol):
-    """Several devices that experts are spread over, and the links between them."""
-
-    @property
-    def num_devices(self) -> int: ...
-
-    def tokens_at_once(self, num_tokens: int) -> int:
-        """Returns the tokens of a step that are computed one after another outside of experts."""
-
-    def device_hardware(self, hardware: Hardware) -> Hardware:
-        """Returns one device's part of a machine."""
-
-    def connect(
-        self, simulators: Sequence[Simulator], devices: Sequence[DeviceCache]
-    ) -> AnySimulator:
-        """Returns the devices as one simulated machine."""
+AnySimulator = Any
+"""A `Simulator`, or what has its methods for several devices."""
 
 
 def replay(
@@ -179,7 +131,8 @@ def replay(
     budget_slots: int | Sequence[int],
     reuse_predictor: Predictor | None = None,
     timeline: TimelineSink | None = None,
-    interconnect: SpreadDevices | None = None,
+    make_machine: Callable[..., AnySimulator] = make_simulator,
+    on_step: Callable[[ReplayStats, RecordedStep], None] = lambda *_: None,
 ) -> ReplayStats:
     """Runs the steps one after another from empty caches.
 
@@ -188,103 +141,57 @@ def replay(
     routing before the first step, so all steps are held at once.
 
     Args:
-        steps: Recorded steps; `batch_steps` makes steps of several requests, `group.GroupStep` one
-            of several micro-batches.
+        steps: Recorded steps; `batch_steps` makes steps of several requests.
         predictor: What to forecast with.
         spec: The model.
         system: What to fetch and to evict.
-        hardware: The machine, or each of its devices if there is an `interconnect`.
+        hardware: The machine.
         budget_slots: Experts in the computing tier, or in each tier, the computing one first. With
             one number and a machine whose host memory is too small for all experts, host memory is
             a second tier, full from the first layer on, or from where the computing tier ends if
             the system begins with that full too.
         reuse_predictor: A `predictors.reuse` predictor for `reuse` eviction.
-        timeline: Gets the spans of transfers, stalls and computed experts; of several devices,
-            those of the first.
-        interconnect: Several devices, over which experts are spread.
+        timeline: Gets the spans of transfers, stalls and computed experts.
+        make_machine: Makes what runs the steps, with the arguments of `make_simulator`.
+        on_step: Called after each step.
     """
     if system.knows_future:
         steps = list(steps)
         options = {**system.eviction_options, "future": RecordedRouting(steps, spec)}
         system = replace(system, eviction_options=options)
-    hybrid = hybrid_hardware(system, hardware)
-    if hybrid is not None and interconnect is not None:
-        raise MoecastError("system.hybrid=true: replays simulate it on one device only")
-    fills_host = isinstance(budget_slots, int)
-    if interconnect is not None:
-        hardware = interconnect.device_hardware(hardware)
-    if isinstance(budget_slots, int):
-        budget_slots = count_tier_slots(hardware, budget_slots, spec.num_layers * spec.num_experts)
     slows_computing = hardware.overheads.compute_speed_transferring < 1
     system = adapt_to_link(system, slows_computing=slows_computing)
-    chunk_bytes = [hardware.chunk_bytes] * spec.num_layers
     active = predictor if system.prefetch else None
-    simulator: AnySimulator
-    num_devices = 1 if interconnect is None else interconnect.num_devices
-    placement = None if interconnect is None else ExpertPlacement(num_devices)
-    devices = [
-        build_device_cache(
-            system,
-            spec,
-            num_slots=[budget_slots],
-            chunk_bytes=chunk_bytes,
-            placement=placement,
-            device=device,
-        )
-        for device in range(num_devices)
-    ]
-    switch = make_switch(system, devices)
-    simulators = [
-        Simulator(
-            device,
-            hardware,
-            scheduler=ForecastScheduler(device, top_k=spec.top_k),
-            timeline=None if i else timeline,
-            is_stateless=active is not None and active.stateless and reuse_predictor is None,
-            hybrid=hybrid,
-        )
-        for i, device in enumerate(devices)
-    ]
-    if interconnect is None:
-        (simulator,) = simulators
-    else:
-        simulator = interconnect.connect(simulators, devices)
-    if fills_host or system.fill_first_layers:
-        for device in devices:
-            device.fill()
+    simulator = make_machine(
+        system,
+        spec,
+        hardware,
+        budget_slots=budget_slots,
+        timeline=timeline,
+        is_stateless=active is not None and active.stateless and reuse_predictor is None,
+    )
+    switch = make_switch(system, simulator.set_idle_prefetch)
     stats = ReplayStats(
         prefill=[CacheCounters() for _ in range(spec.num_layers)],
         decode=[CacheCounters() for _ in range(spec.num_layers)],
     )
-    tokens_at_once = int if interconnect is None else interconnect.tokens_at_once
-
-    @functools.cache
-    def layer_seconds(num_tokens: int) -> float:
-        return hardware.layer_seconds(tokens_at_once(num_tokens))
-
     was_prefill = False
     for step in steps:
         requests = set(step.requests_T.tolist())
         is_prefill = len(step.tokens_T) > len(requests)
-        for device in devices:
-            device.top.counters = stats.prefill if is_prefill else stats.decode
-            device.begin_step(step.requests_T)
         start, stall_seconds = simulator.now, simulator.stall_seconds
         predictor_seconds = simulator.predictor_seconds
-        _simulate_step(
+        simulator.begin_step(step.requests_T, stats.prefill if is_prefill else stats.decode)
+        _run_layers(
             simulator,
-            devices,
-            active,
             step,
-            spec=spec,
-            layer_seconds=layer_seconds,
-            predictor_seconds=prediction_seconds(hardware, active, len(step.tokens_T)),
-            reuse_predictor=reuse_predictor,
-            reuse_seconds=prediction_seconds(hardware, reuse_predictor, len(step.tokens_T)),
+            active,
+            reuse_predictor,
+            hardware=hardware,
+            num_layers=spec.num_layers,
             uses_forecasts=switch is None or switch.is_on,
         )
-        for device in devices:
-            device.end_step()
+        simulator.end_step()
         times = stats.ttft_seconds if is_prefill else stats.tpot_seconds
         if not is_prefill and (was_prefill or not times):
             stats.run_starts.append(len(times))
@@ -295,114 +202,43 @@ def replay(
         if not is_prefill:
             stats.decode_stall_seconds += simulator.stall_seconds - stall_seconds
             stats.decode_predictor_seconds += simulator.predictor_seconds - predictor_seconds
-        stats.step_totals.append(
-            _total_step(stats, is_prefill=is_prefill, num_tokens=len(step.tokens_T))
-        )
+        on_step(stats, step)
         if switch is not None and not is_prefill:
             switch.record_step(times[-1])
     return stats
 
 
-def make_switch(system: SystemConfig, devices: Sequence[DeviceCache]) -> AdaptiveSwitch | None:
+def make_switch(
+    system: SystemConfig, set_idle_prefetch: Callable[[bool], None]
+) -> AdaptiveSwitch | None:
     """Returns what turns prefetching off where it does not pay, in idle time too; None: nothing."""
-
-    def set_idle_prefetch(is_on: bool) -> None:
-        if system.idle_prefetch:
-            for device in devices:
-                device.set_idle_prefetch(is_on)
-
-    return AdaptiveSwitch(on_change=set_idle_prefetch) if system.adaptive else None
+    if not system.adaptive:
+        return None
+    return AdaptiveSwitch(on_change=set_idle_prefetch if system.idle_prefetch else lambda _: None)
 
 
-def _total_step(stats: ReplayStats, *, is_prefill: bool, num_tokens: int) -> StepTotals:
-    prefill_bytes = decode_bytes = requests = hits = 0
-    predicted = predicted_in_time = needed_predicted = needed_predicted_in_time = 0
-    for layer in stats.prefill:
-        prefill_bytes += layer.bytes_moved
-    for layer in stats.decode:
-        decode_bytes += layer.bytes_moved
-        requests += layer.requests
-        hits += layer.hits
-        predicted += layer.predicted
-        predicted_in_time += layer.predicted_in_time
-        needed_predicted += layer.needed_predicted
-        needed_predicted_in_time += layer.needed_predicted_in_time
-    return StepTotals(
-        is_prefill=is_prefill,
-        num_tokens=num_tokens,
-        seconds=(stats.ttft_seconds if is_prefill else stats.tpot_seconds)[-1],
-        prefill_stall_seconds=stats.stall_seconds - stats.decode_stall_seconds,
-        decode_stall_seconds=stats.decode_stall_seconds,
-        prefill_bytes=prefill_bytes,
-        decode_bytes=decode_bytes,
-        requests=requests,
-        hits=hits,
-        predicted=predicted,
-        predicted_in_time=predicted_in_time,
-        needed_predicted=needed_predicted,
-        needed_predicted_in_time=needed_predicted_in_time,
-    )
-
-
-def _simulate_step(
+def _run_layers(
     simulator: AnySimulator,
-    devices: Sequence[DeviceCache],
-    predictor: Predictor | None,
     step: RecordedStep,
-    *,
-    spec: ModelSpec,
-    layer_seconds: Callable[[int], float],
-    predictor_seconds: float,
+    predictor: Predictor | None,
     reuse_predictor: Predictor | None,
-    reuse_seconds: float,
+    *,
+    hardware: Hardware,
+    num_layers: int,
     uses_forecasts: bool,
 ) -> None:
-    """Runs one forward pass.
-
-    Args:
-        layer_seconds: Time of a layer without its experts.
-        predictor_seconds: Time of each event that the predictor answers with forecasts.
-        reuse_seconds: The same of the reuse predictor.
-    """
-    simulator.begin_step()
-    events = replay_step(predictor, step, num_layers=spec.num_layers)
-    reuse_events = replay_step(reuse_predictor, step, num_layers=spec.num_layers)
+    """Runs the layers of one forward pass, and the predictors at its events."""
+    num_tokens = len(step.tokens_T)
+    seconds = prediction_seconds(hardware, predictor, num_tokens)
+    reuse_seconds = prediction_seconds(hardware, reuse_predictor, num_tokens)
+    events = replay_step(predictor, step, num_layers=num_layers)
+    reuse_events = replay_step(reuse_predictor, step, num_layers=num_layers)
     for event, reuse_event in zip(events, reuse_events, strict=True):
         if event.forecasts and uses_forecasts:
             is_routed = event.signal in (Signal.GATE_INPUT, Signal.ROUTED)
             give = simulator.forecast_after_requests if is_routed else simulator.forecast
-            give(event.forecasts, layer_now=event.layer_now, seconds=predictor_seconds)
+            give(event.forecasts, layer_now=event.layer_now, seconds=seconds)
         if event.signal is Signal.LAYER_INPUT:
-            simulate_dense(
-                simulator,
-                devices,
-                step,
-                event.layer,
-                num_experts=spec.num_experts,
-                layer_seconds=layer_seconds,
-            )
+            simulator.run_dense(step, event.layer)
         elif event.signal is Signal.ROUTED:
-            is_awaited = False
-            if reuse_event.forecasts:
-                chosen = count_tokens(step.experts(event.layer), spec.num_experts)
-                is_awaited = any(device.lacks(event.layer, chosen) for device in devices)
-                simulator.score_reuse(reuse_seconds, is_awaited=is_awaited)
-            if is_awaited:
-                _give_scores(devices, reuse_event.forecasts)
-            for device in devices:
-                device.on_tokens_routed(event.layer, step.experts(event.layer))
-            simulate_experts(
-                simulator,
-                step,
-                event.layer,
-                num_experts=spec.num_experts,
-                is_last=event.layer + 1 == spec.num_layers,
-            )
-            if not is_awaited:
-                _give_scores(devices, reuse_event.forecasts)
-
-
-def _give_scores(devices: Sequence[DeviceCache], scores: Forecasts) -> None:
-    for device in devices:
-        for score in scores:
-            device.on_reuse_scores(score.layer, score.scores_TE)
+            simulator.run_routed(step, event.layer, reuse_event.forecasts, reuse_seconds)

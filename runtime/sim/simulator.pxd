@@ -11,17 +11,19 @@ from runtime.sim.machine cimport (
 
 
 cdef class Simulator:
-    cdef object _hardware, _hybrid
+    cdef readonly object hardware, spec
+    cdef object _hybrid
     cdef ForecastScheduler _scheduler
-    cdef DeviceCache _cache
+    cdef readonly DeviceCache cache
     cdef list _answers
     cdef bint _is_synchronous
     cdef double _step_seconds, _compute_speed_transferring
     cdef SimulatedClock _clock
     cdef SimulatedPredictor _predictor
-    cdef SimulatedRing _top, _bottom
-    cdef SimulatedLoop _loop
-    cdef dict _expert_times
+    cdef readonly SimulatedRing top
+    cdef SimulatedRing _bottom
+    cdef readonly SimulatedLoop loop
+    cdef dict _expert_times, _layer_times
 
     cpdef forecast(self, forecasts, Py_ssize_t layer_now, double seconds)
     @cython.locals(started=double, left=double, speed=double, end=double, event=double,
@@ -29,4 +31,5 @@ cdef class Simulator:
     cpdef compute(self, double seconds, expert=*)
     @cython.locals(cache=DeviceCache, pending=list, expert=tuple, host_end=double)
     cpdef run_experts(self, Py_ssize_t layer, dict tokens_per_expert, double computed_after=*)
-    cpdef double _expert_seconds(self, num_tokens) except? -1
+    cpdef list begin_requests(self, Py_ssize_t layer, dict chosen, on_host=*)
+    cpdef double expert_seconds(self, num_tokens) except? -1

@@ -1,22 +1,27 @@
 """Discrete-event simulation of one device: the live transfer loop over simulated rings."""
 
 import math
-from collections import Counter, deque
 from collections.abc import Sequence
 from functools import partial
 
-from predictors.base import Forecasts
-from runtime.policy.device_cache import DeviceCache
+from predictors.base import Forecasts, Ints
+from predictors.spec import ModelSpec
+from runtime.config import SystemConfig
+from runtime.policy.build import build_device_cache
+from runtime.policy.counters import CacheCounters
+from runtime.policy.device_cache import DeviceCache, count_tokens
 from runtime.policy.eviction.protocol import Expert
 from runtime.policy.forecast_scheduler import ForecastScheduler
 from runtime.policy.host_split import choose_host_experts
-from runtime.sim.hardware import Hardware, RooflineHardware
+from runtime.policy.placement import ExpertPlacement
+from runtime.sim.hardware import Hardware, RooflineHardware, count_tier_slots, hybrid_hardware
 from runtime.sim.machine import (
     SimulatedClock,
     SimulatedLoop,
     SimulatedPredictor,
     SimulatedRing,
 )
+from runtime.sim.step import RecordedStep
 from runtime.transfer.loop import TierLink
 from runtime.transfer.timeline import TimelineSink
 
@@ -32,7 +37,7 @@ class Simulator:
         cache: DeviceCache,
         hardware: Hardware,
         *,
-        scheduler: ForecastScheduler,
+        spec: ModelSpec,
         timeline: TimelineSink | None = None,
         is_stateless: bool = False,
         hybrid: RooflineHardware | None = None,
@@ -42,16 +47,17 @@ class Simulator:
         Args:
             cache: Cache of the device, whose transfers are simulated.
             hardware: Times of the machine.
-            scheduler: Gets the forecasts.
+            spec: The model.
             timeline: Gets the spans of transfers, stalls and computed experts.
             is_stateless: The predictor may leave out an event whose forecasts would be late.
             hybrid: The hardware, if it may compute missed experts in host memory.
         """
         overheads = hardware.overheads
-        self._cache = cache
-        self._hardware = hardware
+        self.cache = cache
+        self.spec = spec
+        self.hardware = hardware
         self._hybrid = hybrid
-        self._scheduler = scheduler
+        self._scheduler = scheduler = ForecastScheduler(cache, top_k=spec.top_k)
         self._step_seconds = overheads.step_seconds
         self._compute_speed_transferring = overheads.compute_speed_transferring
         self._is_synchronous = overheads.predictor_inline or cache.system.synchronous
@@ -68,16 +74,18 @@ class Simulator:
             )
             for i, tier in enumerate(cache.tiers)
         ]
-        self._top, self._bottom = rings[0], rings[-1]
+        self.top, self._bottom = rings[0], rings[-1]
         links = [
             TierLink("disk" if tier.below is None else "copy", tier, ring)
             for tier, ring in zip(cache.tiers, rings, strict=True)
         ]
-        self._loop = SimulatedLoop(links, rings, self._clock, self._predictor, timeline=timeline)
+        self.loop = SimulatedLoop(links, rings, self._clock, self._predictor, timeline=timeline)
         self._answers: list[tuple[Forecasts, int, float]] = []
         """Those of the routed layer, until its experts are requested."""
         self._expert_times: dict[int, float] = {}
         """Time of an expert by its number of tokens."""
+        self._layer_times: dict[int, float] = {}
+        """Time of a layer without its experts by the number of tokens."""
 
     @property
     def now(self) -> float:
@@ -86,27 +94,68 @@ class Simulator:
 
     @property
     def stall_seconds(self) -> float:
-        """Time that the computation waited for experts and loads."""
-        return self._loop.stall_seconds
+        """Time that the computation waited."""
+        return self.loop.stall_seconds
 
     @property
     def predictor_seconds(self) -> float:
         """Time of predictions."""
         return self._predictor.busy_seconds
 
-    def begin_step(self) -> None:
-        """Starts a forward pass and computes what is outside of its layers.
+    # ---- events of a step
+
+    def begin_step(self, requests_T: Ints, counters: list[CacheCounters]) -> None:
+        """Starts a forward pass, counted in `counters`, and computes what is outside of its layers.
 
         Forecasts for the last pass are late. A predictor with a state completes its events first.
         """
+        self.cache.top.counters = counters
+        self.cache.begin_step(requests_T)
         self._predictor.drop_late(None)
         while self._predictor.must_finish():
-            self._loop.pump()
-            self._loop.wait()
+            self.loop.pump()
+            self.loop.wait()
         if self._step_seconds:
             self.compute(self._step_seconds)
 
-    # ---- the predictor
+    def run_dense(self, step: RecordedStep, layer: int) -> None:  # noqa: ARG002
+        """Computes a layer without its experts."""
+        self.compute(self.layer_seconds(len(step.tokens_T)))
+
+    def run_routed(
+        self, step: RecordedStep, layer: int, scores: Forecasts, score_seconds: float
+    ) -> None:
+        """Runs a layer from its router's choice on.
+
+        Args:
+            step: The forward pass.
+            layer: Number of the layer.
+            scores: Those of the reuse predictor, which come before the requests if these evict.
+            score_seconds: What they take.
+        """
+        experts_TK = step.experts(layer)
+        chosen = count_tokens(experts_TK, self.spec.num_experts)
+        is_awaited = bool(scores) and self.cache.lacks(layer, chosen)
+        if scores:
+            self.charge_scores(score_seconds, is_awaited=is_awaited)
+        if is_awaited:
+            self.give_scores(scores)
+        self.cache.on_tokens_routed(layer, experts_TK)
+        self.run_chosen(step, layer, chosen)
+        if not is_awaited:
+            self.give_scores(scores)
+
+    def run_chosen(self, step: RecordedStep, layer: int, chosen: dict[int, int]) -> None:  # noqa: ARG002
+        """Computes the experts of a layer that all of a step is routed to."""
+        self.run_experts(layer, chosen)
+
+    def end_step(self) -> None:
+        self.cache.end_step()
+
+    def set_idle_prefetch(self, on: bool) -> None:
+        self.cache.set_idle_prefetch(on)
+
+    # ---- the predictors
 
     def forecast(self, forecasts: Forecasts, layer_now: int, seconds: float) -> None:
         """Schedules the predictor's answer to an event for the time when it has been computed.
@@ -120,7 +169,7 @@ class Simulator:
         self._predictor.busy_seconds += seconds
         self.compute(seconds)
         self._scheduler.schedule(forecasts, layer_now)
-        self._loop.pump()  # the transfers start before the router runs
+        self.loop.pump()  # the transfers start before the router runs
 
     def forecast_after_requests(self, forecasts: Forecasts, layer_now: int, seconds: float) -> None:
         """Schedules the answer to a router's event when its layer's experts are requested, as live.
@@ -129,12 +178,7 @@ class Simulator:
         """
         self._answers.append((forecasts, layer_now, seconds))
 
-    def _forecast_requested(self) -> None:
-        answers, self._answers = self._answers, []
-        for forecasts, layer_now, seconds in answers:
-            self.forecast(forecasts, layer_now, seconds)
-
-    def score_reuse(self, seconds: float, *, is_awaited: bool) -> None:
+    def charge_scores(self, seconds: float, *, is_awaited: bool) -> None:
         """Charges the reuse predictor's scores of a layer, which its requests evict by.
 
         The step waits for them if something is evicted; otherwise they take the predictor's time.
@@ -145,29 +189,15 @@ class Simulator:
         else:
             self._predictor.predict(seconds, [], 0)
 
-    # ---- other bytes than experts
-
-    def start_load(self, num_bytes: int) -> None:
-        """Starts a transfer to the device, such as of KV caches, in parallel with experts'.
-
-        Both have `Overheads.transfer_speed_together` of the link's speed.
-        """
-        assert not self._top.is_loading(), "one load at a time"
-        self._top.load(self._hardware.transfer_seconds(num_bytes))
-
-    def finish_load(self) -> None:
-        """Waits for the end of the last load."""
-        started = self.now
-        while self._top.is_loading():
-            self._loop.pump()
-            self._loop.wait()
-        self._loop.stall_seconds += self.now - started
+    def give_scores(self, scores: Forecasts) -> None:
+        for score in scores:
+            self.cache.on_reuse_scores(score.layer, score.scores_TE)
 
     # ---- the compute stream
 
     def compute(self, seconds: float, expert: Expert | None = None) -> None:
         """Computes for a while: one expert, or a layer's other weights."""
-        clock, bottom, loop = self._clock, self._bottom, self._loop
+        clock, bottom, loop = self._clock, self._bottom, self.loop
         started, left = clock.now, seconds
         bottom.set_computing(True)
         while True:
@@ -191,31 +221,40 @@ class Simulator:
 
         `computed_after`: seconds until the tokens arrive from other devices.
         """
-        cache = self._cache
-        self._predictor.drop_late(layer)
+        cache = self.cache
         on_host, host_seconds = NOTHING_ON_HOST
         if self._hybrid is not None:
             on_host, host_seconds = self._split(layer, tokens_per_expert)
-        pending = cache.request_routed(layer, tokens_per_expert, on_host)
-        self._forecast_requested()
+        pending = self.begin_requests(layer, tokens_per_expert, on_host)
         host_end = self._clock.now + host_seconds
         if computed_after:
             self.compute(computed_after)
         while pending:
             candidates = cache.next_candidates(layer, pending)
-            e = self._loop.wait_for(cache, layer, candidates)
+            e = self.loop.wait_for(cache, layer, candidates)
             pending.remove(e)
             expert = layer, e
-            self.compute(self._expert_seconds(tokens_per_expert[e]), expert)
+            self.compute(self.expert_seconds(tokens_per_expert[e]), expert)
             cache.release(expert)
         if on_host:
             self._wait_until(host_end)
             cache.release_below(layer, on_host)
 
+    def begin_requests(
+        self, layer: int, chosen: dict[int, int], on_host: frozenset[int] = frozenset()
+    ) -> list[int]:
+        """Requests a layer's chosen experts, then forecasts; returns their computing order."""
+        self._predictor.drop_late(layer)
+        pending = self.cache.request_routed(layer, chosen, on_host)
+        answers, self._answers = self._answers, []
+        for forecasts, layer_now, seconds in answers:
+            self.forecast(forecasts, layer_now, seconds)
+        return pending
+
     def _split(self, layer: int, tokens_per_expert: dict[int, int]) -> tuple[frozenset[int], float]:
         """Returns the experts that the host's processor computes, and the time that it takes."""
         assert self._hybrid is not None
-        missed = self._cache.missed_in_host_memory(layer, tokens_per_expert)
+        missed = self.cache.missed_in_host_memory(layer, tokens_per_expert)
         if not missed:
             return NOTHING_ON_HOST
         tokens = {e: tokens_per_expert[e] for e in missed}
@@ -226,36 +265,70 @@ class Simulator:
     def _wait_until(self, end: float) -> None:
         """Waits for the host's processor while transfers go on."""
         started = self.now
-        self._loop.pump()
-        while self._loop.next_event() <= end:
-            self._loop.wait()
-            self._loop.pump()
+        self.loop.pump()
+        while self.loop.next_event() <= end:
+            self.loop.wait()
+            self.loop.pump()
         self._clock.now = max(self.now, end)
-        self._loop.stall_seconds += self.now - started
+        self.loop.stall_seconds += self.now - started
 
-    def run_experts_by_batch(self, layer: int, batches: Sequence[dict[int, int]]) -> None:
-        """Requests what the whole group needs and computes it micro-batch by micro-batch.
+    def layer_seconds(self, num_tokens: int) -> float:
+        """Returns the time of a layer without its experts."""
+        seconds = self._layer_times.get(num_tokens)
+        if seconds is None:
+            seconds = self._layer_times[num_tokens] = self.hardware.layer_seconds(num_tokens)
+        return seconds
 
-        An expert is released when the last micro-batch that needs it has computed it.
-        """
-        self._predictor.drop_late(layer)
-        tokens_per_expert: Counter[int] = Counter()
-        for batch in batches:
-            tokens_per_expert.update(batch)
-        self._cache.request_routed(layer, tokens_per_expert)
-        self._forecast_requested()
-        uses = deque(use for batch in batches for use in sorted(batch.items()))
-        while uses:
-            e, num_tokens = uses[0]
-            self._cache.make_room(layer, e, list(dict.fromkeys(e for e, _ in uses)))
-            self._loop.wait_for(self._cache, layer, [e])
-            self.compute(self._expert_seconds(num_tokens), (layer, e))
-            uses.popleft()
-            if all(e != later for later, _ in uses):
-                self._cache.release((layer, e))
-
-    def _expert_seconds(self, num_tokens: int) -> float:
+    def expert_seconds(self, num_tokens: int) -> float:
         seconds = self._expert_times.get(num_tokens)
         if seconds is None:
-            seconds = self._expert_times[num_tokens] = self._hardware.expert_seconds(num_tokens)
+            seconds = self._expert_times[num_tokens] = self.hardware.expert_seconds(num_tokens)
         return seconds
+
+
+def make_simulator(
+    system: SystemConfig,
+    spec: ModelSpec,
+    hardware: Hardware,
+    *,
+    budget_slots: int | Sequence[int],
+    placement: ExpertPlacement | None = None,
+    device: int = 0,
+    kind: type[Simulator] = Simulator,
+    timeline: TimelineSink | None = None,
+    is_stateless: bool = False,
+) -> Simulator:
+    """Returns a simulated device.
+
+    Args:
+        system: What to fetch and to evict.
+        spec: The model.
+        hardware: The device.
+        budget_slots: Experts in the computing tier, or in each tier, as for `replay`.
+        placement: Experts of each of several devices; None: the only one has all.
+        device: Number of the device.
+        kind: Its class.
+        timeline: Gets the spans of transfers, stalls and computed experts.
+        is_stateless: The predictor may leave out an event whose forecasts would be late.
+    """
+    fills_host = isinstance(budget_slots, int)
+    if isinstance(budget_slots, int):
+        budget_slots = count_tier_slots(hardware, budget_slots, spec.num_layers * spec.num_experts)
+    cache = build_device_cache(
+        system,
+        spec,
+        num_slots=[budget_slots],
+        chunk_bytes=[hardware.chunk_bytes] * spec.num_layers,
+        placement=placement,
+        device=device,
+    )
+    if fills_host or system.fill_first_layers:
+        cache.fill()
+    return kind(
+        cache,
+        hardware,
+        spec=spec,
+        timeline=timeline,
+        is_stateless=is_stateless,
+        hybrid=hybrid_hardware(system, hardware),
+    )

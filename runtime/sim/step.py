@@ -5,14 +5,18 @@ Shape suffixes: T tokens of the step, D hidden size, E experts, K top_k.
 
 import functools
 import itertools
+from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
 
 from predictors.base import Floats, Forecasts, Ints, Predictor, Signal
 from predictors.errors import MoecastError
+from predictors.spec import ModelSpec
+from runtime.policy.device_cache import count_tokens
 
 
 class RecordedStep(Protocol):
@@ -214,3 +218,25 @@ def batch_steps(steps: Iterable[RecordedStep], size: int) -> Iterator[RecordedSt
                 running.append(request)
         is_full = True
         yield BatchedStep([request.popleft() for request in running])
+
+
+class RecordedRouting:
+    """The experts that some token is routed to, ascending, for each step and layer.
+
+    Takes two bytes for each expert and eight for each layer of a step: a million steps of twelve
+    layers and four experts take 0.2 GB, where lists would take 2.
+    """
+
+    def __init__(self, steps: Iterable[RecordedStep], spec: ModelSpec):
+        self._num_layers = spec.num_layers
+        self._experts = array("h")
+        self._starts = array("q", [0])
+        for step in steps:
+            for layer in range(spec.num_layers):
+                self._experts.extend(count_tokens(step.experts(layer), spec.num_experts))
+                self._starts.append(len(self._experts))
+
+    def __iter__(self) -> Iterator[list[list[int]]]:
+        for first in range(0, len(self._starts) - 1, self._num_layers):
+            bounds = self._starts[first : first + self._num_layers + 1]
+            yield [self._experts[start:end].tolist() for start, end in pairwise(bounds)]

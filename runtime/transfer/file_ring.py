@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 from struct import Struct
-from typing import NamedTuple
 
 from runtime.policy.eviction.protocol import Expert
 from runtime.policy.tier import TransferTask
@@ -23,21 +22,9 @@ CHECKED, DROPPED = 1, 2
 """Flags: the checksum is compared; pages leave the page cache after a read through it."""
 
 
-class ExpertParts(NamedTuple):
-    """The bytes of an expert, as `rings.c` reads them."""
-
-    files: tuple[Path, ...]
-    """None: the store has to convert what it reads."""
-    parts: bytes
-    """`PART` of each of the slot's ranges; addresses count from the slot's beginning."""
-
-
-class StoreRead(NamedTuple):
-    """A transfer in `rings.c`."""
-
-    task: TransferTask
-    files: Sequence[OpenFile]
-    """Open until the transfer has ended."""
+ExpertParts = tuple[tuple[Path, ...], bytes]
+"""The files of an expert, none where the store has to convert what it reads, and its bytes as
+`rings.c` reads them: `PART` of each of the slot's ranges; addresses count from its beginning."""
 
 
 class StoreRing(Ring):
@@ -74,8 +61,8 @@ class StoreRing(Ring):
         self._compiled = None
         if rings is not None and isinstance(arrivals, rings.Arrivals):
             self._compiled = rings.FileRing(arrivals, num_threads, cpus, arena)
-        self._reads: dict[int, StoreRead] = {}
-        """Those that are not settled, by ticket."""
+        self._reads: dict[int, tuple[TransferTask, Sequence[OpenFile]]] = {}
+        """Those in `rings.c` that are not settled, by ticket, and their files, open until then."""
         self._lost: set[int] = set()
         """Tickets of reads that hang; nobody waits for them."""
         self._parts: dict[Expert, ExpertParts] = {}
@@ -97,7 +84,8 @@ class StoreRing(Ring):
             return
         bounds = self._bounds[task.expert[0]]
         first, end = bounds[task.first_chunk], bounds[task.end_chunk]
-        parts = self._parts[task.expert].parts[first * PART.size : end * PART.size]
+        _, parts = self._parts[task.expert]
+        parts = parts[first * PART.size : end * PART.size]
         descriptors = b"".join([opened.packed for opened in files])
         address = self._address + task.slot * self._slot_bytes
         try:
@@ -105,24 +93,25 @@ class StoreRing(Ring):
         except (OSError, RuntimeError):  # no thread, or closed
             self._store.files.unpin(files, failed=True)
             raise
-        self._reads[ticket] = StoreRead(task, files)
+        self._reads[ticket] = task, files
 
     def _open(self, expert: Expert) -> Sequence[OpenFile] | None:
         """Returns the open files of the expert; None: only the store can read it."""
         known = self._parts.get(expert)
         if known is None:
             known = self._parts[expert] = self._find_parts(expert)
-        if not known.files:
+        files, _ = known
+        if not files:
             return None
         try:
-            return self._store.files.pin(known.files)
+            return self._store.files.pin(files)
         except OSError:
             return None  # the store says what is wrong
 
     def _find_parts(self, expert: Expert) -> ExpertParts:
         extents = self._store.extents(*expert)
         if extents is None:
-            return ExpertParts((), b"")
+            return (), b""
         files = tuple(dict.fromkeys(extent.file for extent in extents))
         chunks = self._store.layouts[expert[0]].chunk_ranges
         ranges = [bounds for chunk in chunks for bounds in chunk]
@@ -133,25 +122,26 @@ class StoreRing(Ring):
             number = files.index(extent.file)
             checksum = extent.checksum or 0
             parts += PART.pack(number, flags, extent.offset, end - start, start, checksum)
-        return ExpertParts(files, parts)
+        return files, parts
 
     def cancel(self, ticket: int) -> bool:
         if ticket not in self._reads or self._compiled is None:
             return self._threads.cancel(ticket)
         if not self._compiled.cancel(ticket):
             return False
-        self._store.files.unpin(self._reads.pop(ticket).files)
+        _, files = self._reads.pop(ticket)
+        self._store.files.unpin(files)
         return True
 
     def settle(self, ticket: int, status: int) -> bool:
-        read = self._reads.pop(ticket, None)
-        if read is None:
+        if ticket not in self._reads:
             return True
-        self._store.files.unpin(read.files, failed=status != ARRIVED)
+        task, files = self._reads.pop(ticket)
+        self._store.files.unpin(files, failed=status != ARRIVED)
         if status == ARRIVED or ticket in self._lost:
             self._lost.discard(ticket)
             return True
-        self._threads.submit(ticket, read.task)
+        self._threads.submit(ticket, task)
         return False
 
     def running(self) -> list[tuple[int, float]]:
@@ -170,8 +160,8 @@ class StoreRing(Ring):
         has_ended = self._compiled is None or self._compiled.close(seconds)
         has_ended &= self._threads.close(max(0.0, end - time.monotonic()))
         if has_ended:
-            for read in self._reads.values():
-                self._store.files.unpin(read.files)
+            for _, files in self._reads.values():
+                self._store.files.unpin(files)
             self._reads.clear()
             if self._closes:
                 self._store.close()

@@ -21,15 +21,11 @@ class RingThread(threading.Thread):
     """A thread of a ring, and what it transfers."""
 
     def __init__(self, run: Callable[["RingThread"], None], name: str):
-        super().__init__(name=name, daemon=True)
-        self._run_ring = run
+        super().__init__(target=run, args=(self,), name=name, daemon=True)
         self.ticket: int | None = None
         self.since = 0.0
         self.is_lost = False
         """It hangs, and another has taken its place."""
-
-    def run(self) -> None:
-        self._run_ring(self)
 
 
 class ThreadRing(Ring):

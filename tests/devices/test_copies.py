@@ -110,16 +110,28 @@ def test_ring__the_host_waits_for_a_copy_where_nothing_else_comes(folder, sim):
         assert not handle.engine.loop.links[0].ring.running()
 
 
-def test_pin__orders_overwrites_after_the_expert(folder, sim):
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_pin__orders_overwrites_after_the_expert(folder, sim, is_interrupted):
     """Modules with a loop of their own compute more experts of a layer than have slots."""
     model = serve(folder, device="sim", budget="12%", host_budget="100%", exact=Exact.EAGER)
-    with model.moecast as handle:
-        engine, tokens_T = handle.engine, np.arange(6)
+
+    def compute(engine, layer, experts):
+        tokens_T = np.arange(6)
         engine.begin_step(tokens_T, np.zeros_like(tokens_T))
-        engine.routed(0, np.arange(12).reshape(6, 2), None, None)
-        for expert in range(12):
-            engine.pin(0, expert)["down_proj"].sum()
-        engine.end_step()
+        try:
+            engine.routed(layer, np.arange(12).reshape(6, 2), None, None)
+            for expert in experts:
+                engine.pin(layer, expert)["down_proj"].sum()
+            if len(experts) == 1:
+                raise KeyboardInterrupt
+        finally:
+            engine.end_step()
+
+    with model.moecast as handle:
+        if is_interrupted:
+            with pytest.raises(KeyboardInterrupt):
+                compute(handle.engine, 1, [0])
+        compute(handle.engine, 0, range(12))
         assert not sim.races
 
 

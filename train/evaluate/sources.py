@@ -15,7 +15,7 @@ from predictors.base import Predictor
 from predictors.registry import load_from_files
 from predictors.spec import ModelSpec
 from runtime.config import ModelConfig, SystemConfig
-from runtime.engine.forecasters import load_forecaster
+from runtime.engine.forecasters import AvailablePredictors
 from train.errors import TrainError
 from train.kinds import RECORDED
 from train.nonlearned import FITS, make_skip
@@ -137,14 +137,12 @@ class PredictorSources:
         spec = self.trace.spec
         name = spec.model_id if self._model is None else self._model.name
         try:
-            made = load_forecaster(
-                what,
-                spec,
+            made = AvailablePredictors(
+                spec=spec,
                 name=name,
-                options=options,
                 entries=self._entries,
                 makers={kind: partial(self._make, kind) for kind in (*FITS, "skip")},
-            )
+            ).load(what, options)
         except MismatchError as error:
             raise MissingPredictor(f"{what}: {error}") from error
         if made is None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from predictors.base import Ints
 from predictors.errors import MoecastError
-from runtime.policy.eviction.protocol import EvictionOrder, EvictionPolicy, Expert
+from runtime.policy.eviction.protocol import EvictionPolicy, Expert
 from runtime.policy.eviction.regret import ARMS, UseShares
 from runtime.policy.eviction.score_order import ScoreOrder, find_best_absent
 
@@ -91,7 +91,7 @@ class BeladyEviction(EvictionPolicy):
         """Experts that the router that ran last has chosen."""
         self._orders: list[NextUseOrder] = []
 
-    def make_order(self, *, num_slots: int, layers: range) -> EvictionOrder:
+    def make_order(self, *, num_slots: int, layers: range) -> ScoreOrder:
         if self._shares is not None:
             self._shares.ghosts.divide(num_slots, layers)
         order = NextUseOrder(self, layers)

@@ -1,12 +1,15 @@
 """The interface between a cache and its eviction policy."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from predictors.base import Ints
+
+if TYPE_CHECKING:
+    from runtime.policy.eviction.score_order import ScoreOrder
 
 Expert = tuple[int, int]
 """(layer, expert)"""
@@ -16,34 +19,6 @@ Probabilities = Sequence[float] | NDArray[np.floating]
 
 IsEvictable = Callable[[Expert], bool]
 """Whether a resident expert may be evicted now: not pinned, not in flight."""
-
-
-class EvictionOrder(Protocol):
-    """The order in which one partition's experts are evicted: all of a cache, or a layer's share.
-
-    It receives every admission, use, prediction and removal of a resident expert.
-    """
-
-    def on_admit(self, expert: Expert) -> None:
-        """Records that the expert got a slot, for a prediction or a router's request."""
-
-    def on_prefetch(self, expert: Expert) -> None:
-        """Records that the expert just admitted was forecast and not requested by its router."""
-
-    def on_use(self, expert: Expert) -> None:
-        """Records that its router requested the resident expert."""
-
-    def on_predict(self, expert: Expert) -> None:
-        """Records that a forecast named the resident expert."""
-
-    def on_remove(self, expert: Expert) -> None:
-        """Records that the expert lost its slot, for whatever reason."""
-
-    def clear(self) -> None:
-        """Forgets all experts, before those that are resident are admitted again."""
-
-    def choose_victim(self, is_evictable: IsEvictable) -> Expert | None:
-        """Returns the resident expert to evict next, or None when none is evictable."""
 
 
 class EvictionPolicy:
@@ -58,7 +33,7 @@ class EvictionPolicy:
     def __init__(self, *, num_layers: int = 0, num_experts: int = 0) -> None:
         """Makes a policy for a model of so many layers, each of so many experts."""
 
-    def make_order(self, *, num_slots: int, layers: range) -> EvictionOrder:
+    def make_order(self, *, num_slots: int, layers: range) -> "ScoreOrder":
         """Makes the order of `num_slots` slots that the experts of `layers` share."""
         raise NotImplementedError
 

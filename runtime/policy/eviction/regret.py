@@ -1,13 +1,13 @@
 """Eviction without training: the best of several counts, chosen by what each would have hit.
 
-From top to bottom: counts of uses that decay, small caches of ids that tell which counts would have
-hit most, both together as the share of steps that use an expert, the discount by the time until its
-layer comes, and the policy.
+From top to bottom: small caches of ids that tell which counts would have hit most, the counts as
+the share of steps that use an expert, and the policy, which discounts them by the time until a
+layer comes.
 
 Shape suffixes: L layers, E experts, A arms, K experts chosen in the step.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,55 +45,6 @@ NUM_SAMPLED_LAYERS = 4
 
 LEAST_SHARE = 1e-6
 """Share of steps that an expert without uses is given: far below one use in any log."""
-
-
-class DecayedCounts:
-    """Uses of each expert, weighted by `decay ** (steps since)`, for several decays.
-
-    The weight of a use is 1 where a step has one token, else the expert's tokens over those of the
-    busiest expert: a prefill requests almost all experts, and only their tokens tell them apart.
-    """
-
-    def __init__(self, *, num_layers: int, num_experts: int, decays: Sequence[float]):
-        self.decay_A = np.array(decays)
-        self._num_experts = num_experts
-        self._num_arms = len(decays)
-        self.score_LEA = np.zeros((num_layers, num_experts, len(decays)))
-        self.view_LEA = self.score_LEA
-        self._weight_A = np.ones(len(decays))
-        """The increment of a use in this step: it grows by 1 / decay per step, so that past uses
-        need not be touched to decay."""
-        self._total_A = np.zeros(len(decays))
-        """The score in this step of an expert that every step used, over the weight."""
-        self.most_A = np.ones(len(decays))
-        """The score in this step of an expert that every step used."""
-
-    def begin_step(self) -> None:
-        self._total_A = self._total_A * self.decay_A + 1.0
-        self._weight_A /= self.decay_A
-        if self._weight_A.max() > LARGEST_WEIGHT:
-            self.score_LEA /= self._weight_A
-            self._weight_A[:] = 1.0
-        self.most_A = self._weight_A * np.maximum(self._total_A, 1.0)
-
-    def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
-        if not tokens_per_expert:
-            return
-        chosen, tokens_K = list(tokens_per_expert), list(tokens_per_expert.values())
-        most, weight_A = max(tokens_K), self._weight_A
-        for k in range(len(chosen)):
-            e, share = chosen[k], tokens_K[k] / most
-            for a in range(self._num_arms):
-                self.view_LEA[layer, e, a] += share * weight_A[a]
-
-    def write_shares(self, layer: int, arm: int, share_E: Scores) -> None:
-        """Writes `[E]`: the decayed share of past steps that used each expert, in [0, 1]."""
-        most = self.most_A[arm]
-        if COMPILED:
-            for e in range(self._num_experts):
-                share_E[e] = self.view_LEA[layer, e, arm] / most
-        else:
-            share_E[:] = self.score_LEA[layer, :, arm] / most
 
 
 class GhostCaches:
@@ -248,17 +199,31 @@ class UseShares:
     Every arm of `ARMS` estimates the probability that a step uses the expert: the decayed share of
     past steps (LRU and LFU are the extremes), the mean of a fast, a middle and a slow one, and LFRU
     (arXiv 2608.07911), the share of all steps over the steps since the last use.
+
+    A use is weighted by `decay ** (steps since)`. Its weight is 1 where a step has one token, else
+    the expert's tokens over those of the busiest expert: a prefill requests almost all experts, and
+    only their tokens tell them apart.
     """
 
     def __init__(self, *, num_layers: int, num_experts: int):
-        shape = {"num_layers": num_layers, "num_experts": num_experts}
-        self._counts = DecayedCounts(**shape, decays=DECAYS)
-        self.ghosts = GhostCaches(**shape, num_arms=len(ARMS), sure=SURE)
+        self.ghosts = GhostCaches(
+            num_layers=num_layers, num_experts=num_experts, num_arms=len(ARMS), sure=SURE
+        )
         self._num_experts = num_experts
+        self._decay_A = np.array(DECAYS)
+        self._score_LEA = np.zeros((num_layers, num_experts, len(DECAYS)))
+        self._view_LEA = self._score_LEA
+        self._weight_A = np.ones(len(DECAYS))
+        """The increment of a use in this step: it grows by 1 / decay per step, so that past uses
+        need not be touched to decay."""
+        self._total_A = np.zeros(len(DECAYS))
+        """The score in this step of an expert that every step used, over the weight."""
+        self._most_A = np.ones(len(DECAYS))
+        """The score in this step of an expert that every step used."""
         self._last_step_LE = np.zeros((num_layers, num_experts))
         self._step = 0
         self._blended_arm = np.array([DECAYS.index(decay) for decay in BLENDED], dtype=np.int64)
-        """Arms of `_counts` in the arm `blend`."""
+        """Places in `DECAYS` of those in the arm `blend`."""
         self._blended_weight = np.array(list(BLENDED.values()))
         self._forever = DECAYS.index(1.0)
 
@@ -269,11 +234,19 @@ class UseShares:
 
     def begin_step(self) -> None:
         self._step += 1
-        self._counts.begin_step()
+        self._total_A = self._total_A * self._decay_A + 1.0
+        self._weight_A /= self._decay_A
+        if self._weight_A.max() > LARGEST_WEIGHT:
+            self._score_LEA /= self._weight_A
+            self._weight_A[:] = 1.0
+        self._most_A = self._weight_A * np.maximum(self._total_A, 1.0)
 
     def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
-        self._counts.on_routed(layer, tokens_per_expert)
-        for e in tokens_per_expert:
+        most, weight_A = max(tokens_per_expert.values(), default=1), self._weight_A
+        for e, num_tokens in tokens_per_expert.items():
+            share = num_tokens / most
+            for a in range(len(weight_A)):
+                self._view_LEA[layer, e, a] += share * weight_A[a]
             self._last_step_LE[layer, e] = self._step
         if layer in self.ghosts.layers:
             self.ghosts.on_routed(layer, tokens_per_expert, self.of_all_arms(layer))
@@ -296,85 +269,46 @@ class UseShares:
     def write_arm(self, layer: int, arm: int, share_E: Scores) -> None:
         """Writes the shares by one arm, by its place in `ARMS`."""
         if arm >= 2:
-            self._counts.write_shares(layer, arm - 2, share_E)
+            self._write_decayed(layer, arm - 2, share_E)
         elif COMPILED:
             self._write_each(layer, arm, share_E)
         elif arm == 1:
             age_E = (self._step - np.asarray(self._last_step_LE[layer])) + 1.0
-            self._counts.write_shares(layer, self._forever, share_E)
+            self._write_decayed(layer, self._forever, share_E)
             np.divide(share_E, age_E, out=share_E)
         else:
             # One after another, as `_write_each` does: a product of matrices may round otherwise.
             share_E[:], decayed_E = 0.0, np.empty(self._num_experts)
             for blended, weight in zip(self._blended_arm, self._blended_weight, strict=True):
-                self._counts.write_shares(layer, blended, decayed_E)
+                self._write_decayed(layer, blended, decayed_E)
                 np.add(share_E, decayed_E * weight, out=share_E)
 
     def _write_each(self, layer: int, arm: int, share_E: Scores) -> None:
         """Does what `write_arm` does, expert by expert."""
-        counts, num_blended = self._counts, len(self._blended_arm)
+        num_blended = len(self._blended_arm)
         for e in range(self._num_experts):
             if arm == 1:
                 age = (self._step - self._last_step_LE[layer, e]) + 1.0
-                share = counts.view_LEA[layer, e, self._forever] / counts.most_A[self._forever]
-                share_E[e] = share / age
+                a = self._forever
+                share_E[e] = self._view_LEA[layer, e, a] / self._most_A[a] / age
                 continue
             blend = 0.0
             for i in range(num_blended):
                 a = self._blended_arm[i]
-                blend += counts.view_LEA[layer, e, a] / counts.most_A[a] * self._blended_weight[i]
+                blend += self._view_LEA[layer, e, a] / self._most_A[a] * self._blended_weight[i]
             share_E[e] = blend
 
     def write_decayed(self, layer: int, decay: float, share_E: Scores) -> None:
         """Writes the shares at one of `DECAYS` of a layer that this step has routed."""
-        self._counts.write_shares(layer, DECAYS.index(decay), share_E)
+        self._write_decayed(layer, DECAYS.index(decay), share_E)
 
-
-class DistanceDiscount:
-    """Scores `1 / (1 / share + d / L)`, for layers that are `d` layers ahead.
-
-    That is the reciprocal of the expected time until the next use, in steps: an expert that every
-    second step uses is worth less where its layer has just been computed than where it is next.
-    Experts that were never used count as used once in a very long time, so that those of the
-    farthest layer go first among them, too.
-
-    Every score changes with every layer, so they are computed only where an expert is evicted.
-    """
-
-    def __init__(self, *, num_layers: int, num_experts: int):
-        self._num_layers = num_layers
-        self._num_experts = num_experts
-        self.score_LE = np.zeros((num_layers, num_experts))
-        """The scores that were computed last."""
-        self._view_LE = self.score_LE
-        self._share_LE = np.full((num_layers, num_experts), LEAST_SHARE)
-        self._slowed_LE = np.empty((num_layers, num_experts))
-        layers_L = np.arange(num_layers)
-        self._distance_LL = (layers_L - layers_L[:, None] - 1) % num_layers / num_layers
-        """How far ahead each layer is, as a share of a step, when a layer has been routed."""
-
-    def set_shares(self, layer: int, share_E: Scores) -> None:
-        """Sets the share of steps that use each of the layer's experts."""
+    def _write_decayed(self, layer: int, a: int, share_E: Scores) -> None:
+        most = self._most_A[a]
         if COMPILED:
-            least = LEAST_SHARE
             for e in range(self._num_experts):
-                self._share_LE[layer, e] = max(share_E[e], least)
+                share_E[e] = self._view_LEA[layer, e, a] / most
         else:
-            np.maximum(share_E, LEAST_SHARE, out=self._share_LE[layer])
-
-    def compute(self, layer_now: int) -> None:
-        """Computes the scores after `layer_now` was routed; -1: when a step begins."""
-        if COMPILED:
-            for layer in range(self._num_layers):
-                distance = self._distance_LL[layer_now, layer]
-                for e in range(self._num_experts):
-                    share = self._share_LE[layer, e]
-                    self._view_LE[layer, e] = share / (share * distance + 1.0)
-            return
-        distance_L1 = self._distance_LL[layer_now][:, None]
-        np.multiply(self._share_LE, distance_L1, out=self._slowed_LE)
-        self._slowed_LE += 1.0
-        np.divide(self._share_LE, self._slowed_LE, out=self.score_LE)
+            share_E[:] = self._score_LEA[layer, :, a] / most
 
 
 class RegretEviction(EvictionPolicy):
@@ -382,6 +316,13 @@ class RegretEviction(EvictionPolicy):
 
     It needs neither training nor options: see `UseShares` for the counts that compete, and
     `GhostCaches` for the choice. `reuse` eviction adds predictions to it.
+
+    The score is `1 / (1 / share + d / L)`, for layers that are `d` layers ahead. That is the
+    reciprocal of the expected time until the next use, in steps: an expert that every second step
+    uses is worth less where its layer has just been computed than where it is next. Experts that
+    were never used count as used once in a very long time, so that those of the farthest layer go
+    first among them, too. Every score changes with every layer, so they are computed only where an
+    expert is evicted.
     """
 
     def __init__(self, *, num_layers: int, num_experts: int):
@@ -390,9 +331,13 @@ class RegretEviction(EvictionPolicy):
         self._counts = UseShares(num_layers=num_layers, num_experts=num_experts)
         self._value_LE = np.zeros((num_layers, num_experts))
         """The share of steps that use each expert, as it was estimated last."""
-        self._discount = DistanceDiscount(num_layers=num_layers, num_experts=num_experts)
-        self.score_LE = self._discount.score_LE
+        self.score_LE = np.zeros((num_layers, num_experts))
         """The scores by which experts are evicted, as `compute_scores` left them."""
+        self._view_LE = self.score_LE
+        layers_L = np.arange(num_layers)
+        self._distance_LL = (layers_L - layers_L[:, None] - 1) % num_layers / num_layers
+        """How far ahead each layer is, as a share of a step, when a layer has been routed; the last
+        row: when a step begins."""
         self._is_outdated = False
         """The scores are those of an earlier layer or forecast."""
         self._layer_now = -1
@@ -417,7 +362,6 @@ class RegretEviction(EvictionPolicy):
 
     def _follow_routing(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
         self._set_value(layer, tokens_per_expert)
-        self._discount.set_shares(layer, self._value_LE[layer])
         self._layer_now = layer
         self._is_outdated = True
 
@@ -427,9 +371,20 @@ class RegretEviction(EvictionPolicy):
 
     def compute_scores(self) -> Scores:
         """Returns `score_LE`, computed anew if events have changed it."""
-        if self._is_outdated:
-            self._is_outdated = False
-            self._discount.compute(self._layer_now)
+        if not self._is_outdated:
+            return self.score_LE
+        self._is_outdated = False
+        if not COMPILED:
+            share_LE = np.maximum(self._value_LE, LEAST_SHARE)
+            distance_L1 = self._distance_LL[self._layer_now][:, None]
+            np.divide(share_LE, share_LE * distance_L1 + 1.0, out=self.score_LE)
+            return self.score_LE
+        least = LEAST_SHARE
+        for layer in range(self._num_layers):
+            distance = self._distance_LL[self._layer_now, layer]
+            for e in range(self._num_experts):
+                share = max(self._value_LE[layer, e], least)
+                self._view_LE[layer, e] = share / (share * distance + 1.0)
         return self.score_LE
 
     def end_step(self) -> None:

@@ -9,7 +9,7 @@ cdef class ReuseEviction(RegretEviction):
     cdef set _forecast_layers, _expected
     cdef list _is_predicted, _orders
     cdef double _hits, _slow_weight
-    cdef double[:, ::1] _predicted_view_LE, _view_LE, _idle_view_LE, _expected_LE
+    cdef double[:, ::1] _predicted_view_LE, _idle_view_LE, _expected_LE
     cdef object _predicted_LE, _routed
     cdef readonly object idle_score_LE
     cdef bint _is_long, _uses_predictions
@@ -29,7 +29,7 @@ cdef class ReuseEviction(RegretEviction):
     cpdef _expect_each(self, Py_ssize_t layer, const float[:] probability_E)
     @cython.locals(layer=Py_ssize_t, e=Py_ssize_t)
     cpdef compute_scores(self)
-    @cython.locals(layer=Py_ssize_t, e=Py_ssize_t, is_forecast=bint, none=double)
+    @cython.locals(layer=Py_ssize_t)
     cpdef compute_idle_scores(self)
     cpdef bint may_evict_for(self, tuple victim, tuple newcomer) except -1
     @cython.locals(layer=Py_ssize_t, e=Py_ssize_t)

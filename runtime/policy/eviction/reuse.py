@@ -49,7 +49,7 @@ class ReuseEviction(RegretEviction):
     tokens choose more often than a layer has experts), `p` is what balanced routing gives, so that
     a prefill keeps what its later layers are sure to need and evicts what its earlier ones have
     used. All other experts score their value, less where their layer is far ahead
-    (`DistanceDiscount`). The scores are computed only when an expert is evicted or idle link time
+    (`RegretEviction`). The scores are computed only when an expert is evicted or idle link time
     is spent: of what events say, mostly the last word is needed.
 
     Without a reuse predictor the value is the share of past steps that `UseShares` estimates, as it
@@ -70,7 +70,6 @@ class ReuseEviction(RegretEviction):
         self._is_predicted = [False] * num_layers
         self._routed: Mapping[int, int] = {}
         """What the last routed layer's router has chosen."""
-        self._view_LE = self.score_LE
         self.idle_score_LE = np.zeros((num_layers, num_experts))
         """Scores for fetching in idle time, as `compute_idle_scores` left them: the value, or
         NOT_IDLE where a forecast of this step already decides what to fetch of the layer."""
@@ -198,15 +197,9 @@ class ReuseEviction(RegretEviction):
 
     def compute_idle_scores(self) -> Scores:
         """Returns `idle_score_LE`, computed anew."""
-        if not COMPILED:
-            np.copyto(self.idle_score_LE, self._value_LE)
-            for layer in self._forecast_layers:
-                self.idle_score_LE[layer] = NOT_IDLE
-            return self.idle_score_LE
-        for layer in range(self._num_layers):
-            is_forecast = layer in self._forecast_layers
-            for e in range(self._num_experts):
-                self._idle_view_LE[layer, e] = NOT_IDLE if is_forecast else self._value_LE[layer, e]
+        self._idle_view_LE[:, :] = self._value_LE
+        for layer in self._forecast_layers:
+            self._idle_view_LE[layer, :] = NOT_IDLE
         return self.idle_score_LE
 
     def may_evict_for(self, victim: Expert, newcomer: Expert) -> bool:

@@ -33,5 +33,4 @@ cdef class ScoreOrder:
     cpdef Py_ssize_t _take_lowest(self) except -2
 
 
-@cython.locals(e=Py_ssize_t)
 cpdef copy_scores(const double[:] score_E, double[:] target_E)

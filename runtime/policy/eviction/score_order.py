@@ -68,6 +68,7 @@ class ScoreOrder:
         self._touched_N[(layer - self._first_layer) * self._num_experts + e] = self._clock
 
     def on_admit(self, expert: Expert) -> None:
+        """Records that the expert got a slot, for a prediction or a router's request."""
         index = self.index(expert)
         self._absent_N[index] = 0.0
         if COMPILED and self._places_N[index] < 0:
@@ -77,15 +78,18 @@ class ScoreOrder:
         self.touch(expert)
 
     def on_prefetch(self, expert: Expert) -> None:
-        """Records nothing: the admission was the touch."""
+        """Records that the expert just admitted was forecast: the admission was the touch."""
 
     def on_use(self, expert: Expert) -> None:
+        """Records that its router requested the resident expert."""
         self.touch(expert)
 
     def on_predict(self, expert: Expert) -> None:
+        """Records that a forecast named the resident expert."""
         self.touch(expert)
 
     def on_remove(self, expert: Expert) -> None:
+        """Records that the expert lost its slot, for whatever reason."""
         index = self.index(expert)
         self._absent_N[index] = np.inf
         if COMPILED and self._places_N[index] >= 0:
@@ -95,11 +99,13 @@ class ScoreOrder:
             self._places_N[index] = -1
 
     def clear(self) -> None:
+        """Forgets all experts, before those that are resident are admitted again."""
         self._absent_N[:] = np.inf
         self._places_N[:] = -1
         self._num_residents = 0
 
     def choose_victim(self, is_evictable: IsEvictable) -> Expert | None:
+        """Returns the resident expert to evict next, or None when none is evictable."""
         score_N = self.scores()
         self._mask(score_N)
         for _ in range(NUM_SINGLE_TRIES):
@@ -190,11 +196,7 @@ class ScoreEviction(EvictionPolicy):
 
 def copy_scores(score_E: Scores, target_E: Scores) -> None:
     """Copies scores into an array or a part of one."""
-    if COMPILED:
-        for e in range(len(score_E)):
-            target_E[e] = score_E[e]
-    else:
-        target_E[:] = score_E
+    target_E[:] = score_E
 
 
 def view_scores(score_LE: Scores, layers: range) -> Scores:

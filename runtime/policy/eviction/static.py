@@ -70,7 +70,7 @@ class StaticEviction(ScoreEviction):
     def _fix(self) -> None:
         """Gives scores to the most used experts of each partition; ties go to the lower id."""
         for size, layers in self._partitions:
-            uses_N = view_scores(self._uses_LE, layers)
+            uses_N = self._uses_LE[layers.start : layers.stop].reshape(-1)
             members = np.argsort(-uses_N, kind="stable")[:size]
             ascending = members[np.argsort(uses_N[members], kind="stable")]
             view_scores(self.score_LE, layers)[ascending] = np.arange(1, len(ascending) + 1)

@@ -8,6 +8,7 @@ from benchmarks.cluster import Interconnect
 from runtime.config import HardwareConfig, ShapeConfig, SystemConfig
 from runtime.sim.hardware import describe_hardware
 from runtime.sim.replay import replay
+from runtime.sim.simulator import make_simulator
 from tests.builders.simulated import routed_step, toy_machine
 from tests.builders.traces import make_spec
 
@@ -22,7 +23,7 @@ def run(steps, *, interconnect=None, slots=8, spec=SPEC, hardware=None, **switch
         system=SystemConfig(**{"per_layer": False, **switches}),
         hardware=hardware or toy_machine(),
         budget_slots=slots,
-        interconnect=interconnect,
+        make_machine=make_simulator if interconnect is None else interconnect.make_machine,
     )
 
 

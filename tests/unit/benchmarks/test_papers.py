@@ -13,16 +13,19 @@ from benchmarks.papers.cells import (
     FinishedTable,
     PaperCell,
     ReplayTable,
+    StepTotals,
     UnitSums,
+    total_step,
 )
 from benchmarks.papers.claims import FigureReplay, make_claims
 from benchmarks.papers.paper_context import ExpertFold, load_hardware, load_shape
 from benchmarks.papers.published import find_published, read_published
 from benchmarks.papers.run import PAPERS
 from runtime.config import SystemConfig
-from runtime.sim.replay import ReplayStats, StepTotals
+from runtime.sim.replay import replay
 from runtime.sim.step import ArrayStep
 from tests.builders.entries import tiny_spec
+from tests.builders.simulated import one_token, toy_machine
 from train.evaluate.forecasts import RecordedForecast
 
 FOLD = ExpertFold(6, 3, 2)
@@ -97,14 +100,32 @@ def test_claims__cover_every_published_figure_or_name_why_not() -> None:
     assert len(table.asked) > 300
 
 
+def test_totals__after_each_step_add_up() -> None:
+    totals: list[StepTotals] = []
+    stats = replay(
+        [one_token(0, 1), one_token(0, 2)],
+        None,
+        spec=tiny_spec(num_experts=4, top_k=1, hidden_size=1),
+        system=SystemConfig(),
+        hardware=toy_machine(),
+        budget_slots=8,
+        on_step=lambda *step: totals.append(total_step(*step)),
+    )
+    first, last = totals
+    assert (first.requests, first.hits, first.decode_stall_seconds) == (2, 0, 12.0)
+    assert (last.requests, last.hits, last.decode_stall_seconds) == (4, 1, 18.0)
+    assert [first.seconds, last.seconds] == stats.tpot_seconds
+    assert last.decode_bytes == stats.total.bytes_moved == 9
+    assert not last.is_prefill
+
+
 def make_totals(**changes: float) -> StepTotals:
     zeros = dict.fromkeys(StepTotals._fields, 0)
     return StepTotals(**{**zeros, "num_tokens": 1, **changes})  # type: ignore[arg-type]
 
 
 def test_units__divide_a_replay_at_its_prefills() -> None:
-    stats = ReplayStats(prefill=[], decode=[])
-    stats.step_totals = [
+    totals = [
         make_totals(is_prefill=True, num_tokens=5, seconds=9.0, prefill_bytes=50),
         make_totals(seconds=8.0, hits=1, requests=4, prefill_bytes=50),
         make_totals(is_prefill=True, num_tokens=7, seconds=3.0, hits=1, requests=4),
@@ -112,7 +133,7 @@ def test_units__divide_a_replay_at_its_prefills() -> None:
         make_totals(seconds=2.0, hits=5, requests=12, decode_stall_seconds=0.75),
         make_totals(is_prefill=True, seconds=5.0, hits=5, requests=12, decode_stall_seconds=0.75),
     ]
-    units = UnitSums.of_replay(stats, warm_units=1)
+    units = UnitSums.of_replay(totals, warm_units=1)
     # The first unit, which found an empty cache, is in no figure.
     assert units.prefill_seconds == [3.0, 5.0]
     assert units.decode_seconds == [3.0, 0.0]

@@ -45,11 +45,11 @@ def test_keeper__is_shown_each_step_and_decides_what_stays(
     folder = tiny_qwen2_moe(tmp_path / "m", num_layers=2)
     predictors = []
 
-    def resolved(system, spec, **_):
-        predictors.append(Likes(spec, favourite=5))
+    def resolved(source, system):
+        predictors.append(Likes(source.spec, favourite=5))
         return predictors[0], ""
 
-    monkeypatch.setattr("runtime.engine.forecasters.load_reuse_predictor", resolved)
+    monkeypatch.setattr("runtime.engine.forecasters.AvailablePredictors.load_reuse", resolved)
     system = SystemConfig(name="kept", prefetch=False, eviction="reuse", reuse_predictor="x/reuse")
     tokens = torch.arange(24)[None] % 60
     model = load(

@@ -1,9 +1,11 @@
 """Forecasts are made where they take less than the waiting that they remove."""
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 
+from runtime.config import SystemConfig
 from runtime.engine.forecast_payoff import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
@@ -43,15 +45,22 @@ class Machine:
     counters: CacheCounters = field(default_factory=CacheCounters)
     settings: list[bool] = field(default_factory=list)
     """Whether forecasts were used, of each decode step."""
+    changes: list[bool] = field(default_factory=list)
+    """Settings of idle links."""
     total: float = 0.0
 
     def __post_init__(self) -> None:
-        self.payoff = ForecastPayoff(
-            self,
-            counters=lambda: [self.counters],
-            link_seconds=lambda: self.link_seconds,
-            stall_seconds=lambda: self.stall_seconds,
+        cache = SimpleNamespace(
+            counters=[self.counters],
+            system=SystemConfig(idle_prefetch=True),
+            set_idle_prefetch=self.changes.append,
         )
+        self.payoff = ForecastPayoff(self, cache, self)
+
+    @property
+    def links(self) -> list[SimpleNamespace]:
+        top = SimpleNamespace(is_top=True)
+        return [SimpleNamespace(tier=top, busy_seconds=self.link_seconds)]
 
     def step(self, *, is_decode: bool = True, times: float = 1.0) -> None:
         is_on = self.payoff.is_on
@@ -187,7 +196,5 @@ def test_payoff__a_cache_that_holds_everything_is_not_judged() -> None:
 
 def test_payoff__reports_each_change() -> None:
     machine = Machine(hidden=10.0, forecast=4.0, slowed=5.0)
-    reported: list[bool] = []
-    machine.payoff._on_change = reported.append
     machine.run(DECIDED)
-    assert reported == [False, True]
+    assert machine.changes == [False, True]

@@ -7,10 +7,8 @@ from predictors.baselines import DependencyPredictor, PopularityPredictor, SkipP
 from predictors.errors import PredictorError
 from runtime.config import ModelConfig, SystemConfig
 from runtime.engine.forecasters import (
+    AvailablePredictors,
     SystemPredictors,
-    load_forecaster,
-    load_reuse_predictor,
-    load_system_predictor,
     load_system_predictors,
     locate_predictor,
 )
@@ -23,6 +21,10 @@ from zoo.index import blob_path
 from zoo.storage import cache_storage
 
 SPEC = tiny_spec()
+
+
+def source(name, **options):
+    return AvailablePredictors(spec=SPEC, name=name, **options)
 
 
 def popularity(folder, **changes):
@@ -68,10 +70,10 @@ def test_locate__a_damaged_entry_of_another_model_does_no_harm(tmp_path, caplog)
 def test_system__overrides_options_of_its_own_predictor_only(tmp_path):
     entries = popularity(tmp_path)
     system = SystemConfig(predictor="popularity", predictor_options={"ahead": 1})
-    made, change = load_system_predictor(system, SPEC, name="tiny", entries=entries)
+    made, change = source("tiny", entries=entries).load_forecaster(system)
     assert (made.ahead, change) == (1, "")
     chosen = str(entries / "popularity")
-    made, change = load_system_predictor(system, SPEC, name="tiny", chosen=chosen)
+    made, change = source("tiny").load_forecaster(system, chosen)
     assert (made.ahead, change) == (None, "")
 
 
@@ -98,14 +100,14 @@ def test_system__without_an_entry_uses_its_fallback():
 
     system = SystemConfig(name="ours", predictor="residual", fallback={"skip": {}})
     makers = {"skip": own_routers}
-    made, change = load_system_predictor(system, SPEC, name="nowhere", makers=makers)
+    made, change = source("nowhere", makers=makers).load_forecaster(system)
     assert (made.kind, change) == ("skip", "forecasts with skip (no residual)")
-    made, change = load_system_predictor(system, SPEC, name="nowhere")
+    made, change = source("nowhere").load_forecaster(system)
     assert (made, change) == (None, "serves on demand (no residual)")
 
 
 def test_system__without_routers_forecasts_from_counts():
-    made, change = load_system_predictor(load_system("moecast"), SPEC, name="nowhere")
+    made, change = source("nowhere").load_forecaster(load_system("moecast"))
     assert (made.kind, made.least) == ("correlation", 0.3)
     assert change == "forecasts with correlation (no residual)"
 
@@ -113,7 +115,7 @@ def test_system__without_routers_forecasts_from_counts():
 def test_system__uses_no_entry_that_does_not_match(tmp_path):
     entries = popularity(tmp_path, num_layers=2, revision="another")
     system = SystemConfig(name="some", predictor="popularity")
-    made, change = load_system_predictor(system, SPEC, name="tiny", entries=entries)
+    made, change = source("tiny", entries=entries).load_forecaster(system)
     assert made is None
     assert change == f"serves on demand ({entries / 'popularity'} is for revision another)"
     ours = SystemConfig(
@@ -122,51 +124,49 @@ def test_system__uses_no_entry_that_does_not_match(tmp_path):
         fallback={"dependency": {}},
         reuse_predictor="popularity",
     )
-    made, change = load_system_predictor(ours, SPEC, name="tiny", entries=entries)
+    made, change = source("tiny", entries=entries).load_forecaster(ours)
     assert made.kind == "dependency"
     assert change.startswith("forecasts with dependency (")
-    made, change = load_reuse_predictor(ours, SPEC, name="tiny", entries=entries)
+    made, change = source("tiny", entries=entries).load_reuse(ours)
     assert made is None
     assert "is for revision another" in change
     chosen = str(entries / "popularity")
     with pytest.raises(MismatchError, match="another"):
-        load_system_predictor(system, SPEC, name="tiny", chosen=chosen)
+        source("tiny").load_forecaster(system, chosen)
 
 
 def test_kind_that_needs_no_entry__is_made_where_the_entry_does_not_match(tmp_path):
     (tmp_path / "dependency").mkdir()
     tiny_entry(tmp_path / "dependency", name="tiny/dependency", spec=tiny_spec(revision="another"))
-    made = load_forecaster("dependency", SPEC, name="tiny", entries=tmp_path)
+    made = source("tiny", entries=tmp_path).load("dependency")
     assert isinstance(made, DependencyPredictor)
 
 
 def test_chosen__is_never_left_out():
     with pytest.raises(ZooError, match="nowhere/token"):
-        load_system_predictor(SystemConfig(), SPEC, name="nowhere", chosen="token")
+        source("nowhere").load_forecaster(SystemConfig(), "token")
 
 
 def test_kinds_that_need_no_entry__are_made():
-    assert isinstance(load_forecaster("dependency", SPEC, name="nowhere"), DependencyPredictor)
+    assert isinstance(source("nowhere").load("dependency"), DependencyPredictor)
 
     def own_routers(given):
         return SkipPredictor(routers_LED=np.zeros((2, 8, 4), np.float32), **given)
 
     options = {"horizon": 1}
-    made = load_forecaster(
-        "skip", SPEC, name="nowhere", options=options, makers={"skip": own_routers}
-    )
+    made = source("nowhere", makers={"skip": own_routers}).load("skip", options)
     assert made.horizon == 1
 
 
 def test_system__that_fetches_on_no_forecast_gets_none():
-    assert load_system_predictor(SystemConfig(), SPEC, name="tiny") == (None, "")
+    assert source("tiny").load_forecaster(SystemConfig()) == (None, "")
     off = SystemConfig(prefetch=False, predictor="dependency")
-    assert load_system_predictor(off, SPEC, name="tiny") == (None, "")
+    assert source("tiny").load_forecaster(off) == (None, "")
 
 
 def test_oracle__is_refused_live():
     with pytest.raises(ValueError, match=r"oracle knows the future.*replays.*choose another"):
-        load_system_predictor(load_system("oracle"), SPEC, name="tiny")
+        source("tiny").load_forecaster(load_system("oracle"))
 
 
 def test_run__stands_for_its_entries_of_the_kinds_that_the_system_names(tmp_path):

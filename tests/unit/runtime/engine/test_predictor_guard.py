@@ -150,12 +150,12 @@ def test_load__a_failing_predictor_changes_no_token(
     options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
     expected = plain_eager(folder).generate(tokens, **options)
     fail, message = FAILURES[name]
-    maker = {"predictor": "load_system_predictor", "reuse_predictor": "load_reuse_predictor"}[role]
+    maker = {"predictor": "load_forecaster", "reuse_predictor": "load_reuse"}[role]
     if role == "reuse_predictor":
         monkeypatch.setattr(Misbehaving, "routed", lambda self, *_: self.gate_input(0, GOOD))
     monkeypatch.setattr(
-        f"runtime.engine.forecasters.{maker}",
-        lambda _system, spec, **_: (Misbehaving(spec, fail, good=9), ""),
+        f"runtime.engine.forecasters.AvailablePredictors.{maker}",
+        lambda source, *_: (Misbehaving(source.spec, fail, good=9), ""),
     )
     system = SystemConfig(prefetch=role == "predictor", eviction="reuse", per_layer=False)
     model = serve(folder, budget="50%", system=system)
@@ -173,9 +173,9 @@ def test_server__goes_on_when_its_predictor_fails_among_requests(
 ) -> None:
     folder = speaking_model(tmp_path / "model")
     monkeypatch.setattr(
-        "runtime.engine.forecasters.load_system_predictor",
-        lambda _system, spec, **_: (
-            Misbehaving(spec, raises(MemoryError("std::bad_alloc")), good=30),
+        "runtime.engine.forecasters.AvailablePredictors.load_forecaster",
+        lambda source, *_: (
+            Misbehaving(source.spec, raises(MemoryError("std::bad_alloc")), good=30),
             "",
         ),
     )

@@ -134,7 +134,7 @@ def test_make_switch__ends_idle_prefetch_too(idle_prefetch):
         eviction="reuse", adaptive=True, idle_prefetch=idle_prefetch, per_layer=False
     )
     core = build_device_cache(system, SPEC, num_slots=[[9]], chunk_bytes=[CHUNKS] * SPEC.num_layers)
-    switch = make_switch(system, [core])
+    switch = make_switch(system, core.set_idle_prefetch)
     assert switch is not None
     assert core.top.idle_prefetch is idle_prefetch
     run(switch, WARM_UP + PROBE_STEPS, with_it=0.03, without=0.02)

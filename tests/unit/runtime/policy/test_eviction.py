@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 
 from predictors.errors import MoecastError
-from runtime.policy.eviction.protocol import EvictionOrder, EvictionPolicy, Expert
+from runtime.policy.eviction.protocol import EvictionPolicy, Expert
 from runtime.policy.eviction.registry import EVICTIONS, make_eviction_policy
+from runtime.policy.eviction.score_order import ScoreOrder
 from tests.builders.arena import policy_of, random_routing, serve
 
 
-def filled(
-    policy: EvictionPolicy, residents: Iterable[Expert], *, layers: int = 2
-) -> EvictionOrder:
+def filled(policy: EvictionPolicy, residents: Iterable[Expert], *, layers: int = 2) -> ScoreOrder:
     """A order over all layers, with residents admitted in this order."""
     residents = list(residents)
     order = policy.make_order(num_slots=len(residents), layers=range(layers))
@@ -22,7 +21,7 @@ def filled(
     return order
 
 
-def leaving(order: EvictionOrder, *, stay: Iterable[Expert] = ()) -> list[Expert]:
+def leaving(order: ScoreOrder, *, stay: Iterable[Expert] = ()) -> list[Expert]:
     """The order in which residents are dropped, but those that stay."""
     kept = set(stay)
     evicted = []

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from runtime.policy.eviction.protocol import EvictionPolicy
-from runtime.policy.eviction.regret import DECAYS, DecayedCounts, DistanceDiscount, UseShares
-from runtime.policy.eviction.score_order import ScoreOrder
+from runtime.policy.eviction.regret import BLENDED, DECAYS, RegretEviction, UseShares
+from runtime.policy.eviction.score_order import ScoreEviction
 from tests.builders.arena import policy_of, random_routing, serve
 
 
@@ -23,20 +22,18 @@ def drifting(steps: int) -> list:
     return [[sorted((step // 4 + i) % 32 for i in (0, 1, 3, 6))] for step in range(steps)]
 
 
-class FadingEviction(EvictionPolicy):
+class FadingEviction(ScoreEviction):
     """LFU whose counts decay."""
 
     def __init__(self, decay):
-        self._counts = DecayedCounts(num_layers=1, num_experts=32, decays=[decay])
-
-    def make_order(self, *, num_slots, layers):
-        return ScoreOrder(self._counts.score_LEA[:, :, 0], layers)
+        super().__init__(num_layers=1, num_experts=32)
+        self._decay = decay
 
     def begin_step(self, requests_T):
-        self._counts.begin_step()
+        self.score_LE *= self._decay
 
     def on_routed(self, layer, tokens_per_expert):
-        self._counts.on_routed(layer, tokens_per_expert)
+        self.score_LE[layer, list(tokens_per_expert)] += 1.0
 
 
 def test_regret__misses_hardly_more_than_the_best_arm():
@@ -66,42 +63,46 @@ def test_regret__follows_an_arm_only_if_it_surely_hits_more():
 
 
 def test_discount__is_the_time_until_the_layer_comes():
-    share_LE = np.array([[0.5, 0.0], [0.5, 0.0], [0.0, 0.0], [1.0, 0.0]])
+    policy = RegretEviction(num_layers=4, num_experts=2)
+    one_step = np.zeros(1, np.int64)
+    policy.begin_step(one_step)
+    for layer, chosen in enumerate(({0: 1}, {0: 1}, {}, {0: 1})):
+        policy.on_routed(layer, chosen)
+    policy.begin_step(one_step)
+    for layer in range(2):
+        policy.on_routed(layer, {})
     # Behind layer 1: layer 2 is next, then 3, 0 and 1.
-    discount = DistanceDiscount(num_layers=4, num_experts=2)
-    for layer, share_E in enumerate(share_LE):
-        discount.set_shares(layer, share_E)
-    discount.compute(1)
-    score_LE = discount.score_LE
+    share = sum(weight * decay / (decay + 1) for decay, weight in BLENDED.items())
+    score_LE = policy.compute_scores()
     assert score_LE[:, 0].tolist() == pytest.approx(
-        [1 / (2 + 2 / 4), 1 / (2 + 3 / 4), 0.0, 1 / (1 + 1 / 4)], abs=1e-5
+        [1 / (1 / share + 2 / 4), 1 / (1 / share + 3 / 4), 0.0, 1 / (1 + 1 / 4)], abs=1e-5
     )
     never_L = score_LE[:, 1]
     assert never_L[2] > never_L[3] > never_L[0] > never_L[1] > 0
 
 
-def shares_of(counts: DecayedCounts) -> np.ndarray:
-    share_E = np.empty(counts.score_LEA.shape[1])
-    counts.write_shares(0, 0, share_E)
-    return share_E
+def fast_shares(shares: UseShares) -> list[float]:
+    share_E = np.empty(4)
+    shares.write_decayed(0, 0.5, share_E)
+    return share_E.tolist()
 
 
-def test_decayed_counts__weight_experts_by_their_tokens():
-    counts = DecayedCounts(num_layers=1, num_experts=4, decays=[0.5])
+def test_use_shares__weight_experts_by_their_tokens():
+    shares = UseShares(num_layers=1, num_experts=4)
     for tokens in ({0: 2, 1: 8, 2: 4}, {3: 1}, {0: 1}):
-        counts.begin_step()
-        counts.on_routed(0, tokens)
+        shares.begin_step()
+        shares.on_routed(0, tokens)
     # (2/8)/4 + 1, 1/4, (4/8)/4, 1/2 of 1.75.
     expected = np.array([1.0625, 0.25, 0.125, 0.5]) / 1.75
-    assert shares_of(counts).tolist() == pytest.approx(expected.tolist())
+    assert fast_shares(shares) == pytest.approx(expected.tolist())
 
 
-def test_decayed_counts__long_runs_do_not_overflow():
-    counts = DecayedCounts(num_layers=1, num_experts=3, decays=[0.1])
+def test_use_shares__long_runs_do_not_overflow():
+    shares = UseShares(num_layers=1, num_experts=4)
     for step in range(1_000):
-        counts.begin_step()
-        counts.on_routed(0, {step % 2: 1})
-    assert shares_of(counts).tolist() == pytest.approx([1 / 11, 10 / 11, 0.0])
+        shares.begin_step()
+        shares.on_routed(0, {step % 2: 1})
+    assert fast_shares(shares) == pytest.approx([1 / 3, 2 / 3, 0.0, 0.0])
 
 
 def test_use_shares__are_decayed_shares_of_steps():

@@ -42,7 +42,7 @@ def test_nearest_layer__beats_probability() -> None:
     queue = make_queue("nearest-layer")
     queue.push_low((3, 0), 1.0)
     queue.push_low((2, 0), 0.0)
-    assert queue.first_low() == (2, 0)
+    assert queue.low()[0] == (2, 0)
 
 
 def test_probability_over_distance__is_computed_anew_for_each_layer() -> None:
@@ -50,9 +50,9 @@ def test_probability_over_distance__is_computed_anew_for_each_layer() -> None:
     queue = make_queue("probability-over-distance")
     queue.push_low((3, 0), 0.9)
     queue.push_low((0, 0), 0.3)
-    assert queue.first_low() == (0, 0)
+    assert queue.low()[0] == (0, 0)
     queue.advance(1)
-    assert queue.first_low() == (3, 0)
+    assert queue.low()[0] == (3, 0)
     assert queue.low() == [(3, 0), (0, 0)]
 
 
@@ -111,6 +111,5 @@ def test_queue__equals_a_list_sorted_at_every_look(order: str, actions: list[tup
                 layer_now = arguments[0]
                 queue.advance(layer_now)
         in_order = sorted(expected, key=sort_key)
-        assert queue.first_low() == (in_order[0] if in_order else None)
         assert queue.low() == in_order
         assert len(queue) == len(expected) + len(high)

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from runtime.sim.routing import RecordedRouting, count_tokens
+from runtime.policy.device_cache import count_tokens
+from runtime.sim.step import RecordedRouting
 from tests.builders.entries import tiny_spec
 from tests.builders.simulated import routed_step
 

@@ -160,16 +160,6 @@ def test_replay__a_token_of_each_request_is_one_decode_step():
     assert stats.stall_share == pytest.approx((6 + 6 + 5) / 65.0)
 
 
-def test_replay__totals_after_each_step_add_up():
-    stats = run(None, steps=(STEP, one_token(0, 2)))
-    first, last = stats.step_totals
-    assert (first.requests, first.hits, first.decode_stall_seconds) == (2, 0, 12.0)
-    assert (last.requests, last.hits, last.decode_stall_seconds) == (4, 1, 18.0)
-    assert [first.seconds, last.seconds] == stats.tpot_seconds
-    assert last.decode_bytes == stats.total.bytes_moved == 9
-    assert not last.is_prefill
-
-
 def test_replay__percentiles_are_those_of_the_steps():
     figures = run(None, steps=[STEP] * 3).as_dict()
     assert figures["tpot_seconds"] == 22.0

@@ -3,18 +3,16 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.cluster import Interconnect
-from predictors.errors import MoecastError
+from benchmarks.klotski.group_simulator import GroupStep, dense_seconds, make_group_machine
 from runtime.config import SystemConfig
 from runtime.presets import load_system
-from runtime.sim.group import GroupStep
 from runtime.sim.hardware import Overheads
 from runtime.sim.lower_bound import bound_time
 from runtime.sim.replay import replay
+from runtime.sim.simulator import make_simulator
 from tests.builders.entries import tiny_spec
 from tests.builders.simulated import routed_step, toy_machine
 from tests.builders.spans import RecordedSpans
@@ -41,7 +39,7 @@ def run(steps, system=AT_ONCE, *, slots=8, **options):
     timeline = RecordedSpans()
     stats = replay(
         steps, None, spec=SPEC, system=system, budget_slots=slots, timeline=timeline,
-        **({"hardware": MACHINE} | options),
+        **({"hardware": MACHINE, "make_machine": make_group_machine} | options),
     )  # fmt: skip
     return stats, timeline.spans
 
@@ -68,7 +66,7 @@ def test_group__requests_experts_of_a_micro_batch_at_once():
 
 def test_group__of_one_is_an_ordinary_step():
     layers = ((2, 0), (1, 1))
-    plain, plain_spans = run([micro_batch(0, layers)])
+    plain, plain_spans = run([micro_batch(0, layers)], make_machine=make_simulator)
     grouped, spans = run([group(layers)])
     assert (grouped.tpot_seconds, spans) == (plain.tpot_seconds, plain_spans)
 
@@ -96,20 +94,6 @@ def test_group__loads_caches_one_micro_batch_ahead():
     assert stats.tpot_seconds == [135]
 
 
-def test_group__by_batch_is_refused_on_several_devices():
-    step = group(((0,), (0,)), ((0,), (0,)), merges_experts=False)
-    with pytest.raises(MoecastError, match="one device only"):
-        run([step], interconnect=Interconnect(devices_per_node=2, token_bytes=1))
-
-
-def test_group__runs_on_several_devices():
-    step = group(((0,), (0,)), ((3,), (0,)))
-    stats, _ = run([step], interconnect=Interconnect(devices_per_node=2, token_bytes=0))
-    assert stats.total.requests == 3
-    # Expert 3 is known at 20 s, on one device or two, and everything waits for it.
-    assert stats.tpot_seconds == pytest.approx(run([step])[0].tpot_seconds, abs=1e-3)
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     chosen=st.lists(
@@ -126,7 +110,9 @@ def test_group__ends_and_never_beats_the_bound(chosen, name, slots, merges, load
     batches = [(tuple(a for a, _ in batch), tuple(b for _, b in batch)) for batch in chosen]
     steps = [group(*batches, merges_experts=merges, cache_bytes=load_bytes)] * 3
     stats, _ = run(steps, load_system(name), slots=slots)
-    bound = bound_time(steps, spec=SPEC, hardware=MACHINE, num_slots=slots)
+    bound = bound_time(
+        steps, spec=SPEC, hardware=MACHINE, num_slots=slots, dense_seconds=dense_seconds
+    )
     assert stats.total_seconds >= bound.prefill_seconds + bound.decode_seconds - 1e-9
     assert stats.total.requests == 3 * sum(
         len({e for layers in batches for e in layers[layer]}) for layer in range(2)
