@@ -134,6 +134,9 @@ class BuildCore(build_ext):
         folder = paths[0].parent
         while folder.name != "compiled":
             folder = folder.parent
+        # Modules of an earlier version would take precedence over Python files of the same name.
+        for path in {*folder.rglob(f"*{paths[0].suffix}")} - {*paths}:
+            path.unlink()
         digests = {
             str(path.relative_to(ROOT / "runtime")): hashlib.sha256(path.read_bytes()).hexdigest()
             for path in source_files()

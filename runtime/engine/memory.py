@@ -132,9 +132,9 @@ def available_memory_bytes(groups: Path = CGROUPS, own: Path = OWN_CGROUPS) -> i
     The pages of files that a container has read count as used there, but they can be dropped.
     """
     rooms = [int(psutil.virtual_memory().available)]
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]  # ulimit -v
-    if limit != resource.RLIM_INFINITY:
-        rooms.append(limit - psutil.Process().memory_info().vms)
+    addresses = resource.getrlimit(resource.RLIMIT_AS)[0]  # ulimit -v
+    if addresses != resource.RLIM_INFINITY:
+        rooms.append(addresses - psutil.Process().memory_info().vms)
     for folder, limit_file, used_file in _list_memory_groups(groups, own):
         limit, used = folder / limit_file, folder / used_file
         if limit.is_file() and used.is_file() and limit.read_text().strip() != "max":
