@@ -28,7 +28,7 @@ class ReferenceScores(NamedTuple):
     target: int
     scores_BE: Floats
     logits_BE: Floats | None = None
-    """Of the layer's router, for a predictor that answers when it has chosen."""
+    """The layer's router's, for a predictor that answers when it has chosen."""
 
 
 class PredictorStack(nn.Module):

@@ -448,7 +448,7 @@ class _Translator:
 
 
 CHOSEN_PRODUCTS = b"te,tk,ekn->tn"
-"""Of a token's shares of experts and its numbers with a matrix for each expert."""
+"""Products of a token's numbers with the matrices of its experts, summed by its shares of them."""
 
 GEMM_DEFAULTS = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}
 
