@@ -70,6 +70,6 @@ def test_take_predictor__keeps_how_the_machine_computes():
 
 
 def test_load_predictors__refuses_a_system_without_its_predictor(recorded):
-    other = replace(recorded[-1], model_id="other", config_hash="other")
+    other = replace(recorded[-1], model_id="other", config_hash="other", routers=None)
     with pytest.raises(MoecastError, match=r"mine lacks a predictor for other: it serves on"):
         validate.load_predictors(SystemConfig(name="mine", predictor="stride"), other)

@@ -4,7 +4,6 @@ from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -22,13 +21,8 @@ from train.reuse import ReuseStack
 
 def test_replay_policy__recorded_reuse_evicts_as_the_predictor(tmp_path: Path) -> None:
     spec = make_spec()
-    random = np.random.default_rng(0)
-    routers = random.standard_normal(
-        (spec.num_layers, spec.num_experts, spec.hidden_size), dtype=np.float32
-    )
-    biases = np.zeros((spec.num_layers, spec.num_experts), np.float32)
     torch.manual_seed(0)
-    reuse_predictor = ReuseStack(spec, routers, biases, width=8).export(spec)["reuse"]
+    reuse_predictor = ReuseStack(spec, width=8).export(spec)["reuse"]
     steps = list(make_trace(tmp_path / "t", spec=spec).steps("held_out"))
     slots = spec.num_layers * max(spec.top_k, spec.num_experts // 2)
     system = eviction_system()

@@ -110,7 +110,7 @@ def test_report__accuracies_are_those_of_the_results(run: Path) -> None:
 def test_report__each_distance_has_its_own_good_pred(run: Path) -> None:
     known = results_of(run)["predictors"]["residual"]["by_horizon"]
     found = {row["horizon"]: row for row in table(run, "good-pred-by-horizon")}
-    assert set(found) == {"0", "1", "2"}
+    assert set(found) == {"1", "2"}
     for horizon, row in found.items():
         assert number(row["accuracy"]) == known[horizon]["mean_accuracy"]
         product = known[horizon]["mean_replay_accuracy"] * known[horizon]["mean_fetch_rate"]
