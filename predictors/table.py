@@ -34,6 +34,8 @@ Row = Any
 """A mapping, a sequence, or an object with attributes."""
 ANY_WIDTH = 10**6
 """Characters: more than any table has."""
+FILE_WIDTH = 100
+"""Characters of a line in a file or pipe, which may be read in any window."""
 LAST = 99
 """Rank of the columns that are left out first."""
 UNSAFE = ("Cc", "Cf", "Cs", "Zl", "Zp")
@@ -184,27 +186,27 @@ class Table:
         return ["| " + " | ".join(cells) + " |" for cells in (*head, *rows)]
 
     def print(self, console: Console) -> None:
-        """Print the columns that fit, and which were left out; into a file or pipe all of them.
+        """Print the columns that fit, and which were left out.
 
         No figure is cut: names are folded where one figure and they are too wide.
         """
         wide = console.options.update(width=ANY_WIDTH)
+        width = console.width if console.is_terminal else FILE_WIDTH
         shown = list(self.columns)
         figures = sorted(shown[self.left :], key=lambda column: column.rank)
         drawn = self._draw(shown)
-        if console.is_terminal:
-            while len(figures) > 1 and console.measure(drawn, options=wide).maximum > console.width:
-                shown.remove(figures.pop())
-                drawn = self._draw(shown)
-        else:
-            drawn.width = console.measure(drawn, options=wide).maximum
+        while len(figures) > 1 and console.measure(drawn, options=wide).maximum > width:
+            shown.remove(figures.pop())
+            drawn = self._draw(shown)
+        drawn.width = min(width, console.measure(drawn, options=wide).maximum)
         if self.title:
             title = Text(escape_controls(self.title), "italic")
             console.print(title, soft_wrap=not console.is_terminal)
+        # Soft: a console on a file has a width of its own, 80.
         console.print(drawn, soft_wrap=not console.is_terminal)
         if left_out := [column.heading for column in self.columns if column not in shown]:
             note = f"left out for lack of width: {', '.join(left_out)}; {self.elsewhere}"
-            console.print(Text(note, "dim"))
+            console.print(Text(note, "dim"), soft_wrap=not console.is_terminal)
         console.print()
 
     def _draw(self, columns: Sequence[TableColumn]) -> RichTable:

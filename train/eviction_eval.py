@@ -236,9 +236,14 @@ def decode_figures(tables: PolicyTables, kind: str) -> dict[str, float | None]:
 
 
 def gap_table(tables: PolicyTables) -> Table:
-    """Return hit rate (share of the gap) while decoding, for each stream and arena."""
+    """Return hit rate (share of the gap) of generated tokens, for each arena.
+
+    Those of every token, which no system is served by, are in the results alone.
+    """
     rows: list[list[str]] = []
     for name, by_budget in tables.items():
+        if not name.startswith("generated"):
+            continue
         for policy in by_budget[BUDGETS[0]]:
             cells = []
             for budget in BUDGETS:

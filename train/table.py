@@ -45,22 +45,22 @@ def summary_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
     machines = list_machines(results)
     columns = [
         TableColumn("predictor"),
-        TableColumn("ahead", describe_distances),
+        TableColumn("ahead", describe_distances, rank=6),
         TableColumn("accuracy", "mean_accuracy", decimals_3, rank=1),
-        TableColumn("worst", "worst_layer_accuracy", decimals_3),
+        TableColumn("worst", "worst_layer_accuracy", decimals_3, rank=5),
         *(
             TableColumn(
                 heading if len(machines) == 1 else f"{heading} {place}",
                 ("hardware", machine, key),
                 decimals_3,
-                rank={"GoodPred": 2, "FetchRate": 3}.get(heading, 7) + 10 * (place - 1),
+                rank={"GoodPred": 2, "FetchRate": 3}.get(heading, 30) + 10 * (place - 1),
             )
             for place, machine in enumerate(machines, start=1)
             for key, heading in MACHINE_COLUMNS.items()
         ),
         TableColumn("us", ("latency_us", "1", "layer_p50"), decimals, rank=4),
-        TableColumn("bytes", "bytes", size, rank=5),
-        TableColumn("shifted", ("shifted", "mean_accuracy"), decimals_3, rank=6),
+        TableColumn("bytes", "bytes", size, rank=20),
+        TableColumn("shifted", ("shifted", "mean_accuracy"), decimals_3, rank=19),
     ]
     rows = [{"predictor": name, **result} for name, result in results.items()]
     elsewhere = "results.json and report/report.html have them"

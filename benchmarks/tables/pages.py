@@ -1,7 +1,6 @@
 """The tables of README.md, docs and benchmarks/README.md, and the command that writes them."""
 
 import json
-from pathlib import Path
 
 from benchmarks.process import ROOT
 from benchmarks.tables import capacity, forecasting, formats, grouping, peers, serving, systems
@@ -10,6 +9,7 @@ from benchmarks.tables.figures import draw_figures
 from benchmarks.tables.markdown import show_figure
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+"""Marks around generated lines; of several such parts of a page the first is its first section."""
 
 
 def reference_model() -> list[str]:
@@ -27,18 +27,22 @@ def reference_model() -> list[str]:
     ]
 
 
-def replace_tables(path: Path, sections: list[list[str]]) -> None:
-    """Replaces the lines between the marks."""
-    before, _, rest = path.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    lines = [line for section in sections for line in section]
-    path.write_text("\n".join([before + BEGIN, *lines, END]) + after)
+def replace_tables(text: str, sections: list[list[str]]) -> str:
+    """Returns a page with new lines between the marks: each pair but the last has one section."""
+    before, *parts = text.split(BEGIN)
+    written = [before]
+    for place, part in enumerate(parts, start=1):
+        own = sections if place == len(parts) else [sections[0]]
+        sections = sections[len(own) :]
+        _, _, after = part.partition(END)
+        written += ["\n".join([BEGIN, *(line for lines in own for line in lines), END]), after]
+    return "".join(written)
 
 
 def list_tables() -> dict[str, list[list[str]]]:
     """Returns the lines of each section, by the page that has them between the marks."""
     return {
-        "README.md": [peers.speed_table()],
+        "README.md": [peers.gain(), peers.speed_table()],
         "docs/results.md": [
             ["## Forecasts", ""],
             forecasting.predictors_table(),
@@ -71,8 +75,6 @@ def list_tables() -> dict[str, list[list[str]]]:
             formats.quality_table(),
             formats.dequantise_table(),
             formats.lockstep_table(),
-            ["## A model of real size", ""],
-            formats.real_size_table(),
             ["## Batch mode", ""],
             grouping.groups_table(),
             ["## Drafted tokens", ""],
@@ -83,6 +85,7 @@ def list_tables() -> dict[str, list[list[str]]]:
             ["## The reference model", ""],
             reference_model(),
         ],
+        "docs/laptop.md": [formats.real_size_table()],
         "docs/capacity.md": [capacity.capacity_tables()],
         "benchmarks/README.md": [
             forecasting.horizons_table(),
@@ -100,6 +103,7 @@ def list_tables() -> dict[str, list[list[str]]]:
 def run_tables(config: TablesConfig) -> None:
     """Writes the tables of README.md, docs and benchmarks/README.md, then draws the figures."""
     del config
-    for path, sections in list_tables().items():
-        replace_tables(ROOT / path, sections)
+    for name, sections in list_tables().items():
+        path = ROOT / name
+        path.write_text(replace_tables(path.read_text(), sections))
     draw_figures()

@@ -2,38 +2,35 @@
 
 from collections.abc import Mapping, Sequence
 
-from benchmarks.peers.rows import SAME, format_read_ahead
+from benchmarks.peers.rows import SAME
 from benchmarks.peers.weights import GGUF_FORMATS
 from benchmarks.reports import Document, read_document
 from benchmarks.tables.markdown import (
-    format_figure,
     format_milliseconds,
     format_size,
-    markdown_table,
     origin_line,
     pivot,
     section,
 )
-from benchmarks.tables.systems import describe_live, read_live
+from benchmarks.tables.systems import read_live
 
 OWN = {
-    "bound": "the bound: no system can be faster (simulated)",
-    "oracle": "oracle: each step's routing is known beforehand (simulated)",
     "moecast": "**moecast**",
     "promoe": "ProMoE, run by moecast",
-    "on-demand": "moecast without forecasts",
+    "on-demand": "on demand: experts are fetched when a layer needs them",
 }
 """Systems of the short table, in its order."""
 OTHERS = {
-    "moecast": OWN["moecast"],
-    "transformers": "Transformers, weights mapped from the file",
-    "accelerate": "Accelerate, disk offload",
-    "llama-cpp": "llama.cpp, weights mapped from the file",
-    "airllm": "AirLLM, layer by layer",
+    "transformers": "Transformers with its weights mapped from the file",
+    "accelerate": "Accelerate with disk offload",
+    "llama-cpp": "llama.cpp with its weights mapped from the file",
+    "airllm": "AirLLM",
 }
-"""Programs of the short table, in its order."""
+"""Other programs of the short table's page."""
+GAIN_BUDGET = "25%"
+"""Budget of README's first sentence."""
 SHORT_PART = "inflated float32"
-"""Part of the other programs' results that the short table shows."""
+"""Part of the other programs' results that stands under the short table."""
 QUANTISED = {"int4": "Q4_0", "int8": "Q8_0"}
 """Formats of this project of earlier results, and those of llama.cpp that they were compared with.
 """
@@ -41,12 +38,30 @@ GGUF = tuple(GGUF_FORMATS)
 """Formats in which all programs read one GGUF file."""
 
 
+def gain() -> list[str]:
+    """Returns README's first sentence and picture: a token's time with and without forecasts."""
+    seconds = {
+        row["system"]: row["tpot_mean_seconds"]
+        for row in read_live()
+        if row["budget"] == GAIN_BUDGET and not row["simulated"]
+    }
+    own, others = seconds["moecast"], seconds["on-demand"]
+    return [
+        f"**With {GAIN_BUDGET} of its experts in memory, a Mixture-of-Experts model writes "
+        f"{others / own:.1f} times as fast with moecast as when experts are fetched on demand: a "
+        f"token takes {format_milliseconds(own, 0)}, not {format_milliseconds(others, 0)}.**",
+        "",
+        "![Time per token of moecast, of ProMoE and on demand, by the share of the experts that "
+        "fits in memory](docs/images/tpot-against-budget.svg)",
+    ]
+
+
 def speed_table() -> list[str]:
     """Returns the time of a token by share of memory, and that of other programs."""
     live, parts, rows = read_document("bench"), read_document("peers"), read_live()
-    steps = min(len(row["steps"]) for row in rows if row["steps"] and not row["simulated"])
-    names = [*OWN]
     rows = [row for row in rows if row["system"] in OWN]
+    steps = min(len(row["steps"]) for row in rows)
+    names = [*OWN]
     rows.sort(key=lambda row: (names.index(row["system"]), float(row["budget"].rstrip("%"))))
     columns, lines = pivot(
         rows,
@@ -54,26 +69,18 @@ def speed_table() -> list[str]:
         lambda row: row["budget"],
         lambda row: format_milliseconds(row["tpot_mean_seconds"], 0),
     )
-    order = sorted(range(len(columns)), key=lambda place: float(columns[place].rstrip("%")))
     cores = live["machine"]["hardware"]["cores"]
     text = (
-        "Mean time per generated token when only this share of the experts fits in memory (2 GiB "
-        f"of float32 experts, read from a disk, {cores} CPU cores; {steps} tokens or more for "
-        "each figure of moecast):"
+        "Mean time per token when only this share of the experts fits in memory (the included "
+        "model with its experts enlarged to 2 GiB of float32, read from a disk; "
+        f"{cores} CPU cores; {steps} tokens or more for each figure):"
     )
     return [
-        text,
-        "",
-        *markdown_table(
-            ["", *(columns[place] for place in order)],
-            [[label, *(cells[place] for place in order)] for label, *cells in lines],
-        ),
-        "",
-        f"{describe_live()} All of moecast's tokens are those of Transformers.",
-        "",
-        *origin_line("bench"),
-        *others_table(parts[SHORT_PART]),
+        *section(text, ["", *columns], lines, origin_line("bench")),
+        *describe_others(parts[SHORT_PART]),
         *quantised_lines(parts),
+        "[Results](docs/results.md#other-programs) has every system, program and setting.",
+        "",
         *origin_line("peers", SHORT_PART),
     ]
 
@@ -85,54 +92,48 @@ def fastest_rows(report: Document) -> dict[tuple[str, str], Document]:
     return {(row.peer, row.budget): row for row in rows}
 
 
-def others_table(report: Document) -> list[str]:
-    """Returns the time of a token of other programs, and of moecast in the same run."""
-    fastest = fastest_rows(report)
-    columns, lines = pivot(
-        (row for name in OTHERS for (peer, _), row in fastest.items() if peer == name),
-        lambda row: OTHERS[row.peer],
-        lambda row: row.budget,
-        lambda row: format_milliseconds(1 / row.tokens_per_second, 0),
-    )
-    settings = {row.read_ahead_kib for row in report.rows if row.read_ahead_kib is not None}
-    read_ahead = " or ".join(map(format_read_ahead, sorted(settings, reverse=True)))
+def describe_others(report: Document) -> list[str]:
+    """Returns how long the fastest other program takes, and moecast in the same run."""
+    rows = sorted(fastest_rows(report).items(), key=lambda item: -item[1].tokens_per_second)
+    own = {budget: row for (peer, budget), row in rows if peer == "moecast"}
+    fastest: dict[str, Document] = {}
+    for (peer, budget), row in rows:
+        if peer in OTHERS:
+            fastest.setdefault(budget, row)
     return [
-        "Other programs and moecast in one run, with the same weights, prompts and memory; those "
-        f"that map their weights depend on the disk's read-ahead, and ran at {read_ahead}"
-        f"{', the faster of which is shown' * (len(settings) > 1)} "
-        "([how it was measured](docs/results.md#other-programs)):",
-        "",
-        *markdown_table(["", *columns], lines),
-        "",
-    ]
+        f"Of other programs with the same weights and memory at {budget}, the fastest, "
+        f"{OTHERS[row.peer]}, takes {format_milliseconds(1 / row.tokens_per_second, 0)} for a "
+        "token, and moecast in the same run "
+        f"{format_milliseconds(1 / own[budget].tokens_per_second, 0)}."
+        for budget, row in fastest.items()
+    ] + [""]
 
 
 def quantised_lines(parts: Mapping[str, Document]) -> list[str]:
-    """Returns a sentence for each quantised model: own throughput over llama.cpp's."""
+    """Returns for each quantised model who is faster at each budget, and how many times."""
     lines = []
     for report in parts.values():
         if report.format not in (*QUANTISED, *GGUF):
             continue
-        best: dict[str, Document] = {}
+        other = "llama.cpp" if report.format in QUANTISED else "the fastest other program"
+        best: dict[str, float] = {}
         for (peer, budget), row in fastest_rows(report).items():
             if peer in OWN and row.over_reference is not None:
-                other = best.setdefault(budget, row)
-                best[budget] = max(row, other, key=lambda peer_row: peer_row.tokens_per_second)
-        ratios = ", ".join(
-            f"{format_figure(row.over_reference, 2)} at {budget} (`{row.peer}`)"
-            for budget, row in best.items()
-        )
-        others = (
-            f"the fastest other program, the same {report.format} file"
-            if report.format in GGUF
-            else f"llama.cpp's {QUANTISED[report.format]}"
-        )
-        lines += [
-            f"Throughput in {report.format} over that of {others}, "
-            f"`{report.model}`, same memory, the fastest settings of each: {ratios}.",
-            "",
+                best[budget] = max(best.get(budget, 0.0), row.over_reference)
+        ratios = [
+            f"{'where everything fits' if budget == '100%' else f'at {budget}'} "
+            + (
+                f"moecast is {ratio:.1f} times as fast"
+                if ratio >= 1
+                else f"{other} is {1 / ratio:.1f} times as fast"
+            )
+            for budget, ratio in best.items()
         ]
-    return lines
+        lines.append(
+            f"* `{report.model}` in {report.format}, each program in its fastest setting: "
+            f"{', '.join(ratios)}."
+        )
+    return [*lines, ""]
 
 
 def peers_section() -> list[str]:

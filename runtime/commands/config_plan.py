@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 from torch import nn
 
-from predictors.table import Table, TableColumn
+from predictors.table import Table, TableColumn, percent
 from predictors.units import GIB, MIB
 from runtime.commands.pack import choose_coding
 from runtime.commands.progress import print_line
@@ -301,18 +301,18 @@ def print_plan(
         TableColumn("all", "experts_bytes", format_size),
         TableColumn("with others", "total_bytes", format_size),
         TableColumn("least budget", "least_budget_bytes", format_size),
-        TableColumn("budget here", "budget_bytes", format_size),
-        TableColumn("hits", "hit_rate", lambda share: f"{100 * share:.1f} %"),
-        TableColumn("experts read per token", "reads_per_token", "{:.0f}".format),
-        TableColumn("bytes read", "read_bytes_per_token", format_size),
-        TableColumn("TPOT at least", "tpot_seconds", lambda seconds: f"{1000 * seconds:,.0f} ms"),
+        TableColumn("budget", "budget_bytes", format_size),
+        TableColumn("hits", "hit_rate", percent),
+        TableColumn("read/token", "read_bytes_per_token", format_size),
+        TableColumn("least TPOT", "tpot_seconds", lambda seconds: f"{1000 * seconds:,.0f} ms"),
     ]
     Table(columns=columns, rows=plans, title="experts by format").print(console)
     print_line(
         console,
-        "hits: the share of the experts in memory, as if all were equally likely; real routing is "
-        "more local and reads less. TPOT at least: bytes read divided by the disk's bandwidth, or "
-        "bytes of weights that a token uses divided by the memory's, whichever is longer",
+        "budget: what budget=auto takes here. hits: the share of the experts in memory, as if all "
+        "were equally likely; real routing is more local and reads less. least TPOT: bytes read "
+        "divided by the disk's bandwidth, or bytes of weights that a token uses divided by the "
+        "memory's, whichever is longer",
     )
     if failed := next((plan for plan in plans if plan.error is not None), None):
         print_line(

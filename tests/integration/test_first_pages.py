@@ -27,7 +27,7 @@ from tests.builders.recordable import recordable
 README, QUICKSTART = "README.md", "docs/quickstart.md"
 LARGE, SMALL = "Qwen/Qwen3-30B-A3B", "models/My-Model"
 BUNDLED = "qwen2-moe-tiny"
-INSTALLS = ("pip install", "python3 -m venv", "source ")
+INSTALLS = ("git clone", "cd ", "pip install", "python3 -m venv", "source ")
 
 
 def commands_with(page: str, *words: str) -> list[str]:
@@ -60,10 +60,11 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
             yield port
 
 
-def test_pages__an_answer_takes_five_commands(
+def test_pages__an_answer_takes_few_commands(
     port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    make, activate, install, serve, curl, generate = read_commands(README)[:6]
+    clone, enter, make, activate, install, serve, curl, generate = read_commands(README)[:8]
+    assert (clone, enter) == ("git clone REPOSITORY moecast", "cd moecast")
     assert (make, activate) == ("python3 -m venv .venv", "source .venv/bin/activate")
     assert install.startswith("pip install -c constraints.txt -e . ")
     assert serve.startswith("moecast serve ")
