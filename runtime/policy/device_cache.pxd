@@ -39,7 +39,7 @@ cdef class DeviceCache:
     @cython.locals(tier=CacheTier)
     cpdef on_tokens_routed(self, Py_ssize_t layer, experts_TK)
     @cython.locals(tier=CacheTier)
-    cpdef on_forecast(self, Py_ssize_t layer, probability_E)
+    cpdef on_forecast(self, Py_ssize_t layer, probability_E, order_E)
     @cython.locals(tier=CacheTier)
     cpdef on_reuse_scores(self, Py_ssize_t layer, score_HE)
     @cython.locals(predicted=dict, top=CacheTier, entry=CacheEntry, expert=tuple,

@@ -183,9 +183,11 @@ class DeviceCache:
         for tier in self._changing_tiers():
             tier.cache.expect_changes().on_tokens_routed(layer, experts_TK)
 
-    def on_forecast(self, layer: int, probability_E: Probabilities) -> None:
+    def on_forecast(self, layer: int, probability_E: Probabilities, order_E: Probabilities) -> None:
         for tier in self._changing_tiers():
-            tier.cache.expect_changes().on_forecast(layer, self._mask(tier, layer, probability_E))
+            probability_own_E = self._mask(tier, layer, probability_E)
+            order_own_E = self._mask(tier, layer, order_E)
+            tier.cache.expect_changes().on_forecast(layer, probability_own_E, order_own_E)
 
     def on_reuse_scores(self, layer: int, score_1E: Probabilities) -> None:
         for tier in self._changing_tiers():

@@ -58,13 +58,14 @@ class ForecastScheduler:
                 first = forecasts.first_layer
                 layers = range(max(first, first_layer), min(first + len(ranked), end_layer))
                 for layer in layers:
-                    cache.on_forecast(layer, probability_HE[layer - first])
+                    probability_E = probability_HE[layer - first]
+                    cache.on_forecast(layer, probability_E, probability_E)
                 for layer in layers:
                     cache.prefetch(layer, *ranked[layer - first])
                 return
         timely = [one for one in forecasts if first_layer <= one.layer < end_layer]
         for forecast in timely:
-            cache.on_forecast(forecast.layer, forecast.probability_E)
+            cache.on_forecast(forecast.layer, forecast.probability_E, forecast.order_E)
         if self._is_named:
             for forecast in timely:
                 experts, probabilities = forecast.ranked(top_k)

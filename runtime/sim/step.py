@@ -146,7 +146,7 @@ def unanswered_events(num_layers: int) -> Sequence[StepEvent]:
     for layer in range(num_layers):
         events += [
             StepEvent(Signal.LAYER_INPUT, layer, (), layer),
-            StepEvent(Signal.GATE_INPUT, layer, (), layer),
+            StepEvent(Signal.GATE_INPUT, layer, (), layer + 1),  # after the layer's requests
             StepEvent(Signal.ROUTED, layer, (), layer + 1),
         ]
     return tuple(events)

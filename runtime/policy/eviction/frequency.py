@@ -60,7 +60,7 @@ class FmoeEviction(ScoreEviction):
         self._visits_LE[expert] = self._visits_LE[expert] + 1 if visits is None else visits
         self.score_LE[expert] = self._probability_LE[expert] * self._visits_LE[expert]
 
-    def on_forecast(self, layer: int, probability_E: Probabilities) -> None:
+    def on_forecast(self, layer: int, probability_E: Probabilities, order_E: Probabilities) -> None:  # noqa: ARG002
         self._probability_LE[layer] = probability_E
         self.score_LE[layer] = self._probability_LE[layer] * self._visits_LE[layer]
 

@@ -26,9 +26,10 @@ class FirstLayersEviction(StaticEviction):
     """Keeps the experts of the first layers permanently (Klotski, section 6.1).
 
     Device memory stores the "tensors required for current computations and prefetched tensors":
-    buffers for all experts of one layer, which a group of batches may request before it computes
-    the first, and for the `top_k` hot ones of the next. What memory is left holds "the experts of
-    the first" layers. Members of the set are fetched when they are first requested.
+    buffers for as many experts of one layer as the step's tokens can be routed to, which a group
+    of batches may request before it computes the first, and for the `top_k` hot ones of the next.
+    What memory is left holds "the experts of the first" layers: more of them in a step of few
+    tokens. Members of the set are fetched when they are first requested.
 
     Args:
         num_layers: Layers of the model.
@@ -44,6 +45,13 @@ class FirstLayersEviction(StaticEviction):
             counts=np.repeat(layers_left_L[:, None], num_experts, axis=1),
             buffers=num_experts + top_k,
         )
+        self._num_experts, self._top_k = num_experts, top_k
+
+    def begin_step(self, requests_T: Ints) -> None:
+        num_routed = min(self._num_experts, len(requests_T) * self._top_k)
+        if num_routed + self._top_k != self._buffers:
+            self._buffers = num_routed + self._top_k
+            self._fix()
 
 
 class LayerWindowEviction(ScoreEviction):
@@ -77,7 +85,7 @@ class LayerWindowEviction(ScoreEviction):
         self._num_layers = num_layers
         self._num_experts = num_experts
         self._is_held_elsewhere = is_held_elsewhere
-        self._held_LE: np.ndarray | None = None
+        self._held_LE = np.zeros((num_layers, num_experts), dtype=bool)
         self._idle_LE = np.zeros((num_layers, num_experts))
         """The score of experts to fetch ahead, `NOT_AHEAD` of all others."""
         self._orders: list[tuple[ScoreOrder, Scores]] = []
@@ -88,6 +96,8 @@ class LayerWindowEviction(ScoreEviction):
         return order
 
     def begin_step(self, requests_T: Ints) -> None:  # noqa: ARG002
+        for expert in np.ndindex(*self._held_LE.shape):  # what the tier above keeps has changed
+            self._held_LE[expert] = self._is_held_elsewhere(expert)
         self._move_to(0)
 
     def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
@@ -102,10 +112,6 @@ class LayerWindowEviction(ScoreEviction):
 
     def _move_to(self, layer: int) -> None:
         """Makes the layer the first of the window."""
-        if self._held_LE is None:
-            shape = self.score_LE.shape
-            held = [self._is_held_elsewhere((at, e)) for at, e in np.ndindex(*shape)]
-            self._held_LE = np.reshape(held, shape)
         self.score_LE[:] = -((np.arange(self._num_layers) - layer) % self._num_layers)[:, None]
         self.score_LE[self._held_LE] = -self._num_layers
         self._idle_LE[:] = np.where(self._held_LE, NOT_AHEAD, self.score_LE)

@@ -210,9 +210,9 @@ class MoeInfinityRequestEviction(ProtectingEviction):
         super().on_routed(layer, tokens_per_expert)
         self.priority_LE[layer] = 0.0
 
-    def on_forecast(self, layer: int, probability_E: Probabilities) -> None:
+    def on_forecast(self, layer: int, probability_E: Probabilities, order_E: Probabilities) -> None:  # noqa: ARG002
         proximity = 1.0 - (layer - max(0, self.layer_now)) / len(self._decay_L)
-        self.priority_LE[layer] = np.asarray(probability_E, np.float64) * proximity
+        self.priority_LE[layer] = np.asarray(order_E, np.float64) * proximity
         self._unprotect_outranked(*self._partition_of_layer[layer])
 
     def _unprotect_outranked(self, num_slots: int, layers: range) -> None:

@@ -56,8 +56,14 @@ class EvictionPolicy:
     def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
         """Records the experts that the layer's router has chosen and their numbers of tokens."""
 
-    def on_forecast(self, layer: int, probability_E: Probabilities) -> None:
-        """Records a forecast: the probability of each expert that some token needs it."""
+    def on_forecast(self, layer: int, probability_E: Probabilities, order_E: Probabilities) -> None:
+        """Records a forecast.
+
+        Args:
+            layer: Its target.
+            probability_E: The probability of each expert that some token needs it.
+            order_E: What prefetches are ordered by (`Forecast.order_E`).
+        """
 
     def on_reuse_scores(self, layer: int, score_1E: Probabilities) -> None:
         """Records predictions of the experts' use by the coming tokens.

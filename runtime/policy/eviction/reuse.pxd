@@ -16,7 +16,7 @@ cdef class ReuseEviction(RegretEviction):
     cdef public bint trusts_predictor
 
     cpdef begin_step(self, requests_T)
-    cpdef on_forecast(self, Py_ssize_t layer, probability_E)
+    cpdef on_forecast(self, Py_ssize_t layer, probability_E, order_E)
     cpdef on_reuse_scores(self, Py_ssize_t layer, score_HE)
     @cython.locals(first=bint)
     cpdef on_routed(self, Py_ssize_t layer, tokens_per_expert)

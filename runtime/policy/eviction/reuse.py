@@ -109,7 +109,7 @@ class ReuseEviction(RegretEviction):
         self._forecast_layers.clear()
         self._is_outdated = True
 
-    def on_forecast(self, layer: int, probability_E: Probabilities) -> None:
+    def on_forecast(self, layer: int, probability_E: Probabilities, order_E: Probabilities) -> None:  # noqa: ARG002
         if layer > self._layer_now:
             self._probabilities[layer] = np.asarray(probability_E)
             self._expected.discard(layer)

@@ -47,7 +47,7 @@ class StaticEviction(ScoreEviction):
         super().__init__(num_layers=num_layers, num_experts=num_experts)
         self._buffers = buffers
         self._partitions: list[tuple[int, range]] = []
-        """Size of the set of each partition, and its layers."""
+        """Slots of each partition, and its layers."""
         self._warmup_steps = warmup_steps
         self._steps = 0
         self._is_fixed = counts is not None
@@ -62,16 +62,17 @@ class StaticEviction(ScoreEviction):
             self._uses_LE = counts_LE
 
     def make_order(self, *, num_slots: int, layers: range) -> ScoreOrder:
-        self._partitions.append((max(0, num_slots - self._buffers), layers))
+        self._partitions.append((num_slots, layers))
         if self._is_fixed:
             self._fix()
         return super().make_order(num_slots=num_slots, layers=layers)
 
     def _fix(self) -> None:
         """Gives scores to the most used experts of each partition; ties go to the lower id."""
-        for size, layers in self._partitions:
+        self.score_LE[:] = 0.0
+        for num_slots, layers in self._partitions:
             uses_N = self._uses_LE[layers.start : layers.stop].reshape(-1)
-            members = np.argsort(-uses_N, kind="stable")[:size]
+            members = np.argsort(-uses_N, kind="stable")[: max(0, num_slots - self._buffers)]
             ascending = members[np.argsort(uses_N[members], kind="stable")]
             view_scores(self.score_LE, layers)[ascending] = np.arange(1, len(ascending) + 1)
 

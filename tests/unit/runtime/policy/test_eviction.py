@@ -193,11 +193,12 @@ def test_moe_infinity_request__newer_forecasts_end_protection():
     policy = policy_of("moe-infinity-request", layers=1)
     order = policy.make_order(num_slots=2, layers=range(1))
     policy.begin_step(ONE)
-    policy.on_forecast(0, [0.9, 0.8, 0.1, 0.0])
+    even = [1.0] * 4  # chances are capped at 1, the paper's priorities are not
+    policy.on_forecast(0, even, [0.9, 0.8, 0.1, 0.0])
     for expert in [(0, 0), (0, 1)]:
         order.on_admit(expert)
         order.on_prefetch(expert)
-    policy.on_forecast(0, [0.1, 0.8, 0.9, 0.0])
+    policy.on_forecast(0, even, [0.1, 0.8, 0.9, 0.0])
     order.on_predict((0, 0))
     # Two slots: 2 and 1 are wanted now, 0 is not, though it was touched last.
     assert order.choose_victim(lambda _: True) == (0, 0)
@@ -210,7 +211,7 @@ def test_fmoe__probability_times_visits_in_the_cache():
         order.on_use(expert)
     # Before any map: frequencies 4, 3, 1, the fetch included.
     assert order.choose_victim(lambda _: True) == (0, 2)
-    policy.on_forecast(0, [0.25, 0.5, 0.75, 0.0])
+    policy.on_forecast(0, [0.25, 0.5, 0.75, 0.0], [1.0] * 4)
     # 1/(p freq): 4 x .25 = 1, 3 x .5 = 1.5, 1 x .75 = .75.
     assert leaving(order) == [(0, 2), (0, 0), (0, 1)]
 
@@ -307,6 +308,11 @@ def test_first_layers__keep_all_but_a_layer_and_the_next_ones_hot_experts():
     # 8 + 2 buffers leave two slots for good: those of the first layer's first experts.
     stay = [(layer, e) for layer in range(2) for e in range(8) if policy.is_permanent((layer, e))]
     assert stay == [(0, 0), (0, 1)]
+    # A step of one token needs 2 + 2 buffers, one of more than 3 all again.
+    for num_tokens, num_permanent in ((1, 8), (2, 6), (40, 2)):
+        policy.begin_step(np.zeros(num_tokens, dtype=np.int64))
+        kept = [policy.is_permanent((layer, e)) for layer in range(2) for e in range(8)]
+        assert kept == [True] * num_permanent + [False] * (16 - num_permanent)
     few = make_eviction_policy("first-layers", num_layers=2, num_experts=8, top_k=4)
     few.make_order(num_slots=12, layers=range(2))
     assert not few.is_permanent((0, 0))

@@ -111,7 +111,8 @@ class Machine(RuleBasedStateMachine):
 
     @rule(layer=st.integers(0, LAYERS - 1), e=st.integers(0, EXPERTS - 1))
     def predict(self, layer, e):
-        self.cache.policy.on_forecast(layer, [self.random.random() for _ in range(EXPERTS)])
+        chance_E = [self.random.random() for _ in range(EXPERTS)]
+        self.cache.policy.on_forecast(layer, chance_E, chance_E)
         if self.cache.entries.get((layer, e)) is not None:
             self.cache.on_predict((layer, e))
         else:

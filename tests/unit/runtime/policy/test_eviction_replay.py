@@ -31,7 +31,7 @@ class Spy(LruEviction):
     def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
         self.events.append((layer, dict(tokens_per_expert)))
 
-    def on_forecast(self, layer, probability_E) -> None:
+    def on_forecast(self, layer, probability_E, order_E) -> None:
         self.events.append(("forecast", layer, np.round(probability_E, 3).tolist()))
 
     def end_step(self) -> None:

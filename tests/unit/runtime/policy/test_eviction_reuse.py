@@ -27,6 +27,10 @@ def said(cache: ExpertCache, value_LE: list[list[float]]) -> None:
     cache.policy.end_step()
 
 
+def forecast(cache: ExpertCache, layer: int, chance_E: list[float]) -> None:
+    cache.policy.on_forecast(layer, chance_E, chance_E)
+
+
 def next_victim(cache: ExpertCache) -> tuple[int, int]:
     """Who goes for one more expert of the last layer."""
     _, dropped = cache.admit((LAYERS - 1, EXPERTS - 1))
@@ -80,12 +84,12 @@ def test_reuse__forecasts_count_until_their_layer_is_routed() -> None:
         cache.admit(expert)
     cache.policy.begin_step(ONE)
     # Worth .9 + .1 x .08 = .91 and 0 + .52 now: (0, 1), worth .16, is the least.
-    cache.policy.on_forecast(1, [0.0, 0.9, 0.0, 0.0])
+    forecast(cache, 1, [0.0, 0.9, 0.0, 0.0])
     assert next_victim(cache) == (0, 1)
     cache.policy.on_reuse_scores(1, [VALUES[1]])
     cache.policy.on_routed(1, once([2]))
     # Its turn has passed: below .1 again, and a forecast that comes too late changes nothing.
-    cache.policy.on_forecast(1, [0.0, 0.9, 0.0, 0.0])
+    forecast(cache, 1, [0.0, 0.9, 0.0, 0.0])
     cache.remove((2, EXPERTS - 1))
     cache.admit((0, 0))
     assert next_victim(cache) == (1, 1)
@@ -139,8 +143,8 @@ def test_reuse__prefetches_evict_only_lower_scores() -> None:
     said(cache, VALUES)
     cache.admit((1, 0))
     cache.policy.begin_step(ONE)
-    cache.policy.on_forecast(2, [0.3, 0.0, 0.0, 0.0])  # .3 + .7 x .24 = .47
-    cache.policy.on_forecast(1, [0.1, 0.0, 0.0, 0.0])  # .1 + .9 x .43 = .49
+    forecast(cache, 2, [0.3, 0.0, 0.0, 0.0])  # .3 + .7 x .24 = .47
+    forecast(cache, 1, [0.1, 0.0, 0.0, 0.0])  # .1 + .9 x .43 = .49
     assert cache.admit((2, 0), prefetch=True) == (None, None)
     entry, dropped = cache.admit((2, 0))
     assert entry is not None
@@ -155,7 +159,7 @@ def test_reuse__idle_candidate_is_the_best_absent_expert() -> None:
         if expert != (1, 0):
             cache.admit(expert)
     cache.policy.begin_step(ONE)
-    cache.policy.on_forecast(1, [0.0, 0.0, 1.0, 0.0])
+    forecast(cache, 1, [0.0, 0.0, 1.0, 0.0])
     assert cache.policy.next_idle_candidate() == (2, 0)  # layer 1 is the forecast's affair now
     cache.policy.on_routed(0, {0: 9, 1: 9})
     assert cache.policy.next_idle_candidate() is None  # a prompt
@@ -218,7 +222,8 @@ def test_reuse__scores_do_not_depend_on_when_they_are_read() -> None:
         rng = np.random.default_rng(step)
         events: list[tuple] = [("begin_step", ONE)]
         for layer in range(LAYERS):
-            ahead = [("on_forecast", at, rng.random(EXPERTS)) for at in range(layer, LAYERS)]
+            chances = [rng.random(EXPERTS) for _ in range(layer, LAYERS)]
+            ahead = [("on_forecast", at, p, p) for at, p in enumerate(chances, start=layer)]
             chosen = {int(e): int(rng.integers(1, 4)) for e in rng.permutation(EXPERTS)[:2]}
             events += [*ahead, ("on_reuse_scores", layer, rng.random((1, EXPERTS)))]
             events += [("on_routed", layer, chosen), *ahead[: step % 3]]

@@ -80,7 +80,7 @@ def test_idle_prefetch__skips_layers_with_a_forecast() -> None:
     one = core(6)
     step(one, {1: [0, 0.9, 0, 0, 0, 0], 2: [0, 0.5, 0, 0, 0, 0]}, {})
     one.begin_step(ONE)
-    one.on_forecast(1, [0.0, 0.1, 0.0, 0.0, 0.9, 0.0])
+    one.on_forecast(1, [0.0, 0.1, 0.0, 0.0, 0.9, 0.0], [0.0] * EXPERTS)
     assert one.top.cache.policy.next_idle_candidate() == (2, 1)
 
 
@@ -103,7 +103,7 @@ def test_idle_prefetch__keeps_all_invariants_on_two_tiers() -> None:
             for layer in range(LAYERS):
                 if rng.random() < 0.5:
                     chance = [rng.random() for _ in range(EXPERTS)]
-                    one.on_forecast(layer, chance)
+                    one.on_forecast(layer, chance, chance)
                     one.prefetch(layer, rng.sample(range(EXPERTS), 2), [0.1, 0.2])
                 for _ in range(rng.randrange(4)):
                     advance(one)

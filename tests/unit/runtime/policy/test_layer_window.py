@@ -12,6 +12,9 @@ WINDOW = SystemConfig(
     eviction="first-layers", host_window=True, per_layer=False, chunked=False, drop_used=True
 )
 
+TWO = np.zeros(2, dtype=np.int64)
+"""Two tokens of a request, which may need both experts of a layer."""
+
 
 def tiers_of(*num_slots, system=WINDOW):
     return build_device_cache(system, SPEC, num_slots=[num_slots], chunk_bytes=[(1,)] * 6)
@@ -47,7 +50,7 @@ def test_window__reads_the_next_layers_and_gives_up_the_last():
     core = tiers_of(3, 6)  # a layer and one hot expert above, three layers below
     core.fill()
     assert layers_below(core) == [0, 1, 2]
-    core.begin_step(np.array([0]))
+    core.begin_step(TWO)
     assert run_tasks(core) == []
     # Layer 0's expert 1 makes room for layer 3 at once, expert 0 when layer 1 is routed.
     assert route(core, 0, 0) == [(3, 0)]
@@ -65,7 +68,7 @@ def test_window__reads_the_next_layers_and_gives_up_the_last():
 
 def test_window__leaves_out_what_the_device_holds_for_good():
     core = tiers_of(5, 4)  # two experts of layer 0 stay above
-    core.begin_step(np.array([0]))
+    core.begin_step(TWO)
     assert run_tasks(core) == [(1, 0), (1, 1), (2, 0), (2, 1)]
     # Requested once, it passes through host memory and is dropped there first.
     assert route(core, 0, 0)[0] == (0, 0)
@@ -76,5 +79,5 @@ def test_window__leaves_out_what_the_device_holds_for_good():
 @pytest.mark.parametrize("host_window", [False, True])
 def test_host_memory__without_a_window_reads_nothing_ahead(host_window):
     core = tiers_of(3, 6, system=SystemConfig(per_layer=False, host_window=host_window))
-    core.begin_step(np.array([0]))
+    core.begin_step(TWO)
     assert bool(run_tasks(core)) is host_window

@@ -70,7 +70,8 @@ def test_devices__keeps_experts_on_their_device(seed, num_devices, eviction):
     for _ in range(6):
         core.begin_step(ONE)
         for layer in range(SPEC.num_layers):
-            core.on_forecast(layer, [rng.random() for _ in range(8)])
+            chance = [rng.random() for _ in range(8)]
+            core.on_forecast(layer, chance, chance)
             core.on_reuse_scores(layer, np.array([[rng.random() for _ in range(8)]]))
             some = rng.sample(range(8), 3)
             core.prefetch(layer, some, [rng.random() for _ in some])
@@ -123,7 +124,7 @@ def test_devices__one_is_as_without_a_placement():
                 tokens = {e: rng.randint(1, 4) for e in chosen}
                 orders, moves = [], []
                 for core in (one, other):
-                    core.on_forecast(layer, score_E)
+                    core.on_forecast(layer, score_E, score_E)
                     core.prefetch(layer, some, [score_E[e] for e in some])
                     move = drain(core)
                     order = core.request_routed(layer, tokens)

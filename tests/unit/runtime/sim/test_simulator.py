@@ -64,6 +64,8 @@ def test_replay__a_right_forecast_hides_its_transfer():
     assert stats.stall_seconds == 6.0
     assert (stats.total.predicted, stats.total.predicted_in_time) == (1, 1)
     assert stats.total.joint_rate == 0.5
+    # A router's input is forecast from when the router has run: the next layer is one ahead.
+    assert run(Knows(1), lookahead_layers=1).tpot_seconds == [28.0]
 
 
 def test_replay__a_wrong_forecast_on_an_idle_link_is_free():
