@@ -18,13 +18,13 @@ from runtime.tools.report.provenance import Provenance
 ABLATION = ("simple pipeline", "+ multi batches", "+ only hot experts", "+ order (klotski)")
 
 
-def build_page(report: Document, provenance: Provenance | None = None) -> HtmlReport:
+def build_page(report: Document) -> HtmlReport:
     """Returns a section with the figures."""
     rows = list_completed(report)
     page = HtmlReport(
         "Batches in groups",
         f"klotski on {report.model}, {report.budget} budget",
-        provenance=provenance,
+        provenance=Provenance(**report.origin),
     )
     by_name = {row.name: row for row in rows}
     add_groups(page, "throughput-by-group-size", "Throughput by group size", live_points(rows))

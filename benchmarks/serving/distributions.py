@@ -28,13 +28,13 @@ def latencies(system: Document) -> dict[str, Document]:
     return dict(zip(LATENCIES, distributions, strict=True))
 
 
-def build_page(report: Document, provenance: Provenance | None = None) -> HtmlReport:
+def build_page(report: Document) -> HtmlReport:
     """Returns a section with a figure for each latency."""
     page = HtmlReport(
         "Latency of replayed arrivals",
         f"{report.requests} requests of `{report.trace}`, {report.rate:.3f} a second, "
         f"{report.repetitions} times; model `{report.model}`, budget {report.budget}",
-        provenance=provenance,
+        provenance=Provenance(**report.origin),
     )
     for latency, heading in LATENCIES.items():
         curves = {

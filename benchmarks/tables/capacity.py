@@ -2,18 +2,17 @@
 
 import statistics
 
-from benchmarks.reports import Document, read_document
-from benchmarks.tables.markdown import format_size, markdown_table, origin_line
+from benchmarks.reports import Document
+from benchmarks.tables.markdown import format_size, origin_lines, section
 
 
-def capacity_tables() -> list[str]:
+def capacity_tables(report: Document) -> list[str]:
     """Returns the lines between the marks of docs/capacity.md."""
-    report = read_document("capacity")
     return [
         *trace_section(report),
         *training_section(report),
         *replay_section(report),
-        *origin_line("capacity"),
+        *origin_lines(report),
     ]
 
 
@@ -38,18 +37,14 @@ def trace_section(report: Document) -> list[str]:
     ]
     files = f"files at {format_size(report.part_bytes)} a part"
     tokens_per_core_second = 1 / statistics.median(cost.core_seconds_per_token)
-    return [
-        "## Traces",
-        "",
+    text = (
         f"Recording {long.tokens:,} tokens took {cost.bytes_per_token:,.0f} bytes of disk per "
         f"token (planned: {cost.planned_bytes_per_token:,}) and one core for "
         f"1/{tokens_per_core_second:,.0f} s per token, the difference to a recording of "
         f"{short.tokens:,} tokens, so that the start of the program is not in it (median of "
-        f"{len(report.recordings)}). A trace of {report.traces[0].tokens:,.0f} tokens:",
-        "",
-        *markdown_table(["trace", "disk", files, "hours of one core"], rows),
-        "",
-    ]
+        f"{len(report.recordings)}). A trace of {report.traces[0].tokens:,.0f} tokens:"
+    )
+    return ["## Traces", "", *section(text, ["trace", "disk", files, "hours of one core"], rows)]
 
 
 def training_section(report: Document) -> list[str]:
@@ -63,15 +58,12 @@ def training_section(report: Document) -> list[str]:
         ]
         for cost in report.training
     ]
-    return [
-        "## Training",
-        "",
+    text = (
         "Measured on the reference model's trace ([results](results.md)), and the time of "
-        f"{report.epochs} epoch over {tokens:,} tokens of that model on the same machine:",
-        "",
-        *markdown_table(["predictors", "machine", "tokens/s", "time"], rows),
-        "",
-    ]
+        f"{report.epochs} epoch over {tokens:,} tokens of that model on the same machine:"
+    )
+    columns = ["predictors", "machine", "tokens/s", "time"]
+    return ["## Training", "", *section(text, columns, rows)]
 
 
 def replay_section(report: Document) -> list[str]:
@@ -84,16 +76,13 @@ def replay_section(report: Document) -> list[str]:
         rows.append([f"`{cost.system}`", cost.budget, code, f"{1e3 * step:.2f} ms", whole])
     first = report.replays[0]
     total = f"{report.replayed_steps:,} steps"
-    return [
-        "## Replays",
-        "",
+    text = (
         "`moecast evaluate` replays recorded decode steps on simulated machines. Processor time of "
         "one step of the reference model (batch 1, one prefill for "
         f"{first.decode_steps / first.prefills:.0f} steps, prefills included, forecasts recorded "
         f"before; median of {len(first.step_seconds)} replays of {first.decode_steps} steps on "
         f"{report.replay_cores} cores at a time), and the time of {total} on "
-        f"{report.replay_cores} cores:",
-        "",
-        *markdown_table(["system", "experts in memory", "code", "a step", total], rows),
-        "",
-    ]
+        f"{report.replay_cores} cores:"
+    )
+    columns = ["system", "experts in memory", "code", "a step", total]
+    return ["## Replays", "", *section(text, columns, rows)]

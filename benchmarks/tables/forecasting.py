@@ -2,21 +2,20 @@
 
 from typing import Any
 
-from benchmarks.reports import read_document
+from benchmarks.reports import Document
 from benchmarks.tables.markdown import (
     format_figure,
     format_percent,
     format_size,
     markdown_table,
-    origin_line,
+    origin_lines,
     pivot,
     section,
 )
 
 
-def predictors_table() -> list[str]:
+def predictors_table(train: Document) -> list[str]:
     """Returns accuracy, FetchRate, GoodPred, latency and size of every kind."""
-    train = read_document("train")
     predictors: dict[str, dict[str, Any]] = train["predictors"]
     machines = list(next(iter(predictors.values()))["hardware"])
     figures = ("mean_fetch_rate", "mean_good_pred", "mean_resident")
@@ -46,12 +45,12 @@ def predictors_table() -> list[str]:
         "zoo. [Metrics](metrics.md) defines the columns; the shifted prompts are source code, "
         "which nothing was trained on; `results/train.json` has every layer:"
     )
-    return section(text, columns, rows, origin_line("train"))
+    return section(text, columns, rows, train)
 
 
-def horizons_table() -> list[str]:
+def horizons_table(train: Document) -> list[str]:
     """Returns the accuracy of `residual` by prefetch distance."""
-    horizons = read_document("train")["predictors"]["residual"]["by_horizon"]
+    horizons = train["predictors"]["residual"]["by_horizon"]
     rows = [
         [name, format_figure(row["mean_accuracy"]), format_figure(row["worst_layer_accuracy"])]
         for name, row in sorted(horizons.items())
@@ -60,12 +59,11 @@ def horizons_table() -> list[str]:
         "`residual` by distance (0: from what enters a layer to its own router; entry: the first "
         "layers, from the token):"
     )
-    return section(text, ["layers ahead", "Accuracy", "worst layer"], rows, origin_line("train"))
+    return section(text, ["layers ahead", "Accuracy", "worst layer"], rows, train)
 
 
-def ceiling_table() -> list[str]:
+def ceiling_table(report: Document) -> list[str]:
     """Returns accuracy against training requests, passes and width."""
-    report = read_document("ceiling")
     runs: dict[tuple[str, ...], dict[int, float]] = {}
     for row in report.rows:
         run = (f"`{row.predictor}`", row.requests, f"{row.train_tokens:,}")
@@ -79,17 +77,17 @@ def ceiling_table() -> list[str]:
     columns = ["predictor", "requests", "tokens", "width", "passes"]
     columns += [f"{horizon} ahead" for horizon in range(4)]
     text = "Accuracy against training data, passes and network size, 0 to 3 layers ahead:"
-    return section(text, columns, rows, origin_line("ceiling"))
+    return section(text, columns, rows, report)
 
 
-def eviction_tables() -> list[str]:
+def eviction_tables(train: Document) -> list[str]:
     """Returns the hit rates of the eviction policies, of the learned one and of the bound."""
     lines = [
         "Hit rates of decode steps on held-out requests, nothing prefetched, by share of experts "
         "kept (in brackets the share of the gap between LRU and Belady):",
         "",
     ]
-    for name, budgets in read_document("train")["keeping"]["hit_rates"].items():
+    for name, budgets in train["keeping"]["hit_rates"].items():
         columns, rows = pivot(
             [
                 {**row, "budget": budget, "policy": policy}
@@ -105,22 +103,21 @@ def eviction_tables() -> list[str]:
             ),
         )
         lines += [*markdown_table([name, *columns], rows), ""]
-    return [*lines, *origin_line("train")]
+    return [*lines, *origin_lines(train)]
 
 
-LOOKAHEAD = {
-    "lookahead": "The reference model",
-    "lookahead_coarse": "A model of 7 layers of 32 experts with top-2, trained by the same recipe",
-    "lookahead_published": "One answer of Qwen3-30B-A3B, published routing without hidden states",
-}
-"""Files of results, and what they are of."""
+LOOKAHEAD = (
+    "The reference model",
+    "A model of 7 layers of 32 experts with top-2, trained by the same recipe",
+    "One answer of Qwen3-30B-A3B, published routing without hidden states",
+)
+"""Models of the three results."""
 
 
-def lookahead_tables() -> list[str]:
+def lookahead_tables(*reports: Document) -> list[str]:
     """Returns the share of the gap that each policy closes, by model, prompts and budget."""
     lines: list[str] = []
-    for name, model in LOOKAHEAD.items():
-        report = read_document(name)
+    for model, report in zip(LOOKAHEAD, reports, strict=True):
         rows = [
             row
             for row in report["rows"]
@@ -149,13 +146,12 @@ def lookahead_tables() -> list[str]:
             f"{' / '.join(budgets)} of the experts in one arena, nothing prefetched "
             f"({report['tokens']:,} tokens of each kind of prompts):"
         )
-        lines += section(text, ["policy", *columns], table, origin_line(name))
+        lines += section(text, ["policy", *columns], table, report)
     return lines
 
 
-def drafts_table() -> list[str]:
+def drafts_table(*reports: Document) -> list[str]:
     """Returns how fast decoding with drafts is by kind of prompts, and how fast it could be."""
-    reports = [read_document(name) for name in ("drafts", "drafts_resident")]
     first = reports[0]
     rows = [
         [row["kind"], *(f"{report['rows'][place]['speed']:.2f}x" for report in reports)]
@@ -176,4 +172,4 @@ def drafts_table() -> list[str]:
         f"{first['new_tokens']} tokens, {first['machine']['threads']} thread; and with drafts that "
         "are always right, the bound of any draft of that length:"
     )
-    return section(text, columns, rows, origin_line("drafts"))
+    return section(text, columns, rows, *reports)

@@ -1,12 +1,11 @@
 """Tables of the formats that experts can be served in, and of a model of real size."""
 
-from benchmarks.reports import Document, read_document
+from benchmarks.reports import Document
 from benchmarks.tables.markdown import (
     format_figure,
     format_milliseconds,
     format_percent,
     format_size,
-    origin_line,
     pivot,
     section,
 )
@@ -14,9 +13,8 @@ from predictors.units import GIB, MIB
 from runtime.config import DenseFormat
 
 
-def formats_table() -> list[str]:
+def formats_table(report: Document) -> list[str]:
     """Returns speed by format, in the same memory."""
-    report = read_document("formats")
     columns, lines = pivot(
         report.rows,
         describe_format,
@@ -34,7 +32,7 @@ def formats_table() -> list[str]:
         f"{report.requests} requests of {report.new_tokens} tokens, in turns). Mean TPOT, "
         "throughput over float32's within a repetition, hit rate:"
     )
-    return section(text, ["format", *columns], lines, origin_line("formats"))
+    return section(text, ["format", *columns], lines, report)
 
 
 def describe_format(row: Document) -> str:
@@ -43,9 +41,8 @@ def describe_format(row: Document) -> str:
     return f"`{row.format}`{in_dense}, {format_percent(row.share)} in memory"
 
 
-def quality_table() -> list[str]:
+def quality_table(report: Document) -> list[str]:
     """Returns the loss by format."""
-    report = read_document("quantised")
     lines = [
         [
             row.experts,
@@ -65,12 +62,11 @@ def quality_table() -> list[str]:
         f"{report.documents} documents with {report.choices} choices each; bytes include "
         "the padding of these small experts to whole blocks of the disk:"
     )
-    return section(text, columns, lines, origin_line("quantised"))
+    return section(text, columns, lines, report)
 
 
-def dequantise_table() -> list[str]:
+def dequantise_table(report: Document) -> list[str]:
     """Returns the time of dequantising an expert, next to that of Transformers' operations."""
-    report = read_document("dequantise")
     rows = [
         [
             row.format,
@@ -86,12 +82,11 @@ def dequantise_table() -> list[str]:
         f"(medians of {report.repetitions} rounds, in turns), and the products of one token:"
     )
     columns = ["format", "moecast", "Transformers", "speed", "products"]
-    return section(text, columns, rows, origin_line("dequantise"))
+    return section(text, columns, rows, report)
 
 
-def lockstep_table() -> list[str]:
+def lockstep_table(report: Document) -> list[str]:
     """Returns the throughput of several sequences over that of one, by `model.exact`."""
-    report = read_document("lockstep")
     columns, lines = pivot(
         report.rows,
         lambda row: f"`{row.exact}`",
@@ -104,12 +99,11 @@ def lockstep_table() -> list[str]:
         f"thread, decode steps (medians of {report.repetitions} rounds, ratios within a round):"
     )
     columns = ["`model.exact`", *columns]
-    return section(text, columns, lines, origin_line("lockstep"))
+    return section(text, columns, lines, report)
 
 
-def real_size_table() -> list[str]:
+def real_size_table(report: Document) -> list[str]:
     """Returns speed and memory of a model of real size by budget and system."""
-    report = read_document("real_size")
     columns, lines = pivot(
         report.rows,
         lambda row: f"{row.budget} ({format_percent(row.experts_in_memory)})",
@@ -129,4 +123,4 @@ def real_size_table() -> list[str]:
         f"new ones; repetitions: {report.repetitions}. Mean TPOT, hits, bytes read per "
         "token, TTFT; `benchmarks/results/real_size.json` has memory and load time:"
     )
-    return section(text, ["budget", *columns], lines, origin_line("real_size"))
+    return section(text, ["budget", *columns], lines, report)

@@ -3,12 +3,10 @@
 from collections.abc import Sequence
 
 from benchmarks.klotski.rows import Point, list_completed, live_points, simulated_points
-from benchmarks.reports import read_document
+from benchmarks.reports import Document
 from benchmarks.tables.markdown import (
     format_figure,
     format_percent,
-    markdown_table,
-    origin_line,
     pivot,
     section,
 )
@@ -23,9 +21,8 @@ NAMES = (
 )
 
 
-def groups_table() -> list[str]:
+def groups_table(report: Document) -> list[str]:
     """Returns the live ablation."""
-    report = read_document("klotski")
     rows = [row for row in list_completed(report) if row.name in NAMES]
     base = next(row.tokens_per_second for row in rows if row.name == NAMES[0])
     lines = [
@@ -46,12 +43,11 @@ def groups_table() -> list[str]:
         "included; link and compute busy in the steady state; reads of one expert within one step "
         f"of the group, at most; {report.repetitions} repetitions):"
     )
-    return section(text, columns, lines, origin_line("klotski"))
+    return section(text, columns, lines, report)
 
 
-def group_sizes_tables() -> list[str]:
+def group_sizes_tables(report: Document) -> list[str]:
     """Returns throughput against the batch size and n, live and simulated, and quality."""
-    report = read_document("klotski")
     environments = {
         "Live": live_points(list_completed(report)),
         **{
@@ -62,7 +58,7 @@ def group_sizes_tables() -> list[str]:
     lines = []
     for name, points in environments.items():
         columns, rows = make_grid(points)
-        lines += [f"{name}, throughput in tokens/s:", "", *markdown_table(columns, rows), ""]
+        lines += section(f"{name}, throughput in tokens/s:", columns, rows)
     quality = [
         [
             str(row.window or "all"),
@@ -74,7 +70,7 @@ def group_sizes_tables() -> list[str]:
     ]
     text = "Attention to 4 sinks and a window, teacher-forced on held-out text:"
     columns = ["window", "nats", "perplexity", "same most likely token"]
-    return [*lines, *section(text, columns, quality, origin_line("klotski"))]
+    return [*lines, *section(text, columns, quality, report)]
 
 
 def make_grid(points: Sequence[Point]) -> tuple[list[str], list[list[str]]]:

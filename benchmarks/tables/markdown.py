@@ -1,9 +1,9 @@
-"""Committed results, their origin, tables in Markdown, and the text of figures."""
+"""Tables in Markdown with the origin of their results, and the text of figures."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.reports import read_document
+from benchmarks.reports import Document
 from predictors.table import Table
 from predictors.units import MIB
 from runtime.tools.report.provenance import Provenance
@@ -11,20 +11,13 @@ from runtime.tools.report.provenance import Provenance
 Row = Mapping[str, Any]
 
 
-def read_origin(name: str, part: str | None = None) -> Provenance:
-    """Returns command, date, revision and machine of a committed result.
-
-    Args:
-        part: Key of a part, in a file of several parts with an origin each.
-    """
-    document = read_document(name)
-    return Provenance(**(document if part is None else document[part])["origin"])
-
-
-def origin_line(name: str, part: str | None = None) -> list[str]:
-    """Returns the line that stands under a table, and an empty one."""
-    command, *others = read_origin(name, part).line().split(" · ")
-    return [" · ".join([f"`{command}`", *others]), ""]
+def origin_lines(*reports: Document) -> list[str]:
+    """Returns the lines that stand under the table of results or of their parts, each once."""
+    lines = []
+    for origin in dict.fromkeys(Provenance(**report.origin).line() for report in reports):
+        command, *others = origin.split(" · ")
+        lines += [" · ".join([f"`{command}`", *others]), ""]
+    return lines
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -33,10 +26,10 @@ def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> lis
 
 
 def section(
-    text: str, columns: Sequence[str], rows: Iterable[Sequence[str]], origin: Sequence[str]
+    text: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *reports: Document
 ) -> list[str]:
-    """Returns a paragraph, the table that it introduces, and the table's origin."""
-    return [text, "", *markdown_table(columns, rows), "", *origin]
+    """Returns a paragraph, the table that it introduces, and the origin of its results."""
+    return [text, "", *markdown_table(columns, rows), "", *origin_lines(*reports)]
 
 
 def pivot(
@@ -55,9 +48,19 @@ def pivot(
     return [shown.heading for shown in table.columns[1:]], cells
 
 
-def show_figure(name: str, described: str) -> list[str]:
-    """Returns the line that shows `docs/images/NAME.svg` on a page of docs."""
-    return [f"![{described}](images/{name}.svg)", ""]
+def pivot_budgets(
+    rows: Iterable[Any], line: Callable[[Any], str], cell: Callable[[Any], str]
+) -> tuple[list[str], list[list[str]]]:
+    """Returns the columns, one for each budget and the smallest first, and the lines of a table."""
+    rows = [*rows]
+    order = [*dict.fromkeys(map(line, rows))]
+    columns, lines = pivot(sorted(rows, key=share), line, lambda row: row["budget"], cell)
+    return columns, sorted(lines, key=lambda cells: order.index(cells[0]))
+
+
+def share(row: Any) -> float:
+    """Returns the share of the experts that a row's budget is, in percent."""
+    return float(row["budget"].rstrip("%"))
 
 
 def format_figure(value: float | str | None, digits: int = 3, unit: str = "") -> str:

@@ -1,15 +1,23 @@
 """The tables of README.md, docs and benchmarks/README.md, and the command that writes them."""
 
 import json
+import re
+from collections.abc import Callable, Container
 
 from benchmarks.process import ROOT
+from benchmarks.reports import read_document
 from benchmarks.tables import capacity, forecasting, formats, grouping, peers, serving, systems
 from benchmarks.tables.config import TablesConfig
 from benchmarks.tables.figures import draw_figures
-from benchmarks.tables.markdown import show_figure
+from benchmarks.tables.origins import refuse_unclean, warn_of_changes
+from predictors.errors import MoecastError
 
-BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
-"""Marks around generated lines; of several such parts of a page the first is its first section."""
+PAGES = (
+    *("README.md", "docs/results.md", "docs/laptop.md", "docs/capacity.md"),
+    "benchmarks/README.md",
+)
+MARKED = re.compile(r"<!--(\w+)-->\n.*?<!--end-->", re.DOTALL)
+"""A table on a page, `<!--FUNCTION-->`, the lines that the function writes, and `<!--end-->`."""
 
 
 def reference_model() -> list[str]:
@@ -27,83 +35,72 @@ def reference_model() -> list[str]:
     ]
 
 
-def replace_tables(text: str, sections: list[list[str]]) -> str:
-    """Returns a page with new lines between the marks: each pair but the last has one section."""
-    before, *parts = text.split(BEGIN)
-    written = [before]
-    for place, part in enumerate(parts, start=1):
-        own = sections if place == len(parts) else [sections[0]]
-        sections = sections[len(own) :]
-        _, _, after = part.partition(END)
-        written += ["\n".join([BEGIN, *(line for lines in own for line in lines), END]), after]
-    return "".join(written)
+TABLES: dict[Callable[..., list[str]], tuple[str, ...]] = {
+    peers.gain: ("bench",),
+    peers.speed_table: ("bench",),
+    peers.describe_others: ("peers",),
+    forecasting.predictors_table: ("train",),
+    systems.replayed_table: ("evaluate",),
+    systems.ablation_shares: ("moecast",),
+    systems.routing_table: ("routing",),
+    systems.live_table: ("bench",),
+    systems.prefill_table: ("prefill",),
+    systems.validated_table: ("validate",),
+    systems.control_plane_table: ("control_plane",),
+    peers.peers_section: ("peers",),
+    formats.formats_table: ("formats",),
+    formats.quality_table: ("quantised",),
+    formats.dequantise_table: ("dequantise",),
+    formats.lockstep_table: ("lockstep",),
+    formats.real_size_table: ("real_size",),
+    grouping.groups_table: ("klotski",),
+    forecasting.drafts_table: ("drafts", "drafts_resident"),
+    serving.robustness_table: ("serving",),
+    serving.arrivals_table: ("serving",),
+    reference_model: (),
+    capacity.capacity_tables: ("capacity",),
+    forecasting.horizons_table: ("train",),
+    forecasting.ceiling_table: ("ceiling",),
+    forecasting.eviction_tables: ("train",),
+    forecasting.lookahead_tables: ("lookahead", "lookahead_coarse", "lookahead_published"),
+    systems.replayed_batches_table: ("evaluate",),
+    grouping.group_sizes_tables: ("klotski",),
+    systems.papers_table: ("papers",),
+    systems.scaling_tables: ("scaling",),
+}
+"""Each function that writes a table, and the results that it takes."""
+FUNCTIONS = {write.__name__: write for write in TABLES}
 
 
-def list_tables() -> dict[str, list[list[str]]]:
-    """Returns the lines of each section, by the page that has them between the marks."""
-    return {
-        "README.md": [peers.gain(), peers.speed_table()],
-        "docs/results.md": [
-            ["## Forecasts", ""],
-            forecasting.predictors_table(),
-            show_figure("accuracy-by-layer", "Accuracy of each predictor, by layer"),
-            ["## Eviction", ""],
-            show_figure("hit-rate-by-eviction-policy", "Hit rates of eviction policies"),
-            ["## Simulated machines", ""],
-            systems.replayed_table(),
-            show_figure(
-                "simulated/share-of-the-bound-against-known-tokens",
-                "Share of the bound against known tokens",
-            ),
-            show_figure("simulated/tpot-against-budget", "Simulated TPOT against the budget"),
-            show_figure("simulated/ttft-against-budget", "Simulated TTFT against the budget"),
-            systems.ablation_shares(),
-            ["## Real routing", ""],
-            systems.routing_table(),
-            ["## Live runs", ""],
-            systems.live_table(),
-            show_figure("tpot-against-budget", "Live TPOT against the budget"),
-            systems.prefill_table(),
-            ["## The simulator", ""],
-            systems.validated_table(),
-            ["## The control plane", ""],
-            systems.control_plane_table(),
-            ["## Other programs", ""],
-            peers.peers_section(),
-            ["## Formats", ""],
-            formats.formats_table(),
-            formats.quality_table(),
-            formats.dequantise_table(),
-            formats.lockstep_table(),
-            ["## Batch mode", ""],
-            grouping.groups_table(),
-            ["## Drafted tokens", ""],
-            forecasting.drafts_table(),
-            ["## The server", ""],
-            serving.robustness_table(),
-            serving.arrivals_table(),
-            ["## The reference model", ""],
-            reference_model(),
-        ],
-        "docs/laptop.md": [formats.real_size_table()],
-        "docs/capacity.md": [capacity.capacity_tables()],
-        "benchmarks/README.md": [
-            forecasting.horizons_table(),
-            forecasting.ceiling_table(),
-            forecasting.eviction_tables(),
-            forecasting.lookahead_tables(),
-            systems.replayed_table(batch=8),
-            grouping.group_sizes_tables(),
-            systems.papers_table(),
-            systems.scaling_tables(),
-        ],
-    }
+def fill_page(text: str, refused: Container[str]) -> str:
+    """Returns a page with the tables of today's results; those of refused ones stay as they are."""
+
+    def fill(found: re.Match[str]) -> str:
+        write = FUNCTIONS[found[1]]
+        if any(name in refused for name in TABLES[write]):
+            return found[0]
+        return "\n".join(
+            [f"<!--{found[1]}-->", *write(*map(read_document, TABLES[write])), "<!--end-->"]
+        )
+
+    return MARKED.sub(fill, text)
 
 
 def run_tables(config: TablesConfig) -> None:
-    """Writes the tables of README.md, docs and benchmarks/README.md, then draws the figures."""
+    """Writes the tables of README.md, docs and benchmarks/README.md, then draws the figures.
+
+    Raises:
+        MoecastError: at the end, if results were refused.
+    """
     del config
-    for name, sections in list_tables().items():
-        path = ROOT / name
-        path.write_text(replace_tables(path.read_text(), sections))
-    draw_figures()
+    refused = refuse_unclean()
+    warn_of_changes()
+    for page in PAGES:
+        path = ROOT / page
+        path.write_text(fill_page(path.read_text(), refused))
+    draw_figures(refused)
+    if refused:
+        raise MoecastError(
+            f"tables and figures of {', '.join(refused)} stay as they are: commit the code, and "
+            "measure again"
+        )

@@ -1,15 +1,13 @@
-"""Tables of other programs next to moecast, and the short table of README.md."""
-
-from collections.abc import Mapping, Sequence
+"""Tables of other programs next to moecast, and the short tables of README.md."""
 
 from benchmarks.peers.rows import SAME
 from benchmarks.peers.weights import GGUF_FORMATS
-from benchmarks.reports import Document, read_document
+from benchmarks.reports import Document
 from benchmarks.tables.markdown import (
     format_milliseconds,
     format_size,
-    origin_line,
-    pivot,
+    origin_lines,
+    pivot_budgets,
     section,
 )
 from benchmarks.tables.systems import read_live
@@ -24,25 +22,30 @@ OTHERS = {
     "transformers": "Transformers with its weights mapped from the file",
     "accelerate": "Accelerate with disk offload",
     "llama-cpp": "llama.cpp with its weights mapped from the file",
+    "llama-cpp-in-memory": "llama.cpp with its weights in memory",
     "airllm": "AirLLM",
 }
 """Other programs of the short table's page."""
+PROGRAMS = {
+    "on-demand": "moecast (`on-demand`)",
+    "llama-cpp": "llama.cpp",
+    "llama-cpp-in-memory": "llama.cpp",
+    "ik-llama-cpp": "ik_llama.cpp",
+    "ik-llama-cpp-in-memory": "ik_llama.cpp",
+    "fastllm-in-memory": "fastllm",
+}
+"""Names of programs where they differ from those of the peers."""
 GAIN_BUDGET = "25%"
 """Budget of README's first sentence."""
-SHORT_PART = "inflated float32"
-"""Part of the other programs' results that stands under the short table."""
-QUANTISED = {"int4": "Q4_0", "int8": "Q8_0"}
-"""Formats of this project of earlier results, and those of llama.cpp that they were compared with.
-"""
-GGUF = tuple(GGUF_FORMATS)
-"""Formats in which all programs read one GGUF file."""
+SHORT_PARTS = ("inflated bfloat16", "inflated float32")
+"""Parts of the other programs' results for README, which shows the first that was measured."""
 
 
-def gain() -> list[str]:
+def gain(report: Document) -> list[str]:
     """Returns README's first sentence and picture: a token's time with and without forecasts."""
     seconds = {
         row["system"]: row["tpot_mean_seconds"]
-        for row in read_live()
+        for row in read_live(report)
         if row["budget"] == GAIN_BUDGET and not row["simulated"]
     }
     own, others = seconds["moecast"], seconds["on-demand"]
@@ -56,33 +59,21 @@ def gain() -> list[str]:
     ]
 
 
-def speed_table() -> list[str]:
-    """Returns the time of a token by share of memory, and that of other programs."""
-    live, parts, rows = read_document("bench"), read_document("peers"), read_live()
-    rows = [row for row in rows if row["system"] in OWN]
-    steps = min(len(row["steps"]) for row in rows)
-    names = [*OWN]
-    rows.sort(key=lambda row: (names.index(row["system"]), float(row["budget"].rstrip("%"))))
-    columns, lines = pivot(
+def speed_table(report: Document) -> list[str]:
+    """Returns the time of a token by share of memory."""
+    rows = [row for name in OWN for row in read_live(report) if row["system"] == name]
+    columns, lines = pivot_budgets(
         rows,
         lambda row: OWN[row["system"]],
-        lambda row: row["budget"],
         lambda row: format_milliseconds(row["tpot_mean_seconds"], 0),
     )
-    cores = live["machine"]["hardware"]["cores"]
     text = (
         "Mean time per token when only this share of the experts fits in memory (the included "
         "model with its experts enlarged to 2 GiB of float32, read from a disk; "
-        f"{cores} CPU cores; {steps} tokens or more for each figure):"
+        f"{report.machine.hardware.cores} CPU cores; {min(len(row['steps']) for row in rows)} "
+        "tokens or more for each figure):"
     )
-    return [
-        *section(text, ["", *columns], lines, origin_line("bench")),
-        *describe_others(parts[SHORT_PART]),
-        *quantised_lines(parts),
-        "[Results](docs/results.md#other-programs) has every system, program and setting.",
-        "",
-        *origin_line("peers", SHORT_PART),
-    ]
+    return section(text, ["", *columns], lines, report)
 
 
 def fastest_rows(report: Document) -> dict[tuple[str, str], Document]:
@@ -92,51 +83,59 @@ def fastest_rows(report: Document) -> dict[tuple[str, str], Document]:
     return {(row.peer, row.budget): row for row in rows}
 
 
-def describe_others(report: Document) -> list[str]:
-    """Returns how long the fastest other program takes, and moecast in the same run."""
-    rows = sorted(fastest_rows(report).items(), key=lambda item: -item[1].tokens_per_second)
-    own = {budget: row for (peer, budget), row in rows if peer == "moecast"}
-    fastest: dict[str, Document] = {}
-    for (peer, budget), row in rows:
-        if peer in OTHERS:
-            fastest.setdefault(budget, row)
+def compare_rows(report: Document) -> list[tuple[Document, Document]]:
+    """Returns the fastest rows of moecast and of any other program, at each budget of both.
+
+    Where moecast did not run, the row is that of `on-demand`.
+    """
+    fastest = fastest_rows(report)
+    own = "moecast" if any(peer == "moecast" for peer, _ in fastest) else "on-demand"
+    rows = sorted(fastest.values(), key=lambda row: row.tokens_per_second)
+    others = {row.budget: row for row in rows if row.peer not in OWN}
     return [
-        f"Of other programs with the same weights and memory at {budget}, the fastest, "
-        f"{OTHERS[row.peer]}, takes {format_milliseconds(1 / row.tokens_per_second, 0)} for a "
-        "token, and moecast in the same run "
-        f"{format_milliseconds(1 / own[budget].tokens_per_second, 0)}."
-        for budget, row in fastest.items()
-    ] + [""]
+        (fastest[own, budget], others[budget])
+        for budget in dict.fromkeys(row.budget for row in report.rows)
+        if budget in others and (own, budget) in fastest
+    ]
 
 
-def quantised_lines(parts: Mapping[str, Document]) -> list[str]:
-    """Returns for each quantised model who is faster at each budget, and how many times."""
-    lines = []
-    for report in parts.values():
-        if report.format not in (*QUANTISED, *GGUF):
-            continue
-        other = "llama.cpp" if report.format in QUANTISED else "the fastest other program"
-        best: dict[str, float] = {}
-        for (peer, budget), row in fastest_rows(report).items():
-            if peer in OWN and row.over_reference is not None:
-                best[budget] = max(best.get(budget, 0.0), row.over_reference)
-        ratios = [
-            f"{'where everything fits' if budget == '100%' else f'at {budget}'} "
-            + (
-                f"moecast is {ratio:.1f} times as fast"
-                if ratio >= 1
-                else f"{other} is {1 / ratio:.1f} times as fast"
-            )
-            for budget, ratio in best.items()
-        ]
-        lines.append(
-            f"* `{report.model}` in {report.format}, each program in its fastest setting: "
-            f"{', '.join(ratios)}."
-        )
-    return [*lines, ""]
+def describe_others(parts: Document) -> list[str]:
+    """Returns how long the fastest other program takes, and moecast in the same run."""
+    report = next(parts[part] for part in SHORT_PARTS if part in parts)
+    quantised = [part for part in parts.values() if part.format in GGUF_FORMATS]
+    return [
+        *(
+            f"Of other programs with the same weights in {report.format} and memory at "
+            f"{own.budget}, the fastest, {OTHERS[other.peer]}, takes "
+            f"{format_milliseconds(1 / other.tokens_per_second, 0)} for a token, and moecast in "
+            f"the same run {format_milliseconds(1 / own.tokens_per_second, 0)}."
+            for own, other in compare_rows(report)
+        ),
+        "",
+        *map(describe_quantised, quantised),
+        "",
+        "[Results](docs/results.md#other-programs) has every system, program and setting.",
+        "",
+        *origin_lines(report, *quantised),
+    ]
 
 
-def peers_section() -> list[str]:
+def describe_quantised(report: Document) -> str:
+    """Returns who is faster at each budget with the same GGUF file, and how many times."""
+    ratios = []
+    for rows in compare_rows(report):
+        slower, faster = sorted(rows, key=lambda row: row.tokens_per_second)
+        place = "where everything fits" if slower.budget == "100%" else f"at {slower.budget}"
+        ratio = faster.tokens_per_second / slower.tokens_per_second
+        first, second = (PROGRAMS.get(row.peer, row.peer) for row in (faster, slower))
+        ratios.append(f"{place} {first} is {ratio:.1f} times as fast as {second}")
+    return (
+        f"* `{report.model}` in {report.format}, one file for all, each program in its fastest "
+        f"setting: {', '.join(ratios)}."
+    )
+
+
+def peers_section(parts: Document) -> list[str]:
     """Returns other programs' throughput with the same weights, prompts and memory."""
     lines = [
         "Tokens/s (means) of other programs and moecast with the same weights, prompts and memory, "
@@ -145,36 +144,37 @@ def peers_section() -> list[str]:
         "Quantised, each program rounds its own way.",
         "",
     ]
-    for part, report in read_document("peers").items():
-        lines += describe_part(report, origin_line("peers", part))
+    for report in parts.values():
+        lines += describe_part(report)
     return lines
 
 
-def describe_part(report: Document, origin: Sequence[str] = ()) -> list[str]:
+def describe_part(report: Document) -> list[str]:
     """Returns the lines of one model in one format."""
-    kind = report.format
-    if kind in QUANTISED:
-        kind += f", {QUANTISED[kind]} in llama.cpp"
-    columns, rows = pivot(
-        sorted(fastest_rows(report).values(), key=lambda row: float(row.budget.rstrip("%"))),
+    columns, rows = pivot_budgets(
+        fastest_rows(report).values(),
         lambda row: f"`{row.peer}`",
-        lambda row: row.budget,
         lambda row: (
             f"{row.tokens_per_second:.2f}"
             + ("" if row.over_reference is None else f" ({row.over_reference:.2g}x)")
         ),
     )
     text = (
-        f"`{report.model}`, {kind}; experts of {format_size(report.experts_bytes)}; "
+        f"`{report.model}`, {report.format}; experts of {format_size(report.experts_bytes)}; "
         f"{len(report.prompts)} prompts, {report.new_tokens} new tokens each; "
-        f"{report.repetitions} repetitions; reference: {report.reference_peers[0]}"
+        f"{report.repetitions} repetitions; reference: {describe_reference(report)}"
         f"{describe_tokens(report)}:"
     )
-    lines = section(text, ["program", *columns], rows, origin)
+    lines = section(text, ["program", *columns], rows, report)
     for row in report.rows:
         if "cannot_run" in row:
             lines += [f"`{row.peer}` did not run at {row.budget}: {row.cannot_run}.", ""]
     return lines
+
+
+def describe_reference(report: Document) -> str:
+    peers = report.reference_peers
+    return str(peers[0]) if len(peers) == 1 else "the fastest other program"
 
 
 def describe_tokens(report: Document) -> str:

@@ -1,13 +1,12 @@
 """Tables of the server: attacks, its clients, and latency under a trace's arrivals."""
 
-from benchmarks.reports import Document, read_document
+from benchmarks.reports import Document
 from benchmarks.serving.distributions import latencies
 from benchmarks.serving.rows import AttackReport
 from benchmarks.tables.markdown import (
     format_figure,
     format_percent,
-    markdown_table,
-    origin_line,
+    origin_lines,
     section,
 )
 from predictors.units import GIB, MIB
@@ -15,14 +14,14 @@ from predictors.units import GIB, MIB
 WORKS = {True: "works", False: "fails", None: "not run"}
 
 
-def robustness_table() -> list[str]:
+def robustness_table(reports: Document) -> list[str]:
     """Returns a row for the attacks and one for the clients."""
-    reports = read_document("serving")
     return section(
         "The server as a separate process, the reference model, clients on the same machine:",
         ["what", "to reach", "measured"],
         [attack_row(reports.attack), clients_row(reports.clients)],
-        [*origin_line("serving", "attack"), *origin_line("serving", "clients")],
+        reports.attack,
+        reports.clients,
     )
 
 
@@ -60,9 +59,8 @@ def clients_row(report: Document) -> list[str]:
     ]
 
 
-def arrivals_table() -> list[str]:
+def arrivals_table(reports: Document) -> list[str]:
     """Returns latency by system."""
-    reports = read_document("serving")
     report = reports.arrivals
     rows = [
         [f"`{name}`", ", ".join(format_figure(m, 2) for m in system.mean_of_each_repetition)]
@@ -78,20 +76,16 @@ def arrivals_table() -> list[str]:
     columns = [f"{name} {at}, s" for name in names for at in ("p50", "p99")]
     answers = "the same answers" if report.same_answers else "answers that differ"
     often = "once" if report.repetitions == 1 else f"{report.repetitions} times in turns"
-    text = [
+    text = (
         f"Arrivals of {report.trace} replayed live: {report.requests} requests in a row, "
         f"{report.rate:.2f} per second, {often}, model {report.model}, budget "
-        f"{report.budget}; all systems gave {answers}:",
-        "",
-        *markdown_table(
-            ["system", "end to end, mean of each time, s", *columns, "hits", "GiB read"], rows
-        ),
-        "",
-    ]
+        f"{report.budget}; all systems gave {answers}:"
+    )
+    columns = ["system", "end to end, mean of each time, s", *columns, "hits", "GiB read"]
     # The same arrivals for some systems in another order.
     means = ", ".join(
         f"`{name}` {format_figure(system.e2e_seconds.mean, 2)} s"
         for name, system in reports.arrivals_again.systems.items()
     )
-    text += [f"The same once more, in this order, mean end to end: {means}.", ""]
-    return [*text, *origin_line("serving", "arrivals")]
+    again = f"The same once more, in this order, mean end to end: {means}."
+    return [*section(text, columns, rows), again, "", *origin_lines(report)]

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.reports import read_document
+from benchmarks.reports import Document
 from benchmarks.routing import STARTS
 from benchmarks.tables.markdown import (
     Row,
@@ -13,9 +13,11 @@ from benchmarks.tables.markdown import (
     format_percent,
     format_published,
     markdown_table,
-    origin_line,
+    origin_lines,
     pivot,
+    pivot_budgets,
     section,
+    share,
 )
 from train.evaluate.table import describe_sample, describe_tally
 
@@ -36,9 +38,8 @@ def bold_least(columns: Iterable[str], lines: list[list[str]], skip: Sequence[st
             best[place] = f"**{best[place]}**"
 
 
-def replayed_table(batch: int = 1) -> list[str]:
+def replayed_table(report: Document, batch: int = 1) -> list[str]:
     """Returns the mean TPOT of all systems on simulated machines, a table for each."""
-    report = read_document("evaluate")
     rows = [row for row in report["rows"] if row["batch"] == batch]
     lines = [
         f"Simulated decode, batch {batch}: held-out requests of the reference model replayed with "
@@ -60,12 +61,16 @@ def replayed_table(batch: int = 1) -> list[str]:
         "Of all cells (machines, budgets, batch sizes), with every system of the five papers in "
         f"each, `moecast` is {describe_tally(report['tally'])}."
     )
-    return [*lines, *origin_line("evaluate"), tally, ""]
+    return [*lines, *origin_lines(report), tally, ""]
 
 
-def ablation_shares() -> list[str]:
+def replayed_batches_table(report: Document) -> list[str]:
+    """Returns the same for the largest batches of requests."""
+    return replayed_table(report, batch=8)
+
+
+def ablation_shares(report: Document) -> list[str]:
     """Returns by budget which share of the bound is left without each part of `moecast`."""
-    report = read_document("moecast")
     row = report["rows"][0]
     machine = row["hardware"]
     columns, lines = pivot(
@@ -79,12 +84,11 @@ def ablation_shares() -> list[str]:
         f"with the routing of later tokens known ({row['num_steps']} generated held-out tokens of "
         f"{row['num_requests']} requests):"
     )
-    return section(text, ["variant", *columns], lines, origin_line("moecast"))
+    return section(text, ["variant", *columns], lines, report)
 
 
-def routing_table() -> list[str]:
+def routing_table(report: Document) -> list[str]:
     """Returns the mean TPOT of every system on a published routing log, for each start."""
-    report = read_document("routing")
     lines = [
         f"`{report.log}` ({report.log_origin}): routing of {report.model_id}, {report.top_k} of "
         f"{report.num_experts} experts in {report.num_layers} layers, without hidden states. "
@@ -92,7 +96,7 @@ def routing_table() -> list[str]:
         f"requests are what intervals are over, so that there are none. Simulated with the bytes "
         f"of {report.shape}; the fastest in bold.",
         "",
-        *origin_line("routing"),
+        *origin_lines(report),
     ]
     for start, hardware in dict.fromkeys((row.start, row.hardware) for row in report.rows):
         rows = [row for row in report.rows if (row.start, row.hardware) == (start, hardware)]
@@ -105,21 +109,13 @@ def routing_table() -> list[str]:
             lambda row: f"{row.tpot_mean_ms:.2f}",
         )
         bold_least(columns, table, knowing)
-        lines += [f"On {hardware}; {STARTS[start]}:", ""]
-        lines += [*markdown_table(["system", *columns], table), ""]
+        lines += section(f"On {hardware}; {STARTS[start]}:", ["system", *columns], table)
     return lines
 
 
-def share(row: Any) -> float:
-    """Returns a budget in percent as a number."""
-    return float(row.budget.rstrip("%"))
-
-
-def read_live(name: str = "bench") -> list[dict[str, Any]]:
+def read_live(report: Document) -> list[Document]:
     """Returns the rows of the live runs of batch 1, without bounds that a run has beaten."""
-    rows = [
-        row for row in read_document(name)["rows"] if row["batch"] == 1 and not row.get("failed")
-    ]
+    rows = [row for row in report.rows if row["batch"] == 1 and not row.get("failed")]
     beaten = find_beaten_bounds(rows)
     return [row for row in rows if not (row["simulated"] and row["budget"] in beaten)]
 
@@ -140,9 +136,9 @@ def find_beaten_bounds(rows: Sequence[Row]) -> list[str]:
     return beaten
 
 
-def describe_live() -> str:
+def describe_live(report: Document) -> str:
     """Returns which system is first live at each budget, and which bounds are left out."""
-    rows = read_live()
+    rows = read_live(report)
     firsts = [
         min(
             (row for row in rows if row["budget"] == budget and not row["simulated"]),
@@ -155,7 +151,7 @@ def describe_live() -> str:
         for row in firsts
     ]
     text = f"Of all systems, first by the mean is {', '.join(named)}."
-    if beaten := find_beaten_bounds(read_document("bench")["rows"]):
+    if beaten := find_beaten_bounds(report["rows"]):
         text += (
             f" At {', '.join(beaten)} the bound and `oracle` are left out: a run was faster than "
             "the bound, whose times were measured while the machine was slower."
@@ -163,14 +159,11 @@ def describe_live() -> str:
     return text
 
 
-def live_table() -> list[str]:
+def live_table(report: Document) -> list[str]:
     """Returns the mean TPOT of all systems live."""
-    report, rows = read_document("bench"), read_live()
-    rows.sort(key=lambda row: float(row["budget"].rstrip("%")))
-    columns, table = pivot(
-        rows,
+    columns, table = pivot_budgets(
+        read_live(report),
         lambda row: quote(row) + " (simulated)" * row["simulated"],
-        lambda row: row["budget"],
         lambda row: format_mean(row["tpot_mean_seconds"], row["tpot_interval_seconds"], 1e3),
     )
     bold_least(columns, table, ["`oracle` (simulated)", "`bound` (simulated)"])
@@ -180,9 +173,9 @@ def live_table() -> list[str]:
         f"the disk past the page cache on {hardware['cores']} cores of "
         f"{hardware['processor']}: {report['compared']}. Mean TPOT in ms, and half of the 95 % "
         "interval over the requests of all repetitions; the fastest in bold. All tokens are "
-        f"those of plain Transformers. {describe_live()}"
+        f"those of plain Transformers. {describe_live(report)}"
     )
-    return section(text, ["system", *columns], table, origin_line("bench"))
+    return section(text, ["system", *columns], table, report)
 
 
 def format_mean(mean: float, interval: Sequence[float] | None, scale: float = 1.0) -> str:
@@ -191,9 +184,8 @@ def format_mean(mean: float, interval: Sequence[float] | None, scale: float = 1.
     return text if interval is None else f"{text}±{scale * (interval[1] - interval[0]) / 2:.1f}"
 
 
-def validated_table() -> list[str]:
+def validated_table(report: Document) -> list[str]:
     """Returns the simulator's TPOT over the live one."""
-    report = read_document("validate")
     columns, lines = pivot(
         report.rows,
         lambda row: f"`{row.system}`",
@@ -208,12 +200,11 @@ def validated_table() -> list[str]:
         f"are within 10 % of the time (ratios {min(ratios):.2f} to {max(ratios):.2f}), "
         f"{report.hits_within} within a point of the hit rate:"
     )
-    return section(text, ["system", *columns], lines, origin_line("validate"))
+    return section(text, ["system", *columns], lines, report)
 
 
-def prefill_table() -> list[str]:
+def prefill_table(report: Document) -> list[str]:
     """Returns each system's time of a prompt next to what it cannot be faster than."""
-    report = read_document("prefill")
     rows = [
         [
             f"`{row['system']}`",
@@ -230,12 +221,11 @@ def prefill_table() -> list[str]:
         f"{report['prompts']} prompts, measured in turn, ratios within a turn:"
     )
     columns = ["system", "time", "computation", "disk", "missing", "over the larger"]
-    return ["## Prompts", "", *section(text, columns, rows, origin_line("prefill"))]
+    return section(text, columns, rows, report)
 
 
-def control_plane_table() -> list[str]:
+def control_plane_table(report: Document) -> list[str]:
     """Returns what serving adds to plain Transformers, by model, budget and system."""
-    report = read_document("control_plane")
     rows = [
         {**row, "model": name_shape(cell), "budget": cell["budget"]}
         for cell in report["cells"]
@@ -265,7 +255,7 @@ def control_plane_table() -> list[str]:
         for row in rows
         if not row["same_tokens"]
     ]
-    table = section(text, ["model, budget", *columns], lines, origin_line("control_plane"))
+    table = section(text, ["model, budget", *columns], lines, report)
     return [*table, *(line for sentence in failed for line in (sentence, ""))]
 
 
@@ -274,9 +264,8 @@ def name_shape(cell: Row) -> str:
     return f"{cell['shape']['num_layers']}x{cell['shape']['num_experts']}"
 
 
-def papers_table() -> list[str]:
+def papers_table(report: Document) -> list[str]:
     """Returns the papers' claims next to the replays, and those that have none."""
-    report = read_document("papers")
     rows = [
         [
             *(claim.paper, claim.where, claim.what, format_published(claim.paper_value)),
@@ -301,17 +290,17 @@ def papers_table() -> list[str]:
         f"of {report.model['model_id']}:"
     )
     return [
-        *section(text, columns, rows, origin_line("papers")),
-        "Published figures that no replay stands next to:",
-        "",
-        *markdown_table(["paper", "where", "what", "paper", "why"], others),
-        "",
+        *section(text, columns, rows, report),
+        *section(
+            "Published figures that no replay stands next to:",
+            ["paper", "where", "what", "paper", "why"],
+            others,
+        ),
     ]
 
 
-def scaling_tables() -> list[str]:
+def scaling_tables(report: Document) -> list[str]:
     """Returns devices and nodes, and the paper's claims about figure 13."""
-    report = read_document("scaling")
 
     def place(row: Any) -> tuple[str, str, int, int]:
         return row.shape, row.machine, row.nodes, row.devices
@@ -348,11 +337,12 @@ def scaling_tables() -> list[str]:
         f"{report.requests} held-out requests; in brackets the 95 % interval over batches):"
     )
     return [
-        *section(text, columns, lines, origin_line("scaling")),
-        "MoE-Infinity (sequence level) on its figure 13, and the replays:",
-        "",
-        *markdown_table(["where", "what", "paper", "ours"], claims),
-        "",
+        *section(text, columns, lines, report),
+        *section(
+            "MoE-Infinity (sequence level) on its figure 13, and the replays:",
+            ["where", "what", "paper", "ours"],
+            claims,
+        ),
         f"Why they differ: {report.claims[0].reason}.",
         "",
     ]

@@ -9,6 +9,7 @@ from rich.console import Console
 from predictors.table import Table, TableColumn, mebibytes
 from runtime.commands.progress import print_line, progress
 from runtime.config import VerifyModelConfig
+from runtime.tools.report.provenance import describe_origin
 from runtime.tools.verify.report import VerifyReport, VerifyRow, compare_budgets
 
 
@@ -24,7 +25,7 @@ def run(config: VerifyModelConfig) -> dict[str, Any]:
         console, "overhead: peak less weights and arena, on a CPU; most of it are the libraries"
     )
     report.require_equal()
-    return asdict(report)
+    return {"origin": describe_origin(config.run_dir), **asdict(report)}
 
 
 def exactness_table(report: VerifyReport) -> Table:

@@ -89,7 +89,6 @@ def test_run__measures_every_system_and_survives_a_budget_that_fails(
 ) -> None:
     tiny = RandomShape(num_layers=4, num_experts=8, top_k=2, hidden_size=32, expert_width=8)
     monkeypatch.setitem(SHAPES, "12x8", tiny)
-    monkeypatch.setattr(reports, "RESULTS", tmp_path)
     config = ControlPlaneConfig(
         shape=["12x8"],
         budget=["1KiB", "100%"],
@@ -99,7 +98,7 @@ def test_run__measures_every_system_and_survives_a_budget_that_fails(
         output=tmp_path / "control_plane.json",
     )
     run.run_control_plane(config)
-    report = reports.read_document("control_plane")
+    report = reports.read_document(config.output)
     failed, resident = report.cells
     assert "one step needs 2 experts" in (failed.failed or "")
     assert failed.rows == []
@@ -116,9 +115,10 @@ def test_run__measures_every_system_and_survives_a_budget_that_fails(
         assert row.calls > 10
         assert "probes" in row.section_seconds  # less the time of measuring it, which is a guess
         assert row.section_seconds["experts function"] > 0
-    lines = systems.control_plane_table()
+    lines = systems.control_plane_table(report)
     assert any(line.startswith("4x8 at 1KiB was not measured: budget of") for line in lines)
     assert sum(line.startswith("| 4x8, 100% | ") for line in lines) == 1
     served[0]["same_tokens"] = False
     reports.write_report(config, machine=report.machine, cells=[resident])
-    assert "4x8 at 100%: on-demand gave other tokens." in systems.control_plane_table()
+    lines = systems.control_plane_table(reports.read_document(config.output))
+    assert "4x8 at 100%: on-demand gave other tokens." in lines

@@ -1,6 +1,5 @@
 """The benchmark of dequantising, with small matrices."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,6 +7,7 @@ import torch
 
 from benchmarks import dequantise
 from benchmarks.config import DequantiseConfig
+from benchmarks.reports import read_document
 from benchmarks.tables import formats
 
 
@@ -21,9 +21,9 @@ def test_dequantise__is_timed_beside_the_library(
     monkeypatch.setattr(dequantise, "EXPERTS", experts)
     output, threads = tmp_path / "dequantise.json", torch.get_num_threads()
     dequantise.run_dequantise(DequantiseConfig(repetitions=2, threads=threads, output=output))
-    rows = json.loads(output.read_text())["rows"]
+    report = read_document(output)
+    rows = report.rows
     assert [row["format"] for row in rows] == ["mxfp4", "fp8"]
     assert all(row["ours_seconds"] > 0 and row["speed"] > 0 for row in rows)
 
-    monkeypatch.setattr("benchmarks.reports.RESULTS", tmp_path)
-    assert "| mxfp4 | " in "\n".join(formats.dequantise_table())
+    assert "| mxfp4 | " in "\n".join(formats.dequantise_table(report))

@@ -1,6 +1,5 @@
 """The benchmark of prompts, on a tiny model."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,6 +7,7 @@ import torch
 
 from benchmarks.config import PrefillConfig
 from benchmarks.prefill import PrefillTimes, make_row, run_prefill
+from benchmarks.reports import read_document
 from benchmarks.tables import systems
 from tests.builders.serving import speaking_model
 
@@ -27,15 +27,14 @@ def test_prefill__is_measured_beside_its_bounds(
     # Its reads take seconds in every turn.
     monkeypatch.setattr("benchmarks.prefill.measure_bandwidth", lambda *_, **__: 1e9)
     run_prefill(config)
-    report = json.loads(config.output.read_text())
+    report = read_document(config.output)
     assert [row["system"] for row in report["rows"]] == config.system
     assert report["disk_bytes_per_second"] == 1e9
     for row in report["rows"]:
         assert row["seconds"] > 0
         assert row["moved_mib"] > 0
 
-    monkeypatch.setattr("benchmarks.reports.RESULTS", tmp_path)
-    assert "| `promoe` | " in "\n".join(systems.prefill_table())
+    assert "| `promoe` | " in "\n".join(systems.prefill_table(report))
 
 
 def test_row__takes_ratios_prompt_by_prompt() -> None:

@@ -76,8 +76,7 @@ def test_run_real_size__serves_the_model_as_the_log_routes_it(tmp_path, monkeypa
     monkeypatch.setattr(served, "run_in_child", run_here)
     config = make_config(tmp_path, routing=write_log(tmp_path / "log.jsonl"))
     real_size.run_real_size(config)
-    monkeypatch.setattr(reports, "RESULTS", tmp_path)
-    report = reports.read_document("real_size")
+    report = reports.read_document(config.output)
     assert (report.top_k, report.model_top_k, report.log_tokens) == (2, 4, TOKENS)
     assert report.experts_bytes == 2 * 8 * report.expert_bytes
     on_demand, promoe = report.rows
@@ -87,7 +86,7 @@ def test_run_real_size__serves_the_model_as_the_log_routes_it(tmp_path, monkeypa
     read = (1 - on_demand.hit_rate) * 4 * report.expert_bytes
     assert on_demand.bytes_per_token == pytest.approx(read)
     assert 0 < on_demand.hit_rate < 1
-    table = "\n".join(real_size_table())
+    table = "\n".join(real_size_table(report))
     assert "2 of the model's 4 experts" in table
     assert table.count("| 50% (50 %) |") == 1
 

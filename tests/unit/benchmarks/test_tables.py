@@ -1,4 +1,4 @@
-"""The README's table of speeds, and the origin of results under their tables."""
+"""The tables of the pages, their marks, and the origin of results under their tables."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -9,8 +9,11 @@ import pytest
 from benchmarks import reports
 from benchmarks.papers.config import ScalingConfig
 from benchmarks.process import ROOT
-from benchmarks.tables import markdown, peers, systems
-from benchmarks.tables.pages import BEGIN, END, list_tables, replace_tables
+from benchmarks.reports import Document, read_document
+from benchmarks.tables import markdown, pages, peers, systems
+from benchmarks.tables.config import TablesConfig
+from benchmarks.tables.origins import refuse_unclean
+from predictors.errors import MoecastError
 
 
 def read_tables(lines: list[str]) -> list[dict[str, list[str]]]:
@@ -26,21 +29,74 @@ def read_tables(lines: list[str]) -> list[dict[str, list[str]]]:
 
 
 def test_gain__is_that_of_the_short_table() -> None:
-    (own,) = read_tables(peers.speed_table())
+    live = read_document("bench")
+    (own,) = read_tables(peers.speed_table(live))
     place = own[""].index(peers.GAIN_BUDGET)
     times = [int(cells[place].removesuffix(" ms")) for cells in own.values() if "ms" in cells[0]]
     assert len(times) <= 4
-    sentence, _, picture = peers.gain()
+    sentence, _, picture = peers.gain(live)
     moecast, *_, on_demand = times
     assert f"a token takes {moecast} ms, not {on_demand} ms" in sentence
     assert f" {on_demand / moecast:.1f} times as fast" in sentence
     assert picture.startswith("![")
 
 
-def test_speed_table__says_where_another_program_is_faster() -> None:
-    lines = peers.speed_table()
-    assert any("the fastest, Transformers with its weights mapped" in line for line in lines)
-    assert any("where everything fits llama.cpp is " in line for line in lines)
+def make_part(name: str, *rows: tuple[str, str, int, int | None, float]) -> Document:
+    """A part of the other programs' results; rows: peer, budget, threads, KiB, tokens/s."""
+    keys = ("peer", "budget", "threads", "read_ahead_kib", "tokens_per_second")
+    origin = {"command": "python -m benchmarks peers", "revision": "a" * 40}
+    return Document(
+        origin=origin,
+        model="inflated",
+        format=name,
+        rows=[Document(zip(keys, row, strict=True)) for row in rows],
+    )
+
+
+def test_other_programs__stand_in_their_fastest_setting() -> None:
+    part = make_part(
+        "float32",
+        ("moecast", "25%", 2, None, 10.0),
+        ("moecast", "25%", 1, None, 20.0),
+        ("moecast", "100%", 1, None, 50.0),
+        ("llama-cpp", "100%", 2, 8192, 80.0),
+        ("llama-cpp-in-memory", "100%", 1, None, 125.0),
+        ("llama-cpp-in-memory", "100%", 2, None, 100.0),
+        ("llama-cpp", "25%", 1, 512, 4.0),
+        ("llama-cpp", "25%", 2, 128, 8.0),
+        ("llama-cpp", "25%", 2, 512, 5.0),
+    )
+    first, second, empty, *_ = peers.describe_others(Document({"inflated float32": part}))
+    assert "weights in float32 and memory at 25%, the fastest, llama.cpp with its" in first
+    assert first.endswith("takes 125 ms for a token, and moecast in the same run 50 ms.")
+    assert "at 100%, the fastest, llama.cpp with its weights in memory, takes 8 ms" in second
+    assert second.endswith("moecast in the same run 20 ms.")
+    assert empty == ""
+
+
+def test_gguf_formats__are_compared_with_the_fastest_other_program() -> None:
+    both = make_part(
+        "q4_0",
+        ("moecast", "25%", 1, None, 30.0),
+        ("on-demand", "25%", 1, None, 40.0),
+        ("llama-cpp", "25%", 1, 128, 10.0),
+        ("ik-llama-cpp", "25%", 2, 128, 20.0),
+        ("ik-llama-cpp", "25%", 2, 512, 10.0),
+    )
+    assert peers.describe_quantised(both) == (
+        "* `inflated` in q4_0, one file for all, each program in its fastest setting: at 25% "
+        "moecast is 1.5 times as fast as ik_llama.cpp."
+    )
+    resident = make_part(
+        "q8_0",
+        ("on-demand", "25%", 1, None, 5.0),
+        ("on-demand", "100%", 1, None, 10.0),
+        ("llama-cpp", "100%", 2, 8192, 30.0),
+        ("llama-cpp-in-memory", "100%", 2, None, 40.0),
+    )
+    assert peers.describe_quantised(resident).endswith(
+        ": where everything fits llama.cpp is 4.0 times as fast as moecast (`on-demand`)."
+    )
 
 
 def test_bounds__that_a_run_has_beaten_are_left_out() -> None:
@@ -70,31 +126,46 @@ def test_results__have_their_origin(tmp_path, monkeypatch) -> None:
     with pytest.raises(ValueError, match="nan"):
         reports.write_report(config, figure=float("nan"))
     assert reports.read_document("scaling") == document
-    origin = markdown.read_origin("scaling")
+    origin = document.origin
     assert origin.command == "python -m benchmarks scaling seed=3 trace=trace"
     assert origin.seed == 3
     assert origin.revision
     assert " cores of " in (origin.machine or "")
-    line, empty = markdown.origin_line("scaling")
+    line, empty = markdown.origin_lines(document)
     assert line.startswith(f"`{origin.command}` · {origin.date} · revision ")
     assert empty == ""
 
 
 def test_tables__stand_above_their_origin() -> None:
-    for path, sections in list_tables().items():
-        for lines in sections:
-            has_table = any(line.startswith("| ---") for line in lines)
-            assert has_table == any(" · revision " in line for line in lines), (path, lines[:1])
+    for write, names in pages.TABLES.items():
+        lines = write(*map(read_document, names))
+        has_table = any(line.startswith("| ---") for line in lines)
+        assert has_table <= any(" · revision " in line for line in lines), write.__name__
 
 
 def test_tables__are_those_of_the_committed_results() -> None:
-    for path, sections in list_tables().items():
-        page = (ROOT / path).read_text()
-        new = replace_tables(page, sections)
-        assert new == page, f"{path}: run `python -m benchmarks tables`"
+    refused = refuse_unclean()
+    written = []
+    for page in pages.PAGES:
+        text = (ROOT / page).read_text()
+        assert pages.fill_page(text, refused) == text, f"{page}: run `python -m benchmarks tables`"
+        written += [found[1] for found in pages.MARKED.finditer(text)]
+    assert sorted(written) == sorted(pages.FUNCTIONS)
 
 
-def test_replace__gives_each_pair_of_marks_its_sections() -> None:
-    page = f"a\n{BEGIN}\nold\n{END}\nb\n{BEGIN}\n{END}\nc\n"
-    text = replace_tables(page, [["1"], ["2"], ["3"]])
-    assert text == f"a\n{BEGIN}\n1\n{END}\nb\n{BEGIN}\n2\n3\n{END}\nc\n"
+def test_tables__of_refused_results_stay_as_they_are(tmp_path, monkeypatch) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# Page\n\n<!--live_table-->\nas it was\n\n<!--end-->\n"
+        "<!--robustness_table-->\nas it was\n\n<!--end-->\n"
+    )
+    monkeypatch.setattr(pages, "PAGES", [page])
+    monkeypatch.setattr(pages, "refuse_unclean", lambda: ["bench"])
+    monkeypatch.setattr(pages, "warn_of_changes", lambda: None)
+    monkeypatch.setattr(pages, "draw_figures", lambda _: None)
+    with pytest.raises(MoecastError, match=r"^tables and figures of bench stay as they are"):
+        pages.run_tables(TablesConfig())
+    kept, _, written = page.read_text().partition("<!--robustness_table-->\n")
+    assert kept == "# Page\n\n<!--live_table-->\nas it was\n\n<!--end-->\n"
+    assert written.startswith("The server as a separate process")
+    assert written.endswith("\n\n<!--end-->\n")

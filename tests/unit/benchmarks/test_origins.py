@@ -1,0 +1,107 @@
+"""Results of unclean code are refused, and those older than their code are named."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from benchmarks import reports
+from benchmarks.process import ROOT
+from benchmarks.tables import origins
+from runtime.sim.predictor_latency import LATENCY_FILE
+
+UNCLEAN = ["dequantise", "drafts", "drafts_resident", "peers", "prefill", "serving", "verify"]
+"""Committed results that are still to be measured again: of `serving`, the part `arrivals_again`.
+A name goes when its result is measured again, and none may be added."""
+
+
+def test_committed_results__are_of_committed_code() -> None:
+    assert origins.refuse_unclean() == UNCLEAN
+
+
+def test_every_result__names_its_code() -> None:
+    results = {path.stem for path in (*reports.RESULTS.glob("*.json"), LATENCY_FILE)}
+    assert results == {*origins.CODE}
+    for name, code in origins.CODE.items():
+        assert all((ROOT / path).exists() for path in code), name
+
+
+def write_results(folder: Path, monkeypatch: pytest.MonkeyPatch, **results: object) -> None:
+    for name, document in results.items():
+        (folder / f"{name}.json").write_text(json.dumps(document))
+    monkeypatch.setattr(reports, "RESULTS", folder)
+    monkeypatch.setattr(origins, "CODE", dict.fromkeys(results, ("served", "learned.py")))
+
+
+def of(revision: str | None, command: str = "python -m benchmarks drafts") -> dict[str, object]:
+    return {"origin": {"command": command, "revision": revision}}
+
+
+def test_unclean_results__are_refused_with_the_command_that_measures_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clean = "a" * 40
+    write_results(
+        tmp_path,
+        monkeypatch,
+        dirty=of(f"{clean}-dirty"),
+        clean=of(clean),
+        parts={"one": of(clean), "two": of(None, "python -m benchmarks peers"), "three": {}},
+    )
+    assert origins.refuse_unclean() == ["dirty", "parts"]
+    assert capsys.readouterr().err.splitlines() == [
+        "refused: dirty: measured with uncommitted code; again: python -m benchmarks drafts",
+        "refused: parts, two: measured without a revision; again: python -m benchmarks peers",
+        "refused: parts, three: measured without a revision; again: a command that was not "
+        "recorded",
+    ]
+
+
+def git(folder: Path, *words: str) -> str:
+    identity = ("-c", "user.name=n", "-c", "user.email=n@localhost", "-c", "commit.gpgsign=false")
+    done = subprocess.run(
+        ["git", "-C", str(folder), *identity, *words], check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
+
+
+def test_results__that_are_older_than_their_code_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    git(tmp_path, "init", "-q")
+    (tmp_path / "served").mkdir()
+    revisions = []
+    for path in ("served/loop.py", "served/cache.py", "learned.py", "page.md"):
+        (tmp_path / path).touch()
+        git(tmp_path, "add", path)
+        git(tmp_path, "commit", "-q", "-m", path)
+        revisions.append(git(tmp_path, "rev-parse", "HEAD"))
+    first, second, third, _ = revisions
+    monkeypatch.setattr(origins, "ROOT", tmp_path)
+    results = tmp_path / "results"
+    results.mkdir()
+    write_results(
+        results,
+        monkeypatch,
+        old=of(first),
+        older=of(second),
+        new=of(third),
+        unknown=of("0" * 40),
+        unclean=of(f"{first}-dirty"),
+    )
+    origins.warn_of_changes()
+    assert capsys.readouterr().err.splitlines() == [
+        f"commits since old ({first[:10]}) that changed served: 1, learned.py: 1",
+        f"commits since older ({second[:10]}) that changed learned.py: 1",
+        "commits since unknown (0000000000) are not known: this checkout does not have it",
+    ]
+
+
+def test_results__outside_a_checkout_are_not_compared_with_their_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(origins, "read_git_revision", lambda: None)
+    origins.warn_of_changes()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("not a git checkout: ")
