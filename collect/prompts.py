@@ -47,6 +47,7 @@ def digest_of(prompt: Prompt) -> str:
 USUAL_FIELDS = (
     "prompt", "text", "question", "instruction", "content", "messages", "conversations",
 )  # fmt: skip
+CONVERSATIONS = ("messages", "conversations", "conversation")
 TEXT = "text"
 """Key of a line that is a text, not an object."""
 TOKENS = "tokens"
@@ -197,10 +198,20 @@ def extract_prompt(row: Any, fields: Sequence[str], skipped: Counter[str], *, wh
             f"{', '.join(map(str, row))}. Choose with data.fields=[KEY]"
         )
     try:
-        texts = [prompt_text(row[key], skipped) for key in chosen]
+        texts = [prompt_text(parse_conversation(key, row[key]), skipped) for key in chosen]
         return check_encodable("\n\n".join(filter(None, texts)))
     except ValueError as error:
         raise PromptError(f"{where}: {error}") from None
+
+
+def parse_conversation(key: str, value: Any) -> Any:
+    """Returns the turns that a table without nested columns holds as JSON; others as they are."""
+    if key not in CONVERSATIONS or not isinstance(value, str) or value.lstrip()[:1] not in "[{":
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value  # a text that begins with a bracket
 
 
 def prompt_text(value: Any, skipped: Counter[str]) -> str:
@@ -214,7 +225,7 @@ def prompt_text(value: Any, skipped: Counter[str]) -> str:
     if not turns:
         return content_text(value, skipped)
     texts = (
-        content_text(turn.get("content", turn.get("value")), skipped)
+        content_text(turn.get("value") if turn.get("content") is None else turn["content"], skipped)
         for turn in turns
         if turn.get("role", turn.get("from")) in USER_ROLES
     )

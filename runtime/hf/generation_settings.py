@@ -15,7 +15,7 @@ import torch
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 
 from runtime.errors import CheckpointError
-from runtime.hf.model_faults import SETTINGS
+from runtime.store.model_check import SETTINGS
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +66,11 @@ REFUSED: Mapping[str, str] = {
 }
 """Options without which the answers would be others, and what to do."""
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+KINDS: Mapping[str, type] = {
+    **dict.fromkeys(("do_sample", "renormalize_logits", "remove_invalid_values"), bool),
+    **dict.fromkeys(("max_length", "max_new_tokens", "min_length", "min_new_tokens"), int),
+}
+"""Options of which the library takes anything at first: the text "false" would be true."""
 
 
 def settle_generation(model: PreTrainedModel, folder: Path) -> None:
@@ -118,8 +123,12 @@ def check_options(model: Any, settings: Any, file: Path) -> None:
         if value is None or name.startswith("_") or name in TOKEN_IDS:
             continue
         try:
+            if type(value) is not KINDS.get(name, type(value)):
+                raise TypeError(f"it is no {KINDS[name].__name__}")
             if name == "temperature":
-                value = float(value) or 1.0  # 0 says that a command's default is greedy
+                value = value or 1.0  # 0 says that a command's default is greedy
+            if name == "temperature" and type(value) is int:
+                settings.temperature = value = float(value)  # the library refuses 2 for 2.0
             choose_once(model, name, value)
         # Transformers raises exceptions of every type for values that it does not expect.
         except Exception as error:
@@ -132,7 +141,7 @@ def check_options(model: Any, settings: Any, file: Path) -> None:
 def choose_once(model: Any, name: str, value: Any) -> None:
     """Choose among equal scores after one token, as `generate` would with this option."""
     tokens_11 = torch.zeros(1, 1, dtype=torch.int64)
-    settings: Any = GenerationConfig(do_sample=True)
+    settings: Any = GenerationConfig(do_sample=True, max_length=2)
     setattr(settings, name, value)
     settings._eos_token_tensor = tokens_11[0]
     processors = model._get_logits_processor(

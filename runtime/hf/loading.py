@@ -63,7 +63,12 @@ from runtime.hf.layers import (
     find_top_k,
     sample_routers,
 )
-from runtime.hf.model_faults import explain_loading, refuse_missing
+from runtime.hf.model_faults import (
+    explain_loading,
+    refuse_mismatched,
+    refuse_missing,
+    without_tables,
+)
 from runtime.hf.strip import (
     Banks,
     list_taken_parameters,
@@ -332,20 +337,23 @@ def _from_pretrained(
     """Load with Transformers; a class that opens tensors itself gets no files of a GGUF model.
 
     Raises:
-        CheckpointError: the checkpoint has no tensor for a parameter.
+        CheckpointError: the checkpoint has no tensor for a parameter, or one of another shape.
     """
     given: dict[str, Any] = {"state_dict": {}} if is_gguf(folder) else {}
     is_name = isinstance(dtype, str) and dtype != "auto"
-    model, found = cls.from_pretrained(
-        None if is_gguf(folder) else folder,
-        config=config,
-        dtype=getattr(torch, str(dtype)) if is_name else dtype,
-        experts_implementation=experts_implementation,
-        local_files_only=True,
-        trust_remote_code=False,
-        output_loading_info=True,
-        **given,
-    )
+    with without_tables():
+        model, found = cls.from_pretrained(
+            None if is_gguf(folder) else folder,
+            config=config,
+            dtype=getattr(torch, str(dtype)) if is_name else dtype,
+            experts_implementation=experts_implementation,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **given,
+        )
+    refuse_mismatched(folder, found["mismatched_keys"])
     refuse_missing(folder, found["missing_keys"])
     return model
 

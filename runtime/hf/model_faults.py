@@ -1,8 +1,10 @@
 """Explains what is wrong with a checkpoint that Transformers cannot load or generate with."""
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedConfig
@@ -10,9 +12,8 @@ from transformers.core_model_loading import dot_natural_key
 
 from predictors.errors import MoecastError, describe_error
 from runtime.errors import CheckpointError
-from runtime.store.model_check import CONFIG, list_names
+from runtime.store.model_check import CONFIG, SETTINGS, list_names
 
-SETTINGS = "generation_config.json"
 OUT_OF_MEMORY = ("out of memory", "allocate memory")
 """Words of PyTorch's errors about memory that have no class: on CPUs, MPS and within kernels."""
 
@@ -42,6 +43,37 @@ def explain_loading(folder: Path) -> Iterator[None]:
             f"{folder}: Transformers cannot load it as its {CONFIG} and {SETTINGS} say "
             f"({describe_error(error)}); fetch the model again"
         ) from error
+
+
+@contextmanager
+def without_tables() -> Iterator[None]:
+    """Keeps Transformers from writing a table of tensors that are refused in one line.
+
+    What it says of conversions that failed is its alone, and stays.
+    """
+
+    def is_told(record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        return "LOAD REPORT" not in text or "CONVERSION" in text
+
+    logger = logging.getLogger("transformers.modeling_utils")
+    logger.addFilter(is_told)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_told)
+
+
+def refuse_mismatched(folder: Path, found: Iterable[tuple[str, Any, Any]]) -> None:
+    """Raises CheckpointError for tensors of other shapes than the configuration says."""
+    if mismatched := sorted(found, key=lambda one: dot_natural_key(one[0])):
+        raise CheckpointError(
+            f"{folder}: the configuration does not fit the weights: "
+            + list_names(
+                f"{name} is {tuple(stored)} in the checkpoint, {tuple(wanted)} by it"
+                for name, stored, wanted in mismatched
+            )
+        )
 
 
 def refuse_missing(folder: Path, names: Iterable[str]) -> None:

@@ -20,8 +20,9 @@ from transformers import (
 
 from runtime.errors import CheckpointError
 from runtime.hf.gguf_tokenizer import load_gguf_tokenizer
+from runtime.hf.loading import read_config
 from runtime.store.gguf.header import is_gguf
-from runtime.store.model_check import check_tokenizer, describe_content
+from runtime.store.model_check import CONFIG, check_tokenizer, describe_content
 
 KEEPING_PRE_TOKENIZERS = frozenset({"ByteLevel", "Digits", "Metaspace", "Sequence", "Split"})
 """Parts that cut a text and drop nothing of it, except `Split` where it is configured to."""
@@ -64,6 +65,9 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
                 f"{folder}: its tokenizer needs code that the checkpoint brings, which is never "
                 "run (trust_remote_code is off). Use a version in Transformers' own format"
             ) from error
+        if (folder / CONFIG).is_file():
+            # It is read first; a fault there is not the tokenizer's.
+            read_config(folder)
         raise CheckpointError(
             f"{reason}; {describe_content(folder)}. Fetch the tokenizer files again"
         ) from error

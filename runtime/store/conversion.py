@@ -1,6 +1,5 @@
 """Converts one expert's tensors of a checkpoint as Transformers' own operations do."""
 
-import math
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -88,7 +87,7 @@ class ExpertConversion:
             )
         result = next(iter(values.values()))
         result = result[0] if isinstance(result, list) else result
-        if result.numel() != math.prod(parameter.shape[1:]):
+        if result.shape not in (parameter.shape[1:], (1, *parameter.shape[1:])):
             raise CheckpointError(
                 f"{parameter.target}: the library's {', '.join(plan.operations)} make "
                 f"{tuple(result.shape)} of one expert, not {parameter.shape[1:]}"

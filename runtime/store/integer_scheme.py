@@ -82,6 +82,11 @@ def _check_dynamic(where: Path | str, method: str, quantised: dict[str, Any]) ->
 
 def _parse_compressed_tensors(where: Path | str, quantised: dict[str, Any]) -> IntegerScheme:
     method, groups = "compressed-tensors", quantised.get("config_groups")
+    sparsity = quantised.get("sparsity_config") or {}
+    kind = sparsity.get("format") if isinstance(sparsity, dict) else sparsity
+    _require(where, method, "sparsity_config.format", kind, (None, "dense"))
+    # Rotations, which the model would have to compute too.
+    _require(where, method, "transform_config", quantised.get("transform_config") or None, (None,))
     chosen = set()
     for group in groups.values() if isinstance(groups, dict) else []:
         weights = group.get("weights") if isinstance(group, dict) else None

@@ -30,6 +30,7 @@ PARTS = {
     "awq": ("qweight", "scales", "qzeros"),
 }
 """Integers, scales and zero points of a weight, then what is not needed."""
+PART_KINDS = ("values", "scales", "zeros", "order")
 BLOCK = 32
 """Weights of a block of GGUF's types for integers."""
 TRANSPOSITION_BYTES = 120 * 120
@@ -135,7 +136,23 @@ class IntegerTensor(StoredTensor):
         return TRANSPOSITION_BYTES + measure_peak_bytes(run)
 
     def _read_parts(self, files: FileReader) -> dict[str, Tensor]:
-        return {name: part.load(files) for name, part in self.parts.items()}
+        """Read integers, scales and zero points; raises TransferError.
+
+        A scale that is no number, or weights in groups by another order than theirs, would make
+        nonsense of each answer without a word.
+        """
+        read = {name: part.load(files) for name, part in self.parts.items()}
+        if not read["scales"].isfinite().all():
+            raise self._damaged("a scale is not finite")
+        groups = read.pop("order", None)
+        if groups is not None:
+            in_order = torch.arange(self.num_groups).repeat_interleave(self.group_size)
+            if not torch.equal(groups.long(), in_order):
+                raise self._damaged(
+                    "its g_idx has groups of weights that are not consecutive (desc_act), although "
+                    "the checkpoint's configuration says that it has none"
+                )
+        return read
 
     def _repack(self, weight: UnpackedWeight, coding: Coding) -> Tensor:
         """Return the weight as blocks of a GGUF type, uint8."""
@@ -208,6 +225,7 @@ def view_integers(
     packed = [name for name in tensors if name.endswith(suffixes)]
     for module in dict.fromkeys(name.rpartition(".")[0] for name in packed):
         found = [tensors.get(f"{module}.{part}") for part in names[:3]]
+        order = tensors.get(f"{module}.g_idx")
         needs_zeros = scheme.method != "compressed-tensors" or not scheme.is_symmetric
         for part, tensor in zip(names[: 2 + needs_zeros], found, strict=False):
             if tensor is None:
@@ -216,7 +234,7 @@ def view_integers(
                 )
         parts = {
             part: tensor
-            for part, tensor in zip(("values", "scales", "zeros"), found, strict=True)
+            for part, tensor in zip(PART_KINDS, (*found, order), strict=True)
             if tensor is not None
         }
         viewed[f"{module}.weight"] = _join(f"{module}.weight", parts, scheme)
@@ -245,6 +263,8 @@ def _join(key: str, parts: dict[str, StoredTensor], scheme: IntegerScheme) -> In
         groups, zeros_shape = scales.shape[0], (scales.shape[0], -(-shape[0] // per_word))
     if not is_matched or not groups or shape[1] % groups:
         raise _explain(scales, f"does not fit {values.key}, {values.shape}")
+    if "order" in parts and parts["order"].shape != (shape[1],):
+        raise _explain(parts["order"], f"is no list of {shape[1]} groups")
     if zeros is not None and (zeros.shape != zeros_shape or zeros.dtype != torch.int32):
         raise _explain(zeros, f"is not {zeros_shape} of int32")
     size = math.prod(shape) * scales.dtype.itemsize

@@ -16,6 +16,7 @@ from runtime.store.gguf.header import is_gguf, read_header
 from runtime.store.integer_scheme import METHODS, find_scheme, name_method
 
 CONFIG = "config.json"
+SETTINGS = "generation_config.json"
 CARD = "README.md"
 ADAPTER = "adapter_config.json"
 """File of an adapter of PEFT, which Transformers adds to the weights if peft is installed."""
@@ -60,6 +61,9 @@ def check_folder(folder: Path) -> None:
     check_files(folder)
     config = read_config_file(folder)
     check_quantisation(folder, config)
+    if (folder / SETTINGS).exists():
+        # A damaged one would be left out, and tokens chosen, and ended, otherwise.
+        read_json_object(folder / SETTINGS)
     list_weight_files(folder)
     if not mentions_experts(config) and not any(map(EXPERT.search, weight_names(folder))):
         raise CheckpointError(explain_dense(folder, config))
@@ -69,10 +73,12 @@ def check_config(folder: Path) -> None:
     """Checks that a folder's configuration names experts; its weights are not looked at.
 
     Raises:
-        CheckpointError: there is no configuration, it is damaged, or names none.
+        CheckpointError: there is no configuration, it is damaged, names none, or a quantisation
+            that is not served.
     """
     check_files(folder)
     config = read_config_file(folder)
+    check_quantisation(folder, config)
     if not mentions_experts(config):
         raise CheckpointError(explain_dense(folder, config))
 

@@ -181,6 +181,12 @@ class WeightPlan:
             found = {int(match[1]): match for e in extents if (match := EXPERT.search(e.key))}
             # What is dealt out to several parameters is numbered through.
             first = min(found, default=0) if DEALS_OUT in self.operations else 0
+            most = max(self.parameter.num_experts, self.parameter.stored_experts)
+            if found and len(extents) == len(found) and max(found) - first >= most > 0:
+                raise CheckpointError(
+                    f"{found[max(found)].string} is of expert {max(found)}, where the model's "
+                    f"configuration says {most} experts; they are not of one model"
+                )
             for number in range(first, first + self.parameter.num_experts):
                 if found and number not in found:
                     match = next(iter(found.values()))
@@ -225,6 +231,13 @@ class WeightPlan:
             raise CheckpointError(
                 f"{parameter.target}: an expert has {math.prod(parameter.shape[1:]):,} numbers by "
                 f"the configuration, {stored:,} in the checkpoint; they are not of one model"
+            )
+        shapes = [extent.shape for extent in self.extents(0)]
+        joined = (sum(shape[0] for shape in shapes), *shapes[0][1:]) if shapes[0] else ()
+        if self.is_plain and (len({s[1:] for s in shapes}), joined) != (1, parameter.shape[1:]):
+            raise CheckpointError(
+                f"{parameter.target}: an expert is {parameter.shape[1:]} by the configuration, "
+                f"{' and '.join(map(str, shapes))} in the checkpoint; they are not of one model"
             )
 
     def _acts_within_experts(self) -> bool:
@@ -311,13 +324,13 @@ def collect_sources(
 def require_scales(sources: Mapping[str, list[StoredTensor]]) -> None:
     """Raise CheckpointError if numbers of one byte lead to a parameter without their scales.
 
-    The library casts them, which makes other weights.
+    The library casts them, and integers and complex numbers of any size, which makes other weights.
 
     Args:
         sources: the tensors that lead to a floating-point parameter, by the library's patterns.
     """
     for name, extents in sources.items():
-        stored = next((extent for extent in extents if extent.dtype.itemsize == 1), None)
+        stored = next((extent for extent in extents if not is_a_weight(extent.dtype)), None)
         if stored is None or name.endswith(("scale_inv", "activation_scale")):
             continue
         end = next((end for end in SCALED_TOGETHER if name.endswith(end)), "")
@@ -328,6 +341,11 @@ def require_scales(sources: Mapping[str, list[StoredTensor]]) -> None:
                 f"{stored.key} ({dtype}) means nothing without {partner}, which the checkpoint has "
                 "not, or its quantization_config does not make known; fetch the model again"
             )
+
+
+def is_a_weight(dtype: torch.dtype) -> bool:
+    """Return whether numbers of this dtype are weights as they are."""
+    return dtype.is_floating_point and dtype.itemsize > 1
 
 
 def _deal_out(first: WeightPlan, plans: Mapping[str, WeightPlan]) -> None:

@@ -9,9 +9,11 @@ import torch
 from transformers import GenerationConfig
 
 import runtime
+from runtime.config import ModelConfig
 from runtime.errors import CheckpointError
 from runtime.hf.generation_settings import REFUSED, REPLACED, TOKEN_IDS
 from runtime.hf.loading import load_plain, load_stripped
+from runtime.store.model_source import resolve
 from tests.builders.models import changed, plain_eager, tiny_qwen2_moe
 
 SETTINGS = "generation_config.json"
@@ -89,6 +91,7 @@ def test_honoured_options__choose_the_tokens_of_plain_transformers(
     plain = generate(plain_eager(folder))
     suppressed = plain[0, 5].item()
     options = {"no_repeat_ngram_size": 2, "suppress_tokens": [suppressed], "top_k": -1}
+    options |= {"temperature": 2, "forced_eos_token_id": 3}
     target = changed(folder, tmp_path / "m", SETTINGS, **options)
     with caplog.at_level(logging.WARNING):
         model = runtime.load(target, device="cpu", system="on-demand")
@@ -115,6 +118,9 @@ def test_honoured_options__choose_the_tokens_of_plain_transformers(
         ({"guidance_scale": 1.5}, "guidance_scale is not supported"),
         ({"token_healing": True}, "token_healing is not supported"),
         ({"cache_implementation": "evil"}, "Transformers cannot load it"),
+        ({"do_sample": "false"}, "do_sample='false' .it is no bool"),
+        ({"temperature": "0.7"}, "temperature='0.7'"),
+        ({"max_length": "20"}, "max_length='20' .it is no int"),
     ],
 )
 def test_options__of_which_nothing_can_be_made_are_refused(
@@ -124,3 +130,11 @@ def test_options__of_which_nothing_can_be_made_are_refused(
     for load in (lambda: load_stripped(target, "auto"), lambda: load_plain(target, dtype="auto")):
         with pytest.raises(CheckpointError, match=message):
             load()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]"])
+def test_file__that_is_damaged_is_not_left_out(text: str, folder: Path, tmp_path: Path) -> None:
+    target = changed(folder, tmp_path / "m", SETTINGS)
+    (target / SETTINGS).write_text(text)
+    with pytest.raises(CheckpointError, match="generation_config.json is damaged"):
+        resolve(ModelConfig(name="tiny", id=str(target)))

@@ -81,6 +81,58 @@ def test_load__a_tensor_that_is_missing_is_not_made_up(
         load(target)
 
 
+@pytest.mark.parametrize(
+    "name", ["model.layers.1.mlp.gate.weight", "model.layers.1.self_attn.k_proj.bias"]
+)
+@pytest.mark.parametrize("load", [load_stripped, load_plain], ids=["served", "plain"])
+def test_load__a_tensor_of_another_shape_is_named_in_one_line(
+    load: Callable[..., Any],
+    name: str,
+    folder: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    target = shutil.copytree(folder, tmp_path / "m")
+    rewrite(target, lambda key, it: {key: it[:-1].clone() if key == name else it})
+    with pytest.raises(CheckpointError, match=rf"{name} is \(\d.*\) in the checkpoint, \("):
+        load(target, dtype="auto")
+    rewrite(target, lambda key, it: {} if key == name else {key: it})
+    with pytest.raises(CheckpointError, match=f"has no tensor for {name}"):
+        load(target, dtype="auto")
+    assert not any("LOAD REPORT" in line for line in caplog.messages)
+
+
+def test_load__experts_that_are_all_transposed_are_refused(folder: Path, tmp_path: Path) -> None:
+    """They have as many numbers as those of the configuration."""
+    target = shutil.copytree(folder, tmp_path / "m")
+    rewrite(target, lambda key, it: {key: it.t() if ".up_proj" in key else it})
+    with pytest.raises(CheckpointError, match="they are not of one model"):
+        load_stripped(target, "auto")
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.complex64])
+@pytest.mark.parametrize("name", ["1.mlp.gate.weight", "1.mlp.experts.5.up_proj.weight"])
+def test_load__numbers_that_are_no_weights_are_not_cast(
+    dtype: torch.dtype, name: str, folder: Path, tmp_path: Path
+) -> None:
+    target = shutil.copytree(folder, tmp_path / "m")
+    rewrite(target, lambda key, it: {key: it.to(dtype) if key.endswith(name) else it})
+    for load in (load_stripped, load_plain):
+        with pytest.raises(CheckpointError, match=f"{name} .* means nothing without"):
+            load(target, dtype="auto")
+
+
+def test_load__an_expert_more_than_the_configuration_says_is_named(
+    folder: Path, tmp_path: Path
+) -> None:
+    target = shutil.copytree(folder, tmp_path / "m")
+    last = load_stripped(folder, "auto").layers[0].num_experts
+    name = f".experts.{last}."
+    rewrite(target, lambda key, it: {key: it, key.replace(".experts.0.", name): it.clone()})
+    with pytest.raises(CheckpointError, match=f"configuration says {last} experts"):
+        load_stripped(target, "auto")
+
+
 def test_load__a_tensor_that_is_tied_may_be_missing(folder: Path, tmp_path: Path) -> None:
     target = changed(folder, tmp_path / "m", "config.json", tie_word_embeddings=True)
     rewrite(target, lambda key, tensor: {} if key == "lm_head.weight" else {key: tensor})

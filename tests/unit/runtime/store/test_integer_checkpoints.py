@@ -216,6 +216,38 @@ def test_read__zero_points_that_the_configuration_denies_are_refused(tmp_path):
         read_expert(load_stripped(folder, "auto").open_store(), 0, 0)
 
 
+def spoil(folder, end, change):
+    rewrite(folder, lambda name, it: {name: change(it) if name.endswith(end) else it})
+    return folder
+
+
+@pytest.mark.parametrize("group", [16, 32])
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_read__scales_that_are_no_numbers_are_refused(tmp_path, group, number):
+    folder = quantise_gptq(save_wide(tmp_path / "model"), group=group)
+    spoil(folder, "1.mlp.experts.5.up_proj.scales", lambda scales: scales * number)
+    store = load_stripped(folder, "auto").open_store()
+    read_expert(store, 1, 4)
+    with pytest.raises(TransferError, match="experts.5.up_proj.weight: a scale is not finite"):
+        read_expert(store, 1, 5)
+    spoil(folder, "0.self_attn.q_proj.scales", lambda scales: scales * number)
+    with pytest.raises(TransferError, match="q_proj.weight: a scale is not finite"):
+        load_stripped(folder, "auto")
+
+
+def test_read__groups_that_are_not_consecutive_are_refused(tmp_path):
+    """Act-order that the configuration does not mention."""
+    folder = quantise_gptq(save_wide(tmp_path / "model"))
+    spoil(folder, "1.mlp.experts.5.up_proj.g_idx", lambda order: order.flip(0))
+    store = load_stripped(folder, "auto").open_store()
+    read_expert(store, 1, 4)
+    with pytest.raises(TransferError, match="experts.5.up_proj.weight: its g_idx"):
+        read_expert(store, 1, 5)
+    spoil(folder, "0.self_attn.q_proj.g_idx", lambda order: order.flip(0))
+    with pytest.raises(TransferError, match="q_proj.weight: its g_idx"):
+        load_stripped(folder, "auto")
+
+
 @pytest.mark.parametrize("gone", ["weight_scale", "weight_packed", ""])
 def test_load_plain__names_what_packed_weights_lack(tmp_path, gone):
     """The library makes up a scale, and does not say which expert is missing."""

@@ -15,7 +15,7 @@ from runtime.hf.loading import read_config
 from runtime.hf.tokens import load_tokenizer
 from runtime.store import model_check
 from runtime.store.hub_snapshot import explain_failure
-from runtime.store.model_check import check_tokenizer, mentions_experts
+from runtime.store.model_check import check_config, check_tokenizer, mentions_experts
 from runtime.store.model_source import resolve
 from tests.builders.families.build import tiny_config
 from tests.builders.families.table import FAMILIES
@@ -121,8 +121,10 @@ def test_read_config__values_of_other_types_name_the_file(
     values: dict[str, Any], tmp_path: Path
 ) -> None:
     folder = write_model(tmp_path / "m", MOE | values)
-    with pytest.raises(CheckpointError, match=r"config\.json is damaged"):
-        read_config(folder)
+    (folder / "tokenizer.json").write_text("{}")
+    for read in (read_config, load_tokenizer):
+        with pytest.raises(CheckpointError, match=r"config\.json is damaged"):
+            read(folder)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": ["x"]}', DEEP])
@@ -201,6 +203,8 @@ def compressed(**weights: Any) -> dict[str, Any]:
         (compressed(actorder="group"), "compressed-tensors and weights.actorder='group'"),
         ({**compressed(), "format": "nvfp4-pack-quantized"}, "format='nvfp4-pack-quantized'"),
         ({"quant_method": "nvfp4"}, "nvfp4"),
+        ({**compressed(num_bits=4), "transform_config": {"a": 1}}, "transform_config="),
+        ({**compressed(num_bits=4), "sparsity_config": {"format": "sparse-24"}}, "'sparse-24'"),
     ],
 )
 def test_resolve__quantised_folders_name_the_way_out(
@@ -214,6 +218,8 @@ def test_resolve__quantised_folders_name_the_way_out(
     assert "served" in message
     assert "Use the original checkpoint, Qwen/Qwen3-30B-A3B, instead" in message
     assert "moecast pack MODEL output=FOLDER quantise=int4" in message
+    with pytest.raises(CheckpointError, match="is quantised with"):
+        check_config(folder)  # what doctor plans from
     (folder / "README.md").unlink()
     assert "Use the original checkpoint instead" in refusal(folder)
 
