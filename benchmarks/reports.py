@@ -41,7 +41,6 @@ class MachineFacts:
     """Read-ahead of each block device."""
     load_average_at_start: float
     """Runnable processes before the benchmark, mean of a minute."""
-    date: str
     python: str
 
 
@@ -64,7 +63,6 @@ def describe_machine(threads: int | None = None) -> MachineFacts:
             if not path.parts[3].startswith("loop")
         },
         load_average_at_start=os.getloadavg()[0],
-        date=datetime.now(UTC).date().isoformat(),
         python=platform.python_version(),
     )
 

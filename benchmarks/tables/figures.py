@@ -44,7 +44,7 @@ def live_tpot(report: Document) -> HtmlReport:
         for row in read_live(report)
         if row["system"] in SHORT
     ]
-    rows.sort(key=lambda row: (SHORT.index(row.system), share(vars(row))))
+    rows.sort(key=lambda row: (SHORT.index(row.system), share(row.budget)))
     hardware = report["machine"]["hardware"]
     page = HtmlReport("Live", provenance=Provenance(**report.origin))
     page.add(

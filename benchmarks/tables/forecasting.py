@@ -124,22 +124,15 @@ def lookahead_tables(*reports: Document) -> list[str]:
             if row["stream"] == "every token" and row["policy"] not in ("lru", "belady")
         ]
         budgets = list(dict.fromkeys(row["budget"] for row in rows))
-        gaps = {
-            (row["policy"], row["prompts"]): [
-                other["gap_closed"]
-                for other in rows
-                if (other["policy"], other["prompts"]) == (row["policy"], row["prompts"])
-            ]
-            for row in rows
-        }
+        gaps: dict[tuple[str, str], list[str]] = {}
+        for row in rows:
+            gap = format_percent(row["gap_closed"]).removesuffix(" %")
+            gaps.setdefault((row["policy"], row["prompts"]), []).append(gap)
         columns, table = pivot(
-            rows,
-            lambda row: row["policy"],
-            lambda row: row["prompts"],
-            lambda row, gaps=gaps: " / ".join(  # type: ignore[misc]
-                format_percent(gap).removesuffix(" %")
-                for gap in gaps[row["policy"], row["prompts"]]
-            ),
+            gaps.items(),
+            lambda gap: gap[0][0],
+            lambda gap: gap[0][1],
+            lambda gap: " / ".join(gap[1]),
         )
         text = (
             f"{model}: share of the gap between LRU and Belady that closes, in percent, with "

@@ -32,35 +32,29 @@ def section(
     return [text, "", *markdown_table(columns, rows), "", *origin_lines(*reports)]
 
 
+def share(budget: str) -> float:
+    """Returns the number of a budget in percent."""
+    return float(budget.rstrip("%"))
+
+
 def pivot(
     rows: Iterable[Any],
     line: Callable[[Any], str],
     column: Callable[[Any], str],
     cell: Callable[[Any], str],
+    rank: Callable[[str], float] | None = None,
 ) -> tuple[list[str], list[list[str]]]:
     """Returns the columns and lines of a table with a row's cell where its line and column meet.
 
-    Lines and columns are in the order of their first row; a dash stands where there is no row.
+    Lines and columns are in the order of their first row, columns by their rank if it is given; a
+    dash stands where there is no row.
     """
-    named = [{"line": line(row), "column": column(row), "cell": cell(row)} for row in rows]
-    table = Table.pivot(named, ["line"], "column", "cell")
-    cells = [[shown.text(row) for shown in table.columns] for row in table.rows]
-    return [shown.heading for shown in table.columns[1:]], cells
-
-
-def pivot_budgets(
-    rows: Iterable[Any], line: Callable[[Any], str], cell: Callable[[Any], str]
-) -> tuple[list[str], list[list[str]]]:
-    """Returns the columns, one for each budget and the smallest first, and the lines of a table."""
-    rows = [*rows]
-    order = [*dict.fromkeys(map(line, rows))]
-    columns, lines = pivot(sorted(rows, key=share), line, lambda row: row["budget"], cell)
-    return columns, sorted(lines, key=lambda cells: order.index(cells[0]))
-
-
-def share(row: Any) -> float:
-    """Returns the share of the experts that a row's budget is, in percent."""
-    return float(row["budget"].rstrip("%"))
+    cells = {(line(row), column(row)): cell(row) for row in rows}
+    columns = list(dict.fromkeys(at for _, at in cells))
+    if rank is not None:
+        columns.sort(key=rank)
+    names = dict.fromkeys(name for name, _ in cells)
+    return columns, [[name, *(cells.get((name, at), "-") for at in columns)] for name in names]
 
 
 def format_figure(value: float | str | None, digits: int = 3, unit: str = "") -> str:

@@ -7,8 +7,9 @@ from benchmarks.tables.markdown import (
     format_milliseconds,
     format_size,
     origin_lines,
-    pivot_budgets,
+    pivot,
     section,
+    share,
 )
 from benchmarks.tables.systems import read_live
 
@@ -62,10 +63,12 @@ def gain(report: Document) -> list[str]:
 def speed_table(report: Document) -> list[str]:
     """Returns the time of a token by share of memory."""
     rows = [row for name in OWN for row in read_live(report) if row["system"] == name]
-    columns, lines = pivot_budgets(
+    columns, lines = pivot(
         rows,
         lambda row: OWN[row["system"]],
+        lambda row: row["budget"],
         lambda row: format_milliseconds(row["tpot_mean_seconds"], 0),
+        share,
     )
     text = (
         "Mean time per token when only this share of the experts fits in memory (the included "
@@ -151,13 +154,15 @@ def peers_section(parts: Document) -> list[str]:
 
 def describe_part(report: Document) -> list[str]:
     """Returns the lines of one model in one format."""
-    columns, rows = pivot_budgets(
+    columns, rows = pivot(
         fastest_rows(report).values(),
         lambda row: f"`{row.peer}`",
+        lambda row: row.budget,
         lambda row: (
             f"{row.tokens_per_second:.2f}"
             + ("" if row.over_reference is None else f" ({row.over_reference:.2g}x)")
         ),
+        share,
     )
     text = (
         f"`{report.model}`, {report.format}; experts of {format_size(report.experts_bytes)}; "

@@ -1,6 +1,6 @@
 """Tables of systems: on simulated machines, live, validated, next to the papers and peers."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.reports import Document
@@ -15,7 +15,6 @@ from benchmarks.tables.markdown import (
     markdown_table,
     origin_lines,
     pivot,
-    pivot_budgets,
     section,
     share,
 )
@@ -29,9 +28,9 @@ def quote(row: Any) -> str:
     return f"`{row['system']}`"
 
 
-def bold_least(columns: Iterable[str], lines: list[list[str]], skip: Sequence[str]) -> None:
+def bold_least(lines: list[list[str]], skip: Sequence[str]) -> None:
     """Makes the smallest number of each column bold; lines named in `skip` do not compete."""
-    for place, _ in enumerate(columns, start=1):
+    for place in range(1, len(lines[0])):
         known = [line for line in lines if line[0] not in skip and line[place] != "-"]
         if known:
             best = min(known, key=lambda line: float(line[place].partition("±")[0]))
@@ -55,7 +54,7 @@ def replayed_table(report: Document, batch: int = 1) -> list[str]:
             lambda row: row["budget"],
             lambda row: format_mean(row["tpot_mean_ms"], row["tpot_interval_ms"]),
         )
-        bold_least(columns, table, ["`oracle`"])
+        bold_least(table, ["`oracle`"])
         lines += [*markdown_table([machine, *columns], table), ""]
     tally = (
         "Of all cells (machines, budgets, batch sizes), with every system of the five papers in "
@@ -101,14 +100,15 @@ def routing_table(report: Document) -> list[str]:
     for start, hardware in dict.fromkeys((row.start, row.hardware) for row in report.rows):
         rows = [row for row in report.rows if (row.start, row.hardware) == (start, hardware)]
         knowing = [f"`{row.system}`" for row in rows if row.knows_future]
-        slowest = {row.system: row.tpot_mean_ms for row in sorted(rows, key=lambda r: -share(r))}
+        least = min((row.budget for row in rows), key=share)
         columns, table = pivot(
-            sorted(rows, key=lambda row, slowest=slowest: (slowest[row.system], share(row))),  # type: ignore[misc]
+            sorted(rows, key=lambda row, least=least: (row.budget != least, row.tpot_mean_ms)),  # type: ignore[misc]
             lambda row: f"`{row.system}`",
             lambda row: row.budget,
             lambda row: f"{row.tpot_mean_ms:.2f}",
+            share,
         )
-        bold_least(columns, table, knowing)
+        bold_least(table, knowing)
         lines += section(f"On {hardware}; {STARTS[start]}:", ["system", *columns], table)
     return lines
 
@@ -161,12 +161,14 @@ def describe_live(report: Document) -> str:
 
 def live_table(report: Document) -> list[str]:
     """Returns the mean TPOT of all systems live."""
-    columns, table = pivot_budgets(
+    columns, table = pivot(
         read_live(report),
         lambda row: quote(row) + " (simulated)" * row["simulated"],
+        lambda row: row["budget"],
         lambda row: format_mean(row["tpot_mean_seconds"], row["tpot_interval_seconds"], 1e3),
+        share,
     )
-    bold_least(columns, table, ["`oracle` (simulated)", "`bound` (simulated)"])
+    bold_least(table, ["`oracle` (simulated)", "`bound` (simulated)"])
     hardware = report["machine"]["hardware"]
     text = (
         "Live decode of the reference model inflated to 2 GiB of experts (2.9 MiB each), read from "
