@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from predictors.baselines import SkipPredictor
 from predictors.spec import RouterSamples, encode_samples, sample_positions
@@ -172,15 +172,23 @@ def find_top_k(model: PreTrainedModel, layers: Iterable[MoeLayer]) -> int:
     if not known:
         raise CheckpointError(f"{type(config).__name__} does not say how many experts a token uses")
     top_k, num_experts = max(known), max(layer.num_experts for layer in layers)
-    groups, chosen = (getattr(config, name, None) or 1 for name in ("n_group", "topk_group"))
-    size, rest = divmod(num_experts, groups)
+    groups, chosen = (count_groups(config, name) for name in ("n_group", "topk_group"))
+    size, rest = divmod(num_experts, groups) if groups else (0, 0)
     if rest or not 1 <= chosen <= groups or not 1 <= top_k <= chosen * size:
-        within = f", in {chosen} (topk_group) of {groups} (n_group) groups" if groups > 1 else ""
+        within = f", in {chosen} (topk_group) of {groups} (n_group) groups" if groups != 1 else ""
         raise CheckpointError(
             f"{model.config.name_or_path or CONFIG}: a token cannot use {top_k} "
             f"(num_experts_per_tok) of {num_experts} experts{within}; fetch the file again"
         )
     return top_k
+
+
+def count_groups(config: PreTrainedConfig, name: str) -> int:
+    """Return an option of routers that choose groups of experts first; 0 for null where they do."""
+    value: int | None = getattr(config, name, 1)
+    if value is None:
+        return 1 if getattr(type(config), name, None) is None else 0
+    return value
 
 
 def attach_experts(

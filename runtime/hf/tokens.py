@@ -4,6 +4,7 @@ Shape suffixes: B rows of the batch, T columns.
 """
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -103,18 +104,26 @@ def context_length(config: PreTrainedConfig) -> int | None:
 
     Scaled rotary embeddings multiply the context of the first training by their factor; whether
     `max_position_embeddings` is before or after that differs between checkpoints.
+
+    Raises:
+        CheckpointError: a factor is no number.
     """
     text = config.get_text_config()
     length: int | None = getattr(text, "max_position_embeddings", None)
     if length is None:
         return None
     original = getattr(text, "original_max_position_embeddings", None) or length
-    extended = [
-        int((rope.get("original_max_position_embeddings") or original) * (rope.get("factor") or 1))
-        for rope in rope_parameters(text)
-        if rope["rope_type"] in EXTENDING_ROPE
-    ]
-    return max([length, *extended])
+    for rope in rope_parameters(text):
+        factor = rope.get("factor") or 1
+        if not isinstance(factor, (int, float)) or not math.isfinite(factor):
+            raise CheckpointError(
+                f"{CONFIG}: factor of {rope['rope_type']} (rope_scaling) is {factor!r:.100}, no "
+                "number; fetch the model again"
+            )
+        if rope["rope_type"] in EXTENDING_ROPE:
+            before = rope.get("original_max_position_embeddings") or original
+            length = max(length, int(before * factor))
+    return length
 
 
 def rope_parameters(config: PreTrainedConfig) -> Iterator[Mapping[str, Any]]:

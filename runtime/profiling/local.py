@@ -310,6 +310,8 @@ def _same_token(model: PreTrainedModel) -> Callable[[], object]:
     past: Any = getattr(model(prompt, use_cache=True), "past_key_values", None)
     if not hasattr(past, "crop"):
         return lambda: model(token, use_cache=False)
+    if hasattr(past, "activate_past_recording"):
+        past.activate_past_recording()  # or a full window could not be cut back
 
     def again() -> None:
         model(token, past_key_values=past, use_cache=True)

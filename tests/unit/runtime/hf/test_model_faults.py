@@ -166,9 +166,14 @@ def test_top_k__out_of_range_is_refused_before_weights_are_read(
         ({"n_group": 4, "topk_group": 2, "num_experts_per_tok": 5}, False),
         ({"n_group": 4, "topk_group": 5, "num_experts_per_tok": 2}, False),
         ({"n_group": 3, "topk_group": 1, "num_experts_per_tok": 2}, False),
+        ({"n_group": 0, "topk_group": 0, "num_experts_per_tok": 2}, False),
+        ({"n_group": None, "topk_group": 1, "num_experts_per_tok": 2}, False),
+        ({"n_group": 4, "topk_group": 0, "num_experts_per_tok": 2}, False),
     ],
 )
-def test_groups_of_experts__must_hold_those_of_a_token(fields: dict[str, int], fits: bool) -> None:
+def test_groups_of_experts__must_hold_those_of_a_token(
+    fields: dict[str, int | None], fits: bool
+) -> None:
     config = DeepseekV3Config(
         **fields, n_routed_experts=8, num_hidden_layers=1, first_k_dense_replace=0, vocab_size=8
     )

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 from transformers import GenerationConfig, Qwen2MoeConfig
 
+from runtime.errors import CheckpointError
 from runtime.hf.loading import read_config
 from runtime.hf.tokens import context_length, eos_token_ids, pad_batch, pad_token_id
 from runtime.store.model_check import CONFIG
@@ -82,6 +83,15 @@ def test_context_length__counts_what_rotary_embeddings_extend(fields, expected, 
     settings = {"max_position_embeddings": 256, "rope_parameters": None, **fields}
     config = read_config(changed(folder, tmp_path / "m", CONFIG, **settings))
     assert context_length(config) == expected
+
+
+@pytest.mark.parametrize("factor", ["4", float("nan"), float("inf"), [4]])
+def test_context_length__a_factor_that_is_no_number_is_refused(factor, tmp_path):
+    folder = tiny_qwen2_moe(tmp_path / "tiny")
+    config = read_config(changed(folder, tmp_path / "m", CONFIG, max_position_embeddings=256))
+    config.rope_parameters = {"rope_type": "yarn", "factor": factor}
+    with pytest.raises(CheckpointError, match=r"factor of yarn .rope_scaling. is .*, no number"):
+        context_length(config)
 
 
 def test_pad_batch__pads_on_the_left_and_masks_the_padding():

@@ -8,7 +8,9 @@ import pytest
 from runtime import load
 from runtime.profiling import bandwidth
 from runtime.profiling.bandwidth import ProbeReader, measure_reads, trimmed_mean
-from runtime.profiling.local import Spans, measure, split_step
+from runtime.profiling.local import PROMPT_TOKENS, Spans, measure, split_step
+from tests.builders.families.build import save_family
+from tests.builders.families.table import FAMILIES
 
 
 @dataclass
@@ -113,3 +115,11 @@ def test_measure__adds_up_to_a_step_and_restores_the_model():
         assert engine.swap_timeline(None) is None
     finally:
         model.moecast.close()
+
+
+def test_measure__a_model_whose_window_is_full(tmp_path):
+    """Its caches forget the token that the one measured again would be cut back to."""
+    model = load(save_family(tmp_path, FAMILIES["gpt_oss"]))
+    with model.moecast:
+        assert model.config.sliding_window < PROMPT_TOKENS
+        assert measure(model).step_seconds > 0
