@@ -9,6 +9,7 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ class Invocation:
     def protect(self, names: Sequence[str]) -> None:
         """Hides the values of these options from now on."""
         self.secret_names = names
-        pairs = zip(self.argv, [*self.argv[1:], ""], strict=True)
+        pairs = pairwise([*self.argv, ""])
         options = [(split_name(option), following) for option, following in pairs]
         self.add_secrets(
             (name, value if equals else following) for (name, equals, value), following in options
