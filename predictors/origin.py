@@ -12,6 +12,9 @@ RESULT_PACKAGES = (
     *("moecast", "torch", "transformers", "numpy", "onnxruntime", "lightning", "datasets"),
 )
 """Packages whose version may change a result."""
+CHECKOUT = Path(__file__).resolve().parent.parent
+RESULTS = ":(exclude)benchmarks/results"
+"""The committed results, as git leaves them out."""
 
 
 def package_version(name: str) -> str | None:
@@ -26,20 +29,26 @@ def package_versions(names: Iterable[str]) -> dict[str, str | None]:
     return {name: package_version(name) for name in names}
 
 
-def read_git_revision() -> str | None:
-    """Returns the commit of this checkout, `-dirty` if edited; None outside a checkout."""
-    here = Path(__file__).resolve().parent.parent
-    if not (here / ".git").exists():
+def read_git_revision(checkout: Path = CHECKOUT) -> str | None:
+    """Returns the commit of this checkout, `-dirty` if edited; None outside a checkout.
+
+    Results of benchmarks do not count as edits: the first of several would make the others dirty.
+    """
+    if not (checkout / ".git").exists():
         return None
+    revision, edited = ("rev-parse", "HEAD"), ("diff", "--name-only", "HEAD", "--", ".", RESULTS)
     try:
-        done = subprocess.run(
-            ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=40"],
-            capture_output=True, text=True, timeout=10, check=True, stdin=subprocess.DEVNULL,
+        commit, edits = (
+            subprocess.run(
+                ["git", "-C", str(checkout), *words],
+                capture_output=True, text=True, timeout=10, check=True, stdin=subprocess.DEVNULL,
+            ).stdout.strip()
+            for words in (revision, edited)
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError) as error:
         sys.stderr.write(f"warning: the git revision could not be read ({error})\n")
         return None
-    return done.stdout.strip()
+    return f"{commit}-dirty" if edits else commit
 
 
 def read_processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

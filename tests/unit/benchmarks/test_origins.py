@@ -9,6 +9,7 @@ import pytest
 from benchmarks import reports
 from benchmarks.process import ROOT
 from benchmarks.tables import origins
+from predictors.origin import read_git_revision
 from runtime.sim.predictor_latency import LATENCY_FILE
 
 UNCLEAN = ["dequantise", "drafts", "drafts_resident", "peers", "prefill", "serving", "verify"]
@@ -64,6 +65,22 @@ def git(folder: Path, *words: str) -> str:
         ["git", "-C", str(folder), *identity, *words], check=True, capture_output=True, text=True
     )
     return done.stdout.strip()
+
+
+def test_revision__is_dirty_after_edits_of_code_alone(tmp_path: Path) -> None:
+    assert read_git_revision(tmp_path) is None
+    git(tmp_path, "init", "-q")
+    result = tmp_path / "benchmarks" / "results" / "bench.json"
+    result.parent.mkdir(parents=True)
+    result.touch()
+    (tmp_path / "loop.py").touch()
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-q", "-m", "all")
+    commit = git(tmp_path, "rev-parse", "HEAD")
+    result.write_text("{}")
+    assert read_git_revision(tmp_path) == commit
+    (tmp_path / "loop.py").write_text("pass")
+    assert read_git_revision(tmp_path) == f"{commit}-dirty"
 
 
 def test_results__that_are_older_than_their_code_are_named(
