@@ -94,14 +94,12 @@ class Engine:
         self._closed = False
         self._is_intact = True
         """False during a step, and after one that did not end properly."""
-        if cache.system.prefetch:
-            cache.fill_when_idle()
-        if cache.system.fill_first_layers:
+        if cache.begins_full:
             self._fill(cache.first_experts())
         loop.pump(is_idle=True)
 
     def _fill(self, first_experts: Sequence[Sequence[Expert]]) -> None:
-        """Read the experts that each tier begins with (MoE-Infinity, sequence level, section 6.1).
+        """Read the experts that each tier begins with: all, or those of the first layers.
 
         The computing tiers come first: what passes through host memory leaves it again. Experts
         that cannot be read are left out.

@@ -507,34 +507,35 @@ class DeviceCache:
 
     # ---- the whole cache
 
+    @property
+    def begins_full(self) -> bool:
+        """Whether the computing tiers hold experts before the first step.
+
+        Systems that prefetch read everything at once where there is room for it.
+        """
+        return self.system.fill_first_layers or (
+            self.system.prefetch and self.num_slots >= self._num_owned
+        )
+
     def first_experts(self) -> list[list[Expert]]:
         """Returns the experts of each tier when it begins full, in topological order.
 
         "The GPU cache is initialized with experts with topological order where experts are filled
         into GPU layer by layer, and similarly, the host memory cache is set up with the rest
-        experts that cannot fit into GPU" (MoE-Infinity, sequence level, section 6.1). Without
-        `fill_first_layers` the computing tier begins empty.
+        experts that cannot fit into GPU" (MoE-Infinity, sequence level, section 6.1). The computing
+        tier begins empty unless `begins_full`.
         """
         tiers: list[list[Expert]] = []
         for tier in self.tiers:
             if tier.is_top:
                 rest = self._list_owned(tier)
             own: list[Expert] = []
-            if not tier.is_top or self.system.fill_first_layers:
+            if not tier.is_top or self.begins_full:
                 own = tier.fitting(rest)
                 filled = set(own)
                 rest = [expert for expert in rest if expert not in filled]
             tiers.append(own)
         return tiers
-
-    def fill_when_idle(self) -> None:
-        """Lets idle links fetch all experts, in topological order, where no tier evicts any."""
-        for top in self._tops:
-            experts, tier = self._list_owned(top), top
-            while tier.below is not None and tier.cache.num_slots >= len(experts):
-                tier = tier.below
-            if tier.cache.num_slots >= len(experts):
-                top.fill_when_idle(experts)
 
     def _list_owned(self, top: CacheTier) -> list[Expert]:
         """Return the experts of a tier's device, in topological order."""

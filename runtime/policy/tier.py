@@ -7,8 +7,7 @@ higher tier requests what is missing there.
 """
 
 from bisect import bisect_left
-from collections import deque
-from collections.abc import Collection, Container, Iterable, Sequence
+from collections.abc import Collection, Container, Sequence
 from itertools import accumulate
 from typing import Self
 
@@ -115,8 +114,6 @@ class CacheTier:
         """Transfers to the tier above that are reading an expert's slot now."""
         self.num_ready = 0
         """Experts that have fully arrived."""
-        self._to_fill: deque[Expert] = deque()
-        """Experts that idle time fetches before those that the eviction policy names."""
         self.late: set[Expert] = set()
         """Predicted experts that were not ready when their router requested them."""
 
@@ -147,11 +144,6 @@ class CacheTier:
             assert entry is not None
             entry.ready_chunks = self.num_chunks(expert)
             self.num_ready += 1
-
-    def fill_when_idle(self, experts: Iterable[Expert]) -> None:
-        """Fetches these experts, for which there is room, in idle time and in this order."""
-        self._to_fill.extend(experts)
-        self.idle_prefetch = True
 
     # ---- lookups
 
@@ -301,7 +293,7 @@ class CacheTier:
     def _start_idle(self) -> TransferTask | None:
         if not self.idle_prefetch or self._idle_refused_at == self.cache.num_changes:
             return None
-        expert = self._next_to_fill() or self.cache.policy.next_idle_candidate()
+        expert = self.cache.policy.next_idle_candidate()
         if expert is not None and not self.queue.is_low(expert) and not self.is_requested(expert):
             self.queue.push_low(expert, None)
             if (task := self._start(expert, False)) is not None:
@@ -310,15 +302,6 @@ class CacheTier:
                 self.queue.remove(expert)
         self._idle_refused_at = self.cache.num_changes
         return None
-
-    def _next_to_fill(self) -> Expert | None:
-        while self._to_fill and self.is_ready(self._to_fill[0]):
-            self._to_fill.popleft()
-        if not self._to_fill:
-            return None
-        # Behind the others: if this attempt is interrupted, there will be another.
-        self._to_fill.rotate(-1)
-        return self._to_fill[-1]
 
     def _start(
         self, expert: Expert, high: bool, victims: Victims | None = None
@@ -467,8 +450,6 @@ class CacheTier:
         A requested expert keeps its slot until its request is released.
         """
         self._take_out_of_flight(task)
-        if task.expert in self._to_fill:
-            self._to_fill.remove(task.expert)
         self.abort(task.expert)
 
     def abort(self, expert: Expert) -> None:
