@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
+from predictors.records import Whole
 from runtime.generation.answer import FinishReason
 from runtime.serving.answers.answer_parser import ToolCall
 from runtime.serving.api.body_fields import (
@@ -109,7 +110,7 @@ class PromptBody(TranslatedBody):
 class MessagesRequest(PromptBody):
     """A body of /v1/messages."""
 
-    max_tokens: int
+    max_tokens: Whole
 
     def chat_fields(self) -> dict[str, Any]:
         return super().chat_fields() | {"max_tokens": self.max_tokens}

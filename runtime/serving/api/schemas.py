@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
+from predictors.records import Whole
 from runtime.serving.api.body_fields import (
     FIRST_ERROR,
     LIST,
@@ -147,10 +148,10 @@ class GenerationBody(RequestBody):
     """Fields that completions and chats share."""
 
     model: Text | None = None
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    max_tokens: Annotated[Whole, Field(ge=0)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=MAX_SEED)] | None = None
+    top_k: Annotated[Whole, Field(ge=-1, le=MAX_SEED)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(ge=MIN_REPETITION_PENALTY, le=10)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -163,12 +164,12 @@ class GenerationBody(RequestBody):
         ]
         | None
     ) = None
-    seed: Annotated[int, Field(ge=-MAX_SEED - 1, le=MAX_SEED)] | None = None
-    n: Annotated[int, Field(ge=1)] | None = None
+    seed: Annotated[Whole, Field(ge=-MAX_SEED - 1, le=MAX_SEED)] | None = None
+    n: Annotated[Whole, Field(ge=1)] | None = None
     stop: Stop | None = None
     stop_token_ids: Annotated[list[TokenId], FIRST_ERROR, at_most(MAX_ITEMS)] | None = None
     ignore_eos: bool | None = None
-    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    min_tokens: Annotated[Whole, Field(ge=0)] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     stream: bool | None = None
@@ -201,9 +202,9 @@ class GenerationBody(RequestBody):
 
 class CompletionRequest(GenerationBody):
     prompt: Prompt
-    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    logprobs: Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
-    best_of: int | None = None
+    best_of: Whole | None = None
     add_special_tokens: bool = True
 
     @model_validator(mode="after")
@@ -305,10 +306,10 @@ class TemplateOptions(RequestBody):
 class ChatRequest(TemplateOptions, GenerationBody):
     messages: Messages
     parallel_tool_calls: bool | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[Whole, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[Whole, Field(ge=1)] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
     @model_validator(mode="after")
     def _check_logprobs(self) -> Self:

@@ -311,3 +311,13 @@ def test_ignored_fields__are_accepted(server: RunningServer, harmless: dict[str,
     with server.http() as client:
         answer = client.post(CHAT, json={"messages": HELLO, "max_tokens": 1, **harmless})
     assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/messages"])
+def test_whole_numbers__may_be_written_as_floats(server: RunningServer, path: str) -> None:
+    """As data frames do with a column that has gaps."""
+    prompt = {"prompt": "Hi"} if path == "/v1/completions" else {"messages": HELLO}
+    more = {} if path == "/v1/messages" else {"seed": 3.0, "n": 1.0, "logprobs": None}
+    with server.http() as client:
+        answer = client.post(path, json={"model": "tiny", **prompt, "max_tokens": 2.0, **more})
+    assert answer.status_code == 200, answer.text
