@@ -20,9 +20,9 @@ Ints = NDArray[np.int64]
 
 DEFINITIONS = {
     "accuracy": "mean over held-out tokens of |predicted top_k and chosen| / top_k",
-    "predicted": "experts that the predictor had fetched for a layer before it was routed, in "
-    "decode steps of held-out requests, replayed on the named hardware and budget: all of the next "
-    "four are about them",
+    "predicted": "experts that the predictor named for a layer before it was routed, fetched or "
+    "not, in decode steps of held-out requests, replayed on the named hardware and budget: all of "
+    "the next five are about them",
     "replay_accuracy": "share of needed experts that were predicted; layers that the predictor "
     "does not cover count 0",
     "fetch_rate": "share of predicted experts whose bytes had all arrived before their layer was "
@@ -32,6 +32,7 @@ DEFINITIONS = {
     "resident": "share of predicted experts that were in memory anyway, without a prediction "
     "having fetched them; moved_fetch_rate is the fetch_rate of the others",
     "joint": "share of needed experts that were predicted and had arrived in time",
+    "tpot_ms": "mean time of a generated token in that replay",
     "recall": "share of chosen experts among the top_k + m best scores",
     "gate_mass_recall": "as accuracy, each chosen expert weighted by its gate weight",
     "calibration_error": "mean |score - share of chosen experts| over 15 equal bins of the scores",

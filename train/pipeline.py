@@ -11,7 +11,7 @@ from collect.traces import Trace, TraceSignal
 from predictors.base import Floats, Forecasts, Predictor, Signal
 from predictors.metrics import DEFINITIONS
 from predictors.registry import FEED_FORWARD
-from predictors.table import Table, TableColumn
+from predictors.table import Table, TableColumn, decimals, format_or_dash
 from train.data import Batch, TraceBatches, TraceSubset
 from train.errors import ParityError, TrainError
 from train.export import quantise
@@ -214,7 +214,8 @@ def write_entries(
             },
             trace_digest=trace.digest,
             parity=agreement[name].as_dict() if name in agreement else {},
-            card_extra=f"fetch_rate and good_pred: {setting}.\n\n{describe_kinds(table)}",
+            card_extra=f"fetch_rate and good_pred: {setting}, in which a token took "
+            f"{format_or_dash(table['mean_tpot_ms'], decimals)} ms.\n\n{describe_kinds(table)}",
             training=training,
             figure=draw_accuracy_figure(name, results) if draws_figures else None,
         )

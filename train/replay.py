@@ -48,7 +48,7 @@ def measure_fetching(
     spec: ModelSpec,
     slots: int,
 ) -> dict[str, Any]:
-    """GoodPred, its factors and the joint figure over decode steps, and all of the counters.
+    """GoodPred, its factors, the joint figure and TPOT over decode steps, and all of the counters.
 
     Both factors count the experts that the predictor named for a layer, which the cache counted in
     the same steps. A layer without predictions counts 0 in `mean_good_pred`, and is left out of
@@ -57,7 +57,7 @@ def measure_fetching(
     stats = replay(
         steps, predictor, spec=spec, system=system, hardware=hardware, budget_slots=slots
     )
-    total = sum_counters(stats.decode)
+    total, times = sum_counters(stats.decode), stats.tpot_seconds
     covered = sum_counters(counters for counters in stats.decode if counters.predicted)
     return {
         "replay_accuracy": [counters.recall for counters in stats.decode],
@@ -74,6 +74,7 @@ def measure_fetching(
         "mean_resident": total.resident_rate,
         "mean_moved_fetch_rate": total.moved_fetch_rate,
         "mean_joint": total.joint_rate,
+        "mean_tpot_ms": 1e3 * sum(times) / len(times) if times else None,
         "replay": stats.as_dict(),
     }
 

@@ -8,8 +8,17 @@ from rich.console import Console
 from predictors.metrics import DEFINITIONS
 from predictors.table import Table, TableColumn, decimals, size
 
-SHOWN = ("accuracy", "predicted", "replay_accuracy", "fetch_rate", "good_pred", "resident")
+SHOWN = (
+    "accuracy",
+    "predicted",
+    "replay_accuracy",
+    "fetch_rate",
+    "good_pred",
+    "resident",
+    "tpot_ms",
+)
 MACHINE_COLUMNS = {
+    "mean_tpot_ms": "TPOT ms",
     "mean_fetch_rate": "FetchRate",
     "mean_good_pred": "GoodPred",
     "mean_good_pred_covered": "covered",
@@ -37,7 +46,7 @@ def list_machines(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
 def describe_summary(results: Mapping[str, Mapping[str, Any]], setting: str) -> str:
     """Return what the columns of the summary are."""
     numbered = (f"{i} is {name}" for i, name in enumerate(list_machines(results), start=1))
-    return f"{MEANING} FetchRate and GoodPred: {setting}; {', '.join(numbered)}."
+    return f"{MEANING} TPOT, FetchRate and GoodPred: {setting}; {', '.join(numbered)}."
 
 
 def summary_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -53,7 +62,8 @@ def summary_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
                 heading if len(machines) == 1 else f"{heading} {place}",
                 ("hardware", machine, key),
                 decimals_3,
-                rank={"GoodPred": 2, "FetchRate": 3}.get(heading, 30) + 10 * (place - 1),
+                rank={"TPOT ms": 2, "GoodPred": 2, "FetchRate": 3}.get(heading, 30)
+                + 10 * (place - 1),
             )
             for place, machine in enumerate(machines, start=1)
             for key, heading in MACHINE_COLUMNS.items()

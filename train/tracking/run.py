@@ -22,6 +22,7 @@ from train.config import TrainConfig
 from train.errors import TrainError
 from train.tracking.config import LoggerKind
 from train.tracking.loggers import choose_wandb_names, forget_runs, open_logger, shorten_name
+from zoo.comparison import layer_figures
 from zoo.entry import open_entry
 
 PACKAGES = {
@@ -163,14 +164,15 @@ def log_trace(logger: WandbLogger, trace: Trace, *, name: str) -> None:
 
 
 def log_entries(logger: WandbLogger, entries: Mapping[str, Path], *, model: str) -> None:
-    """Log zoo entries as models; the one with the highest GoodPred is the best."""
+    """Log zoo entries as models; the one with the shortest replayed TPOT is the best."""
     import wandb
 
-    manifests = {name: open_entry(folder).manifest for name, folder in entries.items()}
-    scores = {name: manifest.metrics.get("good_pred") for name, manifest in manifests.items()}
-    measured = {name: one for name, one in scores.items() if isinstance(one, int | float)}
-    best = max(measured, key=lambda name: measured[name], default=None)
-    for name, manifest in manifests.items():
+    opened = {name: open_entry(folder) for name, folder in entries.items()}
+    times = {name: layer_figures(entry).get("mean_tpot_ms") for name, entry in opened.items()}
+    measured = {name: time for name, time in times.items() if isinstance(time, int | float)}
+    best = min(measured, key=lambda name: measured[name], default=None)
+    for name, entry in opened.items():
+        manifest = entry.manifest
         artifact = wandb.Artifact(
             # Not the entry's name, in which other characters than a zoo's are lost.
             shorten_name(f"{model.lower()}-{name}"),
@@ -234,8 +236,8 @@ def resolved_settings(
 def summary_figures(results: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """Return `held_out/PREDICTOR/FIGURE` of each predictor, without those not measured.
 
-    FetchRate, GoodPred and joint are those of the first machine; latency is the median time of one
-    layer's events at batch 1.
+    FetchRate, GoodPred, joint and TPOT are those of the first machine; latency is the median time
+    of one layer's events at batch 1.
     """
     figures: dict[str, float] = {}
     for name, result in results.items():
@@ -246,6 +248,7 @@ def summary_figures(results: Mapping[str, Mapping[str, Any]]) -> dict[str, float
             "fetch_rate": result["mean_fetch_rate"],
             "good_pred": result["mean_good_pred"],
             "joint": result["mean_joint"],
+            "tpot_ms": result["mean_tpot_ms"],
             "latency_us": None if latency is None else latency["layer_p50"],
             "bytes": result["bytes"],
         }
