@@ -40,7 +40,9 @@ def make_stats_table(
         first, num_tokens = answer["first_token_seconds"], answer["num_tokens"]
         prefill = f"{_milliseconds(first)}, {_rate(answer['num_prompt_tokens'], first)}"
         if num_tokens > 1:
-            decode = f"{_rate(num_tokens - 1, answer['seconds'] - first)}, {decode}"
+            seconds = answer["seconds"] - first
+            per_token = _milliseconds(seconds / (num_tokens - 1))
+            decode = f"{_rate(num_tokens - 1, seconds)}, {per_token} per token"
     return Table.facts(
         {
             "prefill: time to first token (TTFT)": prefill,
