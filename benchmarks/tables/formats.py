@@ -41,6 +41,24 @@ def describe_format(row: Document) -> str:
     return f"`{row.format}`{in_dense}, {format_percent(row.share)} in memory"
 
 
+def payoff_table(report: Document) -> list[str]:
+    """Returns what forecasting costs or gains, by format and budget."""
+
+    def describe(row: Document) -> str:
+        low, high = row.ratio_interval
+        return f"{row.ratio:.2f} ({low:.2f} to {high:.2f})"
+
+    columns, lines = pivot(
+        report.rows, lambda row: f"`{row.format}`", lambda row: row.budget, describe
+    )
+    text = (
+        "Mean TPOT of `moecast` over that of `on-demand` on the reference model, from an empty "
+        f"memory, {report.repetitions} x {report.requests} requests of {report.new_tokens} tokens "
+        f"in turns, {report.machine.cores} cores of {report.machine.cpu}; with the 95 % interval:"
+    )
+    return section(text, ["format", *columns], lines, report)
+
+
 def quality_table(report: Document) -> list[str]:
     """Returns the loss by format."""
     lines = [

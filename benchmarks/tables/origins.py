@@ -29,6 +29,7 @@ CODE = {
     "lookahead_published": (*REPLAYS, "benchmarks/lookahead.py"),
     "moecast": (*REPLAYS, "benchmarks/moecast.py"),
     "papers": (*REPLAYS, "benchmarks/papers"),
+    "payoff": (*LIVE, "benchmarks/payoff.py"),
     "peers": (*LIVE, "benchmarks/peers"),
     "predictor_latency": ("predictors", "benchmarks/latency.py"),
     "prefill": (*LIVE, "benchmarks/prefill.py"),

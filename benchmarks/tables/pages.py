@@ -49,6 +49,7 @@ TABLES: dict[Callable[..., list[str]], tuple[str, ...]] = {
     systems.control_plane_table: ("control_plane",),
     peers.peers_section: ("peers",),
     formats.formats_table: ("formats",),
+    formats.payoff_table: ("payoff",),
     formats.quality_table: ("quantised",),
     formats.dequantise_table: ("dequantise",),
     formats.lockstep_table: ("lockstep",),

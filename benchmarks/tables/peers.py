@@ -72,7 +72,7 @@ def speed_table(report: Document) -> list[str]:
     )
     text = (
         "Mean time per token when only this share of the experts fits in memory (the included "
-        "model with its experts enlarged to 2 GiB of float32, read from a disk; "
+        "model with its experts enlarged to 2 GiB, read from a disk; "
         f"{report.machine.hardware.cores} CPU cores; {min(len(row['steps']) for row in rows)} "
         "tokens or more for each figure):"
     )
