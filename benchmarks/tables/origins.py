@@ -40,7 +40,6 @@ CODE = {
     "serving": (*LIVE, "benchmarks/serving"),
     "train": ("train", "predictors"),
     "validate": (*LIVE, "benchmarks/validate.py"),
-    "verify": LIVE,
 }
 """Each result, and the folders and files of code that its figures depend on."""
 

@@ -82,10 +82,4 @@ def arrivals_table(reports: Document) -> list[str]:
         f"{report.budget}; all systems gave {answers}:"
     )
     columns = ["system", "end to end, mean of each time, s", *columns, "hits", "GiB read"]
-    # The same arrivals for some systems in another order.
-    means = ", ".join(
-        f"`{name}` {format_figure(system.e2e_seconds.mean, 2)} s"
-        for name, system in reports.arrivals_again.systems.items()
-    )
-    again = f"The same once more, in this order, mean end to end: {means}."
-    return [*section(text, columns, rows), again, "", *origin_lines(report)]
+    return section(text, columns, rows, report)

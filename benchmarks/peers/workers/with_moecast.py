@@ -13,9 +13,7 @@ def load(request: PeerRequest) -> AnswerFunction:
     torch.set_num_threads(request.threads)
     model = load_served(
         ModelConfig(id=request.weights, dtype=request.dtype),
-        # Slots are as large as the largest expert: where all fit, the padding of the others comes
-        # out of what the limit allows for the program itself.
-        budget="100%" if request.budget_bytes >= request.experts_bytes else request.budget_bytes,
+        budget=request.budget_bytes,
         system=load_system(request.options["system"]),
         device="cpu",
         store=request.store,
