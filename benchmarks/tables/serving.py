@@ -6,7 +6,6 @@ from benchmarks.serving.rows import AttackReport
 from benchmarks.tables.markdown import (
     format_figure,
     format_percent,
-    origin_lines,
     section,
 )
 from predictors.units import GIB, MIB

@@ -12,6 +12,7 @@ from benchmarks.tables import origins
 from predictors.origin import read_git_revision
 from runtime.sim.predictor_latency import LATENCY_FILE
 
+
 def test_committed_results__are_of_committed_code() -> None:
     assert not origins.refuse_unclean()
 
