@@ -19,14 +19,6 @@ OWN = {
     "on-demand": "on demand: experts are fetched when a layer needs them",
 }
 """Systems of the short table, in its order."""
-OTHERS = {
-    "transformers": "Transformers with its weights mapped from the file",
-    "accelerate": "Accelerate with disk offload",
-    "llama-cpp": "llama.cpp with its weights mapped from the file",
-    "llama-cpp-in-memory": "llama.cpp with its weights in memory",
-    "airllm": "AirLLM",
-}
-"""Other programs of the short table's page."""
 PROGRAMS = {
     "on-demand": "moecast (`on-demand`)",
     "llama-cpp": "llama.cpp",
@@ -38,8 +30,13 @@ PROGRAMS = {
 """Names of programs where they differ from those of the peers."""
 GAIN_BUDGET = "25%"
 """Budget of README's first sentence."""
-SHORT_PARTS = ("inflated bfloat16", "inflated float32")
-"""Parts of the other programs' results for README, which shows the first that was measured."""
+NOTABLE = 1.05
+"""Ratios of speeds that are less are not told apart."""
+MODELS = {
+    "inflated": "the included model enlarged to 2 GiB of float32",
+    "qwen3-4-layers": "four layers of Qwen3-30B-A3B's sizes, random weights, a real log's routing",
+}
+"""What the models are that programs are compared with."""
 
 
 def gain(report: Document) -> list[str]:
@@ -103,23 +100,17 @@ def compare_rows(report: Document) -> list[tuple[Document, Document]]:
 
 
 def describe_others(parts: Document) -> list[str]:
-    """Returns how long the fastest other program takes, and moecast in the same run."""
-    report = next(parts[part] for part in SHORT_PARTS if part in parts)
+    """Returns who is faster with one file for all, moecast or the fastest other program."""
     quantised = [part for part in parts.values() if part.format in GGUF_FORMATS]
     return [
-        *(
-            f"Of other programs with the same weights in {report.format} and memory at "
-            f"{own.budget}, the fastest, {OTHERS[other.peer]}, takes "
-            f"{format_milliseconds(1 / other.tokens_per_second, 0)} for a token, and moecast in "
-            f"the same run {format_milliseconds(1 / own.tokens_per_second, 0)}."
-            for own, other in compare_rows(report)
-        ),
+        "Other programs and moecast with the same GGUF file and the same memory, each in its "
+        "fastest setting:",
         "",
         *map(describe_quantised, quantised),
         "",
         "[Results](docs/results.md#other-programs) has every system, program and setting.",
         "",
-        *origin_lines(report, *quantised),
+        *origin_lines(*quantised),
     ]
 
 
@@ -131,11 +122,13 @@ def describe_quantised(report: Document) -> str:
         place = "where everything fits" if slower.budget == "100%" else f"at {slower.budget}"
         ratio = faster.tokens_per_second / slower.tokens_per_second
         first, second = (PROGRAMS.get(row.peer, row.peer) for row in (faster, slower))
-        ratios.append(f"{place} {first} is {ratio:.1f} times as fast as {second}")
-    return (
-        f"* `{report.model}` in {report.format}, one file for all, each program in its fastest "
-        f"setting: {', '.join(ratios)}."
-    )
+        ratios.append(
+            f"{place} {first} and {second} are equally fast"
+            if ratio < NOTABLE
+            else f"{place} {first} is {ratio:.1f} times as fast as {second}"
+        )
+    model = MODELS.get(report.model, report.model)
+    return f"* {report.format}, {model}: {'; '.join(ratios)}."
 
 
 def peers_section(parts: Document) -> list[str]:
