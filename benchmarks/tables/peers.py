@@ -36,7 +36,7 @@ MODELS = {
     "inflated": "the included model enlarged to 2 GiB of float32",
     "qwen3-4-layers": "four layers of Qwen3-30B-A3B's sizes, random weights, a real log's routing",
 }
-"""What the models are that programs are compared with."""
+"""Descriptions of the models that programs are compared with."""
 
 
 def gain(report: Document) -> list[str]:

@@ -95,7 +95,7 @@ class Engine:
         self._is_intact = True
         """False during a step, and after one that did not end properly."""
         if cache.begins_full:
-            self._fill(cache.first_experts())
+            self._fill(cache.first_experts(fills_top=True))
         loop.pump(is_idle=True)
 
     def _fill(self, first_experts: Sequence[Sequence[Expert]]) -> None:

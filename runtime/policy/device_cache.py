@@ -517,20 +517,22 @@ class DeviceCache:
             self.system.prefetch and self.num_slots >= self._num_owned
         )
 
-    def first_experts(self) -> list[list[Expert]]:
+    def first_experts(self, *, fills_top: bool) -> list[list[Expert]]:
         """Returns the experts of each tier when it begins full, in topological order.
 
         "The GPU cache is initialized with experts with topological order where experts are filled
         into GPU layer by layer, and similarly, the host memory cache is set up with the rest
-        experts that cannot fit into GPU" (MoE-Infinity, sequence level, section 6.1). The computing
-        tier begins empty unless `begins_full`.
+        experts that cannot fit into GPU" (MoE-Infinity, sequence level, section 6.1).
+
+        Args:
+            fills_top: Off: the computing tiers begin empty.
         """
         tiers: list[list[Expert]] = []
         for tier in self.tiers:
             if tier.is_top:
                 rest = self._list_owned(tier)
             own: list[Expert] = []
-            if not tier.is_top or self.begins_full:
+            if not tier.is_top or fills_top:
                 own = tier.fitting(rest)
                 filled = set(own)
                 rest = [expert for expert in rest if expert not in filled]
@@ -546,7 +548,8 @@ class DeviceCache:
 
     def fill(self) -> None:
         """Fills the tiers at once, where no bytes are moved."""
-        for tier, experts in zip(self.tiers, self.first_experts(), strict=True):
+        first = self.first_experts(fills_top=self.system.fill_first_layers)
+        for tier, experts in zip(self.tiers, first, strict=True):
             tier.fill(experts)
 
     def reset(self, lost_slots: Sequence[Collection[int]]) -> None:
