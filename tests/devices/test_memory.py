@@ -144,9 +144,10 @@ def test_generate_and_chat__say_that_a_prompt_is_too_long(tmp_path, sim, monkeyp
 def test_close__waits_for_the_copies_under_way(folder, sim):
     """Their target goes back to the stream of the computation."""
     sim.random.random = lambda: 1.0
-    model = serve(folder, device="sim", budget="100%", system="promoe", predictor="skip")
+    model = serve(folder, device="sim", budget="50%", system="promoe", predictor="skip")
     handle = model.moecast
     copies = handle.engine.loop.links[0].ring
+    handle.engine.cache.top.prefetch((0, 0), 1.0)
     while not copies.running():
         handle.engine.move_when_idle()
     model.close()
