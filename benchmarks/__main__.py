@@ -12,7 +12,6 @@ TABLE = (
         "tables.pages",
         "writes all tables and figures of README, docs and benchmarks",
     ),
-    ("ceiling", "ceiling", "accuracy of forecasts against training data, passes and network size"),
     (
         "moecast",
         "moecast",

@@ -41,15 +41,6 @@ class BenchmarkConfig(RunConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CeilingConfig(BenchmarkConfig):
-    trace: Path
-    """Folder of a trace with the signals layer_input, gate_input and experts."""
-    output: Path = RESULTS / "ceiling.json"
-    threads: int = 1
-    """Threads of PyTorch."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class LockstepConfig(BenchmarkConfig):
     output: Path = RESULTS / "lockstep.json"
     clients: list[int] = field(default_factory=lambda: [1, 2, 4, 8])

@@ -1,10 +1,6 @@
 """Requests and rows of the batch benchmark."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from benchmarks.reports import Document
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,30 +102,3 @@ class QualityRow:
     same_token_share: float
     """Share of tokens whose most likely successor is that of attention to all tokens."""
     tokens: int
-
-
-Point = tuple[int, int, float]
-"""Batch size, batches of a group, tokens/s."""
-
-
-def list_completed(report: Document) -> list[Document]:
-    """Returns the live variants with figures: a `LiveRow` each."""
-    return [row for row in report.live if "failed" not in row]
-
-
-def live_points(rows: Sequence[Any]) -> list[Point]:
-    """Returns Klotski's throughput by batch size and n, with the KV cache in memory."""
-    return sorted(
-        (row.batch_size, row.n, row.tokens_per_second)
-        for row in rows
-        if row.variant == "klotski" and row.kv_budget is None
-    )
-
-
-def simulated_points(rows: Sequence[Any]) -> dict[str, list[Point]]:
-    """Returns Klotski's simulated throughput by batch size and n for each environment."""
-    points: dict[str, list[Point]] = {}
-    for row in rows:
-        if row.system == "klotski":
-            points.setdefault(row.environment, []).append((row.batch, row.n, row.tokens_per_second))
-    return points

@@ -131,7 +131,7 @@ def run_arrivals(config: ArrivalsConfig) -> None:
     texts = load_texts(resolve(model), config.requests + 2, longest, config.seed)
     texts, spare = texts[: config.requests], texts[config.requests :]
     warm_up = [text[: round(config.mean_prompt_tokens)] for text in spare]
-    rate = config.rate
+    rate: float | None = None
     arrivals: list[Arrival] = []
     systems = {name: SystemRuns() for name in config.system}
     for repetition, name in itertools.product(range(config.repetitions), config.system):
@@ -150,7 +150,7 @@ def run_arrivals(config: ArrivalsConfig) -> None:
     assert rate is not None
     write_part(
         config,
-        config.part,
+        "arrivals",
         machine=machine,
         trace=config.trace.name,
         rate=rate,

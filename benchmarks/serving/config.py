@@ -39,12 +39,8 @@ class ArrivalsConfig(ServingConfig):
     """Mean answer length to scale the trace to."""
     load: float = 0.8
     """Request rate, as a share of what the first system serves one after another."""
-    rate: float | None = None
-    """Requests per second, in place of `load`."""
     repetitions: int = 1
     """Replays of each system, interleaved; answers of all of them are pooled."""
-    part: str = "arrivals"
-    """Key of the results in the file."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,13 +1,11 @@
-"""The figures of docs/ and benchmarks/results/figures, drawn from the committed results."""
+"""The figures of docs/, drawn from the committed results."""
 
 from collections.abc import Container, Iterator
 from dataclasses import fields
 from pathlib import Path
 
-from benchmarks.klotski.page import build_page as build_klotski_page
 from benchmarks.process import ROOT
 from benchmarks.reports import Document, print_line, read_document
-from benchmarks.serving.distributions import build_page as build_arrivals_page
 from benchmarks.tables.markdown import share
 from benchmarks.tables.systems import SHORT, read_live
 from runtime.tools.bench.html_report import draw_times, time_table
@@ -16,24 +14,21 @@ from runtime.tools.report.html_report import HtmlReport
 from runtime.tools.report.provenance import Provenance
 
 DOCS = Path("docs/images")
-FIGURES = Path("benchmarks/results/figures")
 
 
-def list_pages(refused: Container[str] = ()) -> Iterator[tuple[Path, str, HtmlReport]]:
-    """Yields folder, file type and the sections whose figures are written there.
+def list_pages(refused: Container[str] = ()) -> Iterator[tuple[Path, HtmlReport]]:
+    """Yields a folder and the sections whose figures are written there.
 
     Args:
         refused: results whose figures are left out.
     """
-    for folder, kind, result, build_page in (
-        (DOCS, "svg", "bench", live_tpot),
-        (DOCS / "simulated", "svg", "evaluate", simulated_latency),
-        (DOCS, "svg", "train", forecasts),
-        (FIGURES / "klotski", "png", "klotski", build_klotski_page),
-        (FIGURES / "arrivals", "png", "serving", lambda parts: build_arrivals_page(parts.arrivals)),
+    for folder, result, build_page in (
+        (DOCS, "bench", live_tpot),
+        (DOCS / "simulated", "evaluate", simulated_latency),
+        (DOCS, "train", forecasts),
     ):
         if result not in refused:
-            yield folder, kind, build_page(read_document(result))
+            yield folder, build_page(read_document(result))
 
 
 def live_tpot(report: Document) -> HtmlReport:
@@ -87,6 +82,6 @@ def forecasts(report: Document) -> HtmlReport:
 
 def draw_figures(refused: Container[str]) -> None:
     """Draws the figures of results that are not refused, each with a CSV of its numbers."""
-    for folder, kind, page in list_pages(refused):
-        for path in page.write_figures(ROOT / folder, kind):
+    for folder, page in list_pages(refused):
+        for path in page.write_figures(ROOT / folder, "svg"):
             print_line(str(path.relative_to(ROOT)))

@@ -62,24 +62,6 @@ def horizons_table(train: Document) -> list[str]:
     return section(text, ["layers ahead", "Accuracy", "worst layer"], rows, train)
 
 
-def ceiling_table(report: Document) -> list[str]:
-    """Returns accuracy against training requests, passes and width."""
-    runs: dict[tuple[str, ...], dict[int, float]] = {}
-    for row in report.rows:
-        run = (f"`{row.predictor}`", row.requests, f"{row.train_tokens:,}")
-        runs.setdefault((*run, str(row.width), str(row.passes)), {})[row.horizon] = (
-            row.mean_accuracy
-        )
-    rows = [
-        [*run, *(format_figure(accuracy.get(horizon)) for horizon in range(4))]
-        for run, accuracy in runs.items()
-    ]
-    columns = ["predictor", "requests", "tokens", "width", "passes"]
-    columns += [f"{horizon} ahead" for horizon in range(4)]
-    text = "Accuracy against training data, passes and network size, 0 to 3 layers ahead:"
-    return section(text, columns, rows, report)
-
-
 def eviction_tables(train: Document) -> list[str]:
     """Returns the hit rates of the eviction policies, of the learned one and of the bound."""
     lines = [

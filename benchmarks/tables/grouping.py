@@ -2,14 +2,8 @@
 
 from collections.abc import Sequence
 
-from benchmarks.klotski.rows import Point, list_completed, live_points, simulated_points
 from benchmarks.reports import Document
-from benchmarks.tables.markdown import (
-    format_figure,
-    format_percent,
-    pivot,
-    section,
-)
+from benchmarks.tables.markdown import format_figure, format_percent, pivot, section
 
 NAMES = (
     "single batch, on demand",
@@ -23,7 +17,7 @@ NAMES = (
 
 def groups_table(report: Document) -> list[str]:
     """Returns the live ablation."""
-    rows = [row for row in list_completed(report) if row.name in NAMES]
+    rows = [row for row in report.live if row.name in NAMES and "failed" not in row]
     base = next(row.tokens_per_second for row in rows if row.name == NAMES[0])
     lines = [
         [
@@ -48,17 +42,20 @@ def groups_table(report: Document) -> list[str]:
 
 def group_sizes_tables(report: Document) -> list[str]:
     """Returns throughput against the batch size and n, live and simulated, and quality."""
-    environments = {
-        "Live": live_points(list_completed(report)),
-        **{
-            f"Simulated, {name}": points
-            for name, points in simulated_points(report.simulated).items()
-        },
-    }
+    points = {"Live": [(row.batch_size, row) for row in find_groups(report.live)]}
+    for row in report.simulated:
+        if row.system == "klotski":
+            points.setdefault(f"Simulated, {row.environment}", []).append((row.batch, row))
     lines = []
-    for name, points in environments.items():
-        columns, rows = make_grid(points)
-        lines += section(f"{name}, throughput in tokens/s:", columns, rows)
+    for name, found in points.items():
+        columns, rows = pivot(
+            sorted(found, key=lambda point: point[1].n),
+            lambda point: str(point[0]),
+            lambda point: f"n = {point[1].n}",
+            lambda point: f"{point[1].tokens_per_second:.1f}",
+        )
+        rows.sort(key=lambda row: int(row[0]))
+        lines += section(f"{name}, throughput in tokens/s:", ["batch", *columns], rows)
     quality = [
         [
             str(row.window or "all"),
@@ -73,12 +70,10 @@ def group_sizes_tables(report: Document) -> list[str]:
     return [*lines, *section(text, columns, quality, report)]
 
 
-def make_grid(points: Sequence[Point]) -> tuple[list[str], list[list[str]]]:
-    """Returns a line for each batch size, with a column for each n."""
-    columns, rows = pivot(
-        sorted(points, key=lambda point: point[1]),
-        lambda point: str(point[0]),
-        lambda point: f"n = {point[1]}",
-        lambda point: f"{point[2]:.1f}",
-    )
-    return ["batch", *columns], sorted(rows, key=lambda row: int(row[0]))
+def find_groups(live: Sequence[Document]) -> list[Document]:
+    """Returns the live groups in Klotski's order, with the KV cache in memory."""
+    return [
+        row
+        for row in live
+        if row.variant == "klotski" and row.kv_budget is None and "failed" not in row
+    ]

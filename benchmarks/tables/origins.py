@@ -15,7 +15,6 @@ REPLAYS = ("runtime/policy", "runtime/sim", "runtime/presets.py", "predictors")
 CODE = {
     "bench": LIVE,
     "capacity": ("collect", "train", *REPLAYS, "benchmarks/capacity"),
-    "ceiling": ("train", "predictors", "benchmarks/ceiling.py"),
     "control_plane": (*LIVE, "benchmarks/control_plane"),
     "dequantise": ("runtime/store", "benchmarks/dequantise.py"),
     "drafts": (*LIVE, "benchmarks/drafts.py"),

@@ -61,7 +61,6 @@ TABLES: dict[Callable[..., list[str]], tuple[str, ...]] = {
     reference_model: (),
     capacity.capacity_tables: ("capacity",),
     forecasting.horizons_table: ("train",),
-    forecasting.ceiling_table: ("ceiling",),
     forecasting.eviction_tables: ("train",),
     forecasting.lookahead_tables: ("lookahead", "lookahead_coarse", "lookahead_published"),
     systems.replayed_batches_table: ("evaluate",),

@@ -1,7 +1,6 @@
 """Tables of the server: attacks, its clients, and latency under a trace's arrivals."""
 
 from benchmarks.reports import Document
-from benchmarks.serving.distributions import latencies
 from benchmarks.serving.rows import AttackReport
 from benchmarks.tables.markdown import (
     format_figure,
@@ -65,7 +64,7 @@ def arrivals_table(reports: Document) -> list[str]:
         [f"`{name}`", ", ".join(format_figure(m, 2) for m in system.mean_of_each_repetition)]
         + [
             format_figure(v, 2)
-            for latency in latencies(system).values()
+            for latency in (system.e2e_seconds, system.ttft_seconds, system.tpot_seconds)
             for v in (latency.p50, latency.p99)
         ]
         + [format_percent(system.counted.hit_rate), format_figure(system.counted.bytes / GIB, 1)]

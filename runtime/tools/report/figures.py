@@ -52,7 +52,6 @@ FOOT_CHARACTERS = 14
 
 STYLE = Path(__file__).with_name("figure.mplstyle")
 SURFACE = "#ffffff"
-RAMP = ("#f4f7fb", "#b7d3f6", "#5598e7", "#1c5cab", "#0d366b")
 """From 0 (close to the background) to the maximum."""
 
 
@@ -89,14 +88,6 @@ def render_figure(
         metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
         figure.savefig(file, format=kind, dpi=DPI, metadata=metadata)
         return file.getvalue()
-
-
-def ramp_colors(count: int) -> list[tuple[float, float, float, float]]:
-    """Return colours from light to dark, for lines of a growing size."""
-    from matplotlib.colors import LinearSegmentedColormap
-
-    ramp = LinearSegmentedColormap.from_list("moecast", RAMP)
-    return [ramp(0.35 + 0.65 * index / max(1, count - 1)) for index in range(count)]
 
 
 def wide(num_panels: int) -> float:
@@ -161,7 +152,7 @@ def draw_panels(
     log: bool = False,
     upwards: bool = False,
     colors: Sequence[Any] = (),
-    legend: bool | str = True,
+    legend: bool = True,
     **limits: Any,
 ) -> None:
     """Draw lines in a panel for each title, side by side, with one legend right of them.
@@ -173,7 +164,6 @@ def draw_panels(
         log: the y axis is logarithmic.
         upwards: a larger y is better, so that what is out of reach lies above the bound.
         colors: of the lines, where their names have no style of their own.
-        legend: whether there is one, or its title.
         limits: of the axes, as matplotlib's `set` takes them.
     """
     num_columns = min(MOST_COLUMNS, len(panels))
@@ -199,7 +189,7 @@ def draw_panels(
     for axes in grid[:, 0]:
         axes.set_ylabel(ylabel)
     if legend:
-        draw_legend(figure, title=legend if isinstance(legend, str) else None)
+        draw_legend(figure)
 
 
 def _set_ticks(axes: "Axes", places: Sequence[float]) -> None:
@@ -221,7 +211,7 @@ def _set_log_scale(axes: "Axes") -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def draw_legend(figure: "Figure", *, title: str | None = None) -> None:
+def draw_legend(figure: "Figure") -> None:
     """Name what all panels show at their right, ordered as the lines of the first end."""
     handles: dict[str, Any] = {}
     for axes in figure.axes:
@@ -233,7 +223,7 @@ def draw_legend(figure: "Figure", *, title: str | None = None) -> None:
         for handle, name in sorted(named, key=lambda pair: ends.get(pair[1], []), reverse=True):
             handles.setdefault(name, handle)
     lines, names = list(handles.values()), list(handles)
-    figure.legend(lines, names, loc="outside right center", title=title)
+    figure.legend(lines, names, loc="outside right center")
 
 
 def draw_bars(

@@ -10,11 +10,11 @@ from benchmarks.tables.figures import list_pages
 
 def test_figures__are_those_of_the_committed_results() -> None:
     expected: dict[Path, str] = {}
-    for folder, kind, page in list_pages():
+    for folder, page in list_pages():
         for section in page.sections:
             if section.draw is not None:
                 expected[folder / f"{section.name}.csv"] = section.csv().decode()
-                assert (ROOT / folder / f"{section.name}.{kind}").stat().st_size < 200_000
+                assert (ROOT / folder / f"{section.name}.svg").stat().st_size < 200_000
         assert page.provenance is not None
         assert page.provenance.date is not None
         assert page.provenance.revision is not None
