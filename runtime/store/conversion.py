@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from runtime.errors import CheckpointError
 from runtime.store.base import READERS
-from runtime.store.dequantise import find_dequantiser
+from runtime.store.dequantise import SCALE_ENDS, find_dequantiser, require_finite_scales
 from runtime.store.tensor_index import StoredTensor
 from runtime.store.weight_plan import WeightPlan
 
@@ -59,10 +59,15 @@ class ExpertConversion:
 
         Raises:
             CheckpointError: the operations make something else than the parameter.
+            TransferError: a scale of the quantised numbers is not finite.
         """
         plan = self.plan
         converter, parameter = plan.converter, plan.parameter
         assert converter is not None
+        for name, tensor in zip(plan.sources, tensors, strict=True):
+            # On a device the answer would make each layer wait.
+            if name.endswith(SCALE_ENDS) and tensor.device.type == "cpu":
+                require_finite_scales(tensor, f"{parameter.target}, {name}")
         if self._dequantise is not None and tensors[0].device.type == "cpu":
             dequantised = self._dequantise(tensors)
             tensors.clear()

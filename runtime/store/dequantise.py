@@ -13,6 +13,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from runtime.errors import Fault, TransferError
 from runtime.store.weight_plan import WeightPlan
 
 FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -21,11 +22,26 @@ SCALE_BIAS = 127
 """A scale E is 2^(E - 127) (E8M0, section 5.4.1)."""
 FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 SCALE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e8m0fnu)
+SCALE_ENDS = ("_scales", "_scale_inv")
+"""Ends of the names of tensors of scales, in MXFP4 and FP8."""
+E8M0_NAN = 255
 CHUNK_ROWS = 128
 """Rows that are dequantised at a time, so that what is between fits in a core's cache."""
 
 Dequantise = Callable[[list[Tensor]], Tensor]
 """Makes one expert's parameter of the checkpoint's tensors, in the order of the plan's sources."""
+
+
+def require_finite_scales(scales: Tensor, name: str) -> None:
+    """Raise TransferError for a scale that is no number, which would make nonsense of each answer.
+
+    Args:
+        scales: exponents of E8M0, also as uint8, of which the last stands for NaN; or numbers.
+    """
+    is_byte = scales.dtype.itemsize == 1
+    good = scales.view(torch.uint8) != E8M0_NAN if is_byte else scales.isfinite()
+    if not good.all():
+        raise TransferError(f"{name}: a scale is not finite; fetch it again", fault=Fault.DAMAGED)
 
 
 def find_dequantiser(plan: WeightPlan) -> Dequantise | None:

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig
 from transformers.core_model_loading import Transpose, WeightConverter
 
-from runtime.errors import CheckpointError
+from runtime.errors import CheckpointError, TransferError
 from runtime.hf.loading import find_model_class, load_plain, load_stripped
 from runtime.store.base import READERS, name_format
 from runtime.store.conversion import ExpertConversion, measure_peak_bytes
@@ -78,6 +78,26 @@ def test_model__quantised_experts_give_the_same_bits_at_every_budget(tmp_path, n
         model = serve(folder, **options)
         with model.moecast:
             assert_same(model, plain)
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_convert__scales_that_are_no_numbers_are_refused(tmp_path, name):
+    """As float32, as float8_e8m0fnu, and as bytes, of which 255 stands for NaN."""
+
+    def spoil(key, tensor):
+        if "scale" in key and ".experts." in key:
+            tensor = torch.full_like(tensor, float("nan") if tensor.is_floating_point() else 255)
+        return {key: tensor}
+
+    folder = rewrite(quantised(tmp_path, name), spoil)
+    store = load_stripped(folder, "auto").open_store(decodes=True)
+    slot = torch.zeros(store.layouts[1].num_bytes, dtype=torch.uint8)
+    chunks = range(len(store.layouts[1].chunks))
+    with pytest.raises(TransferError, match="_scale.*: a scale is not finite; fetch it again"):
+        store.read(1, 0, chunks, slot)
+    model = serve(folder, budget="60%")
+    with model.moecast, pytest.raises(TransferError, match="a scale is not finite"):
+        model(input_ids=torch.tensor([[5, 6, 7]]))
 
 
 def test_store__layers_left_unquantised_are_read_too(tmp_path):
