@@ -57,7 +57,6 @@ TABLE = (
     ("klotski", "klotski.run", "batch groups live and simulated: Klotski's figures and table 3"),
     ("peers", "peers.run", "other programs with the same weights, prompts and memory"),
     ("gpu", "gpu", "a first look at an accelerator: exactness, overlap, speed"),
-    ("reference", "reference.commands", "trains, audits and writes the model qwen2-moe-tiny"),
     ("random", "random_model", "writes a checkpoint of Qwen3-30B-A3B's shape, for peers"),
     ("clients", "serving.clients", "server: lm-eval, locust and aiperf, unmodified"),
     ("arrivals", "serving.arrivals", "server: latency under a public trace's arrivals, by system"),

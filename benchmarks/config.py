@@ -155,7 +155,7 @@ class RoutingConfig(BenchmarkConfig):
 @dataclass(frozen=True, kw_only=True)
 class QuantisedConfig(BenchmarkConfig):
     held_out: Path
-    """Held-out token ids (uint16) that `python -m benchmarks reference` keeps apart."""
+    """Held-out token ids (uint16) that `python -m train.reference` keeps apart."""
     output: Path = RESULTS / "quantised.json"
     environments: Path = ENVIRONMENTS
     """Folder of the environments that `python -m benchmarks environments` builds: lm-eval's."""

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.__main__ import COMMANDS
-from benchmarks.reference.prompts import NUM_HELD_OUT, NUM_TRAINING, write_prompts
-from configs.cli import main
+from configs.program import run_program
+from train.reference.prompts import NUM_HELD_OUT, NUM_TRAINING, write_prompts
 
 # Docstrings of the standard library are part of the corpus: old modules warn when imported.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -61,6 +60,6 @@ def test_prompts__are_equal_for_equal_seeds(corpus, tmp_path):
 
 
 def test_prompts__need_the_corpus(tmp_path, capsys):
-    options = [f"corpus.root={tmp_path}", f"prompts={tmp_path / 'out'}", f"run_dir={tmp_path}"]
-    assert main("benchmarks", COMMANDS, ["reference", *options]) == 2
+    command = [f"corpus.root={tmp_path}", f"prompts={tmp_path / 'out'}", f"run_dir={tmp_path}"]
+    assert run_program("train.reference", command) == 2
     assert "text/openstax" in capsys.readouterr().err

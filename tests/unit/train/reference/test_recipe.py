@@ -8,11 +8,12 @@ import pytest
 import torch
 from transformers import Qwen2MoeForCausalLM
 
-from benchmarks.reference.audit import entropy_share, lru_hit_rate, ngram_losses
-from benchmarks.reference.commands import prepare
-from benchmarks.reference.config import FitConfig, ReferenceConfig, ReferenceShape
-from benchmarks.reference.corpus import chat, is_held_out
-from benchmarks.reference.fit import (
+from predictors.errors import MoecastError
+from train.reference.audit import entropy_share, lru_hit_rate, ngram_losses
+from train.reference.commands import prepare
+from train.reference.config import FitConfig, ReferenceConfig, ReferenceShape
+from train.reference.corpus import chat, is_held_out
+from train.reference.fit import (
     Muon,
     architecture,
     balance_losses,
@@ -22,7 +23,6 @@ from benchmarks.reference.fit import (
     save,
     windows,
 )
-from predictors.errors import MoecastError
 
 
 @pytest.mark.parametrize("shape", [(8, 20), (20, 8), (5, 6, 12)])

@@ -11,17 +11,17 @@ from rich.console import Console
 from tokenizers import Tokenizer
 from transformers import Qwen2MoeForCausalLM
 
-from benchmarks.reference import corpus
-from benchmarks.reference.audit import audit
-from benchmarks.reference.config import ReferenceConfig, ReferenceShape
-from benchmarks.reference.corpus import wrap_tokenizer
-from benchmarks.reference.fit import fit
-from benchmarks.reference.prompts import write_prompts
 from predictors.errors import MoecastError
+from train.reference import corpus
+from train.reference.audit import audit
+from train.reference.config import ReferenceConfig, ReferenceShape
+from train.reference.corpus import wrap_tokenizer
+from train.reference.fit import fit
+from train.reference.prompts import write_prompts
 
 
-def run_reference(config: ReferenceConfig) -> dict[str, Any]:
-    """Train and write the model; a killed run resumes with the same `run_dir`.
+def run(config: ReferenceConfig) -> dict[str, Any]:
+    """Train and write the model; a killed run resumes when it is given the same `run_dir`.
 
     With `prompts`, write these alone.
     """
@@ -73,8 +73,7 @@ def require_corpus(root: Path | None) -> Path:
     if root is None or not (root / "text/openstax").is_dir():
         raise MoecastError(
             f"corpus.root={root}: give the folder that holds text/openstax, text/novels, instruct "
-            "and prompts/gsm8k_train.jsonl (corpus.root=PATH); benchmarks/reference/card.md lists "
-            "them"
+            "and prompts/gsm8k_train.jsonl (corpus.root=PATH); train/reference/card.md lists them"
         )
     return root
 

@@ -23,7 +23,7 @@ class CorpusConfig:
     root: Path | None = None
     """Folder with `text/openstax`, `text/novels`, `instruct/` and `prompts/gsm8k_train.jsonl`."""
     num_tokens: int = 16_000_000
-    """Tokens drawn into the training file, by the mixture of `benchmarks/reference/corpus.py`."""
+    """Tokens drawn into the training file, by the mixture of `train/reference/corpus.py`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +41,6 @@ class FitConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceConfig(RunConfig):
-    run_dir: Path | None = Path("runs/reference")
-    """Folder of tokens, checkpoint and log, from which the same command goes on."""
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     fit: FitConfig = field(default_factory=FitConfig)
     shape: ReferenceShape = ReferenceShape.TINY

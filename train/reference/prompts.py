@@ -10,9 +10,9 @@ import random
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from benchmarks.reference.corpus import documents
 from collect.config import DataConfig
 from collect.prompts import read_pydocs, read_source_code
+from train.reference.corpus import documents
 
 PIECE_CHARS = 800
 """Long texts are cut here; a rest of less than a quarter is left out."""

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
 
-from benchmarks.reference.config import FitConfig, ReferenceShape
 from predictors.files import write_atomic
 from train.checkpoint import from_bytes, to_bytes
 from train.errors import TrainError
+from train.reference.config import FitConfig, ReferenceShape
 
 log = logging.getLogger(__name__)
 
