@@ -1,11 +1,7 @@
-"""The paper's machines with its models, and replays of groups on them (Klotski, table 2)."""
+"""The paper's machines with its models (Klotski, table 2)."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
-import numpy as np
-
-from benchmarks.klotski.group_simulator import GroupStep, make_group_machine
 from benchmarks.klotski.workload import (
     KV_BYTES,
     NEW_TOKENS,
@@ -19,14 +15,12 @@ from predictors.base import Predictor
 from predictors.baselines import DependencyPredictor
 from predictors.spec import ModelSpec
 from runtime.config import HardwareConfig, ShapeConfig, SystemConfig
-from runtime.policy.counters import CacheCounters, sum_counters
 from runtime.sim.hardware import (
     KERNELS_PER_EXPERT,
     Overheads,
     RooflineHardware,
     describe_hardware,
 )
-from runtime.sim.replay import replay
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,29 +119,6 @@ def describe_machine(
     return GroupMachine(**values, plain_bytes=shape.expert_bytes)
 
 
-@dataclass(frozen=True, kw_only=True)
-class GroupTimes:
-    """Times of groups one after another, in seconds, and what their decode steps fetched."""
-
-    num_requests: int
-    """Requests of each group."""
-    prefill_seconds: list[float]
-    """Time of each group's prompts."""
-    decode_seconds: list[float]
-    """Mean time of a decode step of each group."""
-    stall_share: float
-    """Share of the decode steps' time in which the computation waits."""
-    decode: CacheCounters
-
-    @property
-    def tokens_per_second(self) -> list[float]:
-        """Throughput of each group, prompts included."""
-        return [
-            self.num_requests * NEW_TOKENS / (prefill + (NEW_TOKENS - 1) * decode)
-            for prefill, decode in zip(self.prefill_seconds, self.decode_seconds, strict=True)
-        ]
-
-
 def make_predictor(system: SystemConfig, spec: ModelSpec, pool: TokenPool) -> Predictor | None:
     """Returns the system's predictor, whose correlation table the pool's requests fill."""
     if not system.prefetch:
@@ -156,54 +127,3 @@ def make_predictor(system: SystemConfig, spec: ModelSpec, pool: TokenPool) -> Pr
         return DependencyPredictor(spec)
     assert system.predictor == "correlation", system.predictor
     return fill_correlation_table(spec, pool)
-
-
-def replay_groups(
-    system: SystemConfig,
-    workload: GroupWorkload,
-    machine: GroupMachine,
-    *,
-    spec: ModelSpec,
-    arena_bytes: float,
-    predictor: Predictor | None,
-    pool: TokenPool,
-    groups: int,
-) -> GroupTimes:
-    """Replays groups one after another, after a step that fills the caches.
-
-    Args:
-        system: The system.
-        workload: The requests of a group.
-        machine: The machine.
-        spec: The model.
-        arena_bytes: Device memory for experts.
-        predictor: The system's predictor.
-        pool: Tokens to draw requests from.
-        groups: Number of groups.
-    """
-    rng = np.random.default_rng(0)
-
-    def draw_steps() -> Iterator[GroupStep]:
-        yield from workload.draw_decode_steps(pool, 1, rng)
-        for _ in range(groups):
-            yield from workload.draw(pool, rng)
-
-    num_experts = spec.num_layers * spec.num_experts
-    slots = min(num_experts, int(arena_bytes / sum(machine.chunk_bytes)))
-    stats = replay(
-        draw_steps(),
-        predictor,
-        spec=spec,
-        system=system,
-        hardware=machine,
-        budget_slots=slots,
-        make_machine=make_group_machine,
-    )
-    times = np.array(stats.tpot_seconds[1:]).reshape(groups, -1)
-    return GroupTimes(
-        num_requests=workload.num_requests,
-        prefill_seconds=list(stats.ttft_seconds),
-        decode_seconds=times.mean(axis=1).tolist(),
-        stall_share=stats.decode_stall_seconds / sum(stats.tpot_seconds),
-        decode=sum_counters(stats.decode),
-    )

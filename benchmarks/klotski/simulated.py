@@ -1,69 +1,105 @@
 """The paper's environments, simulated: throughput against n and the batch size (figure 14)."""
 
+import itertools
 from pathlib import Path
+
+import numpy as np
 
 from benchmarks.klotski.environments import (
     ENVIRONMENTS,
+    GroupMachine,
     describe_machine,
     make_predictor,
-    replay_groups,
 )
+from benchmarks.klotski.group_simulator import make_group_machine
 from benchmarks.klotski.rows import SimulatedRow
-from benchmarks.klotski.workload import TokenPool, tile_spec
+from benchmarks.klotski.workload import NEW_TOKENS, GroupWorkload, TokenPool, tile_spec
 from benchmarks.reports import print_line
 from collect.traces import Trace
+from predictors.base import Predictor
+from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
 from runtime.presets import ON_DEMAND, load_system
+from runtime.sim.replay import replay
 
 BATCHES = (4, 16, 64)
 GROUPS = (1, 2, 4, 8, 15)
 
 
-class GroupSimulation:
-    """Groups on the paper's machines, drawn from one trace.
+def replay_group(
+    system: SystemConfig,
+    workload: GroupWorkload,
+    machine: GroupMachine,
+    *,
+    spec: ModelSpec,
+    arena_bytes: float,
+    predictor: Predictor | None,
+    pool: TokenPool,
+) -> tuple[float, float]:
+    """Replays a group, after a step that fills the caches.
 
     Args:
-        trace: The trace, with generated tokens.
+        system: The system.
+        workload: The group's requests.
+        machine: The machine.
+        spec: The model.
+        arena_bytes: Device memory for experts.
+        predictor: The system's predictor.
+        pool: Tokens to draw requests from.
+
+    Returns:
+        Throughput in tokens a second, prompts included, and the share of the decode steps' time in
+        which the computation waits.
     """
-
-    def __init__(self, trace: Trace):
-        self._trace = trace
-        self._held_out = TokenPool(trace)
-        self._train = TokenPool(trace, split="train")
-
-    def run(self, system: SystemConfig, environment: str, *, batch: int, n: int) -> SimulatedRow:
-        """Simulates one group, after the caches were filled."""
-        place = ENVIRONMENTS[environment]
-        workload = place.workload(batch=batch, n=n, merges_experts=True)
-        spec = tile_spec(self._trace, place.model)
-        times = replay_groups(
-            system,
-            workload,
-            describe_machine(place, workload),
-            spec=spec,
-            arena_bytes=place.arena_bytes,
-            predictor=make_predictor(system, spec, self._train),
-            pool=self._held_out,
-            groups=1,
-        )
-        return SimulatedRow(
-            environment=environment,
-            system=system.name,
-            batch=batch,
-            n=n,
-            tokens_per_second=times.tokens_per_second[0],
-            decode_stall_share=times.stall_share,
-        )
+    rng = np.random.default_rng(0)
+    slots = min(spec.num_layers * spec.num_experts, int(arena_bytes / sum(machine.chunk_bytes)))
+    stats = replay(
+        itertools.chain(workload.draw_decode_steps(pool, 1, rng), workload.draw(pool, rng)),
+        predictor,
+        spec=spec,
+        system=system,
+        hardware=machine,
+        budget_slots=slots,
+        make_machine=make_group_machine,
+    )
+    (prefill_seconds,), decode_seconds = stats.ttft_seconds, np.mean(stats.tpot_seconds[1:])
+    seconds = prefill_seconds + (NEW_TOKENS - 1) * float(decode_seconds)
+    return (
+        workload.num_requests * NEW_TOKENS / seconds,
+        stats.decode_stall_seconds / sum(stats.tpot_seconds),
+    )
 
 
 def simulate(path: Path) -> list[SimulatedRow]:
     """Simulates every batch size and n in every environment, and single batches on demand."""
-    simulation = GroupSimulation(Trace.open(path))
-    on_demand, klotski = load_system(ON_DEMAND), load_system("klotski")
+    trace = Trace.open(path)
+    held_out, train = TokenPool(trace), TokenPool(trace, split="train")
     rows = []
-    for environment in ENVIRONMENTS:
-        for batch in BATCHES:
-            rows.append(simulation.run(on_demand, environment, batch=batch, n=1))
-            rows += [simulation.run(klotski, environment, batch=batch, n=n) for n in GROUPS]
-        print_line(f"simulated: {environment}")
+    for name, environment in ENVIRONMENTS.items():
+        spec = tile_spec(trace, environment.model)
+        for batch, (kind, n) in itertools.product(
+            BATCHES, ((ON_DEMAND, 1), *(("klotski", n) for n in GROUPS))
+        ):
+            system = load_system(kind)
+            workload = environment.workload(batch=batch, n=n, merges_experts=True)
+            tokens_per_second, stall_share = replay_group(
+                system,
+                workload,
+                describe_machine(environment, workload),
+                spec=spec,
+                arena_bytes=environment.arena_bytes,
+                predictor=make_predictor(system, spec, train),
+                pool=held_out,
+            )
+            rows.append(
+                SimulatedRow(
+                    environment=name,
+                    system=system.name,
+                    batch=batch,
+                    n=n,
+                    tokens_per_second=tokens_per_second,
+                    decode_stall_share=stall_share,
+                )
+            )
+        print_line(f"simulated: {name}")
     return rows

@@ -85,7 +85,6 @@ class ReplaySums(Generic[Values]):
     prefills: Values
     prefill_seconds: Values
     prefill_stall_seconds: Values
-    prefill_bytes: Values
     decode_steps: Values
     decode_tokens: Values
     decode_seconds: Values
@@ -94,9 +93,7 @@ class ReplaySums(Generic[Values]):
     requests: Values
     hits: Values
     predicted: Values
-    predicted_in_time: Values
     needed_predicted: Values
-    needed_predicted_in_time: Values
     ranked: Values
     """Experts that the predictor ranked first, as many as each token chooses; 0: not measured."""
     ranked_correctly: Values
@@ -114,47 +111,36 @@ class StepTotals(NamedTuple):
     """Time of the step itself."""
     prefill_stall_seconds: float
     decode_stall_seconds: float
-    prefill_bytes: int
     decode_bytes: int
     requests: int
-    """Requested experts of decode steps, as the next four."""
+    """Requested experts of decode steps, as the next three."""
     hits: int
     predicted: int
-    predicted_in_time: int
     needed_predicted: int
-    needed_predicted_in_time: int
 
 
 def total_step(stats: ReplayStats, step: RecordedStep) -> StepTotals:
     """Returns the totals after a step of a replay."""
     num_tokens = len(step.tokens_T)
     is_prefill = num_tokens > len(set(step.requests_T.tolist()))
-    prefill_bytes = decode_bytes = requests = hits = 0
-    predicted = predicted_in_time = needed_predicted = needed_predicted_in_time = 0
-    for layer in stats.prefill:
-        prefill_bytes += layer.bytes_moved
+    decode_bytes = requests = hits = predicted = needed_predicted = 0
     for layer in stats.decode:
         decode_bytes += layer.bytes_moved
         requests += layer.requests
         hits += layer.hits
         predicted += layer.predicted
-        predicted_in_time += layer.predicted_in_time
         needed_predicted += layer.needed_predicted
-        needed_predicted_in_time += layer.needed_predicted_in_time
     return StepTotals(
         is_prefill=is_prefill,
         num_tokens=num_tokens,
         seconds=(stats.ttft_seconds if is_prefill else stats.tpot_seconds)[-1],
         prefill_stall_seconds=stats.stall_seconds - stats.decode_stall_seconds,
         decode_stall_seconds=stats.decode_stall_seconds,
-        prefill_bytes=prefill_bytes,
         decode_bytes=decode_bytes,
         requests=requests,
         hits=hits,
         predicted=predicted,
-        predicted_in_time=predicted_in_time,
         needed_predicted=needed_predicted,
-        needed_predicted_in_time=needed_predicted_in_time,
     )
 
 
@@ -246,10 +232,6 @@ class CellFigures(ReplaySums[Figure]):
         return self.decode_tokens / (self.decode_seconds + self.prefill_seconds)
 
     @property
-    def decode_tokens_per_second(self) -> Figure:
-        return self.decode_tokens / self.decode_seconds
-
-    @property
     def precision(self) -> Figure:
         """Share of predicted experts that were needed."""
         return self.needed_predicted / self.predicted
@@ -309,11 +291,17 @@ class CellResult:
 
 
 class ReplayTable:
-    """Figures of replays that the comparisons ask for; before the replays, all are 1."""
+    """Figures of replays that the comparisons ask for.
 
-    def __init__(self, spec: ModelSpec):
+    Args:
+        spec: The traced model.
+        figures: Sums, or resampled sums, by the digest without others of the cell; None: before the
+            replays, when all are 1.
+    """
+
+    def __init__(self, spec: ModelSpec, figures: Mapping[str, CellFigures] | None = None):
         self.spec = spec
-        """The traced model."""
+        self._figures = figures
         self.asked: list[PaperCell] = []
         """Replays in the order in which they were asked for."""
 
@@ -343,18 +331,22 @@ class ReplayTable:
         shares: Sequence[float],
         batches: Sequence[int] = (1,),
     ) -> dict[str, list[CellFigures]]:
-        """Returns the figures of each system with every shape, share and batch."""
+        """Returns the figures of each system, as it is named here, with every shape and batch.
+
+        Args:
+            shares: Shares of the experts that fit, each with all of them.
+        """
         places = list(itertools.product(shapes, shares, batches))
         return {
             name: [
-                self.replay(system, shape, hardware, share=share, batch=batch)
+                self.replay(replace(system, name=name), shape, hardware, share=share, batch=batch)
                 for shape, share, batch in places
             ]
             for name, system in systems.items()
         }
 
-    def find(self, cell: PaperCell) -> CellFigures:  # noqa: ARG002
-        return ONES
+    def find(self, cell: PaperCell) -> CellFigures:
+        return ONES if self._figures is None else self._figures[cell.digest()]
 
     def describe_basis(self, shapes: Sequence[ShapeConfig]) -> str:
         """Returns how many shapes and how many different routings a mean is of.
@@ -370,22 +362,6 @@ class ReplayTable:
             return f"{len(shapes)} shapes, one routing"
         sizes = ", ".join(f"{top_k} of {experts}" for experts, top_k in sorted(routings))
         return f"{len(shapes)} shapes, one routing folded to {sizes}"
-
-
-class FinishedTable(ReplayTable):
-    """Figures of finished replays.
-
-    Args:
-        spec: The traced model.
-        figures: Sums, or resampled sums, by the digest without others of the cell.
-    """
-
-    def __init__(self, spec: ModelSpec, figures: Mapping[str, CellFigures]):
-        super().__init__(spec)
-        self._figures = figures
-
-    def find(self, cell: PaperCell) -> CellFigures:
-        return self._figures[cell.digest()]
 
 
 def mean(values: Iterable[Figure]) -> Any:
@@ -413,7 +389,3 @@ def max_ratio(cells: Sequence[CellFigures], base: Sequence[CellFigures], key: st
 def hit_rate(cells: Sequence[CellFigures]) -> Any:
     """Returns the mean hit rate of the cells' decode steps."""
     return mean(cell.hit_rate for cell in cells)
-
-
-def rename(system: SystemConfig, name: str) -> SystemConfig:
-    return replace(system, name=name)

@@ -51,58 +51,34 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class _Comparison:
+class Comparison:
+    """A published figure as the replays have it."""
+
     name: str
+    """Name in `published.yaml`."""
     ours: Ours
-    basis: str
-    change: str
-    changed: Ours
-    reason: str
+    basis: str = ""
+    """Models and routing that it is from."""
+    change: str = ""
+    """Change that tests the reason for a difference."""
+    changed: Ours = None
+    """The figure after the change."""
+    reason: str = ""
+    """Why the figures differ, where no replay can test it."""
 
 
-class FigureReplay:
-    """The claims of one figure, computed from a table of replays."""
-
-    def __init__(self, paper: str):
-        self.paper = paper
-        self.comparisons: list[_Comparison] = []
-
-    def claim(
-        self,
-        name: str,
-        ours: Ours,
-        *,
-        basis: str = "",
-        change: str = "",
-        changed: Ours = None,
-        reason: str = "",
-    ) -> None:
-        """Adds a comparison with the published figure of that name.
-
-        Args:
-            name: Name in `published.yaml`.
-            ours: The replays' figure.
-            basis: Models and routing that it is from.
-            change: What was changed to test the reason for a difference.
-            changed: The figure after the change.
-            reason: Why the figures differ, where no replay can test it.
-        """
-        find_published(self.paper, name)
-        self.comparisons.append(_Comparison(name, ours, basis, change, changed, reason))
+Figures = Iterable[Callable[[ReplayTable], Iterable[Comparison]]]
+"""Each computes a figure of a paper from replays. It is called three times: to list them, with
+their figures, and with resampled ones."""
 
 
-Comparer = Callable[[ReplayTable], FigureReplay]
-"""Computes a figure from replays. It is called three times: to list them, with their figures, and
-with resampled ones."""
-
-Figures = Iterable[tuple[str, Comparer]]
-
-
-def make_claims(figure: FigureReplay, samples: FigureReplay) -> list[Claim]:
+def make_claims(
+    paper: str, figure: Iterable[Comparison], samples: Iterable[Comparison]
+) -> list[Claim]:
     """Returns a figure's claims with confidence intervals from its resampled values."""
     claims = []
-    for row, sampled in zip(figure.comparisons, samples.comparisons, strict=True):
-        published = find_published(figure.paper, row.name)
+    for row, sampled in zip(figure, samples, strict=True):
+        published = find_published(paper, row.name)
         low, high = interval(sampled.ours)
         change = None
         if row.change:
@@ -112,7 +88,7 @@ def make_claims(figure: FigureReplay, samples: FigureReplay) -> list[Claim]:
             )
         claims.append(
             Claim(
-                paper=figure.paper,
+                paper=paper,
                 name=row.name,
                 where=published.where,
                 what=published.what,

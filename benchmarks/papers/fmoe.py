@@ -1,11 +1,11 @@
 """fMoE, figures 9 to 13: the numbers that its text gives (sections 6.2 to 6.6)."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.papers.cells import CellFigures, ReplayTable, hit_rate, mean, ratios, rename
-from benchmarks.papers.claims import FigureReplay
+from benchmarks.papers.cells import CellFigures, ReplayTable, hit_rate, mean, ratios
+from benchmarks.papers.claims import Comparison
 from benchmarks.papers.paper_context import (
     experts_bytes,
     load_hardware,
@@ -79,15 +79,14 @@ def saved(cells: Mapping[str, list[CellFigures]], base: str, key: str) -> Any:
     return 1 - mean(ratios(cells[base], cells["fmoe"], key))
 
 
-def figures_9_10(table: ReplayTable) -> FigureReplay:
-    figure = FigureReplay(PAPER)
+def figures_9_10(table: ReplayTable) -> Iterator[Comparison]:
     systems, shared = list_systems()
     cells, changed = replay_all(table, systems), replay_all(table, shared)
     smaller = replay_all(table, systems, SMALL_SHARE)
     basis = describe_basis(table)
     for phase, key in (("ttft", "ttft_seconds"), ("tpot", "tpot_seconds")):
         for name in BASELINES:
-            figure.claim(
+            yield Comparison(
                 f"figure-9/{phase}/{name}",
                 saved(cells, name, key),
                 basis=basis,
@@ -95,21 +94,20 @@ def figures_9_10(table: ReplayTable) -> FigureReplay:
                 changed=saved(changed, name, key),
             )
     for name in BASELINES:
-        figure.claim(
+        yield Comparison(
             f"figure-9/hits/{name}",
             hit_rate(cells["fmoe"]) / hit_rate(cells[name]) - 1,
             basis=basis,
             change=f"room for {SMALL_SHARE:.0%} of the experts in place of {SHARE:.0%}",
             changed=hit_rate(smaller["fmoe"]) / hit_rate(smaller[name]) - 1,
         )
-    figure.claim(
+    yield Comparison(
         "figure-10/first",
         fastest_requests(cells),
         basis=basis,
         change=SHARED_CODE,
         changed=fastest_requests(changed),
     )
-    return figure
 
 
 def fastest_requests(cells: Mapping[str, list[CellFigures]]) -> str:
@@ -121,8 +119,7 @@ def fastest_requests(cells: Mapping[str, list[CellFigures]]) -> str:
     return min(seconds, key=lambda name: seconds[name])
 
 
-def figure_11(table: ReplayTable) -> FigureReplay:
-    figure = FigureReplay(PAPER)
+def figure_11(table: ReplayTable) -> Iterator[Comparison]:
     cells, changed = (
         {
             name: [
@@ -136,14 +133,13 @@ def figure_11(table: ReplayTable) -> FigureReplay:
         for systems in list_systems()
     )
     for name in BASELINES:
-        figure.claim(
+        yield Comparison(
             f"figure-11/{name}",
             saved(cells, name, "tpot_seconds"),
             basis=describe_basis(table),
             change=SHARED_CODE,
             changed=saved(changed, name, "tpot_seconds"),
         )
-    return figure
 
 
 def rank(cells: Mapping[str, list[CellFigures]]) -> str:
@@ -153,9 +149,9 @@ def rank(cells: Mapping[str, list[CellFigures]]) -> str:
     return " < ".join(f"{title} ({rates[title]:.3f})" for title in ranked)
 
 
-def figure_12(table: ReplayTable) -> FigureReplay:
+def figure_12(table: ReplayTable) -> Iterator[Comparison]:
     """Compares ranks, which is what the paper's text gives."""
-    figure, fmoe = FigureReplay(PAPER), load_system("fmoe")
+    fmoe = load_system("fmoe")
     options = fmoe.predictor_options
     trackers = {
         "Speculate": replace(fmoe, predictor="skip", predictor_options={"horizon": 3}),
@@ -172,17 +168,15 @@ def figure_12(table: ReplayTable) -> FigureReplay:
         "fMoE": fmoe,
     }
     basis = describe_basis(table)
-    tracked = replay_all(table, {t: rename(s, t) for t, s in trackers.items()})
-    figure.claim("figure-12a/worst", rank(tracked), basis=basis)
+    tracked = replay_all(table, trackers)
+    yield Comparison("figure-12a/worst", rank(tracked), basis=basis)
     maps = {title: row for title, row in tracked.items() if title.startswith("Map")}
-    figure.claim("figure-12a/arms", rank(maps), basis=basis)
-    cached = replay_all(table, {t: rename(s, t) for t, s in caches.items()})
-    figure.claim("figure-12b/order", rank(cached), basis=basis)
-    return figure
+    yield Comparison("figure-12a/arms", rank(maps), basis=basis)
+    cached = replay_all(table, caches)
+    yield Comparison("figure-12b/order", rank(cached), basis=basis)
 
 
-def figure_13(table: ReplayTable) -> FigureReplay:
-    figure = FigureReplay(PAPER)
+def figure_13(table: ReplayTable) -> Iterator[Comparison]:
     best = []
     slow = replace(machine(), predictor_kind="expert-map", predictor_us=SLOW_SEARCH_US)
     for hardware in (machine(), slow):
@@ -190,25 +184,19 @@ def figure_13(table: ReplayTable) -> FigureReplay:
         for distance in range(1, 7):
             fmoe = load_system("fmoe")
             options = {**fmoe.predictor_options, "distance": distance}
-            system = rename(replace(fmoe, predictor_options=options), f"d={distance}")
+            system = replace(fmoe, name=f"d={distance}", predictor_options=options)
             means[distance] = mean(
                 table.replay(system, load_shape(shape), hardware, share=SHARE).tpot_seconds
                 for shape in SHAPES
             )
         best.append(float(min(means, key=lambda distance: float(means[distance].mean()))))
-    figure.claim(
+    yield Comparison(
         "figure-13/best",
         best[0],
         basis=describe_basis(table),
         change=f"a search takes {SLOW_SEARCH_US:.0f} us",
         changed=best[1],
     )
-    return figure
 
 
-FIGURES = (
-    ("figures 9 and 10", figures_9_10),
-    ("figure 11", figure_11),
-    ("figure 12", figure_12),
-    ("figure 13", figure_13),
-)
+FIGURES = (figures_9_10, figure_11, figure_12, figure_13)

@@ -4,6 +4,7 @@ Groups of requests with the paper's lengths are drawn from the held-out ones
 (`benchmarks.klotski.workload`).
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +12,8 @@ import torch
 
 from benchmarks.klotski.environments import ENVIRONMENTS
 from benchmarks.klotski.workload import NEW_TOKENS, PROMPT_TOKENS
-from benchmarks.papers.cells import CellFigures, DrawnGroups, ReplayTable, rename
-from benchmarks.papers.claims import FigureReplay
+from benchmarks.papers.cells import CellFigures, DrawnGroups, ReplayTable
+from benchmarks.papers.claims import Comparison
 from benchmarks.papers.paper_context import experts_bytes, load_hardware, load_shape, load_system
 from benchmarks.papers.published import find_published
 from runtime.commands.pack import choose_coding
@@ -107,9 +108,8 @@ def measure_throughput(
     return BATCH * n * NEW_TOKENS / seconds
 
 
-def table_3(table: ReplayTable) -> FigureReplay:
+def table_3(table: ReplayTable) -> Iterator[Comparison]:
     """Serves single batches, then groups of them, with one step of the paper after another."""
-    figure = FigureReplay(PAPER)
     klotski = load_system("klotski")
     unordered = replace(klotski, reordered=False, hot_first=False)
     whole_layer = replace(unordered, predictor="dependency", predictor_options={})
@@ -126,7 +126,7 @@ def table_3(table: ReplayTable) -> FigureReplay:
             plain, measured = (
                 measure_throughput(
                     table,
-                    rename(system, row),
+                    replace(system, name=row),
                     title,
                     n=environment.n if is_group else 1,
                     weight_ratio=weight_ratio,
@@ -134,36 +134,33 @@ def table_3(table: ReplayTable) -> FigureReplay:
                 )
                 for hardware in (None, measured_hardware() if has_times else None)
             )
-            figure.claim(
+            yield Comparison(
                 f"table-3/{row}/{title}",
                 plain,
                 basis=ROUTING,
                 change=MEASURED if has_times else "",
                 changed=measured if has_times else None,
             )
-    return figure
 
 
-def figure_13(table: ReplayTable) -> FigureReplay:
+def figure_13(table: ReplayTable) -> Iterator[Comparison]:
     """Compares accuracies of the experts that are prefetched as hot, in groups and alone."""
-    figure, klotski = FigureReplay(PAPER), load_system("klotski")
+    klotski = load_system("klotski")
     title = "environment 1, Mixtral-8x7B"
     group = replay_groups(table, klotski, title, n=ENVIRONMENTS[title].n, measures_accuracy=True)
     single = replay_groups(table, klotski, title, n=1, batch=1, groups=300, measures_accuracy=True)
-    figure.claim("figure-13/involved", group.precision, basis=f"{ROUTING}; decode")
-    figure.claim("figure-13/hot", group.accuracy, basis=f"{ROUTING}; decode")
-    figure.claim("figure-13/single", single.accuracy, basis="one routing, one request; decode")
-    return figure
+    yield Comparison("figure-13/involved", group.precision, basis=f"{ROUTING}; decode")
+    yield Comparison("figure-13/hot", group.accuracy, basis=f"{ROUTING}; decode")
+    yield Comparison("figure-13/single", single.accuracy, basis="one routing, one request; decode")
 
 
-def machine_times(table: ReplayTable) -> FigureReplay:  # noqa: ARG001
+def machine_times(table: ReplayTable) -> Iterator[Comparison]:  # noqa: ARG001
     """Compares times of the described machine, without any replay."""
-    figure, shape = FigureReplay(PAPER), load_shape("mixtral-8x7b")
+    shape = load_shape("mixtral-8x7b")
     hardware = describe_hardware(load_hardware("rtx3090-disk"), shape)
     basis = "the described machine and the shape's bytes"
-    figure.claim("transfer", hardware.transfer_seconds(shape.expert_bytes), basis=basis)
-    figure.claim("attention", hardware.layer_seconds(16), basis=basis)
-    return figure
+    yield Comparison("transfer", hardware.transfer_seconds(shape.expert_bytes), basis=basis)
+    yield Comparison("attention", hardware.layer_seconds(16), basis=basis)
 
 
-FIGURES = (("section 1", machine_times), ("table 3", table_3), ("figure 13", figure_13))
+FIGURES = (machine_times, table_3, figure_13)

@@ -1,10 +1,10 @@
 """MoE-Infinity (request level), tables 2 to 5, and the times of its transfers."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from benchmarks.papers.cells import CellFigures, ReplayTable, mean, ratios, rename
-from benchmarks.papers.claims import FigureReplay
+from benchmarks.papers.cells import CellFigures, ReplayTable, mean, ratios
+from benchmarks.papers.claims import Comparison
 from benchmarks.papers.paper_context import load_hardware, load_shape, load_system
 from benchmarks.papers.published import read_settings
 from runtime.config import HardwareConfig, SystemConfig
@@ -51,8 +51,7 @@ def uncached(name: str) -> SystemConfig:
     return replace(load_system(name), drop_used=True, eviction="lru", eviction_options={})
 
 
-def tables_2_3(table: ReplayTable) -> FigureReplay:
-    figure = FigureReplay(PAPER)
+def tables_2_3(table: ReplayTable) -> Iterator[Comparison]:
 
     def replay_strategies(model: str, hardware: HardwareConfig) -> dict[str, CellFigures]:
         return {
@@ -71,7 +70,7 @@ def tables_2_3(table: ReplayTable) -> FigureReplay:
         for number, key in ((2, "decode_stall_seconds"), (3, "decode_bytes")):
             for strategy in STRATEGIES:
                 tested = strategy != "On-demand"
-                figure.claim(
+                yield Comparison(
                     f"table-{number}/{title}/{strategy}",
                     against(cells, strategy, key),
                     basis=ROUTING,
@@ -82,17 +81,15 @@ def tables_2_3(table: ReplayTable) -> FigureReplay:
                 )
         shape = load_shape(model)
         hardware = describe_hardware(load_hardware("a5000-pcie4"), shape)
-        figure.claim(
+        yield Comparison(
             f"fetch/{title}",
             hardware.transfer_seconds(shape.expert_bytes),
             basis="the described link and the shape's bytes",
         )
-    return figure
 
 
-def table_4(table: ReplayTable) -> FigureReplay:
+def table_4(table: ReplayTable) -> Iterator[Comparison]:
     """Adds the request-level system's parts one after another."""
-    figure = FigureReplay(PAPER)
     own = uncached("moe-infinity-request")
     plain = replace(own, priority="probability")
     variants = {
@@ -102,7 +99,7 @@ def table_4(table: ReplayTable) -> FigureReplay:
         "+ Layer-proximity": own,
     }
     cells = table.replay_all(
-        {name: rename(system, name) for name, system in variants.items()},
+        variants,
         map(load_shape, MODELS.values()),
         slow_machine(),
         shares=[UNCACHED_SHARE],
@@ -113,16 +110,15 @@ def table_4(table: ReplayTable) -> FigureReplay:
             ("Bandwidth usage", "decode_bytes"),
             ("Blocking time", "decode_stall_seconds"),
         ):
-            figure.claim(
+            yield Comparison(
                 f"table-4/{name}/{column}",
                 mean(ratios(vanilla, cells[name], key)),
                 basis=table.describe_basis(list(map(load_shape, MODELS.values()))),
             )
-    return figure
 
 
-def table_5(table: ReplayTable) -> FigureReplay:
-    figure, hardware = FigureReplay(PAPER), load_hardware("a5000-pcie4")
+def table_5(table: ReplayTable) -> Iterator[Comparison]:
+    hardware = load_hardware("a5000-pcie4")
     variants = {
         "LRU": replace(load_system("on-demand-at-once"), per_layer=False),
         "Model-tracing": load_system("brainstorm"),
@@ -139,7 +135,7 @@ def table_5(table: ReplayTable) -> FigureReplay:
                 table.replay(system, shape, hardware, share=part * share)
                 for part in (1.0, SMALLER_SHARE)
             )
-            figure.claim(
+            yield Comparison(
                 f"table-5/{title}/{strategy}",
                 cell.hit_rate,
                 basis=f"{share:.1%} of experts; {ROUTING}",
@@ -147,7 +143,6 @@ def table_5(table: ReplayTable) -> FigureReplay:
                 "more",
                 changed=smaller.hit_rate,
             )
-    return figure
 
 
-FIGURES = (("tables 2 and 3", tables_2_3), ("table 4", table_4), ("table 5", table_5))
+FIGURES = (tables_2_3, table_4, table_5)

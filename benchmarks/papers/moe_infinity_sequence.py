@@ -1,9 +1,10 @@
 """MoE-Infinity (sequence level), figures 9 to 11; figure 13 is in `benchmarks.scaling`."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
-from benchmarks.papers.cells import ReplayTable, maximum, rename
-from benchmarks.papers.claims import FigureReplay
+from benchmarks.papers.cells import ReplayTable, maximum
+from benchmarks.papers.claims import Comparison
 from benchmarks.papers.paper_context import load_hardware, load_shape, load_system
 from runtime.config import HardwareConfig, ShapeConfig
 
@@ -48,9 +49,8 @@ def cached_share(shape: ShapeConfig) -> float:
     return CACHED[shape.name] / (shape.num_layers * shape.num_experts)
 
 
-def figure_9(table: ReplayTable) -> FigureReplay:
+def figure_9(table: ReplayTable) -> Iterator[Comparison]:
     """Compares accuracies: correct experts of the top_k that a predictor ranks first."""
-    figure = FigureReplay(PAPER)
     for name, system in (
         ("moe-infinity", "moe-infinity-sequence"),
         ("traced", "brainstorm"),
@@ -63,18 +63,16 @@ def figure_9(table: ReplayTable) -> FigureReplay:
             share=cached_share(SWITCH_LARGE),
             measures_accuracy=True,
         )
-        figure.claim(f"figure-9/{name}", cell.accuracy, basis="60 experts, decode")
-    return figure
+        yield Comparison(f"figure-9/{name}", cell.accuracy, basis="60 experts, decode")
 
 
-def figure_10(table: ReplayTable) -> FigureReplay:
+def figure_10(table: ReplayTable) -> Iterator[Comparison]:
     """Compares the share of needed experts that are on the device in time, prefetched or cached."""
-    figure = FigureReplay(PAPER)
     own = load_system("moe-infinity-sequence")
     for title, shape in models().items():
         for bandwidth in BANDWIDTHS:
             cell = table.replay(own, shape, machine(bandwidth), share=cached_share(shape))
-            figure.claim(f"figure-10/{title}/{bandwidth}", cell.hit_rate, basis=ROUTING)
+            yield Comparison(f"figure-10/{title}/{bandwidth}", cell.hit_rate, basis=ROUTING)
     for shape, share in (
         (load_shape("switch-base-128"), cached_share(SWITCH_LARGE)),
         (load_shape("nllb-moe"), cached_share(load_shape("nllb-moe"))),
@@ -83,25 +81,23 @@ def figure_10(table: ReplayTable) -> FigureReplay:
             table.replay(own, shape, machine(), share=share, only_first_forecast=only_first)
             for only_first in (False, True)
         )
-        figure.claim(
+        yield Comparison(
             f"refinement/{shape.name}",
             refined.hit_rate - once.hit_rate,
             basis=f"{ROUTING}; room for {share:.1%} of the experts",
         )
-    return figure
 
 
-def figure_11(table: ReplayTable) -> FigureReplay:
+def figure_11(table: ReplayTable) -> Iterator[Comparison]:
     """Compares hit rates of the eviction policies under the same prefetching."""
-    figure = FigureReplay(PAPER)
     own = load_system("moe-infinity-sequence")
     for title, shape in models().items():
         hits = {}
         for eviction in (own.eviction, *BASELINES, "belady"):
             options = {"reset_on_eviction": True} if eviction == "lfu" else {}
-            system = rename(replace(own, eviction=eviction, eviction_options=options), eviction)
-            if eviction == own.eviction:
-                system = own
+            system = own
+            if eviction != own.eviction:
+                system = replace(own, name=eviction, eviction=eviction, eviction_options=options)
             cell = table.replay(system, shape, machine(), share=cached_share(shape))
             hits[eviction] = cell.hit_rate
         for name, value in (
@@ -109,8 +105,7 @@ def figure_11(table: ReplayTable) -> FigureReplay:
             ("below-oracle", hits["belady"] - hits[own.eviction]),
             ("best-baseline", maximum(hits[name] for name in BASELINES)),
         ):
-            figure.claim(f"figure-11/{title}/{name}", value, basis=ROUTING)
-    return figure
+            yield Comparison(f"figure-11/{title}/{name}", value, basis=ROUTING)
 
 
-FIGURES = (("figure 9", figure_9), ("figure 10", figure_10), ("figure 11", figure_11))
+FIGURES = (figure_9, figure_10, figure_11)

@@ -1,18 +1,11 @@
 """ProMoE, figures 3 to 22: the numbers that its text gives (sections 2.2, 4 and 7)."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.papers.cells import (
-    CellFigures,
-    ReplayTable,
-    max_ratio,
-    mean,
-    mean_ratio,
-    rename,
-)
-from benchmarks.papers.claims import FigureReplay
+from benchmarks.papers.cells import CellFigures, ReplayTable, max_ratio, mean, mean_ratio
+from benchmarks.papers.claims import Comparison
 from benchmarks.papers.paper_context import (
     load_hardware,
     load_shape,
@@ -64,8 +57,8 @@ def replay_systems(
     return table.replay_all(systems, shapes, hardware, shares=shares, batches=batches)
 
 
-def figures_3_4(table: ReplayTable) -> FigureReplay:
-    figure, on_demand = FigureReplay(PAPER), load_system("on-demand")
+def figures_3_4(table: ReplayTable) -> Iterator[Comparison]:
+    on_demand = load_system("on-demand")
     for number, model in ((3, "deepseek-moe"), (4, "qwen2-moe-int4")):
         plain, interpreted = (
             table.replay(on_demand, load_shape(model), hardware, share=SHARE)
@@ -73,18 +66,17 @@ def figures_3_4(table: ReplayTable) -> FigureReplay:
         )
         for phase in ("prefill", "decode"):
             share = f"{phase}_stall_share"
-            figure.claim(
+            yield Comparison(
                 f"figure-{number}/{phase}",
                 getattr(plain, share),
                 change=INTERPRETED if number == 3 else "",
                 changed=getattr(interpreted, share),
             )
-    return figure
 
 
-def figure_8(table: ReplayTable) -> FigureReplay:
+def figure_8(table: ReplayTable) -> Iterator[Comparison]:
     """Compares accuracies: correct experts of the top_k that a predictor ranks first."""
-    figure, promoe = FigureReplay(PAPER), load_system("promoe")
+    promoe = load_system("promoe")
     accuracy: dict[str, Any] = {}
     for name, system in (
         ("token", load_system("token")),
@@ -97,18 +89,16 @@ def figure_8(table: ReplayTable) -> FigureReplay:
         )
         accuracy[name] = cell.accuracy
     for name in ("token", "skip", "learned"):
-        figure.claim(f"figure-8/{name}", accuracy[name], basis="the reference model, decode")
-    figure.claim(
+        yield Comparison(f"figure-8/{name}", accuracy[name], basis="the reference model, decode")
+    yield Comparison(
         "figure-8/stride",
         accuracy["learned"] - accuracy["stride"],
         basis="the reference model, decode",
     )
-    return figure
 
 
-def figures_10_11(table: ReplayTable) -> FigureReplay:
+def figures_10_11(table: ReplayTable) -> Iterator[Comparison]:
     """Figure 10 is of Transformers, in Python; figure 11 of llama.cpp, without an interpreter."""
-    figure = FigureReplay(PAPER)
     shapes = [load_shape(shape) for shape in SHAPES]
     runs = [
         replay_systems(table, hardware, shapes) for hardware in (machine(), interpreted_machine())
@@ -119,26 +109,23 @@ def figures_10_11(table: ReplayTable) -> FigureReplay:
             for what, ratio in (("mean", mean_ratio), ("most", max_ratio)):
                 plain, interpreted = (ratio(run["promoe"], run[base], key) for run in runs)
                 name = f"{phase}/{base}/{what}"
-                figure.claim(
+                yield Comparison(
                     f"figure-10/{name}",
                     plain,
                     basis=basis,
                     change=INTERPRETED,
                     changed=interpreted,
                 )
-                figure.claim(f"figure-11/{name}", plain, basis=basis)
-    return figure
+                yield Comparison(f"figure-11/{name}", plain, basis=basis)
 
 
-def figure_12(table: ReplayTable) -> FigureReplay:
+def figure_12(table: ReplayTable) -> Iterator[Comparison]:
     """Switches techniques on one after another, from on-demand LRU with none."""
-    figure = FigureReplay(PAPER)
-    off: dict[str, Any] = dict.fromkeys(STEPS, False)
-    variants = [rename(replace(load_system("promoe"), **off), "base")]
+    options: dict[str, Any] = dict.fromkeys(STEPS, False)
+    systems = {"base": replace(load_system("promoe"), **options)}
     for step in STEPS:
-        on: dict[str, Any] = {step: True}
-        variants.append(rename(replace(variants[-1], **on), step.replace("_", "-")))
-    systems = {variant.name: variant for variant in variants}
+        options[step] = True
+        systems[step.replace("_", "-")] = replace(systems["base"], **options)
     shapes = [load_shape(shape) for shape in SHAPES]
     plain, interpreted, together = (
         table.replay_all(systems, shapes, hardware, shares=[SHARE], batches=[batch])
@@ -155,19 +142,17 @@ def figure_12(table: ReplayTable) -> FigureReplay:
         ("decode", "tpot_seconds", "reordered"),
     ):
         changed = interpreted if phase == "decode" else together
-        figure.claim(
+        yield Comparison(
             f"figure-12/{phase}/{name}",
             mean_ratio(plain[name], plain["base"], key),
             basis=table.describe_basis(shapes),
             change=INTERPRETED if phase == "decode" else TOGETHER,
             changed=mean_ratio(changed[name], changed["base"], key),
         )
-    return figure
 
 
-def figures_14_16(table: ReplayTable) -> FigureReplay:
+def figures_14_16(table: ReplayTable) -> Iterator[Comparison]:
     """Figures 14 and 15 are of Transformers, in Python; figure 16 of llama.cpp."""
-    figure = FigureReplay(PAPER)
     runs = [
         {
             model: replay_systems(table, hardware, [load_shape(model)], shares=RATES)
@@ -176,9 +161,9 @@ def figures_14_16(table: ReplayTable) -> FigureReplay:
         for hardware in (machine(), interpreted_machine())
     ]
 
-    def compare(name: str, ours: Sequence[Any], *, change: bool = True) -> None:
+    def compare(name: str, ours: Sequence[Any], *, change: bool = True) -> Comparison:
         plain, interpreted = ours
-        figure.claim(
+        return Comparison(
             name,
             plain,
             basis="one routing",
@@ -189,14 +174,14 @@ def figures_14_16(table: ReplayTable) -> FigureReplay:
 
     for model in MODELS:
         for what, ratio in (("mean", mean_ratio), ("most", max_ratio)):
-            compare(
+            yield compare(
                 f"figure-14/prefill/{model}/on-demand/{what}",
                 [
                     ratio(run[model]["promoe"], run[model]["on-demand"], "ttft_seconds")
                     for run in runs
                 ],
             )
-        compare(
+        yield compare(
             f"figure-14/prefill/{model}/static/mean",
             [
                 mean_ratio(run[model]["promoe"], run[model]["static"], "ttft_seconds")
@@ -204,12 +189,12 @@ def figures_14_16(table: ReplayTable) -> FigureReplay:
             ],
         )
         for name in ("promoe", "on-demand"):
-            compare(
+            yield compare(
                 f"figure-14/decode/{model}/{name}/stall",
                 [mean(cell.decode_stall_share for cell in run[model][name]) for run in runs],
             )
     for base in ("static", "on-demand"):
-        compare(
+        yield compare(
             f"figure-14/decode/{base}/mean",
             [
                 mean(
@@ -222,20 +207,18 @@ def figures_14_16(table: ReplayTable) -> FigureReplay:
     qw = MODELS[1]
     for name in ("promoe", "static"):
         for what, place in (("least-cache", 0), ("most-cache", -1)):
-            compare(
+            yield compare(
                 f"figure-15/prefill/{name}/{what}",
                 [run[qw][name][place].prefill_stall_share for run in runs],
             )
     for phase, key in PHASES:
         for base in ("on-demand", "static"):
             value = mean_ratio(runs[0][qw]["promoe"], runs[0][qw][base], key)
-            compare(f"figure-16/{phase}/{base}", [value, value], change=False)
-    return figure
+            yield compare(f"figure-16/{phase}/{base}", [value, value], change=False)
 
 
-def figures_17_20(table: ReplayTable) -> FigureReplay:
+def figures_17_20(table: ReplayTable) -> Iterator[Comparison]:
     """Batches: figures 17 and 18 are of llama.cpp, figure 20 of Transformers."""
-    figure = FigureReplay(PAPER)
     plain, interpreted = (
         {
             model: replay_systems(table, hardware, [load_shape(model)], batches=BATCHES)
@@ -246,14 +229,14 @@ def figures_17_20(table: ReplayTable) -> FigureReplay:
     qw = MODELS[1]
     for phase, key in PHASES:
         for base in ("on-demand", "static"):
-            figure.claim(
+            yield Comparison(
                 f"figure-17/{phase}/{base}",
                 mean(
                     mean_ratio(plain[model]["promoe"], plain[model][base], key) for model in MODELS
                 ),
                 basis=table.describe_basis(list(map(load_shape, MODELS))),
             )
-            figure.claim(
+            yield Comparison(
                 f"figure-20/{phase}/{base}",
                 mean_ratio(plain[qw]["promoe"], plain[qw][base], key),
                 basis="one routing",
@@ -262,34 +245,23 @@ def figures_17_20(table: ReplayTable) -> FigureReplay:
             )
     for place, batch in ((0, 1), (-1, 4)):
         promoe, on_demand = plain[qw]["promoe"][place], plain[qw]["on-demand"][place]
-        figure.claim(
+        yield Comparison(
             f"figure-18/decode/{batch}",
             on_demand.tpot_seconds / promoe.tpot_seconds,
             basis="one routing",
         )
-    return figure
 
 
-def figure_22(table: ReplayTable) -> FigureReplay:
-    figure = FigureReplay(PAPER)
+def figure_22(table: ReplayTable) -> Iterator[Comparison]:
     shapes = [with_bits_per_weight(load_shape("deepseek-moe"), bits) for bits in (16, 8, 4)]
     cells = replay_systems(table, machine(), shapes)
     for phase, key in PHASES:
         for base in ("on-demand", "static"):
-            figure.claim(
+            yield Comparison(
                 f"figure-22/{phase}/{base}",
                 mean_ratio(cells["promoe"], cells[base], key),
                 basis="three precisions, one routing",
             )
-    return figure
 
 
-FIGURES = (
-    ("figures 3 and 4", figures_3_4),
-    ("figure 8", figure_8),
-    ("figures 10 and 11", figures_10_11),
-    ("figure 12", figure_12),
-    ("figures 14 to 16", figures_14_16),
-    ("figures 17 to 20", figures_17_20),
-    ("figure 22", figure_22),
-)
+FIGURES = (figures_3_4, figure_8, figures_10_11, figure_12, figures_14_16, figures_17_20, figure_22)

@@ -6,7 +6,6 @@ run in several processes, and a finished one is a file: an interrupted command r
 """
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,12 +17,13 @@ from benchmarks.papers import (
     moe_infinity_sequence,
     promoe,
 )
-from benchmarks.papers.cells import CellResult, FinishedTable, PaperCell, ReplayTable
-from benchmarks.papers.claims import Claim, FigureReplay, Figures, make_claims
+from benchmarks.papers.cells import CellResult, PaperCell, ReplayTable
+from benchmarks.papers.claims import Claim, Figures, make_claims
 from benchmarks.papers.config import PapersConfig
 from benchmarks.papers.jobs import PaperReplays
-from benchmarks.papers.published import read_published
+from benchmarks.papers.published import find_published, read_published
 from benchmarks.reports import describe_machine, print_line, write_report
+from benchmarks.tables.markdown import format_interval, format_published
 from collect.traces import Trace
 from predictors.spec import ModelSpec
 
@@ -114,28 +114,26 @@ def describe_replay(cell: PaperCell, result: CellResult) -> ReplayedCellRow:
     )
 
 
-def list_cells(figures: Sequence[Figures], spec: ModelSpec) -> list[PaperCell]:
-    """Returns the replays that the figures ask for."""
+def list_cells(spec: ModelSpec) -> list[PaperCell]:
+    """Returns the replays that the papers' figures ask for."""
     table = ReplayTable(spec)
-    for parts in figures:
-        for _, compare in parts:
-            compare(table)
+    for paper, figures in PAPERS.items():
+        for compare in figures:
+            for row in compare(table):
+                find_published(paper, row.name)  # before the replays, which take hours
     return table.asked
 
 
-def compare_figures(
-    figures: Sequence[Figures], spec: ModelSpec, results: dict[str, CellResult]
-) -> list[Claim]:
+def compare_figures(spec: ModelSpec, results: dict[str, CellResult]) -> list[Claim]:
     """Returns the claims of all figures with their confidence intervals."""
-    sums = FinishedTable(spec, {key: result.units.sum() for key, result in results.items()})
-    samples = FinishedTable(spec, {key: result.units.resample() for key, result in results.items()})
-    claims: list[Claim] = []
-    for parts in figures:
-        for _, compare in parts:
-            figure, sampled = compare(sums), compare(samples)
-            assert isinstance(figure, FigureReplay)
-            claims += make_claims(figure, sampled)
-    return claims
+    sums = ReplayTable(spec, {key: result.units.sum() for key, result in results.items()})
+    samples = ReplayTable(spec, {key: result.units.resample() for key, result in results.items()})
+    return [
+        claim
+        for paper, figures in PAPERS.items()
+        for compare in figures
+        for claim in make_claims(paper, compare(sums), compare(samples))
+    ]
 
 
 def list_not_replayed() -> list[NotReplayed]:
@@ -155,11 +153,10 @@ def list_not_replayed() -> list[NotReplayed]:
 def run_papers(config: PapersConfig) -> None:
     started = time.monotonic()
     machine = describe_machine()
-    figures = list(PAPERS.values())
     trace = Trace.open(config.trace)
-    cells = list_cells(figures, trace.spec)
+    cells = list_cells(trace.spec)
     results = PaperReplays(trace, config).run(cells)
-    claims = compare_figures(figures, trace.spec, results)
+    claims = compare_figures(trace.spec, results)
     for claim in claims:
         print_line(describe_claim(claim))
     write_report(
@@ -180,14 +177,8 @@ def run_papers(config: PapersConfig) -> None:
 
 def describe_claim(claim: Claim) -> str:
     """Returns a claim as a line of text."""
-
-    def number(value: float | str | None) -> str:
-        return f"{value:.3g}" if isinstance(value, float) else str(value)
-
-    text = f"{claim.paper} {claim.where}: {claim.what}: {number(claim.paper_value)}, "
-    text += f"replayed {number(claim.ours)}"
-    if claim.low is not None:
-        text += f" ({number(claim.low)} to {number(claim.high)})"
+    text = f"{claim.paper} {claim.where}: {claim.what}: {format_published(claim.paper_value)}, "
+    text += f"replayed {format_interval(claim.ours, claim.low, claim.high)}"
     if claim.change is not None:
-        text += f"; {claim.change.what}: {number(claim.change.ours)}"
+        text += f"; {claim.change.what}: {format_published(claim.change.ours)}"
     return text

@@ -8,12 +8,12 @@ interrupted command resumes.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from benchmarks.cluster import Interconnect
 from benchmarks.papers.cells import CellFigures, CellResult, Figure, PaperCell, UnitSums
-from benchmarks.papers.claims import FigureReplay, Interval, interval, make_claims
+from benchmarks.papers.claims import Comparison, Interval, interval, make_claims
 from benchmarks.papers.config import ScalingConfig
 from benchmarks.papers.jobs import PaperReplays
 from benchmarks.papers.moe_infinity_sequence import PAPER, SWITCH_LARGE
@@ -180,15 +180,13 @@ ClusterFigures = Mapping[tuple[str, int, int], tuple[Figure, Figure]]
 """Latency and throughput of a shape on a number of nodes with a batch."""
 
 
-def figure_13(measured: ClusterFigures) -> FigureReplay:
+def figure_13(measured: ClusterFigures) -> Iterator[Comparison]:
     """Compares the text on figure 13 with the replays."""
-    figure = FigureReplay(PAPER)
     for nodes in (NODES[0], NODES[-1]):
         latency, _ = measured["switch-large-128", nodes, BATCH]
         _, throughput = measured["nllb-moe", nodes, nodes * BATCH_PER_NODE]
-        figure.claim(f"figure-13/latency/{nodes}", latency, reason=REASON)
-        figure.claim(f"figure-13/throughput/{nodes}", throughput, reason=REASON)
-    return figure
+        yield Comparison(f"figure-13/latency/{nodes}", latency, reason=REASON)
+        yield Comparison(f"figure-13/throughput/{nodes}", throughput, reason=REASON)
 
 
 def run_scaling(config: ScalingConfig) -> None:
@@ -233,5 +231,7 @@ def run_scaling(config: ScalingConfig) -> None:
         seconds=round(time.monotonic() - started),
         machine=machine,
         rows=rows,
-        claims=make_claims(figure_13(figures(UnitSums.sum)), figure_13(figures(UnitSums.resample))),
+        claims=make_claims(
+            PAPER, figure_13(figures(UnitSums.sum)), figure_13(figures(UnitSums.resample))
+        ),
     )

@@ -5,15 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.klotski.environments import (
-    ENVIRONMENTS,
-    GroupMachine,
-    GroupTimes,
-    describe_machine,
-    replay_groups,
-)
+from benchmarks.klotski.environments import ENVIRONMENTS, GroupMachine, describe_machine
 from benchmarks.klotski.group_replays import GroupReplays
 from benchmarks.klotski.prefetch_accuracy import count_hot
+from benchmarks.klotski.simulated import replay_group
 from benchmarks.klotski.workload import (
     KV_BYTES,
     NEW_TOKENS,
@@ -28,7 +23,6 @@ from benchmarks.klotski.workload import (
 from benchmarks.papers.cells import DrawnGroups, PaperCell
 from benchmarks.papers.paper_context import load_hardware
 from predictors.base import Forecast, Predictor, Signal
-from runtime.policy.counters import CacheCounters
 from runtime.presets import load_system
 from tests.builders.entries import tiny_spec
 from tests.builders.traces import make_trace
@@ -106,20 +100,12 @@ def test_machine__decodes_quantised_experts_before_it_computes():
     assert MACHINE.expert_seconds(12) == 180 + (15 + 60) / 10
 
 
-def test_groups__count_prompts_and_all_but_the_first_token():
-    times = GroupTimes(
-        num_requests=4, prefill_seconds=[2.0, 10.0], decode_seconds=[1.0, 2.0], stall_share=0.5,
-        decode=CacheCounters(),
-    )  # fmt: skip
-    assert times.tokens_per_second == [4 * 32 / (2 + 31), 4 * 32 / (10 + 62)]
-
-
 def test_groups__in_larger_ones_serve_more(trace, pool):
     spec = tile_spec(trace, replace(ENVIRONMENT.model, num_layers=6))
     system = load_system("klotski")
     speeds = []
     for n in (1, 4):
-        times = replay_groups(
+        speed, _ = replay_group(
             system,
             GroupWorkload(batch=2, n=n, merges_experts=True, moves_caches=False, weight_bytes=0),
             replace(MACHINE, link_bytes_per_second=0.01, flops=1e9, memory_bytes_per_second=1e9),
@@ -127,9 +113,8 @@ def test_groups__in_larger_ones_serve_more(trace, pool):
             arena_bytes=15 * 12,
             predictor=fill_correlation_table(spec, pool),
             pool=pool,
-            groups=1,
         )
-        speeds += times.tokens_per_second
+        speeds.append(speed)
     assert speeds[1] > 1.5 * speeds[0]
 
 
