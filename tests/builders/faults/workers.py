@@ -30,6 +30,9 @@ def end_thread(thread: threading.Thread) -> None:
     )
 
 
+LOCKS = (type(threading.Lock()), type(threading.RLock()))
+
+
 @contextmanager
 def interrupt_at_call(number: int | None) -> Iterator[Callable[[], int]]:
     """Ctrl-C when this thread, the main one, calls or leaves its n-th function.
@@ -42,10 +45,13 @@ def interrupt_at_call(number: int | None) -> Iterator[Callable[[], int]]:
     """
     count = 0
 
-    def profile(frame: FrameType, *_: object) -> None:
+    def profile(frame: FrameType, event: str, called: object) -> None:
         nonlocal count
         # Python's own Condition is not safe against interrupts while it takes or gives its lock.
         if frame.f_code.co_filename == threading.__file__:
+            return
+        # A real interrupt comes after the call by which a `with` gives a lock, never before it.
+        if event == "c_call" and isinstance(getattr(called, "__self__", None), LOCKS):
             return
         count += 1
         if count == number:
