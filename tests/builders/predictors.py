@@ -52,15 +52,21 @@ def serve(
     logits_LTE: np.ndarray | None = None,
     entering_TD: np.ndarray | None = None,
 ) -> dict[int, dict[int, Forecast]]:
-    """One whole step; what was answered, by the layer just routed (-1: before any) and target."""
+    """One whole step; what was answered, by the layer just routed (-1: before any) and target.
+
+    The id of a token is the number of its request. The states that enter layer 0 are those that
+    enter each router, too.
+    """
     num_tokens = chosen_LTK.shape[1]
     owners = np.array(requests if requests is not None else [0] * num_tokens)
-    answers = [list(predictor.begin_step(np.arange(num_tokens), owners))]
+    answers = [list(predictor.begin_step(owners, owners))]
     if entering_TD is not None:
         answers[0] += predictor.layer_input(0, entering_TD)
     for layer, chosen_TK in enumerate(chosen_LTK):
         logits_TE = None if logits_LTE is None else logits_LTE[layer]
         answers.append(list(predictor.routed(layer, chosen_TK, logits_TE)))
+        if entering_TD is not None:
+            answers[-1] += predictor.gate_input(layer, entering_TD)
     predictor.end_step()
     return {
         place - 1: {forecast.layer: forecast for forecast in found}

@@ -130,11 +130,3 @@ def describe_change(cell: str, now: Counts, before: Counts) -> str:
         f"{cell}: {sum(now.values()):.1f} calls per layer and token, {sum(before.values()):.1f} "
         f"committed ({files})"
     )
-
-
-def has_grown(now: Counts, before: Counts) -> bool:
-    return sum(now.values()) > (1 + ALLOWED) * sum(before.values())
-
-
-def has_fallen(now: Counts, before: Counts) -> bool:
-    return sum(now.values()) < (1 - NOTABLE) * sum(before.values())

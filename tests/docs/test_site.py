@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import DOCS, ROOT, read_nav
+from tests.docs.pages import DOCS, ROOT
 
 SOURCES = ("moecast", "predictors", "zoo", "runtime")
 """Packages whose docstrings are in the reference."""
@@ -34,13 +34,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = build(folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / "site"
-
-
-def test_site__has_every_page(site: Path) -> None:
-    for page in read_nav():
-        path = Path(page)
-        folder = path.parent if path.stem == "index" else path.with_suffix("")
-        assert (site / folder / "index.html").is_file()
 
 
 def test_site__loads_nothing_from_other_hosts(site: Path) -> None:

@@ -6,7 +6,6 @@ with more options, and a server's options are tried with `generate`, which start
 """
 
 import io
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -117,11 +116,3 @@ def test_readme__commands_for_a_large_model_run_with_a_tiny_one(
         run_command(shorten(line.replace("moecast serve", "moecast generate")))
         ran.append(line.split()[1])
     assert ran == ["doctor", "pack", "serve", "chat", "serve"]
-
-
-def test_readme__make_has_the_targets_it_names() -> None:
-    named = set(re.findall(r"`make ([\w-]+)`", (ROOT / README).read_text()))
-    assert {"demo", "test"} <= named
-    makefile = (ROOT / "Makefile").read_text()
-    for target in named:
-        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target

@@ -1,6 +1,5 @@
 """The whole path as a user walks it: train, generate, the zoo, and the refusals on the way."""
 
-import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -85,22 +84,6 @@ def test_generate__a_budget_below_one_step_names_the_least(trained, call):
     arguments = (f"budget={least}", "max_new_tokens=2", "run_dir=runs/least")
     code, errors = call(trained, "runtime", "generate", *arguments)
     assert code == 0, errors
-
-
-def test_generate__a_predictor_of_another_model_names_both_sides(trained, call):
-    manifest = trained / "runs/r/entries/stride/manifest.json"
-    other = trained / "other"
-    copy = other / "entries/stride"
-    shutil.copytree(manifest.parent, copy)
-    altered = manifest.read_text().replace('"top_k": 4', '"top_k": 8').encode()
-    (copy / "manifest.json").write_bytes(altered)
-    digest = hashlib.sha256(altered).hexdigest()
-    (copy / "manifest.sha256").write_text(f"{digest}  manifest.json\n")
-    code, errors = call(trained, "runtime", "generate", f"predictor={copy}")
-    assert code == 2
-    assert "top_k" in errors
-    assert "8" in errors
-    assert "4" in errors
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,7 @@ def test_train__of_every_kind_writes_every_figure_and_entries_that_load(
     assert isinstance(load_predictor(reuse.where, spec=None), ReusePredictor)
     check_card(reuse, folder)
     assert "mean over held-out tokens of |predicted top_k and chosen|" in shown
+    assert "1 is rtx4090-pcie4, 2 is desktop-nvme4" in " ".join(shown.split())
     assert "belady" in shown
     assert f"`moecast zoo push {tmp_path / 'run'}`" in progress
 
@@ -143,32 +144,22 @@ def test_train__run_again_scores_only_what_is_not_finished(
     said = capsys.readouterr().err
     assert ("this training is finished" in said) == (missing is None)
     assert ("scoring stride" in said) == (missing is not None)
+    assert read_results(tmp_path / "run")["training"]["resumed"] == (missing is not None)
     assert (tmp_path / "run/entries/stride/manifest.json").is_file()
-
-
-def test_train__run_again_resumes_to_the_same_weights(stride: list[str], tmp_path: Path) -> None:
-    first = read_results(tmp_path / "run")["training"]
-    (tmp_path / "run" / "results.json").unlink()
-    assert run_program("train", stride) == 0
-    again = read_results(tmp_path / "run")["training"]
-    assert (first["resumed"], again["resumed"]) == (False, True)
-    assert first["weights_digest"] == again["weights_digest"]
 
 
 def test_train__refuses_other_settings_in_the_same_folder(
     stride: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_program("train", [*stride, "lr=0.01"]) == 2
-    assert "overwrite=true" in capsys.readouterr().err
+    assert re.search(r"lr: 0.004 then, 0.01 now.*overwrite=true", capsys.readouterr().err)
     assert run_program("train", [*stride, "lr=0.01", "overwrite=true"]) == 0
 
 
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("predictor=strid", "Did you mean 'stride'"),
         ("predictor.kind=strid", "Did you mean 'stride'"),
-        ("batch_size=100000", "tokens to train on, a batch 100,000"),
         ("budget=1B", "the least budget is"),
     ],
 )
@@ -179,19 +170,6 @@ def test_train__refuses_with_one_line(
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: ")
     assert message in error
-
-
-def test_train__refuses_an_altered_trace(
-    setup: list[str], folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copytree(folder / "trace", tmp_path / "altered")
-    shard = sorted((tmp_path / "altered").glob("*.arrow"))[0]
-    data = bytearray(shard.read_bytes())
-    data[len(data) // 2] ^= 1
-    shard.write_bytes(data)
-    assert run_program("train", [*setup, f"trace={tmp_path / 'altered'}"]) == 2
-    assert "damaged" in capsys.readouterr().err
-    assert not (tmp_path / "run" / "entries").exists()
 
 
 def test_train__of_a_kind_that_is_not_learned_trains_nothing(

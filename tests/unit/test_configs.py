@@ -12,7 +12,7 @@ from configs.execution import import_named
 from predictors.errors import ConfigError
 from predictors.typed_values import default_values, field_types, option_keys
 from runtime.config import GenerateConfig
-from zoo.config import EntryConfig, ListConfig, PushConfig
+from zoo.config import PushConfig
 
 FOLDER = Path(configs.__file__).parent
 SCHEMAS = {
@@ -48,19 +48,6 @@ def test_choice__is_offered_and_typed(folder: str, choice: str) -> None:
     assert is_dataclass(field_types(schema)[key])
 
 
-def test_unknown_key__names_the_closest_only() -> None:
-    with pytest.raises(ConfigError) as caught:
-        compose_typed(EntryConfig, ["nam=a/b"])
-    assert str(caught.value) == (
-        "unknown option 'nam'. Did you mean 'name'? --help lists the options"
-    )
-
-
-def test_unknown_choice__lists_the_choices_and_the_closest() -> None:
-    with pytest.raises(ConfigError, match=r"unknown system 'promo'.*'promoe'"):
-        compose_typed(GenerateConfig, ["system=promo"])
-
-
 @pytest.mark.parametrize(
     ("option", "message"),
     [
@@ -78,16 +65,3 @@ def test_wrong_type__names_the_key_and_the_value(option: str, message: str) -> N
 def test_missing_value__names_the_key_as_the_user_writes_it() -> None:
     with pytest.raises(ConfigError, match=r"^path=\.\.\. is required"):
         compose_typed(PushConfig, [])
-
-
-@pytest.mark.parametrize(
-    "text", ["a, b (c) {d} [e]: 'f' \"g\"", "${x}", "$x\\n", "1e5", "é = 1", "50%", "a=b", ""]
-)
-def test_text__is_not_parsed(text: str) -> None:
-    config, _ = compose_typed(ListConfig, [f"zoo={text}"])
-    assert config.zoo == text
-
-
-def test_null__is_none_for_optional_text() -> None:
-    config, _ = compose_typed(ListConfig, ["zoo=null"])
-    assert config.zoo is None

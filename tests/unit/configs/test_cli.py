@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from configs.cli import main
-from configs.commands import Command
 from predictors.errors import MoecastError
+from tests.builders.commands import command_of
 from zoo.config import ListConfig
 
-HERE = "tests.unit.configs.test_cli"
 WRITE = "write key=value; --help lists the options"
 CHOICES = "Choices: exhausts, fails, refuses, waits, works"
 EXHAUSTED = "no memory is left, of the machine or within a limit (ulimit -v, a container)"
@@ -52,24 +51,15 @@ def crashes(_: ListConfig) -> None:
 
 
 COMMANDS = tuple(
-    Command(
-        name=run.__name__,
-        config="zoo.config:ListConfig",
-        run=f"{HERE}:{run.__name__}",
-        summary=f"It {run.__name__}.",
-        positional=("zoo",),
-    )
-    for run in (works, fails, exhausts, refuses, waits)
+    command_of(run, positional=("zoo",)) for run in (works, fails, exhausts, refuses, waits)
 )
 
 
 def test_run__writes_its_record_and_results(tmp_path: Path) -> None:
     arguments = ["works", "some where", "seed=3", f"run_dir={tmp_path / 'r'}"]
     assert main("zoo", COMMANDS, arguments) == 0
-    assert json.loads((tmp_path / "r/results.json").read_text()) == {
-        "zoo": "some where",
-        "seed": 3,
-    }
+    results = json.loads((tmp_path / "r/results.json").read_text())
+    assert results == {"zoo": "some where", "seed": 3}
     record = json.loads((tmp_path / "r/run.json").read_text())
     assert record["argv"] == arguments[1:]
     assert record["seed"] == 3
@@ -95,11 +85,9 @@ def test_error__that_ends_the_process_keeps_its_exit_code(tmp_path: Path) -> Non
     code = f"""
 import sys
 from configs.cli import main
-from tests.unit.configs.test_cli import COMMANDS, HERE, Command
-command = Command(
-    name="crashes", config="zoo.config:ListConfig", run=f"{{HERE}}:crashes", summary="Crashes."
-)
-sys.exit(main("zoo", [command], ["crashes", "run_dir={tmp_path / "r"}"]))
+from tests.builders.commands import command_of
+from tests.unit.configs.test_cli import crashes
+sys.exit(main("zoo", [command_of(crashes)], ["crashes", "run_dir={tmp_path / "r"}"]))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr == "error: the cluster is lost; start it again\n"
@@ -109,14 +97,8 @@ sys.exit(main("zoo", [command], ["crashes", "run_dir={tmp_path / "r"}"]))
 def test_check__refuses_before_the_run_is_imported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = Command(
-        name="checked",
-        config="zoo.config:ListConfig",
-        run="no.such.module:run",
-        summary="Is checked.",
-        check=f"{HERE}:refuses",
-    )
-    assert main("zoo", [command], ["checked", f"run_dir={tmp_path / 'r'}"]) == 2
+    command = replace(command_of(works), run="no.such.module:run", check=f"{__name__}:refuses")
+    assert main("zoo", [command], ["works", f"run_dir={tmp_path / 'r'}"]) == 2
     assert capsys.readouterr().err == "error: this cannot be; do that\n"
     assert not (tmp_path / "r").exists()
 
@@ -125,11 +107,7 @@ def test_check__refuses_before_the_run_is_imported(
     ("arguments", "code", "line"),
     [
         (["fails", "x"], 1, "error: OSError: no disk for x (debug=true shows the traceback)"),
-        (
-            ["exhausts"],
-            1,
-            f"error: MemoryError: {EXHAUSTED} (debug=true shows the traceback)",
-        ),
+        (["exhausts"], 1, f"error: MemoryError: {EXHAUSTED} (debug=true shows the traceback)"),
         (["refuses"], 2, "error: this cannot be; do that"),
         (["waits", "a b"], 130, "interrupted; to run it again: python -m zoo waits 'a b'"),
         (["works", "x", "y"], 2, f"error: 'y' is not an option: {WRITE}"),

@@ -7,19 +7,10 @@ from pathlib import Path
 import pytest
 
 from configs.cli import main
-from configs.commands import Command
 from configs.compose import compose_typed
 from predictors.errors import ConfigError
 from runtime.config import GenerateConfig, ModelConfig
-
-HERE = "tests.unit.configs.test_model_choice"
-COMMAND = Command(
-    name="generate",
-    config="runtime.config:GenerateConfig",
-    run=f"{HERE}:works",
-    summary="Works.",
-    positional=("model", "prompt"),
-)
+from tests.builders.commands import command_of
 
 
 def works(config: GenerateConfig) -> None:
@@ -100,7 +91,9 @@ def test_file_of_options__is_no_model(folder: Path) -> None:
 
 
 def test_positional_model__is_recorded_without_the_preset(folder: Path) -> None:
-    assert main("runtime", [COMMAND], ["generate", "mine", "A text", "run_dir=r"]) == 0
+    positional = ("model", "prompt")
+    command = command_of(works, config="runtime.config:GenerateConfig", positional=positional)
+    assert main("runtime", [command], ["works", "mine", "A text", "run_dir=r"]) == 0
     record = json.loads((folder / "r/run.json").read_text())
     assert record["config"]["model"] == {
         **json.loads(json.dumps(asdict(ModelConfig()))), **dict.fromkeys(("name", "id"), "mine")

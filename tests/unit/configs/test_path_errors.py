@@ -7,18 +7,13 @@ from pathlib import Path
 import pytest
 
 from configs.cli import main
-from configs.commands import Command
 from configs.execution import explain_path_error
+from tests.builders.commands import command_of
 from zoo.config import ListConfig
 
 
 def reads(config: ListConfig) -> None:
     Path(str(config.zoo)).read_text()
-
-
-COMMAND = Command(
-    name="reads", config="zoo.config:ListConfig", run=f"{__name__}:reads", summary="Reads."
-)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +33,9 @@ def test_path__that_cannot_be_read_names_its_option(
     (tmp_path / "file").write_text("")
     (tmp_path / "loop").symlink_to("loop")
     path = tmp_path / name
-    assert main("zoo", [COMMAND], ["reads", f"zoo={path}", f"run_dir={tmp_path / 'r'}"]) == 2
+    assert (
+        main("zoo", [command_of(reads)], ["reads", f"zoo={path}", f"run_dir={tmp_path / 'r'}"]) == 2
+    )
     assert capsys.readouterr().err == f"error: zoo={path}: {path}: {reason}\n"
 
 
@@ -48,7 +45,7 @@ def test_run_dir__that_cannot_be_written_is_named(
 ) -> None:
     (tmp_path / "file").write_text("")
     folder = tmp_path / run_dir
-    assert main("zoo", [COMMAND], ["reads", "zoo=x", f"run_dir={folder}"]) == 2
+    assert main("zoo", [command_of(reads)], ["reads", "zoo=x", f"run_dir={folder}"]) == 2
     assert capsys.readouterr().err.startswith(f"error: run_dir={folder}: ")
 
 

@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 
 from configs.cli import main
-from configs.commands import Command
 from configs.execution import make_run_dir, put_aside
 from configs.program import run_program
 from predictors.errors import MoecastError
 from predictors.files import cache_folder, find_cache_folder
+from tests.builders.commands import command_of
 from zoo.config import ListConfig
 from zoo.load import local_zoos
 
-HERE = "tests.unit.configs.test_run_folders"
 RUNNING, GO = threading.Event(), threading.Event()
 
 
@@ -35,18 +34,7 @@ def waits(_: ListConfig) -> dict[str, Any]:
     return {}
 
 
-def command(name: str, **options: Any) -> Command:
-    return Command(
-        name=name,
-        config="zoo.config:ListConfig",
-        run=f"{HERE}:{name}",
-        summary="It runs.",
-        positional=("zoo",),
-        **options,
-    )
-
-
-COMMANDS = (command("works"), command("waits"), command("refuses"))
+COMMANDS = tuple(map(command_of, (works, waits, refuses)))
 
 
 def test_make_run_dir__of_commands_that_start_together_is_one_for_each(
@@ -90,7 +78,7 @@ def test_run__where_nothing_can_be_written(
     needed: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir("/proc")
-    code = main("zoo", [command("works", needs_run=needed)], ["works"])
+    code = main("zoo", [command_of(works, needs_run=needed)], ["works"])
     line = capsys.readouterr().err
     assert line.startswith("error: the current folder cannot be written to (" if needed else "")
     assert ("run_dir=PATH" in line) == needed

@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 
 from configs.cli import main
-from configs.commands import Command
 from configs.invocation import Invocation
 from runtime.serving.config import ServeConfig
+from tests.builders.commands import command_of
 
-HERE = "tests.unit.configs.test_secrets"
 KEY, LOGIN = "s3cr3t-of-mine", "some%40one:pass@word"
 ADDRESS = f"https://{LOGIN}@example.org/zoo"
 
@@ -28,13 +27,7 @@ def waits(config: ServeConfig) -> None:
 
 
 COMMANDS = tuple(
-    Command(
-        name=run.__name__,
-        config="runtime.serving.config:ServeConfig",
-        run=f"{HERE}:{run.__name__}",
-        summary="Runs.",
-        needs_run=True,
-    )
+    command_of(run, config="runtime.serving.config:ServeConfig", needs_run=True)
     for run in (echoes, fails, waits)
 )
 

@@ -25,6 +25,7 @@ HARD = [
     "null, or not",
     " spaced ",
     "a=b=c",
+    "50%",
     "line\nline\ttab",
     "\u2028 \U0001f600 e\u0301",
 ]
@@ -69,6 +70,7 @@ def test_texts_in_lists_and_dictionaries__are_not_resolved(
 def test_later_options__replace_texts() -> None:
     config, tree = compose_typed(GenerateConfig, ["predictor=stride", "predictor=null"])
     assert (config.predictor, tree["predictor"]) == (None, None)
+    assert compose_typed(GenerateConfig, ["prompt=1", "prompt=1e5"])[0].prompt == "1e5"
     config, tree = compose_typed(
         GenerateConfig, ["store.path=a", "store={path: b, page_cache: keep}"]
     )

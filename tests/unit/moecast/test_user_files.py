@@ -14,7 +14,6 @@ from collect.config import DataConfig, SourceKind
 from collect.prompts import load_prompts
 from configs.arguments import read_option_file
 from configs.program import hide_current_folder, run_program
-from moecast.own_packages import import_own
 from predictors.errors import MoecastError
 from runtime.config import ModelConfig
 from runtime.generation.batch.prompts import PromptEncoder, read_prompts
@@ -81,21 +80,6 @@ def test_script__that_imported_its_own_file_is_told_to_rename_it(tmp_path: Path)
     (tmp_path / "runtime.py").write_text("")
     done = python(tmp_path, "-c", "import runtime\nfrom moecast import load")
     assert f"{tmp_path / 'runtime.py'} was imported under this name: rename" in done.stderr
-
-
-def test_import_own__gives_the_modules_of_this_project() -> None:
-    assert import_own("zoo.digest") is sys.modules["zoo.digest"]
-
-
-def test_hiding__takes_the_current_folder_off_the_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
-    monkeypatch.setattr(sys, "path", [str(ROOT), "", "/elsewhere", str(tmp_path), str(ROOT)])
-    hide_current_folder()
-    assert sys.path == ["/elsewhere", str(ROOT)]
-    assert os.environ["PYTHONSAFEPATH"] == "1"
 
 
 def test_hiding__leaves_a_checkout_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:

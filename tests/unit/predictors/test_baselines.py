@@ -6,7 +6,6 @@ import pytest
 from predictors.baselines import PopularityPredictor, SkipPredictor, TokenPredictor
 from predictors.errors import PredictorError
 from predictors.registry import KINDS, load_from_files
-from predictors.spec import ModelSpec
 from predictors.stored import WEIGHTS
 from tests.builders.entries import tiny_spec
 from tests.builders.predictors import serve, small_spec
@@ -102,37 +101,6 @@ def test_popularity__ahead_forecasts_the_next_layer() -> None:
     assert not popularity.routed(2, np.zeros((2, 2), np.int64), None)
     with pytest.raises(PredictorError, match="ahead=0"):
         PopularityPredictor(SPEC, shares, ahead=0)
-
-
-def made() -> list:
-    shares = np.full((3, 4), 0.5, np.float32)
-    return [
-        SkipPredictor(SPEC, routers(), np.ones((3, 4), np.float32), horizon=2),
-        token_table(),
-        PopularityPredictor(SPEC, shares),
-    ]
-
-
-@pytest.mark.parametrize("predictor", made(), ids=lambda one: one.kind)
-def test_predictor__answers_the_same_after_files_and_back(predictor) -> None:
-    again = load_from_files(
-        predictor.kind, SPEC, files=predictor.files(), options=predictor.options()
-    )
-    tokens, hidden = np.array([5, 1]), np.array([[0.3, -1.0], [2.0, 0.5]], np.float32)
-    for one, other in zip(
-        [*predictor.begin_step(tokens, NO_REQUESTS), *predictor.gate_input(0, hidden)],
-        [*again.begin_step(tokens, NO_REQUESTS), *again.gate_input(0, hidden)],
-        strict=True,
-    ):
-        assert one.layer == other.layer
-        np.testing.assert_array_equal(one.scores_TE, other.scores_TE)
-
-
-@pytest.mark.parametrize("predictor", made(), ids=lambda one: one.kind)
-def test_from_files__refuses_another_shape_naming_both(predictor) -> None:
-    other = ModelSpec(**{**SPEC.as_dict(), "num_experts": 6})
-    with pytest.raises(PredictorError, match=r"shape \(.*4.*expected \(.*6"):
-        load_from_files(predictor.kind, other, files=predictor.files(), options=predictor.options())
 
 
 @pytest.mark.parametrize("kind", ["skip", "token", "popularity"])

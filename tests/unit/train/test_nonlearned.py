@@ -14,7 +14,7 @@ from predictors.config import PredictorConfig
 from predictors.errors import PredictorError
 from predictors.registry import KINDS
 from runtime.config import ModelConfig
-from tests.builders.traces import make_spec, make_trace
+from tests.builders.traces import make_trace
 from train.accuracy import accuracy_table, score_layers
 from train.kinds import (
     collect_signals,
@@ -166,12 +166,6 @@ def test_options_of__are_those_of_the_kind_or_an_error() -> None:
         options_by_kind(PredictorConfig(kind="eam-request", options={"size": 9}))
     with pytest.raises(PredictorError, match="belong to one kind"):
         options_by_kind(PredictorConfig(kind="all", options={"capacity": 9}))
-
-
-def test_options__reach_the_kind(tmp_path: Path) -> None:
-    trace = make_trace(tmp_path / "t", spec=make_spec(num_layers=3))
-    made = count(trace, ["eam-request"], options={"eam-request": {"matches": 3}})
-    assert made["eam-request"].options()["matches"] == 3
 
 
 def test_fits__leave_out_choices_of_none(tmp_path: Path) -> None:

@@ -1,11 +1,9 @@
 """The pipeline's own parts: baselines from a model, traces that do not fit, replay, the table."""
 
-import io
 from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from predictors.base import Forecast, Predictor
 from predictors.config import PredictorConfig
@@ -23,7 +21,6 @@ from train.kinds import collect_signals, leave_out_kinds
 from train.nonlearned import make_skip
 from train.replay import budget_slots, describe_machines, first_tokens
 from train.routers import RouterWeights
-from train.table import show
 
 HARDWARE = toy_accelerator()
 
@@ -106,42 +103,6 @@ def test_machine__is_the_one_described() -> None:
     config = HardwareConfig(name="x", measured=False, link_bytes_per_second=5.0)
     (found,) = describe_machines([config], ShapeConfig(expert_bytes=30), ModelConfig())
     assert (found.name, found.chunk_bytes) == ("x", (10, 10, 10))
-
-
-def table(num_layers: int = 2) -> dict:
-    metrics = ("accuracy", "fetch_rate", "good_pred")
-    one = {name: [None] + [0.5] * (num_layers - 1) for name in metrics}
-    means = {
-        f"mean_{name}": 0.25 for name in (*metrics, "good_pred_covered", "resident", "tpot_ms")
-    }
-    return {
-        **one,
-        **means,
-        "worst_layer_accuracy": 0.125,
-        "hardware": {"fast": means, "slow": dict.fromkeys(means)},
-        "latency_us": {"1": {"layer_p50": 12.3}},
-        "bytes": 3 << 19,
-        "shifted": None,
-    }
-
-
-def shown(results: dict, *, width: int | None = None) -> str:
-    """What a terminal of this width shows; None: what a file gets."""
-    out = io.StringIO()
-    console = Console(file=out, width=width, force_terminal=width is not None)
-    show(results, setting="the setting", console=console)
-    return out.getvalue()
-
-
-def test_table__has_dashes_for_missing_figures_and_definitions() -> None:
-    text = " ".join(shown({"mlp": table()}).split())
-    assert "mean over held-out tokens of |predicted top_k and chosen| / top_k" in text
-    assert "the setting" in text
-    assert text.count("0.250") == 4, "accuracy, TPOT, fetch and good 1"
-    assert "1 is fast, 2 is slow" in text
-    row = next(line for line in shown({"mlp": table()}).splitlines() if line.startswith("mlp "))
-    expected = ["mlp", "-", "0.250", "0.125", *["0.250"] * 3, "-", "-", "12.3"]
-    assert row.split() == expected
 
 
 @pytest.mark.parametrize("field", ["max_epochs", "batch_size", "lr", "weight_decay", "threads"])
