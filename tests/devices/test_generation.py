@@ -5,11 +5,10 @@ from functools import partial
 
 import pytest
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import LogitsProcessorList
 
 from runtime.config import PROMPT_LOOKUP, Exact, ModelConfig, SystemConfig, VerifyModelConfig
 from runtime.generation.config import Offload
-from runtime.generation.draft_pace import DraftPace
 from runtime.generation.drafting import drafting_options
 from runtime.generation.kv_caches import make_offload_factory
 from runtime.generation.lockstep.group import LockstepGroup
@@ -23,6 +22,8 @@ from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.plain_answers import ids, text_of
 from tests.builders.served import serve
 from tests.builders.serving import running_server, speaking_model
+from tests.unit.runtime.generation.test_drafting import PROMPT as REPEATED
+from tests.unit.runtime.generation.test_drafting import Cycle, EagerPace
 
 PROMPTS = [[5, 9, 33, 7, 61, 12], [40, 3], [8, 8, 8, 21, 30, 31, 32, 33, 34]]
 FEW = {"budget": "30%", "host_budget": "70%", "exact": Exact.EAGER}
@@ -79,32 +80,14 @@ def test_mask__of_a_window_is_where_the_states_are(device):
     assert SequenceStates([states], window=3).make_mask(states).device == device
 
 
-class EagerPace(DraftPace):
-    def __init__(self) -> None:
-        super().__init__(plain_seconds=1.0)
-
-    def choose(self, available: int) -> int:
-        return min(available, 5)
-
-
-class Cycle(LogitsProcessor):
-    """Makes the model repeat a few tokens."""
-
-    def __call__(self, tokens, scores):
-        scores = scores.clone()
-        scores[0, 5 + (int(tokens[0, -1]) - 4) % 5] += 1e3
-        return scores
-
-
 def test_drafts__change_no_token(folder, device):
     model = serve(folder, device=device, **FEW)
-    prompt = [5, 6, 7, 8, 9, 5, 6, 7, 8, 9, 5, 6, 7]
     options = {"logits_processor": LogitsProcessorList([Cycle()]), "max_new_tokens": 8}
     with model.moecast:
-        expected = answer(model, prompt, **options)
+        expected = answer(model, REPEATED, **options)
         pace = EagerPace()
         drafting = drafting_options(model, PROMPT_LOOKUP, pace)
-        assert answer(model, prompt, **options, **drafting) == expected
+        assert answer(model, REPEATED, **options, **drafting) == expected
     assert pace.num_drafted > 0
 
 

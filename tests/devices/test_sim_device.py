@@ -1,7 +1,5 @@
 """The simulated devices themselves: they refuse, delay and lack what a GPU does."""
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -66,42 +64,6 @@ def test_operation__on_tensors_of_two_places_fails(sim, mix):
         mix(HERE.clone(), HERE.to("sim"))
 
 
-def test_operation__takes_single_numbers_and_indices_of_the_host(sim):
-    there = HERE.to("sim:1")
-    assert (there * torch.tensor(2.0)).tolist() == [2.0, 4.0, 6.0]
-    before = sim.counts["synchronisations"]
-    assert there[torch.tensor([2, 0])].device == there.device
-    assert sim.counts["synchronisations"] == before + 1
-    there[torch.tensor([0])] = 5.0
-    assert there.tolist() == [5.0, 2.0, 3.0]
-
-
-def test_tensor__is_made_viewed_copied_and_changed_in_its_place(sim):
-    made = torch.tensor([[1, 2], [3, 4]], device="sim:1")
-    assert made.device == torch.device("sim:1")
-    row = made[1]
-    row += 1
-    assert made.tolist() == [[1, 2], [4, 5]]
-    other = copy.deepcopy(made)
-    made.zero_()
-    assert other.tolist() == [[1, 2], [4, 5]]
-    assert torch.arange(3, device="sim").shape == (3,)
-    assert torch.arange(1, 7, 2, device="sim").tolist() == [1, 3, 5]
-    assert torch.eye(2, device="sim").shape == (2, 2)
-    parameter = torch.nn.Parameter(HERE.to("sim"), requires_grad=False)
-    parameter.data = torch.zeros(2, device="sim")
-    assert parameter.tolist() == [0.0, 0.0]
-    module = torch.nn.Linear(3, 2).to("sim")
-    assert module(HERE.to("sim")).device == torch.device("sim:0")
-
-
-def test_histogram__of_integers_is_a_kernel_of_the_device_alone(sim):
-    numbers = torch.tensor([0, 2, 2, 5])
-    with pytest.raises(RuntimeError):
-        torch.histc(numbers, bins=4, min=0, max=3)
-    assert torch.histc(numbers.to("sim"), bins=4, min=0, max=3).tolist() == [1, 0, 2, 0]
-
-
 def test_grouped_product__reads_the_matrices_of_groups_with_rows_only(sim):
     rows, matrices = torch.randn(3, 16), torch.randn(4, 16, 16)
     ends = torch.tensor([0, 2, 2, 3], dtype=torch.int32)
@@ -112,20 +74,6 @@ def test_grouped_product__reads_the_matrices_of_groups_with_rows_only(sim):
     torch.testing.assert_close(found.cpu(), expected)
     there[torch.tensor([0, 3, 3])].sum()
     assert not take_races(sim)
-
-
-def test_random_numbers__are_those_of_each_device(sim):
-    torch.manual_seed(5)
-    first = torch.randn(3, device="sim").tolist()
-    here = torch.randn(3)
-    torch.manual_seed(5)
-    assert torch.equal(torch.randn(3), here)
-    assert torch.randn(3, device="sim").tolist() == first
-    state = torch.get_device_module("sim").get_rng_state("sim:1")
-    assert torch.rand(1, device="sim:1") != torch.rand(1, device="sim:1")
-    torch.get_device_module("sim").set_rng_state(state, "sim:1")
-    with pytest.raises(RuntimeError, match="generator"):
-        torch.rand(3, device="sim", generator=torch.Generator())
 
 
 # ---- memory

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from runtime.config import Exact, SystemConfig
 from runtime.engine.host_compute import HostCompute
@@ -40,6 +41,15 @@ def slowly(copy: Transfer) -> Transfer:
     return transfer
 
 
+def serve_slowly(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> PreTrainedModel:
+    """The model, above whose host memory copies are late."""
+
+    def wrap(name: str, transfer: Transfer) -> Transfer:
+        return slowly(transfer) if name == "copy" else transfer
+
+    return serve_with_transfers(folder, monkeypatch, wrap, **options)
+
+
 @pytest.mark.parametrize(
     ("system", "host_budget"),
     [
@@ -53,14 +63,7 @@ def test_hybrid__no_bit_changes_between_two_tiers_of_one_kind(
 ) -> None:
     plain = plain_eager(folder)
     expected = plain(TOKENS).logits, plain.generate(TOKENS, **GREEDY)
-    model = serve_with_transfers(
-        folder,
-        monkeypatch,
-        lambda name, transfer: slowly(transfer) if name == "copy" else transfer,
-        budget="25%",
-        host_budget=host_budget,
-        system=system,
-    )
+    model = serve_slowly(folder, monkeypatch, budget="25%", host_budget=host_budget, system=system)
     with model.moecast as handle:
         for _ in range(2):
             assert torch.equal(model(TOKENS).logits, expected[0])
@@ -79,10 +82,9 @@ def test_hybrid__quantised_experts_are_multiplied_as_they_lie_in_host_memory(
     resident = serve(file, budget="100%", system="on-demand")
     with resident.moecast:
         expected = resident.generate(TOKENS, **GREEDY)
-    model = serve_with_transfers(
+    model = serve_slowly(
         file,
         monkeypatch,
-        lambda name, transfer: slowly(transfer) if name == "copy" else transfer,
         budget="40%",
         host_budget="100%",
         system=SystemConfig(hybrid=True, prefetch=False),
@@ -96,14 +98,7 @@ def test_hybrid__quantised_experts_are_multiplied_as_they_lie_in_host_memory(
 def test_hybrid__a_step_that_fails_releases_what_it_did_not_compute(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = serve_with_transfers(
-        folder,
-        monkeypatch,
-        lambda name, transfer: slowly(transfer) if name == "copy" else transfer,
-        budget="25%",
-        host_budget="100%",
-        system=HYBRID,
-    )
+    model = serve_slowly(folder, monkeypatch, budget="25%", host_budget="100%", system=HYBRID)
     with model.moecast as handle:
         expected = model.generate(TOKENS, **GREEDY)
         compute = handle.engine._host_compute

@@ -48,22 +48,6 @@ def test_answer__is_the_text_that_generate_gives_in_pieces(model: PreTrainedMode
     assert made.tokens_per_second is not None
 
 
-def test_answer__ends_at_an_end_token_and_omits_it(model: PreTrainedModel) -> None:
-    tokens = generated(model, 12)
-    place = next(i for i in range(3, 12) if tokens[i] not in tokens[:i])
-    made, pieces, reason = answer(model, end_ids=[tokens[place]])
-    assert (made.num_tokens, reason) == (place + 1, FinishReason.STOP)
-    assert "".join(pieces) == TOKENIZER.decode(tokens[:place])
-
-
-def test_answer__ends_before_a_stop_string(model: PreTrainedModel) -> None:
-    text = TOKENIZER.decode(generated(model, 12))
-    stop = text[len(text) // 2 : len(text) // 2 + 3]
-    _, pieces, reason = answer(model, stop=[stop])
-    assert reason is FinishReason.STOP
-    assert "".join(pieces) == text[: text.index(stop)]
-
-
 class OwnLoop:
     """Stands for a model that generates without reporting its tokens, as diffusion models do."""
 
@@ -101,11 +85,3 @@ def test_interrupt__keeps_what_was_said_and_the_model_answers_on(
     whole = TOKENIZER.decode(generated(model, 12))
     assert whole.startswith("".join(pieces))
     assert "".join(answer(model)[1]) == whole
-
-
-def test_sampling__is_drawn_by_the_seed(model: PreTrainedModel) -> None:
-    texts = []
-    for seed in (0, 0, 1):
-        torch.manual_seed(seed)
-        texts.append(answer(model, do_sample=True, temperature=1.0)[1])
-    assert texts[0] == texts[1] != texts[2]

@@ -25,15 +25,6 @@ def length(*contents: str, system_prompt: str | None = None) -> int:
     return len(render(messages, TOKENIZER))
 
 
-def test_prompt__is_the_whole_conversation_where_it_fits() -> None:
-    talk = conversation("one", "two", "three", system_prompt="be brief")
-    prompt = talk.prompt()
-    assert len(prompt.tokens) == length("one", "two", "three", system_prompt="be brief")
-    assert TOKENIZER.decode(prompt.tokens).startswith("<|im_start|>system\nbe brief")
-    assert prompt.num_dropped == 0
-    assert prompt.room == 2048 - len(prompt.tokens)
-
-
 def test_prompt__of_a_model_without_a_longest_sequence_is_never_cut() -> None:
     prompt = conversation(*["many words " * 50] * 31, context=None).prompt()
     assert (prompt.num_dropped, prompt.room) == (0, None)

@@ -184,17 +184,6 @@ def reference(text: str, stops: list[str], *, least: int = 0) -> str:
 LETTERS = st.text("ab", max_size=12)
 
 
-@given(st.lists(LETTERS, max_size=8), st.lists(st.text("ab", min_size=1, max_size=4), max_size=4))
-def test_stop_strings__end_the_text_however_it_is_cut(pieces: list[str], stops: list[str]) -> None:
-    held = StopStringMatcher(stops)
-    shown = [held.push(piece) for piece in pieces]
-    is_hit = held.is_hit
-    shown.append(held.end())
-    text = "".join(pieces)
-    assert "".join(shown) == reference(text, stops)
-    assert is_hit == any(stop in text for stop in stops)
-
-
 @given(
     st.lists(LETTERS, max_size=4),
     st.lists(LETTERS, max_size=4),
@@ -229,14 +218,6 @@ def test_vocabulary__writes_a_byte_that_is_no_character_as_openai_does(
     first = text.encode()[0]
     assert vocabulary.text(BYTES[first]) == written
     assert vocabulary.bytes(BYTES[first]) == [first]
-
-
-def test_vocabulary__gives_the_bytes_of_every_token() -> None:
-    vocabulary = Vocabulary(TOKENIZER)
-    tokens = TOKENIZER("Zwölf Boxkämpfer — ж")["input_ids"]
-    assert bytes(byte for token in tokens for byte in vocabulary.bytes(token)).decode() == (
-        "Zwölf Boxkämpfer — ж"
-    )
 
 
 def test_tokenizer__is_used_by_threads_at_once() -> None:

@@ -11,7 +11,6 @@ from runtime.generation.sampling import (
     LogprobRecorder,
     SamplingParams,
     make_logits_processors,
-    prompt_logprobs,
 )
 
 LOGITS = torch.tensor([[0.5, -1.0, 2.0, 0.0, 1.5]])
@@ -62,31 +61,6 @@ def test_min_tokens__suppress_the_end_of_text(least: int, is_kept_out: bool) -> 
     logits = processed(min_tokens=least, stop_token_ids=frozenset({2}))
     assert math.isinf(logits[2]) == is_kept_out
     assert logits[1] == LOGITS[0, 1]
-
-
-def test_logprob_recorder__sees_the_unprocessed_logits() -> None:
-    recorder = LogprobRecorder(2)
-    processed(recorder, logit_bias={1: 100.0}, repetition_penalty=3.0, frequency_penalty=2.0)
-    total = math.log(sum(math.exp(value) for value in LOGITS[0].tolist()))
-    entry = recorder.take(1)
-    assert entry.logprob == pytest.approx(-1.0 - total)
-    assert [token for token, _ in entry.top] == [2, 4]
-    assert [logprob for _, logprob in entry.top] == pytest.approx([2.0 - total, 1.5 - total])
-
-
-def test_prompt_logprobs__come_from_the_previous_row() -> None:
-    torch.manual_seed(0)
-    logits_TV = torch.randn(4, 7, dtype=torch.bfloat16)
-    tokens = [3, 0, 6, 2]
-    entries = prompt_logprobs(logits_TV, tokens, 1)
-    rows = torch.log_softmax(logits_TV.float(), -1)
-    assert [entry.token for entry in entries] == tokens
-    assert entries[0].logprob is None
-    assert entries[0].top == ()
-    assert [entry.logprob for entry in entries[1:]] == [
-        float(rows[index, token]) for index, token in enumerate(tokens[1:])
-    ]
-    assert [entry.top[0][0] for entry in entries[1:]] == rows[:3].argmax(-1).tolist()
 
 
 @pytest.mark.parametrize(

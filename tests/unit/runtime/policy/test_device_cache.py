@@ -343,20 +343,6 @@ TestSmallLowerTier = SmallLowerTier.TestCase
 TestSmallLowerTier.settings = QUICK
 
 
-def test_device_cache__more_experts_than_slots_stream_through():
-    core = make_cache(slots=(3,))
-    order = core.request_routed(0, once(range(EXPERTS)))
-    computed = []
-    while order:
-        drain(core)
-        expert = next(e for e in order if core.is_ready((0, e)))
-        core.release((0, expert))
-        order.remove(expert)
-        computed.append(expert)
-    assert sorted(computed) == list(range(EXPERTS))
-    assert sum_counters(core.counters).bytes_moved == EXPERTS * sum(CHUNKS)
-
-
 def test_device_cache__prefetches_do_not_take_each_others_slots():
     core = make_cache(slots=(9, 7))
     upper, lower = core.tiers

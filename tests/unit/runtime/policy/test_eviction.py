@@ -226,19 +226,6 @@ def test_fmoe__an_evicted_expert_is_counted_anew():
     assert order.choose_victim(lambda _: True) == (0, 0)
 
 
-def test_belady__evicts_the_farthest_next_use():
-    future = [[[0], [0]], [[1], [1]], [[0], [1]]]
-    policy = policy_of("belady", future=future)
-    policy.begin_step(ONE)
-    policy.on_routed(0, {0: 1})
-    order = filled(policy, [(0, 0), (0, 1), (1, 0), (1, 1)])
-    # Next uses: (0, 0) at 4, (0, 1) at 2, (1, 0) at 1, (1, 1) at 3.
-    assert order.choose_victim(lambda _: True) == (0, 0)
-    policy.on_routed(1, {0: 1})
-    order.on_use((1, 0))
-    assert order.choose_victim(lambda _: True) == (1, 0), "never again"
-
-
 def test_belady__knows_the_uses_of_the_next_steps_only():
     future = [[[0]], [[1]], [[2]], [[3]], [[0]]]
     policy = policy_of("belady", layers=1, future=future, known_steps=2)

@@ -44,14 +44,6 @@ WORTH = [[0.6, 0.16, 0.24, 0.08], [0.52, 0.08, 0.48, 0.24], [0.36, 0.56, 0.08, 0
 where all steps so far used the expert."""
 
 
-def test_reuse__evicts_the_lowest_score_of_all_layers() -> None:
-    _, cache = reuse()
-    said(cache, VALUES)
-    for expert in [(0, 1), (1, 0), (2, 1), (1, 1)]:
-        cache.admit(expert)
-    assert next_victim(cache) == (1, 1)
-
-
 def test_reuse__score_mixes_predictions_with_past_use() -> None:
     policy, cache = reuse()
     said(cache, VALUES)

@@ -76,14 +76,6 @@ def test_idle_prefetch__comes_after_forecasts_and_ends_with_routing() -> None:
     one.cancel(1, [5])
 
 
-def test_idle_prefetch__skips_layers_with_a_forecast() -> None:
-    one = core(6)
-    step(one, {1: [0, 0.9, 0, 0, 0, 0], 2: [0, 0.5, 0, 0, 0, 0]}, {})
-    one.begin_step(ONE)
-    one.on_forecast(1, [0.0, 0.1, 0.0, 0.0, 0.9, 0.0], [0.0] * EXPERTS)
-    assert one.top.cache.policy.next_idle_candidate() == (2, 1)
-
-
 def test_idle_prefetch__is_off_by_default() -> None:
     system = SystemConfig(eviction="reuse", per_layer=False)
     one = build_device_cache(system, SPEC, num_slots=[[4]], chunk_bytes=[CHUNKS] * LAYERS)

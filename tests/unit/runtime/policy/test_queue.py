@@ -31,41 +31,6 @@ def test_find_prefetch_order__names_the_known_ones() -> None:
         find_prefetch_order("nearest")
 
 
-def test_push_order__is_kept_by_a_later_forecast() -> None:
-    queue = make_queue("push-order")
-    for layer, probability in ((3, 0.1), (1, 0.9), (2, 0.5), (3, 0.8)):
-        queue.push_low((layer, 0), probability)
-    assert queue.low() == [(3, 0), (1, 0), (2, 0)]
-
-
-def test_nearest_layer__beats_probability() -> None:
-    queue = make_queue("nearest-layer")
-    queue.push_low((3, 0), 1.0)
-    queue.push_low((2, 0), 0.0)
-    assert queue.low()[0] == (2, 0)
-
-
-def test_probability_over_distance__is_computed_anew_for_each_layer() -> None:
-    # fMoE, section 4.5: .9 / 4 < .3 / 1 when the step begins, .9 / 2 > .3 / 3 after layer 1.
-    queue = make_queue("probability-over-distance")
-    queue.push_low((3, 0), 0.9)
-    queue.push_low((0, 0), 0.3)
-    assert queue.low()[0] == (0, 0)
-    queue.advance(1)
-    assert queue.low()[0] == (3, 0)
-    assert queue.low() == [(3, 0), (0, 0)]
-
-
-def test_layer_decay__is_computed_anew_for_each_layer() -> None:
-    # .5 (1 - 3/4) < .2 (1 - 1/4); two layers on, layer 2 is next and layer 0 a whole step away.
-    queue = make_queue("layer-decay")
-    queue.push_low((2, 0), 0.5)
-    queue.push_low((0, 0), 0.2)
-    assert queue.low() == [(0, 0), (2, 0)]
-    queue.advance(1)
-    assert queue.low() == [(2, 0), (0, 0)]
-
-
 EXPERTS = st.tuples(st.integers(0, LAYERS - 1), st.integers(0, 2))
 ACTIONS = st.one_of(
     st.tuples(st.just("push"), EXPERTS, st.one_of(st.none(), st.sampled_from([0.0, 0.25, 1.0]))),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from predictors.errors import MoecastError
-from runtime.serving.config import ServeConfig, is_loopback
+from runtime.serving.config import is_loopback
 from runtime.serving.edge.middleware import KEY_VARIABLE, ApiKeys, load_api_keys
 
 
@@ -67,11 +67,3 @@ def test_keys__are_kept_as_digests_only() -> None:
 )
 def test_is_loopback__needs_no_name_server(local: bool, hosts: list[str]) -> None:
     assert {is_loopback(host) for host in hosts} == {local}
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"port": -1}, {"port": 65536}, {"max_running": 0}, {"max_waiting": -1}, {"grace": -1}]
-)
-def test_serve_config__names_the_option_out_of_range(wrong: dict) -> None:
-    with pytest.raises(MoecastError, match=f"{next(iter(wrong))}="):
-        ServeConfig(**wrong)

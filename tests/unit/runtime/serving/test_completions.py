@@ -201,12 +201,6 @@ def test_seed__draws_as_torch_does_and_each_choice_has_its_own(
     assert expected[0] != expected[1]
 
 
-def test_no_seed__draws_anew(server: RunningServer) -> None:
-    body = {"prompt": PROMPTS[0], "max_tokens": 16, "temperature": 2}
-    texts = {raw(server, "/v1/completions", **body)["choices"][0]["text"] for _ in range(3)}
-    assert len(texts) > 1
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_stop_string__ends_the_text_before_it(
     server: RunningServer, plain: PlainAnswers, stream: bool

@@ -145,26 +145,11 @@ def test_echo__rejects_prompts_with_too_many_logits() -> None:
     parse_completion(completion(prompt=[1] * 100, echo=True), info(logit_bytes=1 << 24), LIMITS)
 
 
-def test_model_name__is_the_short_one_or_an_alias() -> None:
-    for name in (None, "m", "alias"):
-        parse_completion(completion(model=name), info(), LIMITS)
-    with pytest.raises(RequestError, match="unknown model 'other'; this server has 'm'"):
-        parse_completion(completion(model="other"), info(), LIMITS)
-    parse_completion(completion(model="gpt-4o"), info(aliases=frozenset({"*"})), LIMITS)
-
-
 @pytest.fixture
 def template(tmp_path: Path) -> Path:
     path = tmp_path / "template.jinja"
     path.write_text("{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}")
     return path
-
-
-def test_chat_template__may_come_from_a_file(folder: Path, template: Path) -> None:
-    loaded = tiny(folder, chat_template=template)
-    with loaded.model.moecast:
-        tokens = parse_chat(chat(), loaded.info, LIMITS).prompts[0].tokens
-        assert TOKENIZER.decode(tokens) == "[user] hello\n"
 
 
 @pytest.mark.parametrize("content", ["{% for %}", "{{ missing() }}", None])

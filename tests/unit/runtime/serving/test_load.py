@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,12 +16,19 @@ import httpx2
 import openai
 import pytest
 
-from runtime.errors import TransferError
+from runtime.errors import CheckpointError, TransferError
 from runtime.generation.lockstep.sequence import SequenceTask
 from runtime.policy.tier import TransferTask
 from runtime.serving.api.output_stream import OutputStream
 from runtime.serving.choice import CompletionChoice
-from runtime.serving.service import LoadedModel
+from runtime.serving.errors import EngineDead
+from runtime.serving.service import (
+    IDLE_AFTER_SECONDS,
+    GenerationService,
+    LoadedModel,
+    ServiceObserver,
+    ServiceState,
+)
 from tests.builders.plain_answers import PlainAnswers
 from tests.builders.served import before_transfers, count_pins, read_in_python
 from tests.builders.serving import (
@@ -78,8 +86,12 @@ def with_link(
     return opened
 
 
+def count_accepted(server: RunningServer) -> int:
+    return server.service.num_running + server.service.num_waiting
+
+
 def is_idle(server: RunningServer) -> bool:
-    return server.service.num_running == server.service.num_waiting == 0
+    return count_accepted(server) == 0
 
 
 def pinned(server: RunningServer) -> int:
@@ -189,16 +201,27 @@ def test_disconnect__ends_the_generation_within_a_step(held: RunningServer, stre
     assert pinned(held) == 0
 
 
+def test_disconnect__frees_the_place_of_a_waiting_answer_at_once(held: RunningServer) -> None:
+    with ask_on_socket(held, LONG):
+        wait_for(lambda: held.steps.num_steps == 1)
+        with ask_on_socket(held, LONG):
+            wait_for(lambda: held.service.num_waiting == 1)
+        wait_for(lambda: held.service.num_waiting == 0)
+        assert held.steps.num_steps == 1
+
+
 # ---- full queue
 
 
 def test_full_queue__rejects_at_once_and_keeps_accepted_requests(held: RunningServer) -> None:
     with ThreadPoolExecutor(4) as pool, held.http() as client:
-        taken = [
-            pool.submit(client.post, "/v1/completions", json={**LONG, "max_tokens": 2})
-            for _ in range(4)
-        ]
-        wait_for(lambda: held.service.num_running + held.service.num_waiting == 4)
+        body = {**LONG, "max_tokens": 2}
+        taken = [pool.submit(client.post, "/v1/completions", json=body) for _ in range(3)]
+        wait_for(lambda: count_accepted(held) == 3)
+        # All answers of a request are taken, or none.
+        assert client.post("/v1/completions", json=body | {"n": 2}).status_code == 429
+        taken.append(pool.submit(client.post, "/v1/completions", json=body))
+        wait_for(lambda: count_accepted(held) == 4)
         rejected = client.post("/v1/completions", json=LONG)
         assert rejected.status_code == 429
         assert int(rejected.headers["retry-after"]) >= 1
@@ -210,6 +233,9 @@ def test_full_queue__rejects_at_once_and_keeps_accepted_requests(held: RunningSe
         assert client.get("/health").status_code == 200
         held.steps.release()
         assert [future.result().status_code for future in taken] == [200] * 4
+    wait_for(lambda: is_idle(held))
+    events = Counter(event for event, _ in held.steps.events)
+    assert events == {"queued": 4, "started": 4, "ended": 4, "rejected": 4}
 
 
 def test_request_larger_than_the_queue__is_400(held: RunningServer) -> None:
@@ -231,7 +257,7 @@ def test_shutdown__finishes_accepted_requests_and_rejects_new_ones(folder: Path)
                 pool.submit(client.post, "/v1/completions", json={**body, "stream": stream})
                 for stream in (False, True, False)
             ]
-            wait_for(lambda: server.service.num_running + server.service.num_waiting == 3)
+            wait_for(lambda: count_accepted(server) == 3)
             server.end()
             wait_for(lambda: client.get("/ready").status_code == 503)
             assert client.get("/health").status_code == 200
@@ -257,7 +283,7 @@ def test_immediate_shutdown__fails_open_requests(folder: Path, how: str) -> None
                 pool.submit(client.post, "/v1/completions", json={**LONG, "stream": stream})
                 for stream in (False, True, False)
             ]
-            wait_for(lambda: server.service.num_running + server.service.num_waiting == 3)
+            wait_for(lambda: count_accepted(server) == 3)
             server.end()
             if how == "second request":
                 server.end()
@@ -270,6 +296,42 @@ def test_immediate_shutdown__fails_open_requests(folder: Path, how: str) -> None
         assert {answer.status_code for answer in answers} == {503, 200}
         server.thread.join(WAIT_SECONDS)
         assert not server.thread.is_alive()
+
+
+def test_close__in_a_long_step_fails_all_answers_at_once(held: RunningServer) -> None:
+    with ThreadPoolExecutor(2) as pool, held.http() as client:
+        taken = [pool.submit(client.post, "/v1/completions", json=LONG) for _ in range(2)]
+        wait_for(lambda: held.steps.num_steps == 1 and count_accepted(held) == 2)
+        assert not held.service.close(timeout_seconds=0.05)
+        assert [future.result().status_code for future in taken] == [503] * 2
+
+
+def test_failed_load__rejects_requests_with_its_error() -> None:
+    def missing() -> LoadedModel:
+        raise CheckpointError("no such model")
+
+    service = GenerationService(missing, max_running=1, max_waiting=1)
+    service.start()
+    wait_for(lambda: service.state is ServiceState.FAILED)
+    assert isinstance(service.error, CheckpointError)
+    with pytest.raises(EngineDead, match="no such model"):
+        service.require_capacity()
+    assert service.close(timeout_seconds=WAIT_SECONDS)
+
+
+def test_on_idle__is_called_once_per_idle_period(folder: Path) -> None:
+    became_idle = threading.Semaphore(0)
+
+    class Idleness(ServiceObserver):
+        def on_idle(self) -> None:
+            became_idle.release()
+
+    with running_server(lambda: tiny(folder)) as server, server.http() as client:
+        server.service.add_observer(Idleness())
+        for _ in range(2):
+            client.post("/v1/completions", json={"prompt": "a", "max_tokens": 2})
+            assert became_idle.acquire(timeout=WAIT_SECONDS)
+        assert not became_idle.acquire(timeout=2 * IDLE_AFTER_SECONDS)
 
 
 def test_loading__is_healthy_but_not_ready(folder: Path) -> None:
@@ -335,6 +397,11 @@ def test_kv_caches__stay_within_their_budget(folder: Path) -> None:
         assert all(
             kv_budget.fits(choice.max_cached_tokens for choice in running) for running in seen
         )
+        queued, started = (
+            [choice for name, choice in server.steps.events if name == event]
+            for event in ("queued", "started")
+        )
+        assert queued == started, "a short answer passes no long one that waits"
 
 
 def request_objects() -> list[object]:

@@ -91,6 +91,11 @@ def test_listen__on_a_taken_port_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"port": -1}, "port=-1"),
+        ({"port": 65536}, "port=65536"),
+        ({"max_running": 0}, "max_running=0"),
+        ({"max_waiting": -1}, "max_waiting=-1"),
+        ({"grace": -1}, "grace=-1"),
         ({"max_body": "0"}, "max_body=0: must be at least 1 byte"),
         ({"replicas": 2}, "launcher=ray"),
         ({"ray_address": "10.0.0.1:6379"}, "launcher=ray"),

@@ -87,15 +87,6 @@ def test_status__of_a_model_that_is_loading(telemetry: Telemetry, service: FakeS
     assert status["answers"] == []
 
 
-@pytest.mark.parametrize("state", [ServiceState.FAILED, ServiceState.ENDED])
-def test_status__of_a_model_that_could_not_be_loaded(
-    telemetry: Telemetry, service: FakeService, state: ServiceState
-) -> None:
-    service.change(state)
-    status = telemetry.status()
-    assert (status["state"], status["served"]) == (str(state), None)
-
-
 def test_status__includes_the_engine_once_it_is_ready(
     telemetry: Telemetry, service: FakeService, tmp_path: Path
 ) -> None:
@@ -180,10 +171,6 @@ def test_percentiles__are_the_smallest_values_that_enough_are_below(values: list
         assert found[f"p{percent}"] == min(enough)
 
 
-def test_percentiles__of_nothing_are_not_measured() -> None:
-    assert percentiles([]) is None
-
-
 def test_answers__have_their_counts_and_latencies() -> None:
     server = Server()
     choice = server.start("abc", prompt_tokens=5)
@@ -249,16 +236,6 @@ def test_throughput__is_that_of_the_last_whole_seconds(steps: list[tuple[float, 
     now = math.floor(server.seconds)
     recent = [at for at in tokens if now - RATE_SECONDS <= math.floor(at) < now]
     assert server.recent.tokens_per_second() == len(recent) / RATE_SECONDS
-
-
-def test_throughput__of_an_idle_server_is_zero() -> None:
-    server = Server()
-    choice = server.start()
-    server.step(choice, seconds=1)
-    server.seconds += 1
-    assert server.recent.tokens_per_second() == 1 / RATE_SECONDS
-    server.seconds += RATE_SECONDS
-    assert server.recent.tokens_per_second() == 0
 
 
 class Clock:

@@ -21,7 +21,7 @@ from runtime.serving.choice import CompletionChoice, TokenDelta
 from tests.builders.forced_text import force_text
 from tests.builders.plain_answers import TOKENIZER, ids
 from tests.builders.serving import RunningServer, running_server, tiny
-from tests.unit.runtime.serving.test_completions import HELLO, events, raw
+from tests.unit.runtime.serving.test_completions import HELLO, raw
 from tests.unit.runtime.serving.test_rejections import error_of, post
 from tests.unit.runtime.serving.test_tools import calls_of, named
 
@@ -78,16 +78,6 @@ def test_schema__is_followed_whatever_the_options(
         if options.get("logprobs"):
             entries = choice["logprobs"]["content"]
             assert "".join(entry["token"] for entry in entries) == choice["message"]["content"]
-
-
-def test_stream__has_the_same_text(server: RunningServer) -> None:
-    (choice,) = ask(server, response_format=FORMAT)
-    chunks = events(
-        server, CHAT, messages=HELLO, max_tokens=400, temperature=0, response_format=FORMAT
-    )
-    deltas = [chunk["choices"][0] for chunk in chunks]
-    assert "".join(delta["delta"].get("content", "") for delta in deltas) == check(choice)
-    assert deltas[-1]["finish_reason"] == "stop"
 
 
 FORMS: list[tuple[dict[str, Any], str]] = [

@@ -18,16 +18,7 @@ from tests.builders.entries import tiny_spec
 from tests.builders.simulated import one_token, routed_step, toy_machine
 
 NAMES = choice_names("system")
-PAPERS = {
-    *("promoe", "moe-infinity-sequence", "moe-infinity-request", "fmoe", "klotski"),
-    *("mixtral-offloading", "brainstorm", "deepspeed", "token", "on-demand", "static", "lfu"),
-    *("oracle", "moecast"),
-}
 SPEC = tiny_spec(num_layers=2, num_experts=4, top_k=1)
-
-
-def test_systems__are_those_of_the_design() -> None:
-    assert set(NAMES) >= PAPERS
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -206,14 +197,6 @@ def test_hot_first__computes_experts_with_most_tokens_first() -> None:
     for e in counts:
         core.release((0, e)) if core.is_ready((0, e)) else core.cancel(0, [e])
     assert core.request_routed(0, {0: 9, 1: 1}) == [1, 0]
-
-
-def test_klotski__prefetches_and_computes_as_its_paper_says() -> None:
-    one = load_system("klotski")
-    assert (one.predictor, one.hot_first, one.drop_used) == ("correlation", True, True)
-    assert one.early_preemption
-    assert one.reordered
-    assert not one.chunked
 
 
 def test_oracle__overlaps_all_it_can() -> None:

@@ -9,7 +9,6 @@ import torch
 
 from predictors.spec import ModelSpec
 from runtime.errors import StoreError, TransferError
-from runtime.store.checkpoint import CheckpointStore
 from runtime.store.files import FileReader
 from runtime.store.model_source import fingerprint
 from runtime.store.packed.coding import HQQ, Coding
@@ -47,19 +46,6 @@ def test_packed_store__every_expert_is_the_checkpoints(tmp_path, hidden_size, ch
                 assert torch.equal(weights["gate_up_proj"], bank.gate_up_proj[expert])
                 assert torch.equal(weights["down_proj"], bank.down_proj[expert])
     store.close()
-
-
-def test_packed_store__is_served_without_the_checkpoints_experts(tmp_path, model, monkeypatch):
-    folder = packed(model, tmp_path / "store")
-    expected = plain_eager(model)(TOKENS).logits
-
-    def forbidden(*_):
-        raise AssertionError("an expert was read from the checkpoint")
-
-    monkeypatch.setattr(CheckpointStore, "read", forbidden)
-    served = serve(model, store=folder, budget="30%")
-    with served.moecast, torch.no_grad():
-        assert torch.equal(served(TOKENS).logits, expected)
 
 
 def flipped(path: Path, bit: int) -> None:
