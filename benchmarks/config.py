@@ -4,16 +4,17 @@ The docstring under a field is its help text.
 """
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from predictors.config import RunConfig, several
-from predictors.errors import MoecastError
+from predictors.config import RunConfig, require_at_least, several
 from runtime.config import SystemConfig
 from runtime.sim.predictor_latency import LATENCY_FILE
 
 RESULTS = Path("benchmarks/results")
 ENVIRONMENTS = Path("runs/environments")
+MAY_BE_ZERO = ("seed", "warm_requests", "warm_ups")
+"""Numbers of options; all others are 1 or more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,22 +23,8 @@ class BenchmarkConfig(RunConfig):
     """JSON file for the results."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "repetitions",
-            "requests",
-            "workers",
-            "max_new_tokens",
-            "replay_tokens",
-            "cases",
-            "clients",
-            "steps",
-            "threads",
-            "prompt_tokens",
-            "warm_up_tokens",
-        ):
-            value = getattr(self, name, 1)
-            if isinstance(value, int) and value < 1:
-                raise MoecastError(f"{name}={value}: must be at least 1")
+        numbers = [field.name for field in fields(self) if type(getattr(self, field.name)) is int]
+        require_at_least(self, **{name: int(name not in MAY_BE_ZERO) for name in numbers})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,7 @@ from benchmarks.config import GpuConfig
 from benchmarks.greedy import generate_greedy
 from benchmarks.random_model import scaled_config, write_checkpoint
 from benchmarks.reports import describe_machine, print_line, write_report
+from predictors.config import require_at_least
 from predictors.errors import MoecastError
 from runtime.accelerator import (
     Accelerator,
@@ -108,16 +109,6 @@ def tiny_config() -> Qwen3MoeConfig:
     config.moe_intermediate_size, config.num_experts, config.num_experts_per_tok = 32, 32, 2
     config.num_attention_heads, config.num_key_value_heads, config.head_dim = 4, 2, 16
     return config
-
-
-def write_model(shape: Qwen3MoeConfig, folder: Path, seed: int) -> None:
-    folder.mkdir()
-    write_checkpoint(
-        shape,
-        folder,
-        seed=seed,
-        advance=lambda done, number: print_line(f"{done}/{number} files"),
-    )
 
 
 @contextmanager
@@ -263,11 +254,7 @@ def run_gpu(config: GpuConfig) -> None:
         MoecastError: there is no accelerator, or an option is out of range.
     """
     began = time.perf_counter()
-    for name in ("num_layers", "steps"):
-        if getattr(config, name) < 1:
-            raise MoecastError(f"{name}={getattr(config, name)}: must be at least 1")
-    if config.max_new_tokens < 3:
-        raise MoecastError(f"max_new_tokens={config.max_new_tokens}: must be at least 3")
+    require_at_least(config, max_new_tokens=3)
     machine = describe_machine()
     device = choose_device(config.device)
     if config.device == "auto" and device.type == "cpu":
@@ -293,7 +280,7 @@ def measure(config: GpuConfig, device: torch.device, work: Path) -> dict[str, An
     """
     accelerator = open_accelerator(device)
     tiny, large = work / "tiny", work / "large"
-    write_model(tiny_config(), tiny, config.seed)
+    write_checkpoint(tiny_config(), tiny, seed=config.seed)
     exactness = [
         compare_exactness(tiny, device, dtype, config) for dtype in ("float32", "bfloat16")
     ]
@@ -306,7 +293,7 @@ def measure(config: GpuConfig, device: torch.device, work: Path) -> dict[str, An
         large, shape = tiny, tiny_config()
     else:
         shape = scaled_config(config.num_layers, VOCABULARY)
-        write_model(shape, large, config.seed)
+        write_checkpoint(shape, large, seed=config.seed)
     speed = measure_speed(large, device, config)
     return {
         "device": str(device),

@@ -16,7 +16,7 @@ Shape suffixes: N tokens of the log, L layers, K experts of a token, E experts, 
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -29,6 +29,7 @@ from benchmarks.config import RandomConfig
 from benchmarks.peers.fused import INDEX
 from benchmarks.real_size.model import QWEN3_30B_A3B, RandomTensor, make_values
 from benchmarks.reports import print_line
+from predictors.config import require_at_least
 from predictors.errors import MoecastError
 from runtime.config import ModelConfig
 from runtime.hf.forced_routing import require_fit
@@ -116,14 +117,15 @@ def write_checkpoint(
     *,
     seed: int,
     experts_NLK: NDArray | None = None,
-    advance: Callable[[int, int], None] = lambda _done, _all: None,
+    quiet: bool = False,
 ) -> None:
-    """Writes configuration and random weights, a file for each layer, into an existing folder.
+    """Writes configuration and random weights, a file for each layer, into a new folder.
 
     Args:
         experts_NLK: of a log that greedy decoding repeats.
-        advance: called with the number of files that are written, and of all files.
+        quiet: write no line for each file.
     """
+    folder.mkdir(parents=True)
     generator = torch.Generator().manual_seed(seed)
     own = {} if experts_NLK is None else repeat_log(experts_NLK, model, generator)
     around = (model.vocab_size, model.hidden_size)
@@ -146,7 +148,8 @@ def write_checkpoint(
         }
         save_file(tensors, folder / file, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(tensors, file)
-        advance(number + 1, len(shapes))
+        if not quiet:
+            print_line(f"{number + 1}/{len(shapes)} files")
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}) + "\n")
     if experts_NLK is not None:
         ids = [*range(FIRST_TOKEN, FIRST_TOKEN + len(experts_NLK))]
@@ -160,8 +163,7 @@ def run_random(config: RandomConfig) -> None:
     Raises:
         MoecastError: the folder exists, there are no layers, or the log does not fit.
     """
-    if config.num_layers < 1:
-        raise MoecastError(f"num_layers={config.num_layers}: must be at least 1")
+    require_at_least(config, num_layers=1)
     if config.output.exists():
         raise MoecastError(f"{config.output} exists; remove it or give another output=PATH")
     reference = resolve(ModelConfig())
@@ -172,13 +174,11 @@ def run_random(config: RandomConfig) -> None:
         top_k = experts_NLK.shape[2]
     partial = config.output.with_name(f"{config.output.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
     write_checkpoint(
         scaled_config(config.num_layers, tokens, top_k=top_k),
         partial,
         seed=config.seed,
         experts_NLK=experts_NLK,
-        advance=lambda done, number: print_line(f"{done}/{number} files"),
     )
     for name in TOKENIZER_FILES:
         shutil.copy(reference / name, partial / name)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.config import RESULTS, BenchmarkConfig
+from predictors.config import require_at_least
 from predictors.errors import MoecastError, unknown
 
 CONTROL_PLANE_SHAPES = ("12x8", "12x60", "24x64", "48x128", "60x512")
@@ -32,7 +33,4 @@ class ControlPlaneConfig(BenchmarkConfig):
         for shape in self.shape:
             if shape not in CONTROL_PLANE_SHAPES:
                 raise MoecastError(unknown("shape", shape, CONTROL_PLANE_SHAPES))
-        if self.repetitions < 3:
-            raise MoecastError(
-                f"repetitions={self.repetitions}: must be at least 3, of which a median is taken"
-            )
+        require_at_least(self, repetitions=3)  # of which a median is taken

@@ -87,8 +87,7 @@ def make_config(shape: RandomShape) -> Qwen3MoeConfig:
 
 def write_model(shape: RandomShape, folder: Path, *, seed: int) -> ModelConfig:
     """Write a random checkpoint into a new folder."""
-    folder.mkdir(parents=True)
-    write_checkpoint(make_config(shape), folder, seed=seed)
+    write_checkpoint(make_config(shape), folder, seed=seed, quiet=True)
     return ModelConfig(name=NAME, id=str(folder), dtype=DTYPE)
 
 

@@ -67,17 +67,6 @@ REASON = (
 )
 
 
-def interconnect(shape: ShapeConfig, *, nodes: int, devices: int, link: float) -> Interconnect:
-    """Returns links that carry hidden states in the shape's own precision."""
-    return Interconnect(
-        num_nodes=nodes,
-        devices_per_node=devices,
-        token_bytes=int(shape.hidden_size * shape.bytes_per_weight),
-        device_bytes_per_second=link,
-        **NETWORK,
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class ScalingRow:
     """One replay; times are those of the shape's number of layers."""
@@ -99,77 +88,56 @@ class ScalingRow:
     decode_bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReplayedCluster:
-    """Machines with devices, and the requests that they serve."""
-
-    hardware: HardwareConfig
-    nodes: int
-    devices: int
-    batch: int
-    arena_bytes: float
-    """Memory for experts of each device."""
-
-
-def clusters(shape: ShapeConfig, server: HardwareConfig) -> list[ReplayedCluster]:
-    """Returns the machines that a shape is replayed on."""
-    arena_bytes = ARENA_BYTES[shape.name]
+def list_cells(shape: ShapeConfig, server: HardwareConfig) -> list[PaperCell]:
+    """Returns the replays of a shape on nodes of V100s, and on more and more GPUs of one server."""
+    places = [
+        (V100_NODE, nodes, GPUS_PER_NODE, batch)
+        for nodes in NODES
+        for batch in sorted({BATCH, nodes * BATCH_PER_NODE})
+    ]
+    places += [(server, 1, gpus, BATCH) for gpus in GPUS]
     return [
-        *(
-            ReplayedCluster(
-                hardware=V100_NODE,
-                nodes=nodes,
-                devices=GPUS_PER_NODE,
-                batch=batch,
-                arena_bytes=arena_bytes / GPUS_PER_NODE,
-            )
-            for nodes in NODES
-            for batch in sorted({BATCH, nodes * BATCH_PER_NODE})
-        ),
-        *(
-            ReplayedCluster(
-                hardware=server, nodes=1, devices=n, batch=BATCH, arena_bytes=arena_bytes
-            )
-            for n in GPUS
-        ),
+        PaperCell(
+            system=load_system(PAPER),
+            shape=shape,
+            hardware=hardware,
+            share=arena_bytes(shape, hardware) / experts_bytes(shape),
+            batch=batch,
+            interconnect=Interconnect(
+                num_nodes=nodes,
+                devices_per_node=devices,
+                # Hidden states in the shape's own precision.
+                token_bytes=int(shape.hidden_size * shape.bytes_per_weight),
+                device_bytes_per_second=hardware.link_bytes_per_second,
+                **NETWORK,
+            ),
+        )
+        for hardware, nodes, devices, batch in places
     ]
 
 
-def make_cell(shape: ShapeConfig, cluster: ReplayedCluster) -> PaperCell:
-    return PaperCell(
-        system=load_system(PAPER),
-        shape=shape,
-        hardware=cluster.hardware,
-        share=cluster.arena_bytes / experts_bytes(shape),
-        batch=cluster.batch,
-        interconnect=interconnect(
-            shape,
-            nodes=cluster.nodes,
-            devices=cluster.devices,
-            link=cluster.hardware.link_bytes_per_second,
-        ),
-    )
+def arena_bytes(shape: ShapeConfig, hardware: HardwareConfig) -> float:
+    """Returns the memory for experts of each device."""
+    return ARENA_BYTES[shape.name] / (GPUS_PER_NODE if hardware is V100_NODE else 1)
 
 
-def describe_replay(
-    shape: ShapeConfig, cluster: ReplayedCluster, result: CellResult, num_layers: int
-) -> ScalingRow:
+def describe_replay(cell: PaperCell, result: CellResult, num_layers: int) -> ScalingRow:
     """Returns the figures of a replay of `num_layers` of the shape's layers."""
+    shape, links = cell.shape, cell.interconnect
+    assert links is not None, cell
     sums, samples = result.units.sum(), result.units.resample()
     deeper = shape.num_layers / num_layers
-    latency_ms = interval(1e3 * samples.tpot_seconds * deeper)
-    tokens_per_second = interval(samples.tokens_per_second / deeper)
     return ScalingRow(
         shape=shape.name,
-        machine=cluster.hardware.name,
-        nodes=cluster.nodes,
-        devices=cluster.devices,
-        batch=cluster.batch,
+        machine=cell.hardware.name,
+        nodes=links.num_nodes,
+        devices=links.devices_per_node,
+        batch=cell.batch,
         decode_tokens=int(sums.decode_tokens),
         latency_ms=float(1e3 * sums.tpot_seconds * deeper),
-        latency_interval_ms=latency_ms,
+        latency_interval_ms=interval(1e3 * samples.tpot_seconds * deeper),
         tokens_per_second=float(sums.tokens_per_second / deeper),
-        tokens_per_second_interval=tokens_per_second,
+        tokens_per_second_interval=interval(samples.tokens_per_second / deeper),
         hit_rate=float(sums.hit_rate),
         decode_stall_share=float(sums.decode_stall_share),
         decode_bytes=int(sums.decode_bytes),
@@ -195,22 +163,18 @@ def run_scaling(config: ScalingConfig) -> None:
     shapes = [SWITCH_LARGE, load_shape("nllb-moe")]
     server = replace(load_hardware("a5000-pcie4"), store_bytes_per_second=0.0, host_bytes=0.0)
     trace = Trace.open(config.trace)
-    places = [(shape, cluster) for shape in shapes for cluster in clusters(shape, server)]
-    cells = [make_cell(shape, cluster) for shape, cluster in places]
+    cells = [cell for shape in shapes for cell in list_cells(shape, server)]
     found = PaperReplays(trace, config).run(cells)
-    results = [found[cell.digest()] for cell in cells]
-    rows = [
-        describe_replay(shape, cluster, result, trace.spec.num_layers)
-        for (shape, cluster), result in zip(places, results, strict=True)
-    ]
+    replays = [(cell, found[cell.digest()]) for cell in cells]
+    rows = [describe_replay(cell, result, trace.spec.num_layers) for cell, result in replays]
 
     def figures(of: Callable[[UnitSums], CellFigures]) -> ClusterFigures:
         """Returns latencies in seconds and throughputs."""
         measured = {}
-        for (shape, cluster), result in zip(places, results, strict=True):
-            if cluster.hardware is V100_NODE:
-                own, deeper = of(result.units), shape.num_layers / trace.spec.num_layers
-                measured[shape.name, cluster.nodes, cluster.batch] = (
+        for cell, result in replays:
+            if cell.hardware is V100_NODE and cell.interconnect is not None:
+                own, deeper = of(result.units), cell.shape.num_layers / trace.spec.num_layers
+                measured[cell.shape.name, cell.interconnect.num_nodes, cell.batch] = (
                     own.tpot_seconds * deeper,
                     own.tokens_per_second / deeper,
                 )

@@ -46,7 +46,6 @@ class PeersConfig(BenchmarkConfig):
         for name, values, least in (
             ("threads", self.threads, 1),
             ("read_ahead", self.read_ahead, 0),
-            ("warm_ups", [self.warm_ups], 0),
         ):
             if any(value < least for value in values):
                 raise MoecastError(f"{name}={getattr(self, name)}: must be at least {least}")

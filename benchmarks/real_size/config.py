@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.config import RESULTS, BenchmarkConfig
-from predictors.errors import MoecastError
+from predictors.config import require_at_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,5 +34,4 @@ class RealSizeConfig(BenchmarkConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.max_new_tokens < 3:
-            raise MoecastError(f"max_new_tokens={self.max_new_tokens}: must be at least 3")
+        require_at_least(self, max_new_tokens=3)
