@@ -295,10 +295,6 @@ class WritableZoo(Zoo):
             # Nobody else writes: what another machine has left is abandoned too.
             return sum(self.storage.remove_temporary(one, everything=True) for one in folders)
 
-    def sign(self) -> None:
-        """Signs the index as it is."""
-        self._update_index(lambda index: index.entries)
-
     def _update_index(
         self,
         change: Callable[[ZooIndex], dict[str, EntryListing]],

@@ -1,7 +1,7 @@
 """Configurations of the zoo's commands.
 
-A zoo is given by a folder, `builtin`, or an https://, s3://, hf:// or package:// address; several
-are separated by commas.
+A zoo is given by a folder, `builtin`, or an https://, s3:// or hf:// address; several are separated
+by commas.
 """
 
 from dataclasses import dataclass, field
@@ -124,16 +124,6 @@ class LockConfig(RunConfig):
     """Zoos to name in the file; default: the built-in one and those of MOECAST_ZOO."""
     output: Path = Path("zoo.lock")
     """File to write."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class IndexConfig(RunConfig):
-    path: Path
-    """Folder that contains entries, at any depth."""
-    output: Path | None = None
-    """Folder of the zoo, to be served; default: `path`."""
-    key: Path | None = None
-    """Private key (PEM, elliptic curve) that signs the index."""
 
 
 @dataclass(frozen=True, kw_only=True)

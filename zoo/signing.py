@@ -103,7 +103,7 @@ def check_index_signature(storage: Storage, data: bytes, *, key: Path) -> None:
     except FileNotFoundError as error:
         raise SignatureError(
             f"{what} is not signed, and a signature by {key} is required; its owner signs it with "
-            "moecast zoo index PATH key=KEY.pem, or push with key=KEY.pem"
+            "moecast zoo push PATH key=KEY.pem"
         ) from error
     with tempfile.TemporaryDirectory() as temporary:
         (Path(temporary) / INDEX).write_bytes(data)

@@ -1,6 +1,5 @@
-"""The commands push, promote, sign, index, rm and gc: they change a zoo."""
+"""The commands push, promote, sign, rm and gc: they change a zoo."""
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from zoo.commands import print_line, summarize
 from zoo.comparison import describe_traces, pair_figures, require_same_model
 from zoo.config import (
     CollectGarbageConfig,
-    IndexConfig,
     PromoteConfig,
     PushConfig,
     RemoveConfig,
@@ -24,7 +22,6 @@ from zoo.errors import RefusedError, ZooError
 from zoo.index import check_alias, parse_reference
 from zoo.signing import sign_folder
 from zoo.storage import cache_storage, open_writable_storage
-from zoo.storage.folder import FolderStorage
 
 
 def open_writable_zoo(where: str | None, *, key: Path | None = None) -> WritableZoo:
@@ -39,25 +36,6 @@ def push(config: PushConfig) -> dict[str, Any]:
     target = open_writable_zoo(config.zoo, key=config.key)
     entries = add_all(target, find_entry_folders(config.path), alias=config.alias)
     return {"published": [summarize(entry) for entry in entries], "in": target.storage.address}
-
-
-def index(config: IndexConfig) -> dict[str, Any]:
-    """Makes a zoo of a folder of entries: static files for any web server."""
-    if not config.path.is_dir():
-        raise ZooError(f"{config.path} is not a folder")
-    folders = sorted(path.parent for path in config.path.rglob(MANIFEST))
-    output = config.output or config.path
-    zoo = WritableZoo(FolderStorage(output), config.key)
-    if not folders and not zoo.read_index().entries:
-        raise ZooError(f"{config.path} has no entry; moecast train writes entries")
-    add_all(zoo, folders)
-    zoo.sign()
-    made = zoo.read_index()
-    print_line(f"{output}: {len(made.entries)} entries, serial {made.serial}")
-    where = shlex.quote(str(output))
-    print_line(f"serve it: python -m http.server --bind 127.0.0.1 --directory {where} 8000")
-    entries = {name: listing.latest for name, listing in made.entries.items()}
-    return {"zoo": str(output), "serial": made.serial, "entries": entries}
 
 
 def add_all(

@@ -10,7 +10,7 @@ from predictors.errors import MoecastError
 from predictors.files import cache_folder, expand_home
 from zoo.errors import StorageError
 from zoo.storage.base import Storage, WritableStorage
-from zoo.storage.folder import FolderStorage, PackageStorage
+from zoo.storage.folder import FolderStorage
 
 BUILTIN = Path(__file__).resolve().parents[1] / "builtin"
 ZOOS = "MOECAST_ZOO"
@@ -31,8 +31,6 @@ def open_storage(where: str | Path) -> Storage:
         from zoo.storage.hub import open_hub_storage
 
         return open_hub_storage(where)
-    if where.startswith("package://"):
-        return PackageStorage(where.removeprefix("package://").rstrip("/"))
     if "://" in where and not where.startswith("file://"):
         from zoo.storage.remote import ObjectStorage
 

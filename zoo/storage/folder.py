@@ -1,4 +1,4 @@
-"""Storage in a folder (cache, built-in zoo, shared disk) and in an installed package.
+"""Storage in a folder: the cache, the built-in zoo, a shared disk.
 
 Not through fsspec: its local files follow links, are written in place and without fsync, and have
 neither locks nor a creation that fails if the file exists.
@@ -13,8 +13,6 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
@@ -29,7 +27,7 @@ from predictors.files import (
     write_atomic,
 )
 from zoo.digest import check_path, open_inside
-from zoo.errors import DamagedError, StorageError, UnreachableError
+from zoo.errors import DamagedError, UnreachableError
 from zoo.storage.base import CHUNK_BYTES, FileStorage, Storage
 
 LEAST_SECONDS, LEAST_BYTES_PER_SECOND = 60.0, 10_000
@@ -180,32 +178,3 @@ class FolderStorage(FileStorage):
 def _flush(file: IO[bytes]) -> None:
     file.flush()
     os.fsync(file.fileno())
-
-
-@dataclass(frozen=True)
-class PackageStorage(Storage):
-    """Files of an installed package (`package://NAME`), which is found, not imported."""
-
-    package: str
-
-    @property
-    def is_remote(self) -> bool:
-        return False
-
-    @property
-    def address(self) -> str:
-        return f"package://{self.package}"
-
-    @cached_property
-    def _folder(self) -> FolderStorage:
-        # Of a name with dots, find_spec imports the parents.
-        spec = find_spec(self.package) if self.package.isidentifier() else None
-        if spec is None or not spec.submodule_search_locations:
-            raise StorageError(
-                f"{self.address}: no package {self.package!r} is installed; pip install the wheel "
-                "that contains it"
-            )
-        return FolderStorage(Path(spec.submodule_search_locations[0]))
-
-    def stream(self, path: str) -> AbstractContextManager[Iterator[bytes]]:
-        return self._folder.stream(path)

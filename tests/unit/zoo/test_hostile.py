@@ -70,9 +70,8 @@ def test_card__of_another_form_is_an_error_of_the_zoo(
 
 @pytest.mark.parametrize(
     "address",
-    ["package://os", "package://sys", "package://", "package://.", "package://..",
-     "package://a/b", "package://a b", "package://evil", "package://evil.inner", "jlab://x",
-     "nope://", "~nosuchuser", "\0", "github://", "https://h:99999", "http://[::1", "s3://",
+    ["package://os", "package://evil", "package://evil.inner", "jlab://x", "nope://",
+     "~nosuchuser", "\0", "github://", "https://h:99999", "http://[::1", "s3://",
      "." * 5000, "a\ud800"],
 )  # fmt: skip
 def test_address__that_is_no_zoo_is_named_and_runs_nothing(
@@ -112,16 +111,6 @@ def test_pull__to_a_disk_that_fills_up_is_one_line_and_goes_on(
     assert list(blobs.glob(".*")) == []
     pull_tiny(address)
     find_entry("tiny/stride").verify()
-
-
-def test_locked_zoo__of_a_package_imports_nothing(
-    evil: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for package in ("evil", "evil.inner", "evil.absent", "os", "../evil", "evil/inner", ""):
-        record = {"digest": "0" * 64, "zoo": f"package://{package}"}
-        (tmp_path / "zoo.lock").write_text(json.dumps({"entries": {"tiny/stride": record}}))
-        assert zoo("pull", f"locked={tmp_path / 'zoo.lock'}") == 2
-    assert "Error:" not in capsys.readouterr().err
 
 
 def test_files_of_another_kind__are_named(

@@ -180,7 +180,7 @@ def test_signed_index__is_changed_with_the_key_only(
     for command in (
         ("push", tmp_path / "m", f"zoo={far}"),
         ("rm", "tiny/stride", f"zoo={far}"),
-        ("index", tmp_path / "more", f"output={far}"),
+        ("push", tmp_path / "more", f"zoo={far}"),
     ):
         assert zoo(*command) == 2
         assert (far / "index.json").read_bytes() == before

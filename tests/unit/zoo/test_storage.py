@@ -1,7 +1,6 @@
-"""One contract for every storage: a folder, a web server, object stores, the Hub, a wheel."""
+"""One contract for every storage: a folder, a web server, object stores, the Hub."""
 
 import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +20,7 @@ from zoo.load import find_entry
 from zoo.pull import pull_reference
 from zoo.storage import cache_storage
 from zoo.storage.base import FileStorage, Storage, WritableStorage
-from zoo.storage.folder import FolderStorage, PackageStorage
+from zoo.storage.folder import FolderStorage
 from zoo.storage.hub import HubStorage
 from zoo.storage.remote import HttpStorage, ObjectStorage
 
@@ -35,15 +34,6 @@ def folder(tmp_path: Path, _: pytest.MonkeyPatch) -> Iterator[Storage]:
 def web(tmp_path: Path, _: pytest.MonkeyPatch) -> Iterator[Storage]:
     with served(tmp_path / "far") as (address, _site):
         yield HttpStorage(address)
-
-
-@contextmanager
-def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
-    (tmp_path / "far").mkdir()
-    (tmp_path / "far/__init__.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    yield PackageStorage("far")
-    sys.modules.pop("far", None)
 
 
 @contextmanager
@@ -69,7 +59,7 @@ def hub(_: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
         yield HubStorage("publisher/zoo", endpoint=address)
 
 
-KINDS = {"folder": folder, "web": web, "wheel": wheel, "memory": memory, "s3": s3, "hub": hub}
+KINDS = {"folder": folder, "web": web, "memory": memory, "s3": s3, "hub": hub}
 
 
 @pytest.fixture(params=KINDS)

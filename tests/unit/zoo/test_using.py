@@ -136,20 +136,19 @@ def test_pull__takes_one_selection(arguments: list[str]) -> None:
 # ---- making, cleaning
 
 
-def test_index__makes_a_zoo_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_push__makes_a_zoo_of_a_folder_that_any_web_server_shows(tmp_path: Path) -> None:
     tiny_entry(tmp_path / "all/a", created="2026-01-01T00:00:00+00:00")
     new = tiny_entry(tmp_path / "all/b", licence="MIT", created="2026-02-01T00:00:00+00:00")
-    tiny_entry(tmp_path / "all/deep/c", name="tiny/mlp", kind="mlp")
-    assert zoo("index", tmp_path / "all", f"output={tmp_path / 'zoo'}") == 0
-    assert "python -m http.server --bind 127.0.0.1" in capsys.readouterr().out
+    tiny_entry(tmp_path / "all/c", name="tiny/mlp", kind="mlp")
+    assert zoo("push", tmp_path / "all", f"zoo={tmp_path / 'zoo'}") == 0
     with served(tmp_path / "zoo") as (address, _):
         assert find_entry(f"{address}#tiny/stride").manifest == new
         assert zoo("list", f"zoo={address}", "model=tiny", f"run_dir={tmp_path / 'r'}") == 0
     rows = json.loads((tmp_path / "r/results.json").read_text())["entries"]
     assert sorted(one["name"] for one in rows) == ["tiny/mlp", "tiny/stride"]
-    assert zoo("index", tmp_path / "nothing") == 2
+    assert zoo("push", tmp_path / "nothing", f"zoo={tmp_path / 'zoo'}") == 2
     (tmp_path / "empty").mkdir()
-    assert zoo("index", tmp_path / "empty") == 2
+    assert zoo("push", tmp_path / "empty", f"zoo={tmp_path / 'zoo'}") == 2
 
 
 LEFT_OF_A_KILLED_PUSH = (

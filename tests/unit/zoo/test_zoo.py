@@ -165,7 +165,6 @@ def test_index__of_another_form_is_refused(content: str, tmp_path: Path) -> None
         (["pull", "tiny/stride", "zoo=nowhere"], "nowhere is not a zoo"),
         (["pull", "tiny/stride", "zoo=https:///x"], "cannot be reached"),
         (["pull", "tiny/stride", "zoo=hf://x"], "is not hf://OWNER/REPO"),
-        (["pull", "tiny/stride", "zoo=package://no.such"], "no package 'no.such' is installed"),
         (["pull", "tiny/stride", "zoo=nope://x"], "use https://, s3:// or hf://"),
         (["pull", "tiny/stride"], "no zoo to pull from"),
         (["push", "nowhere", "zoo=https://x/zoo"], "is read-only"),
