@@ -17,7 +17,6 @@ class FakeHub:
 
     def __init__(self) -> None:
         self.commits: dict[str, list[tuple[str, dict[str, bytes]]]] = {}
-        self.requests: list[str] = []
         self.lock = threading.Lock()
         self.between: list[dict[str, bytes]] = []
         """Files that another user commits just before the next commit."""
@@ -98,7 +97,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         parts = [unquote(one) for one in urlsplit(self.path).path.strip("/").split("/")]
-        self.hub.requests.append(f"{self.command} {self.path}")
         if parts[0] == "api":
             self.about("/".join(parts[2:4]), parts[4:])
         elif len(parts) > 4 and parts[2] == "resolve":
@@ -134,7 +132,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         path, data = urlsplit(self.path).path, self.body()
-        self.hub.requests.append(f"POST {path}")
         repo = "/".join(path.strip("/").split("/")[2:4])
         if path == "/api/repos/create":
             asked = json.loads(data)

@@ -1,33 +1,54 @@
-"""Runs Python in other processes."""
+"""Runs programs in other processes."""
 
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run_python(
-    *arguments: object,
+def run(
+    *command: object,
     folder: Path = ROOT,
     environment: Mapping[str, str] | None = None,
     timeout: float = 400.0,
+    check: bool = True,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs Python with these arguments to its end; what it says fails the test unless it succeeds.
+    """Runs a program to its end; what it says fails the test unless it succeeds.
 
     Args:
-        environment: In addition to this process's own.
+        environment: None is this process's own.
+        check: False leaves it to the caller whether it has to succeed.
     """
     done = subprocess.run(
-        [sys.executable, *map(str, arguments)],
+        list(map(str, command)),
         cwd=folder,
-        env={**os.environ, **(environment or {})},
+        env=environment,
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=timeout,
         check=False,
     )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert not check or done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done
+
+
+def run_python(
+    *arguments: object, environment: Mapping[str, str] | None = None, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Runs Python; `environment` is in addition to this process's own, `options` are of `run`."""
+    merged = {**os.environ, **(environment or {})}
+    return run(sys.executable, *arguments, environment=merged, **options)
+
+
+def write_moecast(folder: Path) -> Path:
+    """Writes a program `moecast` into the folder, which runs this project; returns its path."""
+    folder.mkdir(exist_ok=True)
+    program = folder / "moecast"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m moecast "$@"\n')
+    program.chmod(0o755)
+    return program

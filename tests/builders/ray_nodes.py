@@ -19,9 +19,9 @@ from pathlib import Path
 
 import psutil
 
+from tests.builders.processes import ROOT, run, write_moecast
 from tests.docs.tested_commands import read_block
 
-ROOT = Path(__file__).resolve().parents[2]
 SMALL = f"--object-store-memory={80 << 20} --include-log-monitor=false"
 START_SECONDS, STARTS = 150, 3
 END_SECONDS = 60
@@ -255,11 +255,7 @@ def unmount_namespaces() -> None:
 
 def make_environment(home: Path) -> dict[str, str]:
     """Returns the environment of all nodes: one home folder, and this project's commands."""
-    programs = home / "bin"
-    programs.mkdir()
-    moecast = programs / "moecast"
-    moecast.write_text(f'#!/bin/sh\nexec {sys.executable} -m moecast "$@"\n')
-    moecast.chmod(0o755)
+    programs = write_moecast(home / "bin").parent
     kept = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
     path = os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]])
     return kept | {
@@ -301,7 +297,7 @@ def run_ip(*arguments: str) -> str:
     program = shutil.which("ip")
     if program is None:
         raise NoNamespaces("`ip` is missing: apt-get install iproute2")
-    done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
+    done = run(program, *arguments, check=False)
     if done.returncode != 0:
         raise NoNamespaces(f"ip {' '.join(arguments)}: {done.stderr.strip()} (needs root)")
     return done.stdout

@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.builders.processes import run
 from tests.builders.waiting import wait_for
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "scontrol", "squeue", "srun")
@@ -84,7 +85,7 @@ def why_impossible() -> str | None:
         return f"Slurm's tests need root; Debian's packages: {INSTALL}"
     if missing_programs() and shutil.which("apt-get") is None:
         return f"{', '.join(missing_programs())} is missing; on Debian: {INSTALL}"
-    tried = subprocess.run([*IN_NAMESPACE, "true"], capture_output=True, text=True, check=False)
+    tried = run(*IN_NAMESPACE, "true", check=False)
     return f"a node is a PID namespace: {tried.stderr.strip()}" if tried.returncode else None
 
 
@@ -129,16 +130,7 @@ class SlurmCluster:
 
     def run(self, *command: str) -> str:
         """Runs one of Slurm's commands and returns its output."""
-        done = subprocess.run(
-            command,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=PATIENCE_SECONDS,
-        )
-        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
-        return done.stdout
+        return run(*command, environment=self.environment, timeout=PATIENCE_SECONDS).stdout
 
     def jobs(self, *options: str) -> list[list[str]]:
         """Returns id, name, state and node of each job that squeue lists."""
@@ -218,7 +210,4 @@ def slurm_cluster(folder: Path) -> Iterator[SlurmCluster]:
 
 
 def is_answering(cluster: SlurmCluster) -> bool:
-    done = subprocess.run(
-        ["scontrol", "ping"], env=cluster.environment, capture_output=True, text=True, check=False
-    )
-    return "is UP" in done.stdout
+    return "is UP" in run("scontrol", "ping", environment=cluster.environment, check=False).stdout

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.builders.processes import run
 from tests.builders.slurm_cluster import MORTAL
 from tests.builders.waiting import wait_for
 from tests.docs.pages import ROOT
@@ -64,15 +65,8 @@ class SystemdContainer:
 
     def run(self, *command: str, check: bool = True) -> str:
         """Runs a command in the container and returns its output."""
-        done = subprocess.run(
-            ["nsenter", f"--target={self.leader}", "--all", "--", *command],
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
-        assert not check or done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
-        return done.stdout.strip()
+        enter = ("nsenter", f"--target={self.leader}", "--all", "--")
+        return run(*enter, *command, timeout=240, check=check).stdout.strip()
 
     def write(self, path: str, text: str, *, mode: str = "644") -> None:
         script = 'mkdir -p "$(dirname "$0")"; printf %s "$1" > "$0"; chmod "$2" "$0"'

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders.processes import run
+
 
 @pytest.fixture(scope="session")
 def debian_program() -> Callable[[str, str], str]:
@@ -49,12 +51,7 @@ def client_programs() -> Iterator[Callable[..., Path]]:
         def install(*packages: str) -> Path:
             programs = Path(folder) / packages[0] / "bin"
             subprocess.run([sys.executable, "-m", "venv", programs.parent], check=True, timeout=120)
-            done = subprocess.run(
-                [programs / "pip", "install", "-q", *packages],
-                capture_output=True,
-                text=True,
-                timeout=400,
-            )
+            done = run(programs / "pip", "install", "-q", *packages, check=False)
             if done.returncode:
                 pytest.skip(f"pip install {' '.join(packages)}: {done.stderr[-300:]}")
             return programs

@@ -1,13 +1,13 @@
 """The lines of the page of clients, each with the client's package in an environment of its own."""
 
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.builders.forced_text import force_text
+from tests.builders.processes import run
 from tests.builders.serving import RunningServer, running_server, speaking_model, tiny
 from tests.docs.client_lines import MODEL, PYTHON, client_lines
 
@@ -26,17 +26,7 @@ def run_client(command: list[object], home: Path) -> str:
     """Runs a client that knows nothing of this machine; returns what it writes."""
     environment = {"PATH": os.environ["PATH"], "HOME": str(home), "LLM_USER_PATH": str(home)}
     environment["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
-    done = subprocess.run(
-        list(map(str, command)),
-        cwd=home,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    return done.stdout
+    return run(*command, folder=home, environment=environment, timeout=240).stdout
 
 
 @pytest.mark.parametrize("name", PYTHON)

@@ -2,13 +2,13 @@
 
 import json
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.builders.forced_text import HERMES_TEMPLATE, force_text
+from tests.builders.processes import run
 from tests.builders.serving import RunningServer, running_server, speaking_model, tiny
 from tests.docs.client_lines import MODEL, client_lines
 
@@ -76,16 +76,7 @@ def test_coding_agent__mends_a_program(
         "MSWEA_CONFIGURED": "true",
         "MSWEA_COST_TRACKING": "ignore_errors",
     }
-    done = subprocess.run(
-        list(map(str, command)),
-        cwd=folder,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    done = run(*command, folder=folder, environment=environment, timeout=300)
     assert (folder / "answer.py").read_text() == MENDED, done.stdout[-5000:]
     log = (tmp_path / "log").read_text()
     assert '"exit_status": "Submitted"' in log

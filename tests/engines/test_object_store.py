@@ -18,6 +18,7 @@ from collect.traces import Trace, TraceWriter
 from collect.traces.manifest import open_writable_storage
 from tests.builders.entries import tiny_entry
 from tests.builders.faulty_s3 import FaultyStore, StoreFault, faulty_store
+from tests.builders.processes import ROOT, run, write_moecast
 from tests.builders.stores import s3_settings
 from tests.builders.traces import make_plan, make_spec, make_trace, unit_content
 from tests.builders.zoos import zoo
@@ -30,7 +31,6 @@ from zoo.storage.remote import ObjectStorage
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(240)]
 
-ROOT = Path(__file__).resolve().parents[2]
 BUCKET = "models"
 WHERE = f"s3://{BUCKET}/zoo"
 MULTIPART_BYTES = 100 << 20
@@ -106,20 +106,9 @@ def names() -> list[str]:
 def test_page__its_commands_run(store: FaultyStore, tmp_path: Path) -> None:
     address = {"127.0.0.1:9000": store.address.removeprefix("http://")}
     script = "\n".join(command.adapt(address) for command in read_block("zoo.md", "s3"))
-    (tmp_path / "bin").mkdir()
-    moecast = tmp_path / "bin/moecast"
-    moecast.write_text(f'#!/bin/sh\nexec {sys.executable} -m moecast "$@"\n')
-    moecast.chmod(0o755)
-    done = subprocess.run(
-        ["bash", "-euc", script],
-        cwd=tmp_path,
-        env=os.environ
-        | {"PATH": f"{moecast.parent}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=590,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    path = f"{write_moecast(tmp_path / 'bin').parent}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)}
+    done = run("bash", "-euc", script, folder=tmp_path, environment=environment, timeout=590)
     assert "one's listing may be lost" in done.stderr, "rclone ignores If-Match"
     trace = Trace.open(f"s3://{BUCKET}/traces/one")
     pulled = find_entry("qwen2-moe-tiny/residual@production")

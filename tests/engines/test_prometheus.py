@@ -25,6 +25,7 @@ from tests.builders.monitoring import (
     rule_expressions,
 )
 from tests.builders.pages import free_port
+from tests.builders.processes import run
 from tests.builders.served import serve
 from tests.builders.server_load import asking
 from tests.builders.serving import speaking_model
@@ -59,12 +60,6 @@ def installed() -> None:
         )
 
 
-def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["promtool", *arguments], capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
-
-
 def test_alerts__fire_when_they_should_and_not_otherwise() -> None:
     cases = yaml.safe_load(CASES.read_text())["tests"]
     fired = {
@@ -75,8 +70,7 @@ def test_alerts__fire_when_they_should_and_not_otherwise() -> None:
         for name in re.findall(r'"(\w+)"', sample["labels"])
     }
     assert fired == {rule["alert"] for rule in read_rules() if "alert" in rule}
-    done = promtool("test", "rules", CASES)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run("promtool", "test", "rules", CASES)
 
 
 @dataclass
@@ -140,16 +134,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
         )
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         for command in commands:
-            done = subprocess.run(
-                ["bash", "-o", "pipefail", "-c", command],
-                cwd=folder,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=PATIENCE,
-                check=False,
-            )
-            assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+            run("bash", "-o", "pipefail", "-c", command, folder=folder, environment=environment)
         path = folder / "monitoring" / SCRAPING
         config = path.read_text().replace("15s", SCRAPE_INTERVAL)
         path.write_text(config.replace("127.0.0.1:8000", server.url.removeprefix("http://")))

@@ -4,7 +4,6 @@ import json
 import shutil
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from tests.builders.seaweed import (
     find_weed,
     seaweed_server,
 )
+from tests.builders.server_load import asking
 from tests.builders.serving import speaking_model
 from tests.builders.traces import make_spec, make_trace
 from tests.builders.waiting import wait_for
@@ -365,21 +365,8 @@ class ServeCommand(Command):
     def load(self, num_clients: int) -> Iterator[list[int]]:
         """Clients that send one request after the other; a list of their statuses that grows."""
         statuses: list[int] = []
-        ended = threading.Event()
-
-        def send() -> None:
-            while not ended.is_set():
-                statuses.append(self.ask())
-
-        threads = [threading.Thread(target=send) for _ in range(num_clients)]
-        for thread in threads:
-            thread.start()
-        try:
+        with asking(num_clients, lambda: statuses.append(self.ask())):
             yield statuses
-        finally:
-            ended.set()
-            for thread in threads:
-                thread.join(PATIENCE)
 
 
 def test_serve__outlives_a_node_and_is_updated(cluster: RayNodes, tmp_path: Path) -> None:

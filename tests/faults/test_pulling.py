@@ -3,15 +3,13 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.builders.entries import tiny_entry
-from tests.builders.faults.disk import ROOT
-from tests.builders.processes import run_python
+from tests.builders.processes import run, run_python
 from tests.builders.web import served
 from tests.faults.conftest import skip
 from tests.unit.zoo.test_load import mlp_entry
@@ -58,14 +56,7 @@ def test_load__of_a_cached_entry_opens_no_connection(tmp_path: Path) -> None:
     mlp_entry(tmp_path / "e")
     WritableZoo(FolderStorage(tmp_path / "cache/zoo")).add(open_entry(tmp_path / "e"))
     log = tmp_path / "connects"
-    done = subprocess.run(
-        ["strace", "-f", "-qq", "-e", "trace=connect,sendto", "-o", str(log), sys.executable]
-        + ["-c", LOADS],
-        cwd=ROOT,
-        env={**os.environ, "MOECAST_CACHE": str(tmp_path / "cache")},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    strace = ("strace", "-f", "-qq", "-e", "trace=connect,sendto", "-o", log)
+    environment = {**os.environ, "MOECAST_CACHE": str(tmp_path / "cache")}
+    run(*strace, sys.executable, "-c", LOADS, environment=environment)
     assert [line for line in log.read_text().splitlines() if "AF_INET" in line] == []

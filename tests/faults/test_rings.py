@@ -13,11 +13,9 @@ from runtime.store.files import DESCRIPTORS
 from runtime.transfer.arrivals import rings
 from runtime.transfer.file_ring import PART
 from runtime.transfer.ring import ARRIVED
-from tests.builders.faults import needs
-from tests.builders.faults.disk import CannotMountError, faulty_disk
 from tests.builders.faults.rules import Disk, Rule
 from tests.builders.parts import Memory, statuses
-from tests.faults.conftest import skip
+from tests.faults.conftest import mount_faulty_disk
 
 pytestmark = [
     pytest.mark.faults,
@@ -40,14 +38,9 @@ def content(tmp_path: Path) -> bytes:
 
 @pytest.fixture
 def disk(tmp_path: Path, content: bytes) -> Iterator[Disk]:
-    if reason := needs.fuse():
-        skip(reason)
-    try:
-        with faulty_disk(tmp_path / "disk", tmp_path / "mounted") as mounted:
-            mounted.is_well()
-            yield mounted
-    except CannotMountError as error:
-        skip(f"FUSE cannot mount here: {error}")
+    with mount_faulty_disk(tmp_path / "disk", tmp_path / "mounted") as mounted:
+        mounted.is_well()
+        yield mounted
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from runtime.compiled import SOURCES
+from tests.builders.processes import ROOT, run
 from tests.builders.shadows import shadowing_folder
 
-ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("collect", "configs", "moecast", "predictors", "runtime", "train", "zoo")
 MOST_BYTES = 85_000_000
 """PyPI takes 100 MB. The reference model has 45 MB, the built-in zoo 33."""
@@ -77,23 +77,13 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return install_wheel(folder / "source", folder, {"CFLAGS": "-O0"})
 
 
-def run(
+def run_in(
     installed: Path, folder: Path, command: Sequence[str | Path]
 ) -> subprocess.CompletedProcess[str]:
     """Run a command in a folder of a user's, with the wheel on the search path."""
     environment = {**os.environ, "PYTHONPATH": str(installed)}
     environment.pop("PYTHONSAFEPATH", None)
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done
+    return run(*command, folder=folder, environment=environment)
 
 
 def test_wheel__has_every_file_of_the_packages(installed: Path) -> None:
@@ -112,23 +102,23 @@ def test_wheel__has_every_file_of_the_packages(installed: Path) -> None:
 def test_wheel__has_compiled_code(installed: Path, tmp_path: Path) -> None:
     for package, module in (("predictors.networks", "kernels"), ("runtime.transfer", "rings")):
         code = f"from {package} import {module}; print({module}.__file__)"
-        printed = run(installed, tmp_path, [sys.executable, "-c", code]).stdout
+        printed = run_in(installed, tmp_path, [sys.executable, "-c", code]).stdout
         assert printed.startswith(str(installed))
 
 
 def test_wheel__runs_whatever_lies_in_the_current_folder(installed: Path, tmp_path: Path) -> None:
     folder = shadowing_folder(tmp_path)
     moecast = [sys.executable, installed / "bin" / "moecast"]
-    assert run(installed, folder, [*moecast, "--version"]).stdout.startswith("moecast ")
+    assert run_in(installed, folder, [*moecast, "--version"]).stdout.startswith("moecast ")
     options = ["prompt=The heart", "budget=50%", "max_new_tokens=4", "run_dir=run"]
-    assert run(installed, folder, [*moecast, "generate", *options]).stdout.strip()
+    assert run_in(installed, folder, [*moecast, "generate", *options]).stdout.strip()
     assert (folder / "run/results.json").is_file()
     code = "from moecast import load; print(load.__module__)"
-    assert run(installed, folder, [sys.executable, "-c", code]).stdout.strip()
+    assert run_in(installed, folder, [sys.executable, "-c", code]).stdout.strip()
 
 
 def test_wheel__has_the_compiled_policy_core(installed: Path, tmp_path: Path) -> None:
-    paths = run(installed, tmp_path, [sys.executable, "-c", CORE]).stdout.split()
+    paths = run_in(installed, tmp_path, [sys.executable, "-c", CORE]).stdout.split()
     assert len(paths) == 3
     for path in paths:
         assert Path(path).is_relative_to(installed / "runtime/compiled")
@@ -139,7 +129,7 @@ def test_wheel__without_a_compiler_runs_the_python_files(tmp_path: Path) -> None
     copy_sources(tmp_path / "source", "blobs", "*.safetensors")
     installed = install_wheel(tmp_path / "source", tmp_path, {"CC": "/bin/false"})
     assert not [*installed.rglob("*.so"), *installed.rglob(SOURCES)]
-    paths = run(installed, tmp_path, [sys.executable, "-c", CORE]).stdout.split()
+    paths = run_in(installed, tmp_path, [sys.executable, "-c", CORE]).stdout.split()
     assert paths == [
         str(installed / f"runtime/{name}.py")
         for name in ("policy/tier", "sim/simulator", "sim/replay")

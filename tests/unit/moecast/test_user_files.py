@@ -21,9 +21,9 @@ from runtime.presets import describe_choice
 from runtime.serving.edge.middleware import load_api_keys
 from runtime.store.packed.manifest import read_manifest
 from tests.builders.models import tiny_qwen2_moe
+from tests.builders.processes import ROOT, run
 from tests.builders.shadows import shadowing_folder
 
-ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = """
 from pathlib import Path
 from moecast import __version__
@@ -44,15 +44,7 @@ def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run Python in a folder, with this project at the end of the search path."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     environment.pop("PYTHONSAFEPATH", None)
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    return run(sys.executable, *arguments, folder=folder, environment=environment, check=False)
 
 
 def test_command__imports_nothing_from_the_current_folder(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -14,13 +13,12 @@ from predictors.errors import DiskFullError
 from predictors.records import ModelRecord
 from predictors.spec import ModelSpec
 from tests.builders.entries import tiny_entry, tiny_graph, tiny_spec
+from tests.builders.processes import run
 from zoo.digest import hash_bytes
 from zoo.entry import ZooEntry, open_entry
 from zoo.errors import MismatchError, ZooError
 from zoo.load import load_predictor
 from zoo.manifest import EntryManifest, FileRecord, parse_manifest
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_entry__gives_back_what_was_written(tmp_path: Path) -> None:
@@ -115,9 +113,7 @@ tiny_entry(Path(sys.argv[1]))
 
 @pytest.mark.parametrize("number", [6, 12])
 def test_write__killed_leaves_no_entry_under_its_name(number: int, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path / "e"), str(number)], cwd=ROOT, timeout=240
-    )
+    done = run(sys.executable, "-c", KILLED, tmp_path / "e", number, check=False)
     assert done.returncode == -signal.SIGKILL
     assert not (tmp_path / "e").exists()
     assert len(list(tmp_path.iterdir())) == 1

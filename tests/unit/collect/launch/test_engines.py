@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,9 +15,10 @@ from collect.config import LauncherConfig, LauncherKind
 from collect.errors import LaunchError
 from collect.launch.pool import WorkerPool
 from predictors.errors import MoecastError
+from tests.builders.processes import ROOT, run
+from tests.builders.waiting import wait_for
 
 ENTRY = "tests.builders.launched:open_work"
-ROOT = Path(__file__).resolve().parents[4]
 
 
 @pytest.fixture(scope="module")
@@ -138,17 +138,16 @@ def test_local__workers_end_when_the_command_is_killed(tmp_path: Path) -> None:
     )
     process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT)
     log = tmp_path / "begun.log"
-    deadline = time.monotonic() + 300
-    while not log.exists() or len(log.read_text().splitlines()) < 3:
+
+    def has_begun() -> bool:
         assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+        return log.exists() and len(log.read_text().splitlines()) >= 3
+
+    wait_for(has_begun, "units that are begun")
     workers = {int(line.split()[1]) for line in log.read_text().splitlines()}
     process.kill()
     process.wait()
-    while any(psutil.pid_exists(pid) for pid in workers):
-        assert time.monotonic() < deadline, "a worker outlives the command"
-        time.sleep(0.02)
+    wait_for(lambda: not any(map(psutil.pid_exists, workers)), "the end of the workers")
 
 
 def test_local__gpus_are_divided_among_workers(
@@ -196,14 +195,7 @@ except LaunchError as error:
 
 def test_ray__joins_a_cluster_with_a_token_only(tmp_path: Path) -> None:
     clean = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
-    done = subprocess.run(
-        [sys.executable, "-c", JOIN],
-        cwd=ROOT,
-        env=clean | {"HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run(sys.executable, "-c", JOIN, environment=clean | {"HOME": str(tmp_path)})
     message, imported = json.loads(done.stdout)
     assert "missing token to join a Ray cluster" in message
     assert "ray get-auth-token --generate" in message
