@@ -5,6 +5,7 @@ both. Others know the true routing of the next few tokens for eviction only, whi
 ahead it would have to see. All stand next to the bound (`runtime.sim.lower_bound`).
 """
 
+import itertools
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -40,7 +41,7 @@ from train.replay import budget_slots
 from zoo.load import load_predictor
 
 BUDGETS = ("10%", "25%", "50%", "75%")
-MACHINES = ("rtx4090-pcie4", "desktop-nvme4")
+MACHINE = "rtx4090-pcie4"
 SHAPE = "qwen1.5-moe"
 NEW_TOKENS = 256
 WINDOWS = (1, 2, 4, 8)
@@ -72,8 +73,6 @@ class AblationRow:
     tokens_per_second: float
     hit_rate: float | None
     bytes_per_token: float
-    speed_over_promoe: float = 0.0
-    """Ratio of decode speeds, by medians."""
     of_bound: float | None = None
     """Bound of the mean time of a decode step / the mean time."""
     tpot_mean_ms: float | None = None
@@ -85,12 +84,8 @@ class AblationRow:
     """Decode steps, of one token each."""
 
 
-def variants(*, parts: bool) -> list[SystemVariant]:
-    """Returns the variants from no knowledge to full knowledge.
-
-    Args:
-        parts: also moecast without each of its parts, and with some tokens known.
-    """
+def variants() -> list[SystemVariant]:
+    """Returns the variants from no knowledge to full knowledge."""
     moecast, promoe, oracle, on_demand = map(
         load_system, ("moecast", "promoe", "oracle", "on-demand")
     )
@@ -121,7 +116,7 @@ def variants(*, parts: bool) -> list[SystemVariant]:
         SystemVariant("promoe", promoe, "stride", None),
         SystemVariant("moecast", replace(moecast, adaptive=True), "residual", "reuse"),
         SystemVariant("no switch", plain, "residual", "reuse"),
-        *(without if parts else ()),
+        *without,
         SystemVariant("moecast, step's routing known", plain, "truth", "reuse"),
         SystemVariant("Belady, forecasts", belady, "residual", None),
         SystemVariant("oracle: step's routing known", oracle, None, None),
@@ -251,45 +246,29 @@ def replay_variant(
     )
 
 
-def add_shares(rows: Sequence[AblationRow]) -> list[AblationRow]:
-    """Adds each row's decode speed relative to promoe's."""
-    tpot = {row.variant: row.tpot_ms for row in rows}
-    return [replace(row, speed_over_promoe=tpot["promoe"] / row.tpot_ms) for row in rows]
-
-
 @rare_collections()
 def run_moecast(config: MoecastConfig) -> None:
     started = time.perf_counter()
     trace = Trace.open(config.trace)
     steps, recorded = record_all(trace, config.entries)
     rows: list[AblationRow] = []
-    shape = load_shape(SHAPE)
-    for name in MACHINES:
-        hardware = describe_hardware(load_hardware(name), shape)
-        for budget in BUDGETS:
-            block = add_shares(
-                [
-                    replay_variant(
-                        variant, steps, recorded, spec=trace.spec, hardware=hardware, budget=budget
-                    )
-                    for variant in variants(parts=name == MACHINES[0])
-                ]
-            )
-            rows += block
-            for row in block:
-                print_line(
-                    f"{name} {budget:>4} {row.variant:34} {row.tpot_ms:8.2f} ms "
-                    f"{row.ttft_ms:8.1f} ms  hits {row.hit_rate or 0:.3f}  "
-                    f"{row.speed_over_promoe:.2f}x promoe, {row.of_bound or 0:.0%} of bound"
-                )
+    machine, shape = load_hardware(MACHINE), load_shape(SHAPE)
+    hardware = describe_hardware(machine, shape)
+    for budget, variant in itertools.product(BUDGETS, variants()):
+        row = replay_variant(
+            variant, steps, recorded, spec=trace.spec, hardware=hardware, budget=budget
+        )
+        rows.append(row)
+        print_line(
+            f"{budget:>4} {row.variant:34} {row.tpot_ms:8.2f} ms {row.ttft_ms:8.1f} ms  "
+            f"hits {row.hit_rate or 0:.3f}  {row.of_bound or 0:.0%} of bound"
+        )
     write_report(
         config,
         trace=trace.digest,
         dataset=trace.manifest.plan.dataset,
         new_tokens=NEW_TOKENS,
-        machines=[
-            {"hardware": asdict(load_hardware(name)), "shape": asdict(shape)} for name in MACHINES
-        ],
+        machines=[{"hardware": asdict(machine), "shape": asdict(shape)}],
         seconds=round(time.perf_counter() - started, 1),
         rows=rows,
     )

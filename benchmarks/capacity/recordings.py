@@ -1,16 +1,12 @@
 """Disk, files, workers and hours of very long traces, and of training on them."""
 
 import json
-import math
 import resource
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.process import python_module, run_program
-
-FILES_PER_PART = 2
-"""The columns, and the requests that they are from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,34 +82,6 @@ class LongTracePlan:
     files: int
     core_hours: float | None
     """None: the speed of recording this model was not measured."""
-
-
-def plan_trace(
-    name: str,
-    *,
-    tokens: int,
-    bytes_per_token: float,
-    part_bytes: int,
-    core_seconds_per_token: float | None,
-) -> LongTracePlan:
-    """Returns disk, files and hours; the parts of a trace are recorded by independent workers.
-
-    Args:
-        name: The model.
-        tokens: Tokens of the trace.
-        bytes_per_token: All signals.
-        part_bytes: Size at which the recorder begins a new part.
-        core_seconds_per_token: Processor time of a recorded token.
-    """
-    seconds = None if core_seconds_per_token is None else tokens * core_seconds_per_token
-    num_bytes = tokens * bytes_per_token
-    return LongTracePlan(
-        name=name,
-        tokens=tokens,
-        num_bytes=num_bytes,
-        files=FILES_PER_PART * math.ceil(num_bytes / part_bytes),
-        core_hours=None if seconds is None else seconds / 3600,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

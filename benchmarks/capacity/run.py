@@ -3,6 +3,7 @@
 Takes two minutes of two cores: recordings of some prompts, and replays.
 """
 
+import math
 import statistics
 import tempfile
 from pathlib import Path
@@ -13,7 +14,6 @@ from benchmarks.capacity.recordings import (
     RecordedRun,
     RecordingCost,
     compare_runs,
-    plan_trace,
     read_training,
     record_prompts,
 )
@@ -28,6 +28,8 @@ from runtime.presets import load_shape
 
 PART_BYTES = 256 * MIB
 """`data.shard_mib`, at its default."""
+FILES_PER_PART = 2
+"""The columns, and the requests that they are from."""
 MODEL = "qwen2-moe-tiny"
 REAL_SIZE = "qwen3-30b-a3b"
 EPOCHS = 1
@@ -74,14 +76,14 @@ def plan_traces(spec: ModelSpec, cost: RecordingCost) -> list[LongTracePlan]:
         ("routing only", REAL_SIZE, row_bytes(real, ROUTING_SIGNALS), None),
     ]
     return [
-        plan_trace(
-            f"{model}, {signals}",
+        LongTracePlan(
+            name=f"{model}, {signals}",
             tokens=TRACE_TOKENS,
-            bytes_per_token=num_bytes,
-            part_bytes=PART_BYTES,
-            core_seconds_per_token=speed,
+            num_bytes=TRACE_TOKENS * bytes_per_token,
+            files=FILES_PER_PART * math.ceil(TRACE_TOKENS * bytes_per_token / PART_BYTES),
+            core_hours=None if seconds is None else TRACE_TOKENS * seconds / 3600,
         )
-        for signals, model, num_bytes, speed in plans
+        for signals, model, bytes_per_token, seconds in plans
     ]
 
 

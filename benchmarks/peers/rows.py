@@ -38,9 +38,11 @@ class PeerRun:
     peak_resident_bytes: int
     peak_anonymous_bytes: int
     peak_cached_bytes: int
+    """Pages of its weights in the page cache."""
     peak_charged_bytes: int
     mean_charged_bytes: float
     limiter_busy_seconds: float
+    """CPU time that the limiter took from the machine."""
 
     @property
     def tpots(self) -> list[float]:

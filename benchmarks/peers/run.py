@@ -158,14 +158,14 @@ def run_interleaved(
             try:
                 if not done.exists():
                     with plan.apply(key.read_ahead_kib):
-                        report, memory = runner.run(
+                        report = runner.run(
                             peers[key.peer],
                             replace(questions, threads=key.threads),
                             budget_bytes=key.budget_bytes,
                             limit_bytes=key.limit_bytes,
                             reserved_bytes=key.reserved_bytes,
                         )
-                    write_atomic(done, json.dumps(report | asdict(memory)).encode())
+                    write_atomic(done, json.dumps(report).encode())
             except ProcessFailed as error:
                 print_line(f"{label}: {error}")
                 # Other threads and read-ahead do not make it run.

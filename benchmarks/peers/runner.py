@@ -30,19 +30,6 @@ class Questions:
     warm_up: list[list[int]] = field(default_factory=list)
 
 
-@dataclass(frozen=True, kw_only=True)
-class MemoryUse:
-    """The memory of a peer's process during a run."""
-
-    peak_anonymous_bytes: int
-    peak_cached_bytes: int
-    """Pages of its weights in the page cache."""
-    peak_charged_bytes: int
-    mean_charged_bytes: float
-    limiter_busy_seconds: float
-    """CPU time that the limiter took from the machine."""
-
-
 @dataclass(frozen=True)
 class PeerRunner:
     """The weights that the runs of all peers share."""
@@ -72,8 +59,8 @@ class PeerRunner:
         budget_bytes: int,
         limit_bytes: int,
         reserved_bytes: int = 0,
-    ) -> tuple[dict[str, Any], MemoryUse]:
-        """Returns the worker's report, and its memory.
+    ) -> dict[str, Any]:
+        """Returns the fields of a `PeerRun`: the worker's report, and its memory.
 
         Args:
             reserved_bytes: Part of the limit for the peer's own memory (see `MemoryLimiter`).
@@ -100,13 +87,13 @@ class PeerRunner:
                 f"killed: {peak.anonymous / MIB:.0f} MiB of anonymous memory, above "
                 f"{limit_bytes / MIB:.0f} MiB"
             )
-        return worker.read_report(), MemoryUse(
-            peak_anonymous_bytes=peak.anonymous,
-            peak_cached_bytes=peak.cached,
-            peak_charged_bytes=peak.total,
-            mean_charged_bytes=limiter.mean_charged_bytes(),
-            limiter_busy_seconds=limiter.busy_seconds,
-        )
+        return worker.read_report() | {
+            "peak_anonymous_bytes": peak.anonymous,
+            "peak_cached_bytes": peak.cached,
+            "peak_charged_bytes": peak.total,
+            "mean_charged_bytes": limiter.mean_charged_bytes(),
+            "limiter_busy_seconds": limiter.busy_seconds,
+        }
 
     def _start(self, peer: Peer, questions: Questions, budget_bytes: int) -> WorkerProcess:
         if peer.environment is None:

@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks.capacity.recordings import (
     RecordedRun,
+    RecordingCost,
     compare_runs,
-    plan_trace,
     read_training,
     record_prompts,
 )
@@ -18,7 +18,9 @@ from benchmarks.capacity.replays import (
     ReplayRequest,
     measure_replays,
 )
+from benchmarks.capacity.run import plan_traces
 from runtime.compiled import is_compiled
+from tests.builders.entries import tiny_spec
 
 
 def recorded(tokens: int, cpu_seconds: float) -> RecordedRun:
@@ -38,17 +40,16 @@ def test_recording__leaves_out_the_start_and_takes_the_median() -> None:
     assert cost.bytes_per_token == 50.0
 
 
-def test_trace__has_disk_files_and_cores() -> None:
-    plan = plan_trace(
-        "any", tokens=10**9, bytes_per_token=50, part_bytes=10**9, core_seconds_per_token=0.001
+def test_traces__have_disk_files_and_cores() -> None:
+    cost = RecordingCost(
+        bytes_per_token=50.0, planned_bytes_per_token=50, core_seconds_per_token=[0.001]
     )
-    assert plan.num_bytes == 5e10
-    assert plan.files == 2 * 50  # each part's columns, and its requests
-    assert plan.core_hours == pytest.approx(10**6 / 3600)
-    unknown = plan_trace(
-        "any", tokens=10, bytes_per_token=1, part_bytes=100, core_seconds_per_token=None
-    )
-    assert (unknown.files, unknown.core_hours) == (2, None)
+    every, routing, *_ = plan_traces(tiny_spec(), cost)
+    assert every.num_bytes == 5e10
+    assert every.files == 2 * 187  # parts of 256 MiB: each its columns, and its requests
+    assert every.core_hours == pytest.approx(10**6 / 3600)
+    assert routing.core_hours is None
+    assert routing.num_bytes < every.num_bytes
 
 
 def test_training__speed_counts_every_epoch() -> None:
