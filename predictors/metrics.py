@@ -22,16 +22,17 @@ DEFINITIONS = {
     "accuracy": "mean over held-out tokens of |predicted top_k and chosen| / top_k",
     "predicted": "experts that the predictor named for a layer before it was routed, fetched or "
     "not, in decode steps of held-out requests, replayed on the named hardware and budget: all of "
-    "the next five are about them",
+    "the next six are about them",
     "replay_accuracy": "share of needed experts that were predicted; layers that the predictor "
     "does not cover count 0",
-    "fetch_rate": "share of predicted experts whose bytes had all arrived before their layer was "
-    "routed",
-    "good_pred": "replay_accuracy x fetch_rate (ProMoE, section 4.1); good_pred_covered: the same "
-    "over the layers that the predictor covers",
-    "resident": "share of predicted experts that were in memory anyway, without a prediction "
-    "having fetched them; moved_fetch_rate is the fetch_rate of the others",
-    "joint": "share of needed experts that were predicted and had arrived in time",
+    "fetch_rate": "of the needed experts that were predicted and were not in memory anyway, the "
+    "share whose bytes had all arrived when their router requested them",
+    "good_pred": "replay_accuracy x fetch_rate; good_pred_covered: the same over the layers that "
+    "the predictor covers",
+    "resident": "share of needed, predicted experts in memory anyway: no prediction fetched them",
+    "promoe_fetch_rate": "as ProMoE defines it (section 4.1): residents count as fetched",
+    "promoe_good_pred": "replay_accuracy x promoe_fetch_rate: share of needed experts that were "
+    "predicted and there",
     "tpot_ms": "mean time of a generated token in that replay",
     "recall": "share of chosen experts among the top_k + m best scores",
     "gate_mass_recall": "as accuracy, each chosen expert weighted by its gate weight",
@@ -80,7 +81,7 @@ def match_chosen_TK(ranked_TK: Ints, chosen_TK: Ints) -> NDArray[np.bool_]:
 def good_pred(accuracy: float | None, fetch_rate: float | None) -> float | None:
     """Returns Accuracy x FetchRate (ProMoE, section 4.1); None if either was not measured.
 
-    Both must be of the same predicted experts, in the same phase.
+    Both must be of the same requests, in the same phase.
     """
     return None if accuracy is None or fetch_rate is None else accuracy * fetch_rate
 

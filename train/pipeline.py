@@ -197,7 +197,8 @@ def write_entries(
     written = {}
     for name, predictor in predictors.items():
         table = results[name]
-        means = {key: table[f"mean_{key}"] for key in ("accuracy", "fetch_rate", "good_pred")}
+        names = ("accuracy", "fetch_rate", "good_pred", "promoe_good_pred")
+        means = {key: table[f"mean_{key}"] for key in names}
         write_entry(
             folder / name,
             predictor,
@@ -206,7 +207,6 @@ def write_entries(
                 "held_out": {
                     **means,
                     "worst_layer_accuracy": table["worst_layer_accuracy"],
-                    "joint": table["mean_joint"],
                 },
                 "setting": setting,
                 "definitions": DEFINITIONS,

@@ -48,11 +48,10 @@ def measure_fetching(
     spec: ModelSpec,
     slots: int,
 ) -> dict[str, Any]:
-    """GoodPred, its factors, the joint figure and TPOT over decode steps, and all of the counters.
+    """GoodPred, its factors and TPOT over decode steps, and all of the counters.
 
-    Both factors count the experts that the predictor named for a layer, which the cache counted in
-    the same steps. A layer without predictions counts 0 in `mean_good_pred`, and is left out of
-    `mean_good_pred_covered`.
+    The cache counts both factors at the same requests of routers. A layer without predictions
+    counts 0 in `mean_good_pred`, and is left out of `mean_good_pred_covered`.
     """
     stats = replay(
         steps, predictor, spec=spec, system=system, hardware=hardware, budget_slots=slots
@@ -63,7 +62,6 @@ def measure_fetching(
         "replay_accuracy": [counters.recall for counters in stats.decode],
         "fetch_rate": [counters.fetch_rate for counters in stats.decode],
         "good_pred": [good_pred(counters.recall, counters.fetch_rate) for counters in stats.decode],
-        "joint": [counters.joint_rate if counters.predicted else None for counters in stats.decode],
         "mean_replay_accuracy": total.recall,
         "mean_fetch_rate": total.fetch_rate,
         "mean_good_pred": good_pred(total.recall, total.fetch_rate),
@@ -72,8 +70,8 @@ def measure_fetching(
         / len(stats.decode),
         "predicted_per_needed": total.predicted / total.requests if total.requests else None,
         "mean_resident": total.resident_rate,
-        "mean_moved_fetch_rate": total.moved_fetch_rate,
-        "mean_joint": total.joint_rate,
+        "mean_promoe_fetch_rate": total.promoe_fetch_rate,
+        "mean_promoe_good_pred": total.promoe_good_pred,
         "mean_tpot_ms": 1e3 * sum(times) / len(times) if times else None,
         "replay": stats.as_dict(),
     }

@@ -145,7 +145,7 @@ def score_forecasts(
         "worst_layer_accuracy": worst_layer(table["accuracy"]),
         "fetch_rate": fetched["mean_fetch_rate"],
         "good_pred": fetched["mean_good_pred"],
-        "joint": fetched["mean_joint"],
+        "promoe_good_pred": fetched["mean_promoe_good_pred"],
     }
     known = [value for value in table["accuracy"] if value is not None]
     worst = table["accuracy"].index(min(known)) if known else None

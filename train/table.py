@@ -14,7 +14,7 @@ SHOWN = (
     "replay_accuracy",
     "fetch_rate",
     "good_pred",
-    "resident",
+    "promoe_good_pred",
     "tpot_ms",
 )
 MACHINE_COLUMNS = {
@@ -22,14 +22,14 @@ MACHINE_COLUMNS = {
     "mean_fetch_rate": "FetchRate",
     "mean_good_pred": "GoodPred",
     "mean_good_pred_covered": "covered",
-    "mean_resident": "resident",
+    "mean_promoe_good_pred": "ProMoE's",
 }
 """Figures of a simulated machine: their headings by their key in results.json."""
 MEANING = (
     "Accuracy: mean over the layers that a predictor covers, and its worst layer. In GoodPred, "
-    "layers without forecasts count 0; covered: the mean over the others. Resident: the share of "
-    "predicted experts that needed no transfer. `us`: median time of one layer's events, batch 1, "
-    "on this machine; shifted: accuracy on prompts of another distribution."
+    "layers without forecasts count 0; covered: the mean over the others; ProMoE's: as that paper "
+    "counts, with experts that needed no transfer as fetched. `us`: median time of one layer's "
+    "events, batch 1, on this machine; shifted: accuracy on prompts of another distribution."
 )
 
 

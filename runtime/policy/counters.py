@@ -9,10 +9,9 @@ FIELDS = (
     "misses",
     "computed_below",
     "predicted",
-    "predicted_in_time",
-    "predicted_resident",
     "needed_predicted",
     "needed_predicted_in_time",
+    "needed_predicted_resident",
     "bytes_moved",
     "bytes_prefetched",
     "bytes_used",
@@ -37,17 +36,15 @@ class CacheCounters:
     computed_below: int
     """Misses whose expert was computed in host memory and not copied."""
     predicted: int
-    """Predicted experts of layers that were routed: the denominator of FetchRate."""
-    predicted_in_time: int
-    """Predicted experts that had fully arrived before their layer was routed (ProMoE, section
-    4.1)."""
-    predicted_resident: int
-    """Experts in time for which no prediction fetched anything: they were resident when they were
-    predicted, and not because an earlier prediction had fetched them."""
+    """Predicted experts of layers that were routed, requested or not."""
     needed_predicted: int
     """Requests that had been predicted, in time or not: the numerator of the predictor's recall."""
     needed_predicted_in_time: int
-    """Requests that had been predicted and had arrived in time: the joint rate's numerator."""
+    """Requests that had been predicted and were hits: fetched "before they are accessed" (ProMoE,
+    section 4.1). A request is the access: by it the cache decides between hit and miss."""
+    needed_predicted_resident: int
+    """Those of them for which no prediction fetched anything: they were resident when they were
+    predicted, and not because an earlier prediction had fetched them."""
     bytes_moved: int
     """Bytes transferred into the tier."""
     bytes_prefetched: int
@@ -93,29 +90,35 @@ class CacheCounters:
 
     @property
     def fetch_rate(self) -> float | None:
-        """Share of predicted experts that had arrived in time; None when nothing was predicted."""
-        return self.predicted_in_time / self.predicted if self.predicted else None
+        """Share of predicted requests, without those resident anyway, that were in time; or None.
 
-    @property
-    def resident_rate(self) -> float | None:
-        """Share of predicted experts that were resident anyway; None when nothing was predicted."""
-        return self.predicted_resident / self.predicted if self.predicted else None
-
-    @property
-    def moved_fetch_rate(self) -> float | None:
-        """FetchRate of the predicted experts that were not resident anyway; None without one."""
-        num_moved = self.predicted - self.predicted_resident
-        in_time = self.predicted_in_time - self.predicted_resident
+        ProMoE (section 4.1) counts residents as fetched, `promoe_fetch_rate`: a predictor that
+        names what is there, and fetches nothing, has a rate of 1.
+        """
+        num_moved = self.needed_predicted - self.needed_predicted_resident
+        in_time = self.needed_predicted_in_time - self.needed_predicted_resident
         return in_time / num_moved if num_moved else None
 
     @property
-    def joint_rate(self) -> float | None:
-        """Share of needed experts that were predicted and had arrived in time."""
+    def promoe_fetch_rate(self) -> float | None:
+        """Share of predicted requests that were in time; None when none was predicted."""
+        num_predicted = self.needed_predicted
+        return self.needed_predicted_in_time / num_predicted if num_predicted else None
+
+    @property
+    def resident_rate(self) -> float | None:
+        """Share of predicted requests that were resident anyway; None when none was predicted."""
+        num_predicted = self.needed_predicted
+        return self.needed_predicted_resident / num_predicted if num_predicted else None
+
+    @property
+    def promoe_good_pred(self) -> float | None:
+        """Recall x `promoe_fetch_rate`: share of requests that were predicted and in time."""
         return self.needed_predicted_in_time / self.requests if self.requests else None
 
     def rates(self) -> dict[str, float | None]:
         """Return the rates that a run's statistics show."""
-        names = ("hit_rate", "fetch_rate", "joint_rate", "recall")
+        names = ("hit_rate", "fetch_rate", "promoe_good_pred", "recall")
         return {name: getattr(self, name) for name in names}
 
 

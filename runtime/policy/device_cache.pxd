@@ -57,7 +57,7 @@ cdef class DeviceCache:
     cpdef release(self, tuple expert)
     @cython.locals(top=CacheTier, expert=tuple)
     cpdef cancel(self, Py_ssize_t layer, experts)
-    @cython.locals(num_missing=Py_ssize_t, top=CacheTier, counters=CacheCounters, expert=tuple)
+    @cython.locals(num_missing=Py_ssize_t, top=CacheTier, counters=CacheCounters)
     cpdef Py_ssize_t count_routed(self, Py_ssize_t layer, experts, early=*) except -1
     @cython.locals(top=CacheTier, entry=CacheEntry, expert=tuple, is_hit=bint,
                    counters=CacheCounters)

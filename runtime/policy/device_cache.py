@@ -4,7 +4,7 @@ Every expert belongs to one device, which has separate tiers, queues and counter
 request level, section 5.3: "for each GPU, we create an independent I/O thread").
 """
 
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
@@ -459,7 +459,7 @@ class DeviceCache:
     def count_routed(
         self, layer: int, experts: Collection[int], early: Mapping[int, bool] = NOTHING_EARLY
     ) -> int:
-        """Counts the requests of a layer and how many of its predictions were in time.
+        """Counts the requests of a layer and its predictions.
 
         Returns the number of requests that are no hits, without early ones.
 
@@ -472,22 +472,16 @@ class DeviceCache:
         for e in self._own(layer, experts):
             if e not in early and not self._count_request(layer, e, named):
                 num_missing += 1
-        if not named:
-            return num_missing
-        for e, was_resident in named.items():
-            expert = layer, e
-            top = self._only or self._top(expert)
+        for e in named:
+            top = self._only or self._top((layer, e))
             counters = top.counters[layer]
             counters.predicted += 1
-            if early[e] if e in early else top.is_ready(expert):
-                counters.predicted_in_time += 1
-                counters.predicted_resident += was_resident
         return num_missing
 
-    def _count_request(self, layer: int, e: int, named: Container[int]) -> bool:
+    def _count_request(self, layer: int, e: int, named: Mapping[int, bool]) -> bool:
         """Counts the first request of an expert in a step; returns whether it is a hit.
 
-        `named`: experts of the layer that forecasts have named.
+        `named`: experts of the layer that forecasts have named, and whether each was resident then.
         """
         expert = layer, e
         top = self._only or self._top(expert)
@@ -501,6 +495,7 @@ class DeviceCache:
             counters.needed_predicted += 1
             if is_hit:
                 counters.needed_predicted_in_time += 1
+                counters.needed_predicted_resident += named[e]
             else:
                 top.late.add(expert)
         return is_hit

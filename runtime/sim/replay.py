@@ -78,7 +78,7 @@ class ReplayStats:
                     **sum_counters(layers).as_dict(),
                     "hit_rate": sum_counters(layers).hit_rate,
                     "fetch_rate": sum_counters(layers).fetch_rate,
-                    "joint_rate": sum_counters(layers).joint_rate,
+                    "promoe_good_pred": sum_counters(layers).promoe_good_pred,
                     "fetch_rate_per_layer": [counters.fetch_rate for counters in layers],
                 }
                 for phase, layers in (("prefill", self.prefill), ("decode", self.decode))

@@ -19,7 +19,7 @@ FIGURES = {
     "worst_layer_accuracy": "worst_layer_accuracy",
     "fetch_rate": "mean_fetch_rate",
     "good_pred": "mean_good_pred",
-    "joint": "mean_joint",
+    "promoe_good_pred": "mean_promoe_good_pred",
     "tpot_ms": "mean_tpot_ms",
     "bytes": "bytes",
 }

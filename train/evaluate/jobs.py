@@ -173,7 +173,7 @@ def measure_replay(
         "of_bound": bound.decode_seconds / decoding if is_bounded else None,
         "hit_rate": decode.hit_rate,
         "fetch_rate": decode.fetch_rate,
-        "joint_rate": decode.joint_rate,
+        "promoe_good_pred": decode.promoe_good_pred,
         "bytes_moved_per_token": decode.bytes_moved / tokens,
         "bytes_wasted_per_token": decode.bytes_wasted / tokens,
         "bytes_late_per_token": decode.bytes_late / tokens,

@@ -236,7 +236,7 @@ def resolved_settings(
 def summary_figures(results: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """Return `held_out/PREDICTOR/FIGURE` of each predictor, without those not measured.
 
-    FetchRate, GoodPred, joint and TPOT are those of the first machine; latency is the median time
+    FetchRate, both GoodPreds and TPOT are those of the first machine; latency is the median time
     of one layer's events at batch 1.
     """
     figures: dict[str, float] = {}
@@ -247,7 +247,7 @@ def summary_figures(results: Mapping[str, Mapping[str, Any]]) -> dict[str, float
             "worst_layer_accuracy": result["worst_layer_accuracy"],
             "fetch_rate": result["mean_fetch_rate"],
             "good_pred": result["mean_good_pred"],
-            "joint": result["mean_joint"],
+            "promoe_good_pred": result["mean_promoe_good_pred"],
             "tpot_ms": result["mean_tpot_ms"],
             "latency_us": None if latency is None else latency["layer_p50"],
             "bytes": result["bytes"],

@@ -203,8 +203,11 @@ EXPERT_METRICS = (
     counter("moecast_predicted_experts_total", LAYER,
             "Experts predicted for a layer before it was routed.", of_counters("predicted")),
     counter("moecast_predicted_experts_in_time_total", LAYER,
-            "Predicted experts that were complete before the layer was routed (the "
-            "numerator of FetchRate).", of_counters("predicted_in_time")),
+            "Predicted experts that were complete when the layer's router requested them.",
+            of_counters("needed_predicted_in_time")),
+    counter("moecast_predicted_experts_resident_total", LAYER,
+            "Those of them that were resident when they were predicted: FetchRate leaves them out.",
+            of_counters("needed_predicted_resident")),
     counter("moecast_predicted_experts_needed_total", LAYER,
             "Predicted experts that the layer's router requested.",
             of_counters("needed_predicted")),

@@ -383,28 +383,40 @@ def test_device_cache__routing_cancels_the_layers_prefetches():
     core.request_routed(1, once([4]))
     assert [task.expert for task in drain(core)] == [(1, 4)] * 3
     counters = core.counters[1]
-    assert (counters.predicted, counters.predicted_in_time, counters.misses) == (2, 0, 1)
+    assert (counters.predicted, counters.needed_predicted, counters.misses) == (2, 0, 1)
 
 
-def test_counters__residents_that_no_prediction_fetched_are_apart():
-    core = make_cache()
+def test_counters__fetch_rate_is_of_predicted_accesses_that_were_not_resident():
+    core = make_cache(slots=(4,), per_layer=False)
     core.request_routed(1, once([0]))
     drain(core)
     core.release((1, 0))
-    for predicted in ([0, 2], [0, 2]):  # the second names what the first has fetched
-        core.prefetch(1, predicted, [0.0, 1.0])
+    for _ in range(2):  # the second names what the first has fetched
+        core.prefetch(1, [0, 1], [0.0, 1.0])
         drain(core)
-    core.request_routed(1, once([3]))
-    core.prefetch(1, [2], [0.0])  # fetched for an earlier prediction, not requested since
+    core.prefetch(1, [0, 1, 2, 3], [0.0, 0.0, 1.0, 0.5])
+    core.top.complete(core.top.next_task())  # a chunk of 2, of three
+    # 0 is resident, 1 prefetched, 2 late, 3 never asked for, and 4 was not predicted.
+    core.request_routed(1, once([0, 1, 2, 4]))
     counters = core.counters[1]
-    assert (counters.predicted, counters.predicted_in_time, counters.predicted_resident) == (
-        2,
-        2,
-        1,
-    )
-    assert (counters.fetch_rate, counters.resident_rate, counters.moved_fetch_rate) == (1, 0.5, 1)
+    assert (counters.requests, counters.hits, counters.predicted) == (5, 2, 4)
+    assert counters.needed_predicted == 3
+    assert counters.needed_predicted_in_time == 2
+    assert counters.needed_predicted_resident == 1
+    assert counters.fetch_rate == 1 / 2  # of 1 and 2
+    assert (counters.promoe_fetch_rate, counters.resident_rate) == (2 / 3, 1 / 3)
+    assert (counters.recall, counters.promoe_good_pred) == (3 / 5, 2 / 5)
+
+
+def test_counters__what_an_earlier_prediction_fetched_is_not_resident():
+    core = make_cache()
+    core.prefetch(1, [2], [0.0])
+    drain(core)
     core.request_routed(1, once([3]))
-    assert counters.predicted_resident == 1
+    core.prefetch(1, [2], [0.0])  # not requested since it was fetched
+    core.request_routed(1, once([2]))
+    counters = core.counters[1]
+    assert (counters.needed_predicted_in_time, counters.needed_predicted_resident) == (1, 0)
 
 
 def test_device_cache__joins_a_prefetch_in_flight():

@@ -62,8 +62,8 @@ def test_replay__a_right_forecast_hides_its_transfer():
     # Known at 13, while layer 0's miss holds the link until 16; fetched 16-22; routed at 27.
     assert stats.tpot_seconds == [28.0]
     assert stats.stall_seconds == 6.0
-    assert (stats.total.predicted, stats.total.predicted_in_time) == (1, 1)
-    assert stats.total.joint_rate == 0.5
+    assert (stats.total.predicted, stats.total.fetch_rate) == (1, 1)
+    assert stats.total.promoe_good_pred == 0.5
     # A router's input is forecast from when the router has run: the next layer is one ahead.
     assert run(Knows(1), lookahead_layers=1).tpot_seconds == [28.0]
 
@@ -71,8 +71,8 @@ def test_replay__a_right_forecast_hides_its_transfer():
 def test_replay__a_wrong_forecast_on_an_idle_link_is_free():
     stats = run(Knows(2))
     assert stats.tpot_seconds == [34.0]
-    assert stats.total.fetch_rate == 1.0
-    assert stats.total.joint_rate == 0.0
+    assert stats.total.fetch_rate is None
+    assert stats.total.promoe_good_pred == 0.0
 
 
 def test_replay__what_stays_in_the_arena_is_a_hit():
@@ -218,7 +218,7 @@ def test_overheads__an_inline_predictor_delays_computing():
     # Routed at 10 and forecast until 13, while the layer's own miss is read: computed at 17. The
     # forecast expert arrives at 22, before its layer's router.
     assert stats.tpot_seconds == [10.0 + 6 + 1 + 10 + 1]
-    assert stats.total.predicted_in_time == 1
+    assert stats.total.needed_predicted_in_time == 1
 
 
 def test_overheads__a_synchronous_system_delays_computing():
