@@ -164,7 +164,7 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
     reuse = None
     if config.predictor.kind in WITH_REUSE and set(REUSE_SIGNALS) <= set(trace.signals):
         with timer.stage("reuse", "reuse, for eviction"):
-            reuse = train_and_publish(config, trace, context.hardware[0], tracked)
+            reuse = train_and_publish(config, trace, tracked)
     record = {
         "origin": describe_origin(config.run_dir),
         "model": trace.spec.as_dict(),

@@ -11,7 +11,6 @@ from predictors.spec import ModelSpec
 from predictors.table import Table
 from runtime.config import SystemConfig
 from runtime.policy.counters import sum_counters
-from runtime.policy.eviction.registry import EVICTIONS
 from runtime.presets import load_system
 from runtime.sim.hardware import Hardware, RooflineHardware
 from runtime.sim.replay import ReplayStats, replay
@@ -137,7 +136,6 @@ def token_by_token(steps: Iterable[TraceStep], num_tokens: int) -> Iterator[Trac
 def compare_policies(
     trace: Trace,
     reuse_predictors: Sequence[Predictor],
-    hardware: Hardware,
     *,
     num_tokens: int,
     split: str | None = "held_out",
@@ -162,31 +160,25 @@ def compare_policies(
         ("generated, global", generated, everything),
     )
     return {
-        name: rate_policies(stream.policies, stream, trace.spec, system=system, hardware=hardware)
-        for name, stream, system in streams
+        name: rate_policies(stream, trace.spec, system=system) for name, stream, system in streams
     }
 
 
 def rate_policies(
-    policies: Sequence[str],
-    stream: RoutedStream,
-    spec: ModelSpec,
-    *,
-    system: SystemConfig,
-    hardware: Hardware,
+    stream: RoutedStream, spec: ModelSpec, *, system: SystemConfig
 ) -> dict[str, dict[str, HitRates]]:
-    """Return the hit rates of policies, `lru` and `belady` among them, by budget."""
+    """Return the hit rates of the stream's policies by budget."""
     tables: dict[str, dict[str, HitRates]] = {}
     for budget in BUDGETS:
         rates = tables[budget] = {}
-        for policy in policies:
+        for policy in stream.policies:
             stats = replay_policy(
                 policy,
                 stream,
                 spec=spec,
                 system=system,
-                hardware=hardware,
-                slots=budget_slots(budget, spec, hardware),
+                hardware=ANY,
+                slots=budget_slots(budget, spec, ANY),
             )
             rates[policy] = {
                 phase: sum_counters(getattr(stats, phase)).hit_rate for phase in PHASES
@@ -199,22 +191,6 @@ def rate_policies(
                 for phase in PHASES
             }
     return tables
-
-
-def rate_all_policies(
-    trace: Trace, reuse_predictors: Sequence[Predictor], *, num_tokens: int
-) -> dict[str, dict[str, HitRates]]:
-    """Return hit rates of every policy by budget; `reuse` is named by its predictors.
-
-    The arena is divided by layers, and nothing is prefetched (ProMoE, figure 5 b). The replay is
-    long enough to rank the policies; `moecast train reuse` has a longer one.
-    """
-    steps = list(first_tokens(trace.steps("held_out"), num_tokens))
-    stream = record_stream(steps, reuse_predictors, trace.spec)
-    policies = [policy for policy in EVICTIONS if policy not in REUSE_PREDICTORS]
-    return rate_policies(
-        [*policies, *stream.forecasts], stream, trace.spec, system=eviction_system(), hardware=ANY
-    )
 
 
 def gap_closed(low: float | None, rate: float | None, high: float | None) -> float | None:

@@ -14,7 +14,6 @@ from rich.console import Console
 from collect.config import LauncherKind
 from collect.traces import Trace, TraceSignal
 from predictors.base import Predictor
-from runtime.sim.hardware import Hardware
 from train.checkpoint import require_training_space
 from train.config import TrainConfig
 from train.data import EpochData, require_requests
@@ -30,7 +29,6 @@ from train.find_trace import find_trace
 from train.finished import read_finished
 from train.fit import CHECKPOINTS, FitSettings, Fitted, fit, make_settings
 from train.record_training import record_training
-from train.replay import describe_machines
 from train.report.serving import draw_reuse_figure
 from train.reuse import KIND, WIDTH, ReuseStack
 from train.reuse_data import ReuseBatches, read_stretch
@@ -41,12 +39,7 @@ from zoo.manifest import name_entry
 SIGNALS = (TraceSignal.GATE_INPUT, TraceSignal.GATE_LOGITS, TraceSignal.EXPERTS)
 
 
-def train_and_publish(
-    config: TrainConfig,
-    trace: Trace,
-    hardware: Hardware,
-    tracked: TrackedRun,
-) -> dict[str, Any]:
+def train_and_publish(config: TrainConfig, trace: Trace, tracked: TrackedRun) -> dict[str, Any]:
     """Train the predictor on a trace, compare it with other policies and write its entry.
 
     Its curves are `reuse-NAME` in the run's loggers. The table of hit rates is printed and, with
@@ -56,7 +49,7 @@ def train_and_publish(
     sys.stderr.write(f"training {KIND} on {len(trace.rows('train')):,} tokens\n")
     predictor, fitted = fit_reuse(config, trace, loggers=tracked.loggers(KIND))
     sys.stderr.write("replaying held-out requests under every eviction policy\n")
-    tables = compare_policies(trace, [predictor], hardware, num_tokens=config.replay_tokens)
+    tables = compare_policies(trace, [predictor], num_tokens=config.replay_tokens)
     folder, held_out = config.run_dir / "entries" / KIND, decode_figures(tables, KIND)
     write_entry(
         folder,
@@ -133,10 +126,9 @@ def train_reuse(config: TrainConfig) -> dict[str, Any]:
     trace = find_trace(config, SIGNALS, needed=SIGNALS)
     if (finished := read_finished(config, trace)) is not None:
         return finished
-    (hardware,) = describe_machines([config.hardware], config.shape, config.model)
     with TrackedRun(config) as tracked:
-        tracked.start(resolved_settings(config, trace, [hardware]), trace)
-        trained = train_and_publish(config, trace, hardware, tracked)
+        tracked.start(resolved_settings(config, trace), trace)
+        trained = train_and_publish(config, trace, tracked)
     return {
         "model": trace.spec.as_dict(),
         "trace": {"digest": trace.digest, "tokens": trace.num_tokens},

@@ -13,7 +13,6 @@ from predictors.errors import NegativeResult
 from predictors.registry import REUSE_PREDICTORS
 from runtime.config import ModelConfig
 from runtime.presets import describe_choice
-from runtime.sim.hardware import Hardware
 from train.accuracy import RequestAccuracy, accuracy_table, score_layers
 from train.config import ScoreConfig
 from train.errors import TrainError
@@ -83,12 +82,11 @@ def score(config: ScoreConfig) -> dict[str, Any]:
     signals = REUSE_SIGNALS if is_reuse else collect_signals((entry.manifest.kind,))
     trace = find_trace(config, signals, needed=signals)
     split = "held_out" if trace.digest == entry.manifest.trace_digest else None
-    (hardware,) = describe_machines([config.hardware], config.shape, config.model)
     verdicts: list[Verdict] = []
     if is_reuse:
-        figures = score_reuse(config, trace, split, hardware)
+        figures = score_reuse(config, trace, split)
     else:
-        figures, verdicts = score_forecasts(config, entry, trace, split, hardware)
+        figures, verdicts = score_forecasts(config, entry, trace, split)
     results = {
         "entry": f"{entry.manifest.name}@{entry.manifest.digest[:12]}",
         "trace": {"digest": trace.digest, "where": trace.where, "split": split},
@@ -125,13 +123,13 @@ def score_forecasts(
     entry: ZooEntry,
     trace: Trace,
     split: str | None,
-    hardware: Hardware,
 ) -> tuple[dict[str, float | None], list[Verdict]]:
     """Return the figures of the card, by its names, and verdicts on the accuracies that it has."""
     predictor = load_predictor(config.name, spec=trace.spec)
     by_request = RequestAccuracy(len(trace.request_table), num_layers=trace.spec.num_layers)
     layers = score_layers(predictor.for_all_tokens(), trace, split, by_request=by_request)
     table = accuracy_table(layers)
+    (hardware,) = describe_machines([config.hardware], config.shape, config.model)
     fetched = measure_fetching(
         first_tokens(trace.steps(split), config.replay_tokens),
         predictor.renewed(),
@@ -159,17 +157,13 @@ def score_forecasts(
     return figures, verdicts
 
 
-def score_reuse(
-    config: ScoreConfig, trace: Trace, split: str | None, hardware: Hardware
-) -> dict[str, float | None]:
+def score_reuse(config: ScoreConfig, trace: Trace, split: str | None) -> dict[str, float | None]:
     """Return hit rates, and the share of the gap between LRU and Belady that `reuse` closes.
 
     Hit rates depend on the prompts as much as on the predictor, so there is no verdict on them.
     """
     predictor = load_predictor(config.name, spec=trace.spec)
-    tables = compare_policies(
-        trace, [predictor], hardware, num_tokens=config.replay_tokens, split=split
-    )
+    tables = compare_policies(trace, [predictor], num_tokens=config.replay_tokens, split=split)
     return decode_figures(tables, predictor.kind)
 
 

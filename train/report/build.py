@@ -1,40 +1,33 @@
 """The page of a training run."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from collect.traces import Trace
-from predictors.base import Predictor
 from predictors.metrics import DEFINITIONS
-from predictors.registry import REUSE_PREDICTORS
-from predictors.spec import ModelSpec
 from runtime.tools.report.html_report import HtmlReport
 from runtime.tools.report.provenance import Provenance, read_provenance
 from train.config import TrainConfig
-from train.eviction_eval import rate_all_policies
+from train.eviction_eval import PER_LAYER
 from train.report import forecasts, routing, serving
 from train.table import describe_summary, summary_table
-from zoo.load import load_predictor
 
 FOLDER = "report"
 """Folder of the report inside the run folder."""
-REPLAY_TOKENS = 200
-"""Generated held-out tokens to replay under each eviction policy and cache size, at most."""
 
 
 def make_page(
     results: Mapping[str, Any],
     trace: Trace,
     *,
-    reuse_predictors: Sequence[Predictor] = (),
-    replay_tokens: int = REPLAY_TOKENS,
+    replay_tokens: int,
     provenance: Provenance | None = None,
 ) -> HtmlReport:
-    """Every section in order; what the results lack is measured on the trace, held out.
+    """Every section in order; how uneven routing is, is measured on the trace, held out.
 
-    `results` is results.json.
+    `results` is results.json; `replay_tokens` are those behind its hit rates.
     """
     table, spec = results["predictors"], trace.spec
     page = HtmlReport(
@@ -51,12 +44,10 @@ def make_page(
     forecasts.accuracy_by_layer(page, table)
     forecasts.good_pred_by_horizon(page, table, results["setting"])
     forecasts.calibration(page, table)
-    serving.shifted_table(page, table)
     serving.latency_table(page, table, spec.num_layers)
     routing.popularity(page, trace)
-    rates = rate_all_policies(trace, reuse_predictors, num_tokens=replay_tokens)
-    serving.hit_rate(page, rates, num_tokens=replay_tokens)
-    serving.keeping(page, results.get("keeping"))
+    if keeping := results.get("keeping"):
+        serving.hit_rate(page, keeping["hit_rates"][PER_LAYER], num_tokens=replay_tokens)
     return page
 
 
@@ -68,16 +59,9 @@ def draw_report(
     page = make_page(
         results,
         trace,
-        reuse_predictors=load_reuse(config.run_dir, trace.spec),
-        replay_tokens=min(REPLAY_TOKENS, config.replay_tokens),
+        replay_tokens=config.replay_tokens,
         provenance=read_provenance(config.run_dir),
     )
     path = page.write(config.run_dir / FOLDER)
     sys.stderr.write(f"report: {path}\n")
     return page, path
-
-
-def load_reuse(run_dir: Path, spec: ModelSpec) -> list[Predictor]:
-    """Return the run's predictors for eviction."""
-    entries = [run_dir / "entries" / kind for kind in REUSE_PREDICTORS]
-    return [load_predictor(str(entry), spec=spec) for entry in entries if entry.is_dir()]

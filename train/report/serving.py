@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from predictors.registry import REUSE_PREDICTORS
 from predictors.table import Table, TableColumn, decimals
 from runtime.tools.report.figures import (
     Record,
@@ -15,7 +14,7 @@ from runtime.tools.report.figures import (
 )
 from runtime.tools.report.html_report import HtmlReport
 from train.eviction_eval import HitRates
-from train.report.forecasts import AGAIN, Predictors
+from train.report.forecasts import Predictors
 from zoo.card import CardFigure
 
 if TYPE_CHECKING:
@@ -38,8 +37,6 @@ def hit_rate(
         f"asks; nothing is prefetched, the arena is divided by layers, {num_tokens:,} generated "
         "held-out tokens. `belady` knows the future: the bound."
     )
-    if not REUSE_PREDICTORS.keys() & policies:
-        note += " `reuse` asks a trained forecaster: `moecast train predictor=all` trains it."
     report.add(
         HIT_RATE_HEADING,
         Table(columns=[TableColumn(key) for key in rows[0]], rows=rows),
@@ -92,25 +89,6 @@ def draw_reuse_figure(tables: Mapping[str, Mapping[str, HitRates]]) -> CardFigur
     return CardFigure(png, "Hit rate of each eviction policy on held-out generated tokens")
 
 
-def keeping(report: HtmlReport, results: Mapping[str, Any] | None) -> None:
-    """Add the hit rates of learned eviction among the other policies, on the longer replay."""
-    if not results:
-        return
-    rows = [
-        {"requests, arena": stream, "cache": budget, "policy": policy, **rates}
-        for stream, budgets in results["hit_rates"].items()
-        for budget, policies in budgets.items()
-        for policy, rates in policies.items()
-    ]
-    columns = [TableColumn(key.replace("_", " "), key) for key in rows[0]]
-    report.add(
-        "What learned eviction keeps",
-        Table(columns=columns, rows=rows, left=3),
-        name="reuse",
-        note=f"{results['definition']}.",
-    )
-
-
 def latency_table(report: HtmlReport, predictors: Predictors, num_layers: int) -> None:
     """Add the times of each predictor's events, and its size."""
     batches = sorted({int(batch) for one in predictors.values() for batch in one["latency_us"]})
@@ -141,31 +119,4 @@ def latency_table(report: HtmlReport, predictors: Predictors, num_layers: int) -
         note="Median and 99th percentile of the time that the events of one layer take, on the "
         "machine that trained; a whole step: all layers' medians, and its beginning and end, where "
         "a predictor that needs no state of the model does its work.",
-    )
-
-
-def shifted_table(report: HtmlReport, predictors: Predictors) -> None:
-    """Add the accuracy on prompts of another distribution."""
-    heading = "Prompts of another distribution"
-    known = {name: one for name, one in predictors.items() if one["shifted"]}
-    if not known:
-        report.add(heading, note=f"Not scored (`score_shifted=false`): {AGAIN}.")
-        return
-    first = next(iter(known.values()))["shifted"]
-    rows = [
-        (
-            name,
-            one["mean_accuracy"],
-            one["shifted"]["mean_accuracy"],
-            one["shifted"]["mean_accuracy"] - one["mean_accuracy"],
-            one["shifted"]["worst_layer_accuracy"],
-        )
-        for name, one in known.items()
-    ]
-    report.add(
-        heading,
-        Table.of(["predictor", "held out", "shifted", "difference", "shifted, worst layer"], rows),
-        name="shifted",
-        note=f"Accuracy on {first['tokens']:,} tokens of `{first['dataset']}`, none of which was "
-        "trained on. Predictors that learn while they serve learn from these requests.",
     )

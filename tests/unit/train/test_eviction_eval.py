@@ -11,8 +11,9 @@ from runtime.sim.replay import replay
 from tests.builders.traces import make_spec, make_trace
 from train.eviction_eval import (
     ANY,
+    PER_LAYER,
+    compare_policies,
     eviction_system,
-    rate_all_policies,
     record_stream,
     replay_policy,
 )
@@ -51,7 +52,7 @@ def test_hit_rates__lru_is_a_plain_lru_and_belady_bounds_all(tmp_path: Path) -> 
     spec = make_spec(top_k=1)
     trace = make_trace(tmp_path / "t", spec=spec, prompt_tokens=1, new_tokens=20)
     steps = list(trace.steps("held_out"))
-    tables = rate_all_policies(trace, [], num_tokens=len(steps))
+    tables = compare_policies(trace, [], num_tokens=len(steps))[PER_LAYER]
     for budget, rates in tables.items():
         slots = spec.num_experts * int(budget.rstrip("%")) // 100
         if not slots:

@@ -14,6 +14,7 @@ from runtime.config import SystemConfig
 from tests.builders.simulated import toy_accelerator
 from tests.builders.traces import make_spec, make_trace
 from train.config import TrainConfig
+from train.eviction_eval import compare_policies
 from train.nonlearned import fit_correlation, fit_popularity, fit_token
 from train.report.build import draw_report, make_page
 from train.report.routing import cumulative_LE, share_of_choices
@@ -64,6 +65,7 @@ def run(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> Path:
             "held_out_tokens": len(trace.rows("held_out")),
         },
         "setting": context.setting,
+        "keeping": {"hit_rates": compare_policies(trace, [], num_tokens=5)},
     }
     folder = tmp_path_factory.mktemp("run") / "r"
     folder.mkdir()
@@ -134,14 +136,12 @@ def test_page__names_missing_measurements_and_their_commands(run: Path, trace: T
     bare = {
         **results,
         "predictors": {
-            name: {**one, "calibration": None, "shifted": None}
-            for name, one in results["predictors"].items()
+            name: {**one, "calibration": None} for name, one in results["predictors"].items()
         },
     }
     said = {one.heading: one for one in make_page(bare, trace, replay_tokens=5).sections}
-    for heading in ("Calibration", "Prompts of another distribution"):
-        assert said[heading].draw is None
-        assert "moecast train" in said[heading].note
+    assert said["Calibration"].draw is None
+    assert "moecast train" in said["Calibration"].note
 
 
 def test_routing__shares_of_hand_made_choices(tmp_path: Path) -> None:
