@@ -4,6 +4,7 @@ Unlike the loss, the answers come through the server, as the harness asks it.
 """
 
 import json
+import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,9 +13,9 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from benchmarks.environments import interpreter
+from benchmarks.environments import OFFLINE, interpreter
 from benchmarks.process import run_program
-from benchmarks.serving.server import run_server
+from benchmarks.serving.server import ServerProcess, run_server
 
 TASK = "held_out_continuation"
 DOCUMENTS, CHOICES = 100, 4
@@ -23,25 +24,8 @@ STRIDE = 512
 """Distance between documents, in tokens."""
 TIMEOUT_SECONDS = 1800.0
 
-YAML = f"""\
-task: {TASK}
-dataset_path: json
-dataset_kwargs:
-  data_files:
-    test: {TASK}.jsonl
-test_split: test
-output_type: multiple_choice
-doc_to_text: "{{{{context}}}}"
-doc_to_choice: "{{{{choices}}}}"
-doc_to_target: "{{{{answer}}}}"
-target_delimiter: ""
-metric_list:
-  - metric: acc
-    aggregation: mean
-    higher_is_better: true
-metadata:
-  version: 1.0
-"""
+TASKS = Path(__file__).parent / "serving" / "tasks"
+"""Definitions of tasks, each `TASK.yaml`."""
 
 
 def make_documents(tokens: Tensor, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
@@ -70,7 +54,7 @@ def make_documents(tokens: Tensor, tokenizer: PreTrainedTokenizerBase) -> list[d
 def write_task(folder: Path, tokens: Tensor, tokenizer: PreTrainedTokenizerBase) -> None:
     lines = (json.dumps(document) for document in make_documents(tokens, tokenizer))
     (folder / f"{TASK}.jsonl").write_text("\n".join(lines) + "\n")
-    (folder / f"{TASK}.yaml").write_text(YAML)
+    shutil.copy(TASKS / f"{TASK}.yaml", folder)
 
 
 def measure_accuracy(
@@ -86,23 +70,60 @@ def measure_accuracy(
     Raises:
         ProcessFailed: the harness failed, or its environment is not built.
     """
-    python = interpreter("lm-eval", environments)
     with tempfile.TemporaryDirectory() as scratch, run_server(options) as target:
-        output = Path(scratch, "results")
-        arguments = (
-            f"model={target.model()},base_url={target.api}/completions,num_concurrent=1,"
-            f"max_retries=1,tokenizer_backend=huggingface,tokenizer={model.absolute()}"
+        results = run_harness(
+            target,
+            TASK,
+            task,
+            name=target.model(),
+            model=model,
+            output=Path(scratch, "results"),
+            environments=environments,
         )
-        run_program(
-            [
-                *(python, "-m", "lm_eval", "--model", "local-completions"),
-                *("--model_args", arguments, "--tasks", TASK, "--include_path", task),
-                *("--batch_size", "1", "--output_path", output),
-            ],
-            timeout_seconds=TIMEOUT_SECONDS,
-            folder=task,
-            environment={"HF_HUB_OFFLINE": "1", "HF_HOME": str(Path(scratch, "hub")),
-                         "NO_PROXY": "*", "OPENAI_API_KEY": "unused"},
-        )  # fmt: skip
-        results = json.loads(next(output.rglob("results_*.json")).read_text())
     return float(results["results"][TASK]["acc,none"])
+
+
+def run_harness(
+    target: ServerProcess,
+    tasks: str,
+    folder: Path,
+    *,
+    name: str,
+    model: Path,
+    output: Path,
+    environments: Path,
+    at_once: int = 1,
+    key: str = "unused",
+) -> dict[str, Any]:
+    """Lets lm-evaluation-harness ask the server; returns its results.
+
+    Args:
+        target: the server.
+        tasks: names of tasks, with commas between them.
+        folder: has their definitions and data.
+        name: the served model's.
+        model: the model's folder, for its tokenizer.
+        output: a folder for the harness' files, those of all samples too.
+        environments: has the harness.
+        at_once: requests at a time, and texts of a request.
+        key: the server's.
+
+    Raises:
+        ProcessFailed: the harness failed, or its environment is not built.
+    """
+    arguments = (
+        f"model={name},base_url={target.api}/completions,num_concurrent={at_once},"
+        f"max_retries=1,tokenizer_backend=huggingface,tokenizer={model.absolute()}"
+    )
+    run_program(
+        [
+            *(interpreter("lm-eval", environments), "-m", "lm_eval"),
+            *("--model", "local-completions", "--model_args", arguments),
+            *("--tasks", tasks, "--include_path", folder, "--batch_size", str(at_once)),
+            *("--log_samples", "--output_path", output),
+        ],
+        timeout_seconds=TIMEOUT_SECONDS,
+        folder=folder,
+        environment={**OFFLINE, "HF_HOME": str(output / "hub"), "OPENAI_API_KEY": key},
+    )
+    return json.loads(next(output.rglob("results_*.json")).read_text())

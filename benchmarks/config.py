@@ -28,6 +28,16 @@ class BenchmarkConfig(RunConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TablesConfig(RunConfig):
+    """`python -m benchmarks tables` has no options."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapacityConfig(BenchmarkConfig):
+    output: Path = RESULTS / "capacity.json"
+
+
+@dataclass(frozen=True, kw_only=True)
 class LockstepConfig(BenchmarkConfig):
     output: Path = RESULTS / "lockstep.json"
     clients: list[int] = field(default_factory=lambda: [1, 2, 4, 8])

@@ -19,6 +19,8 @@ from predictors.errors import MoecastError, unknown
 
 REQUIREMENTS = Path(__file__).parent / "requirements"
 STAMP = "built-from.txt"
+OFFLINE = {"HF_HUB_OFFLINE": "1", "NO_PROXY": "*"}
+"""Variables of programs that ask a server of this machine, and nobody else."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from benchmarks.capacity.config import CapacityConfig
 from benchmarks.capacity.recordings import (
     LongTracePlan,
     RecordedRun,
@@ -18,6 +17,7 @@ from benchmarks.capacity.recordings import (
     record_prompts,
 )
 from benchmarks.capacity.replays import ReplayRequest, measure_replays
+from benchmarks.config import CapacityConfig
 from benchmarks.papers.paper_context import describe_model
 from benchmarks.reports import describe_machine, print_line, read_document, write_report
 from collect.traces import Trace

@@ -15,7 +15,9 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer
 
-from benchmarks.environments import interpreter, is_built
+from benchmarks.cloze import TASKS, run_harness
+from benchmarks.environments import OFFLINE, interpreter, is_built
+from benchmarks.greedy import generate_greedy
 from benchmarks.process import ProcessFailed, run_program
 from benchmarks.reports import describe_machine, print_line, write_part
 from benchmarks.serving.config import ClientsConfig
@@ -47,15 +49,7 @@ class PlainModel:
     def continuation(self, prompt: str, num_tokens: int) -> str:
         """Returns the greedy text of exactly `num_tokens` tokens."""
         inputs = torch.tensor([self.tokenizer(prompt)["input_ids"]])
-        output = self._model.generate(
-            inputs,
-            attention_mask=torch.ones_like(inputs),
-            max_new_tokens=num_tokens,
-            do_sample=False,
-        )
-        new = output[0, inputs.shape[1] :]
-        assert len(new) == num_tokens, "the text ends early; take another prompt"
-        return self.tokenizer.decode(new)
+        return self.tokenizer.decode(generate_greedy(self._model, inputs, num_tokens)[0])
 
     @torch.inference_mode()
     def loglikelihood(self, context: str, continuation: str) -> float:
@@ -78,7 +72,7 @@ class ClientContext:
     scratch: Path
     environments: Path
 
-    def run(self, name: str, *words: str | Path, cwd: Path | None = None, **variables: str) -> str:
+    def run(self, name: str, *words: str | Path, **variables: str) -> str:
         """Runs a program of an environment, offline; returns its output.
 
         Raises:
@@ -87,11 +81,10 @@ class ClientContext:
         return run_program(
             [interpreter(name, self.environments), *words],
             timeout_seconds=TIMEOUT_SECONDS,
-            folder=cwd or self.scratch,
+            folder=self.scratch,
             environment={
-                "HF_HUB_OFFLINE": "1",
+                **OFFLINE,
                 "HF_HOME": str(self.scratch / "hub"),
-                "NO_PROXY": "*",
                 **variables,
             },
         )
@@ -104,19 +97,17 @@ class ClientContext:
 def run_lm_eval(context: ClientContext) -> ClientResult:
     """Runs a task of choices and one of continuations; compares log-likelihoods and texts."""
     output = context.scratch / "lm-eval"
-    model = (
-        f"model={context.model},base_url={context.target.api}/completions,num_concurrent=4,"
-        f"max_retries=1,tokenizer_backend=huggingface,tokenizer={context.folder.absolute()}"
+    results = run_harness(
+        context.target,
+        "moecast_cloze,moecast_continue",
+        TASKS,
+        name=context.model,
+        model=context.folder,
+        output=output,
+        environments=context.environments,
+        at_once=4,
+        key=KEY,
     )
-    context.run(
-        "lm-eval",
-        *("-m", "lm_eval", "--model", "local-completions", "--model_args", model),
-        *("--tasks", "moecast_cloze,moecast_continue", "--include_path", HERE / "tasks"),
-        *("--batch_size", "4", "--log_samples", "--output_path", output),
-        cwd=HERE / "tasks",  # where the task's data are
-        OPENAI_API_KEY=KEY,
-    )
-    results = json.loads(next(output.rglob("results_*.json")).read_text())
     worst, choices = 0.0, 0
     for line in next(output.rglob("samples_moecast_cloze_*.jsonl")).read_text().splitlines():
         sample = json.loads(line)

@@ -4,10 +4,10 @@ import json
 import re
 from collections.abc import Callable, Container
 
+from benchmarks.config import TablesConfig
 from benchmarks.process import ROOT
 from benchmarks.reports import read_document
 from benchmarks.tables import capacity, forecasting, formats, grouping, peers, serving, systems
-from benchmarks.tables.config import TablesConfig
 from benchmarks.tables.figures import draw_figures
 from benchmarks.tables.origins import refuse_unclean, warn_of_changes
 from predictors.errors import MoecastError

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from benchmarks import reports
+from benchmarks.config import TablesConfig
 from benchmarks.papers.config import ScalingConfig
 from benchmarks.process import ROOT
 from benchmarks.reports import Document, read_document
 from benchmarks.tables import markdown, pages, peers, systems
-from benchmarks.tables.config import TablesConfig
 from benchmarks.tables.origins import refuse_unclean
 from predictors.errors import MoecastError
 
