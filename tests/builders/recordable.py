@@ -7,6 +7,7 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from collect.config import DataConfig, SourceKind
 from runtime.config import ModelConfig
 from tests.builders.models import tiny_qwen2_moe
 
@@ -38,3 +39,15 @@ def prompts_file(path: Path, *, count: int) -> Path:
         lines.append(json.dumps({"prompt": text}))
     path.write_text("\n".join(lines))
     return path
+
+
+def letters_data(folder: Path, *, count: int, new_tokens: int) -> DataConfig:
+    """Prompts of `prompts_file`, written into the folder, and how they are recorded."""
+    path = prompts_file(folder / "prompts.jsonl", count=count)
+    return DataConfig(
+        name="letters",
+        kind=SourceKind.JSONL,
+        path=str(path),
+        min_chars=1,
+        max_new_tokens=new_tokens,
+    )

@@ -26,11 +26,11 @@ STEPS = {
 """System calls that change the disk, and the interval at which to kill: 1 is every call."""
 
 
-def packed(model: Path, output: Path) -> str:
-    """Packs, or carries on, with `overwrite`: `packed`, or the error in moecast's own words."""
+def packed(model: Path, output: Path, *, overwrite: bool = True) -> str:
+    """Packs, or carries on: `packed`, or the error in moecast's own words."""
     config = ModelConfig(name="tiny", id=str(model))
     try:
-        done = pack.run(PackConfig(model=config, output=output, overwrite=True))
+        done = pack.run(PackConfig(model=config, output=output, overwrite=overwrite))
     except StoreError as error:
         return f"error: {error}"
     return f"packed: {done['experts_written']} written, {done['experts_verified']} kept"
@@ -38,12 +38,8 @@ def packed(model: Path, output: Path) -> str:
 
 def verified(output: Path, model: Path) -> str:
     """`whole` when every record of the store is what its checksum says."""
-    config = ModelConfig(name="tiny", id=str(model))
-    try:
-        done = pack.run(PackConfig(model=config, output=output))
-    except StoreError as error:
-        return f"error: {error}"
-    return "whole" if done["experts_written"] == 0 else "was not whole"
+    said = packed(model, output, overwrite=False)
+    return "whole" if said.startswith("packed: 0 written") else said
 
 
 @contextmanager

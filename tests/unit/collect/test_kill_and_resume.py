@@ -7,7 +7,6 @@ from typing import Any
 import datasets
 import pytest
 
-from collect.config import DataConfig, SourceKind
 from collect.errors import TraceError
 from collect.plan import recording_settings
 from collect.record import collect
@@ -15,7 +14,7 @@ from collect.traces import Trace, TraceWriter
 from runtime.config import ModelConfig
 from tests.builders.killed_writers import SPEC
 from tests.builders.processes import run_python
-from tests.builders.recordable import prompts_file, recordable
+from tests.builders.recordable import letters_data, recordable
 from tests.builders.traces import make_trace
 
 
@@ -49,9 +48,7 @@ def assert_no_part_is_taken_for_the_whole(folder: Path, *, num_rows: int) -> Non
 
 def record(home: Path, folder: Path) -> Trace:
     """A trace of four work units, one prompt each."""
-    data = DataConfig(
-        kind=SourceKind.JSONL, path=str(home / "prompts.jsonl"), min_chars=1, max_new_tokens=8
-    )
+    data = letters_data(home, count=4, new_tokens=8)
     model = ModelConfig(name="tiny", id=str(home / "model"), dtype="float32")
     settings = recording_settings(data, shard_bytes=1, temperature=1.0)
     return collect(model, data, folder=folder, settings=settings)
@@ -61,7 +58,6 @@ def test_collect__interrupted_while_recording_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recordable(tmp_path / "model")
-    prompts_file(tmp_path / "prompts.jsonl", count=4)
     record(tmp_path, tmp_path / "whole")
     folder, write = tmp_path / "cut", TraceWriter.write
 

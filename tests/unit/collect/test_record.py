@@ -4,6 +4,7 @@ import json
 import shutil
 from collections import namedtuple
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from collect.config import DataConfig, LauncherConfig, SourceKind
+from collect.config import DataConfig, LauncherConfig
 from collect.errors import TraceError
 from collect.plan import RecordingJob, RecordingSettings, encode_prompts, recording_settings
 from collect.record import collect
@@ -22,23 +23,14 @@ from predictors.metrics import Phase
 from runtime.config import DecodeKernels, ModelConfig
 from runtime.hf import decode_step
 from tests.builders.models import plain_eager
-from tests.builders.recordable import prompts_file, recordable
+from tests.builders.recordable import letters_data, recordable
 from tests.builders.traces import make_spec
 
 TOLERANCE = 2e-3
 """Half precision of values around 1, and sums in another order through padding and cache."""
 
 
-def make_data(tmp_path: Path, *, count: int = 6, new_tokens: int = 4, **fields) -> DataConfig:
-    path = prompts_file(tmp_path / "prompts.jsonl", count=count)
-    return DataConfig(
-        name="letters",
-        kind=SourceKind.JSONL,
-        path=str(path),
-        min_chars=1,
-        max_new_tokens=new_tokens,
-        **fields,
-    )
+make_data = partial(letters_data, count=6, new_tokens=4)
 
 
 def reference(folder: str, tokens: list[int]) -> list[np.ndarray]:

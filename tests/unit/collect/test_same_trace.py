@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from collect.config import DataConfig, SourceKind
+from collect.config import DataConfig
 from collect.plan import RecordingJob, recording_settings
 from collect.record import collect, find_same_trace
 from collect.traces.layout import ALL_SIGNALS, ROUTING_SIGNALS
 from runtime.config import ModelConfig
-from tests.builders.recordable import prompts_file, recordable
+from tests.builders.recordable import letters_data, recordable
 from train.config import TrainConfig
 from train.find_trace import find_trace
 
@@ -24,13 +24,7 @@ def recorded(
     """A model, its data, and the digest of their trace; no model can be loaded any more."""
     monkeypatch.chdir(tmp_path)
     model = recordable(tmp_path / "model", num_layers=2)
-    data = DataConfig(
-        name="letters",
-        kind=SourceKind.JSONL,
-        path=str(prompts_file(tmp_path / "prompts.jsonl", count=4)),
-        min_chars=1,
-        max_new_tokens=1,
-    )
+    data = letters_data(tmp_path, count=4, new_tokens=1)
     settings = recording_settings(data, batch_size=2)
     digest = collect(model, data, signals=ALL_SIGNALS, settings=settings).digest
     monkeypatch.setattr("runtime.load", lambda *_, **__: pytest.fail("loaded the model"))
@@ -83,8 +77,7 @@ def test_find_same_trace__skips_a_damaged_trace_and_says_so(
 
 def test_find_same_trace__needs_all_signals(tmp_path: Path) -> None:
     model = recordable(tmp_path / "model", num_layers=2)
-    path = prompts_file(tmp_path / "prompts.jsonl", count=2)
-    data = DataConfig(kind=SourceKind.JSONL, path=str(path), min_chars=1, max_new_tokens=1)
+    data = letters_data(tmp_path, count=2, new_tokens=1)
     settings = recording_settings(data)
     folder = tmp_path / "traces"
     collect(model, data, folder=folder / "a", signals=ROUTING_SIGNALS, settings=settings)

@@ -1,7 +1,6 @@
 """`--help`: the basic options with an example; `all` and one option on request."""
 
 import shlex
-from dataclasses import dataclass
 from functools import partial
 
 import pytest
@@ -11,7 +10,7 @@ from configs.cli import main
 from configs.commands import PROGRAMS, Command
 from configs.compose import compose_typed, declared_type
 from configs.execution import import_named
-from configs.help import field_docstrings, write_command_help
+from configs.help import write_command_help
 from configs.program import run_program
 from runtime.serving.config import ServeConfig
 
@@ -89,17 +88,3 @@ def test_program_with_a_default_command__shows_the_others(
 def test_misspelt_command__is_no_model(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_program("train", [word]) == 2
     assert f"unknown command {word!r}. Did you mean" in capsys.readouterr().err
-
-
-@dataclass(kw_only=True)
-class Documented:
-    """A schema."""
-
-    width: int = 1
-    """Two
-    lines."""
-    bare: int = 2
-
-
-def test_field_docstrings__are_those_below_the_fields() -> None:
-    assert field_docstrings(Documented) == {"width": "Two lines."}

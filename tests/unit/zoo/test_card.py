@@ -4,11 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from huggingface_hub import EvalResult, ModelCard
 
 from tests.builders.entries import tiny_entry, tiny_figure, tiny_spec, tiny_training
-from tests.builders.hub import fake_hub
+from tests.builders.hub import FakeHub
 from zoo.catalog import WritableZoo
 from zoo.entry import open_entry
 from zoo.index import parse_reference
@@ -78,26 +77,23 @@ def test_card__of_an_entry_without_a_record_says_so(tmp_path: Path) -> None:
 
 
 def test_front_page__shows_the_figures_of_the_entries_that_there_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: tuple[HubStorage, FakeHub], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setenv("HF_TOKEN", "hf_test")
-    with fake_hub() as (address, repositories):
-        zoo = WritableZoo(HubStorage("publisher/zoo", endpoint=address))
+    zoo = WritableZoo(hub[0])
 
-        def page(*figures: str) -> bytes:
-            _, files = repositories.head("publisher/zoo")
-            paths = [f"figures/{name}.png" for name in figures]
-            assert sorted(path for path in files if path.startswith("figures/")) == paths
-            assert all(f"]({path})".encode() in files["README.md"] for path in paths)
-            return files["README.md"]
+    def page(*figures: str) -> bytes:
+        _, files = hub[1].head("publisher/zoo")
+        paths = [f"figures/{name}.png" for name in figures]
+        assert sorted(path for path in files if path.startswith("figures/")) == paths
+        assert all(f"]({path})".encode() in files["README.md"] for path in paths)
+        return files["README.md"]
 
-        for kind in ("mlp", "stride"):
-            tiny_entry(tmp_path / kind, name=f"tiny/{kind}", figure=tiny_figure())
-            zoo.add(open_entry(tmp_path / kind))
-        page("tiny/mlp", "tiny/stride")
-        zoo.remove(parse_reference("tiny/mlp"))
-        assert page("tiny/stride").count(b"![") == 1
-        tiny_entry(tmp_path / "plain", name="tiny/stride", created="2026-02-01T00:00:00+00:00")
-        zoo.add(open_entry(tmp_path / "plain"))
-        assert b"![" not in page()
+    for kind in ("mlp", "stride"):
+        tiny_entry(tmp_path / kind, name=f"tiny/{kind}", figure=tiny_figure())
+        zoo.add(open_entry(tmp_path / kind))
+    page("tiny/mlp", "tiny/stride")
+    zoo.remove(parse_reference("tiny/mlp"))
+    assert page("tiny/stride").count(b"![") == 1
+    tiny_entry(tmp_path / "plain", name="tiny/stride", created="2026-02-01T00:00:00+00:00")
+    zoo.add(open_entry(tmp_path / "plain"))
+    assert b"![" not in page()

@@ -3,9 +3,7 @@
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-from predictors.errors import PredictorError
 from predictors.learned import graph_path
 from tests.builders.entries import tiny_entry, tiny_graph, tiny_spec
 from zoo.catalog import WritableZoo
@@ -36,15 +34,3 @@ def test_load__by_folder_and_by_name_forecast_alike(tmp_path: Path) -> None:
         (forecast,) = predictor.gate_input(0, hidden_TD)
         assert forecast.layer == 1
         assert np.array_equal(forecast.scores_TE, expected_TE)
-
-
-def test_load__of_an_unknown_kind_lists_the_kinds(tmp_path: Path) -> None:
-    mlp_entry(tmp_path / "e", kind="mpl")
-    with pytest.raises(PredictorError, match=r"unknown predictor 'mpl'. Did you mean 'mlp'"):
-        load_predictor(tmp_path / "e", spec=None)
-
-
-def test_load__names_missing_networks(tmp_path: Path) -> None:
-    mlp_entry(tmp_path / "e", spec=tiny_spec(num_layers=3))
-    with pytest.raises(PredictorError, match="missing: predictors/layer_01_to_02.onnx"):
-        load_predictor(tmp_path / "e", spec=None)

@@ -122,21 +122,6 @@ def test_pull__requests_each_file_once(far: Far) -> None:
     assert site.gets == {"index.json": 1, **dict.fromkeys(files_of(site), 1)}
 
 
-def test_pull__of_a_damaged_manifest_keeps_nothing(far: Far) -> None:
-    address, site = far
-    digest = Zoo(FolderStorage(site.folder)).read_index().resolve(EntryReference("tiny/stride"))
-    file = site.folder / blob_path(digest)
-    whole = file.read_bytes()
-    file.write_bytes(whole.replace(b"stride", b"strode"))
-    with pytest.raises(DamagedError, match="manifest of tiny/stride"):
-        pull_tiny(address)
-    assert not has_blob(cache_storage(), digest)
-    assert cache_storage().names("blobs/sha256") == []
-    file.write_bytes(whole)
-    pull_tiny(address)
-    find_entry("tiny/stride").verify()
-
-
 def test_pull__of_a_cached_entry_requests_the_index_only(far: Far) -> None:
     address, site = far
     pull_tiny(address)

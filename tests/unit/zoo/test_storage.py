@@ -2,13 +2,12 @@
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.builders.entries import tiny_entry
-from tests.builders.hub import fake_hub
+from tests.builders.hub import FakeHub
 from tests.builders.stores import s3_bucket
 from tests.builders.web import served
 from zoo.catalog import WritableZoo, Zoo
@@ -25,19 +24,19 @@ from zoo.storage.hub import HubStorage
 from zoo.storage.remote import HttpStorage, ObjectStorage
 
 
-@contextmanager
-def folder(tmp_path: Path, _: pytest.MonkeyPatch) -> Iterator[Storage]:
-    yield FolderStorage(tmp_path / "far")
+@pytest.fixture
+def folder(tmp_path: Path) -> Storage:
+    return FolderStorage(tmp_path / "far")
 
 
-@contextmanager
-def web(tmp_path: Path, _: pytest.MonkeyPatch) -> Iterator[Storage]:
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[Storage]:
     with served(tmp_path / "far") as (address, _site):
         yield HttpStorage(address)
 
 
-@contextmanager
-def memory(tmp_path: Path, _: pytest.MonkeyPatch) -> Iterator[Storage]:
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[Storage]:
     storage = ObjectStorage(f"memory://{tmp_path.name}")
     yield storage
     files, root = storage._files
@@ -45,38 +44,21 @@ def memory(tmp_path: Path, _: pytest.MonkeyPatch) -> Iterator[Storage]:
         files.rm(root, recursive=True)
 
 
-@contextmanager
+@pytest.fixture
 def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
     with s3_bucket(tmp_path.name, monkeypatch) as bucket:
         yield ObjectStorage(f"{bucket}/zoo")
 
 
-@contextmanager
-def hub(_: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setenv("HF_TOKEN", "hf_test")
-    with fake_hub() as (address, _repositories):
-        yield HubStorage("publisher/zoo", endpoint=address)
-
-
-KINDS = {"folder": folder, "web": web, "memory": memory, "s3": s3, "hub": hub}
-
-
-@pytest.fixture(params=KINDS)
-def storage(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Storage]:
-    with KINDS[request.param](tmp_path, monkeypatch) as made:
-        yield made
+@pytest.fixture(params=["folder", "web", "memory", "s3", "hub"])
+def storage(request: pytest.FixtureRequest) -> Storage:
+    made = request.getfixturevalue(request.param)
+    return made[0] if request.param == "hub" else made
 
 
 @pytest.fixture(params=["folder", "memory", "s3"])
-def file_storage(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[FileStorage]:
-    with KINDS[request.param](tmp_path, monkeypatch) as made:
-        assert isinstance(made, FileStorage)
-        yield made
+def file_storage(request: pytest.FixtureRequest) -> FileStorage:
+    return request.getfixturevalue(request.param)
 
 
 def fill(storage: Storage, tmp_path: Path, **changes: object) -> str:
@@ -155,11 +137,13 @@ def test_file__is_whole_or_not_there(file_storage: FileStorage) -> None:
     assert file_storage.names() == ["b", "c"]
 
 
-def test_damaged_blob__is_refused_and_not_kept(storage: Storage, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["metrics.json", "the manifest"])
+def test_damaged_blob__is_refused_and_not_kept(name: str, storage: Storage, tmp_path: Path) -> None:
     fill(storage, tmp_path)
     manifest = Zoo(storage).open(EntryReference("tiny/stride")).manifest
-    damage(storage, tmp_path, manifest.files["metrics.json"].sha256)
-    with pytest.raises(DamagedError, match=r"metrics\.json of tiny/stride .* is damaged"):
+    damaged = manifest.files.get(name)
+    damage(storage, tmp_path, manifest.digest if damaged is None else damaged.sha256)
+    with pytest.raises(DamagedError, match=rf"{name} of tiny/stride.* is damaged"):
         pull_tiny(storage)
     assert Zoo(cache_storage()).read_index().entries == {}
     assert not list((cache_storage().folder / "blobs/sha256").glob(".*"))
@@ -185,27 +169,24 @@ def test_second_version__becomes_the_latest_and_can_be_removed(
 
 
 def test_hub__shows_cards_and_refuses_a_stale_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: tuple[HubStorage, FakeHub], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setenv("HF_TOKEN", "hf_test")
-    with fake_hub() as (address, repositories):
-        storage = HubStorage("publisher/zoo", endpoint=address)
-        fill(storage, tmp_path)
-        _, files = repositories.head("publisher/zoo")
-        assert files["README.md"] == open_entry(tmp_path / "entry-0").read("README.md")
-        fill(storage, tmp_path, name="tiny/mlp", kind="mlp")
-        _, files = repositories.head("publisher/zoo")
-        for name in ("tiny/stride", "tiny/mlp"):
-            assert f"name: {name}".encode() in files["README.md"]
-        assert files["README.md"].count(b"type: accuracy") == 2
-        # One commit an addition: index, blobs and card together.
-        assert len(repositories.commits["publisher/zoo"]) == 3
-        repositories.between.append({"mine.txt": b"x"})
-        with pytest.raises(UnreachableError, match=r"after a conflict, try again"):
-            fill(storage, tmp_path, name="tiny/token")
+    storage, repositories = hub
+    fill(storage, tmp_path)
+    _, files = repositories.head("publisher/zoo")
+    assert files["README.md"] == open_entry(tmp_path / "entry-0").read("README.md")
+    fill(storage, tmp_path, name="tiny/mlp", kind="mlp")
+    _, files = repositories.head("publisher/zoo")
+    for name in ("tiny/stride", "tiny/mlp"):
+        assert f"name: {name}".encode() in files["README.md"]
+    assert files["README.md"].count(b"type: accuracy") == 2
+    # One commit an addition: index, blobs and card together.
+    assert len(repositories.commits["publisher/zoo"]) == 3
+    repositories.between.append({"mine.txt": b"x"})
+    with pytest.raises(UnreachableError, match=r"after a conflict, try again"):
         fill(storage, tmp_path, name="tiny/token")
-        assert "tiny/token" in Zoo(storage).read_index().entries
+    fill(storage, tmp_path, name="tiny/token")
+    assert "tiny/token" in Zoo(storage).read_index().entries
 
 
 def test_unreachable_hub__is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

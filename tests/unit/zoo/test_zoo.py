@@ -12,24 +12,11 @@ from tests.builders.zoos import zoo
 from zoo.catalog import WritableZoo, Zoo
 from zoo.commands.publish import check_publishable
 from zoo.entry import open_entry
-from zoo.errors import DamagedError, RefusedError, ZooError
+from zoo.errors import DamagedError, RefusedError
 from zoo.index import EntryReference
-from zoo.load import find_entry, list_names
+from zoo.load import list_names
 from zoo.storage import BUILTIN
 from zoo.storage.folder import FolderStorage
-
-
-def test_push_and_pull__carry_an_entry_over(tmp_path: Path) -> None:
-    written = tiny_entry(tmp_path / "e")
-    assert zoo("push", tmp_path / "e", f"zoo={tmp_path / 'far'}") == 0
-    with pytest.raises(ZooError, match="unknown zoo entry 'tiny/stride'"):
-        find_entry("tiny/stride")
-    assert zoo("pull", "tiny/stride", f"zoo={tmp_path / 'far'}") == 0
-    for reference in ("tiny/stride", "tiny/stride@latest", f"tiny/stride@{written.digest[:8]}"):
-        entry = find_entry(reference)
-        entry.verify()
-        assert entry.manifest == written
-    assert zoo("verify", "tiny/stride") == 0
 
 
 def test_push__publishes_all_entries_of_a_folder_or_none(tmp_path: Path) -> None:
