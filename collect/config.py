@@ -154,8 +154,8 @@ class ImportConfig(RunConfig):
     """Routing log, also as `.gz`: JSON lines with `layer`, `experts`, and if known `weights`,
     `token`, `request`, `position`, `phase`; or CSV with `layer`, `expert`, `weight`, `step`,
     `phase`."""
-    output: Path | None = None
-    """Folder of the trace; default: runs/traces/imported/SOURCE."""
+    output: str | None = None
+    """Folder of the trace, or an address; default: runs/traces/imported/SOURCE."""
     model_id: str = "unknown"
     """Model that produced the log."""
     revision: str = "unknown"

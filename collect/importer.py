@@ -28,8 +28,8 @@ MAX_EXPERTS = 2**15 - 1
 MAX_POSITION = 2**31 - 1
 
 
-def import_routing(source: Path, folder: Path, config: ImportConfig | None = None) -> Trace:
-    """Reads the log at `source` and writes, completes or opens the trace in `folder`.
+def import_routing(source: Path, where: Path | str, config: ImportConfig | None = None) -> Trace:
+    """Reads the log at `source` and writes, completes or opens the trace in `where`.
 
     `config` says what the log does not: its model, its split, its origin. Layers are numbered 0..
     from the lowest. A log without requests is one request.
@@ -84,8 +84,8 @@ def import_routing(source: Path, folder: Path, config: ImportConfig | None = Non
         settings=settings,
         units=(hash_value([settings, model.model_dump(), signals]),),
     )
-    require_space(folder, len(log.token_N) * row_bytes(plan.spec, signals))
-    writer = TraceWriter(folder, plan)
+    require_space(where, len(log.token_N) * row_bytes(plan.spec, signals))
+    writer = TraceWriter(where, plan)
     for unit in writer.missing():
         writer.write(
             unit,

@@ -206,10 +206,6 @@ class TraceBatches(IterableDataset):
                 f"the trace has {len(self._rows):,} tokens to train on, a batch {batch_size:,}: "
                 "collect more (data.num_prompts=...) or give a smaller batch_size"
             )
-        if not len(self._rows):
-            raise TrainError(
-                f"the trace has no {part} requests: collect more (data.num_prompts=...)"
-            )
 
     def __len__(self) -> int:
         full, rest = divmod(len(self._rows), self._batch_size)

@@ -13,7 +13,7 @@ from predictors.metrics import DEFINITIONS
 from predictors.registry import FEED_FORWARD
 from predictors.table import Table, TableColumn, decimals, format_or_dash
 from train.data import Batch, TraceBatches, TraceSubset
-from train.errors import ParityError, TrainError
+from train.errors import ParityError
 from train.export import quantise
 from train.fit import FitSettings
 from train.networks import PlainStack, network_specs
@@ -118,7 +118,7 @@ def make_stacks(
 ) -> list[PredictorStack]:
     """Return the untrained networks of these kinds; the same ones for the same seed.
 
-    Raises TrainError when the trace lacks a signal, or the model's routers cannot be copied.
+    Raises TrainError when the model's routers cannot be copied.
     """
     from lightning.pytorch import seed_everything
 
@@ -133,12 +133,6 @@ def make_stacks(
         stacks.append(
             ResidualStack(spec, routers.matrices_LED, routers.biases_LE, horizons=HORIZONS)
         )
-    for signal in {signal_name for family in stacks for signal_name in family.needs.signals}:
-        if signal not in trace.signals:
-            raise TrainError(
-                f"trace={trace.where} has no {signal}, which {', '.join(kinds)} need: collect one "
-                f"with signals=[{','.join(sorted({*trace.signals, signal}))}]"
-            )
     return stacks
 
 

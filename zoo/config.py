@@ -82,8 +82,6 @@ class PullConfig(RunConfig):
     """Pull every version of every entry, to mirror a zoo."""
     locked: Path | None = None
     """Pull the entries of this lock file, by digest."""
-    output: Path | None = None
-    """Folder to write the entry to as well."""
     require_signature: Path | None = None
     """Public key (PEM) with which the zoo's index and the entry must be signed; default:
     MOECAST_REQUIRE_SIGNATURE."""
@@ -92,8 +90,6 @@ class PullConfig(RunConfig):
         selections = [self.name is not None, self.all, self.locked is not None]
         if sum(selections) != 1:
             raise MoecastError("give one of name=NAME, all=true and locked=zoo.lock")
-        if self.output is not None and self.name is None:
-            raise MoecastError(f"output={self.output} is for one entry: give name=NAME")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 Predictors = Mapping[str, Mapping[str, Any]]
 """results.json's `predictors`."""
-AGAIN = "the same `moecast train` command on the same run folder adds it and trains nothing anew"
 ACCURACY_HEADING = "Accuracy of the forecasts by layer"
 ACCURACY_INCHES = (8, 4.8)
 
@@ -123,10 +122,9 @@ def calibration(report: HtmlReport, predictors: Predictors) -> None:
         name: one["calibration"]
         for name, one in predictors.items()
         # A kind that forecast nothing has bins, and nothing in them.
-        if one.get("calibration") and one["calibration"]["error"] is not None
+        if one["calibration"]["error"] is not None
     }
     if not known:
-        report.add("Calibration", note=f"Not in these results: {AGAIN}.")
         return
     rows = [
         [name, one["error"], place, *values]

@@ -9,7 +9,7 @@ from predictors.files import write_atomic
 from zoo.catalog import Zoo
 from zoo.commands import print_line, summarize
 from zoo.config import LockConfig, PullConfig
-from zoo.entry import ZooEntry, write_folder
+from zoo.entry import ZooEntry
 from zoo.errors import ZooError
 from zoo.index import (
     PREFIX,
@@ -33,7 +33,6 @@ def pull(
     name: str,
     *,
     zoo: str | None = None,
-    output: str | Path | None = None,
     require_signature: str | Path | None = None,
 ) -> ZooEntry:
     """Copies an entry into the user's zoo, from which `load` finds it without a network.
@@ -41,7 +40,6 @@ def pull(
     Args:
         name: NAME, NAME@latest, NAME@ALIAS or NAME@DIGEST.
         zoo: zoos to pull from, separated by commas, in order of preference; default: MOECAST_ZOO.
-        output: folder to write the entry to as well.
         require_signature: public key (PEM) with which the zoo's index and the entry must be signed.
 
     Raises:
@@ -56,7 +54,6 @@ def pull(
         PullConfig(
             name=name,
             zoo=zoo,
-            output=None if output is None else Path(output),
             require_signature=None if require_signature is None else Path(require_signature),
         )
     )
@@ -71,8 +68,6 @@ def pull_and_print(config: PullConfig, *, bundle: Sequence[str] = ()) -> dict[st
     entries = pull_entries(config, bundle=bundle)
     for entry in entries:
         print_line(f"pulled {entry.manifest.name}@{entry.manifest.digest[:12]} into {entry.where}")
-    if config.output is not None:
-        print_line(f"written as a folder: {config.output}")
     return {"pulled": [summarize(entry) for entry in entries], "into": cache_storage().address}
 
 
@@ -109,18 +104,10 @@ def pull_entries(config: PullConfig, *, bundle: Sequence[str] = ()) -> list[ZooE
                 EntryReference(name, record.digest) for name, record in lockfile.entries.items()
             ]
         chosen = find_references(references, indexes)
-    if config.output is not None and len(chosen) != 1:
-        names = ", ".join(reference.name for _, reference in chosen)
-        raise ZooError(f"output={config.output} is for one entry: pull each by its name ({names})")
-    entries = [
+    return [
         pull_reference(zoo, reference, indexes[zoo], require_signature=config.require_signature)
         for zoo, reference in chosen
     ]
-    if config.output is not None:
-        (entry,) = entries
-        files = {path: entry.read(path) for path in entry.manifest.files}
-        write_folder(config.output, entry.manifest, files, entry.read_signature())
-    return entries
 
 
 def parse_names(name: str, bundle: Sequence[str]) -> list[EntryReference]:

@@ -242,8 +242,10 @@ def test_import__a_file_name_may_have_any_bytes(tmp_path: Path) -> None:
     assert import_routing(log, tmp_path / "t").request_table[0].dataset == "l\ufffd.jsonl"
 
 
-def test_import__writes_to_no_folder_that_looks_like_an_address(tmp_path: Path) -> None:
+def test_import__writes_to_an_address_too(tmp_path: Path) -> None:
     log = write_log(tmp_path / "log.jsonl", [{"layer": 0, "experts": [1]}])
-    for address in ("s3://bucket/x", "hf://a/b"):
-        with pytest.raises(TraceError, match="imported into a folder of this machine"):
-            import_log(ImportConfig(source=log, output=Path(address)))
+    address = f"memory://{tmp_path.name}/trace"
+    import_log(ImportConfig(source=log, output=address))
+    assert Trace.open(address).digest == import_routing(log, tmp_path / "t").digest
+    with pytest.raises(TraceError, match="cannot be written to hf://a/b"):
+        import_log(ImportConfig(source=log, output="hf://a/b"))

@@ -39,7 +39,6 @@ def test_pull__of_a_model_gets_what_the_system_takes(far: str) -> None:
         (["half"], "has no half/reuse; one entry is pulled by its name: moecast zoo pull half/"),
         (["nothing"], "unknown zoo entry 'nothing/residual'"),
         (["tiny@12345678"], "names one entry, tiny stands for 2"),
-        (["tiny", "output=folder"], "output=folder is for one entry"),
         (["tiny", "system=on-demand"], "'tiny' is not NAME"),
     ],
 )

@@ -16,7 +16,7 @@ from tests.builders.traces import make_spec, make_trace
 from train.config import TrainConfig
 from train.eviction_eval import compare_policies
 from train.nonlearned import fit_correlation, fit_popularity, fit_token
-from train.report.build import draw_report, make_page
+from train.report.build import draw_report
 from train.report.routing import cumulative_LE, share_of_choices
 from train.residual import ResidualStack
 from train.scoring import EvalContext, score_predictor
@@ -129,19 +129,6 @@ def test_report__calibration_is_of_every_pair(run: Path, trace: Trace) -> None:
         if row["pairs"] != "0"
     ]
     assert float(rows[0]["error"]) == pytest.approx(sum(gaps) / pairs)
-
-
-def test_page__names_missing_measurements_and_their_commands(run: Path, trace: Trace) -> None:
-    results = results_of(run)
-    bare = {
-        **results,
-        "predictors": {
-            name: {**one, "calibration": None} for name, one in results["predictors"].items()
-        },
-    }
-    said = {one.heading: one for one in make_page(bare, trace, replay_tokens=5).sections}
-    assert said["Calibration"].draw is None
-    assert "moecast train" in said["Calibration"].note
 
 
 def test_routing__shares_of_hand_made_choices(tmp_path: Path) -> None:
