@@ -9,6 +9,7 @@ routing is more local and hits more.
 import math
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,6 +35,7 @@ from runtime.hf.tokens import context_length
 from runtime.policy.budget import Budget, SlotRequirements, count_slots
 from runtime.profiling.bandwidth import measure_disk_bandwidth, measure_memory_bandwidth
 from runtime.profiling.facts import hardware, versions
+from runtime.store.base import slot_sizes
 from runtime.store.checkpoint import assume_layout
 from runtime.store.layout import ExpertLayout
 from runtime.store.packed.layout import build_packed_layout
@@ -234,13 +236,10 @@ def plan_format(
     free: FreeMemory,
 ) -> FormatPlan:
     """Plan one format."""
-    # Slots have the size of the largest expert, as in the arena.
-    expert_bytes = max(layout.num_bytes for layout in layouts)
-    needs = SlotRequirements(
-        slot_bytes=expert_bytes,
-        top_k=counts.top_k,
-        num_experts=counts.num_layers * counts.num_experts,
-    )
+    sizes = Counter(slot_sizes(layouts))
+    experts = {size: num_layers * counts.num_experts for size, num_layers in sizes.items()}
+    needs = SlotRequirements(experts=experts, top_k=counts.top_k)
+    expert_bytes = needs.total_bytes // needs.num_experts
     budget, error = None, None
     try:
         budget = choose_budget(needs, free).num_bytes

@@ -15,6 +15,7 @@ from predictors.units import MIB
 from runtime.commands import config_plan
 from runtime.commands.progress import print_line, progress
 from runtime.config import DoctorConfig, ModelConfig
+from runtime.engine.assembly import size_tiers
 from runtime.engine.auto_budget import format_size, measure_free_memory
 from runtime.engine.devices import choose_device
 from runtime.engine.forecasters import load_system_predictors
@@ -24,6 +25,7 @@ from runtime.errors import BudgetError
 from runtime.hf.decode_step import apply_decode_threads
 from runtime.hf.layers import attach_experts, build_skip_predictor
 from runtime.hf.loading import StrippedModel, count_weight_bytes, load_configured
+from runtime.policy.budget import count_bytes
 from runtime.policy.host_split import SplitCosts, choose_host_experts
 from runtime.presets import DEFAULT_SYSTEM, describe_choice, load_system
 from runtime.profiling.bandwidth import (
@@ -34,7 +36,7 @@ from runtime.profiling.bandwidth import (
 from runtime.profiling.facts import hardware, versions
 from runtime.profiling.local import measure_stripped
 from runtime.sim.hardware import MeasuredHardware
-from runtime.store.base import ExpertStore, max_decoded_bytes, max_slot_bytes, name_format
+from runtime.store.base import ExpertStore, max_slot_bytes, name_format
 from runtime.store.model_check import list_weight_files
 from runtime.store.model_source import find_config_folder, resolve
 from runtime.store.on_demand import OnDemandReader
@@ -139,16 +141,18 @@ def estimate_hybrid(
 def describe_model_sizes(
     model: PreTrainedModel, spec: ModelSpec, store: ExpertStore
 ) -> dict[str, Any]:
-    """Describe the model's sizes; bytes are those in memory."""
-    expert_bytes = max_slot_bytes(store)
+    """Describe the model's sizes; bytes are those in memory, an expert's the mean of all."""
+    needs, _ = size_tiers(store, spec, has_host=False)
+    experts_bytes = count_bytes(needs.experts)
     return {
         **spec.as_dict(),
         "class": type(model).__name__,
-        "expert_bytes": expert_bytes,
+        "expert_bytes": experts_bytes // needs.num_experts,
+        "expert_sizes": sorted(needs.experts),
         "expert_format": " and ".join(sorted({*map(name_format, store.layouts)})),
-        "experts_bytes": expert_bytes * spec.num_layers * spec.num_experts,
+        "experts_bytes": experts_bytes,
         "non_expert_bytes": count_weight_bytes(model),
-        "scratch_bytes": store.scratch_bytes + max_decoded_bytes(store),
+        "scratch_bytes": needs.scratch_bytes,
     }
 
 
@@ -182,8 +186,7 @@ def sweep(
         hardware=measured,
         predictors=predictors,
         budgets=config.budget,
-        slot_bytes=max_slot_bytes(store),
-        scratch_bytes=store.scratch_bytes + max_decoded_bytes(store),
+        needs=size_tiers(store, spec, has_host=False)[0],
         resident_bytes=count_weight_bytes(model),
     )
     return {
@@ -224,6 +227,7 @@ def make_facts_table(name: str, report: dict[str, Any]) -> Table:
     hardware, model, files = report["hardware"], report["model"], report["files"]
     gpus = [f"{gpu['name']}, {format_size(gpu['memory_bytes'])}" for gpu in hardware["gpus"]]
     kernels = hardware["network_kernels"]
+    sizes = {f"{model['expert_sizes'][end] / MIB:.2f}": None for end in (0, -1)}
     rows = {
         "versions": ", ".join(f"{k} {v or 'not installed'}" for k, v in report["versions"].items()),
         "processor": f"{hardware['processor']}, {hardware['cores']} cores, {hardware['simd']}",
@@ -239,7 +243,7 @@ def make_facts_table(name: str, report: dict[str, Any]) -> Table:
         "files": f"{files['files']} in {report['folder']}, {format_size(files['bytes'])}, "
         f"{files['tensors']} tensors, complete; digests: {files['digests']}",
         "experts": f"{model['num_layers']} layers of {model['num_experts']}, "
-        f"{model['top_k']} per token, {model['expert_bytes'] / MIB:.2f} MiB each in "
+        f"{model['top_k']} per token, {' to '.join(sizes)} MiB each in "
         f"{model['expert_format']}, together {format_size(model['experts_bytes'])}",
         "other weights": format_size(model["non_expert_bytes"]),
     }

@@ -1,5 +1,6 @@
 """Builds the arenas, rings, policy core and engine of one model."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -18,11 +19,11 @@ from runtime.engine.memory import available_memory_bytes
 from runtime.engine.predictor_drift import DriftMonitor
 from runtime.errors import BudgetError
 from runtime.hf.model_faults import is_out_of_memory
-from runtime.policy.budget import Budget, SlotRequirements, divide_slots
+from runtime.policy.budget import Budget, SlotCounts, SlotRequirements, divide_slots
 from runtime.policy.build import adapt_to_link, build_device_cache
 from runtime.policy.forecast_scheduler import ForecastScheduler
 from runtime.policy.placement import ExpertPlacement, RankPart, place_experts
-from runtime.store.base import ExpertStore, max_decoded_bytes, max_slot_bytes
+from runtime.store.base import ExpertStore, max_decoded_bytes, slot_sizes
 from runtime.store.layout import ExpertLayout
 from runtime.transfer.arena import Arena
 from runtime.transfer.arrivals import make_arrivals
@@ -90,19 +91,19 @@ def build_engine(
     """
     part, devices = options.part, memory.devices
     has_host = needs_host_tier(devices, memory.host_budget)
-    sized, top, host = size_tiers(store, spec, has_host=has_host, part=part)
+    top, host = size_tiers(store, spec, has_host=has_host, part=part)
     placement = place_experts(store.experts_per_layer, len(devices))
-    num_slots = count_device_slots(memory.budget, top, sized, placement)
-    host_slots: list[int | None] = [None] * len(devices)
+    slots = count_device_slots(memory.budget, top, store, placement)
+    host_slots: list[SlotCounts | None] = [None] * len(devices)
     if has_host:
         budget = memory.host_budget or choose_host_budget(host)
-        host_slots = [*count_device_slots(budget, host, sized, placement)]
+        host_slots = [*count_device_slots(budget, host, store, placement)]
     arrivals = make_arrivals()
     arenas = [
         allocate_arenas(
             store,
             device,
-            num_slots[number],
+            slots[number],
             host_slots[number],
             arrivals,
             cpus=find_near_cpus(device, number),
@@ -120,29 +121,38 @@ def needs_host_tier(devices: Sequence[torch.device], host_budget: Budget | None)
 
 def size_tiers(
     store: ExpertStore, spec: ModelSpec, *, has_host: bool, part: RankPart | None = None
-) -> tuple[ModelSpec, SlotRequirements, SlotRequirements]:
-    """Return the spec of the experts to serve, and the sizes of the computing and the host tier."""
-    sized = spec if part is None else replace(spec, num_experts=part.blocks.num_local)
+) -> tuple[SlotRequirements, SlotRequirements]:
+    """Return the sizes of the computing and the host tier."""
     scratch_bytes, decoded = store.scratch_bytes, max_decoded_bytes(store)
-    top = SlotRequirements.of(
-        sized,
-        slot_bytes=max_slot_bytes(store),
+    owned = store.experts_per_layer  # a few layers may have less than the others
+    if part is not None:
+        owned = [part.blocks.num_local] * store.num_layers
+    top = SlotRequirements(
+        experts=count_experts(store, owned),
+        top_k=spec.top_k,
         scratch_bytes=decoded if has_host else scratch_bytes + decoded,
     )
-    if part is None:
-        # A few layers may have less than the others.
-        top = replace(top, num_experts=sum(store.experts_per_layer))
-    return sized, top, replace(top, scratch_bytes=scratch_bytes)
+    return top, replace(top, scratch_bytes=scratch_bytes)
+
+
+def count_experts(store: ExpertStore, owned: Sequence[int]) -> SlotCounts:
+    """Return so many of each layer's experts, by the size of the slot that they need."""
+    counts = Counter[int]()
+    for size, num_experts in zip(slot_sizes(store.layouts), owned, strict=True):
+        counts[size] += num_experts
+    return +counts
 
 
 def count_device_slots(
-    budget: Budget, needs: SlotRequirements, spec: ModelSpec, placement: ExpertPlacement
-) -> list[int]:
+    budget: Budget, needs: SlotRequirements, store: ExpertStore, placement: ExpertPlacement
+) -> list[SlotCounts]:
     """Return the slots of each device; the budget is that of all of them together."""
-    shape = {"num_layers": spec.num_layers, "num_experts": spec.num_experts}
+    if placement.num_devices == 1:
+        return divide_slots(budget, needs, [needs.experts])
+    shape = {"num_layers": store.num_layers, "num_experts": store.num_experts}
     devices = range(placement.num_devices)
-    owned = [placement.num_owned(device, **shape) for device in devices]
-    return divide_slots(budget, needs, owned if len(devices) > 1 else [needs.num_experts])
+    owned = [count_experts(store, placement.num_owned(device, **shape)) for device in devices]
+    return divide_slots(budget, needs, owned)
 
 
 def choose_host_budget(needs: SlotRequirements) -> Budget:
@@ -154,8 +164,8 @@ def choose_host_budget(needs: SlotRequirements) -> Budget:
 def allocate_arenas(
     store: ExpertStore,
     device: torch.device,
-    num_slots: int,
-    host_slots: int | None,
+    slots: SlotCounts,
+    host_slots: SlotCounts | None,
     arrivals: Arrivals,
     *,
     cpus: frozenset[int] | None,
@@ -171,10 +181,10 @@ def allocate_arenas(
     """
     with run_near(cpus):
         if host_slots is None:
-            arena = allocate(store.layouts, num_slots)
+            arena = allocate(store.layouts, slots)
             return DeviceArenas([arena], [make_store_ring(arrivals, store, arena, cpus, closes)])
         accelerator = open_accelerator(device)
-        arena = allocate(store.layouts, num_slots, device=device)
+        arena = allocate(store.layouts, slots, device=device)
         pinned = accelerator is not None and accelerator.pins_memory
         host = allocate(store.host_layouts, host_slots, option="host_budget", pinned=pinned)
         copies = ArenaCopies(host, arena)
@@ -189,7 +199,7 @@ def allocate_arenas(
 
 def allocate(
     layouts: Sequence[ExpertLayout],
-    num_slots: int,
+    slots: SlotCounts,
     *,
     option: str = "budget",
     device: torch.device = HOST,
@@ -197,16 +207,16 @@ def allocate(
 ) -> Arena:
     """Return an arena; raises BudgetError, which names the option, if it does not fit."""
     try:
-        return Arena(layouts, num_slots, device=device, pinned=pinned)
+        return Arena(layouts, slots, device=device, pinned=pinned)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        num_bytes = max(layout.num_bytes for layout in layouts)
         (free,) = measure_free_memory([device])
         raise BudgetError(
-            f"{option}: {num_slots} experts of {num_bytes} bytes do not fit on {device}, where "
-            f"{free} bytes are free next to the other weights; KV caches and activations need some "
-            f"of them, too. Take {'budget=auto, or ' * (option == 'budget')}a smaller {option}"
+            f"{option}: {sum(slots.values())} experts of {max(slots)} bytes do not fit on "
+            f"{device}, where {free} bytes are free next to the other weights; KV caches and "
+            f"activations need some of them, too. Take "
+            f"{'budget=auto, or ' * (option == 'budget')}a smaller {option}"
         ) from error
 
 
@@ -237,6 +247,7 @@ def connect(
         replace(system, chunked=False),  # a ring interrupts prefetches between chunks by itself
         spec,
         num_slots=[[arena.num_slots for arena in device.arenas] for device in devices],
+        first_slots=[[arena.first_slots for arena in device.arenas] for device in devices],
         chunk_bytes=[layout.chunk_bytes for layout in store.layouts],
         placement=None if part == ExpertPlacement() else part,
         device=0 if options.part is None else options.part.rank,

@@ -277,7 +277,7 @@ def choose_auto_budget(
         BudgetError: they do not hold what one step needs.
     """
     has_host = needs_host_tier(options.devices, options.host_budget)
-    _, needs, host = size_tiers(store, spec, has_host=has_host, part=part)
+    needs, host = size_tiers(store, spec, has_host=has_host, part=part)
     model, reserve = stripped.model, options.kv_reserve
     free = FreeMemory(
         devices=options.devices,

@@ -13,6 +13,7 @@ from runtime.policy.cache import CacheEntry
 from runtime.policy.counters import CacheCounters, sum_counters
 from runtime.policy.eviction.protocol import Expert
 from runtime.policy.tier import CacheTier
+from runtime.transfer.arena import Arena
 
 ABSENT, BELOW, COMING, CACHED, PINNED = ".", "h", "f", "c", "p"
 """States of an expert: on disk only; in host memory below the device; in part, or in flight;
@@ -28,7 +29,8 @@ class TierState:
     computes: bool
     """Experts are computed from it; else it feeds the tier above."""
     num_slots: int
-    slot_bytes: int
+    used_bytes: int
+    """Size of the slots that belong to an expert."""
     budget_bytes: int
     """Size of its arena, which is allocated once."""
     num_used: int
@@ -41,10 +43,6 @@ class TierState:
     """Slots that hung reads may still write into."""
     layers: tuple[CacheCounters, ...]
     """Since the model was loaded, of each layer with routed experts."""
-
-    @property
-    def used_bytes(self) -> int:
-        return self.num_used * self.slot_bytes
 
     @property
     def total(self) -> CacheCounters:
@@ -93,7 +91,7 @@ class EngineMonitor:
     def snapshot(self) -> EngineSnapshot:
         engine = self.engine
         tiers = tuple(
-            _tier_state(tier, name, arena.num_bytes)
+            _tier_state(tier, name, arena)
             for tier, name, arena in zip(
                 engine.cache.tiers, self._names, engine.arenas, strict=True
             )
@@ -139,14 +137,14 @@ def _where(tier: CacheTier, expert: Expert, entry: CacheEntry) -> str:
     return PINNED if entry.pins else CACHED
 
 
-def _tier_state(tier: CacheTier, name: str, budget_bytes: int) -> TierState:
+def _tier_state(tier: CacheTier, name: str, arena: Arena) -> TierState:
     entries = list(tier.cache.entries.values())
     return TierState(
         name=name,
         computes=tier.is_top,
         num_slots=tier.cache.num_slots,
-        slot_bytes=budget_bytes // tier.cache.num_slots,
-        budget_bytes=budget_bytes,
+        used_bytes=sum(arena.slot_bytes(entry.slot) for entry in entries),
+        budget_bytes=arena.num_bytes,
         num_used=len(entries),
         num_pinned=sum(entry.pins > 0 for entry in entries),
         num_in_flight=sum(entry.in_flight for entry in entries),

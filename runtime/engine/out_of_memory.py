@@ -100,11 +100,11 @@ def find_fitting_budget(model: PreTrainedModel, missing: int) -> str | None:
         if link.tier.is_top
     ]
     has_host = len(engine.arenas) > len(tops)
-    _, needs, _ = size_tiers(engine.store, handle.spec, has_host=has_host)
+    needs, _ = size_tiers(engine.store, handle.spec, has_host=has_host)
     here = sum(arena.device == model.device for arena in tops)
     num_gone = max(1, -(-missing * len(tops) // (needs.slot_bytes * here)))
-    num_slots = engine.cache.num_slots - num_gone
-    if num_slots < needs.top_k * len(tops):
+    num_bytes = sum(arena.num_bytes for arena in tops) - num_gone * needs.slot_bytes
+    if num_bytes < needs.top_k * needs.slot_bytes * len(tops):
         return None
-    num_bytes = num_slots * needs.slot_bytes + needs.scratch_bytes
+    num_bytes += needs.scratch_bytes
     return f"{num_bytes // MIB}MiB" if num_bytes >= ROUND_BYTES else str(num_bytes)

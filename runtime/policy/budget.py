@@ -1,7 +1,7 @@
 """Memory budgets as users write them, and the slots that they hold."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -23,6 +23,9 @@ UNITS = {
 }
 FORMS = "a size such as 4GiB or 1TiB, a share such as 50%, or a fraction such as 0.5"
 """Forms of a budget, for error messages."""
+
+SlotCounts = Mapping[int, int]
+"""Numbers of slots by their size in bytes."""
 
 
 @dataclass(frozen=True)
@@ -96,32 +99,35 @@ def _parse_bytes(text: str) -> int | None:
 class SlotRequirements:
     """Sizes that decide how many slots a budget holds."""
 
-    slot_bytes: int
+    experts: SlotCounts
+    """Experts of all layers together, by the size of the slot that they need."""
     top_k: int
     """Experts that one step needs at the same time."""
-    num_experts: int
-    """Experts of all layers together."""
     scratch_bytes: int = 0
     """Buffer for conversions, taken from the budget once."""
 
     @classmethod
-    def of(cls, spec: ModelSpec, *, slot_bytes: int, scratch_bytes: int = 0) -> Self:
-        """Return the requirements of a model."""
-        return cls(
-            slot_bytes=slot_bytes,
-            top_k=spec.top_k,
-            num_experts=spec.num_layers * spec.num_experts,
-            scratch_bytes=scratch_bytes,
-        )
+    def of(cls, spec: ModelSpec, *, slot_bytes: int) -> Self:
+        """Return the requirements of a model whose experts are all of one size."""
+        return cls(experts={slot_bytes: spec.num_layers * spec.num_experts}, top_k=spec.top_k)
+
+    @property
+    def num_experts(self) -> int:
+        return sum(self.experts.values())
+
+    @property
+    def slot_bytes(self) -> int:
+        """The largest slot."""
+        return max(self.experts)
 
     @property
     def total_bytes(self) -> int:
         """Memory for every expert: 100 % includes the conversion buffer."""
-        return self.num_experts * self.slot_bytes + self.scratch_bytes
+        return count_bytes(self.experts) + self.scratch_bytes
 
     @property
     def least_bytes(self) -> int:
-        """Memory for the experts of one token in one layer."""
+        """Memory for the experts of one token in one layer, whichever it is."""
         return self.top_k * self.slot_bytes + self.scratch_bytes
 
 
@@ -131,11 +137,13 @@ def count_slots(budget: Budget, needs: SlotRequirements) -> int:
     Raises:
         BudgetError: less than one layer of one token needs, with that least budget in bytes.
     """
-    (slots,) = divide_slots(budget, needs, [needs.num_experts])
-    return slots
+    (slots,) = divide_slots(budget, needs, [needs.experts])
+    return sum(slots.values())
 
 
-def divide_slots(budget: Budget, needs: SlotRequirements, owned: Sequence[int]) -> list[int]:
+def divide_slots(
+    budget: Budget, needs: SlotRequirements, owned: Sequence[SlotCounts]
+) -> list[SlotCounts]:
     """Return the slots of each of several devices, in proportion to the experts that each owns.
 
     One device may own all experts that a step needs, so each gets `top_k` slots at least.
@@ -143,8 +151,13 @@ def divide_slots(budget: Budget, needs: SlotRequirements, owned: Sequence[int]) 
     Raises:
         BudgetError: less than that, with that least budget in bytes.
     """
-    num_bytes, total = budget.resolve(total_bytes=needs.total_bytes), sum(owned)
-    least = -(-needs.top_k * needs.slot_bytes * total // min(owned)) + needs.scratch_bytes
+    num_bytes = budget.resolve(total_bytes=needs.total_bytes)
+    sizes = [count_bytes(experts) for experts in owned]
+    total = sum(sizes)
+    least = needs.scratch_bytes + max(
+        -(-needs.top_k * max(experts) * total // size)
+        for experts, size in zip(owned, sizes, strict=True)
+    )
     if num_bytes < least:
         devices = "" if len(owned) == 1 else f" for {len(owned)} devices"
         converted = f" and {needs.scratch_bytes} bytes to convert them"
@@ -155,4 +168,26 @@ def divide_slots(budget: Budget, needs: SlotRequirements, owned: Sequence[int]) 
             f"is {least} bytes ({budget.option}={least})"
         )
     available = num_bytes - needs.scratch_bytes
-    return [min(own, available * own // (total * needs.slot_bytes)) for own in owned]
+    return [
+        _share_slots(available * size // total, experts, needs.top_k)
+        for size, experts in zip(sizes, owned, strict=True)
+    ]
+
+
+def _share_slots(num_bytes: int, experts: SlotCounts, top_k: int) -> SlotCounts:
+    """Return slots for as large a share of the experts of each size as of all.
+
+    The largest hold any expert, so there are `top_k` slots for those of each size.
+    """
+    slots: dict[int, int] = {}
+    left = count_bytes(experts)
+    for size in sorted(experts, reverse=True):
+        share = num_bytes * experts[size] // left
+        slots[size] = min(experts[size], max(share, top_k - sum(slots.values())))
+        num_bytes -= size * slots[size]
+        left -= size * experts[size]
+    return slots
+
+
+def count_bytes(counts: SlotCounts) -> int:
+    return sum(size * count for size, count in counts.items())

@@ -7,7 +7,7 @@ import numpy as np
 
 from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
-from runtime.policy.cache import ExpertCache
+from runtime.policy.cache import ExpertCache, divide_among_layers
 from runtime.policy.device_cache import DeviceCache
 from runtime.policy.eviction.klotski import LayerWindowEviction
 from runtime.policy.eviction.protocol import EvictionPolicy, Expert
@@ -34,6 +34,7 @@ def build_device_cache(
     spec: ModelSpec,
     *,
     num_slots: Sequence[Sequence[int]],
+    first_slots: Sequence[Sequence[Sequence[int]]] | None = None,
     chunk_bytes: Sequence[Sequence[int]],
     placement: ExpertPlacement | None = None,
     device: int = 0,
@@ -43,13 +44,17 @@ def build_device_cache(
     Args:
         num_slots: Of each device, the experts that each of its tiers holds, the computing one
             first.
+        first_slots: Likewise, of each layer, the first slot that is large enough; None: all are.
         chunk_bytes: Bytes of each chunk, of each layer's experts.
         placement: Experts of each of several devices; None: the only one has all.
         device: Number of the first of these devices in the placement.
     """
     tiers = []
-    for number, slots in enumerate(num_slots, start=device):
-        tiers += _build_tiers(system, spec, slots, chunk_bytes, placement, number)
+    if first_slots is None:
+        first_slots = [[[0] * spec.num_layers] * len(slots) for slots in num_slots]
+    pairs = zip(num_slots, first_slots, strict=True)
+    for number, (slots, firsts) in enumerate(pairs, start=device):
+        tiers += _build_tiers(system, spec, slots, firsts, chunk_bytes, placement, number)
     return DeviceCache(tiers, num_experts=spec.num_experts, system=system, placement=placement)
 
 
@@ -57,6 +62,7 @@ def _build_tiers(
     system: SystemConfig,
     spec: ModelSpec,
     num_slots: Sequence[int],
+    first_slots: Sequence[Sequence[int]],
     chunk_bytes: Sequence[Sequence[int]],
     placement: ExpertPlacement | None,
     device: int,
@@ -87,12 +93,15 @@ def _build_tiers(
             policies.append(make_policy(system, spec))
     tiers: list[CacheTier] = []
     below: CacheTier | None = None
-    for slots, policy in zip(reversed(num_slots), reversed(policies), strict=True):
+    sizes = zip(num_slots, first_slots, strict=True)
+    for (slots, firsts), policy in zip(reversed([*sizes]), reversed(policies), strict=True):
+        own_slots = divide_among_layers(slots, firsts)
         cache = ExpertCache(
             num_slots=slots,
             num_layers=spec.num_layers,
-            per_layer=system.per_layer and slots >= spec.num_layers * spec.top_k,
+            per_layer=system.per_layer and min(map(len, own_slots)) >= spec.top_k,
             policy=policy,
+            first_slots=firsts,
         )
         below = CacheTier(
             cache,

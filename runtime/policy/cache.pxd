@@ -9,18 +9,21 @@ cdef class CacheEntry:
 
 cdef class _Partition:
     cdef public object slots, order
-    cdef public dict free
-    cdef public Py_ssize_t num_slots, num_used, num_quarantined
+    cdef public list free
+    cdef list _starts
+    cdef public Py_ssize_t num_used, num_quarantined
+    cpdef add_free(self, Py_ssize_t slot)
+    @cython.locals(num_rest=Py_ssize_t, free=dict)
     cpdef check(self)
 
 
 cdef class ExpertCache:
     cdef public Py_ssize_t num_slots, num_changes
-    cdef Py_ssize_t _slots_each
     cdef public bint per_layer
     cdef public object policy
     cdef public dict entries
-    cdef list _partitions, _partition_of_layer
+    cdef public list first_slots
+    cdef list _partitions, _partition_of_layer, _own_slots, _sizes
     cdef public set _quarantine
 
     cpdef expect_changes(self)
@@ -30,9 +33,11 @@ cdef class ExpertCache:
     @cython.locals(partition=_Partition)
     cpdef on_predict(self, tuple expert)
     @cython.locals(
-        partition=_Partition, entry=CacheEntry, freed=CacheEntry, free=dict, slot=Py_ssize_t
+        partition=_Partition, entry=CacheEntry, freed=CacheEntry, slot=Py_ssize_t
     )
     cpdef admit(self, tuple expert, bint prefetch=*, keep=*, dict victims=*)
+    @cython.locals(free=dict, layer=Py_ssize_t, e=Py_ssize_t, slot=Py_ssize_t)
+    cpdef Py_ssize_t _take_free(self, _Partition partition, tuple expert)
     @cython.locals(entry=CacheEntry)
     cpdef bint _is_evictable(self, tuple expert)
     @cython.locals(entry=CacheEntry, partition=_Partition)

@@ -1,12 +1,13 @@
 """The slots of one cache tier: which expert is in which slot. Bookkeeping only, no bytes."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from runtime.policy.eviction.protocol import EvictionPolicy, Expert
 from runtime.policy.eviction.score_order import ScoreOrder
 
-Victims = dict[ScoreOrder, Expert | None]
-"""The next victim of each order; None: nothing may be evicted."""
+Victims = dict[tuple[ScoreOrder, int], Expert | None]
+"""The next victim of each order in slots from a number on; None: nothing may be evicted."""
 
 
 class CacheEntry:
@@ -31,24 +32,56 @@ class CacheEntry:
 
 
 class _Partition:
-    """The slots of one layer, or of all, and the order in which experts are evicted from them."""
+    """The slots of one layer, or of all, and the order in which experts are evicted from them.
 
-    def __init__(self, slots: range, order: ScoreOrder):
+    Args:
+        starts: The first slot of each size, ascending.
+    """
+
+    def __init__(self, slots: range, order: ScoreOrder, starts: Sequence[int]):
         self.slots = slots
-        self.num_slots = len(slots)
-        self.free = dict.fromkeys(slots)
+        self._starts = starts
+        self.free: list[dict[int, None]] = [{} for _ in starts]
+        """Free slots by size."""
+        for slot in slots:
+            self.add_free(slot)
         self.num_used = 0
         self.num_quarantined = 0
         self.order = order
 
+    def add_free(self, slot: int) -> None:
+        self.free[bisect_right(self._starts, slot) - 1][slot] = None
+
     def check(self) -> None:
         """Asserts that every slot is free, used or quarantined."""
-        num_rest = self.num_slots - len(self.free) - self.num_quarantined
+        num_rest = len(self.slots) - self.num_quarantined
+        for free in self.free:
+            num_rest -= len(free)
         assert self.num_used == num_rest >= 0, (self.num_used, num_rest)
+
+
+def divide_among_layers(num_slots: int, first_slots: Sequence[int]) -> list[range]:
+    """Divides the slots of each size evenly among the layers whose experts have that size.
+
+    Args:
+        num_slots: All slots, in ascending order of size.
+        first_slots: Of each layer, the first slot that is large enough.
+    """
+    starts = sorted(set(first_slots))
+    ends = dict(zip(starts, [*starts[1:], num_slots], strict=True))
+    divided = []
+    for layer, start in enumerate(first_slots):
+        count, place = first_slots.count(start), first_slots[:layer].count(start)
+        bounds = [-(-i * (ends[start] - start) // count) for i in (place, place + 1)]
+        divided.append(range(start + bounds[0], start + bounds[1]))
+    return divided
 
 
 class ExpertCache:
     """A fixed number of slots, shared by all layers or divided among them evenly.
+
+    Slots may have several sizes: an expert takes the smallest that is free and large enough, or
+    that of an expert in one that is large enough.
 
     Invariants, checked at every transition: a slot belongs to at most one expert, and each is
     free, used or quarantined; pinned experts and those in flight are never evicted; no layer holds
@@ -57,25 +90,37 @@ class ExpertCache:
     The policy's `on_routed` comes before `on_use` and `admit` of the same layer.
     """
 
-    def __init__(self, *, num_slots: int, num_layers: int, per_layer: bool, policy: EvictionPolicy):
+    def __init__(
+        self,
+        *,
+        num_slots: int,
+        num_layers: int,
+        per_layer: bool,
+        policy: EvictionPolicy,
+        first_slots: Sequence[int] = (),
+    ):
         assert num_slots >= 1, num_slots
         self.num_slots = num_slots
+        self.first_slots = list(first_slots) or [0] * num_layers
+        """Of each layer, the first slot that is large enough, in ascending order of size."""
         self.per_layer = per_layer
         self.policy = policy
         self.entries: dict[Expert, CacheEntry] = {}
-        num_partitions = num_layers if per_layer else 1
-        assert num_slots >= num_partitions, (num_slots, num_partitions)
-        layers_each = num_layers // num_partitions
+        starts = sorted({0, *self.first_slots})
+        self._sizes = [starts.index(first) for first in self.first_slots]
+        """Of each layer, the index of its experts' size."""
+        self._own_slots = divide_among_layers(num_slots, self.first_slots)
+        shares = self._own_slots if per_layer else [range(num_slots)]
+        assert all(shares), (num_slots, num_layers)
+        layers_each = num_layers // len(shares)
         self._partitions: list[_Partition] = []
         self._partition_of_layer: list[_Partition] = []
-        for i in range(num_partitions):
-            first, end = (-(-j * num_slots // num_partitions) for j in (i, i + 1))
+        for i, slots in enumerate(shares):
             layers = range(i * layers_each, (i + 1) * layers_each)
-            order = policy.make_order(num_slots=end - first, layers=layers)
-            partition = _Partition(range(first, end), order)
+            order = policy.make_order(num_slots=len(slots), layers=layers)
+            partition = _Partition(slots, order, starts)
             self._partitions.append(partition)
             self._partition_of_layer += [partition] * layers_each
-        self._slots_each = num_slots // num_layers
         self._quarantine: set[int] = set()
         self.num_changes = 0
         """Events, admissions and removals so far: until it changes, so does no eviction score."""
@@ -89,12 +134,22 @@ class ExpertCache:
 
     def share(self, layer: int) -> int:
         """Returns the number of slots that the layer may hold, without quarantined ones."""
-        partition = self._partition_of_layer[layer]
-        return partition.num_slots - partition.num_quarantined
+        slots = self._partition_of_layer[layer].slots
+        first = max(slots.start, self.first_slots[layer])
+        lost = [slot for slot in self._quarantine if first <= slot < slots.stop]
+        return slots.stop - first - len(lost)
 
-    def is_full(self, layer: int) -> bool:
-        """Returns whether admitting another of the layer's experts needs an eviction."""
-        return not self._partition_of_layer[layer].free
+    def fitting(self, experts: Sequence[Expert]) -> list[Expert]:
+        """Returns the first of the experts that fit into the empty cache together."""
+        num_left = {partition: list(map(len, partition.free)) for partition in self._partitions}
+        fitting = []
+        for expert in experts:
+            left = num_left[self._partition_of_layer[expert[0]]]
+            size = next((i for i in range(self._sizes[expert[0]], len(left)) if left[i]), None)
+            if size is not None:
+                left[size] -= 1
+                fitting.append(expert)
+        return fitting
 
     @property
     def num_quarantined(self) -> int:
@@ -143,30 +198,26 @@ class ExpertCache:
         assert expert not in self.entries, expert
         partition = self._partition_of_layer[expert[0]]
         evicted = None
-        if not partition.free:
-            if victims is not None and partition.order in victims:
-                victim = victims[partition.order]
+        slot = self._take_free(partition, expert)
+        if slot < 0:
+            first = self.first_slots[expert[0]]
+            where = partition.order, first
+            if victims is not None and where in victims:
+                victim = victims[where]
             else:
-                victim = partition.order.choose_victim(self._make_test(keep))
+                victim = partition.order.choose_victim(self._make_test(first, keep))
                 if victims is not None:
-                    victims[partition.order] = victim
+                    victims[where] = victim
             if victim is None:
                 return None, None
             if prefetch and not self.policy.may_evict_for(victim, expert):
                 return None, None
             assert self._is_evictable(victim), (victim, self.entries[victim])
             freed = self._detach(victim)
-            partition.free[freed.slot] = None
+            slot = freed.slot
             evicted = (victim, freed)
         if victims:
             victims.clear()
-        # Its own slot where that is free: a kernel is given all those between a layer's first and
-        # its last.
-        free, slot = partition.free, expert[0] * self._slots_each + expert[1]
-        if expert[1] < self._slots_each and slot in free:
-            del free[slot]
-        else:
-            slot = free.popitem()[0]
         entry = CacheEntry(slot)
         partition.num_used += 1
         self.entries[expert] = entry
@@ -177,10 +228,32 @@ class ExpertCache:
         partition.check()
         return entry, evicted
 
-    def _make_test(self, keep: Callable[[Expert], bool] | None) -> Callable[[Expert], bool]:
-        if keep is None:
+    def _take_free(self, partition: _Partition, expert: Expert) -> int:
+        """Returns a slot that was free, the smallest that is large enough; -1: there is none."""
+        layer, e = expert
+        for free in partition.free[self._sizes[layer] :]:
+            if free:
+                # Its own where that is free: a kernel is given all slots between a layer's first
+                # and its last.
+                own = self._own_slots[layer]
+                slot = own[e] if e < len(own) else -1
+                if slot in free:
+                    del free[slot]
+                    return slot
+                return free.popitem()[0]
+        return -1
+
+    def _make_test(
+        self, first: int, keep: Callable[[Expert], bool] | None
+    ) -> Callable[[Expert], bool]:
+        """Returns the test of experts to evict, in slots from `first` on."""
+        if keep is None and not first:
             return self._is_evictable
-        return lambda expert: self._is_evictable(expert) and not keep(expert)
+        return lambda expert: (
+            self._is_evictable(expert)
+            and self.entries[expert].slot >= first
+            and not (keep is not None and keep(expert))
+        )
 
     def _is_evictable(self, expert: Expert) -> bool:
         entry = self.entries[expert]
@@ -190,7 +263,7 @@ class ExpertCache:
         assert self._is_evictable(expert), (expert, self.entries[expert])
         entry = self._detach(expert)
         partition = self._partition_of_layer[expert[0]]
-        partition.free[entry.slot] = None
+        partition.add_free(entry.slot)
         partition.check()
         return entry
 
@@ -211,9 +284,9 @@ class ExpertCache:
     def restore(self, slot: int) -> None:
         """Frees a quarantined slot whose hung read has ended."""
         self._quarantine.remove(slot)
-        partition = self._partitions[slot * len(self._partitions) // self.num_slots]
+        partition = next(one for one in self._partitions if slot in one.slots)
         partition.num_quarantined -= 1
-        partition.free[slot] = None
+        partition.add_free(slot)
         partition.check()
 
     def reset(self, slots: Mapping[Expert, int], quarantined: Collection[int]) -> None:
@@ -226,7 +299,11 @@ class ExpertCache:
             partition.order.clear()
             partition.num_used = 0
             partition.num_quarantined = len(self._quarantine.intersection(partition.slots))
-            partition.free = {slot: None for slot in partition.slots if slot not in taken}
+            for free in partition.free:
+                free.clear()
+            for slot in partition.slots:
+                if slot not in taken:
+                    partition.add_free(slot)
         for expert, slot in slots.items():
             partition = self._partition_of_layer[expert[0]]
             partition.num_used += 1

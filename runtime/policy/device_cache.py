@@ -284,13 +284,18 @@ class DeviceCache:
         if not self._early:
             return False
         others = [other for other in self._early if other != layer and other not in self._displaced]
-        tops = [top.cache.entries.values() for top in self._tops]
-        if not others or not any(all(entry.pins for entry in entries) for entries in tops):
+        if not others or not any(self._is_pinned(top, layer) for top in self._tops):
             return False
         for one in others:
             self._release_early(one)
             self._displaced.add(one)
         return True
+
+    @staticmethod
+    def _is_pinned(top: CacheTier, layer: int) -> bool:
+        """Returns whether all experts in slots that are large enough for the layer's are pinned."""
+        first, entries = top.cache.first_slots[layer], top.cache.entries.values()
+        return all(entry.pins for entry in entries if entry.slot >= first)
 
     def _cancel_early(self) -> None:
         for layer in self._early.keys() - self._displaced:
@@ -528,7 +533,7 @@ class DeviceCache:
                 rest = self._list_owned(tier)
             own: list[Expert] = []
             if not tier.is_top or fills_top:
-                own = tier.fitting(rest)
+                own = tier.cache.fitting(rest)
                 filled = set(own)
                 rest = [expert for expert in rest if expert not in filled]
             tiers.append(own)

@@ -46,9 +46,10 @@ class ExpertPlacement:
             own_E[self.experts_per_layer[layer] :] = False
         return own_E
 
-    def num_owned(self, device: int, *, num_layers: int, num_experts: int) -> int:
+    def num_owned(self, device: int, *, num_layers: int, num_experts: int) -> list[int]:
+        """Returns how many of each layer's experts are the device's."""
         layers = range(num_layers)
-        return sum(int(self.mask(layer, device, num_experts).sum()) for layer in layers)
+        return [int(self.mask(layer, device, num_experts).sum()) for layer in layers]
 
 
 def place_experts(experts_per_layer: Sequence[int], num_devices: int = 1) -> ExpertPlacement:

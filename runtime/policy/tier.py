@@ -122,21 +122,6 @@ class CacheTier:
         """Whether this is the tier that computes."""
         return self._above is None
 
-    def fitting(self, experts: Sequence[Expert]) -> list[Expert]:
-        """Returns the first of the experts that fit into the empty tier.
-
-        A cache that is divided among the layers holds the first of each layer.
-        """
-        if not self.cache.per_layer:
-            return list(experts[: self.cache.num_slots])
-        num_left = [self.cache.share(layer) for layer in range(len(self._num_chunks))]
-        fitting = []
-        for layer, e in experts:
-            if num_left[layer]:
-                num_left[layer] -= 1
-                fitting.append((layer, e))
-        return fitting
-
     def fill(self, experts: Sequence[Expert]) -> None:
         """Admits experts to an empty tier as if their bytes were there."""
         for expert in experts:

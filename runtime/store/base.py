@@ -76,13 +76,19 @@ class ExpertStore:
         self._files.close()
 
 
-UNEQUAL = 1.5
-"""Times the bytes of another layer's experts: worth a line."""
-
-
 def max_slot_bytes(store: ExpertStore) -> int:
     """Size of a slot that any expert of any layer fits."""
     return max(layout.num_bytes for layout in store.layouts)
+
+
+def slot_sizes(layouts: Sequence[ExpertLayout]) -> list[int]:
+    """Return the size of a slot for experts of each layer.
+
+    Slots of plain weights are all alike, so that they can be parameters of one tensor.
+    """
+    sizes = [layout.num_bytes for layout in layouts]
+    are_plain = all(layout.is_plain for layout in layouts)
+    return [max(sizes)] * len(sizes) if are_plain else sizes
 
 
 def max_decoded_bytes(store: ExpertStore) -> int:
@@ -99,12 +105,7 @@ def name_format(layout: ExpertLayout) -> str:
 
 
 def describe_formats(layouts: Sequence[ExpertLayout]) -> str | None:
-    """Returns why experts are decoded before each use, or take more than most need; else None."""
-    notes = [_describe_decoding(layouts), _describe_sizes(layouts)]
-    return "; ".join(filter(None, notes)) or None
-
-
-def _describe_decoding(layouts: Sequence[ExpertLayout]) -> str | None:
+    """Returns why experts are decoded before each use; else None."""
     first = next((layout for layout in layouts if not layout.views_are_weights), None)
     if first is None:
         return None
@@ -121,17 +122,6 @@ def _describe_decoding(layouts: Sequence[ExpertLayout]) -> str | None:
     else:
         reason = explain_missing() or "ggml has no kernel for one of their types"
     return f"experts are decoded before each use, which takes longer than the product; {reason}"
-
-
-def _describe_sizes(layouts: Sequence[ExpertLayout]) -> str | None:
-    least, most = (choose(layouts, key=lambda layout: layout.num_bytes) for choose in (min, max))
-    if most.num_bytes < UNEQUAL * least.num_bytes:
-        return None
-    return (
-        f"each expert takes {most.num_bytes:,} bytes of the budget, as those of MoE layer "
-        f"{layouts.index(most)} need ({name_format(most)}); others need {least.num_bytes:,} "
-        f"({name_format(least)})"
-    )
 
 
 def as_memoryview(tensor: Tensor) -> memoryview:

@@ -2,12 +2,15 @@
 
 import ctypes
 import mmap
+from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from runtime.policy.budget import SlotCounts
 from runtime.store.ggml.matrix import ExpertWeights, QuantisedExpert
 from runtime.store.layout import ExpertLayout
 
@@ -28,39 +31,48 @@ class Arena:
     """A fixed allocation of slots; views of parameters are made once per slot.
 
     Args:
-        layouts: of each layer; a slot holds the largest.
+        layouts: of each layer.
+        slots: numbers of slots by size; or a number of slots that hold the largest expert.
         pinned: allocate pinned memory, which a device copies without the CPU.
     """
 
     def __init__(
         self,
         layouts: Sequence[ExpertLayout],
-        num_slots: int,
+        slots: SlotCounts | int,
         *,
         device: torch.device | str = "cpu",
         pinned: bool = False,
     ):
-        size = max(layout.num_bytes for layout in layouts)
         alignment = max(layout.alignment for layout in layouts)
+        if isinstance(slots, int):
+            slots = {max(layout.num_bytes for layout in layouts): slots}
+        sizes = [size for size in sorted(slots) for _ in range(slots[size])]
+        self.num_slots = len(sizes)
+        self.num_bytes = sum(sizes)
+        self.first_slots = [bisect_left(sizes, layout.num_bytes) for layout in layouts]
+        """Of each layer, the first slot that holds its experts; so do all that follow."""
+        self._starts = list(accumulate(sizes, initial=0))
         with torch.inference_mode(False):  # in whatever mode a model is loaded: threads write here
             raw = torch.empty(
-                num_slots * size + alignment, dtype=torch.uint8, device=device, pin_memory=pinned
+                self.num_bytes + alignment, dtype=torch.uint8, device=device, pin_memory=pinned
             )
         if raw.device.type == "cpu" and not pinned:
             use_huge_pages(raw)
         start = -raw.data_ptr() % alignment
-        self._slots = raw[start : start + num_slots * size].view(num_slots, size)
+        self._memory = raw[start : start + self.num_bytes]
         self._layouts = layouts
         self._weights: dict[tuple[int, int], ExpertWeights] = {}
-        self.num_slots = num_slots
-        self.num_bytes = num_slots * size
 
     @property
     def device(self) -> torch.device:
-        return self._slots.device
+        return self._memory.device
 
     def slot(self, index: int) -> Tensor:
-        return self._slots[index]
+        return self._memory[self._starts[index] : self._starts[index + 1]]
+
+    def slot_bytes(self, index: int) -> int:
+        return self._starts[index + 1] - self._starts[index]
 
     def chunk_ranges(self, layer: int) -> Sequence[Sequence[tuple[int, int]]]:
         return self._layouts[layer].chunk_ranges
@@ -69,22 +81,22 @@ class Arena:
         """The slot as parameters of one of the layer's experts, without the expert dimension."""
         layout = self._layouts[layer]
         if not layout.views_are_weights:
-            return layout.weights(self._slots[index])
+            return layout.weights(self.slot(index))
         known = self._weights.get((layer, index))
         if known is None:
-            known = self._weights[layer, index] = layout.weights(self._slots[index])
+            known = self._weights[layer, index] = layout.weights(self.slot(index))
         return known
 
     def stacked_weights(self, layer: int) -> dict[str, Tensor]:
         """All slots as the layer's parameters, `(slots, ...)`: the expert dimension is the slot.
 
-        Only for layouts whose slots are the parameters.
+        Only for layouts whose slots are the parameters, and of one size.
         """
         stacked, weights = {}, self.weights(layer, 0)
         assert not isinstance(weights, QuantisedExpert)
         for name, first in weights.items():
             assert isinstance(first, Tensor)
-            stride = self._slots.shape[1] // first.itemsize
+            stride = self._starts[1] // first.itemsize
             stacked[name] = first.as_strided(
                 (self.num_slots, *first.shape), (stride, *first.stride())
             )

@@ -70,8 +70,6 @@ class StoreRing(Ring):
             list(accumulate(map(len, layout.chunk_ranges), initial=0)) for layout in store.layouts
         ]
         """Index of each chunk's first range, of each layer."""
-        slot = arena.slot(0)
-        self._address, self._slot_bytes = slot.data_ptr(), slot.numel()
 
     def transfer(self, task: TransferTask) -> None:
         layer, expert = task.expert
@@ -87,7 +85,7 @@ class StoreRing(Ring):
         _, parts = self._parts[task.expert]
         parts = parts[first * PART.size : end * PART.size]
         descriptors = b"".join([opened.packed for opened in files])
-        address = self._address + task.slot * self._slot_bytes
+        address = self._arena.slot(task.slot).data_ptr()
         try:
             self._compiled.submit(ticket, task.high, parts, descriptors, address)
         except (OSError, RuntimeError):  # no thread, or closed

@@ -149,9 +149,13 @@ def run_operations(seed: int) -> list[str]:
         # It must be followed step by step.
         system = replace(system, eviction="lru", eviction_options={})
     num_slots = [chance.randint(6, 16), chance.randint(8, 32)][: chance.randint(1, 2)]
+    first_slots = [  # enough of the largest for a token
+        [chance.choice([0, 0, slots // 3]) for _ in range(SPEC.num_layers)] for slots in num_slots
+    ]
     core = build_device_cache(
-        system, SPEC, num_slots=[num_slots], chunk_bytes=[CHUNKS] * SPEC.num_layers
-    )
+        system, SPEC, num_slots=[num_slots], first_slots=[first_slots],
+        chunk_bytes=[CHUNKS] * SPEC.num_layers,
+    )  # fmt: skip
     scheduler = ForecastScheduler(core, top_k=SPEC.top_k)
     answers: list[Any] = []
     hashes: list[str] = []

@@ -9,17 +9,17 @@ import torch
 from transformers import PreTrainedModel
 
 from predictors.base import Signal
+from runtime.engine.assembly import size_tiers
 from runtime.engine.memory import available_memory_bytes
 from runtime.errors import BudgetError
 from runtime.hf.forced_routing import force_routing
 from runtime.hf.loading import load_configured
 from runtime.hf.probes import Probes
-from runtime.policy.budget import Budget, SlotRequirements, count_slots
+from runtime.policy.budget import Budget, count_slots
 from runtime.profiling.local import measure_stripped
 from runtime.sim.lower_bound import bound_time
 from runtime.sim.replay import ReplayStats, replay
 from runtime.sim.step import ArrayStep
-from runtime.store.base import max_decoded_bytes, max_slot_bytes
 from runtime.tools.bench.rows import BenchRow, simulated_rows
 from runtime.tools.bench.serve import PrefillMark, generate_tokens
 from runtime.tools.bench.tasks import BenchRequest, RequestsTask
@@ -46,12 +46,10 @@ def simulate_conditions(task: RequestsTask) -> dict[str, Any]:
         with force_routing(stripped.layers, config.routing):
             recorded[batch] = record_steps(model, requests)
     hardware = measure_stripped(stripped, store, spec)
+    needs, _ = size_tiers(store, spec, has_host=False)
     rows: list[BenchRow] = []
     for condition in list_conditions(config):
         try:
-            scratch = store.scratch_bytes + max_decoded_bytes(store)
-            size = max_slot_bytes(store)
-            needs = SlotRequirements.of(spec, slot_bytes=size, scratch_bytes=scratch)
             slots = count_slots(Budget.parse(condition.budget), needs)
         except BudgetError as error:
             rows += simulated_rows(condition, config.system, str(error))

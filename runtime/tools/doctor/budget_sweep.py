@@ -7,7 +7,7 @@ from predictors.spec import ModelSpec
 from runtime.engine.auto_budget import PROCESS_BYTES
 from runtime.engine.forecasters import SystemPredictors
 from runtime.errors import BudgetError
-from runtime.policy.budget import Budget, SlotRequirements, count_slots
+from runtime.policy.budget import Budget, SlotRequirements, count_bytes, divide_slots
 from runtime.presets import DEFAULT_SYSTEM, ON_DEMAND, load_system
 from runtime.sim.hardware import Hardware
 from runtime.sim.replay import replay
@@ -21,8 +21,7 @@ def sweep_budgets(
     hardware: Hardware,
     predictors: SystemPredictors,
     budgets: Sequence[str],
-    slot_bytes: int,
-    scratch_bytes: int,
+    needs: SlotRequirements,
     resident_bytes: int,
 ) -> list[dict[str, Any]]:
     """Make a row for each budget: bytes, slots, memory of the process and each system's figures.
@@ -33,20 +32,18 @@ def sweep_budgets(
         hardware: The measured machine.
         predictors: Those of `DEFAULT_SYSTEM`, which is compared with fetching on demand.
         budgets: A row of a budget below the minimum has an `error` in place of figures.
-        slot_bytes: An expert's.
-        scratch_bytes: Memory of the store's own.
+        needs: The experts' sizes. In replays, all take the same time.
         resident_bytes: Non-expert weights'.
     """
     systems = {ON_DEMAND: SystemPredictors(), DEFAULT_SYSTEM: predictors}
-    needs = SlotRequirements.of(spec, slot_bytes=slot_bytes, scratch_bytes=scratch_bytes)
     rows: list[dict[str, Any]] = []
     for budget in budgets:
         try:
-            slots = count_slots(Budget.parse(budget), needs)
+            (counts,) = divide_slots(Budget.parse(budget), needs, [needs.experts])
         except BudgetError as error:
             rows.append({"budget": budget, "error": str(error)})
             continue
-        figures = {}
+        slots, figures = sum(counts.values()), {}
         for name, chosen in systems.items():
             stats = replay(
                 steps,
@@ -65,7 +62,7 @@ def sweep_budgets(
                 "hit_rate": summary["decode"]["hit_rate"],
                 "stall_share": stats.stall_seconds / total if total else None,
             }
-        size = slots * slot_bytes + scratch_bytes
+        size = count_bytes(counts) + needs.scratch_bytes
         rows.append(
             {
                 "budget": budget,

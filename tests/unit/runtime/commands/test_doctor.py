@@ -16,6 +16,7 @@ from runtime.engine.forecasters import SystemPredictors
 from runtime.errors import CheckpointError
 from runtime.hf.layers import attach_experts, build_skip_predictor
 from runtime.hf.loading import load_stripped
+from runtime.policy.budget import SlotRequirements
 from runtime.profiling import bandwidth, facts
 from runtime.profiling.bandwidth import measure_disk_bandwidth, time_reads
 from runtime.sim.hardware import MeasuredHardware
@@ -133,7 +134,7 @@ def test_outlook__figures_of_a_hand_made_case():
     steps = [ArrayStep(np.array([1]), np.array([0]), {0: np.array([[i % 2]])}) for i in range(6)]
     options = {
         "spec": one_layer_spec(), "hardware": hardware, "predictors": SystemPredictors(),
-        "slot_bytes": 8, "scratch_bytes": 0, "resident_bytes": 100,
+        "needs": SlotRequirements(experts={8: 4}, top_k=1), "resident_bytes": 100,
     }  # fmt: skip
     one, two = sweep_budgets(steps, budgets=["8", "16"], **options)
     assert one["slots"] == 1

@@ -18,7 +18,7 @@ from runtime.errors import BudgetError
 from runtime.policy.budget import SlotRequirements
 from tests.builders.models import tiny_qwen2_moe
 
-NEEDS = SlotRequirements(slot_bytes=MIB, top_k=4, num_experts=100, scratch_bytes=2 * MIB)
+NEEDS = SlotRequirements(experts={MIB: 100}, top_k=4, scratch_bytes=2 * MIB)
 
 
 def free(available: int, **changes: int) -> FreeMemory:

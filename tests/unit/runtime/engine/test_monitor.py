@@ -59,7 +59,7 @@ def test_snapshot__is_what_the_report_says(folder: Path) -> None:
     assert snapshot.predictor_seconds == report["predictor_seconds"] > 0
     assert snapshot.link_seconds["disk"] > 0
     assert tier.num_used <= tier.num_slots
-    assert tier.budget_bytes == tier.num_slots * tier.slot_bytes
+    assert tier.used_bytes * tier.num_slots == tier.num_used * tier.budget_bytes
     assert (snapshot.faults, snapshot.num_lost_threads) == ({}, 0)
     assert snapshot.prefetching in (True, False)  # the default system is adaptive
 

@@ -80,5 +80,5 @@ def test_placement__has_no_device_for_experts_that_do_not_exist() -> None:
             masks = [placement.mask(layer, device, 8).tolist() for layer in range(3)]
             assert masks == [[owners[layer, e] == device for e in range(8)] for layer in range(3)]
             owned = placement.num_owned(device, num_layers=3, num_experts=8)
-            assert owned == sum(map(sum, masks))
+            assert owned == [sum(mask) for mask in masks]
     assert place_experts([8, 8]).experts_per_layer == ()

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -181,18 +182,29 @@ def test_load__no_budget_changes_a_bit(name: str) -> None:
     tokens = recorded(name)["prompt"]
     outputs = []
     store = load_stripped(gguf_file(name), "auto").open_store()
-    size = 2 * max_slot_bytes(store) + store.scratch_bytes + max_decoded_bytes(store)
+    besides = store.scratch_bytes + max_decoded_bytes(store)
+    size = 2 * max_slot_bytes(store) + besides
+    counts, sizes = store.experts_per_layer, [layout.num_bytes for layout in store.layouts]
+    total = sum(map(mul, counts, sizes)) + besides  # Q4_K_M has experts of two sizes
     store.close()
-    for budget in (size, "100%"):
+    for budget in (size, total - 1, total):
         model = load(gguf_file(name), budget=budget, system="moecast")
         with model.moecast:
             new = model.generate(torch.tensor([tokens]), max_new_tokens=6, do_sample=False)
             steps = [last_logits(model, new[0, :end].tolist()) for end in range(4, 12)]
             outputs.append((new, torch.cat(steps)))
-            is_small = budget == size
-            assert (model.moecast.stats()["hits"] == 0) <= is_small
-    assert torch.equal(outputs[0][0], outputs[1][0])
-    assert torch.equal(outputs[0][1], outputs[1][1])
+            stats, is_small = model.moecast.stats(), budget == size
+            assert (stats["hits"] == 0) <= is_small
+            assert (stats["arena_slots"] == sum(counts)) == (budget == total)
+            if budget == total:  # everything was read before the first token
+                assert (stats["arena_bytes"], stats["misses"], stats["bytes_moved"]) == (
+                    total,
+                    0,
+                    0,
+                )
+    for tokens_1N, logits in outputs[1:]:
+        assert torch.equal(outputs[0][0], tokens_1N)
+        assert torch.equal(outputs[0][1], logits)
 
 
 @pytest.mark.parametrize("name", FILES)

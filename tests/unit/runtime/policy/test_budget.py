@@ -7,7 +7,7 @@ import pytest
 from runtime.errors import BudgetError
 from runtime.policy.budget import Budget, SlotRequirements, count_slots, divide_slots
 
-NEEDS = SlotRequirements(slot_bytes=100, scratch_bytes=7, top_k=4, num_experts=60)
+NEEDS = SlotRequirements(experts={100: 60}, scratch_bytes=7, top_k=4)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,32 @@ def test_count_slots__all_experts_and_the_buffer_are_100_percent():
 
 
 def test_divide_slots__gives_each_device_its_proportion():
-    assert divide_slots(Budget(1507), NEEDS, [40, 20]) == [10, 5]
+    assert divide_slots(Budget(1507), NEEDS, [{100: 40}, {100: 20}]) == [{100: 10}, {100: 5}]
     with pytest.raises(BudgetError, match="host_budget=1207"):
-        divide_slots(replace(Budget(1206), option="host_budget"), NEEDS, [40, 20])
+        divide_slots(replace(Budget(1206), option="host_budget"), NEEDS, [{100: 40}, {100: 20}])
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "slots"),
+    [
+        (5200, {100: 20, 160: 20}),  # all of them, and no byte more
+        (5199, {100: 20, 160: 19}),
+        (2600, {100: 10, 160: 10}),
+        (1500, {100: 7, 160: 5}),  # a share of each size, and what is left to the smaller
+        (640, {100: 0, 160: 4}),  # the least: the largest hold any expert
+    ],
+)
+def test_divide_slots__holds_as_large_a_share_of_each_size(num_bytes, slots):
+    needs = SlotRequirements(experts={100: 20, 160: 20}, top_k=4)
+    assert divide_slots(Budget(num_bytes), needs, [needs.experts]) == [slots]
+    assert count_slots(Budget(num_bytes), needs) == sum(slots.values())
+
+
+def test_divide_slots__leaves_a_device_out_of_a_size_that_it_does_not_own():
+    needs = SlotRequirements(experts={100: 8, 300: 4}, top_k=2)
+    owned = [{100: 4, 300: 4}, {100: 4}]
+    assert divide_slots(Budget(2000), needs, owned) == owned
+    # A fifth of the bytes are the second device's.
+    assert divide_slots(Budget(1500), needs, owned) == [{100: 3, 300: 3}, {100: 3}]
+    with pytest.raises(BudgetError, match="the least budget is 1000 bytes"):
+        divide_slots(Budget(999), needs, owned)

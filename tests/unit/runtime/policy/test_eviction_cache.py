@@ -21,7 +21,10 @@ from tests.builders.arena import random_routing
 
 LAYERS, EXPERTS, SLOTS, STEPS = 3, 6, 8, 60
 EXAMPLES, EXAMPLE_STEPS = 10, 50
-"""Of each of the 22 machines: more than 10,000 steps."""
+"""Of each of the 44 machines: more than 20,000 steps."""
+ALIKE = {"first_slots": (0, 0, 0), "divided": [range(3), range(3, 6), range(6, 8)]}
+MIXED = {"first_slots": (3, 0, 5), "divided": [range(3, 5), range(3), range(5, 8)]}
+"""Each layer's first slot that is large enough, and its slots where layers share none."""
 
 
 class Machine(RuleBasedStateMachine):
@@ -29,6 +32,8 @@ class Machine(RuleBasedStateMachine):
 
     name = "lru"
     per_layer = True
+    first_slots = (0, 0, 0)
+    divided: list[range]
 
     @initialize(seed=st.integers(0, 2**16))
     def build(self, seed):
@@ -40,20 +45,20 @@ class Machine(RuleBasedStateMachine):
             self.name, num_layers=LAYERS, num_experts=EXPERTS, options=options
         )
         self.cache = ExpertCache(
-            num_slots=SLOTS, num_layers=LAYERS, per_layer=self.per_layer, policy=policy
-        )
+            num_slots=SLOTS, num_layers=LAYERS, per_layer=self.per_layer, policy=policy,
+            first_slots=self.first_slots,
+        )  # fmt: skip
         self.random = random.Random(seed)
         self.step = self.layer = -1
-        self.lost: dict[int, int] = {}
-        """Slot in quarantine to the layer that it belonged to."""
+        self.lost: set[int] = set()
+        """Slots in quarantine."""
 
-    def shares(self) -> list[int]:
-        return [3, 3, 2] if self.per_layer else [SLOTS] * LAYERS
+    def slots_for(self, layer: int) -> range:
+        return self.divided[layer] if self.per_layer else range(self.first_slots[layer], SLOTS)
 
     def free_for(self, layer: int) -> int:
-        mine = [e for e in self.cache.entries if not self.per_layer or e[0] == layer]
-        lost = [at for at in self.lost.values() if not self.per_layer or at == layer]
-        return self.shares()[layer] - len(mine) - len(lost)
+        used = {entry.slot for entry in self.cache.entries.values()}
+        return len({*self.slots_for(layer)} - used - self.lost)
 
     def try_to_admit(self, expert):
         before = dict(self.cache.entries)
@@ -61,7 +66,7 @@ class Machine(RuleBasedStateMachine):
         may_go = {
             other
             for other, entry in before.items()
-            if not (entry.pins or entry.in_flight) and (not self.per_layer or other[0] == expert[0])
+            if not (entry.pins or entry.in_flight) and entry.slot in self.slots_for(expert[0])
         }
         entry, dropped = self.cache.admit(expert)
         if free:
@@ -148,36 +153,51 @@ class Machine(RuleBasedStateMachine):
         if (expert := self.any_of(lambda entry: entry.in_flight)) is not None:
             slot = self.cache.entries.get(expert).slot
             assert self.cache.quarantine(expert) == slot
-            self.lost[slot] = expert[0]
+            self.lost.add(slot)
 
     @precondition(lambda self: self.lost)
     @rule()
     def recover(self):
         slot = self.random.choice(sorted(self.lost))
         self.cache.restore(slot)
-        del self.lost[slot]
+        self.lost.remove(slot)
 
     @invariant()
     def slots_are_free_or_used_or_lost(self):
         if not hasattr(self, "cache"):
             return
         used = [entry.slot for entry in self.cache.entries.values()]
-        assert len(set(used) | set(self.lost)) == len(used) + len(self.lost) <= SLOTS
-        assert all(0 <= slot < SLOTS for slot in used)
-        for layer, share in enumerate(self.shares()):
-            mine = sum(expert[0] == layer for expert in self.cache)
-            lost = sum(not self.per_layer or at == layer for at in self.lost.values())
-            assert self.cache.share(layer) == share - lost
-            assert mine <= share - lost
+        assert len(self.lost.union(used)) == len(used) + len(self.lost) <= SLOTS
+        for (layer, _), entry in self.cache.entries.items():
+            assert entry.slot in self.slots_for(layer)
+        for layer in range(LAYERS):
+            slots = self.slots_for(layer)
+            assert self.cache.share(layer) == len(slots) - len(self.lost.intersection(slots))
 
 
+@pytest.mark.parametrize("sizes", [ALIKE, MIXED], ids=["alike", "mixed"])
 @pytest.mark.parametrize("per_layer", [True, False])
 @pytest.mark.parametrize("name", sorted(EVICTIONS))
-def test_cache__invariants_hold_with_every_policy(name, per_layer):
-    machine = type("Machine", (Machine,), {"name": name, "per_layer": per_layer})
+def test_cache__invariants_hold_with_every_policy(name, per_layer, sizes):
+    machine = type("Machine", (Machine,), {"name": name, "per_layer": per_layer, **sizes})
     run_state_machine_as_test(
         machine,
         settings=settings(
             max_examples=EXAMPLES, stateful_step_count=EXAMPLE_STEPS, deadline=None, database=None
         ),
     )
+
+
+def test_cache__an_expert_takes_the_smallest_slot_that_is_large_enough():
+    policy = make_eviction_policy("lru", num_layers=2, num_experts=4)
+    cache = ExpertCache(
+        num_slots=5, num_layers=2, per_layer=False, policy=policy, first_slots=[3, 0]
+    )
+    assert cache.fitting([(layer, e) for layer in range(2) for e in range(4)]) == [
+        (0, 0), (0, 1), (1, 0), (1, 1), (1, 2),
+    ]  # fmt: skip
+    small = [cache.admit((1, e))[0].slot for e in range(4)]
+    assert small[:3] == [0, 1, 2]  # each its own
+    assert cache.admit((0, 0))[0].slot == 7 - small[3]
+    # Of both experts in large slots the one that was used first, though small ones are older.
+    assert cache.admit((0, 1))[1][0] == (1, 3)

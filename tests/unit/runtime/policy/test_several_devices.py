@@ -53,7 +53,7 @@ def test_placement__divides_every_layer_evenly(num_devices):
         for device in range(num_devices):
             mask_E = placement.mask(layer, device, 60)
             assert mask_E.tolist() == [owner == device for owner in owners]
-    owned = [placement.num_owned(d, num_layers=5, num_experts=60) for d in range(num_devices)]
+    owned = [sum(placement.num_owned(d, num_layers=5, num_experts=60)) for d in range(num_devices)]
     assert sum(owned) == 300
 
 
