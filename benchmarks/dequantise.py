@@ -100,10 +100,7 @@ def run_dequantise(config: DequantiseConfig) -> None:
                 speed=statistics.median(library / ours for ours, library, _ in rounds),
             )
         )
-        print_line(
-            f"{name}: {1000 * times[0]:.1f} ms, Transformers' operations {1000 * times[1]:.1f} ms "
-            f"({rows[-1].speed:.1f}x), a token's products {1000 * times[2]:.1f} ms"
-        )
+        print_line(str(rows[-1]))
     write_report(config, machine=machine, rows=rows)
 
 

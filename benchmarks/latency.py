@@ -74,28 +74,17 @@ class ShapeRow:
     kinds: Mapping[str, TokenLatency]
 
 
-@dataclass(frozen=True)
 class RandomStep:
     """Signals of one forward pass of random numbers."""
 
-    tokens_T: Ints
-    requests_T: Ints
-    hidden_TD: Floats
-    experts_TK: Ints
-    logits_TE: Floats
-
-    @classmethod
-    def make(
-        cls, spec: ModelSpec, random: np.random.Generator, *, num_tokens: int, request: int
-    ) -> "RandomStep":
-        logits_TE = random.standard_normal((num_tokens, spec.num_experts), np.float32)
-        return cls(
-            random.integers(0, IDS, num_tokens),
-            np.full(num_tokens, request),
-            random.standard_normal((num_tokens, spec.hidden_size), np.float32),
-            np.argsort(-logits_TE, axis=1)[:, : spec.top_k],
-            logits_TE,
-        )
+    def __init__(
+        self, spec: ModelSpec, random: np.random.Generator, *, num_tokens: int, request: int
+    ) -> None:
+        self.logits_TE: Floats = random.standard_normal((num_tokens, spec.num_experts), np.float32)
+        self.tokens_T: Ints = random.integers(0, IDS, num_tokens)
+        self.requests_T: Ints = np.full(num_tokens, request)
+        self.hidden_TD: Floats = random.standard_normal((num_tokens, spec.hidden_size), np.float32)
+        self.experts_TK: Ints = np.argsort(-self.logits_TE, axis=1)[:, : spec.top_k]
 
 
 def run_latency(config: LatencyConfig) -> None:
@@ -178,7 +167,7 @@ def measure_kind(predictor: Predictor, *, repetitions: int) -> TokenLatency:
     random = np.random.default_rng(0)
     for request in range(repetitions):
         for num_tokens in (PROMPT_TOKENS, *[1] * DECODE_STEPS):
-            step = RandomStep.make(predictor.spec, random, num_tokens=num_tokens, request=request)
+            step = RandomStep(predictor.spec, random, num_tokens=num_tokens, request=request)
             seconds[num_tokens].append(time_step(predictor, step))
     one, many = (1e6 * min(seconds[number]) for number in (1, PROMPT_TOKENS))
     more = max(0.0, many - one) / (PROMPT_TOKENS - 1)

@@ -70,10 +70,7 @@ def run_lockstep(config: LockstepConfig) -> None:
     ]
     write_report(config, machine=machine, model=MODEL, rows=rows)
     for row in rows:
-        print_line(
-            f"{row.exact:8} {row.clients:2} sequences: {row.tokens_per_second:6.1f} tokens/s, "
-            f"{row.over_one:.2f}x one, {row.over_reference:.2f}x one {config.exact[0]}"
-        )
+        print_line(str(row))
 
 
 def load_reference(config: LockstepConfig, exact: Exact) -> PreTrainedModel:

@@ -94,11 +94,6 @@ def measure(
     return rows
 
 
-def format_cell(row: LookaheadRow) -> str:
-    gap = "-" if row.gap_closed is None else f"{row.gap_closed:.0%}"
-    return f"{row.hit_rate:.3f} ({gap})"
-
-
 def run_lookahead(config: LookaheadConfig) -> None:
     """Measures every trace, and prints and writes the rows."""
     started = time.perf_counter()
@@ -120,8 +115,8 @@ def run_lookahead(config: LookaheadConfig) -> None:
             ]
             block = measure(prompts, name, stream, trace.spec, recorded)
             for policy in dict.fromkeys(row.policy for row in block):
-                cells = [format_cell(row) for row in block if row.policy == policy]
-                print_line(f"{prompts:14} {name:12} {policy:20} {'  '.join(cells)}")
+                rates = [f"{row.hit_rate:.3f}" for row in block if row.policy == policy]
+                print_line(f"{prompts:14} {name:12} {policy:20} {'  '.join(rates)}")
             rows += block
     seconds = round(time.perf_counter() - started, 1)
     write_report(config, traces=digests, seconds=seconds, rows=rows)

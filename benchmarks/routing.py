@@ -6,7 +6,7 @@ with the same state of the computing tier.
 
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,15 +112,12 @@ def compose_comparison(
 
 def make_rows(results: Mapping[str, Any], start: str) -> list[RoutingRow]:
     """Make the rows of one start from what `evaluate` returns."""
+    own = {field.name for field in fields(RoutingRow)}
     return [
         RoutingRow(
             start=start,
             knows_future=row["system"] in results["knows_future"],
-            **{
-                key: row[key]
-                for key in ("system", "hardware", "budget", "tpot_mean_ms", "tpot_ms")
-                + ("tpot_p95_ms", "hit_rate", "of_bound")
-            },
+            **{key: value for key, value in row.items() if key in own},
         )
         for row in results["rows"]
     ]

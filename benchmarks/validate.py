@@ -48,18 +48,8 @@ HITS_WITHIN = 0.01
 Profile = TypeVar("Profile")
 
 
-@dataclass(frozen=True, kw_only=True)
-class LiveFigures:
-    """Medians over the live runs of a cell."""
-
-    tpot_seconds: float
-    tpot_seconds_of_each_run: list[float]
-    ttft_seconds: float
-    hit_rate: float
-    bytes_moved: float
-    stall_seconds: float
-    predicted: float | None = None
-    """Experts that forecasts named in time; None: not measured."""
+COUNTED = ("hit_rate", "bytes_moved", "stall_seconds", "predicted")
+"""Statistics of a run that are compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +57,17 @@ class SimulatedFigures:
     tpot_seconds: float
     ttft_seconds: float
     hit_rate: float
-    bytes_moved: int
+    bytes_moved: float
     stall_seconds: float
-    predicted: int | None = None
-    """As in `LiveFigures`."""
+    predicted: float
+    """Experts that forecasts named in time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveFigures(SimulatedFigures):
+    """Medians over the live runs of a cell."""
+
+    tpot_seconds_of_each_run: list[float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,10 +93,8 @@ class LiveRun:
 
     decode_seconds: list[float]
     prefill_seconds: list[float]
-    hit_rate: float
-    bytes_moved: int
-    stall_seconds: float
-    predicted: int
+    counted: dict[str, float]
+    """Statistics of the run, those in `COUNTED`."""
 
 
 @dataclass
@@ -193,10 +188,7 @@ def run_live(
         LiveRun(
             list(times.decode_seconds),
             list(times.prefill_seconds),
-            stats["hit_rate"],
-            stats["bytes_moved"],
-            stats["stall_seconds"],
-            stats["predicted"],
+            {name: stats[name] for name in COUNTED},
         )
     )
     cell.slots = stats["arena_slots"]
@@ -250,10 +242,7 @@ def compare(cell: ValidateCell, steps: Sequence[ArrayStep], spec: ModelSpec) -> 
         tpot_seconds=statistics.median(t for run in cell.runs for t in run.decode_seconds),
         tpot_seconds_of_each_run=[statistics.median(run.decode_seconds) for run in cell.runs],
         ttft_seconds=statistics.median(t for run in cell.runs for t in run.prefill_seconds),
-        hit_rate=statistics.median(run.hit_rate for run in cell.runs),
-        bytes_moved=statistics.median(run.bytes_moved for run in cell.runs),
-        stall_seconds=statistics.median(run.stall_seconds for run in cell.runs),
-        predicted=statistics.median(run.predicted for run in cell.runs),
+        **{name: statistics.median(run.counted[name] for run in cell.runs) for name in COUNTED},
     )
     ratio = figures["tpot_seconds"] / live.tpot_seconds
     difference = hit_rate - live.hit_rate

@@ -76,21 +76,19 @@ class AnswersDiffer(RuntimeError):
     """Two variants gave a prompt different tokens."""
 
 
-class TokenCheck:
-    """Checks that all variants with batches of one size give each prompt the same tokens."""
+Answers = dict[tuple[int, int], list[int]]
+"""Tokens by the size of the batch and the prompt."""
 
-    def __init__(self) -> None:
-        self._known: dict[tuple[int, int], list[int]] = {}
 
-    def add(self, name: str, batch_size: int, answers: Sequence[list[int]]) -> None:
-        """Compares a run's answers with those of the runs before it.
+def check_answers(known: Answers, name: str, batch_size: int, answers: Sequence[list[int]]) -> None:
+    """Compares a run's answers with those of the runs before it, and adds new ones.
 
-        Raises:
-            AnswersDiffer: they are not equal.
-        """
-        for place, tokens in enumerate(answers):
-            if self._known.setdefault((batch_size, place), tokens) != tokens:
-                raise AnswersDiffer(f"{name}: prompt {place} has other tokens")
+    Raises:
+        AnswersDiffer: they are not equal.
+    """
+    for place, tokens in enumerate(answers):
+        if known.setdefault((batch_size, place), tokens) != tokens:
+            raise AnswersDiffer(f"{name}: prompt {place} has other tokens")
 
 
 def summarize_variant(name: str, request: VariantRequest, runs: Sequence[VariantReport]) -> LiveRow:
@@ -110,7 +108,8 @@ def run_live(config: KlotskiConfig) -> list[LiveRow | FailedRow]:
     Raises:
         AnswersDiffer: two variants gave a prompt different tokens.
     """
-    requests, check = list_requests(config), TokenCheck()
+    requests = list_requests(config)
+    known: Answers = {}
     runs: dict[str, list[VariantReport]] = {name: [] for name in requests}
     failed: dict[str, str] = {}
     for repetition in range(1, config.repetitions + 1):
@@ -123,7 +122,7 @@ def run_live(config: KlotskiConfig) -> list[LiveRow | FailedRow]:
                 failed[name] = str(error)
                 print_line(f"{name}: {error}")
                 continue
-            check.add(name, request.batch_size, report.answers)
+            check_answers(known, name, request.batch_size, report.answers)
             runs[name].append(report)
             print_line(
                 f"{repetition}/{config.repetitions} {name}: {report.tokens_per_second:.2f} tokens/s"

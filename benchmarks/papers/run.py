@@ -8,8 +8,6 @@ run in several processes, and a finished one is a file: an interrupted command r
 import time
 from dataclasses import dataclass
 
-import numpy as np
-
 from benchmarks.papers import (
     fmoe,
     klotski,
@@ -18,7 +16,7 @@ from benchmarks.papers import (
     promoe,
 )
 from benchmarks.papers.cells import CellResult, PaperCell, ReplayTable
-from benchmarks.papers.claims import Claim, Figures, make_claims
+from benchmarks.papers.claims import Claim, Figures, Interval, interval, make_claims
 from benchmarks.papers.config import PapersConfig
 from benchmarks.papers.jobs import PaperReplays
 from benchmarks.papers.published import find_published, read_published
@@ -52,11 +50,11 @@ class ReplayedCellRow:
     decode_steps: int
     decode_tokens: int
     ttft_ms: float
-    ttft_interval_ms: tuple[float, float]
+    ttft_interval_ms: Interval
     ttft_median_ms: float
     ttft_p95_ms: float
     tpot_ms: float
-    tpot_interval_ms: tuple[float, float]
+    tpot_interval_ms: Interval
     tpot_median_ms: float
     tpot_p95_ms: float
     hit_rate: float
@@ -82,11 +80,6 @@ class NotReplayed:
 def describe_replay(cell: PaperCell, result: CellResult) -> ReplayedCellRow:
     sums, samples = result.units.sum(), result.units.resample()
     tokens = float(sums.decode_tokens)
-
-    def interval_ms(name: str) -> tuple[float, float]:
-        low, high = np.percentile(getattr(samples, name), (2.5, 97.5))
-        return 1e3 * float(low), 1e3 * float(high)
-
     return ReplayedCellRow(
         system=cell.system.name,
         predictor=cell.system.predictor if cell.system.prefetch else None,
@@ -99,11 +92,11 @@ def describe_replay(cell: PaperCell, result: CellResult) -> ReplayedCellRow:
         decode_steps=int(sums.decode_steps),
         decode_tokens=int(tokens),
         ttft_ms=1e3 * float(sums.ttft_seconds),
-        ttft_interval_ms=interval_ms("ttft_seconds"),
+        ttft_interval_ms=interval(1e3 * samples.ttft_seconds),
         ttft_median_ms=1e3 * result.ttft_median,
         ttft_p95_ms=1e3 * result.ttft_p95,
         tpot_ms=1e3 * float(sums.tpot_seconds),
-        tpot_interval_ms=interval_ms("tpot_seconds"),
+        tpot_interval_ms=interval(1e3 * samples.tpot_seconds),
         tpot_median_ms=1e3 * result.tpot_median,
         tpot_p95_ms=1e3 * result.tpot_p95,
         hit_rate=float(sums.hit_rate),

@@ -4,9 +4,6 @@ import statistics
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from benchmarks.tables.markdown import format_size
-from predictors.units import KIB
-
 SAME = "yes"
 
 
@@ -173,7 +170,3 @@ def add_ratios(
         else row
         for row in rows
     ]
-
-
-def format_read_ahead(kib: int | None) -> str:
-    return "-" if kib is None else format_size(kib * KIB).replace(".0 ", " ")

@@ -8,6 +8,7 @@ repetitions all answers of a system are pooled.
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,14 +78,13 @@ class SystemRuns:
     answers: list[TimedCompletion] = field(default_factory=list)
     means: list[float] = field(default_factory=list)
     """Mean end-to-end seconds of each repetition."""
-    counted: dict[str, float] = field(default_factory=dict)
+    counted: Counter[str] = field(default_factory=Counter)
 
     def add(self, answers: list[TimedCompletion], counted: Mapping[str, float]) -> None:
         """Adds a repetition."""
         self.answers += answers
         self.means.append(float(np.mean([answer.e2e_seconds for answer in answers])))
-        for name, value in counted.items():
-            self.counted[name] = self.counted.get(name, 0.0) + value
+        self.counted.update(counted)
 
     @property
     def texts(self) -> tuple[str, ...]:

@@ -141,45 +141,27 @@ async def run_honest(
             counts.wrong += answer is not None and answer != known[number]
 
 
-class HealthProbe:
-    """Requests /health in a separate thread, which no attack in this process delays."""
-
-    def __init__(self, url: str) -> None:
-        self._netloc = urlsplit(url).netloc.rpartition("@")[2]
-        self._ends = threading.Event()
-        self._seconds: list[float] = []
-        self._failed = 0
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> "HealthProbe":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ends.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._ends.wait(HEALTH_SECONDS):
-            start = time.monotonic()
-            connection = http.client.HTTPConnection(self._netloc, timeout=60)
-            try:
-                connection.request("GET", "/health")
-                self._failed += connection.getresponse().status != 200
-            except (OSError, http.client.HTTPException):
-                self._failed += 1
-            finally:
-                connection.close()
-            self._seconds.append(time.monotonic() - start)
-
-    def report(self) -> HealthReport:
-        many = len(self._seconds) > 1
-        return HealthReport(
-            probes=len(self._seconds),
-            failed=self._failed,
-            seconds_p99=statistics.quantiles(self._seconds, n=100)[98] if many else 0.0,
-            seconds_worst=max(self._seconds, default=0.0),
-        )
+def probe_health(url: str, ends: threading.Event) -> HealthReport:
+    """Requests /health until the event, in a separate thread, which no attack here delays."""
+    seconds: list[float] = []
+    failed = 0
+    while not ends.wait(HEALTH_SECONDS):
+        start = time.monotonic()
+        connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
+        try:
+            connection.request("GET", "/health")
+            failed += connection.getresponse().status != 200
+        except (OSError, http.client.HTTPException):
+            failed += 1
+        finally:
+            connection.close()
+        seconds.append(time.monotonic() - start)
+    return HealthReport(
+        probes=len(seconds),
+        failed=failed,
+        seconds_p99=statistics.quantiles(seconds, n=100)[98] if len(seconds) > 1 else 0.0,
+        seconds_worst=max(seconds, default=0.0),
+    )
 
 
 @dataclass
@@ -214,22 +196,18 @@ async def sample_minutes(
 
 
 async def attack_server(
-    target: ServerProcess,
-    key: str,
-    known: Sequence[Any],
-    config: AttackConfig,
+    target: ServerProcess, url: str, key: str, known: Sequence[Any], config: AttackConfig
 ) -> AttackLog:
     """Runs all clients together until the time is over, or the server has ended.
 
     Args:
-        target: has the key in its URL.
+        target: has the key in its URL; `url` is without it.
     """
     log, until = AttackLog(), time.monotonic() + 60 * config.minutes
 
     def goes_on() -> bool:
         return time.monotonic() < until and target.process.poll() is None
 
-    plain = f"http://{urlsplit(target.url).netloc.rpartition('@')[2]}"
     sampling = asyncio.create_task(sample_minutes(target, goes_on, log))
     await asyncio.gather(
         *(
@@ -237,7 +215,7 @@ async def attack_server(
             for n in range(config.honest)
         ),
         *(
-            run_hostile(Victim(plain, key, random.Random(config.seed + n)), goes_on, log.note)
+            run_hostile(Victim(url, key, random.Random(config.seed + n)), goes_on, log.note)
             for n in range(HOSTILE)
         ),
     )
@@ -269,7 +247,7 @@ def run_attack(config: AttackConfig) -> None:
     options = {"model.id": model, "budget": BUDGET}
     with (
         run_server(options, environment={"MOECAST_API_KEY": key}) as server,
-        ThreadPoolExecutor(1) as pool,
+        ThreadPoolExecutor(2) as pool,
     ):
         target = replace(server, url=server.url.replace("://", f"://:{key}@"))
         limiter = MemoryLimiter(server.process, list_weight_files(model), memory_limit(model))
@@ -284,8 +262,12 @@ def run_attack(config: AttackConfig) -> None:
             raise ServerFailed(
                 f"ended before the attacks: {peak} bytes of {limiter.limit_bytes} allowed"
             ) from error
-        with HealthProbe(server.url) as health:
-            log = asyncio.run(attack_server(target, key, known, config))
+        ends = threading.Event()
+        health = pool.submit(probe_health, server.url, ends)
+        try:
+            log = asyncio.run(attack_server(target, server.url, key, known, config))
+        finally:
+            ends.set()
         if (code := server.process.poll()) is None:
             target.wait_idle()
             time.sleep(SETTLE_SECONDS)
@@ -301,7 +283,7 @@ def run_attack(config: AttackConfig) -> None:
         honest=log.honest,
         hostile={name: dict(sorted(log.hostile[name].items())) for name in ATTACKS},
         unexpected=log.unexpected,
-        health=health.report(),
+        health=health.result(),
         memory=LimitReport(
             limit_bytes=limiter.limit_bytes,
             peak_anonymous_bytes=limiter.peak.anonymous,

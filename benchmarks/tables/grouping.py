@@ -1,7 +1,5 @@
 """Tables of batch groups: Klotski's figures on this machine and, simulated, on the paper's."""
 
-from collections.abc import Sequence
-
 from benchmarks.reports import Document
 from benchmarks.tables.markdown import format_figure, format_percent, pivot, section
 
@@ -42,7 +40,9 @@ def groups_table(report: Document) -> list[str]:
 
 def group_sizes_tables(report: Document) -> list[str]:
     """Returns throughput against the batch size and n, live and simulated, and quality."""
-    points = {"Live": [(row.batch_size, row) for row in find_groups(report.live)]}
+    # Groups in Klotski's order, with the KV cache in memory.
+    live = [row for row in report.live if row.variant == "klotski" and row.kv_budget is None]
+    points = {"Live": [(row.batch_size, row) for row in live if "failed" not in row]}
     for row in report.simulated:
         if row.system == "klotski":
             points.setdefault(f"Simulated, {row.environment}", []).append((row.batch, row))
@@ -68,12 +68,3 @@ def group_sizes_tables(report: Document) -> list[str]:
     text = "Attention to 4 sinks and a window, teacher-forced on held-out text:"
     columns = ["window", "nats", "perplexity", "same most likely token"]
     return [*lines, *section(text, columns, quality, report)]
-
-
-def find_groups(live: Sequence[Document]) -> list[Document]:
-    """Returns the live groups in Klotski's order, with the KV cache in memory."""
-    return [
-        row
-        for row in live
-        if row.variant == "klotski" and row.kv_budget is None and "failed" not in row
-    ]

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.klotski.config import KlotskiConfig
-from benchmarks.klotski.live import AnswersDiffer, TokenCheck, list_requests
+from benchmarks.klotski.live import AnswersDiffer, check_answers, list_requests
 from benchmarks.klotski.measures import (
     ExpertSpans,
     covered_seconds,
@@ -81,9 +81,9 @@ def test_requests__have_every_point_once(tmp_path):
     assert klotski == {(2, 1), (2, 2), (4, 1), (4, 2)}
 
 
-def test_token_check__finds_a_token_that_differs():
-    check = TokenCheck()
-    check.add("a", 2, [[1], [2]])
-    check.add("c", 1, [[9]])
+def test_check_answers__finds_a_token_that_differs():
+    known = {}
+    check_answers(known, "a", 2, [[1], [2]])
+    check_answers(known, "c", 1, [[9]])
     with pytest.raises(AnswersDiffer, match="b: prompt 1"):
-        check.add("b", 2, [[1], [3]])
+        check_answers(known, "b", 2, [[1], [3]])

@@ -92,9 +92,7 @@ def test_part__of_one_benchmark_leaves_the_others(tmp_path: Path) -> None:
 def test_system_runs__pool_their_repetitions() -> None:
     def answers(*seconds: float) -> list[TimedCompletion]:
         return [
-            TimedCompletion(
-                ttft_seconds=s / 2, e2e_seconds=s, tpot_seconds=None, new_tokens=1, text="a"
-            )
+            TimedCompletion(ttft_seconds=s / 2, e2e_seconds=s, tpot_seconds=None, text="a")
             for s in seconds
         ]
 
