@@ -34,17 +34,21 @@ from train.kinds import (
     options_by_kind,
 )
 from train.nonlearned import count_baselines
-from train.pipeline import Parity, export_predictors, make_stacks, write_entries
+from train.pipeline import export_predictors, make_stacks, write_entries
+from train.published import open_published
 from train.ray_ddp import fit_ray_ddp
 from train.record_training import record_training
 from train.replay import budget_slots, describe_machines
 from train.report.build import FOLDER, draw_report
+from train.reuse import KIND as REUSE
 from train.reuse_training import SIGNALS as REUSE_SIGNALS
 from train.reuse_training import train_and_publish
 from train.routers import RouterWeights
 from train.scoring import EvalContext, score_predictor, score_shifted
 from train.table import show
 from train.tracking.run import TrackedRun, resolved_settings, summary_figures
+from zoo.load import load_entry
+from zoo.manifest import Scalar
 
 
 class StageTimer:
@@ -130,15 +134,24 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
     # Before the training, so that a budget that cannot work is refused at once.
     for hardware in context.hardware:
         budget_slots(config.budget, trace.spec, hardware)
-    routers = RouterWeights(config.model, trace.spec)
-    settings = make_settings(config, tuple(kind for kind in LEARNED if kind in kinds))
     tracked.start(resolved_settings(config, trace, context.hardware), trace)
-    learned, parities, training = train_networks(
-        config, trace, routers, settings, tracked.loggers(), timer
-    )
-    with timer.stage("baselines", "counting the baselines"):
-        baselines = count_baselines(trace, routers, kinds, options=options, seed=config.seed)
-        predictors = order_predictors({**learned, **baselines}, config.predictor.kind)
+    published = open_published(config, trace)
+    scores_reuse = config.zoo is None or published.pop(REUSE, None) is not None
+    training, records = None, {name: entry.training() for name, entry in published.items()}
+    if config.zoo is None:
+        routers = RouterWeights(config.model, trace.spec)
+        settings = make_settings(config, tuple(kind for kind in LEARNED if kind in kinds))
+        learned, parities, training = train_networks(
+            config, trace, routers, settings, tracked.loggers(), timer
+        )
+        with timer.stage("baselines", "counting the baselines"):
+            baselines = count_baselines(trace, routers, kinds, options=options, seed=config.seed)
+        predictors = {**learned, **baselines}
+        records |= dict.fromkeys(predictors, record_training(config, trace))
+    else:
+        predictors = {name: load_entry(entry, spec=trace.spec) for name, entry in published.items()}
+        parities = {name: entry.manifest.parity for name, entry in published.items()}
+    predictors = order_predictors(predictors, config.predictor.kind)
     results: dict[str, dict[str, Any]] = {}
     for name, predictor in predictors.items():
         with timer.stage(f"score {name}", f"scoring {name} on held-out requests"):
@@ -154,7 +167,7 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
         trace,
         model_name=config.model.name,
         setting=context.setting,
-        training=record_training(config, trace),
+        training=records,
         draws_figures=config.figures,
     )
     show(results, setting=context.setting)
@@ -162,7 +175,11 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
     tracked.log_entries(entries)
     sys.stderr.write(f"zoo entries: {config.run_dir / 'entries'} ({', '.join(entries)})\n")
     reuse = None
-    if config.predictor.kind in WITH_REUSE and set(REUSE_SIGNALS) <= set(trace.signals):
+    if (
+        scores_reuse
+        and config.predictor.kind in WITH_REUSE
+        and set(REUSE_SIGNALS) <= set(trace.signals)
+    ):
         with timer.stage("reuse", "reuse, for eviction"):
             reuse = train_and_publish(config, trace, tracked)
     record = {
@@ -178,7 +195,7 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
         "definitions": DEFINITIONS,
         "setting": context.setting,
         "predictors": results,
-        "parity": {kind: parity.as_dict() for kind, parity in parities.items()},
+        "parity": {kind: parity for kind, parity in parities.items() if parity},
         "training": training,
         "keeping": reuse,
         "entries": {
@@ -209,7 +226,7 @@ def train_networks(
     settings: FitSettings,
     loggers: Sequence[Logger],
     timer: StageTimer,
-) -> tuple[dict[str, Predictor], dict[str, Parity], dict[str, Any] | None]:
+) -> tuple[dict[str, Predictor], dict[str, dict[str, Scalar]], dict[str, Any] | None]:
     """Return the learned predictors, their agreement with torch and the record of the training.
 
     They are empty, and the record is None, where no learned kind is configured.
@@ -236,7 +253,8 @@ def train_networks(
             )
     with timer.stage("export", "exporting to ONNX and comparing with torch"):
         learned, agreement = export_predictors(fitted.families, trace, int8=config.predictor.int8)
-    return learned, agreement, fitted.record(settings)
+    parities = {kind: parity.as_dict() for kind, parity in agreement.items()}
+    return learned, parities, fitted.record(settings)
 
 
 def order_predictors(predictors: dict[str, Predictor], first: str) -> dict[str, Predictor]:

@@ -58,6 +58,8 @@ class TrainConfig(ScoringConfig):
     other_kinds: dict[str, str] = field(default_factory=dict)
     """Finished traces of other prompts, as in `{chat: runs/traces/chat}`: cards tell each
     predictor's accuracy on them."""
+    zoo: str | None = None
+    """Score this zoo's entries anew, and train nothing."""
     logger: list[str] = field(default_factory=lambda: [LoggerKind.CSV.value])
     """Destinations of curves, figures and entries: csv, tensorboard, wandb, mlflow."""
     loss: Loss = Loss.BCE

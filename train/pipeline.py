@@ -22,7 +22,7 @@ from train.report.forecasts import draw_accuracy_figure
 from train.residual import ResidualStack
 from train.routers import RouterWeights
 from zoo.entry import write_entry
-from zoo.manifest import name_entry
+from zoo.manifest import Scalar, name_entry
 
 HORIZONS = 3
 """Layers that one state of `residual` is good for."""
@@ -58,7 +58,7 @@ class Parity:
     def same_top_k(self) -> float:
         return self.same / self.tokens
 
-    def as_dict(self) -> dict[str, float]:
+    def as_dict(self) -> dict[str, Scalar]:
         names = ("tokens", "same_top_k", "max_abs_difference")
         return {name: getattr(self, name) for name in names}
 
@@ -179,12 +179,12 @@ def write_entries(
     folder: Path,
     predictors: Mapping[str, Predictor],
     results: Mapping[str, dict[str, Any]],
-    agreement: Mapping[str, Parity],
+    parities: Mapping[str, Mapping[str, Scalar]],
     trace: Trace,
     *,
     model_name: str,
     setting: str,
-    training: Mapping[str, Any],
+    training: Mapping[str, Mapping[str, Any] | None],
     draws_figures: bool = True,
 ) -> dict[str, Path]:
     """Write a zoo entry for each predictor, with its held-out metrics; return their folders."""
@@ -207,10 +207,10 @@ def write_entries(
                 "layers": table,
             },
             trace_digest=trace.digest,
-            parity=agreement[name].as_dict() if name in agreement else {},
+            parity=parities.get(name, {}),
             card_extra=f"fetch_rate and good_pred: {setting}, in which a token took "
             f"{format_or_dash(table['mean_tpot_ms'], decimals)} ms.\n\n{describe_kinds(table)}",
-            training=training,
+            training=training[name],
             figure=draw_accuracy_figure(name, results) if draws_figures else None,
         )
         written[name] = folder / name

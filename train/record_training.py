@@ -16,7 +16,7 @@ from train.config import TrainConfig
 
 DESTINATIONS = ("run_dir", "debug", "overwrite", "figures", "logger", "launcher")
 """Options that no result depends on: where it goes, and which processes make it."""
-SCORING = ("other_kinds",)
+SCORING = ("other_kinds", "zoo")
 """Options that no weight depends on, and that name folders of the machine."""
 LOGIN = re.compile(r"(?<=://)[^/@]+@")
 """User name and password of an address."""

@@ -28,26 +28,35 @@ from train.export import quantise
 from train.find_trace import find_trace
 from train.finished import read_finished
 from train.fit import CHECKPOINTS, FitSettings, Fitted, fit, make_settings
+from train.published import open_published
 from train.record_training import record_training
 from train.report.serving import draw_reuse_figure
 from train.reuse import KIND, WIDTH, ReuseStack
 from train.reuse_data import ReuseBatches, read_stretch
 from train.tracking.run import GROUP, TrackedRun, resolved_settings
 from zoo.entry import write_entry
+from zoo.load import load_entry
 from zoo.manifest import name_entry
 
 SIGNALS = (TraceSignal.GATE_INPUT, TraceSignal.GATE_LOGITS, TraceSignal.EXPERTS)
 
 
 def train_and_publish(config: TrainConfig, trace: Trace, tracked: TrackedRun) -> dict[str, Any]:
-    """Train the predictor on a trace, compare it with other policies and write its entry.
+    """Train the predictor or take it from `zoo`, compare it with other policies, write its entry.
 
     Its curves are `reuse-NAME` in the run's loggers. The table of hit rates is printed and, with
     the training and the entry, returned for results.json.
     """
     assert config.run_dir is not None
-    sys.stderr.write(f"training {KIND} on {len(trace.rows('train')):,} tokens\n")
-    predictor, fitted = fit_reuse(config, trace, loggers=tracked.loggers(KIND))
+    training: dict[str, Any] = {}
+    if config.zoo is None:
+        sys.stderr.write(f"training {KIND} on {len(trace.rows('train')):,} tokens\n")
+        predictor, fitted = fit_reuse(config, trace, loggers=tracked.loggers(KIND))
+        record: dict[str, Any] | None = record_training(config, trace)
+        training[KIND] = fitted.record(reuse_settings(config))
+    else:
+        entry = open_published(config, trace, KIND)[KIND]
+        predictor, record = load_entry(entry, spec=trace.spec), entry.training()
     sys.stderr.write("replaying held-out requests under every eviction policy\n")
     tables = compare_policies(trace, [predictor], num_tokens=config.replay_tokens)
     folder, held_out = config.run_dir / "entries" / KIND, decode_figures(tables, KIND)
@@ -62,7 +71,7 @@ def train_and_publish(config: TrainConfig, trace: Trace, tracked: TrackedRun) ->
         },
         trace_digest=trace.digest,
         card_extra=f"{DEFINITION}; generated tokens, an arena for each layer.",
-        training=record_training(config, trace),
+        training=record,
         figure=draw_reuse_figure(tables[PER_LAYER]) if config.figures else None,
     )
     measured = {f"{GROUP}/{KIND}/{name}": rate for name, rate in held_out.items()}
@@ -74,7 +83,7 @@ def train_and_publish(config: TrainConfig, trace: Trace, tracked: TrackedRun) ->
     return {
         "definition": DEFINITION,
         "hit_rates": tables,
-        "training": {KIND: fitted.record(reuse_settings(config))},
+        "training": training,
         "entries": {KIND: str(folder)},
     }
 

@@ -79,20 +79,25 @@ class ZooEntry:
         return {path: self.read(path) for path in self.manifest.files if path not in DESCRIPTION}
 
     def metrics(self) -> dict[str, Any]:
-        """Reads `metrics.json`; empty if the entry has none.
+        """Reads `metrics.json`; raises as `read`, and ZooError if it is not a table."""
+        return self._read_table(METRICS)
 
-        Raises as `read`, and ZooError if it is not a table.
-        """
-        if METRICS not in self.manifest.files:
+    def training(self) -> dict[str, Any] | None:
+        """Reads `training.json`; None if the entry has none. Raises as `metrics`."""
+        return self._read_table(TRAINING) or None
+
+    def _read_table(self, path: str) -> dict[str, Any]:
+        """Reads a table of JSON; empty if the entry has none."""
+        if path not in self.manifest.files:
             return {}
-        data = self.read(METRICS)
+        data = self.read(path)
         try:
-            metrics = json.loads(data)
+            table = json.loads(data)
         except (ValueError, RecursionError) as error:
-            raise ZooError(f"{METRICS} of {self.manifest.name} is not JSON ({error})") from error
-        if not isinstance(metrics, dict):
-            raise ZooError(f"{METRICS} of {self.manifest.name} is not a table of JSON")
-        return metrics
+            raise ZooError(f"{path} of {self.manifest.name} is not JSON ({error})") from error
+        if not isinstance(table, dict):
+            raise ZooError(f"{path} of {self.manifest.name} is not a table of JSON")
+        return table
 
     def verify(self) -> None:
         """Reads every file.

@@ -181,7 +181,13 @@ def load_predictor(
     the entry was made for another model than `spec`; None skips the check. Another dtype or a
     quantisation is the same model: its routers are the same, its hidden states differ slightly.
     """
-    entry = find_entry(reference)
+    return load_entry(find_entry(reference), spec=spec, options=options)
+
+
+def load_entry(
+    entry: ZooEntry, *, spec: ModelSpec | None, options: Mapping[str, Any] | None = None
+) -> Predictor:
+    """Loads the predictor of an entry; otherwise as `load_predictor`."""
     manifest = entry.manifest
     made_for = manifest.spec
     if spec is not None:

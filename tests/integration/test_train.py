@@ -148,6 +148,26 @@ def test_train__run_again_scores_only_what_is_not_finished(
     assert (tmp_path / "run/entries/stride/manifest.json").is_file()
 
 
+def test_train__of_a_zoo_scores_its_entries_again(
+    stride: list[str], folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    zoo, again = f"zoo={tmp_path / 'zoo'}", tmp_path / "again"
+    assert run_program("zoo", ["push", str(tmp_path / "run"), zoo]) == 0
+    assert run_program("train", [*stride, zoo, f"run_dir={again}"]) == 0
+    assert "training" not in capsys.readouterr().err
+    first, second = read_results(tmp_path / "run"), read_results(again)
+    assert second["parity"] == first["parity"]
+    assert second["training"] is None
+    for name, one in first["predictors"].items():
+        assert second["predictors"][name]["replay"] == one["replay"]
+        entries = [open_entry(run / "entries" / name) for run in (tmp_path / "run", again)]
+        for path in {"training.json", *entries[0].payload()}:
+            assert entries[1].read(path) == entries[0].read(path)
+    other = f"trace={folder / 'shifted'}"
+    assert run_program("train", [*stride, zoo, other, f"run_dir={tmp_path / 'other'}"]) == 2
+    assert "was trained on another trace" in capsys.readouterr().err
+
+
 def test_train__refuses_other_settings_in_the_same_folder(
     stride: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
