@@ -18,6 +18,7 @@ from typing import Any
 import train.pipeline
 from collect.traces import TraceWriter
 from configs.program import run_program
+from tests.builders.killing import in_a_child, kill_before
 from tests.builders.recordable import prompts_file, recordable
 from train.checkpoint import SafeCheckpointIO
 from train.reuse import ReuseStack
@@ -34,44 +35,28 @@ POINTS: dict[str, tuple[Any, str, int]] = {
 from 0, of a function."""
 
 
-def kill_before(place: Any, name: str, number: int) -> None:
-    """SIGKILL for this process, in place of a call."""
-    real, left = getattr(place, name), number
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        nonlocal left
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        left -= 1
-        return real(*args, **kwargs)
-
-    setattr(place, name, counted)
-
-
 def train_in_a_child(folder: Path, arguments: Sequence[str], point: str | None) -> int:
     """Runs `moecast train` in a folder; returns its exit code, negative for a signal."""
-    child = os.fork()
-    if child == 0:
+
+    def run() -> None:
         with (folder / "log").open("a") as log:
             os.dup2(log.fileno(), sys.stdout.fileno())
             os.dup2(log.fileno(), sys.stderr.fileno())
         os.chdir(folder)
         if point is not None:
-            kill_before(*POINTS[point])
+            owner, name, number = POINTS[point]
+            kill_before(number, (owner, name))
         code = run_program("train", arguments)
         sys.stdout.flush()
         os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    return in_a_child(run)
 
 
 def make_model(folder: Path) -> None:
     """Writes a model and prompts, in a child: a fork copies no threads of torch."""
-    child = os.fork()
-    if child == 0:
-        recordable(folder / "model", num_layers=5)
-        prompts_file(folder / "prompts.jsonl", count=20)
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
+    assert in_a_child(lambda: recordable(folder / "model", num_layers=5)) == 0
+    prompts_file(folder / "prompts.jsonl", count=20)
 
 
 def run_both(folder: Path) -> list[dict[str, dict[str, str]]]:

@@ -10,45 +10,26 @@ importing takes a hundred times longer than writing.
 import os
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
+from tests.builders.killing import in_a_child, kill_before
 from tests.builders.traces import make_spec, make_trace
 
 SPEC = make_spec(num_layers=1)
 """Its traces have few columns."""
 
 
-def killed_before(operation: int) -> None:
-    """SIGKILL for this process, in place of its n-th fsync, rename or link."""
-    left = operation
-
-    def counted(real: Callable) -> Callable:
-        def wrapped(*args, **kwargs):
-            nonlocal left
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            left -= 1
-            return real(*args, **kwargs)
-
-        return wrapped
-
-    os.fsync = counted(os.fsync)
-    os.link = counted(os.link)
-    Path.replace = counted(Path.replace)
-
-
 def write_in_a_child(folder: Path, *, operation: int | None) -> bool:
     """True when the writer came to its end."""
-    child = os.fork()
-    if child == 0:
+
+    def write() -> None:
         if operation is not None:
-            killed_before(operation)
+            kill_before(operation, (os, "fsync"), (os, "link"), (Path, "replace"))
         make_trace(folder, spec=SPEC, requests_per_unit=3)
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
-    return not os.WIFSIGNALED(status)
+
+    code = in_a_child(write)
+    assert code in (0, -signal.SIGKILL)
+    return code == 0
 
 
 def main(folder: Path) -> int:

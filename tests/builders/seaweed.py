@@ -67,14 +67,8 @@ def seaweed_server(
     http = dict(zip(SERVERS, ports, strict=False))
     grpc = dict(zip(SERVERS, ports[len(SERVERS) :], strict=True))
     command = [
-        *(
-            program,
-            f"-logdir={folder}",
-            "server",
-            f"-dir={folder}",
-            f"-ip={host}",
-            f"-ip.bind={host}",
-        ),
+        *(program, f"-logdir={folder}", "server", f"-dir={folder}"),
+        *(f"-ip={host}", f"-ip.bind={host}"),
         *("-filer", "-s3", "-master.telemetry=false", "-master.volumeSizeLimitMB=64"),
         *("-s3.port.iceberg=0", "-s3.port.lance=0", "-volume.max=20"),
         f"-s3.config={folder / 'identities.json'}",

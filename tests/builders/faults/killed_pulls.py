@@ -10,10 +10,11 @@ process forks them all: importing takes far longer than pulling.
 import json
 import os
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from tests.builders.faults.syscalls import CannotTraceError, injected
+from tests.builders.killing import in_a_child
 from zoo.catalog import Zoo
 from zoo.digest import hash_bytes
 from zoo.index import BLOBS, EntryReference
@@ -26,24 +27,18 @@ NAME = "tiny/stride"
 LONGEST = 400
 
 
-def in_a_child(run: Callable[[], None]) -> int:
-    """The child's exit status: 0, or minus the signal that ended it."""
-    child = os.fork()
-    if child == 0:
-        run()
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    return os.waitstatus_to_exitcode(status)
-
-
 def pull(address: str) -> None:
     pull_reference(Zoo(HttpStorage(address)), EntryReference(NAME)).verify()
 
 
 def pull_and_die(address: str, number: int, log: Path) -> None:
     spec = f"{CALLS}:signal=SIGKILL:when={number}"
-    with injected(spec, paths=[], log=log):
-        pull(address)
+    try:
+        with injected(spec, paths=[], log=log):
+            pull(address)
+    except CannotTraceError as error:
+        sys.stdout.write(json.dumps({"skip": str(error)}) + "\n")
+        sys.stdout.flush()
 
 
 def left_behind() -> str:
@@ -65,13 +60,9 @@ def main(address: str, folder: Path) -> None:
     for number in range(1, LONGEST):
         os.environ["MOECAST_CACHE"] = str(folder / str(number))
         log = folder / f"{number}.log"
-        try:
-            status = in_a_child(lambda n=number, to=log: pull_and_die(address, n, to))  # type: ignore[misc]
-        except CannotTraceError as error:
-            sys.stdout.write(json.dumps({"skip": str(error)}) + "\n")
-            return
+        status = in_a_child(partial(pull_and_die, address, number, log))
         wrong = left_behind()
-        again = in_a_child(lambda: pull(address))
+        again = in_a_child(partial(pull, address))
         line = {"number": number, "status": status, "wrong": wrong, "again": again}
         sys.stdout.write(json.dumps(line) + "\n")
         if status == 0:

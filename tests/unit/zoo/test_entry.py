@@ -98,20 +98,13 @@ KILLED = """
 import os, sys
 from pathlib import Path
 from tests.builders.entries import tiny_entry
-left = int(sys.argv[2])
-real = os.fsync
-def fsync(handle):
-    global left
-    left -= 1
-    if left == 0:
-        os.kill(os.getpid(), 9)
-    real(handle)
-os.fsync = fsync
+from tests.builders.killing import kill_before
+kill_before(int(sys.argv[2]), (os, "fsync"))
 tiny_entry(Path(sys.argv[1]))
 """
 
 
-@pytest.mark.parametrize("number", [6, 12])
+@pytest.mark.parametrize("number", [5, 11])
 def test_write__killed_leaves_no_entry_under_its_name(number: int, tmp_path: Path) -> None:
     done = run(sys.executable, "-c", KILLED, tmp_path / "e", number, check=False)
     assert done.returncode == -signal.SIGKILL

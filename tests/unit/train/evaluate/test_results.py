@@ -41,11 +41,8 @@ def test_rank__is_by_the_mean_with_the_interval_of_the_margin():
     ours = row("ours", 9.0, tpot_ms=10.0, tpot_p95_ms=9.5, run_ms=[10.0] * 5 + [4.0])
     other = row("other", 9.9, tpot_p95_ms=12.0, run_ms=[9.9] * 6)
     (place,) = rank_systems([ours, other], ours="ours", left_out=[])
-    assert (place["first"], place["first_by_median"], place["first_by_p95"]) == (
-        "ours",
-        "other",
-        "ours",
-    )
+    firsts = [place[key] for key in ("first", "first_by_median", "first_by_p95")]
+    assert firsts == ["ours", "other", "ours"]
     low, high = place["behind_interval"]
     assert low < place["behind_first"] < 0 < high
     counted = tally([place], ours="ours")
@@ -55,12 +52,8 @@ def test_rank__is_by_the_mean_with_the_interval_of_the_margin():
 
 def test_tally__counts_conditions_and_keeps_the_worst():
     counted = tally(rank_systems(ROWS, ours="ours", left_out=["oracle"]), ours="ours")
-    assert (counted["cells"], counted["first"], counted["clearly_first"], counted["close"]) == (
-        2,
-        1,
-        1,
-        1,
-    )
+    kinds = [counted[key] for key in ("cells", "first", "clearly_first", "close")]
+    assert kinds == [2, 1, 1, 1]
     assert counted["worst_behind_first"] == pytest.approx(0.1)
     assert counted["worst_of_bound"] == pytest.approx(3.3 / 5.5)
 
