@@ -3,15 +3,12 @@
 import json
 import multiprocessing
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, Protocol
 
 from predictors.files import write_atomic
-
-POLL_SECONDS = 0.5
-"""Interval at which the progress bar counts finished pieces."""
 
 OnFinished = Callable[[str, Mapping[str, Any]], None]
 """Called with a piece's digest and figures, which must be plain JSON."""
@@ -61,7 +58,8 @@ def run_jobs(
     """Run the jobs, the longest first, and keep each piece when it is finished.
 
     One worker is this process. Ctrl-C ends the others at once and keeps what is finished.
-    `advance` is called with the number of pieces that have finished since its last call.
+    `advance` is called with the number of pieces that have finished since its last call; of other
+    processes, when a whole job has.
     """
     ordered = sorted(jobs, key=lambda job: job.cost, reverse=True)
     finished = FinishedPieces(folder)
@@ -77,34 +75,20 @@ def run_jobs(
     # Spawned, not forked: this process may have threads (onnxruntime, the progress bar).
     context = multiprocessing.get_context("spawn")
     others = set(multiprocessing.active_children())
-    digests = [digest for job in jobs for digest in job.digests]
     with ProcessPoolExecutor(
         max_workers=min(workers, len(jobs)), mp_context=context, initializer=_ignore_interrupts
     ) as pool:
-        futures = [pool.submit(_run_in_worker, job, folder) for job in ordered]
+        running = {pool.submit(_run_in_worker, job, folder): job for job in ordered}
         try:
-            for num_done in _watch(futures, finished, digests):
-                advance(num_done)
+            for ended in as_completed(running):
+                ended.result()
+                advance(len(running[ended].digests))
         except BaseException:
             # Leaving the pool would wait for jobs whose results are no longer needed.
             for process in set(multiprocessing.active_children()) - others:
                 process.terminate()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-
-
-def _watch(
-    futures: Iterable[Future[None]], finished: FinishedPieces, digests: Iterable[str]
-) -> Iterator[int]:
-    """Yield now and then how many more pieces are finished; raise what a job raised."""
-    running, left = set(futures), set(digests)
-    while running:
-        ended, running = wait(running, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
-        for future in ended:
-            future.result()
-        done = {digest for digest in left if finished.path(digest).exists()}
-        left -= done
-        yield len(done)
 
 
 def _ignore_interrupts() -> None:
