@@ -74,13 +74,20 @@ def test_script__that_imported_its_own_file_is_told_to_rename_it(tmp_path: Path)
     assert f"{tmp_path / 'runtime.py'} was imported under this name: rename" in done.stderr
 
 
-def test_hiding__leaves_a_checkout_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
-    monkeypatch.setattr(sys, "path", [str(ROOT), "/elsewhere"])
-    hide_current_folder()
-    assert sys.path == [str(ROOT), "/elsewhere"]
-    assert "PYTHONSAFEPATH" not in os.environ
+def test_hiding__takes_the_current_folder_off_the_path_unless_it_is_a_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, here = str(ROOT), str(tmp_path)
+    for folder, before, after in (
+        (root, [root, "/elsewhere"], [root, "/elsewhere"]),
+        (here, [root, "", "/elsewhere", here, root], ["/elsewhere", root]),
+    ):
+        monkeypatch.chdir(folder)
+        monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+        monkeypatch.setattr(sys, "path", before)
+        hide_current_folder()
+        assert sys.path == after
+        assert os.environ.get("PYTHONSAFEPATH") == (None if folder == root else "1")
 
 
 def test_ray_worker__imports_this_projects_packages(tmp_path: Path) -> None:

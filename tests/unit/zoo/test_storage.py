@@ -141,11 +141,12 @@ def test_file__is_whole_or_not_there(file_storage: FileStorage) -> None:
 def test_damaged_blob__is_refused_and_not_kept(name: str, storage: Storage, tmp_path: Path) -> None:
     fill(storage, tmp_path)
     manifest = Zoo(storage).open(EntryReference("tiny/stride")).manifest
-    damaged = manifest.files.get(name)
-    damage(storage, tmp_path, manifest.digest if damaged is None else damaged.sha256)
+    digest = manifest.files[name].sha256 if name in manifest.files else manifest.digest
+    damage(storage, tmp_path, digest)
     with pytest.raises(DamagedError, match=rf"{name} of tiny/stride.* is damaged"):
         pull_tiny(storage)
     assert Zoo(cache_storage()).read_index().entries == {}
+    assert not (cache_storage().folder / blob_path(digest)).exists()
     assert not list((cache_storage().folder / "blobs/sha256").glob(".*"))
 
 
