@@ -8,6 +8,9 @@ import torch
 from runtime.accelerator import find_accelerator
 from tests.builders.sim_device.backend import simulated
 from tests.builders.sim_device.streams import SimDevices
+from tests.unit.runtime.conftest import folder
+
+__all__ = ["device", "folder", "sim"]
 
 
 @pytest.fixture

@@ -5,18 +5,12 @@ import torch
 
 from runtime.config import Exact
 from runtime.hf.host_copies import copy_together, host_copy, keep_copy
-from tests.builders.models import tiny_qwen2_moe
 from tests.builders.served import serve
 from tests.builders.sim_device.backend import simulated
 
 TOKENS = torch.randint(1, 64, (2, 7), generator=torch.Generator().manual_seed(3))
 GREEDY = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
 COUNTED = ("requests", "hits", "misses", "joins", "evictions", "bytes_moved")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny_qwen2_moe(tmp_path_factory.mktemp("model"), num_layers=3, num_experts=12)
 
 
 def run(folder, device, **options):

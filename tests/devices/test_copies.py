@@ -9,17 +9,12 @@ from runtime.config import Exact
 from runtime.engine import assembly
 from runtime.transfer import copies
 from runtime.transfer.arena import Arena
-from tests.builders.models import plain_eager, tiny_qwen2_moe
+from tests.builders.models import plain_eager
 from tests.builders.served import serve, settle
 from tests.builders.sim_device.streams import SimEvent, SimStream
 
 TOKENS = torch.randint(1, 64, (2, 7), generator=torch.Generator().manual_seed(3))
 GREEDY = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny_qwen2_moe(tmp_path_factory.mktemp("model"), num_layers=3, num_experts=12)
 
 
 def generate(folder, device, system="on-demand"):

@@ -18,7 +18,7 @@ from runtime.serving.config import ServeConfig
 from runtime.serving.served_model import load_model
 from runtime.tools.verify import sides
 from runtime.tools.verify.report import compare_budgets
-from tests.builders.models import plain_eager, tiny_qwen2_moe
+from tests.builders.models import plain_eager
 from tests.builders.plain_answers import ids, text_of
 from tests.builders.served import serve
 from tests.builders.serving import running_server, speaking_model
@@ -27,11 +27,6 @@ from tests.unit.runtime.generation.test_drafting import Cycle, EagerPace
 
 PROMPTS = [[5, 9, 33, 7, 61, 12], [40, 3], [8, 8, 8, 21, 30, 31, 32, 33, 34]]
 FEW = {"budget": "30%", "host_budget": "70%", "exact": Exact.EAGER}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny_qwen2_moe(tmp_path_factory.mktemp("model"), num_layers=3, num_experts=12)
 
 
 def answer(model, prompt: list[int], **options: object) -> list[int]:
@@ -134,10 +129,7 @@ def test_server__answers_concurrent_requests_as_alone(tmp_path, device):
         request = {"model": "tiny", "prompt": prompt, "max_tokens": 5, "temperature": 0}
         return server.openai().completions.create(**request).choices[0].text
 
-    with (
-        running_server(partial(load_model, config)) as server,
-        ThreadPoolExecutor(3) as pool,
-    ):
+    with running_server(partial(load_model, config)) as server, ThreadPoolExecutor(3) as pool:
         assert list(pool.map(complete, prompts)) == expected
 
 

@@ -15,16 +15,11 @@ from runtime.errors import BudgetError, CheckpointError, StepMemoryError
 from runtime.generation.config import ChatConfig
 from runtime.serving.config import ServeConfig
 from runtime.serving.served_model import load_model
-from tests.builders.models import plain_eager, tiny_qwen2_moe
+from tests.builders.models import tiny_qwen2_moe
 from tests.builders.served import count_pins, serve
 from tests.builders.serving import running_server, speaking_model
 
 TOKENS = torch.randint(1, 64, (2, 7), generator=torch.Generator().manual_seed(3))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny_qwen2_moe(tmp_path_factory.mktemp("model"), num_layers=3, num_experts=12)
 
 
 def restrict(sim, num_bytes: int) -> None:
@@ -178,11 +173,3 @@ def test_step__that_fails_within_an_expert_leaves_no_copy_unordered(
                     model(tokens)
         assert torch.equal(model(tokens).logits, expected)
     assert not sim.races
-
-
-def test_reload__is_bitwise_the_same(folder, device):
-    expected = plain_eager(folder).to(device)(TOKENS.to(device)).logits
-    for _ in range(2):
-        model = serve(folder, device=device, budget="30%", exact=Exact.EAGER)
-        with model.moecast:
-            assert torch.equal(model(TOKENS.to(device)).logits, expected)

@@ -33,11 +33,6 @@ def make(folder: Path, **shape: object) -> Path:
     return tiny_qwen2_moe(folder, num_layers=3, num_experts=12, **shape)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make(tmp_path_factory.mktemp("model"))
-
-
 def computed(model, device):
     """Logits of two prompts, and of the steps after them."""
     tokens = TOKENS.to(device)

@@ -13,14 +13,8 @@ from runtime.commands.batch import PromptsFailed, run
 from runtime.config import ModelConfig, PackConfig, Quantise
 from runtime.errors import PlanError, PromptFileError, ResultFileError, TransferError
 from runtime.generation.config import BatchConfig
-from tests.builders.models import tiny_qwen2_moe
 
 COUNT = 14
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny_qwen2_moe(tmp_path_factory.mktemp("model"), num_layers=3, num_experts=12)
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from runtime.commands.chat import ChatTerminal, summarize_answer
 from runtime.commands.progress import strip_control_characters
 from runtime.config import BUILTIN_MODELS
-from runtime.errors import CheckpointError, TransferError
+from runtime.errors import TransferError
 from runtime.generation.answer import Answer, TokenDelta
 from runtime.generation.chat_template import Conversation, load_chat_tokenizer
 from runtime.generation.config import ChatConfig
@@ -111,13 +111,6 @@ def test_chat__escaped_slash_and_trailing_backslash(monkeypatch: pytest.MonkeyPa
     assert len(answering.asked) == 2
     assert "etc" not in answering.asked[1]
     assert "last" in answering.asked[1]
-
-
-def test_tokenizer__that_is_not_there_is_the_users_fault(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
-        load_chat_tokenizer(tmp_path, None)
-    with pytest.raises(CheckpointError, match=r"chat_template=\S+ is not usable"):
-        load_chat_tokenizer(MODEL, tmp_path / "none.jinja")
 
 
 def test_chat_template__given_replaces_the_tokenizers(tmp_path: Path) -> None:

@@ -6,12 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import constants
-from transformers import (
-    DeepseekV3Config,
-    GptOssConfig,
-    MixtralConfig,
-    PreTrainedConfig,
-)
+from transformers import DeepseekV3Config, GptOssConfig, MixtralConfig, PreTrainedConfig
 
 from predictors.units import GIB, MIB
 from runtime.commands import doctor

@@ -7,12 +7,7 @@ import runtime
 from predictors.units import GIB, MIB
 from runtime.config import ModelConfig, ServedConfig
 from runtime.engine import auto_budget
-from runtime.engine.auto_budget import (
-    PROCESS_BYTES,
-    FreeMemory,
-    choose_budget,
-    measure_free_memory,
-)
+from runtime.engine.auto_budget import PROCESS_BYTES, FreeMemory, choose_budget, measure_free_memory
 from runtime.engine.loading import KV_TOKENS, KVReserve, load_served
 from runtime.errors import BudgetError
 from runtime.policy.budget import SlotRequirements

@@ -21,17 +21,13 @@ from runtime.hf.adapters.base import LayerExperts
 from runtime.policy.placement import ExpertPlacement
 from runtime.transfer.numa import find_near_cpus, parse_cpu_list, run_near
 from runtime.transfer.thread_ring import ThreadRing
-from tests.builders.models import plain_eager, tiny_qwen2_moe
+from tests.builders.models import plain_eager
 from tests.builders.patchable import use_patchable_core
 from tests.builders.served import count_pins, read_in_python, serve, settle
+from tests.builders.waiting import wait_for
 
 TOKENS = torch.randint(0, 64, (2, 7), generator=torch.Generator().manual_seed(3))
 GREEDY = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny_qwen2_moe(tmp_path_factory.mktemp("model"), num_layers=3, num_experts=12)
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +201,8 @@ def test_devices__close_ends_every_ring_and_the_files_last(folder):
         model(TOKENS)
     model.moecast.close()
     assert order == [[[], [], []]]
-    assert not [t for t in threading.enumerate() if t.name.startswith("moecast disk ")]
+    # On a busy machine, a thread that has been ended is there for a moment.
+    wait_for(lambda: not any(t.name.startswith("moecast disk ") for t in threading.enumerate()))
 
 
 def test_load__devices_that_do_not_go_together_are_named(folder):

@@ -13,8 +13,7 @@ def serve(folder, **kwargs):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "budget"),
-    [(torch.float32, "15%"), (torch.bfloat16, "50%"), (torch.float32, "100%")],
+    ("dtype", "budget"), [(torch.float32, "15%"), (torch.bfloat16, "50%"), (torch.float32, "100%")]
 )
 def test_load__logits_are_bitwise_those_of_eager(tmp_path, dtype, budget):
     folder = tiny_qwen2_moe(tmp_path / "model", dtype=dtype)

@@ -17,18 +17,13 @@ from runtime.store.ggml.library import find_products
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
 from tests.builders.gguf_files import gguf_file
-from tests.builders.models import plain_eager, tiny_qwen2_moe
+from tests.builders.models import plain_eager
 from tests.builders.served import Transfer, count_pins, serve, serve_with_transfers
 
 TOKENS = torch.randint(0, 64, (2, 7), generator=torch.Generator().manual_seed(3))
 GREEDY = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
 HYBRID = SystemConfig(hybrid=True)
 EXPERT_BYTES = 1000
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_qwen2_moe(tmp_path_factory.mktemp("hybrid") / "tiny", num_experts=12)
 
 
 def slowly(copy: Transfer) -> Transfer:

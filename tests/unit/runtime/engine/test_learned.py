@@ -29,11 +29,7 @@ def test_learned__is_there_after_a_restart(tmp_path) -> None:
     for run in range(2):
         store = LearnedStore(folder, model="tiny")
         predictor = store.restore(EamRequestPredictor.empty(spec))
-        driver = PredictorDriver(
-            predictor,
-            ForecastScheduler(make_cache(), top_k=1),
-            learned=store,
-        )
+        driver = PredictorDriver(predictor, ForecastScheduler(make_cache(), top_k=1), learned=store)
         sizes.append(predictor.collection.size)
         serve_requests(driver, spec, range(100 * run, 100 * run + IDLE_STEPS + 3))
         driver.close()

@@ -175,9 +175,7 @@ def test_driver__compares_one_decode_step_in_eight(stateless: bool) -> None:
         card_of(0.9, 0.9, 0.9), top_k=1, score_command=SCORE, train_command=TRAIN
     )
     driver = PredictorDriver(
-        Rotating(spec, stateless=stateless),
-        ForecastScheduler(make_cache(), top_k=1),
-        drift=monitor,
+        Rotating(spec, stateless=stateless), ForecastScheduler(make_cache(), top_k=1), drift=monitor
     )
     routing = np.zeros((1, 1), np.int64)
     expected = []

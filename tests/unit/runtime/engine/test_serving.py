@@ -27,11 +27,6 @@ WAYS = {
 }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny_qwen2_moe(tmp_path_factory.mktemp("model"), num_layers=3, num_experts=12)
-
-
 def generated(model, way):
     torch.manual_seed(7)
     return model.generate(

@@ -44,12 +44,7 @@ def no_errors(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 @pytest.mark.usefixtures("no_errors")
 @pytest.mark.parametrize(
     ("system", "budget"),
-    [
-        ("moecast", "50%"),
-        ("promoe", "100%"),
-        ("moe-infinity-sequence", "50%"),
-        ("klotski", "100%"),
-    ],
+    [("moecast", "50%"), ("promoe", "100%"), ("moe-infinity-sequence", "50%"), ("klotski", "100%")],
 )
 def test_uneven_layers__are_served_without_reading_experts_that_do_not_exist(
     folder: Path, expected: list[int], system: str, budget: str

@@ -254,8 +254,7 @@ TEXTS = st.lists(WORDS, min_size=1, max_size=6).map(lambda words: [t for w in wo
 
 @settings(max_examples=80, deadline=None)
 @given(
-    st.lists(st.tuples(TEXTS, st.integers(1, 5), st.booleans()), max_size=12),
-    st.integers(0, 300),
+    st.lists(st.tuples(TEXTS, st.integers(1, 5), st.booleans()), max_size=12), st.integers(0, 300)
 )
 def test_books__longest_common_prefix_within_the_limit(
     turns: list[tuple[list[int], int, bool]], limit_tokens: int

@@ -221,15 +221,6 @@ def test_attend__one_token_is_rounded_once(has_mask):
     assert torch.equal(found, expected.bfloat16())
 
 
-@pytest.mark.parametrize(("num_queries", "is_marked"), [(1, False), (5, True)])
-def test_attend__otherwise_is_the_librarys(num_queries, is_marked):
-    module = Attention()
-    setattr(module, MARK, is_marked)
-    inputs = make_inputs(num_queries)
-    found, _ = attend(module, *inputs, None)
-    assert torch.equal(found, sdpa_attention_forward(module, *inputs, None)[0])
-
-
 def test_model__only_a_marked_one_computes_in_float32(tmp_path, monkeypatch):
     folder = tiny_qwen2_moe(tmp_path / "model", dtype=torch.bfloat16)
     plain, served = (Qwen2MoeForCausalLM.from_pretrained(folder) for _ in range(2))

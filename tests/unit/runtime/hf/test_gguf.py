@@ -22,12 +22,7 @@ from runtime.hf.loading import load_stripped
 from runtime.hf.tokens import context_length, load_tokenizer
 from runtime.presets import find_model
 from runtime.store import layout as expert_layout
-from runtime.store.base import (
-    allocate_aligned,
-    max_decoded_bytes,
-    max_slot_bytes,
-    name_format,
-)
+from runtime.store.base import allocate_aligned, max_decoded_bytes, max_slot_bytes, name_format
 from runtime.store.files import FileReader
 from runtime.store.ggml import library
 from runtime.store.gguf.header import read_header

@@ -58,16 +58,6 @@ def test_lru__uses_and_predictions_are_accesses():
     assert leaving(order) == [(0, 2), (0, 0), (0, 1)]
 
 
-def test_lfu__counts_requests_and_keeps_them_after_eviction():
-    policy = policy_of("lfu")
-    step(policy, {0: 9, 1: 1}, {})
-    step(policy, {1: 1, 2: 1}, {})
-    order = filled(policy, ABC)
-    order.on_predict((0, 0))
-    # Counts 1, 2, 1; of the two ones, 2 was touched before 0 was predicted.
-    assert leaving(order) == [(0, 2), (0, 0), (0, 1)]
-
-
 def test_policies__evict_only_evictable_experts():
     for name in set(EVICTIONS) - {"belady"}:
         order = filled(policy_of(name), ABC)

@@ -188,11 +188,7 @@ def test_devices__divides_a_static_set():
     counts = [[8 - e for e in range(8)]] * SPEC.num_layers
     system = SystemConfig(eviction="static", eviction_options={"counts": counts}, per_layer=False)
     core = build_device_cache(
-        system,
-        SPEC,
-        num_slots=[(7,), (7,)],
-        chunk_bytes=CHUNKS,
-        placement=ExpertPlacement(2),
+        system, SPEC, num_slots=[(7,), (7,)], chunk_bytes=CHUNKS, placement=ExpertPlacement(2)
     )
     core.begin_step(ONE)
     for layer in range(SPEC.num_layers):

@@ -13,11 +13,7 @@ from runtime.generation.chat_template import PLAIN_STOP, EndOfTurn, end_of_turn
 from runtime.generation.detokenizer import Detokenizer
 from runtime.generation.sampling import SamplingParams
 from runtime.hf.kv import CacheSize
-from runtime.serving.api.generation_requests import (
-    parse_chat,
-    parse_completion,
-    tokenize_body,
-)
+from runtime.serving.api.generation_requests import parse_chat, parse_completion, tokenize_body
 from runtime.serving.api.schemas import ChatRequest, CompletionRequest, TokenizeRequest
 from runtime.serving.choice import (
     ChoiceEvent,

@@ -31,13 +31,7 @@ from runtime.serving.service import (
 )
 from tests.builders.plain_answers import PlainAnswers
 from tests.builders.served import before_transfers, count_pins, read_in_python
-from tests.builders.serving import (
-    WAIT_SECONDS,
-    RunningServer,
-    running_server,
-    speaking_model,
-    tiny,
-)
+from tests.builders.serving import WAIT_SECONDS, RunningServer, running_server, speaking_model, tiny
 from tests.builders.waiting import wait_for
 
 PROMPTS = [

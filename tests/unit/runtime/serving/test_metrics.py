@@ -17,12 +17,7 @@ from runtime.generation.sampling import SamplingParams
 from runtime.hf.kv import CacheSize
 from runtime.serving.choice import CompletionChoice, FinishReason
 from runtime.serving.errors import QueueFull
-from runtime.serving.observe.metric_definitions import (
-    DEFINITIONS,
-    EXPERT_METRICS,
-    REQUEST_METRICS,
-    MetricKind,
-)
+from runtime.serving.observe.metric_definitions import DEFINITIONS
 from runtime.serving.observe.metrics import ServerMetrics
 from runtime.serving.served_model import KVCacheBudget
 from tests.builders.models import tiny_qwen2_moe
@@ -321,17 +316,3 @@ def test_prefetching_gauge__exists_for_adaptive_systems_only(metrics: ServerMetr
         assert value(metrics, "moecast_prefetching", model_name="m") == 0
     finally:
         engine.payoff = before
-
-
-def test_two_servers__in_one_process_do_not_add_up() -> None:
-    first, second = (ServerMetrics(model_name="m", max_running=1) for _ in range(2))
-    first.on_queued(make_choice())
-    assert of(first, "vllm:num_requests_waiting") == 1
-    assert of(second, "vllm:num_requests_waiting") == 0
-
-
-def test_definitions__are_unique_and_counters_end_with_total() -> None:
-    assert len(DEFINITIONS) == len(REQUEST_METRICS) + len(EXPERT_METRICS)
-    for metric in DEFINITIONS.values():
-        if metric.kind is MetricKind.COUNTER:
-            assert metric.name.endswith("_total")

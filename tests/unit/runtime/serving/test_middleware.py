@@ -98,12 +98,6 @@ def basic(key: str) -> str:
     return "Basic " + base64.b64encode(f"me:{key}".encode()).decode()
 
 
-def test_server_without_keys__requires_none() -> None:
-    _, client = application()
-    assert client.get("/version").status_code == 200
-    assert client.get("/metrics").status_code == 200
-
-
 def test_body__is_read_only_after_authentication() -> None:
     _, client = application(keys=KEYS)
     assert client.post("/v1/completions", content=b"x" * (2 << 20)).status_code == 401

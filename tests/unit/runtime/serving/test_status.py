@@ -77,12 +77,7 @@ def test_status__of_a_model_that_is_loading(telemetry: Telemetry, service: FakeS
     assert status["memory"]["resident_bytes"] > 0
     assert "experts" not in status
     assert service.observers == [telemetry.metrics, telemetry.recent]
-    assert status["tokens"] == {
-        "prompt": 0,
-        "reused": 0,
-        "generated": 0,
-        "generated_per_second": 0,
-    }
+    assert status["tokens"] == {"prompt": 0, "reused": 0, "generated": 0, "generated_per_second": 0}
     assert status["latency"] == {"num_answers": 0, "ttft_seconds": None, "tpot_seconds": None}
     assert status["answers"] == []
 

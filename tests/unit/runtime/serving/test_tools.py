@@ -131,10 +131,7 @@ def named(tool: str) -> dict[str, Any]:
 
 
 def strict_tool(parameters: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "function",
-        "function": {"name": "f", "strict": True, "parameters": parameters},
-    }
+    return {"type": "function", "function": {"name": "f", "strict": True, "parameters": parameters}}
 
 
 WRONG: dict[str, dict[str, Any]] = {

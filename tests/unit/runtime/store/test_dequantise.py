@@ -43,10 +43,7 @@ def test_mxfp4__is_the_librarys(dtype: torch.dtype, scales: tuple[int, int]) -> 
 @pytest.mark.parametrize("scale_dtype", [torch.float32, torch.bfloat16, torch.float8_e8m0fnu])
 @pytest.mark.parametrize("block", [(128, 128), (16, 32), (1, 32), (256, 64)])
 def test_fp8__is_the_librarys(
-    dtype: torch.dtype,
-    weight_dtype: torch.dtype,
-    scale_dtype: torch.dtype,
-    block: tuple[int, int],
+    dtype: torch.dtype, weight_dtype: torch.dtype, scale_dtype: torch.dtype, block: tuple[int, int]
 ) -> None:
     """With every byte, infinities and NaNs included, in blocks of any shape."""
     generator = torch.Generator().manual_seed(0)

@@ -51,8 +51,7 @@ def test_tiers__a_window_of_host_layers_reads_ahead_and_changes_no_bit(tmp_path)
         assert sum(counters.bytes_prefetched for counters in lower.counters) > 0
 
 
-def test_tiers__the_lower_tier_saves_reads(tmp_path):
-    folder = tiny_qwen2_moe(tmp_path / "model", num_layers=3, num_experts=12)
+def test_tiers__the_lower_tier_saves_reads(folder):
     moved = {}
     for host_budget in ("20%", "100%"):
         model = serve(folder, budget="20%", host_budget=host_budget)
@@ -89,8 +88,7 @@ PROMPTLY = {"budget": "20%", "system": SystemConfig(watchdog_seconds=1.0)}
 
 
 @pytest.mark.parametrize(("when", "host_budget"), [(1, None), (9, None), (2, "50%")])
-def test_loop__a_transfer_whose_thread_dies_is_repeated(tmp_path, monkeypatch, when, host_budget):
-    folder = tiny_qwen2_moe(tmp_path / "model", num_layers=3, num_experts=12)
+def test_loop__a_transfer_whose_thread_dies_is_repeated(folder, monkeypatch, when, host_budget):
     expected = plain_eager(folder).generate(TOKENS, **GREEDY)
 
     def dying(_name, transfer):
@@ -144,8 +142,7 @@ def serve_hanging(folder, monkeypatch, *, when, num, **kwargs):
 
 
 @pytest.mark.parametrize("when", [1, 4])
-def test_watchdog__sets_the_slot_of_a_hanging_transfer_aside(tmp_path, monkeypatch, when):
-    folder = tiny_qwen2_moe(tmp_path / "model", num_layers=3, num_experts=12)
+def test_watchdog__sets_the_slot_of_a_hanging_transfer_aside(folder, monkeypatch, when):
     expected = plain_eager(folder).generate(TOKENS, **GREEDY)
     model, reads = serve_hanging(folder, monkeypatch, when=when, num=1, **PROMPTLY)
     engine = model.moecast.engine
@@ -161,8 +158,7 @@ def test_watchdog__sets_the_slot_of_a_hanging_transfer_aside(tmp_path, monkeypat
         model.moecast.close()
 
 
-def test_watchdog__a_dead_disk_is_an_error_until_it_answers(tmp_path, monkeypatch):
-    folder = tiny_qwen2_moe(tmp_path / "model", num_layers=3, num_experts=12)
+def test_watchdog__a_dead_disk_is_an_error_until_it_answers(folder, monkeypatch):
     expected = plain_eager(folder).generate(TOKENS, **GREEDY)
     model, reads = serve_hanging(
         folder,

@@ -23,7 +23,7 @@ from runtime.hf.loading import load_plain
 from runtime.profiling.local import Spans
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
-from tests.builders.models import plain_eager, tiny_qwen2_moe
+from tests.builders.models import plain_eager
 from tests.builders.served import serve
 
 KLOTSKI = SystemConfig(
@@ -46,11 +46,6 @@ def prompts_of(count, *, seed=0):
         )
         for i in range(count)
     ]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny_qwen2_moe(tmp_path_factory.mktemp("model"), num_layers=3, num_experts=12)
 
 
 class Logits:

@@ -18,13 +18,7 @@ from runtime.errors import GroupError, TransferError
 from runtime.generation.lockstep.group import LockstepGroup
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.predictors import SignalLog, small_spec
-from tests.builders.served import (
-    before_transfers,
-    count_pins,
-    serve,
-    serve_with_transfers,
-    settle,
-)
+from tests.builders.served import before_transfers, count_pins, serve, serve_with_transfers, settle
 
 LENGTHS = (5, 1, 9, 3)
 
