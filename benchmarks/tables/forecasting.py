@@ -15,10 +15,10 @@ from benchmarks.tables.markdown import (
 
 
 def predictors_table(train: Document) -> list[str]:
-    """Returns accuracy, FetchRate, GoodPred, latency and size of every kind."""
+    """Returns accuracy, TPOT, GoodPred, latency and size of every kind."""
     predictors: dict[str, dict[str, Any]] = train["predictors"]
     machines = list(next(iter(predictors.values()))["hardware"])
-    figures = ("mean_fetch_rate", "mean_good_pred", "mean_resident")
+    figures = ("fetch_rate", "good_pred")
     rows = []
     for name, predictor in predictors.items():
         alone, shifted = predictor["latency_us"]["1"], predictor["shifted"]
@@ -28,22 +28,27 @@ def predictors_table(train: Document) -> list[str]:
                 format_figure(predictor["mean_accuracy"]),
                 format_figure(predictor["worst_layer_accuracy"]),
                 format_figure(None if shifted is None else shifted["mean_accuracy"]),
+                " / ".join(f"{predictor['hardware'][m]['mean_tpot_ms']:.1f}" for m in machines),
                 *(
-                    " / ".join(format_figure(predictor["hardware"][m][key]) for m in machines)
+                    " / ".join(
+                        format_figure(predictor["hardware"][m][f"mean_{key}"]) for m in machines
+                    )
                     for key in figures
                 ),
+                format_figure(predictor["mean_promoe_good_pred"]),
                 "-" if alone is None else f"{alone['layer_p50']:.0f}",
                 format_size(predictor["bytes"]),
             ]
         )
-    columns = ["predictor", "Accuracy", "worst layer", "Accuracy, shifted", "FetchRate", "GoodPred"]
-    columns += ["resident anyway", "µs per layer", "bytes"]
+    columns = ["predictor", "Accuracy", "worst layer", "Accuracy, shifted", "TPOT, ms", "FetchRate"]
+    columns += ["GoodPred", "ProMoE's GoodPred", "µs per layer", "bytes"]
     text = (
         "Forecasts of the reference model's routing on held-out requests "
         f"({train['trace']['held_out_tokens']:,} tokens; {train['setting']}; "
-        f"{' / '.join(machines)}); learned networks with eight-bit weights, as in the built-in "
-        "zoo. [Metrics](metrics.md) defines the columns; the shifted prompts are source code, "
-        "which nothing was trained on; `results/train.json` has every layer:"
+        f"{' / '.join(machines)}; ProMoE's GoodPred on the first); learned networks with eight-bit "
+        "weights, as in the built-in zoo. [Metrics](metrics.md) defines the columns; the shifted "
+        "prompts are source code, which nothing was trained on; `results/train.json` has every "
+        "layer:"
     )
     return section(text, columns, rows, train)
 
