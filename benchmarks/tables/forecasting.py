@@ -18,7 +18,7 @@ def predictors_table(train: Document) -> list[str]:
     """Returns accuracy, TPOT, GoodPred, latency and size of every kind."""
     predictors: dict[str, dict[str, Any]] = train["predictors"]
     machines = list(next(iter(predictors.values()))["hardware"])
-    figures = ("fetch_rate", "good_pred")
+    figures = ("mean_fetch_rate", "mean_good_pred")
     rows = []
     for name, predictor in predictors.items():
         alone, shifted = predictor["latency_us"]["1"], predictor["shifted"]
@@ -30,9 +30,7 @@ def predictors_table(train: Document) -> list[str]:
                 format_figure(None if shifted is None else shifted["mean_accuracy"]),
                 " / ".join(f"{predictor['hardware'][m]['mean_tpot_ms']:.1f}" for m in machines),
                 *(
-                    " / ".join(
-                        format_figure(predictor["hardware"][m][f"mean_{key}"]) for m in machines
-                    )
+                    " / ".join(format_figure(predictor["hardware"][m][key]) for m in machines)
                     for key in figures
                 ),
                 format_figure(predictor["mean_promoe_good_pred"]),
