@@ -22,6 +22,7 @@ from runtime.tools.report.provenance import describe_origin
 from train.checkpoint import require_training_space
 from train.config import TrainConfig
 from train.data import require_requests
+from train.errors import TrainError
 from train.find_trace import find_trace
 from train.finished import read_finished
 from train.fit import FitSettings, fit, make_settings
@@ -137,6 +138,11 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
     tracked.start(resolved_settings(config, trace, context.hardware), trace)
     published = open_published(config, trace)
     scores_reuse = config.zoo is None or published.pop(REUSE, None) is not None
+    if config.zoo is not None and not published:
+        raise TrainError(
+            f"zoo={config.zoo} has only {REUSE} of model={config.model.name}, which is scored by "
+            f"`moecast zoo score {config.model.name}/{REUSE}`"
+        )
     training, records = None, {name: entry.training() for name, entry in published.items()}
     if config.zoo is None:
         routers = RouterWeights(config.model, trace.spec)
