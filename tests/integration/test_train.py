@@ -116,6 +116,12 @@ def test_train__of_every_kind_writes_every_figure_and_entries_that_load(
     assert "1 is rtx4090-pcie4, 2 is desktop-nvme4" in " ".join(shown.split())
     assert "belady" in shown
     assert f"`moecast zoo push {tmp_path / 'run'}`" in progress
+    only = f"zoo={tmp_path / 'only'}"
+    assert run_program("zoo", ["push", results["entries"]["reuse"], only]) == 0
+    assert (
+        run_program("train", [*setup, "predictor=all", only, f"run_dir={tmp_path / 'again'}"]) == 2
+    )
+    assert "has only reuse" in capsys.readouterr().err
 
 
 def check_card(entry: ZooEntry, folder: Path) -> None:
