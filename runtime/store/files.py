@@ -1,8 +1,8 @@
 """Reads byte ranges of files completely, or raises an error with the place and a remedy.
 
 Reads must not fill the page cache: experts would be in memory twice, outside the budget. So they
-are direct where the file system supports it, and their pages are dropped otherwise. `moecast doctor`
-compares both ways on the model's own disk.
+are direct where the file system supports it, and their pages are dropped otherwise. `moecast
+doctor` compares both ways on the model's own disk.
 """
 
 import ctypes
