@@ -28,7 +28,11 @@ from runtime.engine.devices import choose_device, choose_devices
 from runtime.engine.forecasters import load_system_predictors, require_predictor
 from runtime.engine.handle import ModelHandle
 from runtime.engine.learned import LearnedStore
-from runtime.engine.memory import freeze_while_loaded, release_unused
+from runtime.engine.memory import (
+    freeze_while_loaded,
+    release_earlier_models,
+    release_unused,
+)
 from runtime.engine.out_of_memory import explain_out_of_memory
 from runtime.engine.predictor_drift import DriftMonitor
 from runtime.engine.timeline import ChromeTraceWriter
@@ -115,6 +119,7 @@ def load_model(options: LoadOptions) -> PreTrainedModel:
         BudgetError: the budget is less than one step needs, or more than there is memory.
         ZooError: the predictor is damaged or was made for another model.
     """
+    release_earlier_models()
     # Three times, to release what one part of loading has touched before the next adds to it.
     release_unused()
     config, home = options.model, options.devices[0]

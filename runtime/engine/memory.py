@@ -6,6 +6,7 @@ import gc
 import linecache
 import resource
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +19,8 @@ M_ARENA_MAX, M_MMAP_THRESHOLD = -8, -3
 blocks have separate pages, which go back to the system when they are freed."""
 LARGE_BLOCK_BYTES = 256 << 10
 """Bodies, texts and their tokens; activations of one token are smaller."""
+_has_loaded = threading.Event()
+"""Whether this process has loaded a model."""
 
 
 def release_unused() -> None:
@@ -88,11 +91,23 @@ def freeze_while_loaded() -> None:
     """
     gc.collect(1)
     gc.freeze()
+    _has_loaded.set()
 
 
 def unfreeze_objects() -> None:
     """Let garbage collection see all objects again."""
     gc.unfreeze()
+
+
+def release_earlier_models() -> None:
+    """Free the memory of models that were loaded before and that nobody refers to any more.
+
+    A model refers to itself, so that only a collection frees it, and never while it is frozen: a
+    process that loads one after another would keep them all.
+    """
+    if _has_loaded.is_set():
+        gc.unfreeze()
+        gc.collect()
 
 
 def find_library_code(smaps: Path) -> Iterator[tuple[int, int]]:

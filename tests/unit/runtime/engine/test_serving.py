@@ -1,6 +1,7 @@
 """An ordinary model: batches, beams, sampling, streaming, caches, threads, two at once."""
 
 import threading
+import weakref
 from contextlib import suppress
 from pathlib import Path
 
@@ -112,6 +113,17 @@ def test_load__two_models_in_one_process(folder, tmp_path):
         for _ in range(2):
             for model, plain in zip(models, plains, strict=True):
                 assert torch.equal(model(PROMPTS).logits, plain(PROMPTS).logits)
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_load__frees_an_earlier_model_that_nobody_has(folder, is_closed):
+    earlier = serve(folder, budget="25%")
+    arena = weakref.ref(earlier.moecast.engine.arenas[0])
+    if is_closed:
+        earlier.moecast.close()
+    del earlier
+    with serve(folder, budget="25%").moecast:
+        assert arena() is None
 
 
 def readers(tasks: set[Path]) -> list[Path]:
