@@ -18,8 +18,13 @@ import torch
 
 from runtime.accelerator import list_accelerators, open_accelerator, synchronize
 from runtime.config import PageCache
-from runtime.store.base import ExpertStore, allocate_aligned, as_memoryview, max_slot_bytes
+from runtime.engine.assembly import make_store_ring
+from runtime.policy.tier import TransferTask
+from runtime.store.base import ExpertStore, allocate_aligned, as_memoryview
 from runtime.store.files import ALIGNMENT, FileReader
+from runtime.transfer.arena import Arena
+from runtime.transfer.arrivals import make_arrivals
+from runtime.transfer.ring import FAILED
 
 READ_BYTES = (4 << 10, 64 << 10, 1 << 20, 8 << 20)
 CELL_SECONDS = 0.4
@@ -121,6 +126,8 @@ TRIMMED = 0.04
 """Share of the slowest reads that is ignored. The mean of the others is used, not the median,
 because a token waits for a dozen reads."""
 
+CLOSE_SECONDS = 5.0
+"""Time for a read that has begun to end."""
 GOLDEN = 0.618
 """Strides of this share of a circle come near no place again for long."""
 
@@ -140,12 +147,19 @@ def seconds(run: Callable[[], object]) -> float:
 
 
 class ProbeReader:
-    """Reads random experts of the store, one after another, each once before any repeats."""
+    """Reads random experts of the store, one after another, each once before any repeats.
+
+    A ring reads them, as while serving: compiled threads, and one read where an expert's parts lie
+    together. A context manager, which ends the ring.
+    """
 
     def __init__(self, store: ExpertStore, *, first: int = 0):
         self._store = store
-        self._slot = torch.empty(max_slot_bytes(store), dtype=torch.uint8)
-        self._slot.zero_()  # touch its pages, as an arena's have been
+        self._arrivals = make_arrivals()
+        arena = Arena(store.layouts, 1)
+        arena.slot(0).zero_()  # touch its pages, as an arena's have been
+        self._ring = make_store_ring(self._arrivals, store, arena, closes=False)
+        self._num_reads = 0
         self._num_experts = store.num_layers * store.num_experts
         self._place = first
         self._stride = round(GOLDEN * self._num_experts)
@@ -154,30 +168,46 @@ class ProbeReader:
         self.sizes = tuple(store.layouts[0].chunk_bytes)
         self._smallest = self.sizes.index(min(self.sizes))
 
-    def _read(self, chunks: range) -> None:
-        store = self._store
+    def _read(self, first_chunk: int, end_chunk: int) -> None:
+        store, ticket = self._store, self._num_reads
+        self._num_reads += 1
         self._place = (self._place + self._stride) % self._num_experts
         layer, expert = divmod(self._place, store.num_experts)
-        # Layers may have fewer than the most.
-        store.read(layer, expert % store.experts_per_layer[layer], chunks, self._slot)
+        task = TransferTask(
+            # Layers may have fewer than the most.
+            expert=(layer, expert % store.experts_per_layer[layer]),
+            slot=0,
+            first_chunk=first_chunk,
+            end_chunk=end_chunk,
+            num_bytes=sum(store.layouts[layer].chunk_bytes[first_chunk:end_chunk]),
+            high=True,
+            source_slot=None,
+        )
+        self._ring.submit(ticket, task)
+        while not self._has_arrived(ticket):
+            self._arrivals.wait(threading.TIMEOUT_MAX)
+
+    def _has_arrived(self, ticket: int) -> bool:
+        for _, status, *_ in self._arrivals.take():
+            if self._ring.settle(ticket, status):
+                if status == FAILED:
+                    raise self._ring.errors.pop(ticket)
+                return True
+        return False
 
     def chunk(self) -> None:
-        """Read one chunk, the smallest."""
-        self._read(range(self._smallest, self._smallest + 1))
+        """Read one chunk, the smallest; raises TransferError."""
+        self._read(self._smallest, self._smallest + 1)
 
     def expert(self) -> None:
-        self._read(range(len(self.sizes)))
+        """Read an expert; raises TransferError."""
+        self._read(0, len(self.sizes))
 
+    def __enter__(self) -> "ProbeReader":
+        return self
 
-@dataclass(frozen=True)
-class Reads:
-    """Times of this machine's reads, in seconds."""
-
-    fixed: float
-    """Seconds per transfer, independent of its size."""
-    per_byte: float
-    speed_together: float
-    """Speed of each of two reads at a time against one."""
+    def __exit__(self, *_: object) -> None:
+        self._ring.close(CLOSE_SECONDS)
 
 
 class BackgroundReads:
@@ -202,20 +232,31 @@ class BackgroundReads:
         self._thread.join()
 
 
+@dataclass(frozen=True)
+class Reads:
+    """Times of this machine's reads, in seconds."""
+
+    fixed: float
+    """Seconds per transfer, independent of its size."""
+    per_byte: float
+    speed_together: float
+    """Speed of each of two reads at a time against one."""
+
+
 def measure_reads(store: ExpertStore) -> Reads:
     """Measure reads as the runtime does them; takes about 150 reads.
 
     Raises:
         TransferError: the store cannot be read.
     """
-    reader = ProbeReader(store)
-    size = min(reader.sizes)
-    # In turns, so that what else the disk is doing falls on both alike.
-    pairs = [(seconds(reader.chunk), seconds(reader.expert)) for _ in range(READS)]
-    chunk, whole = (trimmed_mean(list(times)) for times in zip(*pairs, strict=True))
-    with BackgroundReads(ProbeReader(store, first=store.num_experts // 2)):
-        together = [seconds(reader.chunk) for _ in range(READS)]
-    alone = [seconds(reader.chunk) for _ in range(READS)]
+    with ProbeReader(store) as reader, ProbeReader(store, first=store.num_experts // 2) as other:
+        size = min(reader.sizes)
+        # In turns, so that what else the disk is doing falls on both alike.
+        pairs = [(seconds(reader.chunk), seconds(reader.expert)) for _ in range(READS)]
+        chunk, whole = (trimmed_mean(list(times)) for times in zip(*pairs, strict=True))
+        with BackgroundReads(other):
+            together = [seconds(reader.chunk) for _ in range(READS)]
+        alone = [seconds(reader.chunk) for _ in range(READS)]
     # Whole experts minus one chunk leave the marginal cost; what a chunk costs beyond is fixed.
     rest = sum(reader.sizes) - size
     per_byte = max(0.0, whole - chunk) / rest if rest else chunk / size

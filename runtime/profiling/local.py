@@ -178,8 +178,7 @@ def _measured(
             step()
         alone = average_steps(spans)
         spans.clear()
-        reader = ProbeReader(store)
-        with BackgroundReads(reader) as background:
+        with ProbeReader(store) as reader, BackgroundReads(reader) as background:
             for _ in range(STEPS):
                 step()
         slowed = average_steps(spans)

@@ -1,16 +1,23 @@
 """What measuring this machine finds of machines whose times are known."""
 
+import os
 import threading
 from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
 from runtime import load
+from runtime.errors import TransferError
+from runtime.hf.loading import load_stripped
 from runtime.profiling import bandwidth
 from runtime.profiling.bandwidth import ProbeReader, measure_reads, trimmed_mean
 from runtime.profiling.local import PROMPT_TOKENS, Spans, measure, split_step
+from runtime.transfer.ring import ARRIVED
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
+from tests.builders.models import tiny_qwen2_moe
 
 
 @dataclass
@@ -24,7 +31,7 @@ class Layout:
 class Disk:
     """A millisecond for each read and another for every hundred bytes, twice that for two readers.
 
-    Its clock is `seconds`: no time passes.
+    A store and its ring, whose clock is `seconds`: no time passes.
     """
 
     num_layers: int = 2
@@ -37,35 +44,62 @@ class Disk:
         self.layouts = [Layout()] * self.num_layers
         self.experts_per_layer = [6, 4]
 
-    def read(self, layer, expert, chunks, slot):
-        assert len(slot) >= 400
-        self.read_experts.append((layer, expert))
+    def make_ring(self, arrivals, store, arena, closes):
+        assert store is self
+        assert len(arena.slot(0)) == 400
+        assert not closes
+        return SimpleNamespace(
+            submit=partial(self.submit, arrivals),
+            settle=lambda *_: True,
+            close=lambda *_: True,
+        )
+
+    def submit(self, arrivals, ticket, task):
+        self.read_experts.append(task.expert)
         num_readers = 1 + any(t.name == "moecast reads" for t in threading.enumerate())
-        cost = 1e-3 + sum(Layout.chunk_bytes[c] for c in chunks) * 1e-5
-        self.times[threading.get_ident()] = num_readers * cost
+        assert task.num_bytes == sum(Layout.chunk_bytes[task.first_chunk : task.end_chunk])
+        self.times[threading.get_ident()] = num_readers * (1e-3 + task.num_bytes * 1e-5)
+        arrivals.post(ticket, ARRIVED, 0.0)
 
     def seconds(self, read):
         read()
         return self.times[threading.get_ident()]
 
 
-def test_measure_reads__fits_fixed_and_marginal_cost(monkeypatch):
+@pytest.fixture
+def disk(monkeypatch):
     disk = Disk()
     monkeypatch.setattr(bandwidth, "seconds", disk.seconds)
+    monkeypatch.setattr(bandwidth, "make_store_ring", disk.make_ring)
+    return disk
+
+
+def test_measure_reads__fits_fixed_and_marginal_cost(disk):
     reads = measure_reads(disk)
     assert reads.per_byte == pytest.approx(1e-5)
     assert reads.fixed == pytest.approx(1e-3)
     assert reads.speed_together == pytest.approx(0.5)
 
 
-def test_reader__comes_to_every_expert():
-    disk = Disk()
-    reader = ProbeReader(disk)
-    for _ in range(12):
-        reader.chunk()
+def test_reader__comes_to_every_expert(disk):
+    with ProbeReader(disk) as reader:
+        for _ in range(12):
+            reader.chunk()
     # The second layer has four experts.
     expected = {(0, e) for e in range(6)} | {(1, e) for e in range(4)}
     assert set(disk.read_experts) == expected
+
+
+def test_reader__says_what_cannot_be_read(tmp_path):
+    tiny_qwen2_moe(tmp_path)
+    store = load_stripped(tmp_path, "float32").open_store()
+    with ProbeReader(store) as reader:
+        reader.expert()
+        for shard in tmp_path.glob("*.safetensors"):
+            os.truncate(shard, 4096)
+        with pytest.raises(TransferError, match="ends at byte 4096"):
+            reader.expert()
+    store.close()
 
 
 def test_typical__is_the_mean_without_the_slowest():
