@@ -18,12 +18,12 @@ import torch
 
 from runtime.accelerator import list_accelerators, open_accelerator, synchronize
 from runtime.config import PageCache
-from runtime.engine.assembly import make_store_ring
 from runtime.policy.tier import TransferTask
 from runtime.store.base import ExpertStore, allocate_aligned, as_memoryview
 from runtime.store.files import ALIGNMENT, FileReader
 from runtime.transfer.arena import Arena
 from runtime.transfer.arrivals import make_arrivals
+from runtime.transfer.file_ring import StoreRing
 from runtime.transfer.ring import FAILED
 
 READ_BYTES = (4 << 10, 64 << 10, 1 << 20, 8 << 20)
@@ -128,6 +128,8 @@ because a token waits for a dozen reads."""
 
 CLOSE_SECONDS = 5.0
 """Time for a read that has begun to end."""
+BACKLOG = 1000
+"""Reads that are begun ahead: more than a step of a model takes."""
 GOLDEN = 0.618
 """Strides of this share of a circle come near no place again for long."""
 
@@ -158,8 +160,10 @@ class ProbeReader:
         self._arrivals = make_arrivals()
         arena = Arena(store.layouts, 1)
         arena.slot(0).zero_()  # touch its pages, as an arena's have been
-        self._ring = make_store_ring(self._arrivals, store, arena, closes=False)
+        self._ring = StoreRing(self._arrivals, store, arena, closes=False)
         self._num_reads = 0
+        self._num_running = 0
+        """Reads that were begun and not taken yet."""
         self._num_experts = store.num_layers * store.num_experts
         self._place = first
         self._stride = round(GOLDEN * self._num_experts)
@@ -168,68 +172,68 @@ class ProbeReader:
         self.sizes = tuple(store.layouts[0].chunk_bytes)
         self._smallest = self.sizes.index(min(self.sizes))
 
-    def _read(self, first_chunk: int, end_chunk: int) -> None:
-        store, ticket = self._store, self._num_reads
-        self._num_reads += 1
+    def _begin(self, first_chunk: int, end_chunk: int) -> None:
         self._place = (self._place + self._stride) % self._num_experts
-        layer, expert = divmod(self._place, store.num_experts)
+        layer, expert = divmod(self._place, self._store.num_experts)
         task = TransferTask(
             # Layers may have fewer than the most.
-            expert=(layer, expert % store.experts_per_layer[layer]),
+            expert=(layer, expert % self._store.experts_per_layer[layer]),
             slot=0,
             first_chunk=first_chunk,
             end_chunk=end_chunk,
-            num_bytes=sum(store.layouts[layer].chunk_bytes[first_chunk:end_chunk]),
+            num_bytes=sum(self._store.layouts[layer].chunk_bytes[first_chunk:end_chunk]),
             high=True,
             source_slot=None,
         )
-        self._ring.submit(ticket, task)
-        while not self._has_arrived(ticket):
-            self._arrivals.wait(threading.TIMEOUT_MAX)
+        self._ring.submit(self._num_reads, task)
+        self._num_reads += 1
+        self._num_running += 1
 
-    def _has_arrived(self, ticket: int) -> bool:
-        for _, status, *_ in self._arrivals.take():
+    def _take(self) -> list[float]:
+        times = []
+        for ticket, status, taken, _ in self._arrivals.take():
             if self._ring.settle(ticket, status):
+                self._num_running -= 1
                 if status == FAILED:
                     raise self._ring.errors.pop(ticket)
-                return True
-        return False
+                times.append(taken)
+        return times
+
+    def _wait(self) -> None:
+        while self._num_running:
+            self._arrivals.wait(threading.TIMEOUT_MAX)
+            self._take()
+
+    def keep_busy(self) -> list[float]:
+        """Begin to read as many chunks as a thread does not end soon, while Python computes.
+
+        Returns the seconds of each that has ended since the last call; raises TransferError.
+        """
+        times = self._take()
+        while self._num_running < BACKLOG:
+            self._begin(self._smallest, self._smallest + 1)
+        return times
 
     def chunk(self) -> None:
         """Read one chunk, the smallest; raises TransferError."""
-        self._read(self._smallest, self._smallest + 1)
+        self._begin(self._smallest, self._smallest + 1)
+        self._wait()
 
     def expert(self) -> None:
         """Read an expert; raises TransferError."""
-        self._read(0, len(self.sizes))
+        self._begin(0, len(self.sizes))
+        self._wait()
+
+    def close(self) -> list[float]:
+        """End the reads; returns the seconds of those not returned yet. Raises TransferError."""
+        self._ring.close(CLOSE_SECONDS)
+        return self._take()
 
     def __enter__(self) -> "ProbeReader":
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ring.close(CLOSE_SECONDS)
-
-
-class BackgroundReads:
-    """A context in which another thread reads chunk after chunk; their times afterwards."""
-
-    def __init__(self, reader: ProbeReader):
-        self.times: list[float] = []
-        self._reader = reader
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="moecast reads", daemon=True)
-
-    def _run(self) -> None:
-        while not self._is_over.is_set():
-            self.times.append(seconds(self._reader.chunk))
-
-    def __enter__(self) -> "BackgroundReads":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        self._thread.join()
 
 
 @dataclass(frozen=True)
@@ -249,12 +253,13 @@ def measure_reads(store: ExpertStore) -> Reads:
     Raises:
         TransferError: the store cannot be read.
     """
-    with ProbeReader(store) as reader, ProbeReader(store, first=store.num_experts // 2) as other:
+    with ProbeReader(store) as reader:
         size = min(reader.sizes)
         # In turns, so that what else the disk is doing falls on both alike.
         pairs = [(seconds(reader.chunk), seconds(reader.expert)) for _ in range(READS)]
         chunk, whole = (trimmed_mean(list(times)) for times in zip(*pairs, strict=True))
-        with BackgroundReads(other):
+        with ProbeReader(store, first=store.num_experts // 2) as background:
+            background.keep_busy()
             together = [seconds(reader.chunk) for _ in range(READS)]
         alone = [seconds(reader.chunk) for _ in range(READS)]
     # Whole experts minus one chunk leave the marginal cost; what a chunk costs beyond is fixed.

@@ -33,7 +33,6 @@ from runtime.hf.probes import Probes
 from runtime.policy.eviction.protocol import Expert
 from runtime.policy.tier import TransferTask
 from runtime.profiling.bandwidth import (
-    BackgroundReads,
     ProbeReader,
     Reads,
     measure_reads,
@@ -178,9 +177,12 @@ def _measured(
             step()
         alone = average_steps(spans)
         spans.clear()
-        with ProbeReader(store) as reader, BackgroundReads(reader) as background:
+        chunk_times: list[float] = []
+        with ProbeReader(store) as reader:
             for _ in range(STEPS):
+                chunk_times += reader.keep_busy()
                 step()
+            chunk_times += reader.close()
         slowed = average_steps(spans)
         after = measure_reads(store)
     finally:
@@ -211,7 +213,7 @@ def _measured(
             predictor_inline=True,
             num_readers=STORE_THREADS,
             transfer_speed_together=reads.speed_together,
-            transfer_speed_computing=min(1.0, chunk_seconds / trimmed_mean(background.times)),
+            transfer_speed_computing=min(1.0, chunk_seconds / trimmed_mean(chunk_times)),
             compute_speed_transferring=min(1.0, alone.total / slowed.total),
         ),
     )

@@ -1,7 +1,6 @@
 """What measuring this machine finds of machines whose times are known."""
 
 import os
-import threading
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
@@ -37,8 +36,9 @@ class Disk:
     num_layers: int = 2
     num_experts: int = 6
     read_experts: list = field(default_factory=list)
-    times: dict = field(default_factory=dict)
-    """Of each thread's last read."""
+    num_rings: int = 0
+    time: float = 0.0
+    """Seconds of the last read."""
 
     def __post_init__(self):
         self.layouts = [Layout()] * self.num_layers
@@ -48,29 +48,31 @@ class Disk:
         assert store is self
         assert len(arena.slot(0)) == 400
         assert not closes
+        self.num_rings += 1
         return SimpleNamespace(
-            submit=partial(self.submit, arrivals),
-            settle=lambda *_: True,
-            close=lambda *_: True,
+            submit=partial(self.submit, arrivals), settle=lambda *_: True, close=self.close
         )
 
     def submit(self, arrivals, ticket, task):
         self.read_experts.append(task.expert)
-        num_readers = 1 + any(t.name == "moecast reads" for t in threading.enumerate())
         assert task.num_bytes == sum(Layout.chunk_bytes[task.first_chunk : task.end_chunk])
-        self.times[threading.get_ident()] = num_readers * (1e-3 + task.num_bytes * 1e-5)
-        arrivals.post(ticket, ARRIVED, 0.0)
+        self.time = self.num_rings * (1e-3 + task.num_bytes * 1e-5)
+        arrivals.post(ticket, ARRIVED, self.time)
+
+    def close(self, seconds):
+        assert seconds > 0
+        self.num_rings -= 1
 
     def seconds(self, read):
         read()
-        return self.times[threading.get_ident()]
+        return self.time
 
 
 @pytest.fixture
 def disk(monkeypatch):
     disk = Disk()
     monkeypatch.setattr(bandwidth, "seconds", disk.seconds)
-    monkeypatch.setattr(bandwidth, "make_store_ring", disk.make_ring)
+    monkeypatch.setattr(bandwidth, "StoreRing", disk.make_ring)
     return disk
 
 
