@@ -125,7 +125,7 @@ def run_arrivals(config: ArrivalsConfig) -> None:
     model = ModelConfig()
     if config.model is not None:
         model = ModelConfig(id=str(config.model))
-        options["model.id"] = str(config.model)
+        options["model.id"] = str(config.model.absolute())  # the server has its own folder
     window = choose_window(read_arrivals(config.trace), config.requests, seed=config.seed)
     longest = round(LONGEST * max(means.values()))
     texts = load_texts(resolve(model), config.requests + 2, longest, config.seed)
