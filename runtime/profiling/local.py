@@ -193,7 +193,8 @@ def _measured(
     one_token, many_tokens = _expert_seconds(model, layers[0], store)
     return MeasuredHardware(
         name="local",
-        chunk_bytes=reader.sizes,
+        # An expert is one transfer, whose parts a ring reads at once where they lie together.
+        chunk_bytes=(sum(reader.sizes),),
         transfer_fixed=reads.fixed,
         transfer_per_byte=reads.per_byte,
         layer_fixed=alone.layer,
