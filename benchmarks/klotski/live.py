@@ -28,7 +28,7 @@ TIMEOUT_SECONDS = 600.0
 def list_requests(config: KlotskiConfig) -> dict[str, VariantRequest]:
     """Returns the request of every variant by name, none twice."""
     base = VariantRequest(
-        model=str(config.model),
+        model=str(config.model.absolute()),  # processes have their own folders
         variant="klotski",
         budget=config.budget,
         batch_size=config.batch_size,
