@@ -22,7 +22,7 @@ class ExpertSpans(Spans):
     def transferred(
         self, link: str, task: TransferTask, start: float, end: float, *, track: str
     ) -> None:
-        super().transferred(link, task, start, end, track=track)
+        del link, track
         self.moved.append((task.expert, task.num_bytes, start, end))
 
 

@@ -199,30 +199,30 @@ class ProbeReader:
                 times.append(taken)
         return times
 
-    def _wait(self) -> None:
-        while self._num_running:
+    def _wait(self) -> float:
+        while not (times := self._take()):
             self._arrivals.wait(threading.TIMEOUT_MAX)
-            self._take()
+        return times[0]
 
     def keep_busy(self) -> list[float]:
         """Begin to read as many chunks as a thread does not end soon, while Python computes.
 
-        Returns the seconds of each that has ended since the last call; raises TransferError.
+        Returns the threads' seconds of those that have ended since; raises TransferError.
         """
         times = self._take()
         while self._num_running < BACKLOG:
             self._begin(self._smallest, self._smallest + 1)
         return times
 
-    def chunk(self) -> None:
-        """Read one chunk, the smallest; raises TransferError."""
+    def chunk(self) -> float:
+        """Read one chunk, the smallest; returns the seconds of its thread. Raises TransferError."""
         self._begin(self._smallest, self._smallest + 1)
-        self._wait()
+        return self._wait()
 
-    def expert(self) -> None:
-        """Read an expert; raises TransferError."""
+    def expert(self) -> float:
+        """Read an expert; returns the seconds of its thread. Raises TransferError."""
         self._begin(0, len(self.sizes))
-        self._wait()
+        return self._wait()
 
     def close(self) -> list[float]:
         """End the reads; returns the seconds of those not returned yet. Raises TransferError."""
@@ -240,8 +240,10 @@ class ProbeReader:
 class Reads:
     """Times of this machine's reads, in seconds."""
 
+    chunk: float
+    """Seconds of the smallest chunk on the thread that reads it."""
     fixed: float
-    """Seconds per transfer, independent of its size."""
+    """Seconds per transfer, independent of its size, with the way to the thread and back."""
     per_byte: float
     speed_together: float
     """Speed of each of two reads at a time against one."""
@@ -261,11 +263,13 @@ def measure_reads(store: ExpertStore) -> Reads:
         with ProbeReader(store, first=store.num_experts // 2) as background:
             background.keep_busy()
             together = [seconds(reader.chunk) for _ in range(READS)]
-        alone = [seconds(reader.chunk) for _ in range(READS)]
+        own: list[float] = []
+        alone = [seconds(lambda: own.append(reader.chunk())) for _ in range(READS)]
     # Whole experts minus one chunk leave the marginal cost; what a chunk costs beyond is fixed.
     rest = sum(reader.sizes) - size
     per_byte = max(0.0, whole - chunk) / rest if rest else chunk / size
     return Reads(
+        chunk=trimmed_mean(own),
         fixed=max(0.0, chunk - per_byte * size),
         per_byte=per_byte,
         speed_together=min(1.0, trimmed_mean(alone) / trimmed_mean(together)),

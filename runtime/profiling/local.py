@@ -5,7 +5,6 @@ in memory, so that only the computation and the runtime's bookkeeping take time.
 concurrently reading thread shows how much each slows the other.
 """
 
-import itertools
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -57,9 +56,6 @@ PREDICTOR_KIND = "mlp"
 PREDICTOR_SECONDS = 60e-6
 """onnxruntime, 2048-512-64, one thread, batch 1: the time of a prediction of `PREDICTOR_KIND` where
 the model that was measured made none."""
-HANDOVER_SECONDS = 30e-6
-"""Between two transfers of a thread, where too few were seen."""
-FEW = 10
 SILENT = 20e-6
 """A predictor that answers nothing to an event takes less, one that answers takes more."""
 
@@ -68,18 +64,13 @@ Span = tuple[float, float]
 
 @dataclass
 class Spans:
-    """Records what a `TimelineSink` receives; times are those of `time.perf_counter`.
-
-    Transfer threads append in any order; each append is atomic.
-    """
+    """Records what a `TimelineSink` receives of the computation, in times of `perf_counter`."""
 
     layers: list[tuple[int, float, float]] = field(default_factory=list)
     """Layer without its routed experts: from the last expert before it to its router's output."""
     experts: list[tuple[float, float]] = field(default_factory=list)
     predictions: list[tuple[float, float]] = field(default_factory=list)
     stalls: list[tuple[float, float]] = field(default_factory=list)
-    transfers: list[tuple[str, Expert, float, float]] = field(default_factory=list)
-    """Transfers with the name of the thread."""
     steps: list[tuple[float, float]] = field(default_factory=list)
 
     def clear(self) -> None:
@@ -89,8 +80,7 @@ class Spans:
     def transferred(
         self, link: str, task: TransferTask, start: float, end: float, *, track: str
     ) -> None:
-        del link
-        self.transfers.append((track, task.expert, start, end))
+        """Do nothing: the parts of the computation are recorded."""
 
     def computed(self, expert: Expert, start: float, end: float) -> None:
         del expert
@@ -170,7 +160,6 @@ def _measured(
         prompt_layers = [end - start for layer, start, end in spans.layers if layer]
         for _ in range(3):
             step()  # until all experts that it needs are cached
-        handovers = _handovers(spans)
         before = measure_reads(store)
         spans.clear()
         for _ in range(STEPS):
@@ -189,18 +178,20 @@ def _measured(
         engine.swap_timeline(timeline)
     kind = engine.driver.predictor_kind
     reads = _mean(before, after)
-    chunk_seconds = reads.fixed + reads.per_byte * min(reader.sizes)
     one_token, many_tokens = _expert_seconds(model, layers[0], store)
+    expert_per_token = max(0.0, many_tokens - one_token) / (EXPERT_TOKENS - 1)
+    layer_per_token = max(0.0, trimmed_mean(prompt_layers) - alone.layer) / (PROMPT_TOKENS - 1)
     return MeasuredHardware(
         name="local",
         # An expert is one transfer, whose parts a ring reads at once where they lie together.
         chunk_bytes=(sum(reader.sizes),),
         transfer_fixed=reads.fixed,
         transfer_per_byte=reads.per_byte,
-        layer_fixed=alone.layer,
-        layer_per_token=max(0.0, trimmed_mean(prompt_layers) - alone.layer) / (PROMPT_TOKENS - 1),
-        expert_fixed=alone.expert,
-        expert_per_token=max(0.0, many_tokens - one_token) / (EXPERT_TOKENS - 1),
+        # What was measured are times of one token.
+        layer_fixed=max(0.0, alone.layer - layer_per_token),
+        layer_per_token=layer_per_token,
+        expert_fixed=max(0.0, alone.expert - expert_per_token),
+        expert_per_token=expert_per_token,
         predictor_seconds=alone.prediction or PREDICTOR_SECONDS,
         predictor_latencies=nearest_latencies(
             kind if kind is not None and alone.prediction else PREDICTOR_KIND,
@@ -210,11 +201,10 @@ def _measured(
         step_seconds=alone.total,
         overheads=Overheads(
             step_seconds=alone.rest,
-            task_seconds=handovers,
             predictor_inline=True,
             num_readers=STORE_THREADS,
             transfer_speed_together=reads.speed_together,
-            transfer_speed_computing=min(1.0, chunk_seconds / trimmed_mean(chunk_times)),
+            transfer_speed_computing=min(1.0, reads.chunk / trimmed_mean(chunk_times)),
             compute_speed_transferring=min(1.0, alone.total / slowed.total),
         ),
     )
@@ -247,7 +237,10 @@ def average_steps(spans: Spans) -> StepParts:
 
 
 def split_step(spans: Spans, began: float, ended: float) -> StepParts:
-    """The step between two times, taken apart; layers are without the predictions in them."""
+    """The step between two times, taken apart, without its waits for bytes.
+
+    Layers are without the predictions in them.
+    """
 
     def within(pairs: Iterable[Span]) -> list[Span]:
         return [(start, end) for start, end in pairs if began <= start and end <= ended]
@@ -255,7 +248,8 @@ def split_step(spans: Spans, began: float, ended: float) -> StepParts:
     layers = within((start, end) for _, start, end in spans.layers)
     experts = within(spans.experts)
     asked = [span for span in within(spans.predictions) if sum_spans([span]) > SILENT]
-    total = ended - began
+    stalled = sum_spans(within(spans.stalls))  # where an expert is not kept after its use
+    total = ended - began - stalled
     if not experts:
         # Modules with their own loop do not report when they compute: all time is the layers'.
         return StepParts(total / max(1, len(layers)), 0.0, 0.0, 0.0, total)
@@ -270,7 +264,7 @@ def split_step(spans: Spans, began: float, ended: float) -> StepParts:
     within_first = sum_spans(span for span in asked if span[1] <= layers[0][1])
     waited = sum_spans(asked)
     computing = sum(turn - end for (_, end), turn in zip(layers, turns, strict=True))
-    computing -= waited - within_layers - within_first
+    computing -= stalled + waited - within_layers - within_first
     later = (sum_spans(layers[1:]) - within_layers) / max(1, len(layers) - 1)
     return StepParts(
         layer=later,
@@ -284,19 +278,6 @@ def split_step(spans: Spans, began: float, ended: float) -> StepParts:
 def sum_spans(spans: Iterable[Span]) -> float:
     """Return the total duration."""
     return sum(end - start for start, end in spans)
-
-
-def _handovers(spans: Spans) -> float:
-    """Median time of a thread between two transfers of one expert, where there are some."""
-    gaps = []
-    tracks = {track for track, *_ in spans.transfers}
-    for track in tracks:
-        own = sorted(
-            (start, end, expert) for name, expert, start, end in spans.transfers if name == track
-        )
-        pairs = itertools.pairwise(own)
-        gaps += [b[0] - a[1] for a, b in pairs if a[2] == b[2]]
-    return statistics.median(gaps) if len(gaps) >= FEW else HANDOVER_SECONDS
 
 
 def _same_token(model: PreTrainedModel) -> Callable[[], object]:

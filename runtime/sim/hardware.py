@@ -25,9 +25,6 @@ class Overheads:
 
     step_seconds: float = 0.0
     """Time of a forward pass outside of its layers: embedding, head, the hooks at both ends."""
-    task_seconds: float = 0.0
-    """Time of a transfer thread between two transfers: twice the lock and the interpreter, the
-    queue, and being woken after a wait."""
     predictor_inline: bool = False
     """The predictor runs on the thread that computes, which waits for it; off: in parallel."""
     num_readers: int = 1

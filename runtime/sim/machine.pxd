@@ -20,7 +20,7 @@ cdef class SimulatedRing(Ring):
     cdef object _seconds
     cdef dict _times
     cdef Py_ssize_t _num_readers
-    cdef double _task_seconds, _together, _computing
+    cdef double _together, _computing
     cdef bint _is_computing
     cdef list _running
     cdef public Py_ssize_t num_experts

@@ -39,7 +39,6 @@ class SimulatedRing(Ring):
 
     Args:
         seconds: Returns the time of a number of bytes when nothing else runs.
-        task_seconds: Time between two transfers of experts.
         num_readers: What transfers experts; a load is transferred in addition.
         speed_together: Speed of each of two simultaneous transfers, against one alone.
         speed_computing: Speed of a transfer while the computation computes.
@@ -50,7 +49,6 @@ class SimulatedRing(Ring):
         clock: SimulatedClock,
         seconds: Callable[[int], float],
         *,
-        task_seconds: float = 0.0,
         num_readers: int = 1,
         speed_together: float = 1.0,
         speed_computing: float = 1.0,
@@ -58,7 +56,6 @@ class SimulatedRing(Ring):
         self.errors = {}
         self._clock = clock
         self._seconds = seconds
-        self._task_seconds = task_seconds
         self._times: dict[int, float] = {}
         """Time of an expert's transfer by its bytes."""
         self._num_readers = num_readers
@@ -94,7 +91,7 @@ class SimulatedRing(Ring):
         self.num_experts += 1
         seconds = self._times.get(task.num_bytes)
         if seconds is None:
-            seconds = self._seconds(task.num_bytes) + self._task_seconds
+            seconds = self._seconds(task.num_bytes)
             self._times[task.num_bytes] = seconds
         self._start(ticket, seconds)
 

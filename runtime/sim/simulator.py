@@ -67,7 +67,6 @@ class Simulator:
             SimulatedRing(
                 self._clock,
                 partial(hardware.transfer_seconds, tier=i),
-                task_seconds=overheads.task_seconds,
                 num_readers=overheads.num_readers if tier.below is None else 1,
                 speed_together=overheads.transfer_speed_together,
                 speed_computing=overheads.transfer_speed_computing,

@@ -108,7 +108,6 @@ def run_replay(seed: int) -> dict[str, Any]:
         expert_per_token=0.05,
         predictor_seconds=chance.choice([0.1, 1.3]),
         overheads=Overheads(
-            task_seconds=0.01,
             num_readers=chance.choice([1, 2]),
             transfer_speed_together=chance.choice([1.0, 0.6]),
             transfer_speed_computing=chance.choice([1.0, 0.7]),

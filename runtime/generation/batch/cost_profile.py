@@ -39,7 +39,7 @@ TIMED_STEPS = 3
 TIMED_TOKENS = (1, 64)
 """Numbers of tokens on a timed expert: the difference is the cost per token."""
 REPEATS = 7
-FORMAT = 5
+FORMAT = 6
 
 
 @dataclass(frozen=True)
@@ -123,11 +123,12 @@ def _device_costs(
         return trimmed_mean([seconds(both) for _ in range(REPEATS)])
 
     one, more = time_synchronised(lambda: run(few)), time_synchronised(lambda: run(many))
+    per_token = max(0.0, more - one) / (TIMED_TOKENS[1] - TIMED_TOKENS[0])
     return PlannerCosts(
         attention=attention,
         gate=gate,
-        expert_fixed=one,
-        expert_per_token=max(0.0, more - one) / (TIMED_TOKENS[1] - TIMED_TOKENS[0]),
+        expert_fixed=max(0.0, one - TIMED_TOKENS[0] * per_token),
+        expert_per_token=per_token,
         expert_io=time_synchronised(lambda: slot.copy_(host, non_blocking=True)),
         attention_io=dense_io[0],
         gate_io=dense_io[1],

@@ -10,9 +10,9 @@ import pytest
 from runtime import load
 from runtime.errors import TransferError
 from runtime.hf.loading import load_stripped
-from runtime.profiling import bandwidth
+from runtime.profiling import bandwidth, local
 from runtime.profiling.bandwidth import ProbeReader, measure_reads, trimmed_mean
-from runtime.profiling.local import PROMPT_TOKENS, Spans, measure, split_step
+from runtime.profiling.local import PROMPT_TOKENS, Spans, StepParts, measure, split_step
 from runtime.transfer.ring import ARRIVED
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
@@ -122,11 +122,13 @@ def test_parts_of__a_step_is_taken_apart():
     spans.predicted("routed", 1, 9.5, 9.5)
     spans.predicted("gate_input", 2, 10.25, 10.5)
     spans.computed((1, 3), 11.0, 12.0)
-    spans.computed((1, 4), 12.5, 13.5)
-    spans.step(1, 0.0, 17.5)
+    # The last expert came 2 s late.
+    spans.stalled(1, 12.0, 14.0)
+    spans.computed((1, 4), 14.5, 15.5)
+    spans.step(1, 0.0, 19.5)
     # Another step, which is none of this one's.
     spans.computed_dense(0, 20.0, 29.0)
-    parts = split_step(spans, 0.0, 17.5)
+    parts = split_step(spans, 0.0, 19.5)
     assert parts.layer == pytest.approx(2.0)
     assert parts.expert == pytest.approx(1.5)
     assert parts.prediction == pytest.approx(0.25)
@@ -140,7 +142,7 @@ def test_measure__adds_up_to_a_step_and_restores_the_model():
         engine = model.moecast.engine
         found = measure(model)
         shape = model.moecast.spec
-        one_layer = found.layer_fixed + shape.top_k * found.expert_fixed
+        one_layer = found.layer_seconds(1) + shape.top_k * found.expert_seconds(1)
         step = found.overheads.step_seconds + shape.num_layers * one_layer
         # The step's own clock, in the same run: the parts are medians of the same steps. Wide
         # bounds, for a busy machine may delay one part and not another.
@@ -151,6 +153,19 @@ def test_measure__adds_up_to_a_step_and_restores_the_model():
         assert engine.swap_timeline(None) is None
     finally:
         model.moecast.close()
+
+
+def test_measure__one_token_takes_what_it_took(monkeypatch):
+    """What further tokens add is not added to the first, too."""
+    parts = StepParts(layer=5.0, expert=2.0, prediction=0.0, rest=1.0, total=90.0)
+    monkeypatch.setattr(local, "average_steps", lambda _spans: parts)
+    monkeypatch.setattr(local, "_expert_seconds", lambda *_: (1.0, 16.0))
+    model = load(budget="50%")
+    with model.moecast:
+        found = measure(model)
+    assert found.expert_seconds(1) == pytest.approx(2.0)
+    assert found.expert_seconds(3) == pytest.approx(4.0)
+    assert found.layer_seconds(1) == pytest.approx(5.0)
 
 
 def test_measure__a_model_whose_window_is_full(tmp_path):

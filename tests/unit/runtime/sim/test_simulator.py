@@ -208,11 +208,6 @@ def test_overheads__each_step_pays_for_its_parts_outside_layers():
     assert timed(None, [STEP], step_seconds=5.0).tpot_seconds == [39.0]
 
 
-def test_overheads__each_transfer_pays_for_its_thread():
-    # Two misses of three chunks.
-    assert timed(None, [STEP], task_seconds=0.5).tpot_seconds == [34.0 + 6 * 0.5]
-
-
 def test_overheads__an_inline_predictor_delays_computing():
     stats = timed(Knows(1), [STEP], predictor_inline=True)
     # Routed at 10 and forecast until 13, while the layer's own miss is read: computed at 17. The
