@@ -15,15 +15,10 @@ from hypothesis import HealthCheck, settings
 
 # Before any library reads them.
 os.environ.update(
-    HF_HUB_OFFLINE="1",
-    HF_DATASETS_OFFLINE="1",
-    HF_HUB_DISABLE_TELEMETRY="1",
-    TRANSFORMERS_VERBOSITY="error",
-    TOKENIZERS_PARALLELISM="false",
-    WANDB_MODE="offline",
-    WANDB_SILENT="true",
-    MLFLOW_DISABLE_TELEMETRY="true",
-)
+    HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1",
+    TRANSFORMERS_VERBOSITY="error", TOKENIZERS_PARALLELISM="false",
+    WANDB_MODE="offline", WANDB_SILENT="true", MLFLOW_DISABLE_TELEMETRY="true",
+)  # fmt: skip
 # One thread: the order of additions, and with it the last bits, stay the same.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 faulthandler.enable()
@@ -65,11 +60,9 @@ def no_settings_for_children(monkeypatch: pytest.MonkeyPatch) -> None:
     """Removes after a test what the commands that it ran have set for their child processes."""
     for name in ("PYTHONSAFEPATH", "OMP_WAIT_POLICY"):
         before = os.environ.get(name)
-        monkeypatch.setenv(name, "set, so that its absence is restored")
+        monkeypatch.setenv(name, before or "")  # set, so that its absence is restored, too
         if before is None:
             monkeypatch.delenv(name)
-        else:
-            monkeypatch.setenv(name, before)
 
 
 @pytest.fixture(autouse=True)
@@ -112,13 +105,7 @@ def same_logging() -> Iterator[None]:
 def ray_folder() -> Iterator[None]:
     """Ray, where a test starts one, keeps its session and its logs in a folder that is removed."""
     # Short: it begins the paths of Ray's sockets, which may have 107 bytes.
-    with tempfile.TemporaryDirectory(
-        prefix="ray-", dir="/tmp", ignore_cleanup_errors=True
-    ) as folder:
-        before = os.environ.get("RAY_TMPDIR")
-        os.environ["RAY_TMPDIR"] = folder
+    folder = tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True)
+    with folder, pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RAY_TMPDIR", folder.name)
         yield
-        if before is None:
-            del os.environ["RAY_TMPDIR"]
-        else:
-            os.environ["RAY_TMPDIR"] = before

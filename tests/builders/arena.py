@@ -33,12 +33,7 @@ def random_routing(
 
 
 def serve(
-    policy: EvictionPolicy,
-    routing: Routing,
-    *,
-    slots: int,
-    per_layer: bool,
-    new_requests: frozenset[int] = frozenset({0}),
+    policy: EvictionPolicy, routing: Routing, *, slots: int, per_layer: bool
 ) -> list[list[tuple[int, int]]]:
     """The experts that were missing in each step, in order.
 
@@ -49,11 +44,9 @@ def serve(
         num_slots=slots, num_layers=len(routing[0]), per_layer=per_layer, policy=policy
     )
     missed = []
-    request = 0
-    for step, layers in enumerate(routing):
+    for layers in routing:
         missing: list[tuple[int, int]] = []
-        request += step in new_requests
-        cache.policy.begin_step(np.array([request]))
+        cache.policy.begin_step(np.array([1]))
         for layer, chosen in enumerate(layers):
             cache.policy.on_tokens_routed(layer, np.array([chosen]))
             cache.policy.on_routed(layer, dict.fromkeys(chosen, 1))

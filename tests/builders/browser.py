@@ -20,6 +20,7 @@ from runtime.serving.api.routes import status_routes
 from runtime.serving.server import listen, server_url
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+HEADLESS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars")
 SHOWN_SECONDS = 6
 """Of the page's own clock, which runs as fast as the page can."""
 TO_BROWSER, FROM_BROWSER = 3, 4
@@ -28,10 +29,8 @@ TO_BROWSER, FROM_BROWSER = 3, 4
 
 def needs_chromium() -> str:
     """The browser's path; skips the test where there is none."""
-    for name in NAMES:
-        path = shutil.which(name)
-        if path is not None:
-            return path
+    for path in filter(None, map(shutil.which, NAMES)):
+        return path
     pytest.skip("no Chromium on this machine: the status page is not looked at")
 
 
@@ -54,18 +53,12 @@ def page_server(status: Callable[[], dict[str, Any]]) -> Iterator[str]:
 def idle_status(**fields: Any) -> dict[str, Any]:
     """What a server without a model answers; `fields` replace or add."""
     return {
-        "model": "m",
-        "version": "1",
-        "state": "ready",
-        "uptime_seconds": 5.0,
+        "model": "m", "version": "1", "state": "ready", "uptime_seconds": 5.0,
         "queue": {"running": 0, "waiting": 0, "max_running": 1, "max_waiting": 1},
         "tokens": {"prompt": 0, "generated": 0, "generated_per_second": 0.0},
         "latency": {"num_answers": 0, "ttft_seconds": None, "tpot_seconds": None},
-        "answers": [],
-        "memory": {"resident_bytes": 1},
-        "served": None,
-        **fields,
-    }
+        "answers": [], "memory": {"resident_bytes": 1}, "served": None, **fields,
+    }  # fmt: skip
 
 
 def document(url: str, folder: Path) -> tuple[str, str]:
@@ -87,15 +80,8 @@ def picture(
 
 def _run(url: str, folder: Path, options: Sequence[str]) -> subprocess.CompletedProcess[str]:
     command = [
-        needs_chromium(),
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--hide-scrollbars",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--no-first-run",
-        "--enable-logging=stderr",
+        *(needs_chromium(), *HEADLESS, "--disable-background-networking", "--no-first-run"),
+        *("--disable-component-update", "--enable-logging=stderr"),
         f"--user-data-dir={folder / 'profile'}",
         f"--virtual-time-budget={1000 * SHOWN_SECONDS}",
         *options,
@@ -110,10 +96,7 @@ def open_browser(browser: str) -> Iterator[Any]:
     reads, to_browser = os.pipe()
     from_browser, writes = os.pipe()
     with tempfile.TemporaryDirectory() as profile:
-        options = [
-            "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-            "--remote-debugging-pipe", f"--user-data-dir={profile}",
-        ]  # fmt: skip
+        options = [*HEADLESS, "--remote-debugging-pipe", f"--user-data-dir={profile}"]
         redirect = f'exec "$0" "$@" {TO_BROWSER}<&{reads} {FROM_BROWSER}>&{writes}'
         process = subprocess.Popen(
             ["bash", "-c", redirect, browser, *options],

@@ -1,8 +1,9 @@
 """`python -m tests.builders.core_runs FIRST END`: random runs of the policy core, as JSON.
 
-Processes with the compiled core, with its Python files (`MOECAST_COMPILED=0`) and with these
-looping over experts as they do where compiled (`--loops`) must print the same. The random numbers
-depend on the seeds alone, never on an answer of the core.
+Processes with the compiled core, with its Python files (`MOECAST_COMPILED=0`), with these looping
+over experts as they do where compiled (`--loops`) and with these placing experts as on several
+devices (`--placed`) must print the same. The random numbers depend on the seeds alone, never on an
+answer of the core.
 
 Shape suffixes: H horizons, T tokens, K top_k, L layers, E experts.
 """
@@ -18,11 +19,13 @@ from typing import Any
 import numpy as np
 
 from predictors.base import Forecast, Predictor, Signal
+from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
 from runtime.policy.build import build_device_cache
 from runtime.policy.device_cache import DeviceCache
 from runtime.policy.eviction import registry, regret
 from runtime.policy.forecast_scheduler import ForecastScheduler
+from runtime.policy.placement import ExpertPlacement
 from runtime.policy.queue import PREFETCH_ORDERS
 from runtime.sim.hardware import MeasuredHardware, Overheads
 from runtime.sim.replay import replay
@@ -42,8 +45,8 @@ class RandomPredictor(Predictor):
 
     kind = "random"
 
-    def __init__(self, seed: int, *, num_rows: int = 0):
-        super().__init__(SPEC)
+    def __init__(self, seed: int, *, spec: ModelSpec, num_rows: int = 0):
+        super().__init__(spec)
         self._random = np.random.default_rng(seed)
         self._num_rows = num_rows
         signal = Signal.ROUTED if num_rows else Signal.GATE_INPUT
@@ -51,11 +54,13 @@ class RandomPredictor(Predictor):
 
     def _scores(self, num_rows: int) -> np.ndarray:
         # Few distinct values, so that there are ties.
-        return (self._random.integers(0, 9, (num_rows, SPEC.num_experts)) / 8).astype(np.float32)
+        return (self._random.integers(0, 9, (num_rows, self.spec.num_experts)) / 8).astype(
+            np.float32
+        )
 
     def gate_input(self, layer, hidden_TD):
         ahead = self._random.integers(1, 3)
-        layers = range(layer + 1, min(layer + 1 + int(ahead), SPEC.num_layers))
+        layers = range(layer + 1, min(layer + 1 + int(ahead), self.spec.num_layers))
         return [Forecast(at, self._scores(1)) for at in layers]
 
     def routed(self, layer, experts_TK, logits_TE):
@@ -98,14 +103,8 @@ def run_replay(seed: int) -> dict[str, Any]:
         options = {"known_steps": known, "future": random_future(steps)}
         system = replace(system, eviction_options=options)
     hardware = MeasuredHardware(
-        name="random",
-        chunk_bytes=CHUNKS,
-        transfer_fixed=0.1,
-        transfer_per_byte=0.02,
-        layer_fixed=1.0,
-        layer_per_token=0.1,
-        expert_fixed=0.2,
-        expert_per_token=0.05,
+        name="random", chunk_bytes=CHUNKS, transfer_fixed=0.1, transfer_per_byte=0.02,
+        layer_fixed=1.0, layer_per_token=0.1, expert_fixed=0.2, expert_per_token=0.05,
         predictor_seconds=chance.choice([0.1, 1.3]),
         overheads=Overheads(
             num_readers=chance.choice([1, 2]),
@@ -113,18 +112,18 @@ def run_replay(seed: int) -> dict[str, Any]:
             transfer_speed_computing=chance.choice([1.0, 0.7]),
             compute_speed_transferring=chance.choice([1.0, 0.8]),
         ),
-    )
+    )  # fmt: skip
     timeline = RecordedSpans()
     stats = replay(
         steps,
-        RandomPredictor(seed),
+        RandomPredictor(seed, spec=SPEC),
         spec=SPEC,
         system=system,
         hardware=hardware,
         budget_slots=chance.randint(SPEC.top_k, 24),
-        reuse_predictor=RandomPredictor(seed + 1, num_rows=1),
+        reuse_predictor=RandomPredictor(seed + 1, spec=SPEC, num_rows=1),
         timeline=timeline,
-    )
+    )  # fmt: skip
     return {
         "system": [system.eviction, system.priority, system.candidates],
         "tpot_seconds": stats.tpot_seconds,
@@ -134,10 +133,8 @@ def run_replay(seed: int) -> dict[str, Any]:
 
 
 def random_future(steps: list[ArrayStep]) -> list[list[list[int]]]:
-    return [
-        [np.unique(step.experts(layer)).tolist() for layer in range(SPEC.num_layers)]
-        for step in steps
-    ]
+    layers = range(SPEC.num_layers)
+    return [[np.unique(step.experts(layer)).tolist() for layer in layers] for step in steps]
 
 
 def run_operations(seed: int) -> list[str]:
@@ -225,6 +222,16 @@ def use_loops() -> None:
             module.COMPILED = True  # type: ignore[attr-defined]
 
 
+def use_placement() -> None:
+    """Lets the one device look up every expert's device, as each of several does."""
+    initialise = DeviceCache.__init__
+
+    def place(self, *arguments, **options) -> None:
+        initialise(self, *arguments, **{**options, "placement": ExpertPlacement()})
+
+    DeviceCache.__init__ = place  # type: ignore[method-assign]
+
+
 def runs(first: int, end: int) -> Iterator[Any]:
     for seed in range(first, end):
         yield run_replay(seed)
@@ -234,6 +241,8 @@ def runs(first: int, end: int) -> Iterator[Any]:
 if __name__ == "__main__":
     if "--loops" in sys.argv:
         use_loops()
+    if "--placed" in sys.argv:
+        use_placement()
     is_python = regret.__file__.endswith(".py")
     results = list(runs(int(sys.argv[1]), int(sys.argv[2])))
     json.dump({"is_python": is_python, "results": results}, sys.stdout)

@@ -23,17 +23,9 @@ from zoo.manifest import EntryManifest
 
 def tiny_spec(**changes: Any) -> ModelSpec:
     """Two layers of eight experts."""
-    fields = {
-        "model_id": "tiny",
-        "revision": "r1",
-        "config_hash": "c" * 64,
-        "num_layers": 2,
-        "num_experts": 8,
-        "top_k": 2,
-        "hidden_size": 4,
-        "dtype": "float32",
-    }
-    return ModelSpec(**{**fields, **changes})
+    known = {"model_id": "tiny", "revision": "r1", "config_hash": "c" * 64, "dtype": "float32"}
+    shape = {"num_layers": 2, "num_experts": 8, "top_k": 2, "hidden_size": 4}
+    return ModelSpec(**{**known, **shape, **changes})
 
 
 def tiny_graph() -> bytes:
@@ -52,16 +44,12 @@ def tiny_graph() -> bytes:
 
 def tiny_entry(folder: Path, **changes: Any) -> EntryManifest:
     """A publishable entry with a graph, tensors, metrics and a card."""
+    weights = save({"w": np.ones((2, 3), dtype=np.float32)})
     predictor = {
-        "kind": "stride",
-        "options": {"horizon": 2},
-        "spec": tiny_spec(),
+        "kind": "stride", "options": {"horizon": 2}, "spec": tiny_spec(),
         "signals": {Signal.GATE_INPUT},
-        "files": {
-            "predictors/layer-00.onnx": tiny_graph(),
-            "weights.safetensors": save({"w": np.ones((2, 3), dtype=np.float32)}),
-        },
-    }
+        "files": {"predictors/layer-00.onnx": tiny_graph(), "weights.safetensors": weights},
+    }  # fmt: skip
     predictor |= {key: changes.pop(key) for key in predictor.keys() & changes.keys()}
     for method in ("options", "files"):
         predictor[method] = partial(dict, predictor[method])
@@ -75,30 +63,20 @@ def tiny_entry(folder: Path, **changes: Any) -> EntryManifest:
     return write_entry(folder, SimpleNamespace(**predictor), **{**arguments, **changes})
 
 
-def tiny_training(*, hub_dataset: str | None = None, **changes: Any) -> dict[str, Any]:
+def tiny_training(*, hub_dataset: str | None = None) -> dict[str, Any]:
     """The record of a training with seed 7."""
-    fields: dict[str, Any] = {
-        "command": "moecast train tiny seed=7",
-        "options": {"seed": 7},
-        "seed": 7,
-        "threads": 2,
+    trace = {
+        "digest": "a" * 64, "dataset": "pydocs", "hub_dataset": hub_dataset,
+        "signals": ["gate_input", "experts"], "num_tokens": 1000, "prompts_digest": "b" * 64,
+        "recording": {"seed": 7}, "was_named": False,
+    }  # fmt: skip
+    return {
+        "command": "moecast train tiny seed=7", "options": {"seed": 7}, "seed": 7, "threads": 2,
         "code_revision": "c" * 40,
         "versions": {"torch": "2.13.0", "transformers": "5.0.0", "lightning": "2.6.6"},
-        "python": "3.12.0",
-        "platform": "Linux",
-        "machine": "2 cores of a processor",
-        "trace": dict(
-            digest="a" * 64,
-            dataset="pydocs",
-            hub_dataset=hub_dataset,
-            signals=["gate_input", "experts"],
-            num_tokens=1000,
-            prompts_digest="b" * 64,
-            recording={"seed": 7},
-            was_named=False,
-        ),
-    }
-    return {**fields, **changes}
+        "python": "3.12.0", "platform": "Linux", "machine": "2 cores of a processor",
+        "trace": trace,
+    }  # fmt: skip
 
 
 def tiny_figure() -> CardFigure:

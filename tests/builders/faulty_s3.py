@@ -5,8 +5,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
+
+from tests.builders.loopback import QuietHandler, serve_loopback
 
 HOP_BY_HOP = {"connection", "expect", "transfer-encoding"}
 
@@ -51,7 +52,7 @@ class FaultyStore:
 def faulty_store(upstream: str) -> Iterator[FaultyStore]:
     """Runs a proxy to the store at an address."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         protocol_version = "HTTP/1.1"
 
         def _handle(self) -> None:
@@ -64,7 +65,7 @@ def faulty_store(upstream: str) -> Iterator[FaultyStore]:
             body = self.rfile.read(length)
             store.before(self.command, self.path)
             if fault is not None:
-                self._refuse(fault.status, fault.code, fault.message)
+                self._refuse(fault)
             else:
                 self._forward(body)
 
@@ -87,11 +88,11 @@ def faulty_store(upstream: str) -> Iterator[FaultyStore]:
             finally:
                 connection.close()
 
-        def _refuse(self, status: int, code: str | None, message: str) -> None:
-            text = f"<Error><Code>{code}</Code><Message>{message}</Message></Error>"
+        def _refuse(self, fault: StoreFault) -> None:
+            text = f"<Error><Code>{fault.code}</Code><Message>{fault.message}</Message></Error>"
             data = b"" if self.command == "HEAD" else text.encode()
             headers = [("Content-Type", "application/xml"), ("Content-Length", str(len(data)))]
-            self._answer(status, headers, data)
+            self._answer(fault.status, headers, data)
 
         def _answer(self, status: int, headers: list[tuple[str, str]], data: bytes) -> None:
             self.send_response_only(status)
@@ -102,16 +103,6 @@ def faulty_store(upstream: str) -> Iterator[FaultyStore]:
             self.end_headers()
             self.wfile.write(data)
 
-        def log_message(self, *_: object) -> None:
-            """Keeps requests out of the tests' output."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    store = FaultyStore(f"http://127.0.0.1:{server.server_port}")
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
+    with serve_loopback(Handler) as address:
+        store = FaultyStore(address)
         yield store
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -1,5 +1,6 @@
 """Answers with a given text, from models whose language is too weak to write it."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from runtime.serving import choice
 from tests.builders.plain_answers import TOKENIZER, ids
 
 END = TOKENIZER.convert_tokens_to_ids("<|im_end|>")
+Force = Callable[..., None]
+"""`force_text` for the time of a test."""
 
 
 class Forced(LogitsProcessor):

@@ -47,14 +47,10 @@ def draw_cases(strategy: Any, number: int, seed: int) -> list[schemathesis.Case]
     """Draws cases; fewer if there are too few different ones."""
     cases: list[schemathesis.Case] = []
 
+    alone = {"database": None, "deadline": None, "phases": [Phase.generate]}
+
     @seeded(seed)
-    @settings(
-        max_examples=number,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(max_examples=number, suppress_health_check=list(HealthCheck), **alone)
     @given(case=strategy)
     def draw(case: schemathesis.Case) -> None:
         cases.append(case)

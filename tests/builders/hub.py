@@ -6,10 +6,9 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
 from urllib.parse import unquote, urlsplit
 
-from tests.builders.loopback import serve_loopback
+from tests.builders.loopback import QuietHandler, serve_loopback
 
 
 class FakeHub:
@@ -55,7 +54,7 @@ class FakeHub:
             return self._commit(repo, files)
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(QuietHandler):
     """Routes as the Hub has them; `server.hub` holds the repositories."""
 
     protocol_version = "HTTP/1.1"
@@ -63,9 +62,6 @@ class Handler(BaseHTTPRequestHandler):
     @property
     def hub(self) -> FakeHub:
         return self.server.hub  # type: ignore[attr-defined]
-
-    def log_message(self, *_: object) -> None:
-        pass
 
     def answer(self, status: int, data: bytes, **headers: str) -> None:
         self.send_response(status)

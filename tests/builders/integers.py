@@ -1,6 +1,5 @@
 """Checkpoints of packed integers, made of tiny ones in bfloat16."""
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,17 @@ AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
 
 def save_wide(folder: Path) -> Path:
     """Experts whose rows and columns the kernels take."""
-    family = FAMILIES["qwen3_moe"]
-    changes = {**family.changes, "hidden_size": 64, "moe_intermediate_size": 64}
-    return save_family(folder, dataclasses.replace(family, changes=changes), dtype=torch.bfloat16)
+    family = FAMILIES["qwen3_moe"].changed(hidden_size=64, moe_intermediate_size=64)
+    return save_family(folder, family, dtype=torch.bfloat16)
 
 
 def round_weight(
-    weight: Tensor, *, bits: int, group: int, symmetric: bool, scale_dtype: torch.dtype
+    weight: Tensor,
+    *,
+    bits: int = 4,
+    group: int = 32,
+    symmetric: bool,
+    scale_dtype: torch.dtype = torch.float16,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`(q, scales, zeros)`, `(N, K)` from 0 and `(N, G)`, by the smallest and largest weight."""
     groups = weight.float().unflatten(1, (-1, group))
@@ -82,9 +85,7 @@ def quantise_gptq(
     """`qweight` `(K * bits / 32, N)`, `qzeros`, `scales` `(G, N)` float16, `g_idx` `(K,)`."""
 
     def pack(weight: Tensor) -> dict[str, Tensor]:
-        q, scales, zeros = round_weight(
-            weight, bits=bits, group=group, symmetric=symmetric, scale_dtype=torch.float16
-        )
+        q, scales, zeros = round_weight(weight, bits=bits, group=group, symmetric=symmetric)
         return {
             "qweight": pack_along_rows(q, bits).t(),
             "qzeros": pack_along_rows(zeros.t() - int(version == "gptq"), bits),
@@ -93,37 +94,25 @@ def quantise_gptq(
         }
 
     config = {
-        "quant_method": "gptq",
-        "bits": bits,
-        "group_size": group,
-        "sym": symmetric,
-        "desc_act": False,
-        "checkpoint_format": version,
-    }
-    return quantise_integers(folder, pack, {**config, **changes})
+        "quant_method": "gptq", "bits": bits, "group_size": group, "sym": symmetric,
+        "desc_act": False, "checkpoint_format": version,
+    }  # fmt: skip
+    return quantise_integers(folder, pack, config | changes)
 
 
-def quantise_awq(folder: Path, *, group: int = 32, **changes: Any) -> Path:
+def quantise_awq(folder: Path) -> Path:
     """`qweight` `(K, N / 8)` and `qzeros` `(G, N / 8)`, interleaved; `scales` `(G, N)` float16."""
 
     def pack(weight: Tensor) -> dict[str, Tensor]:
-        q, scales, zeros = round_weight(
-            weight, bits=4, group=group, symmetric=False, scale_dtype=torch.float16
-        )
+        q, scales, zeros = round_weight(weight, symmetric=False)
         return {
             "qweight": pack_along_rows(q.t(), 4, AWQ_COLUMNS),
             "qzeros": pack_along_rows(zeros.t(), 4, AWQ_COLUMNS),
             "scales": scales.t(),
         }
 
-    config = {
-        "quant_method": "awq",
-        "bits": 4,
-        "group_size": group,
-        "zero_point": True,
-        "version": "gemm",
-    }
-    return quantise_integers(folder, pack, {**config, **changes})
+    config = {"bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
+    return quantise_integers(folder, pack, {"quant_method": "awq", **config})
 
 
 def quantise_compressed_tensors(
@@ -133,32 +122,46 @@ def quantise_compressed_tensors(
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 
+    strategy = "group" if group else "channel"
     weights = QuantizationArgs(
-        num_bits=bits,
-        symmetric=symmetric,
-        strategy="group" if group else "channel",
-        group_size=group,
+        num_bits=bits, symmetric=symmetric, strategy=strategy, group_size=group
     )
     scheme = QuantizationScheme(targets=["Linear"], weights=weights, format="pack-quantized")
     compressor = BaseCompressor.get_value_from_registry("pack-quantized")
 
     def pack(weight: Tensor) -> dict[str, Tensor]:
+        size, dtype = group or weight.shape[1], weight.dtype
         _, scales, zeros = round_weight(
-            weight,
-            bits=bits,
-            group=group or weight.shape[1],
-            symmetric=symmetric,
-            scale_dtype=weight.dtype,
+            weight, bits=bits, group=size, symmetric=symmetric, scale_dtype=dtype
         )
         zero_point = (zeros - 2 ** (bits - 1)).to(torch.int8)
         tensors = {"weight": weight, "weight_scale": scales, "weight_zero_point": zero_point}
         return compressor.compress(tensors, scheme)
 
-    quantization = {
-        "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
-        "quantization_status": "compressed",
+    config = {
+        "quant_method": "compressed-tensors", "format": "pack-quantized",
+        "quantization_status": "compressed", "ignore": ["lm_head"],
         "config_groups": {"group_0": scheme.model_dump(mode="json")},
-        "ignore": ["lm_head"],
-    }
-    return quantise_integers(folder, pack, quantization)
+    }  # fmt: skip
+    return quantise_integers(folder, pack, config)
+
+
+FORMATS: dict[str, tuple[Callable[..., Path], dict[str, Any], str | None]] = {
+    "compressed-tensors": (quantise_compressed_tensors, {}, "Q4_0"),
+    "compressed-tensors asymmetric": (quantise_compressed_tensors, {"symmetric": False}, "Q4_1"),
+    "compressed-tensors channel": (quantise_compressed_tensors, {"group": None}, "Q4_0"),
+    "compressed-tensors int8": (quantise_compressed_tensors, {"bits": 8, "group": None}, "Q8_0"),
+    "compressed-tensors int8 groups": (quantise_compressed_tensors, {"bits": 8}, "Q8_0"),
+    "compressed-tensors group of 16": (quantise_compressed_tensors, {"group": 16}, None),
+    "gptq": (quantise_gptq, {}, "Q4_0"),
+    "gptq asymmetric": (quantise_gptq, {"symmetric": False}, "Q4_1"),
+    "gptq v2": (quantise_gptq, {"symmetric": False, "version": "gptq_v2"}, "Q4_1"),
+    "gptq int8": (quantise_gptq, {"bits": 8, "group": 64}, "Q8_0"),
+    "awq": (quantise_awq, {}, "Q4_1"),
+}
+"""By name what makes a checkpoint of a tiny one, and the type that slots hold its integers in."""
+
+
+def save_integers(folder: Path, name: str) -> Path:
+    quantise, options, _ = FORMATS[name]
+    return quantise(save_wide(folder), **options)

@@ -68,7 +68,7 @@ def run_both(folder: Path) -> list[dict[str, dict[str, str]]]:
         *("score_shifted=false", "hardware=rtx3090-pcie4", "other_hardware=rtx4090-pcie4"),
         *("shape=qwen2-moe", "threads=1", "logger=[]", "figures=false"),
     ]
-    found = []
+    found: list[dict[str, dict[str, str]]] = []
     for name, points in (("uninterrupted", []), ("killed", list(POINTS))):
         run = folder / name
         run.mkdir()
@@ -76,14 +76,10 @@ def run_both(folder: Path) -> list[dict[str, dict[str, str]]]:
             assert train_in_a_child(run, arguments, point) == -signal.SIGKILL, point
         code = train_in_a_child(run, arguments, None)
         assert code == 0, (run / "log").read_text()[-2000:]
-        entries = sorted((run / "run" / "entries").iterdir())
-        payloads = {path.name: open_entry(path).payload() for path in entries}
-        found.append(
-            {
-                entry: {path: hash_bytes(data) for path, data in payload.items()}
-                for entry, payload in payloads.items()
-            }
-        )
+        found.append({})
+        for path in sorted((run / "run" / "entries").iterdir()):
+            payload = open_entry(path).payload()
+            found[-1][path.name] = {file: hash_bytes(data) for file, data in payload.items()}
     return found
 
 

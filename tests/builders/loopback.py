@@ -9,6 +9,12 @@ from typing import Any
 POLL_SECONDS = 0.02
 
 
+class QuietHandler(BaseHTTPRequestHandler):
+    """Keeps requests out of the tests' output."""
+
+    def log_message(self, *_: object) -> None: ...
+
+
 @contextmanager
 def serve_loopback(
     handler: Callable[..., BaseHTTPRequestHandler], **attributes: Any

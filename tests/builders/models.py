@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
+from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2MoeConfig, Qwen2MoeForCausalLM
 
 
@@ -23,21 +25,12 @@ def tiny_qwen2_moe(
     """Saves a random Qwen2-MoE; returns its folder."""
     torch.manual_seed(seed)
     config = Qwen2MoeConfig(
-        vocab_size=vocab_size,
-        hidden_size=hidden_size,
-        num_hidden_layers=num_layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_experts=num_experts,
-        num_experts_per_tok=top_k,
-        moe_intermediate_size=expert_width,
-        shared_expert_intermediate_size=32,
-        decoder_sparse_step=1,
-        initializer_range=0.2,
-        bos_token_id=0,
-        eos_token_id=None,
+        num_hidden_layers=num_layers, num_experts=num_experts, num_experts_per_tok=top_k,
+        hidden_size=hidden_size, moe_intermediate_size=expert_width, vocab_size=vocab_size,
+        num_attention_heads=4, num_key_value_heads=2, shared_expert_intermediate_size=32,
+        decoder_sparse_step=1, initializer_range=0.2, bos_token_id=0, eos_token_id=None,
         pad_token_id=0,
-    )
+    )  # fmt: skip
     model = Qwen2MoeForCausalLM(config).to(dtype)
     for name, parameter in model.named_parameters():
         if name.endswith("mlp.gate.weight"):
@@ -55,6 +48,12 @@ def changed(folder: Path, target: Path, file: str, **fields: Any) -> Path:
     known = json.loads((folder / file).read_text()) if (folder / file).is_file() else {}
     (target / file).write_text(json.dumps({**known, **fields}))
     return target
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """The tensors of all files in a folder."""
+    files = folder.glob("*.safetensors")
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
 def plain_eager(folder: Path, *, dtype: torch.dtype | str = "auto") -> PreTrainedModel:

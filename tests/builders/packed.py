@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from predictors.spec import ModelSpec
-from runtime.config import ModelConfig
+from runtime.commands.pack import run
+from runtime.config import ModelConfig, PackConfig
 from runtime.hf.loading import load_stripped
 from runtime.store.base import ExpertStore, allocate_aligned
 from runtime.store.model_source import fingerprint
@@ -28,14 +29,9 @@ def source_of(model: Path, *, dtype: str = "auto") -> tuple[ExpertStore, ModelSp
 def plan(model: Path, *, coding: Coding = RAW) -> tuple[ExpertStore, StoreContents]:
     """What `pack` takes."""
     source, spec = source_of(model)
-    contents = describe_contents(
-        [build_packed_layout(layout, coding=coding) for layout in source.layouts],
-        source.experts_per_layer,
-        spec=spec,
-        fingerprint=fingerprint(model),
-        tool="test",
-    )
-    return source, contents
+    layouts = [build_packed_layout(layout, coding=coding) for layout in source.layouts]
+    known = {"spec": spec, "fingerprint": fingerprint(model), "tool": "test"}
+    return source, describe_contents(layouts, source.experts_per_layer, **known)
 
 
 def packed(model: Path, output: Path, *, coding: Coding = RAW) -> Path:
@@ -43,6 +39,12 @@ def packed(model: Path, output: Path, *, coding: Coding = RAW) -> Path:
     source, contents = plan(model, coding=coding)
     pack(source, contents, output)
     source.close()
+    return output
+
+
+def pack_model(model: Path, output: Path, **options: Any) -> Path:
+    """The folder of the store that `moecast pack` writes with these options."""
+    run(PackConfig(model=ModelConfig(name="tiny", id=str(model)), output=output, **options))
     return output
 
 

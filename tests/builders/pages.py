@@ -46,23 +46,20 @@ def serve_in_background(line: str, *, port: int) -> Iterator[None]:
     """Runs `moecast serve ...` as a separate process, from when it listens to the end."""
     command = [sys.executable, "-m", *shlex.split(line)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+
+        def is_ready() -> bool:
+            assert process.poll() is None, "the server ended"
+            with suppress(httpx2.TransportError):
+                return httpx2.get(f"http://127.0.0.1:{port}/ready").status_code == 200
+            return False
+
         try:
-            wait_until_ready(process, port)
+            wait_for(is_ready, "the server is ready", seconds=START_SECONDS, pause=0.1)
             yield
         finally:
             process.terminate()
             _, output = process.communicate(timeout=START_SECONDS)
         assert process.returncode == 0, output.decode()
-
-
-def wait_until_ready(process: subprocess.Popen[bytes], port: int) -> None:
-    def is_ready() -> bool:
-        assert process.poll() is None, "the server ended"
-        with suppress(httpx2.TransportError):
-            return httpx2.get(f"http://127.0.0.1:{port}/ready").status_code == 200
-        return False
-
-    wait_for(is_ready, "the server is ready", seconds=START_SECONDS, pause=0.1)
 
 
 def run_curl(line: str) -> dict[str, object]:

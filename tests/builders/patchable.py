@@ -4,7 +4,6 @@ Instances of these subclasses have attributes of their own, which calls from wit
 core find as well.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from runtime.policy import build
 from runtime.policy.cache import ExpertCache
 from runtime.policy.device_cache import DeviceCache
-from runtime.policy.queue import PrefetchOrder, TransferQueue
+from runtime.policy.queue import TransferQueue
 from runtime.policy.tier import CacheTier
 
 
@@ -21,14 +20,7 @@ class PatchableQueue(TransferQueue):
 
 
 class PatchableTier(CacheTier):
-    def __init__(
-        self,
-        cache: ExpertCache,
-        *,
-        chunk_bytes: Sequence[Sequence[int]],
-        order: PrefetchOrder,
-        **options: Any,
-    ):
+    def __init__(self, cache: ExpertCache, *, chunk_bytes: Any, order: Any, **options: Any):
         super().__init__(cache, chunk_bytes=chunk_bytes, order=order, **options)
         self.queue = PatchableQueue(order, num_layers=len(chunk_bytes))
 

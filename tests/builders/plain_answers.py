@@ -31,9 +31,8 @@ class PlainAnswers:
     def tokens(self, prompt: list[int], number: int, **options: Any) -> list[int]:
         inputs = torch.tensor([prompt])
         options = {"attention_mask": torch.ones_like(inputs), "do_sample": False, **options}
-        return self.model.generate(inputs, max_new_tokens=number, **options)[
-            0, len(prompt) :
-        ].tolist()
+        tokens = self.model.generate(inputs, max_new_tokens=number, **options)
+        return tokens[0, len(prompt) :].tolist()
 
     def text(self, prompt: str, number: int, **options: Any) -> str:
         return text_of(self.tokens(ids(prompt), number, **options))

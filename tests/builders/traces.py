@@ -4,6 +4,7 @@ Shape suffixes: N tokens, D hidden size, E experts, K top_k.
 """
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,19 +19,11 @@ DRIFT = 0.3
 """Share of the hidden state that is new at each layer: routing is learnable, and not trivial."""
 
 
-def make_spec(
-    *, num_layers: int = 4, num_experts: int = 8, top_k: int = 2, hidden_size: int = 16
-) -> ModelSpec:
-    return ModelSpec(
-        model_id="synthetic",
-        revision="0" * 40,
-        config_hash="1" * 64,
-        num_layers=num_layers,
-        num_experts=num_experts,
-        top_k=top_k,
-        hidden_size=hidden_size,
-        dtype="float32",
-    )
+def make_spec(**sizes: int) -> ModelSpec:
+    """Four layers of eight experts, of which two are chosen."""
+    known = {"model_id": "synthetic", "revision": "0" * 40, "config_hash": "1" * 64}
+    shape = {"num_layers": 4, "num_experts": 8, "top_k": 2, "hidden_size": 16}
+    return ModelSpec(**known, **{**shape, **sizes}, dtype="float32")
 
 
 def make_plan(
@@ -43,14 +36,10 @@ def make_plan(
 ) -> TracePlan:
     settings = {"seed": seed, "requests_per_unit": requests_per_unit}
     return TracePlan(
-        source="recorded",
-        model=TraceModel.from_spec(spec),
-        signals=tuple(signals),
-        dataset="synthetic",
-        prompts_digest=hash_value(settings),
-        settings=settings,
+        source="recorded", dataset="synthetic", model=TraceModel.from_spec(spec),
+        signals=tuple(signals), settings=settings, prompts_digest=hash_value(settings),
         units=tuple(hash_value([settings, unit]) for unit in range(num_units)),
-    )
+    )  # fmt: skip
 
 
 def unit_content(plan: TracePlan, unit: int, *, prompt_tokens: int = 6, new_tokens: int = 4):
@@ -71,11 +60,9 @@ def unit_content(plan: TracePlan, unit: int, *, prompt_tokens: int = 6, new_toke
     tokens = random.integers(0, VOCABULARY, num_rows)
     position = np.tile(np.arange(length), per_unit)
     arrays = {
-        "request": np.repeat(np.arange(first, first + per_unit), length),
-        "position": position,
-        "token": tokens,
-        "phase": position >= prompt_tokens,
-    }
+        "request": np.repeat(np.arange(first, first + per_unit), length), "position": position,
+        "token": tokens, "phase": position >= prompt_tokens,
+    }  # fmt: skip
     hidden_ND = embedding[tokens]
     for layer in range(spec.num_layers):
         entering_ND = hidden_ND
@@ -95,16 +82,9 @@ def unit_content(plan: TracePlan, unit: int, *, prompt_tokens: int = 6, new_toke
     requests = []
     for index in range(first, first + per_unit):
         digest = prompt_digest(f"prompt {seed} {index}")
-        requests.append(
-            TraceRequest(
-                index=index,
-                digest=digest,
-                dataset=plan.dataset,
-                split=choose_split(digest),
-                prompt_tokens=prompt_tokens,
-                generated_tokens=new_tokens,
-            )
-        )
+        named = {"index": index, "digest": digest, "dataset": plan.dataset}
+        sizes = {"prompt_tokens": prompt_tokens, "generated_tokens": new_tokens}
+        requests.append(TraceRequest(**named, **sizes, split=choose_split(digest)))
     return arrays, requests
 
 
@@ -112,21 +92,16 @@ def make_trace(
     folder: Path,
     *,
     spec: ModelSpec | None = None,
-    num_units: int = 2,
-    requests_per_unit: int = 20,
     prompt_tokens: int = 6,
     new_tokens: int = 4,
-    seed: int = 0,
-    signals=ALL_SIGNALS,
+    **planned: Any,
 ) -> Trace:
-    """`num_units x requests_per_unit` requests of `prompt_tokens + new_tokens` rows each."""
-    plan = make_plan(
-        spec or make_spec(),
-        num_units=num_units,
-        requests_per_unit=requests_per_unit,
-        seed=seed,
-        signals=signals,
-    )
+    """`num_units x requests_per_unit` requests of `prompt_tokens + new_tokens` rows each.
+
+    Args:
+        planned: Options of `make_plan`.
+    """
+    plan = make_plan(spec or make_spec(), **planned)
     writer = TraceWriter(folder, plan)
     for unit in writer.missing():
         content = unit_content(plan, unit, prompt_tokens=prompt_tokens, new_tokens=new_tokens)

@@ -6,7 +6,7 @@ record is a protobuf message of wandb's own.
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,18 @@ FULL, LAST = 1, 4
 """Types of the records that end a message."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class WandbFile:
     """The content of one `.wandb` file, with texts in place of messages' JSON."""
 
-    run: Any
+    run: Any = None
     """The last RunRecord."""
-    config: dict[str, Any]
-    summary: dict[str, Any]
-    history: list[dict[str, Any]]
-    artifacts: dict[str, Any]
+    config: dict[str, Any] = field(default_factory=dict)
+    summary: dict[str, Any] = field(default_factory=dict)
+    history: list[dict[str, Any]] = field(default_factory=list)
+    artifacts: dict[str, Any] = field(default_factory=dict)
     """ArtifactRecords by name."""
-    exit_code: int
+    exit_code: int | None = None
 
 
 def read_wandb_files(run_dir: Path) -> list[WandbFile]:
@@ -75,29 +75,23 @@ def read_ended(path: Path) -> WandbFile | None:
     """Reads a file; None as long as it has no record of the run's end."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    run, exit_code = None, None
-    config: dict[str, Any] = {}
-    summary: dict[str, Any] = {}
-    history: list[dict[str, Any]] = []
-    artifacts: dict[str, Any] = {}
+    file = WandbFile()
     data = path.read_bytes()
     for message in messages(data) if data else ():
         record = Record()
         record.ParseFromString(message)
         match record.WhichOneof("record_type"):
             case "run":
-                run = record.run
+                file.run = record.run
             case "config":
-                set_items(config, record.config.update)
+                set_items(file.config, record.config.update)
             case "summary":
-                set_items(summary, record.summary.update)
+                set_items(file.summary, record.summary.update)
             case "history":
-                history.append({})
-                set_items(history[-1], record.history.item)
+                file.history.append({})
+                set_items(file.history[-1], record.history.item)
             case "artifact":
-                artifacts[record.artifact.name] = record.artifact
+                file.artifacts[record.artifact.name] = record.artifact
             case "exit":
-                exit_code = record.exit.exit_code
-    if exit_code is None:
-        return None
-    return WandbFile(run, config, summary, history, artifacts, exit_code)
+                file.exit_code = record.exit.exit_code
+    return None if file.exit_code is None else file

@@ -3,10 +3,9 @@
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
-from tests.builders.loopback import serve_loopback
+from tests.builders.loopback import QuietHandler, serve_loopback
 
 
 class Site:
@@ -14,6 +13,7 @@ class Site:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.address = ""
         self.gets: Counter[str] = Counter()
         self.sent: Counter[str] = Counter()
         """Bytes of bodies, by path."""
@@ -23,11 +23,8 @@ class Site:
         self.redirects: dict[str, str] = {}
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(QuietHandler):
     """GET only."""
-
-    def log_message(self, *_: object) -> None:
-        pass
 
     def do_GET(self) -> None:
         site: Site = self.server.site  # type: ignore[attr-defined]
@@ -55,5 +52,5 @@ class Handler(BaseHTTPRequestHandler):
 def served(folder: Path) -> Iterator[tuple[str, Site]]:
     """Serves the folder; yields the address and the server's controls."""
     site = Site(folder)
-    with serve_loopback(Handler, site=site) as address:
-        yield address, site
+    with serve_loopback(Handler, site=site) as site.address:
+        yield site.address, site

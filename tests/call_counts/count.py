@@ -1,13 +1,11 @@
-"""Counts calls of this project's functions on the model's thread in a decode step.
+"""`python -m tests.call_counts.count`: counts calls in a decode step, and writes the table.
 
-A count repeats exactly, unlike a time: what a router requests arrives at once, prefetches stay in
-the ring, and prefetching does not turn itself off. Calls of compiled functions are not reported, so
-that the policy core runs uncompiled: the counts are those of its Python files. Up to Python 3.11 a
-comprehension is a call; none is counted.
+They are calls of this project's functions on the model's thread. A count repeats exactly, unlike a
+time: what a router requests arrives at once, prefetches stay in the ring, and prefetching does not
+turn itself off. The policy core runs uncompiled: the counts are those of its Python files. Up to
+Python 3.11 a comprehension is a call; none is counted.
 """
 
-import json
-from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -27,19 +25,12 @@ from runtime.policy.tier import TransferTask
 from runtime.presets import load_system
 from runtime.transfer.file_ring import StoreRing
 from runtime.transfer.ring import Arrivals
+from tests.builders.committed_counts import CommittedCounts, Counts
 
-COUNTS = Path(__file__).with_name("counts.json")
-COMMAND = "python -m tests.call_counts"
-ALLOWED = 0.10
-"""Growth of a count that is accepted."""
-NOTABLE = 0.02
-"""Fall of a count that is reported."""
 SHAPE = RandomShape(num_layers=6, num_experts=16, top_k=3, hidden_size=32, expert_width=8)
 WARM_UP, STEPS = 8, 8
 WAIT_SECONDS = 240.0
 
-Counts = Mapping[str, float]
-"""Calls per layer and token, by the file of the function."""
 
 CELLS = {
     f"{system}, {name}": (system, budget)
@@ -67,13 +58,6 @@ class PromptRing(StoreRing):
     def cancel(self, ticket: int) -> bool:
         self._prefetches.remove(ticket)
         return True
-
-
-def write_random_model(folder: Path) -> tuple[ModelConfig, Path]:
-    """Write a model and its predictors; return its configuration and the predictors' folder."""
-    model = write_model(SHAPE, folder / "model", seed=0)
-    write_predictors(model, folder / "entries", seed=0)
-    return model, folder / "entries"
 
 
 @torch.no_grad()
@@ -113,20 +97,14 @@ def count_calls(model: ModelConfig, entries: Path, cell: str) -> Counts:
     }
 
 
-def read_counts() -> dict[str, Counts]:
-    return json.loads(COUNTS.read_text())
+def count(folder: Path) -> dict[str, Counts]:
+    model, entries = write_model(SHAPE, folder / "model", seed=0), folder / "entries"
+    write_predictors(model, entries, seed=0)
+    return {cell: count_calls(model, entries, cell) for cell in CELLS}
 
 
-def write_counts(counts: Mapping[str, Counts]) -> None:
-    COUNTS.write_text(json.dumps(counts, indent=1) + "\n")
+COUNTS = CommittedCounts("tests.call_counts.count", Path(__file__).with_name("counts.json"), count)
+"""Calls per layer and token, by the file of the function."""
 
-
-def describe_change(cell: str, now: Counts, before: Counts) -> str:
-    """Return the totals, and the files with the largest changes."""
-    change = {file: now.get(file, 0.0) - before.get(file, 0.0) for file in {*now, *before}}
-    largest = sorted(change.items(), key=lambda item: (-abs(item[1]), item[0]))[:5]
-    files = ", ".join(f"{file} {calls:+.1f}" for file, calls in largest if abs(calls) >= 0.1)
-    return (
-        f"{cell}: {sum(now.values()):.1f} calls per layer and token, {sum(before.values()):.1f} "
-        f"committed ({files})"
-    )
+if __name__ == "__main__":
+    COUNTS.main()

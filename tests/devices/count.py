@@ -6,25 +6,19 @@ it, which is the worst case. The policy core runs uncompiled, so that its calls 
 With `--print` it prints the counts as JSON and writes nothing.
 """
 
-import json
-import os
-import sys
-import tempfile
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from benchmarks.control_plane.sections import StepProfiler
-from runtime.compiled import VARIABLE
 from runtime.config import Exact
 from runtime.presets import load_system
+from tests.builders.committed_counts import CommittedCounts, Counts
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.served import serve, settle
 from tests.builders.sim_device.backend import simulated
 
-COUNTS = Path(__file__).with_name("counts.json")
 NAMES = ("launches", "copies to the device", "copies to the host", "synchronisations", "queries")
 CALLS = "calls"
 ALLOWED = 0.1
@@ -36,8 +30,6 @@ CELLS = {
     for exact in (Exact.EAGER, Exact.GROUPED)
     for budget in ("25%", "100%")
 }
-
-Counts = Mapping[str, float]
 
 
 @torch.no_grad()
@@ -70,18 +62,12 @@ def write_model(folder: Path, *, top_k: int = 3) -> Path:
     return tiny_qwen2_moe(folder / "model", num_layers=NUM_LAYERS, num_experts=12, top_k=top_k)
 
 
-def main() -> None:
-    if os.environ.get(VARIABLE) != "0":
-        command = [sys.executable, "-m", "tests.devices.count", *sys.argv[1:]]
-        os.execve(sys.executable, command, {**os.environ, VARIABLE: "0"})
-    with tempfile.TemporaryDirectory() as scratch:
-        model = write_model(Path(scratch))
-        table = {cell: count_cell(model, cell) for cell in CELLS}
-    if "--print" in sys.argv:
-        sys.stdout.write(json.dumps(table))
-    else:
-        COUNTS.write_text(json.dumps(table, indent=1) + "\n")
+def count(folder: Path) -> dict[str, Counts]:
+    model = write_model(folder)
+    return {cell: count_cell(model, cell) for cell in CELLS}
 
+
+COUNTS = CommittedCounts("tests.devices.count", Path(__file__).with_name("counts.json"), count)
 
 if __name__ == "__main__":
-    main()
+    COUNTS.main()

@@ -1,5 +1,7 @@
 """The order of copies to a device and of what computes with them: each edge of it is needed."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -48,14 +50,6 @@ def without_waits_of(monkeypatch, *, computing: bool):
     monkeypatch.setattr(SimStream, "wait_event", wait_elsewhere)
 
 
-def without_waiting_for_the_fence(monkeypatch):
-    without_waits_of(monkeypatch, computing=False)
-
-
-def without_waiting_for_the_copy(monkeypatch):
-    without_waits_of(monkeypatch, computing=True)
-
-
 def with_the_end_recorded_elsewhere(monkeypatch):
     """The event after a copy is recorded on the computing stream."""
     record = SimEvent.record
@@ -68,10 +62,11 @@ def with_the_end_recorded_elsewhere(monkeypatch):
     ("remove", "race"),
     [
         (without_fence, "copy on stream 2 of sim:0 writes"),
-        (without_waiting_for_the_fence, "copy on stream 2 of sim:0 writes"),
-        (without_waiting_for_the_copy, "on stream 0 of sim:0 reads"),
+        (partial(without_waits_of, computing=False), "copy on stream 2 of sim:0 writes"),
+        (partial(without_waits_of, computing=True), "on stream 0 of sim:0 reads"),
         (with_the_end_recorded_elsewhere, "on stream 0 of sim:0 reads"),
     ],
+    ids=["no fence", "no wait for the fence", "no wait for the copy", "its end elsewhere"],
 )
 def test_ring__each_missing_edge_is_a_race(folder, sim, monkeypatch, remove, race):
     remove(monkeypatch)

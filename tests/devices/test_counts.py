@@ -1,12 +1,8 @@
 """Launches, copies, waits and calls of a decode step on a device do not grow unseen."""
 
-import json
-from collections.abc import Mapping
-
 import pytest
 
-from tests.builders.processes import run_python
-from tests.devices.count import ALLOWED, CELLS, COUNTS, Counts, count_cell, write_model
+from tests.devices.count import ALLOWED, CELLS, COUNTS, count_cell, write_model
 
 SLACK = 0.25
 """One more in a step of four layers is no growth."""
@@ -14,16 +10,10 @@ TOKENS = 0.25
 """The step's token goes to the host, once for all layers."""
 
 
-@pytest.fixture(scope="module")
-def counts() -> Mapping[str, Counts]:
-    """Counts of another process: in this one, the policy core may be compiled."""
-    return json.loads(run_python("-m", "tests.devices.count", "--print", timeout=300).stdout)
-
-
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.timeout(330)
-def test_counts__have_not_grown(counts, cell):
-    now, before = counts[cell], json.loads(COUNTS.read_text())[cell]
+def test_counts__have_not_grown(cell):
+    now, before = COUNTS.now[cell], COUNTS.committed[cell]
     grown = [
         f"{name}: {now[name]} per layer and token, {before[name]} committed"
         for name in before
@@ -34,10 +24,10 @@ def test_counts__have_not_grown(counts, cell):
 
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.timeout(330)
-def test_counts__of_waits_are_one_a_layer_or_none(counts, cell):
+def test_counts__of_waits_are_one_a_layer_or_none(cell):
     """None where the host need not know which of the experts, all there, are computed."""
     is_looked_up = "grouped, 100%" in cell and "on-demand" not in cell
-    now, waits = counts[cell], 0.0 if is_looked_up else 1.0
+    now, waits = COUNTS.now[cell], 0.0 if is_looked_up else 1.0
     assert now["synchronisations"] == waits + TOKENS
     assert now["copies to the host"] == waits + TOKENS + (TOKENS if is_looked_up else 0.0)
 

@@ -3,21 +3,16 @@
 They are bitwise what plain Transformers computes there with all weights on the device.
 """
 
-import re
-from pathlib import Path
-
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from runtime.config import Exact
-from runtime.errors import BudgetError
 from runtime.hf.exact import set_reference
 from runtime.hf.loading import load_plain
 from tests.builders.families.build import save_family
 from tests.builders.families.outputs import outputs
 from tests.builders.families.table import FAMILIES
-from tests.builders.served import serve
+from tests.builders.served import serve_few
 
 NAMES = [
     "qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3", "granitemoe", "qwen3_next", "jamba",
@@ -27,22 +22,12 @@ NAMES = [
 windows, latent attention, states in place of attention, an encoder."""
 
 
-def serve_few(folder: Path, **options: object) -> PreTrainedModel:
-    """Serve a quarter of the experts, or the least that one token needs."""
-    try:
-        return serve(folder, budget="25%", host_budget="60%", **options)
-    except BudgetError as error:
-        least = re.search(r"budget=(\d+)", str(error))
-        assert least is not None
-        return serve(folder, budget=int(least[1]), **options)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_family__is_bitwise_plain_transformers_on_the_device(tmp_path, device, name):
     folder = save_family(tmp_path / "model", FAMILIES[name])
     plain = load_plain(folder, dtype=torch.float32).to(device)
     expected = outputs(plain)
-    model = serve_few(folder, device=device, exact=Exact.EAGER)
+    model = serve_few(folder, host_budget="60%", device=device, exact=Exact.EAGER)
     with model.moecast as handle:
         found = outputs(model)
         assert handle.stats()["misses"] > 0
@@ -56,7 +41,7 @@ def test_family__grouped_is_bitwise_transformers_grouped(tmp_path, sim, name):
     plain = load_plain(folder, dtype=torch.float32).to("sim")
     assert set_reference(plain, Exact.AUTO) is Exact.GROUPED
     expected = outputs(plain)
-    model = serve_few(folder, device="sim", exact=Exact.GROUPED)
+    model = serve_few(folder, host_budget="60%", device="sim", exact=Exact.GROUPED)
     with model.moecast:
         found = outputs(model)
     # On the CPU inside, the place of a row changes the last bits of gpt_oss's activation.

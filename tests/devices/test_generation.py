@@ -49,25 +49,21 @@ def run_together(model, **options: object) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"do_sample": True, "top_k": 0}], ids=["greedy", "sampled"]
+    ("exact", "options"),
+    [(Exact.EAGER, {}), (Exact.EAGER, {"do_sample": True, "top_k": 0}), (Exact.SHARED, {})],
+    ids=["greedy", "sampled", "shared products"],
 )
-def test_group__is_each_sequence_alone(folder, device, options):
+def test_group__is_each_sequence_alone(folder, device, exact, options):
+    """Alone means in a batch of copies where products are shared."""
     plain, expected = plain_eager(folder).to(device), []
+    if exact is Exact.SHARED:
+        assert set_shared_reference(plain) is Exact.SHARED
     for seed, prompt in enumerate(PROMPTS):
         torch.manual_seed(seed)
         expected.append(answer(plain, prompt, **options))
-    model = serve(folder, device=device, **FEW)
+    model = serve(folder, device=device, **FEW | {"exact": exact})
     with model.moecast:
         assert run_together(model, **options) == expected
-
-
-def test_group__that_shares_products_is_a_batch_of_copies(folder, device):
-    plain = plain_eager(folder).to(device)
-    assert set_shared_reference(plain) is Exact.SHARED
-    expected = [answer(plain, prompt) for prompt in PROMPTS]
-    model = serve(folder, device=device, **{**FEW, "exact": Exact.SHARED})
-    with model.moecast:
-        assert run_together(model) == expected
 
 
 def test_mask__of_a_window_is_where_the_states_are(device):

@@ -22,7 +22,6 @@ from tests.builders.served import serve
 
 TOKENS = torch.randint(1, 64, (2, 7), generator=torch.Generator().manual_seed(3))
 GREEDY = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
-FEW = {"budget": "40%", "host_budget": "60%"}
 SYSTEMS = [
     "brainstorm", "deepspeed", "fmoe", "klotski", "lfu", "mixtral-offloading", "moecast",
     "moe-infinity-request", "moe-infinity-sequence", "on-demand", "promoe", "static", "token",
@@ -47,12 +46,21 @@ def check(model, expected, device):
         return handle.stats()
 
 
-@pytest.mark.parametrize("system", SYSTEMS)
-def test_system__changes_no_bit(folder, device, system):
+@pytest.mark.parametrize(
+    ("system", "budget", "host_budget"),
+    [
+        *((system, "25%", "60%") for system in SYSTEMS),
+        ("moecast", "12%", "12%"),
+        ("moecast", "30%", "100%"),
+        ("moecast", "60%", "20%"),
+        ("moecast", "100%", None),
+    ],
+)
+def test_system__changes_no_bit(folder, device, system, budget, host_budget):
     expected = computed(plain_eager(folder).to(device), device)
-    options = {"budget": "25%", "host_budget": "60%", "system": system, "exact": Exact.EAGER}
-    stats = check(serve(folder, device=device, **options), expected, device)
-    assert stats["misses"] > 0
+    options = {"system": system, "budget": budget, "host_budget": host_budget}
+    stats = check(serve(folder, device=device, exact=Exact.EAGER, **options), expected, device)
+    assert stats["misses"] > 0 or budget == "100%"
 
 
 @pytest.mark.parametrize("system", ["promoe", "on-demand", "moecast"])
@@ -66,15 +74,6 @@ def test_grouped__changes_no_bit(tmp_path, sim, system, dtype):
         options = {"budget": budget, "host_budget": "60%", "exact": Exact.GROUPED}
         model = serve(folder, device="sim", system=system, predictor="skip", **options)
         check(model, expected, "sim")
-
-
-@pytest.mark.parametrize(
-    "budgets", [("12%", "12%"), ("30%", "100%"), ("60%", "20%"), ("100%", None)]
-)
-def test_tiers__of_any_size_change_no_bit(folder, device, budgets):
-    expected = computed(plain_eager(folder).to(device), device)
-    options = {"budget": budgets[0], "host_budget": budgets[1], "exact": Exact.EAGER}
-    check(serve(folder, device=device, **options), expected, device)
 
 
 @pytest.mark.parametrize("exact", [Exact.EAGER, Exact.AUTO])
@@ -150,29 +149,30 @@ def test_store__quantised_checkpoints_change_no_bit(tmp_path, device, name):
     check(serve(folder, device=device, **options), expected, device)
 
 
+def check_budgets(folder, device, budgets, **options):
+    """Budgets change no bit of what is computed with all experts there."""
+    options |= {"device": device, "exact": Exact.EAGER}
+    resident = serve(folder, budget="100%", **options)
+    with resident.moecast:
+        expected = computed(resident, device)
+    check(serve(folder, **budgets, **options), expected, device)
+
+
 @pytest.mark.parametrize("quantise", [Quantise(name) for name in ("none", "int8", "int4", "hqq")])
 def test_store__packed_ones_have_the_bits_of_all_experts_there(tmp_path, device, quantise):
     folder = make(tmp_path / "model", hidden_size=64, expert_width=96)
     config = ModelConfig(name="tiny", id=str(folder))
     store = tmp_path / "store"
     pack.run(PackConfig(model=config, output=store, quantise=quantise))
-    options = {"store": store, "device": device, "exact": Exact.EAGER}
-    resident = serve(folder, budget="100%", **options)
-    with resident.moecast:
-        expected = computed(resident, device)
-    check(serve(folder, budget="30%", host_budget="60%", **options), expected, device)
+    check_budgets(folder, device, {"budget": "30%", "host_budget": "60%"}, store=store)
 
 
 @pytest.mark.parametrize("name", ["qwen3moe-Q4_0", "qwen3moe-BF16", "qwen3moe-wide-Q5_K_M"])
 def test_store__gguf_files_have_the_bits_of_all_experts_there(device, name):
-    options = {"device": device, "exact": Exact.EAGER}
-    resident = serve(gguf_file(name), budget="100%", **options)
-    with resident.moecast:
-        expected = computed(resident, device)
     # Decoding takes more memory than a tiny model's experts.
     size = {"qwen3moe-Q4_0": "28KiB", "qwen3moe-wide-Q5_K_M": "2100KiB"}.get(name)
-    budgets = FEW if size is None else {"budget": size, "host_budget": size}
-    check(serve(gguf_file(name), **budgets, **options), expected, device)
+    budgets = {"budget": size or "40%", "host_budget": size or "60%"}
+    check_budgets(gguf_file(name), device, budgets)
 
 
 def test_hybrid__computes_on_both_sides(folder, sim):

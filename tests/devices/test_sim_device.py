@@ -177,13 +177,6 @@ def on_another_stream(work) -> None:
     torch.accelerator.set_stream(before)
 
 
-def test_race__a_copy_is_read_before_its_event(sim):
-    target = device_bytes()
-    on_another_stream(lambda: target.copy_(pinned_bytes(1), non_blocking=True))
-    target.sum()
-    assert "reads bytes 0 to 64, written by stream 2" in take_races(sim)[0]
-
-
 def test_race__what_is_computed_with_is_overwritten(sim):
     target = device_bytes()
     target.sum()
@@ -225,6 +218,6 @@ def test_simulated__fails_where_something_raced():
             on_another_stream(lambda: target.copy_(pinned_bytes(1), non_blocking=True))
             target.sum()
 
-    with pytest.raises(AssertionError, match="does not wait for"):
+    with pytest.raises(AssertionError, match="0 to 64, written by stream 2.* does not wait for"):
         race()
     assert not torch.accelerator.is_available() or torch.cuda.is_available()

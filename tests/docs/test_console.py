@@ -66,12 +66,8 @@ def accepting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def run(words: list[str]) -> int:
-    if words[0] == "moecast":
-        return main(words[1:])
-    program, arguments = words[2], words[3:]
-    if program == "moecast":
-        return main(arguments)
-    return run_program(program, arguments)
+    program, *arguments = words if words[0] == "moecast" else words[2:]
+    return main(arguments) if program == "moecast" else run_program(program, arguments)
 
 
 @pytest.mark.parametrize(("text", "block"), COMMANDS, ids=[text for text, _ in COMMANDS])

@@ -70,22 +70,11 @@ def test_extras_of_the_documentation__exist() -> None:
     assert named <= PROJECT["optional-dependencies"].keys()
 
 
-def test_security__names_tests_that_exist() -> None:
-    named = []
-    for line in (ROOT / "SECURITY.md").read_text().splitlines():
-        file = ""
-        for path, test in re.findall(r"`([\w/]*\w\.py)?::(test_\w+)`", line):
-            file = path or file
-            named.append((file, test))
-    assert len(named) > 30
-    for file, test in named:
-        assert f"def {test}(" in (ROOT / "tests" / file).read_text(), f"{file}::{test}"
-
-
-def test_table_of_bugs__names_tests_that_exist() -> None:
+@pytest.mark.parametrize(("page", "least"), [("SECURITY.md", 30), ("tests/README.md", 100)])
+def test_page__names_tests_that_exist(page: str, least: int) -> None:
     """A reference is `FILE::NAME` below tests/, or `::NAME` of the file before."""
-    page = (ROOT / "tests/README.md").read_text()
-    references = re.findall(r"`((?:[\w/]+\.py)?)(?:::(\w+)[^`]*)?`", page)
+    text = (ROOT / page).read_text()
+    references = re.findall(r"`((?:[\w/]+\.py)?)(?:::(\w+)[^`]*)?`", text)
     missing, file = [], ""
     for path, name in references:
         file = path or file
@@ -93,5 +82,5 @@ def test_table_of_bugs__names_tests_that_exist() -> None:
         # Hypothesis makes the test case of a class of rules.
         if name and not re.search(rf"(?:def|class) {name.removeprefix('Test')}\b", text):
             missing.append(f"{file}::{name}")
-    assert len(references) > 100
+    assert len(references) > least
     assert not missing

@@ -10,16 +10,9 @@ from dataclasses import dataclass
 from tests.docs.pages import DOCS
 
 PLACEHOLDERS = (
-    "/shared",
-    "HEAD:6379",
-    "BUCKET",
-    "127.0.0.1:8000",
-    "127.0.0.1:9000",
-    "127.0.0.1:9090",
-    "127.0.0.1:4318",
-    "port=8000",
-    "moecast ",
-)
+    "/shared", "HEAD:6379", "BUCKET", "127.0.0.1:8000", "127.0.0.1:9000", "127.0.0.1:9090",
+    "127.0.0.1:4318", "port=8000", "moecast ",
+)  # fmt: skip
 """Names of places that differ from machine to machine: a test may put its own in their place."""
 BLOCK = re.compile(
     r"<!-- ([\w-]+): (\S+\.py) runs th(?:is|ese)\b[^\n]*-->\n```console\n(.*?)^```", re.M | re.S

@@ -22,14 +22,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         yield running
 
 
-def run_client(command: list[object], home: Path) -> str:
-    """Runs a client that knows nothing of this machine; returns what it writes."""
-    environment = {"PATH": os.environ["PATH"], "HOME": str(home), "LLM_USER_PATH": str(home)}
-    environment["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
-    return run(*command, folder=home, environment=environment, timeout=240).stdout
-
-
-@pytest.mark.parametrize("name", PYTHON)
+@pytest.mark.parametrize("name", [*PYTHON, "llm"])
 def test_lines__connect_the_client(
     server: RunningServer,
     client_programs: Callable[..., Path],
@@ -37,19 +30,14 @@ def test_lines__connect_the_client(
     tmp_path: Path,
     name: str,
 ) -> None:
-    programs = client_programs(PYTHON[name])
+    programs, lines = client_programs(PYTHON.get(name, name)), client_lines(server.url)[name]
+    command: list[object] = [programs / "python", "-c", lines]
+    if name == "llm":  # a program, whose lines are its file of models
+        (tmp_path / "extra-openai-models.yaml").write_text(lines)
+        command = [programs / "llm", "-m", "moecast", "Hello"]
     force_text(monkeypatch, ANSWER)
-    written = run_client([programs / "python", "-c", client_lines(server.url)[name]], tmp_path)
-    assert "Paris" in written
-
-
-def test_llm__reads_its_file_of_models(
-    server: RunningServer,
-    client_programs: Callable[..., Path],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    programs = client_programs("llm")
-    force_text(monkeypatch, ANSWER)
-    (tmp_path / "extra-openai-models.yaml").write_text(client_lines(server.url)["llm"])
-    assert "Paris" in run_client([programs / "llm", "-m", "moecast", "Hello"], tmp_path)
+    # The client knows nothing of this machine.
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    environment |= {"LLM_USER_PATH": str(tmp_path), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    done = run(*command, folder=tmp_path, environment=environment, timeout=240)
+    assert "Paris" in done.stdout

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,32 +91,16 @@ class Prometheus:
         wait_for(lambda: self.query(expression), f"data of {expression}", pause=0.1)
 
 
-def drifting_entry(model: Path, folder: Path) -> Path:
-    """A predictor of the model whose card claims that every forecast is right."""
-    with serve(model, budget="50%", predictor="skip").moecast as handle:
-        spec = handle.spec
-    write_popularity(folder, spec, [1.0] * spec.num_layers)
-    return folder
-
-
-def load(server: ServerProcess) -> AbstractContextManager[None]:
-    """Eight clients that send one request after the other."""
-    body = {"prompt": "The heart", "max_tokens": 100, "ignore_eos": True}
-
-    def ask() -> None:
-        answer = httpx2.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE)
-        assert answer.status_code == 200
-
-    return asking(8, ask)
-
-
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """Runs the documented commands next to a server; the last one until the end of the tests."""
     folder = tmp_path_factory.mktemp("prometheus")
     model = speaking_model(folder / "model", num_layers=3)
-    entry = drifting_entry(model, folder / "entry")
-    options = {"model.id": model, "budget": "50%", "predictor": entry}
+    with serve(model, budget="50%", predictor="skip").moecast as handle:
+        spec = handle.spec
+    # Its card claims that every forecast is right: it drifts.
+    write_popularity(folder / "entry", spec, [1.0] * spec.num_layers)
+    options = {"model.id": model, "budget": "50%", "predictor": folder / "entry"}
     # Forecasts that do not pay are turned off, and not compared with the card any more.
     options["system.adaptive"] = "false"
     port = free_port()
@@ -158,7 +141,13 @@ def is_ready(url: str, process: subprocess.Popen[bytes]) -> bool:
 
 
 def test_prometheus__has_data_for_every_query_and_alerts(prometheus: Prometheus) -> None:
-    with load(prometheus.server):
+    body = {"prompt": "The heart", "max_tokens": 100, "ignore_eos": True}
+
+    def ask() -> None:
+        url = f"{prometheus.server.api}/completions"
+        assert httpx2.post(url, json=body, timeout=PATIENCE).status_code == 200
+
+    with asking(8, ask):
         # Drift is judged after thousands of tokens: everything else has been scraped by then.
         prometheus.wait("moecast_predictor_accuracy")
         prometheus.wait('ALERTS{alertname="MoecastPredictorDrifted"}')

@@ -19,13 +19,7 @@ from runtime.config import ModelConfig
 from runtime.store.model_source import identity
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.ray_nodes import NoNamespaces, RayNode, RayNodes, ray_nodes, run_ip
-from tests.builders.seaweed import (
-    ACCESS_KEY,
-    SECRET_KEY,
-    SeaweedServer,
-    find_weed,
-    seaweed_server,
-)
+from tests.builders.seaweed import ACCESS_KEY, SECRET_KEY, SeaweedServer, find_weed, seaweed_server
 from tests.builders.server_load import asking
 from tests.builders.serving import speaking_model
 from tests.builders.traces import make_spec, make_trace
@@ -143,13 +137,6 @@ def finished_shards(command: Command) -> dict[str, int]:
     return {path.name: path.stat().st_mtime_ns for path in trace.glob("*.arrow")}
 
 
-def suspend_workers(cluster: RayNodes) -> None:
-    """Stops all units: otherwise they might be done before a head is missed."""
-    for node in cluster.workers:
-        for process in actors_on(node, "UnitWorker"):
-            process.suspend()
-
-
 def actors_on(node: RayNode, name: str) -> list[psutil.Process]:
     """Returns the node's processes of one class of actors."""
     found = []
@@ -165,6 +152,14 @@ def actors_on(node: RayNode, name: str) -> list[psutil.Process]:
 def hosts_of(cluster: RayNodes, name: str) -> list[RayNode]:
     """Returns the worker nodes on which such actors run."""
     return [node for node in cluster.workers if actors_on(node, name)]
+
+
+def suspend(cluster: RayNodes, name: str) -> list[psutil.Process]:
+    """Stops all actors of a class: otherwise they might be done before a fault is noticed."""
+    processes = [process for node in cluster.workers for process in actors_on(node, name)]
+    for process in processes:
+        process.suspend()
+    return processes
 
 
 def read_mounts() -> set[str]:
@@ -291,14 +286,9 @@ class PairTraining:
         return Command(cluster, "ray-devices", *self.options, folder=folder, node=node)
 
     def suspend(self, command: Command, cluster: RayNodes) -> list[psutil.Process]:
-        """Suspends both in the second epoch: otherwise they might be done before a fault."""
+        """Suspends both in the second epoch."""
         command.wait_for((command.run_dir / "checkpoints" / "last.ckpt").exists)
-        processes = [
-            process for node in cluster.workers for process in actors_on(node, "RayTrainWorker")
-        ]
-        for process in processes:
-            process.suspend()
-        return processes
+        return suspend(cluster, "RayTrainWorker")
 
     def assert_resumed(self, training: dict) -> None:
         assert training["resumed"], "it was over too soon"
@@ -437,7 +427,7 @@ def test_head__that_dies_ends_the_commands_and_they_continue(
     server.wait_to_say("(1 replicas)")
     recording = collect()
     recording.wait_for(lambda: finished_shards(recording))
-    suspend_workers(cluster)
+    suspend(cluster, "UnitWorker")
     cluster.head.kill()
     before = finished_shards(recording)
     for command in (recording, server):
@@ -469,7 +459,7 @@ def test_head__that_is_started_again_ends_the_commands(
     one = (*RECORDING, "launcher.workers=1")
     recording = Command(cluster, "ray-collect", *one, folder=tmp_path / "lost", node=node)
     recording.wait_for(lambda: finished_shards(recording))
-    suspend_workers(cluster)
+    suspend(cluster, "UnitWorker")
     training = pair.start(cluster, "head-restarts", node=node)
     pair.suspend(training, cluster)
     cluster.head.kill()

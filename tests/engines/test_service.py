@@ -14,6 +14,7 @@ from tests.docs.pages import ROOT
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(280)]
 
 DEPLOY = ROOT / "examples" / "deploy"
+HADOLINT, VALIDATE = "hadolint --failure-threshold style", "kubernetes-validate --strict"
 MAX_EXPOSURE = 1.5
 """systemd's scale ends at 10; below 2 it calls a service OK. The network and memory that is both
 written and executed, which a server with oneDNN needs, are worth about 1."""
@@ -56,38 +57,36 @@ def test_unit__is_hardened(systemd_analyze: str, tmp_path: Path) -> None:
     assert float(exposure[1]) <= MAX_EXPOSURE
 
 
-def test_container_file__passes_hadolint(linters: Path, tmp_path: Path) -> None:
-    done = run_tool(linters / "hadolint", DEPLOY / "Containerfile")
-    assert (done.returncode, done.stdout) == (0, "")
-    wrong = tmp_path / "Containerfile"
-    wrong.write_text("FROM python\nRUN cd /tmp\n")
-    assert run_tool(linters / "hadolint", wrong).returncode != 0
+def read_pods() -> str:
+    """Returns the service and the pods of the cluster of Ray.
 
-
-def test_manifests__fit_the_schemas_of_kubernetes(linters: Path, tmp_path: Path) -> None:
-    manifests = (DEPLOY / "kubernetes.yaml").read_text()
-    tool = [linters / "kubernetes-validate", "--strict"]
-    done = run_tool(*tool, DEPLOY / "kubernetes.yaml")
-    assert done.returncode == 0, done.stdout + done.stderr
-    wrong = tmp_path / "wrong.yaml"
-    wrong.write_text(manifests.replace("readinessProbe:", "readyProbe:"))
-    assert run_tool(*tool, wrong).returncode != 0
-
-
-def test_ray_cluster__has_pods_that_fit_the_schemas_of_kubernetes(
-    linters: Path, tmp_path: Path
-) -> None:
-    """The schema of a RayCluster takes any pod template; `tests/unit` checks the rest."""
+    The schema of a RayCluster takes any pod template; `tests/unit` checks the rest.
+    """
     cluster, service = yaml.safe_load_all((DEPLOY / "kuberay.yaml").read_text())
     groups = [cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]]
     pods = [
         {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, **group["template"]}
         for group in groups
     ]
-    manifest = tmp_path / "pods.yaml"
-    manifest.write_text(yaml.safe_dump_all([*pods, service]))
-    tool = [linters / "kubernetes-validate", "--strict"]
-    done = run_tool(*tool, manifest)
+    return yaml.safe_dump_all([*pods, service])
+
+
+@pytest.mark.parametrize(
+    ("tool", "text", "wrong"),
+    [
+        (HADOLINT, (DEPLOY / "Containerfile").read_text(), (":3.12-slim", "")),
+        (VALIDATE, (DEPLOY / "kubernetes.yaml").read_text(), ("readinessProbe:", "readyProbe:")),
+        (VALIDATE, read_pods(), ("readinessProbe:", "readyProbe:")),
+    ],
+    ids=["container file", "manifests of Kubernetes", "pods of a cluster of Ray"],
+)
+def test_file__passes_its_linter(
+    linters: Path, tmp_path: Path, tool: str, text: str, wrong: tuple[str, str]
+) -> None:
+    program, *options = tool.split()
+    file = tmp_path / "file.yaml"
+    file.write_text(text)
+    done = run_tool(linters / program, *options, file)
     assert done.returncode == 0, done.stdout + done.stderr
-    manifest.write_text(manifest.read_text().replace("readinessProbe:", "readyProbe:"))
-    assert run_tool(*tool, manifest).returncode != 0
+    file.write_text(text.replace(*wrong))
+    assert run_tool(linters / program, *options, file).returncode != 0

@@ -8,7 +8,8 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from collect.launch.pool import WorkerPool
 from collect.traces import Trace, TraceWriter
 from configs.program import run_program
 from tests.builders.processes import write_moecast
-from tests.builders.recordable import prompts_file, recordable
+from tests.builders.recordable import recording_options
 from tests.builders.slurm_cluster import (
     CPUS_PER_NODE,
     GPU_NODE,
@@ -82,23 +83,22 @@ class HeldRecording:
         config = LauncherConfig(
             kind=LauncherKind.SLURM, workers=3, cpus=CPUS_PER_NODE, threads=1, options=self.options
         )
-        arguments = {
-            "folder": str(self.home / "trace"),
-            "units": NUM_UNITS,
-            "held": list(HELD),
-            "home": str(self.home),
-        }
-        with WorkerPool(
-            config,
-            ENTRY,
-            arguments,
-            logs=self.home / "logs",
-            name="collect-held",
-            say=self.said.append,
-        ) as pool:
+        arguments = {"folder": f"{self.home}/trace", "home": str(self.home)}
+        arguments |= {"units": NUM_UNITS, "held": list(HELD)}
+        options = {"logs": self.home / "logs", "name": "collect-held", "say": self.said.append}
+        with WorkerPool(config, ENTRY, arguments, **options) as pool:
             missing = [self.plan.units[unit] for unit in self.writer.missing()]
             pool.run(missing, advance=advance)
             self.retried = pool.num_retried
+
+    @contextmanager
+    def in_background(self) -> Iterator[None]:
+        """Runs it while the block does; releases the units that are held at the block's end."""
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(self.run)
+            yield
+            self.release(*HELD)
+            done.result(timeout=200)
 
     def begun(self) -> list[tuple[int, str]]:
         """Returns unit and job of each attempt."""
@@ -163,18 +163,6 @@ def recording(cluster: SlurmCluster, tmp_path: Path) -> HeldRecording:
     return HeldRecording(cluster, tmp_path)
 
 
-@pytest.fixture
-def background() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(1) as pool:
-        yield pool
-
-
-def node_of(cluster: SlurmCluster, job: str) -> str:
-    ((_, _, state, node),) = cluster.jobs("-j", job)
-    assert state == "RUNNING"
-    return node
-
-
 def state_of(cluster: SlurmCluster, job: str) -> str:
     ((_, _, state, _),) = cluster.jobs("-t", "all", "-j", job)
     return state
@@ -182,36 +170,31 @@ def state_of(cluster: SlurmCluster, job: str) -> str:
 
 @pytest.mark.parametrize("fault", ["requeue", "preemption"])
 def test_job__that_is_requeued_goes_on_where_it_was(
-    fault: str,
-    cluster: SlurmCluster,
-    recording: HeldRecording,
-    background: ThreadPoolExecutor,
+    fault: str, cluster: SlurmCluster, recording: HeldRecording
 ) -> None:
-    done: Future[None] = background.submit(recording.run)
-    job = recording.wait_until_held()[HELD[1]]
-    if fault == "requeue":
-        cluster.run("scontrol", "requeue", job)
-    else:
-        node = node_of(cluster, job)
-        urgent = ["--partition=urgent", f"--nodelist={node}", f"--cpus-per-task={CPUS_PER_NODE}"]
-        cluster.run("sbatch", *urgent, "--output=/dev/null", "--wrap=true")
-    wait_for(lambda: state_of(cluster, job) == "PENDING", "a requeued job")
-    recording.release(*HELD)
-    done.result(timeout=200)
+    with recording.in_background():
+        job = recording.wait_until_held()[HELD[1]]
+        if fault == "requeue":
+            cluster.run("scontrol", "requeue", job)
+        else:
+            ((_, _, state, node),) = cluster.jobs("-j", job)
+            assert state == "RUNNING"
+            urgent = ["--partition=urgent", f"--nodelist={node}"]
+            urgent += [f"--cpus-per-task={CPUS_PER_NODE}", "--output=/dev/null", "--wrap=true"]
+            cluster.run("sbatch", *urgent)
+        wait_for(lambda: state_of(cluster, job) == "PENDING", "a requeued job")
     recording.assert_whole(begun_twice={HELD[1]})
     assert dict(recording.begun())[HELD[1]] == job, "the same job did it again"
     assert recording.retried == 0
 
 
 def test_job__that_is_cancelled_is_replaced_and_named(
-    cluster: SlurmCluster, recording: HeldRecording, background: ThreadPoolExecutor
+    cluster: SlurmCluster, recording: HeldRecording
 ) -> None:
-    done: Future[None] = background.submit(recording.run)
-    job = recording.wait_until_held()[HELD[2]]
-    cluster.run("scancel", job)
-    wait_for(lambda: state_of(cluster, job) == "CANCELLED", "a cancelled job")
-    recording.release(*HELD)
-    done.result(timeout=200)
+    with recording.in_background():
+        job = recording.wait_until_held()[HELD[2]]
+        cluster.run("scancel", job)
+        wait_for(lambda: state_of(cluster, job) == "CANCELLED", "a cancelled job")
     recording.assert_whole(begun_twice={HELD[2]})
     assert recording.retried == 1
     (line,) = [line for line in recording.said if "tried again" in line]
@@ -222,18 +205,16 @@ def test_job__that_is_cancelled_is_replaced_and_named(
 
 
 def test_time_limit__lets_a_unit_end_and_kills_one_that_does_not(
-    cluster: SlurmCluster, recording: HeldRecording, background: ThreadPoolExecutor
+    cluster: SlurmCluster, recording: HeldRecording
 ) -> None:
-    done: Future[None] = background.submit(recording.run)
-    jobs = recording.wait_until_held()
-    for job in jobs.values():
-        cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=1")
-    for unit in HELD:
-        wait_for(lambda unit=unit: "limit is near" in recording.logs(jobs[unit]), "the signal")
-    recording.release(*HELD[1:])
-    wait_for(lambda: state_of(cluster, jobs[HELD[0]]) == "TIMEOUT", "the time limit")
-    recording.release(HELD[0])
-    done.result(timeout=200)
+    with recording.in_background():
+        jobs = recording.wait_until_held()
+        for job in jobs.values():
+            cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=1")
+        for unit in HELD:
+            wait_for(lambda unit=unit: "limit is near" in recording.logs(jobs[unit]), "the signal")
+        recording.release(*HELD[1:])
+        wait_for(lambda: state_of(cluster, jobs[HELD[0]]) == "TIMEOUT", "the time limit")
     recording.assert_whole(begun_twice={HELD[0]})
     assert recording.retried == 1, "a job that stops in time costs nothing"
     (line,) = [line for line in recording.said if "tried again" in line]
@@ -254,19 +235,18 @@ def wait_until_saved(cluster: SlurmCluster, jobs: Mapping[int, str]) -> None:
 
 
 def test_controller__may_restart_before_and_while_jobs_run(
-    cluster: SlurmCluster, recording: HeldRecording, background: ThreadPoolExecutor
+    cluster: SlurmCluster, recording: HeldRecording
 ) -> None:
     cluster.kill("slurmctld")
-    done: Future[None] = background.submit(recording.run)
-    wait_for(lambda: any("waiting for Slurm" in line for line in recording.said), "a line")
-    cluster.start("slurmctld")
-    wait_until_saved(cluster, recording.wait_until_held())
-    cluster.kill("slurmctld")
-    wait_for(lambda: any("squeue failed" in line for line in recording.said), "another line")
-    recording.release(*HELD)
-    wait_for(lambda: len(recording.begun()) == NUM_UNITS, "jobs go on without it")
-    cluster.start("slurmctld")
-    done.result(timeout=200)
+    with recording.in_background():
+        wait_for(lambda: any("waiting for Slurm" in line for line in recording.said), "a line")
+        cluster.start("slurmctld")
+        wait_until_saved(cluster, recording.wait_until_held())
+        cluster.kill("slurmctld")
+        wait_for(lambda: any("squeue failed" in line for line in recording.said), "another line")
+        recording.release(*HELD)
+        wait_for(lambda: len(recording.begun()) == NUM_UNITS, "jobs go on without it")
+        cluster.start("slurmctld")
     recording.assert_whole(begun_twice=set())
     assert recording.retried == 0
 
@@ -287,18 +267,17 @@ def test_interrupt__cancels_the_jobs_and_keeps_what_they_did(
 
 
 def test_job__that_cannot_start_is_explained(
-    cluster: SlurmCluster, recording: HeldRecording, background: ThreadPoolExecutor
+    cluster: SlurmCluster, recording: HeldRecording
 ) -> None:
     """It asks for a day in a partition of half an hour."""
     recording.options = {"slurm_partition": "short"}
-    done: Future[None] = background.submit(recording.run)
-    wait_for(lambda: any("waits" in line for line in recording.said), "a line")
-    (line,) = [line for line in recording.said if "waits" in line]
-    array = re.search(r"Slurm job (\d+)_0 waits: PartitionTimeLimit; scontrol show job \1_0", line)
-    assert array is not None, line
-    cluster.run("scontrol", "update", f"JobId={array[1]}", "TimeLimit=30")
-    recording.release(*HELD)
-    done.result(timeout=200)
+    waits = r"Slurm job (\d+)_0 waits: PartitionTimeLimit; scontrol show job \1_0"
+    with recording.in_background():
+        wait_for(lambda: any("waits" in line for line in recording.said), "a line")
+        (line,) = [line for line in recording.said if "waits" in line]
+        array = re.search(waits, line)
+        assert array is not None, line
+        cluster.run("scontrol", "update", f"JobId={array[1]}", "TimeLimit=30")
     recording.assert_whole(begun_twice=set())
 
 
@@ -349,12 +328,7 @@ class Page:
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
     folder = tmp_path_factory.mktemp("shared")
-    recordable(folder / "model", hidden_size=512, num_layers=4)
-    prompts_file(folder / "prompts.jsonl", count=40)
-    model = f"model.name=tiny model.id={folder / 'model'} model.dtype=float32 launcher.threads=1"
-    data = f"data=jsonl data.path={folder / 'prompts.jsonl'} data.min_chars=1"
-    sizes = "data.max_new_tokens=8 data.max_prompt_tokens=4000 shard_mib=1 temperature=1"
-    return Page(folder, f"{model} {data} {sizes}")
+    return Page(folder, " ".join(recording_options(folder)))
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.builders.serving import speaking_model
-from tests.builders.systemd_container import (
-    NoSystemd,
-    SystemdContainer,
-    install,
-    systemd_container,
-)
+from tests.builders.systemd_container import NoSystemd, SystemdContainer, install, systemd_container
 from tests.builders.waiting import wait_for
 from tests.docs.pages import ROOT
 

@@ -12,21 +12,15 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedModel, StoppingCriteriaList
 
-import runtime
-from runtime.config import ModelConfig
-from runtime.errors import BudgetError, CheckpointError
+from runtime.errors import CheckpointError
 from runtime.generation.lockstep.group import LockstepGroup
 from runtime.generation.prefix_cache import PrefixCache, find_prefix_obstacle
 from runtime.hf.layers import find_adapter, find_expert_banks
 from runtime.hf.loading import load_plain
-from tests.builders.families.build import (
-    UnbuildableError,
-    save_family,
-    tiny_config,
-    tiny_model,
-)
+from tests.builders.families.build import UnbuildableError, save_family, tiny_config, tiny_model
 from tests.builders.families.outputs import outputs
 from tests.builders.families.table import FAMILIES, FUSED, PER_EXPERT, Family
+from tests.builders.served import serve, serve_few
 
 SERVED = [family for family in FAMILIES.values() if not family.refused]
 REFUSED = [family for family in FAMILIES.values() if family.refused]
@@ -38,17 +32,6 @@ def named(*names: str) -> list[Family]:
 
 def each(families: list[Family]):
     return pytest.mark.parametrize("family", families, ids=[family.name for family in families])
-
-
-def serve(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
-    """A quarter of the experts, or the least that one token needs."""
-    config = ModelConfig(name="tiny", id=str(folder), dtype=str(dtype).removeprefix("torch."))
-    try:
-        return runtime.load(config, budget="25%")
-    except BudgetError as error:
-        least = re.search(r"budget=(\d+)", str(error))
-        assert least is not None
-        return runtime.load(config, budget=int(least[1]))
 
 
 def outputs_in_a_group(model: PreTrainedModel) -> dict[str, Tensor]:
@@ -71,7 +54,7 @@ def check(folder: Path, family: Family, dtype: torch.dtype) -> None:
     expected = outputs(load_plain(folder, dtype=dtype))
     assert torch.isfinite(expected["logits"]).all()
     assert ("tokens of a prompt" in expected) == family.generates
-    model = serve(folder, dtype)
+    model = serve_few(folder, dtype=dtype)
     kinds = {find_adapter(module).name for module in find_expert_banks(model).values()}
     assert kinds == set(family.served.split(", "))
     with model.moecast as handle:
@@ -102,20 +85,16 @@ def test_prefix__every_family_goes_on_with_a_text_or_computes_whole_prompts(fami
         return
     tokens = torch.randint(5, 60, (1, 54), generator=torch.Generator().manual_seed(0))
     options = {"max_new_tokens": 1, "output_logits": True, "return_dict_in_generate": True}
+    options |= {"pad_token_id": 0}
     kept = PrefixCache(model)
     for length in (40, 54):
         text = kept.begin(tokens[0, :length].tolist())
-        found = model.generate(
-            tokens[:, :length],
-            attention_mask=torch.ones(1, length),
-            past_key_values=text.cache,
-            stopping_criteria=StoppingCriteriaList([text]),
-            pad_token_id=0,
-            **options,
-        )
+        more = {"past_key_values": text.cache, "stopping_criteria": StoppingCriteriaList([text])}
+        mask = torch.ones(1, length)
+        found = model.generate(tokens[:, :length], attention_mask=mask, **more, **options)
         kept.end(text)
     assert text.num_reused == 40
-    whole = model.generate(tokens, attention_mask=torch.ones(1, 54), pad_token_id=0, **options)
+    whole = model.generate(tokens, attention_mask=mask, **options)
     assert torch.allclose(found.logits[0], whole.logits[0], atol=1e-4)
 
 
@@ -151,26 +130,18 @@ def test_load__checkpoints_as_the_model_holds_them_in_memory(tmp_path, family):
 def test_load__a_model_of_models_is_served_through_its_parts(tmp_path):
     """qwen3_omni_moe as the Hub has it: a thinker and a talker without a common forward pass."""
     code = {"num_code_groups": 4, "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 1}
-    talker = {
-        "text_config": {"shared_expert_intermediate_size": 16},
-        "code_predictor_config": code,
-        "thinker_hidden_size": 32,
-        "spatial_merge_size": 2,
-        "num_code_groups": 4,
-        "accept_hidden_layer": 1,
-    }
-    voice = {"codebook_size": 96, "num_quantizers": 4, "decoder_dim": 64}
+    sizes = {"thinker_hidden_size": 32, "spatial_merge_size": 2, "num_code_groups": 4}
+    text = {"text_config": {"shared_expert_intermediate_size": 16}, "accept_hidden_layer": 1}
     changes = {
         "thinker_config": FAMILIES["qwen3_omni_moe"].changes,
-        "talker_config": talker,
-        "code2wav_config": voice,
+        "talker_config": {**text, **sizes, "code_predictor_config": code},
+        "code2wav_config": {"codebook_size": 96, "num_quantizers": 4, "decoder_dim": 64},
     }
-    whole = Family("qwen3_omni_moe", changes=changes)
-    folder = save_family(tmp_path / "model", whole)
+    folder = save_family(tmp_path / "model", Family("qwen3_omni_moe", changes=changes))
     tokens = torch.arange(2, 11).reshape(1, 9)
     options = {"thinker_max_new_tokens": 12, "thinker_do_sample": False, "return_audio": False}
     expected = load_plain(folder, dtype=torch.float32).generate(input_ids=tokens, **options)
-    model = serve(folder, torch.float32)
+    model = serve_few(folder, dtype=torch.float32)
     with model.moecast as handle:
         assert torch.equal(model.generate(input_ids=tokens, **options), expected)
         assert handle.stats()["num_decode_steps"] == 11, "one token of the first step"
@@ -184,16 +155,13 @@ def test_load__refuses_unserved_models(tmp_path, family):
     except UnbuildableError:
         tiny_config(family).save_pretrained(folder)
     with pytest.raises(CheckpointError):
-        runtime.load(ModelConfig(name="tiny", id=str(folder)))
+        serve(folder)
 
 
 def test_families__none_of_transformers_is_left_out():
     names = "num_experts|n_routed_experts|num_local_experts|moe_num_experts|top_k_experts"
     counts_experts = re.compile(rf"^ +({names})\b *[:=]", re.MULTILINE)
     models = Path(transformers.__file__).parent / "models"
-    found = {
-        file.parent.name
-        for file in models.glob("*/configuration_*.py")
-        if counts_experts.search(file.read_text())
-    }
+    files = models.glob("*/configuration_*.py")
+    found = {file.parent.name for file in files if counts_experts.search(file.read_text())}
     assert found == set(FAMILIES)

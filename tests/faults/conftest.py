@@ -14,6 +14,7 @@ import pytest
 from tests.builders.faults import needs
 from tests.builders.faults.disk import ROOT, CannotMountError, faulty_disk
 from tests.builders.faults.rules import Disk
+from tests.builders.processes import run
 
 Scenario = Callable[..., dict[str, Any]]
 
@@ -23,10 +24,11 @@ SKIPPED: dict[str, int] = {}
 """Why, and how many tests."""
 
 
-def skip(reason: str) -> None:
-    """Skips the test, and counts it for the line at the end."""
-    SKIPPED[reason] = SKIPPED.get(reason, 0) + 1
-    pytest.skip(reason)
+def skip(reason: str | None) -> None:
+    """Skips the test if there is a reason, and counts it for the line at the end."""
+    if reason:
+        SKIPPED[reason] = SKIPPED.get(reason, 0) + 1
+        pytest.skip(reason)
 
 
 @contextmanager
@@ -36,28 +38,22 @@ def mount_small_disk(folder: Path, *, size: str) -> Iterator[Path]:
     Args:
         size: bytes as tmpfs takes them, such as 60m.
     """
-    if reason := needs.tmpfs():
-        skip(reason)
+    skip(needs.tmpfs())
     folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "moecast-faults", str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    options = ("-t", "tmpfs", "-o", f"size={size}")
+    mounted = run("mount", *options, "moecast-faults", folder, check=False)
     if mounted.returncode:
         skip(f"a tmpfs cannot be mounted here: {mounted.stderr.strip()}")
     try:
         yield folder
     finally:
-        subprocess.run(["umount", "-l", str(folder)], check=False)
+        run("umount", "-l", folder, check=False)
 
 
 @contextmanager
 def mount_faulty_disk(source: Path, folder: Path) -> Iterator[Disk]:
     """Mounts `source` through a file system that can fail, or skips the test."""
-    if reason := needs.fuse():
-        skip(reason)
+    skip(needs.fuse())
     try:
         with faulty_disk(source, folder) as mounted:
             yield mounted
@@ -73,14 +69,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture(scope="session")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen]:
     folder = tmp_path_factory.mktemp("faults")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.builders.faults.host", str(folder)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    command = [sys.executable, "-m", "tests.builders.faults.host", str(folder)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
     assert process.stdout.readline() == "ready\n"
     yield process
     process.stdin.close()
@@ -91,7 +83,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen]
 def scenario(host: subprocess.Popen) -> Scenario:
     """Runs one in a separate process; a death, a hang or a foreign exception fails the test."""
 
-    def run(
+    def play(
         name: str, *, disk: Disk | None = None, limit: float = LIMIT_SECONDS, **arguments: Any
     ) -> dict[str, Any]:
         if disk is not None:
@@ -101,17 +93,15 @@ def scenario(host: subprocess.Popen) -> Scenario:
         host.stdin.flush()
         answer = json.loads(host.stdout.readline())
         assert answer["exit"] == 0, f"exit {answer['exit']}\n{answer['stderr']}"
-        if reason := answer["result"].get("skip"):
-            skip(reason)
+        skip(answer["result"].get("skip"))
         return answer["result"]
 
-    return run
+    return play
 
 
 @pytest.fixture
 def strace() -> None:
-    if reason := needs.strace():
-        skip(reason)
+    skip(needs.strace())
 
 
 @pytest.fixture

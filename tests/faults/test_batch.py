@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -42,8 +41,13 @@ runpy.run_module("runtime", run_name="__main__")
 """`python -m runtime`, in which batch mode waits once it has written four results."""
 
 
-def start_paused(folder: Path, tmp_path: Path, **more: object) -> subprocess.Popen:
-    return subprocess.Popen(
+def test_batch__interrupted_carries_on_to_the_same_results(tmp_path):
+    folder = tiny_qwen2_moe(tmp_path / "model", num_layers=3, num_experts=12)
+    write_prompts(tmp_path / "prompts.jsonl", new_tokens=30)
+    more = {"max_new_tokens": 30, "run_dir": tmp_path / "run"}
+    config = compose_typed(BatchConfig, options(folder, tmp_path, **more))[0]
+    run(replace(config, output=tmp_path / "whole.jsonl"))
+    process = subprocess.Popen(
         [sys.executable, "-c", PAUSED, "batch", *options(folder, tmp_path, **more)],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", "MOECAST_CACHE": str(tmp_path / "cache")},
@@ -52,15 +56,6 @@ def start_paused(folder: Path, tmp_path: Path, **more: object) -> subprocess.Pop
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-def test_batch__interrupted_carries_on_to_the_same_results(tmp_path):
-    folder = tiny_qwen2_moe(tmp_path / "model", num_layers=3, num_experts=12)
-    write_prompts(tmp_path / "prompts.jsonl", new_tokens=30)
-    more = {"max_new_tokens": 30, "run_dir": tmp_path / "run"}
-    config = compose_typed(BatchConfig, options(folder, tmp_path, **more))[0]
-    run(replace(config, output=tmp_path / "whole.jsonl"))
-    process = start_paused(folder, tmp_path, **more)
     output = tmp_path / "out.jsonl"
     if not any(line == "PAUSED\n" for line in process.stdout):
         pytest.fail(process.communicate()[1])

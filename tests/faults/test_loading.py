@@ -4,17 +4,11 @@ from dataclasses import asdict
 
 import pytest
 
-from tests.builders.faults.rules import Disk, Rule
-from tests.faults.conftest import Scenario
+from tests.builders.faults.rules import Rule
 
 pytestmark = pytest.mark.faults
 
 WEIGHTS = "*.safetensors"
-
-
-def loading(scenario: Scenario, disk: Disk, *rules: Rule) -> dict:
-    rules = [asdict(rule) for rule in rules]
-    return scenario("spoilt_while_loading", disk=disk, rules=rules)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +20,7 @@ def loading(scenario: Scenario, disk: Disk, *rules: Rule) -> dict:
     ],
 )
 def test_loading__a_file_that_cannot_be_read_is_an_error_not_a_death(scenario, disk, rule):
-    result = loading(scenario, disk, rule)
+    result = scenario("spoilt_while_loading", disk=disk, rules=[asdict(rule)])
     assert result["outcome"].startswith("error: ")
     assert "safetensors" in result["outcome"]
     assert result["after"]["outcome"] == "identical"

@@ -1,20 +1,10 @@
 """Packing on disks that fill up or fail, and in processes that are killed."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from tests.faults.conftest import mount_small_disk
 
 pytestmark = pytest.mark.faults
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 60 MiB: room for two stores of 9 MiB and what packing keeps free."""
-    with mount_small_disk(tmp_path / "small", size="60m") as folder:
-        yield folder
 
 
 def check_full(result: dict) -> None:
@@ -26,8 +16,10 @@ def check_full(result: dict) -> None:
     assert result["verified"] == "whole"
 
 
-def test_packing__on_a_full_disk_keeps_the_store_and_resumes(scenario, small_disk):
-    result = scenario("packing_fills_the_disk", folder=str(small_disk), by="others")
+def test_packing__on_a_full_disk_keeps_the_store_and_resumes(scenario, tmp_path):
+    # Room for two stores of 9 MiB and what packing keeps free.
+    with mount_small_disk(tmp_path / "small", size="60m") as folder:
+        result = scenario("packing_fills_the_disk", folder=str(folder), by="others")
     check_full(result)
     assert not result["after"].endswith(" 0 kept")
 

@@ -14,8 +14,7 @@ MODES = ["prefetch", "tiers"]
 def test_worker__a_dead_one_is_replaced_and_output_is_identical(scenario, mode, how):
     result = scenario("worker_killed", mode=mode, how=how)
     assert result["num_faults"] >= 1
-    for when in ("before", "during", "after"):
-        assert result[when]["outcome"] == "identical"
+    assert {result[when]["outcome"] for when in ("before", "during", "after")} == {"identical"}
     assert result["num_workers"] >= 1
 
 
@@ -23,8 +22,7 @@ def test_worker__a_dead_one_is_replaced_and_output_is_identical(scenario, mode, 
 def test_worker__a_read_that_hangs_is_done_without(scenario, disk, mode):
     result = scenario("worker_hangs", disk=disk, mode=mode, close_early=False)
     assert result["num_faults"] == 1
-    for when in ("before", "during", "after"):
-        assert result[when]["outcome"] == "identical"
+    assert {result[when]["outcome"] for when in ("before", "during", "after")} == {"identical"}
 
 
 def test_worker__a_model_closes_while_a_read_hangs(scenario, disk):

@@ -1,14 +1,16 @@
 """All fuzz targets by name."""
 
+from functools import partial
+
 from tests.fuzz import (
     checkpoint_files,
     option_values,
     quantised_rows,
     request_bodies,
-    routing_logs,
     trace_files,
     zoo_files,
 )
+from tests.fuzz.routing_logs import import_log
 from tests.fuzz.target import FuzzTarget
 
 TARGETS = {
@@ -26,8 +28,8 @@ TARGETS = {
         FuzzTarget(name="weights-index", parse=checkpoint_files.open_weights_index),
         FuzzTarget(name="packed-manifest", parse=checkpoint_files.open_packed),
         FuzzTarget(name="quantised-rows", parse=quantised_rows.compute, errors=(ValueError,)),
-        FuzzTarget(name="routing-json", parse=routing_logs.import_json_lines, share=0.3),
-        FuzzTarget(name="routing-csv", parse=routing_logs.import_csv, share=0.3),
+        FuzzTarget(name="routing-json", parse=partial(import_log, name="log.jsonl"), share=0.3),
+        FuzzTarget(name="routing-csv", parse=partial(import_log, name="log.csv"), share=0.3),
         FuzzTarget(name="completion", parse=request_bodies.poster("/v1/completions"), errors=()),
         FuzzTarget(name="chat", parse=request_bodies.poster("/v1/chat/completions"), errors=()),
         FuzzTarget(name="responses", parse=request_bodies.poster("/v1/responses"), errors=()),

@@ -17,11 +17,3 @@ def import_log(data: bytes, name: str) -> None:
         Trace.open(folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def import_json_lines(data: bytes) -> None:
-    import_log(data, "log.jsonl")
-
-
-def import_csv(data: bytes) -> None:
-    import_log(data, "log.csv")

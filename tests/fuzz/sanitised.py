@@ -14,11 +14,7 @@ from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
-MODULES = (
-    "predictors.networks.kernels",
-    "runtime.store.ggml.products",
-    "runtime.transfer.rings",
-)
+MODULES = ("predictors.networks.kernels", "runtime.store.ggml.products", "runtime.transfer.rings")
 TESTS = (
     "tests/fuzz/test_corpus.py",
     "tests/unit/predictors/networks",

@@ -9,7 +9,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,47 +29,27 @@ ON_TERMINAL = (
 """Makes standard input the process's own terminal, so that ^C reaches it as a signal."""
 WAIT_SECONDS = 240.0
 
-Piped = Callable[..., tuple[str, str]]
 
-
-@pytest.fixture
-def piped(
+def test_pipe__gets_answers_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Piped:
-    """Runs the command on a text, in this process; returns what it wrote, and its messages."""
-
-    def chat(text: str, *options: str) -> tuple[str, str]:
-        monkeypatch.setattr(sys, "stdin", io.StringIO(text))
-        given = [*OPTIONS, f"run_dir={tmp_path}", "max_new_tokens=12", *options]
-        code = run_program("runtime", ["chat", *given])
-        shown = capsys.readouterr()
-        assert code == 0, shown.err
-        return shown
-
-    return chat
-
-
-def test_pipe__gets_answers_and_nothing_else(piped: Piped, tmp_path: Path) -> None:
-    written, errors = piped("Hello\n/what\n/reset\nHello\n\n/quit\nnever read\n")
+) -> None:
+    too_long = "word " * 3000
+    text = f"Hello\n/what\n/reset\n{too_long}\nHello\n\n/quit\nnever read\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+    given = [*OPTIONS, f"run_dir={tmp_path}", "max_new_tokens=12"]
+    assert run_program("runtime", ["chat", *given]) == 0
+    written, errors = capsys.readouterr()
     lines = [one for one in written.split("\n") if one]
     assert lines
     # The conversation was reset: the same again.
     assert lines[: len(lines) // 2] == lines[len(lines) // 2 :]
     assert "/what is not a command; /help lists them" in errors
     assert "conversation reset" in errors
+    assert re.search(r"error: this message takes \d+ tokens .* context is 2048", errors)
     results = json.loads((tmp_path / "results.json").read_text())
     assert (results["num_answers"], results["num_tokens"]) == (2, 24)
     assert results["stats"]["requests"] > 0
     assert "Hello" not in (tmp_path / "results.json").read_text()
-
-
-def test_pipe__a_message_too_long_is_refused_and_the_next_one_answered(
-    piped: Piped, tmp_path: Path
-) -> None:
-    written, errors = piped("word " * 3000 + "\nHello\\\nagain", "system_prompt=You are kind.")
-    assert re.search(r"error: this message takes \d+ tokens .* context is 2048", errors)
-    assert json.loads((tmp_path / "results.json").read_text())["num_answers"] == 1
-    assert written.strip()
 
 
 class Terminal:

@@ -1,9 +1,7 @@
 """Experts over processes (gloo on loopback), with offloading beneath: as one process's, rounded."""
 
 import json
-import os
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,20 +9,20 @@ import torch
 
 from runtime.errors import CheckpointError
 from tests.builders.models import plain_eager, tiny_qwen2_moe
+from tests.builders.processes import run_python
 from tests.builders.served import serve
 
-ROOT = Path(__file__).resolve().parents[2]
 TOKENS = [[5, 9, 33, 2, 17, 41, 8], [7, 7, 1, 60, 3, 12, 30]]
 RANK = """
 import json, sys
 import torch
 import torch.distributed as dist
 from tests.builders.served import serve
-rank, world, folder, meeting, budget, out = sys.argv[1:]
+rank, world, folder, meeting, budget, tokens, out = sys.argv[1:]
 dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=int(rank),
                         world_size=int(world))
 model = serve(folder, budget=budget, expert_parallel=True, predictor="skip")
-tokens = torch.tensor(json.loads(sys.stdin.read()))
+tokens = torch.tensor(json.loads(tokens))
 with model.moecast, torch.no_grad():
     logits = model(tokens).logits
     made = model.generate(tokens, max_new_tokens=12, do_sample=False, pad_token_id=0)
@@ -43,31 +41,16 @@ dist.destroy_process_group()
 
 
 def run_ranks(folder: Path, tmp_path: Path, world: int, budget: str) -> list[dict]:
-    env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", RANK]
-    outs = [tmp_path / f"rank{rank}.json" for rank in range(world)]
-    ranks = [
-        subprocess.Popen(
-            [*command, *map(str, (rank, world, folder, tmp_path / "meeting", budget, outs[rank]))],
-            stdin=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            cwd=ROOT,
-            env=env,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    try:
-        for rank in ranks:
-            rank.stdin.write(json.dumps(TOKENS))
-            rank.stdin.close()
-        for rank in ranks:
-            code = rank.wait(timeout=500)
-            assert code == 0, rank.stderr.read()[-3000:]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    return [json.loads(out.read_text()) for out in outs]
+    environment = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+
+    def run_rank(rank: int) -> dict:
+        out = tmp_path / f"rank{rank}.json"
+        given = (rank, world, folder, tmp_path / "meeting", budget, json.dumps(TOKENS), out)
+        run_python("-c", RANK, *given, environment=environment, timeout=500)
+        return json.loads(out.read_text())
+
+    with ThreadPoolExecutor(world) as pool:
+        return list(pool.map(run_rank, range(world)))
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """`moecast serve` as a process: its output, its results and its exit."""
 
-import http.server
 import json
 import re
 import signal
@@ -14,7 +13,7 @@ import pytest
 
 from benchmarks.serving.server import run_server
 from configs.program import run_program
-from tests.builders.loopback import serve_loopback
+from tests.builders.loopback import QuietHandler, serve_loopback
 from tests.builders.plain_answers import PlainAnswers
 from tests.builders.serving import speaking_model
 from tests.docs.tested_commands import read_block
@@ -64,7 +63,7 @@ def test_server__answers_several_clients_at_once_with_prefetching(
         assert "api_key=(hidden)" in config["argv"]
 
 
-class CollectorHandler(http.server.BaseHTTPRequestHandler):
+class CollectorHandler(QuietHandler):
     """Receives spans as OpenTelemetry's collectors do, by OTLP over HTTP."""
 
     def do_POST(self) -> None:
@@ -72,9 +71,6 @@ class CollectorHandler(http.server.BaseHTTPRequestHandler):
         self.server.bodies.append((self.path, body))  # type: ignore[attr-defined]
         self.send_response(200)
         self.end_headers()
-
-    def log_message(self, *arguments: object) -> None:
-        pass
 
 
 def documented_variables() -> list[dict[str, str]]:

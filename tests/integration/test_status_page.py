@@ -1,7 +1,7 @@
 """The status page in a real browser: content, looks, and no script errors."""
 
 import re
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,25 +27,18 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     options = {"system": "moecast", "budget": "50%", "model.dtype": "float32"}
     environment = {"MOECAST_API_KEY": KEY}
     with started(options, environment=environment, folder=folder) as server:
-        answer = httpx2.post(
-            f"{server.url}/v1/completions",
-            headers={"Authorization": f"Bearer {KEY}"},
-            json={"prompt": "The heart pumps blood", "max_tokens": 24, "temperature": 0},
-            timeout=240,
-        )
+        body = {"prompt": "The heart pumps blood", "max_tokens": 24, "temperature": 0}
+        headers = {"Authorization": f"Bearer {KEY}"}
+        answer = httpx2.post(f"{server.api}/completions", json=body, headers=headers, timeout=240)
         answer.raise_for_status()
-        wait_until_idle(server.url)
+
+        def is_idle() -> bool:
+            queue = httpx2.get(f"{server.url}/status", auth=("", KEY)).json()["queue"]
+            return queue["running"] == queue["waiting"] == 0
+
+        # The request's place is free only after it was answered.
+        wait_for(is_idle, "an idle server")
         yield server
-
-
-def wait_until_idle(url: str) -> None:
-    """Waits until the request's place is free, which is so only after it was answered."""
-
-    def is_idle() -> bool:
-        queue = httpx2.get(f"{url}/status", auth=("", KEY)).json()["queue"]
-        return queue["running"] == queue["waiting"] == 0
-
-    wait_for(is_idle, "an idle server")
 
 
 @pytest.fixture(scope="module")
@@ -62,30 +55,19 @@ def text_of(dom: str, name: str) -> str:
     return " ".join(re.sub(r"<[^>]*>", " ", match[2]).split())
 
 
-def test_status__has_the_pages_fields_and_no_prompts(server: ServerProcess) -> None:
+def test_status__agrees_with_itself_and_has_no_prompts(server: ServerProcess) -> None:
     response = httpx2.get(f"{server.url}/status", auth=("", KEY))
     assert "heart" not in response.text
     status = response.json()
-    assert status["state"] == "ready"
-    assert status["queue"]["running"] == status["queue"]["waiting"] == 0
-    assert status["tokens"]["generated"] == 24
-    assert status["experts"]["requests"] > 0
-    assert status["tiers"][0]["num_pinned"] == 0
-    (answer,) = status["answers"]
-    assert set(answer) == {
-        *("id", "ended_at", "prompt_tokens", "new_tokens", "ttft_seconds", "tpot_seconds"),
-        "finish_reason",
-    }
+    (answer,), (tier,) = status["answers"], status["tiers"]
     assert (answer["new_tokens"], answer["finish_reason"]) == (24, "length")
     assert answer["tpot_seconds"] == status["latency"]["tpot_seconds"]["p50"] > 0
+    assert tier["num_pinned"] == 0
     assert status["bytes_from"]["disk"] == status["experts"]["bytes_moved"] > 0
     assert [len(row) for row in status["cells"]] == [60] * 12
     cells = "".join(status["cells"])
     # Read after the tiers: prefetches may have filled more slots.
-    (tier,) = status["tiers"]
     assert tier["num_used"] <= cells.count("c") + cells.count("f") <= tier["num_slots"]
-    names = {key: status["served"][key] for key in ("system", "predictor", "eviction")}
-    assert names == {"system": "moecast", "predictor": "residual", "eviction": "reuse"}
 
 
 def test_browser__reports_a_script_that_fails(tmp_path: Path) -> None:
@@ -134,13 +116,11 @@ def test_browser__cuts_nothing_off_on_a_phone(url: str, tmp_path: Path) -> None:
     assert last_columns == {BACKGROUND["light"]}
 
 
-def colours(path: Path) -> dict[tuple[int, int, int], int]:
+def colours(path: Path) -> Counter[tuple[int, int, int]]:
     """Number of pixels of each colour."""
     image = Image.open(path).convert("RGB")
     colours = image.getcolors(image.width * image.height)
-    counted: dict = defaultdict(int)
-    counted.update({colour: count for count, colour in colours})
-    return counted
+    return Counter({colour: count for count, colour in colours})
 
 
 def test_browser__shows_that_the_server_stopped_answering(tmp_path: Path) -> None:

@@ -30,15 +30,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def options(folder: Path, run_dir: Path) -> list[str]:
     return [
-        f"model.id={folder / 'tiny'}",
-        "model.name=tiny",
-        f"trace={folder / 'trace'}",
-        f"shifted_trace={folder / 'shifted'}",
-        f"run_dir={run_dir}",
-        "predictor.width=32",
-        "max_epochs=2",
-        "batch_size=64",
-        "replay_tokens=20",
+        *(f"model.id={folder / 'tiny'}", "model.name=tiny", f"trace={folder / 'trace'}"),
+        *(f"shifted_trace={folder / 'shifted'}", f"run_dir={run_dir}", "predictor.width=32"),
+        *("max_epochs=2", "batch_size=64", "replay_tokens=20"),
     ]
 
 
@@ -182,20 +176,13 @@ def test_train__refuses_other_settings_in_the_same_folder(
     assert run_program("train", [*stride, "lr=0.01", "overwrite=true"]) == 0
 
 
-@pytest.mark.parametrize(
-    ("argument", "message"),
-    [
-        ("predictor.kind=strid", "Did you mean 'stride'"),
-        ("budget=1B", "the least budget is"),
-    ],
-)
-def test_train__refuses_with_one_line(
-    setup: list[str], argument: str, message: str, capsys: pytest.CaptureFixture[str]
+def test_train__refuses_an_unknown_kind_with_one_line(
+    setup: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_program("train", [*setup, argument]) == 2
+    assert run_program("train", [*setup, "predictor.kind=strid"]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: ")
-    assert message in error
+    assert "Did you mean 'stride'" in error
 
 
 def test_train__of_a_kind_that_is_not_learned_trains_nothing(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from runtime.compiled import SOURCES
-from tests.builders.processes import ROOT, run
+from tests.builders.processes import ROOT, run, run_python
 from tests.builders.shadows import shadowing_folder
 
 PACKAGES = ("collect", "configs", "moecast", "predictors", "runtime", "train", "zoo")
@@ -53,23 +53,15 @@ def copy_sources(target: Path, *more_ignored: str) -> None:
 
 def install_wheel(source: Path, folder: Path, environment: Mapping[str, str]) -> Path:
     """Build a wheel and unpack it, as pip does below site-packages; return that folder."""
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    pip = ["-m", "pip", "--quiet", "--disable-pip-version-check"]
     options = ["--no-deps", "--no-build-isolation", "--no-index"]
-    subprocess.run(
-        [*pip, "wheel", *options, "-w", folder, source],
-        env={**os.environ, **environment},
-        check=True,
-        timeout=BUILD_SECONDS,
-    )
+    build = [*pip, "wheel", *options, "-w", folder, source]
+    run_python(*build, environment=environment, timeout=BUILD_SECONDS)
     shutil.rmtree(source)
     (wheel,) = folder.glob("*.whl")
     assert wheel.stat().st_size < MOST_BYTES
     target = folder / "installed"
-    subprocess.run(
-        [*pip, "install", *options, "--no-compile", "--target", target, wheel],
-        check=True,
-        timeout=300,
-    )
+    run_python(*pip, "install", *options, "--no-compile", "--target", target, wheel)
     return target
 
 

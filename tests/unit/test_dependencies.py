@@ -42,16 +42,9 @@ DISTRIBUTIONS = {
 """Distribution of a module that is not installed everywhere, whose name several share, or that an
 extra of the distribution installs."""
 TRAINING = {
-    "lightning",
-    "datasets",
-    "wandb",
-    "tensorboard",
-    "mlflow",
-    "matplotlib",
-    "pandas",
-    "train",
+    "lightning", "datasets", "wandb", "tensorboard", "mlflow", "matplotlib", "pandas", "train",
     "pyarrow",
-}
+}  # fmt: skip
 SERVES = """
 import json, sys
 from moecast.command import main

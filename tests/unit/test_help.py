@@ -8,6 +8,7 @@ from tests.builders.sources import HEAVY
 
 PROBE = """
 import json, sys
+import configs.program, moecast.command
 from benchmarks.__main__ import COMMANDS
 from configs.cli import main
 from configs.commands import PROGRAMS

@@ -9,18 +9,7 @@ from collections.abc import Iterator
 
 from tests.builders.sources import PACKAGES, Source, sources
 
-FRAGMENTS = {
-    "How",
-    "Of",
-    "That",
-    "What",
-    "Whatever",
-    "Where",
-    "Which",
-    "Who",
-    "Whoever",
-    "Whose",
-}
+FRAGMENTS = {"How", "Of", "That", "What", "Whatever", "Where", "Which", "Who", "Whoever", "Whose"}
 """Words that begin a clause and not a sentence."""
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 

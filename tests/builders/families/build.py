@@ -6,26 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForMultimodalLM,
-    AutoModelForSeq2SeqLM,
-    AutoModelForTokenClassification,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+import transformers
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tests.builders.families.fields import OTHER, TEXT
 from tests.builders.families.table import Family
 
-WHOLE_FIRST = (
-    AutoModelForMultimodalLM,
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-    AutoModelForTokenClassification,
-)
+WHOLE_FIRST = [
+    getattr(transformers, f"AutoModelFor{task}")
+    for task in ("MultimodalLM", "CausalLM", "Seq2SeqLM", "TokenClassification")
+]
 """The Hub's checkpoints of a family with vision hold all of it."""
 
 
@@ -42,10 +33,10 @@ def save_family(
     return folder
 
 
-def tiny_model(family: Family, *, seed: int = 0) -> PreTrainedModel:
+def tiny_model(family: Family) -> PreTrainedModel:
     """Random weights that route different tokens to different experts."""
     config = tiny_config(family)
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     auto = next((auto for auto in WHOLE_FIRST if type(config) in auto._model_mapping), None)
     if auto is None:
         raise UnbuildableError(family.name)
@@ -83,13 +74,9 @@ def _fields(
     for part, part_cls in cls.sub_configs.items():
         nested = changes.get(part, {})
         if nested is None:
+            values[part] = None
             continue
         if part_cls is AutoConfig:
             part_cls = CONFIG_MAPPING[nested["model_type"]]
         values[part] = _fields(part_cls, TEXT if part == "text_config" else OTHER, nested)
-    plain = {
-        name: value
-        for name, value in changes.items()
-        if name not in values or name not in cls.sub_configs
-    }
-    return {**values, **plain}
+    return values | {name: changes[name] for name in changes if name not in cls.sub_configs}

@@ -33,14 +33,9 @@ EXPERTS = {
     "expert_ffn_hidden_size shared_experts_intermediate_size",
 }
 TEXT: dict[str, Any] = {
-    **by_value(SIZES),
-    **by_value(ATTENTION),
-    **by_value(EXPERTS),
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": None,
-    "initializer_range": 0.2,
-}
+    **by_value(SIZES), **by_value(ATTENTION), **by_value(EXPERTS),
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None, "initializer_range": 0.2,
+}  # fmt: skip
 """Fields of the part that has the experts."""
 
 OTHERS = {
@@ -55,9 +50,7 @@ OTHERS = {
     32: "out_hidden_size output_dim projection_dim text_hidden_size adapter_out_dim",
 }
 OTHER: dict[str, Any] = {
-    **by_value(OTHERS),
-    "deepstack_visual_indexes": (0,),
-    "downsample_channels": [16, 16],
-    "global_attn_indexes": (0,),
-}
+    **by_value(OTHERS), "downsample_channels": [16, 16],
+    "deepstack_visual_indexes": (0,), "global_attn_indexes": (0,),
+}  # fmt: skip
 """Fields of vision, audio and other parts, which no test runs."""

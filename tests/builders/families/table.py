@@ -1,7 +1,7 @@
 """Every Mixture-of-Experts family of Transformers: how a tiny one is made, or why none can be."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -30,6 +30,10 @@ class Family:
     refused: str = ""
     """Why it is not served."""
 
+    def changed(self, **changes: Any) -> "Family":
+        """Return the family with other fields of its tiny configuration."""
+        return replace(self, changes={**self.changes, **changes})
+
 
 def multimodal_rope(*section: int) -> dict[str, Any]:
     """Positions in time, height and width, each with a section of the rotated dimensions."""
@@ -37,273 +41,150 @@ def multimodal_rope(*section: int) -> dict[str, Any]:
     return {"rope_parameters": rope}
 
 
-SPARSE = ["dense", "sparse", "sparse"]
-LINEAR = ["linear_attention", "full_attention", "linear_attention"]
+SPARSE = {"mlp_layer_types": ["dense", "sparse", "sparse"]}
+LINEAR = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+INDEXED = {"layer_types": ["linear_attention", "indexed_attention", "linear_attention"]}
 MLA = {"num_key_value_heads": 4}
 GEMMA = {
-    "num_experts": 8,
-    "top_k_experts": 2,
-    "moe_intermediate_size": 16,
-    "global_head_dim": 8,
+    "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 16, "global_head_dim": 8,
     "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
-}
+}  # fmt: skip
+NLLB_SIZES = {"layers": 2, "ffn_dim": 48, "attention_heads": 4, "sparse_step": 2}
+COMMON = (
+    "afmoe", "cohere2_moe", "dots1", "ernie4_5_moe", "exaone_moe", "flex_olmo", "glm4_moe",
+    "hunyuan_v1_moe", "hy_v3", "kolibri1", "laguna", "mellum", "mimo_v2_flash", "minimax",
+    "minimax_m2", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe", "solar_open",
+)  # fmt: skip
+"""They need no more than the common sizes."""
+COMMON_MLA = (
+    "axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa",
+)  # fmt: skip
+COMMON_FUSED = (
+    "gpt_oss", "granitemoe", "granitemoe_swa", "granitemoeshared", "hy_v4", "qwen3_vl_moe",
+)  # fmt: skip
 
 ROWS = (
-    Family("afmoe"),
-    Family(
-        "aria",
-        layout=FUSED,
-        changes={"vision_config": {"model_type": "idefics3_vision", "patch_size": 14}},
-    ),
-    Family("axk1", changes=MLA),
-    Family("axk2", changes=MLA),
-    Family("bailing_hybrid", changes={**MLA, "layer_types": LINEAR}),
-    Family("beam", changes={"mlp_layer_types": SPARSE}),
-    Family("cohere2_moe"),
-    Family(
-        "dbrx",
-        served="stacked",
-        layout=FUSED,
-        changes={
-            "n_heads": 4,
-            "n_layers": 2,
-            "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
-            "ffn_config": {"ffn_hidden_size": 16, "moe_num_experts": 8, "moe_top_k": 2},
-        },
-    ),
-    Family(
-        "deepseek_ocr2",
-        changes={"text_config": {"mlp_layer_types": SPARSE, "num_key_value_heads": 4}},
-    ),
-    Family("deepseek_v2", changes=MLA),
-    Family("deepseek_v3", changes=MLA),
-    Family("deepseek_v32", changes=MLA),
-    Family(
-        "deepseek_v4",
-        changes={
-            "num_key_value_heads": 1,
-            "mlp_layer_types": ["hash_moe", "moe", "moe"],
-            "o_groups": 2,
-            "o_lora_rank": 16,
-        },
-    ),
-    Family(
-        "diffusion_gemma",
-        layout=FUSED,
-        changes={
-            "text_config": GEMMA,
-            "vision_config": {"model_type": "gemma4_vision"},
-            "canvas_length": 16,
-        },
-        generation={"max_denoising_steps": 2},
-    ),
+    *map(Family, COMMON),
+    *(Family(name, changes=MLA) for name in COMMON_MLA),
+    *(Family(name, layout=FUSED) for name in COMMON_FUSED),
+    Family("aria", layout=FUSED, changes={
+        "vision_config": {"model_type": "idefics3_vision", "patch_size": 14},
+    }),
+    Family("bailing_hybrid", changes=MLA | LINEAR),
+    Family("beam", changes=SPARSE),
+    Family("dbrx", served="stacked", layout=FUSED, changes={
+        "n_heads": 4, "n_layers": 2,
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
+        "ffn_config": {"ffn_hidden_size": 16, "moe_num_experts": 8, "moe_top_k": 2},
+    }),
+    Family("deepseek_ocr2", changes={"text_config": SPARSE | MLA}),
+    Family("deepseek_v4", changes={
+        "num_key_value_heads": 1, "mlp_layer_types": ["hash_moe", "moe", "moe"],
+        "o_groups": 2, "o_lora_rank": 16,
+    }),
+    Family("diffusion_gemma", layout=FUSED, generation={"max_denoising_steps": 2}, changes={
+        "text_config": GEMMA,
+        "vision_config": {"model_type": "gemma4_vision"},
+        "canvas_length": 16,
+    }),
     Family("doge", refused="its experts are rows of an embedding, not networks"),
-    Family("dots1"),
-    Family(
-        "dots3_note",
-        changes={
-            "text_config": {
-                **MLA,
-                "swa_num_attention_heads": 4,
-                "swa_num_key_value_heads": 4,
-                "swa_q_lora_rank": 16,
-                "swa_kv_lora_rank": 16,
-                "swa_head_dim": 16,
-                "swa_qk_nope_head_dim": 8,
-                "swa_v_head_dim": 8,
-            },
-            "vision_config": {
-                "num_hidden_layers": 2,
-                "mlp_layer_types": ["dense", "sparse"],
-                "num_local_experts": 4,
-                "moe_intermediate_size": 8,
-            },
+    Family("dots3_note", changes={
+        "text_config": MLA | {
+            "swa_num_attention_heads": 4, "swa_num_key_value_heads": 4, "swa_q_lora_rank": 16,
+            "swa_kv_lora_rank": 16, "swa_head_dim": 16, "swa_qk_nope_head_dim": 8,
+            "swa_v_head_dim": 8,
         },
-    ),
-    Family("ernie4_5_moe"),
-    Family(
-        "ernie4_5_vl_moe",
-        changes={"text_config": {"moe_intermediate_size": [16, 8], **multimodal_rope(1, 1, 2)}},
-    ),
-    Family("exaone_moe"),
-    Family("flex_olmo"),
+        "vision_config": {
+            "num_hidden_layers": 2, "mlp_layer_types": ["dense", "sparse"],
+            "num_local_experts": 4, "moe_intermediate_size": 8,
+        },
+    }),
+    Family("ernie4_5_vl_moe", changes={
+        "text_config": {"moe_intermediate_size": [16, 8], **multimodal_rope(1, 1, 2)},
+    }),
     Family("flint", changes={"num_hidden_layers": 4}),
-    Family(
-        "gemma4",
-        layout=FUSED,
-        changes={"text_config": {**GEMMA, "enable_moe_block": True}, "audio_config": None},
-    ),
-    Family("glm4_moe"),
-    Family("glm4_moe_lite", changes=MLA),
+    Family("gemma4", layout=FUSED, changes={
+        "text_config": GEMMA | {"enable_moe_block": True}, "audio_config": None,
+    }),
     Family("glm4v_moe", changes={"text_config": multimodal_rope(1, 1, 0)}),
-    Family(
-        "glm5_next",
-        changes={
-            "text_config": {
-                **MLA,
-                "qk_rope_head_dim": 0,
-                "index_kpool": 4,
-                "mlp_layer_types": SPARSE,
-                "layer_types": ["linear_attention", "indexed_attention", "linear_attention"],
-            }
-        },
-    ),
-    Family("glm_moe_dsa", changes=MLA),
-    Family("gpt_oss", layout=FUSED),
-    Family("granitemoe", layout=FUSED),
-    Family("granitemoe_swa", layout=FUSED),
-    Family("granitemoehybrid", layout=FUSED, changes={"mamba_n_heads": 8, "layer_types": LINEAR}),
-    Family("granitemoeshared", layout=FUSED),
-    Family("hunyuan_v1_moe"),
-    Family("hy_v3"),
-    Family("hy_v4", layout=FUSED),
-    Family(
-        "inkling",
-        layout=FUSED,
-        model_type="inkling_mm_model",
-        changes={
-            "text_config": {"mlp_layer_types": SPARSE},
-            "vision_config": {"patch_size": 2, "num_hidden_layers": 3},
-            "audio_config": {"n_mel_bins": 4, "mel_vocab_size": 8},
-        },
-    ),
+    Family("glm5_next", changes={
+        "text_config": MLA | SPARSE | INDEXED | {"qk_rope_head_dim": 0, "index_kpool": 4},
+    }),
+    Family("granitemoehybrid", layout=FUSED, changes={"mamba_n_heads": 8, **LINEAR}),
+    Family("inkling", layout=FUSED, model_type="inkling_mm_model", changes={
+        "text_config": SPARSE,
+        "vision_config": {"patch_size": 2, "num_hidden_layers": 3},
+        "audio_config": {"n_mel_bins": 4, "mel_vocab_size": 8},
+    }),
     Family("inkling2", layout=FUSED, changes={"text_config": {"unpadded_vocab_size": 90}}),
-    Family(
-        "jamba",
-        changes={
-            "num_hidden_layers": 4,
-            "attn_layer_period": 2,
-            "attn_layer_offset": 1,
-            "use_mamba_kernels": False,
-        },
-    ),
+    Family("jamba", changes={
+        "num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1,
+        "use_mamba_kernels": False,
+    }),
     Family("jetmoe", served="parallel", layout=FUSED),
-    Family("kimi_linear", changes={**MLA, "layer_types": LINEAR}),
-    Family("kolibri1"),
-    Family("laguna"),
+    Family("kimi_linear", changes=MLA | LINEAR),
     Family("lfm2_moe", changes={"layer_types": ["conv", "full_attention", "conv"]}),
-    Family(
-        "llama4",
-        served="dense",
-        layout=FUSED,
-        changes={"text_config": {"moe_layers": [1, 2], "intermediate_size_mlp": 48}},
-    ),
-    Family("longcat_flash", served="loop", changes={**MLA, "num_layers": 2, "zero_expert_num": 4}),
-    Family("mellum"),
-    Family("mimo_v2_flash"),
-    Family("minimax"),
-    Family("minimax_m2"),
-    Family(
-        "minimax_m3_vl",
-        changes={
-            "text_config": {
-                "mlp_layer_types": SPARSE,
-                "layer_types": ["full_attention", "minimax_m3_sparse", "full_attention"],
-                "dense_intermediate_size": 48,
-                "index_block_size": 4,
-                "index_topk_blocks": 2,
-                "rotary_dim": 4,
-            },
-            "projector_hidden_size": 32,
+    Family("llama4", served="dense", layout=FUSED, changes={
+        "text_config": {"moe_layers": [1, 2], "intermediate_size_mlp": 48},
+    }),
+    Family("longcat_flash", served="loop", changes=MLA | {"num_layers": 2, "zero_expert_num": 4}),
+    Family("minimax_m3_vl", changes={
+        "text_config": SPARSE | {
+            "layer_types": ["full_attention", "minimax_m3_sparse", "full_attention"],
+            "dense_intermediate_size": 48, "index_block_size": 4, "index_topk_blocks": 2,
+            "rotary_dim": 4,
         },
-    ),
+        "projector_hidden_size": 32,
+    }),
     Family("mistral4", layout=FUSED, changes=MLA),
+    Family("mistral_large4", changes={
+        "text_config": MLA, "vision_config": {"model_type": "pixtral"},
+    }),
+    Family("muse_spark", layout=FUSED, changes={
+        "text_config": {"moe_hidden_size": 24},
+        "vision_config": {"pos_emb_height": 4, "pos_emb_width": 4},
+        "out_hidden_size": 32, "projector_hidden_size": 32,
+        "audio_config": {"patch_sizes": (16,), "hidden_sizes": (16,), "depths": (1,)},
+    }),
+    Family("nemotron_h", changes={
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+        "num_hidden_layers": 4, "mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2,
+        "ssm_state_size": 8, "chunk_size": 8, "moe_latent_size": 24,
+        "moe_shared_expert_intermediate_size": 16,
+    }),
     Family(
-        "mistral_large4", changes={"text_config": MLA, "vision_config": {"model_type": "pixtral"}}
-    ),
-    Family("mixtral"),
-    Family(
-        "muse_spark",
-        layout=FUSED,
-        changes={
-            "text_config": {"moe_hidden_size": 24},
-            "vision_config": {"pos_emb_height": 4, "pos_emb_width": 4},
-            "out_hidden_size": 32,
-            "projector_hidden_size": 32,
-            "audio_config": {"patch_sizes": (16,), "hidden_sizes": (16,), "depths": (1,)},
-        },
-    ),
-    Family(
-        "nemotron_h",
-        changes={
-            "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
-            "num_hidden_layers": 4,
-            "mamba_num_heads": 4,
-            "mamba_head_dim": 16,
-            "n_groups": 2,
-            "ssm_state_size": 8,
-            "chunk_size": 8,
-            "moe_latent_size": 24,
-            "moe_shared_expert_intermediate_size": 16,
-        },
-    ),
-    Family(
-        "nllb_moe",
+        "nllb_moe", model_type="nllb-moe", served="members",
         always_same="Transformers 5.23 sends every token to its experts 0 and 1",
-        served="members",
-        model_type="nllb-moe",
         changes={
-            **{f"{part}_layers": 2 for part in ("encoder", "decoder")},
-            **{f"{part}_ffn_dim": 48 for part in ("encoder", "decoder")},
-            **{f"{part}_attention_heads": 4 for part in ("encoder", "decoder")},
-            **{f"{part}_sparse_step": 2 for part in ("encoder", "decoder")},
+            f"{part}_{size}": number for part in ("encoder", "decoder")
+            for size, number in NLLB_SIZES.items()
         },
     ),
-    Family("olmoe"),
     Family("openai_privacy_filter", generates=False, layout=FUSED),
-    Family("phimoe"),
-    Family("qwen2_moe"),
-    Family("qwen3_5_moe", changes={"text_config": {"layer_types": LINEAR}}),
-    Family("qwen3_moe"),
-    Family("qwen3_next", changes={"layer_types": LINEAR}),
-    Family(
-        "qwen3_omni_moe",
-        model_type="qwen3_omni_moe_thinker",
-        changes={"vision_start_token_id": 90, "vision_config": {"deepstack_visual_indexes": (0,)}},
-    ),
-    Family("qwen3_vl_moe", layout=FUSED),
-    Family(
-        "qwen4_exp",
-        changes={
-            "text_config": {
-                "layer_types": ["linear_attention", "indexed_attention", "linear_attention"],
-                "eos_token_id": 95,
-                "hc_lowrank": 8,
-                "ple_layer_ids": [1],
-                "heads_per_ngram": 2,
-                "ngram_vocab_size_base": 64,
-                "make_ngram_vocab_size_divisible_by": 8,
-                "split_ngram_parts": 1,
-                "indexer_n_heads": 2,
-                "indexer_kv_heads": 1,
-                "indexer_head_dim": 8,
-                "indexer_budget": 8,
-                "indexer_compress_ratio": 2,
-            }
+    Family("qwen3_5_moe", changes={"text_config": LINEAR}),
+    Family("qwen3_next", changes=LINEAR),
+    Family("qwen3_omni_moe", model_type="qwen3_omni_moe_thinker", changes={
+        "vision_start_token_id": 90, "vision_config": {"deepstack_visual_indexes": (0,)},
+    }),
+    Family("qwen4_exp", changes={
+        "text_config": INDEXED | {
+            "eos_token_id": 95, "hc_lowrank": 8, "ple_layer_ids": [1], "heads_per_ngram": 2,
+            "ngram_vocab_size_base": 64, "make_ngram_vocab_size_divisible_by": 8,
+            "split_ngram_parts": 1, "indexer_n_heads": 2, "indexer_kv_heads": 1,
+            "indexer_head_dim": 8, "indexer_budget": 8, "indexer_compress_ratio": 2,
         },
-    ),
-    Family("solar_open"),
-    Family(
-        "step3p7",
-        served="loop",
-        layout=FUSED,
-        changes={"text_config": {"mlp_layer_types": SPARSE, "share_expert_dim": 16}},
-    ),
-    Family(
-        "switch_transformers",
-        served="members",
-        changes={
-            "num_layers": 2,
-            "num_decoder_layers": 2,
-            "num_sparse_encoder_layers": 1,
-            "num_sparse_decoder_layers": 1,
-            "d_kv": 8,
-            "d_ff": 48,
-            "num_heads": 4,
-        },
-    ),
+    }),
+    Family("step3p7", served="loop", layout=FUSED, changes={
+        "text_config": SPARSE | {"share_expert_dim": 16},
+    }),
+    Family("switch_transformers", served="members", changes={
+        "num_layers": 2, "num_decoder_layers": 2, "num_sparse_encoder_layers": 1,
+        "num_sparse_decoder_layers": 1, "d_kv": 8, "d_ff": 48, "num_heads": 4,
+    }),
     Family("unlimited_ocr", changes={"text_config": MLA}),
     Family("vitpose_backbone", refused="a vision backbone; every expert runs on every image"),
     Family("zaya", layout=FUSED, changes={"num_experts_per_tok": 1, "router_hidden_size": 16}),
+)  # fmt: skip
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {row.name: row for row in sorted(ROWS, key=lambda row: row.name)}
 )
-FAMILIES: Mapping[str, Family] = MappingProxyType({row.name: row for row in ROWS})

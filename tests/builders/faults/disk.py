@@ -35,13 +35,8 @@ def faulty_disk(source: Path, folder: Path) -> Iterator[Disk]:
     disk.caches()
     with (folder / "server.log").open("w+b") as log:
         command = [sys.executable, "-m", "tests.builders.faults.fusefs"]
-        server = subprocess.Popen(
-            [*command, str(source), str(disk.mount), str(disk.control)],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            cwd=ROOT,
-        )
+        command += map(str, (source, disk.mount, disk.control))
+        server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, cwd=ROOT)
         try:
             _await_mount(disk.mount, server, folder / "server.log")
             yield disk

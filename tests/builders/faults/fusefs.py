@@ -55,9 +55,7 @@ class PassThrough(mfusepy.Operations):
             self._refresh()
             hit = []
             for i, (rule, left) in enumerate(self._left):
-                end = rule.end if rule.end is not None else float("inf")
-                touches = offset < end and rule.start < offset + size
-                if thread == rule.spare or not left or not touches:
+                if thread == rule.spare or not left or offset + size <= rule.start:
                     continue
                 if fnmatch.fnmatch(Path(path).name, rule.file):
                     self._left[i] = rule, left - 1
@@ -128,15 +126,9 @@ def leave_with_parent(mount: str) -> None:
 
 def main(source: str, mount: str, control: str) -> None:
     threading.Thread(target=leave_with_parent, args=[mount], daemon=True).start()
-    mfusepy.FUSE(
-        PassThrough(Path(source), Disk(Path(mount), Path(control))),
-        mount,
-        raw_fi=True,
-        foreground=True,
-        nothreads=False,
-        ro=True,
-        attr_timeout=0,
-    )
+    operations = PassThrough(Path(source), Disk(Path(mount), Path(control)))
+    options = {"foreground": True, "nothreads": False, "ro": True, "attr_timeout": 0}
+    mfusepy.FUSE(operations, mount, raw_fi=True, **options)
 
 
 if __name__ == "__main__":

@@ -3,17 +3,16 @@
     python -m tests.builders.faults.host FOLDER
 
 Reads `{"scenario": name, "arguments": {...}, "seconds": limit}` lines, answers each with
-`{"exit": code or -signal, "result": what the scenario printed or null, "stderr": its end}`.
+`{"exit": code or -signal, "result": what the scenario returned or null, "stderr": its end}`.
 """
 
 import faulthandler
 import gc
 import json
 import os
-import select
 import signal
 import sys
-import time
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ GRACE_SECONDS = 3.0
 """After a scenario's limit, in which its stacks are written, before it is killed."""
 
 
-def child(bench: Bench, request: dict[str, Any], *, write: int, stderr: Path) -> None:
+def child(bench: Bench, request: dict[str, Any], answer: Path, stderr: Path) -> None:
     """The forked process; never returns."""
     handle = os.open(stderr, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(handle, 1)  # whatever commands print is no answer
@@ -36,10 +35,9 @@ def child(bench: Bench, request: dict[str, Any], *, write: int, stderr: Path) ->
     code = 1
     try:
         name = request["scenario"]
-        owner = next(one for one in (packing, results, scenarios) if hasattr(one, name))
-        scenario = getattr(owner, name)
-        result = scenario(bench, **request["arguments"])
-        os.write(write, json.dumps(result).encode() + b"\n")
+        owners = (packing, results, scenarios)
+        scenario = next(getattr(one, name) for one in owners if hasattr(one, name))
+        answer.write_text(json.dumps(scenario(bench, **request["arguments"])))
         code = 0
     except BaseException:
         sys.excepthook(*sys.exc_info())
@@ -50,29 +48,16 @@ def child(bench: Bench, request: dict[str, Any], *, write: int, stderr: Path) ->
 
 def run(bench: Bench, request: dict[str, Any]) -> dict[str, Any]:
     """Forks, waits, kills."""
-    stderr = bench.folder / "stderr.log"
-    read, write = os.pipe()
-    process = os.fork()
-    if process == 0:
-        os.close(read)
-        child(bench, request, write=write, stderr=stderr)
-    os.close(write)
-    deadline = time.monotonic() + request["seconds"] + GRACE_SECONDS
-    output = b""
-    while (left := deadline - time.monotonic()) > 0:
-        if select.select([read], [], [], left)[0]:
-            chunk = os.read(read, 65536)
-            output += chunk
-            if not chunk:
-                break
-    else:
-        os.kill(process, signal.SIGKILL)
-    os.close(read)
-    _, status = os.waitpid(process, 0)
-    lines = output.decode().splitlines()
+    answer, stderr = bench.folder / "answer.json", bench.folder / "stderr.log"
+    answer.unlink(missing_ok=True)
+    process = get_context("fork").Process(target=child, args=(bench, request, answer, stderr))
+    process.start()
+    process.join(request["seconds"] + GRACE_SECONDS)
+    process.kill()
+    process.join()
     return {
-        "exit": os.waitstatus_to_exitcode(status),
-        "result": json.loads(lines[-1]) if lines else None,
+        "exit": process.exitcode,
+        "result": json.loads(answer.read_text()) if answer.exists() else None,
         "stderr": stderr.read_text(errors="replace")[-6000:],
     }
 

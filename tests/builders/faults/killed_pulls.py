@@ -3,8 +3,9 @@
     python -m tests.builders.faults.killed_pulls ADDRESS FOLDER
 
 Each pull runs in a child with a separate cache, FOLDER/N, whose N-th write, rename or close (of a
-thread) is answered with SIGKILL; prints a JSON line for each: where it died, and what it left. One
-process forks them all: importing takes far longer than pulling.
+thread) is answered with SIGKILL; prints a JSON line for each: whether it died, what it left, and
+the exit code of a pull after it. One process forks them all: importing takes far longer than
+pulling.
 """
 
 import json
@@ -13,7 +14,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from tests.builders.faults.syscalls import CannotTraceError, injected
+from tests.builders.faults.syscalls import ENDED, killed
 from tests.builders.killing import in_a_child
 from zoo.catalog import Zoo
 from zoo.digest import hash_bytes
@@ -29,16 +30,6 @@ LONGEST = 400
 
 def pull(address: str) -> None:
     pull_reference(Zoo(HttpStorage(address)), EntryReference(NAME)).verify()
-
-
-def pull_and_die(address: str, number: int, log: Path) -> None:
-    spec = f"{CALLS}:signal=SIGKILL:when={number}"
-    try:
-        with injected(spec, paths=[], log=log):
-            pull(address)
-    except CannotTraceError as error:
-        sys.stdout.write(json.dumps({"skip": str(error)}) + "\n")
-        sys.stdout.flush()
 
 
 def left_behind() -> str:
@@ -59,13 +50,13 @@ def main(address: str, folder: Path) -> None:
     pull(address)
     for number in range(1, LONGEST):
         os.environ["MOECAST_CACHE"] = str(folder / str(number))
-        log = folder / f"{number}.log"
-        status = in_a_child(partial(pull_and_die, address, number, log))
-        wrong = left_behind()
-        again = in_a_child(partial(pull, address))
-        line = {"number": number, "status": status, "wrong": wrong, "again": again}
+        spec, log = f"{CALLS}:signal=SIGKILL:when={number}", folder / f"{number}.log"
+        end = killed(spec, partial(pull, address), log=log)
+        line = {"number": number, "killed": end is None, "wrong": left_behind()}
+        line |= {"again": in_a_child(partial(pull, address))}
+        line |= {"skip": end} if end not in (None, ENDED) else {}
         sys.stdout.write(json.dumps(line) + "\n")
-        if status == 0:
+        if end is not None:
             return
 
 

@@ -2,9 +2,10 @@
 
 import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from runtime.commands import pack
 from runtime.config import ModelConfig, PackConfig
@@ -45,7 +46,6 @@ def verified(output: Path, model: Path) -> str:
 @contextmanager
 def _advancing(each: Advance) -> Iterator[None]:
     """Calls `each` with the number of experts whenever some more are packed."""
-    real = pack.pack
 
     def watched(*args, advance: Advance, **kwargs):
         def both(count: int) -> None:
@@ -54,11 +54,8 @@ def _advancing(each: Advance) -> Iterator[None]:
 
         return write_store(*args, advance=both, **kwargs)
 
-    pack.pack = watched
-    try:
+    with patch.object(pack, "pack", watched):
         yield
-    finally:
-        pack.pack = real
 
 
 def packing_fills_the_disk(bench: Bench, *, folder: str, by: str) -> Result:
@@ -80,12 +77,9 @@ def packing_fills_the_disk(bench: Bench, *, folder: str, by: str) -> Result:
         num_packed += count
         if num_packed < 20:
             return
-        with filler.open("ab", buffering=0) as opened:
-            try:
-                while opened.write(bytes(1 << 20)):
-                    pass
-            except OSError:
-                return
+        with suppress(OSError), filler.open("ab", buffering=0) as opened:
+            while opened.write(bytes(1 << 20)):
+                pass
 
     if by == "others":
         with _advancing(fill):

@@ -23,11 +23,8 @@ def results_are_killed(bench: Bench, *, folder: str) -> dict[str, Any]:
         while True:
             path = Path(folder) / f"{name}-{call}" / "out.jsonl"
             path.parent.mkdir()
-            status = killed(
-                f"{name}:signal=SIGKILL:when={call}",
-                partial(_complete, path),
-                log=path.parent / ".strace.log",
-            )
+            spec, log = f"{name}:signal=SIGKILL:when={call}", path.parent / ".strace.log"
+            status = killed(spec, partial(_complete, path), log=log)
             if status is not None:
                 break
             result["kills"] += 1

@@ -8,14 +8,13 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Rule:
-    """One fault for reads that touch bytes `[start, end)` of files that match."""
+    """One fault for reads that touch bytes from `start` on of files that match."""
 
     kind: str
     """eio, short (half of the requested bytes), flip (one bit in the middle of the read), hang,
     freeze (until the rules change), truncate (the file ends at `start`)."""
     file: str = "*"
     start: int = 0
-    end: int | None = None
     times: int | None = None
     """How many reads go wrong before the fault is gone; None: all."""
     seconds: float = 0.0

@@ -3,6 +3,9 @@
 import random
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,16 @@ from tests.builders.served import read_in_python
 Result = dict[str, Any]
 
 
+@contextmanager
+def _serving(
+    bench: Bench, mode: str, disk: Path | None = None, **options: Any
+) -> Iterator[tuple[PreTrainedModel, Result, Callable[[], Result]]]:
+    """Yields a model, an empty result, and a function that makes a request."""
+    model = bench.load(mode, disk or bench.disk, **options)
+    with model.moecast:
+        yield model, {}, partial(_ask, bench, model)
+
+
 def _ask(bench: Bench, model: PreTrainedModel) -> Result:
     stalled = model.moecast.stats()["stall_seconds"]
     outcome = bench.ask(model)
@@ -35,18 +48,16 @@ def _ask(bench: Bench, model: PreTrainedModel) -> Result:
 
 def spoilt_system_calls(bench: Bench, *, mode: str, inject: str) -> Result:
     """Requests before, while and after strace spoils this process's reads of the weights."""
-    result: Result = {}
-    model = bench.load(mode, bench.disk)
-    with model.moecast:
-        result["before"] = _ask(bench, model)
+    with _serving(bench, mode) as (_, result, ask):
+        result["before"] = ask()
         files = [file for file in bench.disk.rglob("*") if file.is_file()]
         try:
             with injected(inject, paths=files, log=bench.folder / "strace.log") as injection:
-                result["during"] = _ask(bench, model)
+                result["during"] = ask()
         except CannotTraceError as error:
             return {"skip": f"strace may not attach here: {error}"}
         result["num_faults"] = injection.num_faults()
-        result["after"] = _ask(bench, model)
+        result["after"] = ask()
     return result
 
 
@@ -67,18 +78,17 @@ def spoilt_disk(
         well_after_seconds: the disk works again after this time, even within a request.
     """
     disk = Disk(Path(mount), Path(control))
-    result: Result = {}
-    model = bench.load(mode, disk.mount, system=SystemConfig(**system or {}))
-    disk.is_well()
-    with model.moecast:
-        result["before"] = _ask(bench, model)
+    system = SystemConfig(**system or {})
+    with _serving(bench, mode, disk.mount, system=system) as (_, result, ask):
+        disk.is_well()
+        result["before"] = ask()
         disk.fails(*(Rule(**rule) for rule in rules))
         if well_after_seconds is not None:
             threading.Timer(well_after_seconds, disk.is_well).start()
-        result["during"] = _ask(bench, model)
+        result["during"] = ask()
         result["num_faults"] = disk.num_faults()
         disk.is_well()
-        result["after"] = _ask(bench, model)
+        result["after"] = ask()
     return result
 
 
@@ -113,15 +123,13 @@ def spoilt_while_loading(bench: Bench, *, mount: str, control: str, rules: list[
 
 def worker_killed(bench: Bench, *, mode: str, how: str) -> Result:
     """Requests before, while and after a transfer thread ends."""
-    result: Result = {}
-    model = bench.load(mode, bench.disk)
-    with model.moecast:
+    with _serving(bench, mode) as (model, result, ask):
         read_in_python(model.moecast.engine)
-        result["before"] = _ask(bench, model)
+        result["before"] = ask()
         with killed_worker(model.moecast.engine, how=how) as killed:
-            result["during"] = _ask(bench, model)
+            result["during"] = ask()
         result["num_faults"] = len(killed)
-        result["after"] = _ask(bench, model)
+        result["after"] = ask()
         result["num_workers"] = len(transfer_threads())
     return result
 
@@ -133,21 +141,19 @@ def worker_hangs(bench: Bench, *, mode: str, mount: str, control: str, close_ear
         close_early: close the model while the read still hangs.
     """
     disk = Disk(Path(mount), Path(control))
-    result: Result = {}
-    model = bench.load(mode, disk.mount)
-    disk.is_well()
-    with model.moecast:
-        result["before"] = _ask(bench, model)
+    with _serving(bench, mode, disk.mount) as (model, result, ask):
+        disk.is_well()
+        result["before"] = ask()
         disk.fails(Rule("freeze", times=1, spare=threading.get_native_id()))
         while not disk.num_faults():
-            result["during"] = _ask(bench, model)
+            result["during"] = ask()
         result["num_faults"] = disk.num_faults()
         if not close_early:
             result["lost_threads"] = model.moecast.stats()["lost_threads"]
             disk.is_well()
             while model.moecast.stats()["lost_threads"]:
                 time.sleep(0.01)
-            result["after"] = _ask(bench, model)
+            result["after"] = ask()
     disk.is_well()
     return result
 
@@ -158,28 +164,24 @@ def interrupted(bench: Bench, *, mode: str, read: int) -> Result:
     Args:
         read: before which read the signal comes, whichever thread reads.
     """
-    result: Result = {}
-    model = bench.load(mode, bench.disk)
-    with model.moecast:
-        result["before"] = _ask(bench, model)
+    with _serving(bench, mode) as (model, result, ask):
+        result["before"] = ask()
         with before_read(model.moecast.engine, read, signal_main_thread):
             try:
-                result["during"] = _ask(bench, model)
+                result["during"] = ask()
             except KeyboardInterrupt:
                 result["during"] = {"outcome": "interrupted"}
-        result["after"] = _ask(bench, model)
+        result["after"] = ask()
         result["elsewhere"] = _in_another_thread(bench, model)
     return result
 
 
 def refused_elsewhere(bench: Bench, *, mode: str) -> Result:
     """A request fails in a thread that then ends; the next comes from another."""
-    result: Result = {}
-    model = bench.load(mode, bench.disk)
-    with model.moecast:
+    with _serving(bench, mode) as (model, result, ask):
         with before_read(model.moecast.engine, 1, refuse, times=1000):
             result["during"] = _in_another_thread(bench, model)
-        result["after"] = _ask(bench, model)
+        result["after"] = ask()
     return result
 
 
@@ -194,9 +196,8 @@ def _in_another_thread(bench: Bench, model: PreTrainedModel) -> Result:
 def interrupted_anywhere(bench: Bench, *, mode: str, seed: int, rounds: int) -> Result:
     """Ctrl-C again and again, at moments spread over a request; each time the next is served."""
     chance = random.Random(seed)
-    result: Result = {"interrupted": 0, "outcomes": []}
-    model = bench.load(mode, bench.disk)
-    with model.moecast:
+    with _serving(bench, mode) as (model, result, _):
+        result |= {"interrupted": 0, "outcomes": []}
         with interrupt_at_call(None) as num_calls:
             bench.ask(model)
         usual = num_calls()

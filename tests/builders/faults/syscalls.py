@@ -5,10 +5,11 @@ import os
 import signal
 import subprocess
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+from tests.builders.killing import in_a_child
 
 READS = "pread64,preadv,preadv2"
 PR_SET_PTRACER = 0x59616D61
@@ -64,25 +65,17 @@ def killed(spec: str, work: Callable[[], None], *, log: Path) -> str | None:
     Returns:
         None when it was killed, `ENDED` when it came to its end, else why it was not tried.
     """
-    child = os.fork()
-    if child == 0:
-        code = 1
+
+    def traced() -> None:
         try:
             with injected(spec, paths=[], log=log):
                 work()
-            code = 0
         except CannotTraceError:
-            code = 2
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        assert os.WTERMSIG(status) == signal.SIGKILL
-        return None
-    assert os.WEXITSTATUS(status) != 1, "the work failed"
-    return ENDED if os.WEXITSTATUS(status) == 0 else "strace may not attach here"
+            os._exit(2)
+
+    code = in_a_child(traced)
+    assert code in (0, 2, -signal.SIGKILL), "the work failed"
+    return {0: ENDED, 2: "strace may not attach here"}.get(code)
 
 
 def _await_tracer(tracer: subprocess.Popen) -> None:

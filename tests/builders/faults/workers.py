@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from unittest.mock import patch
 
 from runtime.engine.engine import Engine
 from runtime.errors import TransferError
@@ -82,29 +83,26 @@ def before_read(
     disturb: Callable[[], None],
     *,
     times: int = 1,
-    of: Callable[[], bool] = lambda: True,
+    by_workers: bool = False,
 ) -> Iterator[None]:
     """Calls `disturb` at the start of reads `first`, `first + 1`, ... of the engine's store.
 
     Args:
-        of: counts the reads for which this is true.
+        by_workers: counts the reads of transfer threads only.
     """
     read_in_python(engine)
     real, calls = engine.store.read, 0
 
     def read(*args, **kwargs) -> None:
         nonlocal calls
-        if of():
+        if not by_workers or threading.current_thread() in transfer_threads():
             calls += 1
             if first <= calls < first + times:
                 disturb()
         real(*args, **kwargs)
 
-    engine.store.read = read
-    try:
+    with patch.object(engine.store, "read", read):
         yield
-    finally:
-        engine.store.read = real
 
 
 @contextmanager
@@ -130,7 +128,5 @@ def killed_worker(engine: Engine, *, how: str) -> Iterator[list[threading.Thread
             end_thread(thread)
         yield killed
     else:
-        with before_read(
-            engine, 2, end_reader, of=lambda: threading.current_thread() in transfer_threads()
-        ):
+        with before_read(engine, 2, end_reader, by_workers=True):
             yield killed

@@ -39,32 +39,34 @@ FILE_TYPES = {
     "minimax-m2": {"Q4_0": 2},
 }
 """Files of each model, with llama.cpp's number (`llama_ftype`) where its quantiser writes them."""
-SIZES = {
+SIZES: dict[str, dict[str, int]] = {
     # All experts of a token are chosen: their weights add up to one in llama.cpp's graph of this
     # architecture and in a patched one alike (`benchmarks.environments`).
-    "qwen2moe": {"num_experts": 4, "num_experts_per_tok": 4, "hidden_size": 32, "width": 32},
-    "qwen3moe": {"num_experts": 8, "num_experts_per_tok": 2, "hidden_size": 32, "width": 32},
+    "qwen2moe": {"num_experts_per_tok": 4},
+    "qwen3moe": {"num_experts": 8},
     # Blocks of K-quants have 256 weights.
-    "qwen3moe-wide": {"num_experts": 2, "num_experts_per_tok": 2, "hidden_size": 256, "width": 256},
-    "qwen35moe": {"num_experts": 4, "num_experts_per_tok": 2, "hidden_size": 32, "width": 32},
-    "minimax-m2": {"num_experts": 4, "num_experts_per_tok": 2, "hidden_size": 32, "width": 32},
+    "qwen3moe-wide": {"num_experts": 2, "hidden_size": 256},
 }
+"""Where they are not those of `models`."""
+
+
+def train_bpe(texts: list[str], *, use_regex: bool = True, **options: Any) -> dict[str, Any]:
+    """Train a tokenizer of bytes on texts; return its vocabulary and its merges."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(initial_alphabet=alphabet, show_progress=False, **options)
+    trained.train_from_iterator(texts, trainer)
+    return json.loads(trained.to_str())["model"]
 
 
 def save_tokenizer(folder: Path) -> int:
     """Save a small tokenizer of Qwen's kind; return the size of its vocabulary."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import Qwen2Tokenizer
 
-    trained = Tokenizer(models.BPE())
-    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trained.decoder = decoders.ByteLevel()
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trained.train_from_iterator(
-        [PROMPT] * 4,
-        trainers.BpeTrainer(vocab_size=284, initial_alphabet=alphabet, show_progress=False),
-    )
-    content = json.loads(trained.to_str())["model"]
+    content = train_bpe([PROMPT] * 4, vocab_size=284)
     tokenizer = Qwen2Tokenizer(
         vocab=content["vocab"], merges=[tuple(pair) for pair in content["merges"]]
     )
@@ -82,51 +84,26 @@ def save_tokenizer(folder: Path) -> int:
 def save_model(name: str, folder: Path) -> None:
     """Save a random model in the Hub's layout."""
     import torch
-    import transformers
+
+    from tests.builders.gguf_files import models
 
     vocab_size = save_tokenizer(folder)
-    sizes = dict(SIZES[name])
-    width, hidden_size = sizes.pop("width"), sizes["hidden_size"]
-    common = {
-        **sizes,
-        "vocab_size": vocab_size,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "moe_intermediate_size": width,
-        "intermediate_size": width,
-        "max_position_embeddings": 256,
-        "eos_token_id": vocab_size - 1,
-        "bos_token_id": None,
-        # Products keep the size of activations, so that rounding errors do not grow.
-        "initializer_range": 0.5 / hidden_size**0.5,
-    }
+    sizes = {"hidden_size": 32, **SIZES.get(name, {})}
+    width = sizes["hidden_size"]
     torch.manual_seed(SEED)
-    if name == "qwen2moe":
-        config = transformers.Qwen2MoeConfig(**common, shared_expert_intermediate_size=64)
-        model = transformers.Qwen2MoeForCausalLM(config)
-    elif name == "qwen35moe":
-        linear = {"key_heads": 2, "value_heads": 4}
-        config = transformers.Qwen3_5MoeTextConfig(
-            **{**common, "num_hidden_layers": 4},
-            shared_expert_intermediate_size=32,
-            head_dim=32,
-            **{f"linear_num_{heads}": number for heads, number in linear.items()},
-            linear_key_head_dim=16,
-            linear_value_head_dim=16,
-        )
-        model = transformers.Qwen3_5MoeForCausalLM(config)
-    elif name == "minimax-m2":
-        common["num_local_experts"] = common.pop("num_experts")
-        config = transformers.MiniMaxM2Config(
-            **common, head_dim=32, rotary_dim=16, scoring_func="sigmoid"
-        )
-        model = transformers.MiniMaxM2ForCausalLM(config)
+    model = models.make_model(
+        name.removesuffix("-wide"),
+        **sizes,
+        vocab_size=vocab_size,
+        eos_token_id=vocab_size - 1,
+        moe_intermediate_size=width,
+        intermediate_size=width,
+        # Products keep the size of activations, so that rounding errors do not grow.
+        initializer_range=0.5 / width**0.5,
+    )
+    if name == "minimax-m2":
         for layer in model.model.layers:
             torch.nn.init.normal_(layer.mlp.e_score_correction_bias, std=0.1)
-    else:
-        config = transformers.Qwen3MoeConfig(**common, head_dim=32, norm_topk_prob=True)
-        model = transformers.Qwen3MoeForCausalLM(config)
     # Qwen3.5's norms multiply by one more than their weight.
     middle = 0.0 if name == "qwen35moe" else 1.0
     for key, parameter in model.named_parameters():
@@ -241,18 +218,8 @@ SPLIT_TEXT = (
 
 def merges(_source: Path, _work: Path) -> None:
     """Make merges that cross the borders of a text's words, so that tokens show the borders."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-
-    trained = Tokenizer(models.BPE())
-    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trained.train_from_iterator(
-        [SPLIT_TEXT] * 3,
-        trainers.BpeTrainer(
-            vocab_size=480, initial_alphabet=alphabet, max_token_length=5, show_progress=False
-        ),
-    )
-    found = [" ".join(pair) for pair in json.loads(trained.to_str())["model"]["merges"]]
+    content = train_bpe([SPLIT_TEXT] * 3, use_regex=False, vocab_size=480, max_token_length=5)
+    found = [" ".join(pair) for pair in content["merges"]]
     SPLITS.write_text(json.dumps({"text": SPLIT_TEXT, "merges": found, "tokens": {}}) + "\n")
 
 
@@ -293,17 +260,9 @@ def quantise(work: Path) -> None:
 
 
 def open_model(llama_cpp: Any, file: Path) -> Any:
-    return llama_cpp.Llama(
-        str(file),
-        n_ctx=128,
-        n_threads=1,
-        n_threads_batch=1,
-        logits_all=True,
-        verbose=False,
-        flash_attn=False,
-        type_k=0,
-        type_v=0,
-    )
+    threads = {"n_threads": 1, "n_threads_batch": 1}
+    exact = {"logits_all": True, "flash_attn": False, "type_k": 0, "type_v": 0}
+    return llama_cpp.Llama(str(file), n_ctx=128, verbose=False, **threads, **exact)
 
 
 def record(llama_cpp, file: Path) -> dict:

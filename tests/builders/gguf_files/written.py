@@ -12,6 +12,8 @@ from typing import Any
 import gguf
 import numpy as np
 
+from tests.builders.gguf_files.parts import write_files
+
 HERE = Path(__file__).parent
 HEADERS = HERE / "architectures.json"
 ARCHITECTURES: dict[str, dict[str, Any]] = json.loads(HEADERS.read_text())
@@ -57,8 +59,11 @@ def write_gguf(
     architecture = header["architecture"]
     writer = gguf.GGUFWriter(file, architecture)
     for key, value in {**header["metadata"], **(metadata or {})}.items():
-        if value is not None:
-            _add(writer, f"{architecture}.{key}", value)
+        if value not in (None, "", []):
+            kind = gguf.GGUFValueType.get_type(value)
+            if kind == gguf.GGUFValueType.INT32:
+                kind = gguf.GGUFValueType.UINT32
+            writer.add_key_value(f"{architecture}.{key}", value, kind)
     merges = ["! !"] if pre is None else SPLITS["merges"]
     tokens = [*(chr(ord("!") + i) for i in range(VOCAB_SIZE - 1)), "!!"]
     if pre is not None:
@@ -78,24 +83,8 @@ def write_gguf(
         writer.add_tensor(key, data, raw_dtype=kind)
     for key, data in (added or {}).items():
         writer.add_tensor(key, data)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_files(writer)
     return file
-
-
-def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
-    for kind, add in (
-        (bool, writer.add_bool),
-        (int, writer.add_uint32),
-        (float, writer.add_float32),
-        (str, writer.add_string),
-        (list, writer.add_array),
-    ):
-        if isinstance(value, kind):
-            add(key, value)
-            return
 
 
 def make_weights(name: str, shape: list[int]) -> np.ndarray:

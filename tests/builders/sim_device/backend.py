@@ -17,13 +17,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from runtime import accelerator
 from runtime.engine import devices as known_devices  # not first within a simulation, to stay so
 from tests.builders.sim_device.streams import SimDevices, SimEvent, SimStream, make_state
-from tests.builders.sim_device.tensor import (
-    SimGenerator,
-    SimTensor,
-    is_pinned,
-    is_sim,
-    run,
-)
+from tests.builders.sim_device.tensor import SimGenerator, SimTensor, is_pinned, is_sim, run
 
 CREATING = ("empty", "zeros", "ones", "full")
 """Functions that may be asked for pinned memory."""
@@ -110,16 +104,14 @@ def run_one(func: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 @contextlib.contextmanager
-def simulated(
-    num_devices: int = 2, *, memory_bytes: int = 1 << 30, seed: int = 0
-) -> Iterator[SimDevices]:
-    """Give PyTorch and this project simulated devices within the context.
+def simulated(*, memory_bytes: int = 1 << 30, seed: int = 0) -> Iterator[SimDevices]:
+    """Give PyTorch and this project two simulated devices within the context.
 
     Raises:
         AssertionError: something ran in an order that no event guarantees.
     """
     set_up()
-    with SimDevices(num_devices, memory_bytes, seed) as devices, contextlib.ExitStack() as stack:
+    with SimDevices(memory_bytes, seed) as devices, contextlib.ExitStack() as stack:
         for owner, name, value in find_patches(devices):
             stack.enter_context(patch.object(owner, name, value))
         yield devices
@@ -162,11 +154,11 @@ def find_patches(devices: SimDevices) -> Iterator[tuple[Any, str, Any]]:
         yield torch, name, making(getattr(torch, name))
     tolist, pinned = Tensor.tolist, Tensor.is_pinned
     yield Tensor, "tolist", lambda self: tolist(self.cpu() if is_sim(self.device) else self)
-    yield (
-        Tensor,
-        "is_pinned",
-        lambda self, *args: is_pinned(self) if self.device.type == "cpu" else pinned(self, *args),
-    )
+
+    def is_pinned_here(self: Tensor, *args: Any) -> bool:
+        return is_pinned(self) if self.device.type == "cpu" else pinned(self, *args)
+
+    yield Tensor, "is_pinned", is_pinned_here
     yield Tensor, "pin_memory", lambda self, *_: pin(devices, self)
 
 

@@ -20,8 +20,6 @@ from tests.builders.sim_device.memory import Clock, DeviceMemory
 
 SPOILED = 0x7F
 """Bytes of a target whose copy has not run; of a float: a very large number, or none."""
-KERNEL_SECONDS, COPY_SECONDS, SECONDS_PER_BYTE = 5e-6, 1e-5, 1e-10
-"""What a kernel and a copy take, on the clock of timed events."""
 EARLY = 0.25
 """Probability that a waiting copy runs when other work is issued, or somebody asks for it."""
 
@@ -37,7 +35,7 @@ class SimStream:
         self.clock: Clock = Counter()
         self.time = 0
         self.seconds = 0.0
-        """When its latest work ends, where kernels and copies take the times above."""
+        """When its latest work ends, on the clock of timed events."""
         self._waiting: deque[Callable[[], None]] = deque()
         """Copies and waits that have been issued and have not run."""
         self._num_done = 0
@@ -79,17 +77,12 @@ class SimStream:
                 self.put(event.run)
 
     def wait_stream(self, stream: SimStream) -> None:
-        event = SimEvent()
-        event.record(stream)
-        self.wait_event(event)
+        self.wait_event(stream.record_event())
 
     def record_event(self, event: SimEvent | None = None) -> SimEvent:
         event = event or SimEvent()
         event.record(self)
         return event
-
-    def query(self) -> bool:
-        return self.record_event().query()
 
     def synchronize(self) -> None:
         with self.devices.lock:
@@ -102,11 +95,7 @@ class SimEvent:
     """A point in a stream's work. `torch.Event` on a simulated device makes one."""
 
     def __init__(
-        self,
-        device: torch.device | str | None = None,
-        *,
-        enable_timing: bool = False,
-        **_: object,
+        self, device: torch.device | str | None = None, *, enable_timing: bool = False, **_: object
     ):
         self._devices = SimDevices.current()
         self._is_timed = enable_timing
@@ -164,17 +153,16 @@ class SimEvent:
 
 
 class SimDevices:
-    """The devices of one test.
+    """The devices of one test, `sim:0` and `sim:1`.
 
     Args:
-        num_devices: `sim:0` and so on.
         memory_bytes: of each.
         seed: of the order in which waiting copies run.
     """
 
     _current: SimDevices | None = None
 
-    def __init__(self, num_devices: int = 2, memory_bytes: int = 1 << 30, seed: int = 0):
+    def __init__(self, memory_bytes: int, seed: int):
         self.lock = threading.RLock()
         self.random = random.Random(seed)
         self.host: Clock = Counter()
@@ -185,7 +173,7 @@ class SimDevices:
         self.pinned: set[int] = set()
         """Addresses of the host's pinned storages."""
         self.streams: list[SimStream] = []
-        self.devices = [torch.device("sim", number) for number in range(num_devices)]
+        self.devices = [torch.device("sim", number) for number in range(2)]
         self.memories = [DeviceMemory(device, memory_bytes) for device in self.devices]
         self.random_states = [make_state(0) for _ in self.devices]
         self._local = threading.local()
@@ -240,11 +228,9 @@ class SimDevices:
         return chosen.get(index, self._defaults[index])
 
     def set_stream(self, stream: SimStream) -> None:
-        self._local.streams = {
-            **getattr(self._local, "streams", {}),
-            stream.device.index: stream,
-        }
-        self.set_index(stream.device.index)
+        index = stream.device.index
+        self._local.streams = {**getattr(self._local, "streams", {}), index: stream}
+        self.set_index(index)
 
     def synchronize(self, device: torch.device | str | int | None = None) -> None:
         resolved = self.resolve(device)

@@ -10,43 +10,29 @@ import torch
 from torch import Tensor
 
 from tests.builders.sim_device.memory import Allocation
-from tests.builders.sim_device.streams import (
-    COPY_SECONDS,
-    KERNEL_SECONDS,
-    SECONDS_PER_BYTE,
-    SPOILED,
-    SimDevices,
-    SimStream,
-    make_state,
-)
+from tests.builders.sim_device.streams import SPOILED, SimDevices, SimStream, make_state
 
+KERNEL_SECONDS, COPY_SECONDS, SECONDS_PER_BYTE = 5e-6, 1e-5, 1e-10
+"""What a kernel and a copy take, on the clock of timed events."""
 FAR = 1 << 60
 """Added to addresses: no host memory is there, so that reading one ends the process."""
 SYNCHRONISING = {
     f"aten::{name}"
     for name in (
-        "_local_scalar_dense",
-        "_unique2",
-        "bincount",
-        "equal",
-        "masked_select",
-        "nonzero",
-        "repeat_interleave.Tensor",
-        "unique_consecutive",
-        "unique_dim",
+        *("_local_scalar_dense", "_unique2", "bincount", "equal", "masked_select", "nonzero"),
+        *("repeat_interleave.Tensor", "unique_consecutive", "unique_dim"),
     )
 }
 """Kernels whose result, or the shape of it, the host waits for."""
 UNREAD = ("aten::empty", "aten::new_empty", "aten::_unsafe_view", "aten::detach", "aten::lift")
 """Beginnings of operations that launch nothing."""
 INDEXED_BY_HOST = {
-    f"aten::{name}"
-    for name in (
-        *("index", "_unsafe_index"),
-        *("index_put", "index_put_", "_unsafe_index_put", "_index_put_impl_"),
-    )
+    *("aten::index", "aten::_unsafe_index", "aten::index_put", "aten::index_put_"),
+    *("aten::_unsafe_index_put", "aten::_index_put_impl_"),
 }
 """Whose indices may lie in host memory: they are copied, and the host waits."""
+MASKS = (torch.bool, torch.uint8)
+"""Types of indices that say of each row whether it is taken."""
 ELSEWHERE = "Expected all tensors to be on the same device"
 
 
@@ -59,13 +45,9 @@ class SimTensor(Tensor):
     @staticmethod
     def __new__(cls, raw: Tensor, allocation: Allocation) -> SimTensor:
         tensor = torch.Tensor._make_wrapper_subclass(
-            cls,
-            raw.size(),
-            strides=raw.stride(),
-            storage_offset=raw.storage_offset(),
-            dtype=raw.dtype,
-            device=allocation.memory.device,
-        )
+            cls, raw.size(), strides=raw.stride(), storage_offset=raw.storage_offset(),
+            dtype=raw.dtype, device=allocation.memory.device,
+        )  # fmt: skip
         tensor.raw, tensor.allocation = raw, allocation
         return tensor
 
@@ -182,8 +164,7 @@ def run(func: Any, args: tuple, kwargs: dict) -> Any:
         raw_kwargs = {key: to_cpu(value) for key, value in kwargs.items()}
         raw = compute(devices, stream, func, raw_args, raw_kwargs)
         if name in SYNCHRONISING or f"{name}.{func._overloadname}" in SYNCHRONISING:
-            devices.counts["synchronisations"] += 1
-            devices.counts["copies to the host"] += 1
+            devices.counts.update(("synchronisations", "copies to the host"))
             devices.host |= stream.clock
         return wrap_results(raw, [value for value in given if is_on_sim(value)], stream, name)
 
@@ -192,10 +173,7 @@ def list_values(args: tuple, kwargs: dict) -> list:
     """Return an operation's arguments, and the members of those that are lists."""
     values: list = []
     for value in (*args, *kwargs.values()):
-        if isinstance(value, (list, tuple)):
-            values += value
-        else:
-            values.append(value)
+        values += value if isinstance(value, (list, tuple)) else [value]
     return values
 
 
@@ -224,7 +202,7 @@ def check_places(func: Any, args: tuple, given: list) -> None:
         if not is_on_sim(args[0]):
             raise RuntimeError("indices should be either on cpu or on the same device")
         if any(not is_on_sim(index) for index in by_host):
-            count_copy(SimDevices.current(), "copies to the device", waits=True)
+            SimDevices.current().counts.update(("copies to the device", "synchronisations"))
     for value in given:
         if isinstance(value, Tensor) and not is_on_sim(value) and value.dim():
             if any(value is index for index in by_host):
@@ -250,7 +228,7 @@ def launch(devices: SimDevices, stream: SimStream, func: Any, args: tuple, kwarg
     positions, names = written(func)
     if what == "aten::_grouped_mm":
         args, kwargs = touch_groups(stream, args, kwargs), {}
-    elif what == "aten::index" and (rows := args[1][0]) is not None and not is_mask(rows):
+    elif what == "aten::index" and (rows := args[1][0]) is not None and rows.dtype not in MASKS:
         numbers = rows.raw if is_on_sim(rows) else rows
         args = (*touch_rows(stream, args[0], numbers, what), *args[1:])
     for number, value in enumerate(args):
@@ -277,10 +255,6 @@ def touch_rows(stream: SimStream, tensor: Any, numbers: Tensor, what: str) -> tu
             one = SimTensor(tensor.raw[row], tensor.allocation)
             touch(one, stream, writes=False, what=what)
     return ()
-
-
-def is_mask(index: Tensor) -> bool:
-    return index.dtype in (torch.bool, torch.uint8)
 
 
 def multiply_groups(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
@@ -334,25 +308,17 @@ def convert(devices: SimDevices, func: Any, source: Tensor, kwargs: dict) -> Ten
     """`Tensor.to`: a new tensor of another dtype or place."""
     device = kwargs.get("device")
     device = source.device if device is None else torch.device(device)
-    rest = {
-        key: value
-        for key, value in kwargs.items()
-        if key not in ("device", "non_blocking", "pin_memory", "layout")
-    }
     raw = source.raw if isinstance(source, SimTensor) else source
     if device.type not in ("sim", "cpu"):
         return func(raw, **{**kwargs, "device": device})
     non_blocking = bool(kwargs.get("non_blocking"))
-    form = rest.get("memory_format") or torch.preserve_format
-    if device.type == "cpu":
-        dtype = rest.get("dtype") or raw.dtype
-        target = torch.empty_like(raw, dtype=dtype, memory_format=form)
-        if non_blocking:
-            devices.pinned.add(target.untyped_storage().data_ptr())
-    else:
-        stream = devices.stream(devices.resolve(device))
-        dtype = rest.get("dtype") or raw.dtype
-        target = wrap(torch.empty_like(raw, dtype=dtype, memory_format=form), stream)
+    dtype = kwargs.get("dtype") or raw.dtype
+    form = kwargs.get("memory_format") or torch.preserve_format
+    target = torch.empty_like(raw, dtype=dtype, memory_format=form)
+    if device.type == "sim":
+        target = wrap(target, devices.stream(devices.resolve(device)))
+    elif non_blocking:
+        devices.pinned.add(target.untyped_storage().data_ptr())
     copy(devices, target, source, non_blocking)
     return target
 
@@ -361,15 +327,25 @@ def copy(devices: SimDevices, target: Tensor, source: Tensor, non_blocking: bool
     """Copy between places, or within one; what the host does not wait for runs late."""
     if isinstance(target, SimTensor) and isinstance(source, SimTensor):
         copy_within(devices, target, source)
-    elif isinstance(target, SimTensor):
-        is_late = non_blocking and is_pinned(source) and source.dtype == target.dtype
-        stream = begin_copy(devices, target, "copies to the device", writes=True)
-        finish_copy(stream, target.raw, source, is_late=is_late)
+        return target
+    if isinstance(target, SimTensor):
+        here, there, kind = target, source, "copies to the device"
     else:
         assert isinstance(source, SimTensor)
-        is_late = non_blocking and is_pinned(target) and source.dtype == target.dtype
-        stream = begin_copy(devices, source, "copies to the host", writes=False)
-        finish_copy(stream, target, source.raw, is_late=is_late)
+        here, there, kind = source, target, "copies to the host"
+    devices.counts[kind] += 1
+    stream = devices.stream(here.device)
+    stream.issue(COPY_SECONDS + SECONDS_PER_BYTE * here.numel() * here.itemsize)
+    touch(here, stream, writes=here is target, what="copy")
+    raw_target, raw_source = (here.raw, there) if here is target else (there, here.raw)
+    if non_blocking and is_pinned(there) and here.dtype == there.dtype:
+        spoil(raw_target)
+        stream.put(lambda: late_copy(raw_target, raw_source))
+    else:
+        stream.run()
+        raw_target.copy_(raw_source)
+        devices.counts["synchronisations"] += 1
+        devices.host |= stream.clock
     return target
 
 
@@ -386,30 +362,6 @@ def copy_within(devices: SimDevices, target: SimTensor, source: SimTensor) -> No
     target.raw.copy_(source.raw)
     if here is not there:
         there.wait_stream(here)
-
-
-def count_copy(devices: SimDevices, kind: str, *, waits: bool) -> None:
-    devices.counts[kind] += 1
-    devices.counts["synchronisations"] += waits
-
-
-def begin_copy(devices: SimDevices, tensor: SimTensor, kind: str, *, writes: bool) -> SimStream:
-    devices.counts[kind] += 1
-    stream = devices.stream(tensor.device)
-    stream.issue(COPY_SECONDS + SECONDS_PER_BYTE * tensor.numel() * tensor.itemsize)
-    touch(tensor, stream, writes=writes, what="copy")
-    return stream
-
-
-def finish_copy(stream: SimStream, target: Tensor, source: Tensor, *, is_late: bool) -> None:
-    if is_late:
-        spoil(target)
-        stream.put(lambda: late_copy(target, source))
-        return
-    stream.run()
-    target.copy_(source)
-    stream.devices.counts["synchronisations"] += 1
-    stream.devices.host |= stream.clock
 
 
 def late_copy(target: Tensor, source: Tensor) -> None:

@@ -12,12 +12,7 @@ from benchmarks.capacity.recordings import (
     read_training,
     record_prompts,
 )
-from benchmarks.capacity.replays import (
-    BUDGETS,
-    SYSTEMS,
-    ReplayRequest,
-    measure_replays,
-)
+from benchmarks.capacity.replays import BUDGETS, SYSTEMS, ReplayRequest, measure_replays
 from benchmarks.capacity.run import plan_traces
 from runtime.compiled import is_compiled
 from tests.builders.entries import tiny_spec

@@ -46,13 +46,7 @@ def random_steps(seed, *, tokens=1, num=30):
     ]
 
 
-@pytest.mark.parametrize(
-    "switches",
-    [
-        {},
-        {"eviction": "belady", "idle_prefetch": True},
-    ],
-)
+@pytest.mark.parametrize("switches", [{}, {"eviction": "belady", "idle_prefetch": True}])
 def test_cluster__of_one_device_is_that_device(switches):
     steps = random_steps(1, tokens=3)
     alone = run(steps, **switches).as_dict()

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import CodeType
 
 import numpy as np
 import pytest
@@ -41,14 +40,11 @@ def outer() -> int:
     return helper(2) + inner() + sum(generate())
 
 
-def code_of(function: object) -> CodeType:
-    return function.__code__  # type: ignore[attr-defined]
-
-
 def test_profiler__gives_time_to_the_innermost_section(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter(range(10_000))
     monkeypatch.setattr(sections.time, "perf_counter", lambda: next(ticks))
-    named = {code_of(outer): "engine", code_of(inner): "eviction", code_of(generate): "planning"}
+    sections_of = {outer: "engine", inner: "eviction", generate: "planning"}
+    named = {function.__code__: section for function, section in sections_of.items()}
     profiler = StepProfiler(named)
     with profiler:
         outer()
@@ -72,10 +68,10 @@ def test_profiler__counts_calls_of_the_served_program_only() -> None:
     profiler = StepProfiler()
     with profiler:
         outer()
-        find_section(code_of(outer))
+        find_section(outer.__code__)
     assert profiler.calls() == {}
-    assert own_path(code_of(outer)).startswith("tests/unit/benchmarks/")
-    assert own_path(code_of(np.unique.__wrapped__)) == ""
+    assert own_path(outer.__code__).startswith("tests/unit/benchmarks/")
+    assert own_path(np.unique.__wrapped__.__code__) == ""
     budget = Budget(percent=50.0)
     with profiler:
         assert budget.resolve(total_bytes=4) == 2

@@ -4,12 +4,7 @@ import pytest
 
 from benchmarks.klotski.config import KlotskiConfig
 from benchmarks.klotski.live import AnswersDiffer, check_answers, list_requests
-from benchmarks.klotski.measures import (
-    ExpertSpans,
-    covered_seconds,
-    measure_reads,
-    measure_shares,
-)
+from benchmarks.klotski.measures import ExpertSpans, covered_seconds, measure_reads, measure_shares
 from benchmarks.klotski.rows import ReadsPerStep
 from runtime.policy.tier import TransferTask
 
@@ -64,17 +59,10 @@ def test_reads__are_counted_within_a_step():
 
 
 def test_requests__have_every_point_once(tmp_path):
-    requests = list_requests(
-        KlotskiConfig(
-            model=tmp_path,
-            trace=tmp_path,
-            batch_size=4,
-            n=2,
-            sizes=[2, 4],
-            groups=[1, 2],
-            threads=1,
-        )
+    config = KlotskiConfig(
+        model=tmp_path, trace=tmp_path, batch_size=4, n=2, sizes=[2, 4], groups=[1, 2], threads=1
     )
+    requests = list_requests(config)
     points = [(r.variant, r.batch_size, r.n, r.kv_budget) for r in requests.values()]
     assert len(set(points)) == len(points)
     klotski = {(b, n) for variant, b, n, kv in points if variant == "klotski" and kv is None}

@@ -30,10 +30,6 @@ def test_run__writes_a_row_for_each_setting_and_number(tmp_path):
         )
     )
     rows = json.loads(output.read_text())["rows"]
-    assert [(row["exact"], row["clients"]) for row in rows] == [
-        ("eager", 1),
-        ("eager", 2),
-        ("shared", 1),
-        ("shared", 2),
-    ]
+    settings = [(row["exact"], row["clients"]) for row in rows]
+    assert settings == [("eager", 1), ("eager", 2), ("shared", 1), ("shared", 2)]
     assert all(row["tokens_per_second"] > 0 for row in rows)

@@ -1,7 +1,6 @@
 """Results of unclean code are refused, and those older than their code are named."""
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from benchmarks.process import ROOT
 from benchmarks.tables import origins
 from predictors.origin import read_git_revision
 from runtime.sim.predictor_latency import LATENCY_FILE
+from tests.builders.processes import run
 
 
 def test_committed_results__are_of_committed_code() -> None:
@@ -57,10 +57,7 @@ def test_unclean_results__are_refused_with_the_command_that_measures_them(
 
 def git(folder: Path, *words: str) -> str:
     identity = ("-c", "user.name=n", "-c", "user.email=n@localhost", "-c", "commit.gpgsign=false")
-    done = subprocess.run(
-        ["git", "-C", str(folder), *identity, *words], check=True, capture_output=True, text=True
-    )
-    return done.stdout.strip()
+    return run("git", "-C", folder, *identity, *words).stdout.strip()
 
 
 def test_revision__is_dirty_after_edits_of_code_alone(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import pytest
 from benchmarks.papers import scaling
 from benchmarks.papers.cells import (
     NUM_SAMPLES,
-    CellResult,
     PaperCell,
     ReplayTable,
     StepTotals,
@@ -143,31 +142,17 @@ def test_units__divide_a_replay_at_its_prefills() -> None:
     assert sums.decode_stall_share == 0.25
 
 
-def make_result(seconds: list[float]) -> CellResult:
-    units = {name: [1.0] * len(seconds) for name in UnitSums.__dataclass_fields__}
-    return CellResult(
-        units=UnitSums(**{**units, "decode_seconds": seconds}),
-        slots=1,
-        ttft_median=1.0,
-        ttft_p95=1.0,
-        tpot_median=1.0,
-        tpot_p95=1.0,
-        share_of_least_time=None,
-    )
-
-
 def test_intervals__pair_the_requests_of_two_replays() -> None:
     """A ratio that is the same for every request has no spread, however they differ."""
     rng = np.random.default_rng(0)
     seconds = rng.uniform(1, 9, 50)
     fast, slow = SystemConfig(name="fast"), SystemConfig(name="slow", per_layer=False)
     shape, hardware = load_shape("mixtral-8x7b"), load_hardware("rtx4090-pcie4")
-    results = {
-        PaperCell(system=system, shape=shape, hardware=hardware, share=0.5).digest(): make_result(
-            (factor * seconds).tolist()
-        )
-        for system, factor in ((fast, 1.0), (slow, 3.0))
-    }
+    units = {}
+    for system, factor in ((fast, 1.0), (slow, 3.0)):
+        cell = PaperCell(system=system, shape=shape, hardware=hardware, share=0.5)
+        ones = dict.fromkeys(UnitSums.__dataclass_fields__, [1.0] * 50)
+        units[cell.digest()] = UnitSums(**ones | {"decode_seconds": (factor * seconds).tolist()})
 
     def compare(table: ReplayTable) -> Iterator[Comparison]:
         cells = [table.replay(each, shape, hardware, share=0.5) for each in (fast, slow)]
@@ -175,8 +160,8 @@ def test_intervals__pair_the_requests_of_two_replays() -> None:
         yield Comparison("figure-10/decode/static/mean", times[1] / times[0])
         yield Comparison("figure-10/decode/static/most", times[0])
 
-    sums = ReplayTable(SPEC, {key: each.units.sum() for key, each in results.items()})
-    samples = ReplayTable(SPEC, {key: each.units.resample() for key, each in results.items()})
+    sums = ReplayTable(SPEC, {key: each.sum() for key, each in units.items()})
+    samples = ReplayTable(SPEC, {key: each.resample() for key, each in units.items()})
     ratio, time = make_claims("promoe", compare(sums), compare(samples))
     assert (ratio.ours, ratio.low, ratio.high) == pytest.approx((3.0, 3.0, 3.0))
     assert time.ours == pytest.approx(seconds.mean())

@@ -11,24 +11,21 @@ from predictors.errors import MoecastError
 from tests.builders.serving import speaking_model
 
 
-def config(folder: Path) -> PayoffConfig:
-    return PayoffConfig(
-        model=str(speaking_model(folder / "model")),
+def test_payoff__fails_where_moecast_is_slower(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(payoff, "LIMIT", 0.0)
+    config = PayoffConfig(
+        model=str(speaking_model(tmp_path / "model")),
         format=["float32"],
         budget=["75%"],
         repetitions=1,
         requests=2,
         new_tokens=4,
-        output=folder / "payoff.json",
+        output=tmp_path / "payoff.json",
     )
-
-
-def test_payoff__fails_where_moecast_is_slower(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(payoff, "LIMIT", 0.0)
     with pytest.raises(MoecastError, match="times as long: float32 at 75% "):
-        payoff.run_payoff(config(tmp_path))
+        payoff.run_payoff(config)
     (row,) = json.loads((tmp_path / "payoff.json").read_text())["rows"]
     assert row["tokens_equal"]
     assert row["ratio"] == row["moecast_seconds"] / row["on_demand_seconds"] > 0

@@ -103,23 +103,31 @@ def add_tokenizer(folder: Path) -> dict[str, Any]:
     return config
 
 
-def test_gguf__holds_every_tensor_and_size_that_llama_cpp_reads(
-    checkpoint: Path, tmp_path: Path
-) -> None:
-    gguf = pytest.importorskip("gguf", reason="pip install 'moecast[dev]' includes gguf")
+@pytest.fixture
+def gguf() -> Any:
+    return pytest.importorskip("gguf", reason="pip install 'moecast[dev]' includes gguf")
+
+
+def read_written(gguf: Any, checkpoint: Path, file: Path, *dtype: torch.dtype) -> Any:
+    """Writes the checkpoint as a GGUF file; returns what gguf reads."""
     from benchmarks.peers.gguf_file import write_gguf
 
-    config = add_tokenizer(checkpoint)
-    write_gguf(checkpoint, tmp_path / "model.gguf")
+    write_gguf(checkpoint, file, *dtype)
+    return gguf.GGUFReader(file)
 
-    reader = gguf.GGUFReader(tmp_path / "model.gguf")
+
+def test_gguf__holds_every_tensor_and_size_that_llama_cpp_reads(
+    gguf: Any, checkpoint: Path, tmp_path: Path
+) -> None:
+    config = add_tokenizer(checkpoint)
+    reader = read_written(gguf, checkpoint, tmp_path / "model.gguf")
     found = {tensor.name: tensor.data for tensor in reader.tensors}
     theirs = {key: value.float().numpy() for key, value in weights(checkpoint).items()}
     stem = "model.layers.1.mlp"
-    for ours, part in (("gate", "gate"), ("up", "up"), ("down", "down")):
+    for part in ("gate", "up", "down"):
         for expert in range(EXPERTS):
             value = theirs[f"{stem}.experts.{expert}.{part}_proj.weight"]
-            np.testing.assert_array_equal(found[f"blk.1.ffn_{ours}_exps.weight"][expert], value)
+            np.testing.assert_array_equal(found[f"blk.1.ffn_{part}_exps.weight"][expert], value)
     for name, key in {
         "token_embd.weight": "model.embed_tokens.weight",
         "blk.0.attn_q.bias": "model.layers.0.self_attn.q_proj.bias",
@@ -133,32 +141,27 @@ def test_gguf__holds_every_tensor_and_size_that_llama_cpp_reads(
     output = theirs.get("lm_head.weight", theirs["model.embed_tokens.weight"])
     np.testing.assert_array_equal(found["output.weight"], output)
 
-    def value(key: str) -> object:
-        return reader.fields[key].contents()
-
-    assert value("general.architecture") == "qwen2moe"
-    assert value("qwen2moe.block_count") == LAYERS
-    assert value("qwen2moe.expert_count") == EXPERTS
-    assert value("qwen2moe.expert_used_count") == config["num_experts_per_tok"]
-    assert value("qwen2moe.expert_feed_forward_length") == config["moe_intermediate_size"]
-    assert value("tokenizer.ggml.merges") == ["p 1", "p 2"]
-    tokens = value("tokenizer.ggml.tokens")
+    values = {key: field.contents() for key, field in reader.fields.items()}
+    expected = {
+        "general.architecture": "qwen2moe",
+        "qwen2moe.block_count": LAYERS,
+        "qwen2moe.expert_count": EXPERTS,
+        "qwen2moe.expert_used_count": config["num_experts_per_tok"],
+        "qwen2moe.expert_feed_forward_length": config["moe_intermediate_size"],
+        "tokenizer.ggml.merges": ["p 1", "p 2"],
+    }
+    assert {key: values[key] for key in expected} == expected
     last = config["vocab_size"] - 1
-    assert isinstance(tokens, list)
+    tokens, kinds = (values[f"tokenizer.ggml.{name}"] for name in ("tokens", "token_type"))
     assert (tokens[0], tokens[1], tokens[last]) == ("<|end|>", "p1", f"[unused{last}]")
-    kinds = [int(kind) for kind in value("tokenizer.ggml.token_type")]
     assert (kinds[0], kinds[1], kinds[last]) == (3, 1, 5)  # control, normal, unused
 
 
 def test_gguf__of_qwen3_has_matrices_in_bfloat16_and_routers_in_float32(
-    tmp_path: Path, monkeypatch
+    gguf: Any, tmp_path: Path, monkeypatch
 ) -> None:
-    gguf = pytest.importorskip("gguf", reason="pip install 'moecast[dev]' includes gguf")
-    from benchmarks.peers.gguf_file import write_gguf
-
     folder = tiny_random_model(tmp_path / "model", monkeypatch)
-    write_gguf(folder, tmp_path / "model.gguf", torch.bfloat16)
-    reader = gguf.GGUFReader(tmp_path / "model.gguf")
+    reader = read_written(gguf, folder, tmp_path / "model.gguf", torch.bfloat16)
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     theirs = weights(folder)
     assert len(tensors) == 3 + LAYERS * 12
@@ -178,14 +181,11 @@ def test_gguf__of_qwen3_has_matrices_in_bfloat16_and_routers_in_float32(
     assert sizes == {"expert_count": EXPERTS, "expert_used_count": 2, "attention.key_length": 8}
 
 
-def test_gguf__refuses_other_models(checkpoint: Path, tmp_path: Path) -> None:
-    pytest.importorskip("gguf", reason="pip install 'moecast[dev]' includes gguf")
-    from benchmarks.peers.gguf_file import write_gguf
-
+def test_gguf__refuses_other_models(gguf: Any, checkpoint: Path, tmp_path: Path) -> None:
     config = json.loads((checkpoint / "config.json").read_text()) | {"model_type": "mixtral"}
     (checkpoint / "config.json").write_text(json.dumps(config))
     with pytest.raises(MoecastError, match="mixtral.*qwen2_moe, qwen3_moe"):
-        write_gguf(checkpoint, tmp_path / "model.gguf")
+        read_written(gguf, checkpoint, tmp_path / "model.gguf")
 
 
 def tiny_random_model(folder: Path, monkeypatch, *, routing: Path | None = None) -> Path:
@@ -210,14 +210,9 @@ def tiny_random_model(folder: Path, monkeypatch, *, routing: Path | None = None)
     return folder
 
 
-def test_random_model__is_one_that_transformers_loads(tmp_path: Path, monkeypatch) -> None:
-    folder = tiny_random_model(tmp_path / "model", monkeypatch)
-    _, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
-    assert not info["missing_keys"]
-    assert not info["unexpected_keys"]
-    assert not info["mismatched_keys"]
+def test_random_model__refuses_what_is_there_and_no_layers(tmp_path: Path) -> None:
     with pytest.raises(MoecastError, match="exists"):
-        random_model.run_random(RandomConfig(output=folder))
+        random_model.run_random(RandomConfig(output=tmp_path))
     with pytest.raises(MoecastError, match="num_layers=0"):
         random_model.run_random(RandomConfig(output=tmp_path / "none", num_layers=0))
 
@@ -237,7 +232,11 @@ def test_random_model__repeats_the_tokens_and_experts_of_a_log(tmp_path: Path, m
     log.write_text("\n".join(map(json.dumps, lines)))
     folder = tiny_random_model(tmp_path / "model", monkeypatch, routing=log)
     ids = json.loads((folder / "routed_tokens.json").read_text())
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    model, info = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.bfloat16, output_loading_info=True
+    )
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        assert not info[kind]
     routed: list[list[list[int]]] = [[] for _ in range(LAYERS)]
     for layer, block in enumerate(model.model.layers):
         block.mlp.gate.register_forward_hook(
@@ -330,10 +329,8 @@ def keys_of(*budgets: str, peer: str) -> list[PeerKey]:
 def test_keys__read_ahead_is_varied_for_programs_that_map_what_does_not_fit() -> None:
     mapped = keys_of("25%", "100%", peer="llama-cpp")
     settings = [(key.budget, key.threads, key.read_ahead_kib) for key in mapped]
-    assert settings == [
-        ("25%", 1, 512), ("25%", 1, SLOW), ("25%", 2, 512), ("25%", 2, SLOW),
-        ("100%", 1, OWN), ("100%", 2, OWN),
-    ]  # fmt: skip
+    expected = [("25%", threads, ahead) for threads in (1, 2) for ahead in (512, SLOW)]
+    assert settings == [*expected, ("100%", 1, OWN), ("100%", 2, OWN)]
     assert {key.read_ahead_kib for key in keys_of("25%", peer="moecast")} == {None}
     in_memory = keys_of("25%", "100%", peer="llama-cpp-in-memory")
     assert {key.budget for key in in_memory} == {"100%"}
@@ -405,15 +402,6 @@ def write_rows(config: PeersConfig, name: str) -> Document:
     return write_format(config, name, rows=ROWS, **sizes)
 
 
-def test_results__of_other_formats_stay(tmp_path: Path) -> None:
-    config = PeersConfig(model=Path("inflated"), output=tmp_path / "peers.json")
-    for name in ("int4", "int8", "int4"):
-        write_rows(config, name)
-    parts = json.loads(config.output.read_text())
-    assert list(parts) == ["inflated int4", "inflated int8"]
-    assert parts["inflated int8"]["origin"]["command"].startswith("python -m benchmarks peers")
-
-
 def test_finished_run__is_found_by_what_it_depends_on(tmp_path: Path) -> None:
     def find(key: PeerKey, threads: int) -> Path:
         weights = ModelWeights(Path("inflated"), tmp_path, tmp_path, "q4_0")
@@ -430,6 +418,7 @@ def test_finished_run__is_found_by_what_it_depends_on(tmp_path: Path) -> None:
 def test_part__has_a_row_for_each_program_or_its_reason(tmp_path: Path) -> None:
     config = PeersConfig(model=Path("inflated"), output=tmp_path / "peers.json")
     lines = describe_part(write_rows(config, "int4"))
+    assert list(json.loads(config.output.read_text())) == ["inflated int4"]
     assert "| `peer` | 6.67 |" in lines
     assert "`peer` did not run at 25%: no memory." in lines
 
@@ -504,9 +493,7 @@ def test_limiter__kills_what_needs_more_than_its_limit_for_itself(tmp_path: Path
     assert limiter.was_killed
 
 
-def test_edit_source__refuses_a_pattern_that_is_not_unique(
-    tmp_path: Path,
-) -> None:
+def test_edit_source__refuses_a_pattern_that_is_not_unique(tmp_path: Path) -> None:
     tree = tmp_path / "package-1"
     tree.mkdir()
     (tree / "graph.cpp").write_text("build(SILU, false); build(SILU, false);")

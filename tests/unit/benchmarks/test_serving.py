@@ -4,7 +4,6 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,12 +22,7 @@ from benchmarks.serving.rows import (
     LimitReport,
     ServerExit,
 )
-from benchmarks.serving.trace import (
-    choose_window,
-    read_arrivals,
-    scale_arrivals,
-    scale_lengths,
-)
+from benchmarks.serving.trace import choose_window, read_arrivals, scale_arrivals, scale_lengths
 from benchmarks.tables import serving
 from predictors.errors import MoecastError
 
@@ -43,11 +37,8 @@ def test_trace__is_read_in_order_of_time_from_the_first(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text(TRACE)
     found = read_arrivals(path)
-    assert [(one.prompt_tokens, one.new_tokens) for one in found] == [
-        (374, 44),
-        (396, 109),
-        (30, 1),
-    ]
+    sizes = [(one.prompt_tokens, one.new_tokens) for one in found]
+    assert sizes == [(374, 44), (396, 109), (30, 1)]
     assert [one.seconds for one in found] == pytest.approx([0.0, 4.314579, 5.0])
 
 
@@ -69,12 +60,6 @@ def test_scaled__keeps_the_pattern_and_has_the_rate() -> None:
     assert [one.new_tokens for one in found] == [2, 6, 4]
     # At least one token, and bounded.
     assert scale_lengths([0, 1, 1, 1, 997], mean=10) == [1, 1, 1, 1, 40]
-
-
-def footprint(seconds: float, rss_bytes: int) -> FootprintSample:
-    return FootprintSample(
-        seconds=seconds, rss_bytes=rss_bytes, anonymous_bytes=rss_bytes, descriptors=5, threads=2
-    )
 
 
 def test_part__of_one_benchmark_leaves_the_others(tmp_path: Path) -> None:
@@ -114,8 +99,11 @@ def test_system_runs__pool_their_repetitions() -> None:
     assert runs.texts == ("a",) * 4
 
 
-def attack_report(**changes: Any) -> AttackReport:
-    same = footprint(0.0, 200 * 2**20)
+def test_attack__is_reached_only_if_every_honest_request_is_answered() -> None:
+    size = 200 << 20
+    same = FootprintSample(
+        seconds=0.0, rss_bytes=size, anonymous_bytes=size, descriptors=5, threads=2
+    )
     report = AttackReport(
         minutes=60.0,
         honest=HonestCounts(
@@ -125,7 +113,7 @@ def attack_report(**changes: Any) -> AttackReport:
         unexpected=0,
         health=HealthReport(probes=10, failed=0, seconds_p99=0.1, seconds_worst=0.2),
         memory=LimitReport(
-            limit_bytes=465 * 2**20, peak_anonymous_bytes=2**28, peak_bytes=2**28, was_killed=False
+            limit_bytes=465 << 20, peak_anonymous_bytes=2**28, peak_bytes=2**28, was_killed=False
         ),
         before=same,
         after=same,
@@ -135,11 +123,6 @@ def attack_report(**changes: Any) -> AttackReport:
         ended=ServerExit(seconds=1.0, exit_code=0, children_left=0),
         samples=[same] * 3,
     )
-    return replace(report, **changes)
-
-
-def test_attack__is_reached_only_if_every_honest_request_is_answered() -> None:
-    report = attack_report()
     assert report.is_reached
     _, _, measured = serving.attack_row(report)
     assert "9 of 9 answered, 0 wrong, 0 failed" in measured

@@ -25,9 +25,7 @@ def options(tmp_path: Path, **changed: str) -> list[str]:
     return [f"{key}={value}" for key, value in {**values, **changed}.items()]
 
 
-def test_collect__says_what_it_will_write_and_what_it_made(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_collect__says_what_it_will_write_and_what_it_made(tmp_path, capfd) -> None:
     recordable(tmp_path / "model")
     prompts_file(tmp_path / "prompts.jsonl", count=5)
     assert run_program("collect", options(tmp_path)) == 0
@@ -51,9 +49,7 @@ def test_collect__says_what_it_will_write_and_what_it_made(
         ({"budget": "1KiB"}, "budget"),
     ],
 )
-def test_collect__bad_input_is_one_line_and_code_2(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], changed: dict[str, str], message: str
-) -> None:
+def test_collect__bad_input_is_one_line_and_code_2(tmp_path, capfd, changed, message) -> None:
     recordable(tmp_path / "model")
     prompts_file(tmp_path / "prompts.jsonl", count=2)
     assert run_program("collect", options(tmp_path, **changed)) == 2
@@ -73,8 +69,6 @@ def test_import__takes_the_file_as_its_first_word(tmp_path: Path) -> None:
     assert results["signals"] == ["experts"]
 
 
-def test_import__without_a_file_names_the_command(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_import__without_a_file_names_the_command(tmp_path, capfd) -> None:
     assert run_program("collect", ["import", f"run_dir={tmp_path}"]) == 2
     assert "moecast collect import FILE" in capfd.readouterr().err

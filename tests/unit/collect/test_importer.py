@@ -4,7 +4,6 @@ import gzip
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from collect.commands import import_log
@@ -27,50 +26,56 @@ LOG = [
 ]
 
 
-def write_log(path: Path, lines: list[dict]) -> Path:
-    path.write_text("\n".join(json.dumps(line) for line in lines))
-    return path
+def write_log(folder: Path, content: list | str, name: str = "log.jsonl") -> Path:
+    """Lines are written as JSON, texts as they are; packed where the name says so."""
+    if isinstance(content, list):
+        content = "\n".join(one if isinstance(one, str) else json.dumps(one) for one in content)
+    pack = gzip.compress if name.endswith(".gz") else bytes
+    (folder / name).write_bytes(pack(content.encode()))
+    return folder / name
+
+
+def imported(
+    folder: Path, content: list | str, name: str = "log.jsonl", *, to: str = "t", **config
+) -> Trace:
+    return import_routing(write_log(folder, content, name), folder / to, ImportConfig(**config))
+
+
+def phased(*phases: str) -> list[dict]:
+    """A line for each of one layer's tokens."""
+    return [
+        {"layer": 0, "experts": [i], "position": i, "token": 10 + i, "phase": phase}
+        for i, phase in enumerate(phases)
+    ]
 
 
 def test_import__arranges_by_request_and_token(tmp_path: Path) -> None:
-    trace = import_routing(
-        write_log(tmp_path / "log.jsonl", LOG), tmp_path / "t", ImportConfig(model_id="m")
-    )
-    assert trace.spec.num_layers == 2
-    assert trace.spec.num_experts == 7
-    assert trace.spec.top_k == 2
+    trace = imported(tmp_path, LOG, model_id="m")
+    assert (trace.spec.num_layers, trace.spec.num_experts, trace.spec.top_k) == (2, 7, 2)
     assert trace.requests.tolist() == [0, 0, 1]
-    np.testing.assert_array_equal(trace.column("experts", 0), [[5, 2], [4, 5], [2, 3]])
-    np.testing.assert_array_equal(trace.column("experts", 1), [[0, 1], [1, 6], [3, 2]])
-    np.testing.assert_array_equal(
-        trace.column("weights", 0), [[0.75, 0.25], [0.5, 0.5], [0.5, 0.5]]
-    )
+    assert trace.column("experts", 0)[:].tolist() == [[5, 2], [4, 5], [2, 3]]
+    assert trace.column("experts", 1)[:].tolist() == [[0, 1], [1, 6], [3, 2]]
+    assert trace.column("weights", 0)[:].tolist() == [[0.75, 0.25], [0.5, 0.5], [0.5, 0.5]]
     assert [step.phases_T[0] for step in trace.steps()] == 3 * [Phase.DECODE]
     assert trace.manifest.plan.source == "imported"
 
 
 def test_import__tells_tokens_by_falling_layers(tmp_path: Path) -> None:
-    bare = [{"layer": i % 3, "experts": [i, i + 1]} for i in range(9)]
-    trace = import_routing(write_log(tmp_path / "log.jsonl", bare), tmp_path / "t")
+    trace = imported(tmp_path, [{"layer": i % 3, "experts": [i, i + 1]} for i in range(9)])
     assert trace.positions.tolist() == [0, 1, 2]
     assert trace.tokens.tolist() == [-1, -1, -1]
     assert trace.signals == ("experts",)
-    np.testing.assert_array_equal(trace.column("experts", 2), [[2, 3], [5, 6], [8, 9]])
+    assert trace.column("experts", 2)[:].tolist() == [[2, 3], [5, 6], [8, 9]]
 
 
 def test_import__prefill_is_one_step(tmp_path: Path) -> None:
-    lines = [
-        {"layer": 0, "experts": [i], "position": i, "token": 10 + i, "phase": phase}
-        for i, phase in enumerate(["prefill", "prefill", "decode"])
-    ]
-    trace = import_routing(write_log(tmp_path / "log.jsonl", lines), tmp_path / "t")
+    trace = imported(tmp_path, phased("prefill", "prefill", "decode"))
     assert [step.tokens_T.tolist() for step in trace.steps()] == [[10, 11], [12]]
 
 
 def test_import__again_is_the_same_trace(tmp_path: Path) -> None:
-    source = write_log(tmp_path / "log.jsonl", LOG)
-    first = import_routing(source, tmp_path / "t")
-    assert import_routing(source, tmp_path / "t").digest == first.digest
+    first = imported(tmp_path, LOG)
+    assert imported(tmp_path, LOG).digest == first.digest
     assert Trace.open(tmp_path / "t").digest == first.digest
 
 
@@ -82,34 +87,20 @@ def test_import__again_is_the_same_trace(tmp_path: Path) -> None:
         ({"layer": 0, "experts": [1, 2], "surprise": 1}, "surprise: .*Keys: layer, experts"),
         ({"experts": [1, 2]}, "line 7: layer: Field required"),
         ({"layer": 0, "experts": [1, 2], "phase": "after"}, "allowed are prefill, decode"),
-        (
-            {"request": "b", "position": 1, "layer": 3, "experts": [3, 2], "weights": [1.0, 0.0]},
-            "request 'b', position 1: expected each of the 2 layers",
-        ),
+        ({**LOG[4], "position": 1}, "request 'b', position 1: expected each of the 2 layers"),
         ({"request": "c", "layer": 1, "experts": [3, 2]}, "position 0: expected each"),
     ],
 )
 def test_import__bad_line_is_named(tmp_path: Path, line: dict, message: str) -> None:
-    source = write_log(tmp_path / "log.jsonl", [*LOG, line])
     with pytest.raises(RoutingLogError, match=message):
-        import_routing(source, tmp_path / "t")
+        imported(tmp_path, [*LOG, line])
     assert not (tmp_path / "t").exists()
-
-
-def test_import__too_few_experts_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=r"expert 6 with num_experts=6"):
-        import_routing(
-            write_log(tmp_path / "log.jsonl", LOG), tmp_path / "t", ImportConfig(num_experts=6)
-        )
 
 
 @pytest.mark.parametrize("split", ["held_out", "train"])
 def test_import__all_requests_are_in_the_split_asked_for(tmp_path: Path, split: str) -> None:
-    source = write_log(tmp_path / "log.jsonl", LOG)
     asked = ImportSplit(split.replace("_", "-"))
-    trace = import_routing(
-        source, tmp_path / "t", ImportConfig(split=asked, origin="example.org, CC0")
-    )
+    trace = imported(tmp_path, LOG, split=asked, origin="example.org, CC0")
     assert len(trace.rows(split)) == trace.num_tokens == 3
     assert trace.manifest.plan.settings["origin"] == "example.org, CC0"
 
@@ -128,13 +119,10 @@ CSV = """step, layer, expert, weight, phase, request
 
 @pytest.mark.parametrize("name", ["log.csv", "log.csv.gz"])
 def test_import__reads_csv_with_a_row_for_each_expert(tmp_path: Path, name: str) -> None:
-    data = CSV.encode()
-    source = tmp_path / name
-    source.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
-    trace = import_routing(source, tmp_path / "t")
-    np.testing.assert_array_equal(trace.column("experts", 0), [[5, 2], [4, 5]])
-    np.testing.assert_array_equal(trace.column("experts", 1), [[0, 1], [1, 6]])
-    np.testing.assert_array_equal(trace.column("weights", 0), [[0.75, 0.25], [0.5, 0.5]])
+    trace = imported(tmp_path, CSV, name)
+    assert trace.column("experts", 0)[:].tolist() == [[5, 2], [4, 5]]
+    assert trace.column("experts", 1)[:].tolist() == [[0, 1], [1, 6]]
+    assert trace.column("weights", 0)[:].tolist() == [[0.75, 0.25], [0.5, 0.5]]
     assert trace.positions.tolist() == [0, 1]
 
 
@@ -142,19 +130,13 @@ def test_import__reads_integers_as_data_frames_write_them(tmp_path: Path) -> Non
     """Columns with gaps are of floats, and null is absence."""
     plain = [{"layer": 0, "experts": [n], "token": 3, "position": n} for n in range(2)]
     gaps = {"request": None, "phase": None, "weights": None}
-    framed = [{**gaps, "layer": 0.0, "experts": [n], "token": 3.0, "position": n} for n in range(2)]
-    traces = [
-        import_routing(write_log(tmp_path / f"{n}.jsonl", log), tmp_path / f"t{n}")
-        for n, log in enumerate((plain, framed))
-    ]
-    (tmp_path / "2.csv").write_text(
-        "layer,expert,token,position,request\n0.0,0,3.0,0.0,\n0.0,1,3.0,1.0,\n"
-    )
-    traces.append(import_routing(tmp_path / "2.csv", tmp_path / "t2"))
-    for trace in traces:
+    framed = [{**line, **gaps, "layer": 0.0, "token": 3.0} for line in plain]
+    table = "layer,expert,token,position,request\n0.0,0,3.0,0.0,\n0.0,1,3.0,1.0,\n"
+    for content, name in ((plain, "a.jsonl"), (framed, "b.jsonl"), (table, "c.csv")):
+        trace = imported(tmp_path, content, name, to=f"trace-{name}")
         assert trace.positions.tolist() == [0, 1]
         assert trace.tokens.tolist() == [3, 3]
-        np.testing.assert_array_equal(trace.column("experts", 0), [[0], [1]])
+        assert trace.column("experts", 0)[:].tolist() == [[0], [1]]
 
 
 @pytest.mark.parametrize(
@@ -168,25 +150,21 @@ def test_import__reads_integers_as_data_frames_write_them(tmp_path: Path) -> Non
     ],
 )
 def test_import__bad_csv_is_named(tmp_path: Path, text: str, message: str) -> None:
-    source = tmp_path / "log.csv"
-    source.write_text(text)
     with pytest.raises(RoutingLogError, match=message):
-        import_routing(source, tmp_path / "t")
+        imported(tmp_path, text, "log.csv")
 
 
 def test_import__half_a_gzip_file_is_refused(tmp_path: Path) -> None:
-    source = tmp_path / "log.csv.gz"
-    source.write_bytes(gzip.compress(CSV.encode())[:-12])
+    source = write_log(tmp_path, CSV, "log.csv.gz")
+    source.write_bytes(source.read_bytes()[:-12])
     with pytest.raises(RoutingLogError, match="not a whole gzip file"):
         import_routing(source, tmp_path / "t")
 
 
 @pytest.mark.parametrize("name", ["log.csv.gz", "log.jsonl.gz"])
 def test_import__a_line_that_would_fill_the_memory_is_refused(name: str, tmp_path: Path) -> None:
-    source = tmp_path / name
-    source.write_bytes(gzip.compress(b"9" * (MAX_LINE + 1)))
     with pytest.raises(RoutingLogError, match="has a line of more than 1,048,576 characters"):
-        import_routing(source, tmp_path / "t")
+        imported(tmp_path, "9" * (MAX_LINE + 1), name)
 
 
 def test_import__missing_file_is_named(tmp_path: Path) -> None:
@@ -207,43 +185,38 @@ def test_import__missing_file_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_import__values_that_do_not_fit_name_the_line(tmp_path: Path, line, message: str) -> None:
-    text = line if isinstance(line, str) else json.dumps(line)
-    (tmp_path / "log.jsonl").write_text(text)
     with pytest.raises(RoutingLogError, match=message):
-        import_routing(tmp_path / "log.jsonl", tmp_path / "t")
+        imported(tmp_path, [line])
 
 
-def test_import__a_prompt_does_not_go_on_after_its_answer(tmp_path: Path) -> None:
-    lines = [
-        {"layer": 0, "experts": [1], "position": position, "phase": phase}
-        for position, phase in enumerate(["prefill", "decode", "prefill"])
-    ]
-    with pytest.raises(TraceError, match="request '0', position 2: phase prefill after decode"):
-        import_routing(write_log(tmp_path / "log.jsonl", lines), tmp_path / "t")
+LINE = {"layer": 0, "experts": [1]}
 
 
-def test_import__what_no_trace_can_hold_is_refused(tmp_path: Path) -> None:
-    layers = [{"layer": layer, "experts": [1]} for layer in range(5000)]
-    log = write_log(tmp_path / "layers.jsonl", layers)
-    with pytest.raises(TraceError, match=r"layers\.jsonl: num_layers"):
-        import_routing(log, tmp_path / "t")
-    log = write_log(tmp_path / "log.jsonl", layers[:1])
-    for hidden_size in (-1, 2**24):
-        with pytest.raises(TraceError, match=r"log\.jsonl: hidden_size"):
-            import_routing(log, tmp_path / "t", ImportConfig(hidden_size=hidden_size))
-    # The second token follows the last position that there is.
-    last = [{"layer": 0, "experts": [1], "position": 2**31 - 1}, {"layer": 0, "experts": [1]}]
-    with pytest.raises(TraceError, match=r"position 2147483648 is above"):
-        import_routing(write_log(tmp_path / "log.jsonl", last), tmp_path / "t")
+@pytest.mark.parametrize(
+    ("lines", "config", "message"),
+    [
+        (LOG, {"num_experts": 6}, "expert 6 with num_experts=6"),
+        (phased("prefill", "decode", "prefill"), {}, "'0', position 2: phase prefill after decode"),
+        ([{**LINE, "layer": layer} for layer in range(5000)], {}, r"log\.jsonl: num_layers"),
+        ([LINE], {"hidden_size": -1}, r"log\.jsonl: hidden_size"),
+        ([LINE], {"hidden_size": 2**24}, r"log\.jsonl: hidden_size"),
+        # The second token follows the last position that there is.
+        ([{**LINE, "position": 2**31 - 1}, LINE], {}, "position 2147483648 is above"),
+    ],
+    ids=["experts", "phases", "layers", "negative size", "size", "positions"],
+)
+def test_import__what_no_trace_can_hold_is_refused(tmp_path: Path, lines, config, message) -> None:
+    with pytest.raises(TraceError, match=message):
+        imported(tmp_path, lines, **config)
 
 
 def test_import__a_file_name_may_have_any_bytes(tmp_path: Path) -> None:
-    log = write_log(tmp_path / "l\udcff.jsonl", [{"layer": 0, "experts": [1]}])
-    assert import_routing(log, tmp_path / "t").request_table[0].dataset == "l\ufffd.jsonl"
+    trace = imported(tmp_path, [LINE], "l\udcff.jsonl")
+    assert trace.request_table[0].dataset == "l\ufffd.jsonl"
 
 
 def test_import__writes_to_an_address_too(tmp_path: Path) -> None:
-    log = write_log(tmp_path / "log.jsonl", [{"layer": 0, "experts": [1]}])
+    log = write_log(tmp_path, [LINE])
     address = f"memory://{tmp_path.name}/trace"
     import_log(ImportConfig(source=log, output=address))
     assert Trace.open(address).digest == import_routing(log, tmp_path / "t").digest

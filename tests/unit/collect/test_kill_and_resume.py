@@ -54,9 +54,7 @@ def record(home: Path, folder: Path) -> Trace:
     return collect(model, data, folder=folder, settings=settings)
 
 
-def test_collect__interrupted_while_recording_resumes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_collect__interrupted_while_recording_resumes(tmp_path, monkeypatch) -> None:
     recordable(tmp_path / "model")
     record(tmp_path, tmp_path / "whole")
     folder, write = tmp_path / "cut", TraceWriter.write

@@ -7,17 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from collect import plan
 from collect.config import DataConfig, SourceKind
 from collect.errors import PromptError
-from collect.plan import (
-    EncodedPrompt,
-    RecordingSettings,
-    encode_prompts,
-    make_batches,
-    split_units,
-)
+from collect.plan import EncodedPrompt, RecordingSettings
 from collect.prompts import cut_texts, digest_of, extract_prompt, load_prompts
 from collect.traces.layout import Split, choose_split, prompt_digest
+
+
+def json_lines(folder: Path, rows: list, **options) -> DataConfig:
+    """A source that is a file of these rows."""
+    path = folder / "prompts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return DataConfig(kind=SourceKind.JSONL, path=str(path), min_chars=1, **options)
 
 
 @pytest.mark.parametrize("count", [10, 100, 500, 1500])
@@ -43,11 +45,9 @@ def test_prompts__that_are_few_have_one_that_is_held_out(count: int) -> None:
 
 
 def test_prompts__are_all_taken_if_they_are_few(tmp_path: Path) -> None:
-    path = tmp_path / "prompts.jsonl"
     texts = [f"a prompt with the number {i}" for i in range(60)]
     train = [text for text in texts if choose_split(prompt_digest(text)) is Split.TRAIN]
-    path.write_text("\n".join(json.dumps({"prompt": text}) for text in train))
-    data = DataConfig(kind=SourceKind.JSONL, path=str(path), min_chars=1, num_prompts=len(train))
+    data = json_lines(tmp_path, [{"prompt": text} for text in train], num_prompts=len(train))
     assert load_prompts(data) == train
     fewer = replace(data, num_prompts=5)
     assert len(set(load_prompts(fewer)) & set(train)) == 5
@@ -65,11 +65,8 @@ def test_cut__comes_through_a_text_without_spaces() -> None:
 
 
 def test_jsonl__finds_the_usual_key_and_drops_doubles(tmp_path: Path) -> None:
-    path = tmp_path / "prompts.jsonl"
     rows = [{"id": i, "question": f"how much is {i % 3} and {i % 3}"} for i in range(9)]
-    path.write_text("\n".join(map(json.dumps, rows)))
-    prompts = load_prompts(DataConfig(kind=SourceKind.JSONL, path=str(path), min_chars=1))
-    assert prompts == [row["question"] for row in rows[:3]]
+    assert load_prompts(json_lines(tmp_path, rows)) == [row["question"] for row in rows[:3]]
 
 
 def test_text__is_cut(tmp_path: Path) -> None:
@@ -80,6 +77,7 @@ def test_text__is_cut(tmp_path: Path) -> None:
 
 
 USER = {"role": "user", "content": "hey"}
+TURNS = [{"from": "gpt", "value": "hi"}, {"from": "human", "value": "lo"}]
 PARTS = [
     {"type": "text", "text": "look "},
     {"type": "image_url", "image_url": {"url": "data:,"}},
@@ -93,11 +91,7 @@ PARTS = [
     [
         ({"instruction": "Add", "input": "1 and 2"}, ["instruction", "input"], "Add\n\n1 and 2"),
         ({"instruction": "Sing", "input": ""}, ["instruction", "input"], "Sing"),
-        (
-            {"conversations": [{"from": "gpt", "value": "hi"}, {"from": "human", "value": "lo"}]},
-            ["conversations"],
-            "lo",
-        ),
+        ({"conversations": TURNS}, ["conversations"], "lo"),
         ({"conversation": [{"role": "user", "content": "hey"}]}, ["conversation"], "hey"),
         ({"turns": ["first", "second"]}, ["turns"], "first"),
         ({"conversation": []}, ["conversation"], ""),
@@ -119,45 +113,35 @@ PARTS = [
         ({"tokens": ["over", "there"], "text": "over there"}, [], "over there"),
     ],
 )
-def test_extract_prompt__takes_the_users_words(
-    row: dict, fields: list[str], expected: str | tuple[int, ...]
-) -> None:
+def test_extract_prompt__takes_the_users_words(row, fields, expected) -> None:
     assert extract_prompt(row, fields, Counter(), where="here") == expected
 
 
-def test_extract_prompt__unknown_key_lists_the_keys() -> None:
-    with pytest.raises(PromptError, match=r"has no promt; it has id, prompt.*data\.fields"):
-        extract_prompt({"id": 1, "prompt": "x"}, ["promt"], Counter(), where="f.jsonl, line 1")
-
-
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "fields", "said"),
     [
-        ({"text": 5}, "a int is neither a text nor a list of parts"),
-        ({"text": "\ud800"}, "surrogates not allowed"),
-        ("\ud800", "surrogates not allowed"),
+        ({"text": 5}, [], ": .*a int is neither a text nor a list of parts"),
+        ({"text": "\ud800"}, [], ": .*surrogates not allowed"),
+        ("\ud800", [], ": .*surrogates not allowed"),
+        ({"id": 1, "prompt": "x"}, ["promt"], r".*has no promt; it has id, prompt.*data\.fields"),
     ],
 )
-def test_extract_prompt__what_is_no_text_names_the_record(row: object, said: str) -> None:
-    with pytest.raises(PromptError, match=f"^line 3: .*{said}"):
-        extract_prompt(row, [], Counter(), where="line 3")
+def test_extract_prompt__what_is_no_text_names_the_record(row, fields, said) -> None:
+    with pytest.raises(PromptError, match=f"^line 3{said}"):
+        extract_prompt(row, fields, Counter(), where="line 3")
 
 
-def test_records__parts_that_are_no_text_are_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_records__parts_that_are_no_text_are_counted(tmp_path, monkeypatch, caplog) -> None:
     """The same of a file and of the Hub, whose rows have every key of any other."""
     rows = [
         {"messages": [{"role": "user", "content": PARTS}]},
         {"messages": [{"role": "user", "content": None}]},
         {"messages": [{"role": "user", "content": [{"type": "image", "text": None}]}]},
     ]
-    path = tmp_path / "parts.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.setattr("datasets.load_dataset", lambda *_args, **_options: rows)
-    for kind, where in ((SourceKind.JSONL, str(path)), (SourceKind.HUB, "owner/name")):
+    file = json_lines(tmp_path, rows, name="mine")
+    for data in (file, replace(file, kind=SourceKind.HUB, path="owner/name")):
         caplog.clear()
-        data = DataConfig(name="mine", kind=kind, path=where, min_chars=1)
         assert load_prompts(data) == ["look at this"]
         assert caplog.messages == [
             "data=mine: 3 parts of messages are no text and are left out (1 image, 2 image_url)",
@@ -177,26 +161,19 @@ def test_source__without_its_path_names_the_key(kind: SourceKind) -> None:
         load_prompts(DataConfig(kind=kind))
 
 
-def test_source__line_that_is_not_json_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "bad.jsonl"
-    path.write_text('{"prompt": "a long enough prompt, this one is"}\n{"prompt": ')
-    with pytest.raises(PromptError, match=r"bad\.jsonl, line 2 is not JSON"):
-        load_prompts(DataConfig(kind=SourceKind.JSONL, path=str(path)))
-
-
 def make_prompts(lengths: list[int]) -> list[EncodedPrompt]:
     return [EncodedPrompt(i, "0" * 64, (1,) * length) for i, length in enumerate(lengths)]
 
 
 def test_units__are_runs_of_prompts_within_the_size() -> None:
     settings = RecordingSettings(new_tokens=2, max_prompt_tokens=99, chat=False, shard_bytes=100)
-    work = split_units(make_prompts([3, 3, 50, 1, 1, 1]), settings, bytes_per_row=10)
+    work = plan.split_units(make_prompts([3, 3, 50, 1, 1, 1]), settings, bytes_per_row=10)
     assert [[prompt.index for prompt in unit] for unit in work] == [[0, 1], [2], [3, 4, 5]]
 
 
 def test_batches__put_like_lengths_together() -> None:
     unit = make_prompts([9, 1, 8, 2])
-    assert [[p.index for p in batch] for batch in make_batches(unit, 2)] == [[1, 3], [2, 0]]
+    assert [[p.index for p in batch] for batch in plan.make_batches(unit, 2)] == [[1, 3], [2, 0]]
 
 
 def test_pysource__is_the_standard_library() -> None:
@@ -225,25 +202,19 @@ def test_text__refuses_a_folder_without_texts(tmp_path: Path) -> None:
 
 def test_token_ids__stand_among_texts_and_are_taken_as_they_are(tmp_path: Path) -> None:
     """The lines of `moecast serve record=FILE`."""
-    path = tmp_path / "served.jsonl"
     lines = [{"tokens": [5, 1, 7]}, {"prompt": "abcdef"}, {"tokens": [5, 1, 7]}, {"tokens": [5]}]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    data = DataConfig(kind=SourceKind.JSONL, path=str(path), min_chars=1)
-    prompts = load_prompts(data)
+    prompts = load_prompts(json_lines(tmp_path, lines))
     assert prompts == [(5, 1, 7), "abcdef", (5,)]
-    assert len(set(prompts)) == 3
     settings = RecordingSettings(new_tokens=0, max_prompt_tokens=2, chat=False)
 
     def tokenizer(texts: list[str]) -> dict[str, list[list[int]]]:
         return {"input_ids": [list(map(ord, text)) for text in texts]}
 
-    encoded = encode_prompts(prompts, tokenizer, settings)  # type: ignore[arg-type]
+    encoded = plan.encode_prompts(prompts, tokenizer, settings)  # type: ignore[arg-type]
     assert [one.tokens for one in encoded] == [(5, 1), (97, 98), (5,)]
 
 
 @pytest.mark.parametrize("tokens", [[], [1.5], ["a"], [True], [-1], 5])
 def test_token_ids__that_are_none_name_the_line(tmp_path: Path, tokens: object) -> None:
-    path = tmp_path / "served.jsonl"
-    path.write_text(json.dumps({"tokens": tokens}))
     with pytest.raises(PromptError, match=r"line 1: tokens must be a list of token ids"):
-        load_prompts(DataConfig(kind=SourceKind.JSONL, path=str(path)))
+        load_prompts(json_lines(tmp_path, [{"tokens": tokens}]))

@@ -3,16 +3,17 @@
 import json
 import shutil
 from collections import namedtuple
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from transformers import AutoTokenizer
 
-from collect.config import DataConfig, LauncherConfig
+from collect.config import LauncherConfig
 from collect.errors import TraceError
 from collect.plan import RecordingJob, RecordingSettings, encode_prompts, recording_settings
 from collect.record import collect
@@ -44,23 +45,16 @@ def rows_of(trace: Trace, request: int) -> np.ndarray:
     return np.flatnonzero(trace.requests == request)
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """A finished trace of six prompts."""
-
-    model: ModelConfig
-    data: DataConfig
-    trace: Trace
-
-
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """A finished trace of six prompts."""
     folder = tmp_path_factory.mktemp("recorded")
     model, data = recordable(folder / "model"), make_data(folder)
-    return Recorded(model, data, collect(model, data, folder=folder / "trace"))
+    trace = collect(model, data, folder=folder / "trace")
+    return SimpleNamespace(model=model, data=data, trace=trace)
 
 
-def test_collect__records_what_the_model_computes(recorded: Recorded) -> None:
+def test_collect__records_what_the_model_computes(recorded: SimpleNamespace) -> None:
     trace = recorded.trace
     assert len(trace.request_table) == 6
     for request in trace.request_table:
@@ -80,7 +74,7 @@ def test_collect__records_what_the_model_computes(recorded: Recorded) -> None:
             assert (chosen == found).mean() > 0.98
 
 
-def test_collect__generated_tokens_are_the_models_own(recorded: Recorded) -> None:
+def test_collect__generated_tokens_are_the_models_own(recorded: SimpleNamespace) -> None:
     trace, plain = recorded.trace, plain_eager(Path(recorded.model.id))
     for request in trace.request_table:
         tokens = trace.tokens[rows_of(trace, request.index)].tolist()
@@ -105,45 +99,35 @@ def test_collect__drops_rows_from_the_end_token_on(tmp_path: Path) -> None:
         np.testing.assert_array_equal(ended.tokens[rows_of(ended, request.index)], tokens[:kept])
 
 
-def test_collect__again_loads_no_model(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "runtime.load", lambda *_, **__: pytest.fail("loaded the model"), raising=False
-    )
+def test_collect__again_loads_no_model(recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.load", lambda *_, **__: pytest.fail("loaded the model"))
     again = collect(recorded.model, recorded.data, folder=recorded.trace.path)
     assert again.digest == recorded.trace.digest
 
 
-def test_collect__workers_make_the_same_trace(tmp_path: Path) -> None:
+def test_collect__workers_make_the_same_trace_and_other_seeds_another(tmp_path: Path) -> None:
     model, data = recordable(tmp_path / "model"), make_data(tmp_path, count=4)
     settings = recording_settings(data, batch_size=2, shard_bytes=1, temperature=1.0, seed=7)
     alone = collect(model, data, folder=tmp_path / "alone", settings=settings)
     launched: list[dict[str, int]] = []
-
-    def launch() -> Trace:
-        return collect(
-            model,
-            data,
-            folder=tmp_path / "many",
-            settings=settings,
-            launcher=LauncherConfig(workers=2, threads=1),
-            logs=tmp_path / "logs",
-            on_launched=launched.append,
-        )
-
+    launcher = {"launcher": LauncherConfig(workers=2, threads=1), "logs": tmp_path / "logs"}
+    options = {"folder": tmp_path / "many", "settings": settings, **launcher}
+    launch = partial(collect, model, data, on_launched=launched.append, **options)
     assert launch().digest == alone.digest
     assert launched == [{"units": 4, "retried": 0}]
     # It is there: no worker is started.
     assert launch().digest == alone.digest
     assert len(launched) == 1
+    other = collect(model, data, folder=tmp_path / "other", settings=replace(settings, seed=8))
+    assert other.tokens.tolist() != alone.tokens.tolist()
 
 
-def test_recording_job__is_the_same_in_another_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recording_job__is_the_same_in_another_folder(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     model = replace(recordable(tmp_path / "model"), id="model")
     data = replace(make_data(tmp_path), path="prompts.jsonl")
-    job = RecordingJob(model, data, "trace", ROUTING_SIGNALS, recording_settings(data), "100%")
+    settings = recording_settings(data)
+    job = RecordingJob(model, data, "trace", ROUTING_SIGNALS, settings, "100%")
     text = json.dumps(job.to_json())
     spec = make_spec()
     plan, _ = job.plan(spec)
@@ -152,10 +136,9 @@ def test_recording_job__is_the_same_in_another_folder(
     there = RecordingJob.from_json(json.loads(text))
     assert there.plan(spec)[0] == plan
     assert there.where == str(tmp_path / "trace")
-    builtin = RecordingJob(
-        ModelConfig(), data, "s3://b/t", ROUTING_SIGNALS, recording_settings(data), "1GiB"
-    ).to_json()
-    assert (builtin["model"]["id"], builtin["where"]) == ("builtin", "s3://b/t")
+    builtin = RecordingJob(ModelConfig(), data, "s3://b/t", ROUTING_SIGNALS, settings, "1GiB")
+    record = builtin.to_json()
+    assert (record["model"]["id"], record["where"]) == ("builtin", "s3://b/t")
 
 
 def test_recording_job__decides_for_all_workers_which_kernels_are_faster(
@@ -175,31 +158,14 @@ def test_recording_job__decides_for_all_workers_which_kernels_are_faster(
             assert there.model.decode_kernels.value == expected
 
 
-def test_collect__sampling_repeats_by_seed(tmp_path: Path) -> None:
-    model, data = recordable(tmp_path / "model"), make_data(tmp_path)
-
-    def tokens(name: str, seed: int) -> list[int]:
-        settings = recording_settings(data, temperature=1.0, seed=seed)
-        return collect(model, data, folder=tmp_path / name, settings=settings).tokens.tolist()
-
-    assert tokens("a", 1) == tokens("b", 1)
-    assert tokens("a", 1) != tokens("c", 2)
-
-
 def test_collect__records_only_requested_signals(tmp_path: Path) -> None:
-    trace = collect(
-        recordable(tmp_path / "model"),
-        make_data(tmp_path, new_tokens=0),
-        folder=tmp_path / "trace",
-        signals=ROUTING_SIGNALS,
-    )
+    model, data = recordable(tmp_path / "model"), make_data(tmp_path, new_tokens=0)
+    trace = collect(model, data, folder=tmp_path / "trace", signals=ROUTING_SIGNALS)
     assert trace.signals == ROUTING_SIGNALS
     assert set(trace.phases.tolist()) == {Phase.PREFILL}
 
 
-def test_collect__full_disk_is_reported_before_any_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_collect__full_disk_is_reported_before_any_write(tmp_path, monkeypatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**9, 10**9 - 123_456, 123_456))
     model = recordable(tmp_path / "model")
@@ -208,7 +174,7 @@ def test_collect__full_disk_is_reported_before_any_write(
     assert not (tmp_path / "trace").exists()
 
 
-def test_collect__refuses_the_trace_of_another_model(recorded: Recorded, tmp_path: Path) -> None:
+def test_collect__refuses_the_trace_of_another_model(recorded, tmp_path: Path) -> None:
     other = recordable(tmp_path / "b", num_experts=16)
     with pytest.raises(TraceError, match=r"num_experts: .*16.*8"):
         collect(other, recorded.data, folder=recorded.trace.path)
@@ -227,8 +193,5 @@ def test_encode__cuts_a_chat_inside_the_users_turn(tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     tokenizer.chat_template = "A{{ messages[0].content }}B"
     settings = RecordingSettings(new_tokens=0, max_prompt_tokens=5, chat=True)
-    prompts = ["abcdefgh", "ab"]
-    texts = [
-        tokenizer.decode(encoded.tokens) for encoded in encode_prompts(prompts, tokenizer, settings)
-    ]
-    assert texts == ["AabcB", "AabB"]
+    encoded = encode_prompts(["abcdefgh", "ab"], tokenizer, settings)
+    assert [tokenizer.decode(one.tokens) for one in encoded] == ["AabcB", "AabB"]

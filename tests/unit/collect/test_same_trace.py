@@ -63,9 +63,7 @@ def test_find_same_trace__is_none_for_another_content(recorded, tmp_path, change
     assert find_same_trace(job, tmp_path / "runs/traces/tiny") is None
 
 
-def test_find_same_trace__skips_a_damaged_trace_and_says_so(
-    recorded, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_find_same_trace__skips_a_damaged_trace_and_says_so(recorded, tmp_path, caplog) -> None:
     model, data, _ = recorded
     folder = tmp_path / "runs/traces/tiny"
     job = RecordingJob(model, data, "t", ROUTING_SIGNALS, recording_settings(data), "auto")

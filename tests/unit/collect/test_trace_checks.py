@@ -19,7 +19,7 @@ SMALL = {"requests_per_unit": 3, "spec": make_spec(num_layers=2)}
 
 
 def put(name, row, value):
-    """Returns a change of one value, or row of values, of a column."""
+    """Returns a change of a column's values in a row, or in rows."""
 
     def change(arrays, _requests):
         arrays[name][row] = value
@@ -40,10 +40,6 @@ def move_a_token(_arrays, requests):
     requests[1] = requests[1].model_copy(update={"prompt_tokens": 5, "generated_tokens": 5})
 
 
-def swap_requests(arrays, _requests):
-    arrays["request"][:20] = np.repeat([4, 3], 10)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -52,7 +48,7 @@ def swap_requests(arrays, _requests):
         (put("gate_input.01", (4, 2), np.nan), r"row 34 .*layer 1: gate_input has nan"),
         (put("gate_logits.00", (29, 0), -np.inf), r"row 59 .*layer 0: gate_logits has -inf"),
         (put("request", 5, -1), r"row 35: request is -1, expected 3"),
-        (swap_requests, r"row 30: request is 4, expected 3"),
+        (put("request", slice(20), np.repeat([4, 3], 10)), r"row 30: request is 4, expected 3"),
         (put("position", 4, 3), r"row 34: position is 3, expected at least 4"),
         (put("phase", 2, 5), r"row 32: phase is 5, expected 0"),
         (move_a_token, r"row 36: phase is 1, expected 0"),

@@ -18,6 +18,7 @@ from collect.traces.manifest import TracePlan, open_writable_storage, read_manif
 from collect.traces.writer import RECORD, committed_units
 from predictors.errors import DiskFullError
 from predictors.files import cache_folder
+from tests.builders.processes import ROOT
 from tests.builders.stores import s3_bucket
 from tests.builders.traces import make_plan, make_spec, make_trace, unit_content
 from tests.builders.web import served
@@ -25,8 +26,6 @@ from zoo.errors import StorageError, UnreachableError
 from zoo.storage.base import FileStorage
 from zoo.storage.folder import FolderStorage
 from zoo.storage.remote import ObjectStorage
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(params=["folder", "memory", "s3"])
@@ -50,9 +49,7 @@ def write(storage: FileStorage, plan: TracePlan, units: list[int]) -> TraceWrite
     return writer
 
 
-def test_trace__is_the_same_in_every_storage_from_several_writers(
-    storage: FileStorage, tmp_path: Path
-) -> None:
+def test_trace__is_the_same_in_every_storage_from_several_writers(storage, tmp_path) -> None:
     alone = make_trace(tmp_path / "alone", num_units=4)
     plan = make_plan(make_spec(), num_units=4)
     one, other = write(storage, plan, [2]), write(storage, plan, [0])
@@ -110,17 +107,13 @@ def test_copy__needs_room_on_the_disk(tmp_path: Path, monkeypatch: pytest.Monkey
         writer.finish()
 
 
-def test_object_storage__without_its_library_names_the_extra(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_object_storage__without_its_library_names_the_extra(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(StorageError, match=r"pip install 'moecast\[gcs\]'"):
         read_manifest("gs://bucket/trace")
 
 
-def test_object_storage__without_credentials_names_the_address(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_object_storage__without_credentials_names_the_address(tmp_path, monkeypatch) -> None:
     with s3_bucket(tmp_path.name, monkeypatch) as bucket:
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             monkeypatch.delenv(name)
@@ -156,34 +149,23 @@ if not writer.missing():
 """
 
 
-@pytest.mark.parametrize("kind", ["folder", "s3"])
-def test_trace__three_processes_write_at_once(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("storage", ["folder", "s3"], indirect=True)
+def test_trace__three_processes_write_at_once(storage: FileStorage, tmp_path: Path) -> None:
     alone = make_trace(tmp_path / "alone", num_units=12, requests_per_unit=2)
-
-    def together(where: str) -> None:
-        processes = [
-            subprocess.Popen([sys.executable, "-c", WRITE, where, str(number)], cwd=ROOT)
-            for number in range(3)
-        ]
-        assert [process.wait(400) for process in processes] == [0, 0, 0]
-        plan = read_manifest(where).plan
-        assert len(committed_units(where, plan)) == 12
-        assert TraceWriter(where, plan).finish().digest == alone.digest
-
-    if kind == "folder":
-        together(str(tmp_path / "far"))
-    else:
-        with s3_bucket(tmp_path.name, monkeypatch) as bucket:
-            together(f"{bucket}/one")
+    where = f"{storage.address}/new"
+    processes = [
+        subprocess.Popen([sys.executable, "-c", WRITE, where, str(number)], cwd=ROOT)
+        for number in range(3)
+    ]
+    assert [process.wait(400) for process in processes] == [0, 0, 0]
+    plan = read_manifest(where).plan
+    assert len(committed_units(where, plan)) == 12
+    assert TraceWriter(where, plan).finish().digest == alone.digest
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["write", "finish", "open"]))))
-def test_writers__in_any_order_lose_nothing_and_finish_once(
-    tmp_path_factory: pytest.TempPathFactory, moves: list[tuple[int, str]]
-) -> None:
+def test_writers__in_any_order_lose_nothing_and_finish_once(tmp_path_factory, moves) -> None:
     folder = tmp_path_factory.mktemp("trace")
     plan = make_plan(make_spec(num_layers=1), num_units=4, requests_per_unit=1)
     written: set[int] = set()

@@ -48,9 +48,7 @@ def test_arguments__become_key_and_value(argv: list[str], options: list[str]) ->
     assert read(*argv) == options
 
 
-def test_bare_folder_with_a_space__is_the_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bare_folder_with_a_space__is_the_model(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("my model").mkdir()
     assert read("my model") == ["model=my model"]

@@ -3,8 +3,6 @@
 import atexit
 import json
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import pytest
 from configs.cli import main
 from predictors.errors import MoecastError
 from tests.builders.commands import command_of
+from tests.builders.processes import run_python
 from zoo.config import ListConfig
 
 WRITE = "write key=value; --help lists the options"
@@ -61,16 +60,13 @@ def test_run__writes_its_record_and_results(tmp_path: Path) -> None:
     results = json.loads((tmp_path / "r/results.json").read_text())
     assert results == {"zoo": "some where", "seed": 3}
     record = json.loads((tmp_path / "r/run.json").read_text())
-    assert record["argv"] == arguments[1:]
-    assert record["seed"] == 3
+    assert (record["argv"], record["seed"]) == (arguments[1:], 3)
     assert record["config"]["zoo"] == "some where"
     assert record["versions"]["numpy"]
     assert sorted(path.name for path in (tmp_path / "r").iterdir()) == ["results.json", "run.json"]
 
 
-def test_run__without_a_folder_makes_one_if_it_needs_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run__without_a_folder_makes_one_if_it_needs_one(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert main("zoo", COMMANDS, ["works"]) == 0
     assert not list(tmp_path.iterdir())
@@ -89,14 +85,12 @@ from tests.builders.commands import command_of
 from tests.unit.configs.test_cli import crashes
 sys.exit(main("zoo", [command_of(crashes)], ["crashes", "run_dir={tmp_path / "r"}"]))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = run_python("-c", code, check=False)
     assert done.stderr == "error: the cluster is lost; start it again\n"
     assert done.returncode == 2
 
 
-def test_check__refuses_before_the_run_is_imported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check__refuses_before_the_run_is_imported(tmp_path, capsys) -> None:
     command = replace(command_of(works), run="no.such.module:run", check=f"{__name__}:refuses")
     assert main("zoo", [command], ["works", f"run_dir={tmp_path / 'r'}"]) == 2
     assert capsys.readouterr().err == "error: this cannot be; do that\n"
@@ -117,12 +111,7 @@ def test_check__refuses_before_the_run_is_imported(
     ],
 )
 def test_main__writes_one_line_and_returns_the_exit_code(
-    arguments: list[str],
-    code: int,
-    line: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments, code, line, tmp_path, monkeypatch, capsys
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main("zoo", COMMANDS, arguments) == code
@@ -137,10 +126,6 @@ def test_debug__shows_the_traceback(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_sweep__runs_the_grid_in_numbered_folders(tmp_path: Path) -> None:
     assert main("zoo", COMMANDS, ["works", "-m", "seed=1,2", "zoo=a,b", f"run_dir={tmp_path}"]) == 0
     record = json.loads((tmp_path / "sweep.json").read_text())
-    assert [one["results"] for one in record] == [
-        {"zoo": "a", "seed": 1},
-        {"zoo": "b", "seed": 1},
-        {"zoo": "a", "seed": 2},
-        {"zoo": "b", "seed": 2},
-    ]
+    expected = [{"zoo": zoo, "seed": seed} for seed in (1, 2) for zoo in "ab"]
+    assert [one["results"] for one in record] == expected
     assert json.loads((tmp_path / "3/results.json").read_text()) == {"zoo": "b", "seed": 2}

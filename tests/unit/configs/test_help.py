@@ -54,12 +54,7 @@ def test_page__begins_with_the_model_and_has_words() -> None:
 
 def test_all__lists_every_option() -> None:
     page = write_command_help("moecast", SERVE, ServeConfig, "all")
-    for text in (
-        "  store.path  path",
-        "  system.eviction  text",
-        "  debug  on/off",
-        "--config FILE",
-    ):
+    for text in ("store.path  path", "system.eviction  text", "debug  on/off", "--config FILE"):
         assert text in page
     assert page.index("  model  ") < page.index("  budget  ") < page.index("  system  ")
 
@@ -75,9 +70,7 @@ def test_topic__is_a_group_or_an_option(capsys: pytest.CaptureFixture[str]) -> N
     assert "Did you mean 'max_running'" in capsys.readouterr().err
 
 
-def test_program_with_a_default_command__shows_the_others(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_program_with_a_default_command__shows_the_others(capsys) -> None:
     assert run_program("train", ["--help"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("usage: python -m train [MODEL]")

@@ -6,13 +6,8 @@ from configs.invocation import Invocation
 
 
 def test_interruption__continues_in_the_folder_that_was_chosen() -> None:
-    invocation = Invocation(
-        called="python -m train",
-        argv=["seed=1"],
-        resumes=True,
-        run_dir=Path("runs/a b"),
-        secret_names=[],
-    )
+    options = {"resumes": True, "run_dir": Path("runs/a b"), "secret_names": []}
+    invocation = Invocation(called="python -m train", argv=["seed=1"], **options)
     assert invocation.explain_interruption() == (
         "interrupted; to continue: python -m train seed=1 'run_dir=runs/a b'"
     )

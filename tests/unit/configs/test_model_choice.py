@@ -37,10 +37,6 @@ def test_folder_or_hub_id__has_its_own_name_and_dtype(key: str, value: str, name
     assert compose_model(f"{key}={value}") == ModelConfig(id=value, name=name, dtype="auto")
 
 
-def test_existing_folder__needs_no_separator() -> None:
-    assert compose_model("model=mine").id == "mine"
-
-
 def test_current_folder__has_its_name(folder: Path) -> None:
     assert compose_model("model=.").name == folder.name
 

@@ -26,9 +26,7 @@ def reads(config: ListConfig) -> None:
         ("loop", "Too many levels of symbolic links"),
     ],
 )
-def test_path__that_cannot_be_read_names_its_option(
-    name: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_path__that_cannot_be_read_names_its_option(name, reason, tmp_path, capsys) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("")
     (tmp_path / "loop").symlink_to("loop")
@@ -40,9 +38,7 @@ def test_path__that_cannot_be_read_names_its_option(
 
 
 @pytest.mark.parametrize("run_dir", ["file", "file/below", "/proc/none"])
-def test_run_dir__that_cannot_be_written_is_named(
-    run_dir: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_dir__that_cannot_be_written_is_named(run_dir, tmp_path, capsys) -> None:
     (tmp_path / "file").write_text("")
     folder = tmp_path / run_dir
     assert main("zoo", [command_of(reads)], ["reads", "zoo=x", f"run_dir={folder}"]) == 2

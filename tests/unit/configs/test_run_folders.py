@@ -46,9 +46,7 @@ def test_make_run_dir__of_commands_that_start_together_is_one_for_each(
     assert len(set(folders)) == 64
 
 
-def test_run_dir__that_a_command_uses_is_refused_to_others(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_dir__that_a_command_uses_is_refused_to_others(tmp_path, capsys) -> None:
     first = threading.Thread(target=main, args=("zoo", COMMANDS, ["waits", f"run_dir={tmp_path}"]))
     first.start()
     assert RUNNING.wait(30)
@@ -74,9 +72,7 @@ def test_results__are_of_the_run_in_whose_folder_they_are(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("needed", [False, True])
-def test_run__where_nothing_can_be_written(
-    needed: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run__where_nothing_can_be_written(needed, monkeypatch, capsys) -> None:
     monkeypatch.chdir("/proc")
     code = main("zoo", [command_of(works, needs_run=needed)], ["works"])
     line = capsys.readouterr().err
@@ -107,9 +103,7 @@ def test_cache_folder__without_a_home_names_the_variable(monkeypatch: pytest.Mon
     assert cache_folder("zoo") == Path("/cache/zoo")
 
 
-def test_cache_folder__that_cannot_be_written_names_the_variable(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cache_folder__that_cannot_be_written_names_the_variable(monkeypatch, capsys) -> None:
     monkeypatch.setenv("MOECAST_CACHE", "/proc/home/moecast")
     monkeypatch.chdir("/proc")
     assert run_program("zoo", ["pull", "qwen2-moe-tiny/stride", "zoo=builtin"]) == 2

@@ -13,10 +13,8 @@ def test_sweep__makes_every_combination() -> None:
         for seed in (1, 2)
         for budget in ("5%", "6%")
     ]
-    assert expand_sweep(GenerateConfig, ["devices=[cpu,cuda:1],[cpu]"]) == [
-        ["devices=[cpu,cuda:1]"],
-        ["devices=[cpu]"],
-    ]
+    runs = [["devices=[cpu,cuda:1]"], ["devices=[cpu]"]]
+    assert expand_sweep(GenerateConfig, ["devices=[cpu,cuda:1],[cpu]"]) == runs
 
 
 @pytest.mark.parametrize(

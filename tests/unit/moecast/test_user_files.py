@@ -138,16 +138,16 @@ def test_placeholder__of_a_file_is_named(what: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", ["--config", "key", "data, one file", "data, a folder"])
 @pytest.mark.parametrize("content", [b"\x89PNG\r\n", b"caf\xe9", "text".encode("utf-16"), b"a\0b"])
-def test_text__in_no_or_another_encoding_is_refused(
-    what: str, content: bytes, tmp_path: Path
-) -> None:
+def test_text__in_no_or_another_encoding_is_refused(what, content, tmp_path) -> None:
     path = tmp_path / "data.txt"
     path.write_bytes(content)
     with pytest.raises(MoecastError, match=f"{path}.* is not text"):
         READERS[what](path)
 
 
-@pytest.mark.parametrize("line", [b'"\xff"', b"[" * 5000, b"9" * 5000, b"[" * 900 + b"]" * 900])
+@pytest.mark.parametrize(
+    "line", [b"{", b'"\xff"', b"[" * 5000, b"9" * 5000, b"[" * 900 + b"]" * 900]
+)
 def test_json_lines__of_any_damage_name_the_line(line: bytes, tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_bytes(b'{"text": "A long enough text"}\n{"text": ' + line + b"}\n")
@@ -155,9 +155,7 @@ def test_json_lines__of_any_damage_name_the_line(line: bytes, tmp_path: Path) ->
         load_prompts(DataConfig(kind=SourceKind.JSONL, path=str(path), min_chars=1000))
 
 
-def test_commands_in_messages__are_quoted_for_the_shell(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_in_messages__are_quoted_for_the_shell(tmp_path, capsys, monkeypatch) -> None:
     """Each is copied into a shell."""
     monkeypatch.chdir(tmp_path)
     folder, store, dense, larger = (tmp_path / name for name in ("it's mine", "a b", "$c", "d;e"))
@@ -165,10 +163,8 @@ def test_commands_in_messages__are_quoted_for_the_shell(
     run_program("runtime", ["pack", str(folder), f"output={store}", f"dense_output={dense}"])
     run_program("runtime", ["inflate", str(folder), f"output={larger}", "expert_size=64KiB"])
     said = " ".join(capsys.readouterr().out.split())
-    assert shlex.split(said.rpartition("without the checkpoint: ")[2])[:4] == [
-        *("moecast", "serve", str(dense)),
-        f"store.path={store}",
-    ]
+    served = ["moecast", "serve", str(dense), f"store.path={store}"]
+    assert shlex.split(said.rpartition("without the checkpoint: ")[2])[:4] == served
     assert shlex.join([f"model.name={folder.name}", f"model.id={larger}"]) in said
     (store / "manifest.json").write_text("")
     with pytest.raises(MoecastError) as caught:

@@ -24,18 +24,17 @@ def step(first: list[int], second: list[int]) -> np.ndarray:
     return np.array([[first], [second]])
 
 
-def test_tendency__is_the_mean_of_the_tokens_experts() -> None:
-    found = serve(CorrelationPredictor(SPEC, pairs(), USES, learning=False), step([0, 2], [0, 1]))[
-        0
-    ][1]
+@pytest.mark.parametrize(("least", "wanted"), [(None, [0, 1]), (0.5, [0, 1]), (0.7, [0])])
+def test_tendency__is_the_mean_of_the_tokens_experts(
+    least: float | None, wanted: list[int]
+) -> None:
+    """`least` names the experts that enough tokens are expected to use."""
+    found = serve(CorrelationPredictor(SPEC, pairs(), USES, least=least), step([0, 2], [0, 1]))
+    # The first layer is forecast by its experts' own shares.
+    np.testing.assert_allclose(found[-1][0].scores_TE, [[0.8, 0.8, 0.4]])
     # Of expert 0's tokens: 1, 3/4, 1/4; of expert 2's: 1, 1/2, 1/2.
-    np.testing.assert_allclose(found.scores_TE, [[1.0, 0.625, 0.375]])
-    assert found.wanted == [0, 1]
-
-
-def test_first_layer__is_forecast_by_its_experts_own_shares() -> None:
-    found = serve(CorrelationPredictor(SPEC, pairs(), USES), step([0, 2], [0, 1]))[-1][0]
-    np.testing.assert_allclose(found.scores_TE, [[0.8, 0.8, 0.4]])
+    np.testing.assert_allclose(found[0][1].scores_TE, [[1.0, 0.625, 0.375]])
+    assert found[0][1].wanted == wanted
 
 
 def test_hot_experts__have_the_largest_sum_of_tendencies() -> None:
@@ -47,14 +46,6 @@ def test_hot_experts__have_the_largest_sum_of_tendencies() -> None:
     # Expert 1: 3 x .5; expert 2: 2 x .5; expert 0: .5.
     np.testing.assert_allclose(found.expected_tokens_E, [0.5, 1.5, 1.0])
     assert found.wanted == [1]
-
-
-def test_least__names_the_experts_that_enough_tokens_are_expected_to_use() -> None:
-    found = serve(CorrelationPredictor(SPEC, pairs(), USES, least=0.5), step([0, 2], [0, 1]))
-    np.testing.assert_allclose(found[0][1].scores_TE, [[1.0, 0.625, 0.375]])
-    assert found[0][1].wanted == [0, 1]
-    found = serve(CorrelationPredictor(SPEC, pairs(), USES, least=0.7), step([0, 2], [0, 1]))
-    assert found[0][1].wanted == [0]
 
 
 def test_table__counts_while_serving_and_saves_the_initial_counts() -> None:

@@ -40,26 +40,18 @@ def test_representatives__are_nearest_to_the_centroids() -> None:
         assert kept.tolist() == [1, 4]
 
 
-def test_representatives__of_few_matrices_are_all() -> None:
-    matrices = np.ones((3, 2, 2), np.float32)
-    assert choose_representatives(matrices, 3, np.random.default_rng(0)).tolist() == [0, 1, 2]
+def test_representatives__of_few_matrices_are_all_and_of_duplicates_fewer_than_clusters() -> None:
+    matrices, random = np.ones((9, 2, 2), np.float32), np.random.default_rng(0)
+    assert choose_representatives(matrices[:3], 3, random).tolist() == [0, 1, 2]
+    assert len(choose_representatives(matrices, 4, random)) >= 1
 
 
-def test_representatives__of_duplicates_are_fewer_than_clusters() -> None:
-    matrices = np.ones((9, 2, 2), np.float32)
-    assert len(choose_representatives(matrices, 4, np.random.default_rng(0))) >= 1
-
-
-def test_collection__replaces_the_most_similar_matrix() -> None:
+def test_collection__replaces_the_most_similar_matrix_or_all() -> None:
     collection = EamCollection(3, 1, 2, top_k=1)
     collection.fill(np.array([[[1.0, 0.0]], [[1.0, 1.0]], [[0.0, 1.0]]], np.float32))
     # Cosines with (1, 5): .196, .832, .981.
     assert collection.most_similar(np.array([[1.0, 5.0]], np.float32)) == 2
-
-
-def test_collection__fill_replaces_all_matrices() -> None:
-    collection = EamCollection(2, 1, 2, top_k=1)
-    collection.fill(np.ones((2, 1, 2), np.float32))
+    # Filling replaces all.
     collection.fill(np.array([[[0.0, 3.0]]], np.float32))
     assert collection.size == 1
     assert not collection.units_LEC[:, :, 1].any()

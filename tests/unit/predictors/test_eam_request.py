@@ -26,10 +26,9 @@ def step(*experts: int) -> np.ndarray:
 def test_forecasts__are_the_normalised_sums_of_the_matches() -> None:
     after_first = serve(EamRequestPredictor(SPEC, STORED, matches=2), step(0, 1, 1))[0]
     # Expert 0 at layer 0: the first two match. Cells summed: (0, 12, 4) and (1, 8, 7).
-    np.testing.assert_allclose(after_first[1].scores_TE, [[0, 12 / 16, 4 / 16]])
-    np.testing.assert_allclose(after_first[2].scores_TE, [[1 / 16, 8 / 16, 7 / 16]])
-    np.testing.assert_allclose(after_first[1].priority_E, np.array([0, 12, 4]) / 16)
-    np.testing.assert_allclose(after_first[2].priority_E, np.array([1, 8, 7]) / 16)
+    for layer, cells in ((1, [0, 12, 4]), (2, [1, 8, 7])):
+        np.testing.assert_allclose(after_first[layer].scores_TE, [np.array(cells) / 16])
+        np.testing.assert_allclose(after_first[layer].priority_E, np.array(cells) / 16)
 
 
 def test_match__is_the_cosine_of_the_flattened_rows_known_so_far() -> None:
@@ -42,11 +41,7 @@ def test_match__is_the_cosine_of_the_flattened_rows_known_so_far() -> None:
     predictor.routed(1, np.array([[1], [1]]), None)
     # And row (0, 2, 0) against (0, 8, 0), (0, 4, 4) and (8, 0, 0).
     length = np.sqrt(2 + 4)
-    expected = [
-        (8 + 16) / (length * np.sqrt(40 + 64)),
-        (7 + 8) / (length * np.sqrt(50 + 32)),
-        0.0,
-    ]
+    expected = [(8 + 16) / (length * np.sqrt(40 + 64)), (7 + 8) / (length * np.sqrt(50 + 32)), 0.0]
     np.testing.assert_allclose(predictor.similarity(1), [expected], rtol=1e-6)
 
 

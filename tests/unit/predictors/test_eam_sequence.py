@@ -25,17 +25,12 @@ def step(*experts: int) -> np.ndarray:
 
 def test_forecasts__are_the_nearest_matrixs_ratios() -> None:
     answers = serve(EamSequencePredictor(small_spec(), STORED), step(1, 3, 0))
-    after_first = answers[0]
     # Expert 1 at layer 0: only the second matrix has used it.
-    assert sorted(after_first) == [1, 2]
-    assert after_first[1].scores_TE.tolist() == [[0, 0, 1 / 8, 7 / 8]]
-    assert after_first[2].scores_TE.tolist() == [[5 / 8, 3 / 8, 0, 0]]
-    expected = np.array([0, 0, 1 / 8, 7 / 8]) + EPSILON
-    np.testing.assert_allclose(after_first[1].priority_E, expected, rtol=1e-6)
-    expected = np.array([5 / 8, 3 / 8, 0, 0]) + EPSILON
-    np.testing.assert_allclose(after_first[2].priority_E, expected, rtol=1e-6)
-    assert sorted(answers[1]) == [2]
-    assert answers[2] == {}
+    for layer in (1, 2):
+        ratios = STORED[1, layer] / 8
+        assert answers[0][layer].scores_TE.tolist() == [ratios.tolist()]
+        np.testing.assert_allclose(answers[0][layer].priority_E, ratios + EPSILON, rtol=1e-6)
+    assert [sorted(answers[layer]) for layer in range(3)] == [[1, 2], [2], []]
 
 
 def test_chances__are_top_k_times_the_ratio() -> None:
@@ -106,10 +101,13 @@ def test_step__of_several_requests_gives_each_its_own_forecast() -> None:
     np.testing.assert_allclose(together[1].priority_E, expected, rtol=1e-6)
 
 
+def drifting(dataset: np.ndarray | None = None, *, rebuild_after: int = 1) -> EamSequencePredictor:
+    options = {"capacity": 2, "insufficient": 0.5, "idle_steps": 1, "rebuild_after": rebuild_after}
+    return EamSequencePredictor(small_spec(), STORED, dataset, **options)
+
+
 def test_drift__rebuilds_the_collection_from_bad_forecasts() -> None:
-    predictor = EamSequencePredictor(
-        small_spec(), STORED, capacity=2, insufficient=0.5, rebuild_after=2, idle_steps=1
-    )
+    predictor = drifting(rebuild_after=2)
     # Always experts 2, 1, 1: forecast 0 right of what its own matrix gets right every time.
     for request in range(4):
         for _ in range(3):
@@ -118,16 +116,13 @@ def test_drift__rebuilds_the_collection_from_bad_forecasts() -> None:
     for _ in range(REBUILD_STEPS):
         serve(predictor, step(2, 1, 1), [98])
     found = serve(predictor, step(2, 1, 1), [99])[0]
-    assert found[1].chosen_TK(1).tolist() == [[1]]
-    assert found[2].chosen_TK(1).tolist() == [[1]]
+    assert [found[layer].chosen_TK(1).tolist() for layer in (1, 2)] == [[[1]]] * 2
 
 
 def test_drift__clusters_the_whole_data_set_again() -> None:
     # Three layers, four experts: sequences that begin with expert 0, and others with expert 1.
     dataset = 9 * np.eye(4)[[[first, 1, 2] for first in (0, 0, 0, 1, 1, 1)]]
-    predictor = EamSequencePredictor(
-        small_spec(), STORED, dataset, capacity=2, insufficient=0.5, rebuild_after=1, idle_steps=1
-    )
+    predictor = drifting(dataset)
     again = EamSequencePredictor.from_files(
         small_spec(), predictor.files(), predictor.options() | {"idle_steps": 1}
     )
@@ -140,9 +135,7 @@ def test_drift__clusters_the_whole_data_set_again() -> None:
 
 
 def test_drift__keeps_the_collection_while_forecasts_are_good() -> None:
-    predictor = EamSequencePredictor(
-        small_spec(), STORED, capacity=2, insufficient=0.5, rebuild_after=1, idle_steps=1
-    )
+    predictor = drifting()
     for request in range(4):
         serve(predictor, step(1, 3, 0), [request])
     assert np.array_equal(predictor.collection.counts, STORED)

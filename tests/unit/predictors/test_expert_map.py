@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from predictors.base import Forecast
 from predictors.errors import PredictorError
 from predictors.expert_map import (
     ExpertMapPredictor,
@@ -28,19 +29,22 @@ def logits(*rows: list[float]) -> np.ndarray:
     return np.log(np.array(rows, np.float32))[:, None, :]
 
 
-def chosen(num_layers: int = 3, num_tokens: int = 1) -> np.ndarray:
-    """It is the logits that count."""
-    return np.zeros((num_layers, num_tokens, 1), np.int64)
+CHOSEN = np.zeros((3, 1, 1), np.int64)
+"""It is the logits that count."""
+EVEN = [0.25] * 4
+
+
+def serve_token(
+    predictor: ExpertMapPredictor, meaning: list[float], *rows: list[float]
+) -> dict[int, dict[int, Forecast]]:
+    """Serves a token of this meaning with these probabilities."""
+    entering_TD = np.array([meaning], np.float32)
+    return serve(predictor, CHOSEN, logits_LTE=logits(*rows), entering_TD=entering_TD)
 
 
 def test_semantic_search__forecasts_the_first_layers() -> None:
     predictor = ExpertMapPredictor(SPEC, MAPS, MEANINGS, distance=2)
-    answers = serve(
-        predictor,
-        chosen(),
-        logits_LTE=logits([0.25] * 4, [0.25] * 4, [0.25] * 4),
-        entering_TD=np.array([[1.0, 2.0]], np.float32),
-    )
+    answers = serve_token(predictor, [1.0, 2.0], EVEN, EVEN, EVEN)
     # Cosines (equation 4): 1 / sqrt 5 and 2 / sqrt 5: the second.
     assert sorted(answers[-1]) == [0, 1]
     np.testing.assert_allclose(answers[-1][0].scores_TE, [MAPS[1, 0]], rtol=1e-6)
@@ -49,12 +53,12 @@ def test_semantic_search__forecasts_the_first_layers() -> None:
 
 def test_trajectory_search__forecasts_d_layers_ahead() -> None:
     predictor = ExpertMapPredictor(SPEC, MAPS, MEANINGS, distance=1)
-    rows = [[0.6, 0.2, 0.1, 0.1], [0.1, 0.1, 0.7, 0.1], [0.25] * 4]
+    rows = [[0.6, 0.2, 0.1, 0.1], [0.1, 0.1, 0.7, 0.1], EVEN]
     predictor.begin_step(np.zeros(1), np.zeros(1))
     predictor.layer_input(0, np.array([[0.0, 1.0]], np.float32))
     expected = [0.0, 0.0]
     for layer in range(2):
-        (forecast,) = predictor.routed(layer, chosen()[layer], logits(*rows)[layer])
+        (forecast,) = predictor.routed(layer, CHOSEN[layer], logits(*rows)[layer])
         flat = np.array(rows[: layer + 1]).ravel()
         # Equation 5, over layers 0..layer.
         expected = [
@@ -76,15 +80,9 @@ def test_threshold__is_one_minus_the_score_within_zero_and_one() -> None:
 
 @pytest.mark.parametrize(
     ("delta", "top_k", "kept"),
-    [
-        (0.0, 1, [1]),
-        (0.0, 2, [1, 3]),
-        (0.45, 1, [1]),
-        (0.55, 1, [1, 3]),
-        (0.85, 1, [0, 1, 3]),
-        (1.1, 1, [0, 1, 2, 3]),
-    ],
-)
+    [(0.0, 1, [1]), (0.0, 2, [1, 3]), (0.45, 1, [1]), (0.55, 1, [1, 3]), (0.85, 1, [0, 1, 3]),
+     (1.1, 1, [0, 1, 2, 3])],
+)  # fmt: skip
 def test_select_experts__reaches_delta_and_at_least_top_k(
     delta: float, top_k: int, kept: list[int]
 ) -> None:
@@ -103,18 +101,12 @@ def test_forecast__names_more_experts_for_less_similarity() -> None:
     assert near.wanted == [3]
     # Cosine .196 at best: delta = .804 takes .7, .1 and, .8 being too few, another.
     (far,) = predictor.layer_input(0, np.array([[-0.98, 0.2]], np.float32))
-    assert far.wanted is not None
     assert (far.wanted[0], len(far.wanted)) == (3, 3)
 
 
 def test_ablation__without_semantic_search_the_first_layers_have_no_forecast() -> None:
     predictor = ExpertMapPredictor(SPEC, MAPS, MEANINGS, distance=2, semantic=False)
-    answers = serve(
-        predictor,
-        chosen(),
-        logits_LTE=logits([0.6, 0.2, 0.1, 0.1], [0.25] * 4, [0.25] * 4),
-        entering_TD=np.array([[1.0, 2.0]], np.float32),
-    )
+    answers = serve_token(predictor, [1.0, 2.0], [0.6, 0.2, 0.1, 0.1], EVEN, EVEN)
     assert answers[-1] == {}
     assert sorted(answers[0]) == [2]
     # What is learned does not depend on how it is searched.
@@ -138,12 +130,7 @@ def test_redundancy__weighs_scores_by_forecast_layers() -> None:
 def test_full_store__replaces_the_most_redundant_map() -> None:
     predictor = ExpertMapPredictor(SPEC, MAPS, MEANINGS, distance=1, capacity=2)
     new = [[0.1, 0.1, 0.2, 0.6], [0.1, 0.1, 0.6, 0.2], [0.2, 0.2, 0.2, 0.4]]
-    serve(
-        predictor,
-        chosen(),
-        logits_LTE=logits(*new),
-        entering_TD=np.array([[0.5, 0.5]], np.float32),
-    )
+    serve_token(predictor, [0.5, 0.5], *new)
     # Equally alike in meaning; in trajectory, the second.
     stored = np.moveaxis(predictor.store.maps_LEC, 2, 0)
     np.testing.assert_allclose(stored, [MAPS[0], new], rtol=1e-5)
@@ -172,10 +159,8 @@ def test_incomplete_step__is_not_stored() -> None:
 
 def test_cold_start__finds_an_iteration_that_came_before() -> None:
     predictor = ExpertMapPredictor.empty(SPEC, distance=1, capacity=8)
-    rows, meaning = logits(*MAPS[0].tolist()), np.array([[1.0, 0.0]], np.float32)
-    first = serve(predictor, chosen(), logits_LTE=rows, entering_TD=meaning)
-    assert not any(first.values())
-    again = serve(predictor, chosen(), logits_LTE=rows, entering_TD=meaning)
+    assert not any(serve_token(predictor, [1.0, 0.0], *MAPS[0]).values())
+    again = serve_token(predictor, [1.0, 0.0], *MAPS[0])
     np.testing.assert_allclose(again[0][1].scores_TE, [MAPS[0, 1]], rtol=1e-5)
 
 

@@ -24,12 +24,14 @@ def scored(weights: np.ndarray | None = None) -> LayerScore:
     return layer
 
 
-def test_accuracy__is_counted_by_phase() -> None:
+def test_accuracy__is_counted_by_phase_and_recall_further_down_the_ranking() -> None:
     # Predicted {0,1}, {2,3}, {0,1}; chosen {0,1}, {2,0}, {3,2}: 2, 1 and 0 of 2.
     layer = scored()
     assert layer.accuracy[Phase.PREFILL].value == 1.0
     assert layer.accuracy[Phase.DECODE].value == 1 / 4
     assert layer.overall.value == 3 / 6
+    # Best three: {0,1,2}, {2,3,1}, {0,1,2}: 2, 1 and 1 of 2.
+    assert layer.recall[1].value == 4 / 6
 
 
 def test_accuracy__of_two_batches_is_that_of_all_their_tokens() -> None:
@@ -40,46 +42,25 @@ def test_accuracy__of_two_batches_is_that_of_all_their_tokens() -> None:
     np.testing.assert_allclose(parts.calibration.sums_3B, scored().calibration.sums_3B)
 
 
-def test_recall__looks_m_further_down_the_ranking() -> None:
-    # Best three: {0,1,2}, {2,3,1}, {0,1,2}: 2, 1 and 1 of 2.
-    assert scored().recall[1].value == 4 / 6
-
-
 def test_gate_mass__weighs_each_chosen_expert_by_its_gate() -> None:
     weights = np.array([[0.7, 0.3], [0.9, 0.1], [0.6, 0.4]], np.float32)
     # Found: all of the first, expert 2 (0.9) of the second, none of the third; mass 3.
     assert scored(weights).gate_mass.value == pytest.approx((1.0 + 0.9) / 3)
-
-
-def test_gate_mass__is_not_measured_without_weights() -> None:
     assert scored().gate_mass.value is None
 
 
-def test_calibration_error__is_the_gap_of_score_and_share() -> None:
-    # Bins of 1/15: 0.95 x2 fall together (one happened), 0.05 x2 fall together (none happened).
-    calibration = CalibrationBins()
-    calibration.add(np.array([[0.95, 0.05], [0.95, 0.05]], np.float32), np.array([[0], [0]]))
-    # |1.9 - 2| + |0.1 - 0| over four pairs.
-    assert calibration.error == pytest.approx((0.1 + 0.1) / 4, abs=1e-6)
-
-
-def test_calibration__adds_bins_of_two_parts() -> None:
+def test_calibration__adds_bins_of_two_parts_and_a_score_of_one_to_the_last() -> None:
     one, other = CalibrationBins(), CalibrationBins()
     one.add(np.array([[0.95, 0.05]], np.float32), np.array([[0]]))
-    other.add(np.array([[0.99, 0.01]], np.float32), np.array([[1]]))
+    other.add(np.array([[1.0, 0.0]], np.float32), np.array([[1]]))
     found = (one + other).as_dict()
+    # Bins of 1/15.
     assert found["pairs"] == [2, *[0] * 13, 2]
-    assert found["score"][0] == pytest.approx(0.03)
-    assert found["score"][-1] == pytest.approx(0.97)
+    assert found["score"][0] == pytest.approx(0.025)
+    assert found["score"][-1] == pytest.approx(0.975)
     assert found["chosen"] == [0.5, *[None] * 13, 0.5]
-    assert found["error"] == pytest.approx((abs(0.06 - 1) + abs(1.94 - 1)) / 4)
-
-
-def test_calibration__takes_a_score_of_one_into_the_last_bin() -> None:
-    calibration = CalibrationBins()
-    calibration.add(np.array([[1.0, 0.0]], np.float32), np.array([[0]]))
-    assert calibration.error == 0.0
-    assert calibration.sums_3B[2, -1] == 1
+    # The gaps of score and share.
+    assert found["error"] == pytest.approx((abs(0.05 - 1) + abs(1.95 - 1)) / 4)
 
 
 def test_share__of_nothing_is_none() -> None:

@@ -5,19 +5,15 @@ import numpy as np
 from predictors.requests import LiveRequests, grow_rows
 
 
-def test_live_requests__gives_each_request_of_a_step_one_slot() -> None:
-    present = LiveRequests().begin_step(np.array([7, 9, 7, 3]))
+def test_live_requests__gives_each_request_one_slot_and_knows_it_again() -> None:
+    live = LiveRequests()
+    present = live.begin_step(np.array([7, 9, 7, 3]))
     # In the order of ids: 3, 7, 9.
     assert present.request_T.tolist() == [1, 2, 1, 0]
     assert sorted(present.slots_R.tolist()) == [0, 1, 2]
     assert sorted(present.new) == [0, 1, 2]
-
-
-def test_live_requests__knows_a_request_again() -> None:
-    live = LiveRequests()
-    first = live.begin_step(np.array([5, 6]))
-    again = live.begin_step(np.array([6]))
-    assert again.slots_R[0] == first.slots_R[1]
+    again = live.begin_step(np.array([7]))
+    assert again.slots_R[0] == present.slots_R[1]
     assert again.new == []
 
 

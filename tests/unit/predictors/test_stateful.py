@@ -56,32 +56,19 @@ def a_step(num_tokens: int, seed: int) -> dict:
     }
 
 
-def one_token(step: dict, token: int) -> dict:
-    only = slice(token, token + 1)
-    return {
-        "chosen_LTK": step["chosen_LTK"][:, only],
-        "logits_LTE": step["logits_LTE"][:, only],
-        "entering_TD": step["entering_TD"][only],
-    }
-
-
-def same(one: Forecast, other: Forecast) -> None:
-    assert one.layer == other.layer
-    np.testing.assert_allclose(one.scores_TE, other.scores_TE, atol=2e-3)
-    assert (one.priority_E is None) == (other.priority_E is None)
-
-
 @pytest.mark.parametrize("predictor", made(), ids=lambda one: one.kind)
 def test_predictor__answers_the_same_after_files_and_back(predictor: Predictor) -> None:
     options = json.loads(json.dumps(predictor.options()))
-    again = load_from_files(predictor.kind, SPEC, files=predictor.files(), options=options)
-    assert again.options() == predictor.options()
+    loaded = load_from_files(predictor.kind, SPEC, files=predictor.files(), options=options)
+    assert loaded.options() == predictor.options()
     for seed in range(3):
-        one, other = serve(predictor, **a_step(3, seed)), serve(again, **a_step(3, seed))
+        one, other = serve(predictor, **a_step(3, seed)), serve(loaded, **a_step(3, seed))
         for place, found in one.items():
             assert sorted(found) == sorted(other[place])
             for layer, forecast in found.items():
-                same(forecast, other[place][layer])
+                again = other[place][layer]
+                np.testing.assert_allclose(forecast.scores_TE, again.scores_TE, atol=2e-3)
+                assert (forecast.priority_E is None) == (again.priority_E is None)
 
 
 @pytest.mark.parametrize("place", range(len(made())), ids=lambda i: made()[i].kind)
@@ -89,7 +76,8 @@ def test_batch__answers_each_request_as_if_it_were_alone(place: int) -> None:
     together, step = made()[place], a_step(3, 7)
     batch = serve(together, requests=[0, 1, 2], **step)
     for token in range(3):
-        alone = serve(made()[place], requests=[token], **one_token(step, token))
+        own = {name: array[..., token : token + 1, :] for name, array in step.items()}
+        alone = serve(made()[place], requests=[token], **own)
         for at, found in alone.items():
             for layer, forecast in found.items():
                 np.testing.assert_allclose(
@@ -138,20 +126,15 @@ def test_from_files__refuses_an_unknown_option(predictor: Predictor) -> None:
         load_from_files(predictor.kind, SPEC, files=predictor.files(), options={"lerning": True})
 
 
-def test_forecast__lists_wanted_experts_and_none_without_a_chance() -> None:
-    scores = np.array([[0.0, 0.9, 0.0, 0.2]], np.float32)
-    assert Forecast(0, scores).experts(3) == [1, 3]
-    assert Forecast(0, scores, wanted=[2, 1]).experts(3) == [2, 1]
-
-
-def test_forecast__names_a_tokens_best_experts_in_order() -> None:
-    """Ties go to the lower id, and what cannot be needed is left out."""
+def test_forecast__names_a_tokens_best_experts_in_order_and_none_without_a_chance() -> None:
+    """Ties go to the lower id."""
     rng = np.random.default_rng(0)
     for _ in range(200):
         score_E = rng.integers(0, 4, 12).astype(np.float32) / 4
         best = sorted((e for e in range(12) if score_E[e] > 0), key=lambda e: (-score_E[e], e))
         for top_k in (1, 4, 12):
             assert Forecast(0, score_E[None]).experts(top_k) == best[:top_k]
+            assert Forecast(0, score_E[None], wanted=[2, 1]).experts(top_k) == [2, 1]
 
 
 def test_consecutive_forecasts__are_those_of_each_layer() -> None:

@@ -5,7 +5,7 @@ import pytest
 from configs.compose import compose_defaults, compose_typed
 from predictors.errors import MoecastError
 from runtime import presets
-from runtime.config import GenerateConfig, ModelConfig, PackConfig, VerifyModelConfig
+from runtime.config import GenerateConfig, ModelConfig, VerifyModelConfig
 from runtime.errors import CheckpointError
 from runtime.generation.config import ChatConfig
 from runtime.presets import (
@@ -21,16 +21,19 @@ from runtime.serving.config import ServeConfig
 from train.evaluate.config import EvaluateConfig
 
 
-@pytest.mark.parametrize("name", choice_names("system"))
-def test_load_system__equals_what_a_command_composes(name: str) -> None:
-    assert load_system(name) == compose_typed(GenerateConfig, [f"system={name}"])[0].system
-
-
-@pytest.mark.parametrize("name", ["qwen2-moe-tiny", "olmoe"])
-def test_load_model_preset__equals_what_a_command_composes(name: str) -> None:
-    assert (
-        load_model_preset(name) == compose_typed(PackConfig, [f"model={name}", "output=x"])[0].model
-    )
+@pytest.mark.parametrize(
+    ("load", "schema", "key", "name"),
+    [
+        *((load_system, GenerateConfig, "system", name) for name in choice_names("system")),
+        (load_model_preset, GenerateConfig, "model", "qwen2-moe-tiny"),
+        (load_model_preset, GenerateConfig, "model", "olmoe"),
+        (load_hardware, EvaluateConfig, "hardware", "rtx3090-disk"),
+        (load_shape, EvaluateConfig, "shape", "arctic"),
+    ],
+)
+def test_preset__equals_what_a_command_composes(load, schema, key, name) -> None:
+    composed = getattr(compose_typed(schema, [f"{key}={name}"])[0], key)
+    assert [load(name)] == (composed if isinstance(composed, list) else [composed])
 
 
 @pytest.mark.parametrize("schema", [GenerateConfig, ChatConfig, ServeConfig, VerifyModelConfig])
@@ -70,10 +73,3 @@ def test_find_model__an_unknown_word_lists_the_choices() -> None:
     message = r"'qwen15-moe'. Did you mean 'qwen1.5-moe'\?.*olmoe.*\./qwen15-moe.*ORG/NAME"
     with pytest.raises(CheckpointError, match=message):
         find_model("qwen15-moe")
-
-
-@pytest.mark.parametrize(("group", "name"), [("hardware", "rtx3090-disk"), ("shape", "arctic")])
-def test_load_machine__equals_what_a_command_composes(group: str, name: str) -> None:
-    config, _ = compose_typed(EvaluateConfig, [f"{group}={name}"])
-    composed = config.hardware[0] if group == "hardware" else config.shape
-    assert {"hardware": load_hardware, "shape": load_shape}[group](name) == composed

@@ -11,16 +11,12 @@ from tests.builders.traces import make_spec, make_trace
 from train.data import WARM_UP, InputSpec, TraceBatches, TraceSubset, read_contexts
 
 
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    folder: Path = tmp_path_factory.mktemp("trace") / "t"
-    return make_trace(folder, requests_per_unit=4, prompt_tokens=WARM_UP + 20, new_tokens=4)
-
-
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.8])
 def test_contexts__is_the_weighted_sum_over_the_requests_earlier_rows(
-    trace: Trace, decay: float
+    tmp_path: Path, decay: float
 ) -> None:
+    sizes = {"requests_per_unit": 4, "prompt_tokens": WARM_UP + 20, "new_tokens": 4}
+    trace = make_trace(tmp_path / "t", **sizes)
     rows = np.array([0, 1, 2, 3, 9, 30, 47, 48, 49, 50, 100, 101])
     columns = [trace.column("gate_input", layer) for layer in range(2)]
     found, weights = read_contexts(columns, rows, requests=trace.requests, decays=(decay,))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from collect.traces import Trace
 from runtime.sim.replay import replay
 from tests.builders.traces import make_spec, make_trace
 from train.eviction_eval import (
@@ -20,19 +21,20 @@ from train.eviction_eval import (
 from train.reuse import ReuseStack
 
 
-def test_replay_policy__recorded_reuse_evicts_as_the_predictor(tmp_path: Path) -> None:
-    spec = make_spec()
+def test_replay_policy__recorded_reuse_evicts_as_the_predictor(trace: Trace) -> None:
+    spec = trace.spec
     torch.manual_seed(0)
     reuse_predictor = ReuseStack(spec, width=8).export(spec)["reuse"]
-    steps = list(make_trace(tmp_path / "t", spec=spec).steps("held_out"))
+    steps = list(trace.steps("held_out"))
     slots = spec.num_layers * max(spec.top_k, spec.num_experts // 2)
     system = eviction_system()
     stream = record_stream(steps, [reuse_predictor], spec)
     setting = {"spec": spec, "hardware": ANY}
     # Twice: the stream keeps no state of a replay.
-    recorded = [
-        replay_policy("reuse", stream, system=system, slots=slots, **setting) for _ in range(2)
-    ]
+    recorded, again, other = (
+        replay_policy(policy, stream, system=system, slots=slots, **setting)
+        for policy in ("reuse", "reuse", "lru")
+    )
     expected = replay(
         steps,
         None,
@@ -41,9 +43,8 @@ def test_replay_policy__recorded_reuse_evicts_as_the_predictor(tmp_path: Path) -
         reuse_predictor=reuse_predictor,
         **setting,
     )
-    assert recorded == [expected, expected]
+    assert recorded == again == expected
     assert sum(counters.evictions for counters in expected.decode) > 0
-    other = replay_policy("lru", stream, system=system, slots=slots, **setting)
     assert other.decode != expected.decode
 
 

@@ -1,37 +1,24 @@
 """A trace with few requests, such as a server has recorded in its first minutes."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from configs.program import run_program
-from runtime.config import ModelConfig
-from runtime.store.model_source import identity
-from tests.builders.models import tiny_qwen2_moe
-from tests.builders.traces import make_spec, make_trace
+from tests.builders.traced_model import make_traced_model
 
 KINDS = (["predictor=residual", "predictor.width=16"], ["reuse"])
 
 
 def train(folder: Path, num_requests: int, *options: str) -> int:
-    """Runs `moecast train` on a new trace of a tiny model; returns the exit code."""
-    model = ModelConfig(name="tiny", id=str(folder / "model"), dtype="float32")
-    if not (folder / "model").exists():
-        tiny_qwen2_moe(folder / "model", num_layers=4)
-    spec = replace(make_spec(hidden_size=32), **identity(folder / "model", model))
-    trace = folder / f"trace-{num_requests}"
-    if not trace.exists():
-        make_trace(trace, spec=spec, num_units=1, requests_per_unit=num_requests)
-    return run_program(
-        "train",
-        [
-            *options,
-            *(f"model.id={folder / 'model'}", "model.name=tiny", f"trace={trace}"),
-            *(f"run_dir={folder / 'run'}", "overwrite=true", "figures=false", "threads=1"),
-            *("score_shifted=false", "max_epochs=1", "replay_tokens=10"),
-        ],
-    )
+    """Runs `moecast train` on a trace of a tiny model; returns the exit code."""
+    model = make_traced_model(folder, num_units=1, requests_per_unit=num_requests)
+    given = [
+        *(f"model.id={model}", "model.name=tiny", f"trace={folder / 'trace'}"),
+        *(f"run_dir={folder / 'run'}", "overwrite=true", "figures=false", "threads=1"),
+        *("score_shifted=false", "max_epochs=1", "replay_tokens=10"),
+    ]
+    return run_program("train", [*options, *given])
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,12 @@
 """A trace that was named is opened as it is: a mistyped name is refused, never recorded into."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
+from collect.traces import TraceWriter
 from runtime.config import ModelConfig
-from tests.builders.traces import make_trace
-from train import find_trace
+from tests.builders.traces import make_plan, make_spec, make_trace
 from train.errors import TrainError
 from train.find_trace import open_named_trace
 
@@ -23,11 +22,7 @@ def test_named_trace__a_mistyped_one_is_refused_with_what_is_there(tmp_path: Pat
     assert not (tmp_path / "mien").exists()
 
 
-def test_named_trace__an_incomplete_one_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_trace(tmp_path / "t")
-    unfinished = SimpleNamespace(complete=False)
-    monkeypatch.setattr(find_trace, "read_manifest", lambda _: unfinished)
+def test_named_trace__an_incomplete_one_is_refused(tmp_path: Path) -> None:
+    TraceWriter(tmp_path / "t", make_plan(make_spec()))
     with pytest.raises(TrainError, match="is an incomplete trace"):
         open_named_trace(tmp_path / "t", ModelConfig())

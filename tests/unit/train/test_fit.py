@@ -1,8 +1,7 @@
 """Training on a synthetic trace: it learns, resumes exactly, and is scored as it is replayed."""
 
 import csv
-import shutil
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -37,22 +36,14 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     return make_trace(tmp_path_factory.mktemp("trace") / "t", requests_per_unit=60)
 
 
-def settings(**changes) -> FitSettings:
-    fields = {
-        "kinds": ("mlp", "stride"),
-        "width": 32,
-        "loss": "bce",
-        "max_epochs": 4,
-        "batch_size": 64,
-        "lr": 1e-2,
-        "weight_decay": 0.0,
-        "seed": 0,
-    }
-    return FitSettings(**{**fields, **changes})
+SETTINGS = FitSettings(
+    kinds=("mlp", "stride"), width=32, loss="bce", max_epochs=4, batch_size=64, lr=1e-2,
+    weight_decay=0.0, seed=0,
+)  # fmt: skip
 
 
 def run(trace: Trace, run_dir: Path, **changes) -> Fitted:
-    chosen = settings(**changes)
+    chosen = replace(SETTINGS, **changes)
     logger = CSVLogger(run_dir, name="logs", version="")
     torch.manual_seed(chosen.seed)
     networks = network_specs(trace.spec, chosen.kinds)
@@ -127,36 +118,23 @@ def test_fit__an_epoch_that_is_announced_is_on_the_disk(
     assert announced == [("1", 1), ("2", 2)]
 
 
-@pytest.fixture(scope="module")
-def one_epoch(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The folder of a training of one epoch, and the digest of its weights."""
-    folder = tmp_path_factory.mktemp("one-epoch")
-    return folder, digest_weights(run(trace, folder, max_epochs=1).families)
-
-
-@pytest.fixture
-def done(one_epoch: tuple[Path, str], tmp_path: Path) -> Path:
-    return shutil.copytree(one_epoch[0], tmp_path / "run")
-
-
-def test_fit__refuses_damaged_checkpoints(trace: Trace, done: Path) -> None:
+def test_fit__refuses_damaged_checkpoints(trace: Trace, tmp_path: Path) -> None:
+    run(trace, tmp_path, max_epochs=1)
     for name in ("last.ckpt", "best.ckpt"):
-        path = done / CHECKPOINTS / name
+        path = tmp_path / CHECKPOINTS / name
         whole = path.read_bytes()
         path.write_bytes(whole[:-1])
         with pytest.raises(TrainCheckpointError, match=rf"{name} is torn.*overwrite=true$"):
-            run(trace, done, max_epochs=1)
+            run(trace, tmp_path, max_epochs=1)
         path.write_bytes(whole)
     path.unlink()
     with pytest.raises(TrainCheckpointError, match=r"best.ckpt is missing"):
-        run(trace, done, max_epochs=1)
+        run(trace, tmp_path, max_epochs=1)
 
 
-def test_fit__depends_on_the_seed(
-    trace: Trace, one_epoch: tuple[Path, str], tmp_path: Path
-) -> None:
-    other = run(trace, tmp_path, max_epochs=1, seed=1)
-    assert digest_weights(other.families) != one_epoch[1]
+def test_fit__depends_on_the_seed(trace: Trace, tmp_path: Path) -> None:
+    one, other = (run(trace, tmp_path / str(seed), max_epochs=1, seed=seed) for seed in (0, 1))
+    assert digest_weights(one.families) != digest_weights(other.families)
 
 
 def test_data__parts_share_no_request_and_make_up_the_trace(trace: Trace) -> None:
@@ -191,21 +169,16 @@ def test_data__yields_each_rows_own_values(trace: Trace) -> None:
             assert torch.equal(batch.chosen_LBK[layer], torch.from_numpy(chosen))
 
 
-def replayed(predictor: Predictor, trace: Trace) -> Iterator[tuple[int, int]]:
-    """(layer, hits) of each held-out step, counted with sets, in the order in which it ran."""
-    for step in trace.steps("held_out"):
-        for forecast in replay_forecasts(predictor, step):
-            best = np.argsort(-forecast.scores_TE, axis=1, kind="stable")[:, : trace.spec.top_k]
-            pairs = zip(best.tolist(), step.experts(forecast.layer).tolist(), strict=True)
-            yield forecast.layer, sum(len(set(one) & set(other)) for one, other in pairs)
-
-
 def test_score__in_blocks_equals_the_replay_step_by_step(trace: Trace, tmp_path: Path) -> None:
+    """The hits are counted with sets."""
     made, _ = export_predictors(run(trace, tmp_path, max_epochs=1).families, trace)
     for predictor in (*made.values(), fit_token(trace), fit_popularity(trace)):
         hits = [0] * trace.spec.num_layers
-        for layer, found in replayed(predictor, trace):
-            hits[layer] += found
+        for step in trace.steps("held_out"):
+            for forecast in replay_forecasts(predictor, step):
+                best = np.argsort(-forecast.scores_TE, axis=1, kind="stable")[:, : trace.spec.top_k]
+                pairs = zip(best.tolist(), step.experts(forecast.layer).tolist(), strict=True)
+                hits[forecast.layer] += sum(len(set(one) & set(other)) for one, other in pairs)
         assert [one.overall.sum for one in score_layers(predictor, trace)] == hits
 
 
@@ -243,4 +216,4 @@ def test_trainer__in_a_slurm_job_is_not_one_of_its_tasks(monkeypatch: pytest.Mon
     for name in ("SLURM_JOB_ID", "SLURM_NTASKS"):
         monkeypatch.setenv(name, "2")
     monkeypatch.setenv("SLURM_JOB_NAME", "training")
-    assert make_trainer(settings(), []).world_size == 1
+    assert make_trainer(SETTINGS, []).world_size == 1

@@ -3,28 +3,20 @@
 import errno
 import os
 import shutil
-from collections import namedtuple
 from pathlib import Path
 
 import pytest
 from torch import nn
 
-from predictors.config import PredictorConfig
 from predictors.errors import DiskFullError
 from predictors.files import write_atomic
-from runtime.config import ModelConfig
-from tests.builders.models import tiny_qwen2_moe
-from tests.builders.traces import make_spec, make_trace
+from tests.unit.train.test_few_requests import KINDS, train
 from train.checkpoint import COPIES, SPARE_BYTES, require_training_space
-from train.config import TrainConfig
-from train.fit import make_settings
-from train.routers import RouterWeights
-
-Usage = namedtuple("Usage", "total used free")
 
 
 def leave_free(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**12, 10**12 - free, free))
+    usage = shutil.disk_usage("/")._replace(free=free)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
 
 
 def test_training_space__names_needed_and_free_bytes(
@@ -41,25 +33,13 @@ def test_training_space__names_needed_and_free_bytes(
 
 
 def test_train__on_a_full_disk_writes_no_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from train.commands import StageTimer, train_networks
-
-    folder = tiny_qwen2_moe(tmp_path / "tiny", num_layers=4)
-    trace = make_trace(tmp_path / "trace", spec=make_spec(hidden_size=32))
-    run_dir = tmp_path / "run"
-    config = TrainConfig(
-        model=ModelConfig(name="tiny", id=str(folder)),
-        predictor=PredictorConfig(width=32),
-        run_dir=run_dir,
-    )
-    settings = make_settings(config, ("mlp",))
     leave_free(monkeypatch, 1000)
-    with pytest.raises(DiskFullError, match="1,000 are free"):
-        train_networks(
-            config, trace, RouterWeights(config.model, trace.spec), settings, [], StageTimer()
-        )
-    assert not (run_dir / "checkpoints").exists()
+    for options in KINDS:
+        assert train(tmp_path, 12, *options, "batch_size=4") == 2
+        assert "1,000 are free" in capsys.readouterr().err
+        assert not [*(tmp_path / "run").rglob("*.ckpt")]
 
 
 def test_write_atomic__on_a_full_disk_keeps_the_old_content(

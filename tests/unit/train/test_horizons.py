@@ -1,25 +1,16 @@
 """Accuracy by distance, and networks of eight bits."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
 from collect.traces import Trace
 from predictors.base import Forecast, Predictor, Signal
-from tests.builders.traces import make_spec, make_trace
+from tests.builders.traces import make_spec
 from train.accuracy import blocks, measure_horizons
 from train.evaluate.forecasts import record_forecasts
 from train.export import quantise
-from train.networks import PlainStack, network_specs
 from train.residual import ResidualStack
-
-
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    folder: Path = tmp_path_factory.mktemp("trace") / "t"
-    return make_trace(folder)
 
 
 class TwoAhead(Predictor):
@@ -64,19 +55,13 @@ def test_only_ahead__passes_on_one_distance(trace: Trace) -> None:
     assert heard == {0: [2], 1: [3], 2: []}
 
 
-@pytest.mark.parametrize("kind", ["mlp", "residual"])
-def test_quantised__is_far_smaller_and_ranks_nearly_the_same(kind: str) -> None:
+def test_quantised__is_far_smaller_and_ranks_nearly_the_same() -> None:
     spec = make_spec(hidden_size=64)
     torch.manual_seed(0)
-    if kind == "mlp":
-        family = PlainStack(spec, network_specs(spec, ("mlp",)), width=256, loss="bce")
-        with torch.no_grad():
-            family.stack.weight_out_NFE.mul_(10)
-    else:
-        routers = np.random.default_rng(0).standard_normal((4, 8, 64), dtype=np.float32)
-        family = ResidualStack(spec, routers, None, horizons=3, width=256)
-    whole = family.export(spec)[kind]
-    small = quantise(family.export(spec)[kind])
+    routers = np.random.default_rng(0).standard_normal((4, 8, 64), dtype=np.float32)
+    family = ResidualStack(spec, routers, None, horizons=3, width=256)
+    whole = family.export(spec)["residual"]
+    small = quantise(family.export(spec)["residual"])
     assert sum(map(len, small.files().values())) < 0.4 * sum(map(len, whole.files().values()))
     ids = np.arange(200)
     hidden = np.random.default_rng(1).standard_normal((200, 64), dtype=np.float32)
@@ -84,10 +69,9 @@ def test_quantised__is_far_smaller_and_ranks_nearly_the_same(kind: str) -> None:
     for one in (whole, small):
         one.begin_step(ids, ids)
         one.layer_input(0, hidden)
-        forecasts = one.gate_input(1, hidden)
-        if kind == "residual":
-            logits = hidden @ routers[1].T
-            forecasts = one.routed(1, np.argsort(-logits, axis=1)[:, :2], logits)
+        one.gate_input(1, hidden)
+        logits = hidden @ routers[1].T
+        forecasts = one.routed(1, np.argsort(-logits, axis=1)[:, :2], logits)
         found.append(forecasts[0].scores_TE)
     assert not np.array_equal(*found)
     chosen = [np.argsort(-scores, axis=1)[:, :2] for scores in found]

@@ -17,15 +17,11 @@ from train.networks import (
 SPEC = make_spec()
 
 
-def random_stack(num_networks: int = 3) -> NetworkStack:
-    torch.manual_seed(0)
-    stack = NetworkStack(num_networks, SPEC, width=12)
-    stack.normalise_by(torch.randn(num_networks, 50, SPEC.hidden_size) * 3 + 1)
-    return stack
-
-
 def test_stack__folds_its_normalisation_into_the_first_layer() -> None:
-    stack, hidden = random_stack(), torch.randn(3, 7, SPEC.hidden_size)
+    torch.manual_seed(0)
+    stack = NetworkStack(3, SPEC, width=12)
+    stack.normalise_by(torch.randn(3, 50, SPEC.hidden_size) * 3 + 1)
+    hidden = torch.randn(3, 7, SPEC.hidden_size)
     for n, logits in enumerate(stack(hidden)):
         weight_in, bias_in, weight_out, bias_out = stack.plain_weights(n)
         plain = (hidden[n] @ weight_in + bias_in).relu() @ weight_out + bias_out

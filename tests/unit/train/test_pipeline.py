@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from collect.traces import Trace
 from predictors.base import Forecast, Predictor
 from predictors.config import PredictorConfig
 from predictors.registry import KINDS
@@ -42,8 +43,7 @@ class Oracle(Predictor):
         return [Forecast(1, scores)]
 
 
-def test_score__of_an_oracle_is_one_where_it_speaks_and_none_elsewhere(tmp_path: Path) -> None:
-    trace = make_trace(tmp_path / "t")
+def test_score__of_an_oracle_is_one_where_it_speaks_and_none_elsewhere(trace: Trace) -> None:
     table = accuracy_table(score_layers(Oracle(trace), trace))
     assert table["accuracy"] == [None, 1.0, None, None]
     assert table["gate_mass_recall"][1] == pytest.approx(1.0)
@@ -74,18 +74,16 @@ def test_skip__refuses_a_model_of_another_size(tmp_path: Path) -> None:
         make_skip(RouterWeights(model, make_spec(num_layers=2)), horizons=(1,))
 
 
-def test_trace_for__refuses_a_trace_of_another_model_naming_both(tmp_path: Path) -> None:
-    make_trace(tmp_path / "t")
-    folder = tiny_qwen2_moe(tmp_path / "m")
-    config = TrainConfig(
-        model=ModelConfig(name="tiny", id=str(folder)), trace=tmp_path / "t", run_dir=tmp_path
-    )
+def test_trace_for__refuses_a_trace_of_another_model_naming_both(
+    trace: Trace, tmp_path: Path
+) -> None:
+    model = ModelConfig(name="tiny", id=str(tiny_qwen2_moe(tmp_path / "m")))
+    config = TrainConfig(model=model, trace=trace.path, run_dir=tmp_path)
     with pytest.raises(TrainError, match='model_id: the trace has "synthetic", model=tiny has'):
         find_trace(config, collect_signals(["skip"]))
 
 
-def test_first_tokens__counts_what_was_generated(tmp_path: Path) -> None:
-    trace = make_trace(tmp_path / "t")
+def test_first_tokens__counts_what_was_generated(trace: Trace) -> None:
     taken = [step.num_tokens for step in first_tokens(trace.steps("held_out"), 2)]
     # A prompt of six, then generated tokens one by one.
     assert taken == [6, 1, 1]

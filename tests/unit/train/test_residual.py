@@ -1,7 +1,5 @@
 """The residual networks: untrained they are skip; exported they answer as torch, past included."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -10,10 +8,9 @@ from torch import nn
 from collect.traces import Trace, TraceSignal
 from predictors import residual
 from predictors.base import Forecast
-from predictors.baselines import SkipPredictor
 from predictors.errors import PredictorError
 from predictors.residual import ResidualPredictor, share_chosen
-from tests.builders.traces import make_spec, make_trace
+from tests.builders.traces import make_spec
 from train.calibration import platt
 from train.data import InputSpec, TraceBatches, TraceSubset
 from train.residual import ResidualStack
@@ -24,15 +21,9 @@ ROUTERS = np.random.default_rng(1).standard_normal(
 )
 
 
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    folder: Path = tmp_path_factory.mktemp("trace") / "t"
-    return make_trace(folder, requests_per_unit=30, prompt_tokens=9, new_tokens=3)
-
-
-def new_family(**changes) -> ResidualStack:
+def new_family() -> ResidualStack:
     torch.manual_seed(0)
-    return ResidualStack(SPEC, ROUTERS, None, horizons=3, width=24, rank=5, **changes)
+    return ResidualStack(SPEC, ROUTERS, None, horizons=3, width=24, rank=5)
 
 
 def stirred(family: ResidualStack) -> ResidualStack:
@@ -49,9 +40,7 @@ def stirred(family: ResidualStack) -> ResidualStack:
 
 
 def predictor_of(family: ResidualStack) -> ResidualPredictor:
-    predictor = family.export(SPEC)["residual"]
-    assert isinstance(predictor, ResidualPredictor)
-    return predictor
+    return family.export(SPEC)["residual"]
 
 
 def asked(
@@ -89,21 +78,9 @@ def random_step(num_tokens: int, seed: int = 0) -> dict[str, np.ndarray]:
     }
 
 
-def test_residual__untrained_ranks_as_skip_does() -> None:
+def test_residual__untrained_ranks_as_skip_does_for_every_layer_at_every_horizon() -> None:
     hidden = random_step(40)
     answers = asked(predictor_of(new_family()), hidden, list(range(40)))
-    for signal, layer, forecast in answers:
-        logits = hidden[signal][layer] @ ROUTERS[forecast.layer].T
-        expected = np.argsort(-logits, axis=1)[:, : SPEC.top_k]
-        assert np.array_equal(forecast.chosen_TK(SPEC.top_k), expected)
-    skip = SkipPredictor(SPEC, ROUTERS, horizon=2)
-    (other,) = skip.gate_input(1, hidden["gate_input"][1])
-    (mine,) = (f for s, n, f in answers if (s, n, f.layer) == ("gate_input", 1, 3))
-    assert np.array_equal(mine.chosen_TK(SPEC.top_k), other.chosen_TK(SPEC.top_k))
-
-
-def test_residual__covers_every_layer_at_every_horizon() -> None:
-    answers = asked(predictor_of(new_family()), random_step(1), [0])
     found = [(signal, layer, forecast.layer) for signal, layer, forecast in answers]
     assert found == [
         *[("layer_input", 0, target) for target in (0, 1, 2)],
@@ -111,6 +88,10 @@ def test_residual__covers_every_layer_at_every_horizon() -> None:
         *[("gate_input", 1, target) for target in (2, 3)],
         ("gate_input", 2, 3),
     ]
+    for signal, layer, forecast in answers:
+        logits = hidden[signal][layer] @ ROUTERS[forecast.layer].T
+        expected = np.argsort(-logits, axis=1)[:, : SPEC.top_k]
+        assert np.array_equal(forecast.chosen_TK(SPEC.top_k), expected)
 
 
 def scores_of(answers: list[tuple[str, int, Forecast]]) -> dict[tuple[str, int, int], np.ndarray]:
@@ -126,22 +107,13 @@ def test_residual__exported_answers_as_torch_over_whole_requests(trace: Trace) -
     expected = {
         (str(one.signal), one.source, one.target): one.scores_BE for one in family.answers(batch)
     }
-    length = 12
-    num_requests = len(batch.chosen_LBK[0]) // length
-    assert num_requests >= 2
-    states = {
-        str(signal): value.numpy().reshape(SPEC.num_layers, num_requests, length, -1)
-        for signal, value in batch.states.items()
-    }
-    for place, last in [(slice(0, 9), 9), *[(slice(t, t + 1), t + 1) for t in range(9, 12)]]:
-        rows = np.arange(num_requests * length).reshape(num_requests, length)[:2, place].ravel()
+    for place in (slice(0, 6), slice(6, 7), slice(7, 8), slice(8, 9), slice(9, 10)):
+        rows = np.arange(2 * 10).reshape(2, 10)[:, place].ravel()
         hidden = {
-            signal: np.ascontiguousarray(
-                value[:, :2, place].reshape(SPEC.num_layers, len(rows), -1)
-            )
-            for signal, value in states.items()
+            str(signal): np.take(value.numpy(), rows, axis=1)
+            for signal, value in batch.states.items()
         }
-        requests = np.repeat([7, 8], last - place.start).tolist()
+        requests = np.repeat([7, 8], len(rows) // 2).tolist()
         chosen = batch.chosen_LBK[:, rows].numpy()
         for key, scores in scores_of(asked(predictor, hidden, requests, chosen)).items():
             # Contexts are stored in half precision for training, and not at run time.
@@ -171,11 +143,13 @@ def test_residual__long_prompts_go_in_pieces_and_mean_the_same(
         np.testing.assert_allclose(pieces[key], scores, atol=1e-5)
 
 
-def windowed(window: int | None, family: ResidualStack | None = None) -> ResidualPredictor:
-    made = predictor_of(stirred(new_family()) if family is None else family)
-    return ResidualPredictor.from_files(
-        SPEC, made.files(), made.options() | {"prompt_window": window}
-    )
+def windowed(window: int | None) -> ResidualPredictor:
+    """As it is loaded from its files."""
+    made = predictor_of(stirred(new_family()))
+    options = made.options() | {"prompt_window": window}
+    loaded = ResidualPredictor.from_files(SPEC, made.files(), options)
+    assert loaded.files() == made.files()
+    return loaded
 
 
 def test_prompt_window__forecasts_a_prompt_as_its_last_tokens() -> None:
@@ -219,15 +193,6 @@ def test_residual__needs_the_routers_logits() -> None:
     asked(predictor, random_step(1), [0])
     with pytest.raises(PredictorError, match="the router of layer 1 gives no logits"):
         predictor.routed(1, np.zeros((1, SPEC.top_k), np.int64), None)
-
-
-def test_residual__goes_into_files_and_back() -> None:
-    predictor = predictor_of(stirred(new_family()))
-    again = ResidualPredictor.from_files(SPEC, predictor.files(), predictor.options())
-    assert again.files() == predictor.files()
-    hidden = random_step(4)
-    one, other = (scores_of(asked(each, hidden, [0, 1, 2, 3])) for each in (predictor, again))
-    assert all(np.array_equal(scores, other[key]) for key, scores in one.items())
 
 
 def test_losses__are_the_cross_entropy_with_the_targets_own_router(trace: Trace) -> None:

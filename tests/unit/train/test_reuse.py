@@ -31,11 +31,9 @@ def stirred() -> ReuseStack:
     with torch.no_grad():
         for value in family.parameters():
             value.add_(0.2 * torch.randn_like(value))
-        for mean, deviation in (
-            (family.mean_LD, family.deviation_LD),
-            (family.mean_LX, family.deviation_LX),
-        ):
+        for mean in (family.mean_LD, family.mean_LX):
             mean.add_(torch.randn_like(mean))
+        for deviation in (family.deviation_LD, family.deviation_LX):
             deviation.mul_(1 + torch.rand_like(deviation))
     return family
 
@@ -50,7 +48,9 @@ def test_future__is_the_discounted_share_of_what_comes() -> None:
 
 def test_forecaster__serving_token_by_token_answers_as_torch(trace: Trace) -> None:
     family = stirred()
-    predictor = family.export(SPEC)["reuse"]
+    made = family.export(SPEC)["reuse"]
+    predictor = ReusePredictor.from_files(SPEC, made.files(), made.options())
+    assert predictor.files() == made.files()
     rows = subset_rows(trace, TraceSubset.FIT)
     batch = read_stretch(trace, rows, 0, 12)
     with torch.no_grad():
@@ -65,12 +65,6 @@ def test_forecaster__serving_token_by_token_answers_as_torch(trace: Trace) -> No
             (forecast,) = predictor.routed(layer, experts, logits)
             assert forecast.layer == layer
             np.testing.assert_allclose(forecast.scores_TE[0], expected[layer, place], atol=2e-3)
-
-
-def test_forecaster__goes_into_files_and_back() -> None:
-    predictor = stirred().export(SPEC)["reuse"]
-    again = ReusePredictor.from_files(SPEC, predictor.files(), predictor.options())
-    assert again.files() == predictor.files()
 
 
 def test_family__learns_which_experts_are_used_again(trace: Trace) -> None:

@@ -7,21 +7,34 @@ import pytest
 
 from tests.builders.entries import tiny_entry
 from tests.builders.hub import FakeHub, fake_hub
-from tests.builders.web import served
-from tests.builders.zoos import Far
-from zoo.catalog import WritableZoo
-from zoo.entry import open_entry
-from zoo.storage.folder import FolderStorage
+from tests.builders.web import Site, served
+from tests.builders.zoos import Refused, publish, zoo
 from zoo.storage.hub import HubStorage
 
 
 @pytest.fixture
-def far(tmp_path: Path) -> Iterator[Far]:
-    """A zoo with one entry behind a web server."""
+def entry(tmp_path: Path) -> Path:
+    """The folder of an entry."""
     tiny_entry(tmp_path / "e")
-    WritableZoo(FolderStorage(tmp_path / "far")).add(open_entry(tmp_path / "e"))
-    with served(tmp_path / "far") as (address, site):
-        yield address, site
+    return tmp_path / "e"
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
+    def run(*arguments: object) -> str:
+        capsys.readouterr()
+        assert zoo(*arguments) == 2
+        return capsys.readouterr().err
+
+    return run
+
+
+@pytest.fixture
+def far(tmp_path: Path) -> Iterator[Site]:
+    """A zoo with one entry behind a web server."""
+    publish(tmp_path / "far")
+    with served(tmp_path / "far") as (_, site):
+        yield site
 
 
 @pytest.fixture

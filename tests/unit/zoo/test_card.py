@@ -4,10 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import EvalResult, ModelCard
+from huggingface_hub import ModelCard
 
 from tests.builders.entries import tiny_entry, tiny_figure, tiny_spec, tiny_training
 from tests.builders.hub import FakeHub
+from tests.builders.zoos import publish
 from zoo.catalog import WritableZoo
 from zoo.entry import open_entry
 from zoo.index import parse_reference
@@ -36,7 +37,6 @@ def test_card__has_the_metadata_of_the_hub(tmp_path: Path) -> None:
     assert {"moecast", "mixture-of-experts", "stride"} <= set(card.data.tags)
     assert card.data.model_name == "tiny/stride"
     (result,) = card.data.eval_results  # what was not measured is no result
-    assert isinstance(result, EvalResult)
     assert (result.metric_type, result.metric_value) == ("accuracy", 0.9)
     assert result.task_type == "expert-prediction"
     assert result.dataset_type == "tatsu-lab/alpaca"
@@ -44,8 +44,12 @@ def test_card__has_the_metadata_of_the_hub(tmp_path: Path) -> None:
     assert result.dataset_args == {"trace": "a" * 64}
 
 
-def test_card__links_no_base_model_that_is_not_on_the_hub(tmp_path: Path) -> None:
-    front = card_of(tmp_path / "e").data.to_dict()
+def test_card__links_and_tells_nothing_that_is_not_there(entry: Path) -> None:
+    card = ModelCard.load(entry / "README.md")
+    assert "so it cannot be repeated" in card.text
+    assert "![" not in card.text
+    assert "training.json" not in open_entry(entry).manifest.files
+    front = card.data.to_dict()
     assert not {"base_model", "base_model_revision", "datasets"} & front.keys()
     assert front["moecast"]["base"]["revision"] == "r1"
 
@@ -69,18 +73,9 @@ def test_card__tells_how_the_entry_was_trained(tmp_path: Path) -> None:
     assert not {"training.json", "figure.png"} & entry.payload().keys()
 
 
-def test_card__of_an_entry_without_a_record_says_so(tmp_path: Path) -> None:
-    card = card_of(tmp_path / "e")
-    assert "so it cannot be repeated" in card.text
-    assert "![" not in card.text
-    assert "training.json" not in open_entry(tmp_path / "e").manifest.files
-
-
 def test_front_page__shows_the_figures_of_the_entries_that_there_are(
-    hub: tuple[HubStorage, FakeHub], tmp_path: Path
+    hub: tuple[HubStorage, FakeHub],
 ) -> None:
-    zoo = WritableZoo(hub[0])
-
     def page(*figures: str) -> bytes:
         _, files = hub[1].head("publisher/zoo")
         paths = [f"figures/{name}.png" for name in figures]
@@ -89,11 +84,9 @@ def test_front_page__shows_the_figures_of_the_entries_that_there_are(
         return files["README.md"]
 
     for kind in ("mlp", "stride"):
-        tiny_entry(tmp_path / kind, name=f"tiny/{kind}", figure=tiny_figure())
-        zoo.add(open_entry(tmp_path / kind))
+        publish(hub[0], name=f"tiny/{kind}", figure=tiny_figure())
     page("tiny/mlp", "tiny/stride")
-    zoo.remove(parse_reference("tiny/mlp"))
+    WritableZoo(hub[0]).remove(parse_reference("tiny/mlp"))
     assert page("tiny/stride").count(b"![") == 1
-    tiny_entry(tmp_path / "plain", name="tiny/stride", created="2026-02-01T00:00:00+00:00")
-    zoo.add(open_entry(tmp_path / "plain"))
+    publish(hub[0], created="2026-02-01T00:00:00+00:00")
     assert b"![" not in page()

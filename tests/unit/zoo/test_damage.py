@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders.entries import tiny_entry
 from zoo.digest import check_path
 from zoo.entry import open_entry
 from zoo.errors import DamagedError, ZooError
@@ -37,38 +36,29 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def forbid_parsers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here on, parsing fails the test."""
-
-    def reached(*_: object, **__: object) -> None:
-        raise AssertionError("parsed before its digest was checked")
-
-    monkeypatch.setattr("onnx.load_model_from_string", reached)
-    monkeypatch.setattr("safetensors.numpy.load", reached)
-    monkeypatch.setattr("json.loads", reached)
-    monkeypatch.setattr("huggingface_hub.ModelCard.__init__", reached)
+PARSERS = (
+    *("onnx.load_model_from_string", "safetensors.numpy.load", "json.loads"),
+    *("huggingface_hub.ModelCard.__init__", "zoo.entry.parse_manifest"),
+)
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("name", FILES)
 def test_entry__refuses_damage_before_parsing(
-    name: str, damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, damage: str, entry: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tiny_entry(tmp_path / "e")
-    path = tmp_path / "e" / name
+    path = entry / name
     path.write_bytes(DAMAGE[damage](path.read_bytes()))
-    forbid_parsers(monkeypatch)
-    if name.startswith("manifest"):
-        monkeypatch.setattr("zoo.entry.parse_manifest", None)
+    for parser in PARSERS if name.startswith("manifest") else PARSERS[:-1]:
+        monkeypatch.setattr(parser, None)
     with pytest.raises(DamagedError, match="damaged"):
-        open_entry(tmp_path / "e").read(name)
+        open_entry(entry).read(name)
 
 
-def test_entry__names_a_missing_file(tmp_path: Path) -> None:
-    tiny_entry(tmp_path / "e")
-    (tmp_path / "e/metrics.json").unlink()
+def test_entry__names_a_missing_file(entry: Path) -> None:
+    (entry / "metrics.json").unlink()
     with pytest.raises(DamagedError, match=r"metrics\.json .* is missing"):
-        open_entry(tmp_path / "e").verify()
+        open_entry(entry).verify()
 
 
 @pytest.mark.parametrize(
@@ -85,12 +75,8 @@ def test_path__outside_the_entry_is_refused(path: str) -> None:
     ("linked", "read"),
     [("metrics.json", "metrics.json"), ("predictors", "predictors/layer-00.onnx")],
 )
-def test_link__is_refused_though_its_bytes_are_right(
-    linked: str, read: str, tmp_path: Path
-) -> None:
-    tiny_entry(tmp_path / "e")
-    path = tmp_path / "e" / linked
-    path.rename(tmp_path / "outside")
-    path.symlink_to(tmp_path / "outside")
+def test_link__is_refused_though_its_bytes_are_right(linked: str, read: str, entry: Path) -> None:
+    outside = (entry / linked).rename(entry.parent / "outside")
+    (entry / linked).symlink_to(outside)
     with pytest.raises(ZooError, match="is a link"):
-        open_entry(tmp_path / "e").read(read)
+        open_entry(entry).read(read)

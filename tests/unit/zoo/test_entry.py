@@ -1,7 +1,6 @@
 """Writing an entry: whole or not there; what a manifest may say."""
 
 import json
-import os
 import signal
 import sys
 from dataclasses import fields
@@ -9,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from predictors.errors import DiskFullError
 from predictors.records import ModelRecord
 from predictors.spec import ModelSpec
 from tests.builders.entries import tiny_entry, tiny_graph, tiny_spec
 from tests.builders.processes import run
+from tests.builders.zoos import fail_each_fsync
 from zoo.digest import hash_bytes
 from zoo.entry import ZooEntry, open_entry
 from zoo.errors import MismatchError, ZooError
@@ -52,16 +51,11 @@ def test_manifest__has_every_field_of_the_spec() -> None:
     assert set(ModelRecord.model_fields) == recorded
 
 
-def test_write__replaces_an_entry_but_no_other_folder(tmp_path: Path) -> None:
-    tiny_entry(tmp_path / "e")
-    tiny_entry(tmp_path / "e", licence="MIT")
-    assert open_entry(tmp_path / "e").manifest.licence == "MIT"
-    assert [path.name for path in tmp_path.iterdir()] == ["e"]
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/thesis.txt").write_text("x")
+def test_write__replaces_no_other_folder(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("x")
     with pytest.raises(ZooError, match="exists and is not an entry"):
-        tiny_entry(tmp_path / "mine")
-    assert (tmp_path / "mine/thesis.txt").read_text() == "x"
+        tiny_entry(tmp_path)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["x"]
 
 
 def test_failed_write__leaves_the_folder_unchanged(
@@ -69,29 +63,14 @@ def test_failed_write__leaves_the_folder_unchanged(
 ) -> None:
     """The Nth fsync fails, for every N there is."""
     tiny_entry(tmp_path / "e", licence="MIT")
-    real = os.fsync
-    for failing in range(1, 100):
-        calls = 0
-
-        def fsync(handle: int, failing: int = failing) -> None:
-            nonlocal calls
-            calls += 1
-            if calls == failing:
-                raise OSError(28, "No space left on device")
-            real(handle)
-
-        monkeypatch.setattr(os, "fsync", fsync)
-        try:
+    for failing in fail_each_fsync(monkeypatch):
+        with failing:
             tiny_entry(tmp_path / "e", licence="BSD-3-Clause")
-        except (OSError, DiskFullError):
-            entry = open_entry(tmp_path / "e")
-            entry.verify()
-            assert entry.manifest.licence in ("MIT", "BSD-3-Clause")
-            assert [path.name for path in tmp_path.iterdir()] == ["e"]
-        else:
-            break
-    assert failing > 10
-    assert open_entry(tmp_path / "e").manifest.licence == "BSD-3-Clause"
+        entry = open_entry(tmp_path / "e")
+        entry.verify()
+        assert entry.manifest.licence in ("MIT", "BSD-3-Clause")
+        assert [path.name for path in tmp_path.iterdir()] == ["e"]
+    assert entry.manifest.licence == "BSD-3-Clause"
 
 
 KILLED = """
@@ -120,12 +99,9 @@ def test_write__killed_leaves_no_entry_under_its_name(number: int, tmp_path: Pat
     [("model_id", "other"), ("revision", "r2"), ("config_hash", "d" * 64), ("num_layers", 3),
      ("num_experts", 16), ("top_k", 4), ("hidden_size", 8)],
 )  # fmt: skip
-def test_load__for_another_model_names_both_sides(
-    field: str, value: object, tmp_path: Path
-) -> None:
-    tiny_entry(tmp_path / "e")
+def test_load__for_another_model_names_both_sides(field: str, value: object, entry: Path) -> None:
     with pytest.raises(MismatchError) as caught:
-        load_predictor(tmp_path / "e", spec=tiny_spec(**{field: value}))
+        load_predictor(entry, spec=tiny_spec(**{field: value}))
     message = str(caught.value)
     assert f"{field}: the zoo entry tiny/stride has {getattr(tiny_spec(), field)!r}" in message
     assert f"the model has {value!r}" in message
@@ -154,10 +130,8 @@ def test_load__another_dtype_is_the_same_model(
         ("files", {"x.onnx": {"sha256": "a" * 64, "size": 65 << 20}}, "over 67,108,864"),
     ],
 )
-def test_manifest__refuses(key: str, value: object, message: str, tmp_path: Path) -> None:
-    tiny_entry(tmp_path / "e")
-    content = json.loads((tmp_path / "e/manifest.json").read_text())
-    content[key] = value
+def test_manifest__refuses(key: str, value: object, message: str, entry: Path) -> None:
+    content = json.loads((entry / "manifest.json").read_text()) | {key: value}
     with pytest.raises(ZooError, match=message):
         parse_manifest(json.dumps(content).encode(), what="it")
 
@@ -166,8 +140,3 @@ def test_graph__that_no_training_writes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ZooError, match=r"predictors/x.onnx: .* not an ONNX model"):
         tiny_entry(tmp_path / "e", files={"predictors/x.onnx": b"\xff" * 99})
     assert not (tmp_path / "e").exists()
-
-
-def test_folder_without_entry__says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(ZooError, match="is not a zoo entry.*moecast train"):
-        open_entry(tmp_path)

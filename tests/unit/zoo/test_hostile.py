@@ -1,7 +1,6 @@
 """Hostile names, cards, addresses and caches: refused with a cause, or shown harmlessly."""
 
 import errno
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -11,7 +10,8 @@ import pytest
 
 from predictors.errors import DiskFullError
 from tests.builders.entries import forge_card, tiny_entry, tiny_spec
-from tests.builders.zoos import Far, pull_tiny, zoo
+from tests.builders.web import Site
+from tests.builders.zoos import pull_tiny, zoo
 from zoo.card import StoredCard, check_card, write_front_page
 from zoo.entry import open_entry
 from zoo.errors import ZooError
@@ -56,16 +56,13 @@ def test_terminal__gets_no_escape_from_an_entry(
     [b"\xff\xfe", b"---\n- a\n---\nx", b"---\n1: 2\n---\nx", b"---\nmodel-index: 3\n---\nx",
      b"---\n" + b"[" * 1500 + b"\n---\nx", b"x" * (1 << 20) + b"x"],
 )  # fmt: skip
-def test_card__of_another_form_is_an_error_of_the_zoo(
-    card: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    manifest = tiny_entry(tmp_path / "e")
+def test_card__of_another_form_is_an_error_of_the_zoo(card: bytes, entry: Path) -> None:
     with pytest.raises(ZooError, match=r"README\.md"):
-        check_card(card, manifest)
+        check_card(card, open_entry(entry).manifest)
     assert b"tiny/a" in write_front_page({"tiny/a": StoredCard(card), "tiny/b": StoredCard()})
-    forge_card(tmp_path / "e", card)
-    assert zoo("show", tmp_path / "e") == 0
-    assert zoo("push", tmp_path / "e", f"zoo={tmp_path / 'zoo'}") == 2
+    forge_card(entry, card)
+    assert zoo("show", entry) == 0
+    assert zoo("push", entry) == 2
 
 
 @pytest.mark.parametrize(
@@ -85,18 +82,16 @@ def test_address__that_is_no_zoo_is_named_and_runs_nothing(
     assert zoo("list", f"zoo={address}") == 2
 
 
-def test_pull__checks_free_space_first(far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
-    address, site = far
+def test_pull__checks_free_space_first(far: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zoo.storage.folder.FolderStorage.free_bytes", lambda _: 10)
     with pytest.raises(DiskFullError, match="10 are free"):
-        pull_tiny(address)
-    assert not any(path.startswith("blobs") and site.gets[path] > 1 for path in site.gets)
+        pull_tiny(far.address)
+    assert len(far.gets) == 2, "the index and the manifest"
 
 
 def test_pull__to_a_disk_that_fills_up_is_one_line_and_goes_on(
-    far: Far, monkeypatch: pytest.MonkeyPatch
+    far: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    address, _ = far
     blobs, fsync = cache_storage().folder / "blobs/sha256", os.fsync
 
     def fail(handle: int) -> None:
@@ -107,16 +102,15 @@ def test_pull__to_a_disk_that_fills_up_is_one_line_and_goes_on(
     with monkeypatch.context() as full:
         full.setattr(os, "fsync", fail)
         with pytest.raises(DiskFullError, match="is full"):
-            pull_tiny(address)
+            pull_tiny(far.address)
     assert list(blobs.glob(".*")) == []
-    pull_tiny(address)
+    pull_tiny(far.address)
     find_entry("tiny/stride").verify()
 
 
 def test_files_of_another_kind__are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tiny_entry(tmp_path / "e")
     folder, file, fifo = tmp_path / "folder", tmp_path / "file", tmp_path / "fifo"
     folder.mkdir()
     file.write_text("x")
@@ -130,5 +124,3 @@ def test_files_of_another_kind__are_named(
     (folder / "index.json").mkdir()
     assert zoo("list", f"zoo={folder}") == 2
     assert "Error:" not in capsys.readouterr().err
-    assert open_entry(tmp_path / "e").manifest.name == "tiny/stride"
-    assert json.loads((tmp_path / "e/metrics.json").read_text())

@@ -12,15 +12,10 @@ from zoo.load import load_predictor
 from zoo.storage import cache_storage
 
 
-def mlp_entry(folder: Path, **changes: object) -> None:
+def mlp_entry(folder: Path) -> None:
     """Two layers, so one network: from layer 0 to layer 1."""
-    arguments = {
-        "name": "tiny/mlp",
-        "kind": "mlp",
-        "options": {"horizon": 1},
-        "files": {graph_path(0, 1): tiny_graph()},
-    }
-    tiny_entry(folder, **{**arguments, **changes})
+    files = {graph_path(0, 1): tiny_graph()}
+    tiny_entry(folder, name="tiny/mlp", kind="mlp", options={"horizon": 1}, files=files)
 
 
 def test_load__by_folder_and_by_name_forecast_alike(tmp_path: Path) -> None:

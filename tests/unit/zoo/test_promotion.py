@@ -7,21 +7,17 @@ from pathlib import Path
 import pytest
 
 from tests.builders.entries import tiny_entry, tiny_spec
-from tests.builders.zoos import zoo
+from tests.builders.zoos import Refused, publish, zoo
 from zoo.catalog import Zoo
 from zoo.load import find_entry
 from zoo.manifest import EntryManifest
+from zoo.storage import cache_storage
 
 
 def version(folder: Path, accuracy: float | None, **changes: object) -> EntryManifest:
-    metrics = {
-        "held_out": {"accuracy": accuracy, "joint": 0.5},
-        "layers": {
-            "accuracy": [None, accuracy],
-            "latency_us": {"1": {"layer_p50": 20.0}, "8": None},
-        },
-    }
-    return tiny_entry(folder, **{"metrics": metrics, **changes})
+    layers = {"accuracy": [None, accuracy], "latency_us": {"1": {"layer_p50": 20.0}, "8": None}}
+    metrics = {"held_out": {"accuracy": accuracy, "joint": 0.5}, "layers": layers}
+    return tiny_entry(folder, metrics=metrics, **changes)
 
 
 def test_compare__has_metrics_costs_and_layers_and_their_differences(
@@ -42,17 +38,14 @@ def test_compare__has_metrics_costs_and_layers_and_their_differences(
 def test_compare__survives_tables_that_someone_else_wrote(tmp_path: Path) -> None:
     version(tmp_path / "a", 0.75)
     strange = {"accuracy": 3, "latency_us": {"1": 7}}
-    version(tmp_path / "b", 0.5, metrics={"held_out": {"accuracy": 0.5}, "layers": strange})
+    tiny_entry(tmp_path / "b", metrics={"held_out": {"accuracy": 0.5}, "layers": strange})
     assert zoo("compare", tmp_path / "a", tmp_path / "b") == 0
 
 
-def test_compare__refuses_entries_of_two_models(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_compare__refuses_entries_of_two_models(tmp_path: Path, refused: Refused) -> None:
     version(tmp_path / "a", 0.75)
     version(tmp_path / "b", 0.75, spec=tiny_spec(model_id="other"))
-    assert zoo("compare", tmp_path / "a", tmp_path / "b") == 2
-    error = capsys.readouterr().err
+    error = refused("compare", tmp_path / "a", tmp_path / "b")
     assert "model_id" in error
     assert "moecast zoo list" in error
 
@@ -119,21 +112,14 @@ def test_alias__is_pulled_with_its_version_and_works_offline(tmp_path: Path) -> 
     ],
 )
 def test_promote__wrong_use_is_one_line(
-    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, refused: Refused
 ) -> None:
-    version(tmp_path / "e", 0.9)
-    assert zoo("push", tmp_path / "e") == 0
-    capsys.readouterr()
-    assert zoo("promote", *arguments) == 2
-    error = capsys.readouterr().err
+    publish(cache_storage())
+    error = refused("promote", *arguments)
     assert message in error
     assert error.count("\n") == 1
 
 
-def test_push__of_a_run_without_entries_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = tmp_path / "run"
-    (run / "entries").mkdir(parents=True)
-    assert zoo("push", run, f"zoo={tmp_path / 'far'}") == 2
-    assert "a run without entries" in capsys.readouterr().err
+def test_push__of_a_run_without_entries_says_so(tmp_path: Path, refused: Refused) -> None:
+    (tmp_path / "run/entries").mkdir(parents=True)
+    assert "a run without entries" in refused("push", tmp_path / "run")

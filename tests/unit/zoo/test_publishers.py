@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -25,13 +26,10 @@ LOST = "one's listing may be lost"
 def entries(tmp_path_factory: pytest.TempPathFactory) -> list[ZooEntry]:
     """Two names with two versions each."""
     folder = tmp_path_factory.mktemp("entries")
-    made = []
-    for name in ("tiny/stride", "tiny/token"):
-        for licence in ("MIT", "Apache-2.0"):
-            at = folder / f"{len(made)}"
-            tiny_entry(at, name=name, licence=licence)
-            made.append(open_entry(at))
-    return made
+    kinds = product(("tiny/stride", "tiny/token"), ("MIT", "Apache-2.0"))
+    for number, (name, licence) in enumerate(kinds):
+        tiny_entry(folder / f"{number}", name=name, licence=licence)
+    return [open_entry(folder / f"{number}") for number in range(4)]
 
 
 @pytest.fixture(autouse=True)

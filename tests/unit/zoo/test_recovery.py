@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders.entries import tiny_entry
-from tests.builders.zoos import zoo
+from tests.builders.zoos import Refused, publish, pull_tiny, zoo
 from zoo.catalog import WritableZoo, Zoo
 from zoo.digest import hash_bytes
 from zoo.entry import open_entry
@@ -15,7 +14,6 @@ from zoo.errors import DamagedError, ZooError
 from zoo.index import EntryReference, blob_path
 from zoo.load import find_entry, list_names
 from zoo.manifest import EntryManifest, parse_manifest
-from zoo.pull import pull_reference
 from zoo.storage import cache_storage
 from zoo.storage.folder import FolderStorage
 
@@ -24,8 +22,7 @@ from zoo.storage.folder import FolderStorage
 def source(tmp_path: Path) -> Path:
     """A zoo with two entries."""
     for kind in ("stride", "mlp"):
-        tiny_entry(tmp_path / kind, name=f"tiny/{kind}")
-        WritableZoo(FolderStorage(tmp_path / "far")).add(open_entry(tmp_path / kind))
+        publish(tmp_path / "far", name=f"tiny/{kind}")
     return tmp_path / "far"
 
 
@@ -47,7 +44,7 @@ def test_pull__replaces_a_damaged_cached_blob(source: Path) -> None:
                 blob.symlink_to(blob.with_name("elsewhere"))
             with pytest.raises(ZooError):
                 find_entry("tiny/stride").verify()
-            pull_reference(Zoo(FolderStorage(source)), EntryReference("tiny/stride"))
+            pull_tiny(FolderStorage(source))
             assert blob.read_bytes() == data
             assert not blob.is_symlink()
     assert zoo("verify", "tiny/stride") == 0
@@ -72,7 +69,7 @@ def test_damaged_manifest__leaves_other_entries_usable(
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b'{"serial": 7, "entries": {"tiny'])
 def test_damaged_index__hides_no_other_zoo_and_names_the_remedy(
-    content: bytes, source: Path, capsys: pytest.CaptureFixture[str]
+    content: bytes, source: Path, refused: Refused
 ) -> None:
     assert zoo("pull", "tiny/stride", f"zoo={source}") == 0
     index = cache_storage().folder / "index.json"
@@ -81,9 +78,7 @@ def test_damaged_index__hides_no_other_zoo_and_names_the_remedy(
     find_entry("qwen2-moe-tiny/stride").verify()
     assert zoo("list") == 0
     for command in (("gc",), ("pull", "tiny/mlp", f"zoo={source}")):  # gc would remove everything
-        capsys.readouterr()
-        assert zoo(*command) == 2
-        assert "remove it, and push or pull the entries again" in capsys.readouterr().err
+        assert "remove it, and push or pull the entries again" in refused(*command)
         assert index.read_bytes() == content
     index.unlink()
     assert zoo("pull", "tiny/stride", f"zoo={source}") == 0
@@ -111,9 +106,9 @@ REWRITTEN = {
 }
 
 
-def test_manifest__of_another_form_is_refused(source: Path) -> None:
+def test_manifest__of_another_form_is_refused(source: Path, entry: Path) -> None:
     """Its digest is right, but the cache would list it by that of the canonical form."""
-    data = (source.parent / "stride/manifest.json").read_bytes()
+    data = (entry / "manifest.json").read_bytes()
     for rewrite in REWRITTEN.values():
         with pytest.raises(ZooError, match="is not in canonical form"):
             parse_manifest(rewrite(data), what="it")
@@ -125,16 +120,16 @@ def test_manifest__of_another_form_is_refused(source: Path) -> None:
     index.write_text(index.read_text().replace(digest, hash_bytes(changed)))
     assert zoo("pull", "tiny/stride", f"zoo={source}") == 2
     assert Zoo(cache_storage()).read_index().entries == {}
-    (source.parent / "stride/manifest.json").write_bytes(changed)
-    (source.parent / "stride/manifest.sha256").write_text(f"{hash_bytes(changed)}  manifest.json\n")
-    assert zoo("verify", source.parent / "stride") == 2
+    (entry / "manifest.json").write_bytes(changed)
+    (entry / "manifest.sha256").write_text(f"{hash_bytes(changed)}  manifest.json\n")
+    assert zoo("verify", entry) == 2
 
 
 def test_gc__waits_for_a_pull_and_keeps_what_it_downloads(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """gc begins when all blobs have been downloaded and none is listed yet."""
-    WritableZoo(cache_storage()).add(open_entry(source.parent / "mlp"))
+    publish(cache_storage(), name="tiny/mlp")
     real = WritableZoo.register
     collectors: list[threading.Thread] = []
 
@@ -171,14 +166,13 @@ def test_index__lists_existing_versions_only(source: Path) -> None:
     index = source / "index.json"
     content = json.loads(index.read_text())
     latest = content["entries"]["tiny/mlp"]["latest"]
-    changes: list[dict[str, object]] = [
+    entries = content["entries"]
+    for change in (
         {"versions": {}},
         {"latest": "0" * 64},
         {"aliases": {"stable": "0" * 64}},
         {"versions": {latest: {"created": "", "size": 10**15}}},
-    ]
-    for change in changes:
-        entries = content["entries"]
+    ):
         bad = {**content, "entries": {**entries, "tiny/mlp": {**entries["tiny/mlp"], **change}}}
         index.write_text(json.dumps(bad))
         with pytest.raises(DamagedError, match=r"entries\.tiny/mlp"):
@@ -190,10 +184,8 @@ def test_index__lists_existing_versions_only(source: Path) -> None:
             Zoo(FolderStorage(source)).read_index()
 
 
-def test_manifest__bounds_the_size_of_an_entry(source: Path, tmp_path: Path) -> None:
-    far = Zoo(FolderStorage(source))
-    manifest = far.open(EntryReference("tiny/mlp")).manifest
-    content = manifest.model_dump()
+def test_manifest__bounds_the_size_of_an_entry(entry: Path) -> None:
+    content = open_entry(entry).manifest.model_dump()
     record = {"sha256": "a" * 64, "size": 2 << 30}
     for files in (
         {f"{number}.json": record for number in range(3)},

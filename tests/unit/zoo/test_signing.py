@@ -8,16 +8,11 @@ import pytest
 
 from tests.builders.entries import tiny_entry
 from tests.builders.web import served
-from tests.builders.zoos import zoo
+from tests.builders.zoos import Refused, zoo
 from zoo.entry import open_entry
 from zoo.errors import DamagedError, SignatureError, ZooError
 from zoo.load import find_entry
-from zoo.signing import (
-    check_index_signature,
-    check_signature,
-    index_signature_path,
-    sign_folder,
-)
+from zoo.signing import check_index_signature, check_signature, index_signature_path, sign_folder
 from zoo.storage.folder import FolderStorage
 
 pytest.importorskip("model_signing", reason="model-signing is not installed (extra: sign)")
@@ -26,41 +21,40 @@ pytest.importorskip("model_signing", reason="model-signing is not installed (ext
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Two pairs of keys, in PEM."""
-    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives import serialization as form
     from cryptography.hazmat.primitives.asymmetric import ec
 
     folder = tmp_path_factory.mktemp("keys")
-    made = {}
     for name in ("ours", "theirs"):
         key = ec.generate_private_key(ec.SECP256R1())
-        private = key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
+        (folder / name).write_bytes(
+            key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
         )
-        public = key.public_key().public_bytes(
-            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        (folder / f"{name}.pub").write_bytes(
+            key.public_key().public_bytes(form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo)
         )
-        made[name], made[f"{name}.pub"] = folder / f"{name}.pem", folder / f"{name}.pub"
-        made[name].write_bytes(private)
-        made[f"{name}.pub"].write_bytes(public)
-    return made
+    return {path.name: path for path in folder.iterdir()}
 
 
 @pytest.fixture
-def signed(tmp_path: Path, keys: dict[str, Path]) -> Path:
-    tiny_entry(tmp_path / "e")
-    assert zoo("sign", tmp_path / "e", f"key={keys['ours']}") == 0
-    return tmp_path / "e"
+def signed(entry: Path, keys: dict[str, Path]) -> Path:
+    assert zoo("sign", entry, f"key={keys['ours']}") == 0
+    return entry
+
+
+@pytest.fixture
+def far(signed: Path, tmp_path: Path, keys: dict[str, Path]) -> Path:
+    """A zoo with a signed index."""
+    assert zoo("push", signed, f"zoo={tmp_path / 'far'}", f"key={keys['ours']}") == 0
+    return tmp_path / "far"
 
 
 def test_signature__travels_with_the_entry(
-    signed: Path, tmp_path: Path, keys: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    signed: Path, far: Path, keys: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, theirs = keys["ours.pub"], keys["theirs.pub"]
     assert zoo("verify", signed, f"require_signature={ours}") == 0
-    assert zoo("push", signed, f"zoo={tmp_path / 'far'}", f"key={keys['ours']}") == 0
-    with served(tmp_path / "far") as (address, _):
+    with served(far) as (address, _):
         pull = ("pull", "tiny/stride", f"zoo={address}")
         assert zoo(*pull, f"require_signature={theirs}") == 2
         with pytest.raises(Exception, match="unknown zoo entry"):
@@ -72,46 +66,31 @@ def test_signature__travels_with_the_entry(
         find_entry("tiny/stride")
 
 
-def test_unsigned_entry__is_refused_if_a_signature_is_required(
-    tmp_path: Path, keys: dict[str, Path]
-) -> None:
-    tiny_entry(tmp_path / "e")
-    with pytest.raises(SignatureError, match="is not signed"):
-        check_signature(open_entry(tmp_path / "e"), key=keys["ours.pub"])
+def test_signature__is_of_all_files_as_they_are(signed: Path, keys: dict[str, Path]) -> None:
+    def refuse(message: str) -> None:
+        with pytest.raises(SignatureError, match=message):
+            check_signature(open_entry(signed), key=keys["ours.pub"])
 
-
-def test_unsigned_file__is_refused(signed: Path, keys: dict[str, Path]) -> None:
     (signed / "extra.md").write_text("x")
-    with pytest.raises(SignatureError, match="extra"):
-        check_signature(open_entry(signed), key=keys["ours.pub"])
+    refuse("extra")
+    signature = (signed / "signature.json").read_bytes()
+    tiny_entry(signed, licence="MIT")
+    refuse("is not signed")
+    (signed / "signature.json").write_bytes(signature)
+    refuse("is not what the owner of")
+    for damage in (b"", b"{}", b"[]", b"\xff", b'{"dsseEnvelope": 3}'):
+        (signed / "signature.json").write_bytes(damage)
+        refuse("")
 
 
-def test_rewritten_entry__does_not_match_its_signature(
-    signed: Path, tmp_path: Path, keys: dict[str, Path]
-) -> None:
-    """Every digest is right; the signature is that of other files."""
-    tiny_entry(tmp_path / "2", licence="MIT")
-    (tmp_path / "2/signature.json").write_bytes((signed / "signature.json").read_bytes())
-    with pytest.raises(SignatureError, match="is not what the owner of"):
-        check_signature(open_entry(tmp_path / "2"), key=keys["ours.pub"])
-
-
-@pytest.mark.parametrize("damage", [b"", b"{}", b"[]", b"\xff", b'{"dsseEnvelope": 3}'])
-def test_invalid_signature__is_refused(damage: bytes, signed: Path, keys: dict[str, Path]) -> None:
-    (signed / "signature.json").write_bytes(damage)
-    with pytest.raises(SignatureError):
-        check_signature(open_entry(signed), key=keys["ours.pub"])
-
-
-def test_wrong_keys__are_named(tmp_path: Path, keys: dict[str, Path]) -> None:
-    tiny_entry(tmp_path / "e")
-    assert zoo("sign", tmp_path / "e", "key=nowhere.pem") == 2
+def test_wrong_keys__are_named(entry: Path, tmp_path: Path, keys: dict[str, Path]) -> None:
     (tmp_path / "bad.pem").write_text("x")
-    assert zoo("sign", tmp_path / "e", f"key={tmp_path / 'bad.pem'}") == 2
-    assert not (tmp_path / "e/signature.json").exists()
-    sign_folder(tmp_path / "e", key=keys["ours"])
-    assert zoo("verify", tmp_path / "e", "require_signature=nowhere.pub") == 2
-    assert zoo("verify", tmp_path / "e", f"require_signature={tmp_path / 'bad.pem'}") == 2
+    for wrong in ("nowhere.pem", tmp_path / "bad.pem"):
+        assert zoo("sign", entry, f"key={wrong}") == 2
+    assert not (entry / "signature.json").exists()
+    sign_folder(entry, key=keys["ours"])
+    for wrong in ("nowhere.pub", tmp_path / "bad.pem"):
+        assert zoo("verify", entry, f"require_signature={wrong}") == 2
 
 
 def test_signature__is_that_of_the_bytes_that_are_loaded(
@@ -127,28 +106,14 @@ def test_signature__is_that_of_the_bytes_that_are_loaded(
         check_signature(entry, key=keys["ours.pub"])
 
 
-@pytest.fixture
-def far(signed: Path, tmp_path: Path, keys: dict[str, Path]) -> Path:
-    """A zoo with a signed index."""
-    assert zoo("push", signed, f"zoo={tmp_path / 'far'}", f"key={keys['ours']}") == 0
-    return tmp_path / "far"
-
-
 def test_index__must_be_signed_where_signatures_are_required(
-    far: Path, keys: dict[str, Path], monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    far: Path, keys: dict[str, Path], monkeypatch: pytest.MonkeyPatch, refused: Refused
+) -> None:
     index = far / "index.json"
     good = index.read_bytes()
     content = json.loads(good)
     require = f"require_signature={keys['ours.pub']}"
-    changes: list[dict[str, object]] = [
-        {"serial": 9},
-        {"entries": {}},
-        {"surprise": 1},
-        {},
-    ]
-    for change in changes:
+    for change in ({"serial": 9}, {"entries": {}}, {"surprise": 1}, {}):
         index.write_text(json.dumps({**content, **change}))
         assert zoo("pull", "tiny/stride", f"zoo={far}", require) == 2
         monkeypatch.setenv("MOECAST_REQUIRE_SIGNATURE", str(keys["ours.pub"]))
@@ -163,8 +128,8 @@ def test_index__must_be_signed_where_signatures_are_required(
         if "surprise" not in change:
             copy = far / index_signature_path(index.read_bytes())
             copy.write_bytes(signature.read_bytes())
-            assert zoo("pull", "tiny/stride", f"zoo={far}", require) == 2
-            assert "is not what the owner" in capsys.readouterr().err
+            said = refused("pull", "tiny/stride", f"zoo={far}", require)
+            assert "is not what the owner" in said
             copy.unlink()
     index.write_bytes(good)
     assert zoo("pull", "tiny/stride", f"zoo={far}", require) == 0

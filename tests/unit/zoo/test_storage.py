@@ -6,17 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders.entries import tiny_entry
 from tests.builders.hub import FakeHub
 from tests.builders.stores import s3_bucket
 from tests.builders.web import served
+from tests.builders.zoos import publish, pull_tiny
 from zoo.catalog import WritableZoo, Zoo
 from zoo.digest import hash_bytes
-from zoo.entry import open_entry
 from zoo.errors import DamagedError, UnreachableError
 from zoo.index import INDEX, EntryReference, blob_path
 from zoo.load import find_entry
-from zoo.pull import pull_reference
 from zoo.storage import cache_storage
 from zoo.storage.base import FileStorage, Storage, WritableStorage
 from zoo.storage.folder import FolderStorage
@@ -63,10 +61,8 @@ def file_storage(request: pytest.FixtureRequest) -> FileStorage:
 
 def fill(storage: Storage, tmp_path: Path, **changes: object) -> str:
     """Adds an entry: through the storage itself, or into the folder that it shows."""
-    at = tmp_path / f"entry-{len(list(tmp_path.glob('entry-*')))}"
-    tiny_entry(at, **changes)
-    target = storage if isinstance(storage, WritableStorage) else FolderStorage(tmp_path / "far")
-    return WritableZoo(target).add(open_entry(at))
+    place = storage if isinstance(storage, WritableStorage) else tmp_path / "far"
+    return publish(place, **changes).digest
 
 
 def damage(storage: Storage, tmp_path: Path, digest: str) -> None:
@@ -78,10 +74,6 @@ def damage(storage: Storage, tmp_path: Path, digest: str) -> None:
         storage.publish({blob_path(digest): bytes(data)}, index=(INDEX, index))
     else:
         (tmp_path / "far" / blob_path(digest)).write_bytes(data)
-
-
-def pull_tiny(storage: Storage, name: str = "tiny/stride") -> None:
-    pull_reference(Zoo(storage), EntryReference(name))
 
 
 def test_storage__gives_what_was_put_in(storage: Storage, tmp_path: Path) -> None:
@@ -175,7 +167,8 @@ def test_hub__shows_cards_and_refuses_a_stale_commit(
     storage, repositories = hub
     fill(storage, tmp_path)
     _, files = repositories.head("publisher/zoo")
-    assert files["README.md"] == open_entry(tmp_path / "entry-0").read("README.md")
+    entry = Zoo(storage).open(EntryReference("tiny/stride"))
+    assert files["README.md"] == entry.read("README.md")
     fill(storage, tmp_path, name="tiny/mlp", kind="mlp")
     _, files = repositories.head("publisher/zoo")
     for name in ("tiny/stride", "tiny/mlp"):
@@ -216,9 +209,7 @@ def test_web__follows_redirects(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", ["http://127.0.0.1:9/zoo", "s3://bucket/zoo", "hf://a/b"])
 def test_offline__makes_no_request(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from zoo.storage import open_zoo_storage
-
     monkeypatch.setenv("MOECAST_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     with pytest.raises(UnreachableError, match="MOECAST_OFFLINE is set"):
-        Zoo(open_zoo_storage(where)).read_index()
+        Zoo.at(where).read_index()

@@ -1,29 +1,24 @@
 """Names, versions, pulling and pushing, through the command face as users do it."""
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from predictors.errors import DiskFullError
 from tests.builders.entries import forge_card, tiny_entry
-from tests.builders.zoos import zoo
+from tests.builders.zoos import Refused, fail_each_fsync, publish, zoo
 from zoo.catalog import WritableZoo, Zoo
 from zoo.commands.publish import check_publishable
 from zoo.entry import open_entry
 from zoo.errors import DamagedError, RefusedError
 from zoo.index import EntryReference
-from zoo.load import list_names
-from zoo.storage import BUILTIN
+from zoo.storage import BUILTIN, cache_storage
 from zoo.storage.folder import FolderStorage
 
 
-def test_push__publishes_all_entries_of_a_folder_or_none(tmp_path: Path) -> None:
+def test_push__publishes_no_entry_of_a_folder_if_one_is_damaged(tmp_path: Path) -> None:
     for kind in ("stride", "mlp"):
         tiny_entry(tmp_path / "entries" / kind, name=f"tiny/{kind}")
-    assert zoo("push", tmp_path / "entries") == 0
-    assert {"tiny/stride", "tiny/mlp"} <= list_names()
     graph = next((tmp_path / "entries/stride").rglob("*.onnx"))
     graph.write_bytes(b"altered")
     assert zoo("push", tmp_path / "entries", f"zoo={tmp_path / 'other'}") == 2
@@ -31,11 +26,10 @@ def test_push__publishes_all_entries_of_a_folder_or_none(tmp_path: Path) -> None
 
 
 def test_same_entry_twice__changes_nothing(tmp_path: Path) -> None:
-    tiny_entry(tmp_path / "e")
-    assert zoo("push", tmp_path / "e", f"zoo={tmp_path / 'zoo'}") == 0
-    before = (tmp_path / "zoo/index.json").read_bytes()
-    assert zoo("push", tmp_path / "e", f"zoo={tmp_path / 'zoo'}") == 0
-    assert (tmp_path / "zoo/index.json").read_bytes() == before
+    publish(tmp_path)
+    before = (tmp_path / "index.json").read_bytes()
+    publish(tmp_path)
+    assert (tmp_path / "index.json").read_bytes() == before
 
 
 def test_writers_at_once__lose_no_listing(tmp_path: Path) -> None:
@@ -50,36 +44,20 @@ def test_writers_at_once__lose_no_listing(tmp_path: Path) -> None:
 
 
 def test_failed_write__lists_complete_entries_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    entry: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The Nth fsync fails, for every N there is; the next try succeeds."""
-    tiny_entry(tmp_path / "e")
-    entry = open_entry(tmp_path / "e")
-    real = os.fsync
-    for failing in range(1, 100):
-        target = WritableZoo(FolderStorage(tmp_path / str(failing)))
-        left = failing
-
-        def fsync(handle: int) -> None:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                raise OSError(28, "No space left on device")
-            real(handle)
-
-        monkeypatch.setattr(os, "fsync", fsync)
-        try:
-            target.add(entry)
-        except (OSError, DiskFullError):
-            for name in target.read_index().entries:
-                target.open(EntryReference(name)).verify()
-            target.add(entry)
+    published = open_entry(entry)
+    blobs = {one.sha256 for one in published.manifest.files.values()}
+    for number, failing in enumerate(fail_each_fsync(monkeypatch)):
+        target = WritableZoo(FolderStorage(tmp_path / str(number)))
+        with failing:
+            target.add(published)
+        for name in target.read_index().entries:
+            target.open(EntryReference(name)).verify()
+        target.add(published)
         target.open(EntryReference("tiny/stride")).verify()
-        blobs = {one.sha256 for one in entry.manifest.files.values()}
         assert len(target.storage.names("blobs/sha256")) == len(blobs) + 1
-        if left > 0:
-            break
-    assert failing > 10
 
 
 @pytest.mark.parametrize(
@@ -92,11 +70,10 @@ def test_failed_write__lists_complete_entries_only(
     ],
 )
 def test_push__lists_missing_fields(
-    changes: dict[str, object], lacks: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    changes: dict[str, object], lacks: str, tmp_path: Path, refused: Refused
 ) -> None:
     tiny_entry(tmp_path / "e", **changes)
-    assert zoo("push", tmp_path / "e", f"zoo={tmp_path / 'zoo'}") == 2
-    assert f"it lacks {lacks}" in capsys.readouterr().err
+    assert f"it lacks {lacks}" in refused("push", tmp_path / "e", f"zoo={tmp_path / 'zoo'}")
     assert not (tmp_path / "zoo").exists()
 
 
@@ -110,29 +87,24 @@ def test_push__lists_missing_fields(
         (b"---\n[: bad\n---\ntext", "is not a model card"),
     ],
 )
-def test_push__refuses_a_poor_card(card: bytes | None, lacks: str, tmp_path: Path) -> None:
-    tiny_entry(tmp_path / "e")
-    forge_card(tmp_path / "e", card)
+def test_push__refuses_a_poor_card(card: bytes | None, lacks: str, entry: Path) -> None:
+    forge_card(entry, card)
     with pytest.raises(RefusedError, match=lacks):
-        check_publishable(open_entry(tmp_path / "e"))
+        check_publishable(open_entry(entry))
 
 
-def test_push__refuses_untracked_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tiny_entry(tmp_path / "e")
-    (tmp_path / "e/extra.json").write_text("{}")
-    assert zoo("push", tmp_path / "e", f"zoo={tmp_path / 'zoo'}") == 2
-    assert "extra.json" in capsys.readouterr().err
-    assert zoo("verify", tmp_path / "e") == 2
+def test_push__refuses_untracked_files(entry: Path, tmp_path: Path, refused: Refused) -> None:
+    (entry / "extra.json").write_text("{}")
+    assert "extra.json" in refused("push", entry, f"zoo={tmp_path / 'zoo'}")
+    assert "extra.json" in refused("verify", entry)
 
 
 def test_index__that_names_another_entry_is_refused(tmp_path: Path) -> None:
-    tiny_entry(tmp_path / "e")
-    target = WritableZoo(FolderStorage(tmp_path / "zoo"))
-    target.add(open_entry(tmp_path / "e"))
-    index = tmp_path / "zoo/index.json"
+    publish(tmp_path)
+    index = tmp_path / "index.json"
     index.write_text(index.read_text().replace("tiny/stride", "tiny/mlp"))
     with pytest.raises(DamagedError, match="is that of 'tiny/stride'"):
-        target.open(EntryReference("tiny/mlp"))
+        Zoo(FolderStorage(tmp_path)).open(EntryReference("tiny/mlp"))
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"format_version": 2}', '{"surprise": 1}'])
@@ -154,18 +126,19 @@ def test_index__of_another_form_is_refused(content: str, tmp_path: Path) -> None
         (["pull", "tiny/stride", "zoo=hf://x"], "is not hf://OWNER/REPO"),
         (["pull", "tiny/stride", "zoo=nope://x"], "use https://, s3:// or hf://"),
         (["pull", "tiny/stride"], "no zoo to pull from"),
+        (["pull", "zoo=builtin"], "give one of name=NAME, all=true and locked=zoo.lock"),
+        (["pull", "zoo=builtin", "tiny/stride", "all=true"], "give one of name=NAME, all=true and"),
         (["push", "nowhere", "zoo=https://x/zoo"], "is read-only"),
         (["pull", "../x", "zoo=builtin"], "is not NAME"),
         (["push", "nowhere"], "nowhere is not a zoo entry"),
+        (["push", "nowhere"], "`moecast train` writes entries"),
     ],
 )
 def test_error__names_cause_and_next_step(
-    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, refused: Refused
 ) -> None:
-    tiny_entry(tmp_path / "e")
-    assert zoo("push", tmp_path / "e") == 0
-    assert zoo(*arguments) == 2
-    error = capsys.readouterr().err
+    publish(cache_storage())
+    error = refused(*arguments)
     assert message in error
     assert error.count("\n") == 1
 

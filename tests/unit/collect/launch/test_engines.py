@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,19 +45,15 @@ def config(request: pytest.FixtureRequest) -> LauncherConfig:
     return LauncherConfig(kind=LauncherKind(request.param), workers=2, threads=1, cluster=cluster)
 
 
-def worker_processes(of: int | None = None) -> list[psutil.Process]:
+def assert_no_worker_is_left() -> None:
     """Workers of launcher=local and jobs of submitit."""
-    found = []
-    for child in psutil.Process(of).children(recursive=True):
+    workers = []
+    for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             line = " ".join(child.cmdline())
             if "spawn_main" in line or "submitit" in line:
-                found.append(child)
-    return found
-
-
-def assert_no_worker_is_left() -> None:
-    _, alive = psutil.wait_procs(worker_processes(), timeout=60)
+                workers.append(child)
+    _, alive = psutil.wait_procs(workers, timeout=60)
     assert not alive
 
 
@@ -64,9 +61,7 @@ def begun_units(folder: Path) -> list[str]:
     return [line.split()[0] for line in (folder / "begun.log").read_text().splitlines()]
 
 
-def test_engine__does_every_unit_and_outlives_its_workers(
-    config: LauncherConfig, tmp_path: Path
-) -> None:
+def test_engine__does_every_unit_and_outlives_its_workers(config, tmp_path) -> None:
     advanced: list[str] = []
     units = ["slow-1", "fails-1-2", "kills-1-1", "fine-1", "fine-2", "slow-2"]
     arguments = {"folder": str(tmp_path)}
@@ -77,18 +72,12 @@ def test_engine__does_every_unit_and_outlives_its_workers(
         for unit in units:
             assert (tmp_path / unit).read_text() == f"content of {unit}"
         begun = begun_units(tmp_path)
-        assert {unit: begun.count(unit) for unit in units} == {
-            **dict.fromkeys(units, 1),
-            "fails-1-2": 3,
-            "kills-1-1": 2,
-        }
+        assert Counter(begun) == dict.fromkeys(units, 1) | {"fails-1-2": 3, "kills-1-1": 2}
         # A second run finds everything there: nothing is begun.
         assert pool.run(units) == values
         assert begun_units(tmp_path) == begun
-        with pytest.raises(
-            LaunchError,
-            match=r"1 of 2 units failed.* fails-2-99: OSError: fails-2-99 fails.*; logs",
-        ):
+        reason = "1 of 2 units failed.* fails-2-99: OSError: fails-2-99 fails.*; logs"
+        with pytest.raises(LaunchError, match=reason):
             pool.run(["fails-2-99", "fine-3"])
         assert (tmp_path / "fine-3").exists()
         with pytest.raises(LaunchError, match=r"1 of 2 units failed.* kills-2-99: its "):
@@ -97,14 +86,10 @@ def test_engine__does_every_unit_and_outlives_its_workers(
     assert_no_worker_is_left()
 
 
-def test_engine__an_error_of_the_user_is_reported_as_it_is(
-    config: LauncherConfig, tmp_path: Path
-) -> None:
+def test_engine__an_error_of_the_user_is_reported_as_it_is(config, tmp_path) -> None:
     arguments = {"folder": str(tmp_path), "refuses": "there is no such model"}
-    with (
-        pytest.raises(LaunchError, match=r"^there is no such model$"),
-        WorkerPool(config, ENTRY, arguments, logs=tmp_path / "logs") as pool,
-    ):
+    refused = pytest.raises(LaunchError, match=r"^there is no such model$")
+    with refused, WorkerPool(config, ENTRY, arguments, logs=tmp_path / "logs") as pool:
         pool.run(["fine-1", "fine-2"])
     assert_no_worker_is_left()
 
@@ -118,10 +103,8 @@ def test_local__what_a_worker_prints_is_in_its_log(tmp_path: Path) -> None:
     assert "noise of fine-1" in text
     assert "Traceback" in text
     arguments = {"folder": str(tmp_path), "breaks": True}
-    with (
-        pytest.raises(LaunchError, match=r"^ImportError: no such library$"),
-        WorkerPool(config, ENTRY, arguments, logs=logs) as pool,
-    ):
+    broken = pytest.raises(LaunchError, match=r"^ImportError: no such library$")
+    with broken, WorkerPool(config, ENTRY, arguments, logs=logs) as pool:
         pool.run(["fine-1"])
     assert "no such library" in (logs / "worker-0.log").read_text()
 
@@ -150,9 +133,7 @@ def test_local__workers_end_when_the_command_is_killed(tmp_path: Path) -> None:
     wait_for(lambda: not any(map(psutil.pid_exists, workers)), "the end of the workers")
 
 
-def test_local__gpus_are_divided_among_workers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_local__gpus_are_divided_among_workers(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     config = LauncherConfig(workers=2, threads=3, gpus=2)
     entry = "tests.builders.launched:open_surroundings"
@@ -202,9 +183,7 @@ def test_ray__joins_a_cluster_with_a_token_only(tmp_path: Path) -> None:
     assert not imported, "nothing is reached before there is a token"
 
 
-def test_slurm__a_missing_cluster_is_reported_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slurm__a_missing_cluster_is_reported_in_one_line(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     config = LauncherConfig(kind=LauncherKind.SLURM)
     with pytest.raises(LaunchError, match=r"launcher\.cluster=local"):

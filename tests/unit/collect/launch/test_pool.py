@@ -47,13 +47,11 @@ class ScriptedEngine:
         self.closed = True
 
 
-def make_pool(engine: ScriptedEngine, retries: int, lines: list[str] | None = None) -> WorkerPool:
+def make_pool(engine: ScriptedEngine, retries: int, *, say=lambda _: None) -> WorkerPool:
+    config = LauncherConfig(workers=2, retries=retries)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pools, "start_engine", lambda *_: engine)
-        say = [].append if lines is None else lines.append
-        return WorkerPool(
-            LauncherConfig(workers=2, retries=retries), "m:f", {}, logs=Path("logs"), say=say
-        )
+        return WorkerPool(config, "m:f", {}, logs=Path("logs"), say=say)
 
 
 scripts = st.dictionaries(
@@ -64,9 +62,7 @@ scripts = st.dictionaries(
 
 
 @given(scripts, st.integers(0, 3), st.integers(0, 99))
-def test_pool__every_unit_is_done_once_or_given_up(
-    script: dict[str, list[str]], retries: int, seed: int
-) -> None:
+def test_pool__every_unit_is_done_once_or_given_up(script, retries, seed) -> None:
     engine = ScriptedEngine(script, seed=seed)
     given_up = {
         unit
@@ -90,10 +86,8 @@ def test_pool__every_unit_is_done_once_or_given_up(
 def test_pool__a_unit_that_kills_its_worker_costs_no_other(retries: int, seed: int) -> None:
     script = {"kills": ["dies"] * 9} | {f"u{i}": [] for i in range(8)}
     engine = ScriptedEngine(script, seed=seed)
-    with (
-        make_pool(engine, retries) as pool,
-        pytest.raises(LaunchError, match=r"^1 of 9 units failed.* kills: kills!"),
-    ):
+    reason = "^1 of 9 units failed.* kills: kills!"
+    with make_pool(engine, retries) as pool, pytest.raises(LaunchError, match=reason):
         pool.run(list(script))
     assert sorted(engine.done) == sorted(set(script) - {"kills"})
 
@@ -101,10 +95,8 @@ def test_pool__a_unit_that_kills_its_worker_costs_no_other(retries: int, seed: i
 def test_pool__reports_unit_and_logs_of_a_failure() -> None:
     engine = ScriptedEngine({"a": ["fails"] * 9, "b": [], "c": []})
     lines: list[str] = []
-    with (
-        make_pool(engine, retries=1, lines=lines) as pool,
-        pytest.raises(LaunchError, match=r"1 of 3 units failed, the others are done\. a: a!; logs"),
-    ):
+    reason = r"1 of 3 units failed, the others are done\. a: a!; logs"
+    with make_pool(engine, 1, say=lines.append) as pool, pytest.raises(LaunchError, match=reason):
         pool.run(["a", "b", "c"])
     assert lines == ["a is tried again: a!; logs: logs", "a is given up: a!; logs: logs"]
     assert set(engine.done) == {"b", "c"}
@@ -112,12 +104,8 @@ def test_pool__reports_unit_and_logs_of_a_failure() -> None:
 
 
 def test_pool__gives_up_when_no_worker_reports_anything() -> None:
-    class SilentEngine(ScriptedEngine):
-        def run(self, units: Sequence[str]) -> Iterator[UnitResult]:
-            return iter(())
-
-    with (
-        make_pool(SilentEngine({}), retries=2) as pool,
-        pytest.raises(LaunchError, match="a: no worker came to it"),
-    ):
+    engine = ScriptedEngine({})
+    engine.run = lambda _units: iter(())
+    reason = "a: no worker came to it"
+    with make_pool(engine, retries=2) as pool, pytest.raises(LaunchError, match=reason):
         pool.run(["a"])

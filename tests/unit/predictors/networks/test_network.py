@@ -12,12 +12,7 @@ from onnx.reference import ReferenceEvaluator
 from predictors.errors import PredictorError
 from predictors.networks import network as network_module
 from predictors.networks.network import Network
-from train.export import (
-    network_graph,
-    quantise_graph,
-    residual_graph,
-    reuse_graph,
-)
+from train.export import network_graph, quantise_graph, residual_graph, reuse_graph
 
 if network_module.kernels is None:
     pytest.skip("the kernels are not compiled", allow_module_level=True)
@@ -153,9 +148,7 @@ def quantise_rows(x_TK: np.ndarray) -> tuple[np.ndarray, np.float32, int]:
 
 @pytest.mark.usefixtures("instructions")
 @settings(
-    max_examples=60,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     num_rows=st.integers(1, 6),

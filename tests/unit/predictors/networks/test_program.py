@@ -51,6 +51,11 @@ PRODUCT = node("Gemm", "hidden", "w", gives=["logits"])
 LAST = node("Relu", "logits")
 
 
+def ending(operator: str, *inputs: str, **attributes: Any) -> bytes:
+    """A network whose last operator is this one."""
+    return make_graph(PRODUCT, node(operator, "logits", *inputs, **attributes))
+
+
 def outer_sum() -> bytes:
     """Products of N x N from two constants of N, which onnxruntime computes as it loads them."""
     size, powers = 24_000, [f"p{number}" for number in range(8)]
@@ -109,12 +114,9 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "an outer sum": (outer_sum(), "'row', which nothing computes"),
     "constants only": (make_graph(node("Relu", "w")), "'w', which nothing computes"),
     "a loop": (endless_loop(), "the operator 'Constant' of 'ONNX'; allowed are Add, Cast, "),
-    "another operator": (make_graph(PRODUCT, node("Log", "logits")), "the operator 'Log'"),
-    "a name of our own": (make_graph(PRODUCT, node("Node", "logits")), "the operator 'Node'"),
-    "another domain": (
-        make_graph(PRODUCT, node("Relu", "logits", domain="com.evil")),
-        "the operator 'Relu' of 'com.evil'",
-    ),
+    "another operator": (ending("Log"), "the operator 'Log'"),
+    "a name of our own": (ending("Node"), "the operator 'Node'"),
+    "another domain": (ending("Relu", domain="com.evil"), "the operator 'Relu' of 'com.evil'"),
     "functions": (
         make_graph(PRODUCT, LAST, change=lambda model: model.functions.add(name="Relu")),
         "functions or sparse tensors",
@@ -124,7 +126,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
         "functions or sparse tensors",
     ),
     "a tensor in an attribute": (
-        make_graph(PRODUCT, node("Relu", "logits", value=numpy_helper.from_array(WEIGHT))),
+        ending("Relu", value=numpy_helper.from_array(WEIGHT)),
         "Relu of other inputs or attributes (got an unexpected keyword argument 'value')",
     ),
     "operators of another year": (
@@ -170,16 +172,13 @@ REFUSED: dict[str, tuple[bytes, str]] = {
         make_graph(PRODUCT, LAST, inputs=[HIDDEN, declare("w", "T", 8)]),
         "two values, or one without a name, as 'w'",
     ),
-    "no name": (make_graph(PRODUCT, node("Relu", "logits", gives=[""])), "one without a name"),
+    "no name": (ending("Relu", gives=[""]), "one without a name"),
     "doubles": (
         make_graph(PRODUCT, LAST, outputs=[declare("scores", "T", 8, kind=TensorProto.DOUBLE)]),
         "'scores', which is not rows of float32 numbers",
     ),
     "another output": (make_graph(PRODUCT, outputs=[declare("logits", "T", 9)]), "declared as"),
-    "a cast": (
-        make_graph(PRODUCT, node("Cast", "logits", to=TensorProto.DOUBLE)),
-        "Cast of other values",
-    ),
+    "a cast": (ending("Cast", to=TensorProto.DOUBLE), "Cast of other values"),
     "numbers in part": (make_graph(PRODUCT, LAST, change=shortened), "the tensor 'w' in part"),
     "numbers elsewhere": (make_graph(PRODUCT, LAST, change=elsewhere), "'w' in another file"),
     "a size below zero": (make_graph(PRODUCT, LAST, change=resized(-1, 8)), "a negative size"),

@@ -8,11 +8,12 @@ import pytest
 from configs.compose import compose_typed
 from predictors.errors import MoecastError
 from runtime.commands import batch as command
-from runtime.commands import pack
 from runtime.commands.batch import PromptsFailed, run
-from runtime.config import ModelConfig, PackConfig, Quantise
+from runtime.commands.pack import choose_coding
+from runtime.config import Quantise
 from runtime.errors import PlanError, PromptFileError, ResultFileError, TransferError
 from runtime.generation.config import BatchConfig
+from tests.builders.packed import packed
 
 COUNT = 14
 
@@ -115,13 +116,6 @@ def test_batch__memory_changes_no_result(folder, tmp_path, more):
         assert total <= 180_000
 
 
-def packed(folder: Path, output: Path, quantise: Quantise) -> Path:
-    config = ModelConfig(name="tiny", id=str(folder))
-    size = 16 if quantise is Quantise.HQQ else None
-    pack.run(PackConfig(model=config, output=output, quantise=quantise, group_size=size))
-    return output
-
-
 def test_batch__quantised_attention_is_the_same_in_memory_and_streamed(folder, tmp_path):
     ran(folder, tmp_path)
     with pytest.raises(ResultFileError, match="quantise_attention was None and is True"):
@@ -141,9 +135,9 @@ def test_batch__a_store_of_the_same_bits_is_no_other_setting_and_quantised_ones_
     folder, tmp_path
 ):
     ran(folder, tmp_path)
-    store = packed(folder, tmp_path / "raw", Quantise.NONE)
+    store = packed(folder, tmp_path / "raw")
     assert ran(folder, tmp_path, **{"store.path": store})["written"] == 0
-    store = packed(folder, tmp_path / "hqq", Quantise.HQQ)
+    store = packed(folder, tmp_path / "hqq", coding=choose_coding(Quantise.HQQ, 16))
     with pytest.raises(ResultFileError, match="store was None and is .*hqq.*16"):
         ran(folder, tmp_path, **{"store.path": store})
     again = ran(folder, tmp_path, **{"store.path": store, "overwrite": "true"})

@@ -1,7 +1,6 @@
 """What the terminal shows of an answer, and what a chat outlasts."""
 
 import io
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -9,11 +8,10 @@ from rich.console import Console
 from transformers import AutoTokenizer
 
 from runtime.commands.chat import ChatTerminal, summarize_answer
-from runtime.commands.progress import strip_control_characters
 from runtime.config import BUILTIN_MODELS
 from runtime.errors import TransferError
 from runtime.generation.answer import Answer, TokenDelta
-from runtime.generation.chat_template import Conversation, load_chat_tokenizer
+from runtime.generation.chat_template import Conversation
 from runtime.generation.config import ChatConfig
 
 MODEL = BUILTIN_MODELS / "qwen2_moe_tiny"
@@ -52,9 +50,7 @@ def talk(monkeypatch: pytest.MonkeyPatch, text: str, *, context: int = 2048) -> 
     return model
 
 
-def test_chat__a_read_that_fails_ends_that_answer_and_is_forgotten(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_chat__a_read_that_fails_ends_that_answer_and_is_forgotten(monkeypatch, capsys):
     answering = talk(monkeypatch, "first\nfail\nsecond\n")
     assert "error: the disk is gone" in capsys.readouterr().err
     last = answering.asked[-1]
@@ -62,9 +58,7 @@ def test_chat__a_read_that_fails_ends_that_answer_and_is_forgotten(
     assert last.index("first") < last.index("yes") < last.index("second")
 
 
-def test_chat__ctrl_c_ends_neither_the_program_nor_its_hint(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_chat__ctrl_c_ends_neither_the_program_nor_its_hint(monkeypatch):
     class Terminal(Console):
         left = 1
 
@@ -93,9 +87,7 @@ def test_chat__ctrl_c_ends_neither_the_program_nor_its_hint(
     assert shown.getvalue().count("/quit or Ctrl-D ends") == 2
 
 
-def test_chat__says_what_it_forgets_when_the_context_is_full(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_chat__says_what_it_forgets_when_the_context_is_full(monkeypatch, capsys):
     answering = talk(monkeypatch, "one " * 30 + "\n" + "two " * 30 + "\nthree\n", context=80)
     said = capsys.readouterr().err
     assert said.count("exceed the model's context of 80 tokens and were dropped") == 1
@@ -111,17 +103,6 @@ def test_chat__escaped_slash_and_trailing_backslash(monkeypatch: pytest.MonkeyPa
     assert len(answering.asked) == 2
     assert "etc" not in answering.asked[1]
     assert "last" in answering.asked[1]
-
-
-def test_chat_template__given_replaces_the_tokenizers(tmp_path: Path) -> None:
-    (tmp_path / "own.jinja").write_text("{{ messages[0].content }}!")
-    tokenizer = load_chat_tokenizer(MODEL, tmp_path / "own.jinja")
-    said = tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False)
-    assert said == "a!"
-
-
-def test_printable__lets_no_escape_sequence_through() -> None:
-    assert strip_control_characters("a\x1b[2Jb\tc\nd\x9bm\r\x07é") == "a[2Jb\tc\ndmé"
 
 
 def test_summary__counts_this_answers_requests_only() -> None:

@@ -32,41 +32,29 @@ from tests.builders.families.table import FAMILIES
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.packed import packed
 
-KIMI_K2 = {
-    "architectures": ["DeepseekV3ForCausalLM"],
-    "model_type": "deepseek_v3",
-    "hidden_size": 7168,
-    "intermediate_size": 18432,
-    "moe_intermediate_size": 2048,
-    "n_routed_experts": 384,
-    "num_experts_per_tok": 8,
-    "n_shared_experts": 1,
-    "num_hidden_layers": 61,
-    "first_k_dense_replace": 1,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 64,
-    "q_lora_rank": 1536,
-    "kv_lora_rank": 512,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "n_group": 1,
-    "topk_group": 1,
-    "vocab_size": 163840,
-    "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
-}
+KIMI_K2 = DeepseekV3Config(
+    architectures=["DeepseekV3ForCausalLM"],
+    n_routed_experts=384,
+    first_k_dense_replace=1,
+    num_attention_heads=64,
+    num_key_value_heads=64,
+    n_group=1,
+    topk_group=1,
+    vocab_size=163840,
+    quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]},
+)
 LIMITS = MachineLimits(
     free_memory_bytes=64 * GIB, disk_bytes_per_second=2**30, memory_bytes_per_second=2**34
 )
 
 
-def save(folder: Path, config: PreTrainedConfig | dict) -> Path:
-    folder.mkdir(exist_ok=True)
-    if isinstance(config, dict):
-        (folder / "config.json").write_text(json.dumps(config))
-    else:
-        config.save_pretrained(folder)
+def save(folder: Path, config: PreTrainedConfig) -> Path:
+    config.save_pretrained(folder)
     return folder
+
+
+def doctor_of(folder: Path | str, **more) -> DoctorConfig:
+    return DoctorConfig(model=ModelConfig(name="model", id=str(folder)), **more)
 
 
 def plan(folder: Path) -> tuple:
@@ -159,9 +147,7 @@ def test_plan_formats__bounds_the_time_of_a_token_by_hand():
 
 
 def test_doctor__plans_a_folder_with_only_a_configuration(tmp_path, capsys):
-    config = DoctorConfig(
-        model=ModelConfig(name="kimi", id=str(save(tmp_path / "k2", KIMI_K2))), run_dir=tmp_path
-    )
+    config = doctor_of(save(tmp_path / "k2", KIMI_K2), run_dir=tmp_path)
     check_examined_model(config)
     report = json.loads(json.dumps(doctor.run(config), allow_nan=False))
     assert report["model"]["kv_bytes_per_token"] == 61 * 2 * (512 + 64)
@@ -175,8 +161,7 @@ def test_doctor__plans_a_folder_with_only_a_configuration(tmp_path, capsys):
 
 def test_doctor__plans_a_whole_checkpoint_on_request(tmp_path):
     folder = tiny_qwen2_moe(tmp_path / "model")
-    model = ModelConfig(name="tiny", id=str(folder))
-    report = doctor.run(DoctorConfig(model=model, config_only=True, run_dir=tmp_path))
+    report = doctor.run(doctor_of(folder, config_only=True, run_dir=tmp_path))
     assert report["config_only"]
     # All in memory: nothing is read.
     assert {row["reads_per_token"] for row in report["formats"]} == {0}
@@ -190,11 +175,9 @@ def test_check_examined_model__finds_a_configuration_in_the_hub_cache(tmp_path, 
     save(save_to, KIMI_K2)
     (hub / "refs").mkdir()
     (hub / "refs/main").write_text("a" * 40)
-    check_examined_model(DoctorConfig(model=ModelConfig(name="k2", id="org/k2")))
+    check_examined_model(doctor_of("org/k2"))
     with pytest.raises(CheckpointError, match="not on this machine"):
-        check_examined_model(
-            DoctorConfig(model=ModelConfig(name="no", id="org/no"), config_only=True)
-        )
+        check_examined_model(doctor_of("org/no", config_only=True))
 
 
 @pytest.mark.parametrize(
@@ -211,12 +194,10 @@ def test_doctor__refuses_a_configuration_that_it_cannot_plan(tmp_path, text, mes
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text(text)
-    config = DoctorConfig(model=ModelConfig(name="model", id=str(folder)), run_dir=tmp_path)
     with pytest.raises(CheckpointError, match=message):
-        doctor.run(config)
+        doctor.run(doctor_of(folder, run_dir=tmp_path))
 
 
 def test_doctor__without_configuration_says_what_is_there(tmp_path):
-    config = DoctorConfig(model=ModelConfig(name="none", id=str(tmp_path)), config_only=True)
     with pytest.raises(CheckpointError, match=r"has no config\.json"):
-        check_examined_model(config)
+        check_examined_model(doctor_of(tmp_path, config_only=True))

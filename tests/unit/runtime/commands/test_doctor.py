@@ -53,15 +53,16 @@ def test_doctor__report_of_a_model(tmp_path):
     assert "3 prompts of random tokens" in report["outlook_rests_on"]
 
 
+def hardware(**times):
+    """Everything else takes no time."""
+    names = ("transfer_fixed", "transfer_per_byte", "layer_fixed", "layer_per_token",
+             "expert_fixed", "expert_per_token", "predictor_seconds")  # fmt: skip
+    return MeasuredHardware(name="slow", chunk_bytes=(8,), **dict.fromkeys(names, 0.0) | times)
+
+
 def test_hybrid__is_estimated_from_copies_and_products():
     """Of four experts, copies of 3 ms and products of 1 ms: one copied, three computed."""
-    times = dict.fromkeys(
-        ("transfer_fixed", "transfer_per_byte", "layer_fixed", "layer_per_token"), 0.0
-    )
-    measured = MeasuredHardware(
-        name="local", chunk_bytes=(1,), predictor_seconds=0.0, **times,
-        expert_fixed=0.0004, expert_per_token=0.0006,
-    )  # fmt: skip
+    measured = hardware(expert_fixed=0.0004, expert_per_token=0.0006)
     model = {"top_k": 4, "expert_bytes": 3_000_000}
     (found,) = estimate_hybrid([1e9], model, measured)
     assert found["experts_on_host"] == 3
@@ -120,22 +121,16 @@ def test_record__stops_when_its_time_is_up(tmp_path):
     store.close()
 
 
-def one_layer_spec():
-    return SimpleNamespace(num_layers=1, num_experts=4, top_k=1, hidden_size=2)
-
-
 def test_outlook__figures_of_a_hand_made_case():
     # One layer computes 1 s, an expert 1 s, a transfer 10 s; experts 0, 1, 0, 1... of one token.
-    hardware = MeasuredHardware(
-        name="slow", chunk_bytes=(8,), transfer_fixed=10.0, transfer_per_byte=0.0,
-        layer_fixed=1.0, layer_per_token=0.0, expert_fixed=1.0, expert_per_token=0.0,
-        predictor_seconds=0.0,
-    )  # fmt: skip
     steps = [ArrayStep(np.array([1]), np.array([0]), {0: np.array([[i % 2]])}) for i in range(6)]
     options = {
-        "spec": one_layer_spec(), "hardware": hardware, "predictors": SystemPredictors(),
-        "needs": SlotRequirements(experts={8: 4}, top_k=1), "resident_bytes": 100,
-    }  # fmt: skip
+        "spec": SimpleNamespace(num_layers=1, num_experts=4, top_k=1, hidden_size=2),
+        "hardware": hardware(transfer_fixed=10.0, layer_fixed=1.0, expert_fixed=1.0),
+        "predictors": SystemPredictors(),
+        "needs": SlotRequirements(experts={8: 4}, top_k=1),
+        "resident_bytes": 100,
+    }
     one, two = sweep_budgets(steps, budgets=["8", "16"], **options)
     assert one["slots"] == 1
     # Every step waits for its expert; with two slots, only the first two do.

@@ -41,7 +41,8 @@ class Terminal(io.StringIO):
 
 
 def test_text__has_no_control_characters_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    for stdout, expected in (io.StringIO(), "a\x1b[2Jb"), (Terminal(), "a[2Jb"):
+    text = "a\x1b[2Jb\tc\nd\x9bm\r\x07é"
+    for stdout, expected in (io.StringIO(), text), (Terminal(), "a[2Jb\tc\ndmé"):
         monkeypatch.setattr(sys, "stdout", stdout)
-        write_text("a\x1b[2Jb")
+        write_text(text)
         assert stdout.getvalue() == expected

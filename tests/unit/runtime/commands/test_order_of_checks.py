@@ -29,44 +29,43 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelConfig:
     return ModelConfig(name="model", id=str(tmp_path / "model"))
 
 
-COMMANDS: list[tuple[Callable[[Any], Any], Any]] = [
+COMMANDS = [
     (generate.run, GenerateConfig(prompt="a")),
     (chat.run, ChatConfig()),
     (served_model.load_model, ServeConfig()),
 ]
 
 
-@pytest.mark.parametrize(("run", "config"), COMMANDS)
-def test_tokenizer__is_loaded_before_the_weights(
-    run: Callable[[Any], Any], config: Any, model: ModelConfig
-) -> None:
+Start = Callable[..., Any]
+
+
+@pytest.fixture(params=COMMANDS, ids=["generate", "chat", "serve"])
+def start(request: pytest.FixtureRequest, model: ModelConfig) -> Start:
+    """Each command, with more options."""
+    run, config = request.param
+    return lambda **more: run(replace(config, model=model, **more))
+
+
+def test_tokenizer__is_loaded_before_the_weights(start: Start, model: ModelConfig) -> None:
     Path(model.id, "tokenizer.json").write_text("{")
     with pytest.raises(MoecastError, match="its tokenizer cannot be read"):
-        run(replace(config, model=model))
+        start()
 
 
-@pytest.mark.parametrize(("run", "config"), COMMANDS)
-def test_packed_store__is_opened_before_the_weights(
-    run: Callable[[Any], Any], config: Any, model: ModelConfig, tmp_path: Path
-) -> None:
+def test_packed_store__is_opened_before_the_weights(start: Start, tmp_path: Path) -> None:
     with pytest.raises(MoecastError, match="a packed store is a folder that moecast pack made"):
-        run(replace(config, model=model, store=StoreConfig(path=tmp_path / "none")))
+        start(store=StoreConfig(path=tmp_path / "none"))
 
 
-@pytest.mark.parametrize(("run", "config"), COMMANDS)
-def test_predictor__is_looked_for_before_the_weights_are_read(
-    run: Callable[[Any], Any], config: Any, model: ModelConfig
-) -> None:
+def test_predictor__is_looked_for_before_the_weights_are_read(start: Start) -> None:
     with pytest.raises(MoecastError, match="unknown zoo entry 'nowhere/mlp'"):
-        run(replace(config, model=model, predictor="nowhere/mlp"))
+        start(predictor="nowhere/mlp")
 
 
-@pytest.mark.parametrize(("run", "config"), COMMANDS[1:])
-def test_chat_template__is_read_before_the_weights(
-    run: Callable[[Any], Any], config: Any, model: ModelConfig, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("start", COMMANDS[1:], ids=["chat", "serve"], indirect=True)
+def test_chat_template__is_read_before_the_weights(start: Start, tmp_path: Path) -> None:
     with pytest.raises(MoecastError, match=r"chat_template=\S+ is not usable"):
-        run(replace(config, model=model, chat_template=tmp_path / "none"))
+        start(chat_template=tmp_path / "none")
 
 
 def test_prompt__is_measured_before_the_weights_are_read(model: ModelConfig) -> None:

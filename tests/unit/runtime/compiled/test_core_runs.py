@@ -33,7 +33,8 @@ def test_compiled_core__answers_as_the_python_files(reference: dict[str, Any]) -
     assert results["results"] == reference["results"]
 
 
-def test_loops__give_the_bits_of_numpy(reference: dict[str, Any]) -> None:
-    results = run_core("--loops")
+@pytest.mark.parametrize("option", ["--loops", "--placed"])
+def test_core__answers_the_same_in_its_other_ways(reference: dict[str, Any], option: str) -> None:
+    results = run_core(option)
     assert results["is_python"]
     assert results["results"] == reference["results"]

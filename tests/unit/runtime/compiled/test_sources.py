@@ -30,24 +30,19 @@ def test_find_changed__names_files_that_differ_or_are_missing(tmp_path: Path) ->
     assert find_changed(compiled) == ["policy/tier.py"]
 
 
-def test_is_compiled__warns_of_changed_files(
+def test_is_compiled__unless_files_changed_or_it_is_turned_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     compiled = write_package(tmp_path)
     monkeypatch.setattr(runtime.compiled, "__file__", str(compiled / "__init__.py"))
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setenv(VARIABLE, "0")
+    assert not is_compiled.__wrapped__()
+    monkeypatch.delenv(VARIABLE)
     assert is_compiled.__wrapped__()
     (tmp_path / "policy/tier.py").write_text("A = 2\n")
     assert not is_compiled.__wrapped__()
     assert "policy/tier.py changed after compilation" in caplog.text
     (compiled / SOURCES).unlink()
-    assert not is_compiled.__wrapped__()
-
-
-def test_is_compiled__can_be_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = write_package(tmp_path)
-    monkeypatch.setattr(runtime.compiled, "__file__", str(compiled / "__init__.py"))
-    monkeypatch.setenv(VARIABLE, "0")
     assert not is_compiled.__wrapped__()
 
 

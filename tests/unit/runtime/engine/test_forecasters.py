@@ -35,6 +35,10 @@ def popularity(folder, **changes):
     return folder
 
 
+def own_routers(given):
+    return SkipPredictor(routers_LED=np.zeros((2, 8, 4), np.float32), **given)
+
+
 def publish(folder, name, **changes):
     """Puts an entry into the user's zoo."""
     tiny_entry(folder / name, name=name, spec=tiny_spec(**changes))
@@ -95,12 +99,8 @@ def test_system__of_a_preset_in_another_dtype_says_how_to_train_for_it(caplog):
 
 
 def test_system__without_an_entry_uses_its_fallback():
-    def own_routers(given):
-        return SkipPredictor(routers_LED=np.zeros((2, 8, 4), np.float32), **given)
-
     system = SystemConfig(name="ours", predictor="residual", fallback={"skip": {}})
-    makers = {"skip": own_routers}
-    made, change = source("nowhere", makers=makers).load_forecaster(system)
+    made, change = source("nowhere", makers={"skip": own_routers}).load_forecaster(system)
     assert (made.kind, change) == ("skip", "forecasts with skip (no residual)")
     made, change = source("nowhere").load_forecaster(system)
     assert (made, change) == (None, "serves on demand (no residual)")
@@ -149,12 +149,7 @@ def test_chosen__is_never_left_out():
 
 def test_kinds_that_need_no_entry__are_made():
     assert isinstance(source("nowhere").load("dependency"), DependencyPredictor)
-
-    def own_routers(given):
-        return SkipPredictor(routers_LED=np.zeros((2, 8, 4), np.float32), **given)
-
-    options = {"horizon": 1}
-    made = source("nowhere", makers={"skip": own_routers}).load("skip", options)
+    made = source("nowhere", makers={"skip": own_routers}).load("skip", {"horizon": 1})
     assert made.horizon == 1
 
 

@@ -12,13 +12,18 @@ from transformers import PreTrainedModel
 from runtime.config import Exact, SystemConfig
 from runtime.engine.host_compute import HostCompute
 from runtime.errors import CheckpointError, PlanError
-from runtime.policy.tier import TransferTask
 from runtime.store.ggml.library import find_products
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
 from tests.builders.gguf_files import gguf_file
 from tests.builders.models import plain_eager
-from tests.builders.served import Transfer, count_pins, serve, serve_with_transfers
+from tests.builders.served import (
+    Transfer,
+    before_transfers,
+    count_pins,
+    serve,
+    serve_with_transfers,
+)
 
 TOKENS = torch.randint(0, 64, (2, 7), generator=torch.Generator().manual_seed(3))
 GREEDY = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
@@ -26,21 +31,12 @@ HYBRID = SystemConfig(hybrid=True)
 EXPERT_BYTES = 1000
 
 
-def slowly(copy: Transfer) -> Transfer:
-    """Copies late."""
-
-    def transfer(task: TransferTask) -> None:
-        time.sleep(0.002)
-        copy(task)
-
-    return transfer
-
-
 def serve_slowly(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> PreTrainedModel:
     """The model, above whose host memory copies are late."""
+    delayed = before_transfers(lambda _: time.sleep(0.002))
 
     def wrap(name: str, transfer: Transfer) -> Transfer:
-        return slowly(transfer) if name == "copy" else transfer
+        return delayed(name, transfer) if name == "copy" else transfer
 
     return serve_with_transfers(folder, monkeypatch, wrap, **options)
 
@@ -77,13 +73,9 @@ def test_hybrid__quantised_experts_are_multiplied_as_they_lie_in_host_memory(
     resident = serve(file, budget="100%", system="on-demand")
     with resident.moecast:
         expected = resident.generate(TOKENS, **GREEDY)
-    model = serve_slowly(
-        file,
-        monkeypatch,
-        budget="40%",
-        host_budget="100%",
-        system=SystemConfig(hybrid=True, prefetch=False),
-    )
+    options = {"budget": "40%", "host_budget": "100%"}
+    system = SystemConfig(hybrid=True, prefetch=False)
+    model = serve_slowly(file, monkeypatch, system=system, **options)
     with model.moecast as handle:
         for _ in range(2):
             assert torch.equal(model.generate(TOKENS, **GREEDY), expected)

@@ -7,7 +7,7 @@ import torch
 
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.patchable import use_patchable_core
-from tests.builders.served import serve
+from tests.builders.served import count_pins, serve
 
 TOKENS = torch.arange(7).reshape(1, 7)
 
@@ -29,23 +29,24 @@ def interrupt_after(tier, name, *, call):
 
 
 @pytest.mark.parametrize(
-    ("name", "host_budget"),
+    ("name", "options"),
     [
-        ("request", None),
-        ("complete", None),
+        ("request", {}),
+        ("complete", {}),
+        ("request", {"budget": "40%", "devices": ["cpu", "cpu"]}),
         *(
-            (name, "40%")
+            (name, {"host_budget": "40%"})
             for name in ("request", "next_task", "_start", "release", "complete", "queue.remove")
         ),
     ],
 )
 def test_interrupt__between_two_entries_of_the_books_is_forgotten(
-    tmp_path, monkeypatch, name, host_budget
+    tmp_path, monkeypatch, name, options
 ):
     use_patchable_core(monkeypatch)
     folder = tiny_qwen2_moe(tmp_path / "model", num_layers=3, num_experts=8)
     expected = plain_eager(folder)(TOKENS).logits
-    model = serve(folder, budget="25%", host_budget=host_budget)
+    model = serve(folder, **{"budget": "25%", **options})
     interrupts = 0
     with model.moecast, torch.no_grad():
         for tier in model.moecast.engine.cache.tiers:
@@ -58,6 +59,7 @@ def test_interrupt__between_two_entries_of_the_books_is_forgotten(
                     interrupts += 1
                 undo()
                 assert torch.equal(model(TOKENS).logits, expected)
+        assert count_pins(model.moecast.engine) == 0
     assert interrupts > 0
 
 

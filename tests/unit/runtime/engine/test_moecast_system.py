@@ -3,73 +3,36 @@ two, idle links at work and while settings are compared; with nothing learned it
 
 import logging
 
-import numpy as np
 import pytest
 import torch
 
 import runtime
-from configs.compose import compose_typed
-from predictors.base import Forecast, Predictor, Signal
-from runtime.config import GenerateConfig, ModelConfig
+from runtime.config import ModelConfig
 from runtime.engine.forecast_payoff import ForecastPayoff
 from runtime.engine.forecasters import SystemPredictors
-from tests.builders.models import plain_eager, tiny_qwen2_moe
+from tests.builders.core_runs import RandomPredictor
+from tests.builders.models import plain_eager
 from tests.builders.served import settle
 
-LAYERS, EXPERTS = 4, 8
 TOKENS = torch.randint(0, 64, (1, 12), generator=torch.Generator().manual_seed(1))
 OPTIONS = {"do_sample": False, "pad_token_id": 0}
 
 
-class Guess(Predictor):
-    """Random chances for every later layer."""
-
-    kind = "guess"
-    signals = frozenset({Signal.GATE_INPUT})
-    stateless = False
-
-    def __init__(self, spec):
-        super().__init__(spec)
-        self.random = np.random.default_rng(0)
-
-    def scores(self, rows):
-        return (self.random.random((rows, self.spec.num_experts)) ** 2).astype(np.float32)
-
-    def gate_input(self, layer, hidden_TD):
-        later = range(layer + 1, self.spec.num_layers)
-        return [Forecast(target, self.scores(len(hidden_TD))) for target in later]
-
-
-class Values(Guess):
-    """Random values of what was routed."""
-
-    kind = "values"
-    signals = frozenset({Signal.GATE_INPUT, Signal.ROUTED})
-
-    def gate_input(self, layer, hidden_TD):
-        return ()
-
-    def routed(self, layer, experts_TK, logits_TE):
-        return [Forecast(layer, self.scores(1))]
-
-
-def shipped():
-    return compose_typed(GenerateConfig, ["system=moecast"])[0].system
-
-
 def serve(folder, **kwargs):
     model = ModelConfig(name="nowhere", id=str(folder), dtype="float32")
-    return runtime.load(model, system=shipped(), **kwargs)
+    return runtime.load(model, system="moecast", **kwargs)
 
 
 @pytest.mark.parametrize(("budget", "host_budget"), [("15%", None), ("40%", "60%")])
 def test_moecast__is_bitwise_eager_whatever_is_forecast(
-    tmp_path, monkeypatch, budget, host_budget
+    folder, monkeypatch, budget, host_budget
 ) -> None:
-    folder = tiny_qwen2_moe(tmp_path / "m", num_layers=LAYERS, num_experts=EXPERTS)
     monkeypatch.setattr(
         "runtime.engine.loading.load_system_predictors",
-        lambda _, spec, *__, **___: SystemPredictors(forecast=Guess(spec), reuse=Values(spec)),
+        lambda _, spec, *__, **___: SystemPredictors(
+            forecast=RandomPredictor(0, spec=spec),
+            reuse=RandomPredictor(1, spec=spec, num_rows=1),
+        ),
     )
     # With forecasts, without, with again.
     monkeypatch.setattr(
@@ -91,8 +54,7 @@ def test_moecast__is_bitwise_eager_whatever_is_forecast(
     assert stats["adaptive_prefetch"] is not None
 
 
-def test_moecast__without_entries_uses_the_routers_and_warns(tmp_path, caplog) -> None:
-    folder = tiny_qwen2_moe(tmp_path / "m", num_layers=LAYERS, num_experts=EXPERTS)
+def test_moecast__without_entries_uses_the_routers_and_warns(folder, caplog) -> None:
     expected = plain_eager(folder).generate(TOKENS, max_new_tokens=8, **OPTIONS)
     with caplog.at_level(logging.WARNING):
         model = serve(folder, budget="25%")

@@ -28,7 +28,6 @@ from runtime.engine.predictor_drift import (
 from runtime.policy.forecast_scheduler import ForecastScheduler
 from runtime.serving.observe.metrics import ServerMetrics
 from tests.builders.entries import write_popularity
-from tests.builders.models import tiny_qwen2_moe
 from tests.builders.predictors import small_spec
 from tests.builders.served import serve
 from tests.unit.runtime.policy.test_device_cache import make_cache
@@ -37,6 +36,7 @@ from tests.unit.runtime.serving.test_metrics import INFO
 TRAIN = "moecast train tiny"
 SCORE = "moecast zoo score tiny/mlp"
 NUM_EXPERTS = 4
+SPEC = small_spec(num_experts=NUM_EXPERTS)
 
 
 def card_of(*accuracies: float | None) -> CardAccuracy:
@@ -168,28 +168,34 @@ class RecordedSamples(DriftMonitor):
         self.samples = [*getattr(self, "samples", []), pairs]
 
 
+def driver_of(predictor: Predictor) -> tuple[PredictorDriver, RecordedSamples]:
+    card = card_of(0.9, 0.9, 0.9)
+    monitor = RecordedSamples(card, top_k=1, score_command=SCORE, train_command=TRAIN)
+    scheduler = ForecastScheduler(make_cache(), top_k=1)
+    return PredictorDriver(predictor, scheduler, drift=monitor), monitor
+
+
+def drive(driver: PredictorDriver, number: int = 0, *, is_decode: bool = True) -> None:
+    """A step in which layer n chooses expert `number + n`."""
+    driver.begin_step(np.zeros(1, np.int64), np.zeros(1, np.int64), is_decode=is_decode)
+    for layer in range(SPEC.num_layers):
+        routing = np.array([[(number + layer) % NUM_EXPERTS]])
+        driver.before_request(layer, routing, None, ())
+        driver.routed(layer, routing, None)
+        routing[:] = 0  # the engine's own memory
+    driver.end_step()
+
+
 @pytest.mark.parametrize("stateless", [True, False])
 def test_driver__compares_one_decode_step_in_eight(stateless: bool) -> None:
-    spec = small_spec(num_experts=NUM_EXPERTS)
-    monitor = RecordedSamples(
-        card_of(0.9, 0.9, 0.9), top_k=1, score_command=SCORE, train_command=TRAIN
-    )
-    driver = PredictorDriver(
-        Rotating(spec, stateless=stateless), ForecastScheduler(make_cache(), top_k=1), drift=monitor
-    )
-    routing = np.zeros((1, 1), np.int64)
+    driver, monitor = driver_of(Rotating(SPEC, stateless=stateless))
     expected = []
     kinds = [True] * 5 + [False] * 3 + [True] * (2 * SAMPLE_STEPS)
     for number, is_decode in enumerate(kinds, start=1):
-        driver.begin_step(np.zeros(1, np.int64), np.zeros(1, np.int64), is_decode=is_decode)
-        for layer in range(spec.num_layers):
-            routing[:] = (number + layer) % NUM_EXPERTS
-            driver.before_request(layer, routing, None, ())
-            driver.routed(layer, routing, None)
-        driver.end_step()
+        drive(driver, number, is_decode=is_decode)
         if number in (5 + 3 + 3, 5 + 3 + 3 + SAMPLE_STEPS):  # the 8th and the 16th decode step
             forecast = number % NUM_EXPERTS
-            layers = range(spec.num_layers)
+            layers = range(SPEC.num_layers)
             expected.append([(n, forecast, (number + n) % NUM_EXPERTS) for n in layers])
     driver.close()
     assert monitor.samples == expected
@@ -197,28 +203,15 @@ def test_driver__compares_one_decode_step_in_eight(stateless: bool) -> None:
 
 def test_driver__begins_again_where_the_predictor_missed_steps() -> None:
     """With prefetching off a predictor does not see the tokens: its next forecasts are worse."""
-    spec = small_spec(num_experts=NUM_EXPERTS)
-    monitor = RecordedSamples(
-        card_of(0.9, 0.9, 0.9), top_k=1, score_command=SCORE, train_command=TRAIN
-    )
-    predictor = Rotating(spec, stateless=False)
-    scheduler = ForecastScheduler(make_cache(), top_k=1)
-    driver = PredictorDriver(predictor, scheduler, drift=monitor)
-
-    def step() -> None:
-        driver.begin_step(np.zeros(1, np.int64), np.zeros(1, np.int64), is_decode=True)
-        for layer in range(spec.num_layers):
-            driver.before_request(layer, np.zeros((1, 1), np.int64), None, ())
-        driver.end_step()
-
+    driver, monitor = driver_of(Rotating(SPEC, stateless=False))
     for _ in range(SAMPLE_STEPS - 1):
-        step()
+        drive(driver)
     with driver.paused():
-        step()
+        drive(driver)
     for _ in range(SAMPLE_STEPS - 1):
-        step()
+        drive(driver)
     assert not hasattr(monitor, "samples")
-    step()
+    drive(driver)
     assert len(monitor.samples) == 1
 
 
@@ -227,11 +220,6 @@ def test_driver__begins_again_where_the_predictor_missed_steps() -> None:
 
 PROMPT = torch.arange(1, 8)[None]
 OPTIONS: dict[str, Any] = {"max_new_tokens": 60, "do_sample": False, "pad_token_id": 0}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_qwen2_moe(tmp_path_factory.mktemp("model"), num_layers=3)
 
 
 def serve_drift(folder: Path, entry: Path) -> tuple[dict[str, Any], ServerMetrics]:

@@ -2,7 +2,7 @@
 
 import logging
 import re
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,13 +14,11 @@ import torch
 from predictors.base import Forecast, Predictor, Signal
 from runtime.config import SystemConfig
 from runtime.engine import predictor_guard
-from runtime.engine.monitor import EngineMonitor
 from runtime.engine.predictor_guard import MAX_SLOW_CALLS, PredictorGuard
-from runtime.presets import load_system
+from runtime.generation.lockstep.group import LockstepGroup
 from tests.builders.entries import tiny_spec
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.served import serve
-from tests.builders.serving import running_server, speaking_model, tiny
 
 SPEC = tiny_spec(num_layers=2, num_experts=8, top_k=2)
 GOOD = np.full((1, SPEC.num_experts), 0.5, np.float32)
@@ -111,29 +109,21 @@ def test_guard__calls_over_the_deadline_turn_it_off(monkeypatch: pytest.MonkeyPa
         SimpleNamespace(perf_counter=lambda: clock[0] + waited[0], thread_time=lambda: clock[0]),
     )
 
-    def take(seconds: float) -> Any:
+    def take(seconds: float, *, waits: float = 0.0) -> Any:
         def slow(forecasts: list[Forecast]) -> list[Forecast]:
             clock[0] += seconds
+            waited[0] += waits
             return forecasts
 
         return slow
 
-    predictor = Misbehaving(SPEC, take(0.9))
+    predictor = Misbehaving(SPEC, None)
     guard = guard_of(predictor)
-    for _ in range(9):
-        assert guard.call("gate_input", 0, GOOD, num_tokens=1)
-    wait = predictor.fail
-
-    def kept_waiting(forecasts: list[Forecast]) -> list[Forecast]:
-        waited[0] += 9.0
-        return wait(forecasts)
-
-    predictor.fail = kept_waiting
-    for _ in range(9):
-        assert guard.call("gate_input", 0, GOOD, num_tokens=1)  # by a busy machine
-    predictor.fail = take(3.0)
-    for _ in range(9):
-        assert guard.call("gate_input", 0, GOOD, num_tokens=1500)  # a long prompt may take longer
+    # A busy machine may keep it waiting, and a long prompt may take longer.
+    for fail, num_tokens in ((take(0.9), 1), (take(0.9, waits=9.0), 1), (take(3.0), 1500)):
+        predictor.fail = fail
+        for _ in range(9):
+            assert guard.call("gate_input", 0, GOOD, num_tokens=num_tokens)
     for _ in range(MAX_SLOW_CALLS):
         assert guard.call("gate_input", 0, GOOD, num_tokens=1)
     assert not guard.call("gate_input", 0, GOOD, num_tokens=1)
@@ -141,9 +131,12 @@ def test_guard__calls_over_the_deadline_turn_it_off(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("role", ["predictor", "reuse_predictor"])
-@pytest.mark.parametrize("name", ["error", "memory", "nan", "no-list"])
+@pytest.mark.parametrize(
+    ("name", "num_together"),
+    [("error", 0), ("memory", 0), ("nan", 0), ("no-list", 0), ("memory", 3), ("no-list", 3)],
+)
 def test_load__a_failing_predictor_changes_no_token(
-    name: str, role: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, num_together: int, role: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tiny_qwen2_moe(tmp_path / "model", num_layers=3)
     tokens = torch.randint(0, 64, (1, 5), generator=torch.Generator().manual_seed(2))
@@ -160,42 +153,15 @@ def test_load__a_failing_predictor_changes_no_token(
     system = SystemConfig(prefetch=role == "predictor", eviction="reuse", per_layer=False)
     model = serve(folder, budget="50%", system=system)
     with model.moecast as handle:
+        with LockstepGroup(model) as group:
+            generate = partial(model.generate, tokens, **options)
+            members = [group.start(generate) for _ in range(num_together)]
+            while group.sequences:
+                group.step()
+        assert all(torch.equal(member.result, expected) for member in members)
         for _ in range(2):
             assert torch.equal(model.generate(tokens, **options), expected)
         failures = handle.stats()["predictor_failures"]
         assert list(failures) == [role]
         assert re.search(message, failures[role])
         assert handle.engine.driver.predictor is None
-
-
-def test_server__goes_on_when_its_predictor_fails_among_requests(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = speaking_model(tmp_path / "model")
-    monkeypatch.setattr(
-        "runtime.engine.forecasters.AvailablePredictors.load_forecaster",
-        lambda source, *_: (
-            Misbehaving(source.spec, raises(MemoryError("std::bad_alloc")), good=30),
-            "",
-        ),
-    )
-    body = {"model": "tiny", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
-    system = load_system("promoe")
-    with running_server(lambda: tiny(folder, system=system)) as server, server.http() as client:
-        server.steps.hold()
-        prompts = ["The heart", "It was a dark and stormy", "Return"]
-
-        def ask(prompt: str) -> str:
-            answer = client.post("/v1/completions", json={**body, "prompt": prompt})
-            assert answer.status_code == 200, answer.text
-            return answer.json()["choices"][0]["text"]
-
-        with ThreadPoolExecutor(3) as pool:
-            together = [pool.submit(ask, prompt) for prompt in prompts]
-            server.steps.release()
-            texts = [future.result() for future in together]
-        assert texts == [ask(prompt) for prompt in prompts]
-        assert client.get("/health").status_code == 200
-        assert server.service.loaded is not None
-        engine = server.service.loaded.model.moecast.engine
-        assert list(EngineMonitor(engine).snapshot().predictor_failures) == ["predictor"]

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from predictors.baselines import SkipPredictor
 from predictors.errors import MoecastError
 from runtime.engine.timeline import ChromeTraceWriter
 from tests.builders.models import tiny_qwen2_moe
@@ -16,19 +15,10 @@ from tests.builders.served import serve
 TOKENS = torch.randint(1, 64, (1, 6), generator=torch.Generator().manual_seed(5))
 
 
-def routers(model) -> SkipPredictor:
-    """The model's own routers as a predictor."""
-    matrices = torch.stack([layer.mlp.gate.weight for layer in model.model.layers])
-    return SkipPredictor(model.moecast.spec, matrices.detach().float().numpy(), None)
-
-
 def test_timeline__spans_counters_and_flows(tmp_path):
     folder = tiny_qwen2_moe(tmp_path / "model", num_layers=4, num_experts=16)
-    first = serve(folder)
-    predictor = routers(first)
-    first.close()
     path = tmp_path / "deep" / "trace.json"
-    model = serve(folder, budget="25%", predictor=predictor, trace_events=path)
+    model = serve(folder, budget="25%", predictor="skip", trace_events=path)
     with model.moecast:
         model.generate(TOKENS, max_new_tokens=12, do_sample=False, pad_token_id=0)
         assert not path.exists()

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import runtime
-from runtime.policy.placement import NO_DEVICE, place_experts
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
 from tests.builders.models import plain_eager
@@ -62,18 +61,3 @@ def test_uneven_layers__are_complete_when_every_expert_is_there(folder: Path) ->
         assert engine.cache.num_slots == sum(COUNTS)
         settle(engine)
         assert engine.cache.is_complete
-
-
-def test_placement__has_no_device_for_experts_that_do_not_exist() -> None:
-    for num_devices in (1, 2, 3):
-        placement = place_experts(COUNTS, num_devices)
-        owners = {(layer, e): placement.device((layer, e)) for layer in range(3) for e in range(8)}
-        assert [expert for expert, device in owners.items() if device == NO_DEVICE] == [
-            (2, e) for e in range(4, 8)
-        ]
-        for device in range(num_devices):
-            masks = [placement.mask(layer, device, 8).tolist() for layer in range(3)]
-            assert masks == [[owners[layer, e] == device for e in range(8)] for layer in range(3)]
-            owned = placement.num_owned(device, num_layers=3, num_experts=8)
-            assert owned == [sum(mask) for mask in masks]
-    assert place_experts([8, 8]).experts_per_layer == ()

@@ -21,26 +21,23 @@ def model():
     model.close()
 
 
-def answer(
-    model: PreTrainedModel, *, deliver=None, num_tokens: int = 12, stop=(), end_ids=(), **options
-) -> tuple[Answer, list[str], FinishReason]:
+def answer(model: PreTrainedModel, *, deliver=None) -> tuple[Answer, list[str], FinishReason]:
     pieces: list[str] = []
-    made = Answer(deliver or (lambda one: pieces.append(one.text)), stop=stop, end_ids=end_ids)
-    options = {"do_sample": False, **options}
-    made.generate(model, TOKENIZER, PROMPT, max_new_tokens=num_tokens, **options)
+    made = Answer(deliver or (lambda one: pieces.append(one.text)))
+    made.generate(model, TOKENIZER, PROMPT, max_new_tokens=12, do_sample=False)
     return made, pieces, made.end()
 
 
-def generated(model: PreTrainedModel, max_new_tokens: int) -> list[int]:
+def generate(model: PreTrainedModel) -> str:
     inputs = torch.tensor([PROMPT])
     options = {"attention_mask": torch.ones_like(inputs), "do_sample": False}
-    output = model.generate(inputs, max_new_tokens=max_new_tokens, **options)
-    return output[0, len(PROMPT) :].tolist()
+    output = model.generate(inputs, max_new_tokens=12, **options)
+    return TOKENIZER.decode(output[0, len(PROMPT) :])
 
 
 def test_answer__is_the_text_that_generate_gives_in_pieces(model: PreTrainedModel) -> None:
     made, pieces, reason = answer(model)
-    assert "".join(pieces) == TOKENIZER.decode(generated(model, 12))
+    assert "".join(pieces) == generate(model)
     assert len(pieces) > 3
     assert (made.num_tokens, reason) == (12, FinishReason.LENGTH)
     assert made.first_token_seconds is not None
@@ -48,31 +45,23 @@ def test_answer__is_the_text_that_generate_gives_in_pieces(model: PreTrainedMode
     assert made.tokens_per_second is not None
 
 
-class OwnLoop:
-    """Stands for a model that generates without reporting its tokens, as diffusion models do."""
-
-    device = torch.device("cpu")
-    config = SimpleNamespace(is_encoder_decoder=False)
-
-    def __init__(self, tokens: list[int]):
-        self._tokens = tokens
-
-    def generate(self, inputs: torch.Tensor, **_: object) -> torch.Tensor:
-        return torch.cat([inputs, torch.tensor([self._tokens])], dim=1)
-
-
 def test_answer__a_characters_bytes_are_held_back() -> None:
+    """The model here generates without reporting its tokens, as diffusion models do."""
     tokens = TOKENIZER("a🙂b")["input_ids"]
     assert len(tokens) > 3, "the character is several tokens"
-    made, pieces, _ = answer(OwnLoop(tokens))
+
+    def generate(inputs: torch.Tensor, **_: object) -> torch.Tensor:
+        return torch.cat([inputs, torch.tensor([tokens])], dim=1)
+
+    config = SimpleNamespace(is_encoder_decoder=False)
+    model = SimpleNamespace(device=torch.device("cpu"), config=config, generate=generate)
+    made, pieces, _ = answer(model)
     assert [piece for piece in pieces if piece] == ["a", "🙂", "b"]
     assert made.num_tokens == len(tokens)
 
 
 @pytest.mark.parametrize("after", [1, 4])
-def test_interrupt__keeps_what_was_said_and_the_model_answers_on(
-    model: PreTrainedModel, after: int
-) -> None:
+def test_interrupt__keeps_what_was_said_and_the_model_answers_on(model, after: int) -> None:
     pieces: list[str] = []
 
     def deliver(delta: TokenDelta) -> None:
@@ -82,6 +71,6 @@ def test_interrupt__keeps_what_was_said_and_the_model_answers_on(
 
     with pytest.raises(KeyboardInterrupt):
         answer(model, deliver=deliver)
-    whole = TOKENIZER.decode(generated(model, 12))
+    whole = generate(model)
     assert whole.startswith("".join(pieces))
     assert "".join(answer(model)[1]) == whole

@@ -4,11 +4,11 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from runtime.config import BUILTIN_MODELS
 from runtime.errors import ChatError
 from runtime.generation.chat_template import PLAIN_STOP, EndOfTurn, end_of_turn, plain_text, render
+from tests.builders.plain_answers import TOKENIZER
 
 TURNS = [
     {"role": "system", "content": "be brief"},
@@ -16,11 +16,6 @@ TURNS = [
     {"role": "assistant", "content": "yes"},
     {"role": "user", "content": "why"},
 ]
-
-
-@pytest.fixture(scope="module")
-def reference() -> PreTrainedTokenizerBase:
-    return AutoTokenizer.from_pretrained(BUILTIN_MODELS / "qwen2_moe_tiny")
 
 
 def words(*, template: str | None = None) -> PreTrainedTokenizerBase:
@@ -34,22 +29,20 @@ def words(*, template: str | None = None) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def test_render__uses_the_tokenizers_own_template(reference: PreTrainedTokenizerBase) -> None:
-    tokens = render(TURNS, reference)
+def test_render__uses_the_tokenizers_own_template() -> None:
+    tokens = render(TURNS, TOKENIZER)
     assert all(isinstance(token, int) for token in tokens)
-    assert reference.decode(tokens) == (
+    assert TOKENIZER.decode(tokens) == (
         "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nhello<|im_end|>\n"
         "<|im_start|>assistant\nyes<|im_end|>\n<|im_start|>user\nwhy<|im_end|>\n"
         "<|im_start|>assistant\n"
     )
 
 
-def test_end_of_turn__is_the_templates_though_the_model_names_another(
-    reference: PreTrainedTokenizerBase,
-) -> None:
-    assert reference.eos_token == "<|endoftext|>"
-    (token,) = end_of_turn(reference).token_ids
-    assert reference.convert_ids_to_tokens(token) == "<|im_end|>"
+def test_end_of_turn__is_the_templates_though_the_model_names_another() -> None:
+    assert TOKENIZER.eos_token == "<|endoftext|>"
+    (token,) = end_of_turn(TOKENIZER).token_ids
+    assert TOKENIZER.convert_ids_to_tokens(token) == "<|im_end|>"
 
 
 def test_plain_text__is_a_dialogue_that_ends_where_the_answer_begins() -> None:
@@ -81,6 +74,6 @@ def test_template_that_refuses__is_the_users_fault_and_says_why() -> None:
     assert end_of_turn(tokenizer) == EndOfTurn()
 
 
-def test_no_messages__are_refused(reference: PreTrainedTokenizerBase) -> None:
+def test_no_messages__are_refused() -> None:
     with pytest.raises(ChatError, match="no messages"):
-        render([], reference)
+        render([], TOKENIZER)

@@ -33,14 +33,6 @@ def whole(tokens: list[int]) -> str:
     return TOKENIZER.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
-@given(st.lists(st.integers(0, len(TOKENIZER) - 1), max_size=40))
-def test_pieces__concatenate_to_the_decoded_text(tokens: list[int]) -> None:
-    detokeniser = Detokenizer(TOKENIZER)
-    text = "".join([*map(detokeniser.push, tokens), detokeniser.end()])
-    assert text == whole(tokens)
-    assert detokeniser.num_characters == len(text)
-
-
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\ufffd"), max_size=20))
 def test_characters__come_with_their_last_byte(text: str) -> None:
     detokeniser = Detokenizer(TOKENIZER)
@@ -55,15 +47,24 @@ BYTES_OF_CHARACTERS = [list(character.encode()) for character in "aé€😀\uff
 LONE_BYTES = [[byte] for byte in (*"é€😀 ".encode(), 0xC3, 0xFF, 0xF0, 0x80, 0xE2, 0xED, 0xA0)]
 
 
-@given(st.lists(st.sampled_from(BYTES_OF_CHARACTERS + LONE_BYTES), max_size=40))
-@example([*BYTES_OF_CHARACTERS[3:], *BYTES_OF_CHARACTERS[4:], [0xFF]])
+def tokens_of(parts: list[list[int]]) -> list[list[int]]:
+    return [[BYTES[byte] for byte in part] for part in parts]
+
+
+ANY_TOKENS = st.sampled_from(tokens_of(BYTES_OF_CHARACTERS + LONE_BYTES)) | st.integers(
+    0, len(TOKENIZER) - 1
+).map(lambda token: [token])
+
+
+@given(st.lists(ANY_TOKENS, max_size=40))
+@example(tokens_of([*BYTES_OF_CHARACTERS[3:], *BYTES_OF_CHARACTERS[4:], [0xFF]]))
 def test_bytes_of_any_kind__concatenate_to_the_decoded_text(parts: list[list[int]]) -> None:
-    data = [byte for part in parts for byte in part]
-    tokens = [BYTES[byte] for byte in data]
+    """They stand among tokens of whole characters, too."""
+    tokens = [token for part in parts for token in part]
     detokeniser = Detokenizer(TOKENIZER)
-    pieces = [detokeniser.push(token) for token in tokens]
-    assert "".join([*pieces, detokeniser.end()]) == whole(tokens)
-    assert detokeniser.num_characters == len(whole(tokens))
+    text = "".join([*map(detokeniser.push, tokens), detokeniser.end()])
+    assert text == whole(tokens)
+    assert detokeniser.num_characters == len(text)
 
 
 class CountingTokenizer:
@@ -98,9 +99,7 @@ LLAMA, GEMMA = byte_fallback_tokenizer(), byte_fallback_tokenizer(strips=False)
 @pytest.mark.parametrize("tokenizer", [LLAMA, GEMMA], ids=["llama", "gemma"])
 @pytest.mark.parametrize("skips", [True, False])
 @given(data=st.data())
-def test_byte_fallback__pieces_concatenate_to_the_decoded_text(
-    tokenizer: PreTrainedTokenizerBase, skips: bool, data: st.DataObject
-) -> None:
+def test_byte_fallback__pieces_concatenate_to_the_decoded_text(tokenizer, skips, data) -> None:
     others = st.integers(256, len(tokenizer) + 1).map(lambda token: [token])
     parts = st.one_of(st.sampled_from(BYTES_OF_CHARACTERS), others, st.sampled_from(LONE_BYTES))
     tokens = [token for part in data.draw(st.lists(parts, max_size=40)) for token in part]
@@ -172,7 +171,7 @@ def test_stop_string__is_found_in_text_that_is_still_held() -> None:
     assert stops.is_hit
 
 
-def reference(text: str, stops: list[str], *, least: int = 0) -> str:
+def reference(text: str, stops: list[str], *, least: int) -> str:
     """Character by character: before the first stop string that is whole, the longest of those."""
     for end in range(least + 1, len(text) + 1):
         starts = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
@@ -189,31 +188,24 @@ LETTERS = st.text("ab", max_size=12)
     st.lists(LETTERS, max_size=4),
     st.lists(st.text("ab", min_size=1, max_size=4), max_size=4),
 )
-def test_stop_strings__count_from_a_piece_on(
-    early: list[str], late: list[str], stops: list[str]
-) -> None:
-    """Those that end in an early piece do not; one that begins there and ends later does."""
+def test_stop_strings__count_from_a_piece_on(early, late, stops) -> None:
+    """Those that end in an early piece do not; one that begins there and ends later does.
+
+    No more is held back than could become one.
+    """
     held = StopStringMatcher(stops)
+    text = "".join(early + late)
     shown = "".join(held.push(piece, may_end=False) for piece in early)
-    shown += "".join(held.push(piece) for piece in late) + held.end()
-    assert shown == reference("".join(early + late), stops, least=len("".join(early)))
-
-
-@given(st.text("ab", max_size=12), st.lists(st.text("ab", min_size=1, max_size=4), max_size=4))
-def test_stop_strings__hold_back_no_more_than_could_become_one(text: str, stops: list[str]) -> None:
-    held = StopStringMatcher(stops)
-    shown = "".join(held.push(character) for character in text)
-    if not held.is_hit:
-        rest = text[len(shown) :]
-        assert any(stop.startswith(rest) for stop in stops) or not rest
+    shown += "".join(held.push(piece) for piece in late)
+    rest = text[len(shown) :]
+    assert held.is_hit or not rest or any(stop.startswith(rest) for stop in stops)
+    assert shown + held.end() == reference(text, stops, least=len("".join(early)))
 
 
 @pytest.mark.parametrize(
     ("text", "written"), [("€", "bytes:\\xe2"), ("é", "bytes:\\xc3"), ("a", "a"), (" ", " ")]
 )
-def test_vocabulary__writes_a_byte_that_is_no_character_as_openai_does(
-    text: str, written: str
-) -> None:
+def test_vocabulary__writes_a_byte_that_is_no_character_as_openai_does(text, written) -> None:
     vocabulary = Vocabulary(TOKENIZER)
     first = text.encode()[0]
     assert vocabulary.text(BYTES[first]) == written

@@ -46,6 +46,12 @@ def serving(folder: Path, *, budget: str = "50%") -> Iterator[PreTrainedModel]:
         yield model
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PreTrainedModel]:
+    with serving(tiny_qwen2_moe(tmp_path_factory.mktemp("tiny"))) as model:
+        yield model
+
+
 class EagerPace(DraftPace):
     """Drafts as many tokens in each step."""
 
@@ -78,106 +84,79 @@ class Cycle(LogitsProcessor):
         return scores
 
 
+CYCLE = {"do_sample": False, "logits_processor": LogitsProcessorList([Cycle()])}
+
+
+def hear(tokens: list[int], most: int = 0) -> StoppingCriteriaList:
+    """Keeps the tokens in the list, and ends the text at so many of them."""
+
+    def on_token(token: int) -> bool:
+        tokens.append(token)
+        return len(tokens) == most
+
+    return StoppingCriteriaList([TokenListener(on_token)])
+
+
 def answer(
     model: PreTrainedModel, pace: DraftPace | None, *, num_tokens: int = 24, **options
 ) -> list[int]:
     inputs = torch.tensor([PROMPT])
-    drafting = {} if pace is None else drafting_options(model, PROMPT_LOOKUP, pace)
-    output = model.generate(
-        inputs,
-        attention_mask=torch.ones_like(inputs),
-        max_new_tokens=num_tokens,
-        pad_token_id=0,
-        **options,
-        **drafting,
-    )
+    if pace is not None:
+        options |= drafting_options(model, PROMPT_LOOKUP, pace)
+    options |= {"attention_mask": torch.ones_like(inputs), "pad_token_id": 0}
+    output = model.generate(inputs, max_new_tokens=num_tokens, **options)
     return output[0].tolist()[len(PROMPT) :]
 
 
-@pytest.mark.parametrize("budget", ["30%", "100%"])
-def test_drafts__tokens_are_those_of_greedy_decoding(tmp_path: Path, budget: str) -> None:
-    with serving(tiny_qwen2_moe(tmp_path / "tiny"), budget=budget) as model:
-        expected = answer(model, None, do_sample=False)
-        pace = EagerPace()
-        assert answer(model, pace, do_sample=False) == expected
-        assert pace.num_drafted > 0
-        assert answer(model, None, do_sample=False) == expected, "the model is as it was"
-
-
-@pytest.mark.parametrize("name", ["gpt_oss", "deepseek_v3"])
-def test_drafts__sliding_windows_and_latent_attention_take_tokens_back(
-    tmp_path: Path, name: str
-) -> None:
-    with serving(save_family(tmp_path / "tiny", FAMILIES[name]), budget="100%") as model:
+@pytest.mark.parametrize("name", ["qwen2_moe", "gpt_oss", "deepseek_v3"])
+def test_drafts__full_windowed_and_latent_attention_take_tokens_back(tmp_path, name) -> None:
+    with serving(save_family(tmp_path / "tiny", FAMILIES[name]), budget="60%") as model:
         expected = answer(model, None, do_sample=False)
         pace = EagerPace()
         wrong = {"custom_generate": decode_with(lambda _: draft_the_same, pace)}
         assert answer(model, None, do_sample=False, **wrong) == expected
         assert pace.num_drafted > pace.num_accepted, "nothing was taken back"
+        assert answer(model, None, do_sample=False) == expected, "the model is as it was"
 
 
 def draft_the_same(tokens_1T: torch.Tensor, count: int) -> torch.Tensor:
     return torch.cat([tokens_1T, torch.full((1, count), 3)], dim=1)
 
 
-def test_drafts__repeated_text_takes_fewer_steps(tmp_path: Path) -> None:
-    with serving(tiny_qwen2_moe(tmp_path / "tiny")) as model:
-        options = {"do_sample": False, "logits_processor": LogitsProcessorList([Cycle()])}
-        steps = count_calls(model)
-        expected = answer(model, None, **options)
-        assert len(steps) == 24
-        steps.clear()
-        tokens: list[int] = []
-
-        def on_token(token: int) -> bool:
-            tokens.append(token)
-            return False
-
-        listening = StoppingCriteriaList([TokenListener(on_token)])
-        assert answer(model, EagerPace(), stopping_criteria=listening, **options) == expected
-        assert tokens == expected, "each token once, in order"
-        assert len(steps) <= 6
+def test_drafts__repeated_text_takes_fewer_steps(model: PreTrainedModel) -> None:
+    steps = count_calls(model)
+    expected = answer(model, None, **CYCLE)
+    assert len(steps) == 24
+    steps.clear()
+    tokens: list[int] = []
+    assert answer(model, EagerPace(), stopping_criteria=hear(tokens), **CYCLE) == expected
+    assert tokens == expected, "each token once, in order"
+    assert len(steps) <= 6
 
 
-def test_drafts__a_listener_that_ends_hears_no_more(tmp_path: Path) -> None:
-    with serving(tiny_qwen2_moe(tmp_path / "tiny")) as model:
-        tokens: list[int] = []
-
-        def on_token(token: int) -> bool:
-            tokens.append(token)
-            return len(tokens) == 4
-
-        answer(
-            model,
-            EagerPace(),
-            do_sample=False,
-            logits_processor=LogitsProcessorList([Cycle()]),
-            stopping_criteria=StoppingCriteriaList([TokenListener(on_token)]),
-        )
-        assert tokens == [8, 9, 5, 6]
+def test_drafts__a_listener_that_ends_hears_no_more(model: PreTrainedModel) -> None:
+    tokens: list[int] = []
+    answer(model, EagerPace(), stopping_criteria=hear(tokens, 4), **CYCLE)
+    assert tokens == [8, 9, 5, 6]
 
 
-def test_drafts__keep_to_the_number_of_tokens_and_the_end_of_the_text(tmp_path: Path) -> None:
-    with serving(tiny_qwen2_moe(tmp_path / "tiny")) as model:
-        options = {"do_sample": False, "logits_processor": LogitsProcessorList([Cycle()])}
-        for num_tokens in range(1, 10):
-            got = answer(model, EagerPace(), num_tokens=num_tokens, **options)
-            assert len(got) == num_tokens
-        ended = answer(model, EagerPace(), eos_token_id=9, **options)
-        assert ended == [8, 9]
+def test_drafts__keep_to_the_number_of_tokens_and_the_end_of_the_text(model) -> None:
+    for num_tokens in range(1, 10):
+        assert len(answer(model, EagerPace(), num_tokens=num_tokens, **CYCLE)) == num_tokens
+    assert answer(model, EagerPace(), eos_token_id=9, **CYCLE) == [8, 9]
 
 
-def test_drafts__failed_generation_leaves_the_model_as_it_was(tmp_path: Path) -> None:
-    with serving(tiny_qwen2_moe(tmp_path / "tiny")) as model:
+def test_drafts__failed_generation_leaves_the_model_as_it_was(model: PreTrainedModel) -> None:
+    def fail(token: int) -> bool:
+        raise RuntimeError(f"no {token}")
 
-        def fail(token: int) -> bool:
-            raise RuntimeError(f"no {token}")
-
-        listening = StoppingCriteriaList([TokenListener(fail)])
-        with pytest.raises(RuntimeError, match="no "):
-            answer(model, EagerPace(), do_sample=False, stopping_criteria=listening)
-        assert "_get_candidate_generator" not in vars(model)
-        assert answer(model, None, do_sample=False) == answer(model, EagerPace(), do_sample=False)
+    listening = StoppingCriteriaList([TokenListener(fail)])
+    with pytest.raises(RuntimeError, match="no "):
+        answer(model, EagerPace(), do_sample=False, stopping_criteria=listening)
+    assert "_get_candidate_generator" not in vars(model)
+    pace = EagerPace()
+    assert answer(model, None, do_sample=False) == answer(model, pace, do_sample=False)
+    assert pace.num_drafted > 0
 
 
 @pytest.mark.parametrize(
@@ -187,13 +166,9 @@ def test_drafts__failed_generation_leaves_the_model_as_it_was(tmp_path: Path) ->
         ("qwen3_next", "has a state that no token can be taken back from"),
     ],
 )
-def test_drafts__are_refused_where_tokens_cannot_be_taken_back(
-    tmp_path: Path, name: str, reason: str
-) -> None:
-    with (
-        serving(save_family(tmp_path / "tiny", FAMILIES[name]), budget="100%") as model,
-        pytest.raises(PlanError, match=reason),
-    ):
+def test_drafts__are_refused_where_tokens_cannot_be_taken_back(tmp_path, name, reason) -> None:
+    folder = save_family(tmp_path / "tiny", FAMILIES[name])
+    with serving(folder, budget="100%") as model, pytest.raises(PlanError, match=reason):
         drafting_options(model, PROMPT_LOOKUP)
 
 
@@ -233,18 +208,10 @@ def served_folder(path: Path) -> Path:
 def dense_folder(path: Path, *, vocab_size: int = VOCAB_SIZE, strips: bool = True) -> Path:
     """A small Llama with spare tokens; `strips=False`: with another tokenizer."""
     torch.manual_seed(1)
-    config = LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        initializer_range=0.5,
-        bos_token_id=0,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    ids = {"vocab_size": vocab_size, "bos_token_id": 0, "eos_token_id": None, "pad_token_id": 0}
+    config = LlamaConfig(**sizes, **heads, **ids, initializer_range=0.5)
     LlamaForCausalLM(config).save_pretrained(path / "draft")
     tokenizer = byte_fallback_tokenizer()
     if not strips:

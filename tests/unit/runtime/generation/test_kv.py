@@ -26,12 +26,8 @@ LAYER_BYTES = ROWS * HEADS * 2 * WIDTH * MOST * 4
 
 def states(tokens, generator, *, dtype=torch.float32, value_width=WIDTH):
     """Keys and values as attention gives them: views of `(B, T, H, D)`."""
-
-    def one(width):
-        drawn = torch.randn(ROWS, tokens, HEADS, width, generator=generator)
-        return drawn.to(dtype).transpose(1, 2)
-
-    return one(WIDTH), one(value_width)
+    shapes = ((ROWS, tokens, HEADS, width) for width in (WIDTH, value_width))
+    return [torch.randn(shape, generator=generator).to(dtype).transpose(1, 2) for shape in shapes]
 
 
 def same(found, expected):
@@ -48,17 +44,15 @@ def same(found, expected):
     batches=st.integers(1, 3),
     room_for=st.integers(0, 9),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
-    place=st.sampled_from([Offload.DISK, "host"]),
+    value_width=st.sampled_from([WIDTH, 2]),
+    outside=st.sampled_from([lambda _: DiskOffload(), HostOffload]),
 )
 def test_stored__is_what_transformers_keeps_whatever_has_room(
-    parts, layers, batches, room_for, dtype, place
+    parts, layers, batches, room_for, dtype, value_width, outside
 ):
-    size = LAYER_BYTES * dtype.itemsize // 4
+    drawn = {"dtype": dtype, "value_width": value_width}
+    size = ROWS * HEADS * (WIDTH + value_width) * MOST * dtype.itemsize
     budget = (WORKING_COPIES + room_for) * size
-
-    def outside(num_tokens):
-        return DiskOffload() if place is Offload.DISK else HostOffload(num_tokens)
-
     room = KVCacheManager(budget, outside)
     keys = [(b, layer) for layer in range(layers) for b in range(batches)]
     ours = {key: OffloadedCacheLayer(room, max_cache_length=MOST) for key in keys}
@@ -66,7 +60,7 @@ def test_stored__is_what_transformers_keeps_whatever_has_room(
     generator = torch.Generator().manual_seed(0)
     for tokens in parts:
         for key in keys:
-            new = states(tokens, generator, dtype=dtype)
+            new = states(tokens, generator, **drawn)
             assert same(ours[key].update(*new), theirs[key].update(*new))
             assert ours[key].get_seq_length() == theirs[key].get_seq_length()
             assert ours[key].get_mask_sizes(1) == theirs[key].get_mask_sizes(1)
@@ -82,26 +76,12 @@ def test_stored__is_what_transformers_keeps_whatever_has_room(
             ours[key].close()
     rest = [key for key in keys if key[0]]
     for key in rest:
-        new = states(1, generator, dtype=dtype)
+        new = states(1, generator, **drawn)
         assert same(ours[key].update(*new), theirs[key].update(*new))
     assert room.admitted_bytes == min(room_for, len(rest)) * size
     for key in rest:
         ours[key].close()
     assert room.admitted_bytes == 0
-    room.close()
-
-
-def test_stored__values_may_be_of_another_width():
-    room = KVCacheManager(
-        WORKING_COPIES * ROWS * HEADS * (WIDTH + 2) * MOST * 4, lambda _: DiskOffload()
-    )
-    ours, theirs = OffloadedCacheLayer(room, max_cache_length=MOST), DynamicLayer()
-    generator = torch.Generator().manual_seed(0)
-    for tokens in (5, 1, 1):
-        new = states(tokens, generator, value_width=2)
-        assert same(ours.update(*new), theirs.update(*new))
-    assert room.num_read == 2
-    ours.close()
     room.close()
 
 

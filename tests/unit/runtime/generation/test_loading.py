@@ -2,16 +2,15 @@
 
 import inspect
 import json
-from pathlib import Path
 
 import pytest
 import torch
 
 import runtime
 from predictors.errors import MoecastError
-from runtime.config import ModelConfig, SystemConfig
-from runtime.generation.loading import choose_system, configure_model
-from runtime.presets import DEFAULT_SYSTEM, load_system
+from runtime.config import ModelConfig
+from runtime.generation.loading import configure_model
+from runtime.presets import DEFAULT_SYSTEM
 from tests.builders.models import tiny_qwen2_moe
 
 
@@ -48,12 +47,6 @@ def test_load__wrong_values_name_the_allowed_ones(arguments, message) -> None:
         runtime.load(**arguments)
 
 
-def test_choose_system__takes_names_and_configurations() -> None:
-    assert choose_system("promoe") == load_system("promoe")
-    own = SystemConfig(name="own")
-    assert choose_system(own) is own
-
-
 def test_load__describes_all_of_its_arguments() -> None:
     text = inspect.getdoc(runtime.load)
     sections = [f"{name}:" for name in ("Args", "Returns", "Raises", "Example")]
@@ -63,10 +56,12 @@ def test_load__describes_all_of_its_arguments() -> None:
 
 
 @pytest.mark.parametrize("budget", [0.5, "50%", "0.5", ".5"])
-def test_load__takes_shares_of_all_experts(tmp_path, budget) -> None:
-    folder = tiny_qwen2_moe(tmp_path / "model")
-    with runtime.load(folder, budget=budget, system="on-demand").moecast as handle:
+def test_load__takes_shares_of_all_experts_and_paths_as_text(tmp_path, budget) -> None:
+    folder, events = str(tiny_qwen2_moe(tmp_path / "model")), str(tmp_path / "events.json")
+    model = runtime.load(folder, budget=budget, system="on-demand", trace_events=events)
+    with model.moecast as handle:
         assert handle.stats()["arena_slots"] == 8
+    assert (tmp_path / "events.json").is_file()
 
 
 def test_load__is_in_the_checkpoints_own_dtype(tmp_path) -> None:
@@ -89,11 +84,3 @@ def test_load__default_is_moecast_with_its_trained_predictors() -> None:
     with runtime.load(budget=0.25).moecast as handle:
         assert handle.engine.driver.predictor_kind == "residual"
         assert handle.engine.driver.reuse_predictor_kind == "reuse"
-
-
-def test_load__takes_paths_as_text(tmp_path: Path) -> None:
-    folder = tiny_qwen2_moe(tmp_path / "model")
-    events = tmp_path / "events.json"
-    with runtime.load(str(folder), system="on-demand", trace_events=str(events)).moecast:
-        pass
-    assert events.is_file()

@@ -31,17 +31,15 @@ UNLIKE = [5, 3]
 def generate(model: PreTrainedModel, tokens: list[int], number: int, **options: Any) -> Any:
     """Greedily so many tokens, with their logits."""
     inputs = torch.tensor([tokens])
-    return model.generate(
-        inputs,
-        attention_mask=torch.ones_like(inputs),
-        do_sample=False,
-        max_new_tokens=number,
-        min_new_tokens=number,
-        pad_token_id=0,
-        output_logits=True,
-        return_dict_in_generate=True,
-        **options,
-    )
+    options |= {"attention_mask": torch.ones_like(inputs), "do_sample": False, "pad_token_id": 0}
+    options |= {"output_logits": True, "return_dict_in_generate": True}
+    return model.generate(inputs, max_new_tokens=number, min_new_tokens=number, **options)
+
+
+def run(text: RunningText, model: PreTrainedModel, tokens: list[int], *given, **options) -> Any:
+    """The same with a kept text."""
+    options |= {"past_key_values": text.cache, "stopping_criteria": StoppingCriteriaList([text])}
+    return generate(model, tokens, *given, **options)
 
 
 def go_on(
@@ -49,15 +47,7 @@ def go_on(
 ) -> tuple[Any, int]:
     """The same with what is kept, and how many tokens were."""
     text = kept.begin(tokens)
-    assert text is not None
-    found = generate(
-        model,
-        tokens,
-        number,
-        past_key_values=text.cache,
-        stopping_criteria=StoppingCriteriaList([text]),
-        **options,
-    )
+    found = run(text, model, tokens, number, **options)
     kept.end(text)
     return found, text.num_reused
 
@@ -117,11 +107,7 @@ def test_text__is_cut_where_a_prompt_leaves_it() -> None:
     found, num_reused = go_on(kept, model, tokens)
     assert num_reused == 20
     require_same(found, generate(model, tokens, 4, past_key_values=past))
-    # The same prompt again: the logits of its last token are needed.
-    _, num_reused = go_on(kept, model, PROMPT)
-    assert num_reused == len(PROMPT) - 1
-    _, num_reused = go_on(kept, model, PROMPT[: MIN_TOKENS - 1] + QUESTION)
-    assert num_reused == 0
+    assert go_on(kept, model, PROMPT[: MIN_TOKENS - 1] + QUESTION)[1] == 0
 
 
 def test_window__is_cut_until_it_has_dropped_a_token() -> None:
@@ -131,9 +117,7 @@ def test_window__is_cut_until_it_has_dropped_a_token() -> None:
     go_on(kept, model, PROMPT, 12)
     assert go_on(kept, model, PROMPT[:30] + QUESTION)[1] == 30
     go_on(kept, model, PROMPT, 40)  # fills the window
-    found, num_reused = go_on(kept, model, PROMPT[:30] + UNLIKE)
-    assert num_reused == 30
-    del found
+    assert go_on(kept, model, PROMPT[:30] + UNLIKE)[1] == 30
     kept.forget()
     go_on(kept, model, PROMPT, 40)
     assert go_on(kept, model, PROMPT[:30] + UNLIKE)[1] == 0
@@ -148,7 +132,6 @@ def test_texts__that_go_on_at_the_same_time_share_nothing_that_changes() -> None
     texts = [kept.begin(one) for one in tokens]
     found: list[list[int]] = []
     for one, text in zip(tokens, texts, strict=True):
-        assert text is not None
         assert text.num_reused == len(PROMPT) + 11
         found.append(answer(generate(model, one, 4, past_key_values=text.cache)))
     assert found == expected
@@ -161,7 +144,6 @@ def test_text__that_an_error_cuts_short_in_a_layer_keeps_what_came_before(family
     model = tiny_model(FAMILIES[family])
     kept = PrefixCache(model)
     text = kept.begin(PROMPT)
-    assert text is not None
     num_steps = 0
 
     def fail(*_: Any) -> None:
@@ -173,13 +155,7 @@ def test_text__that_an_error_cuts_short_in_a_layer_keeps_what_came_before(family
     last = model.get_decoder().layers[-1]
     hook = last.register_forward_pre_hook(fail)
     with pytest.raises(KeyboardInterrupt):
-        generate(
-            model,
-            PROMPT,
-            12,
-            past_key_values=text.cache,
-            stopping_criteria=StoppingCriteriaList([text]),
-        )
+        run(text, model, PROMPT, 12)
     hook.remove()
     kept.end(text, is_intact=False)
     tokens = answer(generate(model, PROMPT, 4)) + QUESTION
@@ -200,14 +176,8 @@ def test_drafts__go_on_with_a_kept_text() -> None:
 
 
 def test_rope__by_length_bounds_what_goes_on() -> None:
-    config = Qwen2MoeConfig(
-        rope_parameters={
-            "rope_type": "dynamic",
-            "rope_theta": 10_000.0,
-            "factor": 2.0,
-            "original_max_position_embeddings": 32,
-        }
-    )
+    rope = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
+    config = Qwen2MoeConfig(rope_parameters={**rope, "original_max_position_embeddings": 32})
     model: Any = SimpleNamespace(config=config)
     assert find_longest_prompt(model) == 32
     kept = PrefixCache(model)
@@ -256,9 +226,7 @@ TEXTS = st.lists(WORDS, min_size=1, max_size=6).map(lambda words: [t for w in wo
 @given(
     st.lists(st.tuples(TEXTS, st.integers(1, 5), st.booleans()), max_size=12), st.integers(0, 300)
 )
-def test_books__longest_common_prefix_within_the_limit(
-    turns: list[tuple[list[int], int, bool]], limit_tokens: int
-) -> None:
+def test_books__longest_common_prefix_within_the_limit(turns, limit_tokens) -> None:
     config = Qwen2MoeConfig(num_hidden_layers=2)
     kept = PrefixCache(SimpleNamespace(config=config, device=torch.device("cpu")))  # type: ignore[arg-type]
     kept.limit(limit_tokens * TOKEN_BYTES)
@@ -266,7 +234,6 @@ def test_books__longest_common_prefix_within_the_limit(
     """Texts that the limit leaves, the last used one last: a plain model of the books."""
     for prompt, num_new, is_cancelled in turns:
         text = kept.begin(prompt)
-        assert text is not None
         shared = [common(one, prompt[:-1]) for one in ended]
         longest = max(shared, default=0)
         assert text.num_reused == (longest if longest >= MIN_TOKENS else 0)
@@ -304,7 +271,6 @@ def test_limit__takes_states_of_running_texts_too() -> None:
     kept = PrefixCache(model)
     first, _ = go_on(kept, model, PROMPT, 12)
     text = kept.begin(answer(first) + QUESTION)
-    assert text is not None
     before = kept.num_bytes
     assert 0 < text.num_bytes < before
     kept.limit(before - 1)

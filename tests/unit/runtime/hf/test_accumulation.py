@@ -17,9 +17,9 @@ from runtime.hf.experts import (
 )
 
 
-def experts_that_add(sum_dtype, *, scale=None, needs=None):
-    """An experts module whose loop adds in `sum_dtype(hidden, weights)`; `scale`: and multiplies
-    each expert's output by something that ours knows nothing of."""
+def experts_that_add(sum_dtype, change=lambda _module, output: output):
+    """An experts module whose loop adds in `sum_dtype(hidden, weights)`; `change`: what each
+    expert's output becomes, of which ours knows nothing."""
 
     @use_experts_implementation
     class Experts(nn.Module):
@@ -35,11 +35,7 @@ def experts_that_add(sum_dtype, *, scale=None, needs=None):
                 token, slot = torch.where(index == e)
                 x = self._apply_gate(F.linear(hidden[token], self.gate_up_proj[e]))
                 x = F.linear(x, self.down_proj[e]) * weights[token, slot, None]
-                if scale is not None:
-                    x = x * scale
-                if needs is not None:
-                    x = x * getattr(self, needs)
-                out.index_add_(0, token, x.to(out.dtype))
+                out.index_add_(0, token, change(self, x).to(out.dtype))
             return out.to(hidden.dtype)
 
     return Experts(Qwen2MoeConfig())
@@ -57,9 +53,11 @@ def test_find_accumulation__finds_the_precision_of_the_sum(how, dtype):
     assert find_accumulation(experts_that_add(dtype)) is how
 
 
-@pytest.mark.parametrize("other", [{"scale": 1.5}, {"needs": "what_no_twin_has"}])
-def test_find_accumulation__is_none_for_unusual_loops(other):
-    assert find_accumulation(experts_that_add(lambda hidden, _: hidden.dtype, **other)) is None
+@pytest.mark.parametrize(
+    "change", [lambda _, x: x * 1.5, lambda module, x: x * module.what_no_twin_has]
+)
+def test_find_accumulation__is_none_for_unusual_loops(change):
+    assert find_accumulation(experts_that_add(lambda hidden, _: hidden.dtype, change)) is None
 
 
 def test_find_accumulation__leaves_the_module_as_it_was():

@@ -52,9 +52,8 @@ def settings_of_rows(monkeypatch, two_threads):
 
 
 def serve(folder, kernels=DecodeKernels.OWN, dtype="bfloat16"):
-    config = ModelConfig(
-        name="tiny", id=str(folder), dtype=dtype, decode_kernels=kernels, decode_threads=1
-    )
+    steps = {"decode_kernels": kernels, "decode_threads": 1}
+    config = ModelConfig(name="tiny", id=str(folder), dtype=dtype, **steps)
     return runtime.load(config, budget="50%", system="on-demand")
 
 
@@ -88,9 +87,9 @@ def test_choose_kernels__is_measured_only_where_it_is_not_known(
     ("processors", "ratio", "expected"), [(4, 1.9, 3), (4, 1.1, 1), (2, 1.9, 1), (1, 1.9, 1)]
 )
 def test_choose_threads__needs_a_clear_gain_and_leaves_one_processor(
-    tmp_path, monkeypatch, processors, ratio, expected
+    folder, monkeypatch, processors, ratio, expected
 ):
-    model = load_plain(tiny_qwen2_moe(tmp_path / "model"), dtype=torch.float32)
+    model = load_plain(folder, dtype=torch.float32)
     monkeypatch.setattr(decode_step, "measure_thread_speedup", lambda *_: ratio)
     monkeypatch.setattr(torch, "get_num_threads", lambda: processors)
     assert choose_decode_threads(model, 1 << 20) == expected
@@ -103,8 +102,8 @@ def test_measurements__leave_the_settings_as_they_were(two_threads):
     assert read_settings() == before
 
 
-def test_threads__of_quantised_products_are_as_many_as_usual(tmp_path, two_threads):
-    model, seen = load_plain(tiny_qwen2_moe(tmp_path / "model"), dtype=torch.float32), []
+def test_threads__of_quantised_products_are_as_many_as_usual(folder, two_threads):
+    model, seen = load_plain(folder, dtype=torch.float32), []
     apply_decode_threads(model, None, expert_bytes=1)
     model.lm_head.register_forward_hook(lambda *_: seen.append(read_settings()[1:]))
     with torch.no_grad():
@@ -119,8 +118,8 @@ def load_reference(folder):
 
 
 @pytest.mark.parametrize("load", [serve, load_reference])
-def test_generate__single_tokens_have_settings_of_their_own(tmp_path, settings_of_rows, load):
-    model = load(tiny_qwen2_moe(tmp_path / "model"))
+def test_generate__single_tokens_have_settings_of_their_own(folder, settings_of_rows, load):
+    model = load(folder)
     usual = read_settings()
     settings_of_rows.clear()
     with torch.no_grad():
@@ -138,16 +137,16 @@ def test_generate__single_tokens_have_settings_of_their_own(tmp_path, settings_o
 @pytest.mark.parametrize(
     ("kernels", "dtype"), [(DecodeKernels.LIBRARY, "bfloat16"), (DecodeKernels.OWN, "float32")]
 )
-def test_generate__otherwise_every_step_has_onednn(tmp_path, settings_of_rows, kernels, dtype):
-    model = serve(tiny_qwen2_moe(tmp_path / "model"), kernels, dtype)
+def test_generate__otherwise_every_step_has_onednn(folder, settings_of_rows, kernels, dtype):
+    model = serve(folder, kernels, dtype)
     with model.moecast:
         settings_of_rows.clear()
         model.generate(PROMPT, **NEW_TOKENS)
     assert all(is_on for _, is_on, *_ in settings_of_rows)
 
 
-def test_generate__a_number_that_is_set_later_counts_for_the_other_steps(tmp_path, two_threads):
-    model = serve(tiny_qwen2_moe(tmp_path / "model"))
+def test_generate__a_number_that_is_set_later_counts_for_the_other_steps(folder, two_threads):
+    model = serve(folder)
     with model.moecast:
         model.generate(PROMPT, **NEW_TOKENS)
         torch.set_num_threads(1)
@@ -155,8 +154,7 @@ def test_generate__a_number_that_is_set_later_counts_for_the_other_steps(tmp_pat
         assert torch.get_num_threads() == 1
 
 
-def test_lockstep__a_prompt_and_a_step_of_one_token_keep_their_own(tmp_path, settings_of_rows):
-    folder = tiny_qwen2_moe(tmp_path / "model")
+def test_lockstep__a_prompt_and_a_step_of_one_token_keep_their_own(folder, settings_of_rows):
     plain = load_reference(folder)
     prompts = [PROMPT, PROMPT + 1, PROMPT[:, :1] + 2]
 
@@ -202,22 +200,17 @@ def make_inputs(num_queries, num_tokens=9):
     return [torch.randn(shape, dtype=torch.bfloat16) for shape in shapes]
 
 
-def exact(module, inputs, mask):
-    return sdpa_attention_forward(module, *(x.double() for x in inputs), mask)[0]
-
-
 @pytest.mark.parametrize("has_mask", [False, True])
 def test_attend__one_token_is_rounded_once(has_mask):
     module = Attention()
     setattr(module, MARK, True)
     inputs = make_inputs(1)
-    mask = torch.zeros(1, 1, 1, 9, dtype=torch.bfloat16) if has_mask else None
-    if mask is not None:
-        mask[..., :4] = float("-inf")
-    found, weights = attend(module, *inputs, mask)
+    mask = torch.zeros(1, 1, 1, 9, dtype=torch.float64)
+    mask[..., :4] = float("-inf") if has_mask else 0
+    found, weights = attend(module, *inputs, mask.bfloat16() if has_mask else None)
     assert weights is None
     assert found.dtype is torch.bfloat16
-    expected = exact(module, inputs, None if mask is None else mask.double())
+    expected, _ = sdpa_attention_forward(module, *(x.double() for x in inputs), mask)
     assert torch.equal(found, expected.bfloat16())
 
 

@@ -20,12 +20,10 @@ from tests.builders.models import tiny_qwen2_moe
 
 pytestmark = pytest.mark.skipif(find_products() is None, reason="NO GGML LIBRARY")
 
-SHAPES = [(16, 32), (80, 64), (976, 256)]
 
-
-def make_linear(shape, *, bias=True, dtype=torch.bfloat16):
+def make_linear(shape, *, dtype=torch.bfloat16):
     torch.manual_seed(shape[0])
-    return nn.Linear(shape[1], shape[0], bias=bias, dtype=dtype)
+    return nn.Linear(shape[1], shape[0], dtype=dtype)
 
 
 def family(name):
@@ -34,7 +32,7 @@ def family(name):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(("kind", "error"), [("Q8_0", 0.015), ("Q4_0", 0.1)])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [(16, 32), (80, 64), (976, 256)])
 def test_linear__is_the_product_with_rounded_weights(shape, kind, error, dtype):
     linear = make_linear(shape, dtype=dtype)
     quantised = QuantisedLinear(linear, kind)
@@ -91,7 +89,7 @@ def test_model__families_that_look_at_weights_or_stride_inputs_compute(name):
     assert (found - expected).norm() < 0.5 * expected.norm()
 
 
-def test_model__embeddings_tied_to_the_output_layer_stay(tmp_path):
+def test_model__embeddings_tied_to_the_output_layer_stay():
     model = family("mixtral")
     model.lm_head.weight = model.model.embed_tokens.weight
     apply_dense_format(model, find_moe_layers(model), DenseFormat.INT8)
@@ -108,8 +106,7 @@ def test_verify__served_bits_are_those_of_the_same_kernels(tmp_path):
     assert "same kernels" in report.compared
 
 
-def test_load__changes_outputs_only_if_asked(tmp_path):
-    folder = tiny_qwen2_moe(tmp_path / "model", dtype=torch.bfloat16)
+def test_load__changes_outputs_only_if_asked(folder):
     logits = []
     for wanted in (DenseFormat.OWN, DenseFormat.OWN, DenseFormat.INT4):
         config = ModelConfig(name="tiny", id=str(folder), dense_format=wanted)
@@ -120,8 +117,7 @@ def test_load__changes_outputs_only_if_asked(tmp_path):
     assert not torch.equal(logits[0], logits[2])
 
 
-def test_load__is_refused_without_the_library(tmp_path, monkeypatch):
-    folder = tiny_qwen2_moe(tmp_path / "model", dtype=torch.bfloat16)
+def test_load__is_refused_without_the_library(folder, monkeypatch):
     monkeypatch.setattr(library, "_open", lambda: (None, "libggml is away"))
     with pytest.raises(MoecastError, match=r"model\.dense_format=int4: libggml is away"):
         load_stripped(folder, "auto", dense_format=DenseFormat.INT4)

@@ -60,7 +60,11 @@ def test_stream__a_group_reads_each_layer_once_a_step_and_the_next_one_ahead(fol
     model = serve(folder, budget="50%")
     ahead = []
     with model.moecast:
-        expected = model.generate(TOKENS, max_new_tokens=3, do_sample=False, pad_token_id=0)
+
+        def run():
+            return model.generate(TOKENS, max_new_tokens=3, do_sample=False, pad_token_id=0)
+
+        expected = run()
         streamed = stream(model, with_gates=with_gates)
         start = streamed._start_read
 
@@ -69,10 +73,6 @@ def test_stream__a_group_reads_each_layer_once_a_step_and_the_next_one_ahead(fol
             start(part, must=must)
 
         streamed._start_read = start_read
-
-        def run():
-            return model.generate(TOKENS, max_new_tokens=3, do_sample=False, pad_token_id=0)
-
         with LockstepGroup(model) as group:
             running = [group.start(run) for _ in range(4)]
             steps = 0

@@ -1,6 +1,8 @@
 """Forced routing: the log's experts are read and computed, exactly as plain Transformers would."""
 
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,16 +33,10 @@ def random_log(*, layers: int, experts: int = 60, top_k: int = 4, tokens: int = 
     return rng.random((tokens, layers, experts)).argsort(axis=2)[..., :top_k]
 
 
-def load(
-    model: ModelConfig | None = None, *, system="on-demand", budget="20%", forced_routing=False
-) -> PreTrainedModel:
-    options = LoadOptions(
-        model=model or load_model_preset("qwen2-moe-tiny"),
-        system=load_system(system),
-        budget=Budget.parse(budget),
-        forced_routing=forced_routing,
-    )
-    return load_model(options)
+def load(**options: Any) -> PreTrainedModel:
+    model, system = load_model_preset("qwen2-moe-tiny"), load_system("on-demand")
+    usual = {"model": model, "system": system, "budget": Budget.parse("20%")}
+    return load_model(LoadOptions(**{**usual, **options}))
 
 
 def test_forced_routing__requests_the_log_and_equals_plain_transformers(plain) -> None:
@@ -70,7 +66,7 @@ def test_forced_routing__requests_the_log_and_equals_plain_transformers(plain) -
 
 
 def test_forced_routing__leaves_predictors_out_that_look_at_states(caplog) -> None:
-    with load(system="moecast", forced_routing=True).moecast as handle:
+    with load(system=load_system("moecast"), forced_routing=True).moecast as handle:
         driver = handle.engine.driver
         assert driver.predictor_kind == "correlation"
         assert driver.reuse_predictor_kind is None
@@ -91,18 +87,17 @@ def test_forced_routing__refuses_a_log_of_another_shape(plain, log, words) -> No
 
 def test_forced_routing__refuses_another_top_k(plain) -> None:
     forced = ForcedRouting(find_moe_layers(plain), random_log(layers=12, top_k=3))
-    try:
-        with pytest.raises(RoutingLogError, match="3 experts per token, the model 4"):
-            plain(torch.tensor([[1]]))
-    finally:
-        forced.close()
+    refused = pytest.raises(RoutingLogError, match="3 experts per token, the model 4")
+    with closing(forced), refused:
+        plain(torch.tensor([[1]]))
 
 
 def test_forced_routing__fills_the_cache_with_the_experts_of_a_published_log(tmp_path) -> None:
     folder = tiny_qwen2_moe(
         tmp_path / "model", num_experts=128, top_k=6, hidden_size=8, expert_width=4
     )
-    served = load(ModelConfig(name="tiny", id=str(folder)), budget="100%")
+    model = ModelConfig(name="tiny", id=str(folder))
+    served = load(model=model, budget=Budget.parse("100%"))
     plain = plain_eager(folder)
     tokens = torch.arange(1, 6)[None]
     with (

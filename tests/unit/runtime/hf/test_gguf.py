@@ -1,6 +1,5 @@
 """Models from files that llama.cpp's own tools wrote (`tests/builders/gguf_files`)."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from operator import mul
 from pathlib import Path
@@ -13,8 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from configs.compose import compose_typed
 from runtime import load
-from runtime.commands.pack import run
-from runtime.config import ModelConfig, PackConfig, Quantise
+from runtime.config import PackConfig, Quantise
 from runtime.errors import CheckpointError, StoreError
 from runtime.hf.dense_format import QuantisedLinear
 from runtime.hf.gguf_config import read_gguf_config
@@ -27,12 +25,11 @@ from runtime.store.files import FileReader
 from runtime.store.ggml import library
 from runtime.store.gguf.header import read_header
 from runtime.store.model_check import list_weight_files
-from runtime.store.packed.layout import build_packed_layout
-from runtime.store.packed.manifest import describe_contents
 from runtime.store.packed.store import open_store
-from runtime.store.packed.writer import pack
 from tests.builders.gguf_files import FILES, RECORDED, gguf_file, recorded
 from tests.builders.gguf_files.parts import split_gguf
+from tests.builders.packed import pack_model
+from tests.builders.served import serve_logits
 
 LOADABLE = [name for name in FILES if not name.startswith("qwen2moe")]
 """Transformers 5.23 cannot load what llama.cpp's converter writes of Qwen2-MoE: it adds a dimension
@@ -41,13 +38,8 @@ to the shared expert's gate, which is there already."""
 
 def load_with_transformers(file: Path, dtype: torch.dtype) -> PreTrainedModel:
     """Transformers' own loading, with the experts' width, which its configuration leaves out."""
-    return AutoModelForCausalLM.from_pretrained(
-        file.parent,
-        gguf_file=file.name,
-        config=read_gguf_config(file),
-        dtype=dtype,
-        experts_implementation="eager",
-    ).eval()
+    options = {"config": read_gguf_config(file), "dtype": dtype, "experts_implementation": "eager"}
+    return AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, **options).eval()
 
 
 @pytest.mark.parametrize("name", ["qwen3moe-Q4_0", "qwen35moe-Q4_0"])
@@ -61,11 +53,8 @@ def test_config__has_the_scaling_of_rotary_embeddings(
     longer = replace(header, metadata={**header.metadata, **metadata})
     monkeypatch.setattr("runtime.hf.gguf_config.read_header", lambda _: longer)
     config = read_gguf_config(gguf_file(name))
-    assert config.rope_parameters == own | {
-        "rope_type": "yarn",
-        "factor": 4.0,
-        "original_max_position_embeddings": 256,
-    }
+    expected = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+    assert config.rope_parameters == own | expected
     assert context_length(config) == 4 * 256
 
 
@@ -80,11 +69,8 @@ def test_config__has_the_scaling_of_rotary_embeddings(
 def test_load_stripped__dense_weights_are_transformers_own(name: str, dtype: str) -> None:
     model = load_stripped(gguf_file(name), dtype).model
     # Rows that are multiplied as the file has them stand for the weights that they are decoded to.
-    rows = {
-        f"{path}.weight": part.weight
-        for path, part in model.named_modules()
-        if isinstance(part, QuantisedLinear)
-    }
+    parts = model.named_modules()
+    rows = {f"{path}.weight": it.weight for path, it in parts if isinstance(it, QuantisedLinear)}
     own = model.state_dict() | rows
     assert bool(rows) == (dtype == "bfloat16" and "F16" not in name)
     plain = load_with_transformers(gguf_file(name), getattr(torch, dtype)).state_dict()
@@ -117,20 +103,9 @@ def test_load_stripped__reads_no_byte_of_an_expert(monkeypatch: pytest.MonkeyPat
     assert not read
 
 
-@pytest.fixture(params=FILES)
-def served(request: pytest.FixtureRequest) -> Iterator[tuple[str, PreTrainedModel]]:
-    model = load(gguf_file(request.param), dtype="float32", budget="100%", system="on-demand")
-    yield request.param, model
-    model.close()
-
-
 def last_logits(model: PreTrainedModel, tokens: list[int], count: int = 1) -> Tensor:
     with torch.no_grad():
         return model(torch.tensor([tokens])).logits[0, -count:].float()
-
-
-def relative_error(value: Tensor, expected: Tensor) -> float:
-    return ((value - expected).norm() / expected.norm()).item()
 
 
 LLAMA_TOLERANCE = 0.035
@@ -141,15 +116,18 @@ NEAR_TIES = {"qwen35moe-Q4_0": 0.1}
 """Tolerances of files in which that decides a near tie of two experts for one of the tokens."""
 
 
-def test_load__computes_what_llama_cpp_does(served: tuple[str, PreTrainedModel]) -> None:
-    name, model = served
+@pytest.mark.parametrize("name", FILES)
+def test_load__computes_what_llama_cpp_does(name: str) -> None:
     known = recorded(name)
     expected = torch.tensor(known["logits"])
     tolerance = NEAR_TIES.get(name, LLAMA_TOLERANCE)
-    assert relative_error(last_logits(model, known["prompt"])[0], expected) < tolerance
-    # At each of its steps, llama.cpp's token is the best here too, or one that rounding may prefer.
     prompt, new = known["prompt"], known["new"]
-    logits = last_logits(model, [*prompt, *new[:-1]], len(new))
+    model = load(gguf_file(name), dtype="float32", budget="100%", system="on-demand")
+    with model.moecast:
+        found = last_logits(model, prompt)[0]
+        logits = last_logits(model, [*prompt, *new[:-1]], len(new))
+    assert (found - expected).norm() / expected.norm() < tolerance
+    # At each of its steps, llama.cpp's token is the best here too, or one that rounding may prefer.
     chosen = logits[torch.arange(len(new)), new]
     spread = expected.norm() / len(expected) ** 0.5
     assert bool((logits.amax(-1) - chosen <= 3 * tolerance * spread).all())
@@ -192,11 +170,8 @@ def test_load__no_budget_changes_a_bit(name: str) -> None:
             assert (stats["hits"] == 0) <= is_small
             assert (stats["arena_slots"] == sum(counts)) == (budget == total)
             if budget == total:  # everything was read before the first token
-                assert (stats["arena_bytes"], stats["misses"], stats["bytes_moved"]) == (
-                    total,
-                    0,
-                    0,
-                )
+                assert stats["arena_bytes"] == total
+                assert stats["misses"] == stats["bytes_moved"] == 0
     for tokens_1N, logits in outputs[1:]:
         assert torch.equal(outputs[0][0], tokens_1N)
         assert torch.equal(outputs[0][1], logits)
@@ -216,18 +191,8 @@ def test_tokenizer__gives_the_tokens_that_llama_cpp_does(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["qwen2moe-F16", "qwen3moe-wide-Q5_K_M"])
 def test_pack__writes_the_bytes_of_slots(tmp_path: Path, name: str) -> None:
-    file, config = gguf_file(name), ModelConfig(name="a", id=str(gguf_file(name)))
-    stripped = load_stripped(file, "auto")
-    source = stripped.open_store()
-    contents = describe_contents(
-        [build_packed_layout(layout) for layout in source.layouts],
-        source.experts_per_layer,
-        spec=stripped.spec(file, config),
-        fingerprint="0" * 64,
-        tool="test",
-    )
-    pack(source, contents, tmp_path / "store")
-    packed = open_store(tmp_path / "store", stripped.spec(file, config))
+    source = load_stripped(gguf_file(name), "auto").open_store()
+    packed = open_store(pack_model(gguf_file(name), tmp_path / "store"), None)
     for layer in range(source.num_layers):
         for expert in range(source.experts_per_layer[layer]):
             slots = []
@@ -242,38 +207,27 @@ def test_pack__writes_the_bytes_of_slots(tmp_path: Path, name: str) -> None:
 
 
 def test_pack__quantises_a_file_of_plain_weights_and_no_other(tmp_path: Path) -> None:
-    def settings(name: str) -> PackConfig:
-        model = ModelConfig(name="a", id=str(gguf_file(name)))
-        return PackConfig(model=model, output=tmp_path / "store", quantise=Quantise.Q8_0)
-
+    output, how = tmp_path / "store", Quantise.Q8_0
     with pytest.raises(StoreError, match="are stored as they are read from it; leave it out"):
-        run(settings("qwen2moe-Q4_0"))
-    run(settings("qwen2moe-F16"))
-    store = open_store(tmp_path / "store", None)
+        pack_model(gguf_file("qwen2moe-Q4_0"), output, quantise=how)
+    store = open_store(pack_model(gguf_file("qwen2moe-F16"), output, quantise=how), None)
     assert {name_format(layout) for layout in store.layouts} == {"Q8_0"}
     store.close()
 
 
-@pytest.mark.parametrize("find", [find_model, lambda file: resolved(str(file))])
-def test_model__of_a_file_is_named_without_its_suffix(find: Any) -> None:
-    model = find(gguf_file("qwen3moe-Q4_0"))
-    assert (model.name, model.id) == ("qwen3moe-Q4_0", str(gguf_file("qwen3moe-Q4_0")))
-
-
-def resolved(value: str) -> ModelConfig:
-    """Return the model of `model=VALUE` on the command line."""
-    return compose_typed(PackConfig, [f"model={value}", "output=x"])[0].model
+def test_model__of_a_file_is_named_without_its_suffix() -> None:
+    file = gguf_file("qwen3moe-Q4_0")
+    composed, _ = compose_typed(PackConfig, [f"model={file}", "output=x"])
+    for model in (find_model(file), composed.model):
+        assert (model.name, model.id) == ("qwen3moe-Q4_0", str(file))
 
 
 @pytest.mark.parametrize("name", ["qwen3moe-Q4_0", "qwen35moe-Q4_0"])
 def test_load__a_file_in_parts_is_the_whole_one(tmp_path: Path, name: str) -> None:
     parts = split_gguf(gguf_file(name), tmp_path, 3)
-    tokens, outputs = recorded(name)["prompt"], []
-    for file in (gguf_file(name), parts[0]):
-        model = load(file, budget="50%")
-        with model.moecast:
-            outputs.append(last_logits(model, tokens, len(tokens)))
-    assert torch.equal(*outputs)
+    tokens = torch.tensor([recorded(name)["prompt"]])
+    files = gguf_file(name), parts[0]
+    assert torch.equal(*(serve_logits(file, tokens, budget="50%") for file in files))
     assert list_weight_files(parts[0]) == parts
 
 

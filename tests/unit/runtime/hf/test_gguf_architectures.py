@@ -1,5 +1,6 @@
 """Every architecture of GGUF files, against llama.cpp (`tests/builders/gguf_files/written.py`)."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from runtime import load
-from runtime.commands.pack import run
-from runtime.config import ModelConfig, PackConfig
 from runtime.errors import CheckpointError
 from runtime.hf.gguf_config import read_gguf_config
 from runtime.hf.loading import load_stripped
@@ -23,15 +21,17 @@ from tests.builders.gguf_files.written import (
     make_weights,
     write_gguf,
 )
+from tests.builders.packed import pack_model
+from tests.builders.served import serve_logits
 
+TOKENS = torch.tensor([PROMPT])
 TOLERANCE = 1e-5
 """Of logits, relative: everything is float32 here and in llama.cpp."""
 
 
 def error_of(name: str, file: Path, *, kind: str = "F32") -> float:
-    model = load(file, dtype="float32", budget="50%", system="on-demand")
-    with model.moecast, torch.no_grad():
-        logits = model(torch.tensor([PROMPT])).logits[0, -1]
+    options = {"dtype": "float32", "budget": "50%", "system": "on-demand"}
+    logits = serve_logits(file, TOKENS, **options)[0, -1]
     expected = torch.tensor(ARCHITECTURES[name]["logits"][kind])
     return ((logits - expected).norm() / expected.norm()).item()
 
@@ -50,10 +50,8 @@ def test_load__a_file_of_before_heads_were_split_has_the_same_logits(tmp_path: P
     shapes = ARCHITECTURES["deepseek2"]["tensors"]
     added = {}
     for layer in range(3):
-        keys, values = (
-            make_weights(key, shapes[key])
-            for key in (f"blk.{layer}.attn_k_b.weight", f"blk.{layer}.attn_v_b.weight")
-        )
+        names = [f"blk.{layer}.attn_{part}_b.weight" for part in "kv"]
+        keys, values = (make_weights(name, shapes[name]) for name in names)
         joined = np.concatenate([keys.transpose(0, 2, 1), values], 1).reshape(-1, keys.shape[1])
         added[f"blk.{layer}.attn_kv_b.weight"] = joined
 
@@ -61,25 +59,18 @@ def test_load__a_file_of_before_heads_were_split_has_the_same_logits(tmp_path: P
         for key in [key for key in tensors if "attn_k_b" in key or "attn_v_b" in key]:
             del tensors[key]
 
-    metadata = {
-        "attention.key_length": 24,
-        "attention.value_length": 12,
-        "attention.key_length_mla": None,
-        "attention.value_length_mla": None,
-        "attention.head_count_kv": 4,
-    }
+    sizes = {"key_length": 24, "value_length": 12, "head_count_kv": 4}
+    gone = dict.fromkeys(("key_length_mla", "value_length_mla"))
+    metadata = {f"attention.{key}": size for key, size in {**sizes, **gone}.items()}
     file = tmp_path / "model.gguf"
     write_gguf("deepseek2", file, metadata=metadata, change=remove_split, added=added)
     assert error_of("deepseek2", file) < TOLERANCE
 
 
 def test_load__layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
-    file = write_gguf(
-        "glm4moe",
-        tmp_path / "model.gguf",
-        metadata={"block_count": 4, "nextn_predict_layers": 1},
-        change=add("blk.3.nextn.eh_proj.weight", 32, 64),
-    )
+    more = {"block_count": 4, "nextn_predict_layers": 1}
+    change = add("blk.3.nextn.eh_proj.weight", 32, 64)
+    file = write_gguf("glm4moe", tmp_path / "model.gguf", metadata=more, change=change)
     assert error_of("glm4moe", file) < TOLERANCE
 
 
@@ -95,51 +86,46 @@ def test_load__mxfp4_experts_with_biases_are_multiplied_as_they_are(tmp_path: Pa
 @pytest.mark.parametrize("name", ["gpt-oss", "llama4", "granitemoe"])
 def test_pack__of_a_file_serves_the_same_bits(tmp_path: Path, name: str) -> None:
     file = write_gguf(name, tmp_path / "model.gguf", experts="Q8_0")
-    run(PackConfig(model=ModelConfig(name="model", id=str(file)), output=tmp_path / "store"))
-    outputs = []
-    for store in (None, tmp_path / "store"):
-        model = load(file, budget="50%", system="on-demand", store=store)
-        with model.moecast, torch.no_grad():
-            outputs.append(model(torch.tensor([PROMPT])).logits)
+    options, packed = {"budget": "50%", "system": "on-demand"}, pack_model(file, tmp_path / "store")
+    outputs = [serve_logits(file, TOKENS, store=store, **options) for store in (None, packed)]
     assert torch.equal(*outputs)
 
 
-METADATA: dict[str, tuple[str, dict[str, Any], str]] = {
-    "unknown": ("llama", {"attention.clamp_kqv": 8.0}, "llama.attention.clamp_kqv = 8.0"),
-    "router function": ("llama", {"expert_gating_func": 2}, "llama.expert_gating_func = 2"),
-    "normalisation": ("deepseek2", {"expert_weights_norm": True}, "expert_weights_norm = True"),
-    "scale": ("olmoe", {"expert_weights_scale": 2.5}, "olmoe.expert_weights_scale = 2.5"),
-    "groups": ("olmoe", {"expert_group_count": 2}, "olmoe.expert_group_count = 2"),
-    "window": ("llama", {"attention.sliding_window": 8}, "attention.sliding_window = 8"),
-    "rope": ("olmoe", {"rope.scaling.type": "longrope"}, "rope.scaling.type = longrope"),
-    "rope factor": (
-        "gpt-oss",
-        {"rope.scaling.yarn_ext_factor": 0.5},
-        "gpt-oss.rope.scaling.yarn_ext_factor = 0.5",
-    ),
-    "layers": ("llama", {"attention.head_count_kv": [2, 4]}, r"head_count_kv = \(2, 4\)"),
-    "missing": ("olmoe", {"expert_used_count": None}, "it has no olmoe.expert_used_count"),
-    "no head": (
-        "glm4moe",
-        {"attention.head_count": 0},
-        "is damaged: its metadata make no glm4_moe",
-    ),
-    "no layer": ("olmoe", {"block_count": 0}, "its metadata say 0 layers"),
-    "many layers": ("afmoe", {"block_count": 2**31}, "its metadata say 2147483648 layers"),
-    "more layers": ("gpt-oss", {"block_count": 3}, "has no tensor for model.layers.2"),
-    "fewer windows": ("gpt-oss", {"attention.sliding_window_pattern": [True]}, "is damaged"),
-    "text": ("olmoe", {"embedding_length": "wide"}, "is damaged: its metadata make no olmoe"),
-    "more experts": ("olmoe", {"expert_count": 5}, r"ffn_gate_inp.weight is \(4, 32\); by the"),
-    "fewer experts": ("gpt-oss", {"expert_count": 3}, r"blk.0.ffn_gate_inp.\w+ is \(4"),
-    "many experts": ("olmoe", {"expert_count": 2**31}, "ffn_gate_inp.weight is"),
-    "more per token": ("olmoe", {"expert_used_count": 9}, "a token cannot use 9"),
-}
+UNKNOWN = [
+    ("llama", "attention.clamp_kqv", 8.0),
+    ("llama", "expert_gating_func", 2),
+    ("deepseek2", "expert_weights_norm", True),
+    ("olmoe", "expert_weights_scale", 2.5),
+    ("olmoe", "expert_group_count", 2),
+    ("llama", "attention.sliding_window", 8),
+    ("olmoe", "rope.scaling.type", "longrope"),
+    ("gpt-oss", "rope.scaling.yarn_ext_factor", 0.5),
+]
+"""Metadata that change the result in a way that is not computed."""
+METADATA = [
+    *((name, key, it, re.escape(f"{name}.{key} = {it}")) for name, key, it in UNKNOWN),
+    ("llama", "attention.head_count_kv", [2, 4], r"llama.attention.head_count_kv = \(2, 4\)"),
+    ("olmoe", "expert_used_count", None, "it has no olmoe.expert_used_count"),
+    ("olmoe", "expert_used_count", 9, "a token cannot use 9"),
+    ("glm4moe", "attention.head_count", 0, "is damaged: its metadata make no glm4_moe"),
+    ("olmoe", "embedding_length", "wide", "is damaged: its metadata make no olmoe"),
+    ("gpt-oss", "attention.sliding_window_pattern", [True], "is damaged"),
+    ("olmoe", "block_count", 0, "its metadata say 0 layers"),
+    ("afmoe", "block_count", 2**31, "its metadata say 2147483648 layers"),
+    ("gpt-oss", "block_count", 3, "has no tensor for model.layers.2"),
+    ("olmoe", "expert_count", 5, r"ffn_gate_inp.weight is \(4, 32\); by the"),
+    ("gpt-oss", "expert_count", 3, r"blk.0.ffn_gate_inp.\w+ is \(4"),
+    ("olmoe", "expert_count", 2**31, "ffn_gate_inp.weight is"),
+]
 
 
-@pytest.mark.parametrize("case", METADATA)
-def test_load__refuses_metadata_that_it_would_compute_otherwise(tmp_path: Path, case: str) -> None:
-    name, metadata, message = METADATA[case]
-    file = write_gguf(name, tmp_path / "model.gguf", metadata=metadata)
+@pytest.mark.parametrize(
+    ("name", "key", "value", "message"), METADATA, ids=[f"{n} {k} {it}" for n, k, it, _ in METADATA]
+)
+def test_load__refuses_metadata_that_it_would_compute_otherwise(
+    tmp_path: Path, name: str, key: str, value: Any, message: str
+) -> None:
+    file = write_gguf(name, tmp_path / "model.gguf", metadata={key: value})
     with pytest.raises(CheckpointError, match=message):
         load_stripped(file, "float32")
 
@@ -152,49 +138,27 @@ def add(key: str, *shape: int) -> Callable[[dict[str, list[int]]], Any]:
     return lambda tensors: tensors.update({key: list(shape)})
 
 
-TENSORS: dict[str, tuple[str, Callable[[dict[str, list[int]]], Any], str]] = {
-    "unknown": ("llama", add("blk.0.attn_q.bias", 32), "has the tensor blk.0.attn_q.bias, which"),
-    "scale": ("olmoe", add("blk.1.ffn_up_exps.scale", 4), "has the tensor blk.1.ffn_up_exps.scale"),
-    "bias": (
-        "olmoe",
-        add("blk.1.ffn_up_exps.bias", 4, 64),
-        "has the tensor blk.1.ffn_up_exps.bias",
-    ),
-    "missing": ("gpt-oss", remove("blk.1.attn_sinks.weight"), "model.layers.1.self_attn.sinks"),
-    "experts": (
-        "olmoe",
-        remove("blk.1.ffn_up_exps.weight"),
-        "no tensors for gate_up_proj of layer 1",
-    ),
-    "experts' bias": (
-        "gpt-oss",
-        remove("blk.1.ffn_up_exps.bias"),
-        "no tensors for gate_up_proj_bias of layer 1",
-    ),
-    "part": ("deepseek2", remove("blk.0.attn_v_b.weight"), "model.layers.0.self_attn.kv_b_proj"),
-    "part's shape": ("deepseek2", add("blk.0.attn_v_b.weight", 4, 12, 16), "attn_v_b.weight is"),
-    "shape": (
-        "glm4moe",
-        add("blk.0.attn_k.weight", 32, 16),
-        r"attn_k.weight is \(32, 16\); by the",
-    ),
-    "transposed": (
-        "glm4moe",
-        add("blk.0.ffn_up.weight", 32, 64),
-        r"ffn_up.weight is \(32, 64\); by",
-    ),
-    "frequencies": ("llama", add("rope_freqs.weight", 7), "model has 4 frequencies"),
-    "experts' shape": (
-        "llama4",
-        add("blk.1.ffn_up_exps.weight", 4, 32, 64),
-        "ffn_up_exps.weight is",
-    ),
-}
+TENSORS = [
+    ("llama", add("blk.0.attn_q.bias", 32), "has the tensor blk.0.attn_q.bias, which"),
+    ("olmoe", add("blk.1.ffn_up_exps.scale", 4), "has the tensor blk.1.ffn_up_exps.scale"),
+    ("olmoe", add("blk.1.ffn_up_exps.bias", 4, 64), "has the tensor blk.1.ffn_up_exps.bias"),
+    ("gpt-oss", remove("blk.1.attn_sinks.weight"), "model.layers.1.self_attn.sinks"),
+    ("olmoe", remove("blk.1.ffn_up_exps.weight"), "no tensors for gate_up_proj of layer 1"),
+    ("gpt-oss", remove("blk.1.ffn_up_exps.bias"), "no tensors for gate_up_proj_bias of layer 1"),
+    ("deepseek2", remove("blk.0.attn_v_b.weight"), "model.layers.0.self_attn.kv_b_proj"),
+    ("deepseek2", add("blk.0.attn_v_b.weight", 4, 12, 16), "attn_v_b.weight is"),
+    ("glm4moe", add("blk.0.attn_k.weight", 32, 16), r"attn_k.weight is \(32, 16\); by the"),
+    ("glm4moe", add("blk.0.ffn_up.weight", 32, 64), r"ffn_up.weight is \(32, 64\); by"),
+    ("llama", add("rope_freqs.weight", 7), "model has 4 frequencies"),
+    ("llama4", add("blk.1.ffn_up_exps.weight", 4, 32, 64), "ffn_up_exps.weight is"),
+]
+"""Tensors of another kind, missing ones, and some of other shapes."""
 
 
-@pytest.mark.parametrize("case", TENSORS)
-def test_load__refuses_tensors_that_are_not_the_models(tmp_path: Path, case: str) -> None:
-    name, change, message = TENSORS[case]
+@pytest.mark.parametrize(("name", "change", "message"), TENSORS, ids=[row[2] for row in TENSORS])
+def test_load__refuses_tensors_that_are_not_the_models(
+    tmp_path: Path, name: str, change: Callable[[dict[str, list[int]]], Any], message: str
+) -> None:
     file = write_gguf(name, tmp_path / "model.gguf", change=change)
     with pytest.raises(CheckpointError, match=message):
         load_stripped(file, "float32").open_store()

@@ -89,19 +89,18 @@ def test_grouped__what_is_ready_is_computed_together(tmp_path):
     assert deliveries == [1, 1]
 
 
-def test_grouped__ids_beyond_the_last_expert_add_nothing(tmp_path):
+def test_grouped__ids_beyond_the_last_expert_add_nothing(folder):
     """As in the library where it knows such ids: with expert parallelism."""
-    folder = tiny_qwen2_moe(tmp_path / "model")
     module = load_grouped(folder).model.layers[0].mlp.experts
     module._is_expert_parallel = True
     hidden_TD = torch.randn(5, 32, generator=torch.Generator().manual_seed(0))
-    experts_TK = torch.tensor([[0, 8], [8, 3], [8, 8], [3, 1], [7, 8]])
-    weights_TK = torch.rand(5, 2).masked_fill(experts_TK == 8, 0)
+    experts_TK = torch.tensor([[0, 12], [12, 3], [12, 12], [3, 1], [11, 12]])
+    weights_TK = torch.rand(5, 2).masked_fill(experts_TK == 12, 0)
     with torch.no_grad(), serve_grouped(folder).moecast as handle:
         served = handle.layers[0].experts
         expected = ALL_EXPERTS_FUNCTIONS[GROUPED_MM](module, hidden_TD, experts_TK, weights_TK)
         assert torch.equal(served(hidden_TD, experts_TK, weights_TK), expected)
-        assert torch.equal(served(hidden_TD, torch.full((5, 2), 8), weights_TK), hidden_TD * 0)
+        assert torch.equal(served(hidden_TD, torch.full((5, 2), 12), weights_TK), hidden_TD * 0)
 
 
 @pytest.mark.parametrize("launches", [False, True])
@@ -131,8 +130,7 @@ def test_grouped__a_failed_read_ends_one_request_and_changes_no_bit(
 
 
 @pytest.mark.parametrize("budget", ["30%", "100%"])
-def test_grouped__sequences_in_lockstep_are_bitwise_alone(tmp_path, budget):
-    folder = tiny_qwen2_moe(tmp_path / "model", num_layers=3)
+def test_grouped__sequences_in_lockstep_are_bitwise_alone(folder, budget):
     plain = load_grouped(folder)
     prompts = [TOKENS[:1, :length] for length in (5, 1, 17, 9)]
 
@@ -196,13 +194,12 @@ def test_grouped__models_with_their_own_code_are_refused_before_a_byte_is_read(t
     ("options", "reason"),
     [({"devices": "cpu,cpu"}, "several devices"), ({"expert_parallel": True}, "several processes")],
 )
-def test_grouped__experts_in_several_places_are_refused(tmp_path, options, reason):
+def test_grouped__experts_in_several_places_are_refused(folder, options, reason):
     with pytest.raises(CheckpointError, match=rf"model\.exact=grouped: .*{reason}"):
-        serve_grouped(tiny_qwen2_moe(tmp_path / "model"), **options)
+        serve_grouped(folder, **options)
 
 
-def test_grouped__quantised_experts_are_refused_and_packed_ones_are_not(tmp_path):
-    folder = tiny_qwen2_moe(tmp_path / "model")
+def test_grouped__quantised_experts_are_refused_and_packed_ones_are_not(tmp_path, folder):
     store = packed(folder, tmp_path / "hqq", coding=Coding(HQQ, 16, 8))
     with pytest.raises(CheckpointError, match=r"model\.exact=grouped: experts are hqq in memory"):
         serve_grouped(folder, store=store)

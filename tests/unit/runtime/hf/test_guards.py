@@ -37,8 +37,7 @@ def test_absent__every_computation_with_it_is_refused():
 @pytest.mark.parametrize("num_tokens", [1, 9])
 @pytest.mark.parametrize("implementation", ["batched_mm", "grouped_mm"])
 def test_interface__another_implementation_raises_an_error(tmp_path, implementation, num_tokens):
-    folder = tiny_qwen2_moe(tmp_path / "model", top_k=1)
-    model = serve(folder)
+    model = serve(tiny_qwen2_moe(tmp_path / "model", top_k=1))
     with model.moecast:
         expected = logits(model, num_tokens)
         model.set_experts_implementation(implementation)
@@ -48,9 +47,8 @@ def test_interface__another_implementation_raises_an_error(tmp_path, implementat
         assert torch.equal(logits(model, num_tokens), expected)
 
 
-def test_interface__the_models_own_loop_fetches_too(tmp_path):
+def test_interface__the_models_own_loop_fetches_too(folder):
     """`eager` set by the user: slower, because it does not reorder, and the same bits."""
-    folder = tiny_qwen2_moe(tmp_path / "model")
     model = serve(folder, budget="25%")
     with model.moecast:
         expected = logits(model, 9)
@@ -85,8 +83,8 @@ def test_guard__saving_without_experts_are_refused(tmp_path, name):
         (lambda model: model.model.half(), "dtype= to load"),
     ],
 )
-def test_guard__conversions_after_loading_are_refused(tmp_path, convert, message):
-    model = serve(tiny_qwen2_moe(tmp_path / "model"))
+def test_guard__conversions_after_loading_are_refused(folder, convert, message):
+    model = serve(folder)
     with model.moecast:
         expected = logits(model, 9)
         with pytest.raises(CheckpointError, match=message):
@@ -95,8 +93,8 @@ def test_guard__conversions_after_loading_are_refused(tmp_path, convert, message
         assert torch.equal(logits(model, 9), expected)
 
 
-def test_guard__conversions_to_what_the_model_has_return_it(tmp_path):
-    model = serve(tiny_qwen2_moe(tmp_path / "model"))
+def test_guard__conversions_to_what_the_model_has_return_it(folder):
+    model = serve(folder)
     with model.moecast:
         assert model.to("cpu") is model.cpu() is model.float() is model.to(torch.float32) is model
         assert model.to(device="cpu", dtype=torch.float32) is model.type(torch.float32) is model

@@ -5,13 +5,11 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-import runtime
 from collect.errors import TraceError
 from collect.recorder import SignalRecorder
 from collect.traces.layout import TraceSignal
 from predictors.base import Signal
 from predictors.baselines import TokenPredictor
-from runtime.config import ModelConfig
 from runtime.errors import CheckpointError
 from runtime.hf import layers
 from runtime.hf.adapters.base import read_routing
@@ -19,18 +17,18 @@ from runtime.hf.forward_pass import NO_TOKEN, CacheHistory, find_tokens
 from runtime.hf.probes import Probes
 from tests.builders.entries import tiny_spec
 from tests.builders.listeners import ProbeLog
-from tests.builders.models import plain_eager, tiny_qwen2_moe
+from tests.builders.models import plain_eager
+from tests.builders.served import serve
 
 
-def test_load__prompts_given_as_embeddings_are_served_bitwise(tmp_path):
-    folder = tiny_qwen2_moe(tmp_path / "model")
+def test_load__prompts_given_as_embeddings_are_served_bitwise(folder):
     plain = plain_eager(folder)
     tokens = torch.randint(0, 64, (2, 7), generator=torch.Generator().manual_seed(1))
     embeddings = plain.get_input_embeddings()(tokens).detach()
     options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     mask = torch.ones_like(tokens)
     expected = plain.generate(inputs_embeds=embeddings, attention_mask=mask, **options)
-    model = runtime.load(ModelConfig(name="tiny", id=str(folder)), budget="25%")
+    model = serve(folder, budget="25%")
     steps = ProbeLog()
     with model.moecast, Probes(model, {Signal.ROUTED}, steps):
         found = model.generate(inputs_embeds=embeddings, attention_mask=mask, **options)
@@ -44,16 +42,15 @@ def test_load__prompts_given_as_embeddings_are_served_bitwise(tmp_path):
 
 
 @pytest.mark.parametrize("what", ["no router", "a router that tells nothing"])
-def test_load__refuses_routers_that_cannot_be_observed(tmp_path, monkeypatch, what):
+def test_load__refuses_routers_that_cannot_be_observed(folder, monkeypatch, what):
     if what == "no router":
         monkeypatch.setattr(layers, "_find_router", lambda *_: None)
     else:
         monkeypatch.setattr(layers.MoeLayer, "routing", lambda _, output: read_routing(output[:1]))
-    folder = tiny_qwen2_moe(tmp_path / "model")
     tokens = torch.arange(1, 9).reshape(1, 8)
     options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     expected = plain_eager(folder).generate(tokens, **options)
-    model = runtime.load(ModelConfig(name="tiny", id=str(folder)), budget="25%")
+    model = serve(folder, budget="25%")
     with model.moecast:
         assert torch.equal(model.generate(tokens, **options), expected)
         with (
@@ -69,13 +66,9 @@ def test_tokens_of__nothing_to_compute_is_an_error():
         find_tokens((), {"attention_mask": torch.ones(1, 1)})
 
 
-def spec():
-    return tiny_spec(num_experts=4, top_k=1)
-
-
 def test_token__answers_nothing_for_embeddings():
-    counts = np.ones((3, 2, 4), dtype=np.int64)
-    predictor = TokenPredictor.from_counts(spec(), np.arange(3), counts, np.full(3, 4))
+    spec, counts = tiny_spec(num_experts=4, top_k=1), np.ones((3, 2, 4), dtype=np.int64)
+    predictor = TokenPredictor.from_counts(spec, np.arange(3), counts, np.full(3, 4))
     requests = np.zeros(2, dtype=np.int64)
     assert len(predictor.begin_step(np.array([0, 9]), requests)) == 2
     assert predictor.begin_step(np.array([NO_TOKEN, NO_TOKEN]), requests) == ()

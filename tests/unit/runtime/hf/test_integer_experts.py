@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.commands import pack
 from runtime.commands.pack import choose_coding
-from runtime.config import ModelConfig, PackConfig, Quantise, StoreConfig, VerifyModelConfig
+from runtime.config import ModelConfig, Quantise, StoreConfig, VerifyModelConfig
 from runtime.errors import StoreError
 from runtime.hf import experts
 from runtime.hf.loading import load_plain
@@ -20,9 +19,9 @@ from runtime.tools.verify.report import compare_budgets
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
 from tests.builders.models import plain_eager, tiny_qwen2_moe
-from tests.builders.packed import altered, packed, read_expert, source_of
+from tests.builders.packed import altered, pack_model, packed, read_expert, source_of
 from tests.builders.quantised import quantised
-from tests.builders.served import serve
+from tests.builders.served import serve, serve_logits
 
 TOKENS = torch.tensor([[5, 9, 33, 7, 61, 12, 40, 3]])
 CODINGS = [choose_coding(how) for how in (Quantise.INT4, Quantise.INT8, Quantise.Q4_0)]
@@ -50,26 +49,20 @@ def logits_of(model: Path, store: Path, budget: str, *, step_by_step: bool = Fal
         return torch.cat(parts, dim=1)
 
 
+def relative_error(found: Tensor, expected: Tensor) -> Tensor:
+    return (found - expected).float().norm() / expected.float().norm()
+
+
 @pytest.mark.parametrize("coding", CODINGS, ids=str)
-def test_served__every_budget_gives_the_bits_of_all_experts_resident(
-    model: Path, tmp_path: Path, coding: Coding
-) -> None:
+def test_served__budgets_change_no_bit(model: Path, tmp_path: Path, coding: Coding) -> None:
+    """They are those of all experts resident, and near the model's before quantisation."""
     store = packed(model, tmp_path / "store", coding=coding)
-    resident = logits_of(model, store, "100%")
+    resident, plain = logits_of(model, store, "100%"), plain_eager(model)(TOKENS).logits
     assert torch.equal(logits_of(model, store, "50%"), resident)
     steps = logits_of(model, store, "100%", step_by_step=True)
     assert torch.equal(logits_of(model, store, "50%", step_by_step=True), steps)
-
-
-@pytest.mark.parametrize("coding", CODINGS, ids=str)
-def test_served__is_near_the_model_before_quantisation(
-    model: Path, tmp_path: Path, coding: Coding
-) -> None:
-    store = packed(model, tmp_path / "store", coding=coding)
-    found, plain = logits_of(model, store, "50%"), plain_eager(model)(TOKENS).logits
-    assert not torch.equal(found, plain)
-    relative = (found - plain).float().norm() / plain.float().norm()
-    assert relative < (0.05 if coding.kind == "Q8_0" else 0.25)
+    assert not torch.equal(resident, plain)
+    assert relative_error(resident, plain) < (0.05 if coding.kind == "Q8_0" else 0.25)
 
 
 def test_served__without_the_library_they_are_decoded(
@@ -82,27 +75,20 @@ def test_served__without_the_library_they_are_decoded(
     try:
         with caplog.at_level("INFO"):
             served = serve(model, store=store, budget="50%")
-        assert (
-            "decoded before each use, which takes longer than the product; libggml" in caplog.text
-        )
+        assert "before each use, which takes longer than the product; libggml" in caplog.text
         with served.moecast as handle, torch.no_grad():
             assert handle.engine.store.layouts[0].decoded_bytes > 0
             found = served(TOKENS).logits
     finally:
         library.multiplies.cache_clear()
-    assert (found - near).float().norm() / near.float().norm() < 0.02
+    assert relative_error(found, near) < 0.02
 
 
 def test_verify__compares_with_the_same_kernels(tmp_path: Path) -> None:
     model = tiny_qwen2_moe(tmp_path / "model", dtype=torch.bfloat16)
     store = packed(model, tmp_path / "store", coding=CODINGS[0])
-    config = VerifyModelConfig(
-        model=ModelConfig(name="tiny", id=str(model)),
-        store=StoreConfig(path=store),
-        budget=["30%"],
-        max_new_tokens=4,
-        device="cpu",
-    )
+    source = {"model": ModelConfig(name="tiny", id=str(model)), "store": StoreConfig(path=store)}
+    config = VerifyModelConfig(**source, budget=["30%"], max_new_tokens=4, device="cpu")
     report = compare_budgets(config, advance=lambda _: None)
     assert report.is_equal
     assert "same kernels" in report.compared
@@ -113,14 +99,8 @@ def test_verify__compares_with_the_same_kernels(tmp_path: Path) -> None:
 def test_pack__quantised_experts_of_other_families_are_served(name: str, tmp_path: Path) -> None:
     """Transposed experts, those with biases and those with their own loop: by kernel or decoded."""
     folder = save_family(tmp_path / "model", FAMILIES[name], dtype=torch.bfloat16)
-    config = ModelConfig(name="tiny", id=str(folder))
-    store = tmp_path / "store"
-    pack.run(PackConfig(model=config, output=store, quantise=Quantise.HQQ, group_size=8))
-    logits = []
-    for budget in ("100%", "50%"):
-        served = serve(folder, store=store, budget=budget)
-        with served.moecast:
-            logits.append(served(TOKENS).logits)
+    store = pack_model(folder, tmp_path / "store", quantise=Quantise.HQQ, group_size=8)
+    logits = [serve_logits(folder, TOKENS, store=store, budget=it) for it in ("100%", "50%")]
     assert logits[0].isfinite().all()
     assert torch.equal(*logits)
 
@@ -131,9 +111,8 @@ def test_pack__transposed_matrices_are_multiplied_by_their_rows(
     tmp_path: Path, quantise: Quantise
 ) -> None:
     """Those of gpt-oss: in `mxfp4` each number is the checkpoint's."""
-    folder, store = quantised(tmp_path / "model", "gpt_oss"), tmp_path / "store"
-    config = ModelConfig(name="tiny", id=str(folder))
-    pack.run(PackConfig(model=config, output=store, quantise=quantise))
+    folder = quantised(tmp_path / "model", "gpt_oss")
+    store = pack_model(folder, tmp_path / "store", quantise=quantise)
     opened, (source, _) = open_store(store, None), source_of(folder)
     for expert in range(8 if quantise is Quantise.MXFP4 else 0):
         found, expected = (read_expert(one, 1, expert) for one in (opened, source))
@@ -142,16 +121,15 @@ def test_pack__transposed_matrices_are_multiplied_by_their_rows(
     plain = load_plain(folder, dtype=torch.bfloat16)(TOKENS).logits
     experts._ACCUMULATION.clear()  # as in another process than the one that packed
     resident = logits_of(folder, store, "100%")
-    assert (resident - plain).float().norm() < 0.06 * plain.float().norm()
+    assert relative_error(resident, plain) < 0.06
     assert torch.equal(logits_of(folder, store, "50%"), resident)
     opened.close()
 
 
 def test_serve__a_store_of_other_shapes_is_refused(tmp_path: Path) -> None:
     """Kernels would read beyond the rows; the digest of a manifest proves nothing."""
-    folder, store = quantised(tmp_path / "model", "gpt_oss"), tmp_path / "store"
-    config = ModelConfig(name="tiny", id=str(folder))
-    pack.run(PackConfig(model=config, output=store, quantise=Quantise.INT8))
+    folder = quantised(tmp_path / "model", "gpt_oss")
+    store = pack_model(folder, tmp_path / "store", quantise=Quantise.INT8)
     altered(store, lambda contents: contents["layers"][1].update(is_flipped=False))
     with pytest.raises(StoreError, match=r"8 experts of the shapes .* this model 3, of 8 of"):
         serve(folder, store=store, budget="50%")

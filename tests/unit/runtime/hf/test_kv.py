@@ -5,9 +5,8 @@ import torch
 
 from runtime.hf.kv import CacheSize, count_cache_bytes, estimate_cache_bytes, measure_cache_size
 from tests.builders.families.build import tiny_model
-from tests.builders.families.table import ROWS
+from tests.builders.families.table import FAMILIES
 
-FAMILIES = {row.name: row for row in ROWS}
 LENGTH = 40
 
 
@@ -46,9 +45,8 @@ def test_estimate__is_at_least_what_the_cache_takes(name):
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_grown__counts_by_row(rows):
-    found = CacheSize.grown(
-        rows * (100 + 8 * 10), rows * (100 + 12 * 10), num_steps=4, num_rows=rows, num_tokens=12
-    )
+    of = {"num_steps": 4, "num_rows": rows}
+    found = CacheSize.grown(rows * (100 + 8 * 10), rows * (100 + 12 * 10), num_tokens=12, **of)
     assert found == CacheSize(10, 100)
-    full = CacheSize.grown(rows * 640, rows * 640, num_steps=4, num_rows=rows, num_tokens=99)
+    full = CacheSize.grown(rows * 640, rows * 640, num_tokens=99, **of)
     assert full == CacheSize(0, 640)

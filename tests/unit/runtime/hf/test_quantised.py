@@ -18,8 +18,21 @@ from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
 from tests.builders.memory import measure_allocated
 from tests.builders.models import tiny_qwen2_moe
+from tests.builders.packed import read_expert
 from tests.builders.quantised import QUANTISED, quantise_fp8, quantised, rewrite
 from tests.builders.served import serve
+
+
+def assert_holds(store, plans, plain, experts, dtype):
+    """Reads these experts of all layers, and finds the bits of plain Transformers'."""
+    for layer, bank in enumerate(plans):
+        for expert in experts:
+            weights = read_expert(store, layer, expert)
+            for name, parameter in ((name, plan.parameter) for name, plan in bank.items()):
+                whole = plain.get_parameter(parameter.target).view(parameter.shape)[expert]
+                assert weights[name].dtype == whole.dtype == dtype
+                assert torch.equal(weights[name], whole)
+                assert whole.float().abs().sum() > 0
 
 
 @torch.no_grad()
@@ -36,17 +49,8 @@ def test_store__a_slot_holds_what_the_library_dequantises(tmp_path, name, dtype)
     plain = load_plain(folder, dtype=dtype)
     model = serve(folder, budget="60%", dtype=str(dtype).removeprefix("torch."))
     with model.moecast:
-        store = model.moecast.engine.store
-        for layer, bank in enumerate(load_stripped(folder, "auto").plans):
-            slot = torch.zeros(store.layouts[layer].num_bytes, dtype=torch.uint8)
-            for expert in (0, 7, 3):
-                store.read(layer, expert, range(len(store.layouts[layer].chunks)), slot)
-                weights = store.layouts[layer].weights(slot)
-                for name, recipe in bank.items():
-                    whole = plain.get_parameter(recipe.parameter.target)
-                    assert weights[name].dtype == whole.dtype == dtype
-                    assert torch.equal(weights[name], whole[expert])
-                    assert whole[expert].float().abs().sum() > 0
+        store, plans = model.moecast.engine.store, load_stripped(folder, "auto").plans
+        assert_holds(store, plans, plain, (0, 7, 3), dtype)
         if dtype is torch.bfloat16:  # the library leaves other weights of fp8 models in bfloat16
             assert_same(model, plain)
 
@@ -69,16 +73,6 @@ def test_load__quantised_experts_keep_their_bytes(tmp_path, name, share, caplog)
     assert "experts stay quantised in memory, as the checkpoint has them" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
-def test_model__quantised_experts_give_the_same_bits_at_every_budget(tmp_path, name):
-    folder = quantised(tmp_path, name)
-    plain = load_plain(folder, dtype=torch.bfloat16)
-    for options in ({"budget": "40%"}, {"budget": "100%"}, {"budget": "40%", "host_budget": "70%"}):
-        model = serve(folder, **options)
-        with model.moecast:
-            assert_same(model, plain)
-
-
 @pytest.mark.parametrize("name", QUANTISED)
 def test_convert__scales_that_are_no_numbers_are_refused(tmp_path, name):
     """As float32, as float8_e8m0fnu, and as bytes, of which 255 stands for NaN."""
@@ -90,10 +84,8 @@ def test_convert__scales_that_are_no_numbers_are_refused(tmp_path, name):
 
     folder = rewrite(quantised(tmp_path, name), spoil)
     store = load_stripped(folder, "auto").open_store(decodes=True)
-    slot = torch.zeros(store.layouts[1].num_bytes, dtype=torch.uint8)
-    chunks = range(len(store.layouts[1].chunks))
     with pytest.raises(TransferError, match="_scale.*: a scale is not finite; fetch it again"):
-        store.read(1, 0, chunks, slot)
+        read_expert(store, 1, 0)
     model = serve(folder, budget="60%")
     with model.moecast, pytest.raises(TransferError, match="a scale is not finite"):
         model(input_ids=torch.tensor([[5, 6, 7]]))
@@ -103,12 +95,7 @@ def test_store__layers_left_unquantised_are_read_too(tmp_path):
     """`modules_to_not_convert`: such layers have weights without scales."""
     folder = save_family(tmp_path, FAMILIES["qwen3_moe"], dtype=torch.bfloat16)
     kept = {}
-
-    def keep(name, tensor):
-        kept[name] = tensor
-        return {name: tensor}
-
-    rewrite(folder, keep)
+    rewrite(folder, lambda name, tensor: kept.update({name: tensor}) or {name: tensor})
     quantise_fp8(folder)
 
     def restore(name, tensor):
@@ -134,14 +121,8 @@ def test_store__other_layouts_are_the_librarys(tmp_path, name):
     with model.moecast:
         store = model.moecast.engine.store
         assert store.scratch_bytes > 0
-        for layer, bank in enumerate(load_stripped(folder, "bfloat16").plans):
-            slot = torch.zeros(store.layouts[layer].num_bytes, dtype=torch.uint8)
-            for expert in (7, 2):
-                store.read(layer, expert, range(len(store.layouts[layer].chunks)), slot)
-                for name, weight in store.layouts[layer].weights(slot).items():
-                    parameter = bank[name].parameter
-                    whole = plain.get_parameter(parameter.target).view(parameter.shape)
-                    assert torch.equal(weight, whole[expert])
+        plans = load_stripped(folder, "bfloat16").plans
+        assert_holds(store, plans, plain, (7, 2), torch.bfloat16)
 
 
 def recipe_of(operations, *, shape, stored, num_experts=4):
@@ -164,17 +145,20 @@ def test_check__a_checkpoint_of_another_size_is_refused():
         recipe_of([], shape=(2, 3), stored=(4, 2, 4)).check()
 
 
-def test_load__an_experts_tensor_of_another_size_is_named(tmp_path):
-    folder = tiny_qwen2_moe(tmp_path)
-    rewrite(folder, lambda name, t: {name: t[:-1] if ".experts.3.down" in name else t})
-    with pytest.raises(CheckpointError, match=r"experts\.3\.down_proj.* all experts of a layer"):
-        serve(folder)
-
-
-def test_load__scales_that_do_not_fit_are_named(tmp_path):
+@pytest.mark.parametrize(
+    ("end", "change", "message"),
+    [
+        ("experts.3.down_proj.weight", lambda t: t[:-1], r"3\.down_proj.* all experts of a layer"),
+        ("down_proj.weight_scale_inv", lambda t: t.repeat(3, 1), "Fp8Dequantize.* cannot read"),
+        # The library joins all experts of a layer before it dequantises them.
+        ("1.mlp.experts.3.up_proj.weight", lambda t: t.bfloat16(), r"3\.up_proj.* torch\.bfloat16"),
+    ],
+    ids=["another size", "scales that do not fit", "one that is not quantised"],
+)
+def test_load__experts_that_do_not_go_together_are_named(tmp_path, end, change, message):
     folder = quantised(tmp_path, "qwen3_moe")
-    rewrite(folder, lambda n, t: {n: t.repeat(3, 1) if "down_proj.weight_scale" in n else t})
-    with pytest.raises(CheckpointError, match=r"Fp8Dequantize.* cannot read this checkpoint's"):
+    rewrite(folder, lambda name, t: {name: change(t) if name.endswith(end) else t})
+    with pytest.raises(CheckpointError, match=message):
         serve(folder)
 
 
@@ -206,15 +190,6 @@ def test_load__scales_that_the_configuration_does_not_know_are_refused(tmp_path)
     del config["quantization_config"]
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match="quantization_config"):
-        load_stripped(folder, "auto")
-
-
-def test_load__one_expert_that_is_not_quantised_is_refused(tmp_path):
-    """The library joins all experts of a layer before it dequantises them."""
-    folder = quantised(tmp_path, "qwen3_moe")
-    plain = "1.mlp.experts.3.up_proj.weight"
-    rewrite(folder, lambda name, t: {name: t.bfloat16() if name.endswith(plain) else t})
-    with pytest.raises(CheckpointError, match=r"experts\.3\.up_proj.* torch\.bfloat16"):
         load_stripped(folder, "auto")
 
 
@@ -298,12 +273,10 @@ def test_read__one_thread_converts_at_a_time(tmp_path, monkeypatch):
 
     monkeypatch.setattr(ExpertConversion, "convert", watched)
 
-    def read_all(_: int) -> None:
-        slot = torch.zeros(store.layouts[0].num_bytes, dtype=torch.uint8)
-        for expert in range(8):
-            store.read(0, expert, range(2), slot)
+    def read(number: int) -> None:
+        read_expert(store, 0, number % 8, chunks=[range(2)])
 
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(read_all, range(4)))
+        list(pool.map(read, range(4 * 8)))
     assert len(most) == 4 * 8 * 2
     assert max(most) == 1

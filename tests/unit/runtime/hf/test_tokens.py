@@ -9,13 +9,13 @@ from runtime.errors import CheckpointError
 from runtime.hf.loading import read_config
 from runtime.hf.tokens import context_length, eos_token_ids, pad_batch, pad_token_id
 from runtime.store.model_check import CONFIG
-from tests.builders.models import changed, tiny_qwen2_moe
+from tests.builders.models import changed
 
 
 def model_with(eos=None, pad=None, config_pad=None):
-    config = Qwen2MoeConfig(pad_token_id=config_pad)
+    settings = GenerationConfig(eos_token_id=eos, pad_token_id=pad)
     return SimpleNamespace(
-        generation_config=GenerationConfig(eos_token_id=eos, pad_token_id=pad), config=config
+        generation_config=settings, config=Qwen2MoeConfig(pad_token_id=config_pad)
     )
 
 
@@ -24,9 +24,6 @@ def model_with(eos=None, pad=None, config_pad=None):
 )
 def test_eos_token_ids__keeps_the_configured_order(eos, expected):
     assert eos_token_ids(model_with(eos)) == expected
-
-
-def test_eos_token_ids__is_empty_without_generation_settings():
     assert eos_token_ids(SimpleNamespace(generation_config=None)) == ()
 
 
@@ -45,6 +42,8 @@ def test_pad_token_id__falls_back_to_the_eos_id(settings, expected):
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0}
+LLAMA3 = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+ORIGINAL = "original_max_position_embeddings"
 
 
 @pytest.mark.parametrize(
@@ -53,41 +52,22 @@ YARN = {"rope_type": "yarn", "factor": 4.0}
         ({}, 256),
         ({"rope_parameters": YARN}, 1024),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, 1024),
-        ({"rope_scaling": {**YARN, "original_max_position_embeddings": 128}}, 512),
-        (
-            {
-                "rope_parameters": {**YARN, "original_max_position_embeddings": 256},
-                "max_position_embeddings": 1024,
-            },
-            1024,
-        ),
+        ({"rope_scaling": YARN | {ORIGINAL: 128}}, 512),
+        ({"rope_parameters": YARN | {ORIGINAL: 256}, "max_position_embeddings": 1024}, 1024),
         ({"rope_scaling": {"type": "linear", "factor": 4}}, 1024),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.5}}, 640),
-        (
-            {
-                "rope_scaling": {
-                    "rope_type": "llama3",
-                    "factor": 32.0,
-                    "low_freq_factor": 1.0,
-                    "high_freq_factor": 4.0,
-                    "original_max_position_embeddings": 64,
-                }
-            },
-            256,
-        ),
+        ({"rope_scaling": LLAMA3 | {ORIGINAL: 64}}, 256),
     ],
     ids=str,
 )
-def test_context_length__counts_what_rotary_embeddings_extend(fields, expected, tmp_path):
-    folder = tiny_qwen2_moe(tmp_path / "tiny")
+def test_context_length__counts_what_rotary_embeddings_extend(fields, expected, folder, tmp_path):
     settings = {"max_position_embeddings": 256, "rope_parameters": None, **fields}
     config = read_config(changed(folder, tmp_path / "m", CONFIG, **settings))
     assert context_length(config) == expected
 
 
 @pytest.mark.parametrize("factor", ["4", float("nan"), float("inf"), [4]])
-def test_context_length__a_factor_that_is_no_number_is_refused(factor, tmp_path):
-    folder = tiny_qwen2_moe(tmp_path / "tiny")
+def test_context_length__a_factor_that_is_no_number_is_refused(factor, folder, tmp_path):
     config = read_config(changed(folder, tmp_path / "m", CONFIG, max_position_embeddings=256))
     config.rope_parameters = {"rope_type": "yarn", "factor": factor}
     with pytest.raises(CheckpointError, match=r"factor of yarn .rope_scaling. is .*, no number"):

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.policy.eviction.protocol import Expert
-from runtime.policy.eviction.registry import make_eviction_policy
-from tests.builders.arena import Routing, random_routing, serve
+from tests.builders.arena import Routing, policy_of, random_routing, serve
 
 LAYERS, EXPERTS, TOP_K = 3, 8, 2
 History = list[tuple[int, Expert]]
@@ -79,7 +78,7 @@ def test_policy__misses_what_its_plain_version_misses(name, per_layer):
         routing = random_routing(
             seed, steps=60, layers=LAYERS, experts=EXPERTS, top_k=TOP_K, turn=15
         )
-        policy = make_eviction_policy(name, num_layers=LAYERS, num_experts=EXPERTS)
+        policy = policy_of(name, layers=LAYERS, experts=EXPERTS)
         expected = misses_of(routing, slots=12, per_layer=per_layer, choose=REFERENCES[name])
         assert sum(map(len, expected)) > 50
         assert serve(policy, routing, slots=12, per_layer=per_layer) == expected
@@ -110,22 +109,12 @@ def routings(draw, layers: int, experts: int) -> Routing:
     return draw(st.lists(step, min_size=1, max_size=16 // layers))
 
 
-def belady_misses(routing: Routing, *, slots: int, experts: int) -> int:
-    policy = make_eviction_policy(
-        "belady", num_layers=len(routing[0]), num_experts=experts, options={"future": routing}
-    )
-    return sum(map(len, serve(policy, routing, slots=slots, per_layer=False)))
-
-
-@settings(max_examples=75, deadline=None)
-@given(routing=routings(layers=1, experts=6), slots=st.integers(2, 4))
-def test_belady__no_run_misses_less(routing, slots):
-    found = belady_misses(routing, slots=slots, experts=6)
-    assert found == fewest_misses(routing, slots=slots)
-
-
-@settings(max_examples=40, deadline=None)
-@given(routing=routings(layers=2, experts=4), slots=st.integers(2, 5))
-def test_belady__no_run_misses_less_when_layers_share_the_arena(routing, slots):
-    found = belady_misses(routing, slots=slots, experts=4)
-    assert found == fewest_misses(routing, slots=slots)
+@settings(max_examples=115, deadline=None)
+@given(shape=st.sampled_from([(1, 6), (2, 4)]), slots=st.integers(2, 5), data=st.data())
+def test_belady__no_run_misses_less(shape, slots, data):
+    """Not even where layers share the arena."""
+    layers, experts = shape
+    routing = data.draw(routings(layers=layers, experts=experts))
+    policy = policy_of("belady", layers=layers, experts=experts, future=routing)
+    missed = serve(policy, routing, slots=slots, per_layer=False)
+    assert sum(map(len, missed)) == fewest_misses(routing, slots=slots)

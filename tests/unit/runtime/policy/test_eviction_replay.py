@@ -5,14 +5,13 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from predictors.base import Forecast, Predictor, Signal
 from runtime.config import SystemConfig
 from runtime.policy.eviction.recency import LruEviction
 from runtime.policy.eviction.registry import make_eviction_policy
 from runtime.sim.replay import replay
 from tests.builders.arena import random_routing, serve
 from tests.builders.entries import tiny_spec
-from tests.builders.simulated import routed_step, toy_machine
+from tests.builders.simulated import Knows, routed_step, toy_machine
 
 SPEC = tiny_spec(num_layers=2, num_experts=8, top_k=2)
 
@@ -38,18 +37,6 @@ class Spy(LruEviction):
         self.events.append("end")
 
 
-class Half(Predictor):
-    """Thinks before layer 1 that expert 3 has an even chance."""
-
-    kind = "half"
-    signals = frozenset({Signal.GATE_INPUT})
-
-    def gate_input(self, layer, hidden_TD):
-        scores = np.zeros((len(hidden_TD), 8), dtype=np.float32)
-        scores[:, 3] = 0.5
-        return () if layer else (Forecast(1, scores),)
-
-
 def run(steps, predictor=None, slots=8, **system):
     return replay(
         steps,
@@ -69,7 +56,7 @@ def test_replay__the_policy_sees_each_event_once_and_in_order(monkeypatch):
         routed_step([[[0, 3]], [[6, 5]]], 7),
         routed_step([[[0, 3]], [[6, 5]]], 8),
     ]
-    run(steps, Half(SPEC))
+    run(steps, Knows(SPEC, 3, chance=0.5))
     chance = [0.0] * 3 + [0.5] + [0.0] * 4
     both = [0.0] * 3 + [0.75] + [0.0] * 4
     decode = [
@@ -106,12 +93,3 @@ def test_replay__belady_knows_the_future_of_an_iterator():
     best = run(iter(steps), eviction="belady").total
     assert best.requests == run(steps).total.requests == 320
     assert best.misses < 0.9 * run(steps).total.misses
-
-
-def test_replay__options_reach_the_policy():
-    routing = random_routing(4, steps=40, layers=2, experts=8, top_k=2)
-    steps = [routed_step([[layer] for layer in layers]) for layers in routing]
-    forgetful = run(steps, eviction="lfu", eviction_options={"reset_on_eviction": True})
-    assert forgetful.total.misses != run(steps, eviction="lfu").total.misses
-    with pytest.raises(ValueError, match="option of lru eviction 'decays'"):
-        run(steps, eviction_options={"decays": [1.0]})

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from runtime.policy.cache import ExpertCache
-from runtime.policy.eviction.regret import RegretEviction
 from runtime.policy.eviction.reuse import ReuseEviction
+from tests.builders.arena import policy_of, random_routing, serve
 from tests.unit.runtime.policy.test_device_cache import once
 
 LAYERS, EXPERTS = 3, 4
@@ -167,42 +167,14 @@ def test_reuse__leaves_an_idle_link_idle_without_predictions() -> None:
 
 
 def test_reuse__without_a_predictor_equals_regret() -> None:
-    """The same residents after the same routing, on an arena that one layer fills."""
-    rng = np.random.default_rng(1)
-    popular = rng.dirichlet(np.full(12, 0.3), size=2)
-    policies = [
-        ReuseEviction(num_layers=2, num_experts=12),
-        RegretEviction(num_layers=2, num_experts=12),
+    """On an arena that each layer has a share of."""
+    routing = random_routing(1, steps=300, layers=2, experts=12, top_k=2)
+    missed = [
+        serve(policy_of(name, experts=12), routing, slots=8, per_layer=True)
+        for name in ("reuse", "regret")
     ]
-    caches = [
-        ExpertCache(num_slots=8, num_layers=2, per_layer=True, policy=policy) for policy in policies
-    ]
-    for _ in range(300):
-        for cache in caches:
-            cache.policy.begin_step(ONE)
-        for layer in range(2):
-            chosen = rng.choice(12, size=2, replace=False, p=popular[layer] * 0.9 + 0.1 / 12)
-            for cache in caches:
-                serve(cache, layer, chosen.tolist())
-        for cache in caches:
-            cache.policy.end_step()
-        assert sorted(caches[0]) == sorted(caches[1])
-
-
-def serve(cache: ExpertCache, layer: int, chosen: list[int]) -> int:
-    """As a tier does, without its chunks; returns hits."""
-    cache.policy.on_routed(layer, once(chosen))
-    here = [e for e in chosen if cache.entries.get((layer, e)) is not None]
-    for e in here:
-        cache.entries[layer, e].pins += 1
-        cache.on_use((layer, e))
-    for e in set(chosen) - set(here):
-        entry, _ = cache.admit((layer, e))
-        assert entry is not None
-        entry.pins += 1
-    for e in chosen:
-        cache.entries[layer, e].pins -= 1
-    return len(here)
+    assert sum(map(len, missed[0])) > 100
+    assert missed[0] == missed[1]
 
 
 def test_reuse__scores_do_not_depend_on_when_they_are_read() -> None:
@@ -232,22 +204,27 @@ def test_reuse__scores_do_not_depend_on_when_they_are_read() -> None:
             policy.end_step()
 
 
+class ValuedEviction(ReuseEviction):
+    """Gets the same values for its only layer before each routing."""
+
+    def __init__(self, value_E):
+        super().__init__(num_layers=1, num_experts=len(value_E))
+        self._given_1E = [value_E]
+
+    def on_tokens_routed(self, layer, experts_TK):
+        self.on_reuse_scores(layer, self._given_1E)
+
+
 @pytest.mark.parametrize("is_right", [True, False])
 def test_reuse__stops_trusting_a_predictor_that_hits_less(is_right: bool) -> None:
     """Two experts are used in turn, the others now and then. One forecaster says so, one the
     opposite: that one is left, and counting keeps the two."""
-    policy = ReuseEviction(num_layers=1, num_experts=12)
-    cache = ExpertCache(num_slots=4, num_layers=1, per_layer=False, policy=policy)
     rng = np.random.default_rng(2)
     value_E = np.full(12, 0.1)
     value_E[:2] = 0.9 if is_right else 0.0
-    hits = 0
-    for step in range(200):
-        cache.policy.begin_step(ONE)
-        cache.policy.on_reuse_scores(0, [value_E])
-        others = rng.choice(np.arange(2, 12), 2, replace=False).tolist()
-        found = serve(cache, 0, [step % 2, *others])
-        hits += found if step >= 100 else 0
-        cache.policy.end_step()
+    others = [rng.choice(np.arange(2, 12), 2, replace=False).tolist() for _ in range(200)]
+    routing = [[sorted([step % 2, *chosen])] for step, chosen in enumerate(others)]
+    policy = ValuedEviction(value_E)
+    missed = serve(policy, routing, slots=4, per_layer=False)
     assert policy.trusts_predictor is is_right
-    assert hits >= 95
+    assert sum(map(len, missed[100:])) <= 300 - 95

@@ -1,7 +1,5 @@
 """Idle link time fetches experts with the highest eviction scores and delays no request."""
 
-import random
-
 import numpy as np
 
 from runtime.config import SystemConfig
@@ -81,47 +79,3 @@ def test_idle_prefetch__is_off_by_default() -> None:
     one = build_device_cache(system, SPEC, num_slots=[[4]], chunk_bytes=[CHUNKS] * LAYERS)
     step(one, {0: [0.5, 0.9, 0.1, 0.8, 0, 0]}, {})
     assert drain(one) == []
-
-
-def test_idle_prefetch__keeps_all_invariants_on_two_tiers() -> None:
-    """Random steps, forecasts and values over two tiers: each expert in one slot, what was asked
-    for always comes, and nothing stays claimed."""
-    rng = random.Random(0)
-    for seed in range(4):
-        one = core(5, 9)
-        values = np.random.default_rng(seed).random((LAYERS, EXPERTS)) ** 3
-        for _ in range(40):
-            one.begin_step(ONE)
-            for layer in range(LAYERS):
-                if rng.random() < 0.5:
-                    chance = [rng.random() for _ in range(EXPERTS)]
-                    one.on_forecast(layer, chance, chance)
-                    one.prefetch(layer, rng.sample(range(EXPERTS), 2), [0.1, 0.2])
-                for _ in range(rng.randrange(4)):
-                    advance(one)
-                one.on_reuse_scores(layer, [values[layer]])
-                chosen = rng.sample(range(EXPERTS), 2)
-                pending = one.request_routed(layer, once(chosen))
-                for _ in range(200):
-                    ready = [e for e in pending if one.is_ready((layer, e))]
-                    for e in ready:
-                        pending.remove(e)
-                        one.release((layer, e))
-                    if not pending:
-                        break
-                    advance(one)
-                assert not pending
-            one.end_step()
-        for tier in one.tiers:
-            slots = [entry.slot for entry in tier.cache.entries.values()]
-            assert len(set(slots)) == len(slots) <= tier.cache.num_slots
-            assert not tier.queue.requested
-        drain(one)
-        assert all(not entry.pins for entry in one.top.cache.entries.values())
-
-
-def advance(one: DeviceCache) -> None:
-    """Each link carries out one transfer, if it has anything to do."""
-    for tier in one.tiers:
-        if (task := tier.next_task()) is not None:
-            tier.complete(task)

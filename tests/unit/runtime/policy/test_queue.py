@@ -22,10 +22,6 @@ REFERENCE: dict[str, Callable[[float, int], tuple[float, ...]]] = {
 """`(probability, layers ahead)` to a sort key, straight from the papers."""
 
 
-def make_queue(order: str) -> TransferQueue:
-    return TransferQueue(find_prefetch_order(order), num_layers=LAYERS)
-
-
 def test_find_prefetch_order__names_the_known_ones() -> None:
     with pytest.raises(MoecastError, match="priority 'nearest'.*nearest-layer"):
         find_prefetch_order("nearest")
@@ -43,7 +39,7 @@ ACTIONS = st.one_of(
 
 @given(order=st.sampled_from(sorted(PREFETCH_ORDERS)), actions=st.lists(ACTIONS, max_size=40))
 def test_queue__equals_a_list_sorted_at_every_look(order: str, actions: list[tuple]) -> None:
-    queue, layer_now = make_queue(order), -1
+    queue, layer_now = TransferQueue(find_prefetch_order(order), num_layers=LAYERS), -1
     expected: dict[Expert, float | None] = {}
     high: set[Expert] = set()
 

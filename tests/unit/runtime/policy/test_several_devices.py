@@ -1,7 +1,6 @@
 """A policy core of several devices: each expert in one of them."""
 
 import random
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -11,8 +10,9 @@ from hypothesis import strategies as st
 from runtime.config import SystemConfig
 from runtime.policy.build import build_device_cache
 from runtime.policy.counters import sum_counters
-from runtime.policy.placement import ExpertPlacement
+from runtime.policy.placement import NO_DEVICE, ExpertPlacement, place_experts
 from tests.builders.traces import make_spec
+from tests.unit.runtime.policy.test_device_cache import drain
 
 SPEC = make_spec(num_layers=3, num_experts=8, top_k=2)
 ONE = np.array([0])
@@ -29,44 +29,36 @@ def make_caches(num_devices, *, slots=(4,), **switches):
     )
 
 
-def drain(core):
-    """Carries out all transfers; which expert went through which tier."""
-    moved = []
-    while True:
-        tasks = [(i, tier, tier.next_task()) for i, tier in enumerate(core.tiers)]
-        if not any(task for *_, task in tasks):
-            return moved
-        for i, tier, task in tasks:
-            if task is not None:
-                tier.complete(task)
-                moved.append((i, task.expert))
-
-
+@pytest.mark.parametrize("counts", [[60] * 5, [8, 8, 4]], ids=["even", "uneven"])
 @pytest.mark.parametrize("num_devices", [1, 2, 3, 8])
-def test_placement__divides_every_layer_evenly(num_devices):
-    placement = ExpertPlacement(num_devices)
-    for layer in range(5):
-        owners = [placement.device((layer, e)) for e in range(60)]
-        by_device = Counter(owners)
-        assert set(owners) == set(range(num_devices))
-        assert max(by_device.values()) - min(by_device.values()) <= 1
+def test_placement__divides_every_layer_evenly(num_devices, counts):
+    placement, most = place_experts(counts, num_devices), max(counts)
+    assert (placement == ExpertPlacement(num_devices)) == (min(counts) == most)
+    for layer, count in enumerate(counts):
+        owners = [placement.device((layer, e)) for e in range(most)]
+        assert owners[count:] == [NO_DEVICE] * (most - count)
+        held = [owners.count(device) for device in range(num_devices)]
+        assert sum(held) == count
+        assert max(held) - min(held) <= 1
         for device in range(num_devices):
-            mask_E = placement.mask(layer, device, 60)
+            mask_E = placement.mask(layer, device, most)
             assert mask_E.tolist() == [owner == device for owner in owners]
-    owned = [sum(placement.num_owned(d, num_layers=5, num_experts=60)) for d in range(num_devices)]
-    assert sum(owned) == 300
+            owned = placement.num_owned(device, num_layers=len(counts), num_experts=most)
+            assert owned[layer] == held[device]
 
 
 @given(
     seed=st.integers(0, 2**16),
     num_devices=st.integers(1, 4),
+    slots=st.sampled_from([(4,), (5, 9)]),
     eviction=st.sampled_from(["lru", "lfu", "regret", "static", "moe-infinity-request", "reuse"]),
 )
 @settings(max_examples=60, deadline=None)
-def test_devices__keeps_experts_on_their_device(seed, num_devices, eviction):
+def test_devices__keeps_experts_on_their_device(seed, num_devices, slots, eviction):
     rng = random.Random(seed)
-    core = make_caches(num_devices, eviction=eviction, idle_prefetch=rng.random() < 0.5)
-    placement = ExpertPlacement(num_devices)
+    switches = {"eviction": eviction, "idle_prefetch": rng.random() < 0.5}
+    core = make_caches(num_devices, slots=slots, **switches)
+    placement, found = ExpertPlacement(num_devices), 0
     for _ in range(6):
         core.begin_step(ONE)
         for layer in range(SPEC.num_layers):
@@ -77,6 +69,7 @@ def test_devices__keeps_experts_on_their_device(seed, num_devices, eviction):
             core.prefetch(layer, some, [rng.random() for _ in some])
             drain(core)
             chosen = sorted(rng.sample(range(8), 3))
+            found += len(set(some).intersection(chosen))
             order = core.request_routed(layer, dict.fromkeys(chosen, 1))
             assert sorted(order) == chosen
             while order:
@@ -90,56 +83,17 @@ def test_devices__keeps_experts_on_their_device(seed, num_devices, eviction):
             for tier in core.tiers:
                 for expert in tier.cache.entries:
                     assert placement.device(expert) == tier.device
+                taken = {entry.slot for entry in tier.cache.entries.values()}
+                assert len(taken) == len(tier.cache.entries) <= tier.cache.num_slots
         core.end_step()
+    assert not any(tier.queue.requested for tier in core.tiers)
+    drain(core)
+    assert not any(entry.pins for tier in core.tiers for entry in tier.cache.entries.values())
     counters = sum_counters(core.counters)
-    assert counters.requests == 6 * SPEC.num_layers * 3
+    assert counters.requests == counters.predicted == 6 * SPEC.num_layers * 3
+    assert counters.needed_predicted == found
     assert counters.hits + counters.joins + counters.misses == counters.requests
     assert sum(one.requests for one in core.counters) == counters.requests
-
-
-def test_devices__one_is_as_without_a_placement():
-    """The same calls, the same transfers, the same counters, whatever the switches."""
-    for switches in (
-        {},
-        {"chunked": False},
-        {"early_preemption": False},
-        {"reordered": False},
-        {"hot_first": True, "drop_used": True},
-        {"eviction": "moe-infinity-sequence", "cancel": True},
-    ):
-        system = SystemConfig(per_layer=False, **switches)
-        one, other = (
-            build_device_cache(
-                system, SPEC, chunk_bytes=CHUNKS, num_slots=[(5,)], placement=placement
-            )
-            for placement in (None, ExpertPlacement())
-        )
-        rng = random.Random(3)
-        for step in range(8):
-            for core in (one, other):
-                core.begin_step(np.array([step // 4]))
-            for layer in range(SPEC.num_layers):
-                score_E = [rng.random() for _ in range(8)]
-                some, chosen = rng.sample(range(8), 3), sorted(rng.sample(range(8), 3))
-                tokens = {e: rng.randint(1, 4) for e in chosen}
-                orders, moves = [], []
-                for core in (one, other):
-                    core.on_forecast(layer, score_E, score_E)
-                    core.prefetch(layer, some, [score_E[e] for e in some])
-                    move = drain(core)
-                    order = core.request_routed(layer, tokens)
-                    orders.append(list(order))
-                    for e in order:
-                        core.request((layer, e))
-                        move += drain(core)
-                        assert core.is_ready((layer, e))
-                        core.release((layer, e))
-                    moves.append(move)
-                assert orders[0] == orders[1], switches
-                assert moves[0] == moves[1], switches
-            for core in (one, other):
-                core.end_step()
-        assert sum_counters(one.counters) == sum_counters(other.counters), switches
 
 
 def test_devices__orders_by_arrival_on_any_device():
@@ -202,24 +156,16 @@ def test_devices__divides_a_static_set():
         assert all(ExpertPlacement(2).device(e) == tier.device for e in stay)
 
 
-def test_devices__fills_host_tiers_with_own_experts():
-    core = make_caches(2, slots=(2, 5))
-    core.fill()
-    for tier in core.tiers:
-        held = list(tier.cache)
-        assert len(held) == (0 if tier.is_top else 5)
-        assert all(ExpertPlacement(2).device(expert) == tier.device for expert in held)
-
-
 @pytest.mark.parametrize("num_devices", [1, 2])
-def test_fill__in_topological_order_without_duplicates(num_devices):
-    core = make_caches(num_devices, slots=(5, 4), fill_first_layers=True)
+@pytest.mark.parametrize("fills_top", [True, False])
+def test_fill__in_topological_order_without_duplicates(num_devices, fills_top):
+    core = make_caches(num_devices, slots=(5, 4), fill_first_layers=fills_top)
     core.fill()
     for device in range(num_devices):
         top, host = (sorted(tier.cache) for tier in core.tiers if tier.device == device)
         own = [(layer, e) for layer in range(SPEC.num_layers) for e in range(SPEC.num_experts)]
         own = [expert for expert in own if ExpertPlacement(num_devices).device(expert) == device]
-        assert (top, host) == (own[:5], own[5:9])
+        assert (top, host) == ((own[:5], own[5:9]) if fills_top else ([], own[:4]))
         assert all(core.is_ready(expert) for expert in top)
 
 

@@ -1,7 +1,6 @@
 """What measuring this machine finds of machines whose times are known."""
 
 import os
-from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
 
@@ -19,30 +18,20 @@ from tests.builders.families.table import FAMILIES
 from tests.builders.models import tiny_qwen2_moe
 
 
-@dataclass
-class Layout:
-    chunk_bytes: tuple[int, ...] = (100, 300)
-    num_bytes: int = 400
-    alignment: int = 1
-
-
-@dataclass
 class Disk:
     """A millisecond for each read and another for every hundred bytes, twice that for two readers.
 
     A store and its ring, whose clock is `seconds`: no time passes.
     """
 
-    num_layers: int = 2
-    num_experts: int = 6
-    read_experts: list = field(default_factory=list)
-    num_rings: int = 0
-    time: float = 0.0
-    """Seconds of the last read."""
+    num_layers, num_experts = 2, 6
 
-    def __post_init__(self):
-        self.layouts = [Layout()] * self.num_layers
+    def __init__(self):
+        self.layouts = [SimpleNamespace(chunk_bytes=(100, 300), num_bytes=400, alignment=1)] * 2
         self.experts_per_layer = [6, 4]
+        self.read_experts = []
+        self.num_rings = 0
+        self.time = 0.0  # seconds of the last read
 
     def make_ring(self, arrivals, store, arena, closes):
         assert store is self
@@ -55,7 +44,8 @@ class Disk:
 
     def submit(self, arrivals, ticket, task):
         self.read_experts.append(task.expert)
-        assert task.num_bytes == sum(Layout.chunk_bytes[task.first_chunk : task.end_chunk])
+        chunk_bytes = self.layouts[0].chunk_bytes[task.first_chunk : task.end_chunk]
+        assert task.num_bytes == sum(chunk_bytes)
         self.time = self.num_rings * (1e-3 + task.num_bytes * 1e-5)
         arrivals.post(ticket, ARRIVED, self.time)
 

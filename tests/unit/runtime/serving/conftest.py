@@ -1,17 +1,24 @@
 """A tiny model, and servers of it for each module of tests."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.builders.forced_text import HERMES_TEMPLATE
+from tests.builders.forced_text import HERMES_TEMPLATE, Force, force_text
+from tests.builders.plain_answers import PlainAnswers
 from tests.builders.serving import RunningServer, running_server, speaking_model, tiny
 
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return speaking_model(tmp_path_factory.mktemp("speaking"))
+
+
+@pytest.fixture(scope="session")
+def plain(folder: Path) -> PlainAnswers:
+    return PlainAnswers(folder)
 
 
 @pytest.fixture(scope="module")
@@ -27,3 +34,8 @@ def agents(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
     template.write_text(HERMES_TEMPLATE)
     with running_server(lambda: tiny(folder, chat_template=template)) as running:
         yield running
+
+
+@pytest.fixture
+def force(monkeypatch: pytest.MonkeyPatch) -> Force:
+    return partial(force_text, monkeypatch)

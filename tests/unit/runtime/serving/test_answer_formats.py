@@ -17,24 +17,20 @@ from runtime.serving.choice import ChoiceEvent, ChoiceFinished, FinishReason, To
 WEATHER = {"city": "Paris", "days": 3}
 TIME = {"zone": "Europe/Rome"}
 CALLS = [("get_weather", WEATHER), ("get_time", TIME)]
-TOOLS: list[dict[str, Any]] = [
-    {
-        "type": "function",
-        "function": {
-            "name": "get_weather",
-            "parameters": {
-                "type": "object",
-                "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
-            },
-        },
-    },
-    {
-        "type": "function",
-        "function": {
-            "name": "get_time",
-            "parameters": {"type": "object", "properties": {"zone": {"type": "string"}}},
-        },
-    },
+PROPERTIES = {
+    "get_weather": {"city": {"type": "string"}, "days": {"type": "integer"}},
+    "get_time": {"zone": {"type": "string"}},
+}
+
+
+def function(name: str, **more: Any) -> dict[str, Any]:
+    """A tool."""
+    return {"type": "function", "function": {"name": name, **more}}
+
+
+TOOLS = [
+    function(name, parameters={"type": "object", "properties": properties})
+    for name, properties in PROPERTIES.items()
 ]
 WEATHER_JSON, TIME_JSON = json.dumps(WEATHER), json.dumps(TIME)
 WEATHER_CALL = json.dumps({"name": "get_weather", "arguments": WEATHER})
@@ -171,25 +167,29 @@ FAMILIES = {
 }
 
 
-def format_of(template: str, **more: Any) -> AnswerFormat:
+def format_of(template: str, *, special: Any = None, **more: Any) -> AnswerFormat:
     tokenizer: Any = SimpleNamespace(chat_template=template, **more)
-    found = find_answer_format(tokenizer, {})
+    found = find_answer_format(tokenizer, special or {})
     assert found is not None
     return found
 
 
 def read(
-    family: Family, size: int, tools: list[dict[str, Any]], reason: FinishReason
+    form: AnswerFormat,
+    text: str,
+    size: int,
+    *,
+    prefix: str = "",
+    tools: list[dict[str, Any]] = TOOLS,
+    reason: FinishReason = FinishReason.STOP,
 ) -> tuple[OutputDelta, list[OutputDelta]]:
     """The whole of an answer in pieces of this size, and what each piece added."""
-    parser = AnswerParser(format_of(family.template).parser(family.prefix, tools))
-    reader = AnswerReader(parser)
+    reader = AnswerReader(AnswerParser(form.parser(prefix, tools)))
     events: list[ChoiceEvent] = [
-        TokenDelta(text=family.text[i : i + size], token=i, offset=i, logprob=TokenLogprob(i, -1.0))
-        for i in range(0, len(family.text), size)
+        TokenDelta(text=text[i : i + size], token=i, offset=i, logprob=TokenLogprob(i, -1.0))
+        for i in range(0, len(text), size)
     ]
-    events.append(ChoiceFinished(reason))
-    deltas = [reader.read([event]) for event in events]
+    deltas = [reader.read([event]) for event in [*events, ChoiceFinished(reason)]]
     whole = OutputDelta(
         text="".join(delta.text for delta in deltas),
         reasoning="".join(delta.reasoning for delta in deltas),
@@ -204,34 +204,31 @@ def read(
 @pytest.mark.parametrize("name", FAMILIES)
 def test_answer__becomes_its_parts(name: str, size: int) -> None:
     family = FAMILIES[name]
-    whole, _ = read(family, size, TOOLS, FinishReason.STOP)
+    form = format_of(family.template)
+    whole, deltas = read(form, family.text, size, prefix=family.prefix)
     assert [(call.name, json.loads(call.arguments)) for call in whole.calls] == family.calls
     assert (whole.text, whole.reasoning) == (family.content, family.reasoning)
     assert len({call.id for call in whole.calls}) == len(whole.calls)
     assert whole.finish_reason == ("tool_calls" if family.calls else "stop")
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_log_probabilities__are_those_of_the_content(name: str) -> None:
-    """Of each piece: spaces around marks are not in them either."""
-    _, deltas = read(FAMILIES[name], 1, TOOLS, FinishReason.STOP)
-    for delta in deltas:
-        assert "".join(token.text for token in delta.tokens) == delta.text
+    if size == 1:
+        # Spaces around marks are not in the log-probabilities either.
+        for delta in deltas:
+            assert "".join(token.text for token in delta.tokens) == delta.text
 
 
 def test_tools_that_are_not_offered__are_not_called() -> None:
     text = f"So: <tool_call>\n{WEATHER_CALL}\n</tool_call>"
-    whole, _ = read(Family(HERMES, text), 3, [], FinishReason.STOP)
+    whole, _ = read(format_of(HERMES), text, 3, tools=[])
     assert (whole.text, whole.calls, whole.finish_reason) == (text, [], "stop")
 
 
 def test_stream__has_text_at_once_and_calls_when_they_end() -> None:
-    family = FAMILIES["qwen3"]
-    _, deltas = read(family, 1, TOOLS, FinishReason.LENGTH)
-    first = family.text.index("Let me")
+    text = FAMILIES["qwen3"].text
+    _, deltas = read(format_of(HERMES), text, 1, reason=FinishReason.LENGTH)
+    first = text.index("Let me")
     assert "".join(delta.reasoning for delta in deltas[first : first + 3]) == "Let"
     called = [i for i, delta in enumerate(deltas) if delta.calls]
-    ends = [match.end() for match in re.finditer("</tool_call>", family.text)]
+    ends = [match.end() for match in re.finditer("</tool_call>", text)]
     assert [i + 1 for i in called] == ends
     assert deltas[-1].finish_reason == "length"
 
@@ -257,16 +254,11 @@ def test_tokenizers_own_template__counts_first(size: int) -> None:
     form = format_of(HERMES, response_template=OWN)
     assert form.has_reasoning
     text = f"I see.) I look it up. CALL get_weather {WEATHER_JSON};"
-    reader = AnswerReader(AnswerParser(form.parser("<user>?<assistant>(", TOOLS)))
-    events: list[ChoiceEvent] = [
-        TokenDelta(text=text[i : i + size], token=i) for i in range(0, len(text), size)
-    ]
-    output = reader.read([*events, ChoiceFinished(FinishReason.STOP)])
+    output, _ = read(form, text, size, prefix="<user>?<assistant>(")
     assert (output.text, output.reasoning) == ("I look it up.", "I see.")
     assert [(call.name, json.loads(call.arguments)) for call in output.calls] == CALLS[:1]
-    broken = AnswerReader(AnswerParser(form.parser("", TOOLS)))
     text = "So CALL f {;x"
-    rest = broken.read([TokenDelta(text=text, token=1), ChoiceFinished(FinishReason.STOP)])
+    rest, _ = read(form, text, size)
     assert (rest.text, rest.calls) == (text, [])
 
 

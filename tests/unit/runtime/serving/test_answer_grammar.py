@@ -2,18 +2,19 @@
 
 import json
 import re
-from types import SimpleNamespace
+from functools import partial
 from typing import Any
 
 import llguidance
 import pytest
 
-from runtime.serving.answers.answer_formats import AnswerFormat, find_answer_format
+from runtime.serving.answers.answer_formats import AnswerFormat
 from runtime.serving.answers.answer_parser import AnswerParser
 from runtime.serving.api.answer_grammar import chat_grammar
 from runtime.serving.api.schemas import ChatRequest
 from runtime.serving.errors import RequestError
 from tests.builders.plain_answers import TOKENIZER
+from tests.unit.runtime.serving import test_answer_formats as formats
 from tests.unit.runtime.serving.test_answer_formats import FAMILIES, OWN, TOOLS, WEATHER_JSON
 from tests.unit.runtime.serving.test_generation_requests import info
 
@@ -21,19 +22,17 @@ MARK = re.compile(r"<[|｜][^>]+>|\[/?[A-Z_]+\]")
 MARKS = sorted({mark for family in FAMILIES.values() for mark in MARK.findall(family.text)})
 SPECIAL = {name: len(TOKENIZER) + number for number, name in enumerate(MARKS)}
 STRICT = [
-    {
-        "type": "function",
-        "function": {
-            "name": tool["function"]["name"],
-            "parameters": {
-                **tool["function"]["parameters"],
-                "required": list(tool["function"]["parameters"]["properties"]),
-                "additionalProperties": False,
-            },
-            "strict": True,
+    formats.function(
+        name,
+        strict=True,
+        parameters={
+            "type": "object",
+            "properties": properties,
+            "required": list(properties),
+            "additionalProperties": False,
         },
-    }
-    for tool in TOOLS
+    )
+    for name, properties in formats.PROPERTIES.items()
 ]
 WITH_JSON = {
     "deepseek-v3", "deepseek-v3.1", "gpt-oss", "kimi", "llama", "mistral", "mistral, version 11",
@@ -41,12 +40,7 @@ WITH_JSON = {
 }  # fmt: skip
 REMARK = "<|channel|>commentary<|message|><|end|><|start|>assistant"
 WITH_TAGS = {"glm", "minimax", "qwen3-coder"}
-
-
-def format_of(template: str, **more: Any) -> AnswerFormat:
-    found = find_answer_format(SimpleNamespace(chat_template=template, **more), SPECIAL)
-    assert found is not None
-    return found
+format_of = partial(formats.format_of, special=SPECIAL)
 
 
 def tokens_of(text: str) -> list[int]:
@@ -134,10 +128,10 @@ def test_tokenizers_own_template__is_followed_where_its_marks_are_texts() -> Non
 
 def test_names__that_the_format_cannot_have_are_refused() -> None:
     form = format_of(FAMILIES["kimi"].template)
-    tool = {"type": "function", "function": {"name": "a:b"}}
+    tool = formats.function("a:b")
     with pytest.raises(RequestError, match="calls of 'a:b' have a form that no grammar"):
         takes(form, "", "", tools=[tool], tool_choice="required")
-    quoted = {"type": "function", "function": {"name": 'say "hi"'}}
+    quoted = formats.function('say "hi"')
     text = '<tool_call>\n{"name": "say \\"hi\\"", "arguments": {}}\n</tool_call>'
     hermes = format_of("<tool_call>")
     assert takes(hermes, "", text, tools=[quoted], tool_choice="required") == (True, True)
@@ -150,7 +144,7 @@ def test_single_calls__end_the_answer() -> None:
     form = format_of(FAMILIES["qwen3"].template)
     call = f'<tool_call>\n{{"name": "get_weather", "arguments": {WEATHER_JSON}}}\n</tool_call>'
     two = f"{call}\n{call}"
-    named = {"type": "function", "function": {"name": "get_weather"}}
+    named = formats.function("get_weather")
     for body, expected in (
         ({"tool_choice": "required"}, True),
         ({"tool_choice": "required", "parallel_tool_calls": False}, False),

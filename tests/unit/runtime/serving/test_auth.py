@@ -10,13 +10,10 @@ from runtime.serving.config import is_loopback
 from runtime.serving.edge.middleware import KEY_VARIABLE, ApiKeys, load_api_keys
 
 
-def test_keys__come_from_the_option_before_the_environment() -> None:
+def test_keys__come_from_the_option_or_its_file_before_the_environment(tmp_path: Path) -> None:
     assert load_api_keys("a,b", {KEY_VARIABLE: "c"}) == {"a", "b"}
     assert load_api_keys(None, {KEY_VARIABLE: " c , d,"}) == {"c", "d"}
     assert load_api_keys(None, {}) == frozenset()
-
-
-def test_keys__are_read_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("first\n\n second \n")
     assert load_api_keys(f"@{path}", {}) == {"first", "second"}

@@ -126,9 +126,7 @@ def test_large_bodies__are_few_at_once_and_counted_again_afterwards() -> None:
 
 
 @pytest.mark.parametrize("num_bytes", [1, LARGE])
-def test_waiting_requests__leave_rounds_of_the_event_loop_to_others(
-    num_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_requests__leave_rounds_of_the_event_loop_to_others(num_bytes, monkeypatch):
     for size in BodySize:
         monkeypatch.setitem(PAUSE_SECONDS, size, 0.02)
     num_rounds = 0

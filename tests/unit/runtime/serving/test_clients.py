@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders.forced_text import force_text
 from tests.builders.serving import RunningServer, running_server, tiny
 from tests.docs.client_lines import INSTALLED, MODEL, NOT_RUN, PROGRAMS, PYTHON, client_lines
 
@@ -22,13 +21,8 @@ def test_page__has_no_client_without_a_test() -> None:
 
 
 @pytest.mark.parametrize("name", INSTALLED)
-def test_lines__connect_the_client(
-    named: RunningServer,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    name: str,
-) -> None:
-    force_text(monkeypatch, "Hello to you.")
+def test_lines__connect_the_client(named, force, capsys, name):
+    force("Hello to you.")
     lines = client_lines(named.url)[name]
     if name == "curl":
         done = subprocess.run(lines, shell=True, check=True, capture_output=True, text=True)

@@ -92,9 +92,7 @@ def test_answer_before_the_end_of_its_request__closes(guarded: RunningServer, na
     "start",
     [b"", b"GET /heal", LEFT_OPEN["body without a key"], post("/tokenize", b"{", length=99)],
 )
-def test_many_connections__keep_nobody_from_the_server(
-    guarded: RunningServer, start: bytes
-) -> None:
+def test_many_connections__keep_nobody_from_the_server(guarded, start):
     with ExitStack() as stack:
         for _ in range(2 * LIMIT):
             stack.enter_context(guarded.connect()).sendall(start)
@@ -127,9 +125,7 @@ def test_pipelined_answers__that_are_not_read_end_the_connection(guarded: Runnin
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
     ],
 )  # fmt: skip
-def test_what_is_not_http__is_refused_and_not_logged(
-    guarded: RunningServer, request_bytes: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_not_http__is_refused_and_not_logged(guarded, request_bytes, caplog):
     with guarded.connect() as connection:
         connection.sendall(request_bytes)
         answer = read_all(connection)

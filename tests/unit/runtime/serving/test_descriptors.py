@@ -1,12 +1,12 @@
 """A server without a free file descriptor answers on the connections that it has."""
 
 import gc
-import http.client
 import json
 import os
 import resource
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from runtime.serving.edge.connections import (
     connection_limit,
     count_open_files,
 )
-from tests.builders.serving import RunningServer, running_server, tiny
+from tests.builders.serving import running_server, tiny
 
 PROMPT = {"prompt": "The heart", "max_tokens": 4, "temperature": 0}
 SAMPLED = {"temperature": 1, "n": 2, "top_p": 0.9, "top_k": 9, "logit_bias": {"5": 1}}
@@ -50,19 +50,7 @@ def no_free_descriptor() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def connect(server: RunningServer) -> Iterator[http.client.HTTPConnection]:
-    connection = http.client.HTTPConnection("localhost")
-    connection.sock = server.connect()
-    connection.request("GET", "/health")
-    connection.getresponse().read()
-    yield connection
-    connection.close()
-
-
-def ask(
-    connection: http.client.HTTPConnection, path: str, body: dict[str, Any] | None
-) -> tuple[int, bytes]:
+def ask(connection: HTTPConnection, path: str, body: dict[str, Any] | None) -> tuple[int, bytes]:
     content = None if body is None else json.dumps(body)
     headers = {"Content-Type": "application/json"}
     connection.request("GET" if body is None else "POST", path, content, headers)
@@ -71,7 +59,11 @@ def ask(
 
 
 def test_no_free_descriptor__ends_neither_server_nor_engine(folder: Path) -> None:
-    with running_server(lambda: tiny(folder)) as server, connect(server) as connection:
+    with (
+        running_server(lambda: tiny(folder)) as server,
+        closing(HTTPConnection(server.url.removeprefix("http://"))) as connection,
+    ):
+        assert ask(connection, "/health", None)[0] == 200  # and connects
         with no_free_descriptor():
             assert connection_limit() == MIN_CONNECTIONS
             status, content = ask(connection, "/v1/completions", PROMPT)

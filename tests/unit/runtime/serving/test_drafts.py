@@ -2,11 +2,13 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from runtime.config import PROMPT_LOOKUP
 from tests.builders.serving import RunningServer, running_server, tiny
+from tests.unit.runtime.serving.test_completions import raw
 
 PROMPTS = [
     "one two three four one two three four one two",
@@ -17,21 +19,15 @@ PROMPTS = [
 
 def answers(server: RunningServer) -> list[object]:
     """Answers to each prompt, and one with log-probabilities; all are made at the same time."""
-    client = server.openai()
+    options = {"max_tokens": 24, "temperature": 0, "ignore_eos": True}
+    bodies = [*({"prompt": prompt} for prompt in PROMPTS), {"prompt": PROMPTS[0], "logprobs": 2}]
 
-    def ask(prompt: str, logprobs: int | None) -> object:
-        answer = client.completions.create(
-            model="tiny",
-            prompt=prompt,
-            max_tokens=24,
-            temperature=0,
-            logprobs=logprobs,
-            extra_body={"ignore_eos": True},
-        )
-        return answer.choices, answer.usage
+    def ask(body: dict[str, Any]) -> object:
+        answer = raw(server, "/v1/completions", **options, **body)
+        return answer["choices"], answer["usage"]
 
     with ThreadPoolExecutor(4) as pool:
-        return list(pool.map(ask, [*PROMPTS, PROMPTS[0]], [None, None, None, 2]))
+        return list(pool.map(ask, bodies))
 
 
 @pytest.mark.parametrize("source", [PROMPT_LOOKUP, "model"])

@@ -3,12 +3,13 @@
 import gc
 import itertools
 import json
-import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +32,16 @@ from runtime.serving.service import (
 )
 from tests.builders.plain_answers import PlainAnswers
 from tests.builders.served import before_transfers, count_pins, read_in_python
-from tests.builders.serving import WAIT_SECONDS, RunningServer, running_server, speaking_model, tiny
+from tests.builders.serving import (
+    PROMPTS,
+    WAIT_SECONDS,
+    RunningServer,
+    running_server,
+    speaking_model,
+    tiny,
+)
 from tests.builders.waiting import wait_for
 
-PROMPTS = [
-    "The heart pumps blood",
-    "def",
-    "It was late in the evening when the old man came to the door",
-    "Return a new list",
-    "A",
-    "She opened the letter, read it twice, and said nothing",
-    "The river runs through the valley and into the sea",
-    "0 1 2",
-]
 LONG = {"prompt": "The", "max_tokens": 2000, "temperature": 0}
 
 
@@ -52,8 +50,7 @@ def ask_all(server: RunningServer, number: int) -> list[httpx2.Response]:
 
     def ask(prompt: str) -> httpx2.Response:
         body = {"prompt": prompt, "max_tokens": number, "temperature": 0}
-        with server.http() as client:
-            return client.post("/v1/completions", json=body)
+        return server.post("/v1/completions", json=body)
 
     with ThreadPoolExecutor(len(PROMPTS)) as pool:
         return list(pool.map(ask, PROMPTS))
@@ -128,26 +125,22 @@ def test_unreadable_expert__fails_only_requests_that_need_it(tmp_path: Path) -> 
 
     with running_server(with_link(lambda: tiny(folder, budget="10%"), breaking)) as server:
         body = {"prompt": PROMPTS[0], "max_tokens": 2, "temperature": 0}
-        with server.http() as client:
-            # Find experts that only the first prompt reads, even if the others' are cached.
-            for prompt in PROMPTS[1:]:
-                client.post("/v1/completions", json={**body, "prompt": prompt})
-            other_experts = set(read)
-            read.clear()
-            assert text_of(client.post("/v1/completions", json=body)) == texts[0]
-            broken |= read - other_experts
-            assert broken, "no expert is read for the first prompt only"
-            for prompt in PROMPTS[1:]:
-                client.post("/v1/completions", json={**body, "prompt": prompt})
+        # Find experts that only the first prompt reads, even if the others' are cached.
+        for prompt in PROMPTS[1:]:
+            server.post("/v1/completions", json={**body, "prompt": prompt})
+        other_experts = set(read)
+        read.clear()
+        assert text_of(server.post("/v1/completions", json=body)) == texts[0]
+        broken |= read - other_experts
+        assert broken, "no expert is read for the first prompt only"
+        for prompt in PROMPTS[1:]:
+            server.post("/v1/completions", json={**body, "prompt": prompt})
         first, *others = ask_all(server, 2)
         assert first.status_code == 500
         assert first.json()["error"]["code"] == "expert_transfer_failed"
         assert [text_of(answer) for answer in others] == texts[1:]
-        with (
-            server.http() as client,
-            client.stream("POST", "/v1/completions", json={**body, "stream": True}) as stream,
-        ):
-            events = [line for line in stream.iter_lines() if line]
+        streamed = server.post("/v1/completions", json={**body, "stream": True})
+        events = streamed.text.strip().split("\n\n")
         assert json.loads(events[-2].removeprefix("data: "))["error"]["type"] == "server_error"
         assert events[-1] == "data: [DONE]"
         with pytest.raises(openai.APIError, match="cannot read experts"):
@@ -168,21 +161,17 @@ def held(folder: Path) -> Iterator[RunningServer]:
         yield server
 
 
-def ask_on_socket(server: RunningServer, body: dict[str, Any]) -> socket.socket:
+def ask_without_reading(server: RunningServer, body: dict[str, Any]) -> HTTPConnection:
     """Ask for a completion on a connection that the caller closes."""
-    content = json.dumps(body).encode()
-    connection = server.connect()
-    connection.sendall(
-        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        + f"Content-Length: {len(content)}\r\n\r\n".encode()
-        + content
-    )
+    connection = HTTPConnection(server.url.removeprefix("http://"))
+    headers = {"Content-Type": "application/json"}
+    connection.request("POST", "/v1/completions", json.dumps(body), headers)
     return connection
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_disconnect__ends_the_generation_within_a_step(held: RunningServer, stream: bool) -> None:
-    connection = ask_on_socket(held, {**LONG, "stream": stream})
+    connection = ask_without_reading(held, {**LONG, "stream": stream})
     wait_for(lambda: held.steps.num_steps == 1)
     (choice,) = [subject for event, subject in held.steps.events if event == "started"]
     connection.close()
@@ -196,9 +185,9 @@ def test_disconnect__ends_the_generation_within_a_step(held: RunningServer, stre
 
 
 def test_disconnect__frees_the_place_of_a_waiting_answer_at_once(held: RunningServer) -> None:
-    with ask_on_socket(held, LONG):
+    with closing(ask_without_reading(held, LONG)):
         wait_for(lambda: held.steps.num_steps == 1)
-        with ask_on_socket(held, LONG):
+        with closing(ask_without_reading(held, LONG)):
             wait_for(lambda: held.service.num_waiting == 1)
         wait_for(lambda: held.service.num_waiting == 0)
         assert held.steps.num_steps == 1
@@ -232,30 +221,31 @@ def test_full_queue__rejects_at_once_and_keeps_accepted_requests(held: RunningSe
     assert events == {"queued": 4, "started": 4, "ended": 4, "rejected": 4}
 
 
-def test_request_larger_than_the_queue__is_400(held: RunningServer) -> None:
-    with held.http() as client:
-        answer = client.post("/v1/completions", json={"prompt": ["a"] * 5})
-    assert answer.status_code == 400
-    assert "exceed this server's limit of 4" in answer.json()["error"]["message"]
-
-
 # ---- shutdown and failures
+
+
+@contextmanager
+def three_clients(
+    server: RunningServer, body: dict[str, Any]
+) -> Iterator[tuple[httpx2.Client, list[Future[httpx2.Response]]]]:
+    """Another client, and the answers to three, the second's a stream, which are accepted."""
+    with ThreadPoolExecutor(3) as pool, server.http() as client:
+        taken = [
+            pool.submit(client.post, "/v1/completions", json={**body, "stream": stream})
+            for stream in (False, True, False)
+        ]
+        wait_for(lambda: count_accepted(server) == 3)
+        yield client, taken
 
 
 def test_shutdown__finishes_accepted_requests_and_rejects_new_ones(folder: Path) -> None:
     with running_server(lambda: tiny(folder), max_running=1, max_waiting=2) as server:
         server.steps.hold()
-        with ThreadPoolExecutor(3) as pool, server.http() as client:
-            body = {"prompt": "The", "max_tokens": 5, "temperature": 0}
-            taken = [
-                pool.submit(client.post, "/v1/completions", json={**body, "stream": stream})
-                for stream in (False, True, False)
-            ]
-            wait_for(lambda: count_accepted(server) == 3)
+        with three_clients(server, LONG | {"max_tokens": 5}) as (client, taken):
             server.end()
             wait_for(lambda: client.get("/ready").status_code == 503)
             assert client.get("/health").status_code == 200
-            late = client.post("/v1/completions", json=body)
+            late = client.post("/v1/completions", json=LONG)
             assert late.status_code == 503
             assert late.json()["error"]["code"] == "shutting_down"
             assert late.headers["retry-after"]
@@ -272,12 +262,7 @@ def test_shutdown__finishes_accepted_requests_and_rejects_new_ones(folder: Path)
 def test_immediate_shutdown__fails_open_requests(folder: Path, how: str) -> None:
     grace = 0.0 if how == "no grace" else 60.0
     with running_server(lambda: tiny(folder), max_running=1, grace_seconds=grace) as server:
-        with ThreadPoolExecutor(3) as pool, server.http() as client:
-            taken = [
-                pool.submit(client.post, "/v1/completions", json={**LONG, "stream": stream})
-                for stream in (False, True, False)
-            ]
-            wait_for(lambda: count_accepted(server) == 3)
+        with three_clients(server, LONG) as (_, taken):
             server.end()
             if how == "second request":
                 server.end()
@@ -355,8 +340,7 @@ def test_engine_failure__is_503_and_ends_the_server(folder: Path) -> None:
             raise RuntimeError("broken")
 
         server.service.loaded.group.step = broken  # type: ignore[method-assign]
-        with server.http() as client:
-            answer = client.post("/v1/completions", json={"prompt": "a"})
+        answer = server.post("/v1/completions", json={"prompt": "a"})
         assert answer.status_code == 503
         assert answer.json()["error"]["code"] == "engine_dead"
         server.thread.join(WAIT_SECONDS)
@@ -366,31 +350,24 @@ def test_engine_failure__is_503_and_ends_the_server(folder: Path) -> None:
 
 def test_kv_caches__stay_within_their_budget(folder: Path) -> None:
     """With room for 64 tokens, two or three answers of 20 tokens run together."""
-    bounded = {"kv_budget": "16KiB"}
     wanted = PlainAnswers(folder).texts(PROMPTS, 20)
-    with running_server(lambda: tiny(folder, **bounded)) as server:
+    seen: list[Sequence[CompletionChoice]] = []
+    with running_server(lambda: tiny(folder, kv_budget="16KiB")) as server:
         kv_budget = server.service.loaded.info.kv_budget
-        with server.http() as client:
-            about = client.get("/v1/models").json()["data"][0]
-            assert about["max_model_len"] == kv_budget.max_length < 2048
-            rejected = client.post("/v1/completions", json={"prompt": [1] * 64})
-            assert rejected.status_code == 400
-            assert "kv_budget" in rejected.json()["error"]["message"]
+        about = server.get("/v1/models").json()["data"][0]
+        assert about["max_model_len"] == kv_budget.max_length < 2048
+        rejected = server.post("/v1/completions", json={"prompt": [1] * 64})
+        assert rejected.status_code == 400
+        assert "kv_budget" in rejected.json()["error"]["message"]
+        server.steps.after_step = seen.append
         server.steps.hold()
-        seen: list[list[CompletionChoice]] = []
         with ThreadPoolExecutor(1) as pool:
             answers = pool.submit(ask_all, server, 20)
-            wait_for(lambda: server.service.num_running > 0)
-            while not answers.done():
-                seen.append(list(server.service._running))
-                server.steps.allowed.release()
-                time.sleep(0.002)
-        server.steps.release()
+            wait_for(lambda: count_accepted(server) == len(PROMPTS))
+            server.steps.release()
         assert [text_of(answer) for answer in answers.result()] == wanted
         assert max(map(len, seen)) > 1
-        assert all(
-            kv_budget.fits(choice.max_cached_tokens for choice in running) for running in seen
-        )
+        assert all(kv_budget.fits(one.max_cached_tokens for one in choices) for choices in seen)
         queued, started = (
             [choice for name, choice in server.steps.events if name == event]
             for event in ("queued", "started")
@@ -413,15 +390,10 @@ def test_requests__are_freed_without_the_cycle_collector(folder: Path) -> None:
         gc.disable()
         try:
             with server.http() as client:
-                assert client.post("/v1/completions", json=body).status_code == 200
-                assert server.service.wait_idle(WAIT_SECONDS)
-                assert client.post("/v1/completions", json=body | {"n": 4}).status_code == 200
-                assert server.service.wait_idle(WAIT_SECONDS)
-                streamed = client.post("/v1/completions", json=body | {"stream": True})
-                assert "[DONE]" in streamed.text
-                assert server.service.wait_idle(WAIT_SECONDS)
-                many = client.post("/v1/completions", json=body | {"prompt": ["a"] * 3})
-                assert many.status_code == 400
+                for more in ({}, {"n": 4}, {"stream": True}, {"prompt": ["a"] * 3}):
+                    answer = client.post("/v1/completions", json=body | more)
+                    assert answer.status_code == (400 if "prompt" in more else 200)
+                    assert server.service.wait_idle(WAIT_SECONDS)
                 with client.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as gone:
                     next(gone.iter_lines())
             assert server.service.wait_idle(WAIT_SECONDS)

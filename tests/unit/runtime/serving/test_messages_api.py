@@ -1,6 +1,5 @@
 """Anthropic's Messages API by its client, whose types validate every answer and event."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +9,19 @@ from anthropic.types import Message, MessageTokensCount, RawMessageStreamEvent
 from anthropic.types.shared import ErrorResponse
 from pydantic import TypeAdapter
 
-from tests.builders.forced_text import force_text
+from tests.builders.forced_text import Force
 from tests.builders.serving import WAIT_SECONDS, RunningServer, running_server, tiny
 from tests.unit.runtime.serving.test_answer_formats import CALLS, TOOLS
 from tests.unit.runtime.serving.test_completions import HELLO, raw
-from tests.unit.runtime.serving.test_responses_api import QUESTION, named_events
+from tests.unit.runtime.serving.test_responses_api import AS_CHAT, ASKED, QUESTION, named_events
 from tests.unit.runtime.serving.test_tools import ANSWER
 
 PATH = "/v1/messages"
 KEY = "a-key"
+CACHED = {"cache_control": {"type": "ephemeral"}}
 FLAT_TOOLS: Any = [
-    {
-        "name": function["name"],
-        **{name: function[name] for name in ("description",) if name in function},
-        "input_schema": function["parameters"],
-        "cache_control": {"type": "ephemeral"},
-    }
-    for function in (tool["function"] for tool in TOOLS)
+    {"name": tool["function"]["name"], "input_schema": tool["function"]["parameters"], **CACHED}
+    for tool in TOOLS
 ]
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 
@@ -38,8 +33,11 @@ def client(server: RunningServer, key: str = "any") -> anthropic.Anthropic:
 
 
 def body(**fields: Any) -> dict[str, Any]:
-    messages = [{"role": "user", "content": QUESTION}]
-    return {"model": "tiny", "messages": messages, "max_tokens": 400, **fields}
+    return {"model": "tiny", "messages": ASKED, "max_tokens": 400, **fields}
+
+
+def text(content: str) -> dict[str, Any]:
+    return {"type": "text", "text": content}
 
 
 def create(server: RunningServer, **fields: Any) -> Message:
@@ -56,14 +54,10 @@ def calls_of(message: Message) -> list[tuple[str, Any]]:
     return [(block.name, block.input) for block in message.content if block.type == "tool_use"]
 
 
-def test_answer__has_thinking_text_and_calls(
-    agents: RunningServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    force_text(monkeypatch, ANSWER)
+def test_answer__has_thinking_text_and_calls(agents: RunningServer, force: Force) -> None:
+    force(ANSWER)
     message = create(agents, tools=FLAT_TOOLS, metadata={"user_id": "a"})
-    assert [block.type for block in message.content] == [
-        "thinking", "text", "tool_use", "tool_use",
-    ]  # fmt: skip
+    assert [block.type for block in message.content] == ["thinking", "text", *["tool_use"] * 2]
     assert message.content[0].thinking == "Let me see."
     assert message.content[1].text == "I look it up."
     assert calls_of(message) == CALLS
@@ -77,8 +71,8 @@ def test_answer__has_thinking_text_and_calls(
     assert (calls_of(none), none.stop_reason) == ([], "end_turn")
 
 
-def test_ends__have_their_reasons(agents: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    force_text(monkeypatch, "one two three")
+def test_ends__have_their_reasons(agents: RunningServer, force: Force) -> None:
+    force("one two three")
     assert create(agents).stop_reason == "end_turn"
     cut = create(agents, max_tokens=1)
     assert (cut.stop_reason, cut.usage.output_tokens) == ("max_tokens", 1)
@@ -87,10 +81,8 @@ def test_ends__have_their_reasons(agents: RunningServer, monkeypatch: pytest.Mon
     assert stopped.content[0].text == "one "
 
 
-def test_stream__has_the_official_events(
-    agents: RunningServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    force_text(monkeypatch, ANSWER)
+def test_stream__has_the_official_events(agents: RunningServer, force: Force) -> None:
+    force(ANSWER)
     events = named_events(agents, PATH, **body(tools=FLAT_TOOLS))
     for event in events:
         EVENT.validate_python(event, strict=True)
@@ -107,49 +99,23 @@ def test_stream__has_the_official_events(
     assert message.usage.output_tokens == events[-2]["usage"]["output_tokens"]
 
 
-def test_anthropics_client__runs_the_loop_of_an_agent(
-    agents: RunningServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    messages: list[Any] = [{"role": "user", "content": [{"type": "text", "text": QUESTION}]}]
-    system: Any = [
-        {"type": "text", "text": "x-anthropic-billing-header: cch=12345;"},
-        {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}},
-    ]
+def test_anthropics_client__runs_the_loop_of_an_agent(agents: RunningServer, force: Force) -> None:
+    messages: list[Any] = [{"role": "user", "content": [text(QUESTION)]}]
+    system = [text("x-anthropic-billing-header: cch=12345;"), text("Be brief.") | CACHED]
     options: Any = {"tools": FLAT_TOOLS, "max_tokens": 400, "system": system}
     asking = client(agents)
-    with monkeypatch.context() as patch:
-        force_text(patch, ANSWER)
-        first = asking.messages.create(model="tiny", messages=messages, **options)
-    calls = [block for block in first.content if block.type == "tool_use"]
+    force(ANSWER, "It is sunny.")
+    first = asking.messages.create(model="tiny", messages=messages, **options)
     messages.append({"role": "assistant", "content": first.content})
     results = [
-        {
-            "type": "tool_result",
-            "tool_use_id": call.id,
-            "content": [{"type": "text", "text": "sun"}],
-        }
-        for call in calls
+        {"type": "tool_result", "tool_use_id": block.id, "content": [text("sunny")]}
+        for block in first.content
+        if block.type == "tool_use"
     ]
-    more = [{"type": "text", "text": text} for text in ("And ", "tomorrow?")]
-    messages.append({"role": "user", "content": [*results, *more]})
-    force_text(monkeypatch, "It is sunny.")
+    messages.append({"role": "user", "content": [*results, text("And "), text("tomorrow?")]})
     answer = asking.messages.create(model="tiny", messages=messages, **options)
     assert answer.content[0].text == "It is sunny."
-    chat = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": QUESTION},
-        {
-            "role": "assistant",
-            "content": "I look it up.",
-            "reasoning_content": "Let me see.",
-            "tool_calls": [
-                {"id": c.id, "function": {"name": c.name, "arguments": json.dumps(c.input)}}
-                for c in calls
-            ],
-        },
-        *({"role": "tool", "tool_call_id": c.id, "content": "sun"} for c in calls),
-        {"role": "user", "content": "And tomorrow?"},
-    ]
+    chat = [*AS_CHAT, {"role": "user", "content": "And tomorrow?"}]
     tokens = raw(agents, "/tokenize", messages=chat, tools=TOOLS)["tokens"]
     assert answer.usage.cache_read_input_tokens > 0
     assert num_prompt(answer) == len(tokens)
@@ -159,10 +125,8 @@ def test_anthropics_client__runs_the_loop_of_an_agent(
     assert counted.input_tokens == len(tokens)
 
 
-def test_thinking__reaches_the_template(
-    agents: RunningServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    force_text(monkeypatch, "Let me see.\n</think>\n\nIt is.")
+def test_thinking__reaches_the_template(agents: RunningServer, force: Force) -> None:
+    force("Let me see.\n</think>\n\nIt is.")
     message = create(agents, thinking={"type": "enabled", "budget_tokens": 1024})
     assert [block.type for block in message.content] == ["thinking", "text"]
 
@@ -175,8 +139,7 @@ def test_thinking__reaches_the_template(
 
 def refused(server: RunningServer, status: int, **fields: Any) -> tuple[str, str]:
     """The kind and the message of an error, in Anthropic's shape."""
-    with server.http() as http:
-        answer = http.post(PATH, json=fields)
+    answer = server.post(PATH, json=fields)
     assert answer.status_code == status, answer.text
     ErrorResponse.model_validate(answer.json() | {"request_id": None}, strict=True)
     return answer.json()["error"]["type"], answer.json()["error"]["message"]
@@ -185,9 +148,7 @@ def refused(server: RunningServer, status: int, **fields: Any) -> tuple[str, str
 WRONG: dict[str, dict[str, Any]] = {
     "messages": {"messages": [*HELLO, {"role": "assistant", "content": "b"}]},
     "messages[0].content[1].type": {
-        "messages": [
-            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image"}]}
-        ]
+        "messages": [{"role": "user", "content": [text("a"), {"type": "image"}]}]
     },
     "messages[0].content[0].tool_use_id": {
         "messages": [{"role": "user", "content": [{"type": "tool_result"}]}]
@@ -225,11 +186,7 @@ def test_errors__have_anthropics_shape(folder: Path, monkeypatch: pytest.MonkeyP
             good.messages.create(**body() | {"model": "another"})
         with pytest.raises(anthropic.NotFoundError, match="this server has POST"):
             good.messages.batches.list()
-
-        def fail(*args: Any, **options: Any) -> None:
-            raise RuntimeError("a fault")
-
-        monkeypatch.setattr("runtime.serving.choice.make_logits_processors", fail)
+        monkeypatch.setattr("runtime.serving.choice.make_logits_processors", lambda *_, **__: 1 / 0)
         with pytest.raises(anthropic.InternalServerError, match="api_error"):
             good.messages.create(**body())
         with (

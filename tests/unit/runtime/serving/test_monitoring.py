@@ -8,7 +8,6 @@ import types
 import typing
 from collections.abc import Iterator
 from itertools import combinations, product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -203,9 +202,7 @@ def test_dashboard__fits_grafanas_schema() -> None:
     assert list(find_unknown(given, kept, "dashboard")) == []
 
 
-def test_monitor__writes_the_files_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_monitor__writes_the_files_once(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run_program("runtime", ["monitor"]) == 0
     folder = tmp_path / "monitoring"

@@ -6,18 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from transformers import DynamicCache
 
 from runtime.config import Exact, ModelConfig
 from runtime.serving.choice import CompletionChoice
 from runtime.serving.config import ServeConfig
-from runtime.serving.observe.metrics import ServerMetrics
 from runtime.serving.observe.status import Telemetry
 from runtime.serving.served_model import load_model
-from runtime.serving.service import GenerationService, ServiceObserver
-from tests.builders.plain_answers import PlainAnswers
+from runtime.serving.service import GenerationService
+from tests.builders.plain_answers import PlainAnswers, text_of
 from tests.builders.serving import RunningServer, running_server, tiny
 from tests.builders.waiting import wait_for
+from tests.unit.runtime.serving.test_metrics import of
 
 PROMPT = list(range(100, 140))
 QUESTIONS = [[7, 8, 9], [50, 51], list(range(60, 80)), [300]]
@@ -25,8 +25,7 @@ QUESTIONS = [[7, 8, 9], [50, 51], list(range(60, 80)), [300]]
 
 def complete(server: RunningServer, prompt: list[int], **options: Any) -> dict[str, Any]:
     body = {"prompt": prompt, "max_tokens": 6, "temperature": 0, "ignore_eos": True, **options}
-    with server.http() as client:
-        response = client.post("/v1/completions", json=body)
+    response = server.post("/v1/completions", json=body)
     assert response.status_code == 200, response.text
     return response.json()
 
@@ -39,40 +38,17 @@ class Conversation:
     """Turns of plain Transformers, which keep one `past_key_values`."""
 
     def __init__(self, plain: PlainAnswers):
-        self._model = plain.model
-        self._past: Any = None
+        self._plain, self._past = plain, DynamicCache(config=plain.model.config)
         self.tokens: list[int] = list(PROMPT)
 
     def answer(self, number: int = 6) -> list[int]:
-        inputs = torch.tensor([self.tokens])
-        found = self._model.generate(
-            inputs,
-            attention_mask=torch.ones_like(inputs),
-            do_sample=False,
-            max_new_tokens=number,
-            past_key_values=self._past,
-            return_dict_in_generate=True,
-        )
-        self._past = found.past_key_values
-        new = found.sequences[0, len(self.tokens) :].tolist()
+        new = self._plain.tokens(self.tokens, number, past_key_values=self._past)
         self.tokens += new
         return new
 
 
-@pytest.fixture(scope="module")
-def plain(folder: Path) -> PlainAnswers:
-    return PlainAnswers(folder)
-
-
-def text_of(server: RunningServer, tokens: list[int]) -> str:
-    tokenizer = server.service.loaded.info.tokenizer
-    return tokenizer.decode(tokens, skip_special_tokens=True)
-
-
 @pytest.mark.parametrize("exact", [Exact.EAGER, Exact.SHARED])
-def test_conversation__computes_each_turn_once(
-    folder: Path, plain: PlainAnswers, exact: Exact
-) -> None:
+def test_conversation__computes_each_turn_once(folder, plain, exact):
     model = ModelConfig(name="tiny", id=str(folder), exact=exact)
     with running_server(lambda: load_model(ServeConfig(model=model, budget="50%"))) as server:
         turns = Conversation(plain)
@@ -82,7 +58,7 @@ def test_conversation__computes_each_turn_once(
             answer = complete(server, turns.tokens)
             assert count_cached(answer) == (before - 1 if number else 0)
             assert answer["usage"]["prompt_tokens"] == len(turns.tokens)
-            assert answer["choices"][0]["text"] == text_of(server, turns.answer())
+            assert answer["choices"][0]["text"] == text_of(turns.answer())
         assert server.service.wait_idle(60)
         assert server.service.loaded.kept.caches.num_texts == 1
         # What needs the logits of all tokens computes all of them.
@@ -99,10 +75,9 @@ def test_answers__at_the_same_time_go_on_with_one_text(folder: Path, plain: Plai
         for prompt, answer in zip(prompts, answers, strict=True):
             assert count_cached(answer) == len(PROMPT)
             turns = Conversation(plain)
-            turns.tokens = list(PROMPT)
             turns.answer(1)
             turns.tokens = prompt
-            expected = text_of(server, turns.answer())
+            expected = text_of(turns.answer())
             assert [choice["text"] for choice in answer["choices"]] == [expected] * 2
 
 
@@ -122,20 +97,7 @@ def test_cancelled_answer__is_gone_on_with(folder: Path, plain: PlainAnswers) ->
         turns.tokens += QUESTIONS[0]
         answer = complete(server, turns.tokens)
         assert count_cached(answer) == len(PROMPT) + 3
-        assert answer["choices"][0]["text"] == text_of(server, turns.answer())
-
-
-class Books(ServiceObserver):
-    """Checks after every step that running and kept KV caches fit `kv_budget` together."""
-
-    def __init__(self, service: GenerationService):
-        self._service = service
-        self.most = 0
-
-    def on_step(self, seconds: float, choices: Sequence[CompletionChoice]) -> None:
-        kept = self._service.loaded.kept
-        running = kept.budget.bytes_of(choice.max_cached_tokens for choice in choices)
-        self.most = max(self.most, kept.caches.num_bytes + running)
+        assert answer["choices"][0]["text"] == text_of(turns.answer())
 
 
 @pytest.mark.parametrize("num_clients", [1, 4])
@@ -145,14 +107,19 @@ def test_kv_budget__holds_running_and_kept_texts(folder: Path, num_clients: int)
         loaded = server.service.loaded
         size = loaded.info.kv_budget.size.bytes_per_token
         assert 32 * 1024 // size == 128  # tokens
-        books = Books(server.service)
-        server.service.add_observer(books)
+        held: list[int] = []
+
+        def count(choices: Sequence[CompletionChoice]) -> None:
+            running = loaded.kept.budget.bytes_of(one.max_cached_tokens for one in choices)
+            held.append(loaded.kept.caches.num_bytes + running)
+
+        server.steps.after_step = count
         prompts = [[200 + number, *PROMPT] for number in range(4)]
         with ThreadPoolExecutor(num_clients) as pool:
             for _ in range(2):
                 list(pool.map(lambda prompt: complete(server, prompt), prompts))
         assert server.service.wait_idle(60)
-        assert 0 < books.most <= 32 * 1024
+        assert 0 < max(held) <= 32 * 1024
         assert loaded.kept.caches.num_texts == 2
         assert loaded.kept.caches.num_bytes == 2 * (len(PROMPT) + 6) * size
         # The longest answer leaves no room, and what is kept did not make it wait.
@@ -172,7 +139,7 @@ def test_metrics_and_status__count_reused_tokens(folder: Path) -> None:
     made: list[Telemetry] = []
 
     def watch(service: GenerationService) -> None:
-        made.append(Telemetry(service, ServeConfig(model=ModelConfig(name="tiny"))))
+        made.append(Telemetry(service, ServeConfig(model=ModelConfig(name="m"))))
 
     with running_server(lambda: tiny(folder), install=watch) as server:
         complete(server, PROMPT)
@@ -182,10 +149,5 @@ def test_metrics_and_status__count_reused_tokens(folder: Path) -> None:
         assert status["tokens"]["prompt"] == 2 * len(PROMPT) + 3
         assert status["tokens"]["reused"] == len(PROMPT)
         assert status["memory"]["kept_kv_bytes"] == server.service.loaded.kept.caches.num_bytes > 0
-        assert value_of(metrics, "vllm:prefix_cache_queries_total") == 2 * len(PROMPT) + 3
-        assert value_of(metrics, "vllm:prefix_cache_hits_total") == len(PROMPT)
-
-
-def value_of(metrics: ServerMetrics, name: str) -> float:
-    lines = metrics.render()[0].decode().splitlines()
-    return float(next(line for line in lines if line.startswith(f"{name}{{")).split()[-1])
+        assert of(metrics, "vllm:prefix_cache_queries_total") == 2 * len(PROMPT) + 3
+        assert of(metrics, "vllm:prefix_cache_hits_total") == len(PROMPT)

@@ -50,9 +50,7 @@ def test_sample__has_complete_answers_only(tmp_path: Path) -> None:
     assert recorded(tmp_path / "f") == [[0], [2]]
 
 
-def test_size__pauses_until_the_file_is_moved_away(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_size__pauses_until_the_file_is_moved_away(tmp_path, caplog):
     path = tmp_path / "f"
     recorder = make(path, max_bytes=40)
     for _ in range(9):
@@ -65,9 +63,7 @@ def test_size__pauses_until_the_file_is_moved_away(
 
 
 @pytest.mark.parametrize("takes", [0, 5])
-def test_full_disk__ends_the_recording_with_one_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, takes: int
-) -> None:
+def test_full_disk__ends_the_recording_with_one_warning(tmp_path, caplog, monkeypatch, takes):
     recorder = make(tmp_path / "f")
     recorder.on_ended(ended([1]))
     write = os.write

@@ -1,6 +1,7 @@
 """The Responses API by OpenAI's client, whose types validate every answer and event."""
 
 import json
+from itertools import groupby
 from typing import Any
 
 import openai
@@ -8,17 +9,33 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from tests.builders.forced_text import force_text
+from tests.builders.forced_text import Force
 from tests.builders.serving import RunningServer
 from tests.unit.runtime.serving.test_answer_formats import CALLS, TOOLS
 from tests.unit.runtime.serving.test_completions import raw
-from tests.unit.runtime.serving.test_rejections import error_of, post
+from tests.unit.runtime.serving.test_rejections import refused
 from tests.unit.runtime.serving.test_tools import ANSWER
 
 PATH = "/v1/responses"
 FLAT_TOOLS: Any = [{"type": "function", **tool["function"]} for tool in TOOLS]
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 QUESTION = "What is the weather in Paris?"
+ASKED: list[Any] = [{"role": "user", "content": QUESTION}]
+AS_CHAT = [
+    {"role": "system", "content": "Be brief."},
+    *ASKED,
+    {
+        "role": "assistant",
+        "content": "I look it up.",
+        "reasoning_content": "Let me see.",
+        "tool_calls": [
+            {"id": name, "function": {"name": name, "arguments": json.dumps(arguments)}}
+            for name, arguments in CALLS
+        ],
+    },
+    *({"role": "tool", "tool_call_id": name, "content": "sunny"} for name, _ in CALLS),
+]
+"""The conversation of an agent's loop as a chat."""
 
 
 def create(server: RunningServer, **fields: Any) -> Response:
@@ -30,8 +47,7 @@ def create(server: RunningServer, **fields: Any) -> Response:
 
 def named_events(server: RunningServer, path: str, **body: Any) -> list[dict[str, Any]]:
     """The events of a stream, each of which has its type's name."""
-    with server.http() as http:
-        text = http.post(path, json={**body, "stream": True}).text
+    text = server.post(path, json={**body, "stream": True}).text
     events = []
     for lines in text.strip().split("\n\n"):
         name, data = lines.split("\n")
@@ -45,16 +61,8 @@ def calls_of(output: list[Any]) -> list[tuple[str, Any]]:
     return [(call.name, json.loads(call.arguments)) for call in calls]
 
 
-def prompt_of(server: RunningServer, **body: Any) -> str:
-    """The prompt that the template makes of a chat."""
-    tokens = raw(server, "/tokenize", **body)["tokens"]
-    return raw(server, "/detokenize", tokens=tokens)["prompt"]
-
-
-def test_answer__has_reasoning_text_and_calls(
-    agents: RunningServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    force_text(monkeypatch, ANSWER)
+def test_answer__has_reasoning_text_and_calls(agents: RunningServer, force: Force) -> None:
+    force(ANSWER)
     response = create(agents, tools=FLAT_TOOLS, instructions="Be brief.", temperature=0.5)
     assert response.status == "completed"
     assert [item.type for item in response.output] == [
@@ -81,40 +89,33 @@ def test_answer__that_is_cut_is_incomplete(agents: RunningServer) -> None:
         "incomplete", "max_output_tokens",
     )  # fmt: skip
     assert response.output[-1].status == "incomplete"
-    chat = raw(
-        agents,
-        "/v1/chat/completions",
-        messages=[{"role": "user", "content": QUESTION}],
-        max_tokens=3,
-        temperature=0,
-    )
+    chat = raw(agents, "/v1/chat/completions", messages=ASKED, max_tokens=3, temperature=0)
     assert response.output_text == chat["choices"][0]["message"]["content"]
     assert response.usage.input_tokens == chat["usage"]["prompt_tokens"]
     *_, last = named_events(agents, PATH, input=QUESTION, max_output_tokens=3)
     assert last["type"] == "response.incomplete"
 
 
-def test_stream__has_the_official_events(
-    agents: RunningServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    force_text(monkeypatch, ANSWER)
+def test_stream__has_the_official_events(agents: RunningServer, force: Force) -> None:
+    force(ANSWER)
     events = named_events(agents, PATH, input=QUESTION, max_output_tokens=400, tools=FLAT_TOOLS)
     for event in events:
         EVENT.validate_python(event, strict=True)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
-    names = [event["type"].removeprefix("response.") for event in events]
-    part = ["output_item.added", "content_part.added"], ["content_part.done", "output_item.done"]
+    names = [name.removeprefix("response.") for name, _ in groupby(e["type"] for e in events)]
+
+    def part(kind: str) -> list[str]:
+        return [
+            "output_item.added", "content_part.added", f"{kind}.delta", f"{kind}.done",
+            "content_part.done", "output_item.done",
+        ]  # fmt: skip
+
     call = [
         "output_item.added", "function_call_arguments.delta", "function_call_arguments.done",
         "output_item.done",
     ]  # fmt: skip
-    expected = ["created", "in_progress"]
-    for kind in ("reasoning_text", "output_text"):
-        expected += [*part[0], f"{kind}.delta", f"{kind}.done", *part[1]]
-    assert list(dict.fromkeys(names)) == list(dict.fromkeys([*expected, *call, "completed"]))
-    once = [name for name in names if name not in ("reasoning_text.delta", "output_text.delta")]
-    assert once == [*(n for n in expected if n not in names or "text.delta" not in n), *call * 2,
-                    "completed"]  # fmt: skip
+    parts = [*part("reasoning_text"), *part("output_text"), *call, *call]
+    assert names == ["created", "in_progress", *parts, "completed"]
     with agents.openai().responses.stream(
         model="tiny", input=QUESTION, max_output_tokens=400, tools=FLAT_TOOLS
     ) as stream:
@@ -124,41 +125,22 @@ def test_stream__has_the_official_events(
     assert response.usage.output_tokens == events[-1]["response"]["usage"]["output_tokens"]
 
 
-def test_openais_client__runs_the_loop_of_an_agent(
-    agents: RunningServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_openais_client__runs_the_loop_of_an_agent(agents: RunningServer, force: Force) -> None:
     client = agents.openai()
-    items: list[Any] = [{"role": "user", "content": QUESTION}]
+    items = [*ASKED]
     options: Any = {"tools": FLAT_TOOLS, "max_output_tokens": 400, "instructions": "Be brief."}
-    with monkeypatch.context() as patch:
-        force_text(patch, ANSWER)
-        first = client.responses.create(model="tiny", input=items, **options)
+    force(ANSWER, "It is sunny.")
+    first = client.responses.create(model="tiny", input=items, **options)
     items += [item.model_dump() for item in first.output]
     items += [
         {"type": "function_call_output", "call_id": item.call_id, "output": "sunny"}
         for item in first.output
         if item.type == "function_call"
     ]
-    force_text(monkeypatch, "It is sunny.")
     response = client.responses.create(model="tiny", input=items, **options)
     assert response.output_text == "It is sunny."
     # The prompt is that of the same conversation as a chat.
-    calls = [item for item in first.output if item.type == "function_call"]
-    messages = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": QUESTION},
-        {
-            "role": "assistant",
-            "content": "I look it up.",
-            "reasoning_content": "Let me see.",
-            "tool_calls": [
-                {"id": c.call_id, "function": {"name": c.name, "arguments": c.arguments}}
-                for c in calls
-            ],
-        },
-        *({"role": "tool", "tool_call_id": c.call_id, "content": "sunny"} for c in calls),
-    ]
-    tokens = raw(agents, "/tokenize", messages=messages, tools=TOOLS)["tokens"]
+    tokens = raw(agents, "/tokenize", messages=AS_CHAT, tools=TOOLS)["tokens"]
     assert response.usage.input_tokens == len(tokens)
 
 
@@ -178,10 +160,7 @@ def test_storage__is_refused_in_words(agents: RunningServer) -> None:
 
 
 def test_failure__is_an_event(agents: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args: Any, **options: Any) -> None:
-        raise RuntimeError("a fault")
-
-    monkeypatch.setattr("runtime.serving.choice.make_logits_processors", fail)
+    monkeypatch.setattr("runtime.serving.choice.make_logits_processors", lambda *_, **__: 1 / 0)
     events = named_events(agents, PATH, input="a", max_output_tokens=4)
     for event in events:
         EVENT.validate_python(event, strict=True)
@@ -214,13 +193,11 @@ WRONG: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("param", WRONG)
 def test_wrong_fields__are_named_by_their_path(agents: RunningServer, param: str) -> None:
     body = {"input": QUESTION, "max_output_tokens": 1, **WRONG[param]}
-    error = error_of(post(agents, PATH, json.dumps(body)), 400)
-    assert error["param"] == param
-    assert error["message"].startswith(f"{param}: ")
+    assert refused(agents, PATH, **body)["param"] == param
 
 
 def test_context_that_is_too_long__is_the_inputs_fault(agents: RunningServer) -> None:
     with pytest.raises(openai.BadRequestError, match="^Error code: 400.*context length is 2048"):
         agents.openai().responses.create(model="tiny", input="word " * 3000)
-    error = error_of(post(agents, PATH, json.dumps({"input": "word " * 3000})), 400)
+    error = refused(agents, PATH, input="word " * 3000)
     assert (error["param"], error["code"]) == ("input", "context_length_exceeded")

@@ -43,9 +43,7 @@ def test_manager__reports_each_state(systemd: socket.socket) -> None:
     ]
 
 
-def test_manager__sends_signs_of_life_in_time(
-    systemd: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_manager__sends_signs_of_life_in_time(systemd, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(service_manager.time, "monotonic", lambda: now[0])
     environment = {"NOTIFY_SOCKET": systemd.getsockname(), "WATCHDOG_USEC": "10000000"}
@@ -62,9 +60,7 @@ def test_manager__sends_signs_of_life_in_time(
     assert received(systemd) == ["STATUS=loading the model"], "another process is watched"
 
 
-def test_manager__without_systemd_does_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_manager__without_systemd_does_nothing(tmp_path, caplog):
     manager = ServiceManager({})
     manager.on_state(ServiceState.READY)
     manager.tick(lambda: True)

@@ -1,7 +1,7 @@
 """The status reports what is known, with the last answers; the heap is trimmed when that is due."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.config import ModelConfig, SystemConfig
-from runtime.generation.sampling import SamplingParams
 from runtime.presets import load_system
 from runtime.serving.app import HeapTrimmer
 from runtime.serving.choice import CompletionChoice, FinishReason
@@ -27,78 +26,53 @@ from runtime.serving.observe.status import (
     Telemetry,
     percentiles,
 )
-from runtime.serving.service import ServiceObserver, ServiceState
+from runtime.serving.service import GenerationService
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.served import serve
+from tests.builders.waiting import wait_for
+from tests.unit.runtime.serving.test_metrics import make_choice, step
 
-NAMES = {"system": "promoe", "eviction": "lru"}
-
-
-class FakeService:
-    """A service whose model is loaded when the test says so."""
-
-    def __init__(self) -> None:
-        self.state = ServiceState.LOADING
-        self.loaded: Any = None
-        self.observers: list[ServiceObserver] = []
-        self._listeners: list[Callable[[ServiceState], None]] = []
-
-    def add_observer(self, observer: ServiceObserver) -> None:
-        self.observers.append(observer)
-
-    def on_state_change(self, listener: Callable[[ServiceState], None]) -> None:
-        self._listeners.append(listener)
-
-    def change(self, state: ServiceState, model: Any = None) -> None:
-        self.state = state
-        if model is not None:
-            info = SimpleNamespace(max_length=64, kv_budget=None)
-            self.loaded = SimpleNamespace(model=model, info=info, kept=None)
-        for listener in self._listeners:
-            listener(state)
+SYSTEM = SystemConfig(name="promoe", eviction="lru")
+CONFIG = ServeConfig(model=ModelConfig(name="m"), max_running=2, max_waiting=3, system=SYSTEM)
 
 
-@pytest.fixture
-def service() -> FakeService:
-    return FakeService()
+def watched(open_model: Callable[[], Any]) -> tuple[GenerationService, Telemetry]:
+    service = GenerationService(open_model, max_running=2, max_waiting=3)
+    return service, Telemetry(service, CONFIG, version="9")
 
 
-@pytest.fixture
-def telemetry(service: FakeService) -> Telemetry:
-    system = SystemConfig(name=NAMES["system"], eviction=NAMES["eviction"])
-    config = ServeConfig(model=ModelConfig(name="m"), max_running=2, max_waiting=3, system=system)
-    return Telemetry(service, config, version="9")  # type: ignore[arg-type]
-
-
-def test_status__of_a_model_that_is_loading(telemetry: Telemetry, service: FakeService) -> None:
+def test_status__of_a_model_that_is_loading() -> None:
+    _, telemetry = watched(dict)
     status = telemetry.status()
     assert (status["model"], status["state"], status["served"]) == ("m", "loading", None)
     assert status["queue"] == {"running": 0, "waiting": 0, "max_running": 2, "max_waiting": 3}
     assert status["memory"]["resident_bytes"] > 0
     assert "experts" not in status
-    assert service.observers == [telemetry.metrics, telemetry.recent]
     assert status["tokens"] == {"prompt": 0, "reused": 0, "generated": 0, "generated_per_second": 0}
     assert status["latency"] == {"num_answers": 0, "ttft_seconds": None, "tpot_seconds": None}
     assert status["answers"] == []
 
 
-def test_status__includes_the_engine_once_it_is_ready(
-    telemetry: Telemetry, service: FakeService, tmp_path: Path
-) -> None:
+def test_status__includes_the_engine_once_it_is_ready(tmp_path: Path) -> None:
     # On the computing thread: the forecasts of another one may come after the status.
     system = replace(load_system("moecast"), synchronous=True)
     budgets = {"budget": "50%", "host_budget": "100%"}
     model = serve(tiny_qwen2_moe(tmp_path), **budgets, predictor="skip", system=system)
-    with model.moecast:
-        service.change(ServiceState.READY, model)
-        model(torch.tensor([[1, 2, 3]]))
-        status = telemetry.status()
-        _, kind = telemetry.metrics.render()
-        assert kind.startswith("text/plain")
-        service.change(ServiceState.DRAINING)
-        assert telemetry.status()["state"] == "draining"
+    info, group = SimpleNamespace(max_length=64, kv_budget=None), SimpleNamespace(close=dict)
+    loaded = SimpleNamespace(model=model, info=info, kept=None, group=group)
+    service, telemetry = watched(lambda: loaded)
+    service.start()
+    wait_for(lambda: "cells" in telemetry.status())
+    model(torch.tensor([[1, 2, 3]]))
+    status = telemetry.status()
+    _, kind = telemetry.metrics.render()
+    assert kind.startswith("text/plain")
+    service.drain()
+    assert telemetry.status()["state"] == "draining"
+    assert service.close(timeout_seconds=60)
     assert status["served"] == {
-        **NAMES,
+        "system": "promoe",
+        "eviction": "lru",
         "predictor": "skip",
         "num_layers": 2,
         "num_experts": 8,
@@ -118,7 +92,7 @@ def test_status__includes_the_engine_once_it_is_ready(
     assert (status["faults"], status["lost_threads"]) == ({}, 0)
     assert status["predictor_drift"] is None  # no entry, no card
     assert status["prefetching"] in (True, False)  # the default system is adaptive
-    assert telemetry.metrics.loaded is service.loaded
+    assert telemetry.metrics.loaded is loaded
 
 
 START = datetime(2026, 11, 22, 8, 30, tzinfo=UTC)
@@ -136,22 +110,15 @@ class Server:
         )
 
     def start(self, name: str = "r", prompt_tokens: int = 3) -> CompletionChoice:
-        sampling = SamplingParams(max_new_tokens=20)
-        choice = CompletionChoice(
-            [7] * prompt_tokens, sampling, deliver=lambda _: None, request_id=name
-        )
-        choice.arrived_at = self.seconds
+        choice = make_choice(num_prompt_tokens=prompt_tokens, at=self.seconds)
+        choice.request_id = name
         return choice
 
     def step(self, *choices: CompletionChoice, seconds: float) -> None:
         """Add a token to each choice after some time."""
         self.seconds += seconds
-        for choice in choices:
-            choice.num_tokens += 1
-            self.num_tokens += 1
-            choice.last_token_at = self.seconds
-            choice.first_token_at = choice.first_token_at or self.seconds
-        self.recent.on_step(seconds, list(choices))
+        self.num_tokens += len(choices)
+        step(self.recent, self.seconds, *choices)
 
     def end(self, choice: CompletionChoice, reason: FinishReason = FinishReason.LENGTH) -> None:
         choice.finish_reason = reason
@@ -233,31 +200,20 @@ def test_throughput__is_that_of_the_last_whole_seconds(steps: list[tuple[float, 
     assert server.recent.tokens_per_second() == len(recent) / RATE_SECONDS
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.trims: list[float] = []
-
-    def trimmer(self) -> HeapTrimmer:
-        return HeapTrimmer(
-            interval_seconds=30, trim=lambda: self.trims.append(self.now), clock=lambda: self.now
-        )
-
-
-def test_trimmer__trims_at_most_once_an_interval() -> None:
-    clock = Clock()
-    trimmer = clock.trimmer()
-    for second in range(100):
-        clock.now = float(second)
+@pytest.mark.parametrize(
+    ("seconds", "is_idle", "expected"),
+    [(range(100), False, [30, 60, 90]), ([29, 30.5, 31], True, [29, 30.5, 31])],
+)
+def test_trimmer__trims_once_an_interval_and_whenever_the_server_is_idle(
+    seconds: Iterable[float], is_idle: bool, expected: list[float]
+) -> None:
+    now = [0.0]
+    trims: list[float] = []
+    trimmer = HeapTrimmer(
+        interval_seconds=30, trim=lambda: trims.append(now[0]), clock=lambda: now[0]
+    )
+    for now[0] in seconds:
         trimmer.on_step(0.1, [])
-    assert clock.trims == [30.0, 60.0, 90.0]
-
-
-def test_trimmer__trims_whenever_the_server_is_idle() -> None:
-    clock = Clock()
-    trimmer = clock.trimmer()
-    for second in (29.0, 30.5, 31.0):
-        clock.now = second
-        trimmer.on_step(0.1, [])
-        trimmer.on_idle()
-    assert clock.trims == [29.0, 30.5, 31.0]
+        if is_idle:
+            trimmer.on_idle()
+    assert trims == expected

@@ -18,12 +18,13 @@ from runtime.config import PROMPT_LOOKUP
 from runtime.generation.constraint import GrammarVocabulary, compile_grammar
 from runtime.generation.sampling import SamplingParams
 from runtime.serving.choice import CompletionChoice, TokenDelta
-from tests.builders.forced_text import force_text
+from tests.builders.forced_text import Force
 from tests.builders.plain_answers import TOKENIZER, ids
 from tests.builders.serving import RunningServer, running_server, tiny
+from tests.unit.runtime.serving.test_answer_formats import function
 from tests.unit.runtime.serving.test_completions import HELLO, raw
-from tests.unit.runtime.serving.test_rejections import error_of, post
-from tests.unit.runtime.serving.test_tools import calls_of, named
+from tests.unit.runtime.serving.test_rejections import post, refused
+from tests.unit.runtime.serving.test_tools import calls_of
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 SCHEMA: dict[str, Any] = {
@@ -36,10 +37,7 @@ SCHEMA: dict[str, Any] = {
     "required": ["name", "age", "tags"],
     "additionalProperties": False,
 }
-TOOLS = [
-    {"type": "function", "function": {"name": name, "parameters": SCHEMA}}
-    for name in ("get_person", "set_person")
-]
+TOOLS = [function(name, parameters=SCHEMA) for name in ("get_person", "set_person")]
 FORMAT = {
     "type": "json_schema",
     "json_schema": {"name": "person", "schema": SCHEMA, "strict": True},
@@ -68,9 +66,7 @@ def check(choice: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_schema__is_followed_whatever_the_options(
-    server: RunningServer, options: dict[str, Any]
-) -> None:
+def test_schema__is_followed_whatever_the_options(server, options):
     choices = ask(server, response_format=FORMAT, n=2, **options)
     contents = [check(choice) for choice in choices]
     assert (contents[0] == contents[1]) == (options["temperature"] == 0)
@@ -91,9 +87,7 @@ FORMS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("form", "pattern"), FORMS)
-def test_forms__of_structured_outputs_are_followed(
-    server: RunningServer, form: dict[str, Any], pattern: str
-) -> None:
+def test_forms__of_structured_outputs_are_followed(server, form, pattern):
     for options in ({"temperature": 0}, {"temperature": 2, "seed": 1}):
         body = {"prompt": "The heart", "max_tokens": 90, "structured_outputs": form, **options}
         choice = raw(server, COMPLETIONS, **body)["choices"][0]
@@ -102,12 +96,9 @@ def test_forms__of_structured_outputs_are_followed(
 
 
 def test_any_object__is_one(server: RunningServer) -> None:
-    for form in (
-        {"response_format": {"type": "json_object"}},
-        {"structured_outputs": {"json_object": True}},
-    ):
-        (choice,) = ask(server, **form, logit_bias={}, max_tokens=60)
-        assert choice["message"]["content"].startswith("{")
+    form = {"json_object": True}
+    (choice,) = ask(server, structured_outputs=form, max_tokens=60)
+    assert choice["message"]["content"].startswith("{")
 
 
 def test_end__comes_where_the_grammar_allows_it_or_a_stop_string(server: RunningServer) -> None:
@@ -133,13 +124,7 @@ class Person(BaseModel):
 
 def test_openais_client__parses(server: RunningServer) -> None:
     client = server.openai()
-    messages: Any = HELLO
-    settings: dict[str, Any] = {
-        "model": "tiny",
-        "messages": messages,
-        "max_tokens": 2000,
-        "seed": 1,
-    }
+    settings: Any = {"model": "tiny", "messages": HELLO, "max_tokens": 2000, "seed": 1}
     answer = client.chat.completions.parse(response_format=Person, **settings)
     assert isinstance(answer.choices[0].message.parsed, Person)
     with client.chat.completions.stream(response_format=Person, **settings) as stream:
@@ -181,20 +166,13 @@ def test_drafts__that_the_grammar_refuses_are_not_accepted(folder: Path, source:
 # ---- tools
 
 
-@pytest.mark.parametrize("choice", ["required", named("set_person")])
+@pytest.mark.parametrize("choice", ["required", function("set_person")])
 @pytest.mark.parametrize("thinks", [False, True])
-def test_calls__follow_the_schema(
-    agents: RunningServer, monkeypatch: pytest.MonkeyPatch, choice: Any, thinks: bool
-) -> None:
+def test_calls__follow_the_schema(agents, force, choice, thinks):
     if thinks:
-        force_text(monkeypatch, "{So.\n</think>", is_whole=False)
-    (answer,) = ask(
-        agents,
-        tools=TOOLS,
-        tool_choice=choice,
-        parallel_tool_calls=False,
-        chat_template_kwargs={"enable_thinking": thinks},
-    )
+        force("{So.\n</think>", is_whole=False)
+    options = {"parallel_tool_calls": False, "chat_template_kwargs": {"enable_thinking": thinks}}
+    (answer,) = ask(agents, tools=TOOLS, tool_choice=choice, **options)
     ((name, arguments),) = calls_of(answer["message"])
     assert name == "set_person" or choice == "required"
     jsonschema.validate(arguments, SCHEMA)
@@ -204,21 +182,17 @@ def test_calls__follow_the_schema(
         assert answer["message"]["reasoning_content"] == "{So."
 
 
-def test_content_after_reasoning__follows_the_schema(
-    agents: RunningServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    force_text(monkeypatch, "<think>\nSo.\n</think>", is_whole=False)
+def test_content_after_reasoning__follows_the_schema(agents: RunningServer, force: Force) -> None:
+    force("<think>\nSo.\n</think>", is_whole=False)
     (answer,) = ask(agents, response_format=FORMAT)
     check(answer)
     assert answer["message"]["reasoning_content"] == "So."
 
 
 @pytest.mark.parametrize("strict", [True, False])
-def test_calls_of_strict_tools__follow_the_schema(
-    agents: RunningServer, monkeypatch: pytest.MonkeyPatch, strict: bool
-) -> None:
-    tools = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": strict}}]
-    force_text(monkeypatch, 'I look {it} up.\n<tool_call>\n{"name": "', is_whole=False)
+def test_calls_of_strict_tools__follow_the_schema(agents, force, strict):
+    tools = [function("get_person", parameters=SCHEMA, strict=strict)]
+    force('I look {it} up.\n<tool_call>\n{"name": "', is_whole=False)
     (answer,) = ask(agents, tools=tools)
     if strict:
         ((name, arguments), *_) = calls_of(answer["message"])
@@ -228,19 +202,8 @@ def test_calls_of_strict_tools__follow_the_schema(
     else:
         assert "tool_calls" not in answer["message"]
     # Without a call, any text may come.
-    force_text(monkeypatch, "It is {sunny}.")
+    force("It is {sunny}.")
     assert ask(agents, tools=tools)[0]["message"]["content"] == "It is {sunny}."
-
-
-def test_openais_client__gets_required_calls_in_a_stream(agents: RunningServer) -> None:
-    tools: Any = TOOLS
-    messages: Any = HELLO
-    with agents.openai().chat.completions.stream(
-        model="tiny", messages=messages, tools=tools, tool_choice="required", max_tokens=900, seed=1
-    ) as stream:
-        calls = stream.get_final_completion().choices[0].message.tool_calls
-    for call in calls:
-        jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
 
 
 # ---- what cannot be compiled
@@ -256,11 +219,8 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("path", SCHEMAS)
 def test_schema_at_fault__is_named(server: RunningServer, path: str) -> None:
     given = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMAS[path]}}
-    body = {"messages": HELLO, "response_format": given}
-    error = error_of(post(server, CHAT, json.dumps(body)), 400)
-    param = f"response_format.json_schema.schema{path.removesuffix('.pattern')}"
-    assert error["param"] == param
-    assert error["message"].startswith(f"{param}: ")
+    error = refused(server, CHAT, messages=HELLO, response_format=given)
+    assert error["param"] == f"response_format.json_schema.schema{path.removesuffix('.pattern')}"
     assert "\n" not in error["message"]
 
 
@@ -308,17 +268,16 @@ def test_models_with_an_encoder__count_from_the_decoders_start() -> None:
     vocabulary = GrammarVocabulary(TOKENIZER, 8192, special_ids=[0, 1], end_ids=[1])
     lark = '%llguidance {"no_forcing": true}\nstart: /(yes|no){9}/'
     grammar = compile_grammar(llguidance.LLMatcher.grammar_from_lark(lark), vocabulary)
-    received: list[Any] = []
-    for more in ({"grammar": grammar}, {"min_tokens": 3, "logit_bias": {1: 100.0}}):
-        sampling = SamplingParams(
-            max_new_tokens=40, temperature=0.0, stop_token_ids=frozenset({1}), **more
-        )
-        choice = CompletionChoice(ids("The heart pumps"), sampling, deliver=received.extend)
+
+    def answer(**more: Any) -> list[TokenDelta]:
+        events: list[Any] = []
+        ends = frozenset({1})
+        sampling = SamplingParams(max_new_tokens=40, temperature=0.0, stop_token_ids=ends, **more)
+        choice = CompletionChoice(ids("The heart pumps"), sampling, deliver=events.extend)
         choice.run(model, TOKENIZER)
         choice.complete()
-        text = "".join(event.text for event in received if isinstance(event, TokenDelta))
-        if sampling.grammar is not None:
-            assert re.fullmatch("(yes|no){9}", text)
-            received.clear()
+        return [event for event in events if isinstance(event, TokenDelta)]
+
+    assert re.fullmatch("(yes|no){9}", "".join(event.text for event in answer(grammar=grammar)))
     # The end of the text counts as a token.
-    assert sum(isinstance(event, TokenDelta) for event in received) == 4
+    assert len(answer(min_tokens=3, logit_bias={1: 100.0})) == 4

@@ -11,17 +11,14 @@ from runtime.config import BUILTIN_MODELS
 from runtime.generation.chat_template import render
 from runtime.serving.answers.tool_template import ToolTemplate, find_tool_template
 from runtime.serving.api.chat_messages import ChatMessage
-from tests.builders.forced_text import force_text
+from tests.builders.forced_text import Force
 from tests.builders.serving import RunningServer
-from tests.unit.runtime.serving.test_answer_formats import CALLS, TIME_CALL, TOOLS, WEATHER_CALL
+from tests.unit.runtime.serving.test_answer_formats import CALLS, FAMILIES, TOOLS, function
 from tests.unit.runtime.serving.test_completions import HELLO, events, raw
-from tests.unit.runtime.serving.test_rejections import error_of, post
+from tests.unit.runtime.serving.test_rejections import refused
 
 CHAT = "/v1/chat/completions"
-ANSWER = (
-    f"<think>\nLet me see.\n</think>\n\nI look it up.\n<tool_call>\n{WEATHER_CALL}\n</tool_call>\n"
-    f"<tool_call>\n{TIME_CALL}\n</tool_call>"
-)
+ANSWER = FAMILIES["qwen3"].text
 
 
 def ask(server: RunningServer, **more: Any) -> dict[str, Any]:
@@ -35,10 +32,8 @@ def calls_of(message: dict[str, Any]) -> list[tuple[str, Any]]:
     return [(function["name"], json.loads(function["arguments"])) for function in functions]
 
 
-def test_answer__has_calls_reasoning_and_content(
-    agents: RunningServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    force_text(monkeypatch, ANSWER)
+def test_answer__has_calls_reasoning_and_content(agents: RunningServer, force: Force) -> None:
+    force(ANSWER)
     choice = ask(agents, tools=TOOLS, logprobs=True)
     assert choice["finish_reason"] == "tool_calls"
     message = choice["message"]
@@ -55,8 +50,8 @@ def test_answer__has_calls_reasoning_and_content(
         assert "tool_calls" not in choice["message"]
 
 
-def test_stream__has_the_same_parts(agents: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    force_text(monkeypatch, ANSWER)
+def test_stream__has_the_same_parts(agents: RunningServer, force: Force) -> None:
+    force(ANSWER)
     chunks = events(agents, CHAT, messages=HELLO, max_tokens=400, tools=TOOLS, n=2)
     for chunk in chunks:
         ChatCompletionChunk.model_validate(chunk, strict=True)
@@ -73,26 +68,21 @@ def test_stream__has_the_same_parts(agents: RunningServer, monkeypatch: pytest.M
         assert choices[-1]["finish_reason"] == "tool_calls"
 
 
-def test_openais_client__runs_the_loop_of_an_agent(
-    agents: RunningServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_openais_client__runs_the_loop_of_an_agent(agents: RunningServer, force: Force) -> None:
     client = agents.openai()
     messages: list[Any] = [*HELLO]
-    tools: Any = TOOLS
-    with monkeypatch.context() as patch:
-        force_text(patch, ANSWER)
-        with client.chat.completions.stream(
-            model="tiny", messages=messages, tools=tools, max_tokens=400
-        ) as stream:
-            message = stream.get_final_completion().choices[0].message
+    force(ANSWER, "It is sunny.")
+    with client.chat.completions.stream(
+        model="tiny", messages=messages, tools=TOOLS, max_tokens=400
+    ) as stream:
+        message = stream.get_final_completion().choices[0].message
     assert [call.function.name for call in message.tool_calls] == ["get_weather", "get_time"]
     messages.append(message.model_dump())
     messages += [
         {"role": "tool", "tool_call_id": call.id, "content": "sunny"} for call in message.tool_calls
     ]
-    force_text(monkeypatch, "It is sunny.")
     answer = client.chat.completions.create(
-        model="tiny", messages=messages, tools=tools, max_tokens=400
+        model="tiny", messages=messages, tools=TOOLS, max_tokens=400
     )
     assert answer.choices[0].message.content == "It is sunny."
     assert answer.choices[0].finish_reason == "stop"
@@ -100,14 +90,11 @@ def test_openais_client__runs_the_loop_of_an_agent(
     prompt = raw(agents, "/detokenize", tokens=tokens)["prompt"]
     assert answer.usage.prompt_tokens == len(tokens)
     assert json.dumps(TOOLS[0]) in prompt
-    assert "<think>\nLet me see.\n</think>\n\nI look it up.\n<tool_call>" in prompt
-    assert WEATHER_CALL in prompt
+    assert ANSWER in prompt
     assert prompt.count("<tool_response>\nsunny\n</tool_response>") == 2
 
 
-def test_reasoning_options__reach_the_template(
-    agents: RunningServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reasoning_options__reach_the_template(agents: RunningServer, force: Force) -> None:
     def prompt(**options: Any) -> str:
         tokens = raw(agents, "/tokenize", messages=HELLO, **options)["tokens"]
         return raw(agents, "/detokenize", tokens=tokens)["prompt"]
@@ -117,7 +104,7 @@ def test_reasoning_options__reach_the_template(
     assert prompt(reasoning_effort="none").endswith("assistant\n<think>\n\n</think>\n\n")
     assert prompt(reasoning_effort="none", **thinking).endswith("assistant\n<think>\n")
     assert prompt(reasoning_effort="high").endswith("assistant\n")
-    force_text(monkeypatch, "Let me see.\n</think>\n\nIt is.")
+    force("Let me see.\n</think>\n\nIt is.")
     message = ask(agents, **thinking)["message"]
     assert (message["content"], message["reasoning_content"]) == ("It is.", "Let me see.")
     cut = ask(agents, **thinking, max_tokens=3)
@@ -126,34 +113,24 @@ def test_reasoning_options__reach_the_template(
     assert "Let me see.".startswith(cut["message"]["reasoning_content"])
 
 
-def named(tool: str) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": tool}}
-
-
-def strict_tool(parameters: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": "f", "strict": True, "parameters": parameters}}
-
-
 WRONG: dict[str, dict[str, Any]] = {
     "tools[0].function.name": {"tools": [{"type": "function", "function": {}}]},
     "tools[0].type": {"tools": [{"type": "custom", "function": {"name": "f"}}]},
-    "tools[0].function.parameters": {
-        "tools": [{"type": "function", "function": {"name": "f", "parameters": "text"}}]
-    },
+    "tools[0].function.parameters": {"tools": [function("f", parameters="text")]},
     "tools[1].function.parameters.properties.a": {
-        "tools": [TOOLS[0], strict_tool({"properties": {"a": {"uniqueItems": True}}})]
+        "tools": [
+            TOOLS[0],
+            function("f", strict=True, parameters={"properties": {"a": {"uniqueItems": True}}}),
+        ]
     },
-    "tool_choice": {"tools": TOOLS, "tool_choice": named("get_wether")},
+    "tool_choice": {"tools": TOOLS, "tool_choice": function("get_wether")},
     "tool_choice.function.name": {"tool_choice": {"type": "function", "function": {}}},
     "messages[0].tool_calls": {
         "messages": [{"role": "user", "content": "a", "tool_calls": [{"function": {"name": "f"}}]}]
     },
     "messages[0].tool_calls[0].function.arguments": {
         "messages": [
-            {
-                "role": "assistant",
-                "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": {}}}],
-            }
+            {"role": "assistant", "tool_calls": [{"id": "1", **function("f", arguments={})}]}
         ]
     },
     "chat_template_kwargs.tokenize": {"chat_template_kwargs": {"tokenize": True}},
@@ -166,14 +143,11 @@ WRONG: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("param", WRONG)
 def test_wrong_tools__are_named_by_their_path(agents: RunningServer, param: str) -> None:
     body = {"messages": HELLO, "max_tokens": 1, **WRONG[param]}
-    error = error_of(post(agents, CHAT, json.dumps(body)), 400)
-    assert error["param"] == param
-    assert error["message"].startswith(f"{param}: ")
+    assert refused(agents, CHAT, **body)["param"] == param
 
 
 def test_template_without_tools__refuses_them(server: RunningServer) -> None:
-    body = {"messages": HELLO, "tools": TOOLS, "max_tokens": 1}
-    error = error_of(post(server, CHAT, json.dumps(body)), 400)
+    error = refused(server, CHAT, messages=HELLO, tools=TOOLS, max_tokens=1)
     assert error["param"] == "tools"
     assert "chat template has no tools" in error["message"]
     ask(server, tools=TOOLS, tool_choice="none", max_tokens=1)

@@ -3,6 +3,7 @@
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,30 +27,15 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from runtime.serving.observe import tracing
 from runtime.serving.observe.tracing import Tracing, make_provider
-from runtime.serving.service import GenerationService, ServiceObserver
 
 BODY = {"prompt": "The heart", "max_tokens": 6, "ignore_eos": True, "temperature": 0}
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 """Of the example in W3C's Trace Context."""
 
 
-class StalledSteps(ServiceObserver):
-    """Adds stalls to steps of the engine, by their number from 1."""
-
-    def __init__(self, service: GenerationService):
-        self.seconds: dict[int, float] = {}
-        self._service, self._number = service, 0
-
-    def on_step(self, seconds: float, choices: list[Any]) -> None:
-        self._number += 1
-        loop = self._service.loaded.model.moecast.engine.loop
-        loop.stall_seconds += self.seconds.get(self._number, 0.0)
-
-
 @dataclass
 class TracedServer:
     server: RunningServer
-    stalls: StalledSteps
     exporter: InMemorySpanExporter
 
     def spans(self) -> dict[str, list[ReadableSpan]]:
@@ -62,39 +48,33 @@ class TracedServer:
         return spans
 
 
-@pytest.fixture
-def traced(folder: Path) -> Iterator[TracedServer]:
+def recording() -> tuple[InMemorySpanExporter, TracerProvider]:
+    """A provider, and the exporter of its spans."""
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    stalls: list[StalledSteps] = []
+    return exporter, provider
 
-    def install(service: GenerationService) -> None:
-        stalls.append(StalledSteps(service))
-        service.add_observer(stalls[0])
 
-    with running_server(
-        lambda: tiny(folder),
-        max_running=1,
-        max_waiting=3,
-        install=install,
-        tracing=Tracing(provider),
-    ) as server:
-        yield TracedServer(server, stalls[0], exporter)
+@pytest.fixture
+def traced(folder: Path) -> Iterator[TracedServer]:
+    exporter, provider = recording()
+    limits = {"max_running": 1, "max_waiting": 3}
+    with running_server(lambda: tiny(folder), tracing=Tracing(provider), **limits) as server:
+        yield TracedServer(server, exporter)
 
 
 def post(server: RunningServer, body: dict[str, Any], **options: Any) -> httpx2.Response:
     path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
-    with server.http() as client:
-        return client.post(path, json=body, **options)
+    return server.post(path, json=body, **options)
 
 
 def parent_of(span: ReadableSpan) -> int | None:
     return None if span.parent is None else span.parent.span_id
 
 
-def test_request__is_a_span_in_the_clients_trace(traced: TracedServer) -> None:
+def test_request__is_a_span_of_standard_attributes_in_the_clients_trace(traced):
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "X-Request-Id": "mine"}
-    response = post(traced.server, BODY, headers=headers)
+    response = post(traced.server, BODY | {"top_k": 3}, headers=headers)
     spans = traced.spans()
     (request,), (answer,) = spans["POST /v1/completions"], spans["text_completion tiny"]
     assert request.kind is SpanKind.SERVER
@@ -111,6 +91,11 @@ def test_request__is_a_span_in_the_clients_trace(traced: TracedServer) -> None:
     assert attributes["gen_ai.usage.output_tokens"] == 6
     assert attributes["gen_ai.response.finish_reasons"] == ("length",)
     assert attributes["moecast.request_id"] == "mine"
+    known = {value for name, value in vars(gen_ai_attributes).items() if name.startswith("GEN_AI_")}
+    assert {name for name in attributes if not name.startswith("moecast.")} <= known
+    assert "gen_ai.request.top_k" in attributes
+    operations = {entry.value for entry in gen_ai_attributes.GenAiOperationNameValues}
+    assert set(tracing.OPERATIONS.values()) <= operations
     assert "The heart" not in str([span.to_json() for found in spans.values() for span in found])
 
 
@@ -130,17 +115,6 @@ def test_answer__consists_of_queue_prefill_and_decode(traced: TracedServer) -> N
     assert answer.end_time <= request.end_time
     steps = [(phase.attributes or {}).get("moecast.num_steps") for phase in phases]
     assert steps == [None, 1, 5]
-
-
-def test_attributes__are_of_the_semantic_conventions(traced: TracedServer) -> None:
-    post(traced.server, BODY | {"top_k": 3})
-    known = {value for name, value in vars(gen_ai_attributes).items() if name.startswith("GEN_AI_")}
-    (answer,) = traced.spans()["text_completion tiny"]
-    names = {name for name in answer.attributes or {} if not name.startswith("moecast.")}
-    assert names <= known
-    assert "gen_ai.request.top_k" in names
-    operations = {entry.value for entry in gen_ai_attributes.GenAiOperationNameValues}
-    assert set(tracing.OPERATIONS.values()) <= operations
 
 
 def test_chat__has_a_span_for_each_answer_streamed_or_not(traced: TracedServer) -> None:
@@ -167,14 +141,16 @@ def test_queue__lasts_until_the_answer_before_has_ended(traced: TracedServer) ->
     assert queues[second] >= ends[first] > queues[first]
 
 
-def test_stalls__are_sums_and_events_above_a_threshold(
-    traced: TracedServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stalls__are_sums_and_events_above_a_threshold(traced, monkeypatch):
     # Far above the stalls of the steps themselves, which a busy machine makes long.
     monkeypatch.setattr(tracing, "STALL_SECONDS", 100.0)
-    loop = traced.server.service.loaded.model.moecast.engine.loop
-    before = loop.stall_seconds
-    traced.stalls.seconds = {1: 300.0, 2: 10.0, 4: 200.0}
+    steps, loop = traced.server.steps, traced.server.service.loaded.model.moecast.engine.loop
+    before, stalls = loop.stall_seconds, {1: 300.0, 2: 10.0, 4: 200.0}
+
+    def stall(_choices: object) -> None:
+        loop.stall_seconds += stalls.get(steps.num_steps, 0.0)
+
+    steps.after_step = stall
     post(traced.server, BODY)
     spans = traced.spans()
     (prefill,), (decode,) = spans["prefill"], spans["decode"]
@@ -194,9 +170,7 @@ def test_stalls__are_sums_and_events_above_a_threshold(
 @pytest.mark.parametrize(
     ("body", "status"), [({"prompt": "a", "max_tokens": -1}, 400), (BODY | {"model": "other"}, 404)]
 )
-def test_refused_request__has_its_status_and_no_answer(
-    traced: TracedServer, body: dict[str, Any], status: int
-) -> None:
+def test_refused_request__has_its_status_and_no_answer(traced, body, status):
     assert post(traced.server, body).status_code == status
     ((request,),) = traced.spans().values()
     assert request.attributes["http.response.status_code"] == status
@@ -204,36 +178,30 @@ def test_refused_request__has_its_status_and_no_answer(
 
 
 def test_other_paths__have_no_spans(traced: TracedServer) -> None:
-    with traced.server.http() as client:
-        assert client.get("/v1/models").status_code == 200
-        assert client.post("/tokenize", json={"prompt": "a"}).status_code == 200
+    assert traced.server.get("/v1/models").status_code == 200
+    assert traced.server.post("/tokenize", json={"prompt": "a"}).status_code == 200
     assert traced.spans() == {}
 
 
 def test_answer__that_fails_has_the_errors_code(traced: TracedServer) -> None:
     server = traced.server
     server.steps.hold()
-    statuses: list[int] = []
-    thread = threading.Thread(target=lambda: statuses.append(post(server, BODY).status_code))
-    thread.start()
-    wait_for(lambda: server.service.num_running > 0)
-    server.end()
-    server.end()
-    server.steps.release()
-    thread.join(WAIT_SECONDS)
+    with ThreadPoolExecutor(1) as pool:
+        answered = pool.submit(post, server, BODY)
+        wait_for(lambda: server.service.num_running > 0)
+        server.end()
+        server.end()
+        server.steps.release()
+    assert answered.result().status_code == 503
     spans = traced.spans()
     (answer,), (request,) = spans["text_completion tiny"], spans["POST /v1/completions"]
-    assert statuses == [503]
     assert answer.status.status_code is request.status.status_code is StatusCode.ERROR
     assert answer.attributes["error.type"] == "shutting_down"
     assert request.attributes["error.type"] == "503"
 
 
-def test_server__without_tracing_uses_no_provider_of_others(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    exporter, provider = InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
+def test_server__without_tracing_uses_no_provider_of_others(folder, monkeypatch):
+    exporter, provider = recording()
     monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
     with running_server(lambda: tiny(folder)) as server:
         assert post(server, BODY).status_code == 200
@@ -280,9 +248,7 @@ COLLECTOR = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"}
         ({"OTEL_TRACES_EXPORTER": "console"}, "console"),
     ],
 )
-def test_exporter__is_chosen_by_the_standard_variables(
-    environment: dict[str, str], exporter: str
-) -> None:
+def test_exporter__is_chosen_by_the_standard_variables(environment, exporter):
     assert choose_exporter(environment) == exporter
 
 

@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 
 from tests.builders.plain_answers import TOKENIZER, PlainAnswers, ids, text_of
-from tests.builders.serving import RunningServer, running_server, tiny
-from tests.unit.runtime.serving.test_completions import HELLO, PROMPTS, events, raw
+from tests.builders.serving import PROMPTS, RunningServer, running_server, tiny
+from tests.unit.runtime.serving.test_completions import HELLO, events, raw
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
 @pytest.fixture(scope="module")
-def text(folder: Path) -> str:
+def text(plain: PlainAnswers) -> str:
     """A greedy answer of thirty tokens."""
-    return PlainAnswers(folder).text(PROMPTS[0], 30)
+    return plain.text(PROMPTS[0], 30)
 
 
 def body(**more: Any) -> dict[str, Any]:
@@ -28,9 +28,7 @@ def pieces(choices: list[dict[str, Any]]) -> list[str | None]:
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 @pytest.mark.parametrize("max_tokens", [1, 2, 30])
-def test_reason_of_the_end__comes_after_all_text(
-    server: RunningServer, text: str, path: str, max_tokens: int
-) -> None:
+def test_reason_of_the_end__comes_after_all_text(server, text, path, max_tokens):
     prompt = {"prompt": PROMPTS[0]} if path == COMPLETIONS else {"messages": HELLO}
     fields = {**prompt, "max_tokens": max_tokens, "temperature": 0, "stop": text + " never"}
     whole = raw(server, path, **fields)["choices"][0]
@@ -44,15 +42,16 @@ def test_reason_of_the_end__comes_after_all_text(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_logprobs__are_those_of_the_text(server: RunningServer, text: str, stream: bool) -> None:
+def test_stop_string__ends_the_text_and_its_logprobs(server, text, stream):
     stop = text[20:24]
-    fields = body(stop=stop, logprobs=1)
+    fields = body(stop=[stop, "never\0"], logprobs=1)
     answers = (
         events(server, COMPLETIONS, **fields) if stream else [raw(server, COMPLETIONS, **fields)]
     )
     choices = [answer["choices"][0] for answer in answers]
     written = "".join(choice["text"] for choice in choices)
     assert written == text[: text.index(stop)]
+    assert choices[-1]["finish_reason"] == "stop"
     tokens = [token for c in choices if c["logprobs"] for token in c["logprobs"]["tokens"]]
     assert "".join(tokens).startswith(written)
     assert "".join(tokens[:-1]) == written[: len("".join(tokens[:-1]))] != written

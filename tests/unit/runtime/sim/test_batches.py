@@ -1,43 +1,28 @@
 """Batches of requests for replays: which tokens share a step, and what such a step shows."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 
+from predictors.base import Signal
 from predictors.errors import MoecastError
-from runtime.sim.step import batch_steps
+from runtime.sim.step import ArrayStep, batch_steps
 
 
-@dataclass(frozen=True)
-class Step:
-    request: int
-    tokens: tuple[int, ...]
-
-    @property
-    def tokens_T(self):
-        return np.array(self.tokens)
-
-    @property
-    def requests_T(self):
-        return np.full(len(self.tokens), self.request)
-
-    def layer_input(self, layer):
-        return np.array(self.tokens, dtype=np.float32)[:, None] + layer
-
-    def gate_input(self, layer):
-        return 10 * self.layer_input(layer)
-
-    def logits(self, layer):
-        return 100 * self.layer_input(layer)
-
-    def experts(self, layer):
-        return np.array(self.tokens)[:, None] * 2 + layer
+def step(number, *tokens):
+    """A step of a request on two layers; its signals differ from each other, token and layer."""
+    token_T = np.array(tokens)
+    signals = (Signal.LAYER_INPUT, Signal.GATE_INPUT, Signal.LOGITS)
+    states = {
+        (signal, layer): 10**i * token_T[:, None] + layer
+        for i, signal in enumerate(signals)
+        for layer in (0, 1)
+    }
+    experts = [2 * token_T[:, None] + layer for layer in (0, 1)]
+    return ArrayStep(token_T, np.full(len(tokens), number), experts, states)
 
 
-def request(number, num_decodes, *, prompt=(7, 8)):
-    steps = [Step(number, prompt)] if prompt else []
-    return [*steps, *(Step(number, (100 * number + i,)) for i in range(num_decodes))]
+def request(number, num_decodes):
+    return [step(number, 7, 8), *(step(number, 100 * number + i) for i in range(num_decodes))]
 
 
 def shown(steps):
@@ -58,12 +43,12 @@ def test_batch_steps__the_next_request_replaces_an_ended_one():
 
 
 def test_batch_steps__every_signal_stands_row_below_row():
-    first, second = Step(0, (3,)), Step(1, (5,))
-    (step,) = batch_steps([first, second], 2)
+    first, second = step(0, 3), step(1, 5)
+    (both,) = batch_steps([first, second], 2)
     for layer in (0, 1):
         for signal in ("layer_input", "gate_input", "logits", "experts"):
             expected = [getattr(one, signal)(layer)[0].tolist() for one in (first, second)]
-            assert getattr(step, signal)(layer).tolist() == expected
+            assert getattr(both, signal)(layer).tolist() == expected
 
 
 def test_batch_steps__one_request_at_a_time_is_the_trace_itself():

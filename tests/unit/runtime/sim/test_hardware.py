@@ -1,17 +1,16 @@
 """Described machines: times worked out by hand, and every profile and shape that ships."""
 
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import configs
-from configs.compose import compose_typed
 from predictors.baselines import SkipPredictor
 from predictors.registry import KINDS
 from runtime.config import HardwareConfig, ModelConfig, ShapeConfig
+from runtime.presets import load_hardware, load_shape
 from runtime.profiling.local import read_model_shape
 from runtime.sim.hardware import (
     RooflineHardware,
@@ -22,7 +21,6 @@ from runtime.sim.hardware import (
 )
 from runtime.sim.predictor_latency import read_latencies
 from tests.builders.traces import make_spec
-from train.config import TrainConfig
 
 FOLDER = Path(configs.__file__).parent
 PROFILES = sorted(path.stem for path in (FOLDER / "hardware").glob("*.yaml"))
@@ -44,16 +42,6 @@ SHAPE = ShapeConfig(
 )
 
 
-@cache
-def hardware(name: str) -> HardwareConfig:
-    return compose_typed(TrainConfig, [f"hardware={name}"])[0].hardware
-
-
-@cache
-def shape(name: str) -> ShapeConfig:
-    return compose_typed(TrainConfig, [f"shape={name}"])[0].shape
-
-
 def test_describe_hardware__times_by_hand() -> None:
     machine = describe_hardware(MACHINE, SHAPE)
     assert machine.chunk_bytes == (100, 100, 100)
@@ -67,14 +55,14 @@ def test_describe_hardware__times_by_hand() -> None:
 
 
 def test_describe_hardware__packed_weights_only_read_faster() -> None:
-    fast = HardwareConfig(**{**vars(MACHINE), "memory_bytes_per_second": 1e9})
-    packed = ShapeConfig(**{**vars(SHAPE), "bytes_per_weight": 0.5})
+    fast = replace(MACHINE, memory_bytes_per_second=1e9)
+    packed = replace(SHAPE, bytes_per_weight=0.5)
     assert describe_hardware(fast, packed).expert_seconds(1) == 2 * 600 / 50.0
     assert describe_hardware(fast, packed).transfer_seconds(300) == 1.0 + 30.0
 
 
 def test_describe_hardware__launches_are_added() -> None:
-    slow = HardwareConfig(**{**vars(MACHINE), "kernel_us": 1e6})
+    slow = replace(MACHINE, kernel_us=1e6)
     assert describe_hardware(slow, SHAPE).layer_seconds(1) == 4.0 + 20
     assert describe_hardware(slow, SHAPE).expert_seconds(1) == 6.0 + 4
 
@@ -86,17 +74,17 @@ def test_chunks__are_even_and_lose_nothing() -> None:
 
 def test_count_tier_slots__host_memory_counts_where_it_is_too_small() -> None:
     # 40 experts of 300 bytes: 3,000 bytes hold a quarter; of 80 that are replayed, 20.
-    small = describe_hardware(HardwareConfig(**{**vars(MACHINE), "host_bytes": 3_000.0}), SHAPE)
+    small = describe_hardware(replace(MACHINE, host_bytes=3_000.0), SHAPE)
     assert count_tier_slots(small, 8, 80) == [8, 20]
     assert count_tier_slots(small, 30, 80) == [30, 30]
-    large = describe_hardware(HardwareConfig(**{**vars(MACHINE), "host_bytes": 12_000.0}), SHAPE)
+    large = describe_hardware(replace(MACHINE, host_bytes=12_000.0), SHAPE)
     assert count_tier_slots(large, 8, 80) == [8]
     assert count_tier_slots(describe_hardware(MACHINE, SHAPE), 8, 80) == [8]
 
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_profile__is_complete_and_names_its_source(name: str) -> None:
-    one = hardware(name)
+    one = load_hardware(name)
     assert one.name == name
     if one.measured:
         assert name == "local"
@@ -110,12 +98,12 @@ def test_profile__is_complete_and_names_its_source(name: str) -> None:
 
 @pytest.mark.parametrize("name", [one for one in SHAPES if one != "trace"])
 def test_shape__is_complete(name: str) -> None:
-    one = shape(name)
+    one = load_shape(name)
     assert one.name == name
     assert "config.json" in one.source
     assert 0 < one.top_k < one.num_experts
     assert min(one.num_layers, one.hidden_size, one.expert_bytes, one.layer_bytes) > 0
-    assert isinstance(describe_hardware(hardware("rtx4090-pcie4"), one), RooflineHardware)
+    assert isinstance(describe_hardware(load_hardware("rtx4090-pcie4"), one), RooflineHardware)
 
 
 def billions(one: ShapeConfig) -> float:
@@ -142,12 +130,12 @@ def billions(one: ShapeConfig) -> float:
 def test_shape__adds_up_to_the_published_parameters(
     name: str, published: float, embeddings: float
 ) -> None:
-    assert billions(shape(name)) + embeddings == pytest.approx(published, rel=0.01)
+    assert billions(load_shape(name)) + embeddings == pytest.approx(published, rel=0.01)
 
 
 def test_shape__slots_of_moe_infinity() -> None:
     # Sequence level 8.4: 8 GB hold 60 experts of nllb-moe, of 1,536.
-    one = shape("nllb-moe")
+    one = load_shape("nllb-moe")
     assert round(8e9 / one.expert_bytes) == 60
     assert one.num_layers * one.num_experts == 1536
 

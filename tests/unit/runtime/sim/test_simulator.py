@@ -12,7 +12,7 @@ from runtime.sim.predictor_latency import PredictorLatencies, TokenLatency
 from runtime.sim.replay import replay
 from runtime.sim.step import batch_steps
 from tests.builders.entries import tiny_spec
-from tests.builders.simulated import one_token, routed_step, toy_accelerator, toy_machine
+from tests.builders.simulated import Knows, one_token, routed_step, toy_accelerator, toy_machine
 
 SPEC = tiny_spec(num_experts=4, top_k=1, hidden_size=1)
 STEP = one_token(0, 1)
@@ -20,32 +20,15 @@ PROMPT = routed_step([range(4), range(4)])
 """A prefill of four tokens: one for each expert, on both layers."""
 
 
-class Knows(Predictor):
-    """Forecasts at layer 0 that layer 1 will use the given expert."""
-
-    kind = "knows"
-    signals = frozenset({Signal.GATE_INPUT})
-
-    def __init__(self, expert):
-        super().__init__(SPEC)
-        self.expert = expert
-
-    def gate_input(self, layer, hidden_TD):
-        if layer != 0:
-            return ()
-        scores = np.full((1, 4), 0.1, dtype=np.float32)
-        scores[0, self.expert] = 0.9
-        return (Forecast(1, scores),)
-
-
-def run(predictor, steps=(STEP,), slots=8, **system):
+def run(predictor, steps=(STEP,), slots=8, *, spec=SPEC, machine=None, reuse=None, **system):
     return replay(
         steps,
         predictor,
-        spec=SPEC,
+        spec=spec,
         system=SystemConfig(**system),
-        hardware=toy_machine(),
+        hardware=machine or toy_machine(),
         budget_slots=slots,
+        reuse_predictor=reuse,
     )
 
 
@@ -58,27 +41,21 @@ def test_replay__on_demand_waits_for_every_miss():
 
 
 def test_replay__a_right_forecast_hides_its_transfer():
-    stats = run(Knows(1))
+    stats = run(Knows(SPEC, 1))
     # Known at 13, while layer 0's miss holds the link until 16; fetched 16-22; routed at 27.
     assert stats.tpot_seconds == [28.0]
     assert stats.stall_seconds == 6.0
     assert (stats.total.predicted, stats.total.fetch_rate) == (1, 1)
     assert stats.total.promoe_good_pred == 0.5
     # A router's input is forecast from when the router has run: the next layer is one ahead.
-    assert run(Knows(1), lookahead_layers=1).tpot_seconds == [28.0]
+    assert run(Knows(SPEC, 1), lookahead_layers=1).tpot_seconds == [28.0]
 
 
 def test_replay__a_wrong_forecast_on_an_idle_link_is_free():
-    stats = run(Knows(2))
+    stats = run(Knows(SPEC, 2))
     assert stats.tpot_seconds == [34.0]
     assert stats.total.fetch_rate is None
     assert stats.total.promoe_good_pred == 0.0
-
-
-def test_replay__what_stays_in_the_arena_is_a_hit():
-    stats = run(None, steps=[STEP] * 3)
-    assert stats.tpot_seconds == [34.0, 22.0, 22.0]
-    assert stats.total.hit_rate == pytest.approx(4 / 6)
 
 
 class Values(Predictor):
@@ -92,22 +69,14 @@ class Values(Predictor):
 
 
 def test_replay__a_step_waits_for_reuse_scores_where_it_must_evict():
-    stats = replay(
-        [STEP] * 2,
-        None,
-        spec=SPEC,
-        system=SystemConfig(eviction="reuse"),
-        hardware=toy_machine(),
-        budget_slots=8,
-        reuse_predictor=Values(SPEC),
-    )
+    stats = run(None, [STEP] * 2, eviction="reuse", reuse=Values(SPEC))
     # The first step misses in two layers, and waits 3 s for the scores before each request.
     assert stats.tpot_seconds == [40.0, 22.0]
     assert stats.predictor_seconds == 12.0
 
 
 def test_replay__prefetch_off_ignores_the_predictor():
-    assert run(Knows(1), prefetch=False).tpot_seconds == [34.0]
+    assert run(Knows(SPEC, 1), prefetch=False).tpot_seconds == [34.0]
 
 
 def test_replay__phases_are_counted_apart():
@@ -137,15 +106,7 @@ TWO_LINKS = toy_accelerator(
 
 
 def test_replay__a_chunk_moves_up_while_the_next_is_read():
-    system = SystemConfig(prefetch=False)
-    stats = replay(
-        [one_token(1, 2), one_token(1, 2)],
-        None,
-        spec=SPEC,
-        system=system,
-        hardware=TWO_LINKS,
-        budget_slots=(1, 8),
-    )
+    stats = run(None, [one_token(1, 2)] * 2, (1, 8), machine=TWO_LINKS, prefetch=False)
     # Cold: router at 10, chunks read by 14, 18, 22 and copied by 16, 20, 24, computed at 25; the
     # second layer the same. Then both experts are in the lower tier: three copies each.
     assert stats.tpot_seconds == [50.0, 34.0]
@@ -171,7 +132,7 @@ def test_replay__percentiles_are_those_of_the_steps():
 
 
 def test_replay__predictions_are_added_up():
-    assert run(Knows(1), steps=[STEP] * 2).predictor_seconds == 6.0
+    assert run(Knows(SPEC, 1), steps=[STEP] * 2).predictor_seconds == 6.0
 
 
 def test_replay__in_id_order_later_experts_hold_no_slot():
@@ -179,29 +140,16 @@ def test_replay__in_id_order_later_experts_hold_no_slot():
     prompt = routed_step([range(4), [0] * 4])
     # The first prompt leaves experts 2 and 3 of layer 0, which the second asks for again: with both
     # pinned and the third slot for expert 1, its expert 0 would wait for ever.
-    stats = replay(
-        [prompt, prompt],
-        None,
-        spec=SPEC,
-        system=SystemConfig(prefetch=False, reordered=False, per_layer=False),
-        hardware=toy_machine(),
-        budget_slots=3,
-    )
+    switches = {"prefetch": False, "reordered": False, "per_layer": False}
+    stats = run(None, [prompt, prompt], 3, **switches)
     # A layer takes 10 s, then the link fetches its experts without a pause (6 s each) and the last
     # one is computed (1 s). Layer 1: 10 s, 6 s, and 4 tokens on one expert. The second prompt finds
     # expert 2, keeps it for its turn, and drops expert 3 for one that comes before it.
     assert stats.ttft_seconds == [10 + 4 * 6 + 1 + 10 + 6 + 4, 10 + 3 * 6 + 1 + 10 + 6 + 4]
 
 
-def timed(predictor, steps, *, slots=8, system=None, **overheads):
-    return replay(
-        steps,
-        predictor,
-        spec=SPEC,
-        system=system or SystemConfig(),
-        hardware=toy_machine(overheads=Overheads(**overheads)),
-        budget_slots=slots,
-    )
+def timed(predictor, steps, **overheads):
+    return run(predictor, steps, machine=toy_machine(overheads=Overheads(**overheads)))
 
 
 def test_overheads__each_step_pays_for_its_parts_outside_layers():
@@ -209,7 +157,7 @@ def test_overheads__each_step_pays_for_its_parts_outside_layers():
 
 
 def test_overheads__an_inline_predictor_delays_computing():
-    stats = timed(Knows(1), [STEP], predictor_inline=True)
+    stats = timed(Knows(SPEC, 1), [STEP], predictor_inline=True)
     # Routed at 10 and forecast until 13, while the layer's own miss is read: computed at 17. The
     # forecast expert arrives at 22, before its layer's router.
     assert stats.tpot_seconds == [10.0 + 6 + 1 + 10 + 1]
@@ -217,28 +165,16 @@ def test_overheads__an_inline_predictor_delays_computing():
 
 
 def test_overheads__a_synchronous_system_delays_computing():
-    system = SystemConfig(synchronous=True)
-    stats = timed(Knows(1), [STEP], system=system)
-    assert stats.tpot_seconds == timed(Knows(1), [STEP], predictor_inline=True).tpot_seconds
+    stats = run(Knows(SPEC, 1), synchronous=True)
+    assert stats.tpot_seconds == timed(Knows(SPEC, 1), [STEP], predictor_inline=True).tpot_seconds
 
 
 def test_replay__a_predictor_is_charged_its_own_latency():
-    latencies = PredictorLatencies(
-        kind="mlp",
-        measured={
-            "mlp": TokenLatency(one_us=2.0, more_us=1.0),
-            "knows": TokenLatency(one_us=4.0, more_us=2.0),
-        },
-    )
-    machine = toy_machine(predictor_latencies=latencies)
-
-    def charged(step):
-        return replay(
-            [step], Knows(1), spec=SPEC, system=SystemConfig(), hardware=machine, budget_slots=8
-        ).predictor_seconds
-
-    assert charged(STEP) == 3.0 * 4 / 2
-    assert charged(PROMPT) == 3.0 * (4 + 3 * 2) / 2
+    measured = {"mlp": TokenLatency(one_us=2.0, more_us=1.0)}
+    measured["knows"] = TokenLatency(one_us=4.0, more_us=2.0)
+    machine = toy_machine(predictor_latencies=PredictorLatencies(kind="mlp", measured=measured))
+    assert run(Knows(SPEC, 1), machine=machine).predictor_seconds == 3.0 * 4 / 2
+    assert run(Knows(SPEC, 1), [PROMPT], machine=machine).predictor_seconds == 3.0 * (4 + 3 * 2) / 2
 
 
 class Slow(Knows):
@@ -252,16 +188,10 @@ class Slow(Knows):
 @pytest.mark.parametrize(("is_stateless", "predictions"), [(True, 1), (False, 3)])
 def test_replay__late_events_are_skipped_without_a_state(is_stateless, predictions):
     # A prediction takes 100 s, a step 51: later events wait until their forecasts are late.
-    predictor = Slow(1)
+    predictor = Slow(SPEC, 1)
     predictor.stateless = is_stateless
-    stats = replay(
-        [one_token(0, 1, 2)] * 2,
-        predictor,
-        spec=replace(SPEC, num_layers=3),
-        system=SystemConfig(),
-        hardware=toy_machine(predictor_seconds=100.0),
-        budget_slots=12,
-    )
+    machine, spec = toy_machine(predictor_seconds=100.0), replace(SPEC, num_layers=3)
+    stats = run(predictor, [one_token(0, 1, 2)] * 2, 12, spec=spec, machine=machine)
     first = 3 * (10 + 6 + 1)
     assert stats.tpot_seconds[0] == first
     # With a state, the second step begins when the first one's two events are complete.
@@ -274,12 +204,12 @@ def test_overheads__two_readers_read_concurrently():
     # Layer 0: router at 10. Chunks of expert 0: one at a time, on either reader: 16, computed
     # at 17. A prompt's four experts on two readers: two at a time.
     assert timed(None, [STEP], num_readers=2).tpot_seconds == [34.0]
-    (alone,) = timed(None, [PROMPT], slots=8).ttft_seconds
-    (both,) = timed(None, [PROMPT], slots=8, num_readers=2).ttft_seconds
+    (alone,) = timed(None, [PROMPT]).ttft_seconds
+    (both,) = timed(None, [PROMPT], num_readers=2).ttft_seconds
     # 12 chunks one after another take 24 s; two at a time 12, and what is computed between.
     assert alone == 2 * (10 + 24 + 1)
     assert both < alone - 10
-    halved = timed(None, [PROMPT], slots=8, num_readers=2, transfer_speed_together=0.5)
+    halved = timed(None, [PROMPT], num_readers=2, transfer_speed_together=0.5)
     # Two at half the speed are no faster than one after another.
     assert halved.ttft_seconds[0] >= alone - 2
 
@@ -287,10 +217,10 @@ def test_overheads__two_readers_read_concurrently():
 def test_overheads__reads_and_computing_slow_each_other():
     steps = [STEP]
     # Fetched on the forecast: 16-22, while layer 1 computes 17-27; 5 s of it at half speed.
-    stats = timed(Knows(1), steps, compute_speed_transferring=0.5)
+    stats = timed(Knows(SPEC, 1), steps, compute_speed_transferring=0.5)
     # Expert 0 computes 16-18 (1 s at half speed), layer 1 from 18: 4 s at half speed until 22.
     assert stats.tpot_seconds == [18.0 + 4 + 8 + 1]
-    stats = timed(Knows(1), steps, transfer_speed_computing=0.5)
+    stats = timed(Knows(SPEC, 1), steps, transfer_speed_computing=0.5)
     # The chunks take 4 s each while computing: 16-28, a second after layer 1's router at 27: its
     # rest comes at full speed.
     assert stats.tpot_seconds == [27.0 + 0.5 + 1]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from predictors.base import Forecast, Predictor, Signal, known_options
+from predictors.base import Forecast, known_options
 from predictors.registry import KINDS, REUSE_PREDICTORS
 from runtime.config import SystemConfig
 from runtime.policy.build import build_device_cache
@@ -37,13 +37,13 @@ def test_system__names_parts_that_exist(name: str) -> None:
         assert set(one.predictor_options) <= set(known_options(KINDS[one.predictor]))
 
 
-def times(chosen=None, *, steps=((0, 1),) * 3, slots=8, predictor=None, **options):
+def times(chosen=None, *, steps=((0, 1),) * 3, slots=8, layer_fixed=10.0, **options):
     stats = replay(
         [one_token(*experts) for experts in steps],
-        predictor,
+        None,
         spec=SPEC,
         system=chosen or SystemConfig(**options),
-        hardware=toy_machine(),
+        hardware=toy_machine(layer_fixed=layer_fixed),
         budget_slots=slots,
     )
     return stats.tpot_seconds
@@ -64,20 +64,6 @@ def test_drop_used__keeps_permanent_experts() -> None:
     assert times(slots=6, **options) == [34.0, 28.0, 28.0]
 
 
-class Ahead(Predictor):
-    """When a step begins, forecasts one expert of layer 1."""
-
-    kind = "ahead"
-    signals = frozenset({Signal.TOKENS})
-
-    def __init__(self, expert: int):
-        super().__init__(SPEC)
-        self.expert = expert
-
-    def begin_step(self, tokens_T, requests_T):
-        return [forecast(1, self.expert)]
-
-
 def forecast(layer: int, *experts: int, chance: float = 0.9, priority=None, spec=SPEC) -> Forecast:
     scores = np.zeros((1, spec.num_experts), np.float32)
     scores[0, list(experts)] = chance
@@ -85,10 +71,13 @@ def forecast(layer: int, *experts: int, chance: float = 0.9, priority=None, spec
     return Forecast(layer, scores, priority_E=priority_E)
 
 
+def core_of(system: SystemConfig, *, slots: int = 8, spec=SPEC):
+    chunks = [(1, 1, 1)] * spec.num_layers
+    return build_device_cache(system, spec, num_slots=[[slots]], chunk_bytes=chunks)
+
+
 def test_drop_used__evicts_wrong_forecasts_after_routing() -> None:
-    core = build_device_cache(
-        SystemConfig(drop_used=True), SPEC, num_slots=[[8]], chunk_bytes=[(1, 1, 1)] * 2
-    )
+    core = core_of(SystemConfig(drop_used=True))
     core.begin_step(np.array([0]))
     core.prefetch(1, [2, 3], [1.0, 0.0])
     while (task := core.top.next_task()) is not None:
@@ -105,8 +94,7 @@ SIX = tiny_spec(num_layers=6, num_experts=4, top_k=1)
 
 def asked(forecasts, *, layer_now: int, **options):
     """Experts in the order in which the link would fetch them."""
-    chosen = SystemConfig(per_layer=False, **options)
-    core = build_device_cache(chosen, SIX, num_slots=[[24]], chunk_bytes=[(1, 1, 1)] * 6)
+    core = core_of(SystemConfig(per_layer=False, **options), slots=24, spec=SIX)
     ForecastScheduler(core, top_k=SIX.top_k).schedule(forecasts, layer_now=layer_now)
     return core.top.queue.low()
 
@@ -143,17 +131,12 @@ TWO = tiny_spec(num_layers=1, num_experts=4, top_k=2)
 
 def pair_times(name: str) -> list[float]:
     """Times of three steps of an empty cache with LRU and without forecasts."""
-    bare = {
-        "prefetch": False,
-        "eviction": "lru",
-        "eviction_options": {},
-        "fill_first_layers": False,
-    }
+    bare = {"eviction": "lru", "eviction_options": {}, "fill_first_layers": False}
     stats = replay(
         [routed_step([[pair]]) for pair in ((1, 3), (1, 2), (0, 2))],
         None,
         spec=TWO,
-        system=replace(load_system(name), **bare),
+        system=replace(load_system(name), prefetch=False, **bare),
         hardware=toy_machine(),
         budget_slots=3,
     )
@@ -175,12 +158,7 @@ def test_static__shares_two_buffers_among_all_layers() -> None:
     counts = [[9, 8, 7, 6], [5, 4, 3, 2]]
     system = load_system("static")
     options = {**system.eviction_options, "counts": counts}
-    core = build_device_cache(
-        replace(system, eviction_options=options),
-        SPEC,
-        num_slots=[[7]],
-        chunk_bytes=[(1, 1, 1)] * 2,
-    )
+    core = core_of(replace(system, eviction_options=options), slots=7)
     is_permanent = core.top.cache.policy.is_permanent
     fixed = [(layer, e) for layer in range(2) for e in range(4) if is_permanent((layer, e))]
     assert fixed == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0)]
@@ -188,8 +166,7 @@ def test_static__shares_two_buffers_among_all_layers() -> None:
 
 def test_hot_first__computes_experts_with_most_tokens_first() -> None:
     counts = {0: 1, 1: 5, 2: 3}
-    chosen = SystemConfig(hot_first=True)
-    core = build_device_cache(chosen, SPEC, num_slots=[[8]], chunk_bytes=[(1, 1, 1)] * 2)
+    core = core_of(SystemConfig(hot_first=True))
     assert core.request_routed(0, counts) == [1, 2, 0]
     # What has arrived still comes before what has not.
     for _ in range(3):
@@ -202,9 +179,6 @@ def test_hot_first__computes_experts_with_most_tokens_first() -> None:
 def test_oracle__overlaps_all_it_can() -> None:
     # Both experts are in flight at 0: there at 6 and 12, requested at 10 and 21.
     assert times(load_system("oracle"), steps=((0, 1),)) == [22.0]
-    late = times(steps=((0, 1),), predictor=Ahead(1), **ON_DEMAND | {"prefetch": True})
-    # Forecast at 3, there at 9; layer 0 is not forecast: requested at 10, there at 16.
-    assert late == [28.0]
 
 
 def test_oracle__evicts_nothing_that_is_needed_sooner() -> None:
@@ -218,10 +192,7 @@ def test_oracle__fetches_for_the_steps_that_it_knows() -> None:
     # link is idle from then on, unless the next step is known: its first fetch begins 1 s earlier.
     def seconds(known_steps: int | None) -> list[float]:
         system = replace(load_system("oracle"), eviction_options={"known_steps": known_steps})
-        steps = [one_token(*chosen) for chosen in ((0, 1), (2, 3), (2, 3))]
-        machine = toy_machine(layer_fixed=1.0)
-        options = {"spec": SPEC, "system": system, "hardware": machine, "budget_slots": 8}
-        return replay(steps, None, **options).tpot_seconds
+        return times(system, steps=((0, 1), (2, 3), (2, 3)), layer_fixed=1.0)
 
     assert seconds(1) == [13.0, 13.0, 4.0]
     assert seconds(2) == seconds(None) == [13.0, 12.0, 4.0]

@@ -6,51 +6,15 @@ import struct
 from functools import partial
 
 import pytest
-import torch
 from transformers import Qwen2MoeForCausalLM
 
-import runtime
-from runtime.config import ModelConfig
 from runtime.errors import CheckpointError, TransferError
-from runtime.store.model_check import check_folder, read_weights_index
+from runtime.store.model_check import WEIGHTS_INDEX, check_folder, read_weights_index
 from runtime.store.tensor_index import read_tensor_index
 from runtime.tools.doctor.model_files import check_files
-from tests.builders.models import plain_eager, tiny_qwen2_moe
+from tests.builders.models import changed
 from tests.builders.packed import read_expert
-from tests.builders.served import read_in_python
-
-
-def serve(folder, **kwargs):
-    return runtime.load(ModelConfig(name="tiny", id=str(folder)), **kwargs)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_store__a_slot_holds_what_transformers_loads(tmp_path, dtype):
-    folder = tiny_qwen2_moe(tmp_path / "model", num_experts=12, dtype=dtype)
-    plain = plain_eager(folder)
-    model = serve(folder)
-    with model.moecast:
-        store = model.moecast.engine.store
-        for layer, expert in [(0, 0), (1, 2), (1, 10), (0, 11)]:
-            weights = read_expert(store, layer, expert)
-            bank = plain.model.layers[layer].mlp.experts
-            assert torch.equal(weights["gate_up_proj"], bank.gate_up_proj[expert])
-            assert torch.equal(weights["down_proj"], bank.down_proj[expert])
-        assert len(store.layouts[0].chunks) == 3
-
-
-def test_store__memory_of_experts_is_the_budget(tmp_path):
-    folder = tiny_qwen2_moe(tmp_path / "model")
-    model = serve(folder, budget="50%")
-    with model.moecast:
-        total = sum(
-            p.numel() * p.element_size()
-            for name, p in plain_eager(folder).named_parameters()
-            if ".experts." in name
-        )
-        assert model.moecast.budget_bytes <= total // 2
-        assert not any(".experts." in name for name, _ in model.named_parameters())
-        assert model.moecast.stats()["arena_slots"] == 8
+from tests.builders.served import serve
 
 
 @pytest.mark.parametrize("prefix", [b"", b"short", struct.pack("<Q", 2**60), b"\0" * 16])
@@ -62,56 +26,16 @@ def test_read_extents__no_header_is_refused(tmp_path, prefix):
 
 
 @pytest.mark.faults
-def test_load__a_truncated_file_fails_the_request_only(tmp_path):
-    folder = tiny_qwen2_moe(tmp_path / "model", num_layers=3, num_experts=16)
-    tokens = torch.arange(20).reshape(1, 20)
-    expected = plain_eager(folder)(tokens).logits
-    model = serve(folder, budget="20%")
-    with model.moecast, torch.no_grad():
-        assert torch.equal(model(tokens).logits, expected)
-        saved = {file: file.read_bytes() for file in folder.glob("*.safetensors")}
-        for file in saved:
-            os.truncate(file, 4096)
-        with pytest.raises(TransferError, match="truncated"):
-            model(tokens)
-        for file, content in saved.items():
-            file.write_bytes(content)
-        assert torch.equal(model(tokens).logits, expected)
-
-
-@pytest.mark.faults
-def test_load__serves_on_after_an_io_error_that_names_the_file(tmp_path, monkeypatch):
-    folder = tiny_qwen2_moe(tmp_path / "model")
-    tokens = torch.arange(8).reshape(1, 8)
-    expected = plain_eager(folder)(tokens).logits
-    model = serve(folder, budget="30%")
-    read_in_python(model.moecast.engine)
-    real = os.preadv
-
-    def broken(*args):
-        raise OSError(5, "Input/output error")
-
-    with model.moecast, torch.no_grad():
-        monkeypatch.setattr(os, "preadv", broken)
-        with pytest.raises(TransferError, match=r"safetensors.*Input/output error"):
-            model(tokens)
-        monkeypatch.setattr(os, "preadv", real)
-        assert torch.equal(model(tokens).logits, expected)
-
-
-@pytest.mark.faults
-def test_store__an_error_names_the_expert_of_a_fused_tensor(tmp_path):
-    folder = tiny_qwen2_moe(tmp_path / "hub")
+def test_store__an_error_names_the_expert_of_a_fused_tensor(tmp_path, folder):
     model = Qwen2MoeForCausalLM.from_pretrained(folder)
     model.save_pretrained(tmp_path / "fused", save_original_format=False)
     served = serve(tmp_path / "fused")
     with served.moecast:
         store = served.moecast.engine.store
-        slot = torch.empty(store.layouts[1].num_bytes, dtype=torch.uint8)
         for file in (tmp_path / "fused").glob("*.safetensors"):
             os.truncate(file, 4096)
         with pytest.raises(TransferError, match=r"layers\.1\.mlp\.experts\.gate_up_proj\[5\]"):
-            store.read(1, 5, range(1), slot)
+            read_expert(store, 1, 5, chunks=[range(1)])
 
 
 ENTRY = {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}
@@ -180,19 +104,17 @@ def test_read_tensor_index__a_pipe_does_not_hang(tmp_path):
     "weight_map",
     ["../x", "/etc/passwd", "a/b.safetensors", "", 7, None, ["x"], "..\\x", "x\0.safetensors"],
 )
-def test_weights_index__names_no_file_outside_the_folder(tmp_path, weight_map):
-    folder = tiny_qwen2_moe(tmp_path / "model")
-    index = folder / "model.safetensors.index.json"
-    listed = json.loads(index.read_text()) if index.is_file() else {"weight_map": {}}
-    listed["weight_map"]["lm_head.weight"] = weight_map
-    index.write_text(json.dumps(listed))
+def test_weights_index__names_no_file_outside_the_folder(tmp_path, folder, weight_map):
+    listed = json.loads((folder / WEIGHTS_INDEX).read_text())["weight_map"]
+    listed |= {"lm_head.weight": weight_map}
+    target = changed(folder, tmp_path / "m", WEIGHTS_INDEX, weight_map=listed)
     for check in (check_folder, read_weights_index, partial(check_files, digests=False)):
         with pytest.raises(CheckpointError, match=r"lm_head\.weight is in .* no file name"):
-            check(folder)
+            check(target)
 
 
 def test_weights_index__that_is_no_file_is_named(tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    os.mkfifo(tmp_path / "model.safetensors.index.json")
+    os.mkfifo(tmp_path / WEIGHTS_INDEX)
     with pytest.raises(CheckpointError, match="not a plain file"):
         read_weights_index(tmp_path)

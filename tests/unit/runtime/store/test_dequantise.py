@@ -68,25 +68,6 @@ def test_conversion__of_every_format_takes_the_fast_way(tmp_path: Path, name: st
     fused = [one for one in conversions if one.plan.is_compressed]
     assert fused
     assert all(one._dequantise is not None for one in fused)
-    for conversion in fused:
-        assert_same_as_operations(conversion)
-
-
-def assert_same_as_operations(conversion: ExpertConversion) -> None:
-    generator = torch.Generator().manual_seed(2)
-
-    def tensors() -> list[Tensor]:
-        generator.manual_seed(2)
-        return [
-            torch.randint(90, 126, (extent.num_bytes,), dtype=torch.uint8, generator=generator)
-            .view(extent.dtype)
-            .view(extent.shape)
-            for extent in conversion.plan.extents(0)
-        ]
-
-    found = conversion.decode(tensors())
-    conversion._dequantise = None
-    assert_bits(found, conversion.decode(tensors()))
 
 
 def test_conversion__other_tensors_are_left_to_the_library(tmp_path: Path) -> None:

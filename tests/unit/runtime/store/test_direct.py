@@ -41,13 +41,8 @@ def test_read_direct__any_range_into_any_memory(file, descriptor):
     content, rng = file.read_bytes(), random.Random(1)
     memory = memoryview(mmap.mmap(-1, 1 << 20))
     for _ in range(400):
-        size = rng.choice(
-            [
-                rng.randrange(SMALLEST, SMALLEST + 2 * BLOCK),
-                rng.randrange(SMALLEST, 500_000),
-                SMALLEST + BLOCK * rng.randrange(20),
-            ]
-        )
+        sizes = rng.randrange(2 * BLOCK), rng.randrange(430_000), BLOCK * rng.randrange(20)
+        size = SMALLEST + rng.choice(sizes)
         last = SIZE - size
         offset = rng.choice([rng.randrange(last), rng.randrange(last) // BLOCK * BLOCK, last])
         place = rng.choice([rng.randrange(2 * BLOCK), BLOCK, 64 * rng.randrange(64)])
@@ -90,13 +85,11 @@ def test_reader__every_way_of_reading_gives_the_bytes(file, page_cache, size):
 def test_reader__uses_the_cache_and_logs_without_direct_reads(file, monkeypatch, caplog, refuses):
     real = os.open
 
-    def no_direct(path, flags, *args):
-        if flags & files.O_DIRECT:
-            raise OSError(errno.EINVAL, "Invalid argument")
-        return real(path, flags, *args)
-
     def invalid(*_):
         raise OSError(errno.EINVAL, "Invalid argument")
+
+    def no_direct(path, flags, *args):
+        return (invalid if flags & files.O_DIRECT else real)(path, flags, *args)
 
     if refuses == "open":
         monkeypatch.setattr(os, "open", no_direct)

@@ -1,66 +1,53 @@
 """GPTQ, AWQ and compressed-tensors checkpoints: the integers that a file has are those computed."""
 
 import json
-from functools import partial
+from collections import defaultdict
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
-from runtime.commands import pack
-from runtime.config import ModelConfig, PackConfig, StoreConfig
 from runtime.errors import CheckpointError, TransferError
 from runtime.hf.loading import load_plain, load_stripped
 from runtime.store.base import name_format
 from runtime.store.ggml.library import find_products
 from runtime.store.packed.coding import RAW
 from tests.builders.integers import (
+    FORMATS,
     quantise_awq,
     quantise_compressed_tensors,
     quantise_gptq,
     round_weight,
+    save_integers,
     save_wide,
 )
 from tests.builders.memory import measure_allocated
-from tests.builders.packed import read_expert
+from tests.builders.models import read_weights
+from tests.builders.packed import pack_model, read_expert
 from tests.builders.quantised import rewrite
-from tests.builders.served import serve
+from tests.builders.served import serve, serve_logits
 
-FORMATS = {
-    "compressed-tensors": quantise_compressed_tensors,
-    "compressed-tensors asymmetric": partial(quantise_compressed_tensors, symmetric=False),
-    "compressed-tensors channel": partial(quantise_compressed_tensors, group=None),
-    "compressed-tensors int8": partial(quantise_compressed_tensors, bits=8, group=None),
-    "compressed-tensors int8 groups": partial(quantise_compressed_tensors, bits=8),
-    "compressed-tensors group of 16": partial(quantise_compressed_tensors, group=16),
-    "gptq": quantise_gptq,
-    "gptq asymmetric": partial(quantise_gptq, symmetric=False),
-    "gptq v2": partial(quantise_gptq, symmetric=False, version="gptq_v2"),
-    "gptq int8": partial(quantise_gptq, bits=8, group=64),
-    "awq": quantise_awq,
-}
+FEW, MANY = (
+    torch.randint(4, 90, (2, number), generator=torch.Generator().manual_seed(1))
+    for number in (9, 32)
+)
+"""Tokens of two prompts; of many, some choose any expert."""
 
 
 def dequantised_weights(original: Path, packed: Path, name: str) -> dict[str, Tensor]:
     """By the library for its own format; by rounding the original weights anew for the others."""
-    weights = load_file(original / "model.safetensors")
+    weights = read_weights(original)
     config = json.loads((packed / "config.json").read_text())["quantization_config"]
     if name.startswith("compressed-tensors"):
         return decompress_with_library(packed, config)
+    how = {"bits": config["bits"], "group": config["group_size"], "scale_dtype": torch.float16}
     found = {}
     for key, weight in weights.items():
         if key.endswith("_proj.weight"):
-            q, scales, zeros = round_weight(
-                weight,
-                bits=config["bits"],
-                group=config["group_size"],
-                symmetric=config.get("sym", False),
-                scale_dtype=torch.float16,
-            )
-            size = config["group_size"]
-            zeros, scales = (t.repeat_interleave(size, 1) for t in (zeros, scales))
+            q, *groups = round_weight(weight, symmetric=config.get("sym", False), **how)
+            scales, zeros = (t.repeat_interleave(how["group"], 1) for t in groups)
             found[key] = (q - zeros) * scales
     return found
 
@@ -71,10 +58,10 @@ def decompress_with_library(packed: Path, config: dict) -> dict[str, Tensor]:
 
     scheme = QuantizationScheme.model_validate(config["config_groups"]["group_0"])
     compressor = BaseCompressor.get_value_from_registry("pack-quantized")
-    modules: dict[str, dict[str, Tensor]] = {}
-    for key, tensor in load_file(packed / "model.safetensors").items():
+    modules: dict[str, dict[str, Tensor]] = defaultdict(dict)
+    for key, tensor in read_weights(packed).items():
         module, _, part = key.rpartition(".")
-        modules.setdefault(module, {})[part] = tensor
+        modules[module][part] = tensor
     return {
         f"{module}.weight": compressor.decompress(parts, scheme)["weight"]
         for module, parts in modules.items()
@@ -87,10 +74,14 @@ def checkpoint(request, tmp_path: Path) -> tuple[Path, dict[str, Tensor]]:
     """A folder, and the weights that it stands for."""
     if request.param.startswith("compressed-tensors"):
         pytest.importorskip("compressed_tensors")
-    original, packed = save_wide(tmp_path / "original"), save_wide(tmp_path / "packed")
-    rewrite(original, lambda name, tensor: {name: tensor})
-    FORMATS[request.param](packed)
+    original = save_wide(tmp_path / "original")
+    packed = save_integers(tmp_path / "packed", request.param)
     return packed, dequantised_weights(original, packed, request.param)
+
+
+def assert_near(found: Tensor, weight: Tensor) -> None:
+    """A minimum is rounded to float16, the weight to bfloat16; a step of int4 is 30 times this."""
+    assert (found - weight).abs().max() <= 1.5 * 2**-8 * weight.abs().amax()
 
 
 def test_load__weights_are_those_of_the_library(checkpoint):
@@ -111,10 +102,7 @@ def test_load__weights_are_those_of_the_library(checkpoint):
         for name, weight in wanted.items():
             assert torch.equal(exact[name], weight.to(exact[name].dtype))
             ours = found[name].float()
-            # A minimum is rounded to float16, the weight to bfloat16; a step of int4 is 30 times
-            # this.
-            limit = 1.5 * 2**-8 * weight.float().abs().amax()
-            assert (ours - weight.float()).abs().max() <= limit
+            assert_near(ours, weight.float())
             assert ours.abs().sum() > 0
 
 
@@ -122,12 +110,9 @@ def test_load__integers_stay_integers_in_memory(checkpoint, request):
     """Kernels multiply what they can take; the rest is decoded, and has few bytes too."""
     stripped = load_stripped(checkpoint[0], "auto")
     store, decoding = stripped.open_store(), stripped.open_store(decodes=True)
-    name = request.node.callspec.params["checkpoint"]
+    *_, kind = FORMATS[request.node.callspec.params["checkpoint"]]
     layout, parts = store.layouts[0], store.layouts[0].parts
-    kind = "Q8_0" if "int8" in name else "Q4_0"
-    if "asymmetric" in name or name in ("gptq v2", "awq"):
-        kind = "Q4_1"
-    if name == "compressed-tensors group of 16":
+    if kind is None:
         assert {part.coding for part in parts} == {RAW}
         return
     assert {part.coding.kind for part in parts} == {kind}
@@ -137,9 +122,9 @@ def test_load__integers_stay_integers_in_memory(checkpoint, request):
     assert rooms[0] < (0.6 if kind == "Q8_0" else 0.35) * rooms[1]
 
 
-def logits_of(model, tokens: Tensor) -> Tensor:
-    with torch.no_grad():
-        return model(input_ids=tokens).logits
+@torch.no_grad()
+def logits_of(model, tokens: Tensor = FEW) -> Tensor:
+    return model(tokens).logits
 
 
 def test_model__is_the_librarys_up_to_roundings_at_every_budget(checkpoint):
@@ -148,14 +133,13 @@ def test_model__is_the_librarys_up_to_roundings_at_every_budget(checkpoint):
     plain_folder = save_wide(folder.parent / "plain")
     rewrite(plain_folder, lambda name, t: {name: expected.get(name, t).to(t.dtype)})
     plain = load_plain(plain_folder, dtype=torch.bfloat16)
-    tokens = torch.randint(4, 90, (2, 9), generator=torch.Generator().manual_seed(1))
-    wanted, answers = logits_of(plain, tokens), []
+    wanted, answers = logits_of(plain), []
     for budget in ("40%", "100%"):
         model = serve(folder, budget=budget, dtype="bfloat16")
         with model.moecast:
-            answers.append(logits_of(model, tokens))
+            answers.append(logits_of(model))
             assert torch.equal(answers[-1], answers[0])
-            assert torch.equal(answers[-1], logits_of(model, tokens))
+            assert torch.equal(answers[-1], logits_of(model))
     # Eight bits of mantissa in scales and activations; random logits have a deviation near 1. The
     # median: roundings differ between CPUs, and where they decide a near tie of two experts, the
     # logits of that token and of some after it are quite different ones.
@@ -165,18 +149,13 @@ def test_model__is_the_librarys_up_to_roundings_at_every_budget(checkpoint):
 
 @pytest.mark.parametrize("name", ["gptq asymmetric", "awq", "gptq int8"])
 def test_pack__keeps_the_integers(tmp_path, name):
-    folder, store = save_wide(tmp_path / "packed"), tmp_path / "store"
-    FORMATS[name](folder)
-    config = ModelConfig(name="tiny", id=str(folder))
-    pack.run(PackConfig(model=config, output=store, run_dir=tmp_path / "run"))
-    tokens = torch.randint(4, 90, (2, 9), generator=torch.Generator().manual_seed(1))
+    folder = save_integers(tmp_path / "packed", name)
     answers = []
-    for options in ({}, {"store": StoreConfig(path=store)}):
-        model = serve(folder, budget="40%", **options)
+    for store in (None, pack_model(folder, tmp_path / "store")):
+        model = serve(folder, budget="40%", store=store)
         with model.moecast as handle:
-            answers.append(logits_of(model, tokens))
-            kind = "Q8_0" if "int8" in name else "Q4_1"
-            assert name_format(handle.engine.store.layouts[0]) == kind
+            answers.append(logits_of(model))
+            assert name_format(handle.engine.store.layouts[0]) == FORMATS[name][2]
     assert torch.equal(*answers)
 
 
@@ -190,16 +169,8 @@ def change_tensor(folder: Path, name: str, change) -> None:
         ("experts.3.up_proj.scales", lambda *_: {}, r"experts\.3\.up_proj\.scales is missing"),
         ("layers.1.self_attn.q_proj.qweight", lambda *_: {}, r"1.*q_proj\.qweight is missing"),
         ("q_proj.scales", lambda k, t: {k: t[:, 1:]}, r"q_proj\.scales.* does not fit"),
-        (
-            "q_proj.qweight",
-            lambda k, t: {k: t.long()},
-            r"q_proj\.qweight.*is not a matrix of int32",
-        ),
-        (
-            "experts.3.up_proj.qweight",
-            lambda k, t: {k: t[:, 8:]},
-            r"experts\.3\.up_proj\.scales.* does not fit",
-        ),
+        ("q_proj.qweight", lambda k, t: {k: t.long()}, r"q_proj\.qweight.* not a matrix of int32"),
+        ("3.up_proj.qweight", lambda k, t: {k: t[:, 8:]}, r"s\.3\.up_proj\.scales.* does not fit"),
     ],
 )
 def test_load__damaged_tensors_are_named(tmp_path, name, change, message):
@@ -216,35 +187,26 @@ def test_read__zero_points_that_the_configuration_denies_are_refused(tmp_path):
         read_expert(load_stripped(folder, "auto").open_store(), 0, 0)
 
 
-def spoil(folder, end, change):
-    rewrite(folder, lambda name, it: {name: change(it) if name.endswith(end) else it})
-    return folder
-
-
 @pytest.mark.parametrize("group", [16, 32])
-@pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_read__scales_that_are_no_numbers_are_refused(tmp_path, group, number):
+@pytest.mark.parametrize(
+    ("part", "change", "message"),
+    [
+        ("scales", lambda it: it * float("nan"), "a scale is not finite"),
+        ("scales", lambda it: it * float("inf"), "a scale is not finite"),
+        # Act-order that the configuration does not mention.
+        ("g_idx", lambda it: it.flip(0), "its g_idx"),
+    ],
+    ids=["nan", "inf", "order"],
+)
+def test_read__scales_and_orders_of_no_sense_are_refused(tmp_path, group, part, change, message):
     folder = quantise_gptq(save_wide(tmp_path / "model"), group=group)
-    spoil(folder, "1.mlp.experts.5.up_proj.scales", lambda scales: scales * number)
+    change_tensor(folder, f"1.mlp.experts.5.up_proj.{part}", lambda k, t: {k: change(t)})
     store = load_stripped(folder, "auto").open_store()
     read_expert(store, 1, 4)
-    with pytest.raises(TransferError, match="experts.5.up_proj.weight: a scale is not finite"):
+    with pytest.raises(TransferError, match=rf"experts\.5\.up_proj\.weight: {message}"):
         read_expert(store, 1, 5)
-    spoil(folder, "0.self_attn.q_proj.scales", lambda scales: scales * number)
-    with pytest.raises(TransferError, match="q_proj.weight: a scale is not finite"):
-        load_stripped(folder, "auto")
-
-
-def test_read__groups_that_are_not_consecutive_are_refused(tmp_path):
-    """Act-order that the configuration does not mention."""
-    folder = quantise_gptq(save_wide(tmp_path / "model"))
-    spoil(folder, "1.mlp.experts.5.up_proj.g_idx", lambda order: order.flip(0))
-    store = load_stripped(folder, "auto").open_store()
-    read_expert(store, 1, 4)
-    with pytest.raises(TransferError, match="experts.5.up_proj.weight: its g_idx"):
-        read_expert(store, 1, 5)
-    spoil(folder, "0.self_attn.q_proj.g_idx", lambda order: order.flip(0))
-    with pytest.raises(TransferError, match="q_proj.weight: its g_idx"):
+    change_tensor(folder, f"0.self_attn.q_proj.{part}", lambda k, t: {k: change(t)})
+    with pytest.raises(TransferError, match=rf"q_proj\.weight: {message}"):
         load_stripped(folder, "auto")
 
 
@@ -266,8 +228,7 @@ def test_load_plain__says_that_transformers_cannot(tmp_path):
 @pytest.mark.parametrize("name", ["gptq", "awq", "gptq int8"])
 def test_scratch__is_what_the_allocator_says(tmp_path, name):
     """Repacking takes memory out of the budget, of two threads at once."""
-    folder = save_wide(tmp_path)
-    FORMATS[name](folder)
+    folder = save_integers(tmp_path / "model", name)
     store = load_stripped(folder, "auto").open_store()
     read_expert(store, 0, 0)
     slot = torch.zeros(store.layouts[0].num_bytes, dtype=torch.uint8)
@@ -279,8 +240,7 @@ def test_scratch__is_what_the_allocator_says(tmp_path, name):
 
 def leave_plain(folder: Path, expert: int, part: str = "") -> Path:
     """Put an expert's own weights of layer 1 in place of its integers, as quantisers may."""
-    own = rewrite(save_wide(folder.parent / "own"), lambda name, tensor: {name: tensor})
-    weights = load_file(own / "model.safetensors")
+    weights = read_weights(save_wide(folder.parent / "own"))
 
     def change(key: str, _: Tensor) -> dict[str, Tensor]:
         name = f"{key.rpartition('.')[0]}.weight"
@@ -293,31 +253,21 @@ def leave_plain(folder: Path, expert: int, part: str = "") -> Path:
 @pytest.mark.parametrize("name", ["gptq", "gptq int8", "awq"])
 @pytest.mark.parametrize("expert", [0, 5])
 def test_store__one_expert_that_is_plain_is_served_among_quantised_ones(tmp_path, name, expert):
-    folder = save_wide(tmp_path / "model")
-    FORMATS[name](folder)
-    leave_plain(folder, expert)
+    folder = leave_plain(save_integers(tmp_path / "model", name), expert)
     stripped = load_stripped(folder, "auto")
     store, decoding = stripped.open_store(), stripped.open_store(decodes=True)
-    kind = {"gptq": "Q4_0", "gptq int8": "Q8_0", "awq": "Q4_1"}[name]
+    kind = FORMATS[name][2]
     assert [name_format(layout) for layout in store.layouts] == [kind, "bfloat16", kind]
     for number in range(8):
         for key, weight in read_expert(decoding, 1, number).items():
             assert torch.equal(read_expert(store, 1, number)[key], weight)
-    config = ModelConfig(name="tiny", id=str(folder))
-    pack.run(PackConfig(model=config, output=tmp_path / "store", run_dir=tmp_path / "run"))
-    tokens = torch.randint(4, 90, (2, 32), generator=torch.Generator().manual_seed(1))
+    packed = pack_model(folder, tmp_path / "store")
     answers = []
-    for budget, host_budget, packed in (
-        ("40%", None, None),
-        ("100%", None, None),
-        ("40%", None, tmp_path / "store"),
-        ("40%", "70%", None),
-    ):
-        path = StoreConfig(path=packed)
-        model = serve(folder, budget=budget, host_budget=host_budget, store=path)
+    for options in ({}, {"budget": "100%"}, {"store": packed}, {"host_budget": "70%"}):
+        model = serve(folder, **{"budget": "40%", **options})
         with model.moecast as handle:
-            answers.append(logits_of(model, tokens))
-            if budget == "100%":  # only the one layer's experts take more
+            answers.append(logits_of(model, MANY))
+            if "budget" in options:  # only the one layer's experts take more
                 assert handle.engine.arenas[0].num_bytes == 8 * sum(
                     layout.num_bytes for layout in store.layouts
                 )
@@ -333,14 +283,8 @@ def test_model__one_matrix_that_is_plain_is_served_among_integers(tmp_path, part
     for number in (0, 5):
         found, exact = read_expert(store, 1, number), read_expert(decoding, 1, number)
         for name, weight in exact.items():
-            ours = found[name].float()
-            assert (ours - weight.float()).abs().max() <= 1.5 * 2**-8 * weight.float().abs().amax()
-    tokens = torch.randint(4, 90, (2, 32), generator=torch.Generator().manual_seed(1))
-    answers = []
-    for budget in ("40%", "100%"):
-        model = serve(folder, budget=budget)
-        with model.moecast:
-            answers.append(logits_of(model, tokens))
+            assert_near(found[name].float(), weight.float())
+    answers = [serve_logits(folder, MANY, budget=budget) for budget in ("40%", "100%")]
     assert torch.equal(*answers)
 
 
@@ -356,8 +300,6 @@ def test_model__one_matrix_that_is_plain_is_served_among_integers(tmp_path, part
 )
 def test_load__options_of_modules_that_change_nothing_are_served(tmp_path, dynamic, is_served):
     folder = leave_plain(quantise_gptq(save_wide(tmp_path / "m"), dynamic=dynamic), 5)
-    if is_served:
+    refused = pytest.raises(CheckpointError, match="GPTQ and dynamic")
+    with nullcontext() if is_served else refused:
         assert load_stripped(folder, "auto").holds_integers
-        return
-    with pytest.raises(CheckpointError, match="GPTQ and dynamic"):
-        load_stripped(folder, "auto")

@@ -7,7 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
+import huggingface_hub
 import pytest
+from huggingface_hub import constants
+from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
 
 from runtime.config import ModelConfig
 from runtime.errors import CheckpointError
@@ -15,32 +19,30 @@ from runtime.hf.loading import read_config
 from runtime.hf.tokens import load_tokenizer
 from runtime.store import model_check
 from runtime.store.hub_snapshot import explain_failure
-from runtime.store.model_check import check_config, check_tokenizer, mentions_experts
+from runtime.store.model_check import WEIGHTS_INDEX, check_config, check_tokenizer, mentions_experts
 from runtime.store.model_source import resolve
 from tests.builders.families.build import tiny_config
 from tests.builders.families.table import FAMILIES
 
 MOE = {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 8}
+REFUSED = MOE | {"quantization_config": {"quant_method": "bitsandbytes"}}
 DENSE = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64}
 ROOT = Path(__file__).resolve().parents[4]
 
 
-def write_model(
-    folder: Path,
-    config: dict[str, Any],
-    *,
-    tensors: tuple[str, ...] = ("model.embed_tokens.weight",),
-    card: str = "",
-) -> Path:
-    """Write a folder with a configuration and a safetensors file of empty tensors."""
+def write_model(folder: Path, config: dict[str, Any], *, tensor: str = "lm_head.weight") -> Path:
+    """Write a folder with a configuration and a safetensors file of one empty tensor."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
     entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
-    header = json.dumps(dict.fromkeys(tensors, entry)).encode()
+    header = json.dumps({tensor: entry}).encode()
     (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-    if card:
-        (folder / "README.md").write_text(card)
     return folder
+
+
+@pytest.fixture
+def moe(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "m", MOE)
 
 
 def refusal(model_id: Path | str, **options: Any) -> str:
@@ -59,9 +61,8 @@ def test_resolve__a_folder_that_is_not_there_names_what_is(tmp_path: Path) -> No
     )
 
 
-def test_resolve__a_relative_folder_may_be_a_hub_id(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resolve__may_be_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative folder has the form of an id, and is searched for as both."""
     write_model(tmp_path / "runs/inflated", MOE)
     monkeypatch.chdir(tmp_path)
     message = refusal("runs/infalted")
@@ -79,33 +80,39 @@ def test_resolve__a_folder_without_a_model_says_what_it_has(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "name", ["config.json", "tokenizer.json", "model.safetensors", "vocab.txt", "model.gguf"]
 )
-def test_resolve__names_a_git_lfs_pointer(name: str, tmp_path: Path) -> None:
-    folder = write_model(tmp_path / "m", MOE)
-    (folder / name).write_text("version https://git-lfs.github.com/spec/v1\nsize 9\n")
-    file = folder / name
-    message = refusal(file if file.suffix == ".gguf" else folder)
+def test_resolve__names_a_git_lfs_pointer(name: str, moe: Path) -> None:
+    file = moe / name
+    file.write_text("version https://git-lfs.github.com/spec/v1\nsize 9\n")
+    message = refusal(file if file.suffix == ".gguf" else moe)
     assert message.startswith(f"{file} is a Git LFS pointer, not the file itself: run git lfs pull")
 
 
-@pytest.mark.parametrize("config", [MOE, DENSE])
-def test_resolve__an_adapter_is_not_left_out_in_silence(
-    config: dict[str, Any], tmp_path: Path
-) -> None:
-    folder = write_model(tmp_path / "m", config)
-    (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
-    assert "which moecast does not apply. Merge it into the weights" in refusal(folder)
-    (folder / "config.json").unlink()
-    assert "has an adapter (adapter_config.json)" in refusal(folder)
+def test_resolve__an_adapter_is_not_left_out_in_silence(tmp_path: Path) -> None:
+    for name, config in {"moe": MOE, "dense": DENSE}.items():
+        folder = write_model(tmp_path / name, config)
+        (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+        assert "which moecast does not apply. Merge it into the weights" in refusal(folder)
+        (folder / "config.json").unlink()
+        assert "has an adapter (adapter_config.json)" in refusal(folder)
 
 
 DEEP = "[" * 200_000
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "null", DEEP, "\0\0"])
-def test_read_config__any_damage_names_the_file(text: str, tmp_path: Path) -> None:
-    write_model(tmp_path / "m", MOE)
-    (tmp_path / "m/config.json").write_text(text)
-    assert "config.json is damaged" in refusal(tmp_path / "m")
+@pytest.mark.parametrize(
+    ("name", "texts"),
+    [
+        ("config.json", ["{", "[]", "null", DEEP, "\0\0"]),
+        ("generation_config.json", ["", "{", "[]"]),
+        (WEIGHTS_INDEX, ["{", "[]", "{}", '{"weight_map": ["x"]}', DEEP]),
+    ],
+)
+def test_resolve__any_damage_of_a_file_names_it(name: str, texts: list[str], moe: Path) -> None:
+    if name == WEIGHTS_INDEX:
+        (moe / "model.safetensors").unlink()
+    for text in texts:
+        (moe / name).write_text(text)
+        assert f"{name} is damaged" in refusal(moe)
 
 
 @pytest.mark.parametrize(
@@ -127,46 +134,27 @@ def test_read_config__values_of_other_types_name_the_file(
             read(folder)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": ["x"]}', DEEP])
-def test_resolve__a_damaged_index_is_named(text: str, tmp_path: Path) -> None:
-    folder = write_model(tmp_path / "m", MOE)
-    (folder / "model.safetensors").rename(folder / "model.safetensors.index.json")
-    (folder / "model.safetensors.index.json").write_text(text)
-    assert "model.safetensors.index.json is damaged" in refusal(folder)
-
-
 @pytest.mark.parametrize("text", ["{", "[]", '{"model": 3}', '{"model": {"type": "BPE"}}', DEEP])
-def test_load_tokenizer__any_damage_names_the_folder(text: str, tmp_path: Path) -> None:
-    folder = write_model(tmp_path / "m", MOE)
-    (folder / "tokenizer.json").write_text(text)
-    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+def test_load_tokenizer__any_damage_names_the_folder(text: str, moe: Path) -> None:
+    (moe / "tokenizer.json").write_text(text)
+    (moe / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     with pytest.raises(CheckpointError, match="its tokenizer cannot be read"):
-        load_tokenizer(folder)
+        load_tokenizer(moe)
 
 
-def test_resolve__missing_files_of_the_index_are_named(tmp_path: Path) -> None:
-    folder = write_model(tmp_path / "m", MOE)
-    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
-    index = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
-    text = json.dumps({"metadata": {}, "weight_map": index})
-    (folder / "model.safetensors.index.json").write_text(text)
-    assert "incomplete: model-2.safetensors of" in refusal(folder)
-
-
-def test_resolve__other_weight_formats_are_named(tmp_path: Path) -> None:
-    folder = write_model(tmp_path / "m", MOE)
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    message = refusal(folder)
+def test_resolve__other_weight_formats_are_named(moe: Path) -> None:
+    (moe / "model.safetensors").rename(moe / "pytorch_model.bin")
+    message = refusal(moe)
     assert "no model.safetensors and no model.safetensors.index.json" in message
     assert "it has config.json, pytorch_model.bin" in message
 
 
-@pytest.mark.parametrize("given", ["folder", "with config.json"])
-def test_resolve__a_folder_of_gguf_files_names_one(tmp_path: Path, given: str) -> None:
+def test_resolve__a_folder_of_gguf_files_names_one(tmp_path: Path) -> None:
     (tmp_path / "model-Q4_K_M.gguf").write_bytes(b"GGUF")
-    if given == "with config.json":
-        (tmp_path / "config.json").write_text(json.dumps(MOE))
-    assert f"give one of them, such as {tmp_path}/model-Q4_K_M.gguf" in refusal(tmp_path)
+    message = f"give one of them, such as {tmp_path}/model-Q4_K_M.gguf"
+    assert message in refusal(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(MOE))
+    assert message in refusal(tmp_path)
 
 
 def test_resolve__a_dense_model_is_for_plain_transformers(tmp_path: Path) -> None:
@@ -174,8 +162,7 @@ def test_resolve__a_dense_model_is_for_plain_transformers(tmp_path: Path) -> Non
     assert "not a Mixture-of-Experts model: LlamaForCausalLM has no experts" in message
     assert "plain Transformers" in message
     # Only the names of the weights tell: nothing is refused that may have experts.
-    experts = ("model.layers.0.mlp.experts.3.w1.weight",)
-    folder = write_model(tmp_path / "n", DENSE, tensors=experts)
+    folder = write_model(tmp_path / "n", DENSE, tensor="model.layers.0.mlp.experts.3.w1.weight")
     assert resolve(ModelConfig(id=str(folder))) == folder
 
 
@@ -211,7 +198,8 @@ def test_resolve__quantised_folders_name_the_way_out(
     tmp_path: Path, quantization: dict[str, Any], name: str
 ) -> None:
     card = "---\nlicense: mit\nbase_model:\n- Qwen/Qwen3-30B-A3B\n---\n# Quantised\n"
-    folder = write_model(tmp_path / "m", {**MOE, "quantization_config": quantization}, card=card)
+    folder = write_model(tmp_path / "m", {**MOE, "quantization_config": quantization})
+    (folder / "README.md").write_text(card)
     message = refusal(folder)
     assert "is quantised with" in message
     assert name in message
@@ -224,26 +212,24 @@ def test_resolve__quantised_folders_name_the_way_out(
     assert "Use the original checkpoint instead" in refusal(folder)
 
 
-def test_check_tokenizer__says_what_the_folder_has(tmp_path: Path) -> None:
-    folder = write_model(tmp_path / "m", MOE)
+def test_check_tokenizer__says_what_the_folder_has(moe: Path) -> None:
     with pytest.raises(CheckpointError, match="no tokenizer.*it has config.json, model.safet"):
-        check_tokenizer(folder)
-    (folder / "tokenizer.json").write_text("{}")
-    check_tokenizer(folder)
+        check_tokenizer(moe)
+    (moe / "tokenizer.json").write_text("{}")
+    check_tokenizer(moe)
     with pytest.raises(CheckpointError, match="its tokenizer cannot be read"):
-        load_tokenizer(folder)
-    (folder / "tokenizer.json").rename(folder / "tokenizer_config.json")
+        load_tokenizer(moe)
+    (moe / "tokenizer.json").rename(moe / "tokenizer_config.json")
     with pytest.raises(CheckpointError, match="it has no vocabulary"):
-        load_tokenizer(folder)
+        load_tokenizer(moe)
 
 
 def no_input(*_: object) -> str:
     raise AssertionError("nothing may be asked on stdin")
 
 
-def test_read_config__code_of_a_checkpoint_is_never_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_read_config__runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint may bring some."""
     monkeypatch.setattr("builtins.input", no_input)
     code = {"auto_map": {"AutoConfig": "configuration_new.NewConfig"}}
     folder = write_model(tmp_path / "m", {**MOE, "model_type": "new_moe", **code})
@@ -255,9 +241,8 @@ def test_read_config__code_of_a_checkpoint_is_never_run(
     assert type(read_config(folder)).__name__ == "Qwen3MoeConfig"
 
 
-def test_load_tokenizer__code_of_a_checkpoint_is_never_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_load_tokenizer__runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint may bring some."""
     monkeypatch.setattr("builtins.input", no_input)
     folder = write_model(tmp_path / "m", {**MOE, "model_type": "new_moe"})
     settings = {"auto_map": {"AutoTokenizer": ["tokenization_new.NewTokenizer", None]}}
@@ -268,10 +253,9 @@ def test_load_tokenizer__code_of_a_checkpoint_is_never_run(
 
 
 def test_read_config__a_newer_model_type_names_both_versions(tmp_path: Path) -> None:
-    config = {**MOE, "model_type": "qwen9_moe", "transformers_version": "6.1.0"}
-    folder = write_model(tmp_path / "m", config)
+    config = MOE | {"model_type": "qwen9_moe", "transformers_version": "6.1.0"}
     with pytest.raises(CheckpointError) as caught:
-        read_config(folder)
+        read_config(write_model(tmp_path / "m", config))
     assert re.search(r"Transformers 5\.\S+, which is installed here", str(caught.value))
     assert "type 'qwen9_moe' (the checkpoint was saved with 6.1.0)" in str(caught.value)
 
@@ -289,12 +273,8 @@ assert not heavy, heavy
 
 
 def test_commands__refuse_a_model_before_heavy_imports(tmp_path: Path) -> None:
-    refused = {**MOE, "quantization_config": {"quant_method": "bitsandbytes"}}
-    models = [
-        tmp_path / "missing",
-        write_model(tmp_path / "dense", DENSE),
-        write_model(tmp_path / "refused", refused),
-    ]
+    dense = write_model(tmp_path / "dense", DENSE)
+    models = [tmp_path / "missing", dense, write_model(tmp_path / "refused", REFUSED)]
     done = subprocess.run(
         [sys.executable, "-c", REFUSE, *map(str, models)],
         cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
@@ -307,9 +287,6 @@ def test_commands__refuse_a_model_before_heavy_imports(tmp_path: Path) -> None:
 
 
 def test_explain_failure__has_the_reason_of_the_hub_and_what_to_do() -> None:
-    import httpx
-    from huggingface_hub.errors import GatedRepoError
-
     response = httpx.Response(403, request=httpx.Request("GET", "https://huggingface.co"))
     config = ModelConfig(id="org/model", local_only=False)
     error = GatedRepoError("Cannot access it.\n", response=response)
@@ -321,18 +298,12 @@ def test_explain_failure__has_the_reason_of_the_hub_and_what_to_do() -> None:
 
 
 def test_resolve__without_a_network_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    from huggingface_hub import constants
-
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert "HF_HUB_OFFLINE forbids" in refusal("org/model", local_only=False)
     assert "model.local_only=false" in refusal("org/model")
 
 
 def test_resolve__an_unreachable_hub_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    import httpx
-    import huggingface_hub
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
     def refuse(*_: object, **__: object) -> str:
         raise LocalEntryNotFoundError("not here") from httpx.ConnectError("no route to host")
 
@@ -344,22 +315,14 @@ def test_resolve__an_unreachable_hub_says_so(monkeypatch: pytest.MonkeyPatch) ->
 def test_resolve__a_quantised_repository_is_refused_before_its_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import huggingface_hub
-
-    refused = {**MOE, "quantization_config": {"quant_method": "bitsandbytes"}}
-    folder = write_model(tmp_path / "m", refused)
-    fetched = folder / "config.json"
+    fetched = write_model(tmp_path / "m", REFUSED) / "config.json"
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_, **__: str(fetched))
-    assert "org/model-BNB is quantised with bitsandbytes" in refusal(
-        "org/model-BNB", local_only=False
-    )
+    message = refusal("org/model-BNB", local_only=False)
+    assert "org/model-BNB is quantised with bitsandbytes" in message
 
 
-def test_resolve__fp8_names_the_package_that_it_needs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fp8 = {**MOE, "quantization_config": {"quant_method": "fp8"}}
-    folder = write_model(tmp_path / "m", fp8)
+def test_resolve__fp8_names_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_model(tmp_path / "m", MOE | {"quantization_config": {"quant_method": "fp8"}})
     assert resolve(ModelConfig(name="m", id=str(folder))) == folder
     monkeypatch.setattr(model_check, "find_spec", lambda _: None)
     assert "pip install 'moecast[fp8]'" in refusal(str(folder))

@@ -2,96 +2,62 @@
 
 import re
 import shutil
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
-import runtime
 from predictors.errors import MoecastError
-from runtime.commands import pack
-from runtime.config import ModelConfig, PackConfig, Quantise
+from runtime.config import Quantise
 from runtime.errors import CheckpointError, StoreError
 from runtime.hf.loading import load_plain
 from tests.builders.gguf_files import gguf_file
-from tests.builders.integers import (
-    quantise_awq,
-    quantise_compressed_tensors,
-    quantise_gptq,
-    save_wide,
-)
-from tests.builders.models import tiny_qwen2_moe
+from tests.builders.integers import save_integers
+from tests.builders.models import read_weights, tiny_qwen2_moe
+from tests.builders.packed import pack_model
 from tests.builders.quantised import QUANTISED, quantised, rewrite
+from tests.builders.served import serve, serve_logits
 
-PACKED_INTEGERS: dict[str, Callable[[Path], Path]] = {
-    "compressed-tensors": quantise_compressed_tensors,
-    "gptq": quantise_gptq,
-    "gptq int8": partial(quantise_gptq, bits=8),
-    "awq": quantise_awq,
-}
+PACKED_INTEGERS = ["compressed-tensors", "gptq", "gptq int8", "awq"]
 
 
-def save_checkpoint(folder: Path, kind: str) -> Path:
-    """A tiny checkpoint: of a family whose models are published quantised, or packed integers."""
-    if kind in QUANTISED:
-        return quantised(folder, kind)
-    return PACKED_INTEGERS[kind](save_wide(folder))
+def save_checkpoint(folder: Path, kind: str | None) -> Path:
+    """A tiny checkpoint: plain, of a family that is published quantised, or packed integers."""
+    if kind is None:
+        return tiny_qwen2_moe(folder)
+    return quantised(folder, kind) if kind in QUANTISED else save_integers(folder, kind)
 
 
 def list_tensors(folder: Path) -> dict[str, int]:
     """Bytes of each tensor by name."""
-    return {
-        name: tensor.nbytes
-        for file in folder.glob("*.safetensors")
-        for name, tensor in load_file(file).items()
-    }
+    return {name: tensor.nbytes for name, tensor in read_weights(folder).items()}
 
 
-def pack_model(folder: Path, *, seed: int = 0) -> tuple[Path, Path, Path]:
+def make_parts(folder: Path, *, seed: int = 0) -> tuple[Path, Path, Path]:
     """The checkpoint, its store, and the model without experts."""
-    model = tiny_qwen2_moe(folder / "model", seed=seed)
-    store, dense = folder / "store", folder / "dense"
-    pack.run(int8_config(model, store, dense))
-    return model, store, dense
+    model, dense = tiny_qwen2_moe(folder / "model", seed=seed), folder / "dense"
+    return model, pack_as_int8(model, folder / "store", dense), dense
 
 
-def int8_config(model: Path, store: Path, dense: Path) -> PackConfig:
-    config = ModelConfig(name="model", id=str(model))
-    return PackConfig(model=config, output=store, dense_output=dense, quantise=Quantise.INT8)
+def pack_as_int8(model: Path, store: Path, dense: Path) -> Path:
+    return pack_model(model, store, dense_output=dense, quantise=Quantise.INT8)
 
 
-@torch.no_grad()
 def compute_logits(model: Path, store: Path | None) -> torch.Tensor:
-    served = runtime.load(str(model), store=store, budget="40%", system="on-demand")
-    with served.moecast:
-        return served(torch.tensor([[3, 1, 4, 1, 5]])).logits
-
-
-def test_write_without_experts__serves_as_the_whole_checkpoint_that_is_gone(tmp_path):
-    model, store, dense = pack_model(tmp_path)
-    weights = sum(file.stat().st_size for file in model.glob("*.safetensors"))
-    expected = compute_logits(model, store)
-    shutil.rmtree(model)
-    assert torch.equal(compute_logits(dense, store), expected)
-    assert sum(file.stat().st_size for file in dense.glob("*.safetensors")) < weights / 2
+    tokens = torch.tensor([[3, 1, 4, 1, 5]])
+    return serve_logits(model, tokens, store=store, budget="40%", system="on-demand")
 
 
 @pytest.mark.parametrize(
     ("kind", "quantise"),
     [
         *((kind, Quantise.NONE) for kind in (*QUANTISED, *PACKED_INTEGERS)),
-        *((kind, Quantise.INT8) for kind in (next(iter(QUANTISED)), "gptq")),
+        *((kind, Quantise.INT8) for kind in (None, next(iter(QUANTISED)), "gptq")),
     ],
 )
-def test_write_without_experts__serves_as_the_quantised_checkpoint_that_is_gone(
-    tmp_path, kind, quantise
-):
-    model, store, dense = save_checkpoint(tmp_path / "model", kind), tmp_path / "s", tmp_path / "d"
-    config = ModelConfig(name="model", id=str(model))
-    pack.run(PackConfig(model=config, output=store, dense_output=dense, quantise=quantise))
+def test_write_without_experts__serves_as_the_checkpoint_that_is_gone(tmp_path, kind, quantise):
+    model, dense = save_checkpoint(tmp_path / "model", kind), tmp_path / "d"
+    store = pack_model(model, tmp_path / "s", dense_output=dense, quantise=quantise)
     expected, stored = compute_logits(model, store), list_tensors(model)
     shutil.rmtree(model)
     assert torch.equal(compute_logits(dense, store), expected)
@@ -107,8 +73,7 @@ def test_layers_that_predict_several_tokens__are_named_in_a_line_and_left_out(
     tmp_path, kind, caplog, capfd
 ):
     """As DeepSeek, GLM and Qwen publish them: behind the last layer, with experts of their own."""
-    model, store, dense = tmp_path / "model", tmp_path / "s", tmp_path / "d"
-    tiny_qwen2_moe(model) if kind is None else save_checkpoint(model, kind)
+    model, dense = save_checkpoint(tmp_path / "model", kind), tmp_path / "d"
     expected, own = compute_logits(model, None), list_tensors(model)
     last = max(name.split(".")[2] for name in own if name.startswith("model.layers."))
     more = f".{int(last) + 1}."
@@ -120,8 +85,7 @@ def test_layers_that_predict_several_tokens__are_named_in_a_line_and_left_out(
     added = sorted(list_tensors(model).keys() - own.keys())
     assert any("experts" in name for name in added)
     capfd.readouterr()
-    config = ModelConfig(name="model", id=str(model))
-    pack.run(PackConfig(model=config, output=store, dense_output=dense, quantise=Quantise.NONE))
+    store = pack_model(model, tmp_path / "s", dense_output=dense)
     (line,) = (line for line in caplog.messages if "no part of" in line)
     assert "MoeForCausalLM and are left out, such as model.layers" in line
     assert "UNEXPECTED" not in "".join(capfd.readouterr())
@@ -136,34 +100,28 @@ def test_layers_that_predict_several_tokens__are_named_in_a_line_and_left_out(
 def test_pack__refuses_a_gguf_file_without_its_experts(tmp_path):
     file = gguf_file("qwen3moe-Q4_0")
     with pytest.raises(StoreError, match="cannot be written without its experts"):
-        pack.run(
-            PackConfig(
-                model=ModelConfig(name="model", id=str(file)),
-                output=tmp_path / "store",
-                dense_output=tmp_path / "dense",
-            )
-        )
+        pack_model(file, tmp_path / "store", dense_output=tmp_path / "dense")
     assert not list(tmp_path.iterdir())
 
 
 def test_write_without_experts__is_refused_without_its_store(tmp_path):
-    _, _, dense = pack_model(tmp_path)
+    _, _, dense = make_parts(tmp_path)
     with pytest.raises(CheckpointError, match=r"without its experts.*store\.path"):
-        runtime.load(str(dense), budget="40%")
+        serve(dense, budget="40%")
     # Transformers would fill the experts with random numbers.
     with pytest.raises(CheckpointError, match="without its experts"):
         load_plain(dense, dtype="auto")
 
 
 def test_write_without_experts__refuses_the_store_of_other_weights(tmp_path):
-    _, _, dense = pack_model(tmp_path / "a")
-    _, other, _ = pack_model(tmp_path / "b", seed=1)
+    _, _, dense = make_parts(tmp_path / "a")
+    _, other, _ = make_parts(tmp_path / "b", seed=1)
     with pytest.raises(StoreError, match="other weights"):
         compute_logits(dense, other)
 
 
 def test_write_without_experts__notices_altered_weights(tmp_path):
-    _, store, dense = pack_model(tmp_path)
+    _, store, dense = make_parts(tmp_path)
     file = next(iter(sorted(dense.glob("*.safetensors"))))
     raw = bytearray(file.read_bytes())
     raw[-1] ^= 1
@@ -173,9 +131,9 @@ def test_write_without_experts__notices_altered_weights(tmp_path):
 
 
 def test_write_without_experts__leaves_what_stands_in_its_place(tmp_path):
-    model, store, dense = pack_model(tmp_path)
+    model, store, dense = make_parts(tmp_path)
     before = sorted(file.stat().st_mtime_ns for file in dense.iterdir())
-    pack.run(int8_config(model, store, dense))
+    pack_as_int8(model, store, dense)
     assert sorted(file.stat().st_mtime_ns for file in dense.iterdir()) == before
     with pytest.raises(MoecastError, match="exists and is not this model"):
-        pack.run(int8_config(model, store, model))
+        pack_as_int8(model, store, model)

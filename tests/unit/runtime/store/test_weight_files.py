@@ -2,45 +2,34 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
-import runtime
-from runtime.commands import pack
-from runtime.config import ModelConfig, PackConfig
+from runtime.config import ModelConfig
 from runtime.errors import CheckpointError
 from runtime.store.model_check import WEIGHTS, WEIGHTS_INDEX, list_weight_files
 from runtime.store.model_source import find_revision, fingerprint, resolve
 from runtime.tools.doctor.model_files import check_files
 from runtime.tools.inflate import plan_inflation
 from runtime.tools.verify.reference import plain_bytes
-from tests.builders.models import plain_eager, tiny_qwen2_moe
+from tests.builders.models import changed, plain_eager, read_weights, tiny_qwen2_moe
+from tests.builders.packed import pack_model
+from tests.builders.served import serve_logits
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5]])
-
-
-def read_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """The tensors of all files in a folder."""
-    files = folder.glob("*.safetensors")
-    return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
 def save(folder: Path, name: str, tensors: dict[str, torch.Tensor]) -> None:
     save_file(tensors, folder / name, metadata={"format": "pt"})
 
 
-def add_zeros(name: str) -> Callable[[Path], None]:
+def add_zeros(name: str, folder: Path) -> None:
     """Add a file that has every tensor, all zeros."""
-
-    def add(folder: Path) -> None:
-        zeros = {key: torch.zeros_like(tensor) for key, tensor in read_weights(folder).items()}
-        save(folder, name, zeros)
-
-    return add
+    save(folder, name, {key: torch.zeros_like(it) for key, it in read_weights(folder).items()})
 
 
 def make_index_stale(folder: Path) -> None:
@@ -55,7 +44,7 @@ def make_index_stale(folder: Path) -> None:
 
 def name_in_configuration(folder: Path) -> None:
     """Let `config.json` name the index, next to a whole file of zeros of the usual name."""
-    add_zeros(WEIGHTS)(folder)
+    add_zeros(WEIGHTS, folder)
     (folder / WEIGHTS_INDEX).rename(folder / "own.safetensors.index.json")
     config = json.loads((folder / "config.json").read_text())
     config["transformers_weights"] = "own.safetensors.index.json"
@@ -63,10 +52,10 @@ def name_in_configuration(folder: Path) -> None:
 
 
 STRAY = {
-    "another copy": add_zeros("original.safetensors"),
-    "a later name": add_zeros("zeros.safetensors"),
-    "a variant": add_zeros("model.fp16.safetensors"),
-    "its makers' format": add_zeros("consolidated.safetensors"),
+    "another copy": partial(add_zeros, "original.safetensors"),
+    "a later name": partial(add_zeros, "zeros.safetensors"),
+    "a variant": partial(add_zeros, "model.fp16.safetensors"),
+    "its makers' format": partial(add_zeros, "consolidated.safetensors"),
     "an index that is stale": make_index_stale,
     "a name in config.json": name_in_configuration,
 }
@@ -77,17 +66,14 @@ def test_stray_weights__are_in_no_answer_no_copy_and_no_count(tmp_path, stray):
     folder = tiny_qwen2_moe(tmp_path / "model")
     weights = read_weights(folder)
     STRAY[stray](folder)
-    config = ModelConfig(name="model", id=str(folder))
-    store, dense = tmp_path / "store", tmp_path / "dense"
-
-    pack.run(PackConfig(model=config, output=store, dense_output=dense))
+    dense = tmp_path / "dense"
+    store = pack_model(folder, tmp_path / "store", dense_output=dense)
     written = read_weights(dense)
     assert all(torch.equal(tensor, weights[name]) for name, tensor in written.items())
     plain = plain_eager(folder)
     for model in (folder, dense):
-        served = runtime.load(str(model), store=store, budget="40%")
-        with served.moecast:
-            assert torch.equal(served(TOKENS).logits, plain(TOKENS).logits)
+        found = serve_logits(model, TOKENS, store=store, budget="40%")
+        assert torch.equal(found, plain(TOKENS).logits)
 
     files = list_weight_files(folder)
     facts = check_files(folder, digests=False)
@@ -102,7 +88,7 @@ def test_stray_weights__are_in_no_answer_no_copy_and_no_count(tmp_path, stray):
 def test_fingerprint__is_of_the_weights_alone(tmp_path):
     folder = tiny_qwen2_moe(tmp_path / "model")
     before = fingerprint(folder), find_revision(folder)
-    add_zeros("original.safetensors")(folder)
+    add_zeros("original.safetensors", folder)
     assert (fingerprint(folder), find_revision(folder)) == before
 
 
@@ -117,12 +103,10 @@ def test_list_weight_files__says_what_there_is_in_place_of_an_index(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../model.safetensors", "model.bin", 7, ["x"], ""])
-def test_list_weight_files__takes_no_name_outside_the_folder(tmp_path, name):
-    folder = tiny_qwen2_moe(tmp_path / "model")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "transformers_weights": name}))
+def test_list_weight_files__takes_no_name_outside_the_folder(tmp_path, folder, name):
+    target = changed(folder, tmp_path / "m", "config.json", transformers_weights=name)
     with pytest.raises(CheckpointError, match="transformers_weights is .* no file name"):
-        list_weight_files(folder)
+        list_weight_files(target)
 
 
 @pytest.mark.parametrize("is_sharded", [True, False])
@@ -133,9 +117,9 @@ def test_resolve__downloads_the_model_s_own_weights_alone(tmp_path, monkeypatch,
     folder = tiny_qwen2_moe(tmp_path / "model")
     shards = [file.name for file in list_weight_files(folder)]
     kept = {"config.json", "generation_config.json", WEIGHTS_INDEX, *shards}
-    add_zeros("consolidated.safetensors")(folder)
+    add_zeros("consolidated.safetensors", folder)
     if not is_sharded:
-        add_zeros(WEIGHTS)(folder)
+        add_zeros(WEIGHTS, folder)
         kept = {*kept, WEIGHTS} - set(shards)
     shutil.copytree(folder, tmp_path / "copy")
     (tmp_path / "copy").rename(folder / "original")

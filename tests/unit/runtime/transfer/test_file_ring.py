@@ -142,22 +142,19 @@ def test_store_ring__finds_damage_in_every_chunk(open_kind, kind):
     store, arrivals = open_kind(), kind()
     ring = StoreRing(arrivals, store, Arena(store.layouts, 1))
     ranges = store.layouts[0].chunk_ranges
-    for chunk, [(start, _)] in enumerate(ranges):
-        with files_of(store).open("r+b") as file:
-            file.seek(start + 100)
-            (byte,) = file.read(1)
-            file.seek(start + 100)
-            file.write(bytes([byte ^ 4]))
-            file.flush()
-            os.fsync(file.fileno())
+    with files_of(store).open("r+b") as opened:
+        file = opened.fileno()
+        for chunk, [(start, _)] in enumerate(ranges):
+            (byte,) = os.pread(file, 1, start + 100)
+            os.pwrite(file, bytes([byte ^ 4]), start + 100)
+            os.fsync(file)
             ring.submit(chunk, task((0, 0), 0, range(len(ranges))))
             assert settled(ring, arrivals, 1) == {chunk: FAILED}
             error = ring.errors[chunk]
             assert str(error) == str(error_of(store, (0, 0)))
             assert f"chunk {chunk}) are damaged" in str(error)
             assert error.fault == Fault.DAMAGED
-            file.seek(start + 100)
-            file.write(bytes([byte]))
+            os.pwrite(file, bytes([byte]), start + 100)
     assert ring.close(WAIT_SECONDS)
 
 
@@ -207,33 +204,34 @@ def test_store_ring__an_error_of_the_disk_is_tried_and_named_by_the_store(kind):
     assert ring.close(WAIT_SECONDS)
 
 
+@pytest.fixture
+def altered(tmp_path) -> StoredFile:
+    """Its experts have a checksum that no bytes have."""
+    (tmp_path / "experts").write_bytes(os.urandom(8_000))
+    return StoredFile(tmp_path / "experts", checksum=1)
+
+
 @COMPILED
-def test_store_ring__what_fails_once_arrives_the_slow_way(tmp_path):
-    file = tmp_path / "experts"
-    file.write_bytes(os.urandom(8_000))
-    store, arrivals = StoredFile(file, checksum=1), rings.Arrivals()  # which no bytes have
-    arena = Arena(store.layouts, 8)
-    ring = StoreRing(arrivals, store, arena)
+def test_store_ring__what_fails_once_arrives_the_slow_way(tmp_path, altered):
+    arrivals, arena = rings.Arrivals(), Arena(altered.layouts, 8)
+    ring = StoreRing(arrivals, altered, arena)
     for expert in range(8):
         ring.submit(expert, task((0, expert), expert, range(1)))
     assert settled(ring, arrivals, 8) == dict.fromkeys(range(8), ARRIVED)
-    assert store.num_reads == 8
-    for expert in range(8):
-        expected = file.read_bytes()[1_000 * expert : 1_000 * expert + 1_000]
-        assert bytes(arena.slot(expert)[:1_000].numpy()) == expected
+    assert altered.num_reads == 8
+    slots = b"".join(bytes(arena.slot(expert)[:1_000].numpy()) for expert in range(8))
+    assert slots == (tmp_path / "experts").read_bytes()
     assert ring.close(WAIT_SECONDS)
 
 
 @COMPILED
-def test_store_ring__what_is_given_up_is_not_read_again(tmp_path):
-    file = tmp_path / "experts"
-    file.write_bytes(os.urandom(8_000))
-    store, arrivals = StoredFile(file, checksum=1), rings.Arrivals()
-    ring = StoreRing(arrivals, store, Arena(store.layouts, 1))
+def test_store_ring__what_is_given_up_is_not_read_again(altered):
+    arrivals = rings.Arrivals()
+    ring = StoreRing(arrivals, altered, Arena(altered.layouts, 1))
     ring.submit(0, task((0, 0), 0, range(1)))
     ring.replace_thread(0)
     assert settled(ring, arrivals, 1) == {0: DAMAGED}
-    assert store.num_reads == 0
+    assert altered.num_reads == 0
     assert ring.close(WAIT_SECONDS)
 
 

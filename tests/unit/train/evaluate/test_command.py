@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from collect.traces import Trace, TraceSignal
+from collect.traces import Trace
+from collect.traces.layout import ROUTING_SIGNALS
 from configs.compose import compose_typed
 from configs.program import run_program
 from predictors.errors import MoecastError
@@ -21,14 +22,9 @@ from train.evaluate.config import EvaluateConfig
 from train.evaluate.variants import with_popular_experts
 
 ASKED = [
-    "system=lfu,oracle,token,promoe,fmoe,moe-infinity-request",
-    "hardware=rtx4090-pcie4",
-    "budget=40%,80%",
-    "batch_size=1,2",
-    "replay_tokens=12",
-    "workers=1",
+    *("system=lfu,oracle,token,promoe", "hardware=rtx4090-pcie4", "budget=40%,80%"),
+    *("batch_size=1,2", "replay_tokens=12", "workers=1"),
 ]
-ROUTING = (TraceSignal.EXPERTS, TraceSignal.WEIGHTS)
 
 
 @cache
@@ -37,20 +33,12 @@ def composed() -> EvaluateConfig:
     return compose_typed(EvaluateConfig, ASKED)[0]
 
 
-def run(folder: Path, trace: Path, *, systems: Sequence[str], **changes: Any) -> dict[str, Any]:
+def run(folder: Path, trace: Trace, *, systems: Sequence[str], **changes: Any) -> dict[str, Any]:
     """The command's results, as they stand in results.json, with these systems alone."""
     config = composed()
     wanted = [one for one in config.system if one.name in systems]
-    given = {"trace": trace, "run_dir": folder, "system": wanted, **changes}
+    given = {"trace": trace.path, "run_dir": folder, "system": wanted, **changes}
     return json.loads(json.dumps(evaluate(replace(config, **given)), allow_nan=False))
-
-
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory) -> Path:
-    """Four layers of eight experts; its model is nowhere."""
-    folder = tmp_path_factory.mktemp("traces") / "trace"
-    make_trace(folder)
-    return folder
 
 
 def figures(results: dict) -> dict:
@@ -64,14 +52,17 @@ def finished(trace, tmp_path_factory) -> tuple[Path, dict]:
     return folder, run(folder, trace, systems=["oracle", "lfu", "token", "promoe"])
 
 
+def group(rows: list[dict], *keys: str) -> dict[tuple, list[dict]]:
+    found: dict[tuple, list[dict]] = {}
+    for row in rows:
+        found.setdefault(tuple(row[key] for key in keys), []).append(row)
+    return found
+
+
 def test_evaluate__replays_every_system_in_every_condition(finished) -> None:
-    _, results = finished
-    cells = {(one["hardware"], one["budget"], one["batch"]) for one in results["rows"]}
+    cells = group(finished[1]["rows"], "budget", "batch")
     assert len(cells) == 2 * 2
-    for cell in cells:
-        here = [
-            one for one in results["rows"] if (one["hardware"], one["budget"], one["batch"]) == cell
-        ]
+    for (budget, _), here in cells.items():
         assert [one["system"] for one in here] == ["on-demand", "lfu", "token", "oracle"]
         assert here[0]["speedup_decode"] == 1.0
         for one in here:
@@ -79,7 +70,7 @@ def test_evaluate__replays_every_system_in_every_condition(finished) -> None:
             assert one["of_bound"] == pytest.approx(one["bound_tpot_ms"] / one["tpot_mean_ms"])
             assert one["tpot_ms"] <= one["tpot_p95_ms"]
         # 40 % and 80 % of 32 experts of 17,301,504 bytes.
-        slots = {"40%": 12, "80%": 25}[cell[1]]
+        slots = {"40%": 12, "80%": 25}[budget]
         assert {one["peak_bytes"] for one in here} == {slots * 17_301_504}
         assert {one["new_tokens"] for one in here} == {12}
         assert all(0 <= one["stall_share"] <= 1 for one in here)
@@ -88,12 +79,8 @@ def test_evaluate__replays_every_system_in_every_condition(finished) -> None:
 def test_evaluate__known_tokens_bring_the_oracle_to_the_bound(finished) -> None:
     _, results = finished
     assert len(results["known"]) == 2 * 5
-    for place in {(one["hardware"], one["budget"]) for one in results["known"]}:
-        shares = {
-            one["system"]: one["of_bound"]
-            for one in results["known"]
-            if (one["hardware"], one["budget"]) == place
-        }
+    for here in group(results["known"], "budget").values():
+        shares = {one["system"]: one["of_bound"] for one in here}
         assert list(shares) == ["1", "2", "4", "8", "all"]
         assert shares["1"] < shares["all"] <= 1 + 1e-9
         assert shares["all"] > 0.8
@@ -107,10 +94,10 @@ def test_evaluate__names_what_cannot_be_replayed_and_why(finished) -> None:
 
 
 def test_evaluate__moecast_and_counted_systems_need_only_routing(tmp_path) -> None:
-    make_trace(tmp_path / "trace", signals=ROUTING)
+    trace = make_trace(tmp_path / "trace", signals=ROUTING_SIGNALS)
     systems = [load_system(name) for name in ("moecast", "moe-infinity-request", "fmoe", "token")]
     changes = {"system": systems, "figures": False, "batch_size": [1]}
-    results = run(tmp_path / "run", tmp_path / "trace", systems=[], **changes)
+    results = run(tmp_path / "run", trace, systems=[], **changes)
     assert set(results["systems"]) == {"on-demand", "moecast", "moe-infinity-request", "token"}
     assert "hidden states" in results["missing"].pop("fmoe")
     instead = {name: reason.rpartition("; ")[2] for name, reason in results["missing"].items()}
@@ -162,7 +149,7 @@ def test_evaluate__replays_again_when_a_setting_changes(trace, tmp_path) -> None
 
 
 def test_evaluate__unknown_system_lists_the_choices(trace, capsys) -> None:
-    assert run_program("train.evaluate", [f"trace={trace}", "system=lfu,promo"]) == 2
+    assert run_program("train.evaluate", [f"trace={trace.path}", "system=lfu,promo"]) == 2
     *_, line = capsys.readouterr().err.splitlines()
     assert line.startswith("error: unknown system 'promo'. Did you mean 'promoe'?")
 
@@ -186,16 +173,15 @@ def test_evaluate__wrong_use_names_the_cause(trace, tmp_path, changes, words) ->
 
 
 def test_static__keeps_the_experts_most_used_in_training(trace) -> None:
-    opened = Trace.open(trace)
     counts = [[0] * 8 for _ in range(4)]
-    for step in opened.steps("train"):
+    for step in trace.steps("train"):
         for layer in range(4):
             for e in step.experts(layer).ravel().tolist():
                 counts[layer][e] += 1
     static = SystemConfig(eviction="static", eviction_options={"buffers": 3})
-    assert with_popular_experts(static, opened).eviction_options == {"buffers": 3, "counts": counts}
+    assert with_popular_experts(static, trace).eviction_options == {"buffers": 3, "counts": counts}
     first = SystemConfig(eviction="first-layers")
-    assert with_popular_experts(first, opened) is first
+    assert with_popular_experts(first, trace) is first
 
 
 def test_batches__are_unique_and_ascending() -> None:

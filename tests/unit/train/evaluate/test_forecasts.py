@@ -13,7 +13,6 @@ from runtime.config import SystemConfig
 from runtime.sim.replay import replay
 from runtime.sim.step import batch_steps
 from tests.builders.simulated import toy_accelerator
-from tests.builders.traces import make_trace
 from train.evaluate.forecasts import record_forecasts, routing_only
 from train.nonlearned import FITS
 
@@ -62,8 +61,7 @@ class Lazy(Predictor):
 
 @pytest.mark.parametrize("kind", ["eam-request", "expert-map", "correlation", "token", "lazy"])
 @pytest.mark.parametrize("batch", [1, 2])
-def test_replay__equals_that_of_the_live_predictor(tmp_path, kind, batch):
-    trace = make_trace(tmp_path / "trace")
+def test_replay__equals_that_of_the_live_predictor(trace, kind, batch):
     spec = trace.spec
 
     def made(**lazy):
@@ -73,13 +71,9 @@ def test_replay__equals_that_of_the_live_predictor(tmp_path, kind, batch):
     steps = list(batch_steps(trace.steps("held_out"), batch))
     light = [routing_only(step, spec.num_layers) for step in steps]
     recorded = record_forecasts(made(), steps)
+    arguments = {"spec": spec, "system": SystemConfig(), "hardware": MACHINE}
     for slots in (8, 20):
-        arguments = {
-            "spec": spec,
-            "system": SystemConfig(),
-            "hardware": MACHINE,
-            "budget_slots": slots,
-        }
+        arguments["budget_slots"] = slots
         alive = replay(steps, made(copies=True), **arguments)
         played = replay(light, recorded.predictor(spec), **arguments)
         assert alive.total.predicted > 0

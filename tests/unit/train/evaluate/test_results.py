@@ -24,7 +24,7 @@ ROWS = [
 ]
 
 
-def test_rank__names_the_first_and_the_distance_of_ours():
+def test_rank__names_the_first_and_the_distance_of_ours_and_keeps_the_worst():
     half, most = rank_systems(ROWS, ours="ours", left_out=["oracle"])
     assert (half["first"], half["second"], half["rank"]) == ("promoe", "ours", 2)
     assert half["behind_first"] == pytest.approx(0.1)
@@ -34,6 +34,11 @@ def test_rank__names_the_first_and_the_distance_of_ours():
     # First: the second takes 6.0, so ours takes a quarter less.
     assert most["behind_first"] == pytest.approx(-0.25)
     assert most["behind_interval"] == pytest.approx((-0.25, -0.25))
+    counted = tally([half, most], ours="ours")
+    kinds = [counted[key] for key in ("cells", "first", "clearly_first", "close")]
+    assert kinds == [2, 1, 1, 1]
+    assert counted["worst_behind_first"] == pytest.approx(0.1)
+    assert counted["worst_of_bound"] == pytest.approx(3.3 / 5.5)
 
 
 def test_rank__is_by_the_mean_with_the_interval_of_the_margin():
@@ -48,14 +53,6 @@ def test_rank__is_by_the_mean_with_the_interval_of_the_margin():
     counted = tally([place], ours="ours")
     assert (counted["first"], counted["clearly_first"]) == (1, 0)
     assert (counted["first_by_median"], counted["first_by_p95"]) == (0, 1)
-
-
-def test_tally__counts_conditions_and_keeps_the_worst():
-    counted = tally(rank_systems(ROWS, ours="ours", left_out=["oracle"]), ours="ours")
-    kinds = [counted[key] for key in ("cells", "first", "clearly_first", "close")]
-    assert kinds == [2, 1, 1, 1]
-    assert counted["worst_behind_first"] == pytest.approx(0.1)
-    assert counted["worst_of_bound"] == pytest.approx(3.3 / 5.5)
 
 
 def test_rank__is_null_without_our_system():

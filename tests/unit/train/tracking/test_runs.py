@@ -12,7 +12,6 @@ from collect.traces import Trace
 from predictors.table import Table
 from runtime.config import ModelConfig
 from runtime.tools.report.html_report import HtmlReport
-from tests.builders.traces import make_trace
 from tests.builders.wandb_files import WandbFile, read_wandb_files
 from train.config import TrainConfig
 from train.errors import TrainError
@@ -41,11 +40,6 @@ def own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     mlflow.set_tracking_uri(None)
 
 
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    return make_trace(tmp_path_factory.mktemp("trace") / "t")
-
-
 def make_config(run_dir: Path, **options) -> TrainConfig:
     return TrainConfig(run_dir=run_dir, **{"logger": ["wandb"], **options})
 
@@ -53,23 +47,17 @@ def make_config(run_dir: Path, **options) -> TrainConfig:
 def track(config: TrainConfig, trace: Trace) -> WandbFile:
     with TrackedRun(config) as tracked:
         tracked.start(resolved_settings(config, trace), trace)
-    assert config.run_dir is not None
     return read_wandb_files(config.run_dir)[-1]
 
 
 def test_wandb__environment_applies(
     tmp_path: Path, trace: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("WANDB_PROJECT", "routing")
-    monkeypatch.setenv("WANDB_ENTITY", "team")
-    monkeypatch.setenv("WANDB_RUN_GROUP", "night")
-    monkeypatch.setenv("WANDB_TAGS", "a,b")
-    monkeypatch.setenv("WANDB_JOB_TYPE", "sweep")
+    values = {"project": "routing", "entity": "team", "run_group": "night", "job_type": "sweep"}
+    for name, value in (values | {"tags": "a,b"}).items():
+        monkeypatch.setenv(f"WANDB_{name.upper()}", value)
     run = track(make_config(tmp_path / "mine"), trace).run
-    assert (run.project, run.entity, run.run_group, run.job_type) == (
-        *("routing", "team", "night"),
-        "sweep",
-    )
+    assert {name: getattr(run, name) for name in values} == values
     assert (list(run.tags), run.display_name) == (["a", "b"], "mine")
 
 
@@ -92,11 +80,7 @@ def test_wandb__an_overwritten_run_folder_has_another_run(tmp_path: Path, trace:
     ],
 )
 def test_wandb__is_offline_only_if_nothing_else_was_said(
-    variables: dict[str, str],
-    netrc: str,
-    known: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    variables: dict, netrc: str, known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "netrc").write_text(netrc)
     for name, value in variables.items():
@@ -120,15 +104,9 @@ def test_wandb__a_failed_training_is_a_failed_run(tmp_path: Path, trace: Trace) 
 
 @pytest.mark.parametrize(
     ("variable", "value"),
-    [
-        ("PROJECT", "a/b"),
-        ("TAGS", "t" * 65),
-        ("RUN_GROUP", "g" * 129),
-        ("NAME", "n" * 129),
-        ("RUN_ID", "i" * 129),
-        ("DATA_DIR", "/proc/1/data"),
-    ],
-)
+    [("PROJECT", "a/b"), ("TAGS", "t" * 65), ("RUN_GROUP", "g" * 129), ("NAME", "n" * 129),
+     ("RUN_ID", "i" * 129), ("DATA_DIR", "/proc/1/data")],
+)  # fmt: skip
 def test_wandb__names_that_it_refuses_are_named_before_work_begins(
     variable: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,17 +135,13 @@ def test_wandb__rows_of_an_interrupted_run_go_on(tmp_path: Path) -> None:
     assert steps == [[0, 1], [2, 3]]
 
 
-def write_page(folder: Path) -> tuple[HtmlReport, Path]:
-    page = HtmlReport("Title")
-    page.add("Curve", Table.of(["x", "y"], [[0, None]]), lambda figure, _: figure.subplots())
-    return page, page.write(folder)
-
-
 def test_report__is_logged_in_the_run_of_the_training(tmp_path: Path, trace: Trace) -> None:
     config = make_config(tmp_path / "mine", logger=["wandb", "mlflow"])
+    page = HtmlReport("Title")
+    page.add("Curve", Table.of(["x", "y"], [[0, None]]), lambda figure, _: figure.subplots())
     with TrackedRun(config) as tracked:
         tracked.start(resolved_settings(config, trace), trace)
-        tracked.log_report(*write_page(tmp_path / "mine" / "report"))
+        tracked.log_report(page, page.write(tmp_path / "mine" / "report"))
     (file,) = read_wandb_files(tmp_path / "mine")
     (row,) = [row for row in file.history if "report/page" in row]
     assert row["report/page"]["_type"] == "html-file"
@@ -175,8 +149,8 @@ def test_report__is_logged_in_the_run_of_the_training(tmp_path: Path, trace: Tra
     assert row["report/curve"]["caption"] == "Curve"
     path = row["report/curve/values"]["path"]
     (table,) = (tmp_path / "mine" / "wandb").glob(f"offline-run-*/files/{path}")
-    assert json.loads(table.read_text())["columns"] == ["x", "y"]
-    assert json.loads(table.read_text())["data"] == [[0, None]]
+    shown = json.loads(table.read_text())
+    assert (shown["columns"], shown["data"]) == (["x", "y"], [[0, None]])
 
     client = mlflow.MlflowClient()
     (run,) = client.search_runs([client.get_experiment_by_name("moecast").experiment_id])

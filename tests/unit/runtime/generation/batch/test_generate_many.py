@@ -20,32 +20,20 @@ from runtime.generation.kv_caches import (
 )
 from runtime.generation.kv_offload import KVCacheManager
 from runtime.hf.loading import load_plain
+from runtime.presets import load_system
 from runtime.profiling.local import Spans
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
 from tests.builders.models import plain_eager
 from tests.builders.served import serve
 
-KLOTSKI = SystemConfig(
-    name="klotski",
-    predictor="correlation",
-    eviction="first-layers",
-    host_window=True,
-    per_layer=False,
-    chunked=False,
-    hot_first=True,
-    drop_used=True,
-)
+KLOTSKI = load_system("klotski")
 
 
 def prompts_of(count, *, seed=0):
     drawn = random.Random(seed)
-    return [
-        BatchPrompt(
-            i, tuple(drawn.randrange(2, 60) for _ in range(drawn.randrange(3, 14))), 1 + i % 6
-        )
-        for i in range(count)
-    ]
+    tokens = [[drawn.randrange(2, 60) for _ in range(drawn.randrange(3, 14))] for _ in range(count)]
+    return [BatchPrompt(i, tuple(one), 1 + i % 6) for i, one in enumerate(tokens)]
 
 
 class Logits:
@@ -64,16 +52,14 @@ class Logits:
 
 
 def alone(model, batches, caches=None, temperature=0.0, seed=0):
-    found, logits = {}, Logits(model)
+    found, logits, caches = {}, Logits(model), caches or KVCacheFactory()
+
+    def end(prompt, tokens, why):
+        found[prompt.id] = tokens, why
+
     for place, batch in enumerate(batches):
         torch.manual_seed(seed * 1_000_003 + place)
-        generate_batch(
-            model,
-            batch,
-            caches=caches or KVCacheFactory(),
-            ended=lambda prompt, tokens, why: found.__setitem__(prompt.id, (tokens, why)),
-            temperature=temperature,
-        )
+        generate_batch(model, batch, caches=caches, ended=end, temperature=temperature)
     return found, logits.taken()
 
 
@@ -84,9 +70,8 @@ def together(model, batches, *, n=3, caches=None, **options):
         assert result.id not in found
         found[result.id] = result.tokens, result.finish_reason
 
-    ran = run_micro_batches(
-        model, batches, n=n, caches=caches or KVCacheFactory(), emit=emit, **options
-    )
+    caches = caches or KVCacheFactory()
+    ran = run_micro_batches(model, batches, n=n, caches=caches, emit=emit, **options)
     return found, logits.taken(), ran
 
 
@@ -190,15 +175,6 @@ def test_run_batches__rows_end_at_the_end_token_and_are_reported(folder):
     assert found == expected
 
 
-def test_run_batches__carries_on_with_the_same_batches(folder):
-    batches = make_batches(prompts_of(11), 2)
-    expected, _ = alone(plain_eager(folder), batches)
-    done = frozenset(one.id for one in batches[1]) | {batches[0][0].id, batches[3][1].id}
-    found, _, ran = served_together(folder, batches, done=done)
-    assert found == {own: value for own, value in expected.items() if own not in done}
-    assert ran.num_rows == 11 - len(done)
-
-
 @pytest.mark.parametrize("layers_inside", [0, 2, 5, 30])
 def test_run_batches__caches_with_a_budget_change_no_bit(folder, layers_inside):
     batches = make_batches(prompts_of(9), 2)
@@ -263,21 +239,12 @@ def test_generate_many__gives_results_in_the_order_of_the_prompts(folder):
     batches = make_batches([BatchPrompt(i, one.tokens, 5) for i, one in enumerate(prompts)], 3)
     expected, _ = alone(plain_eager(folder), batches)
     model = serve(folder, budget="25%", system=KLOTSKI)
-    results = []
+    ids, results = [list(one.tokens) for one in prompts], []
+    options = {"batch_size": 3, "max_new_tokens": 5}
     with model.moecast:
-        found = model.generate_many(
-            [list(one.tokens) for one in prompts],
-            n=2,
-            batch_size=3,
-            max_new_tokens=5,
-            on_result=results.append,
-        )
+        found = model.generate_many(ids, n=2, on_result=results.append, **options)
         assert model.generate_many([]) == []
-        prompts_ids = [list(one.tokens) for one in prompts]
-        streamed = model.generate_many(
-            prompts_ids, n=3, batch_size=3, max_new_tokens=5, dense="stream"
-        )
-        assert streamed == found
+        assert model.generate_many(ids, n=3, dense="stream", **options) == found
         assert model.moecast.dense_stream is None
     assert [one.id for one in found] == list(range(8))
     assert {one.id: (one.tokens, one.finish_reason) for one in found} == expected

@@ -20,15 +20,10 @@ COSTS = PlannerCosts(
     attention=2.0, gate=1.0, expert_fixed=0.5, expert_per_token=0.25, expert_io=10.0,
     attention_io=3.0, gate_io=4.0,
 )  # fmt: skip
+FREE = PlannerCosts(**dict.fromkeys(vars(COSTS), 0.0))
+ONLY_ATTENTION = replace(FREE, attention=2.0, expert_io=9.0)
 # One expert that every token takes, together with one of three others.
 SKEWED = ExpertPopularity(np.array([[1.0, 0.5, 0.25, 0.25]]), hot=2)
-
-
-def only_attention(*, expert_io):
-    return PlannerCosts(
-        attention=2.0, gate=0.0, expert_fixed=0.0, expert_per_token=0.0, expert_io=expert_io,
-        attention_io=0.0, gate_io=0.0,
-    )  # fmt: skip
 
 
 def demand(num_batches=20, size=100, batch_size=2):
@@ -92,8 +87,9 @@ def test_plan__is_the_smallest_n_that_hides_all_transfers(
     ],
 )
 def test_plan__memory_and_the_input_bound_n(num_batches, kv_budget, n, said):
-    costs = only_attention(expert_io=9.0)
-    made = plan_group(demand(num_batches), costs, SKEWED, kv_budget=kv_budget, offloads=False)
+    made = plan_group(
+        demand(num_batches), ONLY_ATTENTION, SKEWED, kv_budget=kv_budget, offloads=False
+    )
     assert (made.n, made.smallest) == (n, 18)  # 18 * 2 >= 4 * 9
     assert (said in " ".join(made.notes)) if said else not made.notes
     assert made.kv_bytes == 100 * n
@@ -113,7 +109,7 @@ def test_plan__caches_go_elsewhere_where_they_may():
 
 
 def test_plan__streamed_attention_and_gates_need_more_batches():
-    costs = replace(only_attention(expert_io=9.0), attention_io=6.0, gate_io=4.0)
+    costs = replace(ONLY_ATTENTION, attention_io=6.0, gate_io=4.0)
     streamed = plan_group(demand(64), costs, SKEWED, kv_budget=10**6, offloads=False)
     assert streamed.smallest == 23  # 23 * 2 >= 4 * 9 + 6 + 4
     in_memory = costs.with_dense_in_memory()

@@ -34,12 +34,8 @@ def test_journal__goes_on_where_it_was(tmp_path):
     with journal(tmp_path) as second:
         assert list(second.done) == ["a", "é\n"]
         second.append(result(1))
-    assert lines(tmp_path)[2] == {
-        "id": 1,
-        "text": "some text\n",
-        "tokens": [1, 2, 3],
-        "finish_reason": "length",
-    }
+    line = {"id": 1, "text": "some text\n", "tokens": [1, 2, 3], "finish_reason": "length"}
+    assert lines(tmp_path)[2] == line
     assert [one["id"] for one in lines(tmp_path)] == ["a", "é\n", 1]
 
 

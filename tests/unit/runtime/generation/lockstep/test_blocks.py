@@ -36,13 +36,8 @@ def prompts() -> list[Tensor]:
 def answer(model, tokens: Tensor, **options) -> Tensor:
     """Return the logits of each new token; greedy tokens follow from them."""
     options = {"max_new_tokens": ANSWER_TOKENS, "do_sample": False, "pad_token_id": 0, **options}
-    output = model.generate(
-        tokens,
-        attention_mask=torch.ones_like(tokens),
-        output_logits=True,
-        return_dict_in_generate=True,
-        **options,
-    )
+    logits = {"output_logits": True, "return_dict_in_generate": True}
+    output = model.generate(tokens, attention_mask=torch.ones_like(tokens), **logits, **options)
     return torch.stack(output.logits)
 
 
@@ -87,20 +82,16 @@ def test_block__has_the_bits_of_copies_with_several_threads_too(tmp_path):
     """Threads divide the keys of one sequence, which changes bits, but not those of a batch."""
     folder = tiny_qwen2_moe(tmp_path)
     plain = load_plain(folder, dtype=torch.float32)
-    number = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        set_shared_reference(plain)
-        expected = [answer(plain, tokens, max_new_tokens=3) for tokens in prompts()[:3]]
-        model = serve(folder, budget="100%", exact=Exact.SHARED)
-        with model.moecast, LockstepGroup(model) as group:
-            ask = partial(answer, model, max_new_tokens=3)
-            tasks = [group.start(partial(ask, tokens)) for tokens in prompts()[:3]]
-            run(group)
-            assert_equal(tasks, expected)
-            assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(number)
+    torch.set_num_threads(2)
+    set_shared_reference(plain)
+    expected = [answer(plain, tokens, max_new_tokens=3) for tokens in prompts()[:3]]
+    model = serve(folder, budget="100%", exact=Exact.SHARED)
+    with model.moecast, LockstepGroup(model) as group:
+        ask = partial(answer, model, max_new_tokens=3)
+        tasks = [group.start(partial(ask, tokens)) for tokens in prompts()[:3]]
+        run(group)
+        assert_equal(tasks, expected)
+        assert torch.get_num_threads() == 2
 
 
 @pytest.mark.parametrize("num_clients", [2, SMALL_BLOCK_ROWS, NUM_ROWS, NUM_CLIENTS])

@@ -19,6 +19,7 @@ from runtime.generation.lockstep.group import LockstepGroup
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.predictors import SignalLog, small_spec
 from tests.builders.served import before_transfers, count_pins, serve, serve_with_transfers, settle
+from tests.unit.runtime.generation.lockstep.test_blocks import assert_equal, run
 
 LENGTHS = (5, 1, 9, 3)
 
@@ -31,13 +32,6 @@ def prompts() -> list[Tensor]:
 def generate(model, tokens: Tensor, **options) -> Tensor:
     options = {"max_new_tokens": 7, "do_sample": False, "pad_token_id": 0, **options}
     return model.generate(tokens, attention_mask=torch.ones_like(tokens), **options)
-
-
-def run(group: LockstepGroup) -> list:
-    ended = []
-    while group.sequences:
-        ended += group.step()
-    return ended
 
 
 @pytest.mark.parametrize("budget", ["30%", "100%"])
@@ -60,8 +54,7 @@ def test_group__members_give_what_they_give_alone(tmp_path, system, budget):
             sequences.append(group.start(partial(generate, model, tokens)))
             group.step()
         run(group)
-        assert [sequence.error for sequence in sequences] == [None] * 4
-        assert all(torch.equal(m.result, e) for m, e in zip(sequences, expected, strict=True))
+        assert_equal(sequences, expected)
         assert count_pins(model.moecast.engine) == 0
 
 
@@ -152,43 +145,34 @@ def test_group__draws_are_those_of_the_seed(tmp_path):
             for seed, tokens in enumerate(prompts())
         ]
         run(group)
-    assert all(torch.equal(m.result, e) for m, e in zip(sequences, expected, strict=True))
+    assert_equal(sequences, expected)
     assert torch.equal(torch.get_rng_state(), outside)
 
 
-def test_group__a_cancelled_member_leaves_the_others_as_they_are(tmp_path):
+def test_group__one_that_is_cancelled_or_fails_leaves_the_others_as_they_are(tmp_path):
     model = serve(tiny_qwen2_moe(tmp_path), budget="30%")
     expected = [generate(model, tokens) for tokens in prompts()]
+
+    def fails():
+        generate(model, prompts()[2], max_new_tokens=3)
+        raise ValueError("mine")
+
     with model.moecast, LockstepGroup(model) as group:
         sequences = [group.start(partial(generate, model, tokens)) for tokens in prompts()]
         never_begun = group.start(partial(generate, model, prompts()[0]))
         group.cancel(never_begun)
+        failing = group.start(fails)
         group.step()
         group.step()
         group.cancel(sequences[1])
         assert (sequences[1].is_done, sequences[1].result, sequences[1].error) == (True, None, None)
-        assert len(group.sequences) == 3
+        assert len(group.sequences) == 4
         run(group)
         for place in (0, 2, 3):
             assert torch.equal(sequences[place].result, expected[place])
         assert never_begun.result is None
-        assert count_pins(model.moecast.engine) == 0
-
-
-def test_group__an_error_of_ones_own_ends_that_one(tmp_path):
-    model = serve(tiny_qwen2_moe(tmp_path), budget="30%")
-    expected = generate(model, prompts()[0])
-
-    def fails():
-        generate(model, prompts()[2], max_new_tokens=2)
-        raise ValueError("mine")
-
-    with model.moecast, LockstepGroup(model) as group:
-        other = group.start(partial(generate, model, prompts()[0]))
-        failing = group.start(fails)
-        run(group)
         assert isinstance(failing.error, ValueError)
-        assert torch.equal(other.result, expected)
+        assert count_pins(model.moecast.engine) == 0
 
 
 class Held:
@@ -296,7 +280,7 @@ def test_group__others_use_the_model_meanwhile(tmp_path):
         run(group)
         thread.join()
         assert torch.equal(found[0], expected[3])
-        assert all(torch.equal(m.result, e) for m, e in zip(sequences, expected, strict=True))
+        assert_equal(sequences, expected)
 
 
 def test_group__what_cannot_be_is_refused(tmp_path):

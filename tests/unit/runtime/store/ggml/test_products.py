@@ -62,6 +62,10 @@ def make_rows(kind, num_rows, num_columns, seed=0):
     return stored, torch.from_numpy(decoded).float().view(num_rows, num_columns)
 
 
+def error_of(found, expected):
+    return (found - expected).norm() / expected.norm()
+
+
 @needs_library
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows__are_multiplied_and_decoded_as_gguf_decodes_them(kind):
@@ -70,8 +74,7 @@ def test_rows__are_multiplied_and_decoded_as_gguf_decodes_them(kind):
     assert torch.equal(decode_rows(kind, stored).float(), expected.view(-1))
     x = torch.randn(5, 512)
     product = RowMatrix([RowsPart(kind, 0, 70)], 512).linear(stored, x)
-    error = (product - x @ expected.T).norm() / (x @ expected.T).norm()
-    assert error < ROW_LOSS
+    assert error_of(product, x @ expected.T) < ROW_LOSS
 
 
 @needs_library
@@ -81,22 +84,18 @@ def test_rows__of_any_number_of_blocks_are_multiplied_whole(num_columns):
     stored, expected = make_rows("Q4_0", 7, num_columns)
     x = torch.randn(2, num_columns, generator=torch.Generator().manual_seed(1))
     product = RowMatrix([RowsPart("Q4_0", 0, 7)], num_columns).linear(stored, x)
-    assert (product - x @ expected.T).norm() / (x @ expected.T).norm() < ROW_LOSS
+    assert error_of(product, x @ expected.T) < ROW_LOSS
 
 
 @needs_library
 def test_rows__of_one_matrix_may_have_several_types():
     (first, a), (second, b) = make_rows("Q4_K", 33, 256), make_rows("Q6_K", 40, 256, seed=1)
     third, c = make_rows("Q8_0", 7, 256, seed=2)
-    parts = [
-        RowsPart("Q4_K", 0, 33),
-        RowsPart("Q6_K", len(first), 40),
-        RowsPart("Q8_0", len(first) + len(second), 7),
-    ]
+    last = RowsPart("Q8_0", len(first) + len(second), 7)
+    parts = [RowsPart("Q4_K", 0, 33), RowsPart("Q6_K", len(first), 40), last]
     x = torch.randn(2, 256)
     together = RowMatrix(parts, 256).linear(torch.cat([first, second, third]), x)
-    expected = x @ torch.cat([a, b, c]).T
-    assert (together - expected).norm() / expected.norm() < ROW_LOSS
+    assert error_of(together, x @ torch.cat([a, b, c]).T) < ROW_LOSS
 
 
 def make_module(*, gate=F.silu, bias=False):
@@ -124,12 +123,8 @@ def make_experts(kind, down_kind, *, bias=False):
             "gate_up_proj": RowMatrix([RowsPart(kind, 0, 2 * WIDTH)], HIDDEN),
             "down_proj": RowMatrix([RowsPart(down_kind, len(up), HIDDEN)], WIDTH),
         }
-        tensors = {}
-        if bias:
-            tensors = {
-                "gate_up_proj_bias": torch.randn(2 * WIDTH),
-                "down_proj_bias": torch.randn(HIDDEN),
-            }
+        sizes = {"gate_up_proj_bias": 2 * WIDTH, "down_proj_bias": HIDDEN}
+        tensors = {name: torch.randn(size) for name, size in sizes.items() if bias}
         experts.append(QuantisedExpert(slot, slot.data_ptr(), matrices, tensors))
         weights.append((up_weights, down_weights, tensors))
     return experts, weights
@@ -142,12 +137,10 @@ def choose(num_tokens):
     return torch.randn(num_tokens, HIDDEN, generator=generator), ids, weights
 
 
-def compute(module, experts, hidden, ids, weights, *, batches=None):
-    wanted = sorted({e for e in ids.flatten().tolist() if e < EXPERTS})
-    batches = batches or [wanted]
+def compute(module, experts, hidden, ids, weights, *, batches=(range(EXPERTS),)):
+    wanted = set(ids.flatten().tolist())
     ready = ({e: experts[e] for e in batch if e in wanted} for batch in batches)
-    given = [batch for batch in ready if batch]
-    return compute_quantised(module, given, hidden, ids, weights)
+    return compute_quantised(module, [some for some in ready if some], hidden, ids, weights)
 
 
 @needs_library
@@ -168,7 +161,7 @@ def test_experts__compute_what_their_decoded_weights_compute(gate, bias):
             inner = gate(inner[:WIDTH]) * inner[WIDTH:]
             expected[token] += w * F.linear(inner, down, tensors.get("down_proj_bias"))
     found = compute(module, experts, hidden, ids, weights)
-    assert (found - expected).norm() / expected.norm() < 3 * ROW_LOSS  # three products
+    assert error_of(found, expected) < 3 * ROW_LOSS  # three products
 
 
 @needs_library

@@ -18,7 +18,6 @@ from tests.fuzz.target import MAX_SECONDS
 
 SMALL = gguf_file("qwen2moe-Q4_0")
 LARGE = 1 << 60
-ROWS = np.zeros((2, 32, 18), dtype=np.uint8)
 
 
 def text(value: str) -> bytes:
@@ -43,6 +42,14 @@ def content(
     return b"GGUF" + struct.pack("<IQQ", version, tensors, values) + body + bytes(data)
 
 
+def strings(number: int) -> bytes:
+    return struct.pack("<IQ", 8, number)
+
+
+def tensors(*entries: bytes) -> bytes:
+    return content(tensors=len(entries), body=NAMED + b"".join(entries))
+
+
 DAMAGED: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "truncated: it ends at byte 0, inside its header"),
     "another magic": (b"GGML" + content()[4:], "is no GGUF file: it begins with b'GGML'"),
@@ -59,10 +66,7 @@ DAMAGED: dict[str, tuple[bytes, str]] = {
     ),
     "few values": (content(values=2, data=0), "inside its header"),
     "a long key": (content(body=struct.pack("<Q", LARGE)), "inside its header"),
-    "many strings": (
-        content(body=pair("a", 9, struct.pack("<IQ", 8, LARGE)), data=800),
-        "inside its header",
-    ),
+    "many strings": (content(body=pair("a", 9, strings(LARGE)), data=800), "inside its header"),
     "an unknown value": (content(body=pair("a", 77, b"")), "a value of the unknown type 77"),
     "no UTF-8": (content(body=struct.pack("<Q", 2) + b"\xff\xfe"), "is no UTF-8"),
     "no architecture": (content(values=0, body=b""), "names no general.architecture"),
@@ -70,26 +74,14 @@ DAMAGED: dict[str, tuple[bytes, str]] = {
         content(values=2, body=NAMED + pair("general.alignment", 4, bytes(4))),
         "general.alignment is 0",
     ),
-    "nine dimensions": (
-        content(tensors=1, body=NAMED + entry("a", (1,) * 9)),
-        "a has 9 dimensions",
-    ),
+    "nine dimensions": (tensors(entry("a", (1,) * 9)), "a has 9 dimensions"),
     "half a block": (
-        content(tensors=1, body=NAMED + entry("a", (16, 2), kind=Kind.Q4_0)),
+        tensors(entry("a", (16, 2), kind=Kind.Q4_0)),
         "a is (2, 16), which are no blocks of Q4_0",
     ),
-    "two of a name": (
-        content(tensors=2, body=NAMED + entry("a", (8,)) * 2),
-        "it has two tensors a",
-    ),
-    "beyond the end": (
-        content(tensors=1, body=NAMED + entry("a", (8,), offset=LARGE)),
-        "the tensor a at byte 1152921504606847",
-    ),
-    "larger than the file": (
-        content(tensors=1, body=NAMED + entry("a", (LARGE, 4))),
-        "is truncated: it ends at byte",
-    ),
+    "two of a name": (tensors(entry("a", (8,)), entry("a", (8,))), "it has two tensors a"),
+    "beyond the end": (tensors(entry("a", (8,), offset=LARGE)), "a at byte 1152921504606847"),
+    "larger than the file": (tensors(entry("a", (LARGE, 4))), "is truncated: it ends at byte"),
 }
 
 
@@ -107,12 +99,11 @@ def test_read_header__says_what_is_wrong_without_believing_any_count(
     assert str(file) in str(error.value)
 
 
-def test_read_header__ends_a_header_that_fills_a_large_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_read_header__has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The header of a large file may claim to fill all of it."""
     monkeypatch.setattr(header_module, "MAX_HEADER_BYTES", 1 << 10)
     file = tmp_path / "model.gguf"
-    file.write_bytes(content(body=pair("a", 9, struct.pack("<IQ", 8, LARGE))))
+    file.write_bytes(content(body=pair("a", 9, strings(LARGE))))
     with pytest.raises(CheckpointError, match="its header has more than 1024 bytes"):
         read_header(file)
 
@@ -120,7 +111,7 @@ def test_read_header__ends_a_header_that_fills_a_large_file(
 def test_read_header__takes_no_time_where_every_string_is_empty(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     most = header_module.MAX_HEADER_BYTES // 8
-    file.write_bytes(content(body=pair("a", 9, struct.pack("<IQ", 8, most)), data=8 * most))
+    file.write_bytes(content(body=pair("a", 9, strings(most)), data=8 * most))
     started = time.process_time()
     with pytest.raises(CheckpointError, match="its header has more than"):
         read_header(file)
@@ -132,43 +123,15 @@ def test_read_header__finds_what_the_gguf_package_finds(name: str) -> None:
     header, reader = read_header(gguf_file(name)), gguf.GGUFReader(gguf_file(name))
     found = {t.name: (t.shape, t.kind, t.offset, t.num_bytes) for t in header.tensors.values()}
     assert found == {
-        t.name: (
-            tuple(int(size) for size in reversed(t.shape)),
-            t.tensor_type.name,
-            int(t.data_offset),
-            int(t.n_bytes),
-        )
+        t.name: (tuple(t.shape.tolist()[::-1]), t.tensor_type.name, t.data_offset, t.n_bytes)
         for t in reader.tensors
     }
     for key, field in reader.fields.items():
-        if key.startswith("GGUF."):
-            continue
         value = field.contents()
         if isinstance(value, list):
             short = isinstance(value[0], int) and len(value) <= header_module.MAX_LAYERS
             value = tuple(value) if short else len(value)
-        assert header.metadata[key] == value
-
-
-def test_read_header__a_flipped_or_missing_byte_is_an_error_of_the_checkpoint_or_nothing(
-    tmp_path: Path,
-) -> None:
-    original = SMALL.read_bytes()
-    end = original.index(b"output_norm.weight") + 60
-    file = tmp_path / "model.gguf"
-    refused = 0
-    for place in range(0, end, 97):
-        for data in (
-            original[:place],
-            original[:place] + bytes([original[place] ^ 0x80]) + original[place + 1 :],
-        ):
-            file.write_bytes(data)
-            header_module._read_header.cache_clear()
-            try:
-                read_header(file)
-            except CheckpointError:
-                refused += 1
-    assert refused > end // 97, "each truncated file, and some of the others"
+        assert key.startswith("GGUF.") or header.metadata[key] == value
 
 
 def write(path: Path, architecture: str, tensors: dict[str, Kind], *, parts: int = 1) -> Path:

@@ -4,6 +4,7 @@ import io
 import mmap
 import sys
 from dataclasses import asdict
+from itertools import product
 
 import numpy as np
 import pytest
@@ -22,9 +23,10 @@ from runtime.tools.bench.table import print_tables
 from runtime.tools.bench.tasks import RequestsTask, batch_prompts, make_requests
 from runtime.tools.bench.variants import find_replayed, live_cases
 from runtime.tools.child_process import ChildFailure, describe_exit, run_in_child
-from tests.builders.entries import tiny_entry, tiny_spec
+from tests.builders.entries import tiny_spec
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.outcomes import ZERO, made_run, outcome
+from zoo.entry import write_entry
 
 LFU = SystemConfig(name="lfu", prefetch=False, eviction="lfu")
 BELADY = SystemConfig(name="belady", prefetch=False, eviction="belady")
@@ -33,12 +35,7 @@ BELADY = SystemConfig(name="belady", prefetch=False, eviction="belady")
 def test_live_cases__include_on_demand_and_no_bounds():
     config = BenchConfig(system=[LFU, BELADY], budget=["10%", "20%"], batch_size=[1, 4])
     found = [(a.condition.batch, a.condition.budget, a.variant.label) for a in live_cases(config)]
-    assert found == [
-        (batch, budget, name)
-        for batch in (1, 4)
-        for budget in ("10%", "20%")
-        for name in ("on-demand", "lfu")
-    ]
+    assert found == list(product((1, 4), ("10%", "20%"), ("on-demand", "lfu")))
     assert find_replayed(config.system) == [BELADY]
     on_demand = live_cases(config)[0].variant.system
     assert (on_demand.prefetch, on_demand.eviction) == (False, "lru")
@@ -63,14 +60,7 @@ def test_static__holds_what_the_zoo_s_popularity_names(tmp_path):
     assert with_counts(static, model, None) == static
     shares_LE = np.linspace(0, 1, 16, dtype=np.float32).reshape(2, 8)
     popularity = PopularityPredictor(tiny_spec(), shares_LE, ahead=1)
-    tiny_entry(
-        tmp_path / "entries" / "popularity",
-        name="tiny/popularity",
-        kind="popularity",
-        options=popularity.options(),
-        signals=popularity.signals,
-        files=popularity.files(),
-    )
+    write_entry(tmp_path / "entries" / "popularity", popularity, name="tiny/popularity")
     found = with_counts(static, model, tmp_path / "entries")
     assert np.allclose(found.eviction_options["counts"], shares_LE * 1e6, atol=1)
     assert with_counts(LFU, model, tmp_path / "entries") == LFU
@@ -106,11 +96,9 @@ def test_rounds__go_through_all_arms_in_turns_and_leave_out_what_failed(tmp_path
     monkeypatch.setattr(rounds, "run_in_child", run_in_child)
     config = BenchConfig(system=[LFU], budget=["10%", "20%"])
     done = []
-    folder = tiny_qwen2_moe(tmp_path / "model")
     requests = {1: batch_prompts([[1]], 1, config)}
-    outcomes = run_rounds(
-        config, live_cases(config), requests, folder=folder, scratch=tmp_path, advance=done.append
-    )
+    options = {"folder": tiny_qwen2_moe(tmp_path / "model"), "scratch": tmp_path}
+    outcomes = run_rounds(config, live_cases(config), requests, **options, advance=done.append)
     once = [("on-demand", "10%"), ("lfu", "10%"), ("on-demand", "20%"), ("lfu", "20%")]
     assert asked == once + once[:3] + once[:3]
     assert sum(done) == 12
@@ -121,30 +109,22 @@ def test_rounds__go_through_all_arms_in_turns_and_leave_out_what_failed(tmp_path
 PLAIN = "runtime.tools.bench.serve:run_plain_task"
 
 
-def plain_task(model, device):
-    return RequestsTask(config=BenchConfig(model=model, device=device, system=[LFU]), requests={})
+NOWHERE = RequestsTask(
+    config=BenchConfig(model=ModelConfig(id="nowhere"), device="cpu", system=[LFU]), requests={}
+)
 
 
 def test_run_in_child__a_failing_child_gives_its_reason(tmp_path):
-    nowhere = plain_task(ModelConfig(id="nowhere"), "cpu")
-    failure = run_in_child(PLAIN, nowhere, tmp_path / "refused")
-    assert isinstance(failure, ChildFailure)
+    failure = run_in_child(PLAIN, NOWHERE, tmp_path / "refused")
     assert failure.is_user_error
     assert failure.reason.startswith("model 'nowhere' is not on this machine")
-    folder = tiny_qwen2_moe(tmp_path / "model")
-    broken = plain_task(ModelConfig(id=str(folder)), "no device")
-    failure = run_in_child(PLAIN, broken, tmp_path / "broken")
-    assert isinstance(failure, ChildFailure)
-    assert "no device" in failure.reason
     wrong = run_in_child(PLAIN, "not a task", tmp_path / "wrong")
-    assert isinstance(wrong, ChildFailure)
     assert not wrong.is_user_error
     assert "AttributeError" in wrong.reason
 
 
 def test_run_in_child__a_child_over_its_limit_is_killed(tmp_path):
-    task = plain_task(ModelConfig(id="nowhere"), "cpu")
-    failure = run_in_child(PLAIN, task, tmp_path / "late", limit_seconds=0.0)
+    failure = run_in_child(PLAIN, NOWHERE, tmp_path / "late", limit_seconds=0.0)
     assert failure == ChildFailure("took more than 0 s and was ended")
 
 
@@ -173,11 +153,9 @@ def test_figures__are_medians_of_runs_and_ratios_within_a_repetition():
         made_run(tpot_seconds=[0.4, 0.4, 0.2], decode=decode, prefill=prefill, wall_seconds=3.0),
     ]
     row = make_rows([base, one])[1]
-    assert row.tpot_of_runs == [0.1, 0.2, 0.4]
-    assert row.tpot_seconds == 0.2
+    assert (row.tpot_of_runs, row.tpot_seconds) == ([0.1, 0.2, 0.4], 0.2)
     # Within the repetitions: 4, 4 and 1.
-    assert row.tpot_speed_up == 4.0
-    assert row.ttft_speed_up == 2.0
+    assert (row.tpot_speed_up, row.ttft_speed_up) == (4.0, 2.0)
     steps = [0.1, 0.3, 0.1, 0.2, 0.2, 0.1, 0.4, 0.4, 0.2]
     assert row.tpot_p95_seconds == np.percentile(steps, 95)
     assert row.tpot_mean_seconds == pytest.approx(np.mean(steps))

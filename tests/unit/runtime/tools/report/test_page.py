@@ -72,15 +72,10 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_page__loads_nothing_and_escapes_all_text(written: Path) -> None:
     html, links = written.read_text(), read(written)
     assert {urlparse(one).scheme or one[0] for one in links.targets} <= {"data", "#"}
-    assert "http:" not in html
-    assert "https:" not in html
-    assert "url(" not in html
-    assert "@import" not in html
-    assert "<script" not in html
-    assert "<img src=x>" in links.text
-    assert "<script>alert(1)</script>" in links.text
-    assert "</code>" in links.text
-    assert "A <u>curve</u>" in links.text
+    for loads in ("http:", "https:", "url(", "@import", "<script"):
+        assert loads not in html
+    for text in ("<img src=x>", "<script>alert(1)</script>", "</code>", "A <u>curve</u>"):
+        assert text in links.text
 
 
 def test_page__marks_names_with_the_color_of_their_line(written: Path) -> None:

@@ -74,11 +74,8 @@ def test_figures__have_title_and_origin(tmp_path: Path) -> None:
 
 
 def test_command__has_only_the_last_part_of_paths() -> None:
-    spelt = spell_command(
-        "moecast-train",
-        ["trace=/data/traces/mine", "other_kinds={chat: /data/chat,code: runs/code}", "a=[/x/y]"],
-    )
+    kinds = "other_kinds={chat: /data/chat,code: runs/code}"
+    spelt = spell_command("moecast-train", ["trace=/data/traces/mine", kinds, "a=[/x/y]"])
     assert spelt == "moecast train trace=mine other_kinds={chat: chat,code: runs/code} a=[y]"
-    assert (
-        spell_command("zoo", ["zoo=[s3://a/b,hf://c/d]"]) == "python -m zoo zoo=[s3://a/b,hf://c/d]"
-    )
+    zoos = "zoo=[s3://a/b,hf://c/d]"
+    assert spell_command("zoo", [zoos]) == f"python -m zoo {zoos}"

@@ -21,15 +21,9 @@ NO_OWN_HUE = {"first-layers", "regret"}
 TABLES = [list(KINDS), sorted(EVICTIONS.keys() - NO_OWN_HUE), SYSTEMS]
 
 # Linear RGB as seen without red or without green cones (Machado et al. 2009, severity 1).
-CONES = {
-    "all": np.eye(3),
-    "protanopia": np.array(
-        [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]]
-    ),
-    "deuteranopia": np.array(
-        [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]]
-    ),
-}
+PROTANOPIA = [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]]
+DEUTERANOPIA = [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]]
+CONES = {"all": np.eye(3), "protanopia": PROTANOPIA, "deuteranopia": DEUTERANOPIA}
 
 
 TO_XYZ = np.array([[0.412, 0.358, 0.180], [0.213, 0.715, 0.072], [0.019, 0.119, 0.950]])
