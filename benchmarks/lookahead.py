@@ -107,7 +107,7 @@ def run_lookahead(config: LookaheadConfig) -> None:
             for label, entry in config.entries.items()
         }
         for name, cut in ((EVERY_TOKEN, token_by_token), (GENERATED, first_tokens)):
-            steps = list(cut(trace.steps(), config.tokens))
+            steps = list(cut(trace.steps("held_out"), config.tokens))
             stream = record_stream(steps, (), trace.spec)
             recorded = [
                 (label, record_stream(steps, [predictor], trace.spec))

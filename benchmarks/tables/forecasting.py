@@ -93,10 +93,9 @@ def eviction_tables(train: Document) -> list[str]:
 
 LOOKAHEAD = (
     "The reference model",
-    "A model of 7 layers of 32 experts with top-2, trained by the same recipe",
     "One answer of Qwen3-30B-A3B, published routing without hidden states",
 )
-"""Models of the three results."""
+"""Models of the two results."""
 
 
 def lookahead_tables(*reports: Document) -> list[str]:

@@ -24,7 +24,6 @@ CODE = {
     "klotski": (*LIVE, "benchmarks/klotski"),
     "lockstep": (*LIVE, "benchmarks/lockstep.py"),
     "lookahead": (*REPLAYS, "benchmarks/lookahead.py"),
-    "lookahead_coarse": (*REPLAYS, "benchmarks/lookahead.py"),
     "lookahead_published": (*REPLAYS, "benchmarks/lookahead.py"),
     "moecast": (*REPLAYS, "benchmarks/moecast.py"),
     "papers": (*REPLAYS, "benchmarks/papers"),

@@ -62,7 +62,7 @@ TABLES: dict[Callable[..., list[str]], tuple[str, ...]] = {
     capacity.capacity_tables: ("capacity",),
     forecasting.horizons_table: ("train",),
     forecasting.eviction_tables: ("train",),
-    forecasting.lookahead_tables: ("lookahead", "lookahead_coarse", "lookahead_published"),
+    forecasting.lookahead_tables: ("lookahead", "lookahead_published"),
     systems.replayed_batches_table: ("evaluate",),
     grouping.group_sizes_tables: ("klotski",),
     systems.papers_table: ("papers",),
