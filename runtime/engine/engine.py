@@ -488,10 +488,12 @@ class Engine:
     def close(self) -> None:
         """End the rings, close the files and complete the timeline. May be called twice."""
         self._closed = True
-        self.driver.close()
-        self.loop.close()
-        if self.loop.timeline is not None:
-            self.loop.timeline.close()
+        try:
+            self.driver.close()
+        finally:
+            self.loop.close()
+            if self.loop.timeline is not None:
+                self.loop.timeline.close()
 
     @property
     def arena_bytes(self) -> int:

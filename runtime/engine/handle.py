@@ -72,5 +72,7 @@ class ModelHandle:
         self.probes.close()
         if self.dense_stream is not None:
             self.dense_stream.close(restore=False)
-        self.engine.close()
-        unfreeze_objects()
+        try:
+            self.engine.close()
+        finally:
+            unfreeze_objects()

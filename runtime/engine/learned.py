@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from predictors.base import Predictor
-from predictors.errors import MoecastError
+from predictors.errors import DiskFullError, MoecastError
 
 log = logging.getLogger(__name__)
 
@@ -69,5 +69,5 @@ class LearnedStore:
         self._saved_at = time.monotonic()
         try:
             write_entry(self._folder, predictor, name=name_entry(self._model, predictor.kind))
-        except OSError as error:
+        except (OSError, DiskFullError) as error:
             log.warning("what the predictor learned was not saved to %s: %s", self._folder, error)

@@ -1,5 +1,8 @@
 """What a predictor learns while serving is there after a restart."""
 
+import errno
+import os
+
 import numpy as np
 import pytest
 
@@ -43,6 +46,18 @@ def test_learned__is_saved_while_serving(tmp_path, monkeypatch) -> None:
     predictor = EamRequestPredictor.empty(small_spec())
     LearnedStore(tmp_path / "learned", model="tiny").step_ended(predictor)
     assert (tmp_path / "learned" / "manifest.json").is_file()
+
+
+def test_learned__on_a_full_disk_is_a_warning(tmp_path, monkeypatch, caplog) -> None:
+    def fail(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    monkeypatch.setattr("runtime.engine.learned.SAVE_SECONDS", 0.0)
+    predictor = EamRequestPredictor.empty(small_spec())
+    LearnedStore(tmp_path / "learned", model="tiny").step_ended(predictor)
+    assert "was not saved" in caplog.text
+    assert "the disk is full" in caplog.text
 
 
 def test_learned__of_another_kind_is_refused(tmp_path) -> None:

@@ -1,5 +1,6 @@
 """An ordinary model: batches, beams, sampling, streaming, caches, threads, two at once."""
 
+import gc
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from runtime.errors import CheckpointError
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.served import serve
 from tests.builders.waiting import wait_for
+from zoo.errors import ZooError
 
 TASKS = Path("/proc/self/task")
 """The threads of this process."""
@@ -116,6 +118,23 @@ def test_close__ends_the_threads_and_later_use_is_an_error(folder):
     wait_for(lambda: not readers(started.intersection(TASKS.iterdir())))
     with pytest.raises(CheckpointError, match="was closed; load it again"):
         model(PROMPTS)
+
+
+def test_close__ends_all_else_where_the_predictor_cannot_be_saved(folder, tmp_path):
+    before = set(TASKS.iterdir())
+    model = serve(folder, trace_events=tmp_path / "trace.json")
+    model(PROMPTS)
+    started = set(TASKS.iterdir()) - before
+
+    def fail():
+        raise ZooError("another program has taken the folder")
+
+    model.moecast.engine.driver.close = fail
+    with pytest.raises(ZooError, match="taken the folder"):
+        model.close()
+    assert (tmp_path / "trace.json").is_file()
+    assert gc.get_freeze_count() == 0
+    wait_for(lambda: not readers(started.intersection(TASKS.iterdir())))
 
 
 def test_forward__an_exception_in_a_pass_leaves_the_model_usable(folder):
