@@ -15,7 +15,6 @@ from runtime.engine.driver import PredictorDriver
 from runtime.engine.engine import Engine
 from runtime.engine.host_compute import HostCompute
 from runtime.engine.learned import LearnedStore
-from runtime.engine.memory import available_memory_bytes
 from runtime.engine.predictor_drift import DriftMonitor
 from runtime.errors import BudgetError
 from runtime.hf.model_faults import is_out_of_memory
@@ -52,6 +51,8 @@ class EngineMemory:
     host_budget: Budget | None = None
     """Budget of a host tier below the devices; by default all experts, or what free memory
     allows. On the CPU there is no lower tier by default."""
+    num_processes: int = 1
+    """Processes on this machine that each take their part of what free memory allows."""
     devices: Sequence[torch.device] = (torch.device("cpu"),)
     """Each gets an arena and a ring."""
 
@@ -96,7 +97,7 @@ def build_engine(
     slots = count_device_slots(memory.budget, top, store, placement)
     host_slots: list[SlotCounts | None] = [None] * len(devices)
     if has_host:
-        budget = memory.host_budget or choose_host_budget(host)
+        budget = memory.host_budget or choose_host_budget(host, memory.num_processes)
         host_slots = [*count_device_slots(budget, host, store, placement)]
     arrivals = make_arrivals()
     arenas = [
@@ -155,10 +156,10 @@ def count_device_slots(
     return divide_slots(budget, needs, owned)
 
 
-def choose_host_budget(needs: SlotRequirements) -> Budget:
+def choose_host_budget(needs: SlotRequirements, num_processes: int = 1) -> Budget:
     """Return the budget of a host tier below a device: all experts, or what free memory allows."""
-    available = int(HOST_SHARE * available_memory_bytes())
-    return Budget(min(needs.total_bytes, available), option="host_budget")
+    (available,) = measure_free_memory([HOST], num_processes=num_processes)
+    return Budget(min(needs.total_bytes, int(HOST_SHARE * available)), option="host_budget")
 
 
 def allocate_arenas(

@@ -124,7 +124,8 @@ def load_model(options: LoadOptions) -> PreTrainedModel:
     release_unused()
     config, home = options.model, options.devices[0]
     folder = resolve(config)
-    available = measure_free_memory(options.devices, num_processes=count_processes(options))
+    num_processes = count_processes(options)
+    available = measure_free_memory(options.devices, num_processes=num_processes)
     check_hybrid(options)
     spread = find_spread_obstacle(options)
     choose_exact(config.exact, home, spread)  # What cannot be is refused before anything is loaded.
@@ -160,7 +161,12 @@ def load_model(options: LoadOptions) -> PreTrainedModel:
         auto = choose_auto_budget(options, stripped, experts, spec, available, part=part)
         budget = auto.budget
         log.info("%s", auto.describe())
-    memory = EngineMemory(budget=budget, host_budget=options.host_budget, devices=options.devices)
+    memory = EngineMemory(
+        budget=budget,
+        host_budget=options.host_budget,
+        devices=options.devices,
+        num_processes=num_processes,
+    )
     predictors = load_system_predictors(
         options.system,
         spec,

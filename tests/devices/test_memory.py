@@ -4,6 +4,7 @@ import gc
 import io
 import re
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from openai import BadRequestError
 
 from runtime.commands import chat, generate
 from runtime.config import Exact, GenerateConfig, ModelConfig
+from runtime.engine.assembly import HOST_SHARE
 from runtime.errors import BudgetError, CheckpointError, StepMemoryError
 from runtime.generation.config import ChatConfig
 from runtime.serving.config import ServeConfig
@@ -58,6 +60,20 @@ def test_load__auto_reuses_what_pytorch_keeps(folder, sim):
     restrict(sim, 340 << 20)
     torch.zeros(60 << 20, dtype=torch.uint8, device="sim")
     serve(folder, device="sim", budget="auto").close()
+
+
+@pytest.mark.usefixtures("sim")
+def test_load__several_processes_share_the_host_memory_of_their_machine(folder, monkeypatch):
+    with serve(folder, budget="100%").moecast as handle:
+        expert_bytes = handle.budget_bytes // 36
+    free = SimpleNamespace(available=int(10.5 * expert_bytes / HOST_SHARE))
+    monkeypatch.setattr("runtime.engine.memory.psutil.virtual_memory", lambda: free)
+    monkeypatch.setattr("runtime.hf.ranks.find_own_part", lambda *_, **__: None)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    for shares, num_slots in ((False, 10), (True, 5)):
+        options = {"device": "sim", "budget": "20%", "expert_parallel": shares}
+        with serve(folder, **options).moecast as handle:
+            assert handle.engine.arenas[1].num_slots == num_slots
 
 
 def test_close__gives_every_byte_back(folder, sim):
