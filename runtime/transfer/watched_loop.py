@@ -9,7 +9,7 @@ from runtime.errors import Fault, TransferError
 from runtime.policy.eviction.protocol import Expert
 from runtime.policy.tier import TransferTask
 from runtime.transfer.loop import TierLink, TransferLoop
-from runtime.transfer.ring import Arrivals
+from runtime.transfer.ring import ARRIVED, Arrivals
 from runtime.transfer.timeline import TimelineSink
 
 log = logging.getLogger(__name__)
@@ -206,8 +206,12 @@ class WatchedLoop(TransferLoop):
 
     def _lose(self, ticket: int, seconds: float) -> None:
         link, task = self._running[ticket]
-        if not link.tier.quarantine(task):
-            return
+        if link.tier.quarantine(task):
+            self._give_up(ticket, link, task, seconds)
+
+    def _give_up(self, ticket: int, link: TierLink, task: TransferTask, seconds: float) -> None:
+        if len(self._lost) + 1 < MAX_LOST:  # first: it is repeated if an interrupt comes here
+            link.ring.replace_thread(ticket)
         self._lost.add(ticket)
         # A ring may interrupt it yet, but nothing is to be taken back: its slot is not the tier's.
         self._forget_prefetch(ticket, link, task)
@@ -218,8 +222,6 @@ class WatchedLoop(TransferLoop):
             *task.expert,
             seconds,
         )
-        if len(self._lost) < MAX_LOST:
-            link.ring.replace_thread(ticket)
 
     def drain(self) -> None:
         """Takes back all transfers and waits for those that run, after a step was cut short.
@@ -231,24 +233,35 @@ class WatchedLoop(TransferLoop):
                 self._forget(ticket, link, task)
         num_idle = 0
         while self.is_moving and num_idle < DRAIN_CHECKS:
+            for link in self.links:
+                link.ring.poll()  # what has ended long ago does not hang
             running = dict(pair for link in self.links for pair in link.ring.running())
-            hung = {t for t, seconds in running.items() if seconds > self.watchdog_seconds}
-            self._lost |= hung & self._running.keys()
+            for ticket in running.keys() & self._running.keys() - self._lost:
+                if running[ticket] > self.watchdog_seconds:
+                    self._give_up(ticket, *self._running[ticket], running[ticket])
             # What the interrupted call had taken does not arrive again.
             num_idle = 0 if running.keys() - self._lost else num_idle + 1
             self._arrivals.wait(DRAIN_SECONDS)
             for link in self.links:
                 link.ring.wait_first()
-            for ticket, *_ in self._arrivals.take():
-                self._lost.discard(ticket)
-                self._running.pop(ticket, None)
+            for ticket, status, *_ in self._arrivals.take():
+                self._drop(ticket, status)
+        for ticket in self._running.keys() - self._lost:
+            self._drop(ticket, ARRIVED)
         for link in self.links:
             link.ring.errors.clear()
             link.prefetches.clear()
             link.prefetched_bytes = 0
-        self._running = {t: running for t, running in self._running.items() if t in self._lost}
         self._joined.clear()
         self._ahead.clear()
+
+    def _drop(self, ticket: int, status: int) -> None:
+        """Forgets a transfer that has ended, unless it goes on, on a slower path."""
+        if ticket in self._running:
+            ring = self._running[ticket][0].ring
+            if ring.settle(ticket, status) or ring.cancel(ticket):
+                self._lost.discard(ticket)
+                del self._running[ticket]
 
     def lost_slots(self, link: TierLink) -> frozenset[int]:
         """Returns the slots of a tier that hanging transfers may still write to."""

@@ -5,9 +5,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from runtime.config import SystemConfig
+from runtime.errors import Fault
+from runtime.transfer.ring import ARRIVED, DAMAGED
+from tests.builders.held_ring import HeldRing
 from tests.builders.models import plain_eager, tiny_qwen2_moe
+from tests.builders.parts import WAIT_SECONDS
 from tests.builders.patchable import use_patchable_core
-from tests.builders.served import count_pins, serve
+from tests.builders.served import count_pins, serve, serve_with_rings
 
 TOKENS = torch.arange(7).reshape(1, 7)
 
@@ -72,3 +77,60 @@ def test_interrupt__before_a_step_gave_back_the_lock_leaves_it_to_other_threads(
         lock.begin()  # a step whose end was cut short in its first call
         assert torch.equal(model(TOKENS).logits, expected)
         assert torch.equal(other.submit(lambda: model(TOKENS).logits).result(60), expected)
+
+
+def raise_interrupt(*_):
+    raise KeyboardInterrupt
+
+
+def test_interrupt__while_every_thread_hangs_leaves_others_to_read(tmp_path, monkeypatch):
+    folder = tiny_qwen2_moe(tmp_path / "model", num_layers=3, num_experts=8)
+    expected = plain_eager(folder)(TOKENS).logits
+    rings = []
+
+    def held(_name, arrivals, ring):
+        rings.append(HeldRing(arrivals, ring, num_held=2))
+        return rings[-1]
+
+    model = serve_with_rings(
+        folder, monkeypatch, held, budget="60%", system=SystemConfig(prefetch=False)
+    )
+    with model.moecast as handle, torch.no_grad():
+        loop = handle.engine.loop
+        loop.wait = raise_interrupt
+        with pytest.raises(KeyboardInterrupt):
+            model(TOKENS)
+        del loop.wait
+        loop.drain()
+        assert sorted(rings[0].replaced) == rings[0].held == [0, 1]
+        assert loop.faults == {Fault.HUNG: 2}
+        assert torch.equal(model(TOKENS).logits, expected)
+        assert loop.num_hanging == handle.engine.cache.top.cache.num_quarantined == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "status"), [("wait", ARRIVED), ("wait", DAMAGED), ("_finish", ARRIVED)]
+)
+def test_interrupt__pins_no_file_of_what_arrived_unseen(tmp_path, name, status):
+    folder = tiny_qwen2_moe(tmp_path / "model", num_layers=3, num_experts=8)
+    expected = plain_eager(folder)(TOKENS).logits
+    model = serve(folder, budget="25%", system="on-demand")
+    with model.moecast as handle, torch.no_grad():
+        loop, files = handle.engine.loop, handle.engine.store.files
+        ring = loop.links[0].ring
+        settle = ring.settle
+
+        def interrupt(*_):
+            assert name != "wait" or loop._arrivals.wait(WAIT_SECONDS)
+            raise KeyboardInterrupt
+
+        setattr(loop, name, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            model(TOKENS)
+        delattr(loop, name)
+        ring.settle = lambda ticket, _: settle(ticket, status)
+        loop.drain()
+        del ring.settle
+        assert ring.running() == []
+        assert not any(opened.num_readers for opened in files._files.values())
+        assert torch.equal(model(TOKENS).logits, expected)
