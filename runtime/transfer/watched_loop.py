@@ -54,7 +54,7 @@ class WatchedLoop(TransferLoop):
         self._repeated: set[tuple[TierLink, Expert]] = set()
         """Experts whose transfer is repeated because its thread has died; not a second time."""
         self._moved_at = time.monotonic()
-        """When the last transfer ended, or the first one began."""
+        """When the last transfer ended, or the first one began beside those that hang."""
 
     @property
     def num_hanging(self) -> int:
@@ -81,7 +81,7 @@ class WatchedLoop(TransferLoop):
             self._finish(ticket, status, seconds, end)
 
     def _submit(self, link: TierLink, task: TransferTask) -> None:
-        if not self._running:
+        if not self.is_moving:
             self._moved_at = time.monotonic()
         super()._submit(link, task)
 

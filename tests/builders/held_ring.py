@@ -5,7 +5,7 @@ from runtime.transfer.ring import ARRIVED, Arrivals, Ring
 
 
 class HeldRing(Ring):
-    """Transfers at once, in the order of submission, but the first ones hang, with their threads.
+    """Transfers when waited for, in order, but the first ones hang at once, with their threads.
 
     Args:
         inner: The ring whose `transfer` moves the bytes.
@@ -28,15 +28,19 @@ class HeldRing(Ring):
         self._begin()
 
     def _begin(self) -> None:
-        while self._waiting and self._num_free:
+        while self._waiting and self._num_free and len(self.held) < self._num_held:
             ticket = min(self._waiting)
-            task = self._waiting.pop(ticket)
-            if len(self.held) < self._num_held:
-                self.held.append(ticket)
-                self._num_free -= 1
-            else:
-                self._inner.transfer(task)
-                self._arrivals.post(ticket, ARRIVED, 1e-3)
+            del self._waiting[ticket]
+            self.held.append(ticket)
+            self._num_free -= 1
+
+    def wait_first(self) -> bool:
+        if not (self._waiting and self._num_free):
+            return False
+        ticket = min(self._waiting)
+        self._inner.transfer(self._waiting.pop(ticket))
+        self._arrivals.post(ticket, ARRIVED, 1e-3)
+        return True
 
     def cancel(self, ticket: int) -> bool:
         return self._waiting.pop(ticket, None) is not None

@@ -3,14 +3,17 @@
 import itertools
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from runtime.config import SystemConfig
 from runtime.errors import TransferError
+from runtime.transfer import watched_loop
+from tests.builders.held_ring import HeldRing
 from tests.builders.models import plain_eager, tiny_qwen2_moe
-from tests.builders.served import serve, serve_with_transfers
+from tests.builders.served import serve, serve_with_rings, serve_with_transfers, settle
 
 TOKENS = torch.randint(0, 64, (2, 7), generator=torch.Generator().manual_seed(3))
 GREEDY = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
@@ -90,3 +93,23 @@ def test_watchdog__a_dead_disk_is_an_error_until_it_answers(folder, monkeypatch)
     finally:
         let_go.set()
         model.close()
+
+
+def test_watchdog__after_an_idle_time_a_thread_reads_on_beside_those_that_hang(folder, monkeypatch):
+    expected = plain_eager(folder).generate(TOKENS, **GREEDY)
+    now = 0.0
+    clock = SimpleNamespace(monotonic=lambda: now, perf_counter=time.perf_counter)
+    monkeypatch.setattr(watched_loop, "time", clock)
+
+    def held(_name, arrivals, ring):
+        return HeldRing(arrivals, ring, num_held=watched_loop.MAX_LOST)
+
+    system = SystemConfig(prefetch=False, watchdog_seconds=0.01)
+    model = serve_with_rings(folder, monkeypatch, held, budget="60%", system=system)
+    with model.moecast as handle:
+        assert torch.equal(model.generate(TOKENS, **GREEDY), expected)
+        settle(handle.engine)
+        assert len(handle.engine.loop.links[0].ring.replaced) == watched_loop.MAX_LOST - 1
+        assert handle.stats()["lost_threads"] == watched_loop.MAX_LOST
+        now = 3600.0
+        assert torch.equal(model.generate(TOKENS, **GREEDY), expected)
