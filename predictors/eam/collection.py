@@ -102,6 +102,7 @@ class EamPredictor(StoredPredictor):
             )
         self.capacity = capacity
         self.learning = learning
+        self.idle_steps = idle_steps
         self.collection = EamCollection(
             capacity, spec.num_layers, spec.num_experts, top_k=spec.top_k
         )

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from predictors.base import ConsecutiveForecasts, Forecast, Predictor
+from predictors.base import ConsecutiveForecasts, Forecast, Predictor, known_options
 from predictors.baselines import (
     DependencyPredictor,
     PopularityPredictor,
@@ -17,7 +17,7 @@ from predictors.eam.request import EamRequestPredictor
 from predictors.eam.sequence import EamSequencePredictor
 from predictors.errors import PredictorError
 from predictors.expert_map import ExpertMapPredictor
-from predictors.registry import load_from_files
+from predictors.registry import KINDS, LEARNED, load_from_files
 from predictors.spec import ModelSpec
 from tests.builders.predictors import serve, small_spec
 
@@ -69,6 +69,13 @@ def test_predictor__answers_the_same_after_files_and_back(predictor: Predictor) 
                 again = other[place][layer]
                 np.testing.assert_allclose(forecast.scores_TE, again.scores_TE, atol=2e-3)
                 assert (forecast.priority_E is None) == (again.priority_E is None)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - LEARNED.keys()))
+def test_options__are_all_that_the_predictor_was_made_with(kind: str) -> None:
+    (predictor,) = (one for one in made() if one.kind == kind)
+    assert predictor.options().keys() == set(known_options(type(predictor)))
+    assert predictor.options().get("idle_steps", 1) == 1
 
 
 @pytest.mark.parametrize("place", range(len(made())), ids=lambda i: made()[i].kind)
