@@ -30,7 +30,7 @@ from collect.traces.reader import Trace
 from collect.traces.writer import TraceWriter
 from predictors.files import expand_home, path_exists
 from predictors.spec import ModelSpec
-from runtime.config import BUILTIN, ModelConfig
+from runtime.config import BUILTIN, DenseFormat, ModelConfig
 from runtime.hf.decode_step import choose_kernels
 from runtime.hf.loading import read_config
 from runtime.hf.model_faults import check_tokens
@@ -219,12 +219,11 @@ class RecordingJob:
         A unit is named by the digest of model, prompts, seed and settings.
         """
         work = split_units(self.prompts, self.settings, bytes_per_row=row_bytes(spec, self.signals))
-        settings = asdict(self.settings)
         shared = {
             "version": RECORDING_VERSION,
             "model": spec.as_dict(),
             "signals": list(self.signals),
-            "settings": settings,
+            "settings": self.trace_settings,
         }
         plan = TracePlan(
             source="recorded",
@@ -232,13 +231,23 @@ class RecordingJob:
             signals=self.signals,
             dataset=self.data.name,
             prompts_digest=self.prompts_digest,
-            settings=settings,
+            settings=self.trace_settings,
             units=tuple(
                 hash_value({**shared, "prompts": [[p.index, p.digest, p.tokens] for p in unit]})
                 for unit in work
             ),
         )
         return plan, work
+
+    @property
+    def trace_settings(self) -> dict[str, Any]:
+        """The settings in the trace, with `dense_format` where the model's own layers are rounded.
+
+        Other states go through them, and the routers choose otherwise.
+        """
+        dense = self.model.dense_format
+        rounded = {} if dense is DenseFormat.OWN else {"dense_format": dense.value}
+        return asdict(self.settings) | rounded
 
     @property
     def prompts_digest(self) -> str:
@@ -269,7 +278,7 @@ class RecordingJob:
             manifest.complete
             and plan.source == "recorded"
             and set(self.signals) <= set(plan.signals)
-            and without_packing(plan.settings) == without_packing(asdict(self.settings))
+            and without_packing(plan.settings) == without_packing(self.trace_settings)
             and self.is_of_model(plan.spec)
             and plan.prompts_digest == self.prompts_digest
         )

@@ -8,10 +8,11 @@ import pytest
 from rich.console import Console
 
 from collect.config import DataConfig
+from collect.errors import TraceError
 from collect.plan import RecordingJob, recording_settings
 from collect.record import collect, find_same_trace
 from collect.traces.layout import ALL_SIGNALS, ROUTING_SIGNALS
-from runtime.config import ModelConfig
+from runtime.config import DenseFormat, ModelConfig
 from tests.builders.recordable import letters_data, recordable
 from train.config import TrainConfig
 from train.find_trace import find_trace
@@ -49,7 +50,9 @@ def test_train__finds_what_collect_recorded(recorded, tmp_path: Path) -> None:
     assert find_trace(config, ROUTING_SIGNALS).digest == digest
 
 
-@pytest.mark.parametrize("changed", ["seed", "temperature", "new_tokens", "prompts", "dtype"])
+@pytest.mark.parametrize(
+    "changed", ["seed", "temperature", "new_tokens", "prompts", "dtype", "dense_format"]
+)
 def test_find_same_trace__is_none_for_another_content(recorded, tmp_path, changed: str) -> None:
     model, data, _ = recorded
     settings = recording_settings(data)
@@ -57,10 +60,23 @@ def test_find_same_trace__is_none_for_another_content(recorded, tmp_path, change
         data = replace(data, num_prompts=3)
     elif changed == "dtype":
         model = replace(model, dtype="bfloat16")
+    elif changed == "dense_format":
+        model = replace(model, dense_format=DenseFormat.INT8)
     else:
         settings = replace(settings, **{changed: 3})
     job = RecordingJob(model, data, "trace", ROUTING_SIGNALS, settings, "auto")
     assert find_same_trace(job, tmp_path / "runs/traces/tiny") is None
+
+
+def test_open_finished__refuses_a_trace_of_other_dense_layers(recorded, tmp_path: Path) -> None:
+    model, data, digest = recorded
+    settings = recording_settings(data, batch_size=2)
+    job = RecordingJob(model, data, "t", ALL_SIGNALS, settings, "auto")
+    job = replace(job, where=str(find_same_trace(job, tmp_path / "runs/traces/tiny")))
+    assert job.open_finished().digest == digest
+    rounded = replace(job, model=replace(model, dense_format=DenseFormat.INT4))
+    with pytest.raises(TraceError, match=r"contains another trace \(settings: "):
+        rounded.open_finished()
 
 
 def test_find_same_trace__skips_a_damaged_trace_and_says_so(recorded, tmp_path, caplog) -> None:
