@@ -188,8 +188,12 @@ class WritableZoo(Zoo):
         signature: bytes | None = None,
         files: Mapping[str, bytes] | None = None,
         alias: str | None = None,
+        keeps_names: bool = False,
     ) -> None:
-        """Writes the files that are missing, then lists the entry in the index."""
+        """Writes the files that are missing, then lists the entry in the index.
+
+        With `keeps_names`, `latest` and the aliases that are listed go on naming the same versions.
+        """
         signed = None
         if signature is not None:
             signed = FileRecord(sha256=hash_bytes(signature), size=len(signature))
@@ -197,12 +201,14 @@ class WritableZoo(Zoo):
 
         def list_version(index: ZooIndex) -> dict[str, EntryListing]:
             known = index.entries.get(manifest.name)
-            aliases = {} if known is None else known.aliases
-            listing = EntryListing(
-                latest=manifest.digest,
-                versions={**(known.versions if known else {}), manifest.digest: version},
-                aliases=aliases if alias is None else {**aliases, alias: manifest.digest},
-            )
+            latest, versions = manifest.digest, {manifest.digest: version}
+            aliases = {} if alias is None else {alias: manifest.digest}
+            if known is not None:
+                versions = {**known.versions, **versions}
+                aliases = {**known.aliases, **aliases}
+                if keeps_names:
+                    latest, aliases = known.latest, {**aliases, **known.aliases}
+            listing = EntryListing(latest=latest, versions=versions, aliases=aliases)
             return {**index.entries, manifest.name: listing}
 
         self._update_index(list_version, files or {})

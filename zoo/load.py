@@ -125,7 +125,7 @@ def _find_unchecked(reference: str | Path) -> ZooEntry:
         for zoo in map(Zoo, configured_storages()):
             index = zoo.read_index(key=required_key())
             if index.has(named):
-                return pull_reference(zoo, named, index)
+                return pull_reference(zoo, named, index, keeps_names=True)
     raise ZooError(
         f"{unknown('zoo entry', str(reference), list_names())}. Or name an entry's folder; moecast "
         "zoo list shows the entries here, moecast zoo pull NAME zoo=ADDRESS gets others"
@@ -169,7 +169,7 @@ def find_by_address(address: str) -> ZooEntry:
         index = read_local_index(cached)
         if index.has(reference):
             return cached.open(reference, index)
-    return pull_reference(zoo, reference)
+    return pull_reference(zoo, reference, keeps_names=True)
 
 
 def load_predictor(

@@ -33,6 +33,7 @@ def pull_reference(
     index: ZooIndex | None = None,
     *,
     require_signature: Path | None = None,
+    keeps_names: bool = False,
 ) -> ZooEntry:
     """Returns an entry from the cache, after what is missing of it was downloaded.
 
@@ -44,6 +45,8 @@ def pull_reference(
         index: the source's, if it was read before.
         require_signature: public key with which the entry must be signed; by default that of
             MOECAST_REQUIRE_SIGNATURE, except for the built-in zoo, which came with the package.
+        keeps_names: the entry's latest version in the cache, and its aliases there, stay: to use a
+            version once does not decide which one a name means.
     """
     key = require_signature or required_key()
     if index is None:
@@ -81,5 +84,10 @@ def pull_reference(
         if key is not None and (require_signature or source.storage != builtin_storage()):
             check_signature(entry, key=key)
         alias = reference.version if is_alias(reference.version) else None
-        zoo.register(entry.manifest, signature=entry.read_signature(), alias=alias)
+        zoo.register(
+            entry.manifest,
+            signature=entry.read_signature(),
+            alias=alias,
+            keeps_names=keeps_names,
+        )
     return entry

@@ -9,7 +9,7 @@ from tests.builders.entries import tiny_entry
 from tests.builders.processes import run_python
 from tests.builders.web import Site, served
 from tests.builders.zoos import Refused, publish, zoo
-from zoo.catalog import Zoo
+from zoo.catalog import WritableZoo, Zoo
 from zoo.errors import ZooError
 from zoo.index import EntryReference
 from zoo.load import find_entry
@@ -44,6 +44,22 @@ def test_address__names_zoo_and_entry(far: Site, tmp_path: Path) -> None:
     assert find_entry(f"{far.address}#tiny/stride@{digest}").manifest.digest == digest
     with pytest.raises(ZooError, match="is not a zoo"):
         find_entry(f"{far.address}#tiny/stride")
+
+
+def test_address__leaves_what_a_name_means_in_the_cache(tmp_path: Path) -> None:
+    """A comparison with a bad version would have had the next server load it."""
+    here, there = FolderStorage(tmp_path / "here"), FolderStorage(tmp_path / "there")
+    good, bad = publish(here.folder), publish(there.folder, licence="MIT")
+    for place in (here, there):
+        entry = Zoo(place).open(EntryReference("tiny/stride"))
+        WritableZoo(place).add(entry, alias="stable")
+    assert zoo("pull", "tiny/stride@stable", f"zoo={here.folder}") == 0
+    assert find_entry(f"file://{there.folder}#tiny/stride@stable").manifest.digest == bad.digest
+    for name in ("tiny/stride", "tiny/stride@stable"):
+        assert find_entry(name).manifest.digest == good.digest
+    assert find_entry(f"tiny/stride@{bad.digest[:12]}").manifest.digest == bad.digest
+    assert zoo("pull", "tiny/stride@stable", f"zoo={there.folder}") == 0
+    assert find_entry("tiny/stride@stable").manifest.digest == bad.digest
 
 
 # ---- the same again later
