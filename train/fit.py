@@ -197,6 +197,7 @@ def run_epochs(
     callbacks: list[Callback] = [
         RunRecord({"trace": trace.digest, **asdict(settings)}),
         EarlyStopping(MONITOR, mode="max", patience=settings.patience),
+        StayStopped(),
         BestCheckpoint(folder),
         last,
         RichProgressBar() if sys.stderr.isatty() else PlainProgress(),
@@ -333,6 +334,19 @@ class RunRecord(Callback):
                 f"the run folder holds a checkpoint of another run ({listed}); "
                 "name another run_dir, or start over with overwrite=true"
             )
+
+
+class StayStopped(Callback):
+    """Runs no further epoch of a training that had stopped early, when its command is repeated.
+
+    Lightning restores how long `EarlyStopping` has waited, not that it has ended the training. (A
+    subclass of it would store its state under another name, which earlier checkpoints lack.)
+    """
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        stopping = trainer.early_stopping_callback
+        assert stopping is not None
+        trainer.should_stop = stopping.wait_count >= stopping.patience
 
 
 class BestCheckpoint(ModelCheckpoint):

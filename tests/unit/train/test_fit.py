@@ -92,6 +92,15 @@ def test_fit__resumed_in_a_moved_folder_equals_uninterrupted(
     assert digest_weights(resumed.families) == digest_weights(whole.families)
 
 
+def test_fit__that_had_stopped_early_runs_no_further_epoch(trace: Trace, tmp_path: Path) -> None:
+    """As when the command was killed between the last epoch and the entries."""
+    changes = {"lr": 0.05, "max_epochs": 8, "patience": 1}
+    whole, again = (run(trace, tmp_path, **changes) for _ in range(2))
+    assert (whole.best_epoch, whole.steps) == (1, 3 * 16)
+    assert (again.resumed, again.steps) == (True, whole.steps)
+    assert digest_weights(again.families) == digest_weights(whole.families)
+
+
 @pytest.mark.parametrize("lr", [1.0, 1e30])
 def test_fit__that_diverges_names_the_epoch_and_what_to_change(
     lr: float, trace: Trace, tmp_path: Path
