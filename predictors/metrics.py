@@ -95,8 +95,10 @@ class CalibrationBins:
 
     def add(self, scores_TE: Floats, chosen_TK: Ints) -> None:
         bins_TE = np.minimum((scores_TE * CALIBRATION_BINS).astype(np.int64), CALIBRATION_BINS - 1)
-        happened_TE = np.zeros(scores_TE.shape, dtype=np.float64)
+        num_tokens, num_experts = scores_TE.shape
+        happened_TE = np.zeros((num_tokens, num_experts + 1), dtype=np.float64)
         np.put_along_axis(happened_TE, chosen_TK, 1.0, axis=1)
+        happened_TE = happened_TE[:, :num_experts]
         for sums_B, values_TE in zip(self.sums_3B, (scores_TE, happened_TE, None), strict=True):
             weights = None if values_TE is None else values_TE.ravel()
             sums_B += np.bincount(bins_TE.ravel(), weights, CALIBRATION_BINS)
@@ -146,18 +148,22 @@ class LayerScore:
         phases_T: Ints,
         weights_TK: Floats | None = None,
     ) -> None:
-        """Compares the forecasts of T tokens with the experts that the router chose."""
+        """Compares the forecasts of T tokens with the experts that the router chose.
+
+        The id E, no choice, is left out.
+        """
         widest = min(self.top_k + max(self.extras, default=0), scores_TE.shape[1])
         ranked = np.argsort(-scores_TE, axis=1, kind="stable")[:, :widest]
         hit_TK = match_chosen_TK(ranked[:, : self.top_k], chosen_TK)
+        made_TK = chosen_TK < scores_TE.shape[1]
         for phase in Phase:
             in_phase = phases_T == phase
-            self.accuracy[phase].add(hit_TK[in_phase].sum(), in_phase.sum() * self.top_k)
+            self.accuracy[phase].add(hit_TK[in_phase].sum(), made_TK[in_phase].sum())
         if weights_TK is not None:
-            self.gate_mass.add((hit_TK * weights_TK).sum(), weights_TK.sum())
+            self.gate_mass.add((hit_TK * weights_TK).sum(), (made_TK * weights_TK).sum())
         for extra in self.extras:
             wider_TK = match_chosen_TK(ranked[:, : self.top_k + extra], chosen_TK)
-            self.recall[extra].add(wider_TK.sum(), wider_TK.size)
+            self.recall[extra].add(wider_TK.sum(), made_TK.sum())
         self.calibration.add(scores_TE, chosen_TK)
 
     @property

@@ -85,7 +85,9 @@ class RequestAccuracy:
         top_k = chosen_TK.shape[1]
         hits_T = match_chosen_TK(forecast.chosen_TK(top_k), chosen_TK).sum(axis=1)
         np.add.at(self._hits_LR[forecast.layer], requests_T, hits_T)
-        np.add.at(self._chosen_LR[forecast.layer], requests_T, top_k)
+        # The id E is no choice.
+        made_T = (chosen_TK < forecast.scores_TE.shape[1]).sum(axis=1)
+        np.add.at(self._chosen_LR[forecast.layer], requests_T, made_T)
 
     def standard_error(self, layer: int | None = None) -> float | None:
         """Return the standard error of a layer's accuracy, or of the mean over all layers.

@@ -5,7 +5,7 @@ Shape suffixes: P forecasts (source and target), N tokens, E experts, K top_k.
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
+from torch.nn.functional import pad, softplus
 
 ITERATIONS = 40
 DAMPING = 1e-6
@@ -26,8 +26,9 @@ def platt(logits_PNE: Tensor, chosen_PNK: Tensor) -> tuple[Tensor, Tensor]:
     token's experts stays.
     """
     z_PM = logits_PNE.double().log_softmax(-1).flatten(1)
-    wanted_PM = torch.zeros_like(logits_PNE, dtype=torch.double)
-    wanted_PM = wanted_PM.scatter(-1, chosen_PNK, 1.0).flatten(1)
+    # The id E is no choice.
+    wanted_PNE = torch.zeros_like(logits_PNE, dtype=torch.double)
+    wanted_PM = pad(wanted_PNE, (0, 1)).scatter(-1, chosen_PNK, 1.0)[..., :-1].flatten(1)
     # About the middle the two numbers hardly depend on each other, and the steps are straight.
     middle_P1 = z_PM.mean(1, keepdim=True)
     z_PM = z_PM - middle_P1

@@ -142,9 +142,7 @@ class PlainStack(PredictorStack):
         return self._loss(self.stack(self._inputs(batch)), self._chosen(batch))
 
     def hits(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        chosen_NBK = self._chosen(batch)
-        found_N = top_k_hits(self.stack(self._inputs(batch)), chosen_NBK)
-        return found_N, torch.full_like(found_N, chosen_NBK[0].numel())
+        return top_k_hits(self.stack(self._inputs(batch)), self._chosen(batch))
 
     def export(self, spec: ModelSpec) -> Mapping[str, Predictor]:
         graphs: dict[str, dict[int, bytes]] = {}
@@ -170,13 +168,18 @@ def uniform(*shape: int, inputs: int) -> Tensor:
     return torch.empty(shape).uniform_(-bound, bound)
 
 
+def chosen_logits(logits_NBE: Tensor, chosen_NBK: Tensor) -> Tensor:
+    """Logits of the chosen experts, `[N, B, K]`; 0 for the id E, no choice."""
+    return nn.functional.pad(logits_NBE, (0, 1)).gather(-1, chosen_NBK)
+
+
 def chosen_loss(logits_NBE: Tensor, chosen_NBK: Tensor) -> Tensor:
     """Binary cross-entropy of each expert against the chosen set, `[N]`, per token.
 
     Without the matrix of zeros and ones: softplus(x) for every expert, minus x for the chosen.
     """
     every_NB = nn.functional.softplus(logits_NBE).sum(-1)
-    return (every_NB - logits_NBE.gather(-1, chosen_NBK).sum(-1)).mean(-1)
+    return (every_NB - chosen_logits(logits_NBE, chosen_NBK).sum(-1)).mean(-1)
 
 
 def listwise_loss(logits_NBE: Tensor, chosen_NBK: Tensor) -> Tensor:
@@ -184,13 +187,19 @@ def listwise_loss(logits_NBE: Tensor, chosen_NBK: Tensor) -> Tensor:
 
     Ranks a little better over long distances; its sigmoid is not a probability.
     """
-    return (logits_NBE.logsumexp(-1) - logits_NBE.gather(-1, chosen_NBK).mean(-1)).mean(-1)
+    made_NB = (chosen_NBK < logits_NBE.size(-1)).to(logits_NBE.dtype).mean(-1)
+    chosen_NB = chosen_logits(logits_NBE, chosen_NBK).mean(-1)
+    return (logits_NBE.logsumexp(-1) * made_NB - chosen_NB).mean(-1)
 
 
 LOSSES = {"bce": chosen_loss, "listwise": listwise_loss}
 
 
-def top_k_hits(logits_NBE: Tensor, chosen_NBK: Tensor) -> Tensor:
-    """Counts the chosen experts among the top_k scores, summed over the batch, `[N]`."""
+def top_k_hits(logits_NBE: Tensor, chosen_NBK: Tensor) -> tuple[Tensor, Tensor]:
+    """Counts the chosen experts among the top_k scores, and all chosen ones, over the batch.
+
+    `[N]` each; the id E, no choice, is left out.
+    """
     best_NBK = logits_NBE.topk(chosen_NBK.size(-1), dim=-1).indices
-    return (best_NBK[..., None] == chosen_NBK[..., None, :]).any(-1).sum((-2, -1))
+    found_NBK = (best_NBK[..., None] == chosen_NBK[..., None, :]).any(-1)
+    return found_NBK.sum((-2, -1)), (chosen_NBK < logits_NBE.size(-1)).sum((-2, -1))

@@ -207,8 +207,7 @@ class ResidualStack(PredictorStack):
 
     def hits(self, batch: Batch) -> tuple[Tensor, Tensor]:
         chosen_XBK = batch.chosen_LBK[self._targets()]
-        found_X = top_k_hits(self._used_of(self(batch)), chosen_XBK)
-        return found_X, torch.full_like(found_X, chosen_XBK[0].numel())
+        return top_k_hits(self._used_of(self(batch)), chosen_XBK)
 
     @torch.no_grad()
     def calibrate(self, batches: Iterable[Batch]) -> None:

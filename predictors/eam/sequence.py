@@ -128,10 +128,10 @@ class EamSequencePredictor(EamPredictor):
         present = self._present
         assert present is not None, "routed comes within a step"
         slots_R = present.rows
-        self._tally(layer, experts_TK)
         rows_RE = count_rows(
             experts_TK, present.request_T, present.num_requests, self.spec.num_experts
         )
+        self._tally(layer, experts_TK, rows_RE.sum(axis=1))
         rows_RE += self._counts_SLE[slots_R, layer]
         self._counts_SLE[slots_R, layer] = rows_RE
         cosines_RC = normalize_rows(rows_RE) @ self.collection.units_LEC[layer]
@@ -237,8 +237,11 @@ class EamSequencePredictor(EamPredictor):
 
     # ---- accuracy
 
-    def _tally(self, layer: int, experts_TK: Ints) -> None:
-        """Counts the choices that were among the top_k of the last forecast, if there was one."""
+    def _tally(self, layer: int, experts_TK: Ints, made_R: Floats) -> None:
+        """Counts the choices that were among the top_k of the last forecast, if there was one.
+
+        `made_R`: choices of each request, without those of none.
+        """
         present = self._present
         assert present is not None
         best_R = self._best_S[present.slots_R]
@@ -246,14 +249,13 @@ class EamSequencePredictor(EamPredictor):
             slot, best = int(present.slots_R[0]), int(best_R[0])
             if best >= 0:
                 hits = np.count_nonzero(self._is_top_CLE[best, layer][experts_TK])
-                self._tally_S2[slot] += (hits, experts_TK.size)
+                self._tally_S2[slot] += (hits, made_R[0])
             return
         hits_TK = self._is_top_CLE[best_R[present.request_T][:, None], layer, experts_TK]
         hits_R = np.bincount(present.request_T, hits_TK.sum(axis=1), present.num_requests)
-        made_R = np.bincount(present.request_T, minlength=present.num_requests)
         was_forecast_R = best_R >= 0
         self._tally_S2[present.slots_R, 0] += hits_R * was_forecast_R
-        self._tally_S2[present.slots_R, 1] += made_R * experts_TK.shape[1] * was_forecast_R
+        self._tally_S2[present.slots_R, 1] += made_R * was_forecast_R
 
     def _rank(self) -> None:
         """Derives tables from the stored matrices after each change."""

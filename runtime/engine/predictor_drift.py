@@ -136,8 +136,10 @@ class DriftMonitor:
             if expected is None:
                 continue
             hit_TK = match_chosen_TK(forecast.chosen_TK(self._top_k), experts_TK)
-            self._live[forecast.layer].add(int(hit_TK.sum()), hit_TK.size)
-            self._expected[forecast.layer].add(expected * hit_TK.size, hit_TK.size)
+            # The id E is no choice.
+            num_made = int((experts_TK < forecast.scores_TE.shape[1]).sum())
+            self._live[forecast.layer].add(int(hit_TK.sum()), num_made)
+            self._expected[forecast.layer].add(expected * num_made, num_made)
             num_tokens = len(experts_TK)
         self._num_tokens += num_tokens
         if self._num_tokens >= WINDOW_TOKENS:

@@ -30,7 +30,10 @@ MOST_REQUESTS = 200
 
 def cumulative_LE(chosen_LNK: NDArray[np.integer], num_experts: int) -> NDArray[np.float64]:
     """Share of a layer's choices that go to its 1, 2, 3... most chosen experts."""
-    counts_LE = np.stack([np.bincount(own.ravel(), minlength=num_experts) for own in chosen_LNK])
+    # The id E is no choice.
+    counts_LE = np.stack(
+        [np.bincount(own.ravel(), minlength=num_experts)[:num_experts] for own in chosen_LNK]
+    )
     ordered_LE = -np.sort(-counts_LE, axis=1)
     return ordered_LE.cumsum(axis=1) / np.maximum(1, ordered_LE.sum(axis=1, keepdims=True))
 

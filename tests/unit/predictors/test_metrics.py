@@ -49,6 +49,19 @@ def test_gate_mass__weighs_each_chosen_expert_by_its_gate() -> None:
     assert scored().gate_mass.value is None
 
 
+def test_scores__leave_out_the_id_of_no_choice() -> None:
+    """The id after the last expert: LongCat's zero experts."""
+    layer, chosen = LayerScore(top_k=2, extras=(1,)), np.array([[0, 4], [4, 4], [3, 2]])
+    weights = np.array([[0.7, 0.3], [0.9, 0.1], [0.6, 0.4]], np.float32)
+    layer.add(SCORES, chosen, phases_T=PHASES, weights_TK=weights)
+    # Predicted {0,1}, {2,3}, {0,1}: of three experts the first one's; expert 2 is the third's next.
+    assert layer.accuracy[Phase.PREFILL] == MeanAccumulator(1, 1)
+    assert layer.accuracy[Phase.DECODE] == MeanAccumulator(0, 2)
+    assert layer.recall[1] == MeanAccumulator(2, 3)
+    assert layer.gate_mass.value == pytest.approx(0.7 / 1.7)
+    assert layer.calibration.sums_3B[1:].sum(axis=1).tolist() == [3, 12]
+
+
 def test_calibration__adds_bins_of_two_parts_and_a_score_of_one_to_the_last() -> None:
     one, other = CalibrationBins(), CalibrationBins()
     one.add(np.array([[0.95, 0.05]], np.float32), np.array([[0]]))

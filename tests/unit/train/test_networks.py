@@ -60,7 +60,21 @@ def test_top_k_hits__counts_as_numpy_does() -> None:
         sum(expert in best[n, b] for b in range(6) for expert in chosen[n, b].tolist())
         for n in range(2)
     ]
-    assert top_k_hits(logits, chosen).tolist() == counted
+    assert [one.tolist() for one in top_k_hits(logits, chosen)] == [counted, [12, 12]]
+
+
+def test_chosen__the_id_of_no_choice_is_left_out() -> None:
+    """LongCat's zero experts: a token may choose fewer experts, or none."""
+    logits, chosen = torch.randn(1, 2, 4, requires_grad=True), torch.tensor([[[1, 4], [4, 4]]])
+    both = nn.functional.softplus(logits[0]).sum() - logits[0, 0, 1]
+    torch.testing.assert_close(chosen_loss(logits, chosen)[0], both / 2)
+    # The first token has half a choice to learn from, the second none.
+    first = -logits[0, 0].log_softmax(-1)[1] / 2
+    torch.testing.assert_close(listwise_loss(logits, chosen)[0], first / 2)
+    listwise_loss(logits, chosen).sum().backward()
+    assert not logits.grad[0, 1].any()
+    found = top_k_hits(torch.tensor([[[0.0, 3.0, 2.0, 1.0]] * 2]), chosen)
+    assert [one.tolist() for one in found] == [[1], [1]]
 
 
 def test_edges__lead_from_every_layer_that_has_a_target() -> None:

@@ -207,6 +207,15 @@ def test_losses__are_the_cross_entropy_with_the_targets_own_router(trace: Trace)
     assert losses["residual/horizon_2/layer_02"] == pytest.approx(expected.item(), rel=1e-5)
 
 
+def test_platt__counts_the_id_of_no_choice_as_no_expert() -> None:
+    random = torch.Generator().manual_seed(0)
+    logits = torch.randn(1, 400, 8, generator=random)
+    chosen = (logits + torch.randn(1, 400, 8, generator=random)).topk(1).indices
+    with_none = torch.cat([chosen, torch.full_like(chosen, 8)], dim=-1)
+    for one, other in zip(platt(logits, chosen), platt(logits, with_none), strict=True):
+        assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize(("size", "noise"), [(1.0, 0.2), (1.0, 1.0), (8.0, 0.2), (8.0, 2.0)])
 def test_platt__finds_the_least_loss_however_sure_the_forecast(size: float, noise: float) -> None:
     """The loss is convex: no step in any direction lowers it."""

@@ -135,4 +135,7 @@ def test_routing__shares_of_hand_made_choices(tmp_path: Path) -> None:
     chosen_LNK = np.stack([np.repeat(np.arange(4), own)[:, None] for own in counts])
     expected = [[0.25, 0.5, 0.75, 1.0], [10 / 16, 14 / 16, 1.0, 1.0]]
     assert cumulative_LE(chosen_LNK, 4) == pytest.approx(np.array(expected))
+    # The id 4 is no choice.
+    with_none_LNK = np.concatenate([chosen_LNK, np.full_like(chosen_LNK, 4)], axis=1)
+    assert cumulative_LE(with_none_LNK, 4) == pytest.approx(np.array(expected))
     assert share_of_choices(make_trace(tmp_path / "t", prompt_tokens=2, new_tokens=2)) is None
