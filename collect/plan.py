@@ -3,9 +3,11 @@
 The plan is the same for the command and its workers.
 """
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,8 @@ from runtime.hf.loading import read_config
 from runtime.hf.model_faults import check_tokens
 from runtime.hf.tokens import load_tokenizer
 from runtime.store.model_source import identity, resolve
+
+log = logging.getLogger(__name__)
 
 RECORDING_VERSION = 1
 """Part of every unit's name: increased when the same settings give other rows."""
@@ -74,7 +78,9 @@ def encode_prompts(
 ) -> list[EncodedPrompt]:
     """Tokenises prompts, cuts them at `max_prompt_tokens` and drops those without tokens.
 
-    Prompts that are token ids already have been through the chat template.
+    Prompts that are token ids already have been through the chat template; those that another one
+    begins with are dropped too: a server records each turn of a conversation with all earlier ones,
+    and parts of one text must not be on both sides of the split.
 
     Raises:
         PromptError: `chat` is set and the model has no chat template.
@@ -88,11 +94,28 @@ def encode_prompts(
     cut = [
         list(next(of_texts) if isinstance(prompt, str) else prompt)[:longest] for prompt in prompts
     ]
-    kept = [(prompt, tokens) for prompt, tokens in zip(prompts, cut, strict=True) if tokens]
+    pairs = [(prompt, tokens) for prompt, tokens in zip(prompts, cut, strict=True) if tokens]
+    begun = find_beginnings([tokens for _, tokens in pairs])
+    kept = [
+        pair for number, pair in enumerate(pairs) if number not in begun or isinstance(pair[0], str)
+    ]
+    if num_dropped := len(pairs) - len(kept):
+        log.warning("%d of %d prompts begin another one: left out", num_dropped, len(pairs))
     return [
         EncodedPrompt(index, digest_of(prompt), tuple(tokens))
         for index, (prompt, tokens) in enumerate(kept)
     ]
+
+
+def find_beginnings(prompts: Sequence[list[int]]) -> set[int]:
+    """Returns the numbers of those that begin another one; of equal ones, of all but the first."""
+    # In this order, each stands right before one that it begins, if there is any.
+    order = sorted(range(len(prompts)), key=lambda number: (prompts[number], -number))
+    return {
+        number
+        for number, longer in pairwise(order)
+        if prompts[longer][: len(prompts[number])] == prompts[number]
+    }
 
 
 def _chats(

@@ -211,7 +211,30 @@ def test_token_ids__stand_among_texts_and_are_taken_as_they_are(tmp_path: Path) 
         return {"input_ids": [list(map(ord, text)) for text in texts]}
 
     encoded = plan.encode_prompts(prompts, tokenizer, settings)  # type: ignore[arg-type]
-    assert [one.tokens for one in encoded] == [(5, 1), (97, 98), (5,)]
+    assert [one.tokens for one in encoded] == [(5, 1), (97, 98)]
+
+
+def test_prompts__that_begin_another_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """Turns of one conversation would be trained on and held out."""
+    turns = [(1, 2), (9,), (1, 2, 3, 4, 5, 6), (1, 2, 3), (1, 2, 3, 4, 7), (2, 1), (1, 3)]
+    settings = RecordingSettings(new_tokens=0, max_prompt_tokens=4, chat=False)
+    encoded = plan.encode_prompts(turns, None, settings)  # type: ignore[arg-type]
+    assert [(one.index, one.tokens) for one in encoded] == [
+        (0, (9,)), (1, (1, 2, 3, 4)), (2, (2, 1)), (3, (1, 3))
+    ]  # fmt: skip
+    assert encoded[1].digest == digest_of(turns[2])
+    assert "3 of 7 prompts begin another one: left out" in caplog.text
+
+
+def test_texts__that_begin_another_are_kept() -> None:
+    """Texts are records of their own, and the digests of traces of them stay."""
+    settings = RecordingSettings(new_tokens=0, max_prompt_tokens=2, chat=False)
+
+    def tokenizer(texts: list[str]) -> dict[str, list[list[int]]]:
+        return {"input_ids": [list(map(ord, text)) for text in texts]}
+
+    encoded = plan.encode_prompts(["ab", "a", "abc"], tokenizer, settings)  # type: ignore[arg-type]
+    assert [one.tokens for one in encoded] == [(97, 98), (97,), (97, 98)]
 
 
 @pytest.mark.parametrize("tokens", [[], [1.5], ["a"], [True], [-1], 5])
