@@ -73,7 +73,8 @@ class BlockCacheLayer(CacheLayerMixin):
         self._layers = layers
         self._before: list[tuple[Tensor, Tensor, int]] | None = None
         """Keys, values and length of layers with a window, which drop their first token."""
-        self._is_updated = False
+        self._lengths: list[int] = []
+        """Numbers of tokens before `update`; none until then."""
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Do nothing: the layers have held a prompt before."""
@@ -88,7 +89,7 @@ class BlockCacheLayer(CacheLayerMixin):
             self._before = [
                 (layer.keys, layer.values, layer.cumulative_length) for layer in self._layers
             ]
-        self._is_updated = True
+        self._lengths = [layer.get_seq_length() for layer in self._layers]
         updated = [
             layer.update(key_1H1D, value_1H1D, *args, **kwargs)
             for layer, key_1H1D, value_1H1D in zip(
@@ -99,12 +100,11 @@ class BlockCacheLayer(CacheLayerMixin):
         return SequenceStates(keys, window), SequenceStates(values, window)
 
     def undo(self) -> None:
-        """Remove the token that `update` has added."""
-        if not self._is_updated:
-            return
-        for number, layer in enumerate(self._layers):
+        """Remove the tokens that `update` has added, to some sequences where it failed."""
+        for number, length in enumerate(self._lengths):
+            layer = self._layers[number]
             if self._before is None:
-                layer.crop(-1)
+                layer.keys, layer.values = layer.keys[:, :, :length], layer.values[:, :, :length]
             else:
                 layer.keys, layer.values, layer.cumulative_length = self._before[number]
 

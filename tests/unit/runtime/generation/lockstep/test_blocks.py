@@ -6,13 +6,14 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from runtime.config import Exact, SystemConfig
 from runtime.errors import TransferError
 from runtime.generation.lockstep.group import LockstepGroup
 from runtime.generation.lockstep.sequence import SequenceTask
 from runtime.hf.loading import load_plain
-from runtime.hf.row_block import NUM_ROWS, SMALL_BLOCK_ROWS
+from runtime.hf.row_block import NUM_ROWS, SMALL_BLOCK_ROWS, BlockCacheLayer
 from runtime.hf.sharing import choose_heights, find_row_dependence, set_shared_reference
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
@@ -169,6 +170,31 @@ def test_group__a_failed_read_ends_those_who_needed_the_expert(tmp_path, monkeyp
         broken.clear()
         assert torch.equal(answer_alone(model, single[victim]), failed)
         assert count_pins(model.moecast.engine) == 0
+
+
+@pytest.mark.parametrize("make", [DynamicLayer, partial(DynamicSlidingWindowLayer, 5)])
+@pytest.mark.parametrize("failing", [1, 2, 3, 4, 5, 6])
+def test_undo__after_an_append_that_failed_no_sequence_lacks_a_token(monkeypatch, make, failing):
+    layers = [make() for _ in range(3)]
+    for number, layer in enumerate(layers):
+        layer.update(*torch.rand(2, 1, 1, 3 + number, 2))
+    before = [(layer.keys, layer.values, layer.get_seq_length()) for layer in layers]
+    cat, calls = torch.cat, iter(range(1, 7))
+
+    def fail(*args, **kwargs):
+        if next(calls) == failing:
+            raise torch.OutOfMemoryError
+        return cat(*args, **kwargs)
+
+    block = BlockCacheLayer(layers)
+    with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
+        patch.setattr(torch, "cat", fail)
+        block.update(*torch.rand(2, 3, 1, 1, 2))
+    block.undo()
+    for layer, (keys, values, length) in zip(layers, before, strict=True):
+        assert torch.equal(layer.keys, keys)
+        assert torch.equal(layer.values, values)
+        assert layer.get_seq_length() == length
 
 
 @pytest.mark.parametrize(
