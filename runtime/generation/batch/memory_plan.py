@@ -227,11 +227,13 @@ def load_with_plan(config: BatchConfig, batches: list[Batch]) -> tuple[PreTraine
         measured = load_or_measure(model, batches[0], store=config.store)
         auto, gates = model.moecast.auto_budget, measured.costs.calls_gates
         if memory is None and auto is not None and kv_budget is None and not auto.holds_all:
-            layers = find_dense_layers(model, model.moecast.layers, with_gates=gates)
-            memory = auto.free.room + count_dense_bytes(layers)
+            memory = auto.free.room + count_dense_bytes(
+                find_dense_layers(model, model.moecast.layers, with_gates=gates)
+            )
         planned = plan_run(model, batches, config, measured, memory=memory)
         if planned.expert_bytes is not None:
             closing.close()
+            del model  # or the second would be loaded next to it
             # Nothing counts the bytes of Transformers' own caches: the plan alone keeps them
             # within memory.
             model = load(planned.expert_bytes, KVReserve())

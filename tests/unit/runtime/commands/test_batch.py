@@ -1,6 +1,8 @@
 """`moecast batch`: from a file of prompts to a file of results."""
 
 import json
+import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,9 @@ from runtime.commands import batch as command
 from runtime.commands.batch import PromptsFailed, run
 from runtime.commands.pack import choose_coding
 from runtime.config import Quantise
+from runtime.engine.memory import release_earlier_models
 from runtime.errors import PlanError, PromptFileError, ResultFileError, TransferError
+from runtime.generation.batch import memory_plan
 from runtime.generation.config import BatchConfig
 from tests.builders.packed import packed
 
@@ -114,6 +118,26 @@ def test_batch__memory_changes_no_result(folder, tmp_path, more):
         assert done["dense_bytes_read"] > 0
         total = done["stats"]["arena_bytes"] + done["plan"]["kv_bytes"] + done["dense_bytes"]
         assert total <= 180_000
+
+
+@pytest.mark.parametrize("more", [{"memory": "180kB"}, {"budget": "auto"}])
+def test_batch__the_first_model_is_freed_before_the_second_is_loaded(
+    folder, tmp_path, monkeypatch, more
+):
+    real, loaded = memory_plan.load_served, []
+
+    def load(*args, **kwargs):
+        release_earlier_models()
+        assert [model() for model in loaded] == [None] * len(loaded)
+        model = real(*args, **kwargs)
+        loaded.extend(map(weakref.ref, (model, next(model.parameters()))))
+        if auto := model.moecast.auto_budget:
+            model.moecast.auto_budget = replace(auto, num_bytes=1)
+        return model
+
+    monkeypatch.setattr(memory_plan, "load_served", load)
+    ran(folder, tmp_path, n="auto", **more)
+    assert len(loaded) == 4
 
 
 def test_batch__quantised_attention_is_the_same_in_memory_and_streamed(folder, tmp_path):
