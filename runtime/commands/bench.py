@@ -12,7 +12,9 @@ from rich.console import Console
 
 from predictors.errors import MoecastError
 from predictors.registry import separate_run
+from runtime.accelerator import is_accelerator
 from runtime.commands.progress import print_line, progress
+from runtime.engine.devices import choose_device
 from runtime.hf.forced_routing import MEANINGLESS
 from runtime.profiling.bandwidth import measure_disk_bandwidth
 from runtime.profiling.facts import hardware, versions
@@ -33,6 +35,11 @@ from runtime.tools.bench.variants import find_replayed, list_conditions, live_ca
 from runtime.tools.child_process import ChildFailure, run_in_child
 from runtime.tools.report.provenance import describe_origin, read_provenance
 from runtime.tools.verify.reference import require_memory
+
+NOT_SIMULATED = (
+    "systems that know the future, and the bound, are left out: the times that they are replayed "
+    "with are measured on a CPU, and runs compute on {device}"
+)
 
 
 class TokensDiffer(RuntimeError):
@@ -57,6 +64,10 @@ def run(config: BenchConfig) -> dict[str, Any]:
         print_line(Console(stderr=True), MEANINGLESS)
     cases = live_cases(config)
     has_simulated = bool(find_replayed(config.system))
+    device = choose_device(config.device)
+    if has_simulated and is_accelerator(device):
+        print_line(Console(stderr=True), NOT_SIMULATED.format(device=device))
+        has_simulated = False
     # Measured before anything runs: the load of other programs.
     load_average = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     machine = {

@@ -30,15 +30,16 @@ from runtime.tools.doctor.routing_recorder import RoutingRecorder
 def simulate_conditions(task: RequestsTask) -> dict[str, Any]:
     """Measure this machine; in each condition, replay systems that know the future, and the bound.
 
-    The routing of the same requests is recorded first; it does not depend on the budget.
+    The routing of the same requests is recorded first; it does not depend on the budget. All is
+    computed on the CPU, with the experts of the store that runs read.
 
     Returns:
         `hardware`, and `rows` of `BenchRow` as dictionaries.
     """
     config = task.config
     stripped = load_configured(config.model)
-    store = stripped.open_store()
     spec = stripped.spec(stripped.folder, config.model)
+    store = stripped.open_experts(config.store, spec, [stripped.model.device])
     kept = available_memory_bytes() // 2
     model = stripped.read_on_demand(store, config.model, keep_bytes=kept)
     recorded: dict[int, list[ArrayStep]] = {}

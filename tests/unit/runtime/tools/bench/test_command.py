@@ -4,18 +4,24 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 from rich.console import Console
 
 from configs.program import run_program
 from runtime.commands import bench
 from runtime.commands.bench import NothingRan, TokensDiffer, check, run
-from runtime.config import ModelConfig, SystemConfig
+from runtime.commands.pack import choose_coding
+from runtime.config import ModelConfig, Quantise, StoreConfig, SystemConfig
 from runtime.hf.forced_routing import MEANINGLESS
 from runtime.presets import load_system
+from runtime.store.packed.store import open_store
+from runtime.tools.bench.bound import simulate_conditions
 from runtime.tools.bench.config import BenchConfig
+from runtime.tools.bench.tasks import BenchRequest, RequestsTask
 from runtime.tools.verify import reference
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.outcomes import outcome
+from tests.builders.packed import packed
 
 ORACLE = load_system("oracle")
 COUNTING = SystemConfig(name="counting", predictor="dependency")
@@ -96,6 +102,38 @@ def test_bench__bad_input_is_one_line_and_exit_code_2(argument, said, capsys, tm
     complaint = capsys.readouterr().err
     assert said in complaint
     assert complaint.count("\n") == 1
+
+
+def test_bench__systems_that_know_the_future_are_left_out_on_an_accelerator(
+    tmp_path, monkeypatch, capsys
+):
+    folder = tiny_qwen2_moe(tmp_path)
+    monkeypatch.setattr(bench, "choose_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(bench, "run_rounds", lambda *_, **__: [outcome("on-demand")])
+    monkeypatch.setattr(bench, "simulate", None)
+    results = run(BenchConfig(model=ModelConfig(name="tiny", id=str(folder)), system=[ORACLE]))
+    assert [row["system"] for row in results["rows"]] == ["on-demand"]
+    assert results["measured"] is None
+    assert "on a CPU, and runs compute on cuda" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("quantise", [Quantise.INT8, Quantise.HQQ])
+def test_simulate_conditions__is_of_the_store_that_runs_read(tmp_path, quantise):
+    folder = tiny_qwen2_moe(tmp_path / "model")
+    store = packed(folder, tmp_path / "store", coding=choose_coding(quantise, 16))
+    config = BenchConfig(
+        model=ModelConfig(name="tiny", id=str(folder)),
+        store=StoreConfig(path=store),
+        system=[ORACLE],
+        budget=["50%"],
+    )
+    request = BenchRequest(prompts=((5, 6, 7),), new_tokens=2, is_measured=True)
+    found = simulate_conditions(RequestsTask(config=config, requests={1: [request]}))
+    assert [row["failed"] for row in found["rows"]] == [None, None]
+    opened = open_store(store, None)
+    opened.close()
+    assert found["hardware"]["chunk_bytes"] == (sum(opened.layouts[0].chunk_bytes),)
+    assert found["hardware"]["chunk_bytes"] != (6144,)  # those of the checkpoint
 
 
 def test_bench__refuses_plain_transformers_that_do_not_fit(tmp_path, monkeypatch):
