@@ -187,8 +187,8 @@ def test_undo__after_an_append_that_failed_no_sequence_lacks_a_token(monkeypatch
         return cat(*args, **kwargs)
 
     block = BlockCacheLayer(layers)
-    with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
-        patch.setattr(torch, "cat", fail)
+    monkeypatch.setattr(torch, "cat", fail)
+    with pytest.raises(torch.OutOfMemoryError):
         block.update(*torch.rand(2, 3, 1, 1, 2))
     block.undo()
     for layer, (keys, values, length) in zip(layers, before, strict=True):
