@@ -49,7 +49,8 @@ class DenseCodes:
     """Codes of dense weights that were quantised, uint8, by name in the model."""
 
     coding: Coding
-    stored: Mapping[str, Tensor]
+    stored: dict[str, Tensor]
+    """Empty once the weights are placed."""
 
 
 @dataclass(frozen=True)

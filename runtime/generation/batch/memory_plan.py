@@ -239,6 +239,8 @@ def load_with_plan(config: BatchConfig, batches: list[Batch]) -> tuple[PreTraine
             model = load(planned.expert_bytes, KVReserve())
         if planned.dense is DensePlacement.STREAM:
             stream_dense_weights(model, config.store, with_gates=gates)
+        if (codes := model.moecast.dense_codes) is not None:
+            codes.stored.clear()  # placed by now, or in memory as what they decode to
         closing.pop_all()
     return model, planned
 

@@ -140,12 +140,22 @@ def test_batch__the_first_model_is_freed_before_the_second_is_loaded(
     assert len(loaded) == 4
 
 
-def test_batch__quantised_attention_is_the_same_in_memory_and_streamed(folder, tmp_path):
+def test_batch__quantised_attention_is_the_same_in_memory_and_streamed(
+    folder, tmp_path, monkeypatch
+):
     ran(folder, tmp_path)
     with pytest.raises(ResultFileError, match="quantise_attention was None and is True"):
         ran(folder, tmp_path, quantise_attention="true")
     options = {"quantise_attention": "true", "overwrite": "true"}
     plain = results(tmp_path / "out.jsonl")
+    real = command.load_with_plan
+
+    def load(*args):
+        model, planned = real(*args)
+        assert model.moecast.dense_codes.stored == {}
+        return model, planned
+
+    monkeypatch.setattr(command, "load_with_plan", load)
     ran(folder, tmp_path, **options)
     quantised = results(tmp_path / "out.jsonl")
     assert quantised != plain
