@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from predictors.files import expand_home
 from runtime.profiling.bandwidth import drop
 from runtime.store.model_check import list_weight_files
 from runtime.tools.bench.config import BenchConfig
@@ -49,7 +50,7 @@ def run_rounds(
     outcomes = [CaseOutcome(case) for case in cases]
     files = list_weight_files(folder)
     if config.store.path is not None:
-        files += [file for file in config.store.path.iterdir() if file.is_file()]
+        files += [file for file in expand_home(config.store.path).glob("*") if file.is_file()]
     for repetition in range(config.repetitions):
         for number, outcome in enumerate(outcomes):
             if outcome.failed is None:

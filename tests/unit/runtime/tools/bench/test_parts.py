@@ -5,6 +5,7 @@ import mmap
 import sys
 from dataclasses import asdict
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from rich.console import Console
 from predictors.baselines import PopularityPredictor
 from predictors.errors import MoecastError
 from runtime.commands.bench import choose_fastest
-from runtime.config import ModelConfig, SystemConfig
+from runtime.config import ModelConfig, StoreConfig, SystemConfig
 from runtime.tools.bench import rounds
 from runtime.tools.bench.config import BenchConfig
 from runtime.tools.bench.rounds import cached_bytes, run_rounds
@@ -104,6 +105,19 @@ def test_rounds__go_through_all_arms_in_turns_and_leave_out_what_failed(tmp_path
     assert sum(done) == 12
     assert [len(one.runs) for one in outcomes] == [3, 3, 3, 0]
     assert outcomes[3].failed == "no room"
+
+
+def test_run_rounds__drop_the_pages_of_a_store_below_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "experts").touch()
+    dropped = []
+    monkeypatch.setattr(rounds, "drop", dropped.append)
+    monkeypatch.setattr(rounds, "run_in_child", lambda *_, **__: ChildFailure("no room"))
+    config = BenchConfig(system=[LFU], store=StoreConfig(path=Path("~/store")))
+    options = {"folder": tiny_qwen2_moe(tmp_path / "model"), "scratch": tmp_path}
+    run_rounds(config, live_cases(config), {1: []}, **options, advance=lambda _: None)
+    assert tmp_path / "store" / "experts" in dropped
 
 
 PLAIN = "runtime.tools.bench.serve:run_plain_task"
