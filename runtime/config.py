@@ -106,6 +106,13 @@ class ModelConfig:
             )
         require_at_least(self, "model.", decode_threads=1)
 
+    @property
+    def kernels(self) -> dict[str, Any]:
+        """The settings besides `dtype` that results' bits and times depend on, without defaults."""
+        names = ("decode_kernels", "dense_format", "decode_threads", "exact")
+        given = {name: getattr(self, name) for name in names}
+        return {name: one for name, one in given.items() if one != getattr(ModelConfig, name)}
+
 
 @dataclass(frozen=True, kw_only=True)
 class SystemConfig:

@@ -100,6 +100,7 @@ def result_settings(config: BatchConfig, folder: Path, digest: str) -> dict[str,
     return {
         "input_sha256": digest,
         "model": {**identity(folder, config.model), "dtype": config.model.dtype},
+        **{f"model.{name}": value for name, value in config.model.kernels.items()},
         "store": read_codings(config.store.path),
         "quantise_attention": config.quantise_attention or None,
         "batch_size": config.batch_size,

@@ -91,7 +91,10 @@ def test_batch__again_has_nothing_to_do_and_other_settings_are_refused(folder, t
     # What changes no bit may change: n, budgets, systems.
     again = ran(folder, tmp_path, n=1, budget="100%", system="on-demand", kv_budget="1MiB")
     assert again["written"] == 0
+    assert ran(folder, tmp_path, **{"model.dense_format": "own"})["written"] == 0
     others = {"batch_size": 2, "temperature": 0.5, "window": 8, "max_new_tokens": 5}
+    others |= {"model.dense_format": "int8", "model.exact": "grouped"}
+    others |= {"model.decode_kernels": "own", "model.decode_threads": 1}
     for key, value in others.items():
         with pytest.raises(ResultFileError, match=rf"{key}(, seed)? was"):
             ran(folder, tmp_path, **{key: value})
