@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from predictors.spec import ModelSpec
-from runtime.config import Exact
+from runtime.config import Exact, ModelConfig
 from runtime.engine.auto_budget import AutoBudget
 from runtime.engine.engine import Engine
 from runtime.engine.memory import unfreeze_objects
@@ -26,6 +26,7 @@ class EngineInterface(EventListener, SlotSource, Protocol):
 class ModelHandle:
     """Statistics and the end of a model that `runtime.load` has loaded; a context manager."""
 
+    config: ModelConfig
     spec: ModelSpec
     folder: Path
     layers: Sequence[MoeLayer]

@@ -209,6 +209,7 @@ def load_model(options: LoadOptions) -> PreTrainedModel:
     else:
         attached = [*ranks.attach_own_experts(layers, engine, part, home)]
     plain.moecast = ModelHandle(
+        config=config,
         spec=spec,
         folder=folder,
         layers=layers,

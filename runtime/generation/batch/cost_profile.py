@@ -236,6 +236,7 @@ def _cache_key(model: PreTrainedModel, batch: Batch, store: StoreConfig) -> str:
     about = {
         "format": FORMAT,
         "model": model.moecast.spec.as_dict(),
+        "kernels": model.moecast.config.kernels,
         "folder": str(model.moecast.folder.resolve()),
         "slot_bytes": max_slot_bytes(model.moecast.engine.store),
         "store": [str(store.path), str(store.page_cache)],

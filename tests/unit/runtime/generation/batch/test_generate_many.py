@@ -2,14 +2,17 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
 
 from runtime.config import ModelConfig, StoreConfig, SystemConfig
 from runtime.errors import PlanError, TransferError
+from runtime.generation.batch import cost_profile
 from runtime.generation.batch.dense_placement import stream_dense_weights
 from runtime.generation.batch.generate_many import generate_batch, generate_many, run_micro_batches
+from runtime.generation.batch.group_planner import PlannerCosts
 from runtime.generation.batch.prompts import BatchPrompt, make_batches
 from runtime.generation.config import Offload
 from runtime.generation.kv_caches import (
@@ -19,6 +22,7 @@ from runtime.generation.kv_caches import (
     sink_caches,
 )
 from runtime.generation.kv_offload import KVCacheManager
+from runtime.hf.kv import CacheSize
 from runtime.hf.loading import load_plain
 from runtime.presets import load_system
 from runtime.profiling.local import Spans
@@ -263,6 +267,23 @@ def test_generate_many__plans_by_itself(folder, monkeypatch, tmp_path):
         again = generate_many(model, prompts, batch_size=2, max_new_tokens=3)
     assert found == again
     assert known.stat().st_mtime_ns == written
+
+
+def test_costs__are_known_for_the_same_kernels_only(folder, monkeypatch, tmp_path):
+    monkeypatch.setenv("MOECAST_CACHE", str(tmp_path))
+    costs = PlannerCosts(**dict.fromkeys(PlannerCosts.__dataclass_fields__, 0.0))
+    measured = cost_profile.CostProfile(costs, CacheSize(0, 0))
+    monkeypatch.setattr(cost_profile, "measure_costs", lambda *_: measured)
+    (batch,) = make_batches(prompts_of(2), 2)
+    kernels = {"dense_format": "int8", "exact": "grouped", "decode_kernels": "own"}
+    model = serve(folder, budget="100%")
+    with model.moecast as handle:
+        others = [replace(handle.config, **{key: value}) for key, value in kernels.items()]
+        for config in (handle.config, *others, replace(handle.config, decode_threads=1)):
+            handle.config = config
+            for is_known in (False, True):
+                found = cost_profile.load_or_measure(model, batch, store=StoreConfig())
+                assert found.was_known == is_known
 
 
 def test_run_batches__a_failed_transfer_drops_only_its_batch(folder, monkeypatch):
