@@ -32,6 +32,7 @@ from predictors.files import expand_home
 from runtime.config import PROMPT_LOOKUP, ModelConfig
 from runtime.errors import PlanError
 from runtime.generation.draft_pace import DraftPace
+from runtime.generation.lockstep.sequence import current_sequence
 from runtime.hf.loading import load_plain
 from runtime.hf.tokens import load_tokenizer
 from runtime.store.hub_snapshot import HUB_ID
@@ -107,13 +108,17 @@ def draft_with(
 
 
 class PacedDrafts(CandidateGenerator):
-    """Drafts as many tokens as the pace says, and measures each step for it."""
+    """Drafts as many tokens as the pace says, and measures each step for it.
+
+    Not in a group's steps of several sequences, whose time says nothing of this one's drafts.
+    """
 
     def __init__(self, draft: Draft, pace: DraftPace, *, max_length: int):
         self._draft = draft
         self._pace = pace
         self._max_length = max_length
         self._is_prompt = True
+        self._is_alone = True
         self._num_drafted = 0
         self._start = 0.0
 
@@ -121,7 +126,8 @@ class PacedDrafts(CandidateGenerator):
         """Return the text `[1, T]` with the drafted tokens behind it, and no scores of theirs."""
         self._start = time.perf_counter()
         room = self._max_length - input_ids.shape[1] - 1
-        count = 0 if self._is_prompt else self._pace.choose(room)
+        self._is_alone = is_alone()
+        count = self._pace.choose(room) if self._is_alone and not self._is_prompt else 0
         candidates = self._draft(input_ids, count) if count else input_ids
         self._num_drafted = candidates.shape[1] - input_ids.shape[1]
         return candidates, None
@@ -134,12 +140,20 @@ class PacedDrafts(CandidateGenerator):
     ) -> None:
         """Learn from the step: how long it took, and how many tokens were accepted."""
         seconds = time.perf_counter() - self._start
-        if self._is_prompt:
-            self._is_prompt = False
+        is_prompt, self._is_prompt = self._is_prompt, False
+        if not (self._is_alone and is_alone()):
+            return
+        if is_prompt:
             self._pace.record_prompt(seconds)
         else:
             accepted = min(int(num_matches), self._num_drafted)
             self._pace.record(seconds, drafted=self._num_drafted, accepted=accepted)
+
+
+def is_alone() -> bool:
+    """Return whether the latest step computed no other sequence together with this one."""
+    sequence = current_sequence()
+    return sequence is None or sequence.is_alone
 
 
 def drafting_options(

@@ -168,6 +168,7 @@ class LockstepGroup:
         with torch.no_grad():
             try:
                 for sequence in self._sequences:
+                    sequence.is_alone = len(self._sequences) == 1
                     if sequence.pending is None and not sequence.is_done:
                         self._scheduler.run_to_forward_pass(sequence)
                 if sequences := self._form_blocks(self._select_tasks()):

@@ -111,6 +111,8 @@ class SequenceTask:
         """Tokens of its forward pass that are not spare; None: all."""
         self.num_steps_waited = 0
         """Steps of the group that it has waited for at the beginning of a forward pass."""
+        self.is_alone = True
+        """Whether the group's last step had no other sequence."""
         self._random = random
         self._settings = read_settings()
 

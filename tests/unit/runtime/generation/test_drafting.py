@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ from runtime.generation.drafting import (
     load_draft_model,
     look_up,
 )
+from runtime.generation.lockstep.group import LockstepGroup
 from runtime.generation.sampling import TokenListener
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
@@ -170,6 +172,20 @@ def test_drafts__are_refused_where_tokens_cannot_be_taken_back(tmp_path, name, r
     folder = save_family(tmp_path / "tiny", FAMILIES[name])
     with serving(folder, budget="100%") as model, pytest.raises(PlanError, match=reason):
         drafting_options(model, PROMPT_LOOKUP)
+
+
+def test_drafts__steps_of_several_sequences_have_none_and_are_not_measured(model) -> None:
+    """Their time is that of all sequences."""
+    expected = answer(model, None, **CYCLE)
+    for num_together in (2, 1):
+        pace = EagerPace()
+        with LockstepGroup(model) as group:
+            run = partial(answer, model, pace, **CYCLE)
+            tasks = [group.start(run) for _ in range(num_together)]
+            while group.sequences:
+                group.step()
+        assert [task.result for task in tasks] == [expected] * num_together
+        assert (pace.num_drafted > 0) == (pace.total_seconds > 0) == (num_together == 1)
 
 
 def test_lookup__drafts_what_followed_the_same_text() -> None:
