@@ -29,12 +29,15 @@ class OnDemandReader:
         layout = self._store.layouts[layer]
         slot = self._kept.get((layer, expert))
         if slot is None:
-            if len(self._kept) < self._max_kept:
-                slot = self._kept[layer, expert] = allocate_aligned(self._slot_bytes, ALIGNMENT)
+            is_kept = len(self._kept) < self._max_kept
+            if is_kept:
+                slot = allocate_aligned(self._slot_bytes, ALIGNMENT)
             else:
                 self._current = 1 - self._current
                 slot = self._slots[self._current]
             self._store.read(layer, expert, range(len(layout.chunk_bytes)), slot)
+            if is_kept:
+                self._kept[layer, expert] = slot
         return layout.weights(slot)
 
     def ready(self, layer: int, wanted: list[int]) -> Iterator[dict[int, ExpertWeights]]:

@@ -4,6 +4,7 @@ import json
 import os
 from importlib.metadata import version
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from runtime.commands.doctor import estimate_hybrid, run
 from runtime.config import DoctorConfig, ModelConfig, PageCache
 from runtime.engine.auto_budget import PROCESS_BYTES
 from runtime.engine.forecasters import SystemPredictors
-from runtime.errors import CheckpointError
+from runtime.errors import CheckpointError, TransferError
 from runtime.hf.layers import attach_experts, build_skip_predictor
 from runtime.hf.loading import load_stripped
 from runtime.policy.budget import SlotRequirements
@@ -111,6 +112,18 @@ def test_on_demand_reader__keeps_what_fits_and_reads_the_rest_again(tmp_path, mo
         for name, weight in source.pin(0, expert).items():
             assert torch.equal(weight, first[expert][name])
     assert reads == [(0, 3), (0, 4), (0, 5), (0, 6), (0, 5), (0, 6)]
+    store.close()
+
+
+def test_on_demand_reader__never_keeps_what_could_not_be_read(tmp_path, monkeypatch):
+    store = load_stripped(tiny_qwen2_moe(tmp_path / "model"), "auto").open_store()
+    source = OnDemandReader(store, keep_bytes=6144)
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "read", Mock(side_effect=TransferError("no disk")))
+        with pytest.raises(TransferError):
+            source.pin(0, 3)
+    expected = OnDemandReader(store).pin(0, 3)
+    assert all(torch.equal(it, expected[name]) for name, it in source.pin(0, 3).items())
     store.close()
 
 
