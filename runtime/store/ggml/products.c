@@ -271,7 +271,9 @@ static void run_chunks(Chunk chunk, void *context, Py_ssize_t count, int num_thr
 static int take_threads(int num_threads, double num_products) {
     if (num_threads < 2 || num_products < FEW_WEIGHTS || pthread_mutex_trylock(&pool.call)) return 1;
     start_threads((num_threads < MAX_THREADS ? num_threads : MAX_THREADS) - 1);
-    return pool.num_threads + 1 < num_threads ? pool.num_threads + 1 : num_threads;
+    if (pool.num_threads + 1 < num_threads) num_threads = pool.num_threads + 1;
+    if (num_threads == 1) pthread_mutex_unlock(&pool.call); /* `return_threads` will not */
+    return num_threads;
 }
 
 static void return_threads(int num_threads) {

@@ -234,6 +234,29 @@ def test_products__work_in_a_forked_process():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+@needs_library
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+def test_products__use_threads_again_after_none_could_be_started():
+    code = (
+        "import os, resource, torch\n"
+        "from runtime.store.ggml.library import decode_rows, encode_rows\n"
+        "def count_threads():\n"
+        "    return len(os.listdir('/proc/self/task'))\n"
+        "torch.set_num_threads(4)\n"
+        "stored, before = encode_rows('Q8_0', torch.ones(1, 512)).repeat(256), count_threads()\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "limits = resource.getrlimit(resource.RLIMIT_AS)\n"
+        # Room for the result, and for no thread's stack.
+        "resource.setrlimit(resource.RLIMIT_AS, (used + (3 << 19), limits[1]))\n"
+        "decode_rows('Q8_0', stored)\n"
+        "assert count_threads() == before\n"
+        "resource.setrlimit(resource.RLIMIT_AS, limits)\n"
+        "decode_rows('Q8_0', stored)\n"
+        "assert count_threads() == before + 3\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "MXFP4"])
 def test_library__is_replaced_by_the_same_decoding(kind, monkeypatch):
     stored = encode_rows(kind, torch.randn(8, 64))
