@@ -13,7 +13,7 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from runtime.errors import CheckpointError
 from runtime.store.gguf.architectures import ARCHITECTURES, Architecture
-from runtime.store.gguf.header import GgufHeader, read_header
+from runtime.store.gguf.header import GgufHeader, find_tokens, read_header
 
 FIELDS: Mapping[str, tuple[str, ...]] = {
     "context_length": ("max_position_embeddings",),
@@ -179,8 +179,9 @@ class _Metadata:
             "head_dim": head_dim,
             **{
                 f"{name}_token_id": given.get(f"tokenizer.ggml.{key}_token_id")
-                for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))
+                for name, key in (("bos", "bos"), ("pad", "padding"))
             },
+            "eos_token_id": self._find_ends(),
             **{name: self._has(tensor) for name, tensor in FLAGS.items() if name in fields},
             **self._architecture.values,
         }
@@ -212,6 +213,14 @@ class _Metadata:
                 values.setdefault(name, value)
             elif key not in ELSEWHERE and value != always.get(key):
                 raise self._refuse(key, value)
+
+    def _find_ends(self) -> int | list[int] | None:
+        """Return the ids of the tokens that end a text, a turn or a message (a call of a tool)."""
+        keys = (f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
+        named = [self._header.metadata[key] for key in keys if key in self._header.metadata]
+        texts = self._architecture.ends
+        ends = list(dict.fromkeys(named + (find_tokens(self._header, texts) if texts else [])))
+        return ends if len(ends) > 1 else next(iter(ends), None)
 
     def _map_latent_heads(self, head_dim: int) -> dict[str, Any]:
         """Return the sizes of heads that are made of latent ones (DeepSeek).

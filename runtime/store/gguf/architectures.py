@@ -36,6 +36,8 @@ class Architecture:
     """Function of the router's logits; a file that states another is refused."""
     values: Mapping[str, Any] = field(default_factory=dict)
     """Values of the configuration where the metadata state none."""
+    ends: tuple[str, ...] = ()
+    """Texts of tokens that end an answer, beside those that the metadata name."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """By key of the metadata: what the model always computes; another value is refused."""
     window_step: int = 0
@@ -82,6 +84,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         "gpt_oss",
         gating="softmax_weight",
         values={"rope_parameters": {"truncate": False}},
+        ends=("<|endoftext|>", "<|call|>"),
         window_step=2,
     ),
     "granitemoe": Architecture(

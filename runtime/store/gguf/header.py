@@ -39,6 +39,7 @@ NUMBERS = {
 """Forms of numbers by the number of a value's type."""
 UINT32, UINT64 = NUMBERS[4], NUMBERS[10]
 SPLIT_NUMBER, SPLIT_COUNT, SPLIT_TENSORS = "split.no", "split.count", "split.tensors.count"
+TOKENS = "tokenizer.ggml.tokens"
 PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 """The end of the name of a part, as llama-gguf-split writes it."""
 
@@ -170,6 +171,21 @@ def _read_header(file: Path, size: int, _modified: int) -> GgufHeader:
             )
         tensors[name] = GgufTensor(file, name, shape, kind, start + offset, num_bytes)
     return GgufHeader(file, metadata, tensors, cursor.digest(), (file,))
+
+
+def find_tokens(header: GgufHeader, texts: tuple[str, ...]) -> list[int]:
+    """Return the ids of the vocabulary's tokens with these texts."""
+    wanted = {text.encode() for text in texts}
+    with header.file.open("rb") as opened:
+        cursor = _Cursor(header.file, opened, header.file.stat().st_size)
+        for _ in range(_read_counts(cursor)[1]):
+            key, kind = cursor.text(), cursor.number(UINT32)
+            if key == TOKENS:
+                cursor.advance(UINT32.size)  # the type of strings
+                places = range(cursor.number(UINT64))
+                return [at for at in places if cursor.take(cursor.number(UINT64)) in wanted]
+            _read_value(cursor, kind)
+    return []
 
 
 class _Cursor:

@@ -45,6 +45,8 @@ def write_gguf(
     change: Callable[[Tensors], Any] = lambda _: None,
     added: Mapping[str, np.ndarray] | None = None,
     pre: str | None = None,
+    ends: Mapping[str, int] | None = None,
+    texts: Mapping[int, str] | None = None,
 ) -> Path:
     """Write a file.
 
@@ -54,6 +56,8 @@ def write_gguf(
         change: changes the shapes of tensors by name.
         added: more tensors.
         pre: how the vocabulary splits text; it is that of `SPLITS` then, which the tensors are not.
+        ends: ids of tokens by their names in the metadata (`eos`).
+        texts: of tokens, in place of the vocabulary's.
     """
     header = ARCHITECTURES[name]
     architecture = header["architecture"]
@@ -70,7 +74,9 @@ def write_gguf(
         tokens = [*bytes_to_unicode().values(), *(merge.replace(" ", "") for merge in merges)]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre or "qwen2")
-    writer.add_token_list(tokens)
+    writer.add_token_list([(texts or {}).get(at, text) for at, text in enumerate(tokens)])
+    for key, token in (ends or {}).items():
+        writer.add_uint32(f"tokenizer.ggml.{key}_token_id", token)
     writer.add_token_types([1] * len(tokens))
     writer.add_token_merges(merges)
     tensors = dict(header["tensors"])

@@ -12,7 +12,7 @@ import torch
 from runtime.errors import CheckpointError
 from runtime.hf.gguf_config import read_gguf_config
 from runtime.hf.loading import load_stripped
-from runtime.hf.tokens import load_tokenizer
+from runtime.hf.tokens import eos_token_ids, load_tokenizer
 from runtime.store.gguf import architectures as table
 from tests.builders.gguf_files.written import (
     ARCHITECTURES,
@@ -171,6 +171,23 @@ def test_config__takes_llama_cpps_defaults_and_not_one_models(tmp_path: Path) ->
     config = read_gguf_config(write_gguf("deepseek2-v3", tmp_path / "model.gguf", metadata=given))
     assert (config.routed_scaling_factor, config.norm_topk_prob, config.n_group) == (1.0, False, 1)
     assert config.rope_parameters["rope_theta"] == 10000.0
+
+
+@pytest.mark.parametrize(
+    ("name", "ends", "expected"),
+    [
+        ("glm4moe", {"eos": 1, "eot": 3, "eom": 2}, (1, 3, 2)),
+        ("glm4moe", {"eos": 3, "eot": 3}, (3,)),
+        ("glm4moe", {}, ()),
+        ("gpt-oss", {"eos": 9}, (9, 8, 40)),
+    ],
+)
+def test_config__names_every_token_that_ends_an_answer(
+    tmp_path: Path, name: str, ends: dict[str, int], expected: tuple[int, ...]
+) -> None:
+    texts = {8: "<|endoftext|>", 9: "<|return|>", 40: "<|call|>", 41: "<|end|>"}
+    file = write_gguf(name, tmp_path / "model.gguf", ends=ends, texts=texts)
+    assert eos_token_ids(load_stripped(file, "float32").model) == expected
 
 
 @pytest.mark.parametrize("pre", SPLITS["tokens"])
