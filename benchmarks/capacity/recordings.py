@@ -86,7 +86,7 @@ class LongTracePlan:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingCost:
-    """Speed of a training run whose results are committed."""
+    """Speed of a training."""
 
     what: str
     machine: str
@@ -95,8 +95,19 @@ class TrainingCost:
     seconds: float
 
 
+def train_predictors(model: str, trace: str, run_dir: Path) -> list[TrainingCost]:
+    """Trains predictors of all kinds on a trace, and returns the speeds.
+
+    Raises:
+        ProcessFailed: the training failed.
+    """
+    options = [f"trace={trace}", f"run_dir={run_dir}", "figures=false", "score_shifted=false"]
+    run_program([*python_module("train"), model, "predictor=all", *options])
+    return read_training(json.loads((run_dir / "results.json").read_text()))
+
+
 def read_training(document: dict[str, Any]) -> list[TrainingCost]:
-    """Returns the speeds in `results/train.json`: forecasts of all kinds together, and reuse."""
+    """Returns the speeds in a training's results: forecasts of all kinds together, and reuse."""
     parts = [document["training"], document["keeping"]["training"]]
     return [
         TrainingCost(

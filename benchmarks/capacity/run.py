@@ -1,6 +1,6 @@
 """Measures the pieces of `docs/capacity.md` and computes its figures from them.
 
-Takes two minutes of two cores: recordings of some prompts, and replays.
+Takes five minutes of two cores: recordings of some prompts, a training, and replays.
 """
 
 import math
@@ -13,13 +13,13 @@ from benchmarks.capacity.recordings import (
     RecordedRun,
     RecordingCost,
     compare_runs,
-    read_training,
     record_prompts,
+    train_predictors,
 )
 from benchmarks.capacity.replays import ReplayRequest, measure_replays
 from benchmarks.config import CapacityConfig
 from benchmarks.papers.paper_context import describe_model
-from benchmarks.reports import describe_machine, print_line, read_document, write_report
+from benchmarks.reports import describe_machine, print_line, write_report
 from collect.traces import Trace
 from collect.traces.layout import ALL_SIGNALS, ROUTING_SIGNALS, row_bytes
 from predictors.spec import ModelSpec
@@ -92,6 +92,8 @@ def run_capacity(config: CapacityConfig) -> None:
     with tempfile.TemporaryDirectory() as folder:
         pairs, spec = record_pairs(Path(folder))
         replayed = record_prompts(REPLAY_PROMPTS, Path(folder, "replayed"))
+        print_line(f"training on {replayed.tokens} tokens")
+        training = train_predictors(MODEL, f"{folder}/replayed/trace", Path(folder, "trained"))
         print_line(f"replaying held-out requests of {replayed.tokens} tokens")
         request = ReplayRequest(
             trace=f"{folder}/replayed/trace",
@@ -109,7 +111,7 @@ def run_capacity(config: CapacityConfig) -> None:
         part_bytes=PART_BYTES,
         traces=plan_traces(spec, cost),
         epochs=EPOCHS,
-        training=read_training(read_document("train")),
+        training=training,
         replays=replays,
         replayed_steps=REPLAYED_STEPS,
         replay_cores=REPLAY_CORES,

@@ -59,7 +59,7 @@ def training_section(report: Document) -> list[str]:
         for cost in report.training
     ]
     text = (
-        "Measured on the reference model's trace ([results](results.md)), and the time of "
+        "Measured on the reference model's trace, and the time of "
         f"{report.epochs} epoch over {tokens:,} tokens of that model on the same machine:"
     )
     columns = ["predictors", "machine", "tokens/s", "time"]
