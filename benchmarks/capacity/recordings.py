@@ -108,7 +108,6 @@ def train_predictors(model: str, trace: str, run_dir: Path) -> list[TrainingCost
 
 def read_training(document: dict[str, Any]) -> list[TrainingCost]:
     """Returns the speeds in a training's results: forecasts of all kinds together, and reuse."""
-    parts = [document["training"], document["keeping"]["training"]]
     return [
         TrainingCost(
             what=f"{', '.join(part['kinds'])} ({part['networks']} networks together)",
@@ -116,5 +115,5 @@ def read_training(document: dict[str, Any]) -> list[TrainingCost]:
             token_visits=part["steps"] * part["batch_size"],
             seconds=part["seconds"],
         )
-        for part in parts
+        for part in (document["training"], document["keeping"]["training"])
     ]

@@ -92,14 +92,12 @@ def run_capacity(config: CapacityConfig) -> None:
     with tempfile.TemporaryDirectory() as folder:
         pairs, spec = record_pairs(Path(folder))
         replayed = record_prompts(REPLAY_PROMPTS, Path(folder, "replayed"))
+        trace = f"{folder}/replayed/trace"
         print_line(f"training on {replayed.tokens} tokens")
-        training = train_predictors(MODEL, f"{folder}/replayed/trace", Path(folder, "trained"))
+        training = train_predictors(MODEL, trace, Path(folder, "trained"))
         print_line(f"replaying held-out requests of {replayed.tokens} tokens")
         request = ReplayRequest(
-            trace=f"{folder}/replayed/trace",
-            model=MODEL,
-            new_tokens=REPLAY_TOKENS,
-            repetitions=REPLAYS,
+            trace=trace, model=MODEL, new_tokens=REPLAY_TOKENS, repetitions=REPLAYS
         )
         replays = measure_replays(request, Path(folder, "replays"), cores=REPLAY_CORES)
     cost = compare_runs(pairs, planned_bytes_per_token=row_bytes(spec, ALL_SIGNALS))
