@@ -54,7 +54,7 @@ class WatchedLoop(TransferLoop):
         self._repeated: set[tuple[TierLink, Expert]] = set()
         """Experts whose transfer is repeated because its thread has died; not a second time."""
         self._moved_at = time.monotonic()
-        """When the last transfer ended, or the first one began beside those that hang."""
+        """When the last transfer ended, or the first one began next to those that hang."""
 
     @property
     def num_hanging(self) -> int:
