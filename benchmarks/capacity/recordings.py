@@ -115,5 +115,5 @@ def read_training(document: dict[str, Any]) -> list[TrainingCost]:
             token_visits=part["steps"] * part["batch_size"],
             seconds=part["seconds"],
         )
-        for part in (document["training"], document["keeping"]["training"])
+        for part in (document["training"], document["keeping"]["training"]["reuse"])
     ]

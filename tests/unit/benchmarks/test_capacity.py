@@ -55,7 +55,7 @@ def test_training__speed_counts_every_epoch() -> None:
     document = {
         "origin": {"machine": "two cores"},
         "training": part(100, 64.0),
-        "keeping": {"training": part(100, 6.4)},
+        "keeping": {"training": {"reuse": part(100, 6.4)}},
     }
     both, reuse = read_training(document)
     assert (both.token_visits, both.seconds) == (25_600, 64.0)
