@@ -23,7 +23,7 @@ from benchmarks.reports import describe_machine, print_line, write_report
 from benchmarks.served import run_task, serve_once
 from predictors.errors import MoecastError
 from runtime.commands.progress import progress
-from runtime.config import ModelConfig, StoreConfig, SystemConfig
+from runtime.config import DenseFormat, ModelConfig, StoreConfig, SystemConfig
 from runtime.hf.forced_routing import require_fit
 from runtime.presets import load_system
 from runtime.sim.routing_log import RoutingLog, read_routing_log
@@ -91,7 +91,9 @@ def run_real_size(config: RealSizeConfig) -> dict[str, Any]:
     shape = read_shape(config.shape, top_k=log.experts_NLK.shape[2])
     require_log(config, log, shape)
     model = make_model(config, shape)
-    served = ModelConfig(name="real-size", id=str(model.folder), dtype=DTYPE)
+    served = ModelConfig(
+        name="real-size", id=str(model.folder), dtype=DTYPE, dense_format=DenseFormat.INT8
+    )
     bench = BenchConfig(
         model=served,
         store=StoreConfig(path=model.store),

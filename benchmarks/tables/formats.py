@@ -134,7 +134,7 @@ def real_size_table(report: Document) -> list[str]:
     text = (
         f"A model of Qwen3-30B-A3B's sizes with random weights ({report.num_layers} layers of "
         f"{report.num_experts} experts, {report.experts_bytes / GIB:.1f} GiB of int4 experts, "
-        f"{report.dense_bytes / GIB:.1f} GiB of other weights in bfloat16), {report.top_k} of the "
+        f"{report.dense_bytes / GIB:.1f} GiB of other weights, in int8), {report.top_k} of the "
         f"model's {report.model_top_k} experts per token chosen by a log of the real model's "
         f"routing. {report.machine.cores} cores of {report.machine.cpu}, threads for computing: "
         f"{report.machine.threads}; prompts of {report.prompt_tokens} tokens, {report.new_tokens} "
