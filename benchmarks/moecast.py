@@ -154,7 +154,7 @@ def known_reuse(
                 for layer in range(spec.num_layers)
             }
         )
-    return RecordedForecasts("reuse", frozenset({Signal.ROUTED}), answers)
+    return replace(reuse, steps=answers)
 
 
 def perfect_forecasts(steps: Iterable[RecordedStep], spec: ModelSpec) -> RecordedForecasts:

@@ -154,8 +154,6 @@ class Predictor:
     signals: ClassVar[frozenset[Signal]]
     stateless: ClassVar[bool] = False
     """A token's forecasts depend on that token alone, so tokens may come in any order."""
-    prompt_window: int | None = None
-    """Last tokens of a prompt that it looks at; None: all."""
 
     def __init__(self, spec: ModelSpec):
         self.spec = spec
@@ -187,6 +185,10 @@ class Predictor:
 
     def end_step(self) -> None:
         """Ends the step; what was learned from it is used from the next step on."""
+
+    def count_rows(self, requests_T: Ints) -> int:
+        """Returns how many rows it computes for a step, given each token's request."""
+        return len(requests_T)
 
     def files(self) -> dict[str, bytes]:
         """Returns the files of a zoo entry: path to bytes. Nothing is pickled."""

@@ -9,6 +9,7 @@ Shape suffixes: T tokens, D hidden size, H targets of a source, E experts, G dec
 context for each decay, X = G R, Q numbers of the token, S slots, K top_k.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -223,6 +224,12 @@ class ResidualPredictor(StoredPredictor):
             for decay, past_PR in zip(self._decays, by_decay, strict=True)
         ]
         return np.concatenate(mixed, axis=1)
+
+    def count_rows(self, requests_T: Ints) -> int:
+        """Returns two for each token of a prompt that is looked at: its state is computed first."""
+        lengths = Counter(requests_T.tolist()).values()
+        looked_at = (min(length, self.prompt_window or length) for length in lengths)
+        return sum(1 if number == 1 else 2 * number for number in looked_at)
 
     @classmethod
     def graph_paths(cls, spec: ModelSpec) -> Paths:

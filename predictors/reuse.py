@@ -47,7 +47,6 @@ class ReusePredictor(StoredPredictor):
 
     kind = "reuse"
     signals = frozenset({Signal.GATE_INPUT, Signal.ROUTED, Signal.LOGITS})
-    prompt_window = LONGEST_MEMORY
 
     def __init__(self, spec: ModelSpec, graphs: Mapping[int, bytes]):
         super().__init__(spec)
@@ -92,6 +91,10 @@ class ReusePredictor(StoredPredictor):
         if len(value_NE) > 1:
             value_NE = value_NE.mean(axis=0, keepdims=True)
         return [Forecast(layer, value_NE)]
+
+    def count_rows(self, requests_T: Ints) -> int:
+        num_requests = len(set(requests_T.tolist()))
+        return num_requests if num_requests > 1 else min(len(requests_T), LONGEST_MEMORY)
 
     @classmethod
     def graph_paths(cls, spec: ModelSpec) -> Paths:

@@ -353,7 +353,7 @@ def keep_first_forecasts(recorded: RecordedForecasts) -> RecordedForecasts:
     """Returns only what is forecast when the first layer has been routed."""
     event = (Signal.ROUTED, 0)
     steps = [{event: step[event]} if event in step else {} for step in recorded.steps]
-    return RecordedForecasts(recorded.kind, recorded.signals, steps)
+    return replace(recorded, steps=steps)
 
 
 def with_bits_per_weight(shape: ShapeConfig, bits: int) -> ShapeConfig:

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from predictors.base import Predictor
+from predictors.base import Ints, Predictor
 from predictors.errors import MoecastError
 from runtime.config import HardwareConfig, ShapeConfig, SystemConfig
 from runtime.policy.host_split import SplitCosts
@@ -199,16 +199,15 @@ def split_chunks(num_bytes: int) -> tuple[int, ...]:
     return tuple((num_bytes + i) // NUM_CHUNKS for i in range(NUM_CHUNKS))
 
 
-def prediction_seconds(hardware: Hardware, predictor: Predictor | None, num_tokens: int) -> float:
-    """Returns the time in which the predictor answers one event of a step of `num_tokens` tokens.
+def prediction_seconds(hardware: Hardware, predictor: Predictor | None, requests_T: Ints) -> float:
+    """Returns the time in which the predictor answers one event of a step of these requests.
 
     A kind without measured latencies takes as long as the machine's own kind does for one token.
     """
     if predictor is None:
         return 0.0
-    if predictor.prompt_window is not None:
-        num_tokens = min(num_tokens, predictor.prompt_window)
-    ratio = hardware.predictor_latencies.ratio(predictor.kind, num_tokens)
+    num_rows = predictor.count_rows(requests_T)
+    ratio = hardware.predictor_latencies.ratio(predictor.kind, num_rows)
     return hardware.predictor_seconds * ratio
 
 

@@ -22,10 +22,10 @@ class TokenLatency:
     one_us: float
     """For a step of one token."""
     more_us: float
-    """For each further token of the step."""
+    """For each further row of the step (`Predictor.count_rows`)."""
 
-    def microseconds(self, num_tokens: int) -> float:
-        return self.one_us + self.more_us * (num_tokens - 1)
+    def microseconds(self, num_rows: int) -> float:
+        return self.one_us + self.more_us * (num_rows - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +60,11 @@ class PredictorLatencies:
         """Latency of `kind` for one token, as measured; 0 if it was not."""
         return self.measured[self.kind].one_us if self.kind in self.measured else 0.0
 
-    def ratio(self, kind: str, num_tokens: int) -> float:
-        """Returns the latency of `kind` for a step of `num_tokens`; 1 if it was not measured."""
+    def ratio(self, kind: str, num_rows: int) -> float:
+        """Returns the latency of `kind` for a step of `num_rows`; 1 if it was not measured."""
         if kind not in self.measured or self.kind not in self.measured:
             return 1.0
-        return self.measured[kind].microseconds(num_tokens) / self.measured[self.kind].one_us
+        return self.measured[kind].microseconds(num_rows) / self.measured[self.kind].one_us
 
 
 def nearest_latencies(kind: str, *, hidden_size: int, num_experts: int) -> PredictorLatencies:

@@ -228,9 +228,8 @@ def _run_layers(
     uses_forecasts: bool,
 ) -> None:
     """Runs the layers of one forward pass, and the predictors at its events."""
-    num_tokens = len(step.tokens_T)
-    seconds = prediction_seconds(hardware, predictor, num_tokens)
-    reuse_seconds = prediction_seconds(hardware, reuse_predictor, num_tokens)
+    seconds = prediction_seconds(hardware, predictor, step.requests_T)
+    reuse_seconds = prediction_seconds(hardware, reuse_predictor, step.requests_T)
     events = replay_step(predictor, step, num_layers=num_layers)
     reuse_events = replay_step(reuse_predictor, step, num_layers=num_layers)
     for event, reuse_event in zip(events, reuse_events, strict=True):

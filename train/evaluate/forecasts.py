@@ -6,7 +6,7 @@ Shape suffixes: T tokens of the step, E experts, K top_k, L layers.
 """
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -51,6 +51,8 @@ class RecordedForecasts:
     steps: Sequence[dict[EventKey, list[RecordedForecast]]]
     stateless: bool = False
     """`Predictor.stateless` of the recorded predictor."""
+    count_rows: Callable[[Ints], int] = len
+    """`Predictor.count_rows` of the recorded predictor."""
 
     def at_distance(self, distance: str) -> "RecordedForecasts":
         """Return the answers at one distance only, as `name_distance` names it."""
@@ -79,7 +81,9 @@ def record_forecasts(predictor: Predictor, steps: Iterable[RecordedStep]) -> Rec
         for step in steps
     ]
     signals = predictor.signals - {Signal.LOGITS}
-    return RecordedForecasts(predictor.kind, signals, recorded, predictor.stateless)
+    return RecordedForecasts(
+        predictor.kind, signals, recorded, predictor.stateless, predictor.count_rows
+    )
 
 
 def copy_forecast(forecast: Forecast) -> RecordedForecast:
@@ -106,6 +110,7 @@ class ReplayPredictor(Predictor):
         self.kind = recorded.kind  # type: ignore[misc]
         self.signals = recorded.signals  # type: ignore[misc]
         self.stateless = recorded.stateless  # type: ignore[misc]
+        self.count_rows = recorded.count_rows  # type: ignore[assignment]
 
     def _answer(self, signal: Signal, layer: int) -> Forecasts:
         return self._answers.get((signal, layer), ())

@@ -1,5 +1,7 @@
 """The residual networks: untrained they are skip; exported they answer as torch, past included."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -164,6 +166,22 @@ def test_prompt_window__forecasts_a_prompt_as_its_last_tokens() -> None:
     following = scores_of(asked(short, then, [1, 2]))
     for key, scores in scores_of(asked(whole, then, [1, 2])).items():
         np.testing.assert_allclose(following[key], scores, atol=1e-6)
+
+
+@pytest.mark.parametrize("requests", [[1], [1] * 3, [1, 2, 3], [1] * 6 + [2] * 7 + [3]])
+def test_count_rows__are_those_that_a_network_computes(
+    monkeypatch: pytest.MonkeyPatch, requests: list[int]
+) -> None:
+    predictor, run, rows = windowed(4), residual.Network.run, []
+
+    def counted(network: residual.Network, wanted: list[str], given: dict[str, Any]) -> Any:
+        rows.append(len(given[residual.HIDDEN]))
+        return run(network, wanted, given)
+
+    monkeypatch.setattr(residual.Network, "run", counted)
+    asked(predictor, random_step(len(requests)), requests)
+    num_networks = len(predictor.files())
+    assert sum(rows) == num_networks * predictor.count_rows(np.array(requests))
 
 
 @pytest.mark.parametrize("window", [0, 257])

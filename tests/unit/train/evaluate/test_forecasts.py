@@ -10,6 +10,7 @@ import pytest
 
 from predictors.base import Forecast, Predictor, Signal
 from runtime.config import SystemConfig
+from runtime.sim.predictor_latency import PredictorLatencies, TokenLatency
 from runtime.sim.replay import replay
 from runtime.sim.step import batch_steps
 from tests.builders.simulated import toy_accelerator
@@ -21,6 +22,9 @@ MACHINE = toy_accelerator(
     predictor_seconds=1e-6,
     chunk_bytes=(10_000, 10_000, 10_000),
     layer_bytes=100_000,
+    predictor_latencies=PredictorLatencies(
+        kind="lazy", measured={"lazy": TokenLatency(one_us=1.0, more_us=1.0)}
+    ),
 )
 
 
@@ -57,6 +61,9 @@ class Lazy(Predictor):
 
     def routed(self, layer, experts_TK, logits_TE):
         return self.answer(layer + 2)
+
+    def count_rows(self, requests_T):
+        return min(len(requests_T), 2)
 
 
 @pytest.mark.parametrize("kind", ["eam-request", "expert-map", "correlation", "token", "lazy"])
