@@ -228,6 +228,7 @@ class WatchedLoop(TransferLoop):
 
         Tiers must be reset afterwards, but for the slots in `lost_slots`.
         """
+        self._lost &= self._running.keys()  # one that ended when the interrupt came
         for ticket, (link, task) in list(self._running.items()):
             if ticket not in self._lost and link.ring.cancel(ticket):
                 self._forget(ticket, link, task)

@@ -106,6 +106,16 @@ def test_interrupt__while_every_thread_hangs_leaves_others_to_read(tmp_path, mon
         assert loop.faults == {Fault.HUNG: 2}
         assert torch.equal(model(TOKENS).logits, expected)
         assert loop.num_hanging == handle.engine.cache.top.cache.num_quarantined == 2
+        # One ends, and an interrupt comes when it is no longer under way.
+        rings[0]._num_held = 0
+        rings[0].held.remove(0)
+        loop._arrivals.post(0, ARRIVED, 1e-3)
+        with monkeypatch.context() as patch:
+            patch.setattr(type(loop), "_complete", raise_interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                model(TOKENS)
+        assert torch.equal(model(TOKENS).logits, expected)
+        assert loop.num_hanging == handle.engine.cache.top.cache.num_quarantined == 1
 
 
 @pytest.mark.parametrize(
