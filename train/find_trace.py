@@ -10,7 +10,7 @@ from collect.config import LauncherConfig
 from collect.traces import Trace, TraceSignal
 from collect.traces.manifest import MANIFEST, has_manifest, read_manifest
 from predictors.spec import ModelSpec
-from runtime.config import BUILTIN, ModelConfig
+from runtime.config import BUILTIN, DenseFormat, ModelConfig
 from train.config import TracedConfig
 from train.errors import TrainError
 
@@ -84,10 +84,13 @@ def find_differences(spec: ModelSpec, model: ModelConfig) -> dict[str, tuple[str
 
 
 def require_model(trace: Trace, model: ModelConfig, *, key: str) -> None:
-    """Raise TrainError, naming both sides, when the trace is of another model or dtype."""
+    """Raise TrainError, naming both sides, when the trace is of another model, dtype or format."""
     wrong = find_differences(trace.spec, model)
     if model.dtype not in ("auto", trace.spec.dtype):
         wrong["dtype"] = trace.spec.dtype, model.dtype
+    recorded = trace.manifest.plan.settings.get("dense_format", DenseFormat.OWN)
+    if recorded != model.dense_format:
+        wrong["dense_format"] = str(recorded), model.dense_format
     if wrong:
         listed = "; ".join(
             f"{key}: the trace has {json.dumps(own)}, model={model.name} has {json.dumps(other)}"
