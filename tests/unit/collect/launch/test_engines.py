@@ -91,6 +91,10 @@ def test_engine__an_error_of_the_user_is_reported_as_it_is(config, tmp_path) -> 
     refused = pytest.raises(LaunchError, match=r"^there is no such model$")
     with refused, WorkerPool(config, ENTRY, arguments, logs=tmp_path / "logs") as pool:
         pool.run(["fine-1", "fine-2"])
+    refused = pytest.raises(LaunchError, match=r"^wrong-1 is wrong$")
+    with refused, WorkerPool(config, ENTRY, {"folder": str(tmp_path)}, logs=tmp_path) as pool:
+        pool.run(["wrong-1"])
+    assert begun_units(tmp_path) == ["wrong-1"]
     assert_no_worker_is_left()
 
 
