@@ -146,12 +146,19 @@ def test_text__in_no_or_another_encoding_is_refused(what, content, tmp_path) -> 
 
 
 @pytest.mark.parametrize(
-    "line", [b"{", b'"\xff"', b"[" * 5000, b"9" * 5000, b"[" * 900 + b"]" * 900]
+    ("line", "reason"),
+    [
+        (b"{", "{path}, line 2 is not JSON "),
+        (b'"\xff"', "{path}, line 2 cannot be read as JSON: 'utf-8' codec"),
+        (b"[" * 5000, "{path}, line 2 cannot be read as JSON: maximum recursion depth"),
+        (b"9" * 5000, "{path}, line 2 cannot be read as JSON: Exceeds the limit"),
+        (b"[" * 900 + b"]" * 900, "data=pydocs contains no text of at least 1000 characters: "),
+    ],
 )
-def test_json_lines__of_any_damage_name_the_line(line: bytes, tmp_path: Path) -> None:
+def test_json_lines__of_any_damage_name_the_line(line: bytes, reason: str, tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_bytes(b'{"text": "A long enough text"}\n{"text": ' + line + b"}\n")
-    with pytest.raises(MoecastError, match="line 2|no text of at least"):
+    with pytest.raises(MoecastError, match=f"^{reason.format(path=path)}"):
         load_prompts(DataConfig(kind=SourceKind.JSONL, path=str(path), min_chars=1000))
 
 

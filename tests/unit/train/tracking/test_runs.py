@@ -103,15 +103,22 @@ def test_wandb__a_failed_training_is_a_failed_run(tmp_path: Path, trace: Trace) 
 
 
 @pytest.mark.parametrize(
-    ("variable", "value"),
-    [("PROJECT", "a/b"), ("TAGS", "t" * 65), ("RUN_GROUP", "g" * 129), ("NAME", "n" * 129),
-     ("RUN_ID", "i" * 129), ("DATA_DIR", "/proc/1/data")],
-)  # fmt: skip
+    ("variable", "value", "reason"),
+    [
+        ("PROJECT", "a/b", "logger=wandb: Invalid project name 'a/b'"),
+        ("TAGS", "t" * 65, "logger=wandb: .*Tag 't+...t+' is 65 characters"),
+        *(
+            (name, "n" * 129, f"WANDB_{name}=n{{129}}: 129 characters, at most 128 are allowed$")
+            for name in ("RUN_GROUP", "NAME", "RUN_ID")
+        ),
+        ("DATA_DIR", "/proc/1/data", "logger=wandb: .*; set WANDB_DATA_DIR to a folder$"),
+    ],
+)
 def test_wandb__names_that_it_refuses_are_named_before_work_begins(
-    variable: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    variable: str, value: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(f"WANDB_{variable}", value)
-    with pytest.raises(TrainError, match="project|Tag|WANDB_(RUN_GROUP|NAME|RUN_ID|DATA_DIR)"):
+    with pytest.raises(TrainError, match=f"^{reason}"):
         TrackedRun(make_config(tmp_path / "mine"))
 
 
