@@ -1,7 +1,9 @@
 """A temporary file for what memory does not hold."""
 
+import errno
 import os
 import tempfile
+from pathlib import Path
 
 from torch import Tensor
 
@@ -9,11 +11,25 @@ from runtime.errors import TransferError
 from runtime.store.base import as_memoryview
 from runtime.store.files import write_whole
 
+LARGE_FILES = "/var/tmp"
+"""Folder of large temporary files, on a disk where /tmp is in memory (systemd, file-hierarchy)."""
+MOUNTS = Path("/proc/self/mountinfo")
+
+
+def is_in_memory(folder: str | Path) -> bool:
+    """Return whether files in a folder are memory; False where that is not known."""
+    device = Path(folder).stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    mounts = [line.split() for line in MOUNTS.read_text().splitlines()] if MOUNTS.exists() else []
+    kinds = {mount[mount.index("-") + 1] for mount in mounts if mount[2] == number}
+    return not kinds.isdisjoint({"tmpfs", "ramfs"})
+
 
 class SpillFile:
     """An unnamed file, which disappears with the process, however it ends.
 
-    Read and written with `pread` and `pwrite`, never memory-mapped.
+    Read and written with `pread` and `pwrite`, never memory-mapped. It is in `LARGE_FILES` where
+    the usual folder is in memory; where both are, nothing can be written.
 
     Args:
         name: beginning of its name, where the system shows one.
@@ -24,9 +40,13 @@ class SpillFile:
     """
 
     def __init__(self, name: str, *, cure: str):
-        self._where, self._cure = tempfile.gettempdir(), cure
+        folders = [tempfile.gettempdir(), LARGE_FILES]
+        on_disk = [
+            folder for folder in folders if Path(folder).exists() and not is_in_memory(folder)
+        ]
+        self._where, self._cure, self._is_on_disk = [*on_disk, *folders][0], cure, bool(on_disk)
         try:
-            self._file = tempfile.TemporaryFile(prefix=name)  # noqa: SIM115
+            self._file = tempfile.TemporaryFile(prefix=name, dir=self._where)  # noqa: SIM115
         except OSError as error:
             raise TransferError(
                 f"{self._where}: {error.strerror}; set TMPDIR to a writable folder"
@@ -36,6 +56,8 @@ class SpillFile:
     def write(self, source: Tensor, position: int, *, what: str) -> None:
         """Write a contiguous tensor of the CPU; raises TransferError."""
         try:
+            if not self._is_on_disk:
+                raise OSError(errno.ENODEV, "its files are in memory")
             write_whole(self._handle, as_memoryview(source), position)
         except OSError as error:
             raise TransferError(

@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from runtime.generation.kv_offload import (
     KVCacheManager,
     OffloadedCacheLayer,
 )
+from runtime.store import spill
 
 ROWS, HEADS, WIDTH, MOST = 2, 3, 4, 13
 LAYER_BYTES = ROWS * HEADS * 2 * WIDTH * MOST * 4
@@ -108,6 +110,29 @@ def test_on_disk__leaves_no_name_and_no_file_behind(tmp_path, monkeypatch):
     place.write(0, torch.ones(3, 2, 2, 2))
     assert torch.equal(place.read(3), torch.ones(3, 2, 2, 2))
     assert list(tmp_path.iterdir()) == []
+    place.close()
+
+
+def test_on_disk__is_on_a_disk_or_refused(tmp_path, monkeypatch):
+    in_memory, on_disk = tmp_path / "memory", tmp_path / "disk"
+    in_memory.mkdir()
+    on_disk.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(in_memory))
+    monkeypatch.setattr(spill, "LARGE_FILES", str(on_disk))
+    device, mounts = tmp_path.stat().st_dev, tmp_path / "mounts"
+    monkeypatch.setattr(spill, "MOUNTS", mounts)
+    line = f"20 1 {os.major(device)}:{os.minor(device)} / /a\\040b rw shared:1 - KIND none rw\n"
+    for kind, is_memory in {"ext4": False, "tmpfs": True, "ramfs": True}.items():
+        mounts.write_text("19 1 0:0 / / rw - tmpfs none rw\n" + line.replace("KIND", kind))
+        assert spill.is_in_memory(in_memory) == is_memory
+    place = DiskOffload()
+    with pytest.raises(TransferError, match="its files are in memory; set TMPDIR to another fold"):
+        place.write(0, torch.ones(3, 2, 2, 2))
+    place.close()
+    monkeypatch.setattr(spill, "is_in_memory", lambda folder: folder == str(in_memory))
+    place = DiskOffload()
+    assert Path(f"/proc/self/fd/{place._file._handle}").readlink().is_relative_to(on_disk)
+    place.write(0, torch.ones(3, 2, 2, 2))
     place.close()
 
 
