@@ -5,6 +5,7 @@ one queue: copies run in the order of the computation, and pinning is not needed
 `torch.accelerator` does not offer stand here and nowhere else.
 """
 
+import functools
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from torch import Tensor
 
 ACCELERATOR_TYPES = ("cuda", "xpu", "mps")
 """Device types that experts are served on, other than cpu."""
+PINNED_CACHED_MIB = 1
+"""Largest pinned memory that PyTorch rounds up and keeps: what a step sends is smaller."""
 
 
 class Event(Protocol):
@@ -48,6 +51,7 @@ class Accelerator:
 
     def __init__(self, device: torch.device):
         self._device = device
+        pin_exact_sizes()
 
     def make_stream(self) -> Stream:
         return torch.Stream(self._device)
@@ -125,6 +129,18 @@ class QueueAccelerator(Accelerator):
     @contextmanager
     def use(self, stream: Stream) -> Iterator[None]:  # noqa: ARG002
         yield
+
+
+@functools.cache
+def pin_exact_sizes() -> None:
+    """Let PyTorch pin as many bytes as it is asked for, and free them.
+
+    By default it rounds up to a power of two, up to twice a budget, and keeps all for reuse. What
+    the user has set, in `PYTORCH_ALLOC_CONF`, stays.
+    """
+    given = torch._C._accelerator_getAllocatorSettings()
+    settings = [f"pinned_max_cached_size_mb:{PINNED_CACHED_MIB}", given]
+    torch._C._accelerator_setAllocatorSettings(",".join(filter(None, settings)))
 
 
 def is_accelerator(device: torch.device) -> bool:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from openai import BadRequestError
 
+from runtime.accelerator import open_accelerator, pin_exact_sizes
 from runtime.commands import chat, generate
 from runtime.config import Exact, GenerateConfig, ModelConfig
 from runtime.engine.assembly import HOST_SHARE
@@ -74,6 +75,28 @@ def test_load__several_processes_share_the_host_memory_of_their_machine(folder, 
         options = {"device": "sim", "budget": "20%", "expert_parallel": shares}
         with serve(folder, **options).moecast as handle:
             assert handle.engine.arenas[1].num_slots == num_slots
+
+
+def test_load__pins_no_more_than_the_host_budget(tmp_path, sim):
+    folder = tiny_qwen2_moe(tmp_path / "model", num_experts=12, expert_width=1024)
+    with serve(folder, device="sim", budget="20%", host_budget="70%").moecast as handle:
+        host = handle.engine.arenas[1].num_bytes
+    assert host > 1 << 20
+    assert host <= sim.largest_pin <= host + 4096
+
+
+@pytest.mark.usefixtures("sim")
+def test_load__keeps_the_allocator_settings_of_the_user():
+    """Those of the device are reset where a change does not repeat them."""
+    given = "garbage_collection_threshold:0.5,pinned_max_cached_size_mb:7"
+    before = torch._C._accelerator_getAllocatorSettings()
+    torch._C._accelerator_setAllocatorSettings(given)
+    pin_exact_sizes.cache_clear()
+    open_accelerator(torch.device("sim", 0))
+    settings = torch._C._accelerator_getAllocatorSettings()
+    torch._C._accelerator_setAllocatorSettings(before)
+    pin_exact_sizes.cache_clear()
+    assert settings.endswith(given), "the last of two counts"
 
 
 def test_close__gives_every_byte_back(folder, sim):

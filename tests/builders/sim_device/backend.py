@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -167,7 +168,16 @@ def pin(devices: SimDevices, tensor: Tensor) -> Tensor:
         raise RuntimeError("cannot pin 'torch.sim.Tensor': only dense CPU tensors can be pinned")
     pinned = tensor if is_pinned(tensor) else tensor.clone()
     devices.pinned.add(pinned.untyped_storage().data_ptr())
+    devices.largest_pin = max(devices.largest_pin, count_pinned(pinned.nbytes))
     return pinned
+
+
+def count_pinned(num_bytes: int) -> int:
+    """Return the bytes that PyTorch takes (`ATen/core/CachingHostAllocator.h`, `allocate`)."""
+    settings = torch._C._accelerator_getAllocatorSettings()
+    cached = re.search(r"pinned_max_cached_size_mb:(\d+)", settings)
+    is_exact = cached is not None and num_bytes > int(cached[1]) << 20
+    return num_bytes if is_exact else 1 << (num_bytes - 1).bit_length()
 
 
 def pinning(devices: SimDevices, make: Callable[..., Tensor]) -> Callable[..., Tensor]:

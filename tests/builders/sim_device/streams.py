@@ -172,6 +172,8 @@ class SimDevices:
         """Launches, copies, synchronisations with the host."""
         self.pinned: set[int] = set()
         """Addresses of the host's pinned storages."""
+        self.largest_pin = 0
+        """Bytes that PyTorch would take for the largest of them."""
         self.streams: list[SimStream] = []
         self.devices = [torch.device("sim", number) for number in range(2)]
         self.memories = [DeviceMemory(device, memory_bytes) for device in self.devices]
