@@ -39,6 +39,7 @@ from runtime.store.base import slot_sizes
 from runtime.store.checkpoint import assume_layout
 from runtime.store.layout import ExpertLayout
 from runtime.store.packed.layout import build_packed_layout
+from runtime.store.spill import is_in_memory
 
 DTYPE = "bfloat16"
 QUANTISED = (Quantise.INT8, Quantise.INT4)
@@ -161,7 +162,12 @@ def lay_out_formats(
 
 
 def measure_disk(folder: Path, expert_bytes: int, *, seed: int) -> float | None:
-    """Measure direct reads of about an expert's size from a scratch file, in bytes per second."""
+    """Measure direct reads of about an expert's size from a scratch file, in bytes per second.
+
+    None where files in the folder are in memory.
+    """
+    if is_in_memory(folder):
+        return None
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".moecast-reads-") as file:
         for _ in range(SCRATCH_BYTES // (16 * MIB)):
             file.write(os.urandom(16 * MIB))

@@ -18,9 +18,11 @@ import torch
 
 from runtime.accelerator import list_accelerators, open_accelerator, synchronize
 from runtime.config import PageCache
+from runtime.engine.assembly import STORE_THREADS
 from runtime.policy.tier import TransferTask
-from runtime.store.base import ExpertStore, allocate_aligned, as_memoryview
-from runtime.store.files import ALIGNMENT, FileReader
+from runtime.store.base import ExpertStore, as_memoryview
+from runtime.store.files import FileRange, FileReader
+from runtime.store.layout import ExpertLayout
 from runtime.transfer.arena import Arena
 from runtime.transfer.arrivals import make_arrivals
 from runtime.transfer.file_ring import StoreRing
@@ -51,33 +53,52 @@ def measure_disk_bandwidth(files: Sequence[Path], *, seed: int) -> list[dict[str
         if places:
             file, room = random.choices(places, weights=[room + 1 for _, room in places])[0]
             # Each block once: one that was read before would not be cold.
-            blocks = range(room // size + 1)
-            chosen = random.sample(blocks, min(MOST_READS, len(blocks)))
-            offsets = [block * size for block in chosen]
+            num_blocks = room // size + 1
+            first, most = random.randrange(num_blocks), min(MOST_READS, num_blocks)
             drop(file)
-            row["direct"], _ = time_reads(file, offsets, size, PageCache.BYPASS)
+            row["direct"], _ = time_reads(FileBlocks(file, size), first=first, most=most)
+            blocks = FileBlocks(file, size, PageCache.KEEP)
             drop(file)
-            row["cold"], done = time_reads(file, offsets, size, PageCache.KEEP)
-            row["cached"], _ = time_reads(file, offsets[:done], size, PageCache.KEEP)
+            row["cold"], done = time_reads(blocks, first=first, most=most)
+            row["cached"], _ = time_reads(blocks, first=first, most=done)
             drop(file)
         rows.append(row)
     return rows
 
 
-def time_reads(
-    file: Path, offsets: Sequence[int], size: int, page_cache: PageCache
-) -> tuple[float, int]:
-    """Bytes a second, and how many of the reads were done before the time was up."""
-    target = as_memoryview(allocate_aligned(size, ALIGNMENT))
-    done = 0
-    with FileReader(page_cache=page_cache) as reader:
+class FileBlocks(ExpertStore):
+    """A file's blocks of one size as experts of one layer, for a ring to read."""
+
+    scratch_bytes = 0
+
+    def __init__(self, file: Path, size: int, page_cache: PageCache = PageCache.BYPASS):
+        self._file, self._size = file, size
+        self._files = FileReader(page_cache=page_cache)
+        self.layouts = [ExpertLayout(shapes={}, dtypes={}, chunks=(), ends=(size,))]
+        self.experts_per_layer = [file.stat().st_size // size]
+
+    def read(self, layer: int, expert: int, chunks: range, slot: torch.Tensor) -> None:  # noqa: ARG002
+        place = expert * self._size
+        self._files.read(self._file, place, as_memoryview(slot), what="a measurement")
+
+    def extents(self, layer: int, expert: int) -> list[FileRange]:  # noqa: ARG002
+        return [FileRange(self._file, expert * self._size)]
+
+
+def time_reads(store: ExpertStore, *, first: int, most: int) -> tuple[float, int]:
+    """Read experts by a ring, several at once, as while serving.
+
+    Returns bytes a second, and how many of the reads were done before the time was up.
+    """
+    with store.files, ProbeReader(store, first=first, num_threads=STORE_THREADS) as reader:
         started = time.perf_counter()
-        for offset in offsets:
-            reader.read(file, offset, target, what="a measurement")
-            done += 1
-            if time.perf_counter() - started > CELL_SECONDS:
-                break
-        return done * size / (time.perf_counter() - started), done
+        for _ in range(most):
+            reader.begin()
+        done, taken = 0, 0.0
+        while done < most and taken <= CELL_SECONDS:
+            done += len(reader.wait())
+            taken = time.perf_counter() - started
+        return done * sum(reader.sizes) / taken, done
 
 
 def drop(file: Path) -> None:
@@ -153,14 +174,19 @@ class ProbeReader:
 
     A ring reads them, as while serving: compiled threads, and one read where an expert's parts lie
     together. A context manager, which ends the ring.
+
+    Args:
+        num_threads: reads at once, each into a slot.
     """
 
-    def __init__(self, store: ExpertStore, *, first: int = 0):
+    def __init__(self, store: ExpertStore, *, first: int = 0, num_threads: int = 1):
         self._store = store
         self._arrivals = make_arrivals()
-        arena = Arena(store.layouts, 1)
-        arena.slot(0).zero_()  # touch its pages, as an arena's have been
-        self._ring = StoreRing(self._arrivals, store, arena, closes=False)
+        arena = Arena(store.layouts, num_threads)
+        for slot in range(num_threads):
+            arena.slot(slot).zero_()  # touch its pages, as an arena's have been
+        self._ring = StoreRing(self._arrivals, store, arena, num_threads=num_threads, closes=False)
+        self._num_slots = num_threads
         self._num_reads = 0
         self._num_running = 0
         """Reads that were begun and not taken yet."""
@@ -178,7 +204,7 @@ class ProbeReader:
         task = TransferTask(
             # Layers may have fewer than the most.
             expert=(layer, expert % self._store.experts_per_layer[layer]),
-            slot=0,
+            slot=self._num_reads % self._num_slots,
             first_chunk=first_chunk,
             end_chunk=end_chunk,
             num_bytes=sum(self._store.layouts[layer].chunk_bytes[first_chunk:end_chunk]),
@@ -199,10 +225,11 @@ class ProbeReader:
                 times.append(taken)
         return times
 
-    def _wait(self) -> float:
+    def wait(self) -> list[float]:
+        """Wait until a read has ended; returns the threads' seconds of those that have."""
         while not (times := self._take()):
             self._arrivals.wait(threading.TIMEOUT_MAX)
-        return times[0]
+        return times
 
     def keep_busy(self) -> list[float]:
         """Begin to read as many chunks as a thread does not end soon, while Python computes.
@@ -217,12 +244,16 @@ class ProbeReader:
     def chunk(self) -> float:
         """Read one chunk, the smallest; returns the seconds of its thread. Raises TransferError."""
         self._begin(self._smallest, self._smallest + 1)
-        return self._wait()
+        return self.wait()[0]
+
+    def begin(self) -> None:
+        """Begin to read an expert."""
+        self._begin(0, len(self.sizes))
 
     def expert(self) -> float:
         """Read an expert; returns the seconds of its thread. Raises TransferError."""
-        self._begin(0, len(self.sizes))
-        return self._wait()
+        self.begin()
+        return self.wait()[0]
 
     def close(self) -> list[float]:
         """End the reads; returns the seconds of those not returned yet. Raises TransferError."""

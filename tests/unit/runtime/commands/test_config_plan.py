@@ -9,7 +9,7 @@ from huggingface_hub import constants
 from transformers import DeepseekV3Config, GptOssConfig, MixtralConfig, PreTrainedConfig
 
 from predictors.units import GIB, MIB
-from runtime.commands import doctor
+from runtime.commands import config_plan, doctor
 from runtime.commands.config_plan import (
     FormatPlan,
     MachineLimits,
@@ -146,9 +146,10 @@ def test_plan_formats__bounds_the_time_of_a_token_by_hand():
     assert none.reads_per_token == pytest.approx(20 * 0.98)
 
 
-def test_doctor__plans_a_folder_with_only_a_configuration(tmp_path, capsys):
+def test_doctor__plans_a_folder_with_only_a_configuration(tmp_path, capsys, monkeypatch):
     config = doctor_of(save(tmp_path / "k2", KIMI_K2), run_dir=tmp_path)
     check_examined_model(config)
+    monkeypatch.setattr(config_plan, "is_in_memory", lambda _: False)
     report = json.loads(json.dumps(doctor.run(config), allow_nan=False))
     assert report["model"]["kv_bytes_per_token"] == 61 * 2 * (512 + 64)
     assert [row["format"] for row in report["formats"]] == ["bfloat16", "int8", "int4"]
@@ -159,10 +160,12 @@ def test_doctor__plans_a_folder_with_only_a_configuration(tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["k2"], "the scratch file is gone"
 
 
-def test_doctor__plans_a_whole_checkpoint_on_request(tmp_path):
+def test_doctor__plans_a_whole_checkpoint_on_request(tmp_path, monkeypatch):
     folder = tiny_qwen2_moe(tmp_path / "model")
+    monkeypatch.setattr(config_plan, "is_in_memory", lambda where: where == tmp_path)
     report = doctor.run(doctor_of(folder, config_only=True, run_dir=tmp_path))
     assert report["config_only"]
+    assert report["machine"]["disk_bytes_per_second"] is None, "memory is no disk"
     # All in memory: nothing is read.
     assert {row["reads_per_token"] for row in report["formats"]} == {0}
 

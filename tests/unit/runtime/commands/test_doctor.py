@@ -2,6 +2,8 @@
 
 import json
 import os
+import threading
+import time
 from importlib.metadata import version
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -11,7 +13,7 @@ import pytest
 import torch
 
 from runtime.commands.doctor import estimate_hybrid, run
-from runtime.config import DoctorConfig, ModelConfig, PageCache
+from runtime.config import DoctorConfig, ModelConfig
 from runtime.engine.auto_budget import PROCESS_BYTES
 from runtime.engine.forecasters import SystemPredictors
 from runtime.errors import CheckpointError, TransferError
@@ -19,13 +21,15 @@ from runtime.hf.layers import attach_experts, build_skip_predictor
 from runtime.hf.loading import load_stripped
 from runtime.policy.budget import SlotRequirements
 from runtime.profiling import bandwidth, facts
-from runtime.profiling.bandwidth import measure_disk_bandwidth, time_reads
+from runtime.profiling.bandwidth import FileBlocks, measure_disk_bandwidth, time_reads
 from runtime.sim.hardware import MeasuredHardware
 from runtime.sim.step import ArrayStep
+from runtime.store.files import FileReader
 from runtime.store.on_demand import OnDemandReader
 from runtime.tools.doctor.budget_sweep import sweep_budgets
 from runtime.tools.doctor.model_files import check_files
 from runtime.tools.doctor.routing_recorder import record_routing
+from runtime.transfer import arrivals
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 
 
@@ -200,12 +204,25 @@ def test_bandwidth__sizes_beyond_the_file_are_not_measured(tmp_path, monkeypatch
     assert {rows[3][way] for way in ("direct", "cold", "cached")} == {None}
 
 
-def test_timed_reads__stop_when_the_time_is_up(tmp_path, monkeypatch):
+def test_timed_reads__are_several_at_once_and_stop_when_the_time_is_up(tmp_path, monkeypatch):
     monkeypatch.setattr(bandwidth, "CELL_SECONDS", 0.0)
+    monkeypatch.setattr(arrivals, "rings", None)
+    both, places = threading.Barrier(2), []
+
+    def read(_self, _file, offset, _target, what):
+        assert what == "a measurement"
+        places.append(offset)
+        if len(places) <= 2:
+            both.wait(60)
+        time.sleep(0.05)
+
+    monkeypatch.setattr(FileReader, "read", read)
     file = tmp_path / "weights"
     file.write_bytes(bytes(1 << 16))
-    _, done = time_reads(file, [0] * 100, 4096, PageCache.KEEP)
-    assert done == 1
+    # The first waits until another has begun: one at a time would never end.
+    rate, done = time_reads(FileBlocks(file, 4096), first=3, most=16)
+    assert rate > 0
+    assert 1 <= done <= len(set(places)) == len(places) < 16
 
 
 def test_processor__is_what_the_system_calls_it(tmp_path):

@@ -33,9 +33,10 @@ class Disk:
         self.num_rings = 0
         self.time = 0.0  # seconds of the last read
 
-    def make_ring(self, arrivals, store, arena, closes):
+    def make_ring(self, arrivals, store, arena, num_threads, closes):
         assert store is self
         assert len(arena.slot(0)) == 400
+        assert num_threads == 1
         assert not closes
         self.num_rings += 1
         return SimpleNamespace(
