@@ -419,13 +419,15 @@ class DoctorConfig(RunConfig):
     model: ModelConfig = chosen(ModelConfig, "model", REFERENCE_MODEL)
     predictor: str | None = None
     """Zoo entry or folder for the budget sweep; none: as the model is served."""
+    draft: str | None = None
+    """Draft model to count, too."""
     budget: list[str] = field(default_factory=lambda: ["10%", "25%", "50%", "75%", "100%"])
-    """Budgets of the budget sweep."""
+    """Budgets to sweep."""
     seconds: float = 8.0
-    """Maximum time to record routing for the budget sweep."""
+    """Maximum time to record routing."""
     config_only: bool = False
-    """Plan from config.json alone, without weights: parameters, bytes in each format, budgets and a
-    bound on TPOT."""
+    """Plan from config.json alone: parameters, bytes in each format, budgets and a bound on
+    TPOT."""
     digests: bool = False
     """Hash all weights files and compare with the digests of their origin."""
 

@@ -38,7 +38,7 @@ def run(config: ChatConfig) -> dict[str, Any]:
     torch.manual_seed(config.seed)
     tokenizer = load_chat_tokenizer(resolve(config.model), config.chat_template)
     draft_model = load_draft_model(config.draft, config.model)
-    model = load_served(config, budget=config.budget)
+    model = load_served(config, budget=config.budget, draft_model=draft_model)
     with model.moecast as handle:
         freeze_objects()
         print_auto_budget(handle)

@@ -26,7 +26,7 @@ from runtime.config import DoctorConfig, ModelConfig, Quantise
 from runtime.engine.auto_budget import FreeMemory, choose_budget, format_size
 from runtime.engine.loading import KV_TOKENS
 from runtime.engine.memory import available_memory_bytes
-from runtime.errors import BudgetError
+from runtime.errors import BudgetError, PlanError
 from runtime.hf.kv import estimate_cache_bytes
 from runtime.hf.layers import find_top_k
 from runtime.hf.loading import StrippedModel, build_skeleton
@@ -113,7 +113,13 @@ def run(config: DoctorConfig, folder: Path) -> dict[str, Any]:
 
     Raises:
         CheckpointError: the configuration is damaged, unknown, or of a model without experts.
+        PlanError: a draft model is to be counted.
     """
+    if config.draft is not None:
+        raise PlanError(
+            f"draft={config.draft}: it is counted with a model whose weights are here; leave "
+            "draft= out"
+        )
     console = Console()
     free = available_memory_bytes()
     stripped = build_skeleton(folder, dtype=DTYPE)

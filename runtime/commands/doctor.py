@@ -22,6 +22,7 @@ from runtime.engine.forecasters import load_system_predictors
 from runtime.engine.loading import LoadOptions, choose_auto_budget
 from runtime.engine.memory import available_memory_bytes
 from runtime.errors import BudgetError
+from runtime.generation.drafting import load_draft_model
 from runtime.hf.decode_step import apply_decode_threads
 from runtime.hf.layers import attach_experts, build_skip_predictor
 from runtime.hf.loading import StrippedModel, count_weight_bytes, load_configured
@@ -56,7 +57,10 @@ def run(config: DoctorConfig) -> dict[str, Any]:
     console = Console()
     folder = resolve(config.model)
     options = LoadOptions(
-        model=config.model, system=load_system(DEFAULT_SYSTEM), devices=[choose_device("auto")]
+        model=config.model,
+        system=load_system(DEFAULT_SYSTEM),
+        devices=[choose_device("auto")],
+        draft_model=load_draft_model(config.draft, config.model),
     )
     # Before the model is loaded, as `budget=auto` measures it.
     free = measure_free_memory(options.devices)
@@ -87,7 +91,7 @@ def run(config: DoctorConfig) -> dict[str, Any]:
             report["bandwidth"]["links_bytes_per_second"], report["model"], measured
         )
         advance(1)
-        report |= sweep(config, folder, stripped, store, spec, measured)
+        report |= sweep(config, folder, stripped, store, spec, measured, options.draft_model)
         report |= suggest_budget(options, stripped, store, spec, free)
         store.close()
         advance(1)
@@ -163,6 +167,7 @@ def sweep(
     store: ExpertStore,
     spec: ModelSpec,
     measured: Any,
+    draft_model: PreTrainedModel | None,
 ) -> dict[str, Any]:
     """Sweep the budgets; also describes what the estimates are based on."""
     model = stripped.model
@@ -187,7 +192,7 @@ def sweep(
         predictors=predictors,
         budgets=config.budget,
         needs=size_tiers(store, spec, has_host=False)[0],
-        resident_bytes=count_weight_bytes(model),
+        resident_bytes=sum(count_weight_bytes(one) for one in (model, draft_model) if one),
     )
     return {
         "outlook": rows,

@@ -50,7 +50,12 @@ def run(config: GenerateConfig) -> dict[str, Any]:
     tokenizer = load_tokenizer(folder)
     prompt_tokens = encode(config.prompt, tokenizer, read_config(folder), config.max_new_tokens)
     draft_model = load_draft_model(config.draft, config.model)
-    model = load_served(config, budget=config.budget, forced_routing=config.routing is not None)
+    model = load_served(
+        config,
+        budget=config.budget,
+        forced_routing=config.routing is not None,
+        draft_model=draft_model,
+    )
     with model.moecast as handle, force_routing(handle.layers, config.routing):
         print_auto_budget(handle)
         if config.routing is not None:

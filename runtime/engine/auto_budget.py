@@ -32,11 +32,13 @@ class FreeMemory:
     """Libraries and activations."""
     host_tier: int = 0
     """A second tier below `budget`, where both are on the CPU."""
+    draft: int = 0
+    """A draft model, as far as `available` is without it."""
 
     @property
     def besides(self) -> int:
         """Memory on the first device that is not for experts."""
-        return self.weights + self.kv_caches + self.process + self.host_tier
+        return self.weights + self.kv_caches + self.process + self.host_tier + self.draft
 
     @property
     def room(self) -> int:
@@ -116,6 +118,7 @@ def describe_memory(free: FreeMemory) -> str:
         "KV caches": free.kv_caches,
         "the process": free.process,
         "host_budget": free.host_tier,
+        "the draft model": free.draft,
     }
     listed = [f"{format_size(size)} for {name}" for name, size in parts.items() if size]
     available = " and ".join(map(format_size, free.available))

@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from predictors.base import Predictor, Signal
 from predictors.files import expand_home
 from predictors.spec import ModelSpec
-from runtime.accelerator import open_accelerator
+from runtime.accelerator import is_accelerator, open_accelerator
 from runtime.config import AUTO, Exact, ModelConfig, ServedConfig, StoreConfig, SystemConfig
 from runtime.engine.assembly import (
     EngineMemory,
@@ -107,6 +107,8 @@ class LoadOptions:
     learned: Path | None = None
     forced_routing: bool = False
     """Whether a log will force the routing: predictors that look at states are left out."""
+    draft_model: PreTrainedModel | None = None
+    """Drafts tokens for the model, from the same device; in host memory until then."""
 
 
 def load_model(options: LoadOptions) -> PreTrainedModel:
@@ -299,8 +301,20 @@ def choose_auto_budget(
         host_tier=options.host_budget.resolve(total_bytes=host.total_bytes)
         if options.host_budget is not None and options.devices[0].type == "cpu"
         else 0,
+        draft=count_draft_bytes(options.draft_model, options.devices[0]),
     )
     return choose_budget(needs, free, share=1 - reserve.share)
+
+
+def count_draft_bytes(draft_model: PreTrainedModel | None, home: torch.device) -> int:
+    """Count the memory that a loaded draft model will take: a KV cache, and its weights on a GPU.
+
+    It has one cache: in a server, only an answer that is computed alone has drafts.
+    """
+    if draft_model is None:
+        return 0
+    weights = count_weight_bytes(draft_model) if is_accelerator(home) else 0
+    return weights + KVReserve().count_bytes(draft_model.config, draft_model.dtype)
 
 
 def count_processes(options: LoadOptions) -> int:
@@ -314,6 +328,7 @@ def load_served(
     budget: Budget | str | int,
     kv_reserve: KVReserve | None = None,
     forced_routing: bool = False,
+    draft_model: PreTrainedModel | None = None,
 ) -> PreTrainedModel:
     """Load the model of a command; raises as `load_model`."""
     devices = choose_devices(config.devices)
@@ -333,6 +348,7 @@ def load_served(
             trace_events=config.trace_events,
             learned=config.learned,
             forced_routing=forced_routing,
+            draft_model=draft_model,
         )
     )
 

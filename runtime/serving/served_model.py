@@ -241,7 +241,9 @@ def load_model(config: ServeConfig) -> LoadedModel:
     with ExitStack() as on_failure:
         reserve = KVReserve(num_sequences=config.max_running, num_bytes=kv_budget)
         draft_model = load_draft_model(config.draft, config.model)
-        model = load_served(config, budget=config.budget, kv_reserve=reserve)
+        model = load_served(
+            config, budget=config.budget, kv_reserve=reserve, draft_model=draft_model
+        )
         on_failure.callback(model.close)
         budget = None if kv_budget is None else KVCacheBudget(measure_cache_size(model), kv_budget)
         info = read_model_info(model, tokenizer, config, budget)

@@ -4,6 +4,7 @@ import json
 import os
 import threading
 import time
+from dataclasses import replace
 from importlib.metadata import version
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -16,9 +17,9 @@ from runtime.commands.doctor import estimate_hybrid, run
 from runtime.config import DoctorConfig, ModelConfig
 from runtime.engine.auto_budget import PROCESS_BYTES
 from runtime.engine.forecasters import SystemPredictors
-from runtime.errors import CheckpointError, TransferError
+from runtime.errors import CheckpointError, PlanError, TransferError
 from runtime.hf.layers import attach_experts, build_skip_predictor
-from runtime.hf.loading import load_stripped
+from runtime.hf.loading import count_weight_bytes, load_stripped
 from runtime.policy.budget import SlotRequirements
 from runtime.profiling import bandwidth, facts
 from runtime.profiling.bandwidth import FileBlocks, measure_disk_bandwidth, time_reads
@@ -31,6 +32,7 @@ from runtime.tools.doctor.model_files import check_files
 from runtime.tools.doctor.routing_recorder import record_routing
 from runtime.transfer import arrivals
 from tests.builders.models import plain_eager, tiny_qwen2_moe
+from tests.builders.tokenizers import byte_fallback_tokenizer
 
 
 def test_doctor__report_of_a_model(tmp_path):
@@ -56,6 +58,21 @@ def test_doctor__report_of_a_model(tmp_path):
     # Everything fits on any machine that runs this.
     assert report["suggested_budget_bytes"] == 16 * 6144
     assert "3 prompts of random tokens" in report["outlook_rests_on"]
+
+
+def test_doctor__counts_a_draft_model(tmp_path):
+    folder = tiny_qwen2_moe(tmp_path / "model", vocab_size=300)
+    byte_fallback_tokenizer().save_pretrained(folder)
+    model = ModelConfig(name="tiny", id=str(folder))
+    config = DoctorConfig(model=model, budget=["50%"], seconds=1)
+    alone, drafted = run(config), run(replace(config, draft=str(folder)))
+    assert "draft" not in alone["suggestion_rests_on"]
+    # Keys and values of 2 layers and 2 heads, 8 wide, in float32.
+    assert "1.0 MiB for the draft model" in drafted["suggestion_rests_on"]
+    weights = drafted["outlook"][0]["process_bytes"] - alone["outlook"][0]["process_bytes"]
+    assert weights == count_weight_bytes(plain_eager(folder))
+    with pytest.raises(PlanError, match="draft=x: it is counted with a model whose weights are"):
+        run(replace(config, draft="x", config_only=True))
 
 
 def hardware(**times):

@@ -20,7 +20,7 @@ def test_generate__stdout_has_the_text_alone(capsys: pytest.CaptureFixture[str])
     assert results["answer"]["num_prompt_tokens"] == len(results["prompt_tokens"])
 
 
-def test_generate__with_drafts_has_the_same_tokens() -> None:
+def test_generate__with_drafts_has_the_same_tokens(capsys: pytest.CaptureFixture[str]) -> None:
     """The model itself is the draft model: nothing that it drafts is rejected."""
     config = GenerateConfig(
         prompt="one two three one two three one two",
@@ -28,7 +28,9 @@ def test_generate__with_drafts_has_the_same_tokens() -> None:
         budget="100%",
         model=ModelConfig(dtype="float32"),
     )
-    results = run(replace(config, draft=str(BUILTIN_MODELS / "qwen2_moe_tiny")))
+    draft = str(BUILTIN_MODELS / "qwen2_moe_tiny")
+    results = run(replace(config, draft=draft, budget="auto"))
+    assert "MiB for the draft model" in capsys.readouterr().err
     assert results["tokens"] == run(config)["tokens"]
     drafts = results["drafts"]
     assert drafts["plain_seconds"] > 0

@@ -1,5 +1,7 @@
 """`budget=auto`: all experts where they fit, else what free memory leaves, never more."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -8,10 +10,11 @@ from predictors.units import GIB, MIB
 from runtime.config import ModelConfig, ServedConfig
 from runtime.engine import auto_budget
 from runtime.engine.auto_budget import PROCESS_BYTES, FreeMemory, choose_budget, measure_free_memory
-from runtime.engine.loading import KV_TOKENS, KVReserve, load_served
+from runtime.engine.loading import KV_TOKENS, KVReserve, count_draft_bytes, load_served
 from runtime.errors import BudgetError
+from runtime.hf.loading import count_weight_bytes
 from runtime.policy.budget import SlotRequirements
-from tests.builders.models import tiny_qwen2_moe
+from tests.builders.models import plain_eager, tiny_qwen2_moe
 
 NEEDS = SlotRequirements(experts={MIB: 100}, top_k=4, scratch_bytes=2 * MIB)
 
@@ -107,6 +110,21 @@ def test_load__leaves_room_for_kv_caches(tmp_path, reserve, expected) -> None:
     config = ServedConfig(model=ModelConfig(name="tiny", id=str(folder)), device="cpu")
     with load_served(config, budget="auto", kv_reserve=reserve).moecast as handle:
         assert handle.auto_budget.free.kv_caches == expected
+
+
+def test_load__leaves_room_for_a_draft_model(tmp_path) -> None:
+    folder = tiny_qwen2_moe(tmp_path / "model")
+    config = ServedConfig(model=ModelConfig(name="tiny", id=str(folder)), device="cpu")
+    draft = plain_eager(folder)
+    kv_bytes = KV_TOKENS * 2 * 2 * 2 * 8 * 4
+    with load_served(config, budget="auto", draft_model=draft).moecast as handle:
+        free = handle.auto_budget.free
+        # Its weights are in the same memory already, and missing in what is free.
+        assert (free.draft, free.kv_caches) == (kv_bytes, kv_bytes)
+        assert free.besides - replace(free, draft=0).besides == kv_bytes
+    weights = sum(parameter.nbytes for parameter in draft.parameters())
+    on_gpu = count_draft_bytes(draft, torch.device("cuda")) - kv_bytes
+    assert weights <= on_gpu == count_weight_bytes(draft)
 
 
 def test_load__a_second_tier_on_the_cpu_is_not_free(tmp_path) -> None:

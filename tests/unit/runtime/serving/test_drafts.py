@@ -35,6 +35,9 @@ def test_drafts__answers_are_those_without(folder: Path, source: str) -> None:
     draft = str(folder) if source == "model" else source
     with running_server(lambda: tiny(folder)) as server:
         expected = answers(server)
+    loaded = tiny(folder, draft=draft, budget="auto")
+    assert (loaded.model.moecast.auto_budget.free.draft > 0) == (source == "model")
+    loaded.model.close()
     with running_server(lambda: tiny(folder, draft=draft)) as server:
         assert answers(server) == expected
         # What the first answers have shown lets later ones draft; several at a time have no drafts.
