@@ -143,7 +143,7 @@ class DenseStream:
         device: computes.
 
     Raises:
-        TransferError: the weights cannot be written or read.
+        TransferError: the weights cannot be written or read; then all are in memory as before.
     """
 
     def __init__(self, layers: Sequence[DenseLayer], store: DenseStore, device: torch.device):
@@ -161,6 +161,13 @@ class DenseStream:
         self.num_read = 0
         self.bytes_read = 0
         self._replaced: list[ForwardReplacement] = []
+        try:
+            self._take_over(layers)
+        except BaseException:
+            self.close()
+            raise
+
+    def _take_over(self, layers: Sequence[DenseLayer]) -> None:
         attention_bytes, gate_bytes = _largest_bytes(layers)
         attention_buffers = self._allocate(attention_bytes)
         gate_buffers = self._allocate(gate_bytes)
@@ -172,10 +179,10 @@ class DenseStream:
                 (layer.attention, attention_buffers),
                 *((gate, gate_buffers) for gate in layer.gates),
             ):
-                self._buffers[part] = buffers
                 if part.parameters:
                     self._move_out(part)
                     self._replaced.append(self._wrap(part))
+                self._buffers[part] = buffers
 
     def _allocate(self, num_bytes: int) -> list[DenseBuffer]:
         return [self._make_buffer(num_bytes) for _ in range(NUM_BUFFERS if num_bytes else 0)]

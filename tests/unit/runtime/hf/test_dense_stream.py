@@ -13,6 +13,7 @@ from runtime.hf.dense_stream import (
 )
 from runtime.store.dense_source import DenseStore
 from runtime.store.files import FileReader
+from runtime.store.spill import SpillFile
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
 from tests.builders.models import plain_eager, tiny_qwen2_moe
@@ -95,6 +96,33 @@ def test_stream__weights_that_were_renamed_or_cast_go_to_a_file(tmp_path):
         streamed = stream(model)
         assert streamed._store.spilled_bytes > 0
         assert torch.equal(model(TOKENS).logits, expected)
+
+
+def test_stream__that_cannot_be_written_leaves_the_model_as_it_was(tmp_path, monkeypatch):
+    folder = save_family(tmp_path / "model", FAMILIES["mixtral"], dtype=torch.bfloat16)
+    model = serve(folder, budget="50%", dtype="float32")
+    with model.moecast, torch.no_grad():
+        expected, stores = model(TOKENS).logits, []
+        before = {name: weight.clone() for name, weight in model.named_parameters()}
+        write, room = SpillFile.write, iter(range(3))
+
+        def fill_up(file, *args, **options):
+            stores.append(file)
+            if next(room, None) is None:
+                raise TransferError("the disk is full")
+            write(file, *args, **options)
+
+        with monkeypatch.context() as broken:
+            broken.setattr(SpillFile, "write", fill_up)
+            with pytest.raises(TransferError, match="the disk is full"):
+                stream(model)
+        assert len(stores) == 4
+        assert stores[0]._file.closed
+        assert all(torch.equal(before[name], one) for name, one in model.named_parameters())
+        assert torch.equal(model(TOKENS).logits, expected)
+        streamed = stream(model)
+        assert torch.equal(model(TOKENS).logits, expected)
+        assert streamed.num_read > 0
 
 
 def test_stream__a_failed_read_is_an_error_and_the_next_pass_is_right(folder, monkeypatch):
