@@ -3,6 +3,8 @@
 import errno
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from torch import Tensor
@@ -55,10 +57,15 @@ class SpillFile:
 
     def write(self, source: Tensor, position: int, *, what: str) -> None:
         """Write a contiguous tensor of the CPU; raises TransferError."""
-        try:
+        with self._explain_writing(what):
             if not self._is_on_disk:
                 raise OSError(errno.ENODEV, "its files are in memory")
             write_whole(self._handle, as_memoryview(source), position)
+
+    @contextmanager
+    def _explain_writing(self, what: str) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise TransferError(
                 f"{what} cannot be written to {self._where}: {error.strerror}; set TMPDIR to "
@@ -66,9 +73,13 @@ class SpillFile:
             ) from error
 
     def flush(self, num_bytes: int) -> None:
-        """Write all to the disk: pages that are not written yet cannot be dropped after a read."""
-        os.ftruncate(self._handle, num_bytes)
-        os.fsync(self._handle)
+        """Write all to the disk: pages that are not written yet cannot be dropped after a read.
+
+        Raises TransferError: a disk may be full, or fail, only now.
+        """
+        with self._explain_writing(f"{num_bytes} bytes"):
+            os.ftruncate(self._handle, num_bytes)
+            os.fsync(self._handle)
 
     def read(self, target: Tensor, position: int, *, what: str, drops_pages: bool = False) -> None:
         """Fill a contiguous tensor of the CPU; raises TransferError."""

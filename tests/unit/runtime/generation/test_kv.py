@@ -143,8 +143,11 @@ def test_on_disk__a_full_disk_is_an_error_that_says_what_to_do(monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(TransferError, match=r"No space left.*set TMPDIR"):
         place.write(0, torch.ones(3, 2, 2, 2))
+    with pytest.raises(TransferError, match=r"^10 bytes cannot.*No space left.*set TMPDIR"):
+        place._file.flush(10)
     monkeypatch.undo()
     place.write(0, torch.ones(3, 2, 2, 2))
     place._file.flush(10)
