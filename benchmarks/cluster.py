@@ -20,7 +20,7 @@ from runtime.policy.placement import ExpertPlacement
 from runtime.sim.hardware import Hardware, RooflineHardware
 from runtime.sim.simulator import Simulator, make_simulator
 from runtime.sim.step import RecordedStep
-from runtime.transfer.timeline import TimelineSink
+from runtime.transfer.loop import TimelineSink
 
 
 @dataclass(frozen=True, kw_only=True)

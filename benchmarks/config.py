@@ -9,7 +9,7 @@ from pathlib import Path
 
 from predictors.config import RunConfig, require_at_least, several
 from runtime.config import SystemConfig
-from runtime.sim.predictor_latency import LATENCY_FILE
+from runtime.sim.hardware import LATENCY_FILE
 
 RESULTS = Path("benchmarks/results")
 ENVIRONMENTS = Path("runs/environments")

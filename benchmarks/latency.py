@@ -3,7 +3,7 @@
 Weights and states are random, of networks in int8 as they are trained by default; collections and
 stores are full. A latency is the processor time of all calls of a step, its beginning and end
 included, divided by the number of calls that forecast. Replays charge predictors these figures
-(`runtime/sim/predictor_latency.py`).
+(`runtime/sim/hardware.py`).
 """
 
 import time
@@ -33,7 +33,7 @@ from predictors.learned import MlpPredictor
 from predictors.registry import FEED_FORWARD
 from predictors.spec import ModelSpec
 from runtime.config import ShapeConfig
-from runtime.sim.predictor_latency import TokenLatency
+from runtime.sim.hardware import TokenLatency
 from train.export import network_graph, quantise
 from train.pipeline import HORIZONS
 from train.residual import ResidualStack

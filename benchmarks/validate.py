@@ -30,8 +30,7 @@ from runtime.engine.forecasters import (
 from runtime.hf.probes import Probes
 from runtime.presets import ON_DEMAND, load_system
 from runtime.profiling.local import measure
-from runtime.sim.hardware import MeasuredHardware
-from runtime.sim.predictor_latency import PredictorLatencies
+from runtime.sim.hardware import MeasuredHardware, PredictorLatencies
 from runtime.sim.replay import ReplayStats, replay
 from runtime.sim.step import ArrayStep
 from runtime.tools.doctor.routing_recorder import SIGNALS, RoutingRecorder

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.klotski.rows import ReadsPerStep, SteadyShares
-from runtime.policy.eviction.protocol import Expert
+from runtime.policy.eviction.base import Expert
 from runtime.policy.tier import TransferTask
 from runtime.profiling.local import Spans
 

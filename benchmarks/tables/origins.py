@@ -5,7 +5,7 @@ import subprocess
 from benchmarks.process import ROOT
 from benchmarks.reports import print_line, read_document
 from predictors.origin import read_git_revision
-from runtime.sim.predictor_latency import LATENCY_FILE
+from runtime.sim.hardware import LATENCY_FILE
 from runtime.tools.report.provenance import REVISION_CHARACTERS, Provenance
 
 LIVE = ("runtime", "predictors")

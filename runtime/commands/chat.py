@@ -12,8 +12,7 @@ from rich.console import Console
 
 from runtime.commands.progress import print_auto_budget, strip_control_characters
 from runtime.commands.stats_table import make_stats_table
-from runtime.engine.handle import ModelHandle
-from runtime.engine.loading import load_served
+from runtime.engine.loading import ModelHandle, load_served
 from runtime.engine.memory import freeze_objects
 from runtime.errors import ChatError, StepMemoryError, TransferError
 from runtime.generation.answer import Answer, TokenDelta

@@ -27,7 +27,7 @@ from runtime.hf.decode_step import apply_decode_threads
 from runtime.hf.layers import attach_experts, build_skip_predictor
 from runtime.hf.loading import StrippedModel, count_weight_bytes, load_configured
 from runtime.policy.budget import count_bytes
-from runtime.policy.host_split import SplitCosts, choose_host_experts
+from runtime.policy.placement import SplitCosts, choose_host_experts
 from runtime.presets import DEFAULT_SYSTEM, describe_choice, load_system
 from runtime.profiling.bandwidth import (
     measure_disk_bandwidth,

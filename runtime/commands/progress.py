@@ -5,11 +5,13 @@ import time
 import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from runtime.engine.handle import ModelHandle
+if TYPE_CHECKING:
+    from runtime.engine.loading import ModelHandle
 
 LINE_SECONDS = 10.0
 """Seconds between two lines."""
@@ -25,7 +27,7 @@ def strip_control_characters(text: str) -> str:
     return "".join(char for char in text if char in "\n\t" or unicodedata.category(char) != "Cc")
 
 
-def print_auto_budget(handle: ModelHandle) -> None:
+def print_auto_budget(handle: "ModelHandle") -> None:
     """Print the budget that was computed from free memory to stderr, if one was."""
     if handle.auto_budget is not None:
         sys.stderr.write(f"{handle.auto_budget.describe()}\n")

@@ -13,8 +13,8 @@ from runtime.config import SystemConfig
 from runtime.engine.auto_budget import measure_free_memory
 from runtime.engine.driver import PredictorDriver
 from runtime.engine.engine import Engine
+from runtime.engine.forecasters import LearnedStore
 from runtime.engine.host_compute import HostCompute
-from runtime.engine.learned import LearnedStore
 from runtime.engine.predictor_drift import DriftMonitor
 from runtime.errors import BudgetError
 from runtime.hf.model_faults import is_out_of_memory
@@ -24,15 +24,12 @@ from runtime.policy.forecast_scheduler import ForecastScheduler
 from runtime.policy.placement import ExpertPlacement, RankPart, place_experts
 from runtime.store.base import ExpertStore, max_decoded_bytes, slot_sizes
 from runtime.store.layout import ExpertLayout
-from runtime.transfer.arena import Arena
-from runtime.transfer.arrivals import make_arrivals
+from runtime.transfer.arena import Arena, find_near_cpus, run_near
 from runtime.transfer.copies import ArenaCopies, DeviceRing
 from runtime.transfer.file_ring import StoreRing
-from runtime.transfer.loop import TierLink
-from runtime.transfer.numa import find_near_cpus, run_near
+from runtime.transfer.loop import TierLink, TimelineSink
 from runtime.transfer.ring import Arrivals, Ring
-from runtime.transfer.thread_ring import ThreadRing
-from runtime.transfer.timeline import TimelineSink
+from runtime.transfer.thread_ring import ThreadRing, make_arrivals
 from runtime.transfer.watched_loop import WatchedLoop
 
 HOST_SHARE = 0.75
@@ -40,21 +37,6 @@ HOST_SHARE = 0.75
 STORE_THREADS = 2
 """Readers of a store: two saturate a disk."""
 HOST = torch.device("cpu")
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineMemory:
-    """Memory budgets of an engine, and the devices that it computes on."""
-
-    budget: Budget
-    """Budget for experts where they are computed, on all devices together."""
-    host_budget: Budget | None = None
-    """Budget of a host tier below the devices; by default all experts, or what free memory
-    allows. On the CPU there is no lower tier by default."""
-    num_processes: int = 1
-    """Processes on this machine that each take their part of what free memory allows."""
-    devices: Sequence[torch.device] = (torch.device("cpu"),)
-    """Each gets an arena and a ring."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,34 +55,47 @@ class EngineOptions:
     """Experts that this process serves, of a model on one device; None: all."""
 
 
-@dataclass(frozen=True)
-class DeviceArenas:
-    """Arenas of one device, the computing tier first, and the rings that fill them."""
-
-    arenas: Sequence[Arena]
-    rings: Sequence[Ring]
+FilledArena = tuple[Arena, Ring]
+"""Memory for experts and the ring that fills it."""
 
 
 def build_engine(
-    store: ExpertStore, spec: ModelSpec, memory: EngineMemory, options: EngineOptions
+    store: ExpertStore,
+    spec: ModelSpec,
+    options: EngineOptions,
+    *,
+    budget: Budget,
+    host_budget: Budget | None = None,
+    num_processes: int = 1,
+    devices: Sequence[torch.device] = (HOST,),
 ) -> Engine:
     """Return an engine that serves the store's experts from a memory budget.
 
     On the CPU there is one tier unless a host budget asks for another below it: then experts are
-    copied from arena to arena, as they would be to a device. With `options.part`, a budget in
-    percent is a share of that part's experts.
+    copied from arena to arena, as they would be to a device.
+
+    Args:
+        store: Has the experts.
+        spec: The model.
+        options: With `part`, a budget in percent is a share of that part's experts.
+        budget: Budget for experts where they are computed, on all devices together.
+        host_budget: Budget of a host tier below the devices; by default all experts, or what free
+            memory allows. On the CPU there is no lower tier by default.
+        num_processes: Processes on this machine that each take their part of what free memory
+            allows.
+        devices: Each gets an arena and a ring.
     """
-    part, devices = options.part, memory.devices
-    has_host = needs_host_tier(devices, memory.host_budget)
+    part = options.part
+    has_host = needs_host_tier(devices, host_budget)
     top, host = size_tiers(store, spec, has_host=has_host, part=part)
     placement = place_experts(store.experts_per_layer, len(devices))
-    slots = count_device_slots(memory.budget, top, store, placement)
+    slots = count_device_slots(budget, top, store, placement)
     host_slots: list[SlotCounts | None] = [None] * len(devices)
     if has_host:
-        budget = memory.host_budget or choose_host_budget(host, memory.num_processes)
-        host_slots = [*count_device_slots(budget, host, store, placement)]
+        host_budget = host_budget or choose_host_budget(host, num_processes)
+        host_slots = [*count_device_slots(host_budget, host, store, placement)]
     arrivals = make_arrivals()
-    arenas = [
+    tiers = [
         allocate_arenas(
             store,
             device,
@@ -112,7 +107,7 @@ def build_engine(
         )
         for number, device in enumerate(devices)
     ]
-    return connect(store, spec, arenas, arrivals, options)
+    return connect(store, spec, tiers, arrivals, options)
 
 
 def needs_host_tier(devices: Sequence[torch.device], host_budget: Budget | None) -> bool:
@@ -171,8 +166,8 @@ def allocate_arenas(
     *,
     cpus: frozenset[int] | None,
     closes: bool,
-) -> DeviceArenas:
-    """Return one device's arenas, in memory near `cpus`, and the rings that fill them.
+) -> list[FilledArena]:
+    """Return one device's arenas, in memory near `cpus`, the computing tier's first.
 
     Args:
         closes: The store is closed with its ring; off where others read from it too.
@@ -183,7 +178,7 @@ def allocate_arenas(
     with run_near(cpus):
         if host_slots is None:
             arena = allocate(store.layouts, slots)
-            return DeviceArenas([arena], [make_store_ring(arrivals, store, arena, cpus, closes)])
+            return [(arena, make_store_ring(arrivals, store, arena, cpus, closes))]
         accelerator = open_accelerator(device)
         arena = allocate(store.layouts, slots, device=device)
         pinned = accelerator is not None and accelerator.pins_memory
@@ -194,8 +189,7 @@ def allocate_arenas(
             if accelerator is None
             else DeviceRing(arrivals, copies, accelerator)
         )
-        reads = make_store_ring(arrivals, store, host, cpus, closes)
-        return DeviceArenas([arena, host], [ring, reads])
+        return [(arena, ring), (host, make_store_ring(arrivals, store, host, cpus, closes))]
 
 
 def allocate(
@@ -235,32 +229,32 @@ def make_store_ring(
 def connect(
     store: ExpertStore,
     spec: ModelSpec,
-    devices: Sequence[DeviceArenas],
+    devices: Sequence[Sequence[FilledArena]],
     arrivals: Arrivals,
     options: EngineOptions,
 ) -> Engine:
-    """Return an engine over arenas and the rings that fill them."""
-    slows_computing = not isinstance(devices[0].rings[0], DeviceRing)
+    """Return an engine over each device's tiers, the computing one first."""
+    slows_computing = not isinstance(devices[0][0][1], DeviceRing)
     system = adapt_to_link(options.system, slows_computing=slows_computing)
     placement = place_experts(store.experts_per_layer, len(devices))
     part = placement if options.part is None else options.part.blocks
     cache = build_device_cache(
         replace(system, chunked=False),  # a ring interrupts prefetches between chunks by itself
         spec,
-        num_slots=[[arena.num_slots for arena in device.arenas] for device in devices],
-        first_slots=[[arena.first_slots for arena in device.arenas] for device in devices],
+        num_slots=[[arena.num_slots for arena, _ in tiers] for tiers in devices],
+        first_slots=[[arena.first_slots for arena, _ in tiers] for tiers in devices],
         chunk_bytes=[layout.chunk_bytes for layout in store.layouts],
         placement=None if part == ExpertPlacement() else part,
         device=0 if options.part is None else options.part.rank,
     )
-    rings = [(ring, number) for number, device in enumerate(devices) for ring in device.rings]
+    numbered = [(*tier, number) for number, tiers in enumerate(devices) for tier in tiers]
     links = [
         TierLink(
             ("disk" if tier.below is None else "copy") + (f" {number}" if len(devices) > 1 else ""),
             tier,
             ring,
         )
-        for tier, (ring, number) in zip(cache.tiers, rings, strict=True)
+        for tier, (_, ring, number) in zip(cache.tiers, numbered, strict=True)
     ]
     driver = PredictorDriver(
         options.predictor if system.prefetch else None,
@@ -272,10 +266,10 @@ def connect(
     driver.timeline = options.timeline
     host_compute = None
     if system.hybrid:
-        host_compute = HostCompute(cache, devices[0].arenas[1], links[0])
+        host_compute = HostCompute(cache, devices[0][1][0], links[0])
     return Engine(
         store=store,
-        arenas=[arena for device in devices for arena in device.arenas],
+        arenas=[arena for arena, _, _ in numbered],
         cache=cache,
         loop=WatchedLoop(
             links, arrivals, watchdog_seconds=system.watchdog_seconds, timeline=options.timeline

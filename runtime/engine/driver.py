@@ -6,11 +6,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from predictors.base import Floats, Forecasts, Ints, Predictor, Signal
-from runtime.engine.learned import LearnedStore
+from runtime.engine.forecasters import LearnedStore
 from runtime.engine.predictor_drift import DriftMonitor, DriftReport, SampledStep
 from runtime.engine.predictor_guard import PredictorGuard
 from runtime.policy.forecast_scheduler import ForecastScheduler
-from runtime.transfer.timeline import TimelineSink
+from runtime.transfer.loop import TimelineSink
 
 
 class PredictorDriver:

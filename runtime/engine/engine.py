@@ -4,7 +4,9 @@ At each event of the model it asks the predictors, tells the policy core, and pu
 arrived is booked, and what comes next is submitted to the rings, which move bytes meanwhile.
 """
 
+import contextlib
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -19,20 +21,48 @@ from predictors.base import Floats, Ints, Signal
 from runtime.accelerator import Accelerator
 from runtime.engine.driver import PredictorDriver
 from runtime.engine.forecast_payoff import ForecastPayoff
-from runtime.engine.forward_pass_lock import ForwardPassLock
 from runtime.engine.host_compute import HostCompute
 from runtime.engine.resident_experts import ResidentExperts
 from runtime.engine.stats import StepStats
 from runtime.errors import CheckpointError
 from runtime.policy.counters import CacheCounters, sum_counters
 from runtime.policy.device_cache import DeviceCache, count_tokens
-from runtime.policy.eviction.protocol import Expert
+from runtime.policy.eviction.base import Expert
 from runtime.policy.placement import ExpertPlacement
 from runtime.store.base import ExpertStore, max_decoded_bytes
 from runtime.store.ggml.matrix import ExpertWeights
 from runtime.transfer.arena import Arena, SlotTable
-from runtime.transfer.timeline import TimelineSink
+from runtime.transfer.loop import TimelineSink
 from runtime.transfer.watched_loop import WatchedLoop
+
+
+class ForwardPassLock:
+    """Lets one thread run forward passes at a time; acquired in one hook, released in another.
+
+    Ctrl-C may cut either short. So the lock is reentrant and does not count: the next pass of a
+    thread that was left with it begins at once, and its end gives it back altogether.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._owner: int | None = None
+
+    def begin(self) -> None:
+        self._lock.acquire()
+        self._owner = threading.get_ident()
+
+    @property
+    def is_mine(self) -> bool:
+        """True if this thread has the lock, which it has not if its pass did not begin."""
+        return self._owner == threading.get_ident()
+
+    def end(self) -> None:
+        """Release the lock, however often this thread has acquired it; nothing if it has not."""
+        if self.is_mine:
+            self._owner = None
+        with contextlib.suppress(RuntimeError):  # raised when this thread does not hold it
+            while True:
+                self._lock.release()
 
 
 class Engine:
@@ -149,7 +179,7 @@ class Engine:
         if not self._is_complete:
             self.cache.begin_step(requests_T)
         is_prefill = new_request or len(tokens_T) > len(requests)
-        self.stats.begin_step(len(tokens_T), is_prefill=is_prefill)
+        self.stats.begin_step(is_prefill=is_prefill)
         self._experts_done_at = time.perf_counter()
         self.driver.begin_step(tokens_T, requests_T, is_decode=not is_prefill)
         self._is_looked_up = (
@@ -223,7 +253,7 @@ class Engine:
 
     def _end_step(self) -> None:
         self.driver.end_step()
-        step = self.stats.end_step()
+        start, seconds = self.stats.started, self.stats.end_step()
         error = sys.exc_info()[1]
         if error is not None and not isinstance(error, Exception):
             return  # Ctrl-C may have interrupted the bookkeeping; the next step repairs it
@@ -235,14 +265,15 @@ class Engine:
         elif self._resident is not None:
             self._resident.end_step()
         self._is_intact = True
-        if step is None:
+        if start is None or seconds is None:
             return
-        if self._host_compute is not None and not step.is_prefill:
-            self._host_compute.switch.record_step(step.end - step.start)
+        is_decode = not self.stats.is_prefill
+        if self._host_compute is not None and is_decode:
+            self._host_compute.switch.record_step(seconds)
         if self.payoff is not None:
-            self.payoff.record_step(step.end - step.start, is_decode=not step.is_prefill)
+            self.payoff.record_step(seconds, is_decode=is_decode)
         if self.loop.timeline is not None:
-            self.loop.timeline.step(step.num_tokens, step.start, step.end)
+            self.loop.timeline.step(self._num_tokens, start, start + seconds)
 
     # ---- requests of a layer
 

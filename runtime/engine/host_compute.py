@@ -2,7 +2,7 @@
 
 `system.hybrid=true`: for each layer the split of the missed experts is taken for which the longer
 of the two sides, copies or computation on the processor, is shortest
-(`runtime.policy.host_split`). The times of both sides are those of the steps themselves, so that
+(`runtime.policy.placement`). The times of both sides are those of the steps themselves, so that
 they contain what the sides take from each other. Steps with and without take turns now and then,
 and where it loses it is turned off.
 """
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from runtime.policy.adaptive_switch import AdaptiveSwitch
 from runtime.policy.device_cache import DeviceCache
-from runtime.policy.host_split import SplitCosts, choose_host_experts
+from runtime.policy.placement import SplitCosts, choose_host_experts
 from runtime.store.ggml.matrix import ExpertWeights
 from runtime.transfer.arena import Arena
 from runtime.transfer.loop import TierLink

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any, Protocol, Self
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -17,7 +18,6 @@ from predictors.spec import ModelSpec
 from runtime.accelerator import is_accelerator, open_accelerator
 from runtime.config import AUTO, Exact, ModelConfig, ServedConfig, StoreConfig, SystemConfig
 from runtime.engine.assembly import (
-    EngineMemory,
     EngineOptions,
     build_engine,
     needs_host_tier,
@@ -25,13 +25,13 @@ from runtime.engine.assembly import (
 )
 from runtime.engine.auto_budget import AutoBudget, FreeMemory, choose_budget, measure_free_memory
 from runtime.engine.devices import choose_device, choose_devices
-from runtime.engine.forecasters import load_system_predictors, require_predictor
-from runtime.engine.handle import ModelHandle
-from runtime.engine.learned import LearnedStore
+from runtime.engine.engine import Engine
+from runtime.engine.forecasters import LearnedStore, load_system_predictors, require_predictor
 from runtime.engine.memory import (
     freeze_while_loaded,
     release_earlier_models,
     release_unused,
+    unfreeze_objects,
 )
 from runtime.engine.out_of_memory import explain_out_of_memory
 from runtime.engine.predictor_drift import DriftMonitor
@@ -39,6 +39,7 @@ from runtime.engine.timeline import ChromeTraceWriter
 from runtime.errors import BudgetError, PlanError
 from runtime.hf.adapters.base import LayerExperts
 from runtime.hf.decode_step import apply_decode_threads
+from runtime.hf.dense_stream import DenseStream
 from runtime.hf.exact import (
     attach_grouped,
     choose_exact,
@@ -46,11 +47,11 @@ from runtime.hf.exact import (
     find_store_obstacle,
 )
 from runtime.hf.experts import runs_our_loop
-from runtime.hf.grouped import GroupedExperts
+from runtime.hf.grouped import GroupedExperts, SlotSource
 from runtime.hf.kv import estimate_cache_bytes
-from runtime.hf.layers import attach_experts, build_skip_predictor
+from runtime.hf.layers import MoeLayer, attach_experts, build_skip_predictor
 from runtime.hf.loading import StrippedModel, count_weight_bytes, load_configured
-from runtime.hf.probes import Probes
+from runtime.hf.probes import EventListener, Probes
 from runtime.hf.sharing import choose_heights
 from runtime.hf.strip import guard_model
 from runtime.hf.tokens import context_length
@@ -58,6 +59,7 @@ from runtime.policy.budget import Budget
 from runtime.policy.placement import RankPart
 from runtime.presets import describe_choice
 from runtime.store.base import ExpertStore, describe_formats, max_slot_bytes
+from runtime.store.dense_source import DenseCodes
 from runtime.store.model_source import resolve
 
 log = logging.getLogger(__name__)
@@ -65,6 +67,67 @@ log = logging.getLogger(__name__)
 KV_TOKENS = 4096
 """Tokens of each sequence for whose KV cache `budget=auto` leaves room, if the context has as many;
 a longer sequence uses the part of free memory that stays unused."""
+
+
+class EngineInterface(EventListener, SlotSource, Protocol):
+    """Receives a model's events and provides its experts."""
+
+
+@dataclass(eq=False, kw_only=True, repr=False)
+class ModelHandle:
+    """Statistics and the end of a model that `runtime.load` has loaded; a context manager."""
+
+    config: ModelConfig
+    spec: ModelSpec
+    folder: Path
+    layers: Sequence[MoeLayer]
+    engine: Engine
+    probes: Probes
+    experts: Sequence[LayerExperts | GroupedExperts]
+    exact: Exact = Exact.EAGER
+    """Transformers' implementation whose bits outputs have, where experts are not quantised."""
+    block_heights: Sequence[int] = ()
+    """Numbers of rows of blocks in which sequences of a group share products, ascending; none if
+    each is computed by itself."""
+    auto_budget: AutoBudget | None = None
+    """The budget as computed from free memory; None for a budget that was given."""
+
+    dense_stream: DenseStream | None = None
+    """Moves the layers' dense weights; None while they are in memory."""
+
+    dense_codes: DenseCodes | None = None
+    """Codes of dense weights that were quantised; None: none were."""
+
+    def connect(self, target: EngineInterface) -> None:
+        """Send events and requests of experts to `target`; only between two forward passes."""
+        self.probes.listener = target
+        for experts in self.experts:
+            experts.source = target
+
+    @property
+    def budget_bytes(self) -> int:
+        """Size of the arena: no expert's bytes are anywhere else."""
+        return self.engine.arena_bytes
+
+    def stats(self) -> dict[str, Any]:
+        """Counters, times (seconds) and memory (bytes) since the model was loaded."""
+        return self.engine.report()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the transfer threads and close the files; the model cannot be used afterwards."""
+        self.probes.close()
+        if self.dense_stream is not None:
+            self.dense_stream.close(restore=False)
+        try:
+            self.engine.close()
+        finally:
+            unfreeze_objects()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,12 +226,6 @@ def load_model(options: LoadOptions) -> PreTrainedModel:
         auto = choose_auto_budget(options, stripped, experts, spec, available, part=part)
         budget = auto.budget
         log.info("%s", auto.describe())
-    memory = EngineMemory(
-        budget=budget,
-        host_budget=options.host_budget,
-        devices=options.devices,
-        num_processes=num_processes,
-    )
     predictors = load_system_predictors(
         options.system,
         spec,
@@ -185,7 +242,6 @@ def load_model(options: LoadOptions) -> PreTrainedModel:
     engine = build_engine(
         experts,
         spec,
-        memory,
         EngineOptions(
             system=options.system,
             predictor=forecast,
@@ -197,6 +253,10 @@ def load_model(options: LoadOptions) -> PreTrainedModel:
             else ChromeTraceWriter(options.trace_events),
             part=part,
         ),
+        budget=budget,
+        host_budget=options.host_budget,
+        num_processes=num_processes,
+        devices=options.devices,
     )
     driver = engine.driver
     signals = {Signal.ROUTED, *(signal for signal, _ in driver.heard)}

@@ -11,7 +11,7 @@ from runtime.engine.engine import Engine
 from runtime.engine.predictor_drift import DriftReport
 from runtime.policy.cache import CacheEntry
 from runtime.policy.counters import CacheCounters, sum_counters
-from runtime.policy.eviction.protocol import Expert
+from runtime.policy.eviction.base import Expert
 from runtime.policy.tier import CacheTier
 from runtime.transfer.arena import Arena
 

@@ -11,16 +11,6 @@ KEPT = 1 << 16
 """Steps whose times are kept at least, of each kind: a server that runs for weeks must not grow."""
 
 
-@dataclass(frozen=True)
-class StepTimes:
-    """Times of one forward pass, from `time.perf_counter`."""
-
-    start: float
-    num_tokens: int
-    is_prefill: bool
-    end: float
-
-
 @dataclass
 class StepStats:
     """Seconds of wall time. A prefill is a request's first step, or one of several tokens a row."""
@@ -29,23 +19,25 @@ class StepStats:
     """Times of the first prefill and the latest ones, at least `KEPT`."""
     decode_seconds: list[float] = field(default_factory=list)
     num_decode_steps: int = 0
-    _started: tuple[float, int, bool] | None = None
+    is_prefill: bool = False
+    """Whether the last step is a prefill."""
+    started: float | None = None
+    """When the step began, by `time.perf_counter`; None: none is under way."""
 
-    def begin_step(self, num_tokens: int, *, is_prefill: bool) -> None:
-        self._started = time.perf_counter(), num_tokens, is_prefill
+    def begin_step(self, *, is_prefill: bool) -> None:
+        self.is_prefill, self.started = is_prefill, time.perf_counter()
 
-    def end_step(self) -> "StepTimes | None":
-        """The step that ends now; None when none has begun."""
-        if self._started is None:
+    def end_step(self) -> float | None:
+        """Return the time of the step that ends now; None when none has begun."""
+        if self.started is None:
             return None
-        step = StepTimes(*self._started, end=time.perf_counter())
-        times = self.prefill_seconds if step.is_prefill else self.decode_seconds
-        times.append(step.end - step.start)
-        self.num_decode_steps += not step.is_prefill
+        seconds, self.started = time.perf_counter() - self.started, None
+        times = self.prefill_seconds if self.is_prefill else self.decode_seconds
+        times.append(seconds)
+        self.num_decode_steps += not self.is_prefill
         if len(times) > 2 * KEPT:
             del times[1 : KEPT + 1]
-        self._started = None
-        return step
+        return seconds
 
     def as_dict(self) -> dict[str, Any]:
         """TTFT is the first prefill's time, TPOT the mean decode step's; null when not run."""

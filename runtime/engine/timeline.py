@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from predictors.errors import MoecastError
-from runtime.policy.eviction.protocol import Expert
+from runtime.policy.eviction.base import Expert
 from runtime.policy.tier import TransferTask
 
 PROCESS = 1

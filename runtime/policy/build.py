@@ -1,7 +1,8 @@
 """Builds a system's policy core from its configuration, for live runs and simulated ones alike."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -9,8 +10,8 @@ from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
 from runtime.policy.cache import ExpertCache, divide_among_layers
 from runtime.policy.device_cache import DeviceCache
+from runtime.policy.eviction.base import EvictionPolicy, Expert
 from runtime.policy.eviction.klotski import LayerWindowEviction
-from runtime.policy.eviction.protocol import EvictionPolicy, Expert
 from runtime.policy.eviction.registry import make_eviction_policy
 from runtime.policy.placement import ExpertPlacement
 from runtime.policy.queue import find_prefetch_order
@@ -73,24 +74,23 @@ def _build_tiers(
     """
     if placement is not None:
         system = _restrict_knowledge(system, spec, placement, device)
-    top_policy = make_policy(system, spec)
+    shape = {"num_layers": spec.num_layers, "num_experts": spec.num_experts}
+    make_policy: Callable[[], EvictionPolicy] = partial(
+        make_eviction_policy,
+        system.eviction,
+        **shape,
+        top_k=spec.top_k,
+        options=system.eviction_options,
+    )
+    top_policy = make_policy()
 
     def is_held_elsewhere(expert: Expert) -> bool:
         is_own = placement is None or placement.device(expert) == device
         return not is_own or top_policy.is_permanent(expert)
 
-    policies: list[EvictionPolicy] = [top_policy]
-    for _ in num_slots[1:]:
-        if system.host_window:
-            policies.append(
-                LayerWindowEviction(
-                    num_layers=spec.num_layers,
-                    num_experts=spec.num_experts,
-                    is_held_elsewhere=is_held_elsewhere,
-                )
-            )
-        else:
-            policies.append(make_policy(system, spec))
+    if system.host_window:
+        make_policy = partial(LayerWindowEviction, **shape, is_held_elsewhere=is_held_elsewhere)
+    policies = [top_policy, *(make_policy() for _ in num_slots[1:])]
     tiers: list[CacheTier] = []
     below: CacheTier | None = None
     sizes = zip(num_slots, first_slots, strict=True)
@@ -116,17 +116,6 @@ def _build_tiers(
         )
         tiers.insert(0, below)
     return tiers
-
-
-def make_policy(system: SystemConfig, spec: ModelSpec) -> EvictionPolicy:
-    """Makes a new eviction policy of the system, for one cache."""
-    return make_eviction_policy(
-        system.eviction,
-        num_layers=spec.num_layers,
-        num_experts=spec.num_experts,
-        top_k=spec.top_k,
-        options=system.eviction_options,
-    )
 
 
 def _restrict_knowledge(

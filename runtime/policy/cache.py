@@ -3,8 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-from runtime.policy.eviction.protocol import EvictionPolicy, Expert
-from runtime.policy.eviction.score_order import ScoreOrder
+from runtime.policy.eviction.base import EvictionPolicy, Expert, ScoreOrder
 
 Victims = dict[tuple[ScoreOrder, int], Expert | None]
 """The next victim of each order in slots from a number on; None: nothing may be evicted."""

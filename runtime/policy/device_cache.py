@@ -13,7 +13,7 @@ from predictors.base import Ints
 from runtime.config import SystemConfig
 from runtime.policy.cache import CacheEntry
 from runtime.policy.counters import CacheCounters, sum_counters
-from runtime.policy.eviction.protocol import Expert, Probabilities
+from runtime.policy.eviction.base import Expert, Probabilities
 from runtime.policy.placement import ExpertPlacement
 from runtime.policy.tier import CacheTier
 

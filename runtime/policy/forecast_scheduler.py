@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from predictors.base import ConsecutiveForecasts, Forecast, Forecasts, Ints
 from predictors.errors import MoecastError, unknown
 from runtime.policy.device_cache import DeviceCache
-from runtime.policy.queue import find_prefetch_order
+from runtime.policy.queue import find_prefetch_order, prefetch_key
 
 CANDIDATES = ("named", "all", "slots")
 """Values of `SystemConfig.candidates`."""
@@ -106,4 +106,4 @@ class ForecastScheduler:
         order, num_layers = self._order, self._num_layers
         for row in range(order_LE.shape[0]):
             for e in range(order_LE.shape[1]):
-                key_LE[row, e] = order.key(order_LE[row, e], ahead_L[row], num_layers)
+                key_LE[row, e] = prefetch_key(order, order_LE[row, e], ahead_L[row], num_layers)

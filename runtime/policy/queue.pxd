@@ -1,16 +1,14 @@
 import cython
 
 
-cdef class PrefetchOrder:
-    cdef public Py_ssize_t kind
-    cdef public bint by_distance
-
-    cpdef double key(self, double probability, Py_ssize_t ahead, Py_ssize_t num_layers) except? -1
+cpdef double prefetch_key(
+    Py_ssize_t order, double probability, Py_ssize_t ahead, Py_ssize_t num_layers
+) except? -1
 
 
 cdef class TransferQueue:
-    cdef PrefetchOrder _order
-    cdef Py_ssize_t _num_layers, _layer_now
+    cdef bint _goes_by_distance
+    cdef Py_ssize_t _order, _num_layers, _layer_now
     cdef dict _high, _low
     cdef readonly object requested, predicted
     cdef list _ordered

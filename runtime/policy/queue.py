@@ -1,66 +1,54 @@
 """The transfer queue: experts that the link has to transfer, in two priorities."""
 
 import math
-from collections.abc import Container, Mapping
-from types import MappingProxyType
+from collections.abc import Container
 
 from predictors.errors import MoecastError, unknown
-from runtime.policy.eviction.protocol import Expert
+from runtime.policy.eviction.base import Expert
 
+PREFETCH_ORDERS = (
+    "push-order",
+    "nearest-layer",
+    "probability",
+    "probability-over-distance",
+    "layer-decay",
+)
+"""Orders of the predicted experts in a queue; ties go to the one pushed first."""
 PUSH_ORDER, NEAREST_LAYER, PROBABILITY, PROBABILITY_OVER_DISTANCE, LAYER_DECAY = range(5)
 
 
-class PrefetchOrder:
-    """Order of the predicted experts in a queue; ties go to the one pushed first."""
-
-    def __init__(self, kind: int, by_distance: bool) -> None:
-        self.kind = kind
-        """One of the kinds above."""
-        self.by_distance = by_distance
-        """The key depends on the layers ahead, so it changes when a layer is routed."""
-
-    def key(self, probability: float, ahead: int, num_layers: int) -> float:
-        """Returns the key; the smallest comes first.
-
-        Args:
-            probability: The forecast's order of the expert, at most 1.
-            ahead: The next layer to be routed is 1 ahead; one that has been routed is ahead by the
-                rest of the step and its own.
-            num_layers: Layers with routed experts.
-        """
-        if self.kind == NEAREST_LAYER:  # by layer, then by probability
-            return 2 * ahead - probability
-        if self.kind == PROBABILITY:  # MoE-Infinity (request level), table 4, no layer proximity
-            return -probability
-        if self.kind == PROBABILITY_OVER_DISTANCE:  # largest first (fMoE, section 4.5)
-            return -probability / ahead
-        if self.kind == LAYER_DECAY:
-            # Largest first (MoE-Infinity (sequence level), section 5.2, and algorithm 1, step 26;
-            # (request level), section 5.1).
-            return -probability * (1.0 - ahead / num_layers)
-        return 0.0  # first in, first out (ProMoE, algorithm 2, line 7)
-
-
-PREFETCH_ORDERS: Mapping[str, PrefetchOrder] = MappingProxyType(
-    {
-        "push-order": PrefetchOrder(PUSH_ORDER, False),
-        "nearest-layer": PrefetchOrder(NEAREST_LAYER, True),
-        "probability": PrefetchOrder(PROBABILITY, False),
-        "probability-over-distance": PrefetchOrder(PROBABILITY_OVER_DISTANCE, True),
-        "layer-decay": PrefetchOrder(LAYER_DECAY, True),
-    }
-)
-
-
-def find_prefetch_order(name: str) -> PrefetchOrder:
-    """Returns the order of that name.
+def find_prefetch_order(name: str) -> int:
+    """Returns the number of the order of that name.
 
     Raises:
         MoecastError: There is none.
     """
     if name not in PREFETCH_ORDERS:
         raise MoecastError(unknown("priority", name, PREFETCH_ORDERS))
-    return PREFETCH_ORDERS[name]
+    return PREFETCH_ORDERS.index(name)
+
+
+def prefetch_key(order: int, probability: float, ahead: int, num_layers: int) -> float:
+    """Returns the key of a predicted expert; the smallest comes first.
+
+    Args:
+        order: The number of one of `PREFETCH_ORDERS`.
+        probability: The forecast's order of the expert, at most 1.
+        ahead: The next layer to be routed is 1 ahead; one that has been routed is ahead by the rest
+            of the step and its own.
+        num_layers: Layers with routed experts.
+    """
+    if order == NEAREST_LAYER:  # by layer, then by probability
+        return 2 * ahead - probability
+    if order == PROBABILITY:  # MoE-Infinity (request level), table 4, no layer proximity
+        return -probability
+    if order == PROBABILITY_OVER_DISTANCE:  # largest first (fMoE, section 4.5)
+        return -probability / ahead
+    if order == LAYER_DECAY:
+        # Largest first (MoE-Infinity (sequence level), section 5.2, and algorithm 1, step 26;
+        # (request level), section 5.1).
+        return -probability * (1.0 - ahead / num_layers)
+    return 0.0  # first in, first out (ProMoE, algorithm 2, line 7)
 
 
 class TransferQueue:
@@ -68,10 +56,16 @@ class TransferQueue:
 
     An expert is in the queue once: pushed high, it leaves the low side (a join, not a repeat).
     Behind all forecast experts come those for idle links.
+
+    Args:
+        order: The number of one of `PREFETCH_ORDERS`.
+        num_layers: Layers with routed experts.
     """
 
-    def __init__(self, order: PrefetchOrder, *, num_layers: int) -> None:
+    def __init__(self, order: int, *, num_layers: int) -> None:
         self._order = order
+        self._goes_by_distance = order not in (PUSH_ORDER, PROBABILITY)
+        """The keys depend on the layers ahead, so they change when a layer is routed."""
         self._num_layers = num_layers
         self._layer_now = -1
         self._high: dict[Expert, None] = {}
@@ -98,7 +92,7 @@ class TransferQueue:
         """
         if layer_now != self._layer_now:
             self._layer_now = layer_now
-            self._is_outdated = self._is_outdated or self._order.by_distance
+            self._is_outdated = self._is_outdated or self._goes_by_distance
 
     def push_high(self, expert: Expert) -> None:
         """Adds an expert that a router has chosen, after those chosen earlier."""
@@ -167,4 +161,4 @@ class TransferQueue:
             return math.inf, ticket
         # A layer that has been routed comes next in the step after this one.
         layers_ahead = (expert[0] - self._layer_now - 1) % self._num_layers + 1
-        return self._order.key(probability, layers_ahead, self._num_layers), ticket
+        return prefetch_key(self._order, probability, layers_ahead, self._num_layers), ticket

@@ -13,8 +13,8 @@ from typing import Self
 
 from runtime.policy.cache import CacheEntry, ExpertCache, Victims
 from runtime.policy.counters import CacheCounters
-from runtime.policy.eviction.protocol import Expert
-from runtime.policy.queue import PrefetchOrder, TransferQueue
+from runtime.policy.eviction.base import Expert
+from runtime.policy.queue import TransferQueue
 
 
 class TransferTask:
@@ -66,7 +66,7 @@ class CacheTier:
         cache: Slots of this tier.
         chunk_bytes: Bytes of each chunk, of each layer's experts.
         chunked: Transfer chunk by chunk (ProMoE, section 5.1); off: whole experts.
-        order: Order in which predicted experts are transferred.
+        order: Number of the order in which predicted experts are transferred.
         below: The tier to copy from; None: the store.
         whole_requests: Transfer the rest of a requested expert at once: nothing may interrupt it.
         least_prefetch: Bytes that a prefetch transfers at once at least, if as many are missing.
@@ -80,7 +80,7 @@ class CacheTier:
         *,
         chunk_bytes: Sequence[Sequence[int]],
         chunked: bool,
-        order: PrefetchOrder,
+        order: int,
         below: Self | None = None,
         whole_requests: bool = False,
         least_prefetch: int = 0,

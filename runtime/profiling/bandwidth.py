@@ -24,9 +24,9 @@ from runtime.store.base import ExpertStore, as_memoryview
 from runtime.store.files import FileRange, FileReader
 from runtime.store.layout import ExpertLayout
 from runtime.transfer.arena import Arena
-from runtime.transfer.arrivals import make_arrivals
 from runtime.transfer.file_ring import StoreRing
 from runtime.transfer.ring import FAILED
+from runtime.transfer.thread_ring import make_arrivals
 
 READ_BYTES = (4 << 10, 64 << 10, 1 << 20, 8 << 20)
 CELL_SECONDS = 0.4

@@ -19,7 +19,6 @@ from predictors.spec import ModelSpec
 from runtime.config import ModelConfig, ShapeConfig, SystemConfig
 from runtime.engine.assembly import (
     STORE_THREADS,
-    DeviceArenas,
     EngineOptions,
     connect,
     make_store_ring,
@@ -29,7 +28,7 @@ from runtime.hf.experts import compute_expert
 from runtime.hf.layers import MoeLayer, attach_experts, find_top_k
 from runtime.hf.loading import StrippedModel, load_stripped
 from runtime.hf.probes import Probes
-from runtime.policy.eviction.protocol import Expert
+from runtime.policy.eviction.base import Expert
 from runtime.policy.tier import TransferTask
 from runtime.profiling.bandwidth import (
     ProbeReader,
@@ -38,14 +37,13 @@ from runtime.profiling.bandwidth import (
     seconds,
     trimmed_mean,
 )
-from runtime.sim.hardware import MeasuredHardware, Overheads
-from runtime.sim.predictor_latency import nearest_latencies
+from runtime.sim.hardware import MeasuredHardware, Overheads, nearest_latencies
 from runtime.store.base import ExpertStore, max_slot_bytes
 from runtime.store.ggml.matrix import ExpertWeights, QuantisedExpert
 from runtime.store.layout import ExpertLayout
 from runtime.store.model_source import resolve
 from runtime.transfer.arena import Arena
-from runtime.transfer.arrivals import make_arrivals
+from runtime.transfer.thread_ring import make_arrivals
 
 PROMPT_TOKENS = 32
 """Before the token that is computed again: attention over a few dozen, as in the outlook."""
@@ -135,7 +133,7 @@ def measure_stripped(
     engine = connect(
         store,
         spec,
-        [DeviceArenas([arena], [make_store_ring(arrivals, store, arena, closes=False)])],
+        [[(arena, make_store_ring(arrivals, store, arena, closes=False))]],
         arrivals,
         EngineOptions(
             system=SystemConfig(prefetch=False, per_layer=False, chunked=False, reordered=False)

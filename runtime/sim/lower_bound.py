@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from predictors.spec import ModelSpec
 from runtime.policy.device_cache import count_tokens
-from runtime.policy.eviction.protocol import Expert
+from runtime.policy.eviction.base import Expert
 from runtime.sim.hardware import Hardware, count_tier_slots
 from runtime.sim.replay import ReplayStats
 from runtime.sim.step import RecordedStep

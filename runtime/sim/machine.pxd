@@ -18,7 +18,6 @@ cdef class _RunningTransfer:
 cdef class SimulatedRing(Ring):
     cdef SimulatedClock _clock
     cdef object _seconds
-    cdef dict _times
     cdef Py_ssize_t _num_readers
     cdef double _together, _computing
     cdef bint _is_computing

@@ -1,5 +1,6 @@
 """The clock of a simulated machine, and what takes time on it: links and a predictor."""
 
+import functools
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -7,9 +8,8 @@ from collections.abc import Callable, Sequence
 from predictors.base import Forecasts
 from runtime.policy.forecast_scheduler import ForecastScheduler
 from runtime.policy.tier import TransferTask
-from runtime.transfer.loop import TierLink, TransferLoop
+from runtime.transfer.loop import TierLink, TimelineSink, TransferLoop
 from runtime.transfer.ring import ARRIVED, Ring
-from runtime.transfer.timeline import TimelineSink
 
 LOAD = -1
 """Ticket of a transfer of other bytes than experts."""
@@ -55,9 +55,7 @@ class SimulatedRing(Ring):
     ):
         self.errors = {}
         self._clock = clock
-        self._seconds = seconds
-        self._times: dict[int, float] = {}
-        """Time of an expert's transfer by its bytes."""
+        self._seconds = functools.cache(seconds)
         self._num_readers = num_readers
         self._together = speed_together
         self._computing = speed_computing
@@ -89,11 +87,7 @@ class SimulatedRing(Ring):
 
     def submit(self, ticket: int, task: TransferTask) -> None:
         self.num_experts += 1
-        seconds = self._times.get(task.num_bytes)
-        if seconds is None:
-            seconds = self._seconds(task.num_bytes)
-            self._times[task.num_bytes] = seconds
-        self._start(ticket, seconds)
+        self._start(ticket, self._seconds(task.num_bytes))
 
     def load(self, seconds: float) -> None:
         """Starts the transfer of other bytes than experts."""

@@ -17,7 +17,7 @@ from runtime.policy.counters import CacheCounters, sum_counters
 from runtime.sim.hardware import Hardware, prediction_seconds
 from runtime.sim.simulator import make_simulator
 from runtime.sim.step import RecordedRouting, RecordedStep, replay_step
-from runtime.transfer.timeline import TimelineSink
+from runtime.transfer.loop import TimelineSink
 
 COLLECT_AFTER = 100_000
 """Objects that are made, and not freed, before Python's garbage collector looks for cycles."""

@@ -14,7 +14,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, TextIO
@@ -65,44 +65,31 @@ class RoutingLog:
     """None if the log has no weights."""
 
 
-@dataclass
-class _LogLines:
-    """The lines read so far, and the position of each request."""
-
-    numbers: dict[str, int] = field(default_factory=dict)
-    places: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Request to (position, layer) of its last line."""
-    keys: list[tuple[int, int, int, int, int]] = field(default_factory=list)
-    experts: list[list[int]] = field(default_factory=list)
-    weights: list[list[float] | None] = field(default_factory=list)
-
-    def add(self, line: LogLine) -> None:
-        name = str(line.request or 0)
-        number = self.numbers.setdefault(name, len(self.numbers))
-        position = line.position
-        if position is None:
-            before, layer = self.places.get(name, (0, -1))
-            position = before if line.layer > layer else before + 1
-        self.places[name] = position, line.layer
-        token = UNKNOWN_TOKEN if line.token is None else line.token
-        phase = PHASES[line.phase or "decode"]
-        self.keys.append((number, position, line.layer, token, phase))
-        self.experts.append(line.experts)
-        self.weights.append(line.weights)
-
-
 def read_routing_log(path: Path) -> RoutingLog:
     """Returns the log as arrays.
 
     Raises:
         RoutingLogError: not a routing log; the message names the line or the token.
     """
-    lines = _LogLines()
+    numbers: dict[str, int] = {}
+    places: dict[str, tuple[int, int]] = {}
+    """Request to (position, layer) of its last line."""
+    keys, experts, weights = [], [], []
     for line in _parse(path):
-        lines.add(line)
-    if not lines.keys:
+        name = str(line.request or 0)
+        number = numbers.setdefault(name, len(numbers))
+        position = line.position
+        if position is None:
+            before, layer = places.get(name, (0, -1))
+            position = before if line.layer > layer else before + 1
+        places[name] = position, line.layer
+        token = UNKNOWN_TOKEN if line.token is None else line.token
+        keys.append((number, position, line.layer, token, PHASES[line.phase or "decode"]))
+        experts.append(line.experts)
+        weights.append(line.weights)
+    if not keys:
         raise RoutingLogError(f"{path} is empty")
-    return _arrange(path, lines)
+    return _arrange(path, list(numbers), np.array(keys, dtype=np.int64), experts, weights)
 
 
 def _parse(path: Path) -> Iterator[LogLine]:
@@ -229,12 +216,17 @@ def _validate(fields: Any, where: str) -> LogLine:
         raise RoutingLogError(f"{where}: {key}: {first['msg']}. Keys: {known}") from None
 
 
-def _arrange(path: Path, lines: _LogLines) -> RoutingLog:
-    keys_M5 = np.array(lines.keys, dtype=np.int64)
+def _arrange(
+    path: Path,
+    names: list[str],
+    keys_M5: NDArray[np.int64],
+    experts: list[list[int]],
+    weights: list[list[float] | None],
+) -> RoutingLog:
+    """Arranges lines, given by request, position, layer, token and phase, in any order."""
     layers = np.unique(keys_M5[:, 2])
     order = np.lexsort((keys_M5[:, 2], keys_M5[:, 1], keys_M5[:, 0]))
     keys_M5 = keys_M5[order]
-    names = list(lines.numbers)
     wrong = _first_uneven(keys_M5, layers)
     if wrong is not None:
         number, position = (int(value) for value in keys_M5[wrong, :2])
@@ -247,17 +239,17 @@ def _arrange(path: Path, lines: _LogLines) -> RoutingLog:
     def cube(values: list[Any], dtype: type) -> NDArray:
         return np.array(values, dtype=dtype)[order].reshape(*keys_NL5.shape[:2], -1)
 
-    without = lines.weights.count(None)
-    if without not in (0, len(lines.weights)):
-        raise RoutingLogError(f"{path}: {without} of {len(lines.weights)} lines have no weights")
+    without = weights.count(None)
+    if without not in (0, len(weights)):
+        raise RoutingLogError(f"{path}: {without} of {len(weights)} lines have no weights")
     return RoutingLog(
         requests=names,
         request_N=keys_NL5[:, 0, 0],
         position_N=keys_NL5[:, 0, 1],
         token_N=keys_NL5[:, 0, 3],
         phase_N=keys_NL5[:, 0, 4],
-        experts_NLK=cube(lines.experts, np.int64),
-        weights_NLK=None if without else cube(lines.weights, np.float64),
+        experts_NLK=cube(experts, np.int64),
+        weights_NLK=None if without else cube(weights, np.float64),
     )
 
 

@@ -23,7 +23,7 @@ cdef class Simulator:
     cdef readonly SimulatedRing top
     cdef SimulatedRing _bottom
     cdef readonly SimulatedLoop loop
-    cdef dict _expert_times, _layer_times
+    cdef readonly object layer_seconds, expert_seconds
 
     cpdef forecast(self, forecasts, Py_ssize_t layer_now, double seconds)
     @cython.locals(started=double, left=double, speed=double, end=double, event=double,
@@ -32,4 +32,3 @@ cdef class Simulator:
     @cython.locals(cache=DeviceCache, pending=list, expert=tuple, host_end=double)
     cpdef run_experts(self, Py_ssize_t layer, dict tokens_per_expert, double computed_after=*)
     cpdef list begin_requests(self, Py_ssize_t layer, dict chosen, on_host=*)
-    cpdef double expert_seconds(self, num_tokens) except? -1

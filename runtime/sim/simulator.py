@@ -1,8 +1,8 @@
 """Discrete-event simulation of one device: the live transfer loop over simulated rings."""
 
+import functools
 import math
 from collections.abc import Sequence
-from functools import partial
 
 from predictors.base import Forecasts, Ints
 from predictors.spec import ModelSpec
@@ -10,11 +10,10 @@ from runtime.config import SystemConfig
 from runtime.policy.build import build_device_cache
 from runtime.policy.counters import CacheCounters
 from runtime.policy.device_cache import DeviceCache, count_tokens
-from runtime.policy.eviction.protocol import Expert
+from runtime.policy.eviction.base import Expert
 from runtime.policy.forecast_scheduler import ForecastScheduler
-from runtime.policy.host_split import choose_host_experts
-from runtime.policy.placement import ExpertPlacement
-from runtime.sim.hardware import Hardware, RooflineHardware, count_tier_slots, hybrid_hardware
+from runtime.policy.placement import ExpertPlacement, choose_host_experts
+from runtime.sim.hardware import Hardware, count_tier_slots, hybrid_hardware
 from runtime.sim.machine import (
     SimulatedClock,
     SimulatedLoop,
@@ -22,8 +21,7 @@ from runtime.sim.machine import (
     SimulatedRing,
 )
 from runtime.sim.step import RecordedStep
-from runtime.transfer.loop import TierLink
-from runtime.transfer.timeline import TimelineSink
+from runtime.transfer.loop import TierLink, TimelineSink
 
 NOTHING_ON_HOST: tuple[frozenset[int], float] = (frozenset(), 0.0)
 """The experts that the host's processor computes, and the time that it takes."""
@@ -40,7 +38,6 @@ class Simulator:
         spec: ModelSpec,
         timeline: TimelineSink | None = None,
         is_stateless: bool = False,
-        hybrid: RooflineHardware | None = None,
     ):
         """Makes a simulator at time 0.
 
@@ -50,13 +47,12 @@ class Simulator:
             spec: The model.
             timeline: Gets the spans of transfers, stalls and computed experts.
             is_stateless: The predictor may leave out an event whose forecasts would be late.
-            hybrid: The hardware, if it may compute missed experts in host memory.
         """
         overheads = hardware.overheads
         self.cache = cache
         self.spec = spec
         self.hardware = hardware
-        self._hybrid = hybrid
+        self._hybrid = hybrid_hardware(cache.system, hardware)
         self._scheduler = scheduler = ForecastScheduler(cache, top_k=spec.top_k)
         self._step_seconds = overheads.step_seconds
         self._compute_speed_transferring = overheads.compute_speed_transferring
@@ -66,7 +62,7 @@ class Simulator:
         rings = [
             SimulatedRing(
                 self._clock,
-                partial(hardware.transfer_seconds, tier=i),
+                functools.partial(hardware.transfer_seconds, tier=i),
                 num_readers=overheads.num_readers if tier.below is None else 1,
                 speed_together=overheads.transfer_speed_together,
                 speed_computing=overheads.transfer_speed_computing,
@@ -81,10 +77,10 @@ class Simulator:
         self.loop = SimulatedLoop(links, rings, self._clock, self._predictor, timeline=timeline)
         self._answers: list[tuple[Forecasts, int, float]] = []
         """Those of the routed layer, until its experts are requested."""
-        self._expert_times: dict[int, float] = {}
-        """Time of an expert by its number of tokens."""
-        self._layer_times: dict[int, float] = {}
-        """Time of a layer without its experts by the number of tokens."""
+        self.layer_seconds = functools.cache(hardware.layer_seconds)
+        """Returns the time of a layer without its experts, by the number of tokens."""
+        self.expert_seconds = functools.cache(hardware.expert_seconds)
+        """Returns the time of an expert by its number of tokens."""
 
     @property
     def now(self) -> float:
@@ -271,19 +267,6 @@ class Simulator:
         self._clock.now = max(self.now, end)
         self.loop.stall_seconds += self.now - started
 
-    def layer_seconds(self, num_tokens: int) -> float:
-        """Returns the time of a layer without its experts."""
-        seconds = self._layer_times.get(num_tokens)
-        if seconds is None:
-            seconds = self._layer_times[num_tokens] = self.hardware.layer_seconds(num_tokens)
-        return seconds
-
-    def expert_seconds(self, num_tokens: int) -> float:
-        seconds = self._expert_times.get(num_tokens)
-        if seconds is None:
-            seconds = self._expert_times[num_tokens] = self.hardware.expert_seconds(num_tokens)
-        return seconds
-
 
 def make_simulator(
     system: SystemConfig,
@@ -323,11 +306,4 @@ def make_simulator(
     )
     if fills_host or system.fill_first_layers:
         cache.fill()
-    return kind(
-        cache,
-        hardware,
-        spec=spec,
-        timeline=timeline,
-        is_stateless=is_stateless,
-        hybrid=hybrid_hardware(system, hardware),
-    )
+    return kind(cache, hardware, spec=spec, timeline=timeline, is_stateless=is_stateless)

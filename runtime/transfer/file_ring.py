@@ -6,14 +6,13 @@ from itertools import accumulate
 from pathlib import Path
 from struct import Struct
 
-from runtime.policy.eviction.protocol import Expert
+from runtime.policy.eviction.base import Expert
 from runtime.policy.tier import TransferTask
 from runtime.store.base import ExpertStore
 from runtime.store.files import OpenFile
 from runtime.transfer.arena import Arena
-from runtime.transfer.arrivals import rings
 from runtime.transfer.ring import ARRIVED, Arrivals, Ring
-from runtime.transfer.thread_ring import ThreadRing
+from runtime.transfer.thread_ring import ThreadRing, rings
 
 PART = Struct("=iiqqQQ")
 """A part of a transfer in `rings.c`: number of its file, flags, offset in the file, size, address
@@ -37,7 +36,6 @@ class StoreRing(Ring):
 
     Args:
         arena: In host memory. It is kept as long as a read may write to it.
-        name: Of the link, for messages.
         cpus: The processors that threads run on; None: any.
         closes: The store is closed with the ring; off where others read from it too.
     """
@@ -49,14 +47,13 @@ class StoreRing(Ring):
         arena: Arena,
         *,
         num_threads: int = 1,
-        name: str = "disk",
         cpus: frozenset[int] | None = None,
         closes: bool = True,
     ):
         self._store = store
         self._arena = arena
         self._closes = closes
-        self._threads = ThreadRing(arrivals, self.transfer, num_threads, name=name, cpus=cpus)
+        self._threads = ThreadRing(arrivals, self.transfer, num_threads, name="disk", cpus=cpus)
         self.errors = self._threads.errors
         self._compiled = None
         if rings is not None and isinstance(arrivals, rings.Arrivals):

@@ -5,12 +5,12 @@ book: requests first, then as many prefetches as the link transfers until the ne
 """
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from runtime.policy.device_cache import DeviceCache
-from runtime.policy.eviction.protocol import Expert
+from runtime.policy.eviction.base import Expert
 from runtime.policy.tier import CacheTier, TransferTask
 from runtime.transfer.ring import Ring
-from runtime.transfer.timeline import TimelineSink
 
 AHEAD_SECONDS = 4e-3
 """Prefetches that a ring holds ahead, as time on its link: more than passes between two events of a
@@ -19,6 +19,26 @@ LEAST_AHEAD = 2
 """Prefetches that a ring holds at least: one that runs, and the next."""
 MEMORY = 0.9
 """Weight of the past in the mean of a link's speed."""
+
+
+class TimelineSink(Protocol):
+    """Receives spans of a run; times are those of `time.perf_counter`, in seconds."""
+
+    def transferred(
+        self, link: str, task: TransferTask, start: float, end: float, *, track: str
+    ) -> None: ...
+
+    def computed(self, expert: Expert, start: float, end: float) -> None: ...
+
+    def stalled(self, layer: int, start: float, end: float) -> None: ...
+
+    def computed_dense(self, layer: int, start: float, end: float) -> None: ...
+
+    def predicted(self, event: str, layer: int, start: float, end: float) -> None: ...
+
+    def step(self, num_tokens: int, start: float, end: float) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class TierLink:

@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 
 from runtime.errors import Fault, TransferError
-from runtime.policy.eviction.protocol import Expert
+from runtime.policy.eviction.base import Expert
 from runtime.policy.tier import TransferTask
-from runtime.transfer.loop import TierLink, TransferLoop
+from runtime.transfer.loop import TierLink, TimelineSink, TransferLoop
 from runtime.transfer.ring import ARRIVED, Arrivals
-from runtime.transfer.timeline import TimelineSink
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ import random
 import numpy as np
 
 from runtime.policy.cache import ExpertCache
-from runtime.policy.eviction.protocol import EvictionPolicy
+from runtime.policy.eviction.base import EvictionPolicy
 from runtime.policy.eviction.registry import make_eviction_policy
 
 Routing = list[list[list[int]]]

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -108,10 +107,13 @@ def serve_with_rings(
     connect = assemble.connect
 
     def connected(store, spec, devices, arrivals, options):
-        (device,) = devices
-        names = ["copy", "disk"][-len(device.rings) :]
-        rings = [make(name, arrivals, ring) for name, ring in zip(names, device.rings, strict=True)]
-        return connect(store, spec, [replace(device, rings=rings)], arrivals, options)
+        (tiers,) = devices
+        names = ["copy", "disk"][-len(tiers) :]
+        made = [
+            (arena, make(name, arrivals, ring))
+            for name, (arena, ring) in zip(names, tiers, strict=True)
+        ]
+        return connect(store, spec, [made], arrivals, options)
 
     monkeypatch.setattr(assemble, "connect", connected)
     return serve(folder, **kwargs)

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from runtime.store.files import DESCRIPTORS
-from runtime.transfer.arrivals import rings
 from runtime.transfer.file_ring import PART
 from runtime.transfer.ring import ARRIVED
+from runtime.transfer.thread_ring import rings
 from tests.builders.faults.rules import Disk, Rule
 from tests.builders.parts import Memory, statuses
 from tests.faults.conftest import mount_faulty_disk

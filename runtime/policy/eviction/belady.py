@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from predictors.base import Ints
 from predictors.errors import MoecastError
-from runtime.policy.eviction.protocol import EvictionPolicy, Expert
+from runtime.policy.eviction.base import EvictionPolicy, Expert, ScoreOrder, find_best_absent
 from runtime.policy.eviction.regret import ARMS, UseShares
-from runtime.policy.eviction.score_order import ScoreOrder, find_best_absent
 
 Future = Iterable[Sequence[Collection[int]]]
 """The experts that the router will choose, for each step and layer."""
@@ -93,7 +92,7 @@ class BeladyEviction(EvictionPolicy):
 
     def make_order(self, *, num_slots: int, layers: range) -> ScoreOrder:
         if self._shares is not None:
-            self._shares.ghosts.divide(num_slots, layers)
+            self._shares.divide(num_slots, layers)
         order = NextUseOrder(self, layers)
         self._orders.append(order)
         return order
@@ -133,7 +132,7 @@ class BeladyEviction(EvictionPolicy):
         """Returns `[E]`: the scores of a layer's experts without a known use."""
         if self._shares is None:
             return np.full(self.nearness_LE.shape[1], -self._never)
-        return self._share_LEA[layer, :, self._shares.ghosts.arm] - 1.0 - self._never
+        return self._share_LEA[layer, :, self._shares.arm] - 1.0 - self._never
 
     def next_idle_candidate(self) -> Expert | None:
         return find_best_absent([(order, order.score_N) for order in self._orders], -self._never)

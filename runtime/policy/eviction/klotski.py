@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from predictors.base import Ints
-from runtime.policy.eviction.protocol import Expert
-from runtime.policy.eviction.score_order import (
+from runtime.policy.eviction.base import (
+    Expert,
     ScoreEviction,
     ScoreOrder,
     Scores,

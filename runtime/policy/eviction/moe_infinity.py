@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from predictors.base import Ints
 from predictors.eam.collection import activation_ratios, count_rows
 from predictors.requests import LiveRequests, StepRequests, grow_rows
-from runtime.policy.eviction.protocol import Expert, Probabilities
-from runtime.policy.eviction.score_order import (
+from runtime.policy.eviction.base import (
     PROTECTED,
+    Expert,
+    Probabilities,
     ScoreEviction,
     ScoreOrder,
     Scores,

@@ -5,15 +5,19 @@ from types import MappingProxyType
 from typing import Any
 
 from predictors.errors import MoecastError, unknown
+from runtime.policy.eviction.base import EvictionPolicy
 from runtime.policy.eviction.belady import BeladyEviction
-from runtime.policy.eviction.frequency import FmoeEviction, LfuEviction
 from runtime.policy.eviction.klotski import FirstLayersEviction
 from runtime.policy.eviction.moe_infinity import (
     MoeInfinityRequestEviction,
     MoeInfinitySequenceEviction,
 )
-from runtime.policy.eviction.protocol import EvictionPolicy
-from runtime.policy.eviction.recency import LruEviction, NeighbourEviction
+from runtime.policy.eviction.past_use import (
+    FmoeEviction,
+    LfuEviction,
+    LruEviction,
+    NeighbourEviction,
+)
 from runtime.policy.eviction.regret import RegretEviction
 from runtime.policy.eviction.reuse import ReuseEviction
 from runtime.policy.eviction.static import StaticEviction

@@ -1,7 +1,6 @@
 import cython
 
-from runtime.policy.eviction.protocol cimport EvictionPolicy
-from runtime.policy.eviction.score_order cimport ScoreOrder
+from runtime.policy.eviction.base cimport EvictionPolicy, ScoreOrder
 
 
 cdef class LayerGhost:
@@ -21,9 +20,10 @@ cdef class LayerGhost:
 
 
 cdef class UseShares:
-    cdef public object ghosts
+    cdef public dict ghosts
+    cdef public Py_ssize_t arm
     cdef Py_ssize_t _num_experts, _forever
-    cdef object _decay_A, _score_LEA, _weight_A, _total_A
+    cdef object _hits_A, _decay_A, _score_LEA, _weight_A, _total_A
     cdef double[:, :, ::1] _view_LEA
     cdef double _step
     cdef double[:, ::1] _last_step_LE

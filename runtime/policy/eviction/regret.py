@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictors.base import Ints
-from runtime.policy.eviction.protocol import EvictionPolicy
-from runtime.policy.eviction.score_order import COMPILED, ScoreOrder, Scores
+from runtime.policy.eviction.base import COMPILED, EvictionPolicy, ScoreOrder, Scores
 
 DECAYS = (0.5, 0.8, 0.9, 0.95, 0.98, 1.0)
 """Factors per step. Up to .5 the last step to use an expert decides, as in LRU; 1 is LFU."""
@@ -32,9 +31,10 @@ ARMS = ("blend", "lfru", *(DECAY_NAMES.get(decay, f"decayed-lfu {decay}") for de
 """Scores that compete; the first is followed before anything was measured."""
 
 SURE = 2.0
-"""Standard deviations by which an arm must lead to be followed: with less, the arms changed by
-chance, and at a budget of 10 % the hit rate fell from .588 to .560 (Qwen3-30B-A3B's routing) and
-from .399 to .365 (the reference model's)."""
+"""Standard deviations of its hits, the square root of their number, by which another arm must lead
+to be followed instead: the best of several equal arms leads by chance. With less, at a budget of
+10 % the hit rate fell from .588 to .560 (Qwen3-30B-A3B's routing) and from .399 to .365 (the
+reference model's)."""
 
 MEMORY = 0.998
 """Factor per step on the arms' past hits: a memory of some five hundred steps, which notices a
@@ -45,61 +45,6 @@ NUM_SAMPLED_LAYERS = 4
 
 LEAST_SHARE = 1e-6
 """Share of steps that an expert without uses is given: far below one use in any log."""
-
-
-class GhostCaches:
-    """Follows the arm whose ghost caches have hit most, recent steps counting most.
-
-    An arm is a score per expert. In a few layers, each arm has a ghost cache, of ids only and as
-    large as the layer's share of the cache, on the same routing. Following the arm with the fewest
-    misses so far is what keeps regret small: the misses beyond those of the best arm. Arms chosen
-    by their realised hits are from LeCaR (Vietri et al., HotStorage 2018) and antirez/ds4 636,
-    sampled layers that stand for the rest from set dueling (Qureshi et al., ISCA 2007).
-
-    Args:
-        num_layers: Layers of the model.
-        num_experts: Experts of each layer.
-        num_arms: Scores to compare.
-        start: Arm to follow before anything was measured.
-        sure: Standard deviations of its hits, the square root of their number, by which another
-            arm must lead to be followed instead. The best of several equal arms leads by chance.
-    """
-
-    def __init__(
-        self, *, num_layers: int, num_experts: int, num_arms: int, start: int = 0, sure: float = 0.0
-    ):
-        self.arm = start
-        self._sure = sure
-        self._hits_A = np.zeros(num_arms)
-        num_sampled = min(NUM_SAMPLED_LAYERS, num_layers) if num_arms > 1 else 0
-        self.layers = {
-            (2 * i + 1) * num_layers // (2 * num_sampled): LayerGhost(num_experts, num_arms)
-            for i in range(num_sampled)
-        }
-
-    @property
-    def hits(self) -> float:
-        """Hits of the best arm."""
-        return float(self._hits_A.max())
-
-    def divide(self, num_slots: int, layers: range) -> None:
-        """Gives the ghosts of these layers their shares of `num_slots`."""
-        for layer in layers:
-            if layer in self.layers:
-                self.layers[layer].num_slots = max(1, num_slots // len(layers))
-
-    def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int], score_EA: Scores) -> None:
-        """Serves the chosen experts from the layer's ghosts, if it is sampled."""
-        ghost = self.layers.get(layer)
-        if ghost is not None:
-            self._hits_A += ghost.serve(list(tokens_per_expert), score_EA)
-
-    def end_step(self) -> None:
-        best = int(self._hits_A.argmax())
-        lead = self._hits_A[best] - self._hits_A[self.arm]
-        if lead > self._sure * self._hits_A[self.arm] ** 0.5:
-            self.arm = best
-        self._hits_A *= MEMORY
 
 
 class LayerGhost:
@@ -203,12 +148,24 @@ class UseShares:
     A use is weighted by `decay ** (steps since)`. Its weight is 1 where a step has one token, else
     the expert's tokens over those of the busiest expert: a prefill requests almost all experts, and
     only their tokens tell them apart.
+
+    In a few layers, each arm has a ghost cache, of ids only and as large as the layer's share of
+    the cache, on the same routing. Following the arm with the fewest misses so far, recent steps
+    counting most, is what keeps regret small: the misses beyond those of the best arm. Arms chosen
+    by their realised hits are from LeCaR (Vietri et al., HotStorage 2018) and antirez/ds4 636,
+    sampled layers that stand for the rest from set dueling (Qureshi et al., ISCA 2007).
     """
 
     def __init__(self, *, num_layers: int, num_experts: int):
-        self.ghosts = GhostCaches(
-            num_layers=num_layers, num_experts=num_experts, num_arms=len(ARMS), sure=SURE
-        )
+        num_sampled = min(NUM_SAMPLED_LAYERS, num_layers)
+        self.ghosts = {
+            (2 * i + 1) * num_layers // (2 * num_sampled): LayerGhost(num_experts, len(ARMS))
+            for i in range(num_sampled)
+        }
+        """The ghost caches of the sampled layers."""
+        self.arm = 0
+        """Place in `ARMS` of the one that is followed."""
+        self._hits_A = np.zeros(len(ARMS))
         self._num_experts = num_experts
         self._decay_A = np.array(DECAYS)
         self._score_LEA = np.zeros((num_layers, num_experts, len(DECAYS)))
@@ -228,9 +185,15 @@ class UseShares:
         self._forever = DECAYS.index(1.0)
 
     @property
-    def arm(self) -> str:
-        """Name of the arm that is followed."""
-        return ARMS[self.ghosts.arm]
+    def hits(self) -> float:
+        """Hits of the best arm's ghost caches."""
+        return float(self._hits_A.max())
+
+    def divide(self, num_slots: int, layers: range) -> None:
+        """Gives the ghosts of these layers their shares of `num_slots`."""
+        for layer in layers:
+            if layer in self.ghosts:
+                self.ghosts[layer].num_slots = max(1, num_slots // len(layers))
 
     def begin_step(self) -> None:
         self._step += 1
@@ -248,11 +211,16 @@ class UseShares:
             for a in range(len(weight_A)):
                 self._view_LEA[layer, e, a] += share * weight_A[a]
             self._last_step_LE[layer, e] = self._step
-        if layer in self.ghosts.layers:
-            self.ghosts.on_routed(layer, tokens_per_expert, self.of_all_arms(layer))
+        if layer in self.ghosts:
+            share_EA = self.of_all_arms(layer)
+            self._hits_A += self.ghosts[layer].serve(list(tokens_per_expert), share_EA)
 
     def end_step(self) -> None:
-        self.ghosts.end_step()
+        best = int(self._hits_A.argmax())
+        lead = self._hits_A[best] - self._hits_A[self.arm]
+        if lead > SURE * self._hits_A[self.arm] ** 0.5:
+            self.arm = best
+        self._hits_A *= MEMORY
 
     def of_all_arms(self, layer: int) -> NDArray[np.float64]:
         """Returns `[E, A]`: the shares by every arm of a layer that this step has routed."""
@@ -264,7 +232,7 @@ class UseShares:
 
     def write_layer(self, layer: int, share_E: Scores) -> None:
         """Writes the shares by the best arm of a layer that this step has routed."""
-        self.write_arm(layer, self.ghosts.arm, share_E)
+        self.write_arm(layer, self.arm, share_E)
 
     def write_arm(self, layer: int, arm: int, share_E: Scores) -> None:
         """Writes the shares by one arm, by its place in `ARMS`."""
@@ -314,8 +282,8 @@ class UseShares:
 class RegretEviction(EvictionPolicy):
     """Evicts the expert whose next use is expected latest, by the counts that have hit most.
 
-    It needs neither training nor options: see `UseShares` for the counts that compete, and
-    `GhostCaches` for the choice. `reuse` eviction adds predictions to it.
+    It needs neither training nor options: see `UseShares` for the counts that compete and for the
+    choice. `reuse` eviction adds predictions to it.
 
     The score is `1 / (1 / share + d / L)`, for layers that are `d` layers ahead. That is the
     reciprocal of the expected time until the next use, in steps: an expert that every second step
@@ -346,10 +314,10 @@ class RegretEviction(EvictionPolicy):
     @property
     def arm(self) -> str:
         """Name of the arm that is followed."""
-        return self._counts.arm
+        return ARMS[self._counts.arm]
 
     def make_order(self, *, num_slots: int, layers: range) -> ScoreOrder:
-        self._counts.ghosts.divide(num_slots, layers)
+        self._counts.divide(num_slots, layers)
         return DiscountedOrder(self, layers)
 
     def begin_step(self, requests_T: Ints) -> None:  # noqa: ARG002

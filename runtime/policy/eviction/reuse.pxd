@@ -1,7 +1,7 @@
 import cython
 
 from runtime.policy.eviction.regret cimport LayerGhost, RegretEviction
-from runtime.policy.eviction.score_order cimport copy_scores
+from runtime.policy.eviction.base cimport copy_scores
 
 
 cdef class ReuseEviction(RegretEviction):

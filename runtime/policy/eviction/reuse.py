@@ -9,16 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictors.base import Ints
-from runtime.policy.eviction.protocol import Expert, Probabilities
-from runtime.policy.eviction.regret import MEMORY, LayerGhost, RegretEviction
-from runtime.policy.eviction.score_order import (
+from runtime.policy.eviction.base import (
     COMPILED,
+    Expert,
+    Probabilities,
     ScoreOrder,
     Scores,
     copy_scores,
     find_best_absent,
     view_scores,
 )
+from runtime.policy.eviction.regret import MEMORY, LayerGhost, RegretEviction
 
 LEAST_IDLE_SCORE = 0.03
 """Share of the coming tokens that must use an expert for idle link time to be spent on it."""
@@ -61,7 +62,7 @@ class ReuseEviction(RegretEviction):
 
     def __init__(self, *, num_layers: int, num_experts: int):
         super().__init__(num_layers=num_layers, num_experts=num_experts)
-        self._ghosts = {layer: LayerGhost(num_experts, 1) for layer in self._counts.ghosts.layers}
+        self._ghosts = {layer: LayerGhost(num_experts, 1) for layer in self._counts.ghosts}
         self._hits = 0.0
         """Hits of the ghost caches under the predictions; decays as those of `_counts` do."""
         self._predicted_LE = np.zeros((num_layers, num_experts))
@@ -95,7 +96,7 @@ class ReuseEviction(RegretEviction):
     def make_order(self, *, num_slots: int, layers: range) -> ScoreOrder:
         order = super().make_order(num_slots=num_slots, layers=layers)
         for layer, ghost in self._ghosts.items():
-            ghost.num_slots = self._counts.ghosts.layers[layer].num_slots
+            ghost.num_slots = self._counts.ghosts[layer].num_slots
         self._orders.append((order, view_scores(self.idle_score_LE, layers)))
         share = num_slots / (self._num_layers * self._num_experts)
         self._slow_weight = min(MAX_SLOW_WEIGHT, self._slow_weight + SLOW_WEIGHT * share)
@@ -223,6 +224,6 @@ class ReuseEviction(RegretEviction):
         return find_best_absent(self._orders, LEAST_IDLE_SCORE)
 
     def end_step(self) -> None:
-        self.trusts_predictor = self._counts.ghosts.hits <= self._hits * (1.0 + MARGIN)
+        self.trusts_predictor = self._counts.hits <= self._hits * (1.0 + MARGIN)
         RegretEviction.end_step(self)
         self._hits *= MEMORY

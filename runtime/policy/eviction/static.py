@@ -6,8 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictors.errors import MoecastError
-from runtime.policy.eviction.protocol import Expert
-from runtime.policy.eviction.score_order import ScoreEviction, ScoreOrder, view_scores
+from runtime.policy.eviction.base import Expert, ScoreEviction, ScoreOrder, view_scores
 
 
 class StaticEviction(ScoreEviction):

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.latency import RandomStep, measure_kind
 from predictors.base import Ints, Predictor
-from runtime.sim.predictor_latency import TokenLatency
+from runtime.sim.hardware import TokenLatency
 from tests.builders.traces import make_spec
 
 

@@ -9,7 +9,7 @@ from benchmarks import reports
 from benchmarks.process import ROOT
 from benchmarks.tables import origins
 from predictors.origin import read_git_revision
-from runtime.sim.predictor_latency import LATENCY_FILE
+from runtime.sim.hardware import LATENCY_FILE
 from tests.builders.processes import run
 
 

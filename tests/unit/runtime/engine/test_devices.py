@@ -7,7 +7,6 @@ import os
 import re
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from runtime.config import SystemConfig
 from runtime.engine import assembly as assemble
 from runtime.errors import BudgetError, CheckpointError, TransferError
 from runtime.policy.placement import ExpertPlacement
-from runtime.transfer.numa import find_near_cpus, parse_cpu_list, run_near
+from runtime.transfer.arena import find_near_cpus, parse_cpu_list, run_near
 from runtime.transfer.thread_ring import ThreadRing
 from tests.builders.faults.workers import before_read, refuse
 from tests.builders.models import plain_eager
@@ -103,8 +102,7 @@ def test_devices__a_slow_link_does_not_delay_the_other_devices(folder, expected,
     order, connect, is_ordered = [], assemble.connect, threading.Event()
 
     def slowed(store, spec, devices, arrivals, options):
-        first, second = devices
-        (ring,) = second.rings
+        first, [(arena, ring)] = devices
 
         def transfer(task):
             """Slower than the other device's: one of its experts has been computed."""
@@ -112,7 +110,7 @@ def test_devices__a_slow_link_does_not_delay_the_other_devices(folder, expected,
                 time.sleep(0.001)
             ring.transfer(task)
 
-        second = replace(second, rings=[ThreadRing(arrivals, transfer, name="slow")])
+        second = [(arena, ThreadRing(arrivals, transfer, name="slow"))]
         return connect(store, spec, [first, second], arrivals, options)
 
     monkeypatch.setattr(assemble, "connect", slowed)

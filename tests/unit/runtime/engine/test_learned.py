@@ -12,7 +12,7 @@ from predictors.errors import MoecastError
 from predictors.metrics import CardAccuracy
 from predictors.requests import IDLE_STEPS
 from runtime.engine.driver import PredictorDriver
-from runtime.engine.learned import LearnedStore
+from runtime.engine.forecasters import LearnedStore
 from runtime.policy.forecast_scheduler import ForecastScheduler
 from tests.builders.predictors import small_spec
 from tests.unit.runtime.policy.test_device_cache import make_cache
@@ -42,7 +42,7 @@ def test_learned__is_there_after_a_restart(tmp_path) -> None:
 
 
 def test_learned__is_saved_while_serving(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("runtime.engine.learned.SAVE_SECONDS", 0.0)
+    monkeypatch.setattr("runtime.engine.forecasters.SAVE_SECONDS", 0.0)
     predictor = EamRequestPredictor.empty(small_spec())
     LearnedStore(tmp_path / "learned", model="tiny").step_ended(predictor)
     assert (tmp_path / "learned" / "manifest.json").is_file()
@@ -53,7 +53,7 @@ def test_learned__on_a_full_disk_is_a_warning(tmp_path, monkeypatch, caplog) -> 
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", fail)
-    monkeypatch.setattr("runtime.engine.learned.SAVE_SECONDS", 0.0)
+    monkeypatch.setattr("runtime.engine.forecasters.SAVE_SECONDS", 0.0)
     predictor = EamRequestPredictor.empty(small_spec())
     LearnedStore(tmp_path / "learned", model="tiny").step_ended(predictor)
     assert "was not saved" in caplog.text

@@ -10,7 +10,7 @@ def run(times: StepStats, seconds: list[float], monkeypatch, *, is_prefill: bool
     for one in seconds:
         clock = iter([10.0, 10.0 + one])
         monkeypatch.setattr(stats.time, "perf_counter", lambda clock=clock: next(clock))
-        times.begin_step(1, is_prefill=is_prefill)
+        times.begin_step(is_prefill=is_prefill)
         times.end_step()
 
 

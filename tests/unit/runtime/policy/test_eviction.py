@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from predictors.errors import MoecastError
-from runtime.policy.eviction.protocol import EvictionPolicy, Expert
+from runtime.policy.eviction.base import EvictionPolicy, Expert, ScoreOrder
 from runtime.policy.eviction.registry import make_eviction_policy
-from runtime.policy.eviction.score_order import ScoreOrder
 from tests.builders.arena import policy_of
 
 

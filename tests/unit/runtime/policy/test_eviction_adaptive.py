@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from runtime.policy.eviction.base import ScoreEviction
 from runtime.policy.eviction.regret import BLENDED, DECAYS, RegretEviction, UseShares
-from runtime.policy.eviction.score_order import ScoreEviction
 from tests.builders.arena import policy_of, random_routing, serve
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.policy.eviction.protocol import Expert
+from runtime.policy.eviction.base import Expert
 from tests.builders.arena import Routing, policy_of, random_routing, serve
 
 LAYERS, EXPERTS, TOP_K = 3, 8, 2

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from runtime.config import SystemConfig
-from runtime.policy.eviction.recency import LruEviction
+from runtime.policy.eviction.past_use import LruEviction
 from runtime.policy.eviction.registry import make_eviction_policy
 from runtime.sim.replay import replay
 from tests.builders.arena import random_routing, serve

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.policy.host_split import SplitCosts, choose_host_experts
+from runtime.policy.placement import SplitCosts, choose_host_experts
 
 SECONDS = st.floats(0.0, 10.0)
 """From costs of nothing to those that outweigh everything else."""

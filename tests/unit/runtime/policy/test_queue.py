@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from predictors.errors import MoecastError
-from runtime.policy.eviction.protocol import Expert
+from runtime.policy.eviction.base import Expert
 from runtime.policy.queue import PREFETCH_ORDERS, TransferQueue, find_prefetch_order
 
 LAYERS = 4

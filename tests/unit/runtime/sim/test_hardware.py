@@ -17,9 +17,9 @@ from runtime.sim.hardware import (
     count_tier_slots,
     describe_hardware,
     prediction_seconds,
+    read_latencies,
     split_chunks,
 )
-from runtime.sim.predictor_latency import read_latencies
 from tests.builders.traces import make_spec
 
 FOLDER = Path(configs.__file__).parent

@@ -3,7 +3,7 @@
 import pytest
 
 from predictors.registry import KINDS, REUSE_PREDICTORS
-from runtime.sim.predictor_latency import (
+from runtime.sim.hardware import (
     PredictorLatencies,
     TokenLatency,
     nearest_latencies,

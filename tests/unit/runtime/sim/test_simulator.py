@@ -7,8 +7,7 @@ import pytest
 
 from predictors.base import Forecast, Predictor, Signal
 from runtime.config import SystemConfig
-from runtime.sim.hardware import Overheads
-from runtime.sim.predictor_latency import PredictorLatencies, TokenLatency
+from runtime.sim.hardware import Overheads, PredictorLatencies, TokenLatency
 from runtime.sim.replay import replay
 from runtime.sim.step import batch_steps
 from tests.builders.entries import tiny_spec

@@ -17,10 +17,9 @@ from runtime.store.files import FileRange, FileReader
 from runtime.store.packed.store import open_store
 from runtime.tools.bench.rounds import cached_bytes
 from runtime.transfer.arena import Arena
-from runtime.transfer.arrivals import make_arrivals, rings
 from runtime.transfer.file_ring import StoreRing
 from runtime.transfer.ring import ARRIVED, DAMAGED, FAILED
-from runtime.transfer.thread_ring import ThreadRing
+from runtime.transfer.thread_ring import ThreadRing, make_arrivals, rings
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.packed import packed, source_of
 from tests.builders.parts import WAIT_SECONDS

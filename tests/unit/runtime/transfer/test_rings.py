@@ -18,9 +18,9 @@ import pytest
 import xxhash
 
 from runtime.store.files import BLOCK, DESCRIPTORS, O_DIRECT
-from runtime.transfer.arrivals import QueuedArrivals, rings
 from runtime.transfer.file_ring import CHECKED, DROPPED, PART
 from runtime.transfer.ring import ARRIVED, DAMAGED, END_OF_FILE
+from runtime.transfer.thread_ring import QueuedArrivals, rings
 from tests.builders.parts import WAIT_SECONDS, Memory, await_arrivals, statuses
 
 FILE_BYTES = 3_000_001

@@ -10,7 +10,7 @@ import pytest
 
 from predictors.base import Forecast, Predictor, Signal
 from runtime.config import SystemConfig
-from runtime.sim.predictor_latency import PredictorLatencies, TokenLatency
+from runtime.sim.hardware import PredictorLatencies, TokenLatency
 from runtime.sim.replay import replay
 from runtime.sim.step import batch_steps
 from tests.builders.simulated import toy_accelerator
