@@ -1,4 +1,4 @@
-"""Where experts are computed: on one of several devices, or by the processor of host memory.
+"""Places for experts to be computed: one of several devices, or the processor of host memory.
 
 A model's experts may be spread over several devices. An expert that is missed and lies in host
 memory can be copied to the accelerator and computed there, or computed where it lies. Both go on at
