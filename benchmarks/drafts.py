@@ -26,8 +26,7 @@ from transformers import (
 from benchmarks.config import DraftsConfig
 from benchmarks.reports import describe_machine, print_line, write_report
 from runtime.engine.memory import freeze_objects
-from runtime.generation.draft_pace import DraftPace
-from runtime.generation.drafting import Draft, decode_with, look_up
+from runtime.generation.drafting import Draft, DraftPace, decode_with, look_up
 from runtime.generation.loading import load
 from runtime.generation.sampling import TokenListener
 from runtime.hf.tokens import load_tokenizer

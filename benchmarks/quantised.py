@@ -34,8 +34,7 @@ from runtime.config import (
 from runtime.generation.batch.dense_placement import ATTENTION_CODING
 from runtime.generation.loading import configure_model
 from runtime.hf.tokens import load_tokenizer
-from runtime.store.packed.coding import decode, encode
-from runtime.store.packed.quantise import quantise_half_quadratic
+from runtime.store.packed.coding import decode, encode, quantise_half_quadratic
 
 WINDOW, WINDOWS = 512, 100
 PROMPT_TOKENS, NEW_TOKENS, PROMPTS = 32, 32, 32

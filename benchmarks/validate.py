@@ -33,7 +33,7 @@ from runtime.profiling.local import measure
 from runtime.sim.hardware import MeasuredHardware, PredictorLatencies
 from runtime.sim.replay import ReplayStats, replay
 from runtime.sim.step import ArrayStep
-from runtime.tools.doctor.routing_recorder import SIGNALS, RoutingRecorder
+from runtime.tools.doctor import SIGNALS, RoutingRecorder
 from runtime.tools.verify.reference import token_prompts
 
 PROMPTS = [

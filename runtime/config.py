@@ -7,9 +7,11 @@ from typing import Any
 
 from predictors.config import RunConfig, chosen, require_at_least
 from predictors.errors import MoecastError
+from zoo.config import PullConfig
 
 BUILTIN = "builtin"
 """The id of models that ship with the project."""
+BUILTIN_MODELS = Path(__file__).parent / "models"
 
 GGUF = ".gguf"
 """Suffix of a model in one file."""
@@ -455,4 +457,7 @@ class InflateConfig(RunConfig):
             )
 
 
-BUILTIN_MODELS = Path(__file__).parent / "models"
+@dataclass(frozen=True, kw_only=True)
+class PullForSystemConfig(PullConfig):
+    system: SystemConfig = chosen(SystemConfig, "system", "moecast")
+    """The system whose predictors are pulled where `name` is a model's."""

@@ -29,7 +29,7 @@ from runtime.hf.loading import build_skeleton
 from runtime.hf.strip import TAKEN
 from runtime.store.base import as_memoryview
 from runtime.store.checkpoint import assume_layout
-from runtime.store.layout import ExpertLayout, Part
+from runtime.store.layout import ExpertLayout, Part, build_packed_layout
 from runtime.store.model_check import CONFIG, read_json_object
 from runtime.store.model_source import (
     WITHOUT_EXPERTS,
@@ -37,7 +37,6 @@ from runtime.store.model_source import (
     has_no_experts,
     read_without_experts,
 )
-from runtime.store.packed.layout import build_packed_layout
 from runtime.store.packed.manifest import describe_contents
 from runtime.store.packed.writer import Advance, write_store
 from runtime.store.tensor_index import make_header

@@ -26,12 +26,19 @@ from runtime.tools.bench.rows import (
     BenchRow,
     compare_simulated,
     make_rows,
+    print_tables,
     simulated_rows,
     sort_by_condition,
 )
-from runtime.tools.bench.table import print_tables
-from runtime.tools.bench.tasks import BenchRequest, RequestsTask, Tokens, make_requests
-from runtime.tools.bench.variants import find_replayed, list_conditions, live_cases
+from runtime.tools.bench.tasks import (
+    BenchRequest,
+    RequestsTask,
+    Tokens,
+    find_replayed,
+    list_conditions,
+    live_cases,
+    make_requests,
+)
 from runtime.tools.child_process import ChildFailure, run_in_child
 from runtime.tools.report.provenance import describe_origin, read_provenance
 from runtime.tools.verify.reference import require_memory

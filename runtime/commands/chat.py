@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from runtime.commands.generate import make_stats_table
 from runtime.commands.progress import print_auto_budget, strip_control_characters
-from runtime.commands.stats_table import make_stats_table
 from runtime.engine.loading import ModelHandle, load_served
 from runtime.engine.memory import freeze_objects
 from runtime.errors import ChatError, StepMemoryError, TransferError

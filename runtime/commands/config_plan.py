@@ -37,8 +37,7 @@ from runtime.profiling.bandwidth import measure_disk_bandwidth, measure_memory_b
 from runtime.profiling.facts import hardware, versions
 from runtime.store.base import slot_sizes
 from runtime.store.checkpoint import assume_layout
-from runtime.store.layout import ExpertLayout
-from runtime.store.packed.layout import build_packed_layout
+from runtime.store.layout import ExpertLayout, build_packed_layout
 from runtime.store.spill import is_in_memory
 
 DTYPE = "bfloat16"

@@ -37,13 +37,10 @@ from runtime.profiling.bandwidth import (
 from runtime.profiling.facts import hardware, versions
 from runtime.profiling.local import measure_stripped
 from runtime.sim.hardware import MeasuredHardware
-from runtime.store.base import ExpertStore, max_slot_bytes, name_format
+from runtime.store.base import ExpertStore, OnDemandReader, max_slot_bytes, name_format
 from runtime.store.model_check import list_weight_files
 from runtime.store.model_source import find_config_folder, resolve
-from runtime.store.on_demand import OnDemandReader
-from runtime.tools.doctor.budget_sweep import sweep_budgets
-from runtime.tools.doctor.model_files import check_files
-from runtime.tools.doctor.routing_recorder import record_routing
+from runtime.tools.doctor import check_files, record_routing, sweep_budgets
 from runtime.tools.verify.reference import token_prompts
 
 STAGES = 4

@@ -18,10 +18,9 @@ from runtime.hf.loading import load_stripped
 from runtime.hf.strip import list_source_tensors
 from runtime.store.base import ExpertStore
 from runtime.store.gguf.header import is_gguf
-from runtime.store.layout import ExpertLayout
+from runtime.store.layout import ExpertLayout, build_packed_layout
 from runtime.store.model_source import fingerprint, identity, resolve
 from runtime.store.packed.coding import HQQ, RAW, Coding
-from runtime.store.packed.layout import build_packed_layout
 from runtime.store.packed.manifest import describe_contents
 from runtime.store.packed.writer import pack, total_bytes
 from runtime.store.rewritten import write_without_experts

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from runtime.commands.config import PullForSystemConfig
+from runtime.config import PullForSystemConfig
 from zoo.commands.pull import pull_and_print
 
 

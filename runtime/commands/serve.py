@@ -30,8 +30,7 @@ def run(config: ServeConfig) -> dict[str, Any]:
     from runtime.serving.logs import configure_json_logging
     from runtime.serving.observe.recording import open_recorder
     from runtime.serving.observe.tracing_settings import open_tracing
-    from runtime.serving.server import listen, serve, server_url
-    from runtime.serving.service_manager import ServiceManager
+    from runtime.serving.server import ServiceManager, listen, serve, server_url
 
     keys = load_api_keys(config.api_key, os.environ)
     if not (keys or config.is_local or config.insecure):

@@ -40,14 +40,15 @@ from runtime.errors import BudgetError, PlanError
 from runtime.hf.adapters.base import LayerExperts
 from runtime.hf.decode_step import apply_decode_threads
 from runtime.hf.dense_stream import DenseStream
-from runtime.hf.exact import (
+from runtime.hf.experts import runs_our_loop
+from runtime.hf.grouped import (
+    GroupedExperts,
+    SlotSource,
     attach_grouped,
     choose_exact,
     find_model_obstacle,
     find_store_obstacle,
 )
-from runtime.hf.experts import runs_our_loop
-from runtime.hf.grouped import GroupedExperts, SlotSource
 from runtime.hf.kv import estimate_cache_bytes
 from runtime.hf.layers import MoeLayer, attach_experts, build_skip_predictor
 from runtime.hf.loading import StrippedModel, count_weight_bytes, load_configured

@@ -23,7 +23,7 @@ from runtime.hf.gguf import StreamedTensor
 from runtime.hf.layers import MoeLayer, find_moe_layers
 from runtime.store.ggml.library import decode_rows, encode_rows, explain_missing, find_products
 from runtime.store.ggml.matrix import RowMatrix, RowsPart
-from runtime.store.packed.layout import choose_kind
+from runtime.store.layout import choose_kind
 from runtime.transfer.arena import use_huge_pages
 
 ALIGNMENT = 64

@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.integrations.moe import ExpertsInterface
 
-from runtime.accelerator import send
-from runtime.hf.host_copies import host_copy
+from runtime.accelerator import host_copy, send
 from runtime.hf.quantised_experts import compute_quantised
 from runtime.store.ggml.matrix import ExpertWeights, QuantisedExpert
 

@@ -17,7 +17,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from runtime.errors import CheckpointError
-from runtime.hf import gguf_tensors
 from runtime.hf.experts import find_accumulation
 from runtime.hf.gguf_config import find_architecture
 from runtime.hf.layers import MoeLayer
@@ -25,6 +24,7 @@ from runtime.hf.model_faults import refuse_missing
 from runtime.hf.strip import TAKEN, list_taken_parameters
 from runtime.store.files import FileReader
 from runtime.store.ggml.library import PLAIN, multiplies
+from runtime.store.gguf import rows
 from runtime.store.gguf.architectures import ARCHITECTURES
 from runtime.store.gguf.header import EXPERTS, GgufHeader
 from runtime.store.gguf.rows import GgufRows, plan_experts
@@ -90,7 +90,7 @@ def open_dense(header: GgufHeader, model: PreTrainedModel) -> Iterator[dict[str,
             tensors = [GgufRows.of(header.tensors[key]) for key in keys]
             shape = parameters[name].shape
             ending = next((end for end in undo if name.endswith(end)), None)
-            convert = getattr(gguf_tensors, undo[ending]) if ending and undo[ending] else None
+            convert = getattr(rows, undo[ending]) if ending and undo[ending] else None
             if convert is not None:
                 convert = partial(convert, model.config.get_text_config())
             if not _makes(convert, tensors, shape):

@@ -13,11 +13,9 @@ from predictors.baselines import SkipPredictor
 from predictors.spec import RouterSamples, encode_samples, sample_positions
 from runtime.errors import CheckpointError
 from runtime.hf.adapters.base import ExpertsAdapter, ExpertSource, LayerExperts, RouterOutput
-from runtime.hf.adapters.dense import DenseAdapter
-from runtime.hf.adapters.fused import InterfaceAdapter, LoopAdapter
+from runtime.hf.adapters.fused import InterfaceAdapter, LoopAdapter, StackedAdapter
 from runtime.hf.adapters.members import MembersAdapter
-from runtime.hf.adapters.parallel import ParallelAdapter
-from runtime.hf.adapters.stacked import StackedAdapter
+from runtime.hf.adapters.parallel import DenseAdapter, ParallelAdapter
 from runtime.store.model_check import CONFIG
 
 ROUTER_NAMES = ("gate", "router")

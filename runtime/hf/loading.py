@@ -45,7 +45,6 @@ from runtime.hf.dense_format import (
     keep_file_types,
     place_together,
 )
-from runtime.hf.exact import QUANTISED, choose_exact, find_model_obstacle
 from runtime.hf.experts import multiplies_rows, runs_our_loop
 from runtime.hf.generation_settings import settle_generation
 from runtime.hf.gguf import (
@@ -56,6 +55,7 @@ from runtime.hf.gguf import (
     plan_layers,
 )
 from runtime.hf.gguf_config import read_gguf_config
+from runtime.hf.grouped import QUANTISED, choose_exact, find_model_obstacle
 from runtime.hf.layers import (
     MoeLayer,
     attach_experts,
@@ -76,7 +76,7 @@ from runtime.hf.strip import (
     make_stripped_class,
     open_safetensors,
 )
-from runtime.store.base import ExpertStore, max_slot_bytes
+from runtime.store.base import ExpertStore, OnDemandReader, max_slot_bytes
 from runtime.store.checkpoint import CheckpointStore, has_blocks
 from runtime.store.files import ALIGNMENT, FileReader
 from runtime.store.ggml.library import find_products
@@ -84,7 +84,6 @@ from runtime.store.gguf.header import is_gguf, read_header
 from runtime.store.integer_scheme import METHODS, IntegerScheme, find_scheme
 from runtime.store.model_check import CONFIG, DEQUANTISED, read_config_file
 from runtime.store.model_source import has_no_experts, identity, resolve
-from runtime.store.on_demand import OnDemandReader
 from runtime.store.weight_plan import FusedParameter, WeightPlan
 
 

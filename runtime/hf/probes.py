@@ -14,9 +14,9 @@ from transformers import PreTrainedModel
 
 from predictors.base import Floats, Ints, Signal
 from predictors.networks import kernels
+from runtime.accelerator import copy_together, keep_copy
 from runtime.errors import CheckpointError
 from runtime.hf.forward_pass import CacheHistory, ForwardWrapper, find_generating_parts, find_tokens
-from runtime.hf.host_copies import copy_together, keep_copy
 from runtime.hf.layers import MoeLayer, find_moe_layers
 
 RMS_EPSILON = 1e-6

@@ -18,9 +18,9 @@ from transformers.integrations.moe import ExpertsInterface
 from predictors.errors import MoecastError
 from runtime.config import Exact
 from runtime.hf.decode_step import ATTENTION, register_attention
-from runtime.hf.exact import find_model_obstacle
 from runtime.hf.experts import find_accumulation, run_own_loop, separate_rows
 from runtime.hf.forward_pass import find_generating_parts
+from runtime.hf.grouped import find_model_obstacle
 from runtime.hf.layers import find_expert_banks
 from runtime.hf.row_block import NUM_ROWS, SMALL_BLOCK_ROWS, compute_block, read_decode_step
 from runtime.hf.tokens import rope_parameters

@@ -30,8 +30,8 @@ from runtime.serving.ray_cluster import (
     join,
     keep_to_loopback,
 )
+from runtime.serving.server import ServiceManager
 from runtime.serving.service import ServiceState
-from runtime.serving.service_manager import ServiceManager
 
 APPLICATION = "moecast"
 SPARE_REQUESTS = 64

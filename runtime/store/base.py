@@ -1,13 +1,14 @@
-"""The interface of stores, which read chunks of experts into slots."""
+"""The interface of stores, which read chunks of experts into slots, and reading without a cache."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from runtime.store.files import BLOCK, FileRange, FileReader
+from runtime.store.files import ALIGNMENT, BLOCK, FileRange, FileReader
 from runtime.store.ggml.library import explain_missing
+from runtime.store.ggml.matrix import ExpertWeights
 from runtime.store.layout import ExpertLayout
 from runtime.store.packed.coding import HQQ, STORED
 
@@ -134,3 +135,39 @@ def allocate_aligned(num_bytes: int, alignment: int = BLOCK) -> Tensor:
     raw = torch.empty(num_bytes + alignment, dtype=torch.uint8)
     start = -raw.data_ptr() % alignment
     return raw[start : start + num_bytes]
+
+
+class OnDemandReader:
+    """A source of experts without arena, threads and policy: it reads each when it is requested.
+
+    With `keep_bytes`, the first experts that fit stay in memory; the others are never kept.
+    """
+
+    def __init__(self, store: ExpertStore, *, keep_bytes: int = 0):
+        self._store = store
+        self._slot_bytes = max_slot_bytes(store)
+        # Two, so that an expert stays valid while the next is being read.
+        self._slots = [allocate_aligned(self._slot_bytes, ALIGNMENT) for _ in range(2)]
+        self._current = 0
+        self._max_kept = keep_bytes // self._slot_bytes
+        self._kept: dict[tuple[int, int], Tensor] = {}
+
+    def pin(self, layer: int, expert: int) -> ExpertWeights:
+        """Return the expert's parameters, valid until the next but one is requested."""
+        layout = self._store.layouts[layer]
+        slot = self._kept.get((layer, expert))
+        if slot is None:
+            is_kept = len(self._kept) < self._max_kept
+            if is_kept:
+                slot = allocate_aligned(self._slot_bytes, ALIGNMENT)
+            else:
+                self._current = 1 - self._current
+                slot = self._slots[self._current]
+            self._store.read(layer, expert, range(len(layout.chunk_bytes)), slot)
+            if is_kept:
+                self._kept[layer, expert] = slot
+        return layout.weights(slot)
+
+    def ready(self, layer: int, wanted: list[int]) -> Iterator[dict[int, ExpertWeights]]:
+        for expert in wanted:
+            yield {expert: self.pin(layer, expert)}

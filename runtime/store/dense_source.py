@@ -1,8 +1,8 @@
 """Places outside of the computing memory from which dense weights are read, bitwise.
 
 A tensor that the checkpoint stores as the model computes with it is read from there, in place. Any
-other (renamed, converted, cast) is written once to an unnamed temporary file, or, for a model on an
-accelerator, kept in pinned host memory like all others.
+other (renamed, converted, cast) is written once to a temporary file (`SpillFile`), or, for a model
+on an accelerator, kept in pinned host memory like all others.
 """
 
 from collections.abc import Callable, Mapping, Sequence

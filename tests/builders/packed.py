@@ -12,9 +12,9 @@ from runtime.commands.pack import run
 from runtime.config import ModelConfig, PackConfig
 from runtime.hf.loading import load_stripped
 from runtime.store.base import ExpertStore, allocate_aligned
+from runtime.store.layout import build_packed_layout
 from runtime.store.model_source import fingerprint
 from runtime.store.packed.coding import RAW, Coding
-from runtime.store.packed.layout import build_packed_layout
 from runtime.store.packed.manifest import StoreContents, canonical_json, describe_contents
 from runtime.store.packed.writer import pack
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from runtime.accelerator import copy_together, host_copy, keep_copy
 from runtime.config import Exact
-from runtime.hf.host_copies import copy_together, host_copy, keep_copy
 from tests.builders.served import serve
 from tests.builders.sim_device.backend import simulated
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from runtime.config import Exact
-from runtime.hf.exact import set_reference
+from runtime.hf.grouped import set_reference
 from runtime.hf.loading import load_plain
 from tests.builders.families.build import save_family
 from tests.builders.families.outputs import outputs

@@ -10,8 +10,8 @@ import torch
 
 from runtime.commands import pack
 from runtime.config import Exact, ModelConfig, PackConfig, Quantise, SystemConfig
-from runtime.hf.exact import set_reference
 from runtime.hf.experts import compute_expert
+from runtime.hf.grouped import set_reference
 from runtime.hf.loading import load_plain
 from runtime.store.ggml.library import find_products
 from runtime.store.ggml.matrix import QuantisedExpert

@@ -10,8 +10,7 @@ from runtime.hf.dense_stream import DensePart, DenseStream, find_dense_layers
 from runtime.profiling.bandwidth import seconds, trimmed_mean
 from runtime.store.dense_source import DenseCodes, DenseStore, read_extents
 from runtime.store.files import FileReader
-from runtime.store.packed.coding import HQQ, Coding, decode, encode
-from runtime.store.packed.quantise import quantise_half_quadratic
+from runtime.store.packed.coding import HQQ, Coding, decode, encode, quantise_half_quadratic
 
 READS = 7
 ATTENTION_CODING = Coding(HQQ, group_size=64, meta_group_size=128)

@@ -45,7 +45,7 @@ class Architecture:
     linear: str = ""
     """Transformers' name of layers without attention: those that have no `attn_q` here."""
     undo: Mapping[str, str] = field(default_factory=dict)
-    """By end of a parameter's name: the function of `runtime.hf.gguf_tensors` that makes it of
+    """By end of a parameter's name: the function of `runtime.store.gguf.rows` that makes it of
     what is stored; the first that fits, empty for none."""
     variant: "tuple[str, int, Architecture] | None" = None
     """A key and its value of files that are another model."""

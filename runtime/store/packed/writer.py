@@ -27,7 +27,7 @@ from runtime.store.files import FileReader, write_whole
 from runtime.store.ggml.library import encode_rows
 from runtime.store.ggml.matrix import ExpertWeights, QuantisedExpert
 from runtime.store.layout import ExpertLayout
-from runtime.store.packed.coding import HQQ, RAW, encode
+from runtime.store.packed.coding import HQQ, RAW, encode, quantise_half_quadratic
 from runtime.store.packed.manifest import (
     CHECKSUMS,
     MANIFEST,
@@ -37,7 +37,6 @@ from runtime.store.packed.manifest import (
     restore_layout,
     seal_manifest,
 )
-from runtime.store.packed.quantise import quantise_half_quadratic
 from runtime.store.packed.store import PackedStore, open_store
 
 SPARE_BYTES = 16 << 20

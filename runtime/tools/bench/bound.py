@@ -22,9 +22,8 @@ from runtime.sim.replay import ReplayStats, replay
 from runtime.sim.step import ArrayStep
 from runtime.tools.bench.rows import BenchRow, simulated_rows
 from runtime.tools.bench.serve import PrefillMark, generate_tokens
-from runtime.tools.bench.tasks import BenchRequest, RequestsTask
-from runtime.tools.bench.variants import find_replayed, list_conditions
-from runtime.tools.doctor.routing_recorder import RoutingRecorder
+from runtime.tools.bench.tasks import BenchRequest, RequestsTask, find_replayed, list_conditions
+from runtime.tools.doctor import RoutingRecorder
 
 
 def simulate_conditions(task: RequestsTask) -> dict[str, Any]:

@@ -8,9 +8,16 @@ import numpy as np
 from predictors.table import Table, TableColumn
 from predictors.units import GIB
 from runtime.presets import ON_DEMAND, PROMOE
-from runtime.tools.bench.rows import BenchRow, row_label
-from runtime.tools.bench.table import BYTES, REMARKS, SPEED, list_remarks, make_table
-from runtime.tools.bench.variants import ABLATIONS
+from runtime.tools.bench.rows import (
+    BYTES,
+    REMARKS,
+    SPEED,
+    BenchRow,
+    list_remarks,
+    make_table,
+    row_label,
+)
+from runtime.tools.bench.tasks import ABLATIONS
 from runtime.tools.report.figures import (
     SPREADS_NOTE,
     Draw,

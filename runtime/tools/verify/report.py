@@ -23,14 +23,20 @@ from runtime.hf.grouped import GROUPED_MM
 from runtime.hf.row_block import NUM_ROWS
 from runtime.presets import DEFAULT_SYSTEM
 from runtime.store.model_source import resolve
-from runtime.tools.verify.answers import PromptComparison, compare_answers
 from runtime.tools.verify.reference import (
     has_integer_weights,
     is_quantised,
     require_memory,
     token_prompts,
 )
-from runtime.tools.verify.sides import SideReport, VerifySide, VerifyTask, run_side
+from runtime.tools.verify.sides import (
+    PromptComparison,
+    SideReport,
+    VerifySide,
+    VerifyTask,
+    compare_answers,
+    run_side,
+)
 
 EXPERTS = {
     VerifySide.PLAIN: "all experts in memory",

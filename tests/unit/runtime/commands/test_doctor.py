@@ -25,12 +25,10 @@ from runtime.profiling import bandwidth, facts
 from runtime.profiling.bandwidth import FileBlocks, measure_disk_bandwidth, time_reads
 from runtime.sim.hardware import MeasuredHardware
 from runtime.sim.step import ArrayStep
+from runtime.store.base import OnDemandReader
 from runtime.store.files import FileReader
-from runtime.store.on_demand import OnDemandReader
-from runtime.tools.doctor.budget_sweep import sweep_budgets
-from runtime.tools.doctor.model_files import check_files
-from runtime.tools.doctor.routing_recorder import record_routing
-from runtime.transfer import arrivals
+from runtime.tools.doctor import check_files, record_routing, sweep_budgets
+from runtime.transfer import thread_ring as arrivals
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.tokenizers import byte_fallback_tokenizer
 

@@ -14,17 +14,18 @@ from runtime.config import Exact, ModelConfig, VerifyModelConfig, VerifyReferenc
 from runtime.hf.loading import load_plain
 from runtime.tools.child_process import ChildFailure
 from runtime.tools.verify import reference, report, sides
-from runtime.tools.verify.answers import (
+from runtime.tools.verify.reference import load_lazy, plain_bytes, token_prompts
+from runtime.tools.verify.report import NotExact
+from runtime.tools.verify.report import verify as verify_model
+from runtime.tools.verify.sides import (
     PromptComparison,
+    VerifySide,
+    VerifyTask,
     answer_path,
     compare_answers,
     read_answers,
     write_answers,
 )
-from runtime.tools.verify.reference import load_lazy, plain_bytes, token_prompts
-from runtime.tools.verify.report import NotExact
-from runtime.tools.verify.report import verify as verify_model
-from runtime.tools.verify.sides import VerifySide, VerifyTask
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
 from tests.builders.models import plain_eager, tiny_qwen2_moe

@@ -5,7 +5,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.generation.draft_pace import ALLOWED_LOSS, LONGEST, DraftPace
+from runtime.generation.drafting import ALLOWED_LOSS, LONGEST, DraftPace
 
 
 def run(

@@ -21,8 +21,8 @@ import runtime
 from predictors.errors import MoecastError
 from runtime.config import PROMPT_LOOKUP, ModelConfig
 from runtime.errors import PlanError
-from runtime.generation.draft_pace import DraftPace
 from runtime.generation.drafting import (
+    DraftPace,
     PacedDrafts,
     decode_with,
     draft_with,

@@ -16,7 +16,7 @@ from predictors.expert_map import ExpertMapPredictor
 from runtime.config import SystemConfig
 from runtime.errors import CheckpointError
 from runtime.hf.adapters.base import LayerExperts
-from runtime.hf.adapters.dense import compute_dense_experts
+from runtime.hf.adapters.parallel import compute_dense_experts
 from runtime.hf.layers import find_adapter, find_expert_banks, find_moe_layers
 from runtime.hf.loading import find_model_class, load_plain
 from runtime.hf.probes import Probes

@@ -10,9 +10,8 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from runtime.config import Exact, SystemConfig
 from runtime.errors import CheckpointError, TransferError
 from runtime.generation.lockstep.group import LockstepGroup
-from runtime.hf import exact, grouped
-from runtime.hf.exact import choose_exact, set_reference
-from runtime.hf.grouped import GROUPED_MM, GroupedLaunches
+from runtime.hf import grouped
+from runtime.hf.grouped import GROUPED_MM, GroupedLaunches, choose_exact, set_reference
 from runtime.hf.loading import load_plain
 from runtime.store.packed.coding import HQQ, Coding
 from tests.builders.families.build import save_family
@@ -108,7 +107,7 @@ def test_grouped__a_failed_read_ends_one_request_and_changes_no_bit(
     tmp_path, monkeypatch, launches
 ):
     if launches:
-        monkeypatch.setattr(exact, "GroupedExperts", GroupedLaunches)
+        monkeypatch.setattr(grouped, "GroupedExperts", GroupedLaunches)
     folder = tiny_qwen2_moe(tmp_path / "model")
     expected = answer(load_grouped(folder))
     broken = threading.Event()
@@ -151,7 +150,7 @@ def test_grouped__sequences_in_lockstep_are_bitwise_alone(folder, budget):
 @pytest.mark.parametrize(("budget", "max_groups"), [("25%", 3), ("100%", 1023)])
 def test_launches__are_the_librarys_own_over_the_arena(tmp_path, monkeypatch, budget, max_groups):
     """What a GPU runs. It runs on a CPU too, where the place of a row may change its last bits."""
-    monkeypatch.setattr(exact, "GroupedExperts", GroupedLaunches)
+    monkeypatch.setattr(grouped, "GroupedExperts", GroupedLaunches)
     monkeypatch.setattr(grouped, "MAX_GROUPS", max_groups)
     groups, grouped_mm = [], ALL_EXPERTS_FUNCTIONS[GROUPED_MM]
 

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from predictors.errors import MoecastError
-from runtime.serving import service_manager
+from runtime.serving import server
 from runtime.serving.config import ServeConfig
-from runtime.serving.server import listen, server_url
+from runtime.serving.server import ServiceManager, listen, server_url
 from runtime.serving.service import ServiceState
-from runtime.serving.service_manager import ServiceManager
 
 
 @pytest.fixture
@@ -45,7 +44,7 @@ def test_manager__reports_each_state(systemd: socket.socket) -> None:
 
 def test_manager__sends_signs_of_life_in_time(systemd, monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(service_manager.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(server.time, "monotonic", lambda: now[0])
     environment = {"NOTIFY_SOCKET": systemd.getsockname(), "WATCHDOG_USEC": "10000000"}
     manager = ServiceManager({**environment, "WATCHDOG_PID": str(os.getpid())})
     received(systemd)

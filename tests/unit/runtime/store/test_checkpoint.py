@@ -11,7 +11,7 @@ from transformers import Qwen2MoeForCausalLM
 from runtime.errors import CheckpointError, TransferError
 from runtime.store.model_check import WEIGHTS_INDEX, check_folder, read_weights_index
 from runtime.store.tensor_index import read_tensor_index
-from runtime.tools.doctor.model_files import check_files
+from runtime.tools.doctor import check_files
 from tests.builders.models import changed
 from tests.builders.packed import read_expert
 from tests.builders.served import serve

@@ -11,8 +11,7 @@ from predictors.spec import ModelSpec
 from runtime.errors import StoreError, TransferError
 from runtime.store.files import FileReader
 from runtime.store.model_source import fingerprint
-from runtime.store.packed.coding import HQQ, Coding
-from runtime.store.packed.quantise import quantise_half_quadratic
+from runtime.store.packed.coding import HQQ, Coding, quantise_half_quadratic
 from runtime.store.packed.store import open_store
 from runtime.transfer.arena import Arena
 from tests.builders.families.build import save_family

@@ -4,8 +4,14 @@ import pytest
 import torch
 
 from runtime.store.ggml.library import decode_rows, encode_rows
-from runtime.store.packed.coding import HQQ, Coding, decode, encode
-from runtime.store.packed.quantise import quantise_half_quadratic, search_zeros
+from runtime.store.packed.coding import (
+    HQQ,
+    Coding,
+    decode,
+    encode,
+    quantise_half_quadratic,
+    search_zeros,
+)
 
 HOW = Coding(HQQ, 64, 128)
 

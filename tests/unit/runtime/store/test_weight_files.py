@@ -13,7 +13,7 @@ from runtime.config import ModelConfig
 from runtime.errors import CheckpointError
 from runtime.store.model_check import WEIGHTS, WEIGHTS_INDEX, list_weight_files
 from runtime.store.model_source import find_revision, fingerprint, resolve
-from runtime.tools.doctor.model_files import check_files
+from runtime.tools.doctor import check_files
 from runtime.tools.inflate import plan_inflation
 from runtime.tools.verify.reference import plain_bytes
 from tests.builders.models import changed, plain_eager, read_weights, tiny_qwen2_moe

@@ -18,11 +18,15 @@ from runtime.config import ModelConfig, StoreConfig, SystemConfig
 from runtime.tools.bench import rounds
 from runtime.tools.bench.config import BenchConfig
 from runtime.tools.bench.rounds import cached_bytes, run_rounds
-from runtime.tools.bench.rows import BenchRow, compare_simulated, make_rows
+from runtime.tools.bench.rows import BenchRow, compare_simulated, make_rows, print_tables
 from runtime.tools.bench.serve import with_counts
-from runtime.tools.bench.table import print_tables
-from runtime.tools.bench.tasks import RequestsTask, batch_prompts, make_requests
-from runtime.tools.bench.variants import find_replayed, live_cases
+from runtime.tools.bench.tasks import (
+    RequestsTask,
+    batch_prompts,
+    find_replayed,
+    live_cases,
+    make_requests,
+)
 from runtime.tools.child_process import ChildFailure, describe_exit, run_in_child
 from tests.builders.entries import tiny_spec
 from tests.builders.models import tiny_qwen2_moe

@@ -1,1 +1,0 @@
-"""Parts of `doctor`: model files, recorded routing and budgets."""
