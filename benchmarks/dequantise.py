@@ -16,7 +16,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from benchmarks.config import DequantiseConfig
 from benchmarks.reports import describe_machine, print_line, write_report
-from runtime.store.dequantise import dequantise_fp8, dequantise_mxfp4
+from runtime.store.conversion import dequantise_fp8, dequantise_mxfp4
 
 DTYPE = torch.bfloat16
 GROUP_BYTES, GROUP = 16, 32

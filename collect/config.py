@@ -8,7 +8,7 @@ from typing import Any
 from collect.traces.layout import ALL_SIGNALS
 from predictors.config import RunConfig, chosen, require_at_least
 from predictors.errors import MoecastError, unknown
-from runtime.config import REFERENCE_MODEL, ModelConfig
+from runtime.config import REFERENCE_MODEL, ModelConfig, check_sampling
 
 
 class SourceKind(StrEnum):
@@ -127,10 +127,7 @@ class CollectConfig(RunConfig):
 
     def __post_init__(self) -> None:
         require_at_least(self, batch_size=1, shard_mib=1)
-        if self.temperature < 0:
-            raise MoecastError(f"temperature={self.temperature}: must be 0 (greedy) or above")
-        if not 0 < self.top_p <= 1:
-            raise MoecastError(f"top_p={self.top_p}: must be above 0 and at most 1")
+        check_sampling(self.temperature, self.top_p)
         if not self.signals:
             raise MoecastError(f"signals=[]: choose from {', '.join(ALL_SIGNALS)}")
         for signal in self.signals:

@@ -66,6 +66,14 @@ class Exact(StrEnum):
     sequences that are generated together share matrix products."""
 
 
+def check_sampling(temperature: float, top_p: float = 1.0) -> None:
+    """Raise MoecastError for options that no token can be drawn with."""
+    if temperature < 0:
+        raise MoecastError(f"temperature={temperature}: must be 0 (greedy) or above")
+    if not 0 < top_p <= 1:
+        raise MoecastError(f"top_p={top_p}: must be above 0 and at most 1")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     name: str = REFERENCE_MODEL
@@ -380,8 +388,7 @@ class GenerateConfig(ServedConfig):
 
     def __post_init__(self) -> None:
         require_at_least(self, max_new_tokens=1)
-        if self.temperature < 0:
-            raise MoecastError(f"temperature={self.temperature}: must be 0 (greedy) or above")
+        check_sampling(self.temperature)
         if not self.prompt:
             raise MoecastError("prompt is empty: give a text to continue")
 

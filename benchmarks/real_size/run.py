@@ -30,9 +30,8 @@ from runtime.sim.routing_log import RoutingLog, read_routing_log
 from runtime.store.base import max_slot_bytes
 from runtime.store.packed.store import open_store
 from runtime.tools.bench.config import BenchConfig
-from runtime.tools.bench.rounds import CaseOutcome, cached_bytes
 from runtime.tools.bench.rows import make_row
-from runtime.tools.bench.tasks import BenchRequest, ServeTask
+from runtime.tools.bench.tasks import BenchRequest, CaseOutcome, ServeTask, cached_bytes
 from runtime.tools.comparison import Case, Condition, Variant
 
 FIRST_TOKEN = 4

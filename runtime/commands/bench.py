@@ -21,7 +21,6 @@ from runtime.profiling.facts import hardware, versions
 from runtime.store.model_check import list_weight_files
 from runtime.store.model_source import resolve
 from runtime.tools.bench.config import BenchConfig
-from runtime.tools.bench.rounds import LIMIT_SECONDS, CaseOutcome, find_token_difference, run_rounds
 from runtime.tools.bench.rows import (
     BenchRow,
     compare_simulated,
@@ -31,13 +30,17 @@ from runtime.tools.bench.rows import (
     sort_by_condition,
 )
 from runtime.tools.bench.tasks import (
+    LIMIT_SECONDS,
     BenchRequest,
+    CaseOutcome,
     RequestsTask,
     Tokens,
     find_replayed,
+    find_token_difference,
     list_conditions,
     live_cases,
     make_requests,
+    run_rounds,
 )
 from runtime.tools.child_process import ChildFailure, run_in_child
 from runtime.tools.report.provenance import describe_origin, read_provenance

@@ -17,6 +17,9 @@ from runtime.store.gguf.header import is_gguf
 from runtime.store.model_source import identity, resolve
 from runtime.tools.inflate import FIELD, plan_inflation, write_inflated
 
+FIGURES = ("neurons_before", "neurons", "expert_bytes_before", "expert_bytes", "num_experts")
+"""Fields of the plan that the results have."""
+
 
 def run(config: InflateConfig) -> dict[str, Any]:
     """Write the checkpoint and print its sizes."""
@@ -58,11 +61,7 @@ def run(config: InflateConfig) -> dict[str, Any]:
         "output": str(output),
         "source": str(folder),
         "field": FIELD,
-        "neurons_before": plan.neurons_before,
-        "neurons": plan.neurons,
-        "expert_bytes_before": plan.expert_bytes_before,
-        "expert_bytes": plan.expert_bytes,
-        "num_experts": plan.num_experts,
+        **{name: getattr(plan, name) for name in FIGURES},
         "experts_bytes": total,
         "checkpoint_bytes": plan.num_bytes,
         "experts_dtype": config.model.dtype,

@@ -18,15 +18,13 @@ from runtime.hf.loading import load_stripped
 from runtime.hf.strip import list_source_tensors
 from runtime.store.base import ExpertStore
 from runtime.store.gguf.header import is_gguf
-from runtime.store.layout import ExpertLayout, build_packed_layout
+from runtime.store.layout import ExpertLayout, build_packed_layout, name_kind
 from runtime.store.model_source import fingerprint, identity, resolve
 from runtime.store.packed.coding import HQQ, RAW, Coding
 from runtime.store.packed.manifest import describe_contents
 from runtime.store.packed.writer import pack, total_bytes
 from runtime.store.rewritten import write_without_experts
 
-RECOMMENDED = {Quantise.INT8: Quantise.Q8_0, Quantise.INT4: Quantise.Q4_K}
-"""The types with the least loss for their size that every device decodes."""
 HQQ_GROUP_SIZE = 64
 META_GROUP_SIZE, SMALLEST_BLOCK = 128, 32
 """Scales and zeros of `hqq` that are quantised together: "a zero scale group size of 128" (Klotski,
@@ -39,7 +37,7 @@ def choose_coding(quantise: Quantise, group_size: int | None = None) -> Coding:
         return RAW
     if quantise is Quantise.HQQ:
         return Coding(HQQ, group_size or HQQ_GROUP_SIZE, META_GROUP_SIZE)
-    return Coding(RECOMMENDED.get(quantise, quantise).value.upper())
+    return Coding(name_kind(quantise.value))
 
 
 def find_unquantised(layouts: Sequence[ExpertLayout], coding: Coding) -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from predictors.config import chosen, require_at_least
 from predictors.errors import MoecastError
-from runtime.config import AUTO, ServedConfig, SystemConfig
+from runtime.config import AUTO, ServedConfig, SystemConfig, check_sampling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +35,7 @@ class ChatConfig(ServedConfig):
 
     def __post_init__(self) -> None:
         require_at_least(self, max_new_tokens=1)
-        if self.temperature < 0:
-            raise MoecastError(f"temperature={self.temperature}: must be 0 (greedy) or above")
-        if not 0 < self.top_p <= 1:
-            raise MoecastError(f"top_p={self.top_p}: must be above 0 and at most 1")
+        check_sampling(self.temperature, self.top_p)
 
 
 class Offload(StrEnum):
@@ -87,8 +84,7 @@ class GroupConfig:
 
     def __post_init__(self) -> None:
         require_at_least(self, batch_size=1, max_new_tokens=1, sinks=0, window=0)
-        if self.temperature < 0:
-            raise MoecastError(f"temperature={self.temperature}: must be 0 (greedy) or above")
+        check_sampling(self.temperature)
         if self.n != AUTO and not (self.n.isdecimal() and int(self.n) > 0):
             raise MoecastError(f"n={self.n}: must be auto or a positive number of batches")
         if self.window and self.kv_budget is not None:

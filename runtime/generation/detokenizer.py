@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from transformers import PreTrainedTokenizerBase
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """Decoders write it for bytes that are not, or not yet, a character."""
@@ -318,12 +319,5 @@ class Vocabulary:
 
 @cache
 def byte_level_alphabet() -> dict[str, int]:
-    """Byte of each character of byte-level BPE.
-
-    Printable Latin-1 stands for itself, the other bytes are written from U+0100 on (GPT-2's
-    encoder).
-    """
-    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    table = {chr(byte): byte for byte in printable}
-    return table | {chr(256 + number): byte for number, byte in enumerate(others)}
+    """Byte of each character of byte-level BPE."""
+    return {character: byte for byte, character in bytes_to_unicode().items()}

@@ -21,16 +21,14 @@ from predictors.errors import MoecastError
 from runtime.config import DenseFormat
 from runtime.hf.gguf import StreamedTensor
 from runtime.hf.layers import MoeLayer, find_moe_layers
+from runtime.store.files import align
 from runtime.store.ggml.library import decode_rows, encode_rows, explain_missing, find_products
 from runtime.store.ggml.matrix import RowMatrix, RowsPart
-from runtime.store.layout import choose_kind
+from runtime.store.layout import choose_kind, name_kind
 from runtime.transfer.arena import use_huge_pages
 
-ALIGNMENT = 64
-"""A line of a processor's caches."""
 LEAST_ROWS = 16
 """A layer of fewer rows, such as a gate, stays as it is."""
-RECOMMENDED = {DenseFormat.INT8: "Q8_0", DenseFormat.INT4: "Q4_K"}
 
 
 class QuantisedLinear(nn.Module):
@@ -81,7 +79,7 @@ def apply_dense_format(
     name = f"model.dense_format={wanted.value}"
     if model.device.type != "cpu":
         raise MoecastError(f"{name}: quantised dense weights are multiplied on a CPU only")
-    kind = RECOMMENDED.get(wanted, wanted.value.upper())
+    kind = name_kind(wanted.value)
     if find_products() is None:
         raise MoecastError(f"{name}: {explain_missing()}; leave the option out")
     replaced: dict[int, QuantisedLinear] = {}
@@ -102,7 +100,7 @@ def place_together(model: PreTrainedModel) -> None:
     linears = [module for module in model.modules() if isinstance(module, QuantisedLinear)]
     if not linears:
         return
-    sizes = [-(-len(linear.rows) // ALIGNMENT) * ALIGNMENT for linear in linears]
+    sizes = [align(len(linear.rows)) for linear in linears]
     memory = torch.empty(sum(sizes), dtype=torch.uint8)
     use_huge_pages(memory)
     for linear, place in zip(linears, memory.split(sizes), strict=True):

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from runtime.accelerator import Event, open_accelerator
 from runtime.hf.forward_pass import ForwardReplacement
 from runtime.hf.layers import MoeLayer
+from runtime.store.base import allocate_aligned
 from runtime.store.dense_source import DenseExtent, DenseStore, read_extents
 from runtime.store.files import ALIGNMENT, align
 
@@ -188,9 +189,7 @@ class DenseStream:
         return [self._make_buffer(num_bytes) for _ in range(NUM_BUFFERS if num_bytes else 0)]
 
     def _make_buffer(self, num_bytes: int) -> DenseBuffer:
-        raw = torch.empty(num_bytes + ALIGNMENT, dtype=torch.uint8, device=self._device)
-        start = -raw.data_ptr() % ALIGNMENT
-        return DenseBuffer(raw[start : start + num_bytes])
+        return DenseBuffer(allocate_aligned(num_bytes, ALIGNMENT, device=self._device))
 
     def _move_out(self, part: DensePart) -> None:
         tensors = {name: parameter.data for name, parameter in part.parameters.items()}

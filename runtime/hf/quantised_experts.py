@@ -122,20 +122,8 @@ def _multiply(
     name: str, experts: list[QuantisedExpert], pairs: list[list[int]], top_k: int, x: Tensor
 ) -> Tensor:
     """Return products of the pairs' rows with one matrix of each expert, plus its bias."""
-    products, matrix = find_products(), experts[0].matrices[name]
-    assert products is not None
-    results_PF = torch.empty(len(x) * top_k, matrix.num_rows)
-    products.multiply(
-        matrix.parts,
-        matrix.num_columns,
-        [expert.address for expert in experts],
-        pairs,
-        top_k,
-        len(x),
-        x.data_ptr(),
-        results_PF.data_ptr(),
-        count_threads(),
-    )
+    addresses = [expert.address for expert in experts]
+    results_PF = experts[0].matrices[name].multiply(addresses, pairs, top_k, x)
     for expert, own in zip(experts, pairs, strict=True):
         if (bias := expert.tensors.get(f"{name}_bias")) is not None:
             results_PF[own] += bias.float()

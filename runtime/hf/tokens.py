@@ -249,9 +249,9 @@ def max_token_bytes(tokenizer: PreTrainedTokenizerBase) -> int | None:
         return None
     if any(token.lstrip or token.rstrip for token in tokenizer.added_tokens_decoder.values()):
         return None  # such a token takes any number of spaces
-    pre_tokenizers = list_parts(backend.pre_tokenizer)
-    kinds = {part["type"] for part in pre_tokenizers}
-    drops_text = any(part.get("behavior") == "Removed" for part in pre_tokenizers)
+    cuts = list_parts(backend.pre_tokenizer)
+    kinds = {part["type"] for part in cuts}
+    drops_text = any(part.get("behavior") == "Removed" for part in cuts)
     normalizers = list_parts(backend.normalizer)
     if drops_text or not kinds <= KEEPING_PRE_TOKENIZERS or not all(map(keeps_text, normalizers)):
         return None

@@ -130,9 +130,11 @@ def as_memoryview(tensor: Tensor) -> memoryview:
     return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
 
 
-def allocate_aligned(num_bytes: int, alignment: int = BLOCK) -> Tensor:
+def allocate_aligned(
+    num_bytes: int, alignment: int = BLOCK, *, device: torch.device | None = None
+) -> Tensor:
     """Return uninitialised memory, uint8 `(num_bytes,)`, at a multiple of the alignment."""
-    raw = torch.empty(num_bytes + alignment, dtype=torch.uint8)
+    raw = torch.empty(num_bytes + alignment, dtype=torch.uint8, device=device)
     start = -raw.data_ptr() % alignment
     return raw[start : start + num_bytes]
 

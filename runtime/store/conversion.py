@@ -1,7 +1,16 @@
-"""Converts one expert's tensors of a checkpoint as Transformers' own operations do."""
+"""Converts one expert's tensors of a checkpoint as Transformers' own operations do.
+
+On a CPU, MXFP4 and FP8 matrices are dequantised here, to the bits that those operations make. They
+look each number up by indexing, which PyTorch computes number by number, and transpose the result.
+`index_select` of a table by byte is eight times as fast, and bytes are a quarter of what their
+numbers are when they are transposed: an expert of gpt-oss-20b takes a tenth of the time.
+
+Shape suffixes: R rows (outputs), C columns (inputs), G groups of a row, B bytes of a group.
+"""
 
 import weakref
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -10,11 +19,144 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
-from runtime.errors import CheckpointError
+from runtime.errors import CheckpointError, Fault, TransferError
 from runtime.store.base import READERS
-from runtime.store.dequantise import SCALE_ENDS, find_dequantiser, require_finite_scales
 from runtime.store.tensor_index import StoredTensor
 from runtime.store.weight_plan import WeightPlan
+
+FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""Numbers of E2M1 without their sign (OCP Microscaling Formats 1.0, table 5); bit 3 is the sign."""
+SCALE_BIAS = 127
+"""A scale E is 2^(E - 127) (E8M0, section 5.4.1)."""
+FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
+SCALE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e8m0fnu)
+SCALE_ENDS = ("_scales", "_scale_inv")
+"""Ends of the names of tensors of scales, in MXFP4 and FP8."""
+E8M0_NAN = 255
+CHUNK_ROWS = 128
+"""Rows that are dequantised at a time, so that what is between fits in a core's cache."""
+
+Dequantise = Callable[[list[Tensor]], Tensor]
+"""Makes one expert's parameter of the checkpoint's tensors, in the order of the plan's sources."""
+
+
+def require_finite_scales(scales: Tensor, name: str) -> None:
+    """Raise TransferError for a scale that is no number, which would make nonsense of each answer.
+
+    Args:
+        scales: exponents of E8M0, also as uint8, of which the last stands for NaN; or numbers.
+    """
+    is_byte = scales.dtype.itemsize == 1
+    good = scales.view(torch.uint8) != E8M0_NAN if is_byte else scales.isfinite()
+    if not good.all():
+        raise TransferError(f"{name}: a scale is not finite; fetch it again", fault=Fault.DAMAGED)
+
+
+def find_dequantiser(plan: WeightPlan) -> Dequantise | None:
+    """Return what dequantises the plan's tensors; None if Transformers' operations have to."""
+    if plan.operations == ["Mxfp4Dequantize"]:
+        return _find_mxfp4(plan)
+    if plan.operations[:1] == ["Fp8Dequantize"]:
+        return _find_fp8(plan)
+    return None
+
+
+def _find_mxfp4(plan: WeightPlan) -> Dequantise | None:
+    ends = [name.rpartition("_")[2] for name in plan.sources]
+    if sorted(ends) != ["blocks", "scales"]:
+        return None
+    at, scales_at = ends.index("blocks"), ends.index("scales")
+    blocks, scales = plan.extents(0)[at], plan.extents(0)[scales_at]
+    if (len(blocks.shape), blocks.dtype, scales.dtype) != (3, torch.uint8, torch.uint8):
+        return None
+    dtype = plan.parameter.dtype
+    return lambda tensors: dequantise_mxfp4(tensors[at], tensors[scales_at], dtype)
+
+
+def _find_fp8(plan: WeightPlan) -> Dequantise | None:
+    if not plan.joins_experts(plan.operations[1:]):
+        return None
+    names, extents = list(plan.sources), plan.extents(0)
+    pairs = []
+    for place, name in enumerate(names):
+        if name.endswith("_scale_inv"):
+            continue
+        if (scale_name := f"{name}_scale_inv") not in names:
+            return None
+        weight, scale = extents[place], extents[names.index(scale_name)]
+        divides = len(weight.shape) == len(scale.shape) == 2 and not (
+            weight.shape[0] % scale.shape[0] or weight.shape[1] % scale.shape[1]
+        )
+        if weight.dtype not in FP8_DTYPES or scale.dtype not in SCALE_DTYPES or not divides:
+            return None
+        pairs.append((place, names.index(scale_name)))
+    if 2 * len(pairs) != len(names):
+        return None
+    rows = [extents[place].shape[0] for place, _ in pairs]
+    columns, dtype = extents[pairs[0][0]].shape[1], plan.parameter.dtype
+
+    def dequantise(tensors: list[Tensor]) -> Tensor:
+        result_RC = torch.empty(sum(rows), columns, dtype=dtype)
+        for (weight, scale), part_RC in zip(pairs, result_RC.split(rows), strict=True):
+            dequantise_fp8(tensors[weight], tensors[scale], part_RC)
+        return result_RC
+
+    return dequantise
+
+
+@cache
+def _fp4_table(dtype: torch.dtype, shift: int) -> Tensor:
+    """Return the number in the low (shift 0) or high (shift 4) half of each byte, `[256]`."""
+    values = [*FP4_VALUES, *(-value for value in FP4_VALUES)]
+    return torch.tensor([values[byte >> shift & 15] for byte in range(256)], dtype=dtype)
+
+
+@cache
+def _fp8_table(dtype: torch.dtype) -> Tensor:
+    """Return the number of each byte, `[256]` in float32."""
+    return torch.arange(256, dtype=torch.uint8).view(dtype).to(torch.float32)
+
+
+def dequantise_mxfp4(blocks_RGB: Tensor, scales_RG: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return `[C, R]`, transposed as gpt-oss computes with it; C = 2 G B.
+
+    Numbers times powers of two are exact, so that the order of operations changes no bit.
+
+    Args:
+        blocks_RGB: two numbers in each byte, the first in its low half.
+        scales_RG: uint8, an exponent for each group.
+    """
+    num_rows, num_groups, num_bytes = blocks_RGB.shape
+    index = blocks_RGB.view(num_rows, -1).t().contiguous().view(-1).int()
+    result = torch.empty(num_groups * num_bytes, 2, num_rows, dtype=dtype)
+    for half, shift in enumerate((0, 4)):
+        numbers = torch.index_select(_fp4_table(dtype, shift), 0, index)
+        result[:, half] = numbers.view(-1, num_rows)
+    scales_GR = torch.pow(2.0, scales_RG.t().int() - SCALE_BIAS)
+    if dtype is torch.bfloat16:
+        scales_GR = scales_GR.to(dtype)  # whose exponents are those of float32
+    result.view(num_groups, 2 * num_bytes, num_rows).mul_(scales_GR.contiguous().unsqueeze(1))
+    return result.view(-1, num_rows)
+
+
+def dequantise_fp8(weight_RC: Tensor, scales: Tensor, result_RC: Tensor) -> None:
+    """Write numbers times their block's scale, multiplied in float32, to `result_RC`.
+
+    Args:
+        scales: one for each block of `R / rows` times `C / columns` numbers.
+    """
+    num_rows, num_columns = weight_RC.shape
+    scale_rows, scale_columns = scales.shape
+    height, width = num_rows // scale_rows, num_columns // scale_columns
+    table, bytes_RC = _fp8_table(weight_RC.dtype), weight_RC.view(torch.uint8)
+    at_once = max(1, CHUNK_ROWS // height)
+    for first in range(0, scale_rows, at_once):
+        scale = scales[first : first + at_once].float().repeat_interleave(width, dim=1)
+        part = slice(first * height, (first + len(scale)) * height)
+        index = bytes_RC[part].reshape(-1).int()
+        numbers = torch.index_select(table, 0, index).view(len(scale), height, num_columns)
+        numbers.mul_(scale.unsqueeze(1))
+        result_RC[part] = numbers.view(-1, num_columns)
 
 
 class _OneExpertModel:

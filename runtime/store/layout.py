@@ -323,3 +323,12 @@ def choose_kind(kind: str, num_columns: int) -> str:
     while kind and num_columns % TYPES[kind].block:
         kind = SMALLER.get(kind, "")
     return kind
+
+
+RECOMMENDED = {"int8": "Q8_0", "int4": "Q4_K"}
+"""The types with the least loss for their size that every device decodes."""
+
+
+def name_kind(wanted: str) -> str:
+    """Return the GGUF type that an option names, such as `q4_K`, or that is recommended for it."""
+    return RECOMMENDED.get(wanted, wanted.upper())

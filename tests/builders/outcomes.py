@@ -3,8 +3,7 @@
 from typing import Any
 
 from runtime.config import SystemConfig
-from runtime.tools.bench.rounds import CaseOutcome
-from runtime.tools.bench.tasks import ServedRun
+from runtime.tools.bench.tasks import CaseOutcome, ServedRun
 from runtime.tools.comparison import Case, Condition, Variant
 
 ZERO = {

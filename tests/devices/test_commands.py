@@ -15,7 +15,7 @@ from runtime.config import DoctorConfig, Exact, ModelConfig
 from runtime.engine import devices
 from runtime.generation.config import ChatConfig
 from runtime.presets import load_system
-from runtime.tools.bench import rounds
+from runtime.tools.bench import tasks
 from runtime.tools.bench.config import BenchConfig
 from tests.builders.recordable import recordable
 from tests.builders.serving import speaking_model
@@ -50,7 +50,7 @@ def test_chat__answers_as_on_the_cpu(model, sim, monkeypatch, capsys):
 
 def test_bench__finds_the_tokens_of_plain_transformers(model, sim, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    for module in (bench, rounds):
+    for module in (bench, tasks):
         monkeypatch.setattr(module, "run_in_child", run_here)
     config = BenchConfig(
         model=model,

@@ -12,8 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from runtime.errors import ChatError
 from runtime.generation.chat_template import render
 from runtime.generation.sampling import SamplingParams
-from runtime.serving.answers.answer_parser import AnswerParser
-from runtime.serving.answers.answer_reader import AnswerReader
+from runtime.serving.answers.answer_parser import AnswerParser, AnswerReader
 from runtime.serving.api.answer_grammar import chat_grammar, completion_grammar
 from runtime.serving.api.chat_messages import ChatMessage
 from runtime.serving.api.schemas import (

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from runtime.generation.answer import FinishReason, TokenDelta
-from runtime.serving.answers.answer_parser import ToolCall
-from runtime.serving.answers.answer_reader import OutputDelta
+from runtime.serving.answers.answer_parser import OutputDelta, ToolCall
 from runtime.serving.api.responses import ResponseBuilder
 from runtime.serving.choice import ChoiceEvent
 

@@ -12,8 +12,7 @@ from typing import Any
 
 from runtime.generation.detokenizer import Detokenizer, Vocabulary
 from runtime.generation.sampling import TokenLogprob
-from runtime.serving.answers.answer_parser import ToolCall
-from runtime.serving.answers.answer_reader import OutputDelta
+from runtime.serving.answers.answer_parser import OutputDelta, ToolCall
 from runtime.serving.api.output_stream import OutputStream
 from runtime.serving.api.schemas import GenerationBody
 from runtime.serving.choice import ChoiceEvent

@@ -44,23 +44,33 @@ class RowMatrix:
 
     def linear(self, stored: Tensor, x_TK: Tensor) -> Tensor:
         """Return `F.linear(x_TK, weight)` in float32, of weights that begin where `stored` does."""
+        x_TK = x_TK.float().contiguous()
+        return self.multiply([stored.data_ptr()], [list(range(len(x_TK)))], 1, x_TK)
+
+    def multiply(
+        self, addresses: list[int], pairs: list[list[int]], top_k: int, x_TK: Tensor
+    ) -> Tensor:
+        """Return products `(T * top_k, N)` of float32 rows; those of other pairs are undefined.
+
+        Args:
+            addresses: matrices like this one begin there.
+            pairs: for each of them, the rows of the result: pair `t * top_k + k` is of row t.
+        """
         products = find_products()
         assert products is not None
-        x_TK = x_TK.float().contiguous()
-        num_tokens = len(x_TK)
-        y_TN = torch.empty(num_tokens, self.num_rows)
+        y_PN = torch.empty(len(x_TK) * top_k, self.num_rows)
         products.multiply(
             self.parts,
             self.num_columns,
-            [stored.data_ptr()],
-            [list(range(num_tokens))],
-            1,
-            num_tokens,
+            addresses,
+            pairs,
+            top_k,
+            len(x_TK),
             x_TK.data_ptr(),
-            y_TN.data_ptr(),
+            y_PN.data_ptr(),
             count_threads(),
         )
-        return y_TN
+        return y_PN
 
 
 @dataclass(frozen=True, slots=True)

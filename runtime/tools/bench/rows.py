@@ -23,8 +23,7 @@ from predictors.table import (
 )
 from runtime.config import SystemConfig
 from runtime.presets import ON_DEMAND
-from runtime.tools.bench.rounds import CaseOutcome
-from runtime.tools.bench.tasks import ServedRun, find_replayed
+from runtime.tools.bench.tasks import CaseOutcome, ServedRun, find_replayed
 from runtime.tools.comparison import Condition
 from runtime.tools.intervals import Interval, mean_interval
 from runtime.tools.report.series_styles import BOUND, SIMULATED

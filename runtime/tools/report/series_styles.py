@@ -68,48 +68,36 @@ class SeriesStyle:
         return HUES[self.hue]
 
 
+LOOKS = {
+    # Ours: the system, its predictor, its eviction policy.
+    ("moecast", "residual", "reuse"): SeriesStyle("blue", "o", width=THICK),
+    # What the others are measured by.
+    ("on-demand", "lru"): SeriesStyle("grey", "d", width=MIDDLE),
+    ("bound", "belady"): SeriesStyle("ink", ".", DOTTED, width=MIDDLE),
+    ("oracle",): SeriesStyle("ink", ".", DASHED),
+    ("even",): SeriesStyle("grey", "", DOTTED),
+    # ProMoE and its networks.
+    ("promoe",): SeriesStyle("red", "s", width=MIDDLE),
+    ("stride",): SeriesStyle("red", "s"),
+    ("mlp",): SeriesStyle("salmon", "h", DASHED),
+    ("pre-attention",): SeriesStyle("maroon", ">"),
+    # The other papers' systems and the predictors that they forecast with.
+    ("fmoe", "expert-map"): SeriesStyle("magenta", "D"),
+    ("moe-infinity-request", "eam-request"): SeriesStyle("indigo", "^"),
+    ("moe-infinity-sequence", "eam-sequence"): SeriesStyle("lilac", "v", DASHED),
+    ("klotski", "correlation"): SeriesStyle("teal", "P"),
+    ("mixtral-offloading", "skip", "least-stale"): SeriesStyle("orange", "X"),
+    ("deepspeed", "dependency"): SeriesStyle("brown", "*"),
+    ("brainstorm", "popularity"): SeriesStyle("lime", "p", DASHED),
+    # Without a paper.
+    ("token", "neighbour"): SeriesStyle("cyan", "<"),
+    ("lfu",): SeriesStyle("green", "h"),
+    ("decayed-lfu",): SeriesStyle("moss", "s", DASHED),
+    ("regret",): SeriesStyle("blue", "H", DASHED, width=MIDDLE),
+    ("static",): SeriesStyle("navy", ">", DASHED),
+}
 STYLES: Mapping[str, SeriesStyle] = MappingProxyType(
-    {
-        # Ours: the system, its predictor, its eviction policy.
-        "moecast": SeriesStyle("blue", "o", width=THICK),
-        "residual": SeriesStyle("blue", "o", width=THICK),
-        "reuse": SeriesStyle("blue", "o", width=THICK),
-        # What the others are measured by.
-        "on-demand": SeriesStyle("grey", "d", width=MIDDLE),
-        "lru": SeriesStyle("grey", "d", width=MIDDLE),
-        "bound": SeriesStyle("ink", ".", DOTTED, width=MIDDLE),
-        "oracle": SeriesStyle("ink", ".", DASHED),
-        "belady": SeriesStyle("ink", ".", DOTTED, width=MIDDLE),
-        "even": SeriesStyle("grey", "", DOTTED),
-        # ProMoE and its networks.
-        "promoe": SeriesStyle("red", "s", width=MIDDLE),
-        "stride": SeriesStyle("red", "s"),
-        "mlp": SeriesStyle("salmon", "h", DASHED),
-        "pre-attention": SeriesStyle("maroon", ">"),
-        # The other papers' systems and the predictors that they forecast with.
-        "fmoe": SeriesStyle("magenta", "D"),
-        "expert-map": SeriesStyle("magenta", "D"),
-        "moe-infinity-request": SeriesStyle("indigo", "^"),
-        "eam-request": SeriesStyle("indigo", "^"),
-        "moe-infinity-sequence": SeriesStyle("lilac", "v", DASHED),
-        "eam-sequence": SeriesStyle("lilac", "v", DASHED),
-        "klotski": SeriesStyle("teal", "P"),
-        "correlation": SeriesStyle("teal", "P"),
-        "mixtral-offloading": SeriesStyle("orange", "X"),
-        "skip": SeriesStyle("orange", "X"),
-        "deepspeed": SeriesStyle("brown", "*"),
-        "dependency": SeriesStyle("brown", "*"),
-        "brainstorm": SeriesStyle("lime", "p", DASHED),
-        "popularity": SeriesStyle("lime", "p", DASHED),
-        # Without a paper.
-        "token": SeriesStyle("cyan", "<"),
-        "lfu": SeriesStyle("green", "h"),
-        "decayed-lfu": SeriesStyle("moss", "s", DASHED),
-        "regret": SeriesStyle("blue", "H", DASHED, width=MIDDLE),
-        "static": SeriesStyle("navy", ">", DASHED),
-        "least-stale": SeriesStyle("orange", "X"),
-        "neighbour": SeriesStyle("cyan", "<"),
-    }
+    {name: style for names, style in LOOKS.items() for name in names}
 )
 
 

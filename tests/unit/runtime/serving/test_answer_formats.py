@@ -10,8 +10,7 @@ import pytest
 
 from runtime.generation.sampling import TokenLogprob
 from runtime.serving.answers.answer_formats import AnswerFormat, find_answer_format
-from runtime.serving.answers.answer_parser import AnswerParser
-from runtime.serving.answers.answer_reader import AnswerReader, OutputDelta
+from runtime.serving.answers.answer_parser import AnswerParser, AnswerReader, OutputDelta
 from runtime.serving.choice import ChoiceEvent, ChoiceFinished, FinishReason, TokenDelta
 
 WEATHER = {"city": "Paris", "days": 3}

@@ -9,8 +9,7 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from runtime.hf.loading import load_stripped
-from runtime.store.conversion import ExpertConversion
-from runtime.store.dequantise import dequantise_fp8, dequantise_mxfp4
+from runtime.store.conversion import ExpertConversion, dequantise_fp8, dequantise_mxfp4
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
 from tests.builders.quantised import QUANTISED, quantise_fp8, quantised

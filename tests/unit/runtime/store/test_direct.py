@@ -14,7 +14,7 @@ from runtime.config import PageCache
 from runtime.errors import TransferError
 from runtime.store import files
 from runtime.store.files import BLOCK, SMALLEST, EndOfFile, FileReader, read_direct
-from runtime.tools.bench.rounds import cached_bytes
+from runtime.tools.bench.tasks import cached_bytes
 
 SIZE = 600_003
 

@@ -15,7 +15,7 @@ from runtime.policy.tier import TransferTask
 from runtime.store.base import ExpertStore, allocate_aligned, as_memoryview
 from runtime.store.files import FileRange, FileReader
 from runtime.store.packed.store import open_store
-from runtime.tools.bench.rounds import cached_bytes
+from runtime.tools.bench.tasks import cached_bytes
 from runtime.transfer.arena import Arena
 from runtime.transfer.file_ring import StoreRing
 from runtime.transfer.ring import ARRIVED, DAMAGED, FAILED

@@ -15,17 +15,18 @@ from predictors.baselines import PopularityPredictor
 from predictors.errors import MoecastError
 from runtime.commands.bench import choose_fastest
 from runtime.config import ModelConfig, StoreConfig, SystemConfig
-from runtime.tools.bench import rounds
+from runtime.tools.bench import tasks
 from runtime.tools.bench.config import BenchConfig
-from runtime.tools.bench.rounds import cached_bytes, run_rounds
 from runtime.tools.bench.rows import BenchRow, compare_simulated, make_rows, print_tables
 from runtime.tools.bench.serve import with_counts
 from runtime.tools.bench.tasks import (
     RequestsTask,
     batch_prompts,
+    cached_bytes,
     find_replayed,
     live_cases,
     make_requests,
+    run_rounds,
 )
 from runtime.tools.child_process import ChildFailure, describe_exit, run_in_child
 from tests.builders.entries import tiny_spec
@@ -98,7 +99,7 @@ def test_rounds__go_through_all_arms_in_turns_and_leave_out_what_failed(tmp_path
             return ChildFailure("no room")
         return asdict(made_run())
 
-    monkeypatch.setattr(rounds, "run_in_child", run_in_child)
+    monkeypatch.setattr(tasks, "run_in_child", run_in_child)
     config = BenchConfig(system=[LFU], budget=["10%", "20%"])
     done = []
     requests = {1: batch_prompts([[1]], 1, config)}
@@ -116,8 +117,8 @@ def test_run_rounds__drop_the_pages_of_a_store_below_the_home_folder(tmp_path, m
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "experts").touch()
     dropped = []
-    monkeypatch.setattr(rounds, "drop", dropped.append)
-    monkeypatch.setattr(rounds, "run_in_child", lambda *_, **__: ChildFailure("no room"))
+    monkeypatch.setattr(tasks, "drop", dropped.append)
+    monkeypatch.setattr(tasks, "run_in_child", lambda *_, **__: ChildFailure("no room"))
     config = BenchConfig(system=[LFU], store=StoreConfig(path=Path("~/store")))
     options = {"folder": tiny_qwen2_moe(tmp_path / "model"), "scratch": tmp_path}
     run_rounds(config, live_cases(config), {1: []}, **options, advance=lambda _: None)
