@@ -154,9 +154,7 @@ def run(config: DoctorConfig, folder: Path) -> dict[str, Any]:
     return report
 
 
-def lay_out_formats(
-    stripped: StrippedModel,
-) -> Mapping[str, Sequence[ExpertLayout]]:
+def lay_out_formats(stripped: StrippedModel) -> Mapping[str, Sequence[ExpertLayout]]:
     """Return the layers' layouts in each format: as a checkpoint in bfloat16 and as packed ones."""
     plain = [assume_layout(list_taken_parameters([layer])) for layer in stripped.layers]
     formats: dict[str, Sequence[ExpertLayout]] = {DTYPE: plain}

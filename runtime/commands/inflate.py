@@ -54,8 +54,7 @@ def run(config: InflateConfig) -> dict[str, Any]:
     key = "model" if config.model.name in model_names() else "model.name"
     chosen = shlex.join([f"{key}={config.model.name}", f"model.id={output}"])
     print_line(
-        console,
-        f"{output}: written in {seconds:.1f} s; next: moecast verify {chosen} budget=25%",
+        console, f"{output}: written in {seconds:.1f} s; next: moecast verify {chosen} budget=25%"
     )
     return {
         "output": str(output),

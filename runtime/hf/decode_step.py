@@ -186,9 +186,7 @@ def apply_decode_threads(model: PreTrainedModel, wanted: int | None, *, expert_b
         return
     model.moecast_decode_threads = wanted or choose_decode_threads(model, expert_bytes)
     DecodeSettings(
-        model,
-        threads=model.moecast_decode_threads,
-        own_threads=wanted or torch.get_num_threads(),
+        model, threads=model.moecast_decode_threads, own_threads=wanted or torch.get_num_threads()
     )
 
 

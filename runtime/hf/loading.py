@@ -28,41 +28,17 @@ from transformers import (
 from transformers.utils import logging
 
 from predictors.spec import ModelSpec
-from runtime.config import (
-    DecodeKernels,
-    DenseFormat,
-    Exact,
-    ModelConfig,
-    PageCache,
-    StoreConfig,
-)
+from runtime.config import DecodeKernels, DenseFormat, Exact, ModelConfig, PageCache, StoreConfig
 from runtime.errors import CheckpointError, StoreError
 from runtime.hf import experts as experts_function
 from runtime.hf.decode_step import apply_decode_threads, apply_kernels
-from runtime.hf.dense_format import (
-    FileRows,
-    apply_dense_format,
-    keep_file_types,
-    place_together,
-)
+from runtime.hf.dense_format import FileRows, apply_dense_format, keep_file_types, place_together
 from runtime.hf.experts import multiplies_rows, runs_our_loop
 from runtime.hf.generation_settings import settle_generation
-from runtime.hf.gguf import (
-    apply_rope_factors,
-    choose_dtype,
-    lay_out_rows,
-    open_dense,
-    plan_layers,
-)
+from runtime.hf.gguf import apply_rope_factors, choose_dtype, lay_out_rows, open_dense, plan_layers
 from runtime.hf.gguf_config import read_gguf_config
 from runtime.hf.grouped import QUANTISED, choose_exact, find_model_obstacle
-from runtime.hf.layers import (
-    MoeLayer,
-    attach_experts,
-    find_moe_layers,
-    find_top_k,
-    sample_routers,
-)
+from runtime.hf.layers import MoeLayer, attach_experts, find_moe_layers, find_top_k, sample_routers
 from runtime.hf.model_faults import (
     explain_loading,
     refuse_mismatched,
@@ -528,9 +504,7 @@ def _classes(config: PreTrainedConfig, auto: Any) -> tuple[type[PreTrainedModel]
     return tuple(classes) if isinstance(classes, (list, tuple)) else (classes,)
 
 
-def find_model_class(
-    config: PreTrainedConfig,
-) -> tuple[type[PreTrainedModel], PreTrainedConfig]:
+def find_model_class(config: PreTrainedConfig) -> tuple[type[PreTrainedModel], PreTrainedConfig]:
     """The class, and the part of the configuration that it is built from.
 
     The checkpoint's own `architectures` come first: a model with vision is loaded with it, and one

@@ -14,12 +14,7 @@ from starlette.types import ASGIApp
 from runtime.engine.memory import freeze_objects, return_free_heap
 from runtime.policy.budget import parse_size
 from runtime.serving.api.body_fields import FieldError, describe_problem, field_path
-from runtime.serving.api.routes import (
-    generation_routes,
-    server_routes,
-    status_routes,
-    token_routes,
-)
+from runtime.serving.api.routes import generation_routes, server_routes, status_routes, token_routes
 from runtime.serving.api.schemas import ErrorResponse
 from runtime.serving.choice import CompletionChoice
 from runtime.serving.config import ServeConfig

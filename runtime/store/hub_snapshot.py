@@ -62,10 +62,7 @@ def _download(config: ModelConfig, patterns: list[str]) -> Path:
     return _fetch(
         config,
         lambda: snapshot_download(
-            config.id,
-            revision=config.revision,
-            allow_patterns=patterns,
-            ignore_patterns=ELSEWHERE,
+            config.id, revision=config.revision, allow_patterns=patterns, ignore_patterns=ELSEWHERE
         ),
     )
 

@@ -34,12 +34,7 @@ from runtime.store.model_source import (
     fingerprint,
     has_no_experts,
 )
-from runtime.store.tensor_index import (
-    SizedTensor,
-    StoredTensor,
-    make_header,
-    read_tensor_index,
-)
+from runtime.store.tensor_index import SizedTensor, StoredTensor, make_header, read_tensor_index
 
 COPY_BYTES = 16 * MIB
 """Bytes read at a time."""

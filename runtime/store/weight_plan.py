@@ -28,13 +28,7 @@ EXPERT = re.compile(r"experts\.(?:expert_)?(\d+)")
 SCALED_TOGETHER = {"_blocks": "_scales", "_scales": "_blocks"}
 """Ends of names in MXFP4, where both are bytes."""
 
-WITHIN_EXPERTS = (
-    "Concatenate",
-    "Fp8Dequantize",
-    "Interleave",
-    "Mxfp4Dequantize",
-    "Transpose",
-)
+WITHIN_EXPERTS = ("Concatenate", "Fp8Dequantize", "Interleave", "Mxfp4Dequantize", "Transpose")
 """Operations that give an expert of a fused tensor the same whether they see it alone or with the
 others, unless they move the experts' own dimension."""
 

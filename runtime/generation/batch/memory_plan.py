@@ -14,12 +14,7 @@ from runtime.engine.loading import KVReserve, load_served
 from runtime.errors import PlanError
 from runtime.generation.batch.cost_profile import CostProfile, load_or_measure
 from runtime.generation.batch.dense_placement import quantise_attention, stream_dense_weights
-from runtime.generation.batch.group_planner import (
-    ExpertPopularity,
-    GroupPlan,
-    KVDemand,
-    plan_group,
-)
+from runtime.generation.batch.group_planner import ExpertPopularity, GroupPlan, KVDemand, plan_group
 from runtime.generation.batch.prompts import Batch, max_cache_length
 from runtime.generation.config import BatchConfig, DensePlacement, GroupConfig, Offload
 from runtime.generation.kv_caches import (

@@ -179,11 +179,7 @@ class LockstepScheduler:
             self._probes.lane = outer
 
     def _resume(
-        self,
-        sequence: SequenceTask,
-        value: object = None,
-        *,
-        pinned: tuple[int, int] | None = None,
+        self, sequence: SequenceTask, value: object = None, *, pinned: tuple[int, int] | None = None
     ) -> None:
         self._pinned = pinned
         with self._lane(sequence):

@@ -193,8 +193,7 @@ CALL_FORMATS: tuple[tuple[tuple[str, ...], Field, CallText | None], ...] = (
     (
         ("[TOOL_CALLS]", "[ARGS]"),
         named_json(
-            r"\[TOOL_CALLS\](?P<name>[^\[\s]+)(?:\[CALL_ID\]\w+)?\[ARGS\]",
-            r"(?=\[TOOL_CALLS\])",
+            r"\[TOOL_CALLS\](?P<name>[^\[\s]+)(?:\[CALL_ID\]\w+)?\[ARGS\]", r"(?=\[TOOL_CALLS\])"
         ),
         CallText("[TOOL_CALLS]", "{name}[ARGS]{arguments}", between="[TOOL_CALLS]"),
     ),

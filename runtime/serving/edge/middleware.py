@@ -22,13 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from predictors.errors import MoecastError
 from predictors.files import expand_home, read_text_file
 from runtime.serving.config import is_loopback
-from runtime.serving.errors import (
-    ErrorAnswer,
-    ForbiddenHost,
-    InvalidKey,
-    RequestError,
-    ServerFault,
-)
+from runtime.serving.errors import ErrorAnswer, ForbiddenHost, InvalidKey, RequestError, ServerFault
 
 KEY_VARIABLE = "MOECAST_API_KEY"
 FILE_PREFIX = "@"

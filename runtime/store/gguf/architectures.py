@@ -11,10 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 NORMALISED = {"norm_topk_prob": True}
-LLAMA_ROWS = {
-    "self_attn.q_proj.weight": "split_pairs",
-    "self_attn.k_proj.weight": "split_pairs",
-}
+LLAMA_ROWS = {"self_attn.q_proj.weight": "split_pairs", "self_attn.k_proj.weight": "split_pairs"}
 """Conversions of Llama's family, which stores a head's rows in the pairs that rotate together."""
 LINEAR_ATTENTION = {
     "linear_attn.norm.weight": "",

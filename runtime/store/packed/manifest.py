@@ -145,10 +145,7 @@ def _layer_record(layer: int, layout: ExpertLayout, num_experts: int) -> LayerRe
 
 def _chunk_records(layout: ExpertLayout) -> list[ChunkRecord]:
     return [
-        ChunkRecord(
-            parts=[_part_record(part) for part in parts],
-            end=end,
-        )
+        ChunkRecord(parts=[_part_record(part) for part in parts], end=end)
         for parts, end in zip(layout.chunks, layout.ends, strict=True)
     ]
 

@@ -12,15 +12,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from predictors.table import (
-    Table,
-    TableColumn,
-    decimals,
-    interval,
-    mebibytes,
-    percent,
-    times,
-)
+from predictors.table import Table, TableColumn, decimals, interval, mebibytes, percent, times
 from runtime.config import SystemConfig
 from runtime.presets import ON_DEMAND
 from runtime.tools.bench.tasks import CaseOutcome, ServedRun, find_replayed

@@ -18,11 +18,7 @@ from runtime.hf.tokens import load_tokenizer
 from runtime.store.base import max_slot_bytes
 from runtime.store.gguf.header import is_gguf
 from runtime.store.integer_scheme import find_scheme
-from runtime.store.model_check import (
-    has_tokenizer,
-    list_weight_files,
-    read_config_file,
-)
+from runtime.store.model_check import has_tokenizer, list_weight_files, read_config_file
 from runtime.store.model_source import resolve
 from runtime.store.packed.store import open_store
 from runtime.store.tensor_index import read_tensor_index
