@@ -160,12 +160,9 @@ class ExpertLayout:
         """Steps that make each parameter of a slot, but for matrices multiplied where they lie."""
         makers: dict[str, Callable[[Tensor], Tensor]] = {}
         for name, shape in self.shapes.items():
-            parts, dtype = (
-                [part for part in self.parts if part.parameter == name],
-                self.dtypes[name],
-            )
             if self.row_matrices is not None and name in self.row_matrices:
                 continue
+            parts, dtype = [p for p in self.parts if p.parameter == name], self.dtypes[name]
             if name in self.decoders:
                 makers[name] = partial(_decode_stored, self.decoders[name], parts)
             elif all(part.coding == RAW for part in parts):

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -76,13 +77,14 @@ class WeightPlan:
     converter: WeightConverter | None = None
 
     @property
+    def _steps(self) -> list[Any]:
+        """The operations themselves."""
+        return [] if self.converter is None else self.converter.operations
+
+    @property
     def operations(self) -> list[str]:
-        """The library's operations by name, first to last."""
-        return (
-            []
-            if self.converter is None
-            else [type(op).__name__ for op in self.converter.operations]
-        )
+        """Names of the library's operations, first to last."""
+        return [type(step).__name__ for step in self._steps]
 
     @property
     def _lists_experts(self) -> bool:
@@ -103,11 +105,9 @@ class WeightPlan:
         That is a slice of a fused tensor, or tensors of one expert joined along their first
         dimension.
         """
-        names = self.operations
+        names, operations = self.operations, self._steps
         if not names:
             return True
-        assert self.converter is not None
-        operations = self.converter.operations
         if not self.is_per_expert:
             return names == ["Concatenate"] and operations[0].dim == 1
         if names == [DEALS_OUT]:
@@ -121,9 +121,8 @@ class WeightPlan:
         """
         if self.converter is None or not self.is_per_expert:
             return False
-        operations = self.converter.operations[-len(last) :]
         return last in (["MergeModulelist"], ["MergeModulelist", "Concatenate"]) and all(
-            getattr(op, "dim", 0) == i for i, op in enumerate(operations)
+            getattr(op, "dim", 0) == i for i, op in enumerate(self._steps[-len(last) :])
         )
 
     @property
@@ -132,8 +131,7 @@ class WeightPlan:
 
         Transformers does so unless an operation reads a quantised checkpoint.
         """
-        operations = [] if self.converter is None else self.converter.operations
-        return not any(getattr(op, "hf_quantizer", None) for op in operations)
+        return not any(getattr(op, "hf_quantizer", None) for op in self._steps)
 
     @property
     def is_compressed(self) -> bool:
@@ -235,8 +233,7 @@ class WeightPlan:
             )
 
     def _acts_within_experts(self) -> bool:
-        operations = [] if self.converter is None else self.converter.operations
-        dims = [getattr(op, d, 1) for op in operations for d in ("dim", "dim0", "dim1")]
+        dims = [getattr(op, d, 1) for op in self._steps for d in ("dim", "dim0", "dim1")]
         return set(self.operations) <= set(WITHIN_EXPERTS) and not {0, -3} & set(dims)
 
 
