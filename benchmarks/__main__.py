@@ -5,7 +5,7 @@ from pathlib import Path
 
 from configs.cli import main
 from configs.commands import read_command
-from predictors.yaml_values import read_yaml
+from predictors.typed_values import read_yaml
 
 COMMANDS = tuple(
     read_command(name, row)

@@ -16,8 +16,8 @@ from collect.config import ImportConfig, ImportSplit
 from collect.importer import import_routing
 from collect.traces import Trace
 from configs.compose import compose_typed
+from train.config import EvaluateConfig
 from train.evaluate.commands import evaluate
-from train.evaluate.config import EvaluateConfig
 
 HARDWARE, SHAPE = "rtx4090-pcie4", "qwen3-30b-a3b"
 STARTS = {

@@ -15,12 +15,7 @@ from typing import Any
 from collect.config import DataConfig, SourceKind
 from collect.errors import PromptError
 from collect.traces.layout import Split, choose_split, prompt_digest
-from predictors.files import (
-    expand_home,
-    explain_no_home,
-    read_text_file,
-    require_plain_file,
-)
+from predictors.files import expand_home, explain_no_home, read_text_file, require_plain_file
 from predictors.records import is_absent, whole_number
 from runtime.generation.messages import check_encodable, content_text, describe_skipped
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from collect.config import DataConfig, LauncherConfig
 from collect.errors import TraceError
 from collect.launch.pool import WorkerPool
-from collect.launch.worker import DoUnit
+from collect.launch.processes import DoUnit
 from collect.plan import (
     RecordingJob,
     RecordingSettings,

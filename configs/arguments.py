@@ -8,8 +8,7 @@ from typing import Any
 
 from predictors.errors import ConfigError
 from predictors.files import path_exists, read_text_file
-from predictors.typed_values import union_members
-from predictors.yaml_values import read_yaml
+from predictors.typed_values import read_yaml, union_members
 
 HELP = ("-h", "--help")
 MULTIRUN = ("-m", "--multirun")

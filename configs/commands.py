@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from predictors.yaml_values import read_yaml
+from predictors.typed_values import read_yaml
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,18 +1,23 @@
 """Merges options to one typed configuration, and lists the choices of its groups.
 
 Each layer lies over those before it: the defaults of the dataclass, the choices of its groups
-(`configs/GROUP/NAME.yaml`), files of options, the command line.
+(`configs/GROUP/NAME.yaml`), files of options, the command line. `model=` takes a preset, a folder,
+a GGUF file or a repository of the Hub; with `-m`, comma lists make several runs.
 """
 
+import itertools
+import math
 import os
+import re
+import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
+from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin
 
 from configs.arguments import Option, read_options
-from configs.model_choice import MODEL, choose_model
 from predictors.config import ALL, GROUP, ChoiceGroup
 from predictors.errors import ConfigError, unknown, unknown_option
 from predictors.files import expand_home, path_exists
@@ -23,11 +28,75 @@ from predictors.typed_values import (
     is_text,
     option_keys,
     option_type,
+    read_yaml,
     set_value,
     union_members,
 )
-from predictors.yaml_values import read_yaml
+from runtime.config import BUILTIN, GGUF
 from runtime.presets import choice_names, is_variant, read_choice
+from runtime.store.hub_snapshot import HUB_ID
+
+MODEL = "model"
+ID = "model.id"
+IDENTITY = (MODEL, ID, "model.name", "model.revision")
+"""Options that say which model it is; the others say how to load it."""
+
+
+def choose_model(
+    options: Sequence[Option], presets: Sequence[str]
+) -> tuple[list[Option], dict[str, str] | None]:
+    """Returns the options, and the id and the name of a model that is no preset.
+
+    Such a model has no value of a preset. One on the command line replaces that of a file. Raises
+    ConfigError for a word that is neither a preset nor a folder.
+    """
+    if any(option.key in (MODEL, ID) and option.file is None for option in options):
+        options = [
+            option for option in options if option.file is None or option.key not in IDENTITY
+        ]
+    named = [option for option in options if option.key == MODEL]
+    ids = [option for option in options if option.key == ID]
+    if named and named[-1].text in presets:
+        return list(options), None
+    if named:
+        model = named[-1]
+        if ids:
+            raise ConfigError(f"model={model.text} and model.id={ids[-1].text}: give one of them")
+        ids = [replace(model, key=ID, value=find_model_id(model, presets))]
+        options = [option for option in options if option.key != MODEL]
+    if not ids or ids[-1].text == BUILTIN:
+        return list(options), None
+    return list(options), {"id": ids[-1].text, "name": name_model(ids[-1].text)}
+
+
+def find_model_id(option: Option, presets: Sequence[str]) -> str:
+    """Returns the folder or the Hub id of `model=VALUE`; ConfigError for an unknown word."""
+    value = option.text
+    path = expand_home(value)
+    if path.suffix in (".yaml", ".yml") and path_exists(path) and path.is_file():
+        raise ConfigError(
+            f"model={value} is a file of options: give it as --config {shlex.quote(value)}"
+        )
+    if path_exists(path) or is_path(value) or HUB_ID.fullmatch(value):
+        return str(path) if value.startswith("~") else value
+    close = get_close_matches(value, presets, n=1, cutoff=0.5)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    raise ConfigError(
+        f"unknown model {value!r}.{hint} A model is a preset (--help model lists them), a folder "
+        f"(./{value}), a GGUF file or a repository of the Hub (ORG/NAME)"
+    )
+
+
+def is_path(value: str) -> bool:
+    return value.startswith((".", "~")) or (os.sep in value and not HUB_ID.fullmatch(value))
+
+
+def name_model(model_id: str) -> str:
+    """Returns the short name of a folder, a GGUF file or a repository of the Hub."""
+    path = expand_home(model_id)
+    name = path.resolve().name if path_exists(path) else path.name
+    return name.removesuffix(GGUF)
+
 
 Schema = TypeVar("Schema")
 
@@ -189,3 +258,42 @@ def explain_path(key: str, value: str, folder: str) -> str | None:
             f"A trained entry is for `generate predictor={value}`"
         )
     return f"{key}={value} is a path: {key} takes one of {known}"
+
+
+MOST_RUNS = 10_000
+"""Runs of one sweep at most: more are a slip of the keyboard, and would not fit in memory."""
+
+WORD = re.compile(r"""\s*(?:'((?:\\.|[^'\\])*)'|"((?:\\.|[^"\\])*)"|([^,]*?))\s*,""", re.DOTALL)
+"""A text and the comma after it, which quotes may enclose."""
+
+
+def expand_sweep(schema: type, options: Sequence[str]) -> list[list[str]]:
+    """Returns every combination of the comma lists in the options.
+
+    In a text, quotes keep commas together, and are then no part of it: `prompt='a, b'`; elsewhere
+    brackets do: `logger=[csv,wandb]`.
+
+    Raises:
+        ConfigError: an unknown option, or more than `MOST_RUNS` runs.
+    """
+    axes = []
+    for option in options:
+        key, _, text = option.partition("=")
+        values = split_values(text, declared_type(schema, key))
+        axes.append([f"{key}={value}" for value in values])
+    if (num_runs := math.prod(map(len, axes))) > MOST_RUNS:
+        raise ConfigError(f"-m makes {num_runs:,} runs of these options; at most {MOST_RUNS:,}")
+    return [list(combination) for combination in itertools.product(*axes)]
+
+
+def split_values(text: str, declared: Any) -> list[str]:
+    if is_text(declared):
+        return ["".join(parts) for parts in WORD.findall(f"{text},")]
+    values, depth = [""], 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth <= 0:
+            values.append("")
+        else:
+            values[-1] += character
+    return [value.strip() for value in values]

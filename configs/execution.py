@@ -22,10 +22,9 @@ from typing import Any
 
 from configs.arguments import Arguments, read_arguments, read_options
 from configs.commands import Command
-from configs.compose import compose_typed, declared_type
+from configs.compose import compose_typed, declared_type, expand_sweep
 from configs.help import write_command_help, write_program_help
 from configs.invocation import HIDDEN, Invocation
-from configs.sweep import expand_sweep
 from predictors.config import SECRET
 from predictors.errors import ConfigError, unknown
 from predictors.files import CACHE, find_cache_folder, path_exists, write_json

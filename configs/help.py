@@ -12,8 +12,7 @@ from types import NoneType
 from typing import Any, get_args, get_origin
 
 from configs.commands import Command
-from configs.compose import compose_defaults, declared_type, find_groups, takes_several
-from configs.model_choice import MODEL
+from configs.compose import MODEL, compose_defaults, declared_type, find_groups, takes_several
 from predictors.config import ALL, RunConfig
 from predictors.typed_values import field_types, is_schema, option_type, union_members
 from runtime.presets import choice_names
@@ -54,12 +53,7 @@ def list_commands(commands: Sequence[Command]) -> list[str]:
 
 
 def write_command_help(
-    called: str,
-    command: Command,
-    schema: type,
-    topic: str = "",
-    *,
-    others: Sequence[Command] = (),
+    called: str, command: Command, schema: type, topic: str = "", *, others: Sequence[Command] = ()
 ) -> str:
     """Writes usage, an example and options with type, default and meaning.
 

@@ -332,11 +332,7 @@ def mixing_matrix(length: int, decay: float) -> Floats:
 
 
 def check_residual_graph(
-    network: Network,
-    spec: ModelSpec,
-    source: ForecastSource,
-    horizons: int,
-    num_decays: int,
+    network: Network, spec: ModelSpec, source: ForecastSource, horizons: int, num_decays: int
 ) -> tuple[int, int]:
     """Returns the sizes of context and token.
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from predictors.errors import ConfigError, MoecastError, unknown
 from predictors.files import expand_home
-from predictors.typed_values import build, default_values, set_value
-from predictors.yaml_values import read_yaml
+from predictors.typed_values import build, default_values, read_yaml, set_value
 from runtime.config import GGUF, HardwareConfig, ModelConfig, ShapeConfig, SystemConfig
 from runtime.errors import CheckpointError
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,6 @@ from train.config import TrainConfig
 from train.data import require_requests
 from train.errors import TrainError
 from train.find_trace import find_trace
-from train.finished import read_finished
 from train.fit import FitSettings, fit, make_settings
 from train.kinds import (
     WITH_REUSE,
@@ -34,19 +34,22 @@ from train.kinds import (
     list_required_kinds,
     options_by_kind,
 )
-from train.nonlearned import count_baselines
-from train.pipeline import export_predictors, make_stacks, write_entries
-from train.published import open_published
+from train.nonlearned import RouterWeights, count_baselines
+from train.pipeline import (
+    export_predictors,
+    make_stacks,
+    open_published,
+    read_finished,
+    write_entries,
+)
 from train.ray_ddp import fit_ray_ddp
 from train.record_training import record_training
 from train.replay import budget_slots, describe_machines
-from train.report.build import FOLDER, draw_report
+from train.report.build import FOLDER, draw_report, show
 from train.reuse import KIND as REUSE
 from train.reuse_training import SIGNALS as REUSE_SIGNALS
 from train.reuse_training import train_and_publish
-from train.routers import RouterWeights
 from train.scoring import EvalContext, score_predictor, score_shifted
-from train.table import show
 from train.tracking.run import TrackedRun, resolved_settings, summary_figures
 from zoo.load import load_entry
 from zoo.manifest import Scalar
@@ -87,16 +90,11 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
         torch.set_num_threads(config.threads)
     timer = StageTimer()
     signals = collect_signals(kinds)
+    find = partial(find_trace, launcher=config.launcher, logs=config.run_dir / "workers")
     source = config.trace or config.data.name
     with timer.stage("trace", f"trace of {config.model.name}: {source}"):
         needed = collect_signals(list_required_kinds(config.predictor.kind))
-        trace = find_trace(
-            config,
-            signals,
-            needed=needed,
-            launcher=config.launcher,
-            logs=config.run_dir / "workers",
-        )
+        trace = find(config, signals, needed=needed)
     if (finished := read_finished(config, trace)) is not None:
         if config.figures and not (config.run_dir / FOLDER).is_dir():
             draw_report(finished, trace, config)
@@ -110,17 +108,10 @@ def run_pipeline(config: TrainConfig, tracked: TrackedRun) -> dict[str, Any]:
     if config.score_shifted:
         message = f"trace of {config.model.name} on {config.shifted.name}"
         with timer.stage("shifted trace", message):
-            shifted = find_trace(
-                replace(config, data=config.shifted, trace=config.shifted_trace),
-                signals,
-                launcher=config.launcher,
-                logs=config.run_dir / "workers",
-                key="shifted_trace",
-            )
+            other = replace(config, data=config.shifted, trace=config.shifted_trace)
+            shifted = find(other, signals, key="shifted_trace")
     others = {
-        kind: find_trace(
-            replace(config, trace=where), signals, needed=needed, key=f"other_kinds.{kind}"
-        )
+        kind: find(replace(config, trace=where), signals, needed=needed, key=f"other_kinds.{kind}")
         for kind, where in config.other_kinds.items()
     }
     machines = [config.hardware, config.other_hardware]
@@ -241,7 +232,7 @@ def train_networks(
     if not settings.kinds:
         return {}, {}, None
     require_requests(trace)
-    families = make_stacks(trace, routers, settings, settings.kinds)
+    families = make_stacks(trace, routers, settings)
     require_training_space(config.run_dir, families)
     networks = sum(len(family.labels) for family in families)
     message = f"training {networks} networks on {len(trace.rows('train')):,} tokens"

@@ -19,7 +19,6 @@ from collect.traces import Trace, TraceSignal
 from collect.traces.columns import Column
 from collect.traces.layout import Split
 from predictors.base import Floats, Ints
-from predictors.spec import ModelSpec
 from train.errors import TrainError
 
 BLOCK_ROWS = 256
@@ -159,18 +158,6 @@ def shuffle_rows(
         yield random.permutation(mixed[first : first + pool_rows])
 
 
-def pool_rows_for(
-    spec: ModelSpec, needs: InputSpec, *, batch_size: int, pool_bytes: int = POOL_BYTES
-) -> int:
-    """Return the rows of a pool, a multiple of the batch size.
-
-    With the seed, it decides which rows meet in a batch.
-    """
-    copies = len(needs.signals) * (1 + len(needs.decays))
-    row_bytes = spec.num_layers * (2 * spec.hidden_size * copies + 8 * spec.top_k)
-    return max(1, pool_bytes // row_bytes // batch_size) * batch_size
-
-
 class TraceBatches(IterableDataset):
     """Batches of a trace; in training the last, smaller one is dropped, so that steps are alike."""
 
@@ -198,9 +185,10 @@ class TraceBatches(IterableDataset):
         self._seed = seed
         self._epoch = epoch
         self._share = share
-        self._pool_rows = pool_rows_for(
-            trace.spec, self._needs, batch_size=batch_size, pool_bytes=pool_bytes
-        )
+        copies, spec = len(self._needs.signals) * (1 + len(self._needs.decays)), trace.spec
+        row_bytes = spec.num_layers * (2 * spec.hidden_size * copies + 8 * spec.top_k)
+        # With the seed, it decides which rows meet in a batch.
+        self._pool_rows = max(1, pool_bytes // row_bytes // batch_size) * batch_size
         if epoch is not None and not len(self):
             raise TrainError(
                 f"the trace has {len(self._rows):,} tokens to train on, a batch {batch_size:,}: "

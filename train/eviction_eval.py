@@ -15,11 +15,7 @@ from runtime.presets import load_system
 from runtime.sim.hardware import Hardware, RooflineHardware
 from runtime.sim.replay import ReplayStats, replay
 from runtime.sim.step import ArrayStep, RecordedStep
-from train.evaluate.forecasts import (
-    RecordedForecasts,
-    record_forecasts,
-    routing_only,
-)
+from train.evaluate.forecasts import RecordedForecasts, record_forecasts, routing_only
 from train.replay import budget_slots, first_tokens
 
 POLICIES = (

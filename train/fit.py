@@ -3,7 +3,7 @@
 1. **trace**: `find_trace.py` opens it or has it recorded; `data.py` divides its requests into those
    to fit, to validate with and to hold out (`subset_rows`).
 2. **pool**: `data.py` reads blocks of rows from everywhere in it into memory (`shuffle_rows`,
-   `read_pool`). `reuse` needs each row's past and future: `reuse_data.py`.
+   `read_pool`). `reuse` needs each row's past and future: `reuse.py`.
 3. **batch**: `data.py` draws a `Batch` at random from the pool (`TraceBatches`).
 4. **losses**: a family of networks has one loss for each of its networks, `losses(batch)`: in
    `networks.py` (`mlp`, `stride`, `pre-attention`: `LOSSES`), `residual.py` or `reuse.py`.
@@ -50,8 +50,7 @@ from train.checkpoint import SafeCheckpointIO
 from train.config import TrainConfig
 from train.data import EpochData, TraceBatches, merge_inputs
 from train.errors import TrainCheckpointError
-from train.predictor_stack import PredictorStack, StackFit
-from train.step_figures import StepFigures
+from train.predictor_stack import PredictorStack, StackFit, StepFigures
 
 CHECKPOINTS = "checkpoints"
 """Folder of the run folder with both checkpoints."""

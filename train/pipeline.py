@@ -1,6 +1,8 @@
-"""Stages of `moecast train`: networks, export, parity and zoo entries."""
+"""Stages of `moecast train`: networks, export, parity, zoo entries; finished and published ones."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,16 +14,19 @@ from predictors.base import Floats, Forecasts, Predictor, Signal
 from predictors.metrics import DEFINITIONS
 from predictors.registry import FEED_FORWARD
 from predictors.table import Table, TableColumn, decimals, format_or_dash
+from runtime.tools.report.provenance import RUN_FILE
+from train.config import TrainConfig
 from train.data import Batch, TraceBatches, TraceSubset
-from train.errors import ParityError
+from train.errors import ParityError, TrainError
 from train.export import quantise
 from train.fit import FitSettings
 from train.networks import PlainStack, network_specs
+from train.nonlearned import RouterWeights
 from train.predictor_stack import PredictorStack, ReferenceScores
 from train.report.forecasts import draw_accuracy_figure
 from train.residual import ResidualStack
-from train.routers import RouterWeights
-from zoo.entry import write_entry
+from zoo.catalog import Zoo
+from zoo.entry import MANIFEST, ZooEntry, write_entry
 from zoo.manifest import Scalar, name_entry
 
 HORIZONS = 3
@@ -114,9 +119,9 @@ def answer_event(predictor: Predictor, answer: ReferenceScores, batch: Batch) ->
 
 
 def make_stacks(
-    trace: Trace, routers: RouterWeights, settings: FitSettings, kinds: Collection[str]
+    trace: Trace, routers: RouterWeights, settings: FitSettings
 ) -> list[PredictorStack]:
-    """Return the untrained networks of these kinds; the same ones for the same seed.
+    """Return the untrained networks of the settings' kinds; the same ones for the same seed.
 
     Raises TrainError when the model's routers cannot be copied.
     """
@@ -125,11 +130,11 @@ def make_stacks(
     spec = trace.spec
     seed_everything(settings.seed, verbose=False)
     stacks: list[PredictorStack] = []
-    plain = [kind for kind in FEED_FORWARD if kind in kinds]
+    plain = [kind for kind in FEED_FORWARD if kind in settings.kinds]
     if plain:
         networks = network_specs(spec, plain)
         stacks.append(PlainStack(spec, networks, width=settings.width, loss=settings.loss))
-    if "residual" in kinds:
+    if "residual" in settings.kinds:
         stacks.append(
             ResidualStack(spec, routers.matrices_LED, routers.biases_LE, horizons=HORIZONS)
         )
@@ -198,10 +203,7 @@ def write_entries(
             predictor,
             name=name_entry(model_name, name),
             metrics={
-                "held_out": {
-                    **means,
-                    "worst_layer_accuracy": table["worst_layer_accuracy"],
-                },
+                "held_out": {**means, "worst_layer_accuracy": table["worst_layer_accuracy"]},
                 "setting": setting,
                 "definitions": DEFINITIONS,
                 "layers": table,
@@ -215,3 +217,49 @@ def write_entries(
         )
         written[name] = folder / name
     return written
+
+
+def read_finished(config: TrainConfig, trace: Trace) -> dict[str, Any] | None:
+    """Return the results of the run folder if they are complete, and of this trace.
+
+    The command line puts results of another configuration aside; without run.json, their
+    configuration is not known. None with `overwrite`, too.
+    """
+    assert config.run_dir is not None
+    path = config.run_dir / "results.json"
+    if config.overwrite or not path.is_file() or not (config.run_dir / RUN_FILE).is_file():
+        return None
+    results: dict[str, Any] = json.loads(path.read_text())
+    manifests = [config.run_dir / "entries" / name / MANIFEST for name in results["entries"]]
+    if results["trace"]["digest"] != trace.digest or not all(map(Path.is_file, manifests)):
+        return None
+    sys.stderr.write(
+        f"this training is finished: {path} has what it found, {config.run_dir / 'entries'} the "
+        "predictors; overwrite=true trains them anew\n"
+    )
+    return results
+
+
+def open_published(config: TrainConfig, trace: Trace, *kinds: str) -> dict[str, ZooEntry]:
+    """Return the model's entries in the configured zoo by their predictors, if there is a zoo.
+
+    Raises TrainError if one of `kinds` is not there, or nothing is, and if an entry has learned
+    from another trace: requests that are held out of this one may be among those.
+    """
+    found: dict[str, ZooEntry] = {}
+    if config.zoo is None:
+        return found
+    for name, entry in Zoo.at(config.zoo).entries().items():
+        predictor = name.rpartition("/")[2]
+        if name != name_entry(config.model.name, predictor):
+            continue
+        if entry.manifest.trace_digest != trace.digest:
+            raise TrainError(
+                f"{name} in zoo={config.zoo} was trained on another trace than {trace.where}, "
+                f"{entry.manifest.trace_digest}: name that; `moecast zoo score` takes any"
+            )
+        found[predictor] = entry
+    if not found or not found.keys() >= set(kinds):
+        wanted = ", ".join(kinds) or "entry"
+        raise TrainError(f"zoo={config.zoo} has no {wanted} of model={config.model.name}")
+    return found

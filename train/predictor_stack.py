@@ -2,12 +2,14 @@
 
 Shape suffixes: L layers, F figures, B batch, E experts.
 """
+# ruff: noqa: ARG002 - Lightning's hooks fix the arguments
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 
@@ -97,7 +99,7 @@ class StackFit(LightningModule):
         self._recent_F: Tensor | None = None
         """Their running mean over some ten steps."""
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:  # noqa: ARG002
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         # The sum keeps each network's gradient what it would be if it were trained alone.
         losses_F = torch.cat([family.losses(batch) for family in self.families])
         now_F = losses_F.detach()
@@ -108,7 +110,7 @@ class StackFit(LightningModule):
             self.log_dict(mean_losses("train", self.labels, now_F), batch_size=1)
         return losses_F.sum()
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:  # noqa: ARG002
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
         num_tokens = batch.chosen_LBK.size(1)
         losses = [family.losses(batch) for family in self.families]
         self._losses_F += torch.cat(losses).cpu() * num_tokens
@@ -204,3 +206,36 @@ def group_means(name: str, groups: Sequence[str], values_F: Tensor) -> dict[str,
         f"{name}/{group}": values_F[[f for f, own in enumerate(groups) if own == group]].mean()
         for group in dict.fromkeys(groups)
     }
+
+
+class StepFigures(Callback):
+    """Logs `train/grad_norm` and `train/tokens_per_second` at every step that is logged.
+
+    The norm is over all networks together; tokens are those of all devices. Validation takes no
+    part in the time.
+    """
+
+    def __init__(self) -> None:
+        self._since = 0.0
+        self._tokens = 0
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._since, self._tokens = time.perf_counter(), 0
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int
+    ) -> None:
+        self._tokens += batch.chosen_LBK.size(1) * trainer.world_size
+
+    def on_before_optimizer_step(
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: Any
+    ) -> None:
+        if not is_logged_step(trainer):
+            return
+        gradients = [
+            parameter.grad for parameter in pl_module.parameters() if parameter.grad is not None
+        ]
+        pl_module.log("train/grad_norm", torch.nn.utils.get_total_norm(gradients))
+        now = time.perf_counter()
+        pl_module.log("train/tokens_per_second", self._tokens / (now - self._since))
+        self._since, self._tokens = now, 0

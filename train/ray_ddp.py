@@ -32,9 +32,9 @@ from train.fit import (
     take_best_epoch,
     trace_data,
 )
+from train.nonlearned import RouterWeights
 from train.pipeline import make_stacks
 from train.predictor_stack import PredictorStack
-from train.routers import RouterWeights
 
 CURVES = Path("ray", "curves")
 """Folder, in the run folder, of the curves as the first process of each try writes them."""
@@ -151,9 +151,8 @@ def train_share(config: dict[str, Any]) -> None:
     fields = config["settings"]
     settings = FitSettings(**{**fields, "kinds": tuple(fields["kinds"])})
     trace = Trace.open(config["trace"], verify=False)
-    families = make_stacks(
-        trace, RouterWeights(ModelConfig(**config["model"]), trace.spec), settings, settings.kinds
-    )
+    routers = RouterWeights(ModelConfig(**config["model"]), trace.spec)
+    families = make_stacks(trace, routers, settings)
     run_dir = Path(config["run_dir"])
     first = ray.train.get_context().get_world_rank() == 0
     # Lightning's logger would delete the file of an earlier try.

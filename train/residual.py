@@ -22,7 +22,8 @@ The loss is the cross-entropy with the softmax of the logits that the target's r
 were chosen. Against the chosen set alone the same networks stay 3 to 6 points behind.
 
 Shape suffixes: L layers, N sources, B batch, D hidden size, G decays, R context for each, Q token,
-F width, S low rank, H targets, E experts, O = H E, X figures, K top_k.
+F width, S low rank, H targets, E experts, O = H E, X figures, K top_k, M pairs of a token
+and an expert.
 """
 
 import math
@@ -31,17 +32,12 @@ from itertools import islice
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad, softplus
 
 from collect.traces import TraceSignal
 from predictors.base import Floats, Predictor, Signal
-from predictors.residual import (
-    FIRST_SOURCE,
-    ForecastSource,
-    ResidualPredictor,
-    list_sources,
-)
+from predictors.residual import FIRST_SOURCE, ForecastSource, ResidualPredictor, list_sources
 from predictors.spec import ModelSpec
-from train.calibration import platt
 from train.data import Batch, InputSpec
 from train.export import residual_graph
 from train.networks import SMALLEST_SCALE, top_k_hits, uniform
@@ -294,3 +290,69 @@ def group(source: ForecastSource, place: int) -> str:
     It is the horizon, or `entry` for forecasts from the first layer's input.
     """
     return f"horizon_{place + 1}" if source.signal is Signal.GATE_INPUT else "entry"
+
+
+# Calibration: logits to the probability that an expert is chosen, by a scale and a shift.
+
+ITERATIONS = 40
+DAMPING = 1e-6
+HALVINGS = 12
+"""Newton's method on two numbers and a convex loss. A step that would raise the loss is halved:
+undamped, Newton runs away from a forecast that is nearly always right."""
+CLOSE_ENOUGH = 1e-6
+"""Largest final step, in units of scale and shift: single precision."""
+LEAST_SCALE = 1e-3
+"""A scale of 0 or below would not keep the order."""
+
+
+def platt(logits_XBE: Tensor, chosen_XBK: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns `(scale, shift)`, `[X]` each, fitted by Platt scaling.
+
+    They minimise the cross-entropy of `sigmoid(scale z + shift)` against the chosen experts, with
+    z the log-softmax over the experts; the scale is the softmax's temperature. The order of a
+    token's experts stays.
+    """
+    z_XM = logits_XBE.double().log_softmax(-1).flatten(1)
+    # The id E is no choice.
+    wanted_XBE = torch.zeros_like(logits_XBE, dtype=torch.double)
+    wanted_XM = pad(wanted_XBE, (0, 1)).scatter(-1, chosen_XBK, 1.0)[..., :-1].flatten(1)
+    # About the middle the two numbers hardly depend on each other, and the steps are straight.
+    middle_X1 = z_XM.mean(1, keepdim=True)
+    z_XM = z_XM - middle_X1
+    # From saying the same of every expert, the first steps go up a slope that bends little.
+    share_X = wanted_XM.mean(1).clamp(1e-6, 1 - 1e-6)
+    found_X2 = torch.stack([torch.full_like(share_X, LEAST_SCALE), share_X.logit()], 1)
+    loss_X = cross_entropy(found_X2, z_XM, wanted_XM)
+    for _ in range(ITERATIONS):
+        step_X2 = newton_step(found_X2, z_XM, wanted_XM)
+        if step_X2.abs().max() < CLOSE_ENOUGH:
+            break
+        for _ in range(HALVINGS):
+            tried_X2 = found_X2 - step_X2
+            tried_X = cross_entropy(tried_X2, z_XM, wanted_XM)
+            better_X = (tried_X <= loss_X) & (tried_X2[:, 0] >= LEAST_SCALE)
+            if better_X.all():
+                break
+            step_X2 = torch.where(better_X[:, None], step_X2, step_X2 / 2)
+        found_X2 = torch.where(better_X[:, None], tried_X2, found_X2)
+        loss_X = torch.where(better_X, tried_X, loss_X)
+    scale_X, shift_X = found_X2.unbind(1)
+    return scale_X.float(), (shift_X - scale_X * middle_X1[:, 0]).float()
+
+
+def cross_entropy(found_X2: Tensor, z_XM: Tensor, wanted_XM: Tensor) -> Tensor:
+    """`[X]`: mean over all pairs."""
+    said_XM = found_X2[:, :1] * z_XM + found_X2[:, 1:]
+    return (softplus(said_XM) - wanted_XM * said_XM).mean(1)
+
+
+def newton_step(found_X2: Tensor, z_XM: Tensor, wanted_XM: Tensor) -> Tensor:
+    """`[X, 2]`, to be subtracted."""
+    chance_XM = (found_X2[:, :1] * z_XM + found_X2[:, 1:]).sigmoid()
+    error_XM, curve_XM = chance_XM - wanted_XM, chance_XM * (1 - chance_XM)
+    gradient_X2 = torch.stack([(error_XM * z_XM).mean(1), error_XM.mean(1)], 1)
+    a_X, b_X, d_X = ((curve_XM * z_XM**power).mean(1) for power in (2, 1, 0))
+    hessian_X22 = torch.stack([torch.stack([a_X, b_X], 1), torch.stack([b_X, d_X], 1)], 1)
+    eye = DAMPING * torch.eye(2, dtype=torch.double)
+    size_X = hessian_X22.diagonal(dim1=1, dim2=2).mean(1).clamp(min=1e-12)
+    return torch.linalg.solve(hessian_X22 + size_X[:, None, None] * eye, gradient_X2)

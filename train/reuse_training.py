@@ -17,22 +17,14 @@ from predictors.base import Predictor
 from train.checkpoint import require_training_space
 from train.config import TrainConfig
 from train.data import EpochData, require_requests
-from train.eviction_eval import (
-    DEFINITION,
-    PER_LAYER,
-    compare_policies,
-    decode_figures,
-    gap_table,
-)
+from train.eviction_eval import DEFINITION, PER_LAYER, compare_policies, decode_figures, gap_table
 from train.export import quantise
 from train.find_trace import find_trace
-from train.finished import read_finished
 from train.fit import CHECKPOINTS, FitSettings, Fitted, fit, make_settings
-from train.published import open_published
+from train.pipeline import open_published, read_finished
 from train.record_training import record_training
 from train.report.serving import draw_reuse_figure
-from train.reuse import KIND, WIDTH, ReuseStack
-from train.reuse_data import ReuseBatches, read_stretch
+from train.reuse import KIND, WIDTH, ReuseBatches, ReuseStack
 from train.tracking.run import GROUP, TrackedRun, resolved_settings
 from zoo.entry import write_entry
 from zoo.load import load_entry
@@ -64,11 +56,7 @@ def train_and_publish(config: TrainConfig, trace: Trace, tracked: TrackedRun) ->
         folder,
         predictor,
         name=name_entry(config.model.name, KIND),
-        metrics={
-            "held_out": held_out,
-            "definitions": {"hit_rate": DEFINITION},
-            "tables": tables,
-        },
+        metrics={"held_out": held_out, "definitions": {"hit_rate": DEFINITION}, "tables": tables},
         trace_digest=trace.digest,
         card_extra=f"{DEFINITION}; generated tokens, an arena for each layer.",
         training=record,
@@ -111,7 +99,6 @@ def fit_reuse(
     seed_everything(config.seed, verbose=False)
     stack = ReuseStack(trace.spec)
     require_training_space(config.run_dir, [stack])
-    read = partial(read_stretch, trace)
     fitted = fit(
         trace,
         [stack],
@@ -120,7 +107,7 @@ def fit_reuse(
         loggers=loggers,
         overwrite=config.overwrite,
         data=EpochData(
-            partial(ReuseBatches, trace, read=read, batch_size=config.batch_size, seed=config.seed)
+            partial(ReuseBatches, trace, batch_size=config.batch_size, seed=config.seed)
         ),
         checkpoints=f"{CHECKPOINTS}/{KIND}",
     )
@@ -132,7 +119,7 @@ def train_reuse(config: TrainConfig) -> dict[str, Any]:
     """Run `moecast train reuse` and return what results.json holds."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    trace = find_trace(config, SIGNALS, needed=SIGNALS)
+    trace = find_trace(config, SIGNALS)
     if (finished := read_finished(config, trace)) is not None:
         return finished
     with TrackedRun(config) as tracked:

@@ -80,7 +80,7 @@ def score(config: ScoreConfig) -> dict[str, Any]:
         require_own_model(entry, config.model)
     is_reuse = entry.manifest.kind in REUSE_PREDICTORS
     signals = REUSE_SIGNALS if is_reuse else collect_signals((entry.manifest.kind,))
-    trace = find_trace(config, signals, needed=signals)
+    trace = find_trace(config, signals)
     split = "held_out" if trace.digest == entry.manifest.trace_digest else None
     verdicts: list[Verdict] = []
     if is_reuse:
@@ -119,10 +119,7 @@ def require_own_model(entry: ZooEntry, model: ModelConfig) -> None:
 
 
 def score_forecasts(
-    config: ScoreConfig,
-    entry: ZooEntry,
-    trace: Trace,
-    split: str | None,
+    config: ScoreConfig, entry: ZooEntry, trace: Trace, split: str | None
 ) -> tuple[dict[str, float | None], list[Verdict]]:
     """Return the figures of the card, by its names, and verdicts on the accuracies that it has."""
     predictor = load_predictor(config.name, spec=trace.spec)

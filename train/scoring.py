@@ -17,11 +17,7 @@ from predictors.metrics import ENTRY, Phase
 from runtime.config import SystemConfig
 from runtime.sim.hardware import Hardware
 from runtime.sim.step import RecordedStep
-from train.accuracy import (
-    accuracy_table,
-    measure_horizons,
-    score_layers,
-)
+from train.accuracy import accuracy_table, measure_horizons, score_layers
 from train.evaluate.forecasts import record_forecasts
 from train.replay import budget_slots, first_tokens, is_decode, measure_fetching
 

@@ -115,10 +115,7 @@ def card_data(manifest: EntryManifest, training: Mapping[str, Any] | None) -> "M
         metrics=list(figures) or None,
         model_name=manifest.name if results else None,
         eval_results=results or None,
-        moecast={
-            "trace": manifest.trace_digest,
-            "base": model.model_dump(exclude={"routers"}),
-        },
+        moecast={"trace": manifest.trace_digest, "base": model.model_dump(exclude={"routers"})},
     )
 
 

@@ -12,13 +12,7 @@ from types import ModuleType
 
 from predictors.files import write_atomic
 from zoo.digest import hash_bytes
-from zoo.entry import (
-    MAX_SIGNATURE_BYTES,
-    SIGNATURE,
-    ZooEntry,
-    open_entry,
-    write_folder,
-)
+from zoo.entry import MAX_SIGNATURE_BYTES, SIGNATURE, ZooEntry, open_entry, write_folder
 from zoo.errors import DamagedError, SignatureError, ZooError
 from zoo.index import INDEX, SIGNATURES
 from zoo.storage.base import Storage

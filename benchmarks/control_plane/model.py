@@ -18,10 +18,10 @@ from runtime.config import ModelConfig
 from runtime.hf.loading import build_skeleton
 from train.export import quantise
 from train.networks import PlainStack, network_specs
+from train.nonlearned import RouterWeights
 from train.pipeline import HORIZONS
 from train.residual import ResidualStack
 from train.reuse import ReuseStack
-from train.routers import RouterWeights
 from zoo.entry import write_entry
 from zoo.manifest import name_entry
 

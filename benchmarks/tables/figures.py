@@ -60,7 +60,7 @@ def live_tpot(report: Document) -> HtmlReport:
 def simulated_latency(report: Document) -> HtmlReport:
     """Returns TPOT and TTFT against the budget of every system on simulated machines."""
     # Late: the training packages.
-    from train.evaluate.figures import add_budgets, add_known
+    from train.evaluate.report import add_budgets, add_known
 
     page = HtmlReport("Simulated", provenance=Provenance(**report.origin))
     add_budgets(page, report, 1)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from collect.config import LauncherConfig, LauncherKind
 from collect.errors import LaunchError
-from collect.launch.worker import UnitResult, UnitWorker
+from collect.launch.processes import UnitResult, UnitWorker
 
 
 class WorkerEngine(Protocol):
@@ -43,7 +43,7 @@ class WorkerPool:
         name: str = "work",
         say: Callable[[str], object] = lambda _: None,
     ):
-        """Starts the workers of `entry`, as `collect.launch.worker` describes it.
+        """Starts the workers of `entry`, as `collect.launch.processes` describes it.
 
         `name` is part of the names of a cluster's jobs. `say` is called with a line for each
         attempt that failed, for what happens to jobs, and for workers that cannot start.

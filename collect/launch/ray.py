@@ -7,8 +7,7 @@ from typing import Any
 
 from collect.config import LauncherConfig
 from collect.errors import ClusterLostError, LaunchError
-from collect.launch.processes import WorkerGroup
-from collect.launch.worker import UnitWorker
+from collect.launch.processes import UnitWorker, WorkerGroup
 from runtime.serving import ray_cluster
 
 PENDING_SECONDS = 20.0

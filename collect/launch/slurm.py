@@ -23,7 +23,7 @@ from typing import Any
 
 from collect.config import LauncherConfig
 from collect.errors import LaunchError
-from collect.launch.worker import UnitResult, UnitWorker
+from collect.launch.processes import UnitResult, UnitWorker
 from predictors.files import write_atomic
 
 POLL_SECONDS = 0.5
@@ -43,7 +43,7 @@ ENDED = {
 }
 """Final states. A job in any other state, such as REQUEUED or SUSPENDED, may still run."""
 USUAL_REASONS = {
-    *("None", "Priority", "Resources", "BeginTime", "Cleaning", "JobArrayTaskLimit", "Dependency"),
+    *("None", "Priority", "Resources", "BeginTime", "Cleaning", "JobArrayTaskLimit", "Dependency")
 }
 """Why a job waits when it needs nobody's help."""
 OF_THE_CLUSTER = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"}

@@ -86,13 +86,7 @@ class EamPredictor(StoredPredictor):
     signals = frozenset({Signal.TOKENS, Signal.ROUTED})
 
     def __init__(
-        self,
-        spec: ModelSpec,
-        counts_NLE: Floats,
-        *,
-        capacity: int,
-        learning: bool,
-        idle_steps: int,
+        self, spec: ModelSpec, counts_NLE: Floats, *, capacity: int, learning: bool, idle_steps: int
     ):
         super().__init__(spec)
         if capacity < 1 or len(counts_NLE) > capacity:

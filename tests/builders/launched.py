@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from collect.launch.worker import DoUnit
+from collect.launch.processes import DoUnit
 from predictors.errors import MoecastError
 from predictors.files import write_atomic
 

@@ -18,8 +18,8 @@ from tests.builders.web import Site
 from zoo.catalog import WritableZoo, Zoo
 from zoo.entry import open_entry
 from zoo.index import EntryReference, blob_path
+from zoo.load import pull_reference
 from zoo.manifest import EntryManifest
-from zoo.pull import pull_reference
 from zoo.storage.base import Storage, WritableStorage
 from zoo.storage.folder import FolderStorage
 from zoo.storage.remote import HttpStorage

@@ -4,9 +4,8 @@ from functools import partial
 
 from configs.arguments import read_arguments, read_option_file
 from configs.commands import PROGRAMS
-from configs.compose import compose_typed, declared_type
+from configs.compose import compose_typed, declared_type, expand_sweep
 from configs.execution import import_named
-from configs.sweep import expand_sweep
 from predictors.errors import MoecastError
 from tests.fuzz.named_file import write_input
 from zoo.config import ListConfig

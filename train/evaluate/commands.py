@@ -17,8 +17,8 @@ from runtime.commands.progress import progress
 from runtime.config import HardwareConfig, ModelConfig, ShapeConfig
 from runtime.errors import CheckpointError
 from runtime.sim.hardware import Hardware
+from train.config import EvaluateConfig
 from train.errors import TrainError
-from train.evaluate.config import EvaluateConfig
 from train.evaluate.forecasts import held_out_steps
 from train.evaluate.jobs import ReplayJob, Row, code_digest
 from train.evaluate.report import write_report

@@ -1,18 +1,27 @@
-"""report.html: the tables and figures of a comparison."""
+"""report.html: the tables and figures of a comparison, as the papers draw them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from predictors.table import Table, TableColumn, format_or_dash, percent
 from runtime.tools.comparison import Condition
+from runtime.tools.report.figures import (
+    SPREADS_NOTE,
+    Draw,
+    Record,
+    Series,
+    collect,
+    draw_panels,
+    draw_spreads,
+    pick_spreads,
+    rows_height,
+    split,
+    wide,
+)
 from runtime.tools.report.html_report import HtmlReport
 from runtime.tools.report.provenance import read_provenance
-from train.evaluate.figures import (
-    add_batches,
-    add_budgets,
-    add_distribution,
-    add_known,
-)
+from runtime.tools.report.series_styles import BOUND, HUES
 from train.evaluate.jobs import Row
 from train.evaluate.table import (
     CONDITION,
@@ -25,6 +34,10 @@ from train.evaluate.table import (
     known_table,
     winners_table,
 )
+from train.evaluate.variants import TABLE
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def write_report(results: Row, rows: Sequence[Row], *, folder: Path, condition: Condition) -> Path:
@@ -106,3 +119,137 @@ def add_all_figures(report: HtmlReport, rows: Sequence[Row]) -> None:
             note="TPOT and TTFT: means, with the 95 % interval over requests. Bytes in MiB, for "
             "each generated token; the fastest first.",
         )
+
+
+def make_columns(*keys: str) -> list[TableColumn]:
+    """Return columns headed by their keys."""
+    return [TableColumn(key) for key in keys]
+
+
+def draw_machines(series: Callable[[list[Record]], Series], **options: Any) -> Draw:
+    """Return a function that draws a panel for each machine, with the series of its records."""
+    return lambda figure, records: draw_panels(
+        figure, {name: series(own) for name, own in split(records, "hardware").items()}, **options
+    )
+
+
+def with_bound(records: list[Record], x: str, y: str, bound: Callable[[Record], Any]) -> Series:
+    """Return the series of each system and of the bound of each condition."""
+    limits = {record[x]: bound(record) for record in records}
+    lines = collect(records, x, y, by="system")
+    return {**lines, BOUND: (list(limits), list(limits.values()))}
+
+
+def add_budgets(report: HtmlReport, results: Row, batch: int) -> None:
+    """Draw TPOT and TTFT against the budget (ProMoE, figure 10)."""
+    rows = [row for row in results["rows"] if row["batch"] == batch]
+    for latency, described in (("tpot", "of a generated token"), ("ttft", "of a prefill")):
+        report.add(
+            f"{latency.upper()} against the memory budget",
+            *latency_figure(rows, latency),
+            name=f"{latency}-against-budget",
+            note=f"Mean time {described}, batch {batch}; as in ProMoE, figure 10. Lower is better; "
+            "the shaded area below the bound is out of reach.",
+            inches=(wide(len(split(rows, "hardware"))), 4.8),
+        )
+
+
+def latency_figure(rows: Sequence[Row], latency: str) -> tuple[Table, Draw]:
+    """Return the values of a latency (`tpot` or `ttft`) at each budget, and how to draw them."""
+    mean, interval, bound = f"{latency}_mean_ms", f"{latency}_interval_ms", f"bound_{latency}_ms"
+    columns = [
+        *make_columns("hardware", "budget", "system", mean),
+        TableColumn("from_ms", lambda row: (row[interval] or (None, None))[0]),
+        TableColumn("to_ms", lambda row: (row[interval] or (None, None))[1]),
+        TableColumn(bound),
+    ]
+    draw = draw_machines(
+        lambda own: with_bound(own, "budget", mean, lambda record: record[bound]),
+        xlabel="memory for experts, share of all",
+        ylabel=f"{latency.upper()}, ms (log scale)",
+        labels=True,
+        log=True,
+    )
+    return Table(columns=columns, rows=rows), draw
+
+
+def add_known(report: HtmlReport, results: Row) -> None:
+    """Draw the share of the bound against the number of tokens whose routing is known."""
+    rows, ours = results["known"], results["ours"]
+    batch = rows[0]["batch"]
+    own = [row for row in results["rows"] if row["system"] == ours and row["batch"] == batch]
+    keys = ("hardware", "budget", "system", "of_bound", "tpot_mean_ms", "bound_tpot_ms")
+    report.add(
+        "Share of the bound against the tokens whose routing is known",
+        Table(columns=make_columns(*keys), rows=[*own, *rows]),
+        draw=draw_machines(
+            lambda records: collect(records, "system", "of_bound", by="budget"),
+            xlabel="tokens whose routing is known",
+            ylabel="share of the bound",
+            labels=True,
+            colors=list(HUES.values()),
+            ylim=(None, 1.02),
+        ),
+        name="share-of-the-bound-against-known-tokens",
+        note=f"Batch {batch}, a line for each budget. {ours}: forecasts only. 1: the token that is "
+        "computed; all: the whole trace, which shows how tight the bound is.",
+        inches=(wide(len(split(rows, "hardware"))), 4.2),
+    )
+
+
+def add_batches(report: HtmlReport, results: Row, budget: str) -> None:
+    """Draw throughput against the number of requests that decode together (Klotski, figure 10)."""
+    rows = [row for row in results["rows"] if row["budget"] == budget]
+    tokens_per_step = {
+        (row["hardware"], row["batch"]): row["new_tokens"] / row["decode_steps"] for row in rows
+    }
+
+    def bound(record: Record) -> float | None:
+        if record["bound_tpot_ms"] is None:
+            return None
+        of_step = tokens_per_step[record["hardware"], record["batch"]]
+        return 1e3 * of_step / float(record["bound_tpot_ms"])
+
+    keys = ("hardware", "batch", "system", "tokens_per_second", "tpot_mean_ms", "bound_tpot_ms")
+    report.add(
+        "Throughput against the batch size",
+        Table(columns=make_columns(*keys), rows=rows),
+        draw=draw_machines(
+            lambda own: with_bound(own, "batch", "tokens_per_second", bound),
+            xlabel="requests that decode together",
+            ylabel="tokens/s (log scale)",
+            labels=True,
+            log=True,
+            upwards=True,
+        ),
+        name="throughput-against-batch-size",
+        note=f"Budget {budget}. Higher is better; the shaded area above the bound is out of reach.",
+        inches=(wide(len(split(rows, "hardware"))), 5.0),
+    )
+
+
+def add_distribution(report: HtmlReport, replays: Sequence[Row], condition: Condition) -> None:
+    """Draw the distribution of the time of a decode step on each machine (fMoE, figure 10)."""
+    values = [
+        (row["hardware"], row["system"], percent, value)
+        for row in replays
+        if row["part"] == TABLE and Condition(row["budget"], row["batch"]) == condition
+        for percent, value in enumerate(row["tpot_percentiles_ms"])
+    ]
+
+    def draw(figure: "Figure", records: Sequence[Record]) -> None:
+        panels = {
+            machine: pick_spreads(own, "tpot_ms")
+            for machine, own in split(records, "hardware").items()
+        }
+        draw_spreads(figure, panels, xlabel="time of a token, ms")
+
+    machines, systems = ({value[place] for value in values} for place in (0, 1))
+    report.add(
+        "Distribution of the time of a token",
+        Table.of(["hardware", "system", "percent", "tpot_ms"], values),
+        draw=draw,
+        name="tpot-distribution",
+        note=f"{str(condition).capitalize()}. {SPREADS_NOTE}",
+        inches=(wide(len(machines)), rows_height(len(systems))),
+    )

@@ -11,7 +11,7 @@ from runtime.sim.hardware import Hardware
 from runtime.tools.comparison import Variant
 from runtime.tools.intervals import bootstrap_ratio
 from runtime.tools.report.provenance import describe_origin
-from train.evaluate.config import OURS, EvaluateConfig
+from train.config import OURS, EvaluateConfig
 from train.evaluate.jobs import Row
 from train.evaluate.sources import FoundPredictor
 from train.evaluate.table import PLACE, by_place, place_of

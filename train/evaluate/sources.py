@@ -18,8 +18,7 @@ from runtime.config import ModelConfig, SystemConfig
 from runtime.engine.forecasters import AvailablePredictors
 from train.errors import TrainError
 from train.kinds import RECORDED
-from train.nonlearned import FITS, make_skip
-from train.routers import RouterWeights
+from train.nonlearned import FITS, RouterWeights, make_skip
 from zoo.errors import MismatchError
 from zoo.manifest import name_entry
 

@@ -93,12 +93,6 @@ def known_table(results: Row) -> Table:
     )
 
 
-def full_table(title: str, rows: Sequence[Row]) -> Table:
-    """Return the figures of one condition, the fastest system first."""
-    fastest = sorted(rows, key=lambda row: row["tpot_mean_ms"] or 0.0)
-    return Table(columns=FIGURES, rows=fastest, title=title, elsewhere=ELSEWHERE)
-
-
 def overview(title: str, rows: Sequence[Row]) -> Table:
     """Return TPOT and speed-up of every system at every budget."""
 
@@ -135,7 +129,8 @@ def show(results: Row, *, console: Console) -> None:
         for place, here in by_place(rows, *PLACE).items():
             hardware, budget, batch = place
             title = f"{hardware}, budget {budget}, batch {batch} (bytes in MiB, of a token)"
-            full_table(title, here).print(console)
+            here.sort(key=lambda row: row["tpot_mean_ms"] or 0.0)
+            Table(columns=FIGURES, rows=here, title=title, elsewhere=ELSEWHERE).print(console)
     else:
         for (hardware, batch), here in by_place(rows, *CONDITION).items():
             title = f"{hardware}, batch {batch}: mean TPOT, ms; speed-up over {results['baseline']}"

@@ -10,7 +10,7 @@ from runtime.config import SystemConfig
 from runtime.presets import load_system
 from runtime.sim.hardware import Hardware
 from runtime.tools.comparison import Case, Condition, Variant
-from train.evaluate.config import EvaluateConfig
+from train.config import EvaluateConfig
 from train.evaluate.sources import MissingPredictor, PredictorSources
 from train.nonlearned import count_uses
 

@@ -15,9 +15,8 @@ from predictors.errors import MoecastError
 from train.reference import corpus
 from train.reference.audit import audit
 from train.reference.config import ReferenceConfig, ReferenceShape
-from train.reference.corpus import wrap_tokenizer
+from train.reference.corpus import wrap_tokenizer, write_prompts
 from train.reference.fit import fit
-from train.reference.prompts import write_prompts
 
 
 def run(config: ReferenceConfig) -> dict[str, Any]:

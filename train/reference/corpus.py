@@ -1,4 +1,9 @@
-"""Training data of the reference model: folders of text packed into token files."""
+"""Training data of the reference model: folders of text packed into token files.
+
+Also prompts of several kinds, on which the published predictors are trained and scored: a predictor
+that was trained on one kind of text is worse on others. Trained on documentation alone, `residual`
+had an accuracy of .92 one layer ahead on documentation and .86 on chat.
+"""
 
 import hashlib
 import importlib
@@ -13,6 +18,9 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
+
+from collect.config import DataConfig
+from collect.prompts import read_pydocs, read_source_code
 
 END_OF_TEXT = "<|endoftext|>"
 TURN_START = "<|im_start|>"
@@ -117,12 +125,7 @@ def is_held_out(document: str) -> bool:
 
 
 def pack(
-    sources: dict[str, list[str]],
-    tokenizer: Tokenizer,
-    folder: Path,
-    *,
-    num_tokens: int,
-    seed: int,
+    sources: dict[str, list[str]], tokenizer: Tokenizer, folder: Path, *, num_tokens: int, seed: int
 ) -> None:
     """Writes `train.bin` and `held_out.bin`, uint16 token ids, documents ended by `END_OF_TEXT`."""
     end = tokenizer.token_to_id(END_OF_TEXT)
@@ -203,3 +206,66 @@ def wrap_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
         model_max_length=2_048,
         padding_side="left",
     )
+
+
+PIECE_CHARS = 800
+"""Long texts are cut here; a rest of less than a quarter is left out."""
+MAX_CHARS = 4_000
+"""More than any prompt that is recorded."""
+PROMPTS_HELD_OUT_SHARE = 0.1
+NUM_TRAINING, NUM_HELD_OUT = 1_600, 64
+"""Most prompts of each kind."""
+
+
+def write_prompts(root: Path, folder: Path, *, seed: int) -> dict[str, int]:
+    """Writes `train.jsonl`, a mixture, and held-out prompts of each kind, `KIND.jsonl`.
+
+    Args:
+        root: Folder of the corpus, as for the model's training.
+        folder: Existing folder.
+        seed: Chooses the prompts, and their order.
+
+    Returns:
+        The number of prompts in each file.
+    """
+    rng = random.Random(seed)
+    files: dict[str, list[dict[str, str]]] = {}
+    mixture: list[dict[str, str]] = []
+    for kind, texts in read_kinds(root).items():
+        texts = sorted({text for text in texts if text.strip()})
+        rng.shuffle(texts)
+        parts: dict[bool, list[dict[str, str]]] = {True: [], False: []}
+        for text in texts:
+            row = {"kind": kind, "prompt": text[:MAX_CHARS]}
+            parts[is_held_out_prompt(text)].append(row)
+        files[kind] = parts[True][:NUM_HELD_OUT]
+        mixture += parts[False][:NUM_TRAINING]
+    rng.shuffle(mixture)
+    files["train"] = mixture
+    for name, rows in files.items():
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+    return {name: len(rows) for name, rows in files.items()}
+
+
+def read_kinds(root: Path) -> dict[str, list[str]]:
+    """Returns texts by kind, in a fixed order."""
+    sources = documents(root)
+    return {
+        "docs": list(_pieces(read_pydocs(DataConfig()))),
+        "code": list(_pieces(read_source_code(DataConfig()))),
+        "chat": sources["roleplay"],
+        "instructions": [*sources["templates"], *sources["instructions"], *sources["arithmetic"]],
+        "books": list(_pieces([*sources["textbooks"], *sources["novels"]])),
+    }
+
+
+def _pieces(texts: Iterable[str]) -> Iterator[str]:
+    for text in texts:
+        for start in range(0, len(text) - PIECE_CHARS // 4, PIECE_CHARS):
+            yield text[start : start + PIECE_CHARS]
+
+
+def is_held_out_prompt(text: str) -> bool:
+    first = hashlib.sha256(text.encode()).digest()[0]
+    return first < PROMPTS_HELD_OUT_SHARE * 256

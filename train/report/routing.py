@@ -11,11 +11,7 @@ from numpy.typing import NDArray
 
 from collect.traces import Trace, TraceSignal
 from predictors.table import Table
-from runtime.tools.report.figures import (
-    Record,
-    draw_legend,
-    draw_lines,
-)
+from runtime.tools.report.figures import Record, draw_legend, draw_lines
 from runtime.tools.report.html_report import HtmlReport
 from runtime.tools.report.series_styles import HUES
 

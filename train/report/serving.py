@@ -4,14 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from predictors.table import Table, TableColumn, decimals
-from runtime.tools.report.figures import (
-    Record,
-    draw_bars,
-    render_figure,
-    rows_height,
-    split,
-    wide,
-)
+from runtime.tools.report.figures import Record, draw_bars, render_figure, rows_height, split, wide
 from runtime.tools.report.html_report import HtmlReport
 from train.eviction_eval import HitRates
 from train.report.forecasts import Predictors
@@ -102,9 +95,7 @@ def latency_table(report: HtmlReport, predictors: Predictors, num_layers: int) -
         TableColumn("size, KiB", lambda row: row["bytes"] / 1024, decimals),
         *(
             TableColumn(
-                f"{what}, batch {batch}, us",
-                ("latency_us", str(batch), f"layer_{what}"),
-                decimals,
+                f"{what}, batch {batch}, us", ("latency_us", str(batch), f"layer_{what}"), decimals
             )
             for batch in batches
             for what in ("p50", "p99")

@@ -21,8 +21,8 @@ from lightning.pytorch.loggers import (
 from lightning.pytorch.utilities import rank_zero_only
 
 from predictors.files import write_json
+from train.config import LoggerKind
 from train.errors import TrainError
-from train.tracking.config import LoggerKind
 
 if TYPE_CHECKING:
     from wandb import Settings

@@ -18,9 +18,8 @@ from predictors.files import explain_no_home, has_home
 from runtime.sim.hardware import Hardware
 from runtime.tools.report.html_report import HtmlReport
 from runtime.tools.report.provenance import RUN_FILE, describe_origin
-from train.config import TrainConfig
+from train.config import LoggerKind, TrainConfig
 from train.errors import TrainError
-from train.tracking.config import LoggerKind
 from train.tracking.loggers import choose_wandb_names, forget_runs, open_logger, shorten_name
 from zoo.comparison import layer_figures
 from zoo.entry import open_entry

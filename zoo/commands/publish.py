@@ -10,13 +10,7 @@ from zoo.card import check_card
 from zoo.catalog import WritableZoo
 from zoo.commands import print_line, summarize
 from zoo.comparison import describe_traces, pair_figures, require_same_model
-from zoo.config import (
-    CollectGarbageConfig,
-    PromoteConfig,
-    PushConfig,
-    RemoveConfig,
-    SignConfig,
-)
+from zoo.config import CollectGarbageConfig, PromoteConfig, PushConfig, RemoveConfig, SignConfig
 from zoo.entry import CARD, MANIFEST, METRICS, ZooEntry, open_entry
 from zoo.errors import RefusedError, ZooError
 from zoo.index import check_alias, parse_reference

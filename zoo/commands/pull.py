@@ -20,9 +20,8 @@ from zoo.index import (
     parse_reference,
     read_lockfile,
 )
-from zoo.load import find_entry
+from zoo.load import find_entry, pull_reference
 from zoo.manifest import EntryManifest, name_entry
-from zoo.pull import pull_reference
 from zoo.signing import required_key
 from zoo.storage import builtin_storage, cache_storage, configured_storages
 
@@ -30,10 +29,7 @@ BUILTIN = "builtin"
 
 
 def pull(
-    name: str,
-    *,
-    zoo: str | None = None,
-    require_signature: str | Path | None = None,
+    name: str, *, zoo: str | None = None, require_signature: str | Path | None = None
 ) -> ZooEntry:
     """Copies an entry into the user's zoo, from which `load` finds it without a network.
 

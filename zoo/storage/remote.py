@@ -15,13 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 from zoo.digest import check_path
 from zoo.errors import ConflictError, StorageError, UnreachableError, ZooError
 from zoo.index import INDEX
-from zoo.storage.base import (
-    CHUNK_BYTES,
-    FileStorage,
-    Storage,
-    join_chunks,
-    refuse_when_offline,
-)
+from zoo.storage.base import CHUNK_BYTES, FileStorage, Storage, join_chunks, refuse_when_offline
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem

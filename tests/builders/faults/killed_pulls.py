@@ -19,7 +19,7 @@ from tests.builders.killing import in_a_child
 from zoo.catalog import Zoo
 from zoo.digest import hash_bytes
 from zoo.index import BLOBS, EntryReference
-from zoo.pull import pull_reference
+from zoo.load import pull_reference
 from zoo.storage import cache_storage
 from zoo.storage.remote import HttpStorage
 

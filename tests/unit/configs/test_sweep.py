@@ -2,7 +2,7 @@
 
 import pytest
 
-from configs.sweep import expand_sweep
+from configs.compose import expand_sweep
 from predictors.errors import ConfigError
 from runtime.config import GenerateConfig
 

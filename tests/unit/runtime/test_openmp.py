@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 import moecast
-from collect.launch.worker import UnitWorker
+from collect.launch.processes import UnitWorker
 from configs.program import run_program
 from runtime.openmp import WAIT_POLICY
 

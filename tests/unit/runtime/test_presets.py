@@ -18,7 +18,7 @@ from runtime.presets import (
     load_system,
 )
 from runtime.serving.config import ServeConfig
-from train.evaluate.config import EvaluateConfig
+from train.config import EvaluateConfig
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from train.accuracy import accuracy_table, score_layers
 from train.kinds import collect_signals, leave_out_kinds, list_compared_kinds, options_by_kind
 from train.nonlearned import (
     FITS,
+    RouterWeights,
     count_baselines,
     fit_correlation,
     fit_eam_request,
@@ -25,7 +26,6 @@ from train.nonlearned import (
     fit_expert_map,
     request_matrices,
 )
-from train.routers import RouterWeights
 
 
 def plain_matrices(trace: Trace, phases: set[int]) -> dict[int, np.ndarray]:

@@ -19,9 +19,8 @@ from train.config import TrainConfig
 from train.errors import TrainError
 from train.find_trace import find_trace
 from train.kinds import collect_signals, leave_out_kinds
-from train.nonlearned import make_skip
+from train.nonlearned import RouterWeights, make_skip
 from train.replay import budget_slots, describe_machines, first_tokens
-from train.routers import RouterWeights
 
 HARDWARE = toy_accelerator()
 

@@ -13,9 +13,8 @@ from predictors.base import Forecast
 from predictors.errors import PredictorError
 from predictors.residual import ResidualPredictor, share_chosen
 from tests.builders.traces import make_spec
-from train.calibration import platt
 from train.data import InputSpec, TraceBatches, TraceSubset
-from train.residual import ResidualStack
+from train.residual import ResidualStack, platt
 
 SPEC = make_spec()
 ROUTERS = np.random.default_rng(1).standard_normal(

@@ -12,8 +12,7 @@ from collect.traces import Trace
 from predictors.reuse import ReusePredictor
 from tests.builders.traces import make_spec, make_trace
 from train.data import TraceSubset, subset_rows
-from train.reuse import ReuseStack
-from train.reuse_data import ReuseBatches, future, read_stretch
+from train.reuse import ReuseBatches, ReuseStack, future, read_stretch
 
 SPEC = make_spec()
 RANDOM = np.random.default_rng(2)
@@ -77,8 +76,7 @@ def test_count_rows__are_the_tokens_that_it_counts(requests: list[int]) -> None:
 def test_family__learns_which_experts_are_used_again(trace: Trace) -> None:
     torch.manual_seed(0)
     family = ReuseStack(SPEC, width=16)
-    read = partial(read_stretch, trace)
-    batches = partial(ReuseBatches, trace, TraceSubset.FIT, read=read, batch_size=64)
+    batches = partial(ReuseBatches, trace, TraceSubset.FIT, batch_size=64)
     family.normalise_by(next(iter(batches(epoch=0))))
     optimiser = torch.optim.AdamW(family.parameters(), lr=1e-2)
     losses = []

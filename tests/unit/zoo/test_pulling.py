@@ -16,8 +16,7 @@ from tests.builders.zoos import files_of, publish, pull_tiny, zoo
 from zoo.catalog import Zoo
 from zoo.errors import DamagedError, UnreachableError
 from zoo.index import EntryReference, blob_path
-from zoo.load import find_entry
-from zoo.pull import has_blob
+from zoo.load import find_entry, has_blob
 from zoo.storage import cache_storage
 from zoo.storage.folder import FolderStorage
 from zoo.storage.remote import HttpStorage
@@ -84,7 +83,7 @@ import sys, time
 from pathlib import Path
 from zoo.catalog import Zoo
 from zoo.index import EntryReference
-from zoo.pull import pull_reference
+from zoo.load import pull_reference
 from zoo.storage.remote import HttpStorage
 Path(sys.argv[2]).touch()
 while not Path(sys.argv[3]).exists():

@@ -13,7 +13,7 @@ from collect.config import LauncherConfig
 from collect.errors import LaunchError
 from collect.launch import pool as pools
 from collect.launch.pool import WorkerPool
-from collect.launch.worker import UnitResult
+from collect.launch.processes import UnitResult
 
 
 class ScriptedEngine:

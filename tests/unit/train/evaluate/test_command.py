@@ -17,8 +17,8 @@ from predictors.errors import MoecastError
 from runtime.config import ShapeConfig, SystemConfig
 from runtime.presets import load_system
 from tests.builders.traces import make_trace
+from train.config import EvaluateConfig
 from train.evaluate.commands import evaluate
-from train.evaluate.config import EvaluateConfig
 from train.evaluate.variants import with_popular_experts
 
 ASKED = [

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from configs.program import run_program
-from train.reference.prompts import NUM_HELD_OUT, NUM_TRAINING, write_prompts
+from train.reference.corpus import NUM_HELD_OUT, NUM_TRAINING, write_prompts
 
 # Docstrings of the standard library are part of the corpus: old modules warn when imported.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -13,10 +13,9 @@ from predictors.table import Table
 from runtime.config import ModelConfig
 from runtime.tools.report.html_report import HtmlReport
 from tests.builders.wandb_files import WandbFile, read_wandb_files
-from train.config import TrainConfig
+from train.config import LoggerKind, TrainConfig
 from train.errors import TrainError
 from train.tracking import run as tracking
-from train.tracking.config import LoggerKind
 from train.tracking.loggers import is_mode_known, open_logger, shorten_name
 from train.tracking.run import TrackedRun, resolved_settings
 
