@@ -5,6 +5,7 @@ import errno
 import glob
 import json
 import os
+import secrets
 import shutil
 import socket
 import tempfile
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import platformdirs
 
@@ -178,19 +179,37 @@ def remove_abandoned(folder: Path, name: str = "", *, everything: bool = False) 
     return removed
 
 
+@contextmanager
+def open_atomic(path: Path, *, replaces: bool = True) -> Iterator[IO[bytes]]:
+    """Opens a file that takes its name when the block ends without an error, all of it on the disk.
+
+    Without `replaces`, FileExistsError is raised if another has the name by then.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The random token: containers on two machines may have the same host name and process ids.
+    temporary = path.parent / f"{temporary_prefix(path)}{secrets.token_hex(4)}{TEMPORARY}"
+    try:
+        with temporary.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        if replaces:
+            temporary.replace(path)
+        else:
+            os.link(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
 def write_atomic(path: Path, data: bytes) -> None:
     """Replaces a file in one step: readers, and a power cut, see the old or the new content."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(TEMPORARY, temporary_prefix(path), path.parent)
-    temporary = Path(name)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with open_atomic(path) as file:
             file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        # mkstemp makes files that only the owner can read.
-        temporary.chmod(0o644)
-        temporary.replace(path)
+            # Readable for everybody, whatever this user's mask is.
+            Path(file.name).chmod(0o644)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFullError(
@@ -199,9 +218,6 @@ def write_atomic(path: Path, data: bytes) -> None:
                 "unchanged; free some space and run the same command again"
             ) from error
         raise
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
 
 
 def write_json(path: Path, value: Any) -> None:

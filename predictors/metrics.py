@@ -78,6 +78,13 @@ def match_chosen_TK(ranked_TK: Ints, chosen_TK: Ints) -> NDArray[np.bool_]:
     return (chosen_TK[:, :, None] == ranked_TK[:, None, :]).any(axis=2)
 
 
+def mark_used(experts_TK: Ints, num_experts: int) -> Floats:
+    """Returns `[T, E]`: 1 where the token is routed to the expert; the id `num_experts` is none."""
+    used_TE = np.zeros((len(experts_TK), num_experts + 1), np.float32)
+    np.put_along_axis(used_TE, experts_TK, 1.0, axis=1)
+    return used_TE[:, :num_experts]
+
+
 def good_pred(accuracy: float | None, fetch_rate: float | None) -> float | None:
     """Returns Accuracy x FetchRate (ProMoE, section 4.1); None if either was not measured.
 
@@ -95,10 +102,7 @@ class CalibrationBins:
 
     def add(self, scores_TE: Floats, chosen_TK: Ints) -> None:
         bins_TE = np.minimum((scores_TE * CALIBRATION_BINS).astype(np.int64), CALIBRATION_BINS - 1)
-        num_tokens, num_experts = scores_TE.shape
-        happened_TE = np.zeros((num_tokens, num_experts + 1), dtype=np.float64)
-        np.put_along_axis(happened_TE, chosen_TK, 1.0, axis=1)
-        happened_TE = happened_TE[:, :num_experts]
+        happened_TE = mark_used(chosen_TK, scores_TE.shape[1])
         for sums_B, values_TE in zip(self.sums_3B, (scores_TE, happened_TE, None), strict=True):
             weights = None if values_TE is None else values_TE.ravel()
             sums_B += np.bincount(bins_TE.ravel(), weights, CALIBRATION_BINS)

@@ -16,6 +16,7 @@ import numpy as np
 
 from predictors.base import Floats, Forecast, Forecasts, Ints, Signal, softmax
 from predictors.errors import PredictorError
+from predictors.metrics import mark_used
 from predictors.networks import kernels
 from predictors.spec import ModelSpec
 from predictors.stored import INPUT, OUTPUT, Paths, StoredPredictor
@@ -131,13 +132,6 @@ class FadingSums:
             used_NE = mark_used(experts_NK, sum_FE.shape[1])
             fade(sum_FE, used_NE.mean(axis=0), chance_NE.mean(axis=0))
         return np.asarray(normalize_sums(sum_FE))
-
-
-def mark_used(experts_TK: Ints, num_experts: int) -> Floats:
-    """Returns `[T, E]`: 1 where the token is routed to the expert; the id `num_experts` is none."""
-    used_TE = np.zeros((len(experts_TK), num_experts + 1), np.float32)
-    np.put_along_axis(used_TE, experts_TK, 1.0, axis=1)
-    return used_TE[:, :num_experts]
 
 
 def fade_token(state_FE: Floats, experts_K: Ints, chance_E: Floats) -> None:

@@ -19,7 +19,6 @@
 # ruff: noqa: ARG002 - Lightning's hooks fix the arguments
 
 import hashlib
-import json
 import logging
 import signal
 import sys
@@ -185,6 +184,7 @@ def run_epochs(
         lr=settings.lr,
         weight_decay=settings.weight_decay,
         total_steps=settings.max_epochs * len(first_pass),
+        record={"trace": trace.digest, **asdict(settings)},
     )
     sample = next(iter(first_pass))
     for family in families:
@@ -194,7 +194,6 @@ def run_epochs(
         dirpath=folder, filename="last", save_on_train_epoch_end=True, enable_version_counter=False
     )
     callbacks: list[Callback] = [
-        RunRecord({"trace": trace.digest, **asdict(settings)}),
         EarlyStopping(MONITOR, mode="max", patience=settings.patience),
         StayStopped(),
         BestCheckpoint(folder),
@@ -306,33 +305,6 @@ def quiet_lightning() -> None:
 
 MONITOR = "val/mean_accuracy"
 """Metric that decides which epoch is the best and when to stop."""
-
-CHECKPOINT_FORMAT = 2
-"""Part of the run record: raised when checkpoints of an older version cannot be resumed."""
-
-
-class RunRecord(Callback):
-    """Stores in each checkpoint what it was made from, and refuses one of another run."""
-
-    def __init__(self, record: dict[str, Any]):
-        self._record = json.loads(json.dumps({"format": CHECKPOINT_FORMAT, **record}))
-
-    def on_save_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        checkpoint["run_record"] = self._record
-
-    def on_load_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        was = checkpoint.get("run_record", {})
-        wrong = [key for key in self._record if was.get(key) != self._record[key]]
-        if wrong:
-            listed = ", ".join(f"{k}: {was.get(k)!r} then, {self._record[k]!r} now" for k in wrong)
-            raise TrainCheckpointError(
-                f"the run folder holds a checkpoint of another run ({listed}); "
-                "name another run_dir, or start over with overwrite=true"
-            )
 
 
 class StayStopped(Callback):

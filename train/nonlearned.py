@@ -27,6 +27,7 @@ from predictors.eam.collection import (
     attainable_accuracy,
     choice_probability,
     choose_representatives,
+    count_rows,
     normalize_rows,
 )
 from predictors.eam.request import EamRequestPredictor
@@ -98,17 +99,6 @@ def chosen_columns(trace: Trace) -> Iterator[Ints]:
         yield trace.column(TraceSignal.EXPERTS, layer)[rows].astype(np.int64)
 
 
-def count_choices(group_N: Ints, chosen_NK: Ints, *, num_groups: int, num_experts: int) -> Ints:
-    """Return `[G, E]`: how often the tokens of each group chose each expert.
-
-    One flat count is far faster than adding at pairs of indices. It has one more id than there are
-    experts: a choice of none, which is left out.
-    """
-    flat_NK = group_N[:, None] * (num_experts + 1) + chosen_NK
-    counted = np.bincount(flat_NK.ravel(), minlength=num_groups * (num_experts + 1))
-    return counted.reshape(num_groups, num_experts + 1)[:, :num_experts]
-
-
 def count_uses(trace: Trace) -> Ints:
     """Return `[L, E]`: how many training tokens each layer routed to each expert."""
     experts = trace.spec.num_experts
@@ -129,9 +119,7 @@ def fit_token(trace: Trace) -> TokenPredictor:
     ids_S, place_N, uses_S = np.unique(tokens, return_inverse=True, return_counts=True)
     counts_SLE = np.zeros((len(ids_S), spec.num_layers, spec.num_experts), dtype=np.int64)
     for layer, chosen_NK in enumerate(chosen_columns(trace)):
-        counts_SLE[:, layer] = count_choices(
-            place_N, chosen_NK, num_groups=len(ids_S), num_experts=spec.num_experts
-        )
+        counts_SLE[:, layer] = count_rows(chosen_NK, place_N, len(ids_S), spec.num_experts)
     return TokenPredictor.from_counts(spec, ids_S, counts_SLE, uses_S)
 
 
@@ -143,10 +131,7 @@ def fit_correlation(trace: Trace, **options: Any) -> CorrelationPredictor:
     for layer, (before_NK, chosen_NK) in enumerate(pairwise(chosen_columns(trace)), start=1):
         for before_N in before_NK.T:
             # One more group than experts: of a choice of none, which is left out.
-            counts_FE = count_choices(
-                before_N, chosen_NK, num_groups=experts + 1, num_experts=experts
-            )
-            pairs_LFE[layer] += counts_FE[:experts]
+            pairs_LFE[layer] += count_rows(chosen_NK, before_N, experts + 1, experts)[:experts]
     uses_LE = count_uses(trace).astype(np.float32)
     return CorrelationPredictor(spec, pairs_LFE, uses_LE, **options)
 
@@ -162,9 +147,7 @@ def request_matrices(trace: Trace, *phases: Phase) -> Floats:
     matrices = np.zeros((num_requests, spec.num_layers, spec.num_experts), np.float32)
     for layer in range(spec.num_layers):
         chosen_NK = trace.column(TraceSignal.EXPERTS, layer)[rows].astype(np.int64)
-        matrices[:, layer] = count_choices(
-            place, chosen_NK, num_groups=num_requests, num_experts=spec.num_experts
-        )
+        matrices[:, layer] = count_rows(chosen_NK, place, num_requests, spec.num_experts)
     return matrices
 
 

@@ -4,6 +4,7 @@ Shape suffixes: L layers, F figures, B batch, E experts.
 """
 # ruff: noqa: ARG002 - Lightning's hooks fix the arguments
 
+import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from predictors.base import Floats, Predictor, Signal
 from predictors.spec import ModelSpec
 from train.data import Batch, InputSpec
-from train.errors import TrainError
+from train.errors import TrainCheckpointError, TrainError
 
 
 class ReferenceScores(NamedTuple):
@@ -70,6 +71,9 @@ WARMUP_SHARE = 0.05
 """Share of all steps with a rising learning rate, until AdamW's second moments are reliable."""
 
 
+CHECKPOINT_FORMAT = 2
+"""Part of the run record: raised when checkpoints of an older version cannot be resumed."""
+
 MOST_LOSS = 2
 """Loss at an epoch's end, by the untrained networks' loss, above which a training has diverged."""
 
@@ -84,8 +88,11 @@ class StackFit(LightningModule):
         lr: float,
         weight_decay: float,
         total_steps: int,
+        record: Mapping[str, Any],
     ):
+        """`record`: what checkpoints are made from; one of another run is refused."""
         super().__init__()
+        self._record = json.loads(json.dumps({"format": CHECKPOINT_FORMAT, **record}))
         self.families = nn.ModuleList(families)
         self.labels = [label for family in families for label in family.labels]
         self._lr, self._weight_decay = lr, weight_decay
@@ -147,8 +154,17 @@ class StackFit(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["untrained_losses"] = self._untrained_F
+        checkpoint["run_record"] = self._record
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        was = checkpoint.get("run_record", {})
+        wrong = [key for key in self._record if was.get(key) != self._record[key]]
+        if wrong:
+            listed = ", ".join(f"{k}: {was.get(k)!r} then, {self._record[k]!r} now" for k in wrong)
+            raise TrainCheckpointError(
+                f"the run folder holds a checkpoint of another run ({listed}); "
+                "name another run_dir, or start over with overwrite=true"
+            )
         self._untrained_F = checkpoint.get("untrained_losses")
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:

@@ -41,18 +41,19 @@ def budget_slots(budget: str, spec: ModelSpec, hardware: Hardware) -> int:
 
 def measure_fetching(
     steps: Iterable[RecordedStep],
-    predictor: Predictor | None,
+    predictor: Predictor,
     *,
     system: SystemConfig,
     hardware: Hardware,
-    spec: ModelSpec,
-    slots: int,
+    budget: str,
 ) -> dict[str, Any]:
     """GoodPred, its factors and TPOT over decode steps, and all of the counters.
 
     The cache counts both factors at the same requests of routers. A layer without predictions
     counts 0 in `mean_good_pred`, and is left out of `mean_good_pred_covered`.
     """
+    spec = predictor.spec
+    slots = budget_slots(budget, spec, hardware)
     stats = replay(
         steps, predictor, spec=spec, system=system, hardware=hardware, budget_slots=slots
     )

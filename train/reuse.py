@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 from collect.traces import Trace, TraceSignal
 from predictors.base import Floats, Predictor, softmax
-from predictors.reuse import NUM_FADING, ReusePredictor, fade, mark_used, normalize_sums
+from predictors.metrics import mark_used
+from predictors.reuse import NUM_FADING, ReusePredictor, fade, normalize_sums
 from predictors.spec import ModelSpec
 from train.data import Batch, TraceBatches
 from train.export import reuse_graph

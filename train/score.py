@@ -19,7 +19,7 @@ from train.errors import TrainError
 from train.eviction_eval import compare_policies, decode_figures
 from train.find_trace import find_differences, find_trace
 from train.kinds import collect_signals
-from train.replay import budget_slots, describe_machines, first_tokens, measure_fetching
+from train.replay import describe_machines, first_tokens, measure_fetching
 from train.reuse_training import SIGNALS as REUSE_SIGNALS
 from train.scoring import worst_layer
 from zoo.commands import print_line
@@ -132,8 +132,7 @@ def score_forecasts(
         predictor.renewed(),
         system=config.system,
         hardware=hardware,
-        spec=trace.spec,
-        slots=budget_slots(config.budget, trace.spec, hardware),
+        budget=config.budget,
     )
     figures = {
         "accuracy": table["mean_accuracy"],

@@ -19,7 +19,7 @@ from runtime.sim.hardware import Hardware
 from runtime.sim.step import RecordedStep
 from train.accuracy import accuracy_table, measure_horizons, score_layers
 from train.evaluate.forecasts import record_forecasts
-from train.replay import budget_slots, first_tokens, is_decode, measure_fetching
+from train.replay import first_tokens, is_decode, measure_fetching
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,15 +101,8 @@ def score_horizons(predictor: Predictor, context: EvalContext) -> dict[str, Any]
 def replay_context(
     predictor: Predictor, context: EvalContext, hardware: Hardware
 ) -> dict[str, Any]:
-    spec = context.trace.spec
-    return measure_fetching(
-        context.steps(),
-        predictor,
-        system=context.system,
-        hardware=hardware,
-        spec=spec,
-        slots=budget_slots(context.budget, spec, hardware),
-    )
+    steps, system, budget = context.steps(), context.system, context.budget
+    return measure_fetching(steps, predictor, system=system, hardware=hardware, budget=budget)
 
 
 def score_shifted(predictor: Predictor, shifted: Trace) -> dict[str, Any]:

@@ -47,10 +47,6 @@ def pair_figures(first: Mapping[Any, Any], second: Mapping[Any, Any]) -> list[Me
     return pairs
 
 
-def held_out_metrics(entry: ZooEntry) -> Mapping[str, Any]:
-    return entry.manifest.metrics
-
-
 def measured_costs(entry: ZooEntry) -> Mapping[str, Any]:
     """Returns what an entry costs: size in bytes, and median microseconds of a layer's events."""
     costs: dict[str, Any] = {"bytes": entry.manifest.size}
@@ -75,7 +71,7 @@ def as_table(value: object) -> dict[str, Any]:
 
 
 COMPARED: dict[str, Callable[[ZooEntry], Mapping[Any, Any]]] = {
-    "held out": held_out_metrics,
+    "held out": lambda entry: entry.manifest.metrics,
     "costs": measured_costs,
     "accuracy by layer": layer_accuracies,
 }

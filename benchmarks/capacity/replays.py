@@ -20,8 +20,7 @@ from runtime.sim.replay import rare_collections
 from runtime.tools.comparison import Condition
 from train.evaluate.forecasts import held_out_steps, routing_only
 from train.evaluate.jobs import record_all, replay_case
-from train.evaluate.sources import PredictorSources
-from train.evaluate.variants import TABLE, ReplayCase, make_variant
+from train.evaluate.variants import TABLE, PredictorSources, ReplayCase, make_variant
 
 SYSTEMS = ("on-demand", "promoe", "moecast")
 BUDGETS = ("10%", "50%")

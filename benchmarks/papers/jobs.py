@@ -15,7 +15,7 @@ from collect.traces import Trace
 from runtime.commands.progress import progress
 from runtime.config import ModelConfig
 from train.evaluate.jobs import CODE, code_digest
-from train.evaluate.sources import FoundPredictor, PredictorSources
+from train.evaluate.variants import FoundPredictor, PredictorSources
 from train.resumable import FinishedPieces, OnFinished, run_jobs
 
 OWN_CODE = (

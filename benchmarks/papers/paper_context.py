@@ -36,7 +36,7 @@ from train.evaluate.forecasts import (
     record_forecasts,
     routing_only,
 )
-from train.evaluate.sources import FoundPredictor
+from train.evaluate.variants import FoundPredictor
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,15 @@ from train.evaluate.forecasts import held_out_steps
 from train.evaluate.jobs import ReplayJob, Row, code_digest
 from train.evaluate.report import write_report
 from train.evaluate.results import make_results
-from train.evaluate.sources import FoundPredictor, PredictorSources
 from train.evaluate.table import show
-from train.evaluate.variants import ReplayCase, figure_condition, list_cases, list_variants
+from train.evaluate.variants import (
+    FoundPredictor,
+    PredictorSources,
+    ReplayCase,
+    figure_condition,
+    list_cases,
+    list_variants,
+)
 from train.find_trace import find_differences, find_trace, open_named_trace
 from train.replay import budget_slots, describe_machines
 from train.resumable import FinishedPieces, run_jobs

@@ -22,8 +22,7 @@ from train.evaluate.forecasts import (
     record_forecasts,
     routing_only,
 )
-from train.evaluate.sources import FoundPredictor
-from train.evaluate.variants import ReplayCase
+from train.evaluate.variants import FoundPredictor, ReplayCase
 from train.replay import budget_slots, is_decode
 from train.resumable import OnFinished
 

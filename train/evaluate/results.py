@@ -13,9 +13,8 @@ from runtime.tools.intervals import bootstrap_ratio
 from runtime.tools.report.provenance import describe_origin
 from train.config import OURS, EvaluateConfig
 from train.evaluate.jobs import Row
-from train.evaluate.sources import FoundPredictor
 from train.evaluate.table import PLACE, by_place, place_of
-from train.evaluate.variants import KNOWN, TABLE
+from train.evaluate.variants import KNOWN, TABLE, FoundPredictor
 
 CLOSE = 0.02
 """Slower than the first system by less than this share counts as close to it."""

@@ -14,7 +14,7 @@ from transformers import Qwen2MoeForCausalLM
 from predictors.errors import MoecastError
 from train.reference import corpus
 from train.reference.audit import audit
-from train.reference.config import ReferenceConfig, ReferenceShape
+from train.reference.config import ReferenceConfig
 from train.reference.corpus import wrap_tokenizer, write_prompts
 from train.reference.fit import fit
 
@@ -33,7 +33,7 @@ def run(config: ReferenceConfig) -> dict[str, Any]:
         torch.set_num_threads(config.threads)
     folder = config.run_dir
     prepare(config, folder)
-    model = fit(config.fit, folder, config.shape)
+    model = fit(config.fit, folder)
     # The audit is of what ships: the weights rounded to bf16, computed in float32.
     model.to(torch.bfloat16).to(torch.float32)
     report = audit(
@@ -43,9 +43,9 @@ def run(config: ReferenceConfig) -> dict[str, Any]:
     )
     fitted = config.fit
     report["trained_tokens"] = fitted.steps * fitted.batch_size * fitted.context
-    output = config.output or folder / f"qwen2-moe-{config.shape.value}"
+    output = config.output or folder / "qwen2-moe-tiny"
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    publish(model, tokenizer, output, audit=report, shape=config.shape)
+    publish(model, tokenizer, output, audit=report)
     loss, hits = report["loss_nats"], report["routing"]["lru_hit_rate_50"]
     Console().print(
         f"{output}: {loss['model']:.3f} nats per held-out token (bigram {loss['bigram']:.3f}); "
@@ -81,23 +81,14 @@ CARD = Path(__file__).parent / "card.md"
 
 
 def publish(
-    model: Qwen2MoeForCausalLM,
-    tokenizer: Tokenizer,
-    folder: Path,
-    *,
-    audit: dict[str, Any],
-    shape: ReferenceShape,
+    model: Qwen2MoeForCausalLM, tokenizer: Tokenizer, folder: Path, *, audit: dict[str, Any]
 ) -> None:
-    """`folder` in the Hub's layout, with `audit.json` and `digests.json` over all of it.
-
-    The card describes the published model.
-    """
+    """`folder` in the Hub's layout, with `audit.json` and `digests.json` over all of it."""
     folder.mkdir(parents=True, exist_ok=True)
     model.to(torch.bfloat16).save_pretrained(folder)
     wrap_tokenizer(tokenizer).save_pretrained(folder)
     (folder / "audit.json").write_text(json.dumps(audit, indent=2) + "\n")
-    if shape is ReferenceShape.TINY:
-        (folder / "README.md").write_text(card(audit))
+    (folder / "README.md").write_text(card(audit))
     files = sorted(path for path in folder.iterdir() if path.name != "digests.json")
     for path in files:
         path.chmod(0o644)

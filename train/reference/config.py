@@ -1,21 +1,10 @@
 """Options of the reference model's training; the defaults made the published model."""
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 
 from predictors.config import RunConfig
 from predictors.errors import MoecastError
-
-
-class ReferenceShape(StrEnum):
-    """Architecture that is trained."""
-
-    TINY = "tiny"
-    """The published model: 12 layers, 4 of 60 narrow experts."""
-    COARSE = "coarse"
-    """Few large experts: 8 layers, the first without experts, 2 of 32 experts. It is not published:
-    it shows what holds for another shape."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +32,8 @@ class FitConfig:
 class ReferenceConfig(RunConfig):
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     fit: FitConfig = field(default_factory=FitConfig)
-    shape: ReferenceShape = ReferenceShape.TINY
-    """tiny (the published model: 12 layers, 4 of 60 experts) or coarse (8 layers, the first without
-    experts, 2 of 32 experts)."""
     output: Path | None = None
-    """Folder of the trained model; default: RUN_DIR/qwen2-moe-SHAPE."""
+    """Folder of the trained model; default: RUN_DIR/qwen2-moe-tiny."""
     prompts: Path | None = None
     """Folder for prompts of several kinds, to train and score predictors with; then only these are
     written, and no model is trained."""

@@ -5,7 +5,6 @@ import logging
 import math
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,17 +15,17 @@ from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
 from predictors.files import write_atomic
 from train.checkpoint import from_bytes, to_bytes
 from train.errors import TrainError
-from train.reference.config import FitConfig, ReferenceShape
+from train.reference.config import FitConfig
 
 log = logging.getLogger(__name__)
 
 MUON_LR, ADAM_LR = 0.02, 3e-3
+"""Peak learning rates of the hidden matrices, and of embeddings, routers and norms."""
 WARMUP_STEPS = 50
 DECAY_SHARE = 0.2
 """Share of the steps at the end over which the learning rate falls to zero."""
 BALANCE_LOSS = 0.01
 """Weight of each layer's load-balancing loss (Switch Transformers, equation 4)."""
-"""Peak learning rates of the hidden matrices, and of embeddings, routers and norms."""
 Z_LOSS = 1e-4
 """Weight of the squared log-partition of the router, which keeps its logits small."""
 CHECKPOINT = "checkpoint.ckpt"
@@ -34,34 +33,19 @@ SAVE_EVERY = 50
 """Steps between checkpoints; a killed run resumes from the last one."""
 
 
-SHAPES: dict[ReferenceShape, dict[str, Any]] = {
-    # 28 M parameters: narrow experts as in Qwen1.5-MoE. One is 60 KiB in bf16 (width 40), so that
-    # each linear layer is whole pages of 4 KiB: a transfer of one never needs a partial page.
-    ReferenceShape.TINY: {
-        "num_hidden_layers": 12,
-        "intermediate_size": 160,
-        "num_experts": 60,
-        "num_experts_per_tok": 4,
-        "moe_intermediate_size": 40,
-        "shared_expert_intermediate_size": 160,
-    },
-    # 21 M parameters: as many computed for a token, in fewer and larger experts (144 KiB in bf16).
-    ReferenceShape.COARSE: {
-        "num_hidden_layers": 8,
-        "mlp_only_layers": [0],
-        "intermediate_size": 320,
-        "num_experts": 32,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 96,
-        "shared_expert_intermediate_size": 96,
-    },
-}
+def architecture() -> Qwen2MoeConfig:
+    """Return the model's configuration: 28 M parameters, narrow experts as in Qwen1.5-MoE.
 
-
-def architecture(shape: ReferenceShape) -> Qwen2MoeConfig:
-    """Return a model's configuration; what the shapes share is here."""
+    An expert is 60 KiB in bf16 (width 40), so that each linear layer is whole pages of 4 KiB: a
+    transfer of one never needs a partial page.
+    """
     return Qwen2MoeConfig(
-        **SHAPES[shape],
+        num_hidden_layers=12,
+        intermediate_size=160,
+        num_experts=60,
+        num_experts_per_tok=4,
+        moe_intermediate_size=40,
+        shared_expert_intermediate_size=160,
         vocab_size=8_192,
         hidden_size=256,
         num_attention_heads=4,
@@ -146,13 +130,11 @@ def restore(folder: Path, model, optims: list[torch.optim.Optimizer]) -> int:
     return int(saved["step"])
 
 
-def fit(
-    config: FitConfig, folder: Path, shape: ReferenceShape = ReferenceShape.TINY
-) -> Qwen2MoeForCausalLM:
+def fit(config: FitConfig, folder: Path) -> Qwen2MoeForCausalLM:
     """Trains on `folder/train.bin`; appends a line a step to `folder/log.jsonl`."""
     torch.manual_seed(config.seed)
     model = Qwen2MoeForCausalLM._from_config(
-        architecture(shape), experts_implementation="grouped_mm", attn_implementation="sdpa"
+        architecture(), experts_implementation="grouped_mm", attn_implementation="sdpa"
     )
     optims = make_optimisers(model)
     first = restore(folder, model, optims)

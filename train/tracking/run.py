@@ -6,7 +6,6 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from lightning.pytorch.loggers import Logger, MLFlowLogger, WandbLogger
@@ -63,12 +62,7 @@ class TrackedRun:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         with ExitStack() as stack:
             for logger in self._loggers.values():
                 if isinstance(logger, WandbLogger):

@@ -6,8 +6,6 @@ neither locks nor a creation that fails if the file exists.
 
 import errno
 import hashlib
-import os
-import secrets
 import shutil
 import time
 from collections.abc import Iterator
@@ -19,13 +17,7 @@ from typing import IO
 from filelock import FileLock
 
 from predictors.errors import DiskFullError, MoecastError
-from predictors.files import (
-    TEMPORARY,
-    remove_abandoned,
-    sync_folder,
-    temporary_prefix,
-    write_atomic,
-)
+from predictors.files import open_atomic, remove_abandoned, write_atomic
 from zoo.digest import check_path, open_inside
 from zoo.errors import DamagedError, UnreachableError
 from zoo.storage.base import CHUNK_BYTES, FileStorage, Storage
@@ -78,16 +70,10 @@ class FolderStorage(FileStorage):
         return at.stat().st_size if at.is_file() and not at.is_symlink() else None
 
     def write(self, path: str, data: bytes) -> None:
-        # Readable for everybody, whatever this user's mask is.
         write_atomic(self.folder / check_path(path), data)
 
-    @contextmanager
-    def open_new(self, path: str) -> Iterator[IO[bytes]]:
-        with self._temporary(path) as (at, temporary, file):
-            yield file
-            _flush(file)
-            temporary.replace(at)
-        sync_folder(at.parent)
+    def open_new(self, path: str) -> AbstractContextManager[IO[bytes]]:
+        return open_atomic(self.folder / check_path(path))
 
     def fetch(
         self,
@@ -139,28 +125,13 @@ class FolderStorage(FileStorage):
             ) from failure
 
     def create(self, path: str, data: bytes) -> bool:
-        with self._temporary(path) as (at, temporary, file):
-            file.write(data)
-            _flush(file)
-            try:
-                os.link(temporary, at)
-            except FileExistsError:
-                return False
-        sync_folder(at.parent)
-        return True
-
-    @contextmanager
-    def _temporary(self, path: str) -> Iterator[tuple[Path, Path, IO[bytes]]]:
-        """Yields the final path, the temporary one in the same folder, and the latter opened."""
-        at = self.folder / check_path(path)
-        at.parent.mkdir(parents=True, exist_ok=True)
-        # The random token: containers on two machines may have the same host name and process ids.
-        temporary = at.parent / f"{temporary_prefix(at)}{secrets.token_hex(4)}{TEMPORARY}"
+        self.folder.mkdir(parents=True, exist_ok=True)
         try:
-            with temporary.open("xb") as file:
-                yield at, temporary, file
-        finally:
-            temporary.unlink(missing_ok=True)
+            with open_atomic(self.folder / check_path(path), replaces=False) as file:
+                file.write(data)
+        except FileExistsError:
+            return False
+        return True
 
     def remove(self, path: str) -> None:
         (self.folder / check_path(path)).unlink(missing_ok=True)
@@ -173,8 +144,3 @@ class FolderStorage(FileStorage):
 
     def remove_temporary(self, folder: str = "", *, everything: bool) -> int:
         return remove_abandoned(self.folder / folder, everything=everything)
-
-
-def _flush(file: IO[bytes]) -> None:
-    file.flush()
-    os.fsync(file.fileno())
