@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from zoo.catalog import Zoo
     from zoo.commands.pull import pull
 
-
 FOLDER = Path(__file__).resolve().parents[1]
 PACKAGES = ("predictors", "zoo", "runtime")
 """Those that the functions of `moecast` need. A script's own `train.py`, `collect.py` or

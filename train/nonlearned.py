@@ -1,7 +1,7 @@
 """Predictors that need no training: counted on a trace, collected from it or copied from the model.
 
 Shape suffixes: N tokens or requests, L layers, E experts, F experts of the layer before, K top_k,
-S token ids seen.
+S token ids seen, D hidden size.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
