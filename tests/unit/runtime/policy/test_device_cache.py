@@ -1,9 +1,13 @@
 """The policy core against its invariants (stateful property tests) and against hand-made cases."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from runtime.config import SystemConfig
 from runtime.policy.build import build_device_cache
@@ -53,18 +57,12 @@ class Machine(RuleBasedStateMachine):
     """Predictions, routings, transfers, failures, hangs and computations in any order."""
 
     slots: tuple[int, ...] = (SLOTS,)
-    cancel = False
     per_layer = True
-    least_prefetch = 0
+    switches: Mapping[str, Any] = {}
 
     def __init__(self):
         super().__init__()
-        self.core = make_cache(
-            slots=self.slots,
-            per_layer=self.per_layer,
-            cancel=self.cancel,
-            least_prefetch=self.least_prefetch,
-        )
+        self.core = make_cache(slots=self.slots, per_layer=self.per_layer, **self.switches)
         self.flying = [[] for _ in self.slots]
         self.lost = [[] for _ in self.slots]
         self.pending: dict[int, list[int]] = {}
@@ -259,18 +257,14 @@ class Machine(RuleBasedStateMachine):
         return bool(others) and not self.per_layer
 
 
-class OneShare(Machine):
-    """All layers share the slots: some tokens' requests can leave an earlier layer none."""
-
-    per_layer = False
-    slots = (4,)
+LEAST = {"least_prefetch": CHUNKS[0] + 1}
 
 
 class EverythingFits(Machine):
     """Slots for every expert, of which few are missing: the cache is often complete."""
 
     slots = (LAYERS * EXPERTS,)
-    least_prefetch = CHUNKS[0] + 1
+    switches = LEAST
 
     def __init__(self):
         super().__init__()
@@ -287,39 +281,23 @@ class EverythingFits(Machine):
         self.core.reset([[task.slot for task in self.lost[0]]])
 
 
-class TwoTiers(Machine):
-    """A device above a host arena that holds less than all."""
-
-    slots = (SLOTS, 7)
-
-
-class OneShareOfTwoTiers(OneShare):
-    """All layers share the slots of both tiers, and the lower one has fewer."""
-
-    slots = (4, 3)
-    least_prefetch = CHUNKS[0] + 1
-
-
-class SmallLowerTier(Machine):
-    """The lower tier holds fewer experts than the upper one."""
-
-    slots = (9, 3)
-    cancel = True
+ONE_SHARE = {"per_layer": False}
+"""All layers share the slots: some tokens' requests can leave an earlier layer none."""
+MACHINES = {
+    "a share for each layer": (Machine, {}, 40),
+    "one share": (Machine, {**ONE_SHARE, "slots": (4,)}, 80),
+    "everything fits": (EverythingFits, {}, 40),
+    "two tiers": (Machine, {"slots": (SLOTS, 7)}, 80),
+    "one share of two tiers": (Machine, {**ONE_SHARE, "slots": (4, 3), "switches": LEAST}, 80),
+    "a small lower tier": (Machine, {"slots": (9, 3), "switches": {"cancel": True}}, 40),
+}
 
 
-QUICK = settings(max_examples=40, stateful_step_count=50, deadline=None)
-TestMachine = Machine.TestCase
-TestMachine.settings = QUICK
-TestOneShare = OneShare.TestCase
-TestOneShare.settings = settings(QUICK, max_examples=80)
-TestEverythingFits = EverythingFits.TestCase
-TestEverythingFits.settings = QUICK
-TestTwoTiers = TwoTiers.TestCase
-TestTwoTiers.settings = settings(QUICK, max_examples=80)
-TestOneShareOfTwoTiers = OneShareOfTwoTiers.TestCase
-TestOneShareOfTwoTiers.settings = settings(QUICK, max_examples=80)
-TestSmallLowerTier = SmallLowerTier.TestCase
-TestSmallLowerTier.settings = QUICK
+@pytest.mark.parametrize(("base", "fields", "examples"), MACHINES.values(), ids=MACHINES)
+def test_device_cache__invariants_hold_in_any_order(base, fields, examples):
+    machine = type("Machine", (base,), fields)
+    how = settings(max_examples=examples, stateful_step_count=50, deadline=None)
+    run_state_machine_as_test(machine, settings=how)
 
 
 def test_device_cache__prefetches_do_not_take_each_others_slots():
