@@ -7,7 +7,6 @@ import os
 import re
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +21,7 @@ from tests.builders.faults.workers import before_read, refuse
 from tests.builders.models import plain_eager
 from tests.builders.served import serve, settle
 from tests.builders.waiting import wait_for
+from tests.unit.runtime.engine.test_serving import HAS_NAMES, TASKS, readers
 
 TOKENS = torch.randint(0, 64, (2, 7), generator=torch.Generator().manual_seed(3))
 GREEDY = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
@@ -44,25 +44,20 @@ def held_where_they_belong(engine) -> list[int]:
     return [len(list(top.cache)) for top in tops]
 
 
-@pytest.mark.parametrize(
-    ("system", "host_budget"),
-    [
-        (SystemConfig(), None),
-        (SystemConfig(), "80%"),
-        (
-            SystemConfig(prefetch=False, chunked=False, early_preemption=False, reordered=False),
-            None,
-        ),
-        (SystemConfig(reordered=False, per_layer=False), None),
-        (
-            SystemConfig(eviction="regret", idle_prefetch=True, adaptive=True, per_layer=False),
-            None,
-        ),
-        (SystemConfig(hot_first=True, drop_used=True), None),
-    ],
-    ids=["promoe", "tiers", "on-demand", "in order", "filled", "klotski"],
-)
-def test_devices__change_no_bit(folder, expected, system, host_budget):
+WHOLE = {"chunked": False, "early_preemption": False, "reordered": False}
+SYSTEMS = {
+    "promoe": {},
+    "tiers": {},
+    "on-demand": {"prefetch": False, **WHOLE},
+    "in order": {"reordered": False, "per_layer": False},
+    "filled": {"eviction": "regret", "idle_prefetch": True, "adaptive": True, "per_layer": False},
+    "klotski": {"hot_first": True, "drop_used": True},
+}
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_devices__change_no_bit(folder, expected, name):
+    system, host_budget = SystemConfig(**SYSTEMS[name]), "80%" if name == "tiers" else None
     num_devices = 3 if system.per_layer else 2
     options = {"budget": "40%", "host_budget": host_budget, "predictor": "skip", "system": system}
     model = serve(folder, devices=["cpu"] * num_devices, **options)
@@ -140,6 +135,7 @@ def test_devices__an_unreadable_expert_fails_its_request_only(folder, expected):
 
 
 def test_devices__close_ends_every_ring_and_the_files_last(folder):
+    before = set(TASKS.iterdir())
     model = serve(folder, budget="40%", devices=["cpu"] * 3)
     engine, order = model.moecast.engine, []
     close = engine.store.close
@@ -147,10 +143,12 @@ def test_devices__close_ends_every_ring_and_the_files_last(folder):
     engine.store.close = lambda: (order.append([r.running() for r in rings]), close())
     with torch.no_grad():
         model(TOKENS)
+    started = set(TASKS.iterdir()) - before
+    assert readers(started) or not HAS_NAMES
     model.moecast.close()
     assert order == [[[], [], []]]
     # On a busy machine, a thread that has been ended is there for a moment.
-    wait_for(lambda: not any(t.name.startswith("moecast disk ") for t in threading.enumerate()))
+    wait_for(lambda: not readers(started.intersection(TASKS.iterdir())))
 
 
 def test_load__devices_that_do_not_go_together_are_named(folder):
@@ -164,7 +162,6 @@ def test_load__devices_that_do_not_go_together_are_named(folder):
     with pytest.raises(BudgetError, match=r"too small for 2 devices.*budget=(\d+)") as caught:
         serve(folder, devices="cpu,cpu", budget="1KiB")
     least = re.search(r"budget=(\d+)", str(caught.value))
-    assert least is not None
     serve(folder, devices="cpu,cpu", budget=int(least[1])).moecast.close()
     with pytest.raises(BudgetError, match="host_budget of 1024 bytes is too small for 2 devices"):
         serve(folder, devices="cpu,cpu", host_budget="1KiB")
@@ -217,10 +214,10 @@ def test_numa__readers_run_near_their_memory(folder, monkeypatch):
     cpus = sorted(os.sched_getaffinity(0))
     places = [frozenset(cpus[:1]), frozenset(cpus[-1:])]
     monkeypatch.setattr(assemble, "find_near_cpus", lambda _, number: places[number])
-    before = {int(task.name) for task in Path("/proc/self/task").iterdir()}
+    before = {int(task.name) for task in TASKS.iterdir()}
     model = serve(folder, budget="40%", devices=["cpu", "cpu"])
     with model.moecast, torch.no_grad():
         model(TOKENS)
-        threads = {int(task.name) for task in Path("/proc/self/task").iterdir()} - before
+        threads = {int(task.name) for task in TASKS.iterdir()} - before
         assert set(places) <= {frozenset(os.sched_getaffinity(thread)) for thread in threads}
     assert os.sched_getaffinity(0) == set(cpus)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from runtime.errors import CheckpointError
+from runtime.transfer.arrivals import rings
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.served import serve
 from tests.builders.waiting import wait_for
@@ -19,6 +20,8 @@ from zoo.errors import ZooError
 
 TASKS = Path("/proc/self/task")
 """The threads of this process."""
+HAS_NAMES = rings is not None
+"""Whether threads that read experts have names: those in C have."""
 PROMPTS = torch.randint(1, 64, (3, 8), generator=torch.Generator().manual_seed(5))
 LEFT_PADDED = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1], [1] * 8, [0, 1, 1, 1, 1, 1, 1, 1]])
 WAYS = {
@@ -33,12 +36,9 @@ WAYS = {
 def generated(model, way):
     torch.manual_seed(7)
     return model.generate(
-        PROMPTS * LEFT_PADDED,
-        attention_mask=LEFT_PADDED,
-        max_new_tokens=16,
-        pad_token_id=0,
+        PROMPTS * LEFT_PADDED, attention_mask=LEFT_PADDED, max_new_tokens=16, pad_token_id=0,
         **WAYS[way],
-    )
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -111,7 +111,7 @@ def test_close__ends_the_threads_and_later_use_is_an_error(folder):
     model = serve(folder)
     model(PROMPTS)
     started = set(TASKS.iterdir()) - before
-    assert started
+    assert readers(started) or not HAS_NAMES
     model.close()
     model.close()
     # The system needs a moment to forget a thread that has ended.
@@ -125,6 +125,7 @@ def test_close__ends_all_else_where_the_predictor_cannot_be_saved(folder, tmp_pa
     model = serve(folder, trace_events=tmp_path / "trace.json")
     model(PROMPTS)
     started = set(TASKS.iterdir()) - before
+    assert readers(started) or not HAS_NAMES
 
     def fail():
         raise ZooError("another program has taken the folder")
