@@ -85,7 +85,7 @@ def quantised(folder: Path, name: str) -> Path:
     if name == "gpt_oss":  # mxfp4 has blocks of 32
         wide = FAMILIES[name].changed(hidden_size=64, intermediate_size=32)
         return quantise_mxfp4(save_family(folder, wide, dtype=torch.bfloat16))
-    save_family(folder, FAMILIES[name], dtype=torch.bfloat16)
+    save_family(folder, name, dtype=torch.bfloat16)
     scale_dtype = torch.float8_e8m0fnu if name == "minimax_m2" else torch.float32
     return quantise_fp8(folder, scale_dtype=scale_dtype)
 

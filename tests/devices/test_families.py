@@ -11,7 +11,6 @@ from runtime.hf.grouped import set_reference
 from runtime.hf.loading import load_plain
 from tests.builders.families.build import save_family
 from tests.builders.families.outputs import outputs
-from tests.builders.families.table import FAMILIES
 from tests.builders.served import serve_few
 
 NAMES = [
@@ -24,7 +23,7 @@ windows, latent attention, states in place of attention, an encoder."""
 
 @pytest.mark.parametrize("name", NAMES)
 def test_family__is_bitwise_plain_transformers_on_the_device(tmp_path, device, name):
-    folder = save_family(tmp_path / "model", FAMILIES[name])
+    folder = save_family(tmp_path / "model", name)
     plain = load_plain(folder, dtype=torch.float32).to(device)
     expected = outputs(plain)
     model = serve_few(folder, host_budget="60%", device=device, exact=Exact.EAGER)
@@ -37,7 +36,7 @@ def test_family__is_bitwise_plain_transformers_on_the_device(tmp_path, device, n
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss", "granitemoe", "jamba"])
 def test_family__grouped_is_bitwise_transformers_grouped(tmp_path, sim, name):
-    folder = save_family(tmp_path / "model", FAMILIES[name])
+    folder = save_family(tmp_path / "model", name)
     plain = load_plain(folder, dtype=torch.float32).to("sim")
     assert set_reference(plain, Exact.AUTO) is Exact.GROUPED
     expected = outputs(plain)

@@ -11,7 +11,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tests.builders.families.fields import OTHER, TEXT
-from tests.builders.families.table import Family
+from tests.builders.families.table import FAMILIES, Family
 
 WHOLE_FIRST = [
     getattr(transformers, f"AutoModelFor{task}")
@@ -25,16 +25,20 @@ class UnbuildableError(Exception):
 
 
 def save_family(
-    folder: Path, family: Family, *, dtype: torch.dtype = torch.float32, fused: bool = False
+    folder: Path, family: Family | str, *, dtype: torch.dtype = torch.float32, fused: bool = False
 ) -> Path:
-    """Several shards and their index; `fused`: experts as the model holds them in memory."""
+    """Several shards and their index; `fused`: experts as the model holds them in memory.
+
+    Here and below a family may be given by its name in the table.
+    """
     model = tiny_model(family).to(dtype)
     model.save_pretrained(folder, max_shard_size="100KB", save_original_format=not fused)
     return folder
 
 
-def tiny_model(family: Family) -> PreTrainedModel:
+def tiny_model(family: Family | str) -> PreTrainedModel:
     """Random weights that route different tokens to different experts."""
+    family = _named(family)
     config = tiny_config(family)
     torch.manual_seed(0)
     auto = next((auto for auto in WHOLE_FIRST if type(config) in auto._model_mapping), None)
@@ -60,8 +64,13 @@ def _spread(tensor: torch.Tensor) -> torch.Tensor:
     return torch.rand(len(tensor), TEXT["num_experts"]).argsort(-1)[:, : tensor.shape[1]]
 
 
-def tiny_config(family: Family) -> PreTrainedConfig:
+def _named(family: Family | str) -> Family:
+    return FAMILIES[family] if isinstance(family, str) else family
+
+
+def tiny_config(family: Family | str) -> PreTrainedConfig:
     """The family's configuration with every known size shrunk."""
+    family = _named(family)
     cls = CONFIG_MAPPING[family.model_type or family.name]
     return cls(**_fields(cls, TEXT, family.changes))
 

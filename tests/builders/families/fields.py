@@ -10,13 +10,10 @@ def by_value(names: Mapping[int, str]) -> dict[str, int]:
 
 
 SIZES = {
-    3: "num_hidden_layers num_layers",
-    32: "hidden_size d_model",
-    48: "intermediate_size ffn_hidden_size",
-    96: "vocab_size vocab_size_per_layer_input",
-    256: "max_position_embeddings",
-    8: "hidden_size_per_layer_input",
-}
+    3: "num_hidden_layers num_layers", 32: "hidden_size d_model",
+    48: "intermediate_size ffn_hidden_size", 96: "vocab_size vocab_size_per_layer_input",
+    256: "max_position_embeddings", 8: "hidden_size_per_layer_input",
+}  # fmt: skip
 ATTENTION = {
     2: "num_key_value_heads swa_num_key_value_heads linear_num_key_heads index_n_heads",
     4: "num_attention_heads swa_num_attention_heads linear_num_value_heads linear_num_heads",

@@ -13,17 +13,10 @@ from runtime.config import Exact, SystemConfig
 from runtime.engine.host_compute import HostCompute
 from runtime.errors import CheckpointError, PlanError
 from runtime.store.ggml.library import find_products
+from tests.builders import served
 from tests.builders.families.build import save_family
-from tests.builders.families.table import FAMILIES
 from tests.builders.gguf_files import gguf_file
 from tests.builders.models import plain_eager
-from tests.builders.served import (
-    Transfer,
-    before_transfers,
-    count_pins,
-    serve,
-    serve_with_transfers,
-)
 
 TOKENS = torch.randint(0, 64, (2, 7), generator=torch.Generator().manual_seed(3))
 GREEDY = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
@@ -33,22 +26,22 @@ EXPERT_BYTES = 1000
 
 def serve_slowly(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> PreTrainedModel:
     """The model, above whose host memory copies are late."""
-    delayed = before_transfers(lambda _: time.sleep(0.002))
+    delayed = served.before_transfers(lambda _: time.sleep(0.002))
 
-    def wrap(name: str, transfer: Transfer) -> Transfer:
+    def wrap(name: str, transfer: served.Transfer) -> served.Transfer:
         return delayed(name, transfer) if name == "copy" else transfer
 
-    return serve_with_transfers(folder, monkeypatch, wrap, **options)
+    return served.serve_with_transfers(folder, monkeypatch, wrap, **options)
 
 
-@pytest.mark.parametrize(
-    ("system", "host_budget"),
-    [
-        (HYBRID, "40%"),
-        (SystemConfig(hybrid=True, prefetch=False), "100%"),
-        (SystemConfig(hybrid=True, reordered=False), "100%"),
-    ],
-)
+SYSTEMS = [
+    (HYBRID, "40%"),
+    (SystemConfig(hybrid=True, prefetch=False), "100%"),
+    (SystemConfig(hybrid=True, reordered=False), "100%"),
+]
+
+
+@pytest.mark.parametrize(("system", "host_budget"), SYSTEMS)
 def test_hybrid__no_bit_changes_between_two_tiers_of_one_kind(
     folder: Path, monkeypatch: pytest.MonkeyPatch, system: SystemConfig, host_budget: str
 ) -> None:
@@ -61,16 +54,14 @@ def test_hybrid__no_bit_changes_between_two_tiers_of_one_kind(
             assert torch.equal(model.generate(TOKENS, **GREEDY), expected[1])
         stats = handle.stats()
         assert stats["computed_below"] > 0
-        assert count_pins(handle.engine) == 0, "nothing stays pinned"
+        assert served.count_pins(handle.engine) == 0, "nothing stays pinned"
         assert stats["requests"] == stats["hits"] + stats["joins"] + stats["misses"]
 
 
 @pytest.mark.skipif(find_products() is None, reason="NO GGML LIBRARY")
-def test_hybrid__quantised_experts_are_multiplied_as_they_lie_in_host_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_hybrid__quantised_experts_are_multiplied_as_they_lie_in_host_memory(monkeypatch):
     file = gguf_file("qwen3moe-Q4_0")
-    resident = serve(file, budget="100%", system="on-demand")
+    resident = served.serve(file, budget="100%", system="on-demand")
     with resident.moecast:
         expected = resident.generate(TOKENS, **GREEDY)
     options = {"budget": "40%", "host_budget": "100%"}
@@ -82,9 +73,7 @@ def test_hybrid__quantised_experts_are_multiplied_as_they_lie_in_host_memory(
         assert handle.stats()["computed_below"] > 0
 
 
-def test_hybrid__a_step_that_fails_releases_what_it_did_not_compute(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hybrid__a_step_that_fails_releases_what_it_did_not_compute(folder, monkeypatch):
     model = serve_slowly(folder, monkeypatch, budget="25%", host_budget="100%", system=HYBRID)
     with model.moecast as handle:
         expected = model.generate(TOKENS, **GREEDY)
@@ -136,13 +125,11 @@ def make(*, copy_seconds: float, host_seconds: float) -> tuple[HostCompute, Fake
     return compute, cache
 
 
-@pytest.mark.parametrize(
-    ("copy_seconds", "host_seconds", "on_host"),
-    [(1.0, 1.0, 2), (1.0, 9.0, 0), (9.0, 1.0, 4), (3.0, 1.0, 3)],
-)
-def test_choice__is_the_split_whose_longer_side_is_shortest(
-    copy_seconds: float, host_seconds: float, on_host: int
-) -> None:
+SPLITS = [(1.0, 1.0, 2), (1.0, 9.0, 0), (9.0, 1.0, 4), (3.0, 1.0, 3)]
+
+
+@pytest.mark.parametrize(("copy_seconds", "host_seconds", "on_host"), SPLITS)
+def test_choice__is_the_split_whose_longer_side_is_shortest(copy_seconds, host_seconds, on_host):
     """Four experts: 2 and 2; copies alone; computation alone; one copy and three computations."""
     compute, cache = make(copy_seconds=copy_seconds, host_seconds=host_seconds)
     order = compute.request_routed(1, dict.fromkeys(range(4), 1))
@@ -181,9 +168,9 @@ def test_choice__ends_where_steps_are_slower_with_it() -> None:
 
 def test_hybrid__is_refused_where_it_has_no_sense(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="on a CPU every expert.*host_budget=100%"):
-        serve(folder, budget="50%", system=HYBRID)
+        served.serve(folder, budget="50%", system=HYBRID)
     with pytest.raises(CheckpointError, match="grouped: system.hybrid=true computes some experts"):
-        serve(folder, budget="50%", host_budget="100%", system=HYBRID, exact=Exact.GROUPED)
-    own_loop = save_family(tmp_path / "own", FAMILIES["longcat_flash"])
+        served.serve(folder, budget="50%", host_budget="100%", system=HYBRID, exact=Exact.GROUPED)
+    own_loop = save_family(tmp_path / "own", "longcat_flash")
     with pytest.raises(PlanError, match="computes its experts with other code"):
-        serve(own_loop, budget="50%", host_budget="100%", system=HYBRID)
+        served.serve(own_loop, budget="50%", host_budget="100%", system=HYBRID)

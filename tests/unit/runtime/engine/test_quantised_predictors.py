@@ -16,7 +16,6 @@ from predictors.spec import SAMPLES, ModelSpec, encode_samples, find_router_diff
 from runtime.config import ModelConfig
 from runtime.hf.loading import load_stripped
 from tests.builders.families.build import save_family
-from tests.builders.families.table import FAMILIES
 from tests.builders.gguf_files import gguf_file
 from tests.builders.integers import quantise_gptq, save_wide
 from zoo.catalog import WritableZoo
@@ -66,9 +65,7 @@ def generate(path: Path, *, predictor: str, base: str | None = None) -> dict[str
 
 
 @pytest.mark.parametrize("predictor", ["popularity", "base/popularity"])
-def test_entry__of_the_base_serves_its_quantisation(
-    models: Models, tmp_path: Path, caplog: pytest.LogCaptureFixture, predictor: str
-) -> None:
+def test_entry__of_the_base_serves_its_quantisation(models, tmp_path, caplog, predictor):
     base, quantised = models
     assert spec_of(base, name="base").identity != spec_of(quantised, name="quantised").identity
     publish(tmp_path, spec_of(base, name="base"))
@@ -79,9 +76,7 @@ def test_entry__of_the_base_serves_its_quantisation(
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
-def test_entry__without_samples_serves_what_the_user_names_its_quantisation(
-    models: Models, tmp_path: Path
-) -> None:
+def test_entry__without_samples_serves_what_the_user_names_its_quantisation(models, tmp_path):
     base, quantised = models
     publish(tmp_path, replace(spec_of(base, name="base"), routers=None))
     assert b"routers" not in (tmp_path / "entry" / "manifest.json").read_bytes()
@@ -108,9 +103,7 @@ def test_entry__of_a_model_with_other_routers_is_refused(tmp_path: Path) -> None
             generate(quantised, predictor="base/popularity", base=base)
 
 
-def test_entry__of_other_sizes_is_refused_whatever_the_user_says(
-    models: Models, tmp_path: Path
-) -> None:
+def test_entry__of_other_sizes_is_refused_whatever_the_user_says(models, tmp_path):
     base, quantised = models
     spec = spec_of(base, name="base")
     publish(tmp_path, replace(spec, routers=None, top_k=spec.top_k + 1))
@@ -121,8 +114,7 @@ def test_entry__of_other_sizes_is_refused_whatever_the_user_says(
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_samples__agree_in_every_dtype(tmp_path: Path, dtype: str) -> None:
-    family = FAMILIES["qwen3_moe"]
-    folder = save_family(tmp_path / "model", family, dtype=torch.float32)
+    folder = save_family(tmp_path / "model", "qwen3_moe")
     own = spec_of(folder, name="base").routers
     other = spec_of(folder, name="base", dtype=dtype).routers
     assert own is not None

@@ -9,7 +9,6 @@ import torch
 
 import runtime
 from tests.builders.families.build import save_family
-from tests.builders.families.table import FAMILIES
 from tests.builders.models import plain_eager
 from tests.builders.served import settle
 
@@ -19,7 +18,7 @@ COUNTS = [8, 8, 4]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_family(tmp_path_factory.mktemp("uneven") / "tiny", FAMILIES["dots3_note"])
+    return save_family(tmp_path_factory.mktemp("uneven") / "tiny", "dots3_note")
 
 
 @pytest.fixture(scope="module")

@@ -28,14 +28,9 @@ from tests.builders.quantised import rewrite
 from tests.builders.served import count_pins, read_in_python, serve
 
 KINDS = {
-    "dbrx": "stacked",
-    "jetmoe": "parallel",
-    "llama4": "dense",
-    "longcat_flash": "loop",
-    "nllb_moe": "members",
-    "step3p7": "loop",
-    "switch_transformers": "members",
-}
+    "dbrx": "stacked", "jetmoe": "parallel", "llama4": "dense", "longcat_flash": "loop",
+    "nllb_moe": "members", "step3p7": "loop", "switch_transformers": "members",
+}  # fmt: skip
 """What structure tells of the models without `use_experts_implementation`."""
 
 
@@ -53,14 +48,14 @@ def logits(model, tokens):
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     return {
-        name: save_family(tmp_path_factory.mktemp(name), FAMILIES[name], dtype=torch.bfloat16)
+        name: save_family(tmp_path_factory.mktemp(name), name, dtype=torch.bfloat16)
         for name in KINDS
     }
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_find_adapter__matches_before_and_after_stripping(folders, name):
-    plain = tiny_model(FAMILIES[name])
+    plain = tiny_model(name)
     model = serve(folders[name], budget="100%")
     with model.moecast:
         for whole in (plain, model):
@@ -72,10 +67,10 @@ def test_find_adapter__matches_before_and_after_stripping(folders, name):
         assert not held
 
 
-@pytest.mark.parametrize(
-    ("name", "reordered"),
-    [*((name, True) for name in KINDS), ("llama4", False), ("longcat_flash", False)],
-)
+ORDERS = [*((name, True) for name in KINDS), ("llama4", False), ("longcat_flash", False)]
+
+
+@pytest.mark.parametrize(("name", "reordered"), ORDERS)
 def test_adapter__few_slots_change_no_bit_and_leave_none_pinned(folders, name, reordered):
     """Three passes: the first finds the arena empty, the next full of experts computed last."""
     plain = load_plain(folders[name], dtype=torch.bfloat16)
@@ -167,11 +162,10 @@ def spoil(layer, unused):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_dense_experts__are_bitwise_the_product_over_all_experts(dtype, threads):
     """A batch of one expert is not: with two threads it differs in float32 from five rows on."""
-    family = FAMILIES["llama4"]
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        whole = next(iter(find_expert_banks(tiny_model(family).to(dtype)).values()))
+        whole = next(iter(find_expert_banks(tiny_model("llama4").to(dtype)).values()))
 
         class Source:
             def ready(self, _layer, wanted):
@@ -192,7 +186,7 @@ def test_dense_experts__are_bitwise_the_product_over_all_experts(dtype, threads)
 
 def test_longcat__zero_experts_have_no_bytes(tmp_path):
     """gate_up_proj has 8 + 4 rows, down_proj 8; published checkpoints name the 8 only."""
-    folder = save_family(tmp_path, FAMILIES["longcat_flash"])
+    folder = save_family(tmp_path, "longcat_flash")
     tokens = prompts(num_tokens=30)
     expected = logits(load_plain(folder, dtype=torch.float32), tokens)
     zero = re.compile(r"\.experts\.(8|9|10|11)\.")
@@ -210,7 +204,7 @@ def test_longcat__zero_experts_have_no_bytes(tmp_path):
 @pytest.mark.parametrize("name", ["switch_transformers", "nllb_moe", "jetmoe"])
 def test_load__cast_and_ties_are_the_librarys(tmp_path, name):
     """Models with tied embeddings; the checkpoint is float32 and bfloat16 is requested."""
-    folder = save_family(tmp_path, FAMILIES[name])
+    folder = save_family(tmp_path, name)
     model = serve(folder, budget="30%", dtype="bfloat16")
     with model.moecast:
         model.config.dtype = torch.bfloat16
@@ -257,15 +251,15 @@ def make_popularity(spec):
     return PopularityPredictor(spec, shares)
 
 
-@pytest.mark.parametrize(
-    ("name", "make_predictor"),
-    [
-        ("jetmoe", DependencyPredictor),
-        ("longcat_flash", make_popularity),
-        ("nllb_moe", partial(ExpertMapPredictor.empty, distance=1)),
-        ("switch_transformers", DependencyPredictor),
-    ],
-)
+PREDICTORS = [
+    ("jetmoe", DependencyPredictor),
+    ("longcat_flash", make_popularity),
+    ("nllb_moe", partial(ExpertMapPredictor.empty, distance=1)),
+    ("switch_transformers", DependencyPredictor),
+]
+
+
+@pytest.mark.parametrize(("name", "make_predictor"), PREDICTORS)
 def test_predictors__run_with_every_kind_and_change_no_bit(folders, name, make_predictor):
     """Steps of some layers only, ids that mean "skip", two layers in a block."""
     predictor = make_predictor(source_of(folders[name])[1])

@@ -15,7 +15,6 @@ from runtime.store.ggml import library
 from runtime.store.ggml.library import find_products
 from runtime.tools.verify.report import compare_budgets
 from tests.builders.families.build import tiny_model
-from tests.builders.families.table import FAMILIES
 from tests.builders.models import tiny_qwen2_moe
 
 pytestmark = pytest.mark.skipif(find_products() is None, reason="NO GGML LIBRARY")
@@ -27,7 +26,7 @@ def make_linear(shape, *, dtype=torch.bfloat16):
 
 
 def family(name):
-    return tiny_model(FAMILIES[name]).eval()
+    return tiny_model(name).eval()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -15,7 +15,6 @@ from runtime.store.dense_source import DenseStore
 from runtime.store.files import FileReader
 from runtime.store.spill import SpillFile
 from tests.builders.families.build import save_family
-from tests.builders.families.table import FAMILIES
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.served import serve
 
@@ -89,7 +88,7 @@ def test_stream__a_group_reads_each_layer_once_a_step_and_the_next_one_ahead(fol
 
 
 def test_stream__weights_that_were_renamed_or_cast_go_to_a_file(tmp_path):
-    folder = save_family(tmp_path / "model", FAMILIES["mixtral"], dtype=torch.bfloat16)
+    folder = save_family(tmp_path / "model", "mixtral", dtype=torch.bfloat16)
     model = serve(folder, budget="50%", dtype="float32")
     with model.moecast, torch.no_grad():
         expected = model(TOKENS).logits

@@ -15,7 +15,6 @@ from runtime.hf.grouped import GROUPED_MM, GroupedLaunches, choose_exact, set_re
 from runtime.hf.loading import load_plain
 from runtime.store.packed.coding import HQQ, Coding
 from tests.builders.families.build import save_family
-from tests.builders.families.table import FAMILIES
 from tests.builders.gguf_files import gguf_file
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.packed import packed
@@ -47,7 +46,7 @@ def answer(model):
 )
 def test_grouped__every_bit_is_the_librarys_whatever_is_cached(tmp_path, name, dtype):
     """gpt_oss has transposed matrices, biases and another gate."""
-    folder = save_family(tmp_path, FAMILIES[name], dtype=dtype)
+    folder = save_family(tmp_path, name, dtype=dtype)
     expected = answer(load_grouped(folder))
     for options in (
         {"budget": "100%"},
@@ -63,7 +62,7 @@ def test_grouped__every_bit_is_the_librarys_whatever_is_cached(tmp_path, name, d
 
 def test_grouped__differs_from_the_eager_loop(tmp_path):
     """Otherwise the test above would pass with the eager path."""
-    folder = save_family(tmp_path, FAMILIES["mixtral"], dtype=torch.bfloat16)
+    folder = save_family(tmp_path, "mixtral", dtype=torch.bfloat16)
     model = serve(folder)
     with model.moecast:
         assert not torch.equal(answer(model)[0], answer(load_grouped(folder))[0])
@@ -159,7 +158,7 @@ def test_launches__are_the_librarys_own_over_the_arena(tmp_path, monkeypatch, bu
         return grouped_mm(module, *args)
 
     for name in ("qwen2_moe", "gpt_oss"):
-        folder = save_family(tmp_path / name, FAMILIES[name])
+        folder = save_family(tmp_path / name, name)
         expected = answer(load_grouped(folder))
         model = serve_grouped(folder, budget=budget)
         with model.moecast, monkeypatch.context() as counting:
@@ -182,7 +181,7 @@ def test_choose__auto_groups_on_gpus_only_where_it_can():
 
 
 def test_grouped__models_with_their_own_code_are_refused_before_a_byte_is_read(tmp_path):
-    folder = save_family(tmp_path, FAMILIES["llama4"])
+    folder = save_family(tmp_path, "llama4")
     for file in folder.glob("*.safetensors"):
         file.write_bytes(file.read_bytes()[:100])  # reading it would be another error
     with pytest.raises(CheckpointError, match=r"model\.exact=grouped: .*experts \(Llama4.*eager"):

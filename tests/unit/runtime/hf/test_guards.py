@@ -9,7 +9,6 @@ from runtime.hf.adapters.base import MissingParameter
 from runtime.hf.layers import find_moe_layers
 from runtime.store.weight_plan import FusedParameter
 from tests.builders.families.build import save_family
-from tests.builders.families.table import FAMILIES
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.served import serve
 
@@ -57,11 +56,12 @@ def test_interface__the_models_own_loop_fetches_too(folder):
             assert torch.equal(logits(model, 9), expected)
 
 
-@pytest.mark.parametrize(
-    "name", ["qwen2_moe", "dbrx", "jetmoe", "llama4", "step3p7", "switch_transformers"]
-)
+SAVED = ["qwen2_moe", "dbrx", "jetmoe", "llama4", "step3p7", "switch_transformers"]
+
+
+@pytest.mark.parametrize("name", SAVED)
 def test_guard__saving_without_experts_are_refused(tmp_path, name):
-    model = serve(save_family(tmp_path / "model", FAMILIES[name]), budget="100%")
+    model = serve(save_family(tmp_path / "model", name), budget="100%")
     with model.moecast:
         for part in (model, find_moe_layers(model)[0].block):
             with pytest.raises(CheckpointError, match="state_dict"):
@@ -72,17 +72,17 @@ def test_guard__saving_without_experts_are_refused(tmp_path, name):
         assert not (tmp_path / "saved").exists()
 
 
-@pytest.mark.parametrize(
-    ("convert", "message"),
-    [
-        (lambda model: model.half(), r"stays in torch.float32.*dtype= to load \(auto, float32"),
-        (lambda model: model.type(torch.float16), "dtype= to load"),
-        (lambda model: model.to("cpu", torch.bfloat16), "dtype= to load"),
-        (lambda model: model.to(torch.ones(1, dtype=torch.float16)), "dtype= to load"),
-        (lambda model: model.to("meta"), r"stays on cpu.*device='meta'"),
-        (lambda model: model.model.half(), "dtype= to load"),
-    ],
-)
+CONVERSIONS = [
+    (lambda model: model.half(), r"stays in torch.float32.*dtype= to load \(auto, float32"),
+    (lambda model: model.type(torch.float16), "dtype= to load"),
+    (lambda model: model.to("cpu", torch.bfloat16), "dtype= to load"),
+    (lambda model: model.to(torch.ones(1, dtype=torch.float16)), "dtype= to load"),
+    (lambda model: model.to("meta"), r"stays on cpu.*device='meta'"),
+    (lambda model: model.model.half(), "dtype= to load"),
+]
+
+
+@pytest.mark.parametrize(("convert", "message"), CONVERSIONS)
 def test_guard__conversions_after_loading_are_refused(folder, convert, message):
     model = serve(folder)
     with model.moecast:

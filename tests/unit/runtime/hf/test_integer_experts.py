@@ -17,7 +17,6 @@ from runtime.store.packed.coding import Coding
 from runtime.store.packed.store import open_store
 from runtime.tools.verify.report import compare_budgets
 from tests.builders.families.build import save_family
-from tests.builders.families.table import FAMILIES
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.packed import altered, pack_model, packed, read_expert, source_of
 from tests.builders.quantised import quantised
@@ -65,9 +64,7 @@ def test_served__budgets_change_no_bit(model: Path, tmp_path: Path, coding: Codi
     assert relative_error(resident, plain) < (0.05 if coding.kind == "Q8_0" else 0.25)
 
 
-def test_served__without_the_library_they_are_decoded(
-    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_served__without_the_library_they_are_decoded(model, tmp_path, caplog, monkeypatch):
     store = packed(model, tmp_path / "store", coding=CODINGS[1])
     near = logits_of(model, store, "50%")
     monkeypatch.setattr(library, "_open", lambda: (None, "libggml is away"))
@@ -98,7 +95,7 @@ def test_verify__compares_with_the_same_kernels(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss", "dbrx", "jamba", "granitemoe"])
 def test_pack__quantised_experts_of_other_families_are_served(name: str, tmp_path: Path) -> None:
     """Transposed experts, those with biases and those with their own loop: by kernel or decoded."""
-    folder = save_family(tmp_path / "model", FAMILIES[name], dtype=torch.bfloat16)
+    folder = save_family(tmp_path / "model", name, dtype=torch.bfloat16)
     store = pack_model(folder, tmp_path / "store", quantise=Quantise.HQQ, group_size=8)
     logits = [serve_logits(folder, TOKENS, store=store, budget=it) for it in ("100%", "50%")]
     assert logits[0].isfinite().all()
@@ -107,9 +104,7 @@ def test_pack__quantised_experts_of_other_families_are_served(name: str, tmp_pat
 
 @torch.no_grad()
 @pytest.mark.parametrize("quantise", [Quantise.MXFP4, Quantise.INT8], ids=str)
-def test_pack__transposed_matrices_are_multiplied_by_their_rows(
-    tmp_path: Path, quantise: Quantise
-) -> None:
+def test_pack__transposed_matrices_are_multiplied_by_their_rows(tmp_path, quantise):
     """Those of gpt-oss: in `mxfp4` each number is the checkpoint's."""
     folder = quantised(tmp_path / "model", "gpt_oss")
     store = pack_model(folder, tmp_path / "store", quantise=quantise)

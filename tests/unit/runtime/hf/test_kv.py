@@ -5,7 +5,6 @@ import torch
 
 from runtime.hf.kv import CacheSize, count_cache_bytes, estimate_cache_bytes, measure_cache_size
 from tests.builders.families.build import tiny_model
-from tests.builders.families.table import FAMILIES
 
 LENGTH = 40
 
@@ -19,7 +18,7 @@ def held(model, num_tokens: int) -> int:
 @pytest.mark.parametrize("name", ["qwen2_moe", "deepseek_v3", "granitemoe", "qwen3_next"])
 def test_cache__that_grows_with_each_token(name):
     """States of linear attention are the same at any length."""
-    model = tiny_model(FAMILIES[name])
+    model = tiny_model(name)
     size = measure_cache_size(model)
     assert (size.bytes_fixed > 0) == (name == "qwen3_next")
     assert size.bytes_per_token > 0
@@ -27,7 +26,7 @@ def test_cache__that_grows_with_each_token(name):
 
 
 def test_cache__of_keys_and_values_in_every_layer():
-    model = tiny_model(FAMILIES["qwen2_moe"])
+    model = tiny_model("qwen2_moe")
     config = model.config
     width = config.num_key_value_heads * config.hidden_size // config.num_attention_heads
     expected = 2 * config.num_hidden_layers * width * model.dtype.itemsize
@@ -37,7 +36,7 @@ def test_cache__of_keys_and_values_in_every_layer():
 @pytest.mark.parametrize("name", ["qwen2_moe", "deepseek_v3", "glm_moe_dsa", "qwen3_next"])
 def test_estimate__is_at_least_what_the_cache_takes(name):
     """More only where some layers keep a state."""
-    model = tiny_model(FAMILIES[name])
+    model = tiny_model(name)
     estimate = estimate_cache_bytes(model.config, LENGTH, model.dtype)
     taken = held(model, LENGTH)
     assert estimate == taken if name != "qwen3_next" else estimate >= taken

@@ -9,7 +9,6 @@ from collect.recorder import check_recordable
 from predictors.base import Signal
 from runtime.hf.probes import Probes, RequestTracker
 from tests.builders.families.build import save_family, tiny_config
-from tests.builders.families.table import FAMILIES
 from tests.builders.listeners import ProbeLog
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.served import serve
@@ -57,7 +56,7 @@ def test_probes__a_lane_that_begins_with_a_past_begins_a_request(folder):
 
 @pytest.mark.parametrize("name", ["switch_transformers", "nllb_moe"])
 def test_probes__encoder_and_decoder_have_steps_of_their_own(tmp_path, name):
-    model = serve(save_family(tmp_path, FAMILIES[name]), budget="50%")
+    model = serve(save_family(tmp_path, name), budget="50%")
     tokens = torch.randint(4, 90, (2, 5), generator=torch.Generator().manual_seed(1))
     with model.moecast:
         steps = ProbeLog()
@@ -83,4 +82,4 @@ def test_probes__encoder_and_decoder_have_steps_of_their_own(tmp_path, name):
 
 def test_record__a_model_with_an_encoder_is_refused_in_words():
     with pytest.raises(TraceError, match="has an encoder"):
-        check_recordable(tiny_config(FAMILIES["switch_transformers"]), [], None)
+        check_recordable(tiny_config("switch_transformers"), [], None)

@@ -14,7 +14,6 @@ from runtime.profiling.bandwidth import ProbeReader, measure_reads, trimmed_mean
 from runtime.profiling.local import PROMPT_TOKENS, Spans, StepParts, measure, split_step
 from runtime.transfer.ring import ARRIVED
 from tests.builders.families.build import save_family
-from tests.builders.families.table import FAMILIES
 from tests.builders.models import tiny_qwen2_moe
 
 
@@ -161,7 +160,7 @@ def test_measure__one_token_takes_what_it_took(monkeypatch):
 
 def test_measure__a_model_whose_window_is_full(tmp_path):
     """Its caches forget the token that the one measured again would be cut back to."""
-    model = load(save_family(tmp_path, FAMILIES["gpt_oss"]))
+    model = load(save_family(tmp_path, "gpt_oss"))
     with model.moecast:
         assert model.config.sliding_window < PROMPT_TOKENS
         assert measure(model).step_seconds > 0

@@ -11,7 +11,6 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from runtime.hf.loading import load_stripped
 from runtime.store.conversion import ExpertConversion, dequantise_fp8, dequantise_mxfp4
 from tests.builders.families.build import save_family
-from tests.builders.families.table import FAMILIES
 from tests.builders.quantised import QUANTISED, quantise_fp8, quantised
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -41,9 +40,7 @@ def test_mxfp4__is_the_librarys(dtype: torch.dtype, scales: tuple[int, int]) -> 
 @pytest.mark.parametrize("weight_dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 @pytest.mark.parametrize("scale_dtype", [torch.float32, torch.bfloat16, torch.float8_e8m0fnu])
 @pytest.mark.parametrize("block", [(128, 128), (16, 32), (1, 32), (256, 64)])
-def test_fp8__is_the_librarys(
-    dtype: torch.dtype, weight_dtype: torch.dtype, scale_dtype: torch.dtype, block: tuple[int, int]
-) -> None:
+def test_fp8__is_the_librarys(dtype, weight_dtype, scale_dtype, block):
     """With every byte, infinities and NaNs included, in blocks of any shape."""
     generator = torch.Generator().manual_seed(0)
     weight = torch.randint(256, (512, 256), dtype=torch.uint8, generator=generator)
@@ -71,6 +68,6 @@ def test_conversion__of_every_format_takes_the_fast_way(tmp_path: Path, name: st
 
 def test_conversion__other_tensors_are_left_to_the_library(tmp_path: Path) -> None:
     """Scales that are integers are another format of the same operation."""
-    folder = save_family(tmp_path, FAMILIES["qwen3_moe"], dtype=torch.bfloat16)
+    folder = save_family(tmp_path, "qwen3_moe", dtype=torch.bfloat16)
     conversions = list_conversions(quantise_fp8(folder, scale_dtype=torch.int32))
     assert all(one._dequantise is None for one in conversions)

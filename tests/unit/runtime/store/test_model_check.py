@@ -77,9 +77,10 @@ def test_resolve__a_folder_without_a_model_says_what_it_has(tmp_path: Path) -> N
     assert refusal(tmp_path).endswith("it has empty/, notes.txt")
 
 
-@pytest.mark.parametrize(
-    "name", ["config.json", "tokenizer.json", "model.safetensors", "vocab.txt", "model.gguf"]
-)
+POINTERS = ["config.json", "tokenizer.json", "model.safetensors", "vocab.txt", "model.gguf"]
+
+
+@pytest.mark.parametrize("name", POINTERS)
 def test_resolve__names_a_git_lfs_pointer(name: str, moe: Path) -> None:
     file = moe / name
     file.write_text("version https://git-lfs.github.com/spec/v1\nsize 9\n")
@@ -99,14 +100,14 @@ def test_resolve__an_adapter_is_not_left_out_in_silence(tmp_path: Path) -> None:
 DEEP = "[" * 200_000
 
 
-@pytest.mark.parametrize(
-    ("name", "texts"),
-    [
-        ("config.json", ["{", "[]", "null", DEEP, "\0\0"]),
-        ("generation_config.json", ["", "{", "[]"]),
-        (WEIGHTS_INDEX, ["{", "[]", "{}", '{"weight_map": ["x"]}', DEEP]),
-    ],
-)
+DAMAGED = [
+    ("config.json", ["{", "[]", "null", DEEP, "\0\0"]),
+    ("generation_config.json", ["", "{", "[]"]),
+    (WEIGHTS_INDEX, ["{", "[]", "{}", '{"weight_map": ["x"]}', DEEP]),
+]
+
+
+@pytest.mark.parametrize(("name", "texts"), DAMAGED)
 def test_resolve__any_damage_of_a_file_names_it(name: str, texts: list[str], moe: Path) -> None:
     if name == WEIGHTS_INDEX:
         (moe / "model.safetensors").unlink()
@@ -115,18 +116,16 @@ def test_resolve__any_damage_of_a_file_names_it(name: str, texts: list[str], moe
         assert f"{name} is damaged" in refusal(moe)
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"num_hidden_layers": "many"},
-        {"hidden_size": []},
-        {"rope_parameters": [1]},
-        {"layer_types": 3},
-    ],
-)
-def test_read_config__values_of_other_types_name_the_file(
-    values: dict[str, Any], tmp_path: Path
-) -> None:
+OTHER_TYPES = [
+    {"num_hidden_layers": "many"},
+    {"hidden_size": []},
+    {"rope_parameters": [1]},
+    {"layer_types": 3},
+]
+
+
+@pytest.mark.parametrize("values", OTHER_TYPES)
+def test_read_config__values_of_other_types_name_the_file(values, tmp_path):
     folder = write_model(tmp_path / "m", MOE | values)
     (folder / "tokenizer.json").write_text("{}")
     for read in (read_config, load_tokenizer):
@@ -177,26 +176,24 @@ def compressed(**weights: Any) -> dict[str, Any]:
     return {"format": "pack-quantized", "config_groups": {"group_0": {"weights": weights}}}
 
 
-@pytest.mark.parametrize(
-    ("quantization", "name"),
-    [
-        ({"quant_method": "awq", "version": "gemv"}, "AWQ and version='gemv'"),
-        ({"quant_method": "gptq", "bits": 2}, "GPTQ and bits=2"),
-        ({"quant_method": "gptq", "bits": 4, "desc_act": True}, "GPTQ and desc_act=True"),
-        ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "checkpoint_format='marlin'"),
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
-        ({"quant_method": "compressed-tensors"}, "0 kinds of weights"),
-        (compressed(type="float", num_bits=8), "compressed-tensors and weights.type='float'"),
-        (compressed(actorder="group"), "compressed-tensors and weights.actorder='group'"),
-        ({**compressed(), "format": "nvfp4-pack-quantized"}, "format='nvfp4-pack-quantized'"),
-        ({"quant_method": "nvfp4"}, "nvfp4"),
-        ({**compressed(num_bits=4), "transform_config": {"a": 1}}, "transform_config="),
-        ({**compressed(num_bits=4), "sparsity_config": {"format": "sparse-24"}}, "'sparse-24'"),
-    ],
-)
-def test_resolve__quantised_folders_name_the_way_out(
-    tmp_path: Path, quantization: dict[str, Any], name: str
-) -> None:
+QUANTISATIONS = [
+    ({"quant_method": "awq", "version": "gemv"}, "AWQ and version='gemv'"),
+    ({"quant_method": "gptq", "bits": 2}, "GPTQ and bits=2"),
+    ({"quant_method": "gptq", "bits": 4, "desc_act": True}, "GPTQ and desc_act=True"),
+    ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "checkpoint_format='marlin'"),
+    ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
+    ({"quant_method": "compressed-tensors"}, "0 kinds of weights"),
+    (compressed(type="float", num_bits=8), "compressed-tensors and weights.type='float'"),
+    (compressed(actorder="group"), "compressed-tensors and weights.actorder='group'"),
+    ({**compressed(), "format": "nvfp4-pack-quantized"}, "format='nvfp4-pack-quantized'"),
+    ({"quant_method": "nvfp4"}, "nvfp4"),
+    ({**compressed(num_bits=4), "transform_config": {"a": 1}}, "transform_config="),
+    ({**compressed(num_bits=4), "sparsity_config": {"format": "sparse-24"}}, "'sparse-24'"),
+]
+
+
+@pytest.mark.parametrize(("quantization", "name"), QUANTISATIONS)
+def test_resolve__quantised_folders_name_the_way_out(tmp_path, quantization, name):
     card = "---\nlicense: mit\nbase_model:\n- Qwen/Qwen3-30B-A3B\n---\n# Quantised\n"
     folder = write_model(tmp_path / "m", {**MOE, "quantization_config": quantization})
     (folder / "README.md").write_text(card)
@@ -312,9 +309,7 @@ def test_resolve__an_unreachable_hub_says_so(monkeypatch: pytest.MonkeyPatch) ->
     assert "could not be downloaded (ConnectError: no route to host). Check the network" in message
 
 
-def test_resolve__a_quantised_repository_is_refused_before_its_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resolve__a_quantised_repository_is_refused_before_its_weights(tmp_path, monkeypatch):
     fetched = write_model(tmp_path / "m", REFUSED) / "config.json"
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_, **__: str(fetched))
     message = refusal("org/model-BNB", local_only=False)

@@ -15,7 +15,6 @@ from runtime.store.packed.coding import HQQ, Coding, quantise_half_quadratic
 from runtime.store.packed.store import open_store
 from runtime.transfer.arena import Arena
 from tests.builders.families.build import save_family
-from tests.builders.families.table import FAMILIES
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.packed import altered, packed, read_expert, source_of
 from tests.builders.quantised import quantise_fp8
@@ -62,7 +61,7 @@ def test_packed_store__every_expert_is_the_checkpoints(tmp_path, hidden_size, ch
 @pytest.mark.parametrize("name", ["qwen3_moe", "dbrx", "gpt_oss", "llama4", "switch_transformers"])
 def test_packed_store__holds_what_the_conversion_gives(tmp_path, name):
     """Checkpoints that are not the parameters' own bytes are converted once, when packed."""
-    model = save_family(tmp_path / "model", FAMILIES[name], dtype=torch.bfloat16)
+    model = save_family(tmp_path / "model", name, dtype=torch.bfloat16)
     if name == "qwen3_moe":
         quantise_fp8(model)
     store, (source, _) = open_store(packed(model, tmp_path / "store"), None), source_of(model)
@@ -180,18 +179,17 @@ def test_open_store__a_manifest_that_cannot_be_is_refused(tmp_path, model, where
         open_store(folder, None)
 
 
-@pytest.mark.parametrize(
-    "claimed",
-    [
-        {"kind": "Q8_0"},
-        {"kind": "Q4_K"},
-        {"kind": "Q9_0"},
-        {"kind": "hqq", "group_size": 2, "meta_group_size": 8},
-        {"kind": "hqq", "group_size": 64, "meta_group_size": 8},
-        {"kind": "Q8_0", "group_size": 32},
-    ],
-    ids=str,
-)
+CLAIMED = [
+    {"kind": "Q8_0"},
+    {"kind": "Q4_K"},
+    {"kind": "Q9_0"},
+    {"kind": "hqq", "group_size": 2, "meta_group_size": 8},
+    {"kind": "hqq", "group_size": 64, "meta_group_size": 8},
+    {"kind": "Q8_0", "group_size": 32},
+]
+
+
+@pytest.mark.parametrize("claimed", CLAIMED, ids=str)
 def test_open_store__integers_that_are_claimed_over_weights_are_refused(tmp_path, claimed):
     wide = tiny_qwen2_moe(tmp_path / "wide", hidden_size=64, expert_width=64)
     folder = packed(wide, tmp_path / "store")
