@@ -23,15 +23,15 @@ def run(folder, device, **options):
         return tokens, layers, kept, handle.stats()["requests"]
 
 
-@pytest.mark.parametrize(
-    ("system", "exact"),
-    [
-        ("on-demand", Exact.EAGER),
-        ("on-demand", Exact.GROUPED),
-        ("on-demand-at-once", Exact.GROUPED),
-        ("lfu", Exact.EAGER),
-    ],
-)
+SYSTEMS = [
+    ("on-demand", Exact.EAGER),
+    ("on-demand", Exact.GROUPED),
+    ("on-demand-at-once", Exact.GROUPED),
+    ("lfu", Exact.EAGER),
+]
+
+
+@pytest.mark.parametrize(("system", "exact"), SYSTEMS)
 @pytest.mark.parametrize("budget", ["40%", "100%"])
 @pytest.mark.usefixtures("sim")
 def test_books__are_those_of_the_cpu(folder, system, exact, budget):

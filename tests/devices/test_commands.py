@@ -53,14 +53,9 @@ def test_bench__finds_the_tokens_of_plain_transformers(model, sim, monkeypatch, 
     for module in (bench, tasks):
         monkeypatch.setattr(module, "run_in_child", run_here)
     config = BenchConfig(
-        model=model,
-        system=[load_system("mixtral-offloading")],
-        budget=["40%"],
-        max_new_tokens=3,
-        warm_up_tokens=2,
-        verify=True,
-        device="sim",
-    )
+        model=model, system=[load_system("mixtral-offloading")], budget=["40%"], max_new_tokens=3,
+        warm_up_tokens=2, verify=True, device="sim",
+    )  # fmt: skip
     rows = bench.run(config)["rows"]
     assert len(rows) == 2
     assert all(row["failed"] is None for row in rows), rows

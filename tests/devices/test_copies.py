@@ -58,16 +58,16 @@ def with_the_end_recorded_elsewhere(monkeypatch):
     )
 
 
-@pytest.mark.parametrize(
-    ("remove", "race"),
-    [
-        (without_fence, "copy on stream 2 of sim:0 writes"),
-        (partial(without_waits_of, computing=False), "copy on stream 2 of sim:0 writes"),
-        (partial(without_waits_of, computing=True), "on stream 0 of sim:0 reads"),
-        (with_the_end_recorded_elsewhere, "on stream 0 of sim:0 reads"),
-    ],
-    ids=["no fence", "no wait for the fence", "no wait for the copy", "its end elsewhere"],
-)
+WRITES, READS = "copy on stream 2 of sim:0 writes", "on stream 0 of sim:0 reads"
+EDGES = {
+    "no fence": (without_fence, WRITES),
+    "no wait for the fence": (partial(without_waits_of, computing=False), WRITES),
+    "no wait for the copy": (partial(without_waits_of, computing=True), READS),
+    "its end elsewhere": (with_the_end_recorded_elsewhere, READS),
+}
+
+
+@pytest.mark.parametrize(("remove", "race"), EDGES.values(), ids=EDGES)
 def test_ring__each_missing_edge_is_a_race(folder, sim, monkeypatch, remove, race):
     remove(monkeypatch)
     generate(folder, "sim")
@@ -128,7 +128,6 @@ def test_pin__orders_overwrites_after_the_expert(folder, sim, is_interrupted):
 def test_accelerator__a_cpu_has_none_and_a_single_queue_orders_itself():
     assert open_accelerator(torch.device("cpu")) is None
     queue = open_accelerator(torch.device("mps"))
-    assert queue is not None
     assert not queue.pins_memory
     assert queue.make_stream() == queue.current_stream()
     with queue.use(queue.make_stream()):

@@ -48,11 +48,14 @@ def run_together(model, **options: object) -> list[list[int]]:
     return [task.result for task in tasks]
 
 
-@pytest.mark.parametrize(
-    ("exact", "options"),
-    [(Exact.EAGER, {}), (Exact.EAGER, {"do_sample": True, "top_k": 0}), (Exact.SHARED, {})],
-    ids=["greedy", "sampled", "shared products"],
-)
+SERVED = {
+    "greedy": (Exact.EAGER, {}),
+    "sampled": (Exact.EAGER, {"do_sample": True, "top_k": 0}),
+    "shared products": (Exact.SHARED, {}),
+}
+
+
+@pytest.mark.parametrize(("exact", "options"), SERVED.values(), ids=SERVED)
 def test_group__is_each_sequence_alone(folder, device, exact, options):
     """Alone means in a batch of copies where products are shared."""
     plain, expected = plain_eager(folder).to(device), []
@@ -82,17 +85,16 @@ def test_drafts__change_no_token(folder, device):
     assert pace.num_drafted > 0
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"n": 3},
-        {"n": 3, "kv_budget": "6KiB", "kv_offload": "host"},
-        {"n": 3, "kv_budget": "6KiB", "kv_offload": "disk"},
-        {"n": 2, "dense": "stream"},
-        {"n": "auto", "kv_budget": "1MiB"},
-    ],
-    ids=["plain", "caches in host memory", "caches on disk", "dense weights", "planned"],
-)
+OPTIONS = {
+    "plain": {"n": 3},
+    "caches in host memory": {"n": 3, "kv_budget": "6KiB", "kv_offload": "host"},
+    "caches on disk": {"n": 3, "kv_budget": "6KiB", "kv_offload": "disk"},
+    "dense weights": {"n": 2, "dense": "stream"},
+    "planned": {"n": "auto", "kv_budget": "1MiB"},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_batch__is_each_prompt_alone(folder, device, options):
     plain = plain_eager(folder).to(device)
     expected = [answer(plain, prompt) for prompt in PROMPTS]
@@ -138,10 +140,7 @@ def test_verify__finds_no_difference(folder, monkeypatch, exact):
 
     monkeypatch.setattr(sides, "run_in_child", run_here)
     config = VerifyModelConfig(
-        model=ModelConfig(name="tiny", id=str(folder), exact=exact),
-        system=SystemConfig(),
-        budget=["20%", "100%"],
-        max_new_tokens=4,
-        device="sim",
-    )
+        model=ModelConfig(name="tiny", id=str(folder), exact=exact), system=SystemConfig(),
+        budget=["20%", "100%"], max_new_tokens=4, device="sim",
+    )  # fmt: skip
     assert compare_budgets(config, advance=lambda _: None).is_equal

@@ -46,16 +46,11 @@ def check(model, expected, device):
         return handle.stats()
 
 
-@pytest.mark.parametrize(
-    ("system", "budget", "host_budget"),
-    [
-        *((system, "25%", "60%") for system in SYSTEMS),
-        ("moecast", "12%", "12%"),
-        ("moecast", "30%", "100%"),
-        ("moecast", "60%", "20%"),
-        ("moecast", "100%", None),
-    ],
-)
+BUDGETS = [("12%", "12%"), ("30%", "100%"), ("60%", "20%"), ("100%", None)]
+SERVED = [(name, "25%", "60%") for name in SYSTEMS] + [("moecast", *pair) for pair in BUDGETS]
+
+
+@pytest.mark.parametrize(("system", "budget", "host_budget"), SERVED)
 def test_system__changes_no_bit(folder, device, system, budget, host_budget):
     expected = computed(plain_eager(folder).to(device), device)
     options = {"system": system, "budget": budget, "host_budget": host_budget}

@@ -43,22 +43,22 @@ def test_tensor__its_bytes_are_seen_through_a_copy_only(sim):
     assert not there.is_cpu
 
 
-@pytest.mark.parametrize(
-    "mix",
-    [
-        lambda here, there: here + there,
-        lambda here, there: there.add_(here),
-        lambda here, there: torch.cat([here, there]),
-        lambda here, there: torch.where(there > 1, there, here),
-        lambda here, there: torch.nn.functional.linear(there, here[None]),
-        lambda here, there: there.index_select(0, here.long() - 1),
-        lambda here, there: there.index_add_(0, here.long() - 1, there),
-        lambda here, there: here[there > 1],
-        lambda here, there: torch.equal(here, there),
-        lambda _, there: there + there.to("sim:1"),
-        lambda _, there: there.to("sim:1")[there > 1],
-    ],
-)
+MIXES = [
+    lambda here, there: here + there,
+    lambda here, there: there.add_(here),
+    lambda here, there: torch.cat([here, there]),
+    lambda here, there: torch.where(there > 1, there, here),
+    lambda here, there: torch.nn.functional.linear(there, here[None]),
+    lambda here, there: there.index_select(0, here.long() - 1),
+    lambda here, there: there.index_add_(0, here.long() - 1, there),
+    lambda here, there: here[there > 1],
+    lambda here, there: torch.equal(here, there),
+    lambda _, there: there + there.to("sim:1"),
+    lambda _, there: there.to("sim:1")[there > 1],
+]
+
+
+@pytest.mark.parametrize("mix", MIXES)
 def test_operation__on_tensors_of_two_places_fails(sim, mix):
     with pytest.raises(RuntimeError, match="same device"):
         mix(HERE.clone(), HERE.to("sim"))

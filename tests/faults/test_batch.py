@@ -48,14 +48,10 @@ def test_batch__interrupted_carries_on_to_the_same_results(tmp_path):
     config = compose_typed(BatchConfig, options(folder, tmp_path, **more))[0]
     run(replace(config, output=tmp_path / "whole.jsonl"))
     process = subprocess.Popen(
-        [sys.executable, "-c", PAUSED, "batch", *options(folder, tmp_path, **more)],
-        cwd=ROOT,
+        [sys.executable, "-c", PAUSED, "batch", *options(folder, tmp_path, **more)], cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", "MOECAST_CACHE": str(tmp_path / "cache")},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
     output = tmp_path / "out.jsonl"
     if not any(line == "PAUSED\n" for line in process.stdout):
         pytest.fail(process.communicate()[1])

@@ -11,14 +11,14 @@ pytestmark = pytest.mark.faults
 WEIGHTS = "*.safetensors"
 
 
-@pytest.mark.parametrize(
-    "rule",
-    [
-        pytest.param(Rule("eio", WEIGHTS), id="everywhere"),
-        pytest.param(Rule("eio", WEIGHTS, start=16384), id="beyond-the-header"),
-        pytest.param(Rule("truncate", WEIGHTS, start=16384), id="truncated"),
-    ],
-)
+RULES = [
+    pytest.param(Rule("eio", WEIGHTS), id="everywhere"),
+    pytest.param(Rule("eio", WEIGHTS, start=16384), id="beyond-the-header"),
+    pytest.param(Rule("truncate", WEIGHTS, start=16384), id="truncated"),
+]
+
+
+@pytest.mark.parametrize("rule", RULES)
 def test_loading__a_file_that_cannot_be_read_is_an_error_not_a_death(scenario, disk, rule):
     result = scenario("spoilt_while_loading", disk=disk, rules=[asdict(rule)])
     assert result["outcome"].startswith("error: ")

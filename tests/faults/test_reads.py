@@ -36,16 +36,16 @@ def error_of(result: dict) -> str:
     return during
 
 
+CALLS = [
+    ("prefetch", "error=EIO:when=5+7", 1, 0.0),
+    ("on-demand", "error=EIO:when=1", 1, 0.0),
+    ("packed", "error=EIO:when=5+7", 1, 0.0),
+    ("on-demand", "delay_enter=50000:when=1+3", 2, 0.05),
+]
+
+
 @pytest.mark.usefixtures("strace")
-@pytest.mark.parametrize(
-    ("mode", "inject", "num_faults", "stall_seconds"),
-    [
-        ("prefetch", "error=EIO:when=5+7", 1, 0.0),
-        ("on-demand", "error=EIO:when=1", 1, 0.0),
-        ("packed", "error=EIO:when=5+7", 1, 0.0),
-        ("on-demand", "delay_enter=50000:when=1+3", 2, 0.05),
-    ],
-)
+@pytest.mark.parametrize(("mode", "inject", "num_faults", "stall_seconds"), CALLS)
 def test_reads__system_calls_that_fail_or_are_slow_now_and_then_change_nothing(
     scenario, mode, inject, num_faults, stall_seconds
 ):

@@ -101,14 +101,13 @@ def test_memory__outlives_its_ring_while_a_read_hangs(disk, descriptors):
     assert statuses(arrivals) == {0: ARRIVED}
 
 
-@pytest.mark.parametrize(
-    ("rule", "expected"),
-    [
-        (Rule("eio", file="a", start=200_000, times=1), {0: errno.EIO, 1: ARRIVED}),
-        (Rule("short", file="a"), {0: ARRIVED, 1: ARRIVED}),
-    ],
-    ids=["is refused once", "arrives in parts"],
-)
+FAULTS = {
+    "is refused once": (Rule("eio", file="a", start=200_000, times=1), {0: errno.EIO, 1: ARRIVED}),
+    "arrives in parts": (Rule("short", file="a"), {0: ARRIVED, 1: ARRIVED}),
+}
+
+
+@pytest.mark.parametrize(("rule", "expected"), FAULTS.values(), ids=FAULTS)
 def test_read__is_reported_if_the_disk_refuses_it_and_read_on_if_it_falls_short(
     disk, descriptors, content, rule, expected
 ):

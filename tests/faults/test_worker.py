@@ -7,10 +7,10 @@ pytestmark = pytest.mark.faults
 MODES = ["prefetch", "tiers"]
 
 
-@pytest.mark.parametrize(
-    ("mode", "how"),
-    [("prefetch", "idle"), ("prefetch", "bug"), ("on-demand", "reading"), ("tiers", "reading")],
-)
+DEATHS = [("prefetch", "idle"), ("prefetch", "bug"), ("on-demand", "reading"), ("tiers", "reading")]
+
+
+@pytest.mark.parametrize(("mode", "how"), DEATHS)
 def test_worker__a_dead_one_is_replaced_and_output_is_identical(scenario, mode, how):
     result = scenario("worker_killed", mode=mode, how=how)
     assert result["num_faults"] >= 1
@@ -30,9 +30,10 @@ def test_worker__a_model_closes_while_a_read_hangs(scenario, disk):
     assert result["num_faults"] == 1
 
 
-@pytest.mark.parametrize(
-    ("mode", "read"), [("prefetch", 1), ("prefetch", 9), ("on-demand", 2), ("tiers", 2)]
-)
+READS = [("prefetch", 1), ("prefetch", 9), ("on-demand", 2), ("tiers", 2)]
+
+
+@pytest.mark.parametrize(("mode", "read"), READS)
 def test_interrupt__leaves_a_model_that_serves_every_thread(scenario, mode, read):
     result = scenario("interrupted", mode=mode, read=read)
     assert result["during"]["outcome"] == "interrupted"

@@ -51,12 +51,10 @@ class Bench:
         return runtime.load(
             ModelConfig(name="tiny", id=str(disk / "model")),
             budget="20%" if mode == "tiers" else "35%",
-            host_budget="35%" if mode == "tiers" else None,
-            device="cpu",
+            host_budget="35%" if mode == "tiers" else None, device="cpu",
             predictor=None if mode == "on-demand" else self.predictor(),
-            system=system or SystemConfig(),
-            store=disk / "packed" if mode == "packed" else None,
-        )
+            system=system or SystemConfig(), store=disk / "packed" if mode == "packed" else None,
+        )  # fmt: skip
 
     def ask(self, model: PreTrainedModel) -> str:
         """`identical`, `wrong`, or `error: ...` where moecast refused in its own words; any other

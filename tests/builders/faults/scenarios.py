@@ -13,18 +13,11 @@ from transformers import PreTrainedModel
 
 from runtime.config import SystemConfig
 from runtime.errors import CheckpointError, TransferError
+from tests.builders.faults import workers
 from tests.builders.faults.bench import Bench
 from tests.builders.faults.disk import faulty_disk
 from tests.builders.faults.rules import Disk, Rule
 from tests.builders.faults.syscalls import CannotTraceError, injected
-from tests.builders.faults.workers import (
-    before_read,
-    interrupt_at_call,
-    killed_worker,
-    refuse,
-    signal_main_thread,
-    transfer_threads,
-)
 from tests.builders.served import read_in_python
 
 Result = dict[str, Any]
@@ -126,11 +119,11 @@ def worker_killed(bench: Bench, *, mode: str, how: str) -> Result:
     with _serving(bench, mode) as (model, result, ask):
         read_in_python(model.moecast.engine)
         result["before"] = ask()
-        with killed_worker(model.moecast.engine, how=how) as killed:
+        with workers.killed_worker(model.moecast.engine, how=how) as killed:
             result["during"] = ask()
         result["num_faults"] = len(killed)
         result["after"] = ask()
-        result["num_workers"] = len(transfer_threads())
+        result["num_workers"] = len(workers.transfer_threads())
     return result
 
 
@@ -166,7 +159,7 @@ def interrupted(bench: Bench, *, mode: str, read: int) -> Result:
     """
     with _serving(bench, mode) as (model, result, ask):
         result["before"] = ask()
-        with before_read(model.moecast.engine, read, signal_main_thread):
+        with workers.before_read(model.moecast.engine, read, workers.signal_main_thread):
             try:
                 result["during"] = ask()
             except KeyboardInterrupt:
@@ -179,7 +172,7 @@ def interrupted(bench: Bench, *, mode: str, read: int) -> Result:
 def refused_elsewhere(bench: Bench, *, mode: str) -> Result:
     """A request fails in a thread that then ends; the next comes from another."""
     with _serving(bench, mode) as (model, result, ask):
-        with before_read(model.moecast.engine, 1, refuse, times=1000):
+        with workers.before_read(model.moecast.engine, 1, workers.refuse, times=1000):
             result["during"] = _in_another_thread(bench, model)
         result["after"] = ask()
     return result
@@ -198,12 +191,12 @@ def interrupted_anywhere(bench: Bench, *, mode: str, seed: int, rounds: int) -> 
     chance = random.Random(seed)
     with _serving(bench, mode) as (model, result, _):
         result |= {"interrupted": 0, "outcomes": []}
-        with interrupt_at_call(None) as num_calls:
+        with workers.interrupt_at_call(None) as num_calls:
             bench.ask(model)
         usual = num_calls()
         for _ in range(rounds):
             try:
-                with interrupt_at_call(chance.randrange(1, usual)):
+                with workers.interrupt_at_call(chance.randrange(1, usual)):
                     bench.ask(model)
             except KeyboardInterrupt:
                 result["interrupted"] += 1

@@ -8,29 +8,22 @@ from runtime import presets
 from runtime.config import GenerateConfig, ModelConfig, VerifyModelConfig
 from runtime.errors import CheckpointError
 from runtime.generation.config import ChatConfig
-from runtime.presets import (
-    DEFAULT_SYSTEM,
-    choice_names,
-    find_model,
-    load_hardware,
-    load_model_preset,
-    load_shape,
-    load_system,
-)
 from runtime.serving.config import ServeConfig
 from train.config import EvaluateConfig
 
+PRESETS = [
+    *(
+        (presets.load_system, GenerateConfig, "system", name)
+        for name in presets.choice_names("system")
+    ),
+    (presets.load_model_preset, GenerateConfig, "model", "qwen2-moe-tiny"),
+    (presets.load_model_preset, GenerateConfig, "model", "olmoe"),
+    (presets.load_hardware, EvaluateConfig, "hardware", "rtx3090-disk"),
+    (presets.load_shape, EvaluateConfig, "shape", "arctic"),
+]
 
-@pytest.mark.parametrize(
-    ("load", "schema", "key", "name"),
-    [
-        *((load_system, GenerateConfig, "system", name) for name in choice_names("system")),
-        (load_model_preset, GenerateConfig, "model", "qwen2-moe-tiny"),
-        (load_model_preset, GenerateConfig, "model", "olmoe"),
-        (load_hardware, EvaluateConfig, "hardware", "rtx3090-disk"),
-        (load_shape, EvaluateConfig, "shape", "arctic"),
-    ],
-)
+
+@pytest.mark.parametrize(("load", "schema", "key", "name"), PRESETS)
 def test_preset__equals_what_a_command_composes(load, schema, key, name) -> None:
     composed = getattr(compose_typed(schema, [f"{key}={name}"])[0], key)
     assert [load(name)] == (composed if isinstance(composed, list) else [composed])
@@ -38,12 +31,12 @@ def test_preset__equals_what_a_command_composes(load, schema, key, name) -> None
 
 @pytest.mark.parametrize("schema", [GenerateConfig, ChatConfig, ServeConfig, VerifyModelConfig])
 def test_default_system__is_that_of_every_command(schema: type) -> None:
-    assert compose_defaults(schema)["system"]["name"] == DEFAULT_SYSTEM
+    assert compose_defaults(schema)["system"]["name"] == presets.DEFAULT_SYSTEM
 
 
 def test_load_system__an_unknown_name_gets_the_closest() -> None:
     with pytest.raises(MoecastError, match=r"'promo'. Did you mean 'promoe'\?$"):
-        load_system("promo")
+        presets.load_system("promo")
 
 
 def test_load_system__an_unknown_key_is_an_error(tmp_path, monkeypatch) -> None:
@@ -51,25 +44,27 @@ def test_load_system__an_unknown_key_is_an_error(tmp_path, monkeypatch) -> None:
     (tmp_path / "system" / "mine.yaml").write_text("name: mine\nprefetsch: false\n")
     monkeypatch.setattr(presets, "FOLDER", tmp_path)
     with pytest.raises(MoecastError, match=r"mine.yaml: .*'prefetsch'. Did you mean"):
-        load_system("mine")
+        presets.load_system("mine")
 
 
 def test_find_model__takes_presets_folders_and_hub_ids(tmp_path, monkeypatch) -> None:
-    preset = load_model_preset("qwen1.5-moe")
-    assert find_model("qwen1.5-moe") == preset
-    assert find_model(preset.id) == preset, "the Hub id of a preset"
-    assert find_model("org/name-7b") == ModelConfig(name="name-7b", id="org/name-7b")
+    preset = presets.load_model_preset("qwen1.5-moe")
+    assert presets.find_model("qwen1.5-moe") == preset
+    assert presets.find_model(preset.id) == preset, "the Hub id of a preset"
+    assert presets.find_model("org/name-7b") == ModelConfig(name="name-7b", id="org/name-7b")
     (tmp_path / "olmoe").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert find_model(tmp_path / "olmoe") == ModelConfig(name="olmoe", id=f"{tmp_path}/olmoe")
-    assert find_model("./olmoe") == ModelConfig(name="olmoe", id="./olmoe")
-    assert find_model("olmoe").id == "allenai/OLMoE-1B-7B-0924"
+    assert presets.find_model(tmp_path / "olmoe") == ModelConfig(
+        name="olmoe", id=f"{tmp_path}/olmoe"
+    )
+    assert presets.find_model("./olmoe") == ModelConfig(name="olmoe", id="./olmoe")
+    assert presets.find_model("olmoe").id == "allenai/OLMoE-1B-7B-0924"
     (tmp_path / "mine").mkdir()
-    assert find_model("mine") == ModelConfig(name="mine", id="mine")
-    assert find_model(".").name == tmp_path.name
+    assert presets.find_model("mine") == ModelConfig(name="mine", id="mine")
+    assert presets.find_model(".").name == tmp_path.name
 
 
 def test_find_model__an_unknown_word_lists_the_choices() -> None:
     message = r"'qwen15-moe'. Did you mean 'qwen1.5-moe'\?.*olmoe.*\./qwen15-moe.*ORG/NAME"
     with pytest.raises(CheckpointError, match=message):
-        find_model("qwen15-moe")
+        presets.find_model("qwen15-moe")

@@ -30,9 +30,7 @@ def test_find_changed__names_files_that_differ_or_are_missing(tmp_path: Path) ->
     assert find_changed(compiled) == ["policy/tier.py"]
 
 
-def test_is_compiled__unless_files_changed_or_it_is_turned_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_is_compiled__unless_files_changed_or_it_is_turned_off(tmp_path, monkeypatch, caplog):
     compiled = write_package(tmp_path)
     monkeypatch.setattr(runtime.compiled, "__file__", str(compiled / "__init__.py"))
     monkeypatch.setenv(VARIABLE, "0")

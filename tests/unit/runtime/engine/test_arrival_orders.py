@@ -57,19 +57,18 @@ def compute(engine, layer, wanted, banks):
     return given
 
 
+RUNS = {
+    "promoe": (SystemConfig(), None, 0, False),
+    "tiers": (SystemConfig(), "40%", 17, False),
+    "in order": (SystemConfig(reordered=False, per_layer=False), None, 23, False),
+    "klotski": (SystemConfig(drop_used=True, per_layer=False, cancel=True), "60%", 0, False),
+    "whole": (SystemConfig(chunked=False, early_preemption=False), None, 11, False),
+    "hangs": (SystemConfig(), "60%", 13, True),
+}
+
+
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize(
-    ("system", "host_budget", "fails", "hangs"),
-    [
-        (SystemConfig(), None, 0, False),
-        (SystemConfig(), "40%", 17, False),
-        (SystemConfig(reordered=False, per_layer=False), None, 23, False),
-        (SystemConfig(drop_used=True, per_layer=False, cancel=True), "60%", 0, False),
-        (SystemConfig(chunked=False, early_preemption=False), None, 11, False),
-        (SystemConfig(), "60%", 13, True),
-    ],
-    ids=["promoe", "tiers", "in order", "klotski", "whole", "hangs"],
-)
+@pytest.mark.parametrize(("system", "host_budget", "fails", "hangs"), RUNS.values(), ids=RUNS)
 def test_loop__any_order_of_arrivals_gives_every_byte(
     folder, banks, monkeypatch, seed, system, host_budget, fails, hangs
 ):

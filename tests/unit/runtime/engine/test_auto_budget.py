@@ -95,16 +95,16 @@ def test_load__computes_its_budget_and_logs_it(tmp_path, monkeypatch, caplog) ->
         runtime.load(folder, system="on-demand")
 
 
-@pytest.mark.parametrize(
-    ("reserve", "expected"),
-    [
-        # 2 layers, keys and values of 2 heads of 8 values of 4 bytes; a context of 32,768 tokens.
-        (KVReserve(), KV_TOKENS * 2 * 2 * 2 * 8 * 4),
-        (KVReserve(num_sequences=8), 8 * KV_TOKENS * 2 * 2 * 2 * 8 * 4),
-        (KVReserve(num_sequences=8, num_bytes=77), 77),
-        (KVReserve(share=0.5), 0),
-    ],
-)
+RESERVES = [
+    # 2 layers, keys and values of 2 heads of 8 values of 4 bytes; a context of 32,768 tokens.
+    (KVReserve(), KV_TOKENS * 2 * 2 * 2 * 8 * 4),
+    (KVReserve(num_sequences=8), 8 * KV_TOKENS * 2 * 2 * 2 * 8 * 4),
+    (KVReserve(num_sequences=8, num_bytes=77), 77),
+    (KVReserve(share=0.5), 0),
+]
+
+
+@pytest.mark.parametrize(("reserve", "expected"), RESERVES)
 def test_load__leaves_room_for_kv_caches(tmp_path, reserve, expected) -> None:
     folder = tiny_qwen2_moe(tmp_path / "model")
     config = ServedConfig(model=ModelConfig(name="tiny", id=str(folder)), device="cpu")

@@ -1,10 +1,7 @@
 """The forecaster of reuse eviction while a model serves: it is shown every step, what it says is
 what the cache keeps by, and the output is the same."""
 
-from pathlib import Path
-
 import numpy as np
-import pytest
 import torch
 
 from predictors.base import Forecast, Signal
@@ -30,9 +27,7 @@ class Likes(SignalLog):
         return [Forecast(layer, value)]
 
 
-def test_keeper__is_shown_each_step_and_decides_what_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keeper__is_shown_each_step_and_decides_what_stays(tmp_path, monkeypatch):
     folder = tiny_qwen2_moe(tmp_path / "m", num_layers=2)
     predictors = []
 

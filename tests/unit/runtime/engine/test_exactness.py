@@ -7,16 +7,15 @@ from runtime.config import SystemConfig
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.served import serve
 
+MODELS = [
+    (torch.float32, "auto", "15%"),
+    (torch.bfloat16, "auto", "50%"),
+    (torch.float32, "auto", "100%"),
+    (torch.bfloat16, torch.float32, "75%"),
+]
 
-@pytest.mark.parametrize(
-    ("saved", "dtype", "budget"),
-    [
-        (torch.float32, "auto", "15%"),
-        (torch.bfloat16, "auto", "50%"),
-        (torch.float32, "auto", "100%"),
-        (torch.bfloat16, torch.float32, "75%"),
-    ],
-)
+
+@pytest.mark.parametrize(("saved", "dtype", "budget"), MODELS)
 def test_load__logits_are_bitwise_those_of_eager(tmp_path, saved, dtype, budget):
     folder = tiny_qwen2_moe(tmp_path / "model", dtype=saved)
     tokens = torch.randint(0, 64, (2, 9), generator=torch.Generator().manual_seed(1))

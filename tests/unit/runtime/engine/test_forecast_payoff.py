@@ -107,9 +107,7 @@ def test_payoff__what_cannot_pay_ends_without_a_trial(caplog: pytest.LogCaptureF
 
 
 @pytest.mark.parametrize(("slowed", "pays"), [(5.0, True), (7.0, False)])
-def test_payoff__a_trial_decides_within_16_tokens_what_is_doubtful(
-    slowed: float, pays: bool
-) -> None:
+def test_payoff__a_trial_decides_within_16_tokens_what_is_doubtful(slowed, pays):
     machine = Machine(hidden=10.0, forecast=4.0, slowed=slowed)
     settings = machine.run(DECIDED)
     assert DECIDED < 16
@@ -168,15 +166,15 @@ def test_payoff__is_tried_again_after_more_and_more_steps() -> None:
     assert machine.payoff.num_switches == 1
 
 
-@pytest.mark.parametrize(
-    ("transfers", "reuse", "stays"),
-    [
-        ({"needed": 20.0, "hidden": 10.0}, 4.0, True),
-        ({"needed": 20.0, "hidden": 10.0}, 6.0, False),
-        ({"needed": 10.0, "hidden": 9.5}, 0.2, True),
-        ({"needed": 10.0, "hidden": 9.5}, 0.3, False),
-    ],
-)
+REUSE = [
+    ({"needed": 20.0, "hidden": 10.0}, 4.0, True),
+    ({"needed": 20.0, "hidden": 10.0}, 6.0, False),
+    ({"needed": 10.0, "hidden": 9.5}, 0.2, True),
+    ({"needed": 10.0, "hidden": 9.5}, 0.3, False),
+]
+
+
+@pytest.mark.parametrize(("transfers", "reuse", "stays"), REUSE)
 def test_payoff__reuse_is_not_predicted_where_it_takes_longer_than_eviction_can_save(
     transfers: dict[str, float], reuse: float, stays: bool
 ) -> None:

@@ -33,18 +33,18 @@ def interrupt_after(tier, name, *, call):
     return lambda: setattr(tier, name, real)
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("request", {}),
-        ("complete", {}),
-        ("request", {"budget": "40%", "devices": ["cpu", "cpu"]}),
-        *(
-            (name, {"host_budget": "40%"})
-            for name in ("request", "next_task", "_start", "release", "complete", "queue.remove")
-        ),
-    ],
-)
+ENTRIES = [
+    ("request", {}),
+    ("complete", {}),
+    ("request", {"budget": "40%", "devices": ["cpu", "cpu"]}),
+    *(
+        (name, {"host_budget": "40%"})
+        for name in ("request", "next_task", "_start", "release", "complete", "queue.remove")
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), ENTRIES)
 def test_interrupt__between_two_entries_of_the_books_is_forgotten(
     tmp_path, monkeypatch, name, options
 ):
@@ -118,9 +118,10 @@ def test_interrupt__while_every_thread_hangs_leaves_others_to_read(tmp_path, mon
         assert loop.num_hanging == handle.engine.cache.top.cache.num_quarantined == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "status"), [("wait", ARRIVED), ("wait", DAMAGED), ("_finish", ARRIVED)]
-)
+UNSEEN = [("wait", ARRIVED), ("wait", DAMAGED), ("_finish", ARRIVED)]
+
+
+@pytest.mark.parametrize(("name", "status"), UNSEEN)
 def test_interrupt__pins_no_file_of_what_arrived_unseen(tmp_path, name, status):
     folder = tiny_qwen2_moe(tmp_path / "model", num_layers=3, num_experts=8)
     expected = plain_eager(folder)(TOKENS).logits

@@ -24,14 +24,11 @@ def serve(folder, **kwargs):
 
 
 @pytest.mark.parametrize(("budget", "host_budget"), [("15%", None), ("40%", "60%")])
-def test_moecast__is_bitwise_eager_whatever_is_forecast(
-    folder, monkeypatch, budget, host_budget
-) -> None:
+def test_moecast__is_bitwise_eager_whatever_is_forecast(folder, monkeypatch, budget, host_budget):
     monkeypatch.setattr(
         "runtime.engine.loading.load_system_predictors",
         lambda _, spec, *__, **___: SystemPredictors(
-            forecast=RandomPredictor(0, spec=spec),
-            reuse=RandomPredictor(1, spec=spec, num_rows=1),
+            forecast=RandomPredictor(0, spec=spec), reuse=RandomPredictor(1, spec=spec, num_rows=1)
         ),
     )
     # With forecasts, without, with again.

@@ -94,9 +94,7 @@ def test_cells__with_a_tier_below_tell_host_from_device(folder: Path) -> None:
     assert tiers[1].total.requests > 0
 
 
-def test_cells__show_computing_experts_as_pinned(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cells__show_computing_experts_as_pinned(folder, monkeypatch):
     use_patchable_core(monkeypatch)
     model = serve(folder, budget="50%")
     seen: list[str] = []

@@ -234,9 +234,7 @@ def serve_drift(folder: Path, entry: Path) -> tuple[dict[str, Any], ServerMetric
         return json.loads(json.dumps(handle.stats()["predictor_drift"])), metrics
 
 
-def test_serving__compares_the_entry_with_its_card(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog
-) -> None:
+def test_serving__compares_the_entry_with_its_card(folder, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(predictor_drift, "WINDOW_TOKENS", 7)  # of 59 decode steps, 7 are sampled
     with serve(folder, budget="50%", predictor="skip").moecast as handle:
         spec = handle.spec

@@ -130,11 +130,11 @@ def test_guard__calls_over_the_deadline_turn_it_off(monkeypatch: pytest.MonkeyPa
     assert guard.failure == f"{MAX_SLOW_CALLS} calls took too long, the last one 3.0 s"
 
 
+ANSWERS = [("error", 0), ("memory", 0), ("nan", 0), ("no-list", 0), ("memory", 3), ("no-list", 3)]
+
+
 @pytest.mark.parametrize("role", ["predictor", "reuse_predictor"])
-@pytest.mark.parametrize(
-    ("name", "num_together"),
-    [("error", 0), ("memory", 0), ("nan", 0), ("no-list", 0), ("memory", 3), ("no-list", 3)],
-)
+@pytest.mark.parametrize(("name", "num_together"), ANSWERS)
 def test_load__a_failing_predictor_changes_no_token(
     name: str, num_together: int, role: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

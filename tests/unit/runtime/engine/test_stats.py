@@ -14,9 +14,7 @@ def run(times: StepStats, seconds: list[float], monkeypatch, *, is_prefill: bool
         times.end_step()
 
 
-def test_stats__of_a_long_run_keep_the_first_and_the_last_times(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_stats__of_a_long_run_keep_the_first_and_the_last_times(monkeypatch):
     monkeypatch.setattr(stats, "KEPT", 4)
     times = StepStats()
     run(times, [7.0, 1.0, 2.0], monkeypatch, is_prefill=True)

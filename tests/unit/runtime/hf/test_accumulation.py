@@ -41,14 +41,14 @@ def experts_that_add(sum_dtype, change=lambda _module, output: output):
     return Experts(Qwen2MoeConfig())
 
 
-@pytest.mark.parametrize(
-    ("how", "dtype"),
-    [
-        (AccumulationDtype.HIDDEN, lambda hidden, _: hidden.dtype),
-        (AccumulationDtype.WEIGHTS, lambda _, weights: weights.dtype),
-        (AccumulationDtype.FLOAT32, lambda *_: torch.float32),
-    ],
-)
+SUMS = [
+    (AccumulationDtype.HIDDEN, lambda hidden, _: hidden.dtype),
+    (AccumulationDtype.WEIGHTS, lambda _, weights: weights.dtype),
+    (AccumulationDtype.FLOAT32, lambda *_: torch.float32),
+]
+
+
+@pytest.mark.parametrize(("how", "dtype"), SUMS)
 def test_find_accumulation__finds_the_precision_of_the_sum(how, dtype):
     assert find_accumulation(experts_that_add(dtype)) is how
 

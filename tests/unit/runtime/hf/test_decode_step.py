@@ -13,15 +13,6 @@ from runtime.config import DecodeKernels, ModelConfig
 from runtime.errors import MoecastError
 from runtime.generation.lockstep.group import LockstepGroup
 from runtime.hf import decode_step
-from runtime.hf.decode_step import (
-    MARK,
-    apply_decode_threads,
-    attend,
-    attend_in_float32,
-    choose_decode_threads,
-    choose_kernels,
-    read_settings,
-)
 from runtime.hf.loading import load_plain
 from tests.builders.models import tiny_qwen2_moe
 
@@ -44,7 +35,7 @@ def settings_of_rows(monkeypatch, two_threads):
     linear = F.linear
 
     def watched(x, *args):
-        seen.append((x.numel() // x.shape[-1], *read_settings()))
+        seen.append((x.numel() // x.shape[-1], *decode_step.read_settings()))
         return linear(x, *args)
 
     monkeypatch.setattr(F, "linear", watched)
@@ -57,17 +48,17 @@ def serve(folder, kernels=DecodeKernels.OWN, dtype="bfloat16"):
     return runtime.load(config, budget="50%", system="on-demand")
 
 
-@pytest.mark.parametrize(
-    ("dtype", "has_amx", "ratio", "expected"),
-    [
-        (torch.bfloat16, False, None, DecodeKernels.OWN),
-        (torch.bfloat16, True, 1.9, DecodeKernels.OWN),
-        (torch.bfloat16, True, 1.1, DecodeKernels.LIBRARY),
-        (torch.float16, False, 1.9, DecodeKernels.OWN),
-        (torch.float16, False, 1.1, DecodeKernels.LIBRARY),
-        (torch.float32, False, None, DecodeKernels.LIBRARY),
-    ],
-)
+CHOSEN = [
+    (torch.bfloat16, False, None, DecodeKernels.OWN),
+    (torch.bfloat16, True, 1.9, DecodeKernels.OWN),
+    (torch.bfloat16, True, 1.1, DecodeKernels.LIBRARY),
+    (torch.float16, False, 1.9, DecodeKernels.OWN),
+    (torch.float16, False, 1.1, DecodeKernels.LIBRARY),
+    (torch.float32, False, None, DecodeKernels.LIBRARY),
+]
+
+
+@pytest.mark.parametrize(("dtype", "has_amx", "ratio", "expected"), CHOSEN)
 def test_choose_kernels__is_measured_only_where_it_is_not_known(
     monkeypatch, dtype, has_amx, ratio, expected
 ):
@@ -79,33 +70,34 @@ def test_choose_kernels__is_measured_only_where_it_is_not_known(
 
     monkeypatch.setattr(decode_step, "measure_kernel_speedup", measure)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_amx)
-    assert choose_kernels(DecodeKernels.AUTO, dtype) is expected
-    assert choose_kernels(DecodeKernels.LIBRARY, dtype) is DecodeKernels.LIBRARY
+    assert decode_step.choose_kernels(DecodeKernels.AUTO, dtype) is expected
+    assert decode_step.choose_kernels(DecodeKernels.LIBRARY, dtype) is DecodeKernels.LIBRARY
 
 
-@pytest.mark.parametrize(
-    ("processors", "ratio", "expected"), [(4, 1.9, 3), (4, 1.1, 1), (2, 1.9, 1), (1, 1.9, 1)]
-)
+THREADS = [(4, 1.9, 3), (4, 1.1, 1), (2, 1.9, 1), (1, 1.9, 1)]
+
+
+@pytest.mark.parametrize(("processors", "ratio", "expected"), THREADS)
 def test_choose_threads__needs_a_clear_gain_and_leaves_one_processor(
     folder, monkeypatch, processors, ratio, expected
 ):
     model = load_plain(folder, dtype=torch.float32)
     monkeypatch.setattr(decode_step, "measure_thread_speedup", lambda *_: ratio)
     monkeypatch.setattr(torch, "get_num_threads", lambda: processors)
-    assert choose_decode_threads(model, 1 << 20) == expected
+    assert decode_step.choose_decode_threads(model, 1 << 20) == expected
 
 
 def test_measurements__leave_the_settings_as_they_were(two_threads):
-    before = read_settings()
+    before = decode_step.read_settings()
     assert decode_step.measure_kernel_speedup(torch.bfloat16, 2) > 0
     assert decode_step.measure_thread_speedup(8, 64, torch.float32, 2) > 0
-    assert read_settings() == before
+    assert decode_step.read_settings() == before
 
 
 def test_threads__of_quantised_products_are_as_many_as_usual(folder, two_threads):
     model, seen = load_plain(folder, dtype=torch.float32), []
-    apply_decode_threads(model, None, expert_bytes=1)
-    model.lm_head.register_forward_hook(lambda *_: seen.append(read_settings()[1:]))
+    decode_step.apply_decode_threads(model, None, expert_bytes=1)
+    model.lm_head.register_forward_hook(lambda *_: seen.append(decode_step.read_settings()[1:]))
     with torch.no_grad():
         model(PROMPT[:, :1])
     assert seen == [(1, 2)]
@@ -113,14 +105,14 @@ def test_threads__of_quantised_products_are_as_many_as_usual(folder, two_threads
 
 def load_reference(folder):
     model = load_plain(folder, dtype=torch.bfloat16, decode_kernels=DecodeKernels.OWN)
-    apply_decode_threads(model, 1, expert_bytes=1)
+    decode_step.apply_decode_threads(model, 1, expert_bytes=1)
     return model
 
 
 @pytest.mark.parametrize("load", [serve, load_reference])
 def test_generate__single_tokens_have_settings_of_their_own(folder, settings_of_rows, load):
     model = load(folder)
-    usual = read_settings()
+    usual = decode_step.read_settings()
     settings_of_rows.clear()
     with torch.no_grad():
         past = model(PROMPT, use_cache=True).past_key_values
@@ -128,15 +120,16 @@ def test_generate__single_tokens_have_settings_of_their_own(folder, settings_of_
         settings_of_rows.clear()
         model(PROMPT[:, :1], past_key_values=past, use_cache=True)
     assert {tuple(used) for _, *used in settings_of_rows} == {(False, 1, 1)}
-    assert read_settings() == usual
+    assert decode_step.read_settings() == usual
     with pytest.raises((IndexError, RuntimeError)):
         model(torch.tensor([[10**9]]))
-    assert read_settings() == usual
+    assert decode_step.read_settings() == usual
 
 
-@pytest.mark.parametrize(
-    ("kernels", "dtype"), [(DecodeKernels.LIBRARY, "bfloat16"), (DecodeKernels.OWN, "float32")]
-)
+OTHERWISE = [(DecodeKernels.LIBRARY, "bfloat16"), (DecodeKernels.OWN, "float32")]
+
+
+@pytest.mark.parametrize(("kernels", "dtype"), OTHERWISE)
 def test_generate__otherwise_every_step_has_onednn(folder, settings_of_rows, kernels, dtype):
     model = serve(folder, kernels, dtype)
     with model.moecast:
@@ -165,7 +158,7 @@ def test_lockstep__a_prompt_and_a_step_of_one_token_keep_their_own(folder, setti
         return torch.cat(result.logits)
 
     expected = [scores(plain, prompt) for prompt in prompts]
-    model, usual = serve(folder), read_settings()
+    model, usual = serve(folder), decode_step.read_settings()
     settings_of_rows.clear()
     with model.moecast, LockstepGroup(model) as group:
         tasks = []
@@ -173,7 +166,7 @@ def test_lockstep__a_prompt_and_a_step_of_one_token_keep_their_own(folder, setti
             # Each begins while the others generate.
             tasks.append(group.start(partial(scores, model, prompt)))
             group.step()
-            assert read_settings() == usual
+            assert decode_step.read_settings() == usual
         while group.sequences:
             group.step()
     assert [task.error for task in tasks] == [None] * len(prompts)
@@ -203,11 +196,11 @@ def make_inputs(num_queries, num_tokens=9):
 @pytest.mark.parametrize("has_mask", [False, True])
 def test_attend__one_token_is_rounded_once(has_mask):
     module = Attention()
-    setattr(module, MARK, True)
+    setattr(module, decode_step.MARK, True)
     inputs = make_inputs(1)
     mask = torch.zeros(1, 1, 1, 9, dtype=torch.float64)
     mask[..., :4] = float("-inf") if has_mask else 0
-    found, weights = attend(module, *inputs, mask.bfloat16() if has_mask else None)
+    found, weights = decode_step.attend(module, *inputs, mask.bfloat16() if has_mask else None)
     assert weights is None
     assert found.dtype is torch.bfloat16
     expected, _ = sdpa_attention_forward(module, *(x.double() for x in inputs), mask)
@@ -217,7 +210,7 @@ def test_attend__one_token_is_rounded_once(has_mask):
 def test_model__only_a_marked_one_computes_in_float32(tmp_path, monkeypatch):
     folder = tiny_qwen2_moe(tmp_path / "model", dtype=torch.bfloat16)
     plain, served = (Qwen2MoeForCausalLM.from_pretrained(folder) for _ in range(2))
-    attend_in_float32(served)
+    decode_step.attend_in_float32(served)
     dtypes = []
     attention = torch.nn.functional.scaled_dot_product_attention
 

@@ -73,13 +73,13 @@ def test_forced_routing__leaves_predictors_out_that_look_at_states(caplog) -> No
     assert "which a forced routing does not depend on" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("log", "words"),
-    [
-        (random_log(layers=2), "the log has 2 layers.*the model has 12 layers of 60"),
-        (random_log(layers=12, experts=61, tokens=99), "experts up to 60"),
-    ],
-)
+OTHER_SHAPES = [
+    (random_log(layers=2), "the log has 2 layers.*the model has 12 layers of 60"),
+    (random_log(layers=12, experts=61, tokens=99), "experts up to 60"),
+]
+
+
+@pytest.mark.parametrize(("log", "words"), OTHER_SHAPES)
 def test_forced_routing__refuses_a_log_of_another_shape(plain, log, words) -> None:
     with pytest.raises(RoutingLogError, match=words):
         ForcedRouting(find_moe_layers(plain), log)

@@ -43,9 +43,7 @@ def load_with_transformers(file: Path, dtype: torch.dtype) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("name", ["qwen3moe-Q4_0", "qwen35moe-Q4_0"])
-def test_config__has_the_scaling_of_rotary_embeddings(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_config__has_the_scaling_of_rotary_embeddings(name, monkeypatch):
     header = read_header(gguf_file(name))
     own = read_gguf_config(gguf_file(name)).rope_parameters
     scaling = {"type": "yarn", "factor": 4.0, "original_context_length": 256}
@@ -58,14 +56,14 @@ def test_config__has_the_scaling_of_rotary_embeddings(
     assert context_length(config) == 4 * 256
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [
-        *((name, "float32") for name in LOADABLE),
-        # Of Qwen3.5, Transformers dequantises in bfloat16, which rounds more than once.
-        *((name, "bfloat16") for name in LOADABLE if not name.startswith("qwen35moe")),
-    ],
-)
+DENSE = [
+    *((name, "float32") for name in LOADABLE),
+    # Of Qwen3.5, Transformers dequantises in bfloat16, which rounds more than once.
+    *((name, "bfloat16") for name in LOADABLE if not name.startswith("qwen35moe")),
+]
+
+
+@pytest.mark.parametrize(("name", "dtype"), DENSE)
 def test_load_stripped__dense_weights_are_transformers_own(name: str, dtype: str) -> None:
     model = load_stripped(gguf_file(name), dtype).model
     # Rows that are multiplied as the file has them stand for the weights that they are decoded to.
@@ -135,9 +133,7 @@ def test_load__computes_what_llama_cpp_does(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LOADABLE)
-def test_load__without_the_library_it_computes_what_transformers_does(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_load__without_the_library_it_computes_what_transformers_does(name, monkeypatch):
     """Bit by bit: rows are decoded to the weights that Transformers dequantises."""
     monkeypatch.setattr(library, "_open", lambda: (None, "it is away"))
     monkeypatch.setattr(library, "multiplies", lambda _: False)

@@ -20,31 +20,27 @@ from runtime.tools.verify.reference import load_plain_model
 from tests.builders.models import changed
 from tests.builders.quantised import rewrite
 
+NO_FIT = [
+    {"hidden_size": 0},
+    {"hidden_size": 10**12},
+    {"num_attention_heads": 0},
+    {"num_attention_heads": 7},
+    {"num_key_value_heads": -1},
+    {"vocab_size": 5},
+    {"vocab_size": -1},
+    {"moe_intermediate_size": -3},
+    {"rope_parameters": {"rope_type": "evil"}},
+    {"pad_token_id": 10**9},
+    {"dtype": "int8"},
+    {"hidden_act": "evil"},
+    {"decoder_sparse_step": 0},
+    {"attn_implementation": "evil"},
+    {"transformers_weights": "../model.safetensors"},
+]
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"hidden_size": 0},
-        {"hidden_size": 10**12},
-        {"num_attention_heads": 0},
-        {"num_attention_heads": 7},
-        {"num_key_value_heads": -1},
-        {"vocab_size": 5},
-        {"vocab_size": -1},
-        {"moe_intermediate_size": -3},
-        {"rope_parameters": {"rope_type": "evil"}},
-        {"pad_token_id": 10**9},
-        {"dtype": "int8"},
-        {"hidden_act": "evil"},
-        {"decoder_sparse_step": 0},
-        {"attn_implementation": "evil"},
-        {"transformers_weights": "../model.safetensors"},
-    ],
-    ids=str,
-)
-def test_load__configurations_that_fit_nothing_name_the_folder(
-    fields: dict[str, Any], folder: Path, tmp_path: Path
-) -> None:
+
+@pytest.mark.parametrize("fields", NO_FIT, ids=str)
+def test_load__configurations_that_fit_nothing_name_the_folder(fields, folder, tmp_path):
     target = changed(folder, tmp_path / "m", "config.json", **fields)
     with pytest.raises(CheckpointError, match=str(target)):
         load_stripped(target, "auto")
@@ -68,16 +64,16 @@ UP, DOWN = f"{LAYER}.mlp.experts.5.up_proj.weight", f"{LAYER}.mlp.experts.7.down
 DENSE = ["lm_head.weight", "model.norm.weight", "model.layers.0.self_attn.q_proj.bias"]
 
 
+SPOILT = [
+    *(("missing", name) for name in (*DENSE, GATE)),
+    *(("missing expert", name) for name in (UP, DOWN)),
+    *(("shorter", name) for name in (GATE, f"{LAYER}.self_attn.k_proj.bias")),
+    *((dtype, name) for dtype in ("int32", "complex64") for name in (GATE, UP)),
+]
+
+
 @pytest.mark.parametrize("load", [load_stripped, load_plain], ids=["served", "plain"])
-@pytest.mark.parametrize(
-    ("fault", "name"),
-    [
-        *(("missing", name) for name in (*DENSE, GATE)),
-        *(("missing expert", name) for name in (UP, DOWN)),
-        *(("shorter", name) for name in (GATE, f"{LAYER}.self_attn.k_proj.bias")),
-        *((dtype, name) for dtype in ("int32", "complex64") for name in (GATE, UP)),
-    ],
-)
+@pytest.mark.parametrize(("fault", "name"), SPOILT)
 def test_load__a_tensor_that_is_not_the_models_is_named_in_one_line(
     load: Callable[..., Any], fault: str, name: str, folder: Path, tmp_path: Path, caplog: Any
 ) -> None:
@@ -102,9 +98,7 @@ def test_load__experts_that_are_all_transposed_are_refused(folder: Path, tmp_pat
         load_stripped(target, "auto")
 
 
-def test_load__an_expert_more_than_the_configuration_says_is_named(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_load__an_expert_more_than_the_configuration_says_is_named(folder, tmp_path):
     def repeat_first(key: str, it: torch.Tensor) -> dict[str, torch.Tensor]:
         return {key: it, key.replace(".experts.0.", ".experts.12."): it.clone()}
 
@@ -139,18 +133,18 @@ def test_top_k__out_of_range_is_refused_before_weights_are_read(
         load_stripped(target, "auto")
 
 
-@pytest.mark.parametrize(
-    ("fields", "fits"),
-    [
-        ({"n_group": 4, "topk_group": 2, "num_experts_per_tok": 4}, True),
-        ({"n_group": 4, "topk_group": 2, "num_experts_per_tok": 5}, False),
-        ({"n_group": 4, "topk_group": 5, "num_experts_per_tok": 2}, False),
-        ({"n_group": 3, "topk_group": 1, "num_experts_per_tok": 2}, False),
-        ({"n_group": 0, "topk_group": 0, "num_experts_per_tok": 2}, False),
-        ({"n_group": None, "topk_group": 1, "num_experts_per_tok": 2}, False),
-        ({"n_group": 4, "topk_group": 0, "num_experts_per_tok": 2}, False),
-    ],
-)
+GROUPS = [
+    ({"n_group": 4, "topk_group": 2, "num_experts_per_tok": 4}, True),
+    ({"n_group": 4, "topk_group": 2, "num_experts_per_tok": 5}, False),
+    ({"n_group": 4, "topk_group": 5, "num_experts_per_tok": 2}, False),
+    ({"n_group": 3, "topk_group": 1, "num_experts_per_tok": 2}, False),
+    ({"n_group": 0, "topk_group": 0, "num_experts_per_tok": 2}, False),
+    ({"n_group": None, "topk_group": 1, "num_experts_per_tok": 2}, False),
+    ({"n_group": 4, "topk_group": 0, "num_experts_per_tok": 2}, False),
+]
+
+
+@pytest.mark.parametrize(("fields", "fits"), GROUPS)
 def test_groups_of_experts__must_hold_those_of_a_token(fields: dict[str, Any], fits: bool) -> None:
     config = DeepseekV3Config(
         **fields, n_routed_experts=8, num_hidden_layers=1, first_k_dense_replace=0, vocab_size=8

@@ -19,24 +19,25 @@ def model_with(eos=None, pad=None, config_pad=None):
     )
 
 
-@pytest.mark.parametrize(
-    ("eos", "expected"), [(None, ()), (7, (7,)), ([9, 7], (9, 7)), ([], ()), ([-1, 7, 10**6], (7,))]
-)
+EOS = [(None, ()), (7, (7,)), ([9, 7], (9, 7)), ([], ()), ([-1, 7, 10**6], (7,))]
+
+
+@pytest.mark.parametrize(("eos", "expected"), EOS)
 def test_eos_token_ids__keeps_the_configured_order(eos, expected):
     assert eos_token_ids(model_with(eos)) == expected
     assert eos_token_ids(SimpleNamespace(generation_config=None)) == ()
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"eos": [9, 7], "pad": 3, "config_pad": 4}, 3),
-        ({"eos": [9, 7], "config_pad": 4}, 4),
-        ({"eos": [9, 7]}, 7),
-        ({"eos": [9, 10**6], "pad": -1, "config_pad": -1}, 9),
-        ({}, 0),
-    ],
-)
+PADS = [
+    ({"eos": [9, 7], "pad": 3, "config_pad": 4}, 3),
+    ({"eos": [9, 7], "config_pad": 4}, 4),
+    ({"eos": [9, 7]}, 7),
+    ({"eos": [9, 10**6], "pad": -1, "config_pad": -1}, 9),
+    ({}, 0),
+]
+
+
+@pytest.mark.parametrize(("settings", "expected"), PADS)
 def test_pad_token_id__falls_back_to_the_eos_id(settings, expected):
     assert pad_token_id(model_with(**settings)) == expected
 
@@ -46,20 +47,19 @@ LLAMA3 = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_f
 ORIGINAL = "original_max_position_embeddings"
 
 
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({}, 256),
-        ({"rope_parameters": YARN}, 1024),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, 1024),
-        ({"rope_scaling": YARN | {ORIGINAL: 128}}, 512),
-        ({"rope_parameters": YARN | {ORIGINAL: 256}, "max_position_embeddings": 1024}, 1024),
-        ({"rope_scaling": {"type": "linear", "factor": 4}}, 1024),
-        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.5}}, 640),
-        ({"rope_scaling": LLAMA3 | {ORIGINAL: 64}}, 256),
-    ],
-    ids=str,
-)
+LENGTHS = [
+    ({}, 256),
+    ({"rope_parameters": YARN}, 1024),
+    ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, 1024),
+    ({"rope_scaling": YARN | {ORIGINAL: 128}}, 512),
+    ({"rope_parameters": YARN | {ORIGINAL: 256}, "max_position_embeddings": 1024}, 1024),
+    ({"rope_scaling": {"type": "linear", "factor": 4}}, 1024),
+    ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.5}}, 640),
+    ({"rope_scaling": LLAMA3 | {ORIGINAL: 64}}, 256),
+]
+
+
+@pytest.mark.parametrize(("fields", "expected"), LENGTHS, ids=str)
 def test_context_length__counts_what_rotary_embeddings_extend(fields, expected, folder, tmp_path):
     settings = {"max_position_embeddings": 256, "rope_parameters": None, **fields}
     config = read_config(changed(folder, tmp_path / "m", CONFIG, **settings))

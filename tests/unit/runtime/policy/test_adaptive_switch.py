@@ -83,9 +83,10 @@ def test_adaptive_prefetch__stays_on_despite_varying_misses():
     assert share_off(3000, with_it=0.018, without=0.020) < 0.05
 
 
-@pytest.mark.parametrize(
-    ("loss", "steps", "least_off"), [(1.33, 300, 0.5), (1.2, 1000, 0.5), (1.33, 4000, 0.9)]
-)
+LOSSES = [(1.33, 300, 0.5), (1.2, 1000, 0.5), (1.33, 4000, 0.9)]
+
+
+@pytest.mark.parametrize(("loss", "steps", "least_off"), LOSSES)
 def test_adaptive_prefetch__finds_a_loss_despite_varying_misses(loss, steps, least_off):
     assert share_off(steps, with_it=loss, without=1.0) > least_off
 

@@ -10,34 +10,35 @@ from runtime.policy.budget import Budget, SlotRequirements, count_slots, divide_
 NEEDS = SlotRequirements(experts={100: 60}, scratch_bytes=7, top_k=4)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("50%", 500),
-        ("1KiB", 1024),
-        ("1.5 MiB", 1572864),
-        ("2GB", 2_000_000_000),
-        ("77", 77),
-        ("2TiB", 2 << 40),
-        ("1 tb", 10**12),
-        ("0.5", 500),
-        (".25", 250),
-        ("1.0", 1000),
-        (0.5, 500),
-        (1.0, 1000),
-        (1e-2, 10),
-        (1, 1),
-        (9, 9),
-        (Budget(11), 11),
-    ],
-)
+SIZES = [
+    ("50%", 500),
+    ("1KiB", 1024),
+    ("1.5 MiB", 1572864),
+    ("2GB", 2_000_000_000),
+    ("77", 77),
+    ("2TiB", 2 << 40),
+    ("1 tb", 10**12),
+    ("0.5", 500),
+    (".25", 250),
+    ("1.0", 1000),
+    (0.5, 500),
+    (1.0, 1000),
+    (1e-2, 10),
+    (1, 1),
+    (9, 9),
+    (Budget(11), 11),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), SIZES)
 def test_budget__reads_sizes_and_shares(text, expected):
     assert Budget.parse(text).resolve(total_bytes=1000) == expected
 
 
-@pytest.mark.parametrize(
-    "text", ["much", "5 apples", "%", "-3", "", "1.5", 0.0, 2.0, -0.5, True, None, float("nan")]
-)
+NONSENSE = ["much", "5 apples", "%", "-3", "", "1.5", 0.0, 2.0, -0.5, True, None, float("nan")]
+
+
+@pytest.mark.parametrize("text", NONSENSE)
 def test_budget__refuses_nonsense_with_an_example(text):
     with pytest.raises(BudgetError, match="host_budget=.* 4GiB"):
         Budget.parse(text, option="host_budget")
@@ -61,16 +62,16 @@ def test_divide_slots__gives_each_device_its_proportion():
         divide_slots(replace(Budget(1206), option="host_budget"), NEEDS, [{100: 40}, {100: 20}])
 
 
-@pytest.mark.parametrize(
-    ("num_bytes", "slots"),
-    [
-        (5200, {100: 20, 160: 20}),  # all of them, and no byte more
-        (5199, {100: 20, 160: 19}),
-        (2600, {100: 10, 160: 10}),
-        (1500, {100: 7, 160: 5}),  # a share of each size, and what is left to the smaller
-        (640, {100: 0, 160: 4}),  # the least: the largest hold any expert
-    ],
-)
+SHARES = [
+    (5200, {100: 20, 160: 20}),  # all of them, and no byte more
+    (5199, {100: 20, 160: 19}),
+    (2600, {100: 10, 160: 10}),
+    (1500, {100: 7, 160: 5}),  # a share of each size, and what is left to the smaller
+    (640, {100: 0, 160: 4}),  # the least: the largest hold any expert
+]
+
+
+@pytest.mark.parametrize(("num_bytes", "slots"), SHARES)
 def test_divide_slots__holds_as_large_a_share_of_each_size(num_bytes, slots):
     needs = SlotRequirements(experts={100: 20, 160: 20}, top_k=4)
     assert divide_slots(Budget(num_bytes), needs, [needs.experts]) == [slots]

@@ -225,19 +225,19 @@ def test_belady__knows_the_uses_of_the_next_steps_only():
     assert not policy.may_evict_for((0, 2), (0, 0))
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("lruu", {}, r"'lruu'.*Did you mean 'lru'"),
-        ("?", {}, "first-layers, fmoe.*regret, reuse, static"),
-        ("static", {"count": 3}, r"option of static.*'count'.*buffers, counts, warmup"),
-        ("static", {"counts": [[1, 2, 3, 4]]}, r"counts are \(1, 4\).*2 layers of 4 experts"),
-        ("lru", {"size": 3}, "option of lru eviction"),
-        ("lfu", {"num_layers": 3}, "option of lfu eviction 'num_layers'"),
-        ("belady", {"future": [], "known_steps": 0}, "known_steps=0: must be at least 1"),
-        ("belady", {}, "for replays of a trace.*lfu, lru"),
-    ],
-)
+REFUSED = [
+    ("lruu", {}, r"'lruu'.*Did you mean 'lru'"),
+    ("?", {}, "first-layers, fmoe.*regret, reuse, static"),
+    ("static", {"count": 3}, r"option of static.*'count'.*buffers, counts, warmup"),
+    ("static", {"counts": [[1, 2, 3, 4]]}, r"counts are \(1, 4\).*2 layers of 4 experts"),
+    ("lru", {"size": 3}, "option of lru eviction"),
+    ("lfu", {"num_layers": 3}, "option of lfu eviction 'num_layers'"),
+    ("belady", {"future": [], "known_steps": 0}, "known_steps=0: must be at least 1"),
+    ("belady", {}, "for replays of a trace.*lfu, lru"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "message"), REFUSED)
 def test_eviction_policy__what_cannot_be_made_is_refused(name, options, message):
     with pytest.raises(MoecastError, match=message):
         make_eviction_policy(name, num_layers=2, num_experts=4, options=options)

@@ -4,16 +4,8 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import settings, stateful
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
 
 from runtime.policy.cache import ExpertCache
 from runtime.policy.eviction.registry import EVICTIONS, make_eviction_policy
@@ -27,7 +19,7 @@ MIXED = {"first_slots": (3, 0, 5), "divided": [range(3, 5), range(3), range(5, 8
 """Each layer's first slot that is large enough, and its slots where layers share none."""
 
 
-class Machine(RuleBasedStateMachine):
+class Machine(stateful.RuleBasedStateMachine):
     """Follows a routing step by step, so that Belady can know it, with anything in between."""
 
     name = "lru"
@@ -35,7 +27,7 @@ class Machine(RuleBasedStateMachine):
     first_slots = (0, 0, 0)
     divided: list[range]
 
-    @initialize(seed=st.integers(0, 2**16))
+    @stateful.initialize(seed=st.integers(0, 2**16))
     def build(self, seed):
         self.routing = random_routing(seed, steps=STEPS, layers=LAYERS, experts=EXPERTS, top_k=2)
         options = {"future": self.routing} if self.name == "belady" else {}
@@ -74,7 +66,6 @@ class Machine(RuleBasedStateMachine):
             assert dropped is None
         elif may_go:
             assert entry is not None, "granted whenever something may be dropped"
-            assert dropped is not None
             assert dropped[0] in may_go
             assert dropped[1] is before[dropped[0]]
         else:
@@ -88,7 +79,7 @@ class Machine(RuleBasedStateMachine):
         experts = sorted(e for e, entry in self.cache.entries.items() if condition(entry))
         return self.random.choice(experts) if experts else None
 
-    @rule()
+    @stateful.rule()
     def route(self):
         if self.layer in (-1, LAYERS - 1):
             if self.step == STEPS - 1:
@@ -114,7 +105,7 @@ class Machine(RuleBasedStateMachine):
             if layer != self.layer:
                 entry.pins = 0
 
-    @rule(layer=st.integers(0, LAYERS - 1), e=st.integers(0, EXPERTS - 1))
+    @stateful.rule(layer=st.integers(0, LAYERS - 1), e=st.integers(0, EXPERTS - 1))
     def predict(self, layer, e):
         chance_E = [self.random.random() for _ in range(EXPERTS)]
         self.cache.policy.on_forecast(layer, chance_E, chance_E)
@@ -125,44 +116,44 @@ class Machine(RuleBasedStateMachine):
             if entry is not None:
                 entry.in_flight = self.random.random() < 0.5
 
-    @rule()
+    @stateful.rule()
     def start_a_transfer(self):
         if (expert := self.any_of(lambda entry: not entry.in_flight)) is not None:
             self.cache.entries.get(expert).in_flight = True
 
-    @rule()
+    @stateful.rule()
     def end_the_transfers(self):
         for entry in self.cache.entries.values():
             entry.in_flight = False
 
-    @rule()
+    @stateful.rule()
     def compute(self):
         for (layer, _), entry in self.cache.entries.items():
             if layer == self.layer and entry.pins:
                 entry.pins -= 1
 
-    @rule()
+    @stateful.rule()
     def drop(self):
         expert = self.any_of(lambda entry: not (entry.pins or entry.in_flight))
         if expert is not None:
             self.cache.remove(expert)
 
-    @precondition(lambda self: len(self.lost) < 2)
-    @rule()
+    @stateful.precondition(lambda self: len(self.lost) < 2)
+    @stateful.rule()
     def hang(self):
         if (expert := self.any_of(lambda entry: entry.in_flight)) is not None:
             slot = self.cache.entries.get(expert).slot
             assert self.cache.quarantine(expert) == slot
             self.lost.add(slot)
 
-    @precondition(lambda self: self.lost)
-    @rule()
+    @stateful.precondition(lambda self: self.lost)
+    @stateful.rule()
     def recover(self):
         slot = self.random.choice(sorted(self.lost))
         self.cache.restore(slot)
         self.lost.remove(slot)
 
-    @invariant()
+    @stateful.invariant()
     def slots_are_free_or_used_or_lost(self):
         if not hasattr(self, "cache"):
             return
@@ -180,7 +171,7 @@ class Machine(RuleBasedStateMachine):
 @pytest.mark.parametrize("name", sorted(EVICTIONS))
 def test_cache__invariants_hold_with_every_policy(name, per_layer, sizes):
     machine = type("Machine", (Machine,), {"name": name, "per_layer": per_layer, **sizes})
-    run_state_machine_as_test(
+    stateful.run_state_machine_as_test(
         machine,
         settings=settings(
             max_examples=EXAMPLES, stateful_step_count=EXAMPLE_STEPS, deadline=None, database=None

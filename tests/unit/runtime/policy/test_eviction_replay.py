@@ -39,13 +39,9 @@ class Spy(LruEviction):
 
 def run(steps, predictor=None, slots=8, **system):
     return replay(
-        steps,
-        predictor,
-        spec=SPEC,
-        system=SystemConfig(prefetch=predictor is not None, **system),
-        hardware=toy_machine(),
-        budget_slots=slots,
-    )
+        steps, predictor, spec=SPEC, system=SystemConfig(prefetch=predictor is not None, **system),
+        hardware=toy_machine(), budget_slots=slots,
+    )  # fmt: skip
 
 
 def test_replay__the_policy_sees_each_event_once_and_in_order(monkeypatch):

@@ -23,11 +23,9 @@ def test_split__is_as_short_as_the_best_of_all_splits(
         return max(copy_side, host_fixed + sum(computed) if host else 0.0)
 
     costs = SplitCosts(
-        copy_seconds=copy_seconds,
-        copy_fixed=copy_fixed,
-        host_fixed=host_fixed,
+        copy_seconds=copy_seconds, copy_fixed=copy_fixed, host_fixed=host_fixed,
         host_seconds=lambda num_tokens: per_expert + per_token * num_tokens,
-    )
+    )  # fmt: skip
     host, seconds = choose_host_experts(tokens_per_expert, costs)
     splits = [
         set(chosen)

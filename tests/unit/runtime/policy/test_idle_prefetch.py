@@ -29,7 +29,6 @@ def step(one: DeviceCache, values: dict[int, list[float]], chosen: dict[int, lis
         one.request_routed(layer, once(experts))
         while not all(one.is_ready((layer, e)) for e in experts):
             task = one.top.next_task()
-            assert task is not None
             assert task.high or one.top.idle_prefetch
             one.top.complete(task)
         for e in experts:
@@ -59,12 +58,10 @@ def test_idle_prefetch__comes_after_forecasts_and_ends_with_routing() -> None:
     one = core(6)
     step(one, {1: [0, 0.9, 0, 0.8, 0, 0]}, {})
     first = one.top.next_task()
-    assert first is not None
     assert first.expert == (1, 1)
     one.prefetch(2, [4], [0.5])
     one.top.complete(first)
     second = one.top.next_task()
-    assert second is not None
     assert second.expert == (2, 4)
     one.top.complete(second)
     one.begin_step(ONE)

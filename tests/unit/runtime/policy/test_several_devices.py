@@ -21,12 +21,9 @@ CHUNKS = [(10, 10, 20)] * SPEC.num_layers
 
 def make_caches(num_devices, *, slots=(4,), **switches):
     return build_device_cache(
-        SystemConfig(**{"per_layer": False, **switches}),
-        SPEC,
-        num_slots=[slots] * num_devices,
-        chunk_bytes=CHUNKS,
-        placement=ExpertPlacement(num_devices),
-    )
+        SystemConfig(**{"per_layer": False, **switches}), SPEC, num_slots=[slots] * num_devices,
+        chunk_bytes=CHUNKS, placement=ExpertPlacement(num_devices),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("counts", [[60] * 5, [8, 8, 4]], ids=["even", "uneven"])
@@ -75,9 +72,7 @@ def test_devices__keeps_experts_on_their_device(seed, num_devices, slots, evicti
             while order:
                 drain(core)
                 ready = next(e for e in order if core.is_ready((layer, e)))
-                entry = core.entry((layer, ready))
-                assert entry is not None
-                assert entry.pins == 1
+                assert core.entry((layer, ready)).pins == 1
                 core.release((layer, ready))
                 order.remove(ready)
             for tier in core.tiers:
@@ -174,11 +169,9 @@ def test_fill__of_a_large_model_takes_no_minute():
     spec = make_spec(num_layers=60, num_experts=512, top_k=10)
     num_slots = spec.num_layers * spec.num_experts
     core = build_device_cache(
-        SystemConfig(fill_first_layers=True),
-        spec,
-        num_slots=[[num_slots]],
+        SystemConfig(fill_first_layers=True), spec, num_slots=[[num_slots]],
         chunk_bytes=[(1,)] * spec.num_layers,
-    )
+    )  # fmt: skip
     assert len(core.first_experts(fills_top=True)[0]) == num_slots
 
 

@@ -26,17 +26,10 @@ FOLDER = Path(configs.__file__).parent
 PROFILES = sorted(path.stem for path in (FOLDER / "hardware").glob("*.yaml"))
 SHAPES = sorted(path.stem for path in (FOLDER / "shape").glob("*.yaml"))
 MACHINE = HardwareConfig(
-    name="toy",
-    measured=False,
-    link_bytes_per_second=10.0,
-    link_latency_us=1e6,
-    store_bytes_per_second=2.0,
-    store_latency_us=3e6,
-    memory_bytes_per_second=100.0,
-    flops=50.0,
-    kernel_us=0.0,
-    predictor_us=5e5,
-)
+    name="toy", measured=False, link_bytes_per_second=10.0, link_latency_us=1e6,
+    store_bytes_per_second=2.0, store_latency_us=3e6, memory_bytes_per_second=100.0, flops=50.0,
+    kernel_us=0.0, predictor_us=5e5,
+)  # fmt: skip
 SHAPE = ShapeConfig(
     name="toy", num_layers=4, num_experts=10, top_k=1, expert_bytes=300, layer_bytes=200
 )
@@ -112,24 +105,22 @@ def billions(one: ShapeConfig) -> float:
     return one.num_layers * each / one.bytes_per_weight / 1e9
 
 
-@pytest.mark.parametrize(
-    ("name", "published", "embeddings"),
-    [
-        # Table 1 of ProMoE and of fMoE; vocabulary x hidden size, twice where the head is untied.
-        ("deepseek-moe", 16.4, 0.42),
-        ("deepseek-v2-lite", 15.7, 0.42),
-        ("qwen1.5-moe", 14.3, 0.62),
-        ("qwen2-moe", 57.4, 1.09),
-        ("qwen2-moe-int4", 57.4, 1.09),
-        ("mixtral-8x7b", 46.7, 0.26),
-        ("mixtral-8x7b-int4", 46.7, 0.26),
-        ("mixtral-8x22b", 141.0, 0.39),
-        ("phi-3.5-moe", 42.0, 0.26),
-    ],
-)
-def test_shape__adds_up_to_the_published_parameters(
-    name: str, published: float, embeddings: float
-) -> None:
+PUBLISHED = [
+    # Table 1 of ProMoE and of fMoE; vocabulary x hidden size, twice where the head is untied.
+    ("deepseek-moe", 16.4, 0.42),
+    ("deepseek-v2-lite", 15.7, 0.42),
+    ("qwen1.5-moe", 14.3, 0.62),
+    ("qwen2-moe", 57.4, 1.09),
+    ("qwen2-moe-int4", 57.4, 1.09),
+    ("mixtral-8x7b", 46.7, 0.26),
+    ("mixtral-8x7b-int4", 46.7, 0.26),
+    ("mixtral-8x22b", 141.0, 0.39),
+    ("phi-3.5-moe", 42.0, 0.26),
+]
+
+
+@pytest.mark.parametrize(("name", "published", "embeddings"), PUBLISHED)
+def test_shape__adds_up_to_the_published_parameters(name, published, embeddings):
     assert billions(load_shape(name)) + embeddings == pytest.approx(published, rel=0.01)
 
 

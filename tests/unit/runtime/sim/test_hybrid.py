@@ -11,13 +11,9 @@ from tests.builders.simulated import one_token, toy_accelerator, toy_machine
 from tests.unit.runtime.sim.test_simulator import SPEC
 
 MACHINE = toy_accelerator(
-    link_bytes_per_second=1.0,
-    memory_bytes_per_second=6.0,
-    chunk_bytes=(2, 2, 2),
-    layer_bytes=60,
-    host_memory_bytes_per_second=4.0,
-    host_flops=1e9,
-)
+    link_bytes_per_second=1.0, memory_bytes_per_second=6.0, chunk_bytes=(2, 2, 2), layer_bytes=60,
+    host_memory_bytes_per_second=4.0, host_flops=1e9,
+)  # fmt: skip
 """A layer takes 10 s, an expert 1 s, its copy 6 s, and 2 s in host memory: 6 bytes at 4 a second,
 less the 1 of the copies."""
 

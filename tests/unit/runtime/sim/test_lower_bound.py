@@ -20,15 +20,10 @@ SPEC = tiny_spec(num_layers=3, num_experts=8, top_k=2)
 MEASURED = toy_machine(layer_fixed=1.0, predictor_seconds=0.0)
 """An expert comes in 6 s; a layer takes 1 s and an expert 1 s a token."""
 TWO_TIERS = toy_accelerator(
-    link_bytes_per_second=1.0,
-    link_latency_seconds=0.1,
-    memory_bytes_per_second=100.0,
-    kernel_seconds=0.01,
-    chunk_bytes=(1, 1, 1),
-    layer_bytes=1,
-    store_bytes_per_second=0.4,
+    link_bytes_per_second=1.0, link_latency_seconds=0.1, memory_bytes_per_second=100.0,
+    kernel_seconds=0.01, chunk_bytes=(1, 1, 1), layer_bytes=1, store_bytes_per_second=0.4,
     host_share=0.6,
-)
+)  # fmt: skip
 TWO_READERS = replace(MEASURED, overheads=Overheads(num_readers=2, transfer_speed_together=0.8))
 
 

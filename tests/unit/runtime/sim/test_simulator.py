@@ -21,14 +21,9 @@ PROMPT = routed_step([range(4), range(4)])
 
 def run(predictor, steps=(STEP,), slots=8, *, spec=SPEC, machine=None, reuse=None, **system):
     return replay(
-        steps,
-        predictor,
-        spec=spec,
-        system=SystemConfig(**system),
-        hardware=machine or toy_machine(),
-        budget_slots=slots,
-        reuse_predictor=reuse,
-    )
+        steps, predictor, spec=spec, system=SystemConfig(**system),
+        hardware=machine or toy_machine(), budget_slots=slots, reuse_predictor=reuse,
+    )  # fmt: skip
 
 
 def test_replay__on_demand_waits_for_every_miss():
@@ -95,12 +90,9 @@ def test_replay__decode_steps_between_two_prefills_are_a_run():
 
 
 TWO_LINKS = toy_accelerator(
-    link_bytes_per_second=0.5,
-    store_bytes_per_second=0.25,
-    memory_bytes_per_second=3.0,
-    chunk_bytes=(1, 1, 1),
-    layer_bytes=30,
-)
+    link_bytes_per_second=0.5, store_bytes_per_second=0.25, memory_bytes_per_second=3.0,
+    chunk_bytes=(1, 1, 1), layer_bytes=30,
+)  # fmt: skip
 """The same times; into a second tier, a chunk takes 4 s."""
 
 

@@ -39,13 +39,10 @@ def test_system__names_parts_that_exist(name: str) -> None:
 
 def times(chosen=None, *, steps=((0, 1),) * 3, slots=8, layer_fixed=10.0, **options):
     stats = replay(
-        [one_token(*experts) for experts in steps],
-        None,
-        spec=SPEC,
-        system=chosen or SystemConfig(**options),
-        hardware=toy_machine(layer_fixed=layer_fixed),
+        [one_token(*experts) for experts in steps], None, spec=SPEC,
+        system=chosen or SystemConfig(**options), hardware=toy_machine(layer_fixed=layer_fixed),
         budget_slots=slots,
-    )
+    )  # fmt: skip
     return stats.tpot_seconds
 
 

@@ -46,35 +46,35 @@ def write_header(file, header) -> None:
     file.write_bytes(struct.pack("<Q", len(raw)) + raw + bytes(64))
 
 
-@pytest.mark.parametrize(
-    "header",
-    [
-        "[]",
-        "{not json",
-        "[" * 50_000,
-        '{"w": ' + "1" * 5_000 + "}",
-        {"w": None},
-        {"w": {}},
-        {"w": {**ENTRY, "dtype": 7}},
-        {"w": {**ENTRY, "dtype": "F4"}},
-        {"w": {**ENTRY, "shape": "2, 2"}},
-        {"w": {**ENTRY, "shape": [2, -2]}},
-        {"w": {**ENTRY, "shape": [2.0, 2]}},
-        {"w": {**ENTRY, "shape": [True, 4]}},
-        {"w": {**ENTRY, "shape": [2, 3]}},
-        {"w": {**ENTRY, "shape": [2**62] * 30_000}},
-        {"w": {**ENTRY, "shape": [10**4000]}},
-        {"w": {**ENTRY, "data_offsets": [10**4299, 10**4299 + 16]}},
-        {"w": {**ENTRY, "data_offsets": None}},
-        {"w": {**ENTRY, "data_offsets": [0, 8, 16]}},
-        {"w": {**ENTRY, "data_offsets": [-8, 8]}},
-        {"w": {**ENTRY, "data_offsets": [16, 0]}},
-        {"w": {**ENTRY, "data_offsets": ["0", "16"]}},
-        {"w": {**ENTRY, "data_offsets": [0, float("nan")]}},
-        '{"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}, "w": {}}',
-        {"w": {**ENTRY, "data_offsets": [2**62, 2**62 + 16]}},
-    ],
-)
+HEADERS = [
+    "[]",
+    "{not json",
+    "[" * 50_000,
+    '{"w": ' + "1" * 5_000 + "}",
+    {"w": None},
+    {"w": {}},
+    {"w": {**ENTRY, "dtype": 7}},
+    {"w": {**ENTRY, "dtype": "F4"}},
+    {"w": {**ENTRY, "shape": "2, 2"}},
+    {"w": {**ENTRY, "shape": [2, -2]}},
+    {"w": {**ENTRY, "shape": [2.0, 2]}},
+    {"w": {**ENTRY, "shape": [True, 4]}},
+    {"w": {**ENTRY, "shape": [2, 3]}},
+    {"w": {**ENTRY, "shape": [2**62] * 30_000}},
+    {"w": {**ENTRY, "shape": [10**4000]}},
+    {"w": {**ENTRY, "data_offsets": [10**4299, 10**4299 + 16]}},
+    {"w": {**ENTRY, "data_offsets": None}},
+    {"w": {**ENTRY, "data_offsets": [0, 8, 16]}},
+    {"w": {**ENTRY, "data_offsets": [-8, 8]}},
+    {"w": {**ENTRY, "data_offsets": [16, 0]}},
+    {"w": {**ENTRY, "data_offsets": ["0", "16"]}},
+    {"w": {**ENTRY, "data_offsets": [0, float("nan")]}},
+    '{"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}, "w": {}}',
+    {"w": {**ENTRY, "data_offsets": [2**62, 2**62 + 16]}},
+]
+
+
+@pytest.mark.parametrize("header", HEADERS)
 def test_read_tensor_index__any_fault_names_the_file(tmp_path, header):
     file = tmp_path / "model-00003.safetensors"
     write_header(file, header)
@@ -100,10 +100,10 @@ def test_read_tensor_index__a_pipe_does_not_hang(tmp_path):
         check_folder(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "weight_map",
-    ["../x", "/etc/passwd", "a/b.safetensors", "", 7, None, ["x"], "..\\x", "x\0.safetensors"],
-)
+OUTSIDE = ["../x", "/etc/passwd", "a/b.safetensors", "", 7, None, ["x"], "..\\x", "x\0.safetensors"]
+
+
+@pytest.mark.parametrize("weight_map", OUTSIDE)
 def test_weights_index__names_no_file_outside_the_folder(tmp_path, folder, weight_map):
     listed = json.loads((folder / WEIGHTS_INDEX).read_text())["weight_map"]
     listed |= {"lm_head.weight": weight_map}

@@ -14,15 +14,7 @@ from runtime.hf.loading import load_plain, load_stripped
 from runtime.store.base import name_format
 from runtime.store.ggml.library import find_products
 from runtime.store.packed.coding import RAW
-from tests.builders.integers import (
-    FORMATS,
-    quantise_awq,
-    quantise_compressed_tensors,
-    quantise_gptq,
-    round_weight,
-    save_integers,
-    save_wide,
-)
+from tests.builders import integers
 from tests.builders.memory import measure_allocated
 from tests.builders.models import read_weights
 from tests.builders.packed import pack_model, read_expert
@@ -46,7 +38,7 @@ def dequantised_weights(original: Path, packed: Path, name: str) -> dict[str, Te
     found = {}
     for key, weight in weights.items():
         if key.endswith("_proj.weight"):
-            q, *groups = round_weight(weight, symmetric=config.get("sym", False), **how)
+            q, *groups = integers.round_weight(weight, symmetric=config.get("sym", False), **how)
             scales, zeros = (t.repeat_interleave(how["group"], 1) for t in groups)
             found[key] = (q - zeros) * scales
     return found
@@ -69,13 +61,13 @@ def decompress_with_library(packed: Path, config: dict) -> dict[str, Tensor]:
     }
 
 
-@pytest.fixture(params=FORMATS)
+@pytest.fixture(params=integers.FORMATS)
 def checkpoint(request, tmp_path: Path) -> tuple[Path, dict[str, Tensor]]:
     """A folder, and the weights that it stands for."""
     if request.param.startswith("compressed-tensors"):
         pytest.importorskip("compressed_tensors")
-    original = save_wide(tmp_path / "original")
-    packed = save_integers(tmp_path / "packed", request.param)
+    original = integers.save_wide(tmp_path / "original")
+    packed = integers.save_integers(tmp_path / "packed", request.param)
     return packed, dequantised_weights(original, packed, request.param)
 
 
@@ -110,7 +102,7 @@ def test_load__integers_stay_integers_in_memory(checkpoint, request):
     """Kernels multiply what they can take; the rest is decoded, and has few bytes too."""
     stripped = load_stripped(checkpoint[0], "auto")
     store, decoding = stripped.open_store(), stripped.open_store(decodes=True)
-    *_, kind = FORMATS[request.node.callspec.params["checkpoint"]]
+    *_, kind = integers.FORMATS[request.node.callspec.params["checkpoint"]]
     layout, parts = store.layouts[0], store.layouts[0].parts
     if kind is None:
         assert {part.coding for part in parts} == {RAW}
@@ -130,7 +122,7 @@ def logits_of(model, tokens: Tensor = FEW) -> Tensor:
 def test_model__is_the_librarys_up_to_roundings_at_every_budget(checkpoint):
     """The same bits whatever is cached, and close to Transformers with dequantised weights."""
     folder, expected = checkpoint
-    plain_folder = save_wide(folder.parent / "plain")
+    plain_folder = integers.save_wide(folder.parent / "plain")
     rewrite(plain_folder, lambda name, t: {name: expected.get(name, t).to(t.dtype)})
     plain = load_plain(plain_folder, dtype=torch.bfloat16)
     wanted, answers = logits_of(plain), []
@@ -149,13 +141,13 @@ def test_model__is_the_librarys_up_to_roundings_at_every_budget(checkpoint):
 
 @pytest.mark.parametrize("name", ["gptq asymmetric", "awq", "gptq int8"])
 def test_pack__keeps_the_integers(tmp_path, name):
-    folder = save_integers(tmp_path / "packed", name)
+    folder = integers.save_integers(tmp_path / "packed", name)
     answers = []
     for store in (None, pack_model(folder, tmp_path / "store")):
         model = serve(folder, budget="40%", store=store)
         with model.moecast as handle:
             answers.append(logits_of(model))
-            assert name_format(handle.engine.store.layouts[0]) == FORMATS[name][2]
+            assert name_format(handle.engine.store.layouts[0]) == integers.FORMATS[name][2]
     assert torch.equal(*answers)
 
 
@@ -163,43 +155,42 @@ def change_tensor(folder: Path, name: str, change) -> None:
     rewrite(folder, lambda key, t: {key: t} if name not in key else change(key, t))
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "message"),
-    [
-        ("experts.3.up_proj.scales", lambda *_: {}, r"experts\.3\.up_proj\.scales is missing"),
-        ("layers.1.self_attn.q_proj.qweight", lambda *_: {}, r"1.*q_proj\.qweight is missing"),
-        ("q_proj.scales", lambda k, t: {k: t[:, 1:]}, r"q_proj\.scales.* does not fit"),
-        ("q_proj.qweight", lambda k, t: {k: t.long()}, r"q_proj\.qweight.* not a matrix of int32"),
-        ("3.up_proj.qweight", lambda k, t: {k: t[:, 8:]}, r"s\.3\.up_proj\.scales.* does not fit"),
-    ],
-)
+DAMAGED = [
+    ("experts.3.up_proj.scales", lambda *_: {}, r"experts\.3\.up_proj\.scales is missing"),
+    ("layers.1.self_attn.q_proj.qweight", lambda *_: {}, r"1.*q_proj\.qweight is missing"),
+    ("q_proj.scales", lambda k, t: {k: t[:, 1:]}, r"q_proj\.scales.* does not fit"),
+    ("q_proj.qweight", lambda k, t: {k: t.long()}, r"q_proj\.qweight.* not a matrix of int32"),
+    ("3.up_proj.qweight", lambda k, t: {k: t[:, 8:]}, r"s\.3\.up_proj\.scales.* does not fit"),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "message"), DAMAGED)
 def test_load__damaged_tensors_are_named(tmp_path, name, change, message):
-    folder = quantise_gptq(save_wide(tmp_path))
+    folder = integers.quantise_gptq(integers.save_wide(tmp_path))
     change_tensor(folder, name, change)
     with pytest.raises(CheckpointError, match=message):
         load_stripped(folder, "auto")
 
 
 def test_read__zero_points_that_the_configuration_denies_are_refused(tmp_path):
-    folder = quantise_gptq(save_wide(tmp_path), bits=8, group=64)
+    folder = integers.quantise_gptq(integers.save_wide(tmp_path), bits=8, group=64)
     change_tensor(folder, "experts.0.down_proj.qzeros", lambda k, t: {k: t + 1})
     with pytest.raises(TransferError, match=r"experts\.0\.down_proj\.weight.*zero points"):
         read_expert(load_stripped(folder, "auto").open_store(), 0, 0)
 
 
+SENSELESS = {
+    "nan": ("scales", lambda it: it * float("nan"), "a scale is not finite"),
+    "inf": ("scales", lambda it: it * float("inf"), "a scale is not finite"),
+    # Act-order that the configuration does not mention.
+    "order": ("g_idx", lambda it: it.flip(0), "its g_idx"),
+}
+
+
 @pytest.mark.parametrize("group", [16, 32])
-@pytest.mark.parametrize(
-    ("part", "change", "message"),
-    [
-        ("scales", lambda it: it * float("nan"), "a scale is not finite"),
-        ("scales", lambda it: it * float("inf"), "a scale is not finite"),
-        # Act-order that the configuration does not mention.
-        ("g_idx", lambda it: it.flip(0), "its g_idx"),
-    ],
-    ids=["nan", "inf", "order"],
-)
+@pytest.mark.parametrize(("part", "change", "message"), SENSELESS.values(), ids=SENSELESS)
 def test_read__scales_and_orders_of_no_sense_are_refused(tmp_path, group, part, change, message):
-    folder = quantise_gptq(save_wide(tmp_path / "model"), group=group)
+    folder = integers.quantise_gptq(integers.save_wide(tmp_path / "model"), group=group)
     change_tensor(folder, f"1.mlp.experts.5.up_proj.{part}", lambda k, t: {k: change(t)})
     store = load_stripped(folder, "auto").open_store()
     read_expert(store, 1, 4)
@@ -214,7 +205,7 @@ def test_read__scales_and_orders_of_no_sense_are_refused(tmp_path, group, part, 
 def test_load_plain__names_what_packed_weights_lack(tmp_path, gone):
     """The library makes up a scale, and does not say which expert is missing."""
     pytest.importorskip("compressed_tensors")
-    folder = quantise_compressed_tensors(save_wide(tmp_path))
+    folder = integers.quantise_compressed_tensors(integers.save_wide(tmp_path))
     change_tensor(folder, f"layers.1.mlp.experts.3.up_proj.{gone}", lambda *_: {})
     with pytest.raises(CheckpointError, match=rf"1\.mlp\.experts\.3\.up_proj\.{gone}"):
         load_plain(folder, dtype=torch.bfloat16)
@@ -222,13 +213,13 @@ def test_load_plain__names_what_packed_weights_lack(tmp_path, gone):
 
 def test_load_plain__says_that_transformers_cannot(tmp_path):
     with pytest.raises(CheckpointError, match="does not read AWQ checkpoints"):
-        load_plain(quantise_awq(save_wide(tmp_path)), dtype=torch.bfloat16)
+        load_plain(integers.quantise_awq(integers.save_wide(tmp_path)), dtype=torch.bfloat16)
 
 
 @pytest.mark.parametrize("name", ["gptq", "awq", "gptq int8"])
 def test_scratch__is_what_the_allocator_says(tmp_path, name):
     """Repacking takes memory out of the budget, of two threads at once."""
-    folder = save_integers(tmp_path / "model", name)
+    folder = integers.save_integers(tmp_path / "model", name)
     store = load_stripped(folder, "auto").open_store()
     read_expert(store, 0, 0)
     slot = torch.zeros(store.layouts[0].num_bytes, dtype=torch.uint8)
@@ -240,7 +231,7 @@ def test_scratch__is_what_the_allocator_says(tmp_path, name):
 
 def leave_plain(folder: Path, expert: int, part: str = "") -> Path:
     """Put an expert's own weights of layer 1 in place of its integers, as quantisers may."""
-    weights = read_weights(save_wide(folder.parent / "own"))
+    weights = read_weights(integers.save_wide(folder.parent / "own"))
 
     def change(key: str, _: Tensor) -> dict[str, Tensor]:
         name = f"{key.rpartition('.')[0]}.weight"
@@ -253,10 +244,10 @@ def leave_plain(folder: Path, expert: int, part: str = "") -> Path:
 @pytest.mark.parametrize("name", ["gptq", "gptq int8", "awq"])
 @pytest.mark.parametrize("expert", [0, 5])
 def test_store__one_expert_that_is_plain_is_served_among_quantised_ones(tmp_path, name, expert):
-    folder = leave_plain(save_integers(tmp_path / "model", name), expert)
+    folder = leave_plain(integers.save_integers(tmp_path / "model", name), expert)
     stripped = load_stripped(folder, "auto")
     store, decoding = stripped.open_store(), stripped.open_store(decodes=True)
-    kind = FORMATS[name][2]
+    kind = integers.FORMATS[name][2]
     assert [name_format(layout) for layout in store.layouts] == [kind, "bfloat16", kind]
     for number in range(8):
         for key, weight in read_expert(decoding, 1, number).items():
@@ -277,7 +268,7 @@ def test_store__one_expert_that_is_plain_is_served_among_quantised_ones(tmp_path
 
 @pytest.mark.parametrize("part", ["gate_proj.", "up_proj.", "down_proj."])
 def test_model__one_matrix_that_is_plain_is_served_among_integers(tmp_path, part):
-    folder = leave_plain(quantise_gptq(save_wide(tmp_path / "model")), 5, part)
+    folder = leave_plain(integers.quantise_gptq(integers.save_wide(tmp_path / "model")), 5, part)
     stripped = load_stripped(folder, "auto")
     store, decoding = stripped.open_store(), stripped.open_store(decodes=True)
     for number in (0, 5):
@@ -288,18 +279,20 @@ def test_model__one_matrix_that_is_plain_is_served_among_integers(tmp_path, part
     assert torch.equal(*answers)
 
 
-@pytest.mark.parametrize(
-    ("dynamic", "is_served"),
-    [
-        ({"-:.*mlp.gate.*": {}}, True),
-        ({"-:.*experts.5.*": {}, r".*\.0\..*": {"group_size": 32, "bits": 4}}, True),
-        ({r".*\.0\..*": {"bits": 8}}, False),
-        ({r"+:.*\.0\..*": {"desc_act": True}}, False),
-        ("x", False),
-    ],
-)
+DYNAMIC = [
+    ({"-:.*mlp.gate.*": {}}, True),
+    ({"-:.*experts.5.*": {}, r".*\.0\..*": {"group_size": 32, "bits": 4}}, True),
+    ({r".*\.0\..*": {"bits": 8}}, False),
+    ({r"+:.*\.0\..*": {"desc_act": True}}, False),
+    ("x", False),
+]
+
+
+@pytest.mark.parametrize(("dynamic", "is_served"), DYNAMIC)
 def test_load__options_of_modules_that_change_nothing_are_served(tmp_path, dynamic, is_served):
-    folder = leave_plain(quantise_gptq(save_wide(tmp_path / "m"), dynamic=dynamic), 5)
+    folder = leave_plain(
+        integers.quantise_gptq(integers.save_wide(tmp_path / "m"), dynamic=dynamic), 5
+    )
     refused = pytest.raises(CheckpointError, match="GPTQ and dynamic")
     with nullcontext() if is_served else refused:
         assert load_stripped(folder, "auto").holds_integers

@@ -48,13 +48,13 @@ def compute_logits(model: Path, store: Path | None) -> torch.Tensor:
     return serve_logits(model, tokens, store=store, budget="40%", system="on-demand")
 
 
-@pytest.mark.parametrize(
-    ("kind", "quantise"),
-    [
-        *((kind, Quantise.NONE) for kind in (*QUANTISED, *PACKED_INTEGERS)),
-        *((kind, Quantise.INT8) for kind in (None, next(iter(QUANTISED)), "gptq")),
-    ],
-)
+CHECKPOINTS = [
+    *((kind, Quantise.NONE) for kind in (*QUANTISED, *PACKED_INTEGERS)),
+    *((kind, Quantise.INT8) for kind in (None, next(iter(QUANTISED)), "gptq")),
+]
+
+
+@pytest.mark.parametrize(("kind", "quantise"), CHECKPOINTS)
 def test_write_without_experts__serves_as_the_checkpoint_that_is_gone(tmp_path, kind, quantise):
     model, dense = save_checkpoint(tmp_path / "model", kind), tmp_path / "d"
     store = pack_model(model, tmp_path / "s", dense_output=dense, quantise=quantise)

@@ -98,9 +98,7 @@ def num_open_files() -> int:
 
 def files_of(store: ExpertStore) -> Path:
     """The file of the first layer's experts."""
-    extents = store.extents(0, 0)
-    assert extents is not None
-    return extents[0].file
+    return store.extents(0, 0)[0].file
 
 
 @pytest.mark.parametrize("kind", ARRIVALS)
@@ -388,11 +386,9 @@ class TestThreadRing:
         cpu, found = min(os.sched_getaffinity(0)), []
         arrivals = kind()
         ring = ThreadRing(
-            arrivals,
-            lambda _: found.append(os.sched_getaffinity(0)),
-            name="test",
+            arrivals, lambda _: found.append(os.sched_getaffinity(0)), name="test",
             cpus=frozenset([cpu]),
-        )
+        )  # fmt: skip
         ring.submit(0, numbered(0))
         assert settled(ring, arrivals, 1) == {0: ARRIVED}
         assert found == [{cpu}]

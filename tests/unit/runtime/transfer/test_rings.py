@@ -63,6 +63,18 @@ def untimed(taken: list[tuple]) -> list[tuple]:
     return [(ticket, status, seconds) for ticket, status, seconds, _ in taken]
 
 
+MALFORMED = [
+    (b"x", b""),
+    (PART.pack(0, 0, 0, 1, 0, 0), b"x"),
+    (PART.pack(0, 0, 0, 1, 0, 0), b""),
+    (PART.pack(-2, 0, 0, 1, 0, 0), b""),
+    (PART.pack(-1, 4, 0, 1, 0, 0), b""),
+    (PART.pack(-1, 0, 0, -1, 0, 0), b""),
+    (PART.pack(-1, 0, -1, 1, 0, 0), b""),
+    (PART.pack(-1, CHECKED, 0, 240, 0, 0), b""),
+]
+
+
 @COMPILED
 class TestFileRing:
     @pytest.fixture
@@ -179,19 +191,7 @@ class TestFileRing:
             assert memory.bytes[16 * ticket : 16 * ticket + 16] == content[ticket : ticket + 16]
         assert ring.running() == []
 
-    @pytest.mark.parametrize(
-        ("parts", "files"),
-        [
-            (b"x", b""),
-            (PART.pack(0, 0, 0, 1, 0, 0), b"x"),
-            (PART.pack(0, 0, 0, 1, 0, 0), b""),
-            (PART.pack(-2, 0, 0, 1, 0, 0), b""),
-            (PART.pack(-1, 4, 0, 1, 0, 0), b""),
-            (PART.pack(-1, 0, 0, -1, 0, 0), b""),
-            (PART.pack(-1, 0, -1, 1, 0, 0), b""),
-            (PART.pack(-1, CHECKED, 0, 240, 0, 0), b""),
-        ],
-    )
+    @pytest.mark.parametrize(("parts", "files"), MALFORMED)
     def test_submit__refuses_what_is_malformed(self, ring, parts, files):
         with pytest.raises(ValueError, match="part"):
             ring.submit(0, True, parts, files)

@@ -19,14 +19,14 @@ TOKENS = torch.randint(0, 64, (2, 7), generator=torch.Generator().manual_seed(3)
 GREEDY = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
 
 
-@pytest.mark.parametrize(
-    ("budgets", "dtype"),
-    [
-        (("15%", "15%"), torch.float32),
-        (("25%", "50%"), torch.bfloat16),
-        (("50%", "20%"), torch.float32),
-    ],
-)
+TIERS = [
+    (("15%", "15%"), torch.float32),
+    (("25%", "50%"), torch.bfloat16),
+    (("50%", "20%"), torch.float32),
+]
+
+
+@pytest.mark.parametrize(("budgets", "dtype"), TIERS)
 def test_tiers__two_of_them_change_no_bit(tmp_path, budgets, dtype):
     folder = tiny_qwen2_moe(tmp_path / "model", num_layers=3, num_experts=12, dtype=dtype)
     plain = plain_eager(folder)

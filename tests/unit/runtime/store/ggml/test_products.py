@@ -12,22 +12,13 @@ from torch import nn
 
 from runtime.hf.quantised_experts import compute_quantised
 from runtime.store.ggml import library
-from runtime.store.ggml.library import (
-    PLAIN,
-    TYPES,
-    decode_rows,
-    encode_rows,
-    explain_missing,
-    find_products,
-    multiplies,
-)
 from runtime.store.ggml.matrix import QuantisedExpert, RowMatrix, RowsPart
 from runtime.store.gguf.header import KINDS as KINDS_OF_FILES
 
 needs_library = pytest.mark.skipif(
-    find_products() is None, reason=f"NO GGML LIBRARY: {explain_missing()}"
+    library.find_products() is None, reason=f"NO GGML LIBRARY: {library.explain_missing()}"
 )
-KINDS = [kind for kind in TYPES if multiplies(kind)]
+KINDS = [kind for kind in library.TYPES if library.multiplies(kind)]
 FROM_BYTES = ("IQ1_M", "IQ1_S", "IQ2_S", "IQ2_XXS", "IQ2_XS")
 """Types that ggml writes with importances of weights only, or with tables that it makes first."""
 EXPERTS, TOP_K, HIDDEN, WIDTH = 6, 3, 256, 96
@@ -39,9 +30,9 @@ def make_rows(kind, num_rows, num_columns, seed=0):
     """Bytes of random rows, and the weights that gguf says they are."""
     generator = torch.Generator().manual_seed(seed)
     if kind in FROM_BYTES:
-        size = TYPES[kind].row_bytes(num_columns)
+        size = library.TYPES[kind].row_bytes(num_columns)
         stored = torch.randint(0, 256, (num_rows, size), generator=generator, dtype=torch.uint8)
-        blocks = stored.view(-1, TYPES[kind].block_bytes)
+        blocks = stored.view(-1, library.TYPES[kind].block_bytes)
         if kind == "IQ1_M":  # whose scale is in four halves of bytes
             blocks[:, 49:56:2] &= 15
             blocks[:, 55] |= 0x20
@@ -50,11 +41,11 @@ def make_rows(kind, num_rows, num_columns, seed=0):
         stored = stored.view(-1)
     else:
         weights = torch.randn(num_rows, num_columns, generator=generator)
-        stored = encode_rows(kind, weights)
-    if kind in PLAIN:
-        return stored, stored.view(PLAIN[kind]).float().view(num_rows, num_columns)
+        stored = library.encode_rows(kind, weights)
+    if kind in library.PLAIN:
+        return stored, stored.view(library.PLAIN[kind]).float().view(num_rows, num_columns)
     if kind == "Q1_0":  # which gguf does not decode: a scale and a sign each
-        blocks = stored.view(-1, TYPES[kind].block_bytes)
+        blocks = stored.view(-1, library.TYPES[kind].block_bytes)
         signs = (blocks[:, 2:, None] >> torch.arange(8) & 1).view(len(blocks), -1).float()
         expected = (2 * signs - 1) * blocks[:, :2].contiguous().view(torch.float16).float()
         return stored, expected.view(num_rows, num_columns)
@@ -71,7 +62,7 @@ def error_of(found, expected):
 def test_rows__are_multiplied_and_decoded_as_gguf_decodes_them(kind):
     torch.manual_seed(0)
     stored, expected = make_rows(kind, 70, 512)
-    assert torch.equal(decode_rows(kind, stored).float(), expected.view(-1))
+    assert torch.equal(library.decode_rows(kind, stored).float(), expected.view(-1))
     x = torch.randn(5, 512)
     product = RowMatrix([RowsPart(kind, 0, 70)], 512).linear(stored, x)
     assert error_of(product, x @ expected.T) < ROW_LOSS
@@ -171,7 +162,7 @@ def test_experts__compute_what_their_decoded_weights_compute(gate, bias):
 def test_experts__a_token_s_bits_are_its_own(kind, gate, dtype):
     """Neither threads, nor other tokens, nor the order of arrival change them."""
     module = make_module(gate=gate)
-    down = kind if TYPES[kind].block == 32 else "Q5_0"
+    down = kind if library.TYPES[kind].block == 32 else "Q5_0"
     experts, _ = make_experts(kind, down)
     hidden, ids, weights = choose(17)
     hidden = hidden.to(dtype)
@@ -195,13 +186,13 @@ def test_experts__a_token_s_bits_are_its_own(kind, gate, dtype):
 
 @needs_library
 def test_products__refuse_what_they_cannot_compute():
-    products, stored = find_products(), torch.zeros(1024, dtype=torch.uint8)
+    products, stored = library.find_products(), torch.zeros(1024, dtype=torch.uint8)
     address = stored.data_ptr()
 
     def multiply(parts, columns, pairs):
         products.multiply(parts, columns, [address], pairs, 1, 1, address, address, 1)
 
-    number = TYPES["Q4_0"].number
+    number = library.TYPES["Q4_0"].number
     for parts in ((), ((99, 0, 1),), ((-1, 0, 1),), ((number, -1, 1),), ((number, 0, 0),)):
         with pytest.raises(ValueError, match="parts that are not multiplied"):
             multiply(parts, 32, [[0]])
@@ -259,16 +250,16 @@ def test_products__use_threads_again_after_none_could_be_started():
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "MXFP4"])
 def test_library__is_replaced_by_the_same_decoding(kind, monkeypatch):
-    stored = encode_rows(kind, torch.randn(8, 64))
-    usual = decode_rows(kind, stored)
+    stored = library.encode_rows(kind, torch.randn(8, 64))
+    usual = library.decode_rows(kind, stored)
     monkeypatch.setattr(library, "_open", lambda: (None, "it is not installed"))
-    assert torch.equal(decode_rows(kind, stored), usual)
-    assert not multiplies.__wrapped__(kind)
+    assert torch.equal(library.decode_rows(kind, stored), usual)
+    assert not library.multiplies.__wrapped__(kind)
 
 
 def test_library__has_every_type_that_files_may_have():
-    assert set(KINDS_OF_FILES) <= set(TYPES)
-    assert find_products() is None or all(map(multiplies, KINDS_OF_FILES))
+    assert set(KINDS_OF_FILES) <= set(library.TYPES)
+    assert library.find_products() is None or all(map(library.multiplies, KINDS_OF_FILES))
 
 
 def test_library__is_not_opened_on_processors_that_it_is_not_compiled_for(monkeypatch):
@@ -291,5 +282,5 @@ def test_library__of_another_series_is_not_used(monkeypatch):
 
 def test_library__must_have_types_as_files_have_them():
     fake = SimpleNamespace(describe=lambda _: ("q4_0", 32, 20, True, True, True))
-    assert not library._agrees(fake, TYPES["Q4_0"])
-    assert library._agrees(SimpleNamespace(describe=lambda _: None), TYPES["Q4_0"])
+    assert not library._agrees(fake, library.TYPES["Q4_0"])
+    assert library._agrees(SimpleNamespace(describe=lambda _: None), library.TYPES["Q4_0"])

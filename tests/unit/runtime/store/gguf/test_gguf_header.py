@@ -87,9 +87,7 @@ DAMAGED: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.timeout(10)
 @pytest.mark.parametrize("case", DAMAGED)
-def test_read_header__says_what_is_wrong_without_believing_any_count(
-    tmp_path: Path, case: str
-) -> None:
+def test_read_header__says_what_is_wrong_without_believing_any_count(tmp_path, case):
     data, message = DAMAGED[case]
     file = tmp_path / "model.gguf"
     file.write_bytes(data)
