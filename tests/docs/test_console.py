@@ -71,9 +71,7 @@ def run(words: list[str]) -> int:
 
 
 @pytest.mark.parametrize(("text", "block"), COMMANDS, ids=[text for text, _ in COMMANDS])
-def test_command__has_options_that_exist(
-    text: str, block: CodeBlock, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command__has_options_that_exist(text, block, capsys):
     assert run(shlex.split(text)) == 0, f"{block}: {capsys.readouterr().err}"
 
 

@@ -1,8 +1,7 @@
 """The lines of the page of clients, each with the client's package in an environment of its own."""
 
 import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
@@ -23,13 +22,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 
 @pytest.mark.parametrize("name", [*PYTHON, "llm"])
-def test_lines__connect_the_client(
-    server: RunningServer,
-    client_programs: Callable[..., Path],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    name: str,
-) -> None:
+def test_lines__connect_the_client(server, client_programs, monkeypatch, tmp_path, name):
     programs, lines = client_programs(PYTHON.get(name, name)), client_lines(server.url)[name]
     command: list[object] = [programs / "python", "-c", lines]
     if name == "llm":  # a program, whose lines are its file of models

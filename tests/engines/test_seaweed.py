@@ -46,9 +46,7 @@ def push(entry: Path) -> str:
     return done.stdout + done.stderr
 
 
-def test_publishers__of_two_processes_at_once_lose_no_listing(
-    store: FaultyStore, tmp_path: Path
-) -> None:
+def test_publishers__of_two_processes_at_once_lose_no_listing(store: FaultyStore, tmp_path: Path):
     """Both have read that there is no index before either writes one."""
     both = threading.Barrier(2)
     first_two = iter([True, True])

@@ -80,9 +80,7 @@ def read_pods() -> str:
     ],
     ids=["container file", "manifests of Kubernetes", "pods of a cluster of Ray"],
 )
-def test_file__passes_its_linter(
-    linters: Path, tmp_path: Path, tool: str, text: str, wrong: tuple[str, str]
-) -> None:
+def test_file__passes_its_linter(linters, tmp_path, tool, text, wrong):
     program, *options = tool.split()
     file = tmp_path / "file.yaml"
     file.write_text(text)

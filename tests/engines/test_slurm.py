@@ -169,9 +169,7 @@ def state_of(cluster: SlurmCluster, job: str) -> str:
 
 
 @pytest.mark.parametrize("fault", ["requeue", "preemption"])
-def test_job__that_is_requeued_goes_on_where_it_was(
-    fault: str, cluster: SlurmCluster, recording: HeldRecording
-) -> None:
+def test_job__that_is_requeued_goes_on_where_it_was(fault, cluster, recording):
     with recording.in_background():
         job = recording.wait_until_held()[HELD[1]]
         if fault == "requeue":
@@ -188,9 +186,7 @@ def test_job__that_is_requeued_goes_on_where_it_was(
     assert recording.retried == 0
 
 
-def test_job__that_is_cancelled_is_replaced_and_named(
-    cluster: SlurmCluster, recording: HeldRecording
-) -> None:
+def test_job__that_is_cancelled_is_replaced_and_named(cluster, recording):
     with recording.in_background():
         job = recording.wait_until_held()[HELD[2]]
         cluster.run("scancel", job)
@@ -204,9 +200,7 @@ def test_job__that_is_cancelled_is_replaced_and_named(
     assert "CANCELLED" in log.read_text()
 
 
-def test_time_limit__lets_a_unit_end_and_kills_one_that_does_not(
-    cluster: SlurmCluster, recording: HeldRecording
-) -> None:
+def test_time_limit__lets_a_unit_end_and_kills_one_that_does_not(cluster, recording):
     with recording.in_background():
         jobs = recording.wait_until_held()
         for job in jobs.values():
@@ -234,9 +228,7 @@ def wait_until_saved(cluster: SlurmCluster, jobs: Mapping[int, str]) -> None:
     wait_for(lambda: state.stat().st_mtime > since, "the controller's state")
 
 
-def test_controller__may_restart_before_and_while_jobs_run(
-    cluster: SlurmCluster, recording: HeldRecording
-) -> None:
+def test_controller__may_restart_before_and_while_jobs_run(cluster, recording):
     cluster.kill("slurmctld")
     with recording.in_background():
         wait_for(lambda: any("waiting for Slurm" in line for line in recording.said), "a line")
@@ -251,9 +243,7 @@ def test_controller__may_restart_before_and_while_jobs_run(
     assert recording.retried == 0
 
 
-def test_interrupt__cancels_the_jobs_and_keeps_what_they_did(
-    cluster: SlurmCluster, recording: HeldRecording
-) -> None:
+def test_interrupt__cancels_the_jobs_and_keeps_what_they_did(cluster, recording):
     def interrupt(_: str) -> None:
         recording.wait_until_held()
         raise KeyboardInterrupt
@@ -266,9 +256,7 @@ def test_interrupt__cancels_the_jobs_and_keeps_what_they_did(
     recording.assert_whole(begun_twice=set(HELD))
 
 
-def test_job__that_cannot_start_is_explained(
-    cluster: SlurmCluster, recording: HeldRecording
-) -> None:
+def test_job__that_cannot_start_is_explained(cluster: SlurmCluster, recording: HeldRecording):
     """It asks for a day in a partition of half an hour."""
     recording.options = {"slurm_partition": "short"}
     waits = r"Slurm job (\d+)_0 waits: PartitionTimeLimit; scontrol show job \1_0"
@@ -355,9 +343,7 @@ def test_collect__of_the_page_has_the_digest_of_one_process(page: Page, collecte
     assert count_ended(logs, units) == dict.fromkeys(units, 1)
 
 
-def test_collect__with_gpus_runs_where_slurm_has_them(
-    page: Page, cluster: SlurmCluster, collected: str
-) -> None:
+def test_collect__with_gpus_runs_where_slurm_has_them(page, cluster, collected):
     """A node of the partition declares a GPU that it does not have."""
     (documented,) = read_block("distributed.md", "slurm-gpu")
     folder = page.folder / "with-gpus"
@@ -377,9 +363,7 @@ def test_collect__with_gpus_runs_where_slurm_has_them(
     assert results["digest"] == page.results("collect")["digest"]
 
 
-def test_collect__of_the_page_runs_as_a_job_itself(
-    page: Page, cluster: SlurmCluster, collected: str
-) -> None:
+def test_collect__of_the_page_runs_as_a_job_itself(page, cluster, collected):
     """The jobs that it submits take nothing from the one that it runs in."""
     with page.start(page.adapt(read_block("distributed.md", "slurm")[2]), cluster) as process:
         page.end(process)

@@ -30,9 +30,7 @@ ON_TERMINAL = (
 WAIT_SECONDS = 240.0
 
 
-def test_pipe__gets_answers_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pipe__gets_answers_and_nothing_else(tmp_path, monkeypatch, capsys):
     too_long = "word " * 3000
     text = f"Hello\n/what\n/reset\n{too_long}\nHello\n\n/quit\nnever read\n"
     monkeypatch.setattr(sys, "stdin", io.StringIO(text))
@@ -103,9 +101,7 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
     made.close()
 
 
-def test_terminal__ctrl_c_stops_the_answer_and_not_the_program(
-    terminal: Terminal, tmp_path: Path
-) -> None:
+def test_terminal__ctrl_c_stops_the_answer_and_not_the_program(terminal: Terminal, tmp_path: Path):
     terminal.wait_for("/help lists the commands.*> ")
     terminal.type("\x03")
     # Python acts on a signal between the prompt's last character and the wait for a key only when

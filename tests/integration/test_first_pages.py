@@ -59,9 +59,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
             yield port
 
 
-def test_pages__an_answer_takes_few_commands(
-    port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pages__an_answer_takes_few_commands(port, tmp_path, monkeypatch, capsys):
     clone, enter, make, activate, install, serve, curl, generate = read_commands(README)[:8]
     assert (clone, enter) == ("git clone REPOSITORY moecast", "cd moecast")
     assert (make, activate) == ("python3 -m venv .venv", "source .venv/bin/activate")
@@ -78,9 +76,7 @@ def test_pages__an_answer_takes_few_commands(
 
 
 @pytest.mark.parametrize("page", [README, QUICKSTART])
-def test_pages__python_runs(
-    page: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pages__python_runs(page: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     for text in read_python(page):
         text = text.replace("localhost:8000", f"127.0.0.1:{port}")
@@ -88,9 +84,7 @@ def test_pages__python_runs(
 
 
 @pytest.mark.parametrize("page", [README, QUICKSTART])
-def test_pages__commands_with_the_included_model_run(
-    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pages__commands_with_the_included_model_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdin", io.StringIO("Hello\n/stats\n/quit\n"))
     for line in read_commands(page):
@@ -99,9 +93,7 @@ def test_pages__commands_with_the_included_model_run(
             run_command(shorten(line))
 
 
-def test_readme__commands_for_a_large_model_run_with_a_tiny_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_readme__commands_for_a_large_model_run_with_a_tiny_one(tmp_path, monkeypatch):
     recordable(tmp_path / SMALL, num_layers=2)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdin", io.StringIO("Hello\n/quit\n"))

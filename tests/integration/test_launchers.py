@@ -21,9 +21,7 @@ def run(*options: str, run_dir: Path) -> dict:
 
 @pytest.mark.engines
 @pytest.mark.timeout(1200)
-def test_collect__has_one_digest_from_every_launcher(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_collect__has_one_digest_from_every_launcher(tmp_path, monkeypatch):
     (documented,) = read_block("distributed.md", "local")
     program, *local = documented.adapt().removeprefix("moecast ").split()
     assert program == "collect"

@@ -32,9 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return speaking_model(tmp_path_factory.mktemp("speaking"))
 
 
-def test_server__answers_several_clients_at_once_with_prefetching(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_server__answers_several_clients_at_once_with_prefetching(folder: Path, tmp_path: Path):
     options = {"model.id": folder, "predictor": "skip", "budget": "50%", "api_key": "a-secret"}
     with run_server(options, folder=tmp_path) as served:
         client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="a-secret", timeout=PATIENCE)
@@ -80,9 +78,7 @@ def documented_variables() -> list[dict[str, str]]:
     return [dict(re.findall(r"(OTEL_\w+)=(\S+)", command)) for command in commands]
 
 
-def test_interrupt__finishes_accepted_requests_and_prints_their_traces(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_interrupt__finishes_accepted_requests_and_prints_their_traces(folder, tmp_path):
     pytest.importorskip("opentelemetry.sdk", reason="pip install 'moecast[tracing]'")
     environment, _ = documented_variables()
     options = {"model.id": folder, "max_running": 1}
@@ -149,9 +145,7 @@ def test_signal__during_loading_ends_the_server(tmp_path: Path) -> None:
         (["max_body=lots"], "max_body"),
     ],
 )
-def test_invalid_option__is_one_line_and_exit_code_2(
-    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_option__is_one_line_and_exit_code_2(options, message, tmp_path, capsys):
     assert run_program("runtime", ["serve", f"run_dir={tmp_path}", *options]) == 2
     output = capsys.readouterr().err
     assert message in output

@@ -99,9 +99,7 @@ def test_browser__shows_the_servers_counts(server: ServerProcess, url: str, tmp_
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_browser__draws_the_map(
-    server: ServerProcess, url: str, tmp_path: Path, theme: str
-) -> None:
+def test_browser__draws_the_map(server: ServerProcess, url: str, tmp_path: Path, theme: str):
     pixels = colours(picture(url, tmp_path, dark=theme == "dark"))
     status = httpx2.get(f"{server.url}/status", auth=("", KEY)).json()
     assert pixels[BACKGROUND[theme]] > 50_000

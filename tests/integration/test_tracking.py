@@ -45,9 +45,7 @@ def results_of(run_dir: Path) -> dict:
     return json.loads((run_dir / "results.json").read_text())
 
 
-def test_wandb__has_settings_curves_figures_and_lineage_in_one_run_that_resumes(
-    command: list[str], tmp_path: Path
-) -> None:
+def test_wandb__has_settings_curves_figures_and_lineage_in_one_run_that_resumes(command, tmp_path):
     run_dir = tmp_path / "run"
     command += ["logger=wandb,csv", "budget=75%"]
     assert run_program("train", command) == 0

@@ -135,9 +135,7 @@ def check_card(entry: ZooEntry, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", [None, "results.json", "entries/stride"])
-def test_train__run_again_scores_only_what_is_not_finished(
-    missing: str | None, stride: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_train__run_again_scores_only_what_is_not_finished(missing, stride, tmp_path, capsys):
     if missing is not None:
         (tmp_path / "run" / missing).rename(tmp_path / "lost")
     assert run_program("train", stride) == 0
@@ -148,9 +146,7 @@ def test_train__run_again_scores_only_what_is_not_finished(
     assert (tmp_path / "run/entries/stride/manifest.json").is_file()
 
 
-def test_train__of_a_zoo_scores_its_entries_again(
-    stride: list[str], folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_train__of_a_zoo_scores_its_entries_again(stride, folder, tmp_path, capsys):
     zoo, again = f"zoo={tmp_path / 'zoo'}", tmp_path / "again"
     assert run_program("zoo", ["push", str(tmp_path / "run"), zoo]) == 0
     assert run_program("train", [*stride, zoo, f"run_dir={again}"]) == 0
@@ -168,26 +164,20 @@ def test_train__of_a_zoo_scores_its_entries_again(
     assert "was trained on another trace" in capsys.readouterr().err
 
 
-def test_train__refuses_other_settings_in_the_same_folder(
-    stride: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_train__refuses_other_settings_in_the_same_folder(stride, capsys):
     assert run_program("train", [*stride, "lr=0.01"]) == 2
     assert re.search(r"lr: 0.004 then, 0.01 now.*overwrite=true", capsys.readouterr().err)
     assert run_program("train", [*stride, "lr=0.01", "overwrite=true"]) == 0
 
 
-def test_train__refuses_an_unknown_kind_with_one_line(
-    setup: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_train__refuses_an_unknown_kind_with_one_line(setup, capsys):
     assert run_program("train", [*setup, "predictor.kind=strid"]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: ")
     assert "Did you mean 'stride'" in error
 
 
-def test_train__of_a_kind_that_is_not_learned_trains_nothing(
-    setup: list[str], tmp_path: Path
-) -> None:
+def test_train__of_a_kind_that_is_not_learned_trains_nothing(setup: list[str], tmp_path: Path):
     chosen = ["predictor=eam-request", "predictor.options={capacity: 7}", "score_shifted=false"]
     assert run_program("train", [*setup, *chosen, "figures=false"]) == 0
     results = read_results(tmp_path / "run")
@@ -199,9 +189,7 @@ def test_train__of_a_kind_that_is_not_learned_trains_nothing(
     assert not (tmp_path / "run" / "report").exists()
 
 
-def test_train__on_a_routing_log_skips_kinds_without_signals(
-    setup: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_train__on_a_routing_log_skips_kinds_without_signals(setup, tmp_path, capsys):
     log = tmp_path / "log.jsonl"
     random = np.random.default_rng(0)
     lines = []

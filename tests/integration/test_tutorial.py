@@ -53,11 +53,8 @@ def shorten(line: str) -> str:
 
 
 def test_tutorial__leads_from_a_checkpoint_to_a_server_with_its_predictors(
-    workplace: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    workplace, monkeypatch, capsys, caplog
+):
     port = free_port()
     ports = {"port=8000": f"port={port}", "localhost:8000": f"127.0.0.1:{port}"}
     commands = [replace_words(line, ports) for line in read_commands(PAGE)]

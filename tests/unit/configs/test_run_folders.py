@@ -37,9 +37,7 @@ def waits(_: ListConfig) -> dict[str, Any]:
 COMMANDS = tuple(map(command_of, (works, waits, refuses)))
 
 
-def test_make_run_dir__of_commands_that_start_together_is_one_for_each(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_make_run_dir__of_commands_that_start_together_is_one_for_each(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with ThreadPoolExecutor(16) as pool:
         folders = list(pool.map(lambda _: make_run_dir("works"), range(64)))

@@ -55,9 +55,7 @@ COMMANDS = tuple(
         [f"api_key={KEY}\udcff"],
     ],
 )
-def test_secrets__are_in_no_file_and_no_output(
-    command, options, tmp_path, monkeypatch, capsys
-) -> None:
+def test_secrets__are_in_no_file_and_no_output(command, options, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "options.yaml").write_text(f"api_key: {KEY}\npredictor: {ADDRESS}\n")
     main("runtime", COMMANDS, [command, *options])
