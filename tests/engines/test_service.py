@@ -71,13 +71,16 @@ def read_pods() -> str:
     return yaml.safe_dump_all([*pods, service])
 
 
+LINTED = [
+    (HADOLINT, (DEPLOY / "Containerfile").read_text(), (":3.12-slim", "")),
+    (VALIDATE, (DEPLOY / "kubernetes.yaml").read_text(), ("readinessProbe:", "readyProbe:")),
+    (VALIDATE, read_pods(), ("readinessProbe:", "readyProbe:")),
+]
+
+
 @pytest.mark.parametrize(
     ("tool", "text", "wrong"),
-    [
-        (HADOLINT, (DEPLOY / "Containerfile").read_text(), (":3.12-slim", "")),
-        (VALIDATE, (DEPLOY / "kubernetes.yaml").read_text(), ("readinessProbe:", "readyProbe:")),
-        (VALIDATE, read_pods(), ("readinessProbe:", "readyProbe:")),
-    ],
+    LINTED,
     ids=["container file", "manifests of Kubernetes", "pods of a cluster of Ray"],
 )
 def test_file__passes_its_linter(linters, tmp_path, tool, text, wrong):

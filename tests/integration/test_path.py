@@ -75,15 +75,15 @@ def test_generate__tokens_are_those_of_plain_transformers(trained, expected, cal
         assert stats["fetch_rate"] is not None
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("train", "model=qwen2-moe-tinny"), "qwen2-moe-tiny"),
-        (("runtime", "generate", "predictor=strde"), "zoo list"),
-        (("runtime", "generate", "model=qwen1.5-moe"), "not on this machine"),
-        (("runtime", "generate", "budget=1KiB"), "the least budget is"),
-    ],
-)
+WRONG_USE = [
+    (("train", "model=qwen2-moe-tinny"), "qwen2-moe-tiny"),
+    (("runtime", "generate", "predictor=strde"), "zoo list"),
+    (("runtime", "generate", "model=qwen1.5-moe"), "not on this machine"),
+    (("runtime", "generate", "budget=1KiB"), "the least budget is"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "says"), WRONG_USE)
 def test_commands__wrong_use_names_the_cause_in_one_line(tmp_path, call, arguments, says):
     code, errors = call(tmp_path, *arguments)
     assert code == 2, errors

@@ -87,16 +87,16 @@ def test_score__of_reuse_has_no_verdict(trained, capsys):
     assert shown["here"].keys() == shown["card"].keys()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["nobody/stride"], "nobody/stride"),
-        (["qwen2-moe-tiny/popularity", "trace=TRACE"], "do not match"),
-        (["qwen2-moe-tiny/popularity"], "was made for another model than model=tiny"),
-        (["qwen2-moe-tiny/popularity", "trace=nowhere"], "nowhere"),
-        (["qwen2-moe-tiny/popularity", "max_drop=-1"], "max_drop=-1"),
-    ],
-)
+BAD_INPUT = [
+    (["nobody/stride"], "nobody/stride"),
+    (["qwen2-moe-tiny/popularity", "trace=TRACE"], "do not match"),
+    (["qwen2-moe-tiny/popularity"], "was made for another model than model=tiny"),
+    (["qwen2-moe-tiny/popularity", "trace=nowhere"], "nowhere"),
+    (["qwen2-moe-tiny/popularity", "max_drop=-1"], "max_drop=-1"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD_INPUT)
 def test_score__bad_input_is_one_line(trained, arguments, message, capsys):
     model = [f"model.id={trained / 'tiny'}", "model.name=tiny"]
     given = [one.replace("TRACE", str(trained / "trace")) for one in arguments]
@@ -121,15 +121,15 @@ def test_standard_error__is_that_of_requests_and_not_of_tokens():
     assert alone.standard_error() is None
 
 
-@pytest.mark.parametrize(
-    ("here", "error", "fits"),
-    [
-        (0.9, 0.0, True),
-        (0.88, 0.0, True),
-        (0.87, 0.0, False),
-        (0.87, 0.01, True),
-        (1.0, None, True),
-    ],
-)
+VERDICTS = [
+    (0.9, 0.0, True),
+    (0.88, 0.0, True),
+    (0.87, 0.0, False),
+    (0.87, 0.01, True),
+    (1.0, None, True),
+]
+
+
+@pytest.mark.parametrize(("here", "error", "fits"), VERDICTS)
 def test_verdict__allows_chance_and_tolerance(here, error, fits):
     assert Verdict(0.9, here, error, max_drop=0.0201).fits is fits

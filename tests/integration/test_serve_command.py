@@ -136,15 +136,15 @@ def test_signal__during_loading_ends_the_server(tmp_path: Path) -> None:
         assert served.stop().exit_code == 0
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["host=0.0.0.0", "port=0"], "set api_key=... or MOECAST_API_KEY"),
-        (["host=192.0.2.1", "port=0", "api_key=k"], "cannot listen there"),
-        (["api_key=@/nowhere"], "cannot read the file"),
-        (["max_body=lots"], "max_body"),
-    ],
-)
+INVALID_OPTIONS = [
+    (["host=0.0.0.0", "port=0"], "set api_key=... or MOECAST_API_KEY"),
+    (["host=192.0.2.1", "port=0", "api_key=k"], "cannot listen there"),
+    (["api_key=@/nowhere"], "cannot read the file"),
+    (["max_body=lots"], "max_body"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), INVALID_OPTIONS)
 def test_invalid_option__is_one_line_and_exit_code_2(options, message, tmp_path, capsys):
     assert run_program("runtime", ["serve", f"run_dir={tmp_path}", *options]) == 2
     output = capsys.readouterr().err

@@ -48,15 +48,15 @@ def test_choice__is_offered_and_typed(folder: str, choice: str) -> None:
     assert is_dataclass(field_types(schema)[key])
 
 
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ("seed=x", "seed=x: must be a valid integer"),
-        ("seed=1,2", "seed=1,2: must be a valid integer.*; several values need -m"),
-        ("verify=maybe", "verify=maybe: must be a valid boolean"),
-        ("temperature=high", "temperature=high: must be a valid number"),
-    ],
-)
+WRONG_TYPES = [
+    ("seed=x", "seed=x: must be a valid integer"),
+    ("seed=1,2", "seed=1,2: must be a valid integer.*; several values need -m"),
+    ("verify=maybe", "verify=maybe: must be a valid boolean"),
+    ("temperature=high", "temperature=high: must be a valid number"),
+]
+
+
+@pytest.mark.parametrize(("option", "message"), WRONG_TYPES)
 def test_wrong_type__names_the_key_and_the_value(option: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         compose_typed(GenerateConfig, [option])

@@ -97,19 +97,19 @@ def test_check__refuses_before_the_run_is_imported(tmp_path, capsys) -> None:
     assert not (tmp_path / "r").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "line"),
-    [
-        (["fails", "x"], 1, "error: OSError: no disk for x (debug=true shows the traceback)"),
-        (["exhausts"], 1, f"error: MemoryError: {EXHAUSTED} (debug=true shows the traceback)"),
-        (["refuses"], 2, "error: this cannot be; do that"),
-        (["waits", "a b"], 130, "interrupted; to run it again: python -m zoo waits 'a b'"),
-        (["works", "x", "y"], 2, f"error: 'y' is not an option: {WRITE}"),
-        (["works", "-fast"], 2, f"error: '-fast' is not an option: {WRITE}"),
-        (["works", "--fast"], 2, "error: unknown option 'fast'. --help lists the options"),
-        (["wroks"], 2, f"error: unknown command 'wroks'. Did you mean 'works'? {CHOICES}"),
-    ],
-)
+ONE_LINE = [
+    (["fails", "x"], 1, "error: OSError: no disk for x (debug=true shows the traceback)"),
+    (["exhausts"], 1, f"error: MemoryError: {EXHAUSTED} (debug=true shows the traceback)"),
+    (["refuses"], 2, "error: this cannot be; do that"),
+    (["waits", "a b"], 130, "interrupted; to run it again: python -m zoo waits 'a b'"),
+    (["works", "x", "y"], 2, f"error: 'y' is not an option: {WRITE}"),
+    (["works", "-fast"], 2, f"error: '-fast' is not an option: {WRITE}"),
+    (["works", "--fast"], 2, "error: unknown option 'fast'. --help lists the options"),
+    (["wroks"], 2, f"error: unknown command 'wroks'. Did you mean 'works'? {CHOICES}"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "code", "line"), ONE_LINE)
 def test_main__writes_one_line_and_returns_the_exit_code(
     arguments, code, line, tmp_path, monkeypatch, capsys
 ) -> None:

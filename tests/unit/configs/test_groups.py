@@ -12,24 +12,23 @@ from runtime.presets import choice_names
 from runtime.tools.bench.config import BenchConfig
 from train.config import TrainConfig
 
+WRONG_CHOICES = [
+    (TrainConfig, "data=my.jsonl", "write data=jsonl data.path=my.jsonl"),
+    (TrainConfig, "shifted=my.jsonl", "write shifted=jsonl shifted.path=my.jsonl"),
+    (CollectConfig, "data=notes.txt", "write data=text data.path=notes.txt"),
+    (CollectConfig, "data=texts", "write data=text data.path=texts"),
+    (CollectConfig, "data=ORG/NAME", "write data=hub data.path=ORG/NAME"),
+    (TrainConfig, "predictor=runs/r/entries/mlp", "a kind to train.*generate predictor=runs/r"),
+    (GenerateConfig, "system=mine.yaml", "--config mine.yaml"),
+    (BenchConfig, "system=lfu,mine.yaml", "--config mine.yaml"),
+    (TrainConfig, "launcher=a/b", "launcher takes one of local, ray, slurm"),
+    (TrainConfig, "shifted=pysauce", "unknown shifted 'pysauce'.*'pysource'"),
+    (BenchConfig, "system=lfu,promo", "unknown system 'promo'. Did you mean 'promoe'.*"),
+    (BenchConfig, "system.name=x", "unknown option 'system.name'"),
+]
 
-@pytest.mark.parametrize(
-    ("schema", "option", "message"),
-    [
-        (TrainConfig, "data=my.jsonl", "write data=jsonl data.path=my.jsonl"),
-        (TrainConfig, "shifted=my.jsonl", "write shifted=jsonl shifted.path=my.jsonl"),
-        (CollectConfig, "data=notes.txt", "write data=text data.path=notes.txt"),
-        (CollectConfig, "data=texts", "write data=text data.path=texts"),
-        (CollectConfig, "data=ORG/NAME", "write data=hub data.path=ORG/NAME"),
-        (TrainConfig, "predictor=runs/r/entries/mlp", "a kind to train.*generate predictor=runs/r"),
-        (GenerateConfig, "system=mine.yaml", "--config mine.yaml"),
-        (BenchConfig, "system=lfu,mine.yaml", "--config mine.yaml"),
-        (TrainConfig, "launcher=a/b", "launcher takes one of local, ray, slurm"),
-        (TrainConfig, "shifted=pysauce", "unknown shifted 'pysauce'.*'pysource'"),
-        (BenchConfig, "system=lfu,promo", "unknown system 'promo'. Did you mean 'promoe'.*"),
-        (BenchConfig, "system.name=x", "unknown option 'system.name'"),
-    ],
-)
+
+@pytest.mark.parametrize(("schema", "option", "message"), WRONG_CHOICES)
 def test_wrong_choice__says_what_to_write(schema, option, message, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("texts").mkdir()

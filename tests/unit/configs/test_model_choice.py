@@ -28,11 +28,11 @@ def compose_model(*options: str) -> ModelConfig:
     return compose_typed(GenerateConfig, options)[0].model
 
 
+NAMES = [("./mine", "mine"), ("Qwen/Qwen3-30B-A3B", "Qwen3-30B-A3B"), ("no/such/folder", "folder")]
+
+
 @pytest.mark.parametrize("key", ["model", "model.id"])
-@pytest.mark.parametrize(
-    ("value", "name"),
-    [("./mine", "mine"), ("Qwen/Qwen3-30B-A3B", "Qwen3-30B-A3B"), ("no/such/folder", "folder")],
-)
+@pytest.mark.parametrize(("value", "name"), NAMES)
 def test_folder_or_hub_id__has_its_own_name_and_dtype(key: str, value: str, name: str) -> None:
     assert compose_model(f"{key}={value}") == ModelConfig(id=value, name=name, dtype="auto")
 

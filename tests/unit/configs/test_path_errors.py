@@ -16,16 +16,16 @@ def reads(config: ListConfig) -> None:
     Path(str(config.zoo)).read_text()
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("folder", "Is a directory"),
-        ("file/below", "Not a directory"),
-        ("none", "No such file or directory"),
-        ("a" * 300, "File name too long"),
-        ("loop", "Too many levels of symbolic links"),
-    ],
-)
+UNREADABLE = [
+    ("folder", "Is a directory"),
+    ("file/below", "Not a directory"),
+    ("none", "No such file or directory"),
+    ("a" * 300, "File name too long"),
+    ("loop", "Too many levels of symbolic links"),
+]
+
+
+@pytest.mark.parametrize(("name", "reason"), UNREADABLE)
 def test_path__that_cannot_be_read_names_its_option(name, reason, tmp_path, capsys) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("")

@@ -36,25 +36,25 @@ COMMANDS = tuple(
 )
 
 
+COMMAND_LINES = [
+    [f"api_key={KEY}", f"predictor={ADDRESS}"],
+    [f"+api_key={KEY}", f"+predictor={ADDRESS}"],
+    [f"++api-key={KEY}", f"--predictor={ADDRESS}"],
+    ["--api-key", KEY, "--predictor", ADDRESS],
+    [f"--api_key={KEY}", f"predictor={ADDRESS}", "debug=true"],
+    ["-m", f"api_key={KEY},x{KEY}", f"predictor='{ADDRESS}'"],
+    ["-m", f"api_key='{KEY}'", f"predictor={ADDRESS},{ADDRESS}/b"],
+    ["--config", "options.yaml"],
+    ["--config", "options.yaml", f"api_key={KEY}2", "max_running=no"],
+    [f"api_key={KEY}", f"predictor={ADDRESS}", "sede=3"],
+    [f"api_key={KEY}", ADDRESS, ADDRESS],
+    ["--api-key", KEY, ADDRESS],
+    [f"api_key={KEY}\udcff"],
+]
+
+
 @pytest.mark.parametrize("command", ["echoes", "fails", "waits"])
-@pytest.mark.parametrize(
-    "options",
-    [
-        [f"api_key={KEY}", f"predictor={ADDRESS}"],
-        [f"+api_key={KEY}", f"+predictor={ADDRESS}"],
-        [f"++api-key={KEY}", f"--predictor={ADDRESS}"],
-        ["--api-key", KEY, "--predictor", ADDRESS],
-        [f"--api_key={KEY}", f"predictor={ADDRESS}", "debug=true"],
-        ["-m", f"api_key={KEY},x{KEY}", f"predictor='{ADDRESS}'"],
-        ["-m", f"api_key='{KEY}'", f"predictor={ADDRESS},{ADDRESS}/b"],
-        ["--config", "options.yaml"],
-        ["--config", "options.yaml", f"api_key={KEY}2", "max_running=no"],
-        [f"api_key={KEY}", f"predictor={ADDRESS}", "sede=3"],
-        [f"api_key={KEY}", ADDRESS, ADDRESS],
-        ["--api-key", KEY, ADDRESS],
-        [f"api_key={KEY}\udcff"],
-    ],
-)
+@pytest.mark.parametrize("options", COMMAND_LINES)
 def test_secrets__are_in_no_file_and_no_output(command, options, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "options.yaml").write_text(f"api_key: {KEY}\npredictor: {ADDRESS}\n")

@@ -73,27 +73,27 @@ def test_later_options__replace_texts() -> None:
     assert (config.store.path, tree["store"]["path"]) == (Path("b"), Path("b"))
 
 
-@pytest.mark.parametrize(
-    ("argument", "message"),
-    [
-        ("prompt=a\udcff", "prompt: the text is not valid UTF-8"),
-        ("prompt=a\0b", "prompt: the text has a null character"),
-        ("temperature=nan", "temperature=nan: must be a finite number"),
-        ("temperature=inf", "temperature=inf: must be a finite number"),
-        ("temperature=1e999", "temperature=inf: must be a finite number"),
-        ("seed=18446744073709551616", "seed=18446744073709551616: must fit in 64 bits"),
-        ("seed=4294967296", "seed=4294967296: must be from 0 to 4294967295"),
-        ("seed=-1", "seed=-1: must be from 0 to 4294967295"),
-        (f"max_new_tokens=1{'0' * 40}", "max_new_tokens=1.*: must fit in 64 bits"),
-        (f"system={{name: {'[' * 500}{']' * 500}}}", "unknown system"),
-        (f"model={'a' * 5000}", "unknown model"),
-        ("model=~nosuchuser/a", "~nosuchuser has no home folder"),
-        ("store.path=~nosuchuser/store", "~nosuchuser has no home folder"),
-        ("seed=[1", r"seed=\[1: must be a valid integer"),
-        ("devices=[1", r"devices=\[1: not YAML"),
-        (f"system.fallback={'[' * 1_500}{']' * 1_500}", "its values are nested too deeply"),
-    ],
-)
+REFUSED_VALUES = [
+    ("prompt=a\udcff", "prompt: the text is not valid UTF-8"),
+    ("prompt=a\0b", "prompt: the text has a null character"),
+    ("temperature=nan", "temperature=nan: must be a finite number"),
+    ("temperature=inf", "temperature=inf: must be a finite number"),
+    ("temperature=1e999", "temperature=inf: must be a finite number"),
+    ("seed=18446744073709551616", "seed=18446744073709551616: must fit in 64 bits"),
+    ("seed=4294967296", "seed=4294967296: must be from 0 to 4294967295"),
+    ("seed=-1", "seed=-1: must be from 0 to 4294967295"),
+    (f"max_new_tokens=1{'0' * 40}", "max_new_tokens=1.*: must fit in 64 bits"),
+    (f"system={{name: {'[' * 500}{']' * 500}}}", "unknown system"),
+    (f"model={'a' * 5000}", "unknown model"),
+    ("model=~nosuchuser/a", "~nosuchuser has no home folder"),
+    ("store.path=~nosuchuser/store", "~nosuchuser has no home folder"),
+    ("seed=[1", r"seed=\[1: must be a valid integer"),
+    ("devices=[1", r"devices=\[1: not YAML"),
+    (f"system.fallback={'[' * 1_500}{']' * 1_500}", "its values are nested too deeply"),
+]
+
+
+@pytest.mark.parametrize(("argument", "message"), REFUSED_VALUES)
 def test_value_that_no_command_could_take__is_refused(argument: str, message: str) -> None:
     with pytest.raises(MoecastError, match=message):
         compose_typed(GenerateConfig, [argument])
@@ -104,9 +104,7 @@ def test_paths__may_have_names_that_are_not_utf8() -> None:
     assert config.store.path == Path("a\udcff")
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+REFUSED_FILES = [
         ("budgte: 5%", "yaml: unknown option 'budgte'. Did you mean 'budget'"),
         ("system: promo", "yaml: unknown system 'promo'"),
         ("seed: many", "yaml: seed=many: must be a valid integer"),
@@ -123,8 +121,10 @@ def test_paths__may_have_names_that_are_not_utf8() -> None:
         ("temperature: .inf", "temperature=inf: must be a finite number"),
         ("1: 2", "unknown option '1'"),
         ("? [a]\n: 2", "options.yaml"),
-    ],
-)  # fmt: skip
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "message"), REFUSED_FILES)
 def test_file_of_options__is_refused_if_it_is_none(text: str, message: str, tmp_path: Path) -> None:
     file = tmp_path / "options.yaml"
     file.write_text(text)

@@ -35,14 +35,14 @@ def test_help__lists_every_command_of_the_programs(capsys: pytest.CaptureFixture
     assert all(f"\n  {name} " in text for name in listed)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "usage"),
-    [
-        (["serve", "--help"], "usage: moecast serve "),
-        (["train", "reuse", "--help"], "usage: moecast train reuse "),
-        (["zoo", "pull", "--help"], "usage: moecast zoo pull "),
-    ],
-)
+USAGES = [
+    (["serve", "--help"], "usage: moecast serve "),
+    (["train", "reuse", "--help"], "usage: moecast train reuse "),
+    (["zoo", "pull", "--help"], "usage: moecast zoo pull "),
+]
+
+
+@pytest.mark.parametrize(("arguments", "usage"), USAGES)
 def test_usage__names_the_command_as_it_was_called(arguments, usage, capsys) -> None:
     assert command.main(arguments) == 0
     assert capsys.readouterr().out.startswith(usage)

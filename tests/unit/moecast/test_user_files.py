@@ -145,16 +145,16 @@ def test_text__in_no_or_another_encoding_is_refused(what, content, tmp_path) -> 
         READERS[what](path)
 
 
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        (b"{", "{path}, line 2 is not JSON "),
-        (b'"\xff"', "{path}, line 2 cannot be read as JSON: 'utf-8' codec"),
-        (b"[" * 5000, "{path}, line 2 cannot be read as JSON: maximum recursion depth"),
-        (b"9" * 5000, "{path}, line 2 cannot be read as JSON: Exceeds the limit"),
-        (b"[" * 900 + b"]" * 900, "data=pydocs contains no text of at least 1000 characters: "),
-    ],
-)
+DAMAGED = [
+    (b"{", "{path}, line 2 is not JSON "),
+    (b'"\xff"', "{path}, line 2 cannot be read as JSON: 'utf-8' codec"),
+    (b"[" * 5000, "{path}, line 2 cannot be read as JSON: maximum recursion depth"),
+    (b"9" * 5000, "{path}, line 2 cannot be read as JSON: Exceeds the limit"),
+    (b"[" * 900 + b"]" * 900, "data=pydocs contains no text of at least 1000 characters: "),
+]
+
+
+@pytest.mark.parametrize(("line", "reason"), DAMAGED)
 def test_json_lines__of_any_damage_name_the_line(line: bytes, reason: str, tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_bytes(b'{"text": "A long enough text"}\n{"text": ' + line + b"}\n")

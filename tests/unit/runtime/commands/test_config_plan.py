@@ -66,15 +66,18 @@ def plan(folder: Path) -> tuple:
     return counts, {one.format: one for one in plans}
 
 
+PUBLISHED = [
+    # As published; DeepSeek-V3 without its layer that predicts a second token.
+    (DeepseekV3Config(), 671, 37.0),
+    (KIMI_K2, 1026, 32.0),
+    (GptOssConfig(num_hidden_layers=36, num_local_experts=128), 117, 5.1),
+    (MixtralConfig(), 46.7, 12.9),
+]
+
+
 @pytest.mark.parametrize(
     ("config", "billions", "active"),
-    [
-        # As published; DeepSeek-V3 without its layer that predicts a second token.
-        (DeepseekV3Config(), 671, 37.0),
-        (KIMI_K2, 1026, 32.0),
-        (GptOssConfig(num_hidden_layers=36, num_local_experts=128), 117, 5.1),
-        (MixtralConfig(), 46.7, 12.9),
-    ],
+    PUBLISHED,
     ids=["deepseek-v3", "kimi-k2", "gpt-oss-120b", "mixtral-8x7b"],
 )
 def test_plan__counts_the_parameters_of_published_models(tmp_path, config, billions, active):
@@ -96,9 +99,10 @@ def test_plan__has_the_sizes_of_packed_experts(tmp_path):
     assert plan(folder)[1]["int4"].experts_bytes == size
 
 
-@pytest.mark.parametrize(
-    "name", ["qwen2_moe", "gpt_oss", "granitemoe", "llama4", "switch_transformers"]
-)
+KINDS = ["qwen2_moe", "gpt_oss", "granitemoe", "llama4", "switch_transformers"]
+
+
+@pytest.mark.parametrize("name", KINDS)
 def test_plan__has_the_sizes_of_experts_of_every_kind(tmp_path, name):
     # Transposed with biases, fused in the checkpoint, stacked, and a module for each.
     folder = save_family(tmp_path / "model", FAMILIES[name], dtype=torch.bfloat16)
@@ -183,16 +187,16 @@ def test_check_examined_model__finds_a_configuration_in_the_hub_cache(tmp_path, 
         check_examined_model(doctor_of("org/no", config_only=True))
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "is damaged"),
-        ("[]", "not a JSON object"),
-        ('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}', "LlamaForCausalLM has"),
-        ('{"model_type": "mixtral", "num_local_experts": "eight"}', "is damaged"),
-        ('{"model_type": "unheard_of_moe"}', "no model of type 'unheard_of_moe'"),
-    ],
-)
+UNPLANNABLE = [
+    ("{", "is damaged"),
+    ("[]", "not a JSON object"),
+    ('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}', "LlamaForCausalLM has"),
+    ('{"model_type": "mixtral", "num_local_experts": "eight"}', "is damaged"),
+    ('{"model_type": "unheard_of_moe"}', "no model of type 'unheard_of_moe'"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), UNPLANNABLE)
 def test_doctor__refuses_a_configuration_that_it_cannot_plan(tmp_path, text, message):
     folder = tmp_path / "model"
     folder.mkdir()

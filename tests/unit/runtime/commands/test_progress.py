@@ -38,8 +38,9 @@ def test_progress__on_a_terminal_shows_the_rate_beside_the_bar(clock: list[float
     assert "1,234 tokens/s" in out.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.4, "0 s"), (99.4, "99 s"), (510, "8 min"), (9000, "2.5 h")]
-)
+DURATIONS = [(0.4, "0 s"), (99.4, "99 s"), (510, "8 min"), (9000, "2.5 h")]
+
+
+@pytest.mark.parametrize(("seconds", "text"), DURATIONS)
 def test_describe_duration__uses_the_unit_that_reads_best(seconds: float, text: str) -> None:
     assert describe_duration(seconds) == text

@@ -123,31 +123,31 @@ def test_verify__a_difference_is_a_failure_that_says_where(tmp_path, monkeypatch
     assert "'max_abs_difference': None" in str(failure.value)
 
 
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        ({}, {"equal": True, "first_token_that_differs": None, "max_abs_difference": 0.0}),
-        ({"tokens": [7, 9]}, {"equal": False, "first_token_that_differs": 1}),
-        ({"tokens": [7]}, {"equal": False, "first_token_that_differs": 1}),
-        ({"logits": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]}, {"equal": False}),
-        (
-            {"steps": [[0.5, 1.5], [2.5, 3.0]]},
-            {
-                "equal": False,
-                "first_logits_that_differ": "position 1 of logits of new tokens",
-                "max_abs_difference": 0.5,
-            },
-        ),
-        (
-            {"logits": [[float("nan"), 2.0], [3.0, 4.0]]},
-            {
-                "equal": False,
-                "first_logits_that_differ": "position 0 of logits",
-                "max_abs_difference": None,
-            },
-        ),
-    ],
-)
+DIFFERENCES = [
+    ({}, {"equal": True, "first_token_that_differs": None, "max_abs_difference": 0.0}),
+    ({"tokens": [7, 9]}, {"equal": False, "first_token_that_differs": 1}),
+    ({"tokens": [7]}, {"equal": False, "first_token_that_differs": 1}),
+    ({"logits": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]}, {"equal": False}),
+    (
+        {"steps": [[0.5, 1.5], [2.5, 3.0]]},
+        {
+            "equal": False,
+            "first_logits_that_differ": "position 1 of logits of new tokens",
+            "max_abs_difference": 0.5,
+        },
+    ),
+    (
+        {"logits": [[float("nan"), 2.0], [3.0, 4.0]]},
+        {
+            "equal": False,
+            "first_logits_that_differ": "position 0 of logits",
+            "max_abs_difference": None,
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "expected"), DIFFERENCES)
 def test_compare__finds_the_first_difference(tmp_path, change, expected):
     left = kept(tmp_path / "left", **SAME)
     right = kept(tmp_path / "right", **(SAME | change))

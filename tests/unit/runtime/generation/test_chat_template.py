@@ -58,9 +58,10 @@ def test_no_template__writes_plain_text_and_stops_at_the_next_user() -> None:
     assert end_of_turn(tokenizer) == EndOfTurn(strings=(PLAIN_STOP,))
 
 
-@pytest.mark.parametrize(
-    ("behind", "expected"), [("<end>", (2,)), ("<e>", (1,)), (" user", ()), ("", ())]
-)
+ENDS = [("<end>", (2,)), ("<e>", (1,)), (" user", ()), ("", ())]
+
+
+@pytest.mark.parametrize(("behind", "expected"), ENDS)
 def test_end_of_turn__is_a_special_token_or_none(behind: str, expected: tuple[int, ...]) -> None:
     template = "{% for m in messages %}{{ m.role }} {{ m.content }}" + behind + "{% endfor %}"
     assert end_of_turn(words(template=template)) == EndOfTurn(token_ids=expected)

@@ -202,9 +202,10 @@ def test_stop_strings__count_from_a_piece_on(early, late, stops) -> None:
     assert shown + held.end() == reference(text, stops, least=len("".join(early)))
 
 
-@pytest.mark.parametrize(
-    ("text", "written"), [("€", "bytes:\\xe2"), ("é", "bytes:\\xc3"), ("a", "a"), (" ", " ")]
-)
+WRITTEN = [("€", "bytes:\\xe2"), ("é", "bytes:\\xc3"), ("a", "a"), (" ", " ")]
+
+
+@pytest.mark.parametrize(("text", "written"), WRITTEN)
 def test_vocabulary__writes_a_byte_that_is_no_character_as_openai_does(text, written) -> None:
     vocabulary = Vocabulary(TOKENIZER)
     first = text.encode()[0]

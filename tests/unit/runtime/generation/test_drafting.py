@@ -161,13 +161,13 @@ def test_drafts__failed_generation_leaves_the_model_as_it_was(model: PreTrainedM
     assert pace.num_drafted > 0
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("switch_transformers", "has an encoder; leave draft= out"),
-        ("qwen3_next", "has a state that no token can be taken back from"),
-    ],
-)
+NO_DRAFTS = [
+    ("switch_transformers", "has an encoder; leave draft= out"),
+    ("qwen3_next", "has a state that no token can be taken back from"),
+]
+
+
+@pytest.mark.parametrize(("name", "reason"), NO_DRAFTS)
 def test_drafts__are_refused_where_tokens_cannot_be_taken_back(tmp_path, name, reason) -> None:
     folder = save_family(tmp_path / "tiny", FAMILIES[name])
     with serving(folder, budget="100%") as model, pytest.raises(PlanError, match=reason):

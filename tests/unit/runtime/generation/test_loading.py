@@ -25,23 +25,23 @@ def test_configure_model__keeps_what_is_not_given() -> None:
     assert changed.dtype == "bfloat16"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"model": 5}, r"model=5: give the name of a preset, a folder or a Hub id"),
-        ({"model": "nothing-like-it"}, r"Choices: .*olmoe.*a folder"),
-        ({"dtype": "bf16"}, r"dtype=bf16: allowed are auto, float32, bfloat16, float16"),
-        ({"dtype": torch.float64}, r"dtype=torch.float64: allowed are auto, float32"),
-        ({"system": "moecst"}, r"'moecst'. Did you mean 'moecast'\?$"),
-        ({"system": 3}, r"system=3: give a name such as 'moecast', or a SystemConfig"),
-        ({"budget": 1.5}, r"budget=1.5: a fraction .* at most 1; or write .*4GiB"),
-        ({"budget": "lots"}, r"budget='lots': write a size .*TiB.*50%.*0\.5.*auto"),
-        ({"budget": True}, r"budget=True: write a size"),
-        ({"host_budget": "auto"}, r"host_budget='auto': write a size"),
-        ({"device": "gpu"}, r"device=gpu: write auto, cpu, cuda"),
-        ({"model": "qwen1.5-moe"}, r"is not on this machine.*Python local_only=False"),
-    ],
-)
+WRONG_VALUES = [
+    ({"model": 5}, r"model=5: give the name of a preset, a folder or a Hub id"),
+    ({"model": "nothing-like-it"}, r"Choices: .*olmoe.*a folder"),
+    ({"dtype": "bf16"}, r"dtype=bf16: allowed are auto, float32, bfloat16, float16"),
+    ({"dtype": torch.float64}, r"dtype=torch.float64: allowed are auto, float32"),
+    ({"system": "moecst"}, r"'moecst'. Did you mean 'moecast'\?$"),
+    ({"system": 3}, r"system=3: give a name such as 'moecast', or a SystemConfig"),
+    ({"budget": 1.5}, r"budget=1.5: a fraction .* at most 1; or write .*4GiB"),
+    ({"budget": "lots"}, r"budget='lots': write a size .*TiB.*50%.*0\.5.*auto"),
+    ({"budget": True}, r"budget=True: write a size"),
+    ({"host_budget": "auto"}, r"host_budget='auto': write a size"),
+    ({"device": "gpu"}, r"device=gpu: write auto, cpu, cuda"),
+    ({"model": "qwen1.5-moe"}, r"is not on this machine.*Python local_only=False"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG_VALUES)
 def test_load__wrong_values_name_the_allowed_ones(arguments, message) -> None:
     with pytest.raises(MoecastError, match=message):
         runtime.load(**arguments)

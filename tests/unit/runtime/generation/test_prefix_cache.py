@@ -62,10 +62,10 @@ def require_same(found: Any, expected: Any) -> None:
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize(
-    "family",
-    ["qwen2_moe", "deepseek_v3", "gpt_oss", "exaone_moe", "qwen3_next", "lfm2_moe", "zaya"],
-)
+CONVERSING = ["qwen2_moe", "deepseek_v3", "gpt_oss", "exaone_moe", "qwen3_next", "lfm2_moe", "zaya"]
+
+
+@pytest.mark.parametrize("family", CONVERSING)
 def test_conversation__is_transformers_with_the_same_past(family: str) -> None:
     """Full attention, latent attention, windows, and recurrent, convolved and mixed layers."""
     model = tiny_model(FAMILIES[family])

@@ -31,22 +31,22 @@ def basic(text: bytes) -> bytes:
     return b"Basic " + base64.b64encode(text)
 
 
-@pytest.mark.parametrize(
-    ("shown", "accepted"),
-    [
-        (b"Bearer one", True),
-        (b"bearer   two ", True),
-        (basic(b"anybody:one"), True),
-        (basic(b":two"), True),
-        (b"Bearer one,two", False),
-        (b"Bearer ", False),
-        (b"", False),
-        (b"Token one", False),
-        (basic(b"one"), False),
-        (basic(b"one:"), False),
-        (b"Basic \xff", False),
-    ],
-)
+SHOWN = [
+    (b"Bearer one", True),
+    (b"bearer   two ", True),
+    (basic(b"anybody:one"), True),
+    (basic(b":two"), True),
+    (b"Bearer one,two", False),
+    (b"Bearer ", False),
+    (b"", False),
+    (b"Token one", False),
+    (basic(b"one"), False),
+    (basic(b"one:"), False),
+    (b"Basic \xff", False),
+]
+
+
+@pytest.mark.parametrize(("shown", "accepted"), SHOWN)
 def test_key__is_accepted_as_bearer_or_basic_password(shown: bytes, accepted: bool) -> None:
     assert ApiKeys({"one", "two"}).accept(shown) is accepted
 
@@ -55,12 +55,12 @@ def test_keys__are_kept_as_digests_only() -> None:
     assert "secret-key" not in repr(vars(ApiKeys({"secret-key"})))
 
 
-@pytest.mark.parametrize(
-    ("local", "hosts"),
-    [
-        (True, ["localhost", "127.0.0.1", "127.8.0.1", "::1", "[::1]"]),
-        (False, ["0.0.0.0", "::", "192.168.0.1", "localhost.evil.example", "example.org", ""]),
-    ],
-)
+HOSTS = [
+    (True, ["localhost", "127.0.0.1", "127.8.0.1", "::1", "[::1]"]),
+    (False, ["0.0.0.0", "::", "192.168.0.1", "localhost.evil.example", "example.org", ""]),
+]
+
+
+@pytest.mark.parametrize(("local", "hosts"), HOSTS)
 def test_is_loopback__needs_no_name_server(local: bool, hosts: list[str]) -> None:
     assert {is_loopback(host) for host in hosts} == {local}

@@ -83,9 +83,10 @@ def ask_all(app: SlowApp, clients: list[Client]) -> BodyLimitMiddleware:
     return limited
 
 
-@pytest.mark.parametrize(
-    ("num_bytes", "limit"), [(0, SMALL_SLOTS), (SMALL_BYTES, SMALL_SLOTS), (LARGE, LARGE_SLOTS)]
-)
+LIMITS = [(0, SMALL_SLOTS), (SMALL_BYTES, SMALL_SLOTS), (LARGE, LARGE_SLOTS)]
+
+
+@pytest.mark.parametrize(("num_bytes", "limit"), LIMITS)
 @pytest.mark.parametrize("path", ["/x", "/fails"])
 def test_requests__are_parsed_few_at_once(num_bytes: int, limit: int, path: str) -> None:
     app = SlowApp()

@@ -88,10 +88,10 @@ def test_answer_before_the_end_of_its_request__closes(guarded: RunningServer, na
         assert is_ended(connection)
 
 
-@pytest.mark.parametrize(
-    "start",
-    [b"", b"GET /heal", LEFT_OPEN["body without a key"], post("/tokenize", b"{", length=99)],
-)
+STARTS = [b"", b"GET /heal", LEFT_OPEN["body without a key"], post("/tokenize", b"{", length=99)]
+
+
+@pytest.mark.parametrize("start", STARTS)
 def test_many_connections__keep_nobody_from_the_server(guarded, start):
     with ExitStack() as stack:
         for _ in range(2 * LIMIT):
@@ -111,9 +111,7 @@ def test_pipelined_answers__that_are_not_read_end_the_connection(guarded: Runnin
             time.sleep(0.02)
 
 
-@pytest.mark.parametrize(
-    "request_bytes",
-    [
+NOT_HTTP = [
         b"GET /health\r\n\r\n",
         b"GET /health HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
         b"GET /\xff HTTP/1.1\r\nHost: a\r\n\r\n",
@@ -123,8 +121,10 @@ def test_pipelined_answers__that_are_not_read_end_the_connection(guarded: Runnin
         post("/tokenize", b"").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
         + b"zz\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
-    ],
-)  # fmt: skip
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("request_bytes", NOT_HTTP)
 def test_what_is_not_http__is_refused_and_not_logged(guarded, request_bytes, caplog):
     with guarded.connect() as connection:
         connection.sendall(request_bytes)

@@ -231,10 +231,13 @@ def test_kv_budget__counts_fixed_and_growing_bytes() -> None:
     assert not fixed.fits([1, 1, 1])
 
 
-@pytest.mark.parametrize(
-    ("size", "message"),
-    [(CacheSize(0, 0), "cannot be measured"), (CacheSize(10, 985), "two tokens takes 1005")],
-)
+INVALID_BUDGETS = [
+    (CacheSize(0, 0), "cannot be measured"),
+    (CacheSize(10, 985), "two tokens takes 1005"),
+]
+
+
+@pytest.mark.parametrize(("size", "message"), INVALID_BUDGETS)
 def test_kv_budget__that_is_invalid_is_an_error(size: CacheSize, message: str) -> None:
     with pytest.raises(BudgetError, match=message):
         KVCacheBudget(size, 1000)

@@ -88,18 +88,18 @@ def test_body__is_read_only_after_authentication() -> None:
     assert client.post("/v1/completions", content=b"x" * (2 << 20)).status_code == 401
 
 
-@pytest.mark.parametrize(
-    ("host", "status"),
-    [
-        ("localhost:8000", 200),
-        ("127.0.0.1", 200),
-        ("[::1]:8000", 200),
-        ("LOCALHOST", 200),
-        ("elsewhere.example", 403),
-        ("127.0.0.1.elsewhere.example:8000", 403),
-        ("192.168.1.1", 403),
-    ],
-)
+HOSTS = [
+    ("localhost:8000", 200),
+    ("127.0.0.1", 200),
+    ("[::1]:8000", 200),
+    ("LOCALHOST", 200),
+    ("elsewhere.example", 403),
+    ("127.0.0.1.elsewhere.example:8000", 403),
+    ("192.168.1.1", 403),
+]
+
+
+@pytest.mark.parametrize(("host", "status"), HOSTS)
 def test_host_check__rejects_other_host_names_without_a_key(host: str, status: int) -> None:
     """A web page whose name resolves to this machine shares the server's origin (DNS rebinding)."""
     _, client = application()

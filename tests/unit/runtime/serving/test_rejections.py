@@ -157,25 +157,25 @@ def test_body__that_is_no_object_says_so(server: RunningServer) -> None:
     assert error["message"] == "the body: it is not valid JSON: Expecting value (character 13)"
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"{",
-        b"null",
-        b"[]",
-        b'"text"',
-        b"NaN",
-        b"\xff\xfe",
-        b'{"prompt": "\xff"}',
-        b"[" * 100_000,
-        b'{"prompt": "a", "temperature": NaN}',
-        b'{"prompt": "a", "temperature": Infinity}',
-        b'{"prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}",
-        b'{"prompt": "a", "seed": 1e400}',
-        b'{"prompt": "a", "\\ud800": 1}',
-    ],
-)
+MALFORMED = [
+    b"",
+    b"{",
+    b"null",
+    b"[]",
+    b'"text"',
+    b"NaN",
+    b"\xff\xfe",
+    b'{"prompt": "\xff"}',
+    b"[" * 100_000,
+    b'{"prompt": "a", "temperature": NaN}',
+    b'{"prompt": "a", "temperature": Infinity}',
+    b'{"prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}",
+    b'{"prompt": "a", "seed": 1e400}',
+    b'{"prompt": "a", "\\ud800": 1}',
+]
+
+
+@pytest.mark.parametrize("content", MALFORMED)
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/tokenize", "/detokenize"])
 def test_malformed_body__is_400(server: RunningServer, path: str, content: bytes) -> None:
     error_of(post(server, path, content), 400)
@@ -265,18 +265,18 @@ def test_request_id__is_returned_if_it_is_safe_to_log(server: RunningServer) -> 
     assert headers["x-request-id"] == "b"
 
 
-@pytest.mark.parametrize(
-    "harmless",
-    [
-        {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
-        {"tools": [], "tool_choice": "auto", "response_format": {"type": "text"}},
-        {"tools": None, "functions": None, "logit_bias": None, "stop": None, "n": None},
-        {"reasoning_effort": "low", "parallel_tool_calls": False, "prompt_cache_key": "x"},
-        {"logit_bias": {}, "stop": [], "frequency_penalty": 0, "model": "tiny"},
-        {"truncate_prompt_tokens": None, "cache_control": {"type": "ephemeral"}, "unheard": None},
-        {"skip_special_tokens": True, "length_penalty": 1.0, "use_beam_search": False},
-    ],
-)
+HARMLESS = [
+    {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
+    {"tools": [], "tool_choice": "auto", "response_format": {"type": "text"}},
+    {"tools": None, "functions": None, "logit_bias": None, "stop": None, "n": None},
+    {"reasoning_effort": "low", "parallel_tool_calls": False, "prompt_cache_key": "x"},
+    {"logit_bias": {}, "stop": [], "frequency_penalty": 0, "model": "tiny"},
+    {"truncate_prompt_tokens": None, "cache_control": {"type": "ephemeral"}, "unheard": None},
+    {"skip_special_tokens": True, "length_penalty": 1.0, "use_beam_search": False},
+]
+
+
+@pytest.mark.parametrize("harmless", HARMLESS)
 def test_ignored_fields__are_accepted(server: RunningServer, harmless: dict[str, Any]) -> None:
     raw(server, CHAT, messages=HELLO, max_tokens=1, **harmless)
 

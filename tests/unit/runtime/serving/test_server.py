@@ -83,29 +83,29 @@ def test_listen__on_a_taken_port_is_an_error() -> None:
             listen("127.0.0.1", port)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"port": -1}, "port=-1"),
-        ({"port": 65536}, "port=65536"),
-        ({"max_running": 0}, "max_running=0"),
-        ({"max_waiting": -1}, "max_waiting=-1"),
-        ({"grace": -1}, "grace=-1"),
-        ({"max_body": "0"}, "max_body=0: must be at least 1 byte"),
-        ({"replicas": 2}, "launcher=ray"),
-        ({"ray_address": "10.0.0.1:6379"}, "launcher=ray"),
-        ({"launcher": "slurm"}, "unknown launcher"),
-        ({"max_replicas": 2}, "max_replicas=2: .*launcher=ray"),
-        ({"launcher": "ray", "replicas": 0}, "replicas=0"),
-        ({"launcher": "ray", "replicas": 3, "max_replicas": 2}, "max_replicas=2: .*at least 3"),
-        ({"launcher": "ray", "replica_cpus": 0}, "replica_cpus=0"),
-        ({"launcher": "ray", "replica_gpus": -1}, "replica_gpus=-1: must be at least 0"),
-        ({"replica_gpus": 1}, "replica_gpus=1: .*launcher=ray"),
-        ({"launcher": "ray", "scale_down_seconds": -1.0}, "scale_down_seconds=-1"),
-        ({"launcher": "ray", "port": 0, "budget": "50%"}, "port=0"),
-        ({"launcher": "ray"}, "budget=auto: with launcher=ray.*budget=4GiB"),
-    ],
-)
+INVALID_OPTIONS = [
+    ({"port": -1}, "port=-1"),
+    ({"port": 65536}, "port=65536"),
+    ({"max_running": 0}, "max_running=0"),
+    ({"max_waiting": -1}, "max_waiting=-1"),
+    ({"grace": -1}, "grace=-1"),
+    ({"max_body": "0"}, "max_body=0: must be at least 1 byte"),
+    ({"replicas": 2}, "launcher=ray"),
+    ({"ray_address": "10.0.0.1:6379"}, "launcher=ray"),
+    ({"launcher": "slurm"}, "unknown launcher"),
+    ({"max_replicas": 2}, "max_replicas=2: .*launcher=ray"),
+    ({"launcher": "ray", "replicas": 0}, "replicas=0"),
+    ({"launcher": "ray", "replicas": 3, "max_replicas": 2}, "max_replicas=2: .*at least 3"),
+    ({"launcher": "ray", "replica_cpus": 0}, "replica_cpus=0"),
+    ({"launcher": "ray", "replica_gpus": -1}, "replica_gpus=-1: must be at least 0"),
+    ({"replica_gpus": 1}, "replica_gpus=1: .*launcher=ray"),
+    ({"launcher": "ray", "scale_down_seconds": -1.0}, "scale_down_seconds=-1"),
+    ({"launcher": "ray", "port": 0, "budget": "50%"}, "port=0"),
+    ({"launcher": "ray"}, "budget=auto: with launcher=ray.*budget=4GiB"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), INVALID_OPTIONS)
 def test_serve_config__rejects_invalid_options(options, message):
     with pytest.raises(MoecastError, match=message):
         ServeConfig(**options)

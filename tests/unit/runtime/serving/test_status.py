@@ -200,10 +200,10 @@ def test_throughput__is_that_of_the_last_whole_seconds(steps: list[tuple[float, 
     assert server.recent.tokens_per_second() == len(recent) / RATE_SECONDS
 
 
-@pytest.mark.parametrize(
-    ("seconds", "is_idle", "expected"),
-    [(range(100), False, [30, 60, 90]), ([29, 30.5, 31], True, [29, 30.5, 31])],
-)
+TRIMS = [(range(100), False, [30, 60, 90]), ([29, 30.5, 31], True, [29, 30.5, 31])]
+
+
+@pytest.mark.parametrize(("seconds", "is_idle", "expected"), TRIMS)
 def test_trimmer__trims_once_an_interval_and_whenever_the_server_is_idle(
     seconds: Iterable[float], is_idle: bool, expected: list[float]
 ) -> None:

@@ -167,9 +167,10 @@ def test_stalls__are_sums_and_events_above_a_threshold(traced, monkeypatch):
     assert total == pytest.approx(loop.stall_seconds - before)
 
 
-@pytest.mark.parametrize(
-    ("body", "status"), [({"prompt": "a", "max_tokens": -1}, 400), (BODY | {"model": "other"}, 404)]
-)
+REFUSED = [({"prompt": "a", "max_tokens": -1}, 400), (BODY | {"model": "other"}, 404)]
+
+
+@pytest.mark.parametrize(("body", "status"), REFUSED)
 def test_refused_request__has_its_status_and_no_answer(traced, body, status):
     assert post(traced.server, body).status_code == status
     ((request,),) = traced.spans().values()
@@ -234,20 +235,20 @@ def test_close__does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 COLLECTOR = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"}
 
 
-@pytest.mark.parametrize(
-    ("environment", "exporter"),
-    [
-        ({}, "none"),
-        ({"OTEL_SERVICE_NAME": "mine", "OTEL_EXPORTER_OTLP_ENDPOINT": ""}, "none"),
-        (COLLECTOR, "otlp"),
-        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://collector:4318/v1/traces"}, "otlp"),
-        ({"OTEL_TRACES_EXPORTER": "otlp"}, "otlp"),
-        (COLLECTOR | {"OTEL_TRACES_EXPORTER": "none"}, "none"),
-        (COLLECTOR | {"OTEL_SDK_DISABLED": "TRUE"}, "none"),
-        (COLLECTOR | {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, "otlp"),
-        ({"OTEL_TRACES_EXPORTER": "console"}, "console"),
-    ],
-)
+EXPORTERS = [
+    ({}, "none"),
+    ({"OTEL_SERVICE_NAME": "mine", "OTEL_EXPORTER_OTLP_ENDPOINT": ""}, "none"),
+    (COLLECTOR, "otlp"),
+    ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://collector:4318/v1/traces"}, "otlp"),
+    ({"OTEL_TRACES_EXPORTER": "otlp"}, "otlp"),
+    (COLLECTOR | {"OTEL_TRACES_EXPORTER": "none"}, "none"),
+    (COLLECTOR | {"OTEL_SDK_DISABLED": "TRUE"}, "none"),
+    (COLLECTOR | {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, "otlp"),
+    ({"OTEL_TRACES_EXPORTER": "console"}, "console"),
+]
+
+
+@pytest.mark.parametrize(("environment", "exporter"), EXPORTERS)
 def test_exporter__is_chosen_by_the_standard_variables(environment, exporter):
     assert choose_exporter(environment) == exporter
 

@@ -78,14 +78,14 @@ def test_plan__is_the_smallest_n_that_hides_all_transfers(
     assert bool(made.notes) == (smallest is None)
 
 
-@pytest.mark.parametrize(
-    ("num_batches", "kv_budget", "n", "said"),
-    [
-        (64, 10**6, 18, ""),
-        (64, 550, 5, "18 batches would hide all transfers; memory holds 5"),
-        (3, 10**6, 3, "18 batches would hide all transfers; the input has 3"),
-    ],
-)
+BOUNDS = [
+    (64, 10**6, 18, ""),
+    (64, 550, 5, "18 batches would hide all transfers; memory holds 5"),
+    (3, 10**6, 3, "18 batches would hide all transfers; the input has 3"),
+]
+
+
+@pytest.mark.parametrize(("num_batches", "kv_budget", "n", "said"), BOUNDS)
 def test_plan__memory_and_the_input_bound_n(num_batches, kv_budget, n, said):
     made = plan_group(
         demand(num_batches), ONLY_ATTENTION, SKEWED, kv_budget=kv_budget, offloads=False

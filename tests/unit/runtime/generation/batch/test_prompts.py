@@ -54,39 +54,39 @@ def test_read_prompts__the_digest_is_of_the_bytes(tmp_path):
     assert digests[0] == digests[2] != digests[1]
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("{", "not JSON"),
-        (b'{"prompt": "\xff"}', "not JSON"),
-        ("[1, 2]", "a list is not a prompt"),
-        ('{"promt": "a"}', "unknown key 'promt'; known are id, prompt"),
-        ('{"id": 1}', "has none of prompt, messages, tokens"),
-        ('{"prompt": "a", "tokens": [1]}', "has prompt and tokens"),
-        ('{"prompt": 3}', "prompt: it should be a valid string"),
-        ('{"prompt": " "}', "prompt has no tokens"),
-        ('{"tokens": []}', "tokens has no tokens"),
-        ('{"tokens": [1, 50]}', "ids from 0 to 49"),
-        ('{"tokens": [1, true]}', r"tokens.1: it should be a valid integer"),
-        ('{"tokens": "12"}', "tokens: it should be a valid list"),
-        ('{"messages": [{"role": "user"}]}', r"messages.0.content: Field required"),
-        ('{"prompt": "a", "id": 1.5}', "id: it .* string or it .* integer"),
-        ('{"prompt": "a", "max_new_tokens": 32.5}', "max_new_tokens: it should be a valid integer"),
-        ('{"tokens": [1.0, 2.5]}', "tokens.1: it should be a valid integer"),
-        ('{"messages": [{"role": "user", "content": null}]}', "messages.0.content: Field"),
-        ('{"messages": [{"role": "user", "content": 5}]}', "content: a int is neither a text"),
-        (
-            '{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',
-            "messages.0.content: it has no text",
-        ),
-        ('{"prompt": "a", "max_new_tokens": 0}', "max_new_tokens: it .* greater than or"),
-        ('{"prompt": "a", "max_new_tokens": true}', "max_new_tokens: it should be a valid integer"),
-        (r'{"prompt": "\ud800"}', "prompt: .* surrogates not allowed"),
-        (r'{"prompt": "a", "id": "\ud800"}', "id: .* surrogates not allowed"),
-        ('{"prompt": "a", "max_new_tokens": 20}', "exceed the model's context of 20"),
-        ('{"prompt": "a", "id": "x"}', r"id 'x' is already used by .* line 1"),
-    ],
-)
+BAD_LINES = [
+    ("{", "not JSON"),
+    (b'{"prompt": "\xff"}', "not JSON"),
+    ("[1, 2]", "a list is not a prompt"),
+    ('{"promt": "a"}', "unknown key 'promt'; known are id, prompt"),
+    ('{"id": 1}', "has none of prompt, messages, tokens"),
+    ('{"prompt": "a", "tokens": [1]}', "has prompt and tokens"),
+    ('{"prompt": 3}', "prompt: it should be a valid string"),
+    ('{"prompt": " "}', "prompt has no tokens"),
+    ('{"tokens": []}', "tokens has no tokens"),
+    ('{"tokens": [1, 50]}', "ids from 0 to 49"),
+    ('{"tokens": [1, true]}', r"tokens.1: it should be a valid integer"),
+    ('{"tokens": "12"}', "tokens: it should be a valid list"),
+    ('{"messages": [{"role": "user"}]}', r"messages.0.content: Field required"),
+    ('{"prompt": "a", "id": 1.5}', "id: it .* string or it .* integer"),
+    ('{"prompt": "a", "max_new_tokens": 32.5}', "max_new_tokens: it should be a valid integer"),
+    ('{"tokens": [1.0, 2.5]}', "tokens.1: it should be a valid integer"),
+    ('{"messages": [{"role": "user", "content": null}]}', "messages.0.content: Field"),
+    ('{"messages": [{"role": "user", "content": 5}]}', "content: a int is neither a text"),
+    (
+        '{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',
+        "messages.0.content: it has no text",
+    ),
+    ('{"prompt": "a", "max_new_tokens": 0}', "max_new_tokens: it .* greater than or"),
+    ('{"prompt": "a", "max_new_tokens": true}', "max_new_tokens: it should be a valid integer"),
+    (r'{"prompt": "\ud800"}', "prompt: .* surrogates not allowed"),
+    (r'{"prompt": "a", "id": "\ud800"}', "id: .* surrogates not allowed"),
+    ('{"prompt": "a", "max_new_tokens": 20}', "exceed the model's context of 20"),
+    ('{"prompt": "a", "id": "x"}', r"id 'x' is already used by .* line 1"),
+]
+
+
+@pytest.mark.parametrize(("line", "said"), BAD_LINES)
 def test_read_prompts__a_bad_line_is_named(tmp_path, line, said):
     with pytest.raises(PromptFileError, match=rf"line 3: .*{said}"):
         read(tmp_path, '{"prompt": "a", "id": "x"}', '{"prompt": "b"}', line, '{"prompt": "c"}')

@@ -71,14 +71,14 @@ def test_journal__several_torn_lines_at_the_end_are_taken_back(tmp_path):
     assert [one["id"] for one in lines(tmp_path)] == ["a"]
 
 
-@pytest.mark.parametrize(
-    ("added", "said"),
-    [
-        ("torn\n" + json.dumps(vars(result(1))) + "\n", "line 3: id 1 .* follows a damaged"),
-        (json.dumps(vars(result("a"))) + "\n", "line 2: id 'a' .* appears twice"),
-        (json.dumps(vars(result("b"))) + "\n", "line 2: id 'b' is not of the input"),
-    ],
-)
+NOT_ITS_OWN = [
+    ("torn\n" + json.dumps(vars(result(1))) + "\n", "line 3: id 1 .* follows a damaged"),
+    (json.dumps(vars(result("a"))) + "\n", "line 2: id 'a' .* appears twice"),
+    (json.dumps(vars(result("b"))) + "\n", "line 2: id 'b' is not of the input"),
+]
+
+
+@pytest.mark.parametrize(("added", "said"), NOT_ITS_OWN)
 def test_journal__what_it_did_not_write_is_refused_and_kept(tmp_path, added, said):
     with journal(tmp_path) as first:
         first.append(result("a"))

@@ -197,15 +197,15 @@ def test_undo__after_an_append_that_failed_no_sequence_lacks_a_token(monkeypatch
         assert layer.get_seq_length() == length
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("dbrx", "with other code"),
-        ("gpt_oss", "its attention is eager"),
-        ("deepseek_v3", "cached states outside of attention"),
-        ("qwen3_next", "layers of another kind"),
-    ],
-)
+NOT_SHARED = [
+    ("dbrx", "with other code"),
+    ("gpt_oss", "its attention is eager"),
+    ("deepseek_v3", "cached states outside of attention"),
+    ("qwen3_next", "layers of another kind"),
+]
+
+
+@pytest.mark.parametrize(("name", "reason"), NOT_SHARED)
 def test_sharing__falls_back_to_eager_and_says_why(tmp_path, caplog, name, reason):
     folder = save_family(tmp_path, FAMILIES[name])
     tokens = prompts()[2]
@@ -233,16 +233,16 @@ def test_check__keeps_to_the_largest_block_where_small_ones_have_other_bits(tmp_
         assert choose_heights(model, None) == (NUM_ROWS,)
 
 
-@pytest.mark.parametrize(
-    ("hook", "message"),
-    [
-        (lambda output: output + 1e-6 * output.sum(dim=0, keepdim=True), "next to other rows"),
-        (
-            lambda output: output * 2 if output.shape[0] == NUM_ROWS else output,
-            "differ from those of one sequence",
-        ),
-    ],
-)
+DEPENDENT_ROWS = [
+    (lambda output: output + 1e-6 * output.sum(dim=0, keepdim=True), "next to other rows"),
+    (
+        lambda output: output * 2 if output.shape[0] == NUM_ROWS else output,
+        "differ from those of one sequence",
+    ),
+]
+
+
+@pytest.mark.parametrize(("hook", "message"), DEPENDENT_ROWS)
 def test_check__notices_rows_that_depend_on_others_and_unknown_states(tmp_path, hook, message):
     model = serve(tiny_qwen2_moe(tmp_path), budget="100%", exact=Exact.SHARED)
     with model.moecast:

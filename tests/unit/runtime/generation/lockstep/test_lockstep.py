@@ -34,17 +34,16 @@ def generate(model, tokens: Tensor, **options) -> Tensor:
     return model.generate(tokens, attention_mask=torch.ones_like(tokens), **options)
 
 
+SYSTEMS = [
+    SystemConfig(),
+    SystemConfig(early_preemption=False),
+    SystemConfig(hot_first=True, drop_used=True),
+    SystemConfig(reordered=False, per_layer=False, eviction="lfu"),
+]
+
+
 @pytest.mark.parametrize("budget", ["30%", "100%"])
-@pytest.mark.parametrize(
-    "system",
-    [
-        SystemConfig(),
-        SystemConfig(early_preemption=False),
-        SystemConfig(hot_first=True, drop_used=True),
-        SystemConfig(reordered=False, per_layer=False, eviction="lfu"),
-    ],
-    ids=["promoe", "one by one", "klotski", "global"],
-)
+@pytest.mark.parametrize("system", SYSTEMS, ids=["promoe", "one by one", "klotski", "global"])
 def test_group__members_give_what_they_give_alone(tmp_path, system, budget):
     model = serve(tiny_qwen2_moe(tmp_path), budget=budget, system=system)
     expected = [generate(model, tokens) for tokens in prompts()]

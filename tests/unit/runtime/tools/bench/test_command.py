@@ -86,16 +86,16 @@ def test_bench__continues_after_a_failed_variant_and_forces_routing(tmp_path, ca
     assert (tmp_path / "run" / "tpot-distribution-50pct-batch-1.csv").is_file()
 
 
-@pytest.mark.parametrize(
-    ("argument", "said"),
-    [
-        ("repetitions=2", "repetitions=2: must be at least 3"),
-        ("batch_size=0", "batch_size=0: must be at least 1"),
-        ("max_new_tokens=1", "max_new_tokens=1: must be at least 2"),
-        ("budget=[]", "budget: must name at least one"),
-        ("model.id=nowhere", "model 'nowhere' is not on this machine"),
-    ],
-)
+BAD_INPUT = [
+    ("repetitions=2", "repetitions=2: must be at least 3"),
+    ("batch_size=0", "batch_size=0: must be at least 1"),
+    ("max_new_tokens=1", "max_new_tokens=1: must be at least 2"),
+    ("budget=[]", "budget: must name at least one"),
+    ("model.id=nowhere", "model 'nowhere' is not on this machine"),
+]
+
+
+@pytest.mark.parametrize(("argument", "said"), BAD_INPUT)
 def test_bench__bad_input_is_one_line_and_exit_code_2(argument, said, capsys, tmp_path):
     given = ["bench", "system=lfu", argument, f"run_dir={tmp_path}"]
     assert run_program("runtime", given) == 2

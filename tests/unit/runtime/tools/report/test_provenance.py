@@ -37,14 +37,14 @@ def test_read__is_none_without_a_record(tmp_path: Path, content: str | None) -> 
     assert read_provenance(tmp_path) is None
 
 
-@pytest.mark.parametrize(
-    ("label", "spelt"),
-    [
-        ("train-reuse", "python -m train reuse x=1"),
-        ("train.evaluate", "python -m train.evaluate x=1"),
-        ("moecast-bench", "moecast bench x=1"),
-    ],
-)
+SPELT = [
+    ("train-reuse", "python -m train reuse x=1"),
+    ("train.evaluate", "python -m train.evaluate x=1"),
+    ("moecast-bench", "moecast bench x=1"),
+]
+
+
+@pytest.mark.parametrize(("label", "spelt"), SPELT)
 def test_spell__is_the_command_as_typed(label: str, spelt: str) -> None:
     assert spell_command(label, ["x=1"]) == spelt
 
