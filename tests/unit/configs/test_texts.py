@@ -13,21 +13,9 @@ from runtime.config import GenerateConfig, VerifyModelConfig
 from train.config import TrainConfig
 
 HARD = [
-    "hello ${oc.env:SECRET}",
-    "\\${oc.env:SECRET}",
-    "\\\\${oc.env:SECRET} \\",
-    '"quoted"',
-    "'",
-    "???",
-    "${",
-    "${${oc.env:SECRET}}",
-    "[a, b",
-    "null, or not",
-    " spaced ",
-    "a=b=c",
-    "50%",
-    "line\nline\ttab",
-    "\u2028 \U0001f600 e\u0301",
+    *("hello ${oc.env:SECRET}", "\\${oc.env:SECRET}", "\\\\${oc.env:SECRET} \\", '"quoted"'),
+    *("'", "???", "${", "${${oc.env:SECRET}}", "[a, b", "null, or not", " spaced ", "a=b=c"),
+    *("50%", "line\nline\ttab", "\u2028 \U0001f600 e\u0301"),
 ]
 
 BOMB = "a: &a [1,1,1,1,1,1,1,1,1]\n" + "".join(

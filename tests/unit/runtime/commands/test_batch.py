@@ -44,18 +44,9 @@ def write_prompts(path: Path, count: int = COUNT, new_tokens: int = 6) -> Path:
 
 
 def options(folder: Path, tmp_path: Path, **more: object) -> list[str]:
-    given = {
-        "model.id": folder,
-        "model.name": "tiny",
-        "input": tmp_path / "prompts.jsonl",
-        "output": tmp_path / "out.jsonl",
-        "budget": "30%",
-        "batch_size": 3,
-        "n": 2,
-        "max_new_tokens": 6,
-        "device": "cpu",
-        **more,
-    }
+    given = {"model.id": folder, "model.name": "tiny", "device": "cpu", "budget": "30%"}
+    given |= {"input": tmp_path / "prompts.jsonl", "output": tmp_path / "out.jsonl"}
+    given |= {"batch_size": 3, "n": 2, "max_new_tokens": 6, **more}
     return [f"{key}={value}" for key, value in given.items()]
 
 

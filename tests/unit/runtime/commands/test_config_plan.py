@@ -33,16 +33,10 @@ from tests.builders.models import tiny_qwen2_moe
 from tests.builders.packed import packed
 
 KIMI_K2 = DeepseekV3Config(
-    architectures=["DeepseekV3ForCausalLM"],
-    n_routed_experts=384,
-    first_k_dense_replace=1,
-    num_attention_heads=64,
-    num_key_value_heads=64,
-    n_group=1,
-    topk_group=1,
-    vocab_size=163840,
+    architectures=["DeepseekV3ForCausalLM"], n_routed_experts=384, first_k_dense_replace=1,
+    num_attention_heads=64, num_key_value_heads=64, n_group=1, topk_group=1, vocab_size=163840,
     quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]},
-)
+)  # fmt: skip
 LIMITS = MachineLimits(
     free_memory_bytes=64 * GIB, disk_bytes_per_second=2**30, memory_bytes_per_second=2**34
 )
@@ -118,23 +112,13 @@ def test_plan__has_the_sizes_of_experts_of_every_kind(tmp_path, name):
 def test_plan_formats__bounds_the_time_of_a_token_by_hand():
     layout = ExpertLayout(shapes={}, dtypes={}, chunks=(), ends=(GIB,))
     counts = ModelCounts(
-        parameters=0,
-        expert_parameters=0,
-        active_parameters=0,
-        dense_bytes=8 * GIB,
-        read_dense_bytes=6 * GIB,
-        kv_bytes_per_token=0,
-        num_layers=10,
-        num_experts=10,
-        top_k=2,
-    )
+        parameters=0, expert_parameters=0, active_parameters=0, dense_bytes=8 * GIB,
+        read_dense_bytes=6 * GIB, kv_bytes_per_token=0, num_layers=10, num_experts=10, top_k=2,
+    )  # fmt: skip
+    speeds = {"disk_bytes_per_second": GIB, "memory_bytes_per_second": 13 * GIB}
 
     def bound(free_gib: float) -> FormatPlan:
-        limits = MachineLimits(
-            free_memory_bytes=int(free_gib * GIB),
-            disk_bytes_per_second=GIB,
-            memory_bytes_per_second=13 * GIB,
-        )
+        limits = MachineLimits(free_memory_bytes=int(free_gib * GIB), **speeds)
         return plan_formats(counts, {"x": [layout] * 10}, limits, kv_tokens=0)[0]
 
     # 90 % of 65 GiB, less 8 for weights and .29 for the process: 50 of 100 experts.

@@ -32,17 +32,13 @@ from tests.builders.models import plain_eager, tiny_qwen2_moe
 
 
 def settings(folder: Path, **kwargs) -> VerifyModelConfig:
-    return VerifyModelConfig(
-        model=ModelConfig(name="tiny", id=str(folder)),
-        device="cpu",
-        **{"budget": ["30%"], "max_new_tokens": 5, **kwargs},
-    )
+    options = {"device": "cpu", "budget": ["30%"], "max_new_tokens": 5, **kwargs}
+    return VerifyModelConfig(model=ModelConfig(name="tiny", id=str(folder)), **options)
 
 
 def make_task(folder: Path, output: Path) -> VerifyTask:
-    return VerifyTask(
-        side=VerifySide.PLAIN, config=settings(folder), prompts=[[5, 6]], output=output
-    )
+    options = {"config": settings(folder), "prompts": [[5, 6]], "output": output}
+    return VerifyTask(side=VerifySide.PLAIN, **options)
 
 
 def kept(folder: Path, *, logits, tokens, steps) -> Path:
@@ -75,9 +71,8 @@ def test_verify__a_served_model_is_the_plain_one(tmp_path):
     assert row["equal"]
     assert (row["tokens_compared"], row["logit_positions_compared"]) == (15, 56 + 15)
     assert row["misses"] > 0
-    assert row["overhead_bytes"] == (
-        row["peak_memory_bytes"] - row["non_expert_bytes"] - row["arena_bytes"]
-    )
+    known = row["non_expert_bytes"] + row["arena_bytes"]
+    assert row["overhead_bytes"] == row["peak_memory_bytes"] - known
     for said in ("Transformers", "experts_implementation=eager", "bfloat16 on cpu", "no tokenizer"):
         assert said in results["compared"]
 
@@ -124,25 +119,20 @@ def test_verify__a_difference_is_a_failure_that_says_where(tmp_path, monkeypatch
 
 
 DIFFERENCES = [
-    ({}, {"equal": True, "first_token_that_differs": None, "max_abs_difference": 0.0}),
-    ({"tokens": [7, 9]}, {"equal": False, "first_token_that_differs": 1}),
-    ({"tokens": [7]}, {"equal": False, "first_token_that_differs": 1}),
-    ({"logits": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]}, {"equal": False}),
+    ({}, {"first_token_that_differs": None, "max_abs_difference": 0.0}),
+    ({"tokens": [7, 9]}, {"first_token_that_differs": 1}),
+    ({"tokens": [7]}, {"first_token_that_differs": 1}),
+    ({"logits": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]}, {}),
     (
         {"steps": [[0.5, 1.5], [2.5, 3.0]]},
         {
-            "equal": False,
             "first_logits_that_differ": "position 1 of logits of new tokens",
             "max_abs_difference": 0.5,
         },
     ),
     (
         {"logits": [[float("nan"), 2.0], [3.0, 4.0]]},
-        {
-            "equal": False,
-            "first_logits_that_differ": "position 0 of logits",
-            "max_abs_difference": None,
-        },
+        {"first_logits_that_differ": "position 0 of logits", "max_abs_difference": None},
     ),
 ]
 
@@ -152,6 +142,7 @@ def test_compare__finds_the_first_difference(tmp_path, change, expected):
     left = kept(tmp_path / "left", **SAME)
     right = kept(tmp_path / "right", **(SAME | change))
     row = asdict(compare_answers(left, right, 0))
+    expected = {"equal": not change, **expected}
     assert {key: row[key] for key in expected} == expected
 
 
@@ -170,9 +161,8 @@ def test_answer__is_what_generate_and_forward_give(tmp_path):
     tokens = torch.tensor([[5, 6, 7]])
     with torch.no_grad():
         assert torch.equal(found["logits"], model(tokens).logits[0])
-    output = model.generate(
-        tokens, max_new_tokens=4, do_sample=False, output_logits=True, return_dict_in_generate=True
-    )
+    options = {"do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+    output = model.generate(tokens, max_new_tokens=4, **options)
     assert torch.equal(found["tokens"], output.sequences[0, 3:])
     assert torch.equal(found["logits of new tokens"], torch.cat(output.logits))
 
@@ -218,8 +208,7 @@ def test_side__a_user_error_keeps_its_message(tmp_path):
 
 
 def test_side__a_killed_child_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        sides, "run_in_child", lambda *_: ChildFailure("the process was killed by signal 9")
-    )
+    failure = ChildFailure("the process was killed by signal 9")
+    monkeypatch.setattr(sides, "run_in_child", lambda *_: failure)
     with pytest.raises(sides.ChildFailed, match=r"side plain: .* killed by signal 9"):
         sides.run_side(make_task(tmp_path, tmp_path / "out"))

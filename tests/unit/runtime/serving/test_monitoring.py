@@ -57,15 +57,12 @@ def all_targets() -> list[dict[str, Any]]:
     return [one for panel in read_dashboard()["panels"] for one in panel.get("targets", [])]
 
 
-@pytest.mark.parametrize(
-    "expression",
-    [
-        pytest.param(expression, id=name)
-        for name, expression in (dashboard_expressions("5m") | rule_expressions()).items()
-    ],
-)
-def test_expression__selects_existing_metrics_by_their_labels(expression: str) -> None:
-    exposed = exposed_labels()
+EXPRESSIONS = dashboard_expressions("5m") | rule_expressions()
+
+
+@pytest.mark.parametrize("name", EXPRESSIONS)
+def test_expression__selects_existing_metrics_by_their_labels(name: str) -> None:
+    expression, exposed = EXPRESSIONS[name], exposed_labels()
     selectors = list(read_selectors(expression))
     assert selectors
     for name, labels in selectors:
@@ -87,13 +84,10 @@ def test_variable__lists_a_label_that_the_panels_select_by(name: str) -> None:
 def test_monitoring__covers_what_matters() -> None:
     """Hit rate, stalls, bytes, TTFT, TPOT, queue and drift, in the rules and on the dashboard."""
     topics = {
-        "moecast_expert_cache_hits_total",
-        "moecast_stall_seconds_total",
-        "moecast_prefetch_wasted_bytes_total",
-        "vllm:time_to_first_token_seconds_bucket",
+        *("moecast_expert_cache_hits_total", "moecast_stall_seconds_total"),
+        *("moecast_prefetch_wasted_bytes_total", "vllm:time_to_first_token_seconds_bucket"),
         "vllm:request_time_per_output_token_seconds_bucket",
-        "vllm:num_requests_waiting",
-        "moecast_predictor_drifted",
+        *("vllm:num_requests_waiting", "moecast_predictor_drifted"),
     }
     for expressions in (dashboard_expressions("5m"), rule_expressions()):
         names = {name for text in expressions.values() for name, _ in read_selectors(text)}
@@ -141,10 +135,9 @@ def test_dashboard__is_complete_and_has_unique_ids() -> None:
 
 
 def test_dashboard__panels_are_within_the_grid_and_do_not_overlap() -> None:
-    places = [panel["gridPos"] for panel in read_dashboard()["panels"]]
     cells = [
         set(product(range(at["x"], at["x"] + at["w"]), range(at["y"], at["y"] + at["h"])))
-        for at in places
+        for at in (panel["gridPos"] for panel in read_dashboard()["panels"])
     ]
     assert all(0 <= x < COLUMNS and y >= 0 for one in cells for x, y in one)
     assert all(not first & second for first, second in combinations(cells, 2))

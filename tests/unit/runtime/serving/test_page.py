@@ -8,18 +8,11 @@ from starlette.testclient import TestClient
 
 from runtime.serving.api.routes import PAGE_FILES, status_routes
 
-POLICY = {
-    "default-src": "'none'",
-    "script-src": "'self'",
-    "style-src": "'self'",
-    "connect-src": "'self'",
-    "img-src": "data:",
-    "base-uri": "'none'",
-    "form-action": "'none'",
-    "frame-ancestors": "'none'",
-    "require-trusted-types-for": "'script'",
-    "trusted-types": "'none'",
-}
+POLICY = [
+    *("base-uri 'none'", "connect-src 'self'", "default-src 'none'", "form-action 'none'"),
+    *("frame-ancestors 'none'", "img-src data:", "require-trusted-types-for 'script'"),
+    *("script-src 'self'", "style-src 'self'", "trusted-types 'none'"),
+]
 MARKUP = r"(inner|outer)HTML|insertAdjacentHTML|document\.write|\beval\(|Function\(|DOMParser"
 
 
@@ -33,8 +26,8 @@ def client() -> TestClient:
 @pytest.mark.parametrize("path", PAGE_FILES)
 def test_page__has_a_strict_policy(client: TestClient, path: str) -> None:
     headers = client.get(path).headers
-    rules = dict(rule.split(maxsplit=1) for rule in headers["content-security-policy"].split(";"))
-    assert rules == POLICY
+    rules = headers["content-security-policy"].split(";")
+    assert sorted(map(str.strip, rules)) == POLICY
     assert headers["x-content-type-options"] == "nosniff"
     assert headers["referrer-policy"] == "no-referrer"
 

@@ -70,23 +70,16 @@ def test_status__includes_the_engine_once_it_is_ready(tmp_path: Path) -> None:
     service.drain()
     assert telemetry.status()["state"] == "draining"
     assert service.close(timeout_seconds=60)
-    assert status["served"] == {
-        "system": "promoe",
-        "eviction": "lru",
-        "predictor": "skip",
-        "num_layers": 2,
-        "num_experts": 8,
-        "top_k": 2,
-        "budget_bytes": model.moecast.budget_bytes,
-    }
+    served = {"system": "promoe", "eviction": "lru", "predictor": "skip", "num_layers": 2}
+    served |= {"num_experts": 8, "top_k": 2, "budget_bytes": model.moecast.budget_bytes}
+    assert status["served"] == served
     assert [tier["name"] for tier in status["tiers"]] == ["device", "host"]
     assert [len(row) for row in status["cells"]] == [8, 8]
-    assert status["experts"]["requests"] == sum(row["requests"] for row in status["layers"]) > 0
-    assert status["experts"]["hit_rate"] == (
-        status["experts"]["hits"] / status["experts"]["requests"]
-    )
+    experts = status["experts"]
+    assert experts["requests"] == sum(row["requests"] for row in status["layers"]) > 0
+    assert experts["hit_rate"] == experts["hits"] / experts["requests"]
     # Every expert that was copied from host memory was read from the disk before.
-    assert 0 < status["bytes_from"]["host"] == status["experts"]["bytes_moved"]
+    assert 0 < status["bytes_from"]["host"] == experts["bytes_moved"]
     assert status["bytes_from"]["disk"] > 0
     assert status["seconds"]["predictor"] > 0
     assert (status["faults"], status["lost_threads"]) == ({}, 0)
@@ -136,26 +129,15 @@ def test_percentiles__are_the_smallest_values_that_enough_are_below(values: list
 def test_answers__have_their_counts_and_latencies() -> None:
     server = Server()
     choice = server.start("abc", prompt_tokens=5)
-    server.step(choice, seconds=0.5)
-    server.step(choice, seconds=0.25)
-    server.step(choice, seconds=0.75)
+    for seconds in (0.5, 0.25, 0.75):
+        server.step(choice, seconds=seconds)
     server.end(choice, FinishReason.STOP)
-    assert server.recent.last() == [
-        {
-            "id": "abc",
-            "ended_at": "2026-11-22T08:30:01+00:00",
-            "prompt_tokens": 5,
-            "new_tokens": 3,
-            "ttft_seconds": 0.5,
-            "tpot_seconds": 0.5,
-            "finish_reason": "stop",
-        }
-    ]
-    assert server.recent.latencies() == {
-        "num_answers": 1,
-        "ttft_seconds": {"p50": 0.5, "p90": 0.5, "p99": 0.5},
-        "tpot_seconds": {"p50": 0.5, "p90": 0.5, "p99": 0.5},
-    }
+    answer = {"id": "abc", "ended_at": "2026-11-22T08:30:01+00:00", "finish_reason": "stop"}
+    answer |= {"prompt_tokens": 5, "new_tokens": 3, "ttft_seconds": 0.5, "tpot_seconds": 0.5}
+    assert server.recent.last() == [answer]
+    half = {"p50": 0.5, "p90": 0.5, "p99": 0.5}
+    expected = {"num_answers": 1, "ttft_seconds": half, "tpot_seconds": half}
+    assert server.recent.latencies() == expected
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1])
@@ -178,9 +160,8 @@ def test_answers__are_bounded_and_the_newest_come_first() -> None:
         choice = server.start(str(number))
         server.step(choice, seconds=1 + number)
         server.end(choice)
-    assert [answer["id"] for answer in server.recent.last()] == [
-        str(total - 1 - place) for place in range(LISTED_ANSWERS)
-    ]
+    newest = [str(total - 1 - place) for place in range(LISTED_ANSWERS)]
+    assert [answer["id"] for answer in server.recent.last()] == newest
     latencies = server.recent.latencies()
     assert latencies["num_answers"] == WINDOW_ANSWERS
     kept = sorted(1 + number for number in range(total))[-WINDOW_ANSWERS:]
