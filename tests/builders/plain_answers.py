@@ -9,6 +9,8 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from runtime.config import BUILTIN_MODELS
+from runtime.generation.chat_template import end_of_turn
+from runtime.serving.served_model import ModelInfo
 from tests.builders.models import plain_eager
 
 TOKENIZER = AutoTokenizer.from_pretrained(BUILTIN_MODELS / "qwen2_moe_tiny")
@@ -20,6 +22,14 @@ def ids(prompt: str) -> list[int]:
 
 def text_of(tokens: list[int]) -> str:
     return TOKENIZER.decode(tokens, skip_special_tokens=True)
+
+
+def model_info(**more: Any) -> ModelInfo:
+    """A served model with the tokenizer, known by two names, of 200 tokens."""
+    sizes = {"vocab_size": 8192, "context_length": 200, "logit_bytes": 16384}
+    names = {"name": "m", "aliases": frozenset({"alias"}), "tokenizer": TOKENIZER}
+    ends = {"eos_token_ids": frozenset({0}), "end_of_turn": end_of_turn(TOKENIZER)}
+    return ModelInfo(**{**sizes, **names, **ends, **more})
 
 
 class PlainAnswers:

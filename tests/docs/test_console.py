@@ -5,6 +5,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -55,10 +56,9 @@ COMMANDS = sorted(
 
 @pytest.fixture(autouse=True)
 def accepting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    accept = partial(replace, run=ACCEPT, check=None, needs_run=False)
     accepting = {
-        program: tuple(
-            replace(command, run=ACCEPT, check=None, needs_run=False) for command in commands
-        )
+        program: tuple(map(accept, commands))
         for program, commands in configs.commands.PROGRAMS.items()
     }
     monkeypatch.setattr(configs.commands, "PROGRAMS", accepting)

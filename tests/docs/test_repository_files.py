@@ -31,32 +31,24 @@ def test_citation__has_every_paper() -> None:
     for paper in citation["references"]:
         assert paper["type"] == "article"
         assert paper["title"] in papers
-        authors = ", ".join(
-            f"{author['given-names']} {author['family-names']}" for author in paper["authors"]
-        )
-        assert authors in papers
+        authors = [f"{one['given-names']} {one['family-names']}" for one in paper["authors"]]
+        assert ", ".join(authors) in papers
 
 
 @pytest.mark.parametrize("name", ["CONTRIBUTING.md", "SECURITY.md", "CITATION.cff", "LICENSE"])
 def test_file__is_there_and_linked(name: str) -> None:
     target = ROOT / name
     assert target.is_file()
-    assert any(
-        (path.parent / link).resolve() == target
-        for path in markdown_files()
-        if path != target
-        for link in read_links(path)
-    )
+    others = [path for path in markdown_files() if path != target]
+    assert target in {
+        (path.parent / link).resolve() for path in others for link in read_links(path)
+    }
 
 
 def test_targets_of_make__exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = {
-        target
-        for path in markdown_files()
-        for target in re.findall(r"`make ([a-z-]+)", path.read_text())
-    }
-    assert named <= targets
+    texts = [path.read_text() for path in markdown_files()]
+    assert {name for text in texts for name in re.findall(r"`make ([a-z-]+)", text)} <= targets
 
 
 def test_extras_of_the_documentation__exist() -> None:

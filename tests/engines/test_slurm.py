@@ -80,9 +80,8 @@ class HeldRecording:
         self.retried = 0
 
     def run(self, advance: Callable[[str], object] = lambda _: None) -> None:
-        config = LauncherConfig(
-            kind=LauncherKind.SLURM, workers=3, cpus=CPUS_PER_NODE, threads=1, options=self.options
-        )
+        size = {"workers": 3, "cpus": CPUS_PER_NODE, "threads": 1}
+        config = LauncherConfig(kind=LauncherKind.SLURM, **size, options=self.options)
         arguments = {"folder": f"{self.home}/trace", "home": str(self.home)}
         arguments |= {"units": NUM_UNITS, "held": list(HELD)}
         options = {"logs": self.home / "logs", "name": "collect-held", "say": self.said.append}
@@ -294,14 +293,10 @@ class Page:
     def start(self, command: str, cluster: SlurmCluster) -> subprocess.Popen[str]:
         programs = write_moecast(self.folder / "bin").parent
         path = f"{programs}{os.pathsep}{os.environ['PATH']}"
-        return subprocess.Popen(
-            [*MORTAL, *shlex.split(command)],
-            cwd=self.folder,
-            env=cluster.environment | {"PATH": path, "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        environment = cluster.environment | {"PATH": path, "PYTHONPATH": str(ROOT)}
+        options = {"cwd": self.folder, "env": environment, "text": True}
+        options |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        return subprocess.Popen([*MORTAL, *shlex.split(command)], **options)
 
     def end(self, process: subprocess.Popen[str]) -> str:
         """Waits for a command and returns what it said."""

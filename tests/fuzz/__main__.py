@@ -41,18 +41,10 @@ def main(argv: list[str]) -> None:
         changed = mutate(data, rng, corpus) if rng.random() < 0.5 else b""
         return changed[:max_size] or atheris.Mutate(data, max_size)
 
-    options = [
-        f"-max_total_time={seconds}",
-        "-timeout=60",
-        f"-rss_limit_mb={MOST_MEGABYTES}",
-        "-max_len=65536",
-        "-len_control=0",
-        f"-artifact_prefix={found}/fault-",
-        "-print_final_stats=1",
-    ]
-    atheris.Setup(
-        [sys.argv[0], *options, str(found), str(target.folder)], check, custom_mutator=change
-    )
+    options = [f"-max_total_time={seconds}", "-timeout=60", f"-rss_limit_mb={MOST_MEGABYTES}"]
+    options += ["-max_len=65536", "-len_control=0", "-print_final_stats=1"]
+    options += [f"-artifact_prefix={found}/fault-", str(found), str(target.folder)]
+    atheris.Setup([sys.argv[0], *options], check, custom_mutator=change)
     atheris.Fuzz()
 
 

@@ -40,11 +40,9 @@ def mutate_json(data: bytes, rng: random.Random) -> bytes | None:
         if start == 0 and len(lines) > 1 and lines[0].startswith(b"{") and len(lines[0]) > 1:
             number = rng.randrange(len(lines))
             changed = mutate_json(lines[number], rng) if lines[number] else None
-            return (
-                None
-                if changed is None
-                else b"\n".join([*lines[:number], changed, *lines[number + 1 :]])
-            )
+            if changed is None:
+                return None
+            return b"\n".join([*lines[:number], changed, *lines[number + 1 :]])
         try:
             value = json.loads(data[start:])
         except (ValueError, RecursionError):

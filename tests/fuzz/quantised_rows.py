@@ -26,9 +26,8 @@ def compute(data: bytes) -> None:
     num_rows = min((len(data) - HEADER) // row_bytes, MOST_ROWS) & ~1
     if num_rows < 2:
         return
-    rows = torch.frombuffer(
-        bytearray(data[HEADER : HEADER + num_rows * row_bytes]), dtype=torch.uint8
-    )
+    content = bytearray(data[HEADER : HEADER + num_rows * row_bytes])
+    rows = torch.frombuffer(content, dtype=torch.uint8)
     decode_rows(kind, rows)
     if not multiplies(kind):
         return
@@ -51,14 +50,6 @@ def _compute_experts(rows: torch.Tensor, up: RowMatrix, x_TK: torch.Tensor, pair
     down = RowMatrix([RowsPart("F32", len(padded), len(down_NK))], down_NK.shape[1])
     results = torch.zeros(num_tokens * TOP_K, len(down_NK))
     products.compute(
-        up.parts,
-        up.num_columns,
-        down.parts,
-        [slot.data_ptr()],
-        [list(pairs)],
-        TOP_K,
-        num_tokens,
-        x_TK.data_ptr(),
-        results.data_ptr(),
-        2,
-    )
+        up.parts, up.num_columns, down.parts, [slot.data_ptr()], [list(pairs)], TOP_K, num_tokens,
+        x_TK.data_ptr(), results.data_ptr(), 2,
+    )  # fmt: skip

@@ -8,15 +8,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from starlette.types import ASGIApp, Message
-from transformers import AutoTokenizer
 
-from runtime.config import BUILTIN_MODELS
-from runtime.generation.chat_template import end_of_turn
 from runtime.serving.app import create_app
 from runtime.serving.config import ServeConfig
 from runtime.serving.errors import QueueFull
 from runtime.serving.served_model import ModelInfo
 from runtime.serving.service import GenerationService, ServiceState
+from tests.builders.plain_answers import model_info
 
 STATUSES = {200, 400, 404, 413, 429}
 """200 of /tokenize and /detokenize; 429 of valid requests for answers, as the queue is full."""
@@ -42,20 +40,7 @@ class FullService:
 
 @cache
 def open_app() -> tuple[ASGIApp, asyncio.AbstractEventLoop]:
-    tokenizer = AutoTokenizer.from_pretrained(
-        BUILTIN_MODELS / "qwen2_moe_tiny", local_files_only=True, trust_remote_code=False
-    )
-    info = ModelInfo(
-        name="tiny",
-        aliases=frozenset(),
-        tokenizer=tokenizer,
-        vocab_size=8192,
-        context_length=200,
-        logit_bytes=16384,
-        eos_token_ids=frozenset({0}),
-        end_of_turn=end_of_turn(tokenizer),
-    )
-    service = cast("GenerationService", FullService(info))
+    service = cast("GenerationService", FullService(model_info(name="tiny", aliases=frozenset())))
     config = ServeConfig(log_prompts=True, insecure=True)
     return create_app(service, config), asyncio.new_event_loop()
 
@@ -71,16 +56,10 @@ async def post(app: ASGIApp, path: str, data: bytes) -> tuple[int, bytes]:
     async def send(message: Message) -> None:
         sent.append(message)
 
-    scope: dict[str, Any] = {
-        "type": "http",
-        "http_version": "1.1",
-        "method": "POST",
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": b"",
-        "headers": [(b"content-type", b"application/json"), (b"host", b"localhost")],
-        "state": {"request_id": "1", "log": {}},
-    }
+    scope: dict[str, Any] = {"type": "http", "http_version": "1.1", "method": "POST"}
+    scope |= {"path": path, "raw_path": path.encode(), "query_string": b""}
+    scope["headers"] = [(b"content-type", b"application/json"), (b"host", b"localhost")]
+    scope["state"] = {"request_id": "1", "log": {}}
     await app(scope, receive, send)
     return sent[0]["status"], b"".join(message.get("body", b"") for message in sent)
 

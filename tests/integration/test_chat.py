@@ -55,15 +55,10 @@ class Terminal:
 
     def __init__(self, folder: Path):
         self._master, slave = pty.openpty()
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", ON_TERMINAL, *COMMAND, *LONG_ANSWERS, f"run_dir={folder}"],
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            cwd=ROOT,
-            start_new_session=True,
-            env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
-        )
+        command = [sys.executable, "-c", ON_TERMINAL, *COMMAND, *LONG_ANSWERS, f"run_dir={folder}"]
+        options = {"cwd": ROOT, "env": {**os.environ, "TERM": "xterm", "COLUMNS": "100"}}
+        options |= dict.fromkeys(("stdin", "stdout", "stderr"), slave)
+        self.process = subprocess.Popen(command, start_new_session=True, **options)
         os.close(slave)
         self.text = ""
 

@@ -82,34 +82,23 @@ def hostile_status(name: str, place: str) -> dict[str, Any]:
     def put(where: str, ordinary: str) -> str:
         return name if place in (where, "all") else ordinary
 
-    answer = {
-        "id": put("answers", "cmpl-1"),
-        "ended_at": put("answers", "2026-01-01T00:00:00+00:00"),
-        "prompt_tokens": 3,
-        "new_tokens": 4,
-        "ttft_seconds": 0.1,
-        "tpot_seconds": 0.1,
-        "finish_reason": put("answers", "length"),
-    }
+    texts = {"id": "cmpl-1", "ended_at": "2026-01-01T00:00:00+00:00", "finish_reason": "length"}
+    answer = {name: put("answers", text) for name, text in texts.items()}
+    answer |= {"prompt_tokens": 3, "new_tokens": 4, "ttft_seconds": 0.1, "tpot_seconds": 0.1}
     counts = "requests hits bytes_moved bytes_prefetched bytes_used bytes_wasted bytes_late"
     traffic = dict.fromkeys([*counts.split(), "needed_predicted"], 5)
     names = {key: put("served", "s") for key in ("system", "predictor", "eviction")}
+    ordinary = {"model": "m", "version": "1", "state": "ready"}
     return idle_status(
-        model=put("model", "m"),
-        version=put("version", "1"),
-        state=put("state", "ready"),
+        **{field: put(field, text) for field, text in ordinary.items()},
         answers=[answer] * 3,
         served={**names, "num_layers": 1, "num_experts": 4, "top_k": 2},
         experts=traffic,
-        bytes_from={"disk": 5, "host": 0},
         layers=[{"requests": 5, "hits": 5, "recall": None}],
         tiers=[{"name": put("tiers", "cpu"), "used_bytes": 1, "budget_bytes": 2}],
-        seconds={"stall": 0.0, "predictor": 0.0},
-        prefetching=None,
-        predictor_drift=None,
         faults={put("faults", "none"): 1},
-        lost_threads=0,
-        cells=["pcf."],
+        **{"bytes_from": {"disk": 5, "host": 0}, "seconds": {"stall": 0.0, "predictor": 0.0}},
+        **{"prefetching": None, "predictor_drift": None, "lost_threads": 0, "cells": ["pcf."]},
     )
 
 

@@ -11,15 +11,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_interrupt__is_one_line_with_the_command_that_continues(tmp_path: Path) -> None:
     command = ["moecast", "collect", "data.num_prompts=200", "data.max_new_tokens=16"]
-    with subprocess.Popen(
-        [sys.executable, "-u", "-m", *command],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as process:
+    options = {"cwd": tmp_path, "env": os.environ | {"PYTHONPATH": str(ROOT)}}
+    options |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    program = [sys.executable, "-u", "-m", *command]
+    with subprocess.Popen(program, start_new_session=True, **options) as process:
         said = ""
         while "prompts to record" not in said:
             piece = process.stdout.read(1)

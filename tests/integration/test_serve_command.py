@@ -15,15 +15,9 @@ from benchmarks.serving.server import run_server
 from configs.program import run_program
 from tests.builders.loopback import QuietHandler, serve_loopback
 from tests.builders.plain_answers import PlainAnswers
-from tests.builders.serving import speaking_model
+from tests.builders.serving import PROMPTS, speaking_model
 from tests.docs.tested_commands import read_block
 
-PROMPTS = [
-    "The heart pumps blood",
-    "Return a new list",
-    "It was late in the evening when the old man came to the door",
-    "def",
-]
 PATIENCE = 240.0
 
 
@@ -38,10 +32,8 @@ def test_server__answers_several_clients_at_once_with_prefetching(folder: Path, 
         client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="a-secret", timeout=PATIENCE)
 
         def ask(prompt: str) -> str:
-            done = client.completions.create(
-                model=folder.name, prompt=prompt, max_tokens=8, temperature=0
-            )
-            return done.choices[0].text
+            options = {"model": folder.name, "max_tokens": 8, "temperature": 0}
+            return client.completions.create(prompt=prompt, **options).choices[0].text
 
         with ThreadPoolExecutor(len(PROMPTS)) as pool:
             texts = list(pool.map(ask, PROMPTS))
@@ -105,10 +97,9 @@ def test_traces__are_sent_to_a_collector_by_the_end(folder: Path, tmp_path: Path
     bodies: list[tuple[str, bytes]] = []
     with serve_loopback(CollectorHandler, bodies=bodies) as address:
         _, documented = documented_variables()
-        environment = {
-            name: value.replace("4318", address.rpartition(":")[2])
-            for name, value in documented.items()
-        } | {"OTEL_SERVICE_NAME": "mine", "OTEL_BSP_SCHEDULE_DELAY": "3600000"}
+        port = address.rpartition(":")[2]
+        environment = {name: value.replace("4318", port) for name, value in documented.items()}
+        environment |= {"OTEL_SERVICE_NAME": "mine", "OTEL_BSP_SCHEDULE_DELAY": "3600000"}
         with run_server({"model.id": folder}, environment=environment, folder=tmp_path) as served:
             body = {"prompt": "The", "max_tokens": 3}
             assert httpx2.post(f"{served.api}/completions", json=body).status_code == 200
@@ -121,11 +112,8 @@ def test_traces__are_sent_to_a_collector_by_the_end(folder: Path, tmp_path: Path
     names = {one.key: one.value.string_value for one in resource.resource.attributes}
     assert names["service.name"] == "mine"
     spans = {span.name: span for scope in resource.scope_spans for span in scope.spans}
-    assert set(spans) == {
-        "POST /v1/completions",
-        f"text_completion {folder.name}",
-        *("queue", "prefill", "decode"),
-    }
+    phases = {"queue", "prefill", "decode"}
+    assert set(spans) == {"POST /v1/completions", f"text_completion {folder.name}", *phases}
     log = [json.loads(line) for line in lines if line.startswith("{")]
     (request,) = [line for line in log if line.get("path") == "/v1/completions"]
     assert {span.trace_id.hex() for span in spans.values()} == {request["trace_id"]}

@@ -14,15 +14,9 @@ from tests.builders.traced_model import make_traced_model
 from tests.builders.wandb_files import read_wandb_files
 from zoo.entry import open_entry
 
-FIGURES = {
-    "accuracy": "mean_accuracy",
-    "worst_layer_accuracy": "worst_layer_accuracy",
-    "fetch_rate": "mean_fetch_rate",
-    "good_pred": "mean_good_pred",
-    "promoe_good_pred": "mean_promoe_good_pred",
-    "tpot_ms": "mean_tpot_ms",
-    "bytes": "bytes",
-}
+MEANS = ("accuracy", "fetch_rate", "good_pred", "promoe_good_pred", "tpot_ms")
+FIGURES = {name: f"mean_{name}" for name in MEANS}
+FIGURES |= {name: name for name in ("worst_layer_accuracy", "bytes")}
 """A logger's name of a figure to that in results.json."""
 
 
@@ -90,9 +84,8 @@ def test_wandb__has_settings_curves_figures_and_lineage_in_one_run_that_resumes(
         artifact, manifest = again.artifacts[f"tiny-{name}"], open_entry(folder).manifest
         assert artifact.type == "model"
         assert not artifact.use_after_commit
-        assert set(artifact.aliases) == {"latest", manifest.digest} | (
-            {"best"} if name == best else set()
-        )
+        expected = {"latest", manifest.digest, *(["best"] if name == best else [])}
+        assert set(artifact.aliases) == expected
         metadata = json.loads(artifact.metadata)
         assert metadata["trace_digest"] == results["trace"]["digest"]
         assert {key: metadata[key] for key in manifest.metrics} == manifest.metrics

@@ -112,9 +112,8 @@ def test_train__of_every_kind_writes_every_figure_and_entries_that_load(
     assert f"`moecast zoo push {tmp_path / 'run'}`" in progress
     only = f"zoo={tmp_path / 'only'}"
     assert run_program("zoo", ["push", results["entries"]["reuse"], only]) == 0
-    assert (
-        run_program("train", [*setup, "predictor=all", only, f"run_dir={tmp_path / 'again'}"]) == 2
-    )
+    again = [*setup, "predictor=all", only, f"run_dir={tmp_path / 'again'}"]
+    assert run_program("train", again) == 2
     assert "has only reuse" in capsys.readouterr().err
 
 

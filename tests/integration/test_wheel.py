@@ -84,13 +84,8 @@ def run_in(
 
 
 def test_wheel__has_every_file_of_the_packages(installed: Path) -> None:
-    missing = {
-        name
-        for package in PACKAGES
-        for name in list_files(package)
-        if not (installed / name).is_file()
-    }
-    assert not missing
+    names = [name for package in PACKAGES for name in list_files(package)]
+    assert not [name for name in names if not (installed / name).is_file()]
     others = {path.name for path in installed.iterdir()} - {*PACKAGES, "bin"}
     assert all(name.endswith(".dist-info") for name in others)
 
@@ -120,7 +115,5 @@ def test_wheel__without_a_compiler_runs_the_python_files(tmp_path: Path) -> None
     installed = install_wheel(tmp_path / "source", tmp_path, {"CC": "/bin/false"})
     assert not [*installed.rglob("*.so"), *installed.rglob(SOURCES)]
     paths = run_in(installed, tmp_path, [sys.executable, "-c", CORE]).stdout.split()
-    assert paths == [
-        str(installed / f"runtime/{name}.py")
-        for name in ("policy/tier", "sim/simulator", "sim/replay")
-    ]
+    names = ("policy/tier", "sim/simulator", "sim/replay")
+    assert paths == [str(installed / f"runtime/{name}.py") for name in names]

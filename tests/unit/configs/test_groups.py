@@ -37,9 +37,8 @@ def test_wrong_choice__says_what_to_write(schema, option, message, tmp_path, mon
 
 
 def test_second_group__has_its_own_choice_and_options() -> None:
-    config, _ = compose_typed(
-        TrainConfig, ["shifted=text", "shifted.path=some folder", "data=pysource"]
-    )
+    given = ["shifted=text", "shifted.path=some folder", "data=pysource"]
+    config, _ = compose_typed(TrainConfig, given)
     assert (config.data.name, config.shifted.name) == ("pysource", "text")
     assert (config.data.path, config.shifted.path) == (None, "some folder")
     config, _ = compose_typed(TrainConfig, ["other_hardware=rtx4090-pcie4"])

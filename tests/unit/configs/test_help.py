@@ -28,9 +28,8 @@ def test_example__composes(program: str, command: Command) -> None:
     find_type = partial(declared_type, schema)
     arguments = read_arguments(argv, command.positional, find_type=find_type)
     assert compose_typed(schema, arguments.options)[0]
-    assert f"python -m {program} {command.name}".strip() in write_command_help(
-        f"python -m {program}", command, schema
-    )
+    page = write_command_help(f"python -m {program}", command, schema)
+    assert f"python -m {program} {command.name}".strip() in page
 
 
 @pytest.mark.parametrize(("program", "command"), COMMANDS)

@@ -8,9 +8,8 @@ from configs.invocation import Invocation
 def test_interruption__continues_in_the_folder_that_was_chosen() -> None:
     options = {"resumes": True, "run_dir": Path("runs/a b"), "secret_names": []}
     invocation = Invocation(called="python -m train", argv=["seed=1"], **options)
-    assert invocation.explain_interruption() == (
-        "interrupted; to continue: python -m train seed=1 'run_dir=runs/a b'"
-    )
+    line = "interrupted; to continue: python -m train seed=1 'run_dir=runs/a b'"
+    assert invocation.explain_interruption() == line
 
 
 def test_interruption__before_the_command_is_known_shows_no_argument() -> None:

@@ -31,9 +31,8 @@ def test_path__that_cannot_be_read_names_its_option(name, reason, tmp_path, caps
     (tmp_path / "file").write_text("")
     (tmp_path / "loop").symlink_to("loop")
     path = tmp_path / name
-    assert (
-        main("zoo", [command_of(reads)], ["reads", f"zoo={path}", f"run_dir={tmp_path / 'r'}"]) == 2
-    )
+    given = ["reads", f"zoo={path}", f"run_dir={tmp_path / 'r'}"]
+    assert main("zoo", [command_of(reads)], given) == 2
     assert capsys.readouterr().err == f"error: zoo={path}: {path}: {reason}\n"
 
 

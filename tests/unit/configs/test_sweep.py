@@ -8,11 +8,9 @@ from runtime.config import GenerateConfig
 
 
 def test_sweep__makes_every_combination() -> None:
-    assert expand_sweep(GenerateConfig, ["seed=1,2", "budget=5%,6%", "verify=true"]) == [
-        [f"seed={seed}", f"budget={budget}", "verify=true"]
-        for seed in (1, 2)
-        for budget in ("5%", "6%")
-    ]
+    grid = [(seed, budget) for seed in (1, 2) for budget in ("5%", "6%")]
+    runs = [[f"seed={seed}", f"budget={budget}", "verify=true"] for seed, budget in grid]
+    assert expand_sweep(GenerateConfig, ["seed=1,2", "budget=5%,6%", "verify=true"]) == runs
     runs = [["devices=[cpu,cuda:1]"], ["devices=[cpu]"]]
     assert expand_sweep(GenerateConfig, ["devices=[cpu,cuda:1],[cpu]"]) == runs
 

@@ -55,9 +55,8 @@ def test_later_options__replace_texts() -> None:
     config, tree = compose_typed(GenerateConfig, ["predictor=stride", "predictor=null"])
     assert (config.predictor, tree["predictor"]) == (None, None)
     assert compose_typed(GenerateConfig, ["prompt=1", "prompt=1e5"])[0].prompt == "1e5"
-    config, tree = compose_typed(
-        GenerateConfig, ["store.path=a", "store={path: b, page_cache: keep}"]
-    )
+    given = ["store.path=a", "store={path: b, page_cache: keep}"]
+    config, tree = compose_typed(GenerateConfig, given)
     assert (config.store.path, tree["store"]["path"]) == (Path("b"), Path("b"))
 
 
@@ -93,23 +92,23 @@ def test_paths__may_have_names_that_are_not_utf8() -> None:
 
 
 REFUSED_FILES = [
-        ("budgte: 5%", "yaml: unknown option 'budgte'. Did you mean 'budget'"),
-        ("system: promo", "yaml: unknown system 'promo'"),
-        ("seed: many", "yaml: seed=many: must be a valid integer"),
-        ("- a", "yaml: expected options"),
-        ("a: [", "yaml: not YAML"),
-        (f"seed: {'[' * 1_500}{']' * 1_500}", "nested too deeply"),
-        ("prompts: &a [*a]", "more than 100,000 values"),
-        (BOMB, "more than 100,000 values"),
-        ("seed: !!python/object/apply:os.system ['true']", "not YAML"),
-        ("seed: 1\nseed: 2", "not YAML"),
-        ("prompt: !!binary aGk=", "not YAML"),
-        ("prompt: [a, b]", "prompt"),
-        ("prompt: {a: b}", "prompt"),
-        ("temperature: .inf", "temperature=inf: must be a finite number"),
-        ("1: 2", "unknown option '1'"),
-        ("? [a]\n: 2", "options.yaml"),
-    ]  # fmt: skip
+    ("budgte: 5%", "yaml: unknown option 'budgte'. Did you mean 'budget'"),
+    ("system: promo", "yaml: unknown system 'promo'"),
+    ("seed: many", "yaml: seed=many: must be a valid integer"),
+    ("- a", "yaml: expected options"),
+    ("a: [", "yaml: not YAML"),
+    (f"seed: {'[' * 1_500}{']' * 1_500}", "nested too deeply"),
+    ("prompts: &a [*a]", "more than 100,000 values"),
+    (BOMB, "more than 100,000 values"),
+    ("seed: !!python/object/apply:os.system ['true']", "not YAML"),
+    ("seed: 1\nseed: 2", "not YAML"),
+    ("prompt: !!binary aGk=", "not YAML"),
+    ("prompt: [a, b]", "prompt"),
+    ("prompt: {a: b}", "prompt"),
+    ("temperature: .inf", "temperature=inf: must be a finite number"),
+    ("1: 2", "unknown option '1'"),
+    ("? [a]\n: 2", "options.yaml"),
+]
 
 
 @pytest.mark.parametrize(("text", "message"), REFUSED_FILES)

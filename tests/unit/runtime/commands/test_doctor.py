@@ -35,9 +35,8 @@ from tests.builders.tokenizers import byte_fallback_tokenizer
 
 def test_doctor__report_of_a_model(tmp_path):
     folder = tiny_qwen2_moe(tmp_path / "model")
-    config = DoctorConfig(
-        model=ModelConfig(name="tiny", id=str(folder)), budget=["1%", "50%", "100%"], seconds=2
-    )
+    model = ModelConfig(name="tiny", id=str(folder))
+    config = DoctorConfig(model=model, budget=["1%", "50%", "100%"], seconds=2)
     report = json.loads(json.dumps(run(config), allow_nan=False))
     assert report["versions"]["torch"] == version("torch")
     # 16 neurons of 3 x 32 values of 4 bytes; 2 layers of 8.
@@ -112,11 +111,9 @@ def test_record__is_the_routing_of_generation(tmp_path):
         expected = logits[layer].topk(2).indices.sort().values.numpy()
         assert np.array_equal(np.sort(steps[0].experts(layer)), expected)
         assert steps[0].gate_input(layer).shape == (3, 32)
-        assert np.allclose(
-            steps[0].logits(layer),
-            steps[0].gate_input(layer) @ layers[layer].router.weight.detach().numpy().T,
-            atol=1e-5,
-        )
+        weight = layers[layer].router.weight.detach().numpy()
+        expected = steps[0].gate_input(layer) @ weight.T
+        assert np.allclose(steps[0].logits(layer), expected, atol=1e-5)
     store.close()
 
 
@@ -166,12 +163,10 @@ def test_outlook__figures_of_a_hand_made_case():
     one, two = sweep_budgets(steps, budgets=["8", "16"], **options)
     assert one["slots"] == 1
     # Every step waits for its expert; with two slots, only the first two do.
-    assert one["systems"]["on-demand"] == {
-        "tpot_seconds": 12.0, "ttft_seconds": None, "hit_rate": 0.0, "stall_share": 60 / 72,
-    }  # fmt: skip
-    assert two["systems"]["on-demand"]["tpot_seconds"] == 2.0
-    assert two["systems"]["on-demand"]["hit_rate"] == 4 / 6
-    assert two["systems"]["on-demand"]["stall_share"] == 20 / 32
+    found = one["systems"]["on-demand"], two["systems"]["on-demand"]
+    names = ("tpot_seconds", "ttft_seconds", "hit_rate", "stall_share")
+    assert found[0] == dict(zip(names, (12.0, None, 0.0, 60 / 72), strict=True))
+    assert found[1] == dict(zip(names, (2.0, None, 4 / 6, 20 / 32), strict=True))
     assert two["process_bytes"] == 16 + 100 + PROCESS_BYTES
 
 

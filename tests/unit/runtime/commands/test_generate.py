@@ -22,12 +22,8 @@ def test_generate__stdout_has_the_text_alone(capsys: pytest.CaptureFixture[str])
 
 def test_generate__with_drafts_has_the_same_tokens(capsys: pytest.CaptureFixture[str]) -> None:
     """The model itself is the draft model: nothing that it drafts is rejected."""
-    config = GenerateConfig(
-        prompt="one two three one two three one two",
-        max_new_tokens=12,
-        budget="100%",
-        model=ModelConfig(dtype="float32"),
-    )
+    options = {"prompt": "one two three one two three one two", "max_new_tokens": 12}
+    config = GenerateConfig(budget="100%", model=ModelConfig(dtype="float32"), **options)
     draft = str(BUILTIN_MODELS / "qwen2_moe_tiny")
     results = run(replace(config, draft=draft, budget="auto"))
     assert "MiB for the draft model" in capsys.readouterr().err

@@ -22,9 +22,8 @@ def words(*, template: str | None = None) -> PreTrainedTokenizerBase:
     names = ["<unk>", "<e>", "<end>", "user", "assistant", "hello", "yes", ":", "User", "Assistant"]
     backend = Tokenizer(WordLevel({name: i for i, name in enumerate(names)}, unk_token="<unk>"))
     backend.pre_tokenizer = Whitespace()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, unk_token="<unk>", eos_token="<e>", extra_special_tokens=["<end>"]
-    )
+    special = {"unk_token": "<unk>", "eos_token": "<e>", "extra_special_tokens": ["<end>"]}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **special)
     tokenizer.chat_template = template
     return tokenizer
 
@@ -46,9 +45,8 @@ def test_end_of_turn__is_the_templates_though_the_model_names_another() -> None:
 
 
 def test_plain_text__is_a_dialogue_that_ends_where_the_answer_begins() -> None:
-    assert plain_text(TURNS) == (
-        "System: be brief\n\nUser: hello\n\nAssistant: yes\n\nUser: why\n\nAssistant:"
-    )
+    text = "System: be brief\n\nUser: hello\n\nAssistant: yes\n\nUser: why\n\nAssistant:"
+    assert plain_text(TURNS) == text
 
 
 def test_no_template__writes_plain_text_and_stops_at_the_next_user() -> None:

@@ -23,9 +23,8 @@ END = 0
 
 
 def begin(regex: str) -> Constraint:
-    vocabulary = GrammarVocabulary(
-        TOKENIZER, SIZE, special_ids=TOKENIZER.all_special_ids, end_ids=[END]
-    )
+    special_ids = TOKENIZER.all_special_ids
+    vocabulary = GrammarVocabulary(TOKENIZER, SIZE, special_ids=special_ids, end_ids=[END])
     lark = f'%llguidance {{"no_forcing": true}}\nstart: /{regex}/'
     grammar = llguidance.LLMatcher.grammar_from_lark(lark)
     return compile_grammar(grammar, vocabulary).begin()

@@ -13,10 +13,9 @@ from runtime.serving.answers.answer_parser import AnswerParser
 from runtime.serving.api.answer_grammar import chat_grammar
 from runtime.serving.api.schemas import ChatRequest
 from runtime.serving.errors import RequestError
-from tests.builders.plain_answers import TOKENIZER
+from tests.builders.plain_answers import TOKENIZER, model_info
 from tests.unit.runtime.serving import test_answer_formats as formats
 from tests.unit.runtime.serving.test_answer_formats import FAMILIES, OWN, TOOLS, WEATHER_JSON
-from tests.unit.runtime.serving.test_generation_requests import info
 
 MARK = re.compile(r"<[|｜][^>]+>|\[/?[A-Z_]+\]")
 MARKS = sorted({mark for family in FAMILIES.values() for mark in MARK.findall(family.text)})
@@ -52,7 +51,7 @@ def tokens_of(text: str) -> list[int]:
 
 def takes(form: AnswerFormat, prefix: str, text: str, **body: Any) -> tuple[bool, bool]:
     """Whether the grammar takes all of a text, and whether it may end there."""
-    model = info(answer_format=form, special_tokens=SPECIAL, vocab_size=8300)
+    model = model_info(answer_format=form, special_tokens=SPECIAL, vocab_size=8300)
     chat = ChatRequest.model_validate({"messages": [{"role": "user", "content": "?"}], **body})
     grammar = chat_grammar(chat, model, prefix)
     assert grammar is not None

@@ -19,27 +19,14 @@ from runtime.serving.api.schemas import ChatRequest, CompletionRequest, Tokenize
 from runtime.serving.choice import ChoiceFinished, CompletionChoice, FinishReason
 from runtime.serving.config import ServeConfig
 from runtime.serving.errors import ContextTooLong, RequestError
-from runtime.serving.served_model import KVCacheBudget, ModelInfo
+from runtime.serving.served_model import KVCacheBudget
 from tests.builders.plain_answers import TOKENIZER
+from tests.builders.plain_answers import model_info as info
 from tests.builders.serving import tiny
 from tests.builders.tokenizers import byte_fallback_tokenizer
 
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 LIMITS = ServeConfig(max_new_tokens=100)
-
-
-def info(**more: Any) -> ModelInfo:
-    defaults: dict[str, Any] = {
-        "name": "m",
-        "aliases": frozenset({"alias"}),
-        "tokenizer": TOKENIZER,
-        "vocab_size": 8192,
-        "context_length": 200,
-        "logit_bytes": 16384,
-        "eos_token_ids": frozenset({0}),
-        "end_of_turn": end_of_turn(TOKENIZER),
-    }
-    return ModelInfo(**{**defaults, **more})
 
 
 def completion(**body: Any) -> CompletionRequest:
@@ -112,9 +99,8 @@ def test_chat__ends_at_the_end_of_its_turn_too() -> None:
 
 
 def test_developer_role__becomes_system_in_templates() -> None:
-    developer, system = (
-        chat(messages=[{"role": role, "content": "x"}, *HELLO]) for role in ("developer", "system")
-    )
+    first = ({"role": role, "content": "x"} for role in ("developer", "system"))
+    developer, system = (chat(messages=[message, *HELLO]) for message in first)
     tokens = [parse_chat(body, info(), LIMITS).prompts[0].tokens for body in (developer, system)]
     assert tokens[0] == tokens[1]
 
@@ -122,10 +108,8 @@ def test_developer_role__becomes_system_in_templates() -> None:
 def test_seeds__are_consecutive_and_wrap() -> None:
     request = parse_completion(completion(seed=2**63 - 1, n=3), info(), LIMITS)
     assert [request.sampling_params(0, number).seed for number in range(3)] == [2**63 - 1, 0, 1]
-    drawn = {
-        parse_completion(completion(), info(), LIMITS).sampling_params(0, 0).seed for _ in range(3)
-    }
-    assert len(drawn) == 3
+    drawn = [parse_completion(completion(), info(), LIMITS) for _ in range(3)]
+    assert len({request.sampling_params(0, 0).seed for request in drawn}) == 3
 
 
 def test_echo__rejects_prompts_with_too_many_logits() -> None:

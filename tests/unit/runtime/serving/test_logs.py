@@ -184,9 +184,8 @@ for number in range(3000):
 print("done", flush=True)
 """
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", code], stderr=writes, stdout=subprocess.PIPE, timeout=SECONDS
-        )
+        streams = {"stderr": writes, "stdout": subprocess.PIPE}
+        done = subprocess.run([sys.executable, "-c", code], timeout=SECONDS, **streams)
     finally:
         os.close(reads)
         os.close(writes)

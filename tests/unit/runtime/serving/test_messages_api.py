@@ -27,9 +27,8 @@ EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 
 
 def client(server: RunningServer, key: str = "any") -> anthropic.Anthropic:
-    return anthropic.Anthropic(
-        base_url=server.url, api_key=key, max_retries=0, timeout=WAIT_SECONDS
-    )
+    options = {"max_retries": 0, "timeout": WAIT_SECONDS}
+    return anthropic.Anthropic(base_url=server.url, api_key=key, **options)
 
 
 def body(**fields: Any) -> dict[str, Any]:

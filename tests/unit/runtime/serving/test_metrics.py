@@ -2,6 +2,7 @@
 
 import math
 import re
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -128,12 +129,8 @@ def test_metrics__expose_every_definition_with_labels_and_kind(metrics, model):
 
 def test_metrics__include_every_series_of_vllms_dashboard(metrics: ServerMetrics) -> None:
     body, _ = metrics.render()
-    series = {
-        sample.name
-        for family in parse_text(body.decode())
-        for sample in family.samples
-        if sample.labels.get("model_name") == "m"
-    }
+    samples = [sample for family in parse_text(body.decode()) for sample in family.samples]
+    series = {sample.name for sample in samples if sample.labels.get("model_name") == "m"}
     assert series >= VLLMS_DASHBOARD
 
 
@@ -233,9 +230,8 @@ def test_gauges__are_zero_when_all_choices_have_ended(lives) -> None:
         end(metrics, choice, 200, reason)
     assert of(metrics, "vllm:num_requests_running") == of(metrics, "vllm:num_requests_waiting") == 0
     assert of(metrics, "vllm:kv_cache_usage_perc") == 0
-    ends = [
-        of(metrics, "vllm:request_success_total", finished_reason=reason) for reason in FinishReason
-    ]
+    name = "vllm:request_success_total"
+    ends = [of(metrics, name, finished_reason=reason) for reason in FinishReason]
     assert sum(ends) == len(lives)
     assert of(metrics, "vllm:e2e_request_latency_seconds_count") == running
     given_tokens = sum(num_tokens for starts, num_tokens, *_ in lives if starts)
@@ -283,10 +279,8 @@ def test_io_errors__are_counted_by_kind(tmp_path: Path, metrics: ServerMetrics) 
         handle.engine.store.read = read
         with pytest.raises(TransferError):
             model(torch.tensor([[1, 2]]))
-        errors = {
-            fault: value(metrics, "moecast_io_errors_total", model_name="m", kind=fault)
-            for fault in Fault
-        }
+        count = partial(value, metrics, "moecast_io_errors_total", model_name="m")
+        errors = {fault: count(kind=fault) for fault in Fault}
     assert errors.pop(Fault.DAMAGED) >= 1
     assert set(errors.values()) == {0}
 

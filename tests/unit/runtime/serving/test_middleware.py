@@ -121,9 +121,8 @@ def test_slow_body__times_out(folder: Path) -> None:
 def test_log__has_ids_and_counts_and_prompts_only_on_request(folder, log_prompts):
     stream = io.StringIO()
     configure_json_logging(secrets=KEYS, stream=stream)
-    with running_server(
-        lambda: tiny(folder), keys=KEYS, options={"log_prompts": log_prompts}
-    ) as server:
+    options = {"log_prompts": log_prompts}
+    with running_server(lambda: tiny(folder), keys=KEYS, options=options) as server:
         body = {"prompt": "a very private matter", "max_tokens": 2}
         for number, key in enumerate(("first-key", "wrong-key")):
             headers = {"Authorization": f"Bearer {key}", "X-Request-Id": f"id-{number}"}
@@ -137,11 +136,8 @@ def test_log__has_ids_and_counts_and_prompts_only_on_request(folder, log_prompts
         assert secret not in text
     lines = [json.loads(line) for line in text.splitlines()]
     requests = [line for line in lines if line["event"] == "request"]
-    assert [(line["request_id"], line["status"]) for line in requests] == [
-        *[("id-0", 200)] * 2,
-        ("id-0", 400),
-        *[("id-1", 401)] * 3,
-    ]
+    expected = [("id-0", 200)] * 2 + [("id-0", 400)] + [("id-1", 401)] * 3
+    assert [(line["request_id"], line["status"]) for line in requests] == expected
     assert all(line["completion_tokens"] == 2 for line in requests[:2])
     assert all(line["seconds"] >= 0 and line["path"] == "/v1/completions" for line in requests)
 

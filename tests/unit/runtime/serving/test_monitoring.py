@@ -199,9 +199,8 @@ def test_monitor__writes_the_files_once(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run_program("runtime", ["monitor"]) == 0
     folder = tmp_path / "monitoring"
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
-        name: (FOLDER / name).read_bytes() for name in FILES
-    }
+    shipped = {name: (FOLDER / name).read_bytes() for name in FILES}
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == shipped
     assert "prometheus --config.file=monitoring/prometheus.yml" in capsys.readouterr().out
     assert {path.name for path in tmp_path.iterdir()} == {"monitoring"}
     (folder / ALERTS).write_text("changed")

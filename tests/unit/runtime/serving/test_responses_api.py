@@ -65,9 +65,8 @@ def test_answer__has_reasoning_text_and_calls(agents: RunningServer, force: Forc
     force(ANSWER)
     response = create(agents, tools=FLAT_TOOLS, instructions="Be brief.", temperature=0.5)
     assert response.status == "completed"
-    assert [item.type for item in response.output] == [
-        "reasoning", "message", "function_call", "function_call",
-    ]  # fmt: skip
+    kinds = ["reasoning", "message", "function_call", "function_call"]
+    assert [item.type for item in response.output] == kinds
     assert response.output[0].content[0].text == "Let me see."
     assert response.output_text == "I look it up."
     assert calls_of(response.output) == CALLS
@@ -85,9 +84,8 @@ def test_answer__has_reasoning_text_and_calls(agents: RunningServer, force: Forc
 
 def test_answer__that_is_cut_is_incomplete(agents: RunningServer) -> None:
     response = create(agents, max_output_tokens=3, temperature=0)
-    assert (response.status, response.incomplete_details.reason) == (
-        "incomplete", "max_output_tokens",
-    )  # fmt: skip
+    assert response.status == "incomplete"
+    assert response.incomplete_details.reason == "max_output_tokens"
     assert response.output[-1].status == "incomplete"
     chat = raw(agents, "/v1/chat/completions", messages=ASKED, max_tokens=3, temperature=0)
     assert response.output_text == chat["choices"][0]["message"]["content"]
@@ -146,9 +144,8 @@ def test_openais_client__runs_the_loop_of_an_agent(agents: RunningServer, force:
 
 def test_storage__is_refused_in_words(agents: RunningServer) -> None:
     client = agents.openai()
-    response = client.responses.create(
-        model="tiny", input="a", max_output_tokens=1, store=True, metadata={"a": "b"}
-    )
+    options = {"max_output_tokens": 1, "store": True, "metadata": {"a": "b"}}
+    response = client.responses.create(model="tiny", input="a", **options)
     assert response.model_extra["store"] is False
     with pytest.raises(
         openai.BadRequestError, match="keeps no responses; send the whole"

@@ -64,10 +64,9 @@ def test_messages__are_bounded_by_all_their_parts() -> None:
     part = {"type": "text", "text": "a"}
     message = {"role": "user", "content": [part] * (MAX_ITEMS // 2)}
     assert ChatRequest.model_validate({"messages": [message] * 2}).messages[1].text
+    one_more = {"role": "user", "content": [part]}
     with pytest.raises(ValidationError, match=f"they have {MAX_ITEMS + 1} parts") as caught:
-        ChatRequest.model_validate(
-            {"messages": [message] * 2 + [{"role": "user", "content": [part]}]}
-        )
+        ChatRequest.model_validate({"messages": [message, message, one_more]})
     assert caught.value.errors()[0]["loc"] == ("messages",)
 
 

@@ -38,10 +38,8 @@ SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
 }
 TOOLS = [function(name, parameters=SCHEMA) for name in ("get_person", "set_person")]
-FORMAT = {
-    "type": "json_schema",
-    "json_schema": {"name": "person", "schema": SCHEMA, "strict": True},
-}
+PERSON = {"name": "person", "schema": SCHEMA, "strict": True}
+FORMAT = {"type": "json_schema", "json_schema": PERSON}
 OPTIONS: list[dict[str, Any]] = [
     {"temperature": 0},
     {"temperature": 2, "seed": 1},
@@ -229,9 +227,8 @@ RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 
 def test_other_doors__have_schemas_too(server: RunningServer) -> None:
     client = server.openai()
-    parsed = client.responses.parse(
-        model="tiny", input="?", text_format=Person, max_output_tokens=2000
-    )
+    options = {"text_format": Person, "max_output_tokens": 2000}
+    parsed = client.responses.parse(model="tiny", input="?", **options)
     assert isinstance(parsed.output_parsed, Person)
     asked = {"messages": HELLO, "max_tokens": 400, "temperature": 0}
     config = {"format": {"type": "json_schema", "schema": SCHEMA}}
@@ -260,9 +257,8 @@ def test_schemas_of_other_doors__are_named_by_their_paths(agents: RunningServer)
 def test_models_with_an_encoder__count_from_the_decoders_start() -> None:
     sizes = {"vocab_size": 8192, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_heads": 2}
     layers = {"num_layers": 1, "num_decoder_layers": 1, "num_experts": 2}
-    config = SwitchTransformersConfig(
-        **sizes, **layers, decoder_start_token_id=0, eos_token_id=1, pad_token_id=0
-    )
+    tokens = {"decoder_start_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
+    config = SwitchTransformersConfig(**sizes, **layers, **tokens)
     torch.manual_seed(0)
     model = SwitchTransformersForConditionalGeneration(config).eval()
     vocabulary = GrammarVocabulary(TOKENIZER, 8192, special_ids=[0, 1], end_ids=[1])

@@ -72,18 +72,14 @@ def test_openais_client__runs_the_loop_of_an_agent(agents: RunningServer, force:
     client = agents.openai()
     messages: list[Any] = [*HELLO]
     force(ANSWER, "It is sunny.")
-    with client.chat.completions.stream(
-        model="tiny", messages=messages, tools=TOOLS, max_tokens=400
-    ) as stream:
+    options: Any = {"model": "tiny", "tools": TOOLS, "max_tokens": 400}
+    with client.chat.completions.stream(messages=messages, **options) as stream:
         message = stream.get_final_completion().choices[0].message
     assert [call.function.name for call in message.tool_calls] == ["get_weather", "get_time"]
     messages.append(message.model_dump())
-    messages += [
-        {"role": "tool", "tool_call_id": call.id, "content": "sunny"} for call in message.tool_calls
-    ]
-    answer = client.chat.completions.create(
-        model="tiny", messages=messages, tools=TOOLS, max_tokens=400
-    )
+    sunny = {"role": "tool", "content": "sunny"}
+    messages += [{**sunny, "tool_call_id": call.id} for call in message.tool_calls]
+    answer = client.chat.completions.create(messages=messages, **options)
     assert answer.choices[0].message.content == "It is sunny."
     assert answer.choices[0].finish_reason == "stop"
     tokens = raw(agents, "/tokenize", messages=messages, tools=TOOLS)["tokens"]
@@ -156,13 +152,11 @@ def test_template_without_tools__refuses_them(server: RunningServer) -> None:
 TOOLS_PART = "{{ (tools or []) | tojson }}"
 EACH = "{% for m in messages %}{{ m.role }}:"
 CALL = "{% for c in m.tool_calls or [] %}{{ c.function.name }}"
+BEGIN, END = TOOLS_PART + EACH + "{{ m.content }}" + CALL, "{% endfor %}{% endfor %}"
 TEMPLATES = {
-    TOOLS_PART + EACH + "{{ m.content }}" + CALL + "{{ c.function.arguments | tojson }}"
-    "{% endfor %}{% endfor %}": ToolTemplate(),
-    TOOLS_PART + EACH + "{{ m.content }}" + CALL + "{{ c.function.arguments }}"
-    "{% endfor %}{% endfor %}": ToolTemplate(takes_text=True),
-    TOOLS_PART + EACH + "{{ m.content }}" + CALL + "{{ '' + c.function.arguments }}"
-    "{% endfor %}{% endfor %}": ToolTemplate(takes_text=True),
+    BEGIN + "{{ c.function.arguments | tojson }}" + END: ToolTemplate(),
+    BEGIN + "{{ c.function.arguments }}" + END: ToolTemplate(takes_text=True),
+    BEGIN + "{{ '' + c.function.arguments }}" + END: ToolTemplate(takes_text=True),
     EACH + "{{ m.content }}{% endfor %}": ToolTemplate(takes_tools=False),
 }
 

@@ -22,6 +22,12 @@ def body(**more: Any) -> dict[str, Any]:
     return {"prompt": PROMPTS[0], "max_tokens": 30, "temperature": 0, **more}
 
 
+def choices_of(server: RunningServer, path: str, stream: bool, fields: Any) -> list[Any]:
+    """The choice of each event of a stream, or of the whole answer."""
+    answers = events(server, path, **fields) if stream else [raw(server, path, **fields)]
+    return [answer["choices"][0] for answer in answers]
+
+
 def pieces(choices: list[dict[str, Any]]) -> list[str | None]:
     return [c["text"] if "text" in c else c["delta"].get("content") for c in choices]
 
@@ -45,10 +51,7 @@ def test_reason_of_the_end__comes_after_all_text(server, text, path, max_tokens)
 def test_stop_string__ends_the_text_and_its_logprobs(server, text, stream):
     stop = text[20:24]
     fields = body(stop=[stop, "never\0"], logprobs=1)
-    answers = (
-        events(server, COMPLETIONS, **fields) if stream else [raw(server, COMPLETIONS, **fields)]
-    )
-    choices = [answer["choices"][0] for answer in answers]
+    choices = choices_of(server, COMPLETIONS, stream, fields)
     written = "".join(choice["text"] for choice in choices)
     assert written == text[: text.index(stop)]
     assert choices[-1]["finish_reason"] == "stop"
@@ -64,10 +67,7 @@ def test_logprobs__do_not_have_the_token_that_ends(server: RunningServer, stream
     end = str(TOKENIZER.convert_tokens_to_ids("<|im_end|>"))
     fields = {"messages": HELLO, "max_tokens": 5, "temperature": 0, "logprobs": True}
     fields |= {"logit_bias": {end: 100}}
-    if stream:
-        choices = [chunk["choices"][0] for chunk in events(server, CHAT, **fields)]
-    else:
-        choices = [raw(server, CHAT, **fields)["choices"][0]]
+    choices = choices_of(server, CHAT, stream, fields)
     assert choices[-1]["finish_reason"] == "stop"
     assert [choice["logprobs"] for choice in choices] == [None] * len(choices)
 
@@ -89,7 +89,6 @@ def test_served_names__are_listed_and_a_star_takes_all(folder: Path) -> None:
         client = server.openai()
         assert [model.id for model in client.models.list()] == ["first", "second"]
         for name in ("first", "second", "tiny", "gpt-4o"):
-            assert (
-                raw(server, COMPLETIONS, prompt="a", max_tokens=1, model=name)["model"] == "first"
-            )
+            answer = raw(server, COMPLETIONS, prompt="a", max_tokens=1, model=name)
+            assert answer["model"] == "first"
             assert client.models.retrieve(name).id == name

@@ -87,9 +87,8 @@ BOUNDS = [
 
 @pytest.mark.parametrize(("num_batches", "kv_budget", "n", "said"), BOUNDS)
 def test_plan__memory_and_the_input_bound_n(num_batches, kv_budget, n, said):
-    made = plan_group(
-        demand(num_batches), ONLY_ATTENTION, SKEWED, kv_budget=kv_budget, offloads=False
-    )
+    bounds = {"kv_budget": kv_budget, "offloads": False}
+    made = plan_group(demand(num_batches), ONLY_ATTENTION, SKEWED, **bounds)
     assert (made.n, made.smallest) == (n, 18)  # 18 * 2 >= 4 * 9
     assert (said in " ".join(made.notes)) if said else not made.notes
     assert made.kv_bytes == 100 * n

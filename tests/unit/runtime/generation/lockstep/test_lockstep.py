@@ -139,10 +139,8 @@ def test_group__draws_are_those_of_the_seed(tmp_path):
     torch.manual_seed(99)
     outside = torch.get_rng_state()
     with model.moecast, LockstepGroup(model) as group:
-        sequences = [
-            group.start(partial(generate, model, tokens, **sampling), seed=seed)
-            for seed, tokens in enumerate(prompts())
-        ]
+        drawing = [partial(generate, model, tokens, **sampling) for tokens in prompts()]
+        sequences = [group.start(draw, seed=seed) for seed, draw in enumerate(drawing)]
         run(group)
     assert_equal(sequences, expected)
     assert torch.equal(torch.get_rng_state(), outside)

@@ -35,16 +35,10 @@ def test_bench__continues_after_a_failed_variant_and_forces_routing(tmp_path, ca
     lines = [{"layer": layer, "experts": [layer, 5]} for layer in range(2)]
     log = tmp_path / "log.jsonl"
     log.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    config = BenchConfig(
-        routing=log,
-        model=ModelConfig(name="tiny", id=str(folder)),
-        system=[COUNTING, SKIPPING, TRAINED, ORACLE],
-        budget=["50%"],
-        max_new_tokens=3,
-        warm_up_tokens=2,
-        verify=True,
-        run_dir=tmp_path / "run",
-    )
+    model, systems = ModelConfig(name="tiny", id=str(folder)), [COUNTING, SKIPPING, TRAINED, ORACLE]
+    options = {"budget": ["50%"], "max_new_tokens": 3, "warm_up_tokens": 2, "verify": True}
+    options |= {"routing": log, "run_dir": tmp_path / "run"}
+    config = BenchConfig(model=model, system=systems, **options)
     (tmp_path / "run").mkdir()
     results = json.loads(json.dumps(run(config), allow_nan=False))
     assert results["tokens_equal"] is True
@@ -65,9 +59,8 @@ def test_bench__continues_after_a_failed_variant_and_forces_routing(tmp_path, ca
         assert row["tpot_mean_seconds"] < row["tpot_interval_seconds"][1]
         assert row["tpot_p99_seconds"] >= row["tpot_p95_seconds"] >= row["tpot_seconds"] > 0
         assert row["arena_bytes"] == 8 * 6144
-        assert row["memory_beside_bytes"] == (
-            row["peak_memory_bytes"] - row["weights_bytes"] - row["arena_bytes"]
-        )
+        known = row["weights_bytes"] + row["arena_bytes"]
+        assert row["memory_beside_bytes"] == row["peak_memory_bytes"] - known
         assert 0 <= row["decode_stall_share"] < 1
     assert base["decode_predictor_share"] == 0.0 < counting["decode_predictor_share"] < 1
     assert base["bytes_wasted"] == 0
@@ -121,12 +114,8 @@ def test_bench__systems_that_know_the_future_are_left_out_on_an_accelerator(
 def test_simulate_conditions__is_of_the_store_that_runs_read(tmp_path, quantise):
     folder = tiny_qwen2_moe(tmp_path / "model")
     store = packed(folder, tmp_path / "store", coding=choose_coding(quantise, 16))
-    config = BenchConfig(
-        model=ModelConfig(name="tiny", id=str(folder)),
-        store=StoreConfig(path=store),
-        system=[ORACLE],
-        budget=["50%"],
-    )
+    given = {"model": ModelConfig(name="tiny", id=str(folder)), "store": StoreConfig(path=store)}
+    config = BenchConfig(system=[ORACLE], budget=["50%"], **given)
     request = BenchRequest(prompts=((5, 6, 7),), new_tokens=2, is_measured=True)
     found = simulate_conditions(RequestsTask(config=config, requests={1: [request]}))
     assert [row["failed"] for row in found["rows"]] == [None, None]
@@ -140,9 +129,8 @@ def test_bench__refuses_plain_transformers_that_do_not_fit(tmp_path, monkeypatch
     folder = tiny_qwen2_moe(tmp_path / "model")
     monkeypatch.setattr(reference, "available_memory_bytes", lambda: 2**20)
     monkeypatch.setattr(bench, "run_rounds", None)
-    config = BenchConfig(
-        model=ModelConfig(name="tiny", id=str(folder)), system=[SKIPPING], verify=True
-    )
+    model = ModelConfig(name="tiny", id=str(folder))
+    config = BenchConfig(model=model, system=[SKIPPING], verify=True)
     with pytest.raises(bench.MoecastError, match="plain Transformers needs.*verify=true"):
         run(config)
 

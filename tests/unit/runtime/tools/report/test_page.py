@@ -25,9 +25,8 @@ class Links(HTMLParser):
         self.open: list[str] = []
 
     def handle_starttag(self, tag, attrs):
-        self.targets += [
-            value for key, value in attrs if key in ("src", "href", "srcset", "data", "action")
-        ]
+        loading = ("src", "href", "srcset", "data", "action")
+        self.targets += [value for key, value in attrs if key in loading]
         if tag not in ("meta", "link", "img", "source"):
             self.open.append(tag)
 
@@ -54,10 +53,8 @@ def draw(figure, records) -> None:
 def sample() -> HtmlReport:
     page = HtmlReport("A <b>title</b>", "of `code` & more")
     page.add("What & why", note="<script>alert(1)</script>\n`</code>`")
-    table = Table.of(
-        ["name <i>", "share", "speed"], [["a,b", 0.123456, "1.31x"], ["<img src=x>", None, None]]
-    )
-    page.add("All of it", table, note="A note.")
+    rows = [["a,b", 0.123456, "1.31x"], ["<img src=x>", None, None]]
+    page.add("All of it", Table.of(["name <i>", "share", "speed"], rows), note="A note.")
     page.add("Systems", Table.of(["system"], [["moecast"], ["<script>"]]))
     curve = Table.of(["x", "y"], [[1, 0.25], [2, None], [3, 1 / 3]])
     page.add("A <u>curve</u>", curve, draw, name="curve")
