@@ -1,13 +1,14 @@
 """A server with `draft=` answers as one without."""
 
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from runtime.config import PROMPT_LOOKUP
+from runtime.generation import drafting
 from tests.builders.serving import RunningServer, running_server, tiny
+from tests.unit.runtime.generation.test_drafting import EagerPace
 from tests.unit.runtime.serving.test_completions import raw
 
 PROMPTS = [
@@ -17,7 +18,7 @@ PROMPTS = [
 ]
 
 
-def answers(server: RunningServer, *, num_together: int = 4) -> list[object]:
+def answers(server: RunningServer, *, num_together: int) -> list[object]:
     """Answers to each prompt, and one with log-probabilities."""
     options = {"max_tokens": 24, "temperature": 0, "ignore_eos": True}
     bodies = [*({"prompt": prompt} for prompt in PROMPTS), {"prompt": PROMPTS[0], "logprobs": 2}]
@@ -31,15 +32,15 @@ def answers(server: RunningServer, *, num_together: int = 4) -> list[object]:
 
 
 @pytest.mark.parametrize("source", [PROMPT_LOOKUP, "model"])
-def test_drafts__answers_are_those_without(folder: Path, source: str) -> None:
-    draft = str(folder) if source == "model" else source
+def test_drafts__answers_are_those_without(folder, source, monkeypatch):
+    draft, pace = str(folder) if source == "model" else source, EagerPace()
+    monkeypatch.setattr(drafting, "DraftPace", lambda: pace)
     with running_server(lambda: tiny(folder)) as server:
-        expected = answers(server)
+        expected = answers(server, num_together=4)
     loaded = tiny(folder, draft=draft, budget="auto")
     assert (loaded.model.moecast.auto_budget.free.draft > 0) == (source == "model")
     loaded.model.close()
     with running_server(lambda: tiny(folder, draft=draft)) as server:
-        assert answers(server) == expected
-        # What the first answers have shown lets later ones draft; several at a time have no drafts.
-        assert answers(server, num_together=1) == expected
-        assert answers(server, num_together=1) == expected
+        for num_together in (4, 1):
+            assert answers(server, num_together=num_together) == expected
+    assert pace.num_drafted > 0

@@ -3,7 +3,6 @@
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Literal
 
 import jsonschema
@@ -15,12 +14,14 @@ from pydantic import BaseModel, Field
 from transformers import SwitchTransformersConfig, SwitchTransformersForConditionalGeneration
 
 from runtime.config import PROMPT_LOOKUP
+from runtime.generation import drafting
 from runtime.generation.constraint import GrammarVocabulary, compile_grammar
 from runtime.generation.sampling import SamplingParams
 from runtime.serving.choice import CompletionChoice, TokenDelta
 from tests.builders.forced_text import Force
 from tests.builders.plain_answers import TOKENIZER, ids
 from tests.builders.serving import RunningServer, running_server, tiny
+from tests.unit.runtime.generation.test_drafting import EagerPace
 from tests.unit.runtime.serving.test_answer_formats import function
 from tests.unit.runtime.serving.test_completions import HELLO, raw
 from tests.unit.runtime.serving.test_rejections import post, refused
@@ -147,7 +148,9 @@ def test_lockstep__each_answer_has_its_own_place(server: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("source", [PROMPT_LOOKUP, "model"])
-def test_drafts__that_the_grammar_refuses_are_not_accepted(folder: Path, source: str) -> None:
+def test_drafts__that_the_grammar_refuses_are_not_accepted(folder, source, monkeypatch):
+    pace = EagerPace()
+    monkeypatch.setattr(drafting, "DraftPace", lambda: pace)
     message = {"role": "user", "content": '{"name": "abab", "age": 7, "tags": ["red"]} ' * 8}
     bodies = [
         {"messages": [message], "response_format": FORMAT},
@@ -156,9 +159,9 @@ def test_drafts__that_the_grammar_refuses_are_not_accepted(folder: Path, source:
     answers = []
     for draft in (None, str(folder) if source == "model" else source):
         with running_server(lambda draft=draft: tiny(folder, draft=draft)) as server:
-            # What the first answers have shown lets later ones draft.
-            answers.append([ask(server, **body) for _ in range(2) for body in bodies])
+            answers.append([ask(server, **body) for body in bodies])
     assert answers[0] == answers[1]
+    assert pace.num_drafted > pace.num_accepted
 
 
 # ---- tools

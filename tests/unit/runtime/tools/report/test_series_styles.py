@@ -77,5 +77,5 @@ def test_series_style__variants_have_the_hue_of_their_name() -> None:
     for variant in VARIANTS:
         assert series_style(f"fmoe{variant}").hue == STYLES["fmoe"].hue
     assert series_style("skip-2") == series_style("skip, 2 ahead")
-    assert series_style("my-own") == series_style("my-own")
-    assert line_style("my-own")["color"] in HUES.values()
+    own = line_style("my-own")
+    assert (own["color"], own["marker"]) == (HUES["navy"], "P"), "the same in every process"
