@@ -98,11 +98,9 @@ def open_browser(browser: str) -> Iterator[Any]:
     with tempfile.TemporaryDirectory() as profile:
         options = [*HEADLESS, "--remote-debugging-pipe", f"--user-data-dir={profile}"]
         redirect = f'exec "$0" "$@" {TO_BROWSER}<&{reads} {FROM_BROWSER}>&{writes}'
-        process = subprocess.Popen(
-            ["bash", "-c", redirect, browser, *options],
-            pass_fds=(reads, writes),
-            stderr=subprocess.DEVNULL,
-        )
+        command = ["bash", "-c", redirect, browser, *options]
+        files = {"pass_fds": (reads, writes), "stderr": subprocess.DEVNULL}
+        process = subprocess.Popen(command, **files)
         os.close(reads)
         os.close(writes)
         with os.fdopen(to_browser, "wb", buffering=0) as sent, os.fdopen(from_browser, "rb") as got:

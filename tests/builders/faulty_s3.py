@@ -75,9 +75,8 @@ def faulty_store(upstream: str) -> Iterator[FaultyStore]:
             """Answers as the store does."""
             connection = http.client.HTTPConnection(urlsplit(upstream).netloc, timeout=60)
             try:
-                connection.putrequest(
-                    self.command, self.path, skip_host=True, skip_accept_encoding=True
-                )
+                skipped = {"skip_host": True, "skip_accept_encoding": True}
+                connection.putrequest(self.command, self.path, **skipped)
                 for key, value in self.headers.items():
                     if key.lower() not in HOP_BY_HOP:
                         connection.putheader(key, value)

@@ -57,6 +57,4 @@ def read_selectors(expression: str) -> Iterator[tuple[str, list[str]]]:
 
 def read_grouping(expression: str) -> set[str]:
     """Returns the labels that an expression aggregates or matches by."""
-    return {
-        label for labels in GROUPING.findall(expression) for label in re.findall(r"\w+", labels)
-    }
+    return set(re.findall(r"\w+", " ".join(GROUPING.findall(expression))))

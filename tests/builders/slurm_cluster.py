@@ -100,9 +100,8 @@ def install() -> None:
         POLICY.chmod(0o755)
     try:
         for command in ("apt-get update", INSTALL):
-            subprocess.run(
-                command.split(), check=True, env=environment, timeout=240, capture_output=True
-            )
+            options = {"env": environment, "timeout": 240, "capture_output": True}
+            subprocess.run(command.split(), check=True, **options)
     finally:
         if is_ours:
             POLICY.unlink()
@@ -149,9 +148,8 @@ class SlurmCluster:
         else:
             command = [*IN_NAMESPACE, "slurmd", "-D", "-N", name, "-f", str(self.config)]
         with (self.folder / f"{name}.out").open("ab") as output:
-            self.daemons[name] = subprocess.Popen(
-                [*MORTAL, *command], cwd=here, env=self.environment, stdout=output, stderr=output
-            )
+            options = {"env": self.environment, "stdout": output, "stderr": output}
+            self.daemons[name] = subprocess.Popen([*MORTAL, *command], cwd=here, **options)
 
     def kill(self, name: str) -> None:
         """SIGKILL for a daemon; with a node's, for all that runs on the node."""
@@ -171,10 +169,8 @@ class SlurmCluster:
 
 def free_ports(count: int) -> list[int]:
     with ExitStack() as stack:
-        listeners = [
-            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
-        ]
-        return [listener.getsockname()[1] for listener in listeners]
+        servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+        return [stack.enter_context(server).getsockname()[1] for server in servers]
 
 
 @contextmanager

@@ -27,8 +27,7 @@ def render_catalogue() -> str:
         cells = (f"`{name}`", manifest.licence, *scores, size, f"`{record.latest[:12]}`")
         lines.append(f"| {' | '.join(cells)} |")
         if "hit_rate_50" in manifest.metrics:
-            keys = (f"hit_rate_{share}" for share in CACHE_SHARES)
-            hits = [write_score(manifest.metrics, key) for key in keys]
+            hits = [write_score(manifest.metrics, f"hit_rate_{share}") for share in CACHE_SHARES]
             rates.append(f"| `{name}` | {' | '.join(hits)} |")
     shares = " | ".join(f"{share} %" for share in CACHE_SHARES)
     lines += [

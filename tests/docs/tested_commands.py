@@ -84,12 +84,11 @@ def read_section(page: str, heading: str | None = None) -> str:
 
 def find_blocks(page: str, text: str) -> list[TestedBlock]:
     """Returns the blocks of a page's text that name the tests which run them."""
-    return [
-        TestedBlock(
-            page, name, file, tuple(TestedCommand(page, line) for line in body.splitlines())
-        )
-        for name, file, body in BLOCK.findall(text)
-    ]
+    blocks = []
+    for name, file, body in BLOCK.findall(text):
+        commands = tuple(TestedCommand(page, line) for line in body.splitlines())
+        blocks.append(TestedBlock(page, name, file, commands))
+    return blocks
 
 
 def find_untested(page: str, text: str) -> list[str]:

@@ -48,6 +48,7 @@ class Family:
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=lambda: CALLS)
 
 
+BOTH: Any = {"content": "I look it up.", "reasoning": "Let me see."}
 HERMES = "<tool_call> <think>"
 HARMONY = "<|channel|>"
 FAMILIES = {
@@ -55,8 +56,7 @@ FAMILIES = {
         HERMES,
         "<think>\nLet me see.\n</think>\n\nI look it up.\n"
         f"<tool_call>\n{WEATHER_CALL}\n</tool_call>\n<tool_call>\n{TIME_CALL}\n</tool_call>",
-        content="I look it up.",
-        reasoning="Let me see.",
+        **BOTH,
     ),
     "qwen3-thinking, whose prompt begins the reasoning": Family(
         HERMES,
@@ -78,8 +78,7 @@ FAMILIES = {
         "<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>"
         "\n<tool_call>get_time\n<arg_key>zone</arg_key>\n<arg_value>Europe/Rome</arg_value>\n"
         "</tool_call>",
-        content="I look it up.",
-        reasoning="Let me see.",
+        **BOTH,
     ),
     "minimax": Family(
         "<minimax:tool_call> <think>",
@@ -102,8 +101,7 @@ FAMILIES = {
         f"<｜tool▁sep｜>{WEATHER_JSON}<｜tool▁call▁end｜><｜tool▁call▁begin｜>get_time<｜tool▁sep｜>"
         f"{TIME_JSON}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
         prefix="<think>",
-        content="I look it up.",
-        reasoning="Let me see.",
+        **BOTH,
     ),
     "kimi": Family(
         "<|tool_call_argument_begin|>",
@@ -118,8 +116,7 @@ FAMILIES = {
         "<|channel|>analysis<|message|>Let me see.<|end|><|start|>assistant<|channel|>commentary"
         "<|message|>I look it up.<|end|><|start|>assistant<|channel|>commentary "
         f"to=functions.get_weather <|constrain|>json<|message|>{WEATHER_JSON}",
-        content="I look it up.",
-        reasoning="Let me see.",
+        **BOTH,
         calls=CALLS[:1],
     ),
     "gpt-oss, with the recipient before the channel": Family(
@@ -141,8 +138,7 @@ FAMILIES = {
         "[TOOL_CALLS] [ARGS] [THINK]",
         f"[THINK]Let me see.[/THINK]I look it up.[TOOL_CALLS]get_weather[ARGS]{WEATHER_JSON}"
         f"[TOOL_CALLS]get_time[ARGS]{TIME_JSON}",
-        content="I look it up.",
-        reasoning="Let me see.",
+        **BOTH,
     ),
     "mistral": Family("[TOOL_CALLS]", f"[TOOL_CALLS] [{WEATHER_CALL}, {TIME_CALL}]"),
     "llama": Family(

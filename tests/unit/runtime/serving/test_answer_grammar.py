@@ -20,18 +20,12 @@ from tests.unit.runtime.serving.test_answer_formats import FAMILIES, OWN, TOOLS,
 MARK = re.compile(r"<[|｜][^>]+>|\[/?[A-Z_]+\]")
 MARKS = sorted({mark for family in FAMILIES.values() for mark in MARK.findall(family.text)})
 SPECIAL = {name: len(TOKENIZER) + number for number, name in enumerate(MARKS)}
+CLOSED = {"type": "object", "additionalProperties": False}
 STRICT = [
     formats.function(
-        name,
-        strict=True,
-        parameters={
-            "type": "object",
-            "properties": properties,
-            "required": list(properties),
-            "additionalProperties": False,
-        },
+        name, strict=True, parameters={**CLOSED, "properties": known, "required": list(known)}
     )
-    for name, properties in formats.PROPERTIES.items()
+    for name, known in formats.PROPERTIES.items()
 ]
 WITH_JSON = {
     "deepseek-v3", "deepseek-v3.1", "gpt-oss", "kimi", "llama", "mistral", "mistral, version 11",

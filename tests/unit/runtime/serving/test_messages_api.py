@@ -106,11 +106,9 @@ def test_anthropics_client__runs_the_loop_of_an_agent(agents: RunningServer, for
     force(ANSWER, "It is sunny.")
     first = asking.messages.create(model="tiny", messages=messages, **options)
     messages.append({"role": "assistant", "content": first.content})
-    results = [
-        {"type": "tool_result", "tool_use_id": block.id, "content": [text("sunny")]}
-        for block in first.content
-        if block.type == "tool_use"
-    ]
+    sunny = {"type": "tool_result", "content": [text("sunny")]}
+    used = [block for block in first.content if block.type == "tool_use"]
+    results = [{**sunny, "tool_use_id": block.id} for block in used]
     messages.append({"role": "user", "content": [*results, text("And "), text("tomorrow?")]})
     answer = asking.messages.create(model="tiny", messages=messages, **options)
     assert answer.content[0].text == "It is sunny."

@@ -130,11 +130,9 @@ def test_openais_client__runs_the_loop_of_an_agent(agents: RunningServer, force:
     force(ANSWER, "It is sunny.")
     first = client.responses.create(model="tiny", input=items, **options)
     items += [item.model_dump() for item in first.output]
-    items += [
-        {"type": "function_call_output", "call_id": item.call_id, "output": "sunny"}
-        for item in first.output
-        if item.type == "function_call"
-    ]
+    sunny = {"type": "function_call_output", "output": "sunny"}
+    calls = [item for item in first.output if item.type == "function_call"]
+    items += [{**sunny, "call_id": item.call_id} for item in calls]
     response = client.responses.create(model="tiny", input=items, **options)
     assert response.output_text == "It is sunny."
     # The prompt is that of the same conversation as a chat.
