@@ -1,7 +1,6 @@
 """The control plane's time is divided by section, and every contender is measured."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -80,9 +79,7 @@ def test_profiler__counts_calls_of_the_served_program_only() -> None:
 
 
 @pytest.mark.timeout(180)
-def test_run__measures_every_system_and_survives_a_budget_that_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run__measures_every_system_and_survives_a_budget_that_fails(tmp_path, monkeypatch):
     tiny = RandomShape(num_layers=4, num_experts=8, top_k=2, hidden_size=32, expert_width=8)
     monkeypatch.setitem(SHAPES, "12x8", tiny)
     config = ControlPlaneConfig(

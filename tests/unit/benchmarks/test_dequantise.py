@@ -11,9 +11,7 @@ from benchmarks.reports import read_document
 from benchmarks.tables import formats
 
 
-def test_dequantise__is_timed_beside_the_library(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dequantise__is_timed_beside_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     experts = {
         "mxfp4": (dequantise.make_mxfp4, ((64, 64),)),
         "fp8": (dequantise.make_fp8, ((128, 256),)),

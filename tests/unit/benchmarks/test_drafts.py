@@ -13,9 +13,7 @@ from benchmarks.tables import forecasting
 from tests.builders.serving import speaking_model
 
 
-def test_drafts__are_measured_beside_their_bound(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_drafts__are_measured_beside_their_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(json.dumps({"prompt": "one two one two one two one"}) + "\n")
     config = DraftsConfig(

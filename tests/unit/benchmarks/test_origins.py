@@ -76,9 +76,7 @@ def test_revision__is_dirty_after_edits_of_code_alone(tmp_path: Path) -> None:
     assert read_git_revision(tmp_path) == f"{commit}-dirty"
 
 
-def test_results__that_are_older_than_their_code_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_results__that_are_older_than_their_code_are_named(tmp_path, monkeypatch, capsys):
     git(tmp_path, "init", "-q")
     (tmp_path / "served").mkdir()
     revisions = []
@@ -108,9 +106,7 @@ def test_results__that_are_older_than_their_code_are_named(
     ]
 
 
-def test_results__outside_a_checkout_are_not_compared_with_their_code(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_results__outside_a_checkout_are_not_compared_with_their_code(monkeypatch, capsys):
     monkeypatch.setattr(origins, "read_git_revision", lambda: None)
     origins.warn_of_changes()
     (line,) = capsys.readouterr().err.splitlines()

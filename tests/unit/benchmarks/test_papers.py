@@ -55,9 +55,7 @@ COLUMNS = {
 
 
 @pytest.mark.parametrize(("paper", "table", "column"), COLUMNS)
-def test_published__tables_equal_a_second_transcription(
-    paper: str, table: str, column: str
-) -> None:
+def test_published__tables_equal_a_second_transcription(paper: str, table: str, column: str):
     values = [
         figure.value
         for (of, name), figure in read_published().items()

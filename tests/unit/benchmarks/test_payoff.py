@@ -11,9 +11,7 @@ from predictors.errors import MoecastError
 from tests.builders.serving import speaking_model
 
 
-def test_payoff__fails_where_moecast_is_slower(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_payoff__fails_where_moecast_is_slower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(payoff, "LIMIT", 0.0)
     config = PayoffConfig(
         model=str(speaking_model(tmp_path / "model")),

@@ -67,9 +67,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_fused__holds_the_same_values_with_gate_before_up(
-    checkpoint: Path, tmp_path: Path, dtype: torch.dtype
-) -> None:
+def test_fused__holds_the_same_values_with_gate_before_up(checkpoint, tmp_path, dtype):
     write_fused(checkpoint, tmp_path / "fused", dtype)
     ours, theirs = weights(tmp_path / "fused"), weights(checkpoint)
     stem = "model.layers.1.mlp.experts"
@@ -116,9 +114,7 @@ def read_written(gguf: Any, checkpoint: Path, file: Path, *dtype: torch.dtype) -
     return gguf.GGUFReader(file)
 
 
-def test_gguf__holds_every_tensor_and_size_that_llama_cpp_reads(
-    gguf: Any, checkpoint: Path, tmp_path: Path
-) -> None:
+def test_gguf__holds_every_tensor_and_size_that_llama_cpp_reads(gguf, checkpoint, tmp_path):
     config = add_tokenizer(checkpoint)
     reader = read_written(gguf, checkpoint, tmp_path / "model.gguf")
     found = {tensor.name: tensor.data for tensor in reader.tensors}
@@ -361,9 +357,7 @@ def test_settings__name_what_is_allowed(settings: dict[str, Any], message: str) 
         choose_peers(PeersConfig(model=Path("model"), **settings))
 
 
-def test_gguf__is_not_written_for_a_quantiser_that_is_missing(
-    checkpoint: Path, tmp_path: Path
-) -> None:
+def test_gguf__is_not_written_for_a_quantiser_that_is_missing(checkpoint: Path, tmp_path: Path):
     weights = ModelWeights(checkpoint, tmp_path / "work", tmp_path / "none", "q4_0")
     with pytest.raises(ProcessFailed, match="environments name=llama-cpp"):
         weights.write(WeightLayout.GGUF)

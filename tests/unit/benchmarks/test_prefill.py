@@ -12,9 +12,7 @@ from benchmarks.tables import systems
 from tests.builders.serving import speaking_model
 
 
-def test_prefill__is_measured_beside_its_bounds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prefill__is_measured_beside_its_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     config = PrefillConfig(
         model=str(speaking_model(tmp_path / "model")),
         budget="50%",

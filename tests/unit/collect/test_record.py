@@ -141,9 +141,7 @@ def test_recording_job__is_the_same_in_another_folder(tmp_path, monkeypatch) -> 
     assert (record["model"]["id"], record["where"]) == ("builtin", "s3://b/t")
 
 
-def test_recording_job__decides_for_all_workers_which_kernels_are_faster(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recording_job__decides_for_all_workers_which_kernels_are_faster(tmp_path, monkeypatch):
     data = make_data(tmp_path)
     settings = recording_settings(data)
     for ratio, kernels in ((2.0, "own"), (1.0, "library")):

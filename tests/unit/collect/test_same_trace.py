@@ -19,9 +19,7 @@ from train.find_trace import find_trace
 
 
 @pytest.fixture
-def recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[ModelConfig, DataConfig, str]:
+def recorded(tmp_path, monkeypatch) -> tuple[ModelConfig, DataConfig, str]:
     """A model, its data, and the digest of their trace; no model can be loaded any more."""
     monkeypatch.chdir(tmp_path)
     model = recordable(tmp_path / "model", num_layers=2)

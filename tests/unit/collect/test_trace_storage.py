@@ -29,9 +29,7 @@ from zoo.storage.remote import ObjectStorage
 
 
 @pytest.fixture(params=["folder", "memory", "s3"])
-def storage(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[FileStorage]:
+def storage(request, tmp_path, monkeypatch) -> Iterator[FileStorage]:
     if request.param == "folder":
         (tmp_path / "far").mkdir()
         yield open_writable_storage(tmp_path / "far")

@@ -25,9 +25,7 @@ def step(first: list[int], second: list[int]) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("least", "wanted"), [(None, [0, 1]), (0.5, [0, 1]), (0.7, [0])])
-def test_tendency__is_the_mean_of_the_tokens_experts(
-    least: float | None, wanted: list[int]
-) -> None:
+def test_tendency__is_the_mean_of_the_tokens_experts(least: float | None, wanted: list[int]):
     """`least` names the experts that enough tokens are expected to use."""
     found = serve(CorrelationPredictor(SPEC, pairs(), USES, least=least), step([0, 2], [0, 1]))
     # The first layer is forecast by its experts' own shares.

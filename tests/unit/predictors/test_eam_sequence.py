@@ -9,10 +9,7 @@ from predictors.errors import PredictorError
 from tests.builders.predictors import serve, small_spec
 
 STORED = np.array(
-    [
-        [[8, 0, 0, 0], [6, 2, 0, 0], [0, 0, 4, 4]],
-        [[0, 8, 0, 0], [0, 0, 1, 7], [5, 3, 0, 0]],
-    ],
+    [[[8, 0, 0, 0], [6, 2, 0, 0], [0, 0, 4, 4]], [[0, 8, 0, 0], [0, 0, 1, 7], [5, 3, 0, 0]]],
     np.float32,
 )
 """Two sequences of 8 tokens, top-1, three layers of four experts."""

@@ -83,9 +83,7 @@ def test_threshold__is_one_minus_the_score_within_zero_and_one() -> None:
     [(0.0, 1, [1]), (0.0, 2, [1, 3]), (0.45, 1, [1]), (0.55, 1, [1, 3]), (0.85, 1, [0, 1, 3]),
      (1.1, 1, [0, 1, 2, 3])],
 )  # fmt: skip
-def test_select_experts__reaches_delta_and_at_least_top_k(
-    delta: float, top_k: int, kept: list[int]
-) -> None:
+def test_select_experts__reaches_delta_and_at_least_top_k(delta, top_k, kept):
     probability = np.array([[0.15, 0.5, 0.05, 0.3]], np.float32)
     mask = select_experts(probability, np.array([delta], np.float32), top_k)
     assert np.flatnonzero(mask[0]).tolist() == kept

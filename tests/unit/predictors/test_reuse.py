@@ -23,9 +23,7 @@ def expected_means(tokens: list[tuple[list[int], np.ndarray]]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("has_kernels", [False, True])
-def test_add__is_the_decaying_mean_of_choices_and_probabilities(
-    monkeypatch: pytest.MonkeyPatch, has_kernels: bool
-) -> None:
+def test_add__is_the_decaying_mean_of_choices_and_probabilities(monkeypatch, has_kernels):
     if has_kernels and reuse.kernels is None:
         pytest.skip("the kernels are not compiled")
     if not has_kernels:

@@ -12,9 +12,7 @@ from train.data import WARM_UP, InputSpec, TraceBatches, TraceSubset, read_conte
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.8])
-def test_contexts__is_the_weighted_sum_over_the_requests_earlier_rows(
-    tmp_path: Path, decay: float
-) -> None:
+def test_contexts__is_the_weighted_sum_over_the_requests_earlier_rows(tmp_path: Path, decay: float):
     sizes = {"requests_per_unit": 4, "prompt_tokens": WARM_UP + 20, "new_tokens": 4}
     trace = make_trace(tmp_path / "t", **sizes)
     rows = np.array([0, 1, 2, 3, 9, 30, 47, 48, 49, 50, 100, 101])

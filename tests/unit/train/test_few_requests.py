@@ -25,9 +25,7 @@ def train(folder: Path, num_requests: int, *options: str) -> int:
     ("num_requests", "counts"),
     [(1, "1 to train on, 0 for validation"), (3, "2 to train on, 1 for validation")],
 )
-def test_train__on_few_requests_says_what_is_missing(
-    num_requests: int, counts: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_train__on_few_requests_says_what_is_missing(num_requests, counts, tmp_path, capsys):
     for options in KINDS:
         assert train(tmp_path, num_requests, *options, "batch_size=4") == 2
         error = capsys.readouterr().err
@@ -35,9 +33,7 @@ def test_train__on_few_requests_says_what_is_missing(
         assert not (tmp_path / "run" / "entries").exists()
 
 
-def test_train__on_fewer_tokens_than_a_batch_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_train__on_fewer_tokens_than_a_batch_says_so(tmp_path, capsys):
     for options in KINDS:
         assert train(tmp_path, 12, *options, "batch_size=256") == 2
         assert "90 tokens to train on, a batch 256" in capsys.readouterr().err

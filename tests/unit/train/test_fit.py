@@ -74,9 +74,7 @@ class Stop(Callback):
             raise KeyboardInterrupt
 
 
-def test_fit__resumed_in_a_moved_folder_equals_uninterrupted(
-    trace: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fit__resumed_in_a_moved_folder_equals_uninterrupted(trace, tmp_path, monkeypatch):
     """Epoch 1 of 5 is the best, which a run resumed at epoch 2 must still know."""
     changes = {"lr": 0.05, "max_epochs": 8, "patience": 3}
     whole = run(trace, tmp_path / "whole", **changes)
@@ -102,9 +100,7 @@ def test_fit__that_had_stopped_early_runs_no_further_epoch(trace: Trace, tmp_pat
 
 
 @pytest.mark.parametrize("lr", [1.0, 1e30])
-def test_fit__that_diverges_names_the_epoch_and_what_to_change(
-    lr: float, trace: Trace, tmp_path: Path
-) -> None:
+def test_fit__that_diverges_names_the_epoch_and_what_to_change(lr, trace, tmp_path):
     message = r"diverged in epoch 1: train/loss/mlp is .*\(lr="
     with pytest.raises(TrainError, match=message) as error:
         run(trace, tmp_path, lr=lr, width=256)
@@ -112,9 +108,7 @@ def test_fit__that_diverges_names_the_epoch_and_what_to_change(
     assert not (tmp_path / CHECKPOINTS).exists(), "the networks of before are kept, not these"
 
 
-def test_fit__an_epoch_that_is_announced_is_on_the_disk(
-    trace: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fit__an_epoch_that_is_announced_is_on_the_disk(trace, tmp_path, monkeypatch):
     announced = []
 
     def write(line: str) -> None:

@@ -3,7 +3,6 @@
 import errno
 import os
 import shutil
-from pathlib import Path
 
 import pytest
 from torch import nn
@@ -19,9 +18,7 @@ def leave_free(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
 
 
-def test_training_space__names_needed_and_free_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_space__names_needed_and_free_bytes(tmp_path, monkeypatch):
     network = nn.Linear(1000, 1000, bias=False)
     needed = COPIES * 4_000_000 + SPARE_BYTES
     leave_free(monkeypatch, needed)
@@ -32,9 +29,7 @@ def test_training_space__names_needed_and_free_bytes(
     assert not (tmp_path / "new").exists()
 
 
-def test_train__on_a_full_disk_writes_no_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_train__on_a_full_disk_writes_no_checkpoint(tmp_path, monkeypatch, capsys):
     leave_free(monkeypatch, 1000)
     for options in KINDS:
         assert train(tmp_path, 12, *options, "batch_size=4") == 2
@@ -42,9 +37,7 @@ def test_train__on_a_full_disk_writes_no_checkpoint(
         assert not [*(tmp_path / "run").rglob("*.ckpt")]
 
 
-def test_write_atomic__on_a_full_disk_keeps_the_old_content(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_write_atomic__on_a_full_disk_keeps_the_old_content(tmp_path, monkeypatch):
     file = tmp_path / "last.ckpt"
     write_atomic(file, b"before")
 

@@ -73,9 +73,7 @@ def test_skip__refuses_a_model_of_another_size(tmp_path: Path) -> None:
         make_skip(RouterWeights(model, make_spec(num_layers=2)), horizons=(1,))
 
 
-def test_trace_for__refuses_a_trace_of_another_model_naming_both(
-    trace: Trace, tmp_path: Path
-) -> None:
+def test_trace_for__refuses_a_trace_of_another_model_naming_both(trace: Trace, tmp_path: Path):
     model = ModelConfig(name="tiny", id=str(tiny_qwen2_moe(tmp_path / "m")))
     config = TrainConfig(model=model, trace=trace.path, run_dir=tmp_path)
     with pytest.raises(TrainError, match='model_id: the trace has "synthetic", model=tiny has'):
@@ -109,9 +107,7 @@ def test_config__names_the_key_and_the_allowed_values(field: str) -> None:
 
 
 @pytest.mark.parametrize(("num_layers", "deep"), [(4, []), (3, ["expert-map"]), (2, ["stride"])])
-def test_deep_kinds__are_left_out_of_models_with_few_layers(
-    num_layers: int, deep: list, tmp_path: Path
-) -> None:
+def test_deep_kinds__are_left_out_of_models_with_few_layers(num_layers, deep, tmp_path):
     trace = make_trace(tmp_path / "t", spec=make_spec(num_layers=num_layers))
     left_out = leave_out_kinds(PredictorConfig(kind="mlp"), KINDS, trace)
     assert set(deep) <= set(left_out) <= {"stride", "expert-map"}

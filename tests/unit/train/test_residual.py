@@ -132,9 +132,7 @@ def test_residual__a_new_request_has_no_past() -> None:
         assert not np.allclose(scores, used[key])
 
 
-def test_residual__long_prompts_go_in_pieces_and_mean_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_residual__long_prompts_go_in_pieces_and_mean_the_same(monkeypatch: pytest.MonkeyPatch):
     hidden = random_step(50)
     whole, parts = windowed(None), windowed(None)
     expected = scores_of(asked(whole, hidden, [3] * 50))
@@ -190,9 +188,7 @@ def test_prompt_window__must_be_one_call(window: int) -> None:
 
 
 @pytest.mark.parametrize("has_kernels", [False, True])
-def test_share_chosen__is_the_probability_of_the_chosen_experts(
-    monkeypatch: pytest.MonkeyPatch, has_kernels: bool
-) -> None:
+def test_share_chosen__is_the_probability_of_the_chosen_experts(monkeypatch, has_kernels):
     if has_kernels and residual.kernels is None:
         pytest.skip("the kernels are not compiled")
     if not has_kernels:

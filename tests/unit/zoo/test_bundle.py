@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.builders.entries import tiny_entry
-from tests.builders.zoos import Refused, zoo
+from tests.builders.zoos import zoo
 from zoo.load import find_entry, list_names
 
 
@@ -42,9 +42,7 @@ def test_pull__of_a_model_gets_what_the_system_takes(far: str) -> None:
         (["tiny", "system=on-demand"], "'tiny' is not NAME"),
     ],
 )
-def test_pull__of_a_model_gets_all_or_nothing(
-    arguments: list[str], message: str, far: str, refused: Refused
-) -> None:
+def test_pull__of_a_model_gets_all_or_nothing(arguments, message, far, refused):
     error = refused("pull", *arguments, far)
     assert message in error
     assert error.count("\n") == 1

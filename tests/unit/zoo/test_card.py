@@ -7,12 +7,10 @@ from typing import Any
 from huggingface_hub import ModelCard
 
 from tests.builders.entries import tiny_entry, tiny_figure, tiny_spec, tiny_training
-from tests.builders.hub import FakeHub
 from tests.builders.zoos import publish
 from zoo.catalog import WritableZoo
 from zoo.entry import open_entry
 from zoo.index import parse_reference
-from zoo.storage.hub import HubStorage
 
 
 def card_of(folder: Path, **changes: Any) -> ModelCard:
@@ -73,9 +71,7 @@ def test_card__tells_how_the_entry_was_trained(tmp_path: Path) -> None:
     assert not {"training.json", "figure.png"} & entry.payload().keys()
 
 
-def test_front_page__shows_the_figures_of_the_entries_that_there_are(
-    hub: tuple[HubStorage, FakeHub],
-) -> None:
+def test_front_page__shows_the_figures_of_the_entries_that_there_are(hub):
     def page(*figures: str) -> bytes:
         _, files = hub[1].head("publisher/zoo")
         paths = [f"figures/{name}.png" for name in figures]

@@ -44,9 +44,7 @@ PARSERS = (
 
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("name", FILES)
-def test_entry__refuses_damage_before_parsing(
-    name: str, damage: str, entry: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_entry__refuses_damage_before_parsing(name, damage, entry, monkeypatch):
     path = entry / name
     path.write_bytes(DAMAGE[damage](path.read_bytes()))
     for parser in PARSERS if name.startswith("manifest") else PARSERS[:-1]:

@@ -58,9 +58,7 @@ def test_write__replaces_no_other_folder(tmp_path: Path) -> None:
     assert [path.read_text() for path in tmp_path.iterdir()] == ["x"]
 
 
-def test_failed_write__leaves_the_folder_unchanged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_write__leaves_the_folder_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The Nth fsync fails, for every N there is."""
     tiny_entry(tmp_path / "e", licence="MIT")
     for failing in fail_each_fsync(monkeypatch):
@@ -107,9 +105,7 @@ def test_load__for_another_model_names_both_sides(field: str, value: object, ent
     assert f"the model has {value!r}" in message
 
 
-def test_load__another_dtype_is_the_same_model(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_load__another_dtype_is_the_same_model(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     files = {"predictors/layer_00_to_02.onnx": tiny_graph()}
     tiny_entry(tmp_path / "e", spec=tiny_spec(num_layers=3), files=files)
     with caplog.at_level("INFO"):

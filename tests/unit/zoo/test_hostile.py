@@ -32,9 +32,7 @@ def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     assert not {"evil", "evil.inner"} & set(sys.modules)
 
 
-def test_terminal__gets_no_escape_from_an_entry(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_terminal__gets_no_escape_from_an_entry(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     tiny_entry(
         tmp_path / "e",
         kind=ESCAPES,
@@ -71,9 +69,7 @@ def test_card__of_another_form_is_an_error_of_the_zoo(card: bytes, entry: Path) 
      "~nosuchuser", "\0", "github://", "https://h:99999", "http://[::1", "s3://",
      "." * 5000, "a\ud800"],
 )  # fmt: skip
-def test_address__that_is_no_zoo_is_named_and_runs_nothing(
-    address: str, evil: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_address__that_is_no_zoo_is_named_and_runs_nothing(address, evil, monkeypatch):
     monkeypatch.setenv("MOECAST_OFFLINE", "1")
     with pytest.raises((ZooError, FileNotFoundError)):
         open_storage(address).read("index.json", limit=9)
@@ -89,9 +85,7 @@ def test_pull__checks_free_space_first(far: Site, monkeypatch: pytest.MonkeyPatc
     assert len(far.gets) == 2, "the index and the manifest"
 
 
-def test_pull__to_a_disk_that_fills_up_is_one_line_and_goes_on(
-    far: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pull__to_a_disk_that_fills_up_is_one_line_and_goes_on(far, monkeypatch):
     blobs, fsync = cache_storage().folder / "blobs/sha256", os.fsync
 
     def fail(handle: int) -> None:
@@ -108,9 +102,7 @@ def test_pull__to_a_disk_that_fills_up_is_one_line_and_goes_on(
     find_entry("tiny/stride").verify()
 
 
-def test_files_of_another_kind__are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_of_another_kind__are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     folder, file, fifo = tmp_path / "folder", tmp_path / "file", tmp_path / "fifo"
     folder.mkdir()
     file.write_text("x")

@@ -20,9 +20,7 @@ def version(folder: Path, accuracy: float | None, **changes: object) -> EntryMan
     return tiny_entry(folder, metrics=metrics, **changes)
 
 
-def test_compare__has_metrics_costs_and_layers_and_their_differences(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_compare__has_metrics_costs_and_layers_and_their_differences(tmp_path, capsys):
     version(tmp_path / "a", 0.75)
     version(tmp_path / "b", 0.5, trace_digest="b" * 64)
     assert zoo("compare", tmp_path / "a", tmp_path / "b", "json=true") == 0
@@ -50,9 +48,7 @@ def test_compare__refuses_entries_of_two_models(tmp_path: Path, refused: Refused
     assert "moecast zoo list" in error
 
 
-def test_promote__moves_the_alias_unless_a_metric_falls_too_far(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_promote__moves_the_alias_unless_a_metric_falls_too_far(tmp_path, capsys):
     target = f"memory://{tmp_path.name}/zoo"
     good, similar = version(tmp_path / "1", 0.9), version(tmp_path / "2", 0.895)
     worse, unmeasured = version(tmp_path / "3", 0.88), version(tmp_path / "4", None)
@@ -111,9 +107,7 @@ def test_alias__is_pulled_with_its_version_and_works_offline(tmp_path: Path) -> 
         (["tiny/stride", "production", "max_drop=-1"], "must be at least 0"),
     ],
 )
-def test_promote__wrong_use_is_one_line(
-    arguments: list[str], message: str, refused: Refused
-) -> None:
+def test_promote__wrong_use_is_one_line(arguments: list[str], message: str, refused: Refused):
     publish(cache_storage())
     error = refused("promote", *arguments)
     assert message in error

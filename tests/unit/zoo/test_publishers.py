@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from itertools import product
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -59,9 +58,7 @@ def promote(bucket: Bucket, entry: ZooEntry, seen: list[str | None]) -> None:
     losses=st.lists(st.booleans(), max_size=12),
     refusal=st.sampled_from(["PreconditionFailed", "ConditionalRequestConflict"]),
 )
-def test_publishers__in_any_order_lose_no_listing(
-    shares: list[int], turns: list[int], losses: list[bool], refusal: str, entries: list[ZooEntry]
-) -> None:
+def test_publishers__in_any_order_lose_no_listing(shares, turns, losses, refusal, entries):
     lost = iter(losses)
     bucket = Bucket(refusal=refusal, loses_answer=lambda: next(lost, False))
     jobs: list[Callable[[], None]] = [
@@ -82,9 +79,7 @@ def test_publishers__in_any_order_lose_no_listing(
 
 @settings(max_examples=30)
 @given(turns=st.lists(st.integers(0, 1), max_size=40))
-def test_promotions__of_two_at_once_see_each_other(
-    turns: list[int], entries: list[ZooEntry]
-) -> None:
+def test_promotions__of_two_at_once_see_each_other(turns: list[int], entries: list[ZooEntry]):
     """The gate of the second compares with the version that the first has promoted."""
     bucket = Bucket()
     publish(bucket, *entries[:2])
@@ -109,9 +104,7 @@ def test_promotion__whose_answer_is_lost_is_made_once(entries: list[ZooEntry]) -
     assert Zoo(BucketStorage(bucket)).read_index().serial == 3
 
 
-def test_store__that_ignores_conditions_is_found_out(
-    entries: list[ZooEntry], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_store__that_ignores_conditions_is_found_out(entries, caplog):
     bucket = Bucket(minds_conditions=False)
     publish(bucket, entries[0])
     assert LOST in caplog.text
@@ -153,13 +146,7 @@ def test_refusal__names_the_remedy_even_if_the_answer_has_no_body(code: str, adv
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["first index", "changed index"])
-def test_s3__keeps_the_listings_of_two_publishers(
-    begun: bool,
-    entries: list[ZooEntry],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_s3__keeps_the_listings_of_two_publishers(begun, entries, tmp_path, monkeypatch, caplog):
     replace, between = ObjectStorage._replace, []
 
     def replace_second(self: ObjectStorage, path: str, data: bytes, *, etag: str | None) -> None:

@@ -57,9 +57,7 @@ def test_answer__of_other_bytes_is_not_kept(far: Site) -> None:
 
 
 @pytest.mark.parametrize("drips", [True, False], ids=["drips", "stalls"])
-def test_slow_server__ends_with_a_message(
-    drips: bool, far: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_server__ends_with_a_message(drips: bool, far: Site, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("zoo.storage.remote.READ_SECONDS", 0.5)
     ended = threading.Event()
 
@@ -120,9 +118,7 @@ def test_pull__requests_each_file_once_and_then_the_index_only(far: Site) -> Non
 # ---- damage, on the way
 
 
-def test_flipped_bits__are_refused_before_parsing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flipped_bits__are_refused_before_parsing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A flipped bit in any file, a cut at 64 places of each, a byte more."""
     manifest, place = publish(tmp_path), Zoo(FolderStorage(tmp_path))
     entry = place.open(EntryReference("tiny/stride"))

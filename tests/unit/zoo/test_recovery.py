@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders.zoos import Refused, publish, pull_tiny, zoo
+from tests.builders.zoos import publish, pull_tiny, zoo
 from zoo.catalog import WritableZoo, Zoo
 from zoo.digest import hash_bytes
 from zoo.entry import open_entry
@@ -50,9 +50,7 @@ def test_pull__replaces_a_damaged_cached_blob(source: Path) -> None:
     assert zoo("verify", "tiny/stride") == 0
 
 
-def test_damaged_manifest__leaves_other_entries_usable(
-    source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_manifest__leaves_other_entries_usable(source, tmp_path, caplog):
     assert zoo("pull", "all=true", f"zoo={source}") == 0
     digest = find_entry("tiny/mlp").manifest.digest
     cached_blob(digest).write_bytes(b"{}")
@@ -68,9 +66,7 @@ def test_damaged_manifest__leaves_other_entries_usable(
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b'{"serial": 7, "entries": {"tiny'])
-def test_damaged_index__hides_no_other_zoo_and_names_the_remedy(
-    content: bytes, source: Path, refused: Refused
-) -> None:
+def test_damaged_index__hides_no_other_zoo_and_names_the_remedy(content, source, refused):
     assert zoo("pull", "tiny/stride", f"zoo={source}") == 0
     index = cache_storage().folder / "index.json"
     index.write_bytes(content)
@@ -125,9 +121,7 @@ def test_manifest__of_another_form_is_refused(source: Path, entry: Path) -> None
     assert zoo("verify", entry) == 2
 
 
-def test_gc__waits_for_a_pull_and_keeps_what_it_downloads(
-    source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gc__waits_for_a_pull_and_keeps_what_it_downloads(source, monkeypatch):
     """gc begins when all blobs have been downloaded and none is listed yet."""
     publish(cache_storage(), name="tiny/mlp")
     real = WritableZoo.register

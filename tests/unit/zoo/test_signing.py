@@ -8,7 +8,7 @@ import pytest
 
 from tests.builders.entries import tiny_entry
 from tests.builders.web import served
-from tests.builders.zoos import Refused, zoo
+from tests.builders.zoos import zoo
 from zoo.entry import open_entry
 from zoo.errors import DamagedError, SignatureError, ZooError
 from zoo.load import find_entry
@@ -49,9 +49,7 @@ def far(signed: Path, tmp_path: Path, keys: dict[str, Path]) -> Path:
     return tmp_path / "far"
 
 
-def test_signature__travels_with_the_entry(
-    signed: Path, far: Path, keys: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_signature__travels_with_the_entry(signed, far, keys, monkeypatch):
     ours, theirs = keys["ours.pub"], keys["theirs.pub"]
     assert zoo("verify", signed, f"require_signature={ours}") == 0
     with served(far) as (address, _):
@@ -93,9 +91,7 @@ def test_wrong_keys__are_named(entry: Path, tmp_path: Path, keys: dict[str, Path
         assert zoo("verify", entry, f"require_signature={wrong}") == 2
 
 
-def test_signature__is_that_of_the_bytes_that_are_loaded(
-    signed: Path, tmp_path: Path, keys: dict[str, Path]
-) -> None:
+def test_signature__is_that_of_the_bytes_that_are_loaded(signed, tmp_path, keys):
     """The folder is exchanged for a signed one after the unsigned manifest was read."""
     tiny_entry(tmp_path / "forged", licence="MIT")
     (tmp_path / "forged/signature.json").write_bytes((signed / "signature.json").read_bytes())
@@ -106,9 +102,7 @@ def test_signature__is_that_of_the_bytes_that_are_loaded(
         check_signature(entry, key=keys["ours.pub"])
 
 
-def test_index__must_be_signed_where_signatures_are_required(
-    far: Path, keys: dict[str, Path], monkeypatch: pytest.MonkeyPatch, refused: Refused
-) -> None:
+def test_index__must_be_signed_where_signatures_are_required(far, keys, monkeypatch, refused):
     index = far / "index.json"
     good = index.read_bytes()
     content = json.loads(good)
@@ -135,9 +129,7 @@ def test_index__must_be_signed_where_signatures_are_required(
     assert zoo("pull", "tiny/stride", f"zoo={far}", require) == 0
 
 
-def test_signed_index__is_changed_with_the_key_only(
-    far: Path, tmp_path: Path, keys: dict[str, Path]
-) -> None:
+def test_signed_index__is_changed_with_the_key_only(far, tmp_path, keys):
     before = (far / "index.json").read_bytes()
     tiny_entry(tmp_path / "m", name="tiny/mlp")
     tiny_entry(tmp_path / "more/token", name="tiny/token")

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders.hub import FakeHub
 from tests.builders.stores import s3_bucket
 from tests.builders.web import served
 from tests.builders.zoos import publish, pull_tiny
@@ -142,9 +141,7 @@ def test_damaged_blob__is_refused_and_not_kept(name: str, storage: Storage, tmp_
     assert not list((cache_storage().folder / "blobs/sha256").glob(".*"))
 
 
-def test_second_version__becomes_the_latest_and_can_be_removed(
-    storage: Storage, tmp_path: Path
-) -> None:
+def test_second_version__becomes_the_latest_and_can_be_removed(storage: Storage, tmp_path: Path):
     first = fill(storage, tmp_path)
     second = fill(storage, tmp_path, licence="MIT")
     assert Zoo(storage).read_index().resolve(EntryReference("tiny/stride")) == second
@@ -161,9 +158,7 @@ def test_second_version__becomes_the_latest_and_can_be_removed(
     zoo.open(EntryReference("tiny/stride")).verify()
 
 
-def test_hub__shows_cards_and_refuses_a_stale_commit(
-    hub: tuple[HubStorage, FakeHub], tmp_path: Path
-) -> None:
+def test_hub__shows_cards_and_refuses_a_stale_commit(hub, tmp_path):
     storage, repositories = hub
     fill(storage, tmp_path)
     _, files = repositories.head("publisher/zoo")

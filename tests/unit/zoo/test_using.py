@@ -8,7 +8,7 @@ import pytest
 from tests.builders.entries import tiny_entry
 from tests.builders.processes import run_python
 from tests.builders.web import Site, served
-from tests.builders.zoos import Refused, publish, zoo
+from tests.builders.zoos import publish, zoo
 from zoo.catalog import WritableZoo, Zoo
 from zoo.errors import ZooError
 from zoo.index import EntryReference
@@ -65,9 +65,7 @@ def test_address__leaves_what_a_name_means_in_the_cache(tmp_path: Path) -> None:
 # ---- the same again later
 
 
-def test_lock__pulls_the_same_bytes_later(
-    far: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lock__pulls_the_same_bytes_later(far, tmp_path, monkeypatch):
     monkeypatch.setenv("MOECAST_ZOO", far.address)
     digest = find_entry("tiny/stride").manifest.digest
     assert zoo("lock", f"output={tmp_path / 'zoo.lock'}") == 0
@@ -95,9 +93,7 @@ def test_lock__names_the_first_zoo_that_has_an_entry(far: Site, tmp_path: Path) 
     assert found == {"qwen2-moe-tiny/stride": "builtin", "tiny/stride": far.address}
 
 
-def test_lock__of_an_entry_that_is_in_no_zoo_is_refused(
-    far: Site, tmp_path: Path, refused: Refused
-) -> None:
+def test_lock__of_an_entry_that_is_in_no_zoo_is_refused(far, tmp_path, refused):
     publish(cache_storage(), licence="MIT")
     lock = ("lock", f"output={tmp_path / 'zoo.lock'}")
     assert "not in the built-in zoo or MOECAST_ZOO" in refused(*lock)
@@ -110,9 +106,7 @@ def test_lock__of_an_entry_that_is_in_no_zoo_is_refused(
     [(None, "moecast zoo lock writes it"), ("{", "is not a lock file"),
      ('{"entries": {"../x": {"digest": "' + "a" * 64 + '", "zoo": "x"}}}', "String should match")],
 )  # fmt: skip
-def test_invalid_lock_file__is_refused(
-    content: str | None, message: str, tmp_path: Path, refused: Refused
-) -> None:
+def test_invalid_lock_file__is_refused(content, message, tmp_path, refused):
     if content is not None:
         (tmp_path / "zoo.lock").write_text(content)
     assert message in refused("pull", f"locked={tmp_path / 'zoo.lock'}", "zoo=builtin")
@@ -183,9 +177,7 @@ def test_rm_and_gc__remove_unreferenced_blobs() -> None:
         (["model=TINY"], ["tiny/b", "tiny/a"]),
     ],
 )
-def test_list__filters_and_sorts(
-    filters: list[str], names: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_list__filters_and_sorts(filters, names, tmp_path, capsys):
     figures = {"a": (0.8, 0.5, "mlp"), "b": (0.9, 0.4, "stride")}
     for name, (accuracy, good, kind) in figures.items():
         metrics = {"held_out": {"accuracy": accuracy, "good_pred": good}}

@@ -43,9 +43,7 @@ def test_writers_at_once__lose_no_listing(tmp_path: Path) -> None:
     assert target.read_index().serial == 8
 
 
-def test_failed_write__lists_complete_entries_only(
-    entry: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_write__lists_complete_entries_only(entry, tmp_path, monkeypatch):
     """The Nth fsync fails, for every N there is; the next try succeeds."""
     published = open_entry(entry)
     blobs = {one.sha256 for one in published.manifest.files.values()}
@@ -69,9 +67,7 @@ def test_failed_write__lists_complete_entries_only(
         ({"trace_digest": None}, "the digest of its training trace"),
     ],
 )
-def test_push__lists_missing_fields(
-    changes: dict[str, object], lacks: str, tmp_path: Path, refused: Refused
-) -> None:
+def test_push__lists_missing_fields(changes, lacks, tmp_path, refused):
     tiny_entry(tmp_path / "e", **changes)
     assert f"it lacks {lacks}" in refused("push", tmp_path / "e", f"zoo={tmp_path / 'zoo'}")
     assert not (tmp_path / "zoo").exists()
@@ -134,9 +130,7 @@ def test_index__of_another_form_is_refused(content: str, tmp_path: Path) -> None
         (["push", "nowhere"], "`moecast train` writes entries"),
     ],
 )
-def test_error__names_cause_and_next_step(
-    arguments: list[str], message: str, refused: Refused
-) -> None:
+def test_error__names_cause_and_next_step(arguments: list[str], message: str, refused: Refused):
     publish(cache_storage())
     error = refused(*arguments)
     assert message in error

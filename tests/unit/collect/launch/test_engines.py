@@ -35,9 +35,7 @@ def ray_session() -> Iterator[None]:
         ray.shutdown()
 
 
-@pytest.fixture(
-    params=["local", pytest.param("ray", marks=pytest.mark.engines), "slurm"],
-)
+@pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.engines), "slurm"])
 def config(request: pytest.FixtureRequest) -> LauncherConfig:
     if request.param == "ray":
         request.getfixturevalue("ray_session")

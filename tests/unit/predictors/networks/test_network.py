@@ -115,9 +115,7 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("num_rows", [1, 3, 4, 17])
 @pytest.mark.parametrize("is_quantised", [False, True], ids=["float32", "int8"])
 @pytest.mark.parametrize("kind", GRAPHS)
-def test_networks__compute_what_onnx_specifies(
-    kind: str, is_quantised: bool, num_rows: int
-) -> None:
+def test_networks__compute_what_onnx_specifies(kind: str, is_quantised: bool, num_rows: int):
     """float32 against onnxruntime; kernels' int8 against the reference implementation of ONNX.
 
     On an x86 CPU without VNNI, onnxruntime adds pairs of products of eight bits with VPMADDUBSW, in
@@ -256,9 +254,7 @@ def test_run__refuses_other_arrays(hidden: np.ndarray | tuple[np.ndarray, ...]) 
         (((-1, 0, 4), (-1, 0, 2)), (6, 1, 0, -1, 0, None, draw(2, 4), draw(2))),
     ],
 )
-def test_program__refuses_operations_that_do_not_fit(
-    buffers: tuple[tuple[int, int, int], ...], operation: tuple[object, ...]
-) -> None:
+def test_program__refuses_operations_that_do_not_fit(buffers, operation):
     with pytest.raises(ValueError):  # noqa: PT011 - several messages
         kernels.Program(buffers, (operation,), (0,), (1,))
 

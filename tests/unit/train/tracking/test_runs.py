@@ -49,9 +49,7 @@ def track(config: TrainConfig, trace: Trace) -> WandbFile:
     return read_wandb_files(config.run_dir)[-1]
 
 
-def test_wandb__environment_applies(
-    tmp_path: Path, trace: Trace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wandb__environment_applies(tmp_path: Path, trace: Trace, monkeypatch: pytest.MonkeyPatch):
     values = {"project": "routing", "entity": "team", "run_group": "night", "job_type": "sweep"}
     for name, value in (values | {"tags": "a,b"}).items():
         monkeypatch.setenv(f"WANDB_{name.upper()}", value)
@@ -188,9 +186,7 @@ def test_mlflow__a_resumed_training_continues_its_run(tmp_path: Path, trace: Tra
         TrackedRun(config).start({}, trace)
 
 
-def test_logger__a_missing_package_is_an_error_with_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logger__a_missing_package_is_an_error_with_the_command(tmp_path, monkeypatch):
     packages = {kind: ("surely_not_installed",) for kind in tracking.PACKAGES}
     monkeypatch.setattr(tracking, "PACKAGES", packages)
     for kind in packages:
