@@ -116,7 +116,7 @@ def test_state__is_bounded(predictor: Predictor) -> None:
     for request in range(60):
         serve(predictor, requests=[request] * 3, **a_step(3, request))
         sizes.append(held())
-    assert max(sizes[10:]) == max(sizes[30:])
+    assert max(sizes[30:]) <= max(sizes[:30])
     assert len(predictor.files()) <= 1
 
 
