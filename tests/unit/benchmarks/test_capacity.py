@@ -5,21 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.capacity.recordings import (
-    RecordedRun,
-    RecordingCost,
-    compare_runs,
-    read_training,
-    record_prompts,
-)
+from benchmarks.capacity import recordings
 from benchmarks.capacity.replays import BUDGETS, SYSTEMS, ReplayRequest, measure_replays
 from benchmarks.capacity.run import plan_traces
 from runtime.compiled import is_compiled
 from tests.builders.entries import tiny_spec
 
 
-def recorded(tokens: int, cpu_seconds: float) -> RecordedRun:
-    return RecordedRun(
+def recorded(tokens: int, cpu_seconds: float) -> recordings.RecordedRun:
+    return recordings.RecordedRun(
         prompts=1, tokens=tokens, num_bytes=50 * tokens, parts=1, cpu_seconds=cpu_seconds
     )
 
@@ -30,13 +24,13 @@ def test_recording__leaves_out_the_start_and_takes_the_median() -> None:
         (recorded(100, 7.0), recorded(1100, 10.0)),
         (recorded(100, 7.0), recorded(1100, 17.0)),
     ]
-    cost = compare_runs(pairs, planned_bytes_per_token=48)
+    cost = recordings.compare_runs(pairs, planned_bytes_per_token=48)
     assert cost.core_seconds_per_token == [0.002, 0.003, 0.01]
     assert cost.bytes_per_token == 50.0
 
 
 def test_traces__have_disk_files_and_cores() -> None:
-    cost = RecordingCost(
+    cost = recordings.RecordingCost(
         bytes_per_token=50.0, planned_bytes_per_token=50, core_seconds_per_token=[0.001]
     )
     every, routing, *_ = plan_traces(tiny_spec(), cost)
@@ -57,14 +51,14 @@ def test_training__speed_counts_every_epoch() -> None:
         "training": part(100, 64.0),
         "keeping": {"training": {"reuse": part(100, 6.4)}},
     }
-    both, reuse = read_training(document)
+    both, reuse = recordings.read_training(document)
     assert (both.token_visits, both.seconds) == (25_600, 64.0)
     assert (reuse.token_visits, reuse.seconds) == (25_600, 6.4)
     assert both.what == "mlp, reuse (7 networks together)"
 
 
 def test_replays__are_measured_compiled_and_not(tmp_path: Path) -> None:
-    record_prompts(4, tmp_path)
+    recordings.record_prompts(4, tmp_path)
     request = ReplayRequest(
         trace=str(tmp_path / "trace"), model="qwen2-moe-tiny", new_tokens=20, repetitions=2
     )

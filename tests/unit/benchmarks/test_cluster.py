@@ -17,14 +17,10 @@ SPEC = make_spec(num_layers=3, num_experts=8, top_k=2)
 
 def run(steps, *, interconnect=None, slots=8, spec=SPEC, hardware=None, **switches):
     return replay(
-        steps,
-        None,
-        spec=spec,
-        system=SystemConfig(**{"per_layer": False, **switches}),
-        hardware=hardware or toy_machine(),
-        budget_slots=slots,
+        steps, None, spec=spec, system=SystemConfig(**{"per_layer": False, **switches}),
+        hardware=hardware or toy_machine(), budget_slots=slots,
         make_machine=make_simulator if interconnect is None else interconnect.make_machine,
-    )
+    )  # fmt: skip
 
 
 def together(*, nodes=1, devices=1, **links):
@@ -95,13 +91,9 @@ def test_cluster__machines_share_tokens_and_pay_for_what_crosses():
 
 def test_interconnect__shares_of_tokens_that_cross():
     both = Interconnect(
-        num_nodes=2,
-        devices_per_node=4,
-        token_bytes=8,
-        device_latency_seconds=0.0,
-        device_bytes_per_second=1.0,
-        node_bytes_per_second=2.0,
-    )
+        num_nodes=2, devices_per_node=4, token_bytes=8, device_latency_seconds=0.0,
+        device_bytes_per_second=1.0, node_bytes_per_second=2.0,
+    )  # fmt: skip
     assert both.num_devices == 8
     # Of 16 tokens 8 come from the other machine, 6 from this one's other devices.
     assert both.travel_seconds(16) == 8 * 8 / 2 + 6 * 8 / 1
@@ -112,14 +104,9 @@ def test_interconnect__shares_of_tokens_that_cross():
 def test_interconnect__divides_disk_and_host_memory():
     shape = ShapeConfig(num_layers=2, num_experts=4, top_k=1, expert_bytes=100, layer_bytes=1)
     config = HardwareConfig(
-        name="h",
-        measured=False,
-        link_bytes_per_second=1.0,
-        store_bytes_per_second=8.0,
-        memory_bytes_per_second=1.0,
-        flops=1.0,
-        host_bytes=400.0,
-    )
+        name="h", measured=False, link_bytes_per_second=1.0, store_bytes_per_second=8.0,
+        memory_bytes_per_second=1.0, flops=1.0, host_bytes=400.0,
+    )  # fmt: skip
     hardware = describe_hardware(config, shape)
     one = Interconnect(devices_per_node=4, token_bytes=1).device_hardware(hardware)
     assert one.store_bytes_per_second == 2.0

@@ -83,13 +83,9 @@ def test_run__measures_every_system_and_survives_a_budget_that_fails(tmp_path, m
     tiny = RandomShape(num_layers=4, num_experts=8, top_k=2, hidden_size=32, expert_width=8)
     monkeypatch.setitem(SHAPES, "12x8", tiny)
     config = ControlPlaneConfig(
-        shape=["12x8"],
-        budget=["1KiB", "100%"],
-        repetitions=3,
-        steps=2,
-        threads=1,
+        shape=["12x8"], budget=["1KiB", "100%"], repetitions=3, steps=2, threads=1,
         output=tmp_path / "control_plane.json",
-    )
+    )  # fmt: skip
     run.run_control_plane(config)
     report = reports.read_document(config.output)
     failed, resident = report.cells

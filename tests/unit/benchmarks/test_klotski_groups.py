@@ -1,13 +1,18 @@
-"""Groups of the paper's lengths: what is drawn, where it fits, and the accuracy of forecasts."""
+"""The batch benchmark: its measures and requests; groups of the paper's lengths: what is drawn,
+where it fits, and the accuracy of forecasts."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from benchmarks.klotski.config import KlotskiConfig
 from benchmarks.klotski.environments import ENVIRONMENTS, GroupMachine, describe_machine
 from benchmarks.klotski.group_replays import GroupReplays
+from benchmarks.klotski.live import AnswersDiffer, check_answers, list_requests
+from benchmarks.klotski.measures import ExpertSpans, covered_seconds, measure_reads, measure_shares
 from benchmarks.klotski.prefetch_accuracy import count_hot
+from benchmarks.klotski.rows import ReadsPerStep
 from benchmarks.klotski.simulated import replay_group
 from benchmarks.klotski.workload import (
     KV_BYTES,
@@ -23,6 +28,7 @@ from benchmarks.klotski.workload import (
 from benchmarks.papers.cells import DrawnGroups, PaperCell
 from benchmarks.papers.paper_context import load_hardware
 from predictors.base import Forecast, Predictor, Signal
+from runtime.policy.tier import TransferTask
 from runtime.presets import load_system
 from tests.builders.entries import tiny_spec
 from tests.builders.traces import make_trace
@@ -109,11 +115,8 @@ def test_groups__in_larger_ones_serve_more(trace, pool):
             system,
             GroupWorkload(batch=2, n=n, merges_experts=True, moves_caches=False, weight_bytes=0),
             replace(MACHINE, link_bytes_per_second=0.01, flops=1e9, memory_bytes_per_second=1e9),
-            spec=spec,
-            arena_bytes=15 * 12,
-            predictor=fill_correlation_table(spec, pool),
-            pool=pool,
-        )
+            spec=spec, arena_bytes=15 * 12, predictor=fill_correlation_table(spec, pool), pool=pool,
+        )  # fmt: skip
         speeds.append(speed)
     assert speeds[1] > 1.5 * speeds[0]
 
@@ -142,15 +145,79 @@ def test_group_replays__leave_the_first_group_out(trace):
     environment = ENVIRONMENTS[title]
     drawn = DrawnGroups(environment=title, n=2, groups=2, merges_experts=True)
     cell = PaperCell(
-        system=load_system("klotski"),
-        shape=replace(environment.model, num_layers=3),
-        hardware=load_hardware(environment.hardware),
-        share=0.7,
-        batch=4,
-        drawn=drawn,
+        system=load_system("klotski"), shape=replace(environment.model, num_layers=3),
+        hardware=load_hardware(environment.hardware), share=0.7, batch=4, drawn=drawn,
         measures_accuracy=True,
-    )
+    )  # fmt: skip
     units = GroupReplays(trace).run(cell, drawn).units
     assert (units.prefills, units.decode_steps) == ([1, 1], [SIMULATED_STEPS] * 2)
     assert units.ranked == [SIMULATED_STEPS * 3 * 2] * 2  # two hot experts of each layer
     assert all(0 < correct < units.ranked[0] for correct in units.ranked_correctly)
+
+
+def task(layer, expert, size=10):
+    return TransferTask((layer, expert), 0, 0, 1, size, True, None)
+
+
+@pytest.mark.parametrize(
+    ("spans", "seconds"),
+    [
+        ([], 0),
+        ([(0, 1), (3, 5)], 2),  # the window begins at 0.5 and ends at 4.5
+        ([(0, 4), (1, 2), (3, 9)], 4),
+        ([(1, 2), (1, 3), (2, 3)], 2),
+        ([(5, 6), (0, 0.5)], 0),
+    ],
+)
+def test_covered_seconds__counts_each_moment_once(spans, seconds):
+    assert covered_seconds(spans, (0.5, 4.5)) == pytest.approx(seconds)
+
+
+def spans_of_a_run():
+    """A prefill of 10 s; then two steps of 4 s, of which the second waits 1 s for nothing."""
+    spans = ExpertSpans()
+    for begin, end in ((0, 10), (10, 14), (14, 18)):
+        spans.step(2, begin, end)
+    spans.transferred("disk", task(0, 1), 1, 9, track="a")
+    spans.transferred("disk", task(0, 1), 10, 12, track="a")
+    spans.transferred("disk", task(1, 3), 12, 13, track="a")
+    spans.transferred("disk", task(0, 1), 14, 15, track="a")
+    spans.transferred("disk", task(0, 1), 14.5, 15.5, track="b")
+    spans.stalled(0, 10, 11)
+    spans.stalled(1, 15, 17)
+    for begin in (11, 17):
+        spans.computed_dense(0, begin - 0.5, begin)
+        spans.computed((0, 1), begin, begin + 1)
+    return spans
+
+
+def test_shares__are_of_decode_steps_and_count_waiting():
+    shares = measure_shares(spans_of_a_run())
+    assert shares.seconds == 8
+    assert shares.link == pytest.approx((2 + 1 + 1.5) / 8)
+    assert shares.compute == pytest.approx(1 - 3 / 8)
+    assert shares.both_idle == pytest.approx(1.5 / 8)  # from 15.5, when the bytes arrived, to 17
+    assert shares.bytes_per_second == pytest.approx(40 / 8)
+
+
+def test_reads__are_counted_within_a_step():
+    assert measure_reads(spans_of_a_run()) == ReadsPerStep(most=2, mean=5 / 4)
+
+
+def test_requests__have_every_point_once(tmp_path):
+    config = KlotskiConfig(
+        model=tmp_path, trace=tmp_path, batch_size=4, n=2, sizes=[2, 4], groups=[1, 2], threads=1
+    )
+    requests = list_requests(config)
+    points = [(r.variant, r.batch_size, r.n, r.kv_budget) for r in requests.values()]
+    assert len(set(points)) == len(points)
+    klotski = {(b, n) for variant, b, n, kv in points if variant == "klotski" and kv is None}
+    assert klotski == {(2, 1), (2, 2), (4, 1), (4, 2)}
+
+
+def test_check_answers__finds_a_token_that_differs():
+    known = {}
+    check_answers(known, "a", 2, [[1], [2]])
+    check_answers(known, "c", 1, [[9]])
+    with pytest.raises(AnswersDiffer, match="b: prompt 1"):
+        check_answers(known, "b", 2, [[1], [3]])

@@ -40,12 +40,9 @@ def test_unclean_results__are_refused_with_the_command_that_measures_them(
 ) -> None:
     clean = "a" * 40
     write_results(
-        tmp_path,
-        monkeypatch,
-        dirty=of(f"{clean}-dirty"),
-        clean=of(clean),
+        tmp_path, monkeypatch, dirty=of(f"{clean}-dirty"), clean=of(clean),
         parts={"one": of(clean), "two": of(None, "python -m benchmarks peers"), "three": {}},
-    )
+    )  # fmt: skip
     assert origins.refuse_unclean() == ["dirty", "parts"]
     assert capsys.readouterr().err.splitlines() == [
         "refused: dirty: measured with uncommitted code; again: python -m benchmarks drafts",
@@ -90,14 +87,9 @@ def test_results__that_are_older_than_their_code_are_named(tmp_path, monkeypatch
     results = tmp_path / "results"
     results.mkdir()
     write_results(
-        results,
-        monkeypatch,
-        old=of(first),
-        older=of(second),
-        new=of(third),
-        unknown=of("0" * 40),
+        results, monkeypatch, old=of(first), older=of(second), new=of(third), unknown=of("0" * 40),
         unclean=of(f"{first}-dirty"),
-    )
+    )  # fmt: skip
     origins.warn_of_changes()
     assert capsys.readouterr().err.splitlines() == [
         f"commits since old ({first[:10]}) that changed served: 1, learned.py: 1",

@@ -7,15 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from benchmarks.papers import scaling
-from benchmarks.papers.cells import (
-    NUM_SAMPLES,
-    PaperCell,
-    ReplayTable,
-    StepTotals,
-    UnitSums,
-    total_step,
-)
+from benchmarks.papers import cells, scaling
 from benchmarks.papers.claims import Comparison, make_claims
 from benchmarks.papers.paper_context import ExpertFold, load_hardware, load_shape
 from benchmarks.papers.published import find_published, read_published
@@ -82,7 +74,7 @@ def test_published__units_become_numbers() -> None:
 
 
 def test_claims__cover_every_published_figure_or_name_why_not() -> None:
-    table = ReplayTable(SPEC)
+    table = cells.ReplayTable(SPEC)
     claimed = {
         (paper, row.name)
         for paper, figures in PAPERS.items()
@@ -98,16 +90,13 @@ def test_claims__cover_every_published_figure_or_name_why_not() -> None:
 
 
 def test_totals__after_each_step_add_up() -> None:
-    totals: list[StepTotals] = []
+    totals: list[cells.StepTotals] = []
     stats = replay(
-        [one_token(0, 1), one_token(0, 2)],
-        None,
-        spec=tiny_spec(num_experts=4, top_k=1, hidden_size=1),
-        system=SystemConfig(),
-        hardware=toy_machine(),
-        budget_slots=8,
-        on_step=lambda *step: totals.append(total_step(*step)),
-    )
+        [one_token(0, 1), one_token(0, 2)], None,
+        spec=tiny_spec(num_experts=4, top_k=1, hidden_size=1), system=SystemConfig(),
+        hardware=toy_machine(), budget_slots=8,
+        on_step=lambda *step: totals.append(cells.total_step(*step)),
+    )  # fmt: skip
     first, last = totals
     assert (first.requests, first.hits, first.decode_stall_seconds) == (2, 0, 12.0)
     assert (last.requests, last.hits, last.decode_stall_seconds) == (4, 1, 18.0)
@@ -116,9 +105,9 @@ def test_totals__after_each_step_add_up() -> None:
     assert not last.is_prefill
 
 
-def make_totals(**changes: float) -> StepTotals:
-    zeros = dict.fromkeys(StepTotals._fields, 0)
-    return StepTotals(**{**zeros, "num_tokens": 1, **changes})  # type: ignore[arg-type]
+def make_totals(**changes: float) -> cells.StepTotals:
+    zeros = dict.fromkeys(cells.StepTotals._fields, 0)
+    return cells.StepTotals(**{**zeros, "num_tokens": 1, **changes})  # type: ignore[arg-type]
 
 
 def test_units__divide_a_replay_at_its_prefills() -> None:
@@ -130,7 +119,7 @@ def test_units__divide_a_replay_at_its_prefills() -> None:
         make_totals(seconds=2.0, hits=5, requests=12, decode_stall_seconds=0.75),
         make_totals(is_prefill=True, seconds=5.0, hits=5, requests=12, decode_stall_seconds=0.75),
     ]
-    units = UnitSums.of_replay(totals, warm_units=1)
+    units = cells.UnitSums.of_replay(totals, warm_units=1)
     # The first unit, which found an empty cache, is in no figure.
     assert units.prefill_seconds == [3.0, 5.0]
     assert units.decode_seconds == [3.0, 0.0]
@@ -148,18 +137,20 @@ def test_intervals__pair_the_requests_of_two_replays() -> None:
     shape, hardware = load_shape("mixtral-8x7b"), load_hardware("rtx4090-pcie4")
     units = {}
     for system, factor in ((fast, 1.0), (slow, 3.0)):
-        cell = PaperCell(system=system, shape=shape, hardware=hardware, share=0.5)
-        ones = dict.fromkeys(UnitSums.__dataclass_fields__, [1.0] * 50)
-        units[cell.digest()] = UnitSums(**ones | {"decode_seconds": (factor * seconds).tolist()})
+        cell = cells.PaperCell(system=system, shape=shape, hardware=hardware, share=0.5)
+        ones = dict.fromkeys(cells.UnitSums.__dataclass_fields__, [1.0] * 50)
+        units[cell.digest()] = cells.UnitSums(
+            **ones | {"decode_seconds": (factor * seconds).tolist()}
+        )
 
-    def compare(table: ReplayTable) -> Iterator[Comparison]:
-        cells = [table.replay(each, shape, hardware, share=0.5) for each in (fast, slow)]
-        times = [cell.tpot_seconds for cell in cells]
+    def compare(table: cells.ReplayTable) -> Iterator[Comparison]:
+        found = [table.replay(each, shape, hardware, share=0.5) for each in (fast, slow)]
+        times = [cell.tpot_seconds for cell in found]
         yield Comparison("figure-10/decode/static/mean", times[1] / times[0])
         yield Comparison("figure-10/decode/static/most", times[0])
 
-    sums = ReplayTable(SPEC, {key: each.sum() for key, each in units.items()})
-    samples = ReplayTable(SPEC, {key: each.resample() for key, each in units.items()})
+    sums = cells.ReplayTable(SPEC, {key: each.sum() for key, each in units.items()})
+    samples = cells.ReplayTable(SPEC, {key: each.resample() for key, each in units.items()})
     ratio, time = make_claims("promoe", compare(sums), compare(samples))
     assert (ratio.ours, ratio.low, ratio.high) == pytest.approx((3.0, 3.0, 3.0))
     assert time.ours == pytest.approx(seconds.mean())
@@ -168,14 +159,14 @@ def test_intervals__pair_the_requests_of_two_replays() -> None:
     # 1.96 standard errors to either side.
     error = seconds.std() / np.sqrt(50)
     assert time.high - time.low == pytest.approx(2 * 1.96 * error, rel=0.15)
-    assert np.shape(samples.find(samples.asked[0]).tpot_seconds) == (NUM_SAMPLES,)
+    assert np.shape(samples.find(samples.asked[0]).tpot_seconds) == (cells.NUM_SAMPLES,)
 
 
 def test_digest__ignores_names_and_nothing_else() -> None:
     shape, hardware = load_shape("mixtral-8x7b"), load_hardware("rtx4090-pcie4")
 
     def digest(system: SystemConfig, share: float = 0.5) -> str:
-        return PaperCell(system=system, shape=shape, hardware=hardware, share=share).digest()
+        return cells.PaperCell(system=system, shape=shape, hardware=hardware, share=share).digest()
 
     assert digest(SystemConfig(name="a")) == digest(SystemConfig(name="b"))
     assert digest(SystemConfig(chunked=False)) != digest(SystemConfig())

@@ -20,29 +20,12 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 from benchmarks import random_model
 from benchmarks.config import RandomConfig
 from benchmarks.environments import BuildFailed, SourceBuild, edit_source
+from benchmarks.peers import rows, run
 from benchmarks.peers.config import PeersConfig
 from benchmarks.peers.fused import write_fused
 from benchmarks.peers.limit import BLOCK, CachedFile, MemoryLimiter
 from benchmarks.peers.peers import WORKERS
 from benchmarks.peers.read_ahead import check_settable, read_ahead, setting_file
-from benchmarks.peers.rows import (
-    FailedPeer,
-    PeerAnswer,
-    PeerKey,
-    PeerRow,
-    PeerRun,
-    add_ratios,
-    first_difference,
-    summarize_runs,
-)
-from benchmarks.peers.run import (
-    ReadAheadPlan,
-    choose_peers,
-    finished_run,
-    list_keys,
-    make_questions,
-    write_format,
-)
 from benchmarks.peers.runner import PeerRunner, Questions
 from benchmarks.peers.weights import ModelWeights, WeightLayout, weight_bytes
 from benchmarks.process import ProcessFailed
@@ -187,19 +170,11 @@ def test_gguf__refuses_other_models(gguf: Any, checkpoint: Path, tmp_path: Path)
 def tiny_random_model(folder: Path, monkeypatch, *, routing: Path | None = None) -> Path:
     """Runs `python -m benchmarks random` with a configuration of few weights."""
     tiny = Qwen3MoeConfig(
-        dtype="bfloat16",
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        num_experts=EXPERTS,
-        num_experts_per_tok=2,
-        moe_intermediate_size=16,
+        dtype="bfloat16", vocab_size=64, hidden_size=32, intermediate_size=64,
+        num_hidden_layers=LAYERS, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+        num_experts=EXPERTS, num_experts_per_tok=2, moe_intermediate_size=16,
         tie_word_embeddings=False,
-    )
+    )  # fmt: skip
     monkeypatch.setattr(random_model, "scaled_config", lambda *_, **__: tiny)
     random_model.run_random(RandomConfig(output=folder, num_layers=LAYERS, routing=routing))
     add_tokenizer(folder)
@@ -247,79 +222,64 @@ def test_random_model__repeats_the_tokens_and_experts_of_a_log(tmp_path: Path, m
     # Consecutive layers from the middle.
     expected = [[sorted(layers[1 + layer]) for layers in chosen[:-1]] for layer in range(LAYERS)]
     assert routed == expected
-    questions = make_questions(PeersConfig(model=folder, max_new_tokens=2), None)
+    questions = run.make_questions(PeersConfig(model=folder, max_new_tokens=2), None)
     assert questions.warm_up == [ids[:3]]
     assert questions.prompts == [ids[3:6], ids[6:9], ids[9:]]
 
 
 def test_first_difference__counts_short_answers_as_far_as_they_go() -> None:
     expected = [[1, 2, 3], [4, 5, 6]]
-    assert first_difference([[1, 2], [4, 5, 6]], expected) == "yes"
-    assert first_difference([[1, 2, 3], [4, 9]], expected) == "prompt 1, token 1 of 3"
+    assert rows.first_difference([[1, 2], [4, 5, 6]], expected) == "yes"
+    assert rows.first_difference([[1, 2, 3], [4, 9]], expected) == "prompt 1, token 1 of 3"
 
 
-KEY = PeerKey(
-    peer="peer",
-    how="how",
-    budget="25%",
-    budget_bytes=1,
-    limit_bytes=2,
-    reserved_bytes=1,
-    threads=2,
-    read_ahead_kib=None,
-)
+KEY = rows.PeerKey(
+    peer="peer", how="how", budget="25%", budget_bytes=1, limit_bytes=2, reserved_bytes=1,
+    threads=2, read_ahead_kib=None,
+)  # fmt: skip
 
 
-def peer_run(step: float) -> PeerRun:
-    answer = PeerAnswer(
+def peer_run(step: float) -> rows.PeerRun:
+    answer = rows.PeerAnswer(
         tokens=[7, 8, 9], seconds=[1.0, 1.0 + step, 1.0 + 3 * step], read_bytes=[100, 110, 140]
     )
-    return PeerRun(
-        versions={"peer": "1"},
-        load_seconds=1.0,
-        answers=[answer],
-        peak_resident_bytes=4,
-        peak_anonymous_bytes=1,
-        peak_cached_bytes=2,
-        peak_charged_bytes=3,
-        mean_charged_bytes=3.0,
+    return rows.PeerRun(
+        versions={"peer": "1"}, load_seconds=1.0, answers=[answer], peak_resident_bytes=4,
+        peak_anonymous_bytes=1, peak_cached_bytes=2, peak_charged_bytes=3, mean_charged_bytes=3.0,
         limiter_busy_seconds=0.0,
-    )
+    )  # fmt: skip
 
 
 def test_summary__takes_medians_and_bytes_after_the_first_token() -> None:
-    row = summarize_runs(KEY, [peer_run(0.1), peer_run(0.2), peer_run(0.4)], [[7, 8, 9]])
+    row = rows.summarize_runs(KEY, [peer_run(0.1), peer_run(0.2), peer_run(0.4)], [[7, 8, 9]])
     assert row.tokens_per_second == pytest.approx(2 / 0.6)
     assert row.tpot_seconds == pytest.approx((0.2 + 0.4) / 2)
     assert row.ttft_seconds == 1.0
     assert row.read_bytes_per_token == 20
     assert row.tokens_as_transformers == "yes"
-    assert summarize_runs(KEY, [peer_run(0.1)], None).tokens_as_transformers is None
+    assert rows.summarize_runs(KEY, [peer_run(0.1)], None).tokens_as_transformers is None
 
 
 def test_ratios__are_relative_to_the_references_fastest_row_at_the_same_budget() -> None:
-    slow = summarize_runs(replace(KEY, peer="accelerate"), [peer_run(0.4)], [[7, 8, 9]])
-    slowest = summarize_runs(replace(KEY, peer="accelerate", threads=1), [peer_run(0.8)], None)
-    fast = summarize_runs(KEY, [peer_run(0.1)], [[7, 8, 9]])
+    slow = rows.summarize_runs(replace(KEY, peer="accelerate"), [peer_run(0.4)], [[7, 8, 9]])
+    slowest = rows.summarize_runs(replace(KEY, peer="accelerate", threads=1), [peer_run(0.8)], None)
+    fast = rows.summarize_runs(KEY, [peer_run(0.1)], [[7, 8, 9]])
     other = replace(fast, budget="50%")
-    failed = FailedPeer(**vars(KEY), cannot_run="why")
-    rows = add_ratios([slow, slowest, fast, other, failed], ["accelerate", "other"])
-    ratios = [row.over_reference for row in rows if isinstance(row, PeerRow)]
+    failed = rows.FailedPeer(**vars(KEY), cannot_run="why")
+    made = rows.add_ratios([slow, slowest, fast, other, failed], ["accelerate", "other"])
+    ratios = [row.over_reference for row in made if isinstance(row, rows.PeerRow)]
     assert ratios == [1.0, pytest.approx(0.5), pytest.approx(4.0), None]
 
 
 OWN, SLOW = 8192, 128
 
 
-def keys_of(*budgets: str, peer: str) -> list[PeerKey]:
+def keys_of(*budgets: str, peer: str) -> list[rows.PeerKey]:
     config = PeersConfig(model=Path("model"), budget=list(budgets), peer=[peer], threads=[1, 2])
-    return list_keys(
-        config,
-        choose_peers(config),
-        ReadAheadPlan(Path("setting"), OWN, (512, SLOW)),
-        experts_bytes=400,
-        others_bytes=30,
-    )
+    return run.list_keys(
+        config, run.choose_peers(config), run.ReadAheadPlan(Path("setting"), OWN, (512, SLOW)),
+        experts_bytes=400, others_bytes=30,
+    )  # fmt: skip
 
 
 def test_keys__read_ahead_is_varied_for_programs_that_map_what_does_not_fit() -> None:
@@ -354,7 +314,7 @@ def test_keys__memory_is_the_same_for_all_and_reserved_where_not_all_fits() -> N
 )
 def test_settings__name_what_is_allowed(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(MoecastError, match=message):
-        choose_peers(PeersConfig(model=Path("model"), **settings))
+        run.choose_peers(PeersConfig(model=Path("model"), **settings))
 
 
 def test_gguf__is_not_written_for_a_quantiser_that_is_missing(checkpoint: Path, tmp_path: Path):
@@ -386,20 +346,20 @@ def test_read_ahead__is_restored_after_a_failure(tmp_path: Path) -> None:
 
 
 ROWS = [
-    summarize_runs(replace(KEY, read_ahead_kib=8192), [peer_run(0.1)], None),
-    FailedPeer(**vars(KEY), cannot_run="no memory"),
+    rows.summarize_runs(replace(KEY, read_ahead_kib=8192), [peer_run(0.1)], None),
+    rows.FailedPeer(**vars(KEY), cannot_run="no memory"),
 ]
 
 
 def write_rows(config: PeersConfig, name: str) -> Document:
     sizes = {"experts_bytes": 1, "prompts": [1], "new_tokens": 3, "reference_peers": ["llama-cpp"]}
-    return write_format(config, name, rows=ROWS, **sizes)
+    return run.write_format(config, name, rows=ROWS, **sizes)
 
 
 def test_finished_run__is_found_by_what_it_depends_on(tmp_path: Path) -> None:
-    def find(key: PeerKey, threads: int) -> Path:
+    def find(key: rows.PeerKey, threads: int) -> Path:
         weights = ModelWeights(Path("inflated"), tmp_path, tmp_path, "q4_0")
-        return finished_run(PeerRunner(weights), key, Questions([[1]], 2, 3.0, threads), 1)
+        return run.finished_run(PeerRunner(weights), key, Questions([[1]], 2, 3.0, threads), 1)
 
     assert find(KEY, 1) == find(KEY, 1)
     assert len({find(KEY, 1), find(KEY, 2), find(replace(KEY, budget_bytes=9), 1)}) == 3

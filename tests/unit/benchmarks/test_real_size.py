@@ -18,21 +18,12 @@ from runtime.tools import child_process
 from tests.builders.packed import read_expert
 
 SHAPE = {
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "model_type": "qwen3_moe",
-    "head_dim": 32,
-    "hidden_size": 64,
-    "moe_intermediate_size": 32,
-    "norm_topk_prob": True,
-    "num_attention_heads": 4,
-    "num_experts": 8,
-    "num_experts_per_tok": 4,
-    "num_hidden_layers": 2,
-    "num_key_value_heads": 2,
-    "vocab_size": 256,
-    "max_position_embeddings": 512,
+    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "head_dim": 32,
+    "hidden_size": 64, "moe_intermediate_size": 32, "norm_topk_prob": True,
+    "num_attention_heads": 4, "num_experts": 8, "num_experts_per_tok": 4, "num_hidden_layers": 2,
+    "num_key_value_heads": 2, "vocab_size": 256, "max_position_embeddings": 512,
     "tie_word_embeddings": False,
-}
+}  # fmt: skip
 TOKENS = 16
 
 
@@ -53,14 +44,9 @@ def make_config(folder: Path, **options: object) -> RealSizeConfig:
     shape.write_text(json.dumps(SHAPE))
     chosen = {"system": ["on-demand", "promoe"], "budget": ["50%"], **options}
     return RealSizeConfig(
-        output=folder / "real_size.json",
-        work=folder / "work",
-        shape=shape,
-        prompt_tokens=4,
-        warm_up_tokens=5,
-        max_new_tokens=5,
-        **chosen,
-    )
+        output=folder / "real_size.json", work=folder / "work", shape=shape, prompt_tokens=4,
+        warm_up_tokens=5, max_new_tokens=5, **chosen,
+    )  # fmt: skip
 
 
 def read_all(store: Path) -> list[bytes]:

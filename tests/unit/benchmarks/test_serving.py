@@ -8,20 +8,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.reports import describe_machine, write_part
+from benchmarks.serving import rows
 from benchmarks.serving.arrivals import SystemRuns
 from benchmarks.serving.attack import AttackLog
 from benchmarks.serving.config import AttackConfig, ClientsConfig
 from benchmarks.serving.hostile import ATTACKS, BOMBS, LARGEST_BODY
 from benchmarks.serving.replay import TimedCompletion
-from benchmarks.serving.rows import (
-    Arrival,
-    AttackReport,
-    FootprintSample,
-    HealthReport,
-    HonestCounts,
-    LimitReport,
-    ServerExit,
-)
 from benchmarks.serving.trace import choose_window, read_arrivals, scale_arrivals, scale_lengths
 from benchmarks.tables import serving
 from predictors.errors import MoecastError
@@ -43,7 +35,7 @@ def test_trace__is_read_in_order_of_time_from_the_first(tmp_path: Path) -> None:
 
 
 def test_window__is_of_requests_in_a_row() -> None:
-    every = [Arrival(float(i), i, i) for i in range(50)]
+    every = [rows.Arrival(float(i), i, i) for i in range(50)]
     found = choose_window(every, 8, seed=1)
     start = found[0].prompt_tokens
     assert found == every[start : start + 8]
@@ -53,7 +45,7 @@ def test_window__is_of_requests_in_a_row() -> None:
 
 
 def test_scaled__keeps_the_pattern_and_has_the_rate() -> None:
-    every = [Arrival(s, n, n) for s, n in ((100, 10), (101, 30), (104, 20))]
+    every = [rows.Arrival(s, n, n) for s, n in ((100, 10), (101, 30), (104, 20))]
     found = scale_arrivals(every, rate=0.5, prompt_tokens=40, new_tokens=4)
     assert [one.seconds for one in found] == pytest.approx([0, 1, 4])  # two more in four seconds
     assert [one.prompt_tokens for one in found] == [20, 60, 40]
@@ -101,38 +93,30 @@ def test_system_runs__pool_their_repetitions() -> None:
 
 def test_attack__is_reached_only_if_every_honest_request_is_answered() -> None:
     size = 200 << 20
-    same = FootprintSample(
+    same = rows.FootprintSample(
         seconds=0.0, rss_bytes=size, anonymous_bytes=size, descriptors=5, threads=2
     )
-    report = AttackReport(
-        minutes=60.0,
-        honest=HonestCounts(
-            asked=9, answered=9, wrong=0, refused={"429": 2}, failed={}, seconds_worst=3.0
-        ),
-        hostile={"bombs": {"400": 1200}},
-        unexpected=0,
-        health=HealthReport(probes=10, failed=0, seconds_p99=0.1, seconds_worst=0.2),
-        memory=LimitReport(
-            limit_bytes=465 << 20, peak_anonymous_bytes=2**28, peak_bytes=2**28, was_killed=False
-        ),
-        before=same,
-        after=same,
-        left={"running": 0.0},
-        threads_leaked=0,
-        descriptors_leaked=0,
-        ended=ServerExit(seconds=1.0, exit_code=0, children_left=0),
-        samples=[same] * 3,
+    honest = rows.HonestCounts(
+        asked=9, answered=9, wrong=0, refused={"429": 2}, failed={}, seconds_worst=3.0
     )
+    memory = rows.LimitReport(
+        limit_bytes=465 << 20, peak_anonymous_bytes=2**28, peak_bytes=2**28, was_killed=False
+    )
+    report = rows.AttackReport(
+        minutes=60.0, honest=honest, hostile={"bombs": {"400": 1200}}, unexpected=0, memory=memory,
+        health=rows.HealthReport(probes=10, failed=0, seconds_p99=0.1, seconds_worst=0.2),
+        before=same, after=same, left={"running": 0.0}, threads_leaked=0, descriptors_leaked=0,
+        ended=rows.ServerExit(seconds=1.0, exit_code=0, children_left=0), samples=[same] * 3,
+    )  # fmt: skip
     assert report.is_reached
     _, _, measured = serving.attack_row(report)
     assert "9 of 9 answered, 0 wrong, 0 failed" in measured
     assert "2 times 429" in measured
     assert "200, 200, 200 MiB" in measured
-    honest = report.honest
     for wrong in (replace(honest, answered=8), replace(honest, wrong=1)):
         assert not replace(report, honest=wrong).is_reached
     assert not replace(report, unexpected=1).is_reached
-    assert not replace(report, memory=replace(report.memory, was_killed=True)).is_reached
+    assert not replace(report, memory=replace(memory, was_killed=True)).is_reached
     assert not replace(report, left={"running": 1.0}).is_reached
 
 

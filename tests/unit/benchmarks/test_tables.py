@@ -1,10 +1,11 @@
-"""The tables of the pages, their marks, and the origin of results under their tables."""
+"""The tables and figures of the pages, their marks, and the origin of results under the tables."""
 
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from benchmarks import reports
 from benchmarks.config import TablesConfig
@@ -12,6 +13,7 @@ from benchmarks.papers.config import ScalingConfig
 from benchmarks.process import ROOT
 from benchmarks.reports import Document, read_document
 from benchmarks.tables import markdown, pages, peers, systems
+from benchmarks.tables.figures import list_pages
 from benchmarks.tables.origins import refuse_unclean
 from predictors.errors import MoecastError
 
@@ -127,7 +129,6 @@ def test_results__have_their_origin(tmp_path, monkeypatch) -> None:
     assert reports.read_document("scaling") == document
     origin = document.origin
     assert origin.command == "python -m benchmarks scaling seed=3 trace=trace"
-    assert origin.seed == 3
     assert origin.revision
     assert " cores of " in (origin.machine or "")
     line, empty = markdown.origin_lines(document)
@@ -168,3 +169,27 @@ def test_tables__of_refused_results_stay_as_they_are(tmp_path, monkeypatch) -> N
     assert kept == "# Page\n\n<!--live_table-->\nas it was\n\n<!--end-->\n"
     assert written.startswith("The server as a separate process")
     assert written.endswith("\n\n<!--end-->\n")
+
+
+def test_figures__are_those_of_the_committed_results() -> None:
+    expected: dict[Path, str] = {}
+    for folder, page in list_pages():
+        for section in page.sections:
+            if section.draw is not None:
+                expected[folder / f"{section.name}.csv"] = section.csv().decode()
+                assert (ROOT / folder / f"{section.name}.svg").stat().st_size < 200_000
+        assert page.provenance is not None
+        assert page.provenance.date is not None
+        assert page.provenance.revision is not None
+    for path, values in expected.items():
+        assert (ROOT / path).read_text() == values, f"{path}: run `python -m benchmarks tables`"
+    folders = {path.parent for path in expected}
+    assert {path for folder in folders for path in (ROOT / folder).glob("*.csv")} == {
+        ROOT / path for path in expected
+    }
+
+
+def test_picture__of_the_status_page_is_small() -> None:
+    path = ROOT / "docs/images/status-page.png"
+    assert path.stat().st_size < 200_000
+    assert Image.open(path).width == 1200

@@ -15,13 +15,9 @@ from tests.builders.simulated import toy_machine
 
 MODEL = "qwen2-moe-tiny"
 MACHINE = toy_machine(
-    transfer_fixed=1e-4,
-    transfer_per_byte=0.0,
-    layer_fixed=1e-3,
-    expert_fixed=1e-4,
-    expert_per_token=0.0,
-    predictor_seconds=1e-4,
-)
+    transfer_fixed=1e-4, transfer_per_byte=0.0, layer_fixed=1e-3, expert_fixed=1e-4,
+    expert_per_token=0.0, predictor_seconds=1e-4,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
