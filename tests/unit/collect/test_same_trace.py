@@ -1,5 +1,6 @@
 """Nothing is recorded twice: `collect` and `train` find each other's traces."""
 
+import contextlib
 import io
 from dataclasses import replace
 from pathlib import Path
@@ -17,17 +18,28 @@ from tests.builders.recordable import letters_data, recordable
 from train.config import TrainConfig
 from train.find_trace import find_trace
 
+TRACES = Path("runs/traces/tiny")
+"""Where `collect` writes traces of the model."""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> tuple[Path, ModelConfig, DataConfig, str]:
+    """A folder with a model, its data, and the digest of their trace."""
+    folder = tmp_path_factory.mktemp("recorded")
+    model = recordable(folder / "model", num_layers=2)
+    data = letters_data(folder, count=4, new_tokens=1)
+    settings = recording_settings(data, batch_size=2)
+    with contextlib.chdir(folder):
+        return folder, model, data, collect(model, data, settings=settings).digest
+
 
 @pytest.fixture
-def recorded(tmp_path, monkeypatch) -> tuple[ModelConfig, DataConfig, str]:
-    """A model, its data, and the digest of their trace; no model can be loaded any more."""
-    monkeypatch.chdir(tmp_path)
-    model = recordable(tmp_path / "model", num_layers=2)
-    data = letters_data(tmp_path, count=4, new_tokens=1)
-    settings = recording_settings(data, batch_size=2)
-    digest = collect(model, data, signals=ALL_SIGNALS, settings=settings).digest
+def recorded(made, monkeypatch) -> tuple[ModelConfig, DataConfig, str]:
+    """The same, in the folder and without it; no model can be loaded any more."""
+    folder, *known = made
+    monkeypatch.chdir(folder)
     monkeypatch.setattr("runtime.load", lambda *_, **__: pytest.fail("loaded the model"))
-    return model, data, digest
+    return tuple(known)
 
 
 def test_collect__reuses_a_trace_of_other_batches_and_more_signals(recorded) -> None:
@@ -49,50 +61,45 @@ def test_train__finds_what_collect_recorded(recorded, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "changed", ["seed", "temperature", "new_tokens", "prompts", "dtype", "dense_format"]
+    ("part", "changed"),
+    [
+        *(("settings", {name: 3}) for name in ("seed", "temperature", "new_tokens")),
+        ("data", {"num_prompts": 3}),
+        *(("model", one) for one in ({"dtype": "bfloat16"}, {"dense_format": DenseFormat.INT8})),
+    ],
 )
-def test_find_same_trace__is_none_for_another_content(recorded, tmp_path, changed: str) -> None:
+def test_find_same_trace__is_none_for_another_content(recorded, part: str, changed: dict) -> None:
     model, data, _ = recorded
-    settings = recording_settings(data)
-    if changed == "prompts":
-        data = replace(data, num_prompts=3)
-    elif changed == "dtype":
-        model = replace(model, dtype="bfloat16")
-    elif changed == "dense_format":
-        model = replace(model, dense_format=DenseFormat.INT8)
-    else:
-        settings = replace(settings, **{changed: 3})
-    job = RecordingJob(model, data, "trace", ROUTING_SIGNALS, settings, "auto")
-    assert find_same_trace(job, tmp_path / "runs/traces/tiny") is None
+    job = RecordingJob(model, data, "trace", ROUTING_SIGNALS, recording_settings(data), "auto")
+    assert find_same_trace(job, TRACES) is not None
+    other = replace(job, **{part: replace(getattr(job, part), **changed)})
+    assert find_same_trace(other, TRACES) is None
 
 
-def test_open_finished__refuses_a_trace_of_other_dense_layers(recorded, tmp_path: Path) -> None:
+def test_open_finished__refuses_a_trace_of_other_dense_layers(recorded) -> None:
     model, data, digest = recorded
     settings = recording_settings(data, batch_size=2)
     job = RecordingJob(model, data, "t", ALL_SIGNALS, settings, "auto")
-    job = replace(job, where=str(find_same_trace(job, tmp_path / "runs/traces/tiny")))
+    job = replace(job, where=str(find_same_trace(job, TRACES)))
     assert job.open_finished().digest == digest
     rounded = replace(job, model=replace(model, dense_format=DenseFormat.INT4))
     with pytest.raises(TraceError, match=r"contains another trace \(settings: "):
         rounded.open_finished()
 
 
-def test_find_same_trace__skips_a_damaged_trace_and_says_so(recorded, tmp_path, caplog) -> None:
+def test_find_same_trace__skips_a_damaged_trace_and_says_so(recorded, caplog) -> None:
     model, data, _ = recorded
-    folder = tmp_path / "runs/traces/tiny"
     job = RecordingJob(model, data, "t", ROUTING_SIGNALS, recording_settings(data), "auto")
-    (folder / "a-damaged-one").mkdir()
-    (folder / "a-damaged-one/trace.json").write_text("{")
-    assert find_same_trace(job, folder) is not None
+    (TRACES / "a-damaged-one").mkdir()
+    (TRACES / "a-damaged-one/trace.json").write_text("{")
+    assert find_same_trace(job, TRACES) is not None
     assert "a-damaged-one/trace.json is damaged" in caplog.text
 
 
-def test_find_same_trace__needs_all_signals(tmp_path: Path) -> None:
-    model = recordable(tmp_path / "model", num_layers=2)
-    data = letters_data(tmp_path, count=2, new_tokens=1)
+def test_find_same_trace__needs_all_signals(made, tmp_path: Path) -> None:
+    _, model, data, _ = made
     settings = recording_settings(data)
-    folder = tmp_path / "traces"
-    collect(model, data, folder=folder / "a", signals=ROUTING_SIGNALS, settings=settings)
+    collect(model, data, folder=tmp_path / "a", signals=ROUTING_SIGNALS, settings=settings)
     job = RecordingJob(model, data, "t", ROUTING_SIGNALS, settings, "auto")
-    assert find_same_trace(job, folder) == folder / "a"
-    assert find_same_trace(replace(job, signals=ALL_SIGNALS), folder) is None
+    assert find_same_trace(job, tmp_path) == tmp_path / "a"
+    assert find_same_trace(replace(job, signals=ALL_SIGNALS), tmp_path) is None
