@@ -89,9 +89,16 @@ def test_import__again_is_the_same_trace(tmp_path: Path) -> None:
         ({"layer": 0, "experts": [1, 2], "phase": "after"}, "allowed are prefill, decode"),
         ({**LOG[4], "position": 1}, "request 'b', position 1: expected each of the 2 layers"),
         ({"request": "c", "layer": 1, "experts": [3, 2]}, "position 0: expected each"),
+        ({"layer": 10**9, "experts": [1]}, "line 7: layer"),
+        ({"layer": 0, "experts": [2**15]}, r"line 7: experts\.0"),
+        ({"layer": 0, "experts": [1], "token": 2**31}, "line 7: token"),
+        ({"layer": 0, "experts": [1], "position": 2**31}, "line 7: position"),
+        ({"layer": 0, "experts": [1], "weights": [float("nan")]}, r"line 7: weights\.0"),
+        ("[" * 100_000, "line 7"),
+        ('{"layer": ' + "1" * 5_000 + "}", "line 7"),
     ],
 )
-def test_import__bad_line_is_named(tmp_path: Path, line: dict, message: str) -> None:
+def test_import__bad_line_is_named(tmp_path: Path, line: dict | str, message: str) -> None:
     with pytest.raises(RoutingLogError, match=message):
         imported(tmp_path, [*LOG, line])
     assert not (tmp_path / "t").exists()
@@ -154,39 +161,19 @@ def test_import__bad_csv_is_named(tmp_path: Path, text: str, message: str) -> No
         imported(tmp_path, text, "log.csv")
 
 
-def test_import__half_a_gzip_file_is_refused(tmp_path: Path) -> None:
+def test_import__half_a_file_and_none_are_refused(tmp_path: Path) -> None:
     source = write_log(tmp_path, CSV, "log.csv.gz")
     source.write_bytes(source.read_bytes()[:-12])
     with pytest.raises(RoutingLogError, match="not a whole gzip file"):
         import_routing(source, tmp_path / "t")
+    with pytest.raises(RoutingLogError, match="no such file"):
+        import_routing(tmp_path / "nothing.jsonl", tmp_path / "t")
 
 
 @pytest.mark.parametrize("name", ["log.csv.gz", "log.jsonl.gz"])
 def test_import__a_line_that_would_fill_the_memory_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(RoutingLogError, match="has a line of more than 1,048,576 characters"):
         imported(tmp_path, "9" * (MAX_LINE + 1), name)
-
-
-def test_import__missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(RoutingLogError, match="no such file"):
-        import_routing(tmp_path / "nothing.jsonl", tmp_path / "t")
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ({"layer": 10**9, "experts": [1]}, "layer"),
-        ({"layer": 0, "experts": [2**15]}, r"experts\.0"),
-        ({"layer": 0, "experts": [1], "token": 2**31}, "token"),
-        ({"layer": 0, "experts": [1], "position": 2**31}, "position"),
-        ({"layer": 0, "experts": [1], "weights": [float("nan")]}, r"weights\.0"),
-        ("[" * 100_000, "line 1"),
-        ('{"layer": ' + "1" * 5_000 + "}", "line 1"),
-    ],
-)
-def test_import__values_that_do_not_fit_name_the_line(tmp_path: Path, line, message: str) -> None:
-    with pytest.raises(RoutingLogError, match=message):
-        imported(tmp_path, [line])
 
 
 LINE = {"layer": 0, "experts": [1]}

@@ -184,20 +184,24 @@ def test_pysource__is_the_standard_library() -> None:
 
 
 def test_text__takes_every_text_of_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "deeper").mkdir()
-    for name in ("b.txt", "deeper/a.txt", "c.md"):
-        (tmp_path / name).write_text(f"{name} " * 40)
-    data = DataConfig(name="text", kind=SourceKind.TEXT, path=str(tmp_path))
-    together = " ".join(load_prompts(data))
-    assert "b.txt" in together
-    assert "deeper/a.txt" in together
-    assert "c.md" not in together
-
-
-def test_text__refuses_a_folder_without_texts(tmp_path: Path) -> None:
     data = DataConfig(name="text", kind=SourceKind.TEXT, path=str(tmp_path))
     with pytest.raises(PromptError, match=r"the folder contains no \*\.txt"):
         load_prompts(data)
+    (tmp_path / "deeper").mkdir()
+    for name in ("b.txt", "deeper/a.txt", "c.md"):
+        (tmp_path / name).write_text(f"{name} " * 40)
+    words = {word for prompt in load_prompts(data) for word in prompt.split()}
+    assert words == {"b.txt", "deeper/a.txt"}
+
+
+def encoded(prompts: list, longest: int) -> list[EncodedPrompt]:
+    """Prompts as they are recorded, with a token for each character of a text."""
+
+    def tokenizer(texts: list[str]) -> dict[str, list[list[int]]]:
+        return {"input_ids": [list(map(ord, text)) for text in texts]}
+
+    settings = RecordingSettings(new_tokens=0, max_prompt_tokens=longest, chat=False)
+    return plan.encode_prompts(prompts, tokenizer, settings)  # type: ignore[arg-type]
 
 
 def test_token_ids__stand_among_texts_and_are_taken_as_they_are(tmp_path: Path) -> None:
@@ -205,36 +209,23 @@ def test_token_ids__stand_among_texts_and_are_taken_as_they_are(tmp_path: Path) 
     lines = [{"tokens": [5, 1, 7]}, {"prompt": "abcdef"}, {"tokens": [5, 1, 7]}, {"tokens": [5]}]
     prompts = load_prompts(json_lines(tmp_path, lines))
     assert prompts == [(5, 1, 7), "abcdef", (5,)]
-    settings = RecordingSettings(new_tokens=0, max_prompt_tokens=2, chat=False)
-
-    def tokenizer(texts: list[str]) -> dict[str, list[list[int]]]:
-        return {"input_ids": [list(map(ord, text)) for text in texts]}
-
-    encoded = plan.encode_prompts(prompts, tokenizer, settings)  # type: ignore[arg-type]
-    assert [one.tokens for one in encoded] == [(5, 1), (97, 98)]
+    assert [one.tokens for one in encoded(prompts, 2)] == [(5, 1), (97, 98)]
 
 
 def test_prompts__that_begin_another_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
     """Turns of one conversation would be trained on and held out."""
     turns = [(1, 2), (9,), (1, 2, 3, 4, 5, 6), (1, 2, 3), (1, 2, 3, 4, 7), (2, 1), (1, 3)]
-    settings = RecordingSettings(new_tokens=0, max_prompt_tokens=4, chat=False)
-    encoded = plan.encode_prompts(turns, None, settings)  # type: ignore[arg-type]
-    assert [(one.index, one.tokens) for one in encoded] == [
-        (0, (9,)), (1, (1, 2, 3, 4)), (2, (2, 1)), (3, (1, 3))
-    ]  # fmt: skip
-    assert encoded[1].digest == digest_of(turns[2])
+    kept = encoded(turns, 4)
+    assert [one.index for one in kept] == [0, 1, 2, 3]
+    assert [one.tokens for one in kept] == [(9,), (1, 2, 3, 4), (2, 1), (1, 3)]
+    assert kept[1].digest == digest_of(turns[2])
     assert "3 of 7 prompts begin another one: left out" in caplog.text
 
 
 def test_texts__that_begin_another_are_kept() -> None:
     """Texts are records of their own, and the digests of traces of them stay."""
-    settings = RecordingSettings(new_tokens=0, max_prompt_tokens=2, chat=False)
-
-    def tokenizer(texts: list[str]) -> dict[str, list[list[int]]]:
-        return {"input_ids": [list(map(ord, text)) for text in texts]}
-
-    encoded = plan.encode_prompts(["ab", "a", "abc"], tokenizer, settings)  # type: ignore[arg-type]
-    assert [one.tokens for one in encoded] == [(97, 98), (97,), (97, 98)]
+    kept = [one.tokens for one in encoded(["ab", "a", "abc"], 2)]
+    assert kept == [(97, 98), (97,), (97, 98)]
 
 
 @pytest.mark.parametrize("tokens", [[], [1.5], ["a"], [True], [-1], 5])

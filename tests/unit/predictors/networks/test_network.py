@@ -44,17 +44,11 @@ def make_residual_graph(*, is_first: bool) -> bytes:
     outputs = NUM_TARGETS * NUM_EXPERTS
     memory = RANK if is_first else RANK + TOKEN_SIZE
     weights = {
-        "state": draw(NUM_INPUTS, RANK),
-        "state_bias": draw(RANK),
-        "in": draw(NUM_INPUTS, WIDTH),
-        "in_bias": draw(WIDTH),
-        "router": draw(NUM_INPUTS, outputs),
-        "out_bias": draw(outputs),
-        "memory": draw(memory, WIDTH),
-        "out": draw(WIDTH, outputs) / 8,
-        "scale": np.abs(draw(NUM_TARGETS, 1)),
-        "shift": draw(NUM_TARGETS, 1),
-    }
+        "state": draw(NUM_INPUTS, RANK), "state_bias": draw(RANK), "in": draw(NUM_INPUTS, WIDTH),
+        "in_bias": draw(WIDTH), "router": draw(NUM_INPUTS, outputs), "out_bias": draw(outputs),
+        "memory": draw(memory, WIDTH), "out": draw(WIDTH, outputs) / 8,
+        "scale": np.abs(draw(NUM_TARGETS, 1)), "shift": draw(NUM_TARGETS, 1),
+    }  # fmt: skip
     if is_first:
         weights |= {"token": draw(NUM_INPUTS, TOKEN_SIZE), "token_bias": draw(TOKEN_SIZE)}
     else:
@@ -70,26 +64,19 @@ def make_residual_graph(*, is_first: bool) -> bytes:
 
 def make_network_graph() -> bytes:
     return network_graph(
-        draw(NUM_INPUTS, WIDTH),
-        draw(WIDTH),
-        draw(WIDTH, NUM_EXPERTS),
-        draw(NUM_EXPERTS),
-        name="it",
-        normaliser=make_normaliser(NUM_INPUTS),
-    )
+        draw(NUM_INPUTS, WIDTH), draw(WIDTH), draw(WIDTH, NUM_EXPERTS), draw(NUM_EXPERTS),
+        name="it", normaliser=make_normaliser(NUM_INPUTS),
+    )  # fmt: skip
 
 
 def make_reuse_graph() -> bytes:
     weights = {
-        "pool": draw(NUM_INPUTS, RANK),
-        "pool_bias": draw(RANK),
+        "pool": draw(NUM_INPUTS, RANK), "pool_bias": draw(RANK),
         "from_pool": draw(RANK, WIDTH + NUM_EXPERTS),
-        "from_means": draw(NUM_MEANS, WIDTH + NUM_EXPERTS) / 8,
-        "bias": draw(WIDTH + NUM_EXPERTS),
-        "means_centre": draw(NUM_MEANS),
-        "means_factor": np.abs(draw(NUM_MEANS)),
+        "from_means": draw(NUM_MEANS, WIDTH + NUM_EXPERTS) / 8, "bias": draw(WIDTH + NUM_EXPERTS),
+        "means_centre": draw(NUM_MEANS), "means_factor": np.abs(draw(NUM_MEANS)),
         "out": draw(WIDTH, NUM_EXPERTS) / 8,
-    }
+    }  # fmt: skip
     return reuse_graph(weights, name="it", normaliser=make_normaliser(NUM_INPUTS))
 
 
@@ -149,13 +136,10 @@ def quantise_rows(x_TK: np.ndarray) -> tuple[np.ndarray, np.float32, int]:
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
-    num_rows=st.integers(1, 6),
-    num_inputs=st.integers(1, 200),
-    num_outputs=st.integers(1, 40),
-    has_vector=st.booleans(),
-    size=st.sampled_from([1e-3, 1.0, 1e4]),
+    num_rows=st.integers(1, 6), num_inputs=st.integers(1, 200), num_outputs=st.integers(1, 40),
+    has_vector=st.booleans(), size=st.sampled_from([1e-3, 1.0, 1e4]),
     seed=st.integers(0, 2**32 - 1),
-)
+)  # fmt: skip
 def test_integer_product__is_exact_in_the_integers(
     num_rows: int, num_inputs: int, num_outputs: int, has_vector: bool, size: float, seed: int
 ) -> None:

@@ -51,6 +51,11 @@ PRODUCT = node("Gemm", "hidden", "w", gives=["logits"])
 LAST = node("Relu", "logits")
 
 
+def altered(change: Callable[[onnx.ModelProto], Any] = id, **parts: Any) -> bytes:
+    """A network of the two operators, altered, or with other inputs or outputs."""
+    return make_graph(PRODUCT, LAST, change=change, **parts)
+
+
 def ending(operator: str, *inputs: str, **attributes: Any) -> bytes:
     """A network whose last operator is this one."""
     return make_graph(PRODUCT, node(operator, "logits", *inputs, **attributes))
@@ -117,22 +122,14 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "another operator": (ending("Log"), "the operator 'Log'"),
     "a name of our own": (ending("Node"), "the operator 'Node'"),
     "another domain": (ending("Relu", domain="com.evil"), "the operator 'Relu' of 'com.evil'"),
-    "functions": (
-        make_graph(PRODUCT, LAST, change=lambda model: model.functions.add(name="Relu")),
-        "functions or sparse tensors",
-    ),
-    "sparse tensors": (
-        make_graph(PRODUCT, LAST, change=lambda model: model.graph.sparse_initializer.add()),
-        "functions or sparse tensors",
-    ),
+    "functions": (altered(lambda m: m.functions.add(name="Relu")), "functions or sparse tensors"),
+    "sparse": (altered(lambda m: m.graph.sparse_initializer.add()), "functions or sparse tensors"),
     "a tensor in an attribute": (
         ending("Relu", value=numpy_helper.from_array(WEIGHT)),
         "Relu of other inputs or attributes (got an unexpected keyword argument 'value')",
     ),
     "operators of another year": (
-        make_graph(
-            PRODUCT, LAST, change=lambda model: setattr(model.opset_import[0], "version", 12)
-        ),
+        altered(lambda model: setattr(model.opset_import[0], "version", 12)),
         "operators of the versions [12]",
     ),
     "many operators": (
@@ -159,31 +156,25 @@ REFUSED: dict[str, tuple[bytes, str]] = {
         "products of 67,200,000 bytes",
     ),
     "wide rows": (make_graph(PRODUCT, inputs=[declare("hidden", "T", 2**40)]), "rows of 1,099,5"),
-    "a known number of rows": (
-        make_graph(PRODUCT, LAST, inputs=[declare("hidden", 2**30, 4)]),
-        "'hidden', which is not any number of rows",
-    ),
-    "no shape": (make_graph(PRODUCT, LAST, inputs=[declare("hidden")]), "'hidden', which is not"),
+    "a number of rows": (altered(inputs=[declare("hidden", 2**30, 4)]), "not any number of rows"),
+    "no shape": (altered(inputs=[declare("hidden")]), "'hidden', which is not rows of float32"),
     "no inputs": (make_graph(inputs=[], outputs=[]), "no inputs or no outputs"),
-    "inputs of one name": (make_graph(PRODUCT, LAST, inputs=[HIDDEN] * 2), "as 'hidden'"),
-    "outputs of one name": (make_graph(PRODUCT, LAST, outputs=[SCORES] * 2), "'scores' declared"),
+    "inputs of one name": (altered(inputs=[HIDDEN] * 2), "as 'hidden'"),
+    "outputs of one name": (altered(outputs=[SCORES] * 2), "'scores' declared"),
     "values of one name": (make_graph(PRODUCT, PRODUCT, LAST), "two values"),
-    "a constant for an input": (
-        make_graph(PRODUCT, LAST, inputs=[HIDDEN, declare("w", "T", 8)]),
-        "two values, or one without a name, as 'w'",
-    ),
+    "a constant for an input": (altered(inputs=[HIDDEN, declare("w", "T", 8)]), "a name, as 'w'"),
     "no name": (ending("Relu", gives=[""]), "one without a name"),
     "doubles": (
-        make_graph(PRODUCT, LAST, outputs=[declare("scores", "T", 8, kind=TensorProto.DOUBLE)]),
+        altered(outputs=[declare("scores", "T", 8, kind=TensorProto.DOUBLE)]),
         "'scores', which is not rows of float32 numbers",
     ),
     "another output": (make_graph(PRODUCT, outputs=[declare("logits", "T", 9)]), "declared as"),
     "a cast": (ending("Cast", to=TensorProto.DOUBLE), "Cast of other values"),
-    "numbers in part": (make_graph(PRODUCT, LAST, change=shortened), "the tensor 'w' in part"),
-    "numbers elsewhere": (make_graph(PRODUCT, LAST, change=elsewhere), "'w' in another file"),
-    "a size below zero": (make_graph(PRODUCT, LAST, change=resized(-1, 8)), "a negative size"),
-    "sizes that overflow": (make_graph(PRODUCT, LAST, change=resized(2**32, 2**32)), "'w' in part"),
-    "many dimensions": (make_graph(PRODUCT, LAST, change=resized(*[1] * 99)), "'w' in part"),
+    "numbers in part": (altered(shortened), "the tensor 'w' in part"),
+    "numbers elsewhere": (altered(elsewhere), "'w' in another file"),
+    "a size below zero": (altered(resized(-1, 8)), "a negative size"),
+    "sizes that overflow": (altered(resized(2**32, 2**32)), "'w' in part"),
+    "many dimensions": (altered(resized(*[1] * 99)), "'w' in part"),
     "a reshape that wraps": (reshape(-1, 2**62, 2**62, 2**3), "Reshape"),
     "a reshape that overflows": (reshape(-1, 2**32 + 1, 2**32), "Reshape of (8,) to"),
     "a reshape of rows": (reshape(2, 4), "Reshape across rows"),
