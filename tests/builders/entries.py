@@ -13,7 +13,7 @@ from safetensors.numpy import save
 
 from predictors.base import Signal
 from predictors.baselines import PopularityPredictor
-from predictors.learned import INPUT, OUTPUT
+from predictors.learned import INPUT, OUTPUT, graph_path
 from predictors.spec import ModelSpec
 from zoo.card import CardFigure
 from zoo.digest import hash_bytes
@@ -61,6 +61,12 @@ def tiny_entry(folder: Path, **changes: Any) -> EntryManifest:
         "created": "2026-01-01T00:00:00+00:00",
     }
     return write_entry(folder, SimpleNamespace(**predictor), **{**arguments, **changes})
+
+
+def mlp_entry(folder: Path) -> None:
+    """Two layers, so one network: from layer 0 to layer 1."""
+    files = {graph_path(0, 1): tiny_graph()}
+    tiny_entry(folder, name="tiny/mlp", kind="mlp", options={"horizon": 1}, files=files)
 
 
 def tiny_training(*, hub_dataset: str | None = None) -> dict[str, Any]:

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders.entries import tiny_entry
+from tests.builders.entries import mlp_entry, tiny_entry
 from tests.builders.processes import run, run_python
 from tests.builders.web import served
 from tests.faults.conftest import skip
-from tests.unit.zoo.test_load import mlp_entry
 from zoo.catalog import WritableZoo
 from zoo.entry import open_entry
 from zoo.storage.folder import FolderStorage

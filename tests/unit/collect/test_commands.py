@@ -13,15 +13,11 @@ from tests.builders.recordable import prompts_file, recordable
 def options(tmp_path: Path, **changed: str) -> list[str]:
     """A command line for the tiny model in `tmp_path`."""
     values = {
-        "model.name": "tiny",
-        "model.id": str(tmp_path / "model"),
-        "data": "jsonl",
-        "data.path": str(tmp_path / "prompts.jsonl"),
-        "data.min_chars": "1",
-        "data.max_new_tokens": "2",
-        "output": str(tmp_path / "trace"),
+        "model.name": "tiny", "model.id": str(tmp_path / "model"), "data": "jsonl",
+        "data.path": str(tmp_path / "prompts.jsonl"), "data.min_chars": "1",
+        "data.max_new_tokens": "2", "output": str(tmp_path / "trace"),
         "run_dir": str(tmp_path / "run"),
-    }
+    }  # fmt: skip
     return [f"{key}={value}" for key, value in {**values, **changed}.items()]
 
 

@@ -1,24 +1,24 @@
-"""What holds for every predictor that is not learned: entries, batches, bounds, forecasts."""
+"""What holds for every predictor that is not learned: entries, batches, bounds, forecasts;
+and files and options that do not belong together."""
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load, save
 
+from predictors import baselines
 from predictors.base import ConsecutiveForecasts, Forecast, Predictor, known_options
-from predictors.baselines import (
-    DependencyPredictor,
-    PopularityPredictor,
-    SkipPredictor,
-    TokenPredictor,
-)
 from predictors.correlation import CorrelationPredictor
 from predictors.eam.request import EamRequestPredictor
 from predictors.eam.sequence import EamSequencePredictor
-from predictors.errors import PredictorError
+from predictors.errors import MoecastError, PredictorError
 from predictors.expert_map import ExpertMapPredictor
 from predictors.registry import KINDS, LEARNED, load_from_files
 from predictors.spec import ModelSpec
+from predictors.stored import WEIGHTS
 from tests.builders.predictors import serve, small_spec
 
 SPEC = small_spec(num_layers=4, num_experts=12, top_k=2, hidden_size=5)
@@ -39,10 +39,10 @@ def made() -> list[Predictor]:
         EamRequestPredictor(SPEC, matrices, capacity=8, matches=2, idle_steps=1),
         ExpertMapPredictor(SPEC, maps, meanings, distance=2, capacity=8),
         CorrelationPredictor(SPEC, pairs, pairs.sum(axis=2) + 1, hot=3),
-        SkipPredictor(SPEC, routers, np.ones((4, 12), np.float32), horizon=2),
-        TokenPredictor.from_counts(SPEC, np.array([0, 2]), uses, np.array([4, 5])),
-        PopularityPredictor(SPEC, random.random((4, 12), np.float32)),
-        DependencyPredictor(SPEC),
+        baselines.SkipPredictor(SPEC, routers, np.ones((4, 12), np.float32), horizon=2),
+        baselines.TokenPredictor.from_counts(SPEC, np.array([0, 2]), uses, np.array([4, 5])),
+        baselines.PopularityPredictor(SPEC, random.random((4, 12), np.float32)),
+        baselines.DependencyPredictor(SPEC),
     ]
 
 
@@ -158,3 +158,44 @@ def test_consecutive_forecasts__are_those_of_each_layer() -> None:
             assert ranked[1][h] == mine.ranked(5)
     two = ConsecutiveForecasts(0, np.concatenate([scores_THE, scores_THE]))
     assert two.ranked_token(5) is None
+
+
+SMALL = small_spec()
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("skip", {"horizon": [1]}, "skip: horizon=[1]: must be a valid integer"),
+        ("skip", {"horizon": True}, "skip: horizon=True: must be a number"),
+        ("skip", {"horizon": 2**64}, "skip: horizon=18446744073709551616: must fit in 64 bits"),
+        ("skip", {"horizon": 0.5}, "skip: horizon=0.5: must be a valid integer"),
+        ("popularity", {"ahead": {}}, "popularity: ahead={}: must be a valid integer"),
+        ("correlation", {"least": float("nan")}, "least=nan: must be a finite number"),
+        ("eam-sequence", {"rebuild_after": 0}, "rebuild_after=0: at least 1"),
+        ("eam-sequence", {"seed": -1}, "no eam-sequence predictor can be made of these files and"),
+        ("eam-sequence", {"capacity": 2**40}, "Unable to allocate"),
+        ("residual", {"decays": [0.5]}, "no residual predictor can be made"),
+    ],
+)
+def test_load__names_the_option(kind: str, options: Mapping[str, Any], message: str) -> None:
+    files = {} if kind == "residual" else KINDS[kind].empty(SMALL).files()
+    with pytest.raises(MoecastError) as error:
+        load_from_files(kind, SMALL, files=files, options=options)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_load__refuses_numbers_that_are_not_finite(value: float) -> None:
+    files = KINDS["popularity"].empty(SMALL).files()
+    arrays = {name: np.full_like(array, value) for name, array in load(files[WEIGHTS]).items()}
+    with pytest.raises(MoecastError, match="shares of the popularity predictor has infinities"):
+        load_from_files("popularity", SMALL, files={WEIGHTS: save(arrays)}, options={})
+
+
+def test_popularity__further_ahead_than_there_are_layers_forecasts_all_at_once() -> None:
+    files = KINDS["popularity"].empty(SMALL).files()
+    predictor = load_from_files("popularity", SMALL, files=files, options={"ahead": 2**31})
+    answers = serve(predictor, np.zeros((SMALL.num_layers, 1, 1), np.int64))
+    assert [*answers[-1]] == [*range(SMALL.num_layers)]
+    assert not any(answers[layer] for layer in range(SMALL.num_layers))

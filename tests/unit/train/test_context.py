@@ -38,13 +38,9 @@ def test_batches__hold_a_pool_in_memory_and_never_the_trace(tmp_path: Path) -> N
     signals = frozenset({TraceSignal.GATE_INPUT, TraceSignal.LAYER_INPUT})
     size = sum(one.stat().st_size for one in folder.glob("*.arrow"))
     batches = TraceBatches(
-        trace,
-        TraceSubset.FIT,
-        batch_size=64,
-        needs=InputSpec(signals, (0.0, 0.8)),
-        epoch=0,
+        trace, TraceSubset.FIT, batch_size=64, needs=InputSpec(signals, (0.0, 0.8)), epoch=0,
         pool_bytes=size // 50,
-    )
+    )  # fmt: skip
     tracemalloc.start()
     seen = sum(batch.chosen_LBK.size(1) for batch in batches)
     peak = tracemalloc.get_traced_memory()[1]

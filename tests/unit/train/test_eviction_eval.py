@@ -10,14 +10,7 @@ import torch
 from collect.traces import Trace
 from runtime.sim.replay import replay
 from tests.builders.traces import make_spec, make_trace
-from train.eviction_eval import (
-    ANY,
-    PER_LAYER,
-    compare_policies,
-    eviction_system,
-    record_stream,
-    replay_policy,
-)
+from train import eviction_eval
 from train.reuse import ReuseStack
 
 
@@ -27,22 +20,18 @@ def test_replay_policy__recorded_reuse_evicts_as_the_predictor(trace: Trace) -> 
     reuse_predictor = ReuseStack(spec, width=8).export(spec)["reuse"]
     steps = list(trace.steps("held_out"))
     slots = spec.num_layers * max(spec.top_k, spec.num_experts // 2)
-    system = eviction_system()
-    stream = record_stream(steps, [reuse_predictor], spec)
-    setting = {"spec": spec, "hardware": ANY}
+    system = eviction_eval.eviction_system()
+    stream = eviction_eval.record_stream(steps, [reuse_predictor], spec)
+    setting = {"spec": spec, "hardware": eviction_eval.ANY}
     # Twice: the stream keeps no state of a replay.
     recorded, again, other = (
-        replay_policy(policy, stream, system=system, slots=slots, **setting)
+        eviction_eval.replay_policy(policy, stream, system=system, slots=slots, **setting)
         for policy in ("reuse", "reuse", "lru")
     )
     expected = replay(
-        steps,
-        None,
-        system=replace(system, eviction="reuse"),
-        budget_slots=slots,
-        reuse_predictor=reuse_predictor,
-        **setting,
-    )
+        steps, None, system=replace(system, eviction="reuse"), budget_slots=slots,
+        reuse_predictor=reuse_predictor, **setting,
+    )  # fmt: skip
     assert recorded == again == expected
     assert sum(counters.evictions for counters in expected.decode) > 0
     assert other.decode != expected.decode
@@ -53,7 +42,9 @@ def test_hit_rates__lru_is_a_plain_lru_and_belady_bounds_all(tmp_path: Path) -> 
     spec = make_spec(top_k=1)
     trace = make_trace(tmp_path / "t", spec=spec, prompt_tokens=1, new_tokens=20)
     steps = list(trace.steps("held_out"))
-    tables = compare_policies(trace, [], num_tokens=len(steps))[PER_LAYER]
+    tables = eviction_eval.compare_policies(trace, [], num_tokens=len(steps))[
+        eviction_eval.PER_LAYER
+    ]
     for budget, rates in tables.items():
         slots = spec.num_experts * int(budget.rstrip("%")) // 100
         if not slots:

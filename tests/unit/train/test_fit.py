@@ -13,19 +13,10 @@ from lightning.pytorch.loggers import CSVLogger
 from collect.traces import Trace
 from predictors.base import Predictor
 from tests.builders.traces import make_trace
-from train import fit as fit_module
+from train import fit
 from train.accuracy import replay_forecasts, score_layers
 from train.data import TraceBatches, TraceSubset, shuffle_rows, subset_rows
 from train.errors import TrainCheckpointError, TrainError
-from train.fit import (
-    CHECKPOINTS,
-    FitSettings,
-    Fitted,
-    digest_weights,
-    fit,
-    make_trainer,
-    read_checkpoint,
-)
 from train.networks import PlainStack, network_specs
 from train.nonlearned import fit_popularity, fit_token
 from train.pipeline import export_predictors
@@ -36,19 +27,19 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     return make_trace(tmp_path_factory.mktemp("trace") / "t", requests_per_unit=60)
 
 
-SETTINGS = FitSettings(
+SETTINGS = fit.FitSettings(
     kinds=("mlp", "stride"), width=32, loss="bce", max_epochs=4, batch_size=64, lr=1e-2,
     weight_decay=0.0, seed=0,
 )  # fmt: skip
 
 
-def run(trace: Trace, run_dir: Path, **changes) -> Fitted:
+def run(trace: Trace, run_dir: Path, **changes) -> fit.Fitted:
     chosen = replace(SETTINGS, **changes)
     logger = CSVLogger(run_dir, name="logs", version="")
     torch.manual_seed(chosen.seed)
     networks = network_specs(trace.spec, chosen.kinds)
     family = PlainStack(trace.spec, networks, width=chosen.width, loss=chosen.loss)
-    return fit(trace, [family], chosen, run_dir=run_dir, loggers=[logger])
+    return fit.fit(trace, [family], chosen, run_dir=run_dir, loggers=[logger])
 
 
 def mean_accuracy(predictor: Predictor, trace: Trace, layers: range) -> float:
@@ -80,14 +71,14 @@ def test_fit__resumed_in_a_moved_folder_equals_uninterrupted(trace, tmp_path, mo
     whole = run(trace, tmp_path / "whole", **changes)
     assert (whole.best_epoch, whole.steps) == (1, 5 * 16)
     with monkeypatch.context() as patch:
-        patch.setattr(fit_module, "PlainProgress", Stop)
+        patch.setattr(fit, "PlainProgress", Stop)
         with pytest.raises(KeyboardInterrupt):
             run(trace, tmp_path / "cut", **changes)
     (tmp_path / "cut").rename(tmp_path / "moved")
     resumed = run(trace, tmp_path / "moved", **changes)
     assert (resumed.steps, resumed.best_epoch) == (whole.steps, whole.best_epoch)
     assert resumed.validation_accuracy == whole.validation_accuracy
-    assert digest_weights(resumed.families) == digest_weights(whole.families)
+    assert fit.digest_weights(resumed.families) == fit.digest_weights(whole.families)
 
 
 def test_fit__that_had_stopped_early_runs_no_further_epoch(trace: Trace, tmp_path: Path) -> None:
@@ -96,7 +87,7 @@ def test_fit__that_had_stopped_early_runs_no_further_epoch(trace: Trace, tmp_pat
     whole, again = (run(trace, tmp_path, **changes) for _ in range(2))
     assert (whole.best_epoch, whole.steps) == (1, 3 * 16)
     assert (again.resumed, again.steps) == (True, whole.steps)
-    assert digest_weights(again.families) == digest_weights(whole.families)
+    assert fit.digest_weights(again.families) == fit.digest_weights(whole.families)
 
 
 @pytest.mark.parametrize("lr", [1.0, 1e30])
@@ -105,7 +96,7 @@ def test_fit__that_diverges_names_the_epoch_and_what_to_change(lr, trace, tmp_pa
     with pytest.raises(TrainError, match=message) as error:
         run(trace, tmp_path, lr=lr, width=256)
     assert ("is nan, and" in str(error.value)) == (lr > 1)
-    assert not (tmp_path / CHECKPOINTS).exists(), "the networks of before are kept, not these"
+    assert not (tmp_path / fit.CHECKPOINTS).exists(), "the networks of before are kept, not these"
 
 
 def test_fit__an_epoch_that_is_announced_is_on_the_disk(trace, tmp_path, monkeypatch):
@@ -113,10 +104,10 @@ def test_fit__an_epoch_that_is_announced_is_on_the_disk(trace, tmp_path, monkeyp
 
     def write(line: str) -> None:
         if line.startswith("training: epoch"):
-            saved = read_checkpoint(tmp_path / CHECKPOINTS / "last.ckpt")
+            saved = fit.read_checkpoint(tmp_path / fit.CHECKPOINTS / "last.ckpt")
             announced.append((line.split()[2], int(saved["epoch"]) + 1))
 
-    monkeypatch.setattr(fit_module.sys.stderr, "write", write)
+    monkeypatch.setattr(fit.sys.stderr, "write", write)
     run(trace, tmp_path, max_epochs=2)
     assert announced == [("1", 1), ("2", 2)]
 
@@ -124,7 +115,7 @@ def test_fit__an_epoch_that_is_announced_is_on_the_disk(trace, tmp_path, monkeyp
 def test_fit__refuses_damaged_checkpoints(trace: Trace, tmp_path: Path) -> None:
     run(trace, tmp_path, max_epochs=1)
     for name in ("last.ckpt", "best.ckpt"):
-        path = tmp_path / CHECKPOINTS / name
+        path = tmp_path / fit.CHECKPOINTS / name
         whole = path.read_bytes()
         path.write_bytes(whole[:-1])
         with pytest.raises(TrainCheckpointError, match=rf"{name} is torn.*overwrite=true$"):
@@ -137,7 +128,7 @@ def test_fit__refuses_damaged_checkpoints(trace: Trace, tmp_path: Path) -> None:
 
 def test_fit__depends_on_the_seed(trace: Trace, tmp_path: Path) -> None:
     one, other = (run(trace, tmp_path / str(seed), max_epochs=1, seed=seed) for seed in (0, 1))
-    assert digest_weights(one.families) != digest_weights(other.families)
+    assert fit.digest_weights(one.families) != fit.digest_weights(other.families)
 
 
 def test_data__parts_share_no_request_and_make_up_the_trace(trace: Trace) -> None:
@@ -195,7 +186,7 @@ def test_fit__logs_the_loss_of_all_validation_tokens_and_the_norm_of_all_gradien
             squares = [(one.grad.double() ** 2).sum() for one in pl_module.parameters()]
             norms.append(float(sum(squares)) ** 0.5)
 
-    monkeypatch.setattr(fit_module, "PlainProgress", Norms)
+    monkeypatch.setattr(fit, "PlainProgress", Norms)
     (family,) = run(trace, tmp_path, max_epochs=1, batch_size=48).families
     with (tmp_path / "logs" / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -219,4 +210,4 @@ def test_trainer__in_a_slurm_job_is_not_one_of_its_tasks(monkeypatch: pytest.Mon
     for name in ("SLURM_JOB_ID", "SLURM_NTASKS"):
         monkeypatch.setenv(name, "2")
     monkeypatch.setenv("SLURM_JOB_NAME", "training")
-    assert make_trainer(SETTINGS, []).world_size == 1
+    assert fit.make_trainer(SETTINGS, []).world_size == 1

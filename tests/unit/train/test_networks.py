@@ -5,21 +5,14 @@ import torch
 from torch import nn
 
 from tests.builders.traces import make_spec
-from train.networks import (
-    NetworkSpec,
-    NetworkStack,
-    chosen_loss,
-    listwise_loss,
-    network_specs,
-    top_k_hits,
-)
+from train import networks
 
 SPEC = make_spec()
 
 
 def test_stack__folds_its_normalisation_into_the_first_layer() -> None:
     torch.manual_seed(0)
-    stack = NetworkStack(3, SPEC, width=12)
+    stack = networks.NetworkStack(3, SPEC, width=12)
     stack.normalise_by(torch.randn(3, 50, SPEC.hidden_size) * 3 + 1)
     hidden = torch.randn(3, 7, SPEC.hidden_size)
     for n, logits in enumerate(stack(hidden)):
@@ -29,7 +22,7 @@ def test_stack__folds_its_normalisation_into_the_first_layer() -> None:
 
 
 def test_normalise__makes_mean_zero_and_deviation_one() -> None:
-    stack = NetworkStack(1, SPEC, width=4)
+    stack = networks.NetworkStack(1, SPEC, width=4)
     sample = torch.randn(1, 1_000, SPEC.hidden_size) * 5 - 2
     stack.normalise_by(sample)
     normal = (sample - stack.mean_ND[:, None]) * stack.scale_ND[:, None]
@@ -42,7 +35,7 @@ def test_chosen_loss__is_binary_cross_entropy_against_the_chosen_set() -> None:
     chosen = chosen.reshape(2, 5, 3)
     wanted = torch.zeros(2, 5, 8).scatter(-1, chosen, 1.0)
     every = nn.functional.binary_cross_entropy_with_logits(logits, wanted, reduction="none")
-    torch.testing.assert_close(chosen_loss(logits, chosen), every.sum(-1).mean(-1))
+    torch.testing.assert_close(networks.chosen_loss(logits, chosen), every.sum(-1).mean(-1))
 
 
 def test_listwise_loss__is_cross_entropy_against_the_chosen_set() -> None:
@@ -50,7 +43,7 @@ def test_listwise_loss__is_cross_entropy_against_the_chosen_set() -> None:
     shares = torch.zeros(5, 8)
     shares[:, [0, 3]] = 0.5
     expected = nn.functional.cross_entropy(logits[0], shares)
-    torch.testing.assert_close(listwise_loss(logits, chosen)[0], expected)
+    torch.testing.assert_close(networks.listwise_loss(logits, chosen)[0], expected)
 
 
 def test_top_k_hits__counts_as_numpy_does() -> None:
@@ -60,28 +53,28 @@ def test_top_k_hits__counts_as_numpy_does() -> None:
         sum(expert in best[n, b] for b in range(6) for expert in chosen[n, b].tolist())
         for n in range(2)
     ]
-    assert [one.tolist() for one in top_k_hits(logits, chosen)] == [counted, [12, 12]]
+    assert [one.tolist() for one in networks.top_k_hits(logits, chosen)] == [counted, [12, 12]]
 
 
 def test_chosen__the_id_of_no_choice_is_left_out() -> None:
     """LongCat's zero experts: a token may choose fewer experts, or none."""
     logits, chosen = torch.randn(1, 2, 4, requires_grad=True), torch.tensor([[[1, 4], [4, 4]]])
     both = nn.functional.softplus(logits[0]).sum() - logits[0, 0, 1]
-    torch.testing.assert_close(chosen_loss(logits, chosen)[0], both / 2)
+    torch.testing.assert_close(networks.chosen_loss(logits, chosen)[0], both / 2)
     # The first token has half a choice to learn from, the second none.
     first = -logits[0, 0].log_softmax(-1)[1] / 2
-    torch.testing.assert_close(listwise_loss(logits, chosen)[0], first / 2)
-    listwise_loss(logits, chosen).sum().backward()
+    torch.testing.assert_close(networks.listwise_loss(logits, chosen)[0], first / 2)
+    networks.listwise_loss(logits, chosen).sum().backward()
     assert not logits.grad[0, 1].any()
-    found = top_k_hits(torch.tensor([[[0.0, 3.0, 2.0, 1.0]] * 2]), chosen)
+    found = networks.top_k_hits(torch.tensor([[[0.0, 3.0, 2.0, 1.0]] * 2]), chosen)
     assert [one.tolist() for one in found] == [[1], [1]]
 
 
 def test_edges__lead_from_every_layer_that_has_a_target() -> None:
-    assert network_specs(make_spec(num_layers=3), ("mlp", "stride")) == [
-        NetworkSpec("mlp", 0, 1),
-        NetworkSpec("mlp", 1, 2),
-        NetworkSpec("stride", 0, 2),
+    assert networks.network_specs(make_spec(num_layers=3), ("mlp", "stride")) == [
+        networks.NetworkSpec("mlp", 0, 1),
+        networks.NetworkSpec("mlp", 1, 2),
+        networks.NetworkSpec("stride", 0, 2),
     ]
 
 
@@ -89,8 +82,8 @@ def test_stack__networks_learn_independently() -> None:
     """Also as the last one, whose weights the optimizer's vectors end in."""
     spec = make_spec(num_layers=4, num_experts=60, top_k=4, hidden_size=16)
     torch.manual_seed(0)
-    large = NetworkStack(8, spec, width=16)
-    small = NetworkStack(5, spec, width=16)
+    large = networks.NetworkStack(8, spec, width=16)
+    small = networks.NetworkStack(5, spec, width=16)
     with torch.no_grad():
         for name, value in small.named_parameters():
             value.copy_(large.get_parameter(name)[:5])
@@ -101,7 +94,7 @@ def test_stack__networks_learn_independently() -> None:
         number = len(stack.bias_in_NF)
         for _ in range(300):
             optimizer.zero_grad()
-            chosen_loss(stack(hidden_NBD[:number]), chosen_NBK[:number]).sum().backward()
+            networks.chosen_loss(stack(hidden_NBD[:number]), chosen_NBK[:number]).sum().backward()
             optimizer.step()
     for number in range(5):
         for one, other in zip(

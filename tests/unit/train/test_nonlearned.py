@@ -14,18 +14,10 @@ from predictors.errors import PredictorError
 from predictors.registry import KINDS
 from runtime.config import ModelConfig
 from tests.builders.traces import make_trace
+from train import nonlearned
 from train.accuracy import accuracy_table, score_layers
 from train.kinds import collect_signals, leave_out_kinds, list_compared_kinds, options_by_kind
-from train.nonlearned import (
-    FITS,
-    RouterWeights,
-    count_baselines,
-    fit_correlation,
-    fit_eam_request,
-    fit_eam_sequence,
-    fit_expert_map,
-    request_matrices,
-)
+from train.nonlearned import RouterWeights
 
 
 def plain_matrices(trace: Trace, phases: set[int]) -> dict[int, np.ndarray]:
@@ -45,28 +37,28 @@ def plain_matrices(trace: Trace, phases: set[int]) -> dict[int, np.ndarray]:
 
 def count(trace: Trace, kinds: Iterable[str]) -> dict[str, Predictor]:
     routers = RouterWeights(ModelConfig(), trace.spec)
-    return count_baselines(trace, routers, kinds, options={}, seed=0)
+    return nonlearned.count_baselines(trace, routers, kinds, options={}, seed=0)
 
 
 @pytest.mark.parametrize("phases", [{0}, {1}, {0, 1}])
 def test_request_matrices__count_each_requests_tokens(trace: Trace, phases: set[int]) -> None:
     expected = list(plain_matrices(trace, phases).values())
-    assert np.array_equal(request_matrices(trace, *phases), expected)
+    assert np.array_equal(nonlearned.request_matrices(trace, *phases), expected)
 
 
 def test_eam_sequence__stores_every_request_where_there_is_room(trace: Trace) -> None:
-    fitted = fit_eam_sequence(trace, capacity=64)
-    assert np.array_equal(fitted.collection.counts, request_matrices(trace, 0, 1))
+    fitted = nonlearned.fit_eam_sequence(trace, capacity=64)
+    assert np.array_equal(fitted.collection.counts, nonlearned.request_matrices(trace, 0, 1))
     assert 0 < fitted.insufficient < 1
-    assert fit_eam_sequence(trace, capacity=5).collection.size == 5
+    assert nonlearned.fit_eam_sequence(trace, capacity=5).collection.size == 5
 
 
 def test_eam_request__stores_prompt_and_answer_of_the_last_requests(trace: Trace) -> None:
-    prompts, answers = request_matrices(trace, 0), request_matrices(trace, 1)
-    fitted = fit_eam_request(trace, capacity=2 * len(prompts))
+    prompts, answers = nonlearned.request_matrices(trace, 0), nonlearned.request_matrices(trace, 1)
+    fitted = nonlearned.fit_eam_request(trace, capacity=2 * len(prompts))
     pairs = np.stack([prompts, answers], axis=1).reshape(-1, *prompts.shape[1:])
     assert np.array_equal(fitted.collection.counts, pairs)
-    full = fit_eam_request(trace, capacity=3)
+    full = nonlearned.fit_eam_request(trace, capacity=3)
     # The one that came last replaced some other, and nothing came after it.
     assert any(np.array_equal(one, answers[-1]) for one in full.collection.counts)
 
@@ -76,14 +68,14 @@ def test_correlation__counts_pairs_of_the_training_tokens(trace: Trace) -> None:
     expected = np.zeros((8, 8))
     one, two = (trace.column(TraceSignal.EXPERTS, layer)[rows] for layer in (1, 2))
     np.add.at(expected, (one[:, :, None], two[:, None, :]), 1)
-    fitted = fit_correlation(trace, prior_tokens=10**9)
+    fitted = nonlearned.fit_correlation(trace, prior_tokens=10**9)
     assert np.array_equal(fitted._pairs_LFE[2], expected)
     assert np.array_equal(fitted._uses_LE[1], np.bincount(one.ravel(), minlength=8))
 
 
 def test_expert_map__stores_training_tokens_as_they_came(trace: Trace) -> None:
     rows = trace.rows("train")
-    fitted = fit_expert_map(trace, distance=2, capacity=1_000)
+    fitted = nonlearned.fit_expert_map(trace, distance=2, capacity=1_000)
     logits = trace.column(TraceSignal.GATE_LOGITS, 3)[rows].astype(np.float32)
     odds = np.exp(logits)
     assert fitted.store.size == len(rows)
@@ -92,10 +84,10 @@ def test_expert_map__stores_training_tokens_as_they_came(trace: Trace) -> None:
         odds / odds.sum(axis=1, keepdims=True),
         rtol=1e-4,
     )
-    assert fit_expert_map(trace, distance=2, capacity=17).store.size == 17
+    assert nonlearned.fit_expert_map(trace, distance=2, capacity=17).store.size == 17
 
 
-@pytest.mark.parametrize("kind", sorted(FITS))
+@pytest.mark.parametrize("kind", sorted(nonlearned.FITS))
 def test_counted__beats_chance_on_held_out_requests_where_it_can(tmp_path: Path, kind: str) -> None:
     trace = make_trace(tmp_path / "t", num_units=4)
     (made,) = count(trace, [kind]).values()
@@ -108,7 +100,7 @@ def test_counted__beats_chance_on_held_out_requests_where_it_can(tmp_path: Path,
 
 
 def test_score__of_a_learning_predictor_changes_no_later_score(trace: Trace) -> None:
-    made = fit_expert_map(trace, distance=2, capacity=50)
+    made = nonlearned.fit_expert_map(trace, distance=2, capacity=50)
     first = accuracy_table(score_layers(made.renewed(), trace))
     assert accuracy_table(score_layers(made.renewed(), trace))["accuracy"] == first["accuracy"]
 
@@ -159,7 +151,7 @@ def test_fits__leave_out_choices_of_none(tmp_path: Path) -> None:
         chosen_NK[::3, 1] = trace.spec.num_experts
         column.chunks = (chosen_NK,)
     rows = trace.rows("train")
-    popularity, token = (FITS[kind](trace) for kind in ("popularity", "token"))
+    popularity, token = (nonlearned.FITS[kind](trace) for kind in ("popularity", "token"))
     tokens_N = trace.tokens[rows]
     token_T = tokens_N[:1].astype(np.int64)
     forecasts, unseen = (

@@ -5,19 +5,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from collect.traces import Trace
+from collect.traces import Trace, TraceWriter
 from predictors.base import Forecast, Predictor
 from predictors.config import PredictorConfig
 from predictors.registry import KINDS
-from runtime.config import HardwareConfig, ModelConfig, ShapeConfig
+from runtime.config import DenseFormat, HardwareConfig, ModelConfig, ShapeConfig
 from runtime.errors import BudgetError
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.simulated import toy_accelerator
-from tests.builders.traces import make_spec, make_trace
+from tests.builders.traces import make_plan, make_spec, make_trace
 from train.accuracy import accuracy_table, score_layers
 from train.config import TrainConfig
 from train.errors import TrainError
-from train.find_trace import find_trace
+from train.find_trace import find_trace, open_named_trace, require_model
 from train.kinds import collect_signals, leave_out_kinds
 from train.nonlearned import RouterWeights, make_skip
 from train.replay import budget_slots, describe_machines, first_tokens
@@ -114,3 +114,35 @@ def test_deep_kinds__are_left_out_of_models_with_few_layers(num_layers, deep, tm
     for kind in left_out:
         with pytest.raises(TrainError, match=f"predictor={kind}: .* has {num_layers}"):
             leave_out_kinds(PredictorConfig(kind=kind), KINDS, trace)
+
+
+def test_named_trace__a_mistyped_one_is_refused_with_what_is_there(tmp_path: Path) -> None:
+    trace = make_trace(tmp_path / "mine")
+    assert open_named_trace(trace.path, ModelConfig()).digest == trace.digest
+    with pytest.raises(TrainError) as refused:
+        open_named_trace(tmp_path / "mien", ModelConfig(id="org/model"), key="shifted_trace")
+    message = str(refused.value)
+    assert f"shifted_trace={tmp_path / 'mien'} is not a trace. {tmp_path} has mine." in message
+    assert f"moecast collect model.id=org/model output={tmp_path / 'mien'} records one" in message
+    assert not (tmp_path / "mien").exists()
+
+
+def test_named_trace__an_incomplete_one_is_refused(tmp_path: Path) -> None:
+    TraceWriter(tmp_path / "t", make_plan(make_spec()))
+    with pytest.raises(TrainError, match="is an incomplete trace"):
+        open_named_trace(tmp_path / "t", ModelConfig())
+
+
+def test_named_trace__of_another_dense_format_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("train.find_trace.find_differences", lambda *_: {})
+    trace = make_trace(tmp_path / "mine")
+    plain, rounded = ModelConfig(), ModelConfig(dense_format=DenseFormat.INT8)
+    require_model(trace, plain, key="trace")
+    with pytest.raises(TrainError, match='dense_format: the trace has "own", .* has "int8"'):
+        require_model(trace, rounded, key="trace")
+    trace.manifest.plan.settings["dense_format"] = "int8"
+    require_model(trace, rounded, key="trace")
+    with pytest.raises(TrainError, match='dense_format: the trace has "int8", .* has "own"'):
+        require_model(trace, plain, key="trace")

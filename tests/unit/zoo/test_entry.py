@@ -1,23 +1,28 @@
-"""Writing an entry: whole or not there; what a manifest may say."""
+"""An entry is written whole or not at all, refused where any byte was altered, and forecasts."""
 
 import json
+import random
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from predictors.records import ModelRecord
 from predictors.spec import ModelSpec
-from tests.builders.entries import tiny_entry, tiny_graph, tiny_spec
+from tests.builders.entries import mlp_entry, tiny_entry, tiny_graph, tiny_spec
 from tests.builders.processes import run
 from tests.builders.zoos import fail_each_fsync
-from zoo.digest import hash_bytes
+from zoo.catalog import WritableZoo
+from zoo.digest import check_path, hash_bytes
 from zoo.entry import ZooEntry, open_entry
-from zoo.errors import MismatchError, ZooError
+from zoo.errors import DamagedError, MismatchError, ZooError
 from zoo.load import load_predictor
 from zoo.manifest import EntryManifest, FileRecord, parse_manifest
+from zoo.storage import cache_storage
 
 
 def test_entry__gives_back_what_was_written(tmp_path: Path) -> None:
@@ -136,3 +141,86 @@ def test_graph__that_no_training_writes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ZooError, match=r"predictors/x.onnx: .* not an ONNX model"):
         tiny_entry(tmp_path / "e", files={"predictors/x.onnx": b"\xff" * 99})
     assert not (tmp_path / "e").exists()
+
+
+def test_load__by_folder_and_by_name_forecast_alike(tmp_path: Path) -> None:
+    mlp_entry(tmp_path / "e")
+    WritableZoo(cache_storage()).add(open_entry(tmp_path / "e"))
+    hidden_TD = np.array([[0.1, 0.9, 0.2, 0.3], [0.5, 0.1, 0.0, 0.7]], dtype=np.float32)
+    # W is the unit matrix with four columns of zeros added.
+    expected_TE = np.hstack([hidden_TD, np.zeros((2, 4), dtype=np.float32)])
+    for reference in ("tiny/mlp", "tiny/mlp@latest", tmp_path / "e", str(tmp_path / "e")):
+        predictor = load_predictor(reference, spec=tiny_spec())
+        (forecast,) = predictor.gate_input(0, hidden_TD)
+        assert forecast.layer == 1
+        assert np.array_equal(forecast.scores_TE, expected_TE)
+
+
+FILES = [
+    "manifest.json",
+    "manifest.sha256",
+    "metrics.json",
+    "README.md",
+    "weights.safetensors",
+    "predictors/layer-00.onnx",
+]
+
+
+def flipped(data: bytes) -> bytes:
+    """One bit, anywhere; the same place for the same bytes."""
+    position = random.Random(len(data)).randrange(len(data) * 8)
+    changed = bytearray(data)
+    changed[position // 8] ^= 1 << (position % 8)
+    return bytes(changed)
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "flipped bit": flipped,
+    "truncated": lambda data: data[:-1],
+    "empty": lambda _: b"",
+    "appended byte": lambda data: data + b"\n",
+}
+
+
+PARSERS = (
+    *("onnx.load_model_from_string", "safetensors.numpy.load", "json.loads"),
+    *("huggingface_hub.ModelCard.__init__", "zoo.entry.parse_manifest"),
+)
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("name", FILES)
+def test_entry__refuses_damage_before_parsing(name, damage, entry, monkeypatch):
+    path = entry / name
+    path.write_bytes(DAMAGE[damage](path.read_bytes()))
+    for parser in PARSERS if name.startswith("manifest") else PARSERS[:-1]:
+        monkeypatch.setattr(parser, None)
+    with pytest.raises(DamagedError, match="damaged"):
+        open_entry(entry).read(name)
+
+
+def test_entry__names_a_missing_file(entry: Path) -> None:
+    (entry / "metrics.json").unlink()
+    with pytest.raises(DamagedError, match=r"metrics\.json .* is missing"):
+        open_entry(entry).verify()
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["../x.json", "/etc/passwd", "a/../../x.json", "a//b.json", "./a.json", "", ".hidden.json",
+     "a\\b.json", "C:/x.json", "a/", "a\0b.json"],
+)  # fmt: skip
+def test_path__outside_the_entry_is_refused(path: str) -> None:
+    with pytest.raises(ZooError, match="not allowed"):
+        check_path(path)
+
+
+@pytest.mark.parametrize(
+    ("linked", "read"),
+    [("metrics.json", "metrics.json"), ("predictors", "predictors/layer-00.onnx")],
+)
+def test_link__is_refused_though_its_bytes_are_right(linked: str, read: str, entry: Path) -> None:
+    outside = (entry / linked).rename(entry.parent / "outside")
+    (entry / linked).symlink_to(outside)
+    with pytest.raises(ZooError, match="is a link"):
+        open_entry(entry).read(read)

@@ -34,14 +34,10 @@ def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_terminal__gets_no_escape_from_an_entry(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     tiny_entry(
-        tmp_path / "e",
-        kind=ESCAPES,
-        licence=ESCAPES,
-        spec=tiny_spec(model_id=ESCAPES),
-        created=ESCAPES[:60],
-        metrics={"held_out": {"accuracy": ESCAPES, "good_pred": 10**400}},
+        tmp_path / "e", kind=ESCAPES, licence=ESCAPES, spec=tiny_spec(model_id=ESCAPES),
+        created=ESCAPES[:60], metrics={"held_out": {"accuracy": ESCAPES, "good_pred": 10**400}},
         card_extra=ESCAPES,
-    )
+    )  # fmt: skip
     for command in ("show", "verify", "push", "list"):
         zoo(command, *([] if command == "list" else [tmp_path / "e"]))
     printed = "".join(capsys.readouterr())

@@ -12,7 +12,7 @@ from tests.builders.zoos import publish, zoo
 from zoo.catalog import WritableZoo, Zoo
 from zoo.errors import ZooError
 from zoo.index import EntryReference
-from zoo.load import find_entry
+from zoo.load import find_entry, list_names
 from zoo.storage import cache_storage
 from zoo.storage.folder import FolderStorage
 
@@ -198,9 +198,8 @@ import fractions, pickle, sys
 from pathlib import Path
 seen = []
 sys.addaudithook(lambda event, args: seen.append(args) if event == "pickle.find_class" else None)
-from tests.unit.zoo.test_load import mlp_entry
 from tests.builders.zoos import zoo
-from tests.builders.entries import tiny_spec
+from tests.builders.entries import mlp_entry, tiny_spec
 from zoo.load import load_predictor
 folder = Path({str(tmp_path)!r})
 mlp_entry(folder / "e")
@@ -212,3 +211,46 @@ pickle.loads(pickle.dumps(fractions.Fraction(1, 2)))
 assert seen, "the hook sees none"
 """
     run_python("-c", code)
+
+
+# ---- all that a system takes for a model
+
+
+@pytest.fixture
+def zoo_of_models(tmp_path: Path) -> str:
+    """A zoo with the pair of system moecast, one of another system, and another model."""
+    run = tmp_path / "run"
+    for name in ("tiny/residual", "tiny/reuse", "tiny/stride", "half/residual"):
+        tiny_entry(run / "entries" / name.replace("/", "-"), name=name)
+    address = f"zoo={tmp_path / 'far'}"
+    assert zoo("push", run, address, "alias=production") == 0
+    return address
+
+
+def pulled() -> set[str]:
+    return {name for name in list_names() if name.startswith(("tiny/", "half/"))}
+
+
+def test_pull__of_a_model_gets_what_the_system_takes(zoo_of_models: str) -> None:
+    assert zoo("pull", "tiny@production", zoo_of_models) == 0
+    assert pulled() == {"tiny/residual", "tiny/reuse"}
+    for name in pulled():
+        find_entry(f"{name}@production").verify()
+    assert zoo("pull", "tiny", "system=promoe", zoo_of_models) == 0
+    assert "tiny/stride" in pulled()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["half"], "has no half/reuse; one entry is pulled by its name: moecast zoo pull half/"),
+        (["nothing"], "unknown zoo entry 'nothing/residual'"),
+        (["tiny@12345678"], "names one entry, tiny stands for 2"),
+        (["tiny", "system=on-demand"], "'tiny' is not NAME"),
+    ],
+)
+def test_pull__of_a_model_gets_all_or_nothing(arguments, message, zoo_of_models, refused):
+    error = refused("pull", *arguments, zoo_of_models)
+    assert message in error
+    assert error.count("\n") == 1
+    assert not pulled()

@@ -8,26 +8,17 @@ import pytest
 import torch
 
 from predictors.errors import MoecastError
+from train.reference import fit
 from train.reference.audit import entropy_share, lru_hit_rate, ngram_losses
 from train.reference.commands import prepare
 from train.reference.config import FitConfig, ReferenceConfig
 from train.reference.corpus import chat, is_held_out
-from train.reference.fit import (
-    Muon,
-    architecture,
-    balance_losses,
-    learning_rate,
-    orthogonalise,
-    restore,
-    save,
-    windows,
-)
 
 
 @pytest.mark.parametrize("shape", [(8, 20), (20, 8), (5, 6, 12)])
 def test_orthogonalise__singular_values_come_near_one(shape):
     matrices = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    values = torch.linalg.svdvals(orthogonalise(matrices))
+    values = torch.linalg.svdvals(fit.orthogonalise(matrices))
     assert values.min() > 0.3
     assert values.max() < 1.4
 
@@ -37,7 +28,7 @@ def test_muon__a_stack_moves_as_its_matrices_one_by_one():
     start, gradient = torch.randn(2, 3, 4, 6, generator=generator)
     stack = torch.nn.Parameter(start.clone())
     single = [torch.nn.Parameter(matrix.clone()) for matrix in start]
-    together, apart = Muon([stack], lr=0.1), Muon(single, lr=0.1)
+    together, apart = fit.Muon([stack], lr=0.1), fit.Muon(single, lr=0.1)
     for _ in range(3):
         stack.grad = gradient.clone()
         for parameter, part in zip(single, gradient, strict=True):
@@ -52,7 +43,7 @@ def test_checkpoint__restores_weights_and_optimisers(tmp_path):
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(6, 4))
         weight, bias = model.parameters()
-        return model, [Muon([weight], lr=0.1), torch.optim.AdamW([bias], lr=0.1)]
+        return model, [fit.Muon([weight], lr=0.1), torch.optim.AdamW([bias], lr=0.1)]
 
     def step(model, optims):
         for optimiser in optims:
@@ -62,10 +53,10 @@ def test_checkpoint__restores_weights_and_optimisers(tmp_path):
             optimiser.step()
 
     whole, resumed = make(), make()
-    assert restore(tmp_path, *resumed) == 0
+    assert fit.restore(tmp_path, *resumed) == 0
     step(*whole)
-    save(tmp_path, *whole, 1)
-    assert restore(tmp_path, *resumed) == 1
+    fit.save(tmp_path, *whole, 1)
+    assert fit.restore(tmp_path, *resumed) == 1
     for one in (whole, resumed):
         step(*one)
     for one, other in zip(whole[0].parameters(), resumed[0].parameters(), strict=True):
@@ -74,25 +65,25 @@ def test_checkpoint__restores_weights_and_optimisers(tmp_path):
 
 def test_balance_losses__are_one_for_even_routing_and_more_otherwise():
     even = torch.eye(4).repeat(5, 1) * 3
-    balance, _ = balance_losses((even,), top_k=1)
+    balance, _ = fit.balance_losses((even,), top_k=1)
     assert balance.item() == pytest.approx(1.0, abs=1e-5)
     collapsed = torch.tensor([[9.0, 0.0, 0.0, 0.0]]).repeat(20, 1)
-    assert balance_losses((collapsed,), top_k=1)[0].item() > 3.9
+    assert fit.balance_losses((collapsed,), top_k=1)[0].item() > 3.9
 
 
 def test_learning_rate__rises_stays_and_falls_to_zero():
     config = FitConfig(steps=1000)
-    factors = [learning_rate(step, config) for step in (4, 49, 300, 800, 900, 1000)]
+    factors = [fit.learning_rate(step, config) for step in (4, 49, 300, 800, 900, 1000)]
     assert factors == [0.1, 1.0, 1.0, 1.0, 0.5, 0.0]
 
 
 def test_windows__a_pass_sees_every_window_once():
     config = FitConfig(batch_size=2, context=4)
     tokens = np.arange(33, dtype=np.uint16)
-    rows = torch.cat([windows(tokens, config, step) for step in range(4)])
+    rows = torch.cat([fit.windows(tokens, config, step) for step in range(4)])
     assert sorted(rows[:, 0].tolist()) == [0, 4, 8, 12, 16, 20, 24, 28]
     assert torch.equal(rows[:, 1:] - rows[:, :-1], torch.ones(8, 4, dtype=torch.int64))
-    assert torch.equal(windows(tokens, config, 2), windows(tokens, config, 2))
+    assert torch.equal(fit.windows(tokens, config, 2), fit.windows(tokens, config, 2))
 
 
 def test_ngram_losses__are_what_counting_by_hand_gives():
@@ -124,5 +115,5 @@ def test_prepare__without_a_corpus_names_the_options(tmp_path):
 
 
 def test_architecture__experts_are_whole_pages():
-    shape = architecture()
+    shape = fit.architecture()
     assert shape.hidden_size * shape.moe_intermediate_size * 2 % 4096 == 0

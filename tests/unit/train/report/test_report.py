@@ -41,13 +41,9 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 def run(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder as `moecast train` leaves it, with predictors of three sorts."""
     context = EvalContext(
-        trace=trace,
-        shifted=trace,
-        system=SystemConfig(),
-        hardware=(HARDWARE,),
-        budget="50%",
+        trace=trace, shifted=trace, system=SystemConfig(), hardware=(HARDWARE,), budget="50%",
         replay_tokens=5,
-    )
+    )  # fmt: skip
     routers = np.random.default_rng(0).standard_normal((4, 8, 8), dtype=np.float32)
     family = ResidualStack(trace.spec, routers, None, horizons=2, width=4)
     made = {
@@ -59,14 +55,12 @@ def run(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> Path:
     results = {
         "predictors": {name: score_predictor(one, context) for name, one in made.items()},
         "trace": {
-            "path": str(trace.path),
-            "digest": trace.digest,
-            "tokens": trace.num_tokens,
+            "path": str(trace.path), "digest": trace.digest, "tokens": trace.num_tokens,
             "held_out_tokens": len(trace.rows("held_out")),
         },
         "setting": context.setting,
         "keeping": {"hit_rates": compare_policies(trace, [], num_tokens=5)},
-    }
+    }  # fmt: skip
     folder = tmp_path_factory.mktemp("run") / "r"
     folder.mkdir()
     (folder / "results.json").write_text(json.dumps(results))
