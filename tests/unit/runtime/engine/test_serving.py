@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from runtime.errors import CheckpointError
-from runtime.transfer.arrivals import rings
+from runtime.transfer.thread_ring import rings
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.served import serve
 from tests.builders.waiting import wait_for
