@@ -136,8 +136,11 @@ def pin_exact_sizes() -> None:
     """Let PyTorch pin as many bytes as it is asked for, and free them.
 
     By default it rounds up to a power of two, up to twice a budget, and keeps all for reuse. What
-    the user has set, in `PYTORCH_ALLOC_CONF`, stays.
+    the user has set, in `PYTORCH_ALLOC_CONF`, stays. PyTorch has no public function for it, so that
+    a later version may round.
     """
+    if not hasattr(torch._C, "_accelerator_setAllocatorSettings"):
+        return
     given = torch._C._accelerator_getAllocatorSettings()
     settings = [f"pinned_max_cached_size_mb:{PINNED_CACHED_MIB}", given]
     torch._C._accelerator_setAllocatorSettings(",".join(filter(None, settings)))
