@@ -1,8 +1,11 @@
-"""Streams, events, memory and random states of accelerators, by one path for all of them.
+"""Streams, events, memory, random states and copies to the host, by one path for all accelerators.
 
 CUDA and ROCm (whose device type is also `cuda`) and XPU have streams and pinned memory. MPS has
 one queue: copies run in the order of the computation, and pinning is not needed. Calls that
 `torch.accelerator` does not offer stand here and nowhere else.
+
+For each copy to the host, the host waits until the device has computed all that was issued: several
+tensors are one copy, and a choice is copied once.
 """
 
 import functools

@@ -1,4 +1,7 @@
-"""Loads a Transformers model whose experts live in an arena of fixed size."""
+"""Loads a Transformers model whose experts live in an arena of fixed size.
+
+`ModelHandle` is its `model.moecast`.
+"""
 
 import logging
 import os

@@ -13,6 +13,8 @@ with single elements that are computed by other instructions.
 On GPUs Transformers' own function multiplies the slots of an arena, one launch for all experts that
 are ready.
 
+Whether a model computes so is chosen here, too (`choose_exact`).
+
 Shape suffixes: T tokens, D hidden size, F expert width (2F where gate and up are one matrix), K
 top_k, S pairs of a token and an expert (T times K), N pairs of one launch.
 """

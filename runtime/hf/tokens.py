@@ -72,7 +72,9 @@ SAME_AS = {"glm4": "llama-bpe", "chatglm-bpe": "llama-bpe"}
 
 
 def load_gguf_tokenizer(file: Path) -> PreTrainedTokenizerBase:
-    """Return the tokenizer that a file's metadata describe.
+    """Return the tokenizer that a file's metadata describe, which splits text as llama.cpp does.
+
+    Transformers builds it, and would split text for kinds that it does not know as GPT-2 does.
 
     Raises:
         CheckpointError: how its vocabulary splits text is not known here.

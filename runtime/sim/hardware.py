@@ -1,4 +1,4 @@
-"""Times of computing and transfers: on a described machine, or measured on this one."""
+"""Times of computing, transfers and forecasts: on a described machine, or measured on this one."""
 
 import functools
 import json

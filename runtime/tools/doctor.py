@@ -144,7 +144,7 @@ def sweep_budgets(
         predictors: Those of `DEFAULT_SYSTEM`, which is compared with fetching on demand.
         budgets: A row of a budget below the minimum has an `error` in place of figures.
         needs: The experts' sizes. In replays, all take the same time.
-        resident_bytes: Non-expert weights'.
+        resident_bytes: Weights besides experts, those of a draft model too.
     """
     systems = {ON_DEMAND: SystemPredictors(), DEFAULT_SYSTEM: predictors}
     rows: list[dict[str, Any]] = []

@@ -267,5 +267,6 @@ def _pieces(texts: Iterable[str]) -> Iterator[str]:
 
 
 def is_held_out_prompt(text: str) -> bool:
+    """Split by content, as the published predictors' prompts were."""
     first = hashlib.sha256(text.encode()).digest()[0]
     return first < PROMPTS_HELD_OUT_SHARE * 256

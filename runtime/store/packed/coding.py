@@ -8,6 +8,7 @@ and zeros that are bytes u; four float32 numbers of a meta group of these make t
 
 Of G groups, the low halves of the bytes hold the integers of the first ceil(G / 2), the high ones
 those of the others. Arithmetic is in float32, operation by operation, rounded once at the end.
+`quantise_half_quadratic` finds integers, scales and zeros.
 
 Shape suffixes: N weights, G groups, S weights of a group, M meta groups.
 """
