@@ -1,4 +1,4 @@
-"""MoE-Infinity (sequence level), figures 9 to 11; figure 13 is in `benchmarks.scaling`."""
+"""MoE-Infinity (sequence level), figures 9 to 11; figure 13 is in `benchmarks.papers.scaling`."""
 
 from collections.abc import Iterator
 from dataclasses import replace
