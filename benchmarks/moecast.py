@@ -20,6 +20,7 @@ from benchmarks.papers.paper_context import load_hardware, load_shape
 from benchmarks.reports import print_line, write_report
 from collect.traces import Trace
 from predictors.base import Ints, Signal
+from predictors.metrics import mark_used
 from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
 from runtime.policy.counters import sum_counters
@@ -175,14 +176,8 @@ def perfect_forecasts(steps: Iterable[RecordedStep], spec: ModelSpec) -> Recorde
 
 
 def exact_forecast(experts_TK: Ints, layer: int, spec: ModelSpec) -> RecordedForecast:
-    """Returns the routing of one layer as a forecast.
-
-    The expert id `num_experts` stands for a choice of none.
-    """
-    # One column more, for choices of none.
-    scores_TE = np.zeros((len(experts_TK), spec.num_experts + 1), np.float32)
-    np.put_along_axis(scores_TE, experts_TK, 1.0, axis=1)
-    return RecordedForecast(layer, scores_TE[:, :-1])
+    """Returns the routing of one layer as a forecast."""
+    return RecordedForecast(layer, mark_used(experts_TK, spec.num_experts))
 
 
 def record_all(trace: Trace, entries: Path) -> tuple[list[ArrayStep], dict[str, RecordedForecasts]]:
