@@ -170,7 +170,8 @@ def measure_kind(predictor: Predictor, *, repetitions: int) -> TokenLatency:
             step = RandomStep(predictor.spec, random, num_tokens=num_tokens, request=request)
             seconds[num_tokens].append(time_step(predictor, step))
     one, many = (1e6 * min(seconds[number]) for number in (1, PROMPT_TOKENS))
-    more = max(0.0, many - one) / (predictor.count_rows(np.zeros(PROMPT_TOKENS, np.int64)) - 1)
+    num_rows = predictor.count_input_rows(np.zeros(PROMPT_TOKENS, np.int64))
+    more = max(0.0, many - one) / (num_rows - 1)
     return TokenLatency(one_us=round(one, 2), more_us=round(more, 3))
 
 

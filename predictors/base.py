@@ -186,7 +186,7 @@ class Predictor:
     def end_step(self) -> None:
         """Ends the step; what was learned from it is used from the next step on."""
 
-    def count_rows(self, requests_T: Ints) -> int:
+    def count_input_rows(self, requests_T: Ints) -> int:
         """Returns how many rows it computes for a step, given each token's request."""
         return len(requests_T)
 

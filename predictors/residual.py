@@ -225,7 +225,7 @@ class ResidualPredictor(StoredPredictor):
         ]
         return np.concatenate(mixed, axis=1)
 
-    def count_rows(self, requests_T: Ints) -> int:
+    def count_input_rows(self, requests_T: Ints) -> int:
         """Returns two for each token of a prompt that is looked at: its state is computed first."""
         lengths = Counter(requests_T.tolist()).values()
         looked_at = (min(length, self.prompt_window or length) for length in lengths)

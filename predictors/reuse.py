@@ -93,7 +93,7 @@ class ReusePredictor(StoredPredictor):
             value_NE = value_NE.mean(axis=0, keepdims=True)
         return [Forecast(layer, value_NE)]
 
-    def count_rows(self, requests_T: Ints) -> int:
+    def count_input_rows(self, requests_T: Ints) -> int:
         num_requests = len(set(requests_T.tolist()))
         return num_requests if num_requests > 1 else min(len(requests_T), LONGEST_MEMORY)
 

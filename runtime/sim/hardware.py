@@ -34,7 +34,7 @@ class TokenLatency:
     one_us: float
     """For a step of one token."""
     more_us: float
-    """For each further row of the step (`Predictor.count_rows`)."""
+    """For each further row of the step (`Predictor.count_input_rows`)."""
 
     def microseconds(self, num_rows: int) -> float:
         return self.one_us + self.more_us * (num_rows - 1)
@@ -293,7 +293,7 @@ def prediction_seconds(hardware: Hardware, predictor: Predictor | None, requests
     """
     if predictor is None:
         return 0.0
-    num_rows = predictor.count_rows(requests_T)
+    num_rows = predictor.count_input_rows(requests_T)
     ratio = hardware.predictor_latencies.ratio(predictor.kind, num_rows)
     return hardware.predictor_seconds * ratio
 

@@ -51,8 +51,8 @@ class RecordedForecasts:
     steps: Sequence[dict[EventKey, list[RecordedForecast]]]
     stateless: bool = False
     """`Predictor.stateless` of the recorded predictor."""
-    count_rows: Callable[[Ints], int] = len
-    """`Predictor.count_rows` of the recorded predictor."""
+    count_input_rows: Callable[[Ints], int] = len
+    """`Predictor.count_input_rows` of the recorded predictor."""
 
     def at_distance(self, distance: str) -> "RecordedForecasts":
         """Return the answers at one distance only, as `name_distance` names it."""
@@ -82,7 +82,7 @@ def record_forecasts(predictor: Predictor, steps: Iterable[RecordedStep]) -> Rec
     ]
     signals = predictor.signals - {Signal.LOGITS}
     return RecordedForecasts(
-        predictor.kind, signals, recorded, predictor.stateless, predictor.count_rows
+        predictor.kind, signals, recorded, predictor.stateless, predictor.count_input_rows
     )
 
 
@@ -110,7 +110,7 @@ class ReplayPredictor(Predictor):
         self.kind = recorded.kind  # type: ignore[misc]
         self.signals = recorded.signals  # type: ignore[misc]
         self.stateless = recorded.stateless  # type: ignore[misc]
-        self.count_rows = recorded.count_rows  # type: ignore[assignment]
+        self.count_input_rows = recorded.count_input_rows  # type: ignore[assignment]
 
     def _answer(self, signal: Signal, layer: int) -> Forecasts:
         return self._answers.get((signal, layer), ())

@@ -166,7 +166,7 @@ def test_prompt_window__forecasts_a_prompt_as_its_last_tokens() -> None:
 
 
 @pytest.mark.parametrize("requests", [[1], [1] * 3, [1, 2, 3], [1] * 6 + [2] * 7 + [3]])
-def test_count_rows__are_those_that_a_network_computes(
+def test_count_input_rows__are_those_that_a_network_computes(
     monkeypatch: pytest.MonkeyPatch, requests: list[int]
 ) -> None:
     predictor, run, rows = windowed(4), residual.Network.run, []
@@ -178,7 +178,7 @@ def test_count_rows__are_those_that_a_network_computes(
     monkeypatch.setattr(residual.Network, "run", counted)
     asked(predictor, random_step(len(requests)), requests)
     num_networks = len(predictor.files())
-    assert sum(rows) == num_networks * predictor.count_rows(np.array(requests))
+    assert sum(rows) == num_networks * predictor.count_input_rows(np.array(requests))
 
 
 @pytest.mark.parametrize("window", [0, 257])

@@ -67,10 +67,10 @@ def test_forecaster__serving_token_by_token_answers_as_torch(trace: Trace) -> No
 
 
 @pytest.mark.parametrize("requests", [[1], [1] * 100, [1, 2, 3], [1] * 6 + [2] * 7])
-def test_count_rows__are_the_tokens_that_it_counts(requests: list[int]) -> None:
+def test_count_input_rows__are_the_tokens_that_it_counts(requests: list[int]) -> None:
     predictor, ids = stirred().export(SPEC)["reuse"], np.array(requests)
     predictor.begin_step(ids, ids)
-    assert predictor.count_rows(ids) == len(ids[predictor._rows])
+    assert predictor.count_input_rows(ids) == len(ids[predictor._rows])
 
 
 def test_family__learns_which_experts_are_used_again(trace: Trace) -> None:

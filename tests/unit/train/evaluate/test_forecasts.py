@@ -62,7 +62,7 @@ class Lazy(Predictor):
     def routed(self, layer, experts_TK, logits_TE):
         return self.answer(layer + 2)
 
-    def count_rows(self, requests_T):
+    def count_input_rows(self, requests_T):
         return min(len(requests_T), 2)
 
 
