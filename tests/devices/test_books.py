@@ -5,7 +5,8 @@ import torch
 
 from runtime.accelerator import copy_together, host_copy, keep_copy
 from runtime.config import Exact
-from tests.builders.served import serve
+from tests.builders.held_ring import HeldRing
+from tests.builders.served import serve, serve_with_rings
 from tests.builders.sim_device.backend import simulated
 
 TOKENS = torch.randint(1, 64, (2, 7), generator=torch.Generator().manual_seed(3))
@@ -13,8 +14,15 @@ GREEDY = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
 COUNTED = ("requests", "hits", "misses", "joins", "evictions", "bytes_moved")
 
 
+def read_in_order(name, arrivals, ring):
+    """Reads end in the order of their requests, each when it is waited for."""
+    return ring if name == "copy" else HeldRing(arrivals, ring, num_held=0)
+
+
 def run(folder, device, **options):
-    model = serve(folder, device=device, predictor=None, host_budget="100%", **options)
+    options |= {"device": device, "predictor": None, "host_budget": "100%"}
+    with pytest.MonkeyPatch.context() as patch:
+        model = serve_with_rings(folder, patch, read_in_order, **options)
     with model.moecast as handle, torch.no_grad():
         tokens = model.generate(TOKENS.to(device), **GREEDY).tolist()
         cache = handle.engine.cache
