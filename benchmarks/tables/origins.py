@@ -10,7 +10,13 @@ from runtime.tools.report.provenance import REVISION_CHARACTERS, Provenance
 
 LIVE = ("runtime", "predictors")
 """Code that live runs go through."""
-REPLAYS = ("runtime/policy", "runtime/sim", "runtime/presets.py", "predictors")
+REPLAYS = (
+    "runtime/policy",
+    "runtime/sim",
+    "runtime/transfer/loop.py",
+    "runtime/presets.py",
+    "predictors",
+)
 """Code that replays on simulated machines go through."""
 CODE = {
     "bench": LIVE,

@@ -33,6 +33,7 @@ CODE = (
     "predictors",
     "runtime/policy",
     "runtime/sim",
+    "runtime/transfer/loop.py",
     "train/evaluate/forecasts.py",
     "train/evaluate/jobs.py",
     "runtime/tools/intervals.py",
