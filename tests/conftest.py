@@ -1,6 +1,7 @@
 """No network, no user's folders, no telemetry: what every test can rely on."""
 
 import faulthandler
+import gc
 import logging
 import os
 import signal
@@ -9,9 +10,12 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from runtime.engine import memory
 
 # Before any library reads them.
 os.environ.update(
@@ -53,6 +57,29 @@ def own_zoo(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
     monkeypatch.setenv("MOECAST_CACHE", str(folder))
     monkeypatch.delenv("MOECAST_ZOO", raising=False)
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cheap_loads() -> Iterator[None]:
+    """Spares each load of a tiny model what takes four times as long as the load itself.
+
+    Garbage collection leaves out the libraries, and the pages of their code stay in memory. Child
+    processes do as users' do.
+    """
+    kept = SimpleNamespace(collect=gc.collect, freeze=lambda: None, unfreeze=lambda: None)
+    gc.freeze()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "gc", kept)
+        patch.setattr(memory, "find_library_code", lambda _smaps: ())
+        yield
+
+
+@pytest.fixture
+def real_collections(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Garbage collection as a load and the close of a model set it."""
+    monkeypatch.setattr(memory, "gc", gc)
+    yield
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ import ctypes
 import functools
 import gc
 import linecache
+import re
 import resource
 import sys
 import threading
@@ -19,6 +20,11 @@ M_ARENA_MAX, M_MMAP_THRESHOLD = -8, -3
 blocks have separate pages, which go back to the system when they are freed."""
 LARGE_BLOCK_BYTES = 256 << 10
 """Bodies, texts and their tokens; activations of one token are smaller."""
+LIBRARY_CODE = re.compile(
+    r"^([0-9a-f]+)-([0-9a-f]+) .[^w]\S* .*\.so(?:\.[^/\n]*)?\n(?:[A-Z].*\n)*?Anonymous: +0 kB",
+    re.MULTILINE,
+)
+"""A mapping in `/proc/PID/smaps`."""
 _has_loaded = threading.Event()
 """Whether this process has loaded a model."""
 
@@ -117,22 +123,12 @@ def find_library_code(smaps: Path) -> Iterator[tuple[int, int]]:
     bytes would come back, and not what was written.
     """
     try:
-        lines = smaps.read_text().splitlines()
+        text = smaps.read_text()
     except OSError:
         # A container may hide it; what it is for is only to save memory.
         return
-    candidate: tuple[int, int] | None = None
-    for line in lines:
-        fields = line.split(maxsplit=5)
-        if "-" in fields[0] and not fields[0].endswith(":"):
-            name = Path(fields[5]).name if len(fields) == 6 else ""
-            library = name.endswith(".so") or ".so." in name
-            start, end = (int(part, 16) for part in fields[0].split("-"))
-            candidate = (start, end) if library and "w" not in fields[1] else None
-        elif candidate is not None and fields[0] == "Anonymous:":
-            if fields[1] == "0":
-                yield candidate
-            candidate = None
+    for start, end in LIBRARY_CODE.findall(text):
+        yield int(start, 16), int(end, 16)
 
 
 CGROUPS = Path("/sys/fs/cgroup")

@@ -85,6 +85,7 @@ def test_load__two_models_in_one_process(folder, tmp_path):
                 assert torch.equal(model(PROMPTS).logits, plain(PROMPTS).logits)
 
 
+@pytest.mark.usefixtures("real_collections")
 @pytest.mark.parametrize("is_closed", [True, False])
 def test_load__frees_an_earlier_model_that_nobody_has(folder, is_closed):
     earlier = serve(folder, budget="25%")
@@ -120,6 +121,7 @@ def test_close__ends_the_threads_and_later_use_is_an_error(folder):
         model(PROMPTS)
 
 
+@pytest.mark.usefixtures("real_collections")
 def test_close__ends_all_else_where_the_predictor_cannot_be_saved(folder, tmp_path):
     before = set(TASKS.iterdir())
     model = serve(folder, trace_events=tmp_path / "trace.json")
