@@ -10,6 +10,7 @@ from torch import Tensor
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
 from tests.builders.quantised import rewrite
+from tests.builders.saved import saved_once
 
 AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
 """The column that each four bits of an integer hold, lowest first (AWQ's GEMM kernels)."""
@@ -162,6 +163,7 @@ FORMATS: dict[str, tuple[Callable[..., Path], dict[str, Any], str | None]] = {
 """By name what makes a checkpoint of a tiny one, and the type that slots hold its integers in."""
 
 
+@saved_once
 def save_integers(folder: Path, name: str) -> Path:
     quantise, options, _ = FORMATS[name]
     return quantise(save_wide(folder), **options)

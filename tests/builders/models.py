@@ -9,7 +9,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2MoeConfig, Qwen2MoeForCausalLM
 
+from tests.builders.saved import saved_once
 
+
+@saved_once
 def tiny_qwen2_moe(
     folder: Path,
     *,

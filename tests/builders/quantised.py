@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
+from tests.builders.saved import saved_once
 
 FP8_LARGEST = 448.0
 """The largest float8_e4m3fn."""
@@ -80,6 +81,7 @@ def quantise_mxfp4(folder: Path) -> Path:
     return rewrite(folder, change, config)
 
 
+@saved_once
 def quantised(folder: Path, name: str) -> Path:
     """Saves a tiny model of a family in the format in which it is published."""
     if name == "gpt_oss":  # mxfp4 has blocks of 32

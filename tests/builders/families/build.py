@@ -12,6 +12,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tests.builders.families.fields import OTHER, TEXT
 from tests.builders.families.table import FAMILIES, Family
+from tests.builders.saved import saved_once
 
 WHOLE_FIRST = [
     getattr(transformers, f"AutoModelFor{task}")
@@ -24,6 +25,7 @@ class UnbuildableError(Exception):
     """Transformers has no class of the family that computes text."""
 
 
+@saved_once
 def save_family(
     folder: Path, family: Family | str, *, dtype: torch.dtype = torch.float32, fused: bool = False
 ) -> Path:
