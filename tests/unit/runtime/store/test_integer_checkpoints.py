@@ -61,13 +61,14 @@ def decompress_with_library(packed: Path, config: dict) -> dict[str, Tensor]:
     }
 
 
-@pytest.fixture(params=integers.FORMATS)
-def checkpoint(request, tmp_path: Path) -> tuple[Path, dict[str, Tensor]]:
+@pytest.fixture(scope="module", params=integers.FORMATS)
+def checkpoint(request, tmp_path_factory) -> tuple[Path, dict[str, Tensor]]:
     """A folder, and the weights that it stands for."""
     if request.param.startswith("compressed-tensors"):
         pytest.importorskip("compressed_tensors")
-    original = integers.save_wide(tmp_path / "original")
-    packed = integers.save_integers(tmp_path / "packed", request.param)
+    folder = tmp_path_factory.mktemp("checkpoint")
+    original = integers.save_wide(folder / "original")
+    packed = integers.save_integers(folder / "packed", request.param)
     return packed, dequantised_weights(original, packed, request.param)
 
 
@@ -241,8 +242,7 @@ def leave_plain(folder: Path, expert: int, part: str = "") -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["gptq", "gptq int8", "awq"])
-@pytest.mark.parametrize("expert", [0, 5])
+@pytest.mark.parametrize(("name", "expert"), [("gptq", 0), ("gptq int8", 5), ("awq", 5)])
 def test_store__one_expert_that_is_plain_is_served_among_quantised_ones(tmp_path, name, expert):
     folder = leave_plain(integers.save_integers(tmp_path / "model", name), expert)
     stripped = load_stripped(folder, "auto")
