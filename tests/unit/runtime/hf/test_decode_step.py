@@ -207,23 +207,20 @@ def test_attend__one_token_is_rounded_once(has_mask):
     assert torch.equal(found, expected.bfloat16())
 
 
-def test_model__only_a_marked_one_computes_in_float32(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("is_marked", "dtype"), [(False, torch.bfloat16), (True, torch.float32)])
+def test_model__only_a_marked_one_computes_in_float32(tmp_path, monkeypatch, is_marked, dtype):
     folder = tiny_qwen2_moe(tmp_path / "model", dtype=torch.bfloat16)
-    plain, served = (Qwen2MoeForCausalLM.from_pretrained(folder) for _ in range(2))
-    decode_step.attend_in_float32(served)
-    dtypes = []
-    attention = torch.nn.functional.scaled_dot_product_attention
+    model = Qwen2MoeForCausalLM.from_pretrained(folder)
+    if is_marked:
+        decode_step.attend_in_float32(model)
+    dtypes, attention = [], F.scaled_dot_product_attention
 
     def watched(query, *args, **kwargs):
         dtypes.append(query.dtype)
         return attention(query, *args, **kwargs)
 
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
-    for model, dtype in ((plain, torch.bfloat16), (served, torch.float32)):
-        with torch.no_grad():
-            past = model(torch.tensor([[5, 6, 7]]), use_cache=True).past_key_values
-            assert set(dtypes) == {torch.bfloat16}
-            dtypes.clear()
-            model(torch.tensor([[8]]), past_key_values=past, use_cache=True)
-        assert set(dtypes) == {dtype}
-        dtypes.clear()
+    monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
+    with torch.no_grad():
+        past = model(PROMPT, use_cache=True).past_key_values
+        model(PROMPT[:, :1], past_key_values=past, use_cache=True)
+    assert dtypes == [torch.bfloat16, torch.bfloat16, dtype, dtype]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from runtime.commands.pack import choose_coding
-from runtime.config import ModelConfig, Quantise, StoreConfig, VerifyModelConfig
+from runtime.config import DenseFormat, ModelConfig, Quantise, StoreConfig, VerifyModelConfig
 from runtime.errors import StoreError
 from runtime.hf import experts
 from runtime.hf.loading import load_plain
@@ -81,10 +81,13 @@ def test_served__without_the_library_they_are_decoded(model, tmp_path, caplog, m
     assert relative_error(found, near) < 0.02
 
 
-def test_verify__compares_with_the_same_kernels(tmp_path: Path) -> None:
-    model = tiny_qwen2_moe(tmp_path / "model", dtype=torch.bfloat16)
-    store = packed(model, tmp_path / "store", coding=CODINGS[0])
-    source = {"model": ModelConfig(name="tiny", id=str(model)), "store": StoreConfig(path=store)}
+@pytest.mark.parametrize("dense_format", [DenseFormat.OWN, DenseFormat.INT4], ids=str)
+def test_verify__compares_with_the_same_kernels(tmp_path: Path, dense_format: DenseFormat) -> None:
+    """Those of packed experts, or of dense layers."""
+    folder = tiny_qwen2_moe(tmp_path / "model", dtype=torch.bfloat16)
+    source = {"model": ModelConfig(name="tiny", id=str(folder), dense_format=dense_format)}
+    if dense_format is DenseFormat.OWN:
+        source["store"] = StoreConfig(path=packed(folder, tmp_path / "store", coding=CODINGS[0]))
     config = VerifyModelConfig(**source, budget=["30%"], max_new_tokens=4, device="cpu")
     report = compare_budgets(config, advance=lambda _: None)
     assert report.is_equal

@@ -25,14 +25,6 @@ def test_cache__that_grows_with_each_token(name):
     assert size.of(LENGTH) == held(model, LENGTH)
 
 
-def test_cache__of_keys_and_values_in_every_layer():
-    model = tiny_model("qwen2_moe")
-    config = model.config
-    width = config.num_key_value_heads * config.hidden_size // config.num_attention_heads
-    expected = 2 * config.num_hidden_layers * width * model.dtype.itemsize
-    assert measure_cache_size(model) == CacheSize(expected, 0)
-
-
 @pytest.mark.parametrize("name", ["qwen2_moe", "deepseek_v3", "glm_moe_dsa", "qwen3_next"])
 def test_estimate__is_at_least_what_the_cache_takes(name):
     """More only where some layers keep a state."""

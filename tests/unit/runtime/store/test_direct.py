@@ -40,7 +40,7 @@ def descriptor(file: Path) -> Iterator[int]:
 def test_read_direct__any_range_into_any_memory(file, descriptor):
     content, rng = file.read_bytes(), random.Random(1)
     memory = memoryview(mmap.mmap(-1, 1 << 20))
-    for _ in range(400):
+    for _ in range(150):
         sizes = rng.randrange(2 * BLOCK), rng.randrange(430_000), BLOCK * rng.randrange(20)
         size = SMALLEST + rng.choice(sizes)
         last = SIZE - size

@@ -140,18 +140,6 @@ def test_model__is_the_librarys_up_to_roundings_at_every_budget(checkpoint):
     assert difference.median() <= 0.02 * wanted.float().std()
 
 
-@pytest.mark.parametrize("name", ["gptq asymmetric", "awq", "gptq int8"])
-def test_pack__keeps_the_integers(tmp_path, name):
-    folder = integers.save_integers(tmp_path / "packed", name)
-    answers = []
-    for store in (None, pack_model(folder, tmp_path / "store")):
-        model = serve(folder, budget="40%", store=store)
-        with model.moecast as handle:
-            answers.append(logits_of(model))
-            assert name_format(handle.engine.store.layouts[0]) == integers.FORMATS[name][2]
-    assert torch.equal(*answers)
-
-
 def change_tensor(folder: Path, name: str, change) -> None:
     rewrite(folder, lambda key, t: {key: t} if name not in key else change(key, t))
 
@@ -248,7 +236,8 @@ def test_store__one_expert_that_is_plain_is_served_among_quantised_ones(tmp_path
     stripped = load_stripped(folder, "auto")
     store, decoding = stripped.open_store(), stripped.open_store(decodes=True)
     kind = integers.FORMATS[name][2]
-    assert [name_format(layout) for layout in store.layouts] == [kind, "bfloat16", kind]
+    formats = [kind, "bfloat16", kind]
+    assert [name_format(layout) for layout in store.layouts] == formats
     for number in range(8):
         for key, weight in read_expert(decoding, 1, number).items():
             assert torch.equal(read_expert(store, 1, number)[key], weight)
@@ -258,6 +247,8 @@ def test_store__one_expert_that_is_plain_is_served_among_quantised_ones(tmp_path
         model = serve(folder, **{"budget": "40%", **options})
         with model.moecast as handle:
             answers.append(logits_of(model, MANY))
+            served = handle.engine.store.layouts  # packed, they keep the integers
+            assert [name_format(layout) for layout in served] == formats
             if "budget" in options:  # only the one layer's experts take more
                 assert handle.engine.arenas[0].num_bytes == 8 * sum(
                     layout.num_bytes for layout in store.layouts

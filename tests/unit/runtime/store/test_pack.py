@@ -41,6 +41,12 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
+@pytest.fixture(scope="module")
+def whole(model, tmp_path_factory) -> dict[str, bytes]:
+    """The model's store, packed without a stop."""
+    return content(packed(model, tmp_path_factory.mktemp("whole") / "store"))
+
+
 @contextmanager
 def stopped_at(number: int, error: BaseException) -> Iterator[None]:
     """The n-th write is torn in its middle."""
@@ -60,8 +66,7 @@ def stopped_at(number: int, error: BaseException) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("number", range(EXPERTS))
-def test_pack__torn_at_any_write_is_resumed(tmp_path, model, number, planned):
-    whole = content(packed(model, tmp_path / "whole"))
+def test_pack__torn_at_any_write_is_resumed(tmp_path, number, planned, whole):
     output = tmp_path / "store"
     with stopped_at(number, Killed()), pytest.raises(Killed):
         pack(*planned, output)
@@ -72,11 +77,10 @@ def test_pack__torn_at_any_write_is_resumed(tmp_path, model, number, planned):
     assert (done.kept, done.written) == (kept, EXPERTS - kept)
     assert sum(advanced) == EXPERTS
     assert content(output) == whole
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["store", "whole"]
+    assert list(tmp_path.iterdir()) == [output]
 
 
-def test_pack__verifies_what_an_interrupted_run_left(tmp_path, model, planned):
-    whole = content(packed(model, tmp_path / "whole"))
+def test_pack__verifies_what_an_interrupted_run_left(tmp_path, planned, whole):
     with stopped_at(EXPERTS - 1, Killed()), pytest.raises(Killed):
         pack(*planned, tmp_path / "store")
     (data,) = tmp_path.glob(".store.packing/*/store/layer-000.bin")
@@ -88,13 +92,12 @@ def test_pack__verifies_what_an_interrupted_run_left(tmp_path, model, planned):
     assert content(tmp_path / "store") == whole
 
 
-def test_pack__a_run_for_another_model_begins_anew(tmp_path, model):
-    source, contents = plan(tiny_qwen2_moe(tmp_path / "other", num_experts=4, seed=5))
+def test_pack__a_run_for_another_model_begins_anew(tmp_path, planned, whole):
+    other = plan(tiny_qwen2_moe(tmp_path / "other", num_experts=4, seed=5))
     with stopped_at(6, Killed()), pytest.raises(Killed):
-        pack(source, contents, tmp_path / "store")
-    source, contents = plan(model)
-    assert pack(source, contents, tmp_path / "store").written == EXPERTS
-    assert content(tmp_path / "store") == content(packed(model, tmp_path / "whole"))
+        pack(*other, tmp_path / "store")
+    assert pack(*planned, tmp_path / "store").written == EXPERTS
+    assert content(tmp_path / "store") == whole
 
 
 def test_pack__a_complete_store_is_verified_and_left(tmp_path, model, planned):
@@ -109,7 +112,7 @@ def test_pack__a_complete_store_is_verified_and_left(tmp_path, model, planned):
     assert pack(*planned, output).kept == EXPERTS
 
 
-def test_pack__another_store_is_replaced_only_with_overwrite(tmp_path, model, planned):
+def test_pack__another_store_is_replaced_only_with_overwrite(tmp_path, planned, whole):
     other = tiny_qwen2_moe(tmp_path / "other", num_layers=3, num_experts=4, seed=5)
     output = packed(other, tmp_path / "store")
     before = content(output)
@@ -117,7 +120,7 @@ def test_pack__another_store_is_replaced_only_with_overwrite(tmp_path, model, pl
         pack(*planned, output)
     assert content(output) == before
     pack(*planned, output, overwrite=True)
-    assert content(output) == content(packed(model, tmp_path / "whole"))
+    assert content(output) == whole
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

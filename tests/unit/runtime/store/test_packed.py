@@ -86,7 +86,7 @@ def flipped(path: Path, bit: int) -> None:
 def test_packed_store__every_flipped_bit_is_found(tmp_path, model):
     folder = packed(model, tmp_path / "store")
     rng, found = random.Random(0), dict.fromkeys(sorted(folder.iterdir()), 0)
-    for _ in range(1200):
+    for _ in range(500):
         path = rng.choices(list(found), [file.stat().st_size for file in found])[0]
         if rng.random() < 0.2:
             path = folder / rng.choice(["manifest.json", "checksums.bin"])
@@ -103,7 +103,7 @@ def test_packed_store__every_flipped_bit_is_found(tmp_path, model):
                 open_store(folder, None)
         found[path] += 1
         flipped(path, bit)
-    assert min(found.values()) > 50
+    assert min(found.values()) > 20
     open_store(folder, None).close()
 
 

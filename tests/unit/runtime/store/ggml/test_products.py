@@ -21,6 +21,7 @@ needs_library = pytest.mark.skipif(
 KINDS = [kind for kind in library.TYPES if library.multiplies(kind)]
 FROM_BYTES = ("IQ1_M", "IQ1_S", "IQ2_S", "IQ2_XXS", "IQ2_XS")
 """Types that ggml writes with importances of weights only, or with tables that it makes first."""
+DTYPES = [torch.float32, torch.bfloat16]
 EXPERTS, TOP_K, HIDDEN, WIDTH = 6, 3, 256, 96
 ROW_LOSS = 0.02
 """Of eight-bit activations: their rounding, 1 / 254 of a block's largest, in every product."""
@@ -155,10 +156,15 @@ def test_experts__compute_what_their_decoded_weights_compute(gate, bias):
     assert error_of(found, expected) < 3 * ROW_LOSS  # three products
 
 
+WHOLE_OR_NOT = [
+    *(("Q4_0", gate, dtype) for gate in (F.silu, F.gelu) for dtype in DTYPES),
+    *((kind, F.silu, torch.float32) for kind in ("Q8_0", "Q4_K", "IQ4_XS", "MXFP4")),
+]
+"""With SiLU, `products.c` computes the whole expert."""
+
+
 @needs_library
-@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q4_K", "IQ4_XS", "MXFP4"])
-@pytest.mark.parametrize("gate", [F.silu, F.gelu], ids=["silu", "gelu"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("kind", "gate", "dtype"), WHOLE_OR_NOT)
 def test_experts__a_token_s_bits_are_its_own(kind, gate, dtype):
     """Neither threads, nor other tokens, nor the order of arrival change them."""
     module = make_module(gate=gate)
