@@ -87,17 +87,8 @@ def test_stream__a_group_reads_each_layer_once_a_step_and_the_next_one_ahead(fol
     assert sum(missing and must for missing, must in ahead) == 1
 
 
-def test_stream__weights_that_were_renamed_or_cast_go_to_a_file(tmp_path):
-    folder = save_family(tmp_path / "model", "mixtral", dtype=torch.bfloat16)
-    model = serve(folder, budget="50%", dtype="float32")
-    with model.moecast, torch.no_grad():
-        expected = model(TOKENS).logits
-        streamed = stream(model)
-        assert streamed._store.spilled_bytes > 0
-        assert torch.equal(model(TOKENS).logits, expected)
-
-
 def test_stream__that_cannot_be_written_leaves_the_model_as_it_was(tmp_path, monkeypatch):
+    """Weights that were renamed or cast go to a file; the second time there is room for it."""
     folder = save_family(tmp_path / "model", "mixtral", dtype=torch.bfloat16)
     model = serve(folder, budget="50%", dtype="float32")
     with model.moecast, torch.no_grad():
@@ -120,6 +111,7 @@ def test_stream__that_cannot_be_written_leaves_the_model_as_it_was(tmp_path, mon
         assert all(torch.equal(before[name], one) for name, one in model.named_parameters())
         assert torch.equal(model(TOKENS).logits, expected)
         streamed = stream(model)
+        assert streamed._store.spilled_bytes > 0
         assert torch.equal(model(TOKENS).logits, expected)
         assert streamed.num_read > 0
 

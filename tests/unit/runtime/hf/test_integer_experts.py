@@ -23,6 +23,8 @@ from tests.builders.quantised import quantised
 from tests.builders.served import serve, serve_logits
 
 TOKENS = torch.tensor([[5, 9, 33, 7, 61, 12, 40, 3]])
+STEPS = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+STEPS |= {"output_logits": True, "return_dict_in_generate": True}
 CODINGS = [choose_coding(how) for how in (Quantise.INT4, Quantise.INT8, Quantise.Q4_0)]
 
 
@@ -32,20 +34,13 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 @torch.no_grad()
-def logits_of(model: Path, store: Path, budget: str, *, step_by_step: bool = False) -> Tensor:
-    """Logits of the tokens, in one pass or token by token."""
+def logits_of(model: Path, store: Path, budget: str) -> tuple[Tensor, Tensor]:
+    """Logits of the tokens in one pass, and of steps of one token."""
     served = serve(model, store=store, budget=budget)
     with served.moecast as handle:
         if find_products() is not None:
             assert handle.engine.store.layouts[0].decoded_bytes == 0
-        if not step_by_step:
-            return served(TOKENS).logits
-        past, parts = None, []
-        for t in range(TOKENS.shape[1]):
-            output = served(TOKENS[:, t : t + 1], past_key_values=past, use_cache=True)
-            past = output.past_key_values
-            parts.append(output.logits)
-        return torch.cat(parts, dim=1)
+        return served(TOKENS).logits, torch.stack(served.generate(TOKENS, **STEPS).logits)
 
 
 def relative_error(found: Tensor, expected: Tensor) -> Tensor:
@@ -56,17 +51,16 @@ def relative_error(found: Tensor, expected: Tensor) -> Tensor:
 def test_served__budgets_change_no_bit(model: Path, tmp_path: Path, coding: Coding) -> None:
     """They are those of all experts resident, and near the model's before quantisation."""
     store = packed(model, tmp_path / "store", coding=coding)
-    resident, plain = logits_of(model, store, "100%"), plain_eager(model)(TOKENS).logits
-    assert torch.equal(logits_of(model, store, "50%"), resident)
-    steps = logits_of(model, store, "100%", step_by_step=True)
-    assert torch.equal(logits_of(model, store, "50%", step_by_step=True), steps)
+    all_resident = logits_of(model, store, "100%")
+    assert all(map(torch.equal, logits_of(model, store, "50%"), all_resident))
+    resident, plain = all_resident[0], plain_eager(model)(TOKENS).logits
     assert not torch.equal(resident, plain)
     assert relative_error(resident, plain) < (0.05 if coding.kind == "Q8_0" else 0.25)
 
 
 def test_served__without_the_library_they_are_decoded(model, tmp_path, caplog, monkeypatch):
     store = packed(model, tmp_path / "store", coding=CODINGS[1])
-    near = logits_of(model, store, "50%")
+    near, _ = logits_of(model, store, "50%")
     monkeypatch.setattr(library, "_open", lambda: (None, "libggml is away"))
     library.multiplies.cache_clear()
     try:
@@ -119,8 +113,8 @@ def test_pack__transposed_matrices_are_multiplied_by_their_rows(tmp_path, quanti
     plain = load_plain(folder, dtype=torch.bfloat16)(TOKENS).logits
     experts._ACCUMULATION.clear()  # as in another process than the one that packed
     resident = logits_of(folder, store, "100%")
-    assert relative_error(resident, plain) < 0.06
-    assert torch.equal(logits_of(folder, store, "50%"), resident)
+    assert relative_error(resident[0], plain) < 0.06
+    assert all(map(torch.equal, logits_of(folder, store, "50%"), resident))
     opened.close()
 
 

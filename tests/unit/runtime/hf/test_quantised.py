@@ -16,7 +16,7 @@ from runtime.store.tensor_index import StoredTensor
 from runtime.store.weight_plan import FusedParameter, WeightPlan
 from tests.builders.families.build import save_family
 from tests.builders.memory import measure_allocated
-from tests.builders.models import tiny_qwen2_moe
+from tests.builders.models import read_weights, tiny_qwen2_moe
 from tests.builders.packed import read_expert
 from tests.builders.quantised import QUANTISED, quantise_fp8, quantised, rewrite
 from tests.builders.served import serve
@@ -93,8 +93,7 @@ def test_convert__scales_that_are_no_numbers_are_refused(tmp_path, name):
 def test_store__layers_left_unquantised_are_read_too(tmp_path):
     """`modules_to_not_convert`: such layers have weights without scales."""
     folder = save_family(tmp_path, "qwen3_moe", dtype=torch.bfloat16)
-    kept = {}
-    rewrite(folder, lambda name, tensor: kept.update({name: tensor}) or {name: tensor})
+    kept = read_weights(folder)
     quantise_fp8(folder)
 
     def restore(name, tensor):
