@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +21,11 @@ from runtime.store.model_check import WEIGHTS_INDEX, check_config, check_tokeniz
 from runtime.store.model_source import resolve
 from tests.builders.families.build import tiny_config
 from tests.builders.families.table import FAMILIES
+from tests.builders.processes import ROOT, run_python
 
 MOE = {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 8}
 REFUSED = MOE | {"quantization_config": {"quant_method": "bitsandbytes"}}
 DENSE = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64}
-ROOT = Path(__file__).resolve().parents[4]
 
 
 def write_model(folder: Path, config: dict[str, Any], *, tensor: str = "lm_head.weight") -> Path:
@@ -272,11 +270,8 @@ assert not heavy, heavy
 def test_commands__refuse_a_model_before_heavy_imports(tmp_path: Path) -> None:
     dense = write_model(tmp_path / "dense", DENSE)
     models = [tmp_path / "missing", dense, write_model(tmp_path / "refused", REFUSED)]
-    done = subprocess.run(
-        [sys.executable, "-c", REFUSE, *map(str, models)],
-        cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    environment = {"PYTHONPATH": str(ROOT)}
+    done = run_python("-c", REFUSE, *models, folder=tmp_path, environment=environment)
     assert done.stderr.count("error: ") == 12
 
 

@@ -1,6 +1,5 @@
 """Products of rows as GGUF files have them, by ggml's kernels (`products.c`)."""
 
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -14,6 +13,7 @@ from runtime.hf.quantised_experts import compute_quantised
 from runtime.store.ggml import library
 from runtime.store.ggml.matrix import QuantisedExpert, RowMatrix, RowsPart
 from runtime.store.gguf.header import KINDS as KINDS_OF_FILES
+from tests.builders.processes import run_python
 
 needs_library = pytest.mark.skipif(
     library.find_products() is None, reason=f"NO GGML LIBRARY: {library.explain_missing()}"
@@ -228,7 +228,7 @@ def test_products__work_in_a_forked_process():
         "    os._exit(0 if products < 1 else 1)\n"
         "assert os.waitpid(child, 0)[1] == 0\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    run_python("-c", code, timeout=60)
 
 
 @needs_library
@@ -251,7 +251,7 @@ def test_products__use_threads_again_after_none_could_be_started():
         "decode_rows('Q8_0', stored)\n"
         "assert count_threads() == before + 3\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    run_python("-c", code, timeout=60)
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "MXFP4"])

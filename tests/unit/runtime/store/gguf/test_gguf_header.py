@@ -1,6 +1,4 @@
 import struct
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +12,7 @@ from runtime.errors import CheckpointError
 from runtime.store.gguf import header as header_module
 from runtime.store.gguf.header import check_gguf, read_header
 from tests.builders.gguf_files import FILES, gguf_file
+from tests.builders.processes import run_python
 from tests.fuzz.target import MAX_SECONDS
 
 SMALL = gguf_file("qwen2moe-Q4_0")
@@ -186,5 +185,4 @@ def test_check_gguf__imports_no_pytorch() -> None:
         "import sys; from pathlib import Path; from runtime.store.gguf.header import check_gguf; "
         f"check_gguf(Path({str(SMALL)!r})); print({{'torch', 'transformers'}} & set(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
+    assert run_python("-c", code).stdout.strip() == "set()"
