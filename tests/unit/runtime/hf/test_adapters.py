@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import AutoConfig
 
 from predictors.base import Signal
 from predictors.baselines import DependencyPredictor, PopularityPredictor
@@ -188,19 +187,23 @@ def test_longcat__zero_experts_have_no_bytes(tmp_path):
         assert largest == 8, "every zero expert has the first id that is no expert's"
 
 
-@pytest.mark.parametrize("name", ["switch_transformers", "nllb_moe", "jetmoe"])
+TIED = ["switch_transformers", "nllb_moe", "jetmoe"]
+LAYOUTS = ["qwen3_vl_moe", "step3p7", "dbrx", "inkling", "llama4"]
+"""Transposed, joined along a middle dimension, stacked in two dimensions, interleaved."""
+
+
+@pytest.mark.parametrize("name", [*TIED, *LAYOUTS])
 def test_load__cast_and_ties_are_the_librarys(tmp_path, name):
-    """Models with tied embeddings; the checkpoint is float32 and bfloat16 is requested."""
+    """Of models with tied embeddings and of other layouts: from float32 to bfloat16."""
     folder = save_family(tmp_path, name)
     model = serve(folder, budget="30%", dtype="bfloat16")
     with model.moecast:
         model.config.dtype = torch.bfloat16
-        expected = logits(load_plain(folder, dtype=torch.bfloat16), prompts())
-        assert torch.equal(logits(model, prompts()), expected)
-        embeddings = model.get_input_embeddings().weight
-        assert (model.get_output_embeddings().weight is embeddings) == (
-            AutoConfig.from_pretrained(folder).tie_word_embeddings
-        )
+        plain = load_plain(folder, dtype=torch.bfloat16)
+        assert torch.equal(logits(model, prompts()), logits(plain, prompts()))
+        for one in (model, plain):
+            entering, leaving = one.get_input_embeddings(), one.get_output_embeddings()
+            assert (leaving.weight is entering.weight) == (name in TIED)
 
 
 def test_switch__a_token_without_room_asks_for_no_expert(tmp_path):

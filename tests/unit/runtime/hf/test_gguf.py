@@ -28,7 +28,7 @@ from runtime.store.model_check import list_weight_files
 from runtime.store.packed.store import open_store
 from tests.builders.gguf_files import FILES, RECORDED, gguf_file, recorded
 from tests.builders.gguf_files.parts import split_gguf
-from tests.builders.packed import pack_model, read_expert
+from tests.builders.packed import pack_model
 from tests.builders.served import serve_logits
 
 LOADABLE = [name for name in FILES if not name.startswith("qwen2moe")]
@@ -178,19 +178,6 @@ def test_tokenizer__gives_the_tokens_that_llama_cpp_does(name: str) -> None:
     turn = [{"role": "user", "content": "the fox"}]
     chat = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
     assert chat == "<|im_start|>user\nthe fox<|im_end|>\n<|im_start|>assistant\n"
-
-
-@pytest.mark.parametrize("name", ["qwen2moe-F16", "qwen3moe-wide-Q5_K_M"])
-def test_pack__writes_the_weights_as_they_are(tmp_path: Path, name: str) -> None:
-    source = load_stripped(gguf_file(name), "auto").open_store()
-    packed = open_store(pack_model(gguf_file(name), tmp_path / "store"), None)
-    for layer in range(source.num_layers):
-        for expert in range(source.experts_per_layer[layer]):
-            found, expected = (read_expert(store, layer, expert) for store in (packed, source))
-            assert found.keys() == expected.keys()
-            assert all(torch.equal(found[name], expected[name]) for name in expected)
-    source.close()
-    packed.close()
 
 
 def test_pack__quantises_a_file_of_plain_weights_and_no_other(tmp_path: Path) -> None:

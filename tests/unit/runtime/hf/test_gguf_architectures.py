@@ -14,6 +14,7 @@ from runtime.hf.gguf_config import read_gguf_config
 from runtime.hf.loading import load_stripped
 from runtime.hf.tokens import eos_token_ids, load_tokenizer
 from runtime.store.gguf import architectures as table
+from tests.builders.gguf_files import gguf_file
 from tests.builders.gguf_files.written import (
     ARCHITECTURES,
     PROMPT,
@@ -83,10 +84,16 @@ def test_load__mxfp4_experts_with_biases_are_multiplied_as_they_are(tmp_path: Pa
     store.close()
 
 
-@pytest.mark.parametrize("name", ["gpt-oss", "llama4", "granitemoe"])
+PACKED = ["gpt-oss", "llama4", "granitemoe", "qwen2moe-F16", "qwen3moe-wide-Q5_K_M"]
+
+
+@pytest.mark.parametrize("name", PACKED)
 def test_pack__of_a_file_serves_the_same_bits(tmp_path: Path, name: str) -> None:
-    file = write_gguf(name, tmp_path / "model.gguf", experts="Q8_0")
-    options, packed = {"budget": "50%", "system": "on-demand"}, pack_model(file, tmp_path / "store")
+    """Also of plain weights, and where experts have several types."""
+    file = gguf_file(name)
+    if name in ARCHITECTURES:
+        file = write_gguf(name, tmp_path / "model.gguf", experts="Q8_0")
+    options, packed = {"budget": "60%", "system": "on-demand"}, pack_model(file, tmp_path / "store")
     outputs = [serve_logits(file, TOKENS, store=store, **options) for store in (None, packed)]
     assert torch.equal(*outputs)
 
