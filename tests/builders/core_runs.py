@@ -1,9 +1,8 @@
 """`python -m tests.builders.core_runs FIRST END`: random runs of the policy core, as JSON.
 
-Processes with the compiled core, with its Python files (`MOECAST_COMPILED=0`), with these looping
-over experts as they do where compiled (`--loops`) and with these placing experts as on several
-devices (`--placed`) must print the same. The random numbers depend on the seeds alone, never on an
-answer of the core.
+The compiled core, its Python files (`MOECAST_COMPILED=0`), these placing experts as on several
+devices and these looping over experts as they do where compiled must give the same. The random
+numbers depend on the seeds alone, never on an answer of the core.
 
 Shape suffixes: H horizons, T tokens, K top_k, L layers, E experts.
 """
@@ -12,7 +11,6 @@ import hashlib
 import json
 import random
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -37,6 +35,7 @@ from tests.builders.spans import RecordedSpans
 SPEC = tiny_spec(num_layers=4, num_experts=8, top_k=2)
 CHUNKS = (10, 10, 20)
 NUM_EVENTS = 400
+EVENTS_HASHED_TOGETHER = 4
 STEPS = 40
 
 
@@ -158,7 +157,7 @@ def run_operations(seed: int) -> list[str]:
     flying: list[list[Any]] = [[] for _ in core.tiers]
     core.begin_step(np.zeros(1, np.int64))
     layer, pending = 0, list[int]()
-    for _ in range(NUM_EVENTS):
+    for number in range(NUM_EVENTS):
         event = chance.randrange(8)
         depth = chance.randrange(len(core.tiers))
         tier = core.tiers[depth]
@@ -191,7 +190,9 @@ def run_operations(seed: int) -> list[str]:
         elif flying[depth]:
             task = flying[depth].pop()
             (tier.retry if chance.random() < 0.1 else tier.complete)(task)
-        hashes.append(hash_values([answers, describe(core)]))
+        if (number + 1) % EVENTS_HASHED_TOGETHER == 0:
+            hashes.append(hash_values([answers, describe(core)]))
+            answers.clear()
     return hashes
 
 
@@ -232,17 +233,18 @@ def use_placement() -> None:
     DeviceCache.__init__ = place  # type: ignore[method-assign]
 
 
-def runs(first: int, end: int) -> Iterator[Any]:
-    for seed in range(first, end):
-        yield run_replay(seed)
-        yield run_operations(seed)
+def runs(first: int, end: int) -> list[Any]:
+    """What a JSON file of the results would hold."""
+    results = [[run_replay(seed), run_operations(seed)] for seed in range(first, end)]
+    return json.loads(json.dumps(results))
 
 
 if __name__ == "__main__":
+    seeds = int(sys.argv[1]), int(sys.argv[2])
+    found: dict[str, Any] = {"is_python": regret.__file__.endswith(".py"), "plain": runs(*seeds)}
+    use_placement()
+    found["placed"] = runs(*seeds)
     if "--loops" in sys.argv:
         use_loops()
-    if "--placed" in sys.argv:
-        use_placement()
-    is_python = regret.__file__.endswith(".py")
-    results = list(runs(int(sys.argv[1]), int(sys.argv[2])))
-    json.dump({"is_python": is_python, "results": results}, sys.stdout)
+        found["loops"] = runs(*seeds)
+    json.dump(found, sys.stdout)
