@@ -284,12 +284,12 @@ class EverythingFits(Machine):
 ONE_SHARE = {"per_layer": False}
 """All layers share the slots: some tokens' requests can leave an earlier layer none."""
 MACHINES = {
-    "a share for each layer": (Machine, {}, 40),
-    "one share": (Machine, {**ONE_SHARE, "slots": (4,)}, 80),
-    "everything fits": (EverythingFits, {}, 40),
-    "two tiers": (Machine, {"slots": (SLOTS, 7)}, 80),
-    "one share of two tiers": (Machine, {**ONE_SHARE, "slots": (4, 3), "switches": LEAST}, 80),
-    "a small lower tier": (Machine, {"slots": (9, 3), "switches": {"cancel": True}}, 40),
+    "a share for each layer": (Machine, {}, 30),
+    "one share": (Machine, {**ONE_SHARE, "slots": (4,)}, 60),
+    "everything fits": (EverythingFits, {}, 30),
+    "two tiers": (Machine, {"slots": (SLOTS, 7)}, 60),
+    "one share of two tiers": (Machine, {**ONE_SHARE, "slots": (4, 3), "switches": LEAST}, 60),
+    "a small lower tier": (Machine, {"slots": (9, 3), "switches": {"cancel": True}}, 30),
 }
 
 
