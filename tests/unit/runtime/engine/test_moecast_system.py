@@ -35,12 +35,11 @@ def test_moecast__is_bitwise_eager_whatever_is_forecast(folder, monkeypatch, bud
     monkeypatch.setattr(
         ForecastPayoff, "record_step", lambda self, seconds, **_: self._set(seconds * 1e6 % 2 < 1)
     )
-    num_tokens = 50
-    expected = plain_eager(folder).generate(TOKENS, max_new_tokens=num_tokens, **OPTIONS)
+    options = {"max_new_tokens": 24, **OPTIONS}
+    expected = plain_eager(folder).generate(TOKENS, **options)
     model = serve(folder, budget=budget, host_budget=host_budget)
     with model.moecast as handle:
-        found = model.generate(TOKENS, max_new_tokens=num_tokens, **OPTIONS)
-        assert torch.equal(found, expected)
+        assert torch.equal(model.generate(TOKENS, **options), expected)
         stats = handle.stats()
         cache = handle.engine.cache
         settle(handle.engine)

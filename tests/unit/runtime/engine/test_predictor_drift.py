@@ -219,7 +219,7 @@ def test_driver__begins_again_where_the_predictor_missed_steps() -> None:
 
 
 PROMPT = torch.arange(1, 8)[None]
-OPTIONS: dict[str, Any] = {"max_new_tokens": 60, "do_sample": False, "pad_token_id": 0}
+OPTIONS: dict[str, Any] = {"max_new_tokens": 28, "do_sample": False, "pad_token_id": 0}
 
 
 def serve_drift(folder: Path, entry: Path) -> tuple[dict[str, Any], ServerMetrics]:
@@ -235,7 +235,7 @@ def serve_drift(folder: Path, entry: Path) -> tuple[dict[str, Any], ServerMetric
 
 
 def test_serving__compares_the_entry_with_its_card(folder, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(predictor_drift, "WINDOW_TOKENS", 7)  # of 59 decode steps, 7 are sampled
+    monkeypatch.setattr(predictor_drift, "WINDOW_TOKENS", 3)  # of 27 decode steps, 3 are sampled
     with serve(folder, budget="50%", predictor="skip").moecast as handle:
         spec = handle.spec
         assert handle.stats()["predictor_drift"] is None  # no entry, no card
@@ -246,7 +246,7 @@ def test_serving__compares_the_entry_with_its_card(folder, tmp_path, monkeypatch
 
     entry = write_popularity(tmp_path / "claims", spec, [1.0, 1.0, None])
     drift, metrics = serve_drift(folder, entry)
-    assert (drift["entry"], drift["num_tokens"]) == ("tiny/popularity", 7)
+    assert (drift["entry"], drift["num_tokens"]) == ("tiny/popularity", 3)
     assert drift["has_drifted"]
     assert drift["card_accuracy"] == [1.0, 1.0, None]
     assert drift["accuracy"][2] is None

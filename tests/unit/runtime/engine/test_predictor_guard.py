@@ -17,7 +17,7 @@ from runtime.engine import predictor_guard
 from runtime.engine.predictor_guard import MAX_SLOW_CALLS, PredictorGuard
 from runtime.generation.lockstep.group import LockstepGroup
 from tests.builders.entries import tiny_spec
-from tests.builders.models import plain_eager, tiny_qwen2_moe
+from tests.builders.models import plain_eager
 from tests.builders.served import serve
 
 SPEC = tiny_spec(num_layers=2, num_experts=8, top_k=2)
@@ -130,15 +130,11 @@ def test_guard__calls_over_the_deadline_turn_it_off(monkeypatch: pytest.MonkeyPa
     assert guard.failure == f"{MAX_SLOW_CALLS} calls took too long, the last one 3.0 s"
 
 
-ANSWERS = [("error", 0), ("memory", 0), ("nan", 0), ("no-list", 0), ("memory", 3), ("no-list", 3)]
-
-
 @pytest.mark.parametrize("role", ["predictor", "reuse_predictor"])
-@pytest.mark.parametrize(("name", "num_together"), ANSWERS)
+@pytest.mark.parametrize(("name", "num_together"), [("no-list", 0), ("memory", 3)])
 def test_load__a_failing_predictor_changes_no_token(
-    name: str, num_together: int, role: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, name: str, num_together: int, role: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tiny_qwen2_moe(tmp_path / "model", num_layers=3)
     tokens = torch.randint(0, 64, (1, 5), generator=torch.Generator().manual_seed(2))
     options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
     expected = plain_eager(folder).generate(tokens, **options)

@@ -34,11 +34,11 @@ def make_gptq(folder: Path) -> Models:
     return save_wide(folder / "base"), quantise_gptq(save_wide(folder / "gptq"))
 
 
-@pytest.fixture(params=[make_gguf, make_gptq])
-def models(request: pytest.FixtureRequest, tmp_path: Path) -> Models:
+@pytest.fixture(params=[make_gguf, make_gptq], scope="module")
+def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Models:
     """A base model and its quantisation."""
     make: Callable[[Path], Models] = request.param
-    return make(tmp_path)
+    return make(tmp_path_factory.mktemp("models"))
 
 
 def spec_of(path: Path, *, name: str, dtype: str = "auto") -> ModelSpec:

@@ -36,7 +36,7 @@ WAYS = {
 def generated(model, way):
     torch.manual_seed(7)
     return model.generate(
-        PROMPTS * LEFT_PADDED, attention_mask=LEFT_PADDED, max_new_tokens=16, pad_token_id=0,
+        PROMPTS * LEFT_PADDED, attention_mask=LEFT_PADDED, max_new_tokens=8, pad_token_id=0,
         **WAYS[way],
     )  # fmt: skip
 
@@ -62,7 +62,7 @@ def test_generate__streams_each_token_as_it_comes(folder):
 
 def test_generate__from_several_threads_at_once(folder):
     plain = plain_eager(folder)
-    options = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
+    options = {"max_new_tokens": 10, "do_sample": False, "pad_token_id": 0}
     expected = [plain.generate(PROMPTS[i : i + 1], **options) for i in range(3)]
     model = serve(folder, budget="25%")
 
