@@ -1,6 +1,8 @@
 """`budget=auto`: all experts where they fit, else what free memory leaves, never more."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from runtime.engine.loading import KV_TOKENS, KVReserve, count_draft_bytes, load
 from runtime.errors import BudgetError
 from runtime.hf.loading import count_weight_bytes
 from runtime.policy.budget import SlotRequirements
-from tests.builders.models import plain_eager, tiny_qwen2_moe
+from tests.builders.models import plain_eager
 
 NEEDS = SlotRequirements(experts={MIB: 100}, top_k=4, scratch_bytes=2 * MIB)
 
@@ -77,13 +79,12 @@ def test_measure__asks_each_device(monkeypatch) -> None:
     assert measure_free_memory([torch.device("cpu")], num_processes=3) == [2 * GIB]
 
 
-def test_load__computes_its_budget_and_logs_it(tmp_path, monkeypatch, caplog) -> None:
-    folder = tiny_qwen2_moe(tmp_path / "model")
+def test_load__computes_its_budget_and_logs_it(folder, monkeypatch, caplog) -> None:
     with caplog.at_level("INFO"), runtime.load(folder, system="on-demand").moecast as handle:
-        assert handle.stats()["arena_slots"] == 16
+        assert handle.stats()["arena_slots"] == 36
         assert handle.auto_budget.describe() in caplog.text
         others = handle.auto_budget.free.besides
-    # Room for a quarter of the 16 experts.
+    # Room for five experts.
     available = int((others + 5 * 6144) / auto_budget.USABLE_MEMORY_SHARE) + 1
     monkeypatch.setattr(auto_budget, "available_memory_bytes", lambda: available)
     with runtime.load(folder, system="on-demand").moecast as handle:
@@ -95,39 +96,39 @@ def test_load__computes_its_budget_and_logs_it(tmp_path, monkeypatch, caplog) ->
         runtime.load(folder, system="on-demand")
 
 
+KV_BYTES = KV_TOKENS * 3 * 2 * 2 * 8 * 4
+"""3 layers, keys and values of 2 heads of 8 values of 4 bytes; a context of 32,768 tokens."""
 RESERVES = [
-    # 2 layers, keys and values of 2 heads of 8 values of 4 bytes; a context of 32,768 tokens.
-    (KVReserve(), KV_TOKENS * 2 * 2 * 2 * 8 * 4),
-    (KVReserve(num_sequences=8), 8 * KV_TOKENS * 2 * 2 * 2 * 8 * 4),
+    (KVReserve(), KV_BYTES),
+    (KVReserve(num_sequences=8), 8 * KV_BYTES),
     (KVReserve(num_sequences=8, num_bytes=77), 77),
     (KVReserve(share=0.5), 0),
 ]
 
 
+def read_free(folder: Path, **options: Any) -> FreeMemory:
+    """Memory as it was when a model was loaded."""
+    config = ServedConfig(model=ModelConfig(name="tiny", id=str(folder)), device="cpu")
+    with load_served(config, budget="auto", **options).moecast as handle:
+        return handle.auto_budget.free
+
+
 @pytest.mark.parametrize(("reserve", "expected"), RESERVES)
-def test_load__leaves_room_for_kv_caches(tmp_path, reserve, expected) -> None:
-    folder = tiny_qwen2_moe(tmp_path / "model")
-    config = ServedConfig(model=ModelConfig(name="tiny", id=str(folder)), device="cpu")
-    with load_served(config, budget="auto", kv_reserve=reserve).moecast as handle:
-        assert handle.auto_budget.free.kv_caches == expected
+def test_load__leaves_room_for_kv_caches(folder, reserve, expected) -> None:
+    assert read_free(folder, kv_reserve=reserve).kv_caches == expected
 
 
-def test_load__leaves_room_for_a_draft_model(tmp_path) -> None:
-    folder = tiny_qwen2_moe(tmp_path / "model")
-    config = ServedConfig(model=ModelConfig(name="tiny", id=str(folder)), device="cpu")
+def test_load__leaves_room_for_a_draft_model(folder) -> None:
     draft = plain_eager(folder)
-    kv_bytes = KV_TOKENS * 2 * 2 * 2 * 8 * 4
-    with load_served(config, budget="auto", draft_model=draft).moecast as handle:
-        free = handle.auto_budget.free
-        # Its weights are in the same memory already, and missing in what is free.
-        assert (free.draft, free.kv_caches) == (kv_bytes, kv_bytes)
-        assert free.besides - replace(free, draft=0).besides == kv_bytes
+    free = read_free(folder, draft_model=draft)
+    # Its weights are in the same memory already, and missing in what is free.
+    assert (free.draft, free.kv_caches) == (KV_BYTES, KV_BYTES)
+    assert free.besides - replace(free, draft=0).besides == KV_BYTES
     weights = sum(parameter.nbytes for parameter in draft.parameters())
-    on_gpu = count_draft_bytes(draft, torch.device("cuda")) - kv_bytes
+    on_gpu = count_draft_bytes(draft, torch.device("cuda")) - KV_BYTES
     assert weights <= on_gpu == count_weight_bytes(draft)
 
 
-def test_load__a_second_tier_on_the_cpu_is_not_free(tmp_path) -> None:
-    folder = tiny_qwen2_moe(tmp_path / "model")
+def test_load__a_second_tier_on_the_cpu_is_not_free(folder) -> None:
     with runtime.load(folder, system="on-demand", host_budget="50%").moecast as handle:
-        assert handle.auto_budget.free.host_tier == 8 * 6144
+        assert handle.auto_budget.free.host_tier == 18 * 6144

@@ -21,7 +21,7 @@ from tests.builders.faults.workers import before_read, refuse
 from tests.builders.models import plain_eager
 from tests.builders.served import serve, settle
 from tests.builders.waiting import wait_for
-from tests.unit.runtime.engine.test_serving import HAS_NAMES, TASKS, readers
+from tests.unit.runtime.engine.test_serving import HAS_NAMES, TASKS, own_readers  # noqa: F401
 
 TOKENS = torch.randint(0, 64, (2, 7), generator=torch.Generator().manual_seed(3))
 GREEDY = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
@@ -134,8 +134,7 @@ def test_devices__an_unreadable_expert_fails_its_request_only(folder, expected):
         assert torch.equal(model(TOKENS).logits, expected[0])
 
 
-def test_devices__close_ends_every_ring_and_the_files_last(folder):
-    before = set(TASKS.iterdir())
+def test_devices__close_ends_every_ring_and_the_files_last(folder, own_readers):  # noqa: F811
     model = serve(folder, budget="40%", devices=["cpu"] * 3)
     engine, order = model.moecast.engine, []
     close = engine.store.close
@@ -143,12 +142,11 @@ def test_devices__close_ends_every_ring_and_the_files_last(folder):
     engine.store.close = lambda: (order.append([r.running() for r in rings]), close())
     with torch.no_grad():
         model(TOKENS)
-    started = set(TASKS.iterdir()) - before
-    assert readers(started) or not HAS_NAMES
+    assert own_readers() or not HAS_NAMES
     model.moecast.close()
     assert order == [[[], [], []]]
     # On a busy machine, a thread that has been ended is there for a moment.
-    wait_for(lambda: not readers(started.intersection(TASKS.iterdir())))
+    wait_for(lambda: not own_readers())
 
 
 def test_load__devices_that_do_not_go_together_are_named(folder):

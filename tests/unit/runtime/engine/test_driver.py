@@ -1,5 +1,5 @@
-"""The forecaster of reuse eviction while a model serves: it is shown every step, what it says is
-what the cache keeps by, and the output is the same."""
+"""The forecaster of reuse eviction while a model serves: it is shown every step, and what it says
+is what the cache keeps by. `test_moecast_system` has the output."""
 
 import numpy as np
 import torch
@@ -7,7 +7,7 @@ import torch
 from predictors.base import Forecast, Signal
 from runtime import load
 from runtime.config import ModelConfig, SystemConfig
-from tests.builders.models import plain_eager, tiny_qwen2_moe
+from tests.builders.models import tiny_qwen2_moe
 from tests.builders.predictors import SignalLog
 
 FAVOURITE = 5
@@ -42,20 +42,16 @@ def test_keeper__is_shown_each_step_and_decides_what_stays(tmp_path, monkeypatch
         ModelConfig(name="tiny", id=str(folder), dtype="float32"), budget="50%", system=system
     )
     with model.moecast as handle, torch.no_grad():
-        steps = [model(tokens[:, t : t + 1]).logits for t in range(24)]
+        for t in range(24):
+            model(tokens[:, t : t + 1])
         cache = handle.engine.cache
         used = {(n, e) for n, e in cache.top.cache}
     (reuse_predictor,) = predictors
     shown = [[(name, layer) for name, layer, _ in step] for step in reuse_predictor.steps]
     layers = [(name, layer) for layer in range(2) for name in ("gate_input", "experts")]
     assert shown == [[("tokens", -1), ("requests", -1), *layers]] * 24
-    plain = plain_eager(folder)
-    with torch.no_grad():
-        for t, found in enumerate(steps):
-            assert torch.equal(found, plain(tokens[:, t : t + 1]).logits)
     events = [event for step in reuse_predictor.steps for event in step]
     routed = {(n, int(e)) for name, n, rows in events if name == "experts" for e in rows.flat}
     # Once fetched, the favourite is never dropped: half of eight slots are enough for it.
-    for layer in range(2):
-        assert ((layer, FAVOURITE) in used) == ((layer, FAVOURITE) in routed)
-    assert {(0, FAVOURITE), (1, FAVOURITE)} & routed
+    favourites = {(layer, FAVOURITE) for layer in range(2)}
+    assert favourites & used == favourites & routed != set()

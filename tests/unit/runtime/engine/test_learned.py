@@ -41,36 +41,41 @@ def test_learned__is_there_after_a_restart(tmp_path) -> None:
     assert LearnedStore(folder, model="tiny").restore(predictor).collection.size == 6
 
 
-def test_learned__is_saved_while_serving(tmp_path, monkeypatch) -> None:
+@pytest.fixture
+def store(tmp_path) -> LearnedStore:
+    return LearnedStore(tmp_path / "learned", model="tiny")
+
+
+@pytest.fixture
+def predictor() -> EamRequestPredictor:
+    return EamRequestPredictor.empty(small_spec())
+
+
+def test_learned__is_saved_while_serving(tmp_path, store, predictor, monkeypatch) -> None:
     monkeypatch.setattr("runtime.engine.forecasters.SAVE_SECONDS", 0.0)
-    predictor = EamRequestPredictor.empty(small_spec())
-    LearnedStore(tmp_path / "learned", model="tiny").step_ended(predictor)
+    store.step_ended(predictor)
     assert (tmp_path / "learned" / "manifest.json").is_file()
 
 
-def test_learned__on_a_full_disk_is_a_warning(tmp_path, monkeypatch, caplog) -> None:
+def test_learned__on_a_full_disk_is_a_warning(store, predictor, monkeypatch, caplog) -> None:
     def fail(_descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", fail)
     monkeypatch.setattr("runtime.engine.forecasters.SAVE_SECONDS", 0.0)
-    predictor = EamRequestPredictor.empty(small_spec())
-    LearnedStore(tmp_path / "learned", model="tiny").step_ended(predictor)
+    store.step_ended(predictor)
     assert "was not saved" in caplog.text
     assert "the disk is full" in caplog.text
 
 
-def test_learned__of_another_kind_is_refused(tmp_path) -> None:
-    store = LearnedStore(tmp_path / "learned", model="tiny")
-    store.step_ended(EamRequestPredictor.empty(small_spec()))
-    store.save(EamRequestPredictor.empty(small_spec()))
+def test_learned__of_another_kind_is_refused(store, predictor) -> None:
+    store.step_ended(predictor)
+    store.save(predictor)
     with pytest.raises(MoecastError, match="learned by eam-request, the model is served"):
         store.restore(EamSequencePredictor.empty(small_spec()))
 
 
-def test_learned__is_compared_with_the_card_of_the_entry_it_began_as(tmp_path) -> None:
-    store = LearnedStore(tmp_path / "learned", model="tiny")
-    predictor = EamRequestPredictor.empty(small_spec())
+def test_learned__is_compared_with_the_card_of_the_entry_it_began_as(store, predictor) -> None:
     predictor.card = CardAccuracy(entry="tiny/eam", decode=(0.5,), overall=(0.5,))
     store.step_ended(predictor)
     store.save(predictor)

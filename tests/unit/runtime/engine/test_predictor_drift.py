@@ -101,7 +101,7 @@ def test_monitor__says_each_change_once(caplog) -> None:
     assert serve_windows(monitor, [bad], caplog) == ["WARNING"]
 
 
-def test_monitor__judges_after_a_window_only(caplog) -> None:
+def test_monitor__judges_after_a_window_only() -> None:
     monitor, step = monitor_of(0.9), SampledStep()
     forecast = Forecast(0, one_hot([1] * 10))
     step.add_forecasts([forecast], signal="gate_input", layer=-1, layer_now=-1)

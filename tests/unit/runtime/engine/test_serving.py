@@ -107,27 +107,30 @@ def readers(tasks: set[Path]) -> list[Path]:
     return found
 
 
-def test_close__ends_the_threads_and_later_use_is_an_error(folder):
+@pytest.fixture
+def own_readers():
+    """Lists the threads that read experts and were started in the test."""
     before = set(TASKS.iterdir())
+    return lambda: readers(set(TASKS.iterdir()) - before)
+
+
+def test_close__ends_the_threads_and_later_use_is_an_error(folder, own_readers):
     model = serve(folder)
     model(PROMPTS)
-    started = set(TASKS.iterdir()) - before
-    assert readers(started) or not HAS_NAMES
+    assert own_readers() or not HAS_NAMES
     model.close()
     model.close()
     # The system needs a moment to forget a thread that has ended.
-    wait_for(lambda: not readers(started.intersection(TASKS.iterdir())))
+    wait_for(lambda: not own_readers())
     with pytest.raises(CheckpointError, match="was closed; load it again"):
         model(PROMPTS)
 
 
 @pytest.mark.usefixtures("real_collections")
-def test_close__ends_all_else_where_the_predictor_cannot_be_saved(folder, tmp_path):
-    before = set(TASKS.iterdir())
+def test_close__ends_all_else_where_the_predictor_cannot_be_saved(folder, tmp_path, own_readers):
     model = serve(folder, trace_events=tmp_path / "trace.json")
     model(PROMPTS)
-    started = set(TASKS.iterdir()) - before
-    assert readers(started) or not HAS_NAMES
+    assert own_readers() or not HAS_NAMES
 
     def fail():
         raise ZooError("another program has taken the folder")
@@ -137,7 +140,7 @@ def test_close__ends_all_else_where_the_predictor_cannot_be_saved(folder, tmp_pa
         model.close()
     assert (tmp_path / "trace.json").is_file()
     assert gc.get_freeze_count() == 0
-    wait_for(lambda: not readers(started.intersection(TASKS.iterdir())))
+    wait_for(lambda: not own_readers())
 
 
 def test_forward__an_exception_in_a_pass_leaves_the_model_usable(folder):

@@ -9,14 +9,12 @@ import torch
 
 from predictors.errors import MoecastError
 from runtime.engine.timeline import ChromeTraceWriter
-from tests.builders.models import tiny_qwen2_moe
 from tests.builders.served import serve
 
 TOKENS = torch.randint(1, 64, (1, 6), generator=torch.Generator().manual_seed(5))
 
 
-def test_timeline__spans_counters_and_flows(tmp_path):
-    folder = tiny_qwen2_moe(tmp_path / "model", num_layers=4, num_experts=16)
+def test_timeline__spans_counters_and_flows(folder, tmp_path):
     path = tmp_path / "deep" / "trace.json"
     model = serve(folder, budget="25%", predictor="skip", trace_events=path)
     with model.moecast:
@@ -47,8 +45,7 @@ def test_timeline__spans_counters_and_flows(tmp_path):
     assert abs(stalled - stats["stall_seconds"]) < 0.01
 
 
-def test_timeline__tracks_do_not_overlap(tmp_path):
-    folder = tiny_qwen2_moe(tmp_path / "model", num_layers=4, num_experts=16)
+def test_timeline__tracks_do_not_overlap(folder, tmp_path):
     path = tmp_path / "trace.json"
     model = serve(folder, budget="25%", host_budget="50%", trace_events=path)
     with model.moecast:

@@ -11,9 +11,9 @@ from runtime.policy.eviction.base import Expert
 from tests.builders.arena import Routing, policy_of, random_routing, serve
 
 LAYERS, EXPERTS, TOP_K = 3, 8, 2
-History = list[tuple[int, Expert]]
-"""(step, expert) of every access in order, admissions included."""
-Choose = Callable[[list[Expert], History, int], Expert]
+History = list[Expert]
+"""Every access in order, admissions included."""
+Choose = Callable[[list[Expert], History], Expert]
 
 
 def misses_of(routing: Routing, *, slots: int, per_layer: bool, choose: Choose) -> list:
@@ -21,46 +21,45 @@ def misses_of(routing: Routing, *, slots: int, per_layer: bool, choose: Choose) 
     history: History = []
     resident: list[Expert] = []
     missed = []
-    for step, layers in enumerate(routing):
+    for layers in routing:
         missing = []
         for layer, chosen in enumerate(layers):
             wanted = [(layer, e) for e in chosen]
             absent = [expert for expert in wanted if expert not in resident]
-            history += [(step, expert) for expert in wanted if expert in resident]
+            history += [expert for expert in wanted if expert in resident]
             for expert in absent:
                 share = [e for e in resident if not per_layer or e[0] == layer]
                 room = slots // LAYERS if per_layer else slots
                 if len(share) == room:
                     candidates = [e for e in share if e not in wanted]
-                    resident.remove(choose(candidates, history, step))
+                    resident.remove(choose(candidates, history))
                 resident.append(expert)
-                history.append((step, expert))
+                history.append(expert)
             missing += absent
         missed.append(missing)
     return missed
 
 
 def last_access(expert: Expert, history: History) -> int:
-    return max(i for i, (_, accessed) in enumerate(history) if accessed == expert)
+    return max(i for i, accessed in enumerate(history) if accessed == expert)
 
 
-def oldest(candidates: list[Expert], history: History, step: int) -> Expert:
+def oldest(candidates: list[Expert], history: History) -> Expert:
     return min(candidates, key=lambda e: last_access(e, history))
 
 
-def rarest(candidates: list[Expert], history: History, step: int) -> Expert:
-    uses = [accessed for _, accessed in history]
-    return min(candidates, key=lambda e: (uses.count(e), last_access(e, history)))
+def rarest(candidates: list[Expert], history: History) -> Expert:
+    return min(candidates, key=lambda e: (history.count(e), last_access(e, history)))
 
 
-def lonely(candidates: list[Expert], history: History, step: int) -> Expert:
+def lonely(candidates: list[Expert], history: History) -> Expert:
     """LRU in which an access counts for the neighbours too, the expert itself coming last."""
 
     def touched(expert: Expert) -> tuple[int, int]:
         layer, e = expert
         times = [
             (i, {(layer, e): 2, (layer, e - 1): 1, (layer, e + 1): 0}[accessed])
-            for i, (_, accessed) in enumerate(history)
+            for i, accessed in enumerate(history)
             if accessed[0] == layer and abs(accessed[1] - e) <= 1
         ]
         return max(times)

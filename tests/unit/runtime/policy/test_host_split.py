@@ -36,16 +36,8 @@ def test_split__is_as_short_as_the_best_of_all_splits(
     assert host <= tokens_per_expert.keys()
     assert seconds == pytest.approx(best, rel=1e-9, abs=1e-12)
     assert side_seconds(set(host)) == pytest.approx(seconds, rel=1e-9, abs=1e-12)
-    assert seconds <= side_seconds(set()) + 1e-12, "never longer than copying all"
-    assert seconds <= side_seconds(set(tokens_per_expert)) * (1 + 1e-9) + 1e-12
 
 
 def test_split__copies_where_both_take_as_long():
     costs = SplitCosts(copy_seconds=1.0, host_seconds=float)
     assert choose_host_experts({5: 1}, costs) == (frozenset(), 1.0)
-
-
-def test_split__a_fixed_cost_outweighs_what_the_processor_could_save():
-    costs = SplitCosts(copy_seconds=1.0, host_seconds=lambda _: 0.1, host_fixed=3.0)
-    assert choose_host_experts({0: 1, 1: 1}, costs) == (frozenset(), 2.0)
-    assert choose_host_experts(dict.fromkeys(range(8), 1), costs)[1] < 8.0

@@ -11,11 +11,6 @@ from runtime.sim.hardware import (
 )
 
 
-def test_token_latency__grows_with_tokens() -> None:
-    latency = TokenLatency(one_us=10.0, more_us=2.0)
-    assert [latency.microseconds(tokens) for tokens in (1, 2, 11)] == [10.0, 12.0, 30.0]
-
-
 def test_predictor_latencies__unknown_kinds_take_as_long_as_the_machines() -> None:
     measured = {
         "mlp": TokenLatency(one_us=10.0, more_us=1.0),

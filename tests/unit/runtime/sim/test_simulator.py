@@ -122,10 +122,6 @@ def test_replay__percentiles_are_those_of_the_steps():
     assert figures["ttft_seconds_p99"] is None
 
 
-def test_replay__predictions_are_added_up():
-    assert run(Knows(SPEC, 1), steps=[STEP] * 2).predictor_seconds == 6.0
-
-
 def test_replay__in_id_order_later_experts_hold_no_slot():
     # All four experts of layer 0, then one of layer 1; three slots in all.
     prompt = routed_step([range(4), [0] * 4])
