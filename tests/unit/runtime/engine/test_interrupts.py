@@ -22,9 +22,9 @@ def expected(folder):
     return plain_eager(folder)(TOKENS).logits.detach()
 
 
-def interrupt_after(tier, name, *, call):
-    """KeyboardInterrupt when the n-th such call has done its work."""
-    real, left = getattr(tier, name), call
+def interrupting(real, call):
+    """The function, with KeyboardInterrupt when its n-th call has done its work."""
+    left = call
 
     def interrupted(*args, **kwargs):
         nonlocal left
@@ -34,8 +34,7 @@ def interrupt_after(tier, name, *, call):
             raise KeyboardInterrupt
         return result
 
-    setattr(tier, name, interrupted)
-    return lambda: setattr(tier, name, real)
+    return interrupted
 
 
 ENTRIES = [
@@ -60,12 +59,12 @@ def test_interrupt__between_two_entries_of_the_books_is_forgotten(
         for tier in model.moecast.engine.cache.tiers:
             owner, method = (tier.queue, "remove") if name == "queue.remove" else (tier, name)
             for call in range(1, 5):
-                undo = interrupt_after(owner, method, call=call)
-                try:
-                    model(TOKENS)
-                except KeyboardInterrupt:
-                    interrupts += 1
-                undo()
+                with monkeypatch.context() as patch:
+                    patch.setattr(owner, method, interrupting(getattr(owner, method), call))
+                    try:
+                        model(TOKENS)
+                    except KeyboardInterrupt:
+                        interrupts += 1
                 assert torch.equal(model(TOKENS).logits, expected)
         assert count_pins(model.moecast.engine) == 0
     assert interrupts > 0

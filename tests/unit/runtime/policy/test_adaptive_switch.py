@@ -17,10 +17,9 @@ from runtime.policy.adaptive_switch import (
     WARM_UP,
     AdaptiveSwitch,
 )
-from runtime.policy.build import adapt_to_link, build_device_cache
+from runtime.policy.build import adapt_to_link
 from runtime.sim.replay import make_switch
-from tests.unit.runtime.policy.test_device_cache import CHUNKS
-from tests.unit.runtime.policy.test_idle_prefetch import SPEC
+from tests.unit.runtime.policy.test_device_cache import make_cache
 
 
 def run(adaptive: AdaptiveSwitch, steps: int, *, with_it: float, without: float) -> list[bool]:
@@ -119,11 +118,9 @@ def test_adaptive_prefetch__ignores_slow_first_tokens():
 
 @pytest.mark.parametrize("idle_prefetch", [True, False])
 def test_make_switch__ends_idle_prefetch_too(idle_prefetch):
-    system = SystemConfig(
-        eviction="reuse", adaptive=True, idle_prefetch=idle_prefetch, per_layer=False
-    )
-    core = build_device_cache(system, SPEC, num_slots=[[9]], chunk_bytes=[CHUNKS] * SPEC.num_layers)
-    switch = make_switch(system, core.set_idle_prefetch)
+    options = {"eviction": "reuse", "adaptive": True, "per_layer": False}
+    core = make_cache(**options, idle_prefetch=idle_prefetch)
+    switch = make_switch(core.system, core.set_idle_prefetch)
     assert switch is not None
     assert core.top.idle_prefetch is idle_prefetch
     run(switch, WARM_UP + PROBE_STEPS, with_it=0.03, without=0.02)

@@ -18,13 +18,22 @@ def reuse(num_slots: int = 4) -> tuple[ReuseEviction, ExpertCache]:
     return policy, cache
 
 
-def said(cache: ExpertCache, value_LE: list[list[float]]) -> None:
-    """A step in which every layer was valued and chose its expert 0."""
+def valued(num_slots: int = 4) -> tuple[ReuseEviction, ExpertCache]:
+    """After a step in which every layer was given its `VALUES` and chose its expert 0."""
+    policy, cache = reuse(num_slots)
+    policy.begin_step(ONE)
+    for layer, value_E in enumerate(VALUES):
+        policy.on_reuse_scores(layer, [value_E])
+        policy.on_routed(layer, once([0]))
+    policy.end_step()
+    return policy, cache
+
+
+def begin(cache: ExpertCache, tokens_per_expert: dict[int, int]) -> None:
+    """A step in which the first layer has been valued and routed."""
     cache.policy.begin_step(ONE)
-    for layer, value_E in enumerate(value_LE):
-        cache.policy.on_reuse_scores(layer, [value_E])
-        cache.policy.on_routed(layer, once([0]))
-    cache.policy.end_step()
+    cache.policy.on_reuse_scores(0, [VALUES[0]])
+    cache.policy.on_routed(0, tokens_per_expert)
 
 
 def forecast(cache: ExpertCache, layer: int, chance_E: list[float]) -> None:
@@ -40,13 +49,12 @@ def next_victim(cache: ExpertCache) -> tuple[int, int]:
 
 VALUES = [[0.5, 0.2, 0.3, 0.1], [0.4, 0.1, 0.6, 0.3], [0.2, 0.7, 0.1, 0.0]]
 WORTH = [[0.6, 0.16, 0.24, 0.08], [0.52, 0.08, 0.48, 0.24], [0.36, 0.56, 0.08, 0.0]]
-"""After `said(VALUES)` with 4 slots for 12 experts, .6 x 4/12 = .2: .8 of what was said, and .2
+"""Scores of `valued()`, with 4 slots for 12 experts, .6 x 4/12 = .2: .8 of what was said, and .2
 where all steps so far used the expert."""
 
 
 def test_reuse__score_mixes_predictions_with_past_use() -> None:
-    policy, cache = reuse()
-    said(cache, VALUES)
+    policy, cache = valued()
     for layer in range(LAYERS):
         for e in range(EXPERTS):
             assert policy.score((layer, e)) == pytest.approx(WORTH[layer][e])
@@ -70,8 +78,7 @@ def test_reuse__predictions_after_the_routing_count_as_those_before_it() -> None
 
 
 def test_reuse__forecasts_count_until_their_layer_is_routed() -> None:
-    _, cache = reuse()
-    said(cache, VALUES)
+    _, cache = valued()
     for expert in [(0, 1), (1, 0), (2, 1), (1, 1)]:
         cache.admit(expert)
     cache.policy.begin_step(ONE)
@@ -88,13 +95,10 @@ def test_reuse__forecasts_count_until_their_layer_is_routed() -> None:
 
 
 def test_reuse__a_prefill_keeps_experts_of_later_layers() -> None:
-    _, cache = reuse()
-    said(cache, VALUES)
+    _, cache = valued()
     for expert in [(0, 0), (0, 2), (2, 0), (2, 2)]:
         cache.admit(expert)
-    cache.policy.begin_step(ONE)
-    cache.policy.on_reuse_scores(0, [VALUES[0]])
-    cache.policy.on_routed(0, {0: 20, 1: 20})
+    begin(cache, {0: 20, 1: 20})
     # 40 choices among 4 experts: all of layer 2 will be needed, worth more than the .6 of (0, 0).
     assert next_victim(cache) == (0, 2)
     cache.remove((2, EXPERTS - 1))
@@ -103,11 +107,8 @@ def test_reuse__a_prefill_keeps_experts_of_later_layers() -> None:
 
 
 def test_reuse__a_prefill_expects_balanced_routing() -> None:
-    policy, cache = reuse()
-    said(cache, VALUES)
-    cache.policy.begin_step(ONE)
-    cache.policy.on_reuse_scores(0, [VALUES[0]])
-    cache.policy.on_routed(0, {0: 3, 1: 2})
+    policy, cache = valued()
+    begin(cache, {0: 3, 1: 2})
     chance = 1 - (3 / 4) ** 5
     worth = {e: chance + (1 - chance) * WORTH[1][e] for e in range(EXPERTS)}
     # (0, 0) is worth .6, less than the least of layer 1: .763 + .237 x .08.
@@ -121,18 +122,14 @@ def test_reuse__a_prefill_expects_balanced_routing() -> None:
 def test_reuse__few_tokens_expect_no_balanced_routing() -> None:
     """Their later layers are worth what they are valued at: of a few requests' tokens, the values
     say more than balanced routing does."""
-    policy, cache = reuse(2)
-    said(cache, VALUES)
-    cache.policy.begin_step(ONE)
-    cache.policy.on_reuse_scores(0, [VALUES[0]])
-    cache.policy.on_routed(0, {0: 2, 1: 2})
+    policy, cache = valued(2)
+    begin(cache, {0: 2, 1: 2})
     assert policy.may_evict_for((1, 1), (0, 0))
     assert not policy.may_evict_for((0, 0), (1, 1))
 
 
 def test_reuse__prefetches_evict_only_lower_scores() -> None:
-    _, cache = reuse(1)
-    said(cache, VALUES)
+    _, cache = valued(1)
     cache.admit((1, 0))
     cache.policy.begin_step(ONE)
     forecast(cache, 2, [0.3, 0.0, 0.0, 0.0])  # .3 + .7 x .24 = .47
@@ -144,8 +141,7 @@ def test_reuse__prefetches_evict_only_lower_scores() -> None:
 
 
 def test_reuse__idle_candidate_is_the_best_absent_expert() -> None:
-    _, cache = reuse()
-    said(cache, VALUES)
+    _, cache = valued()
     for expert in [(0, 0), (2, 1), (1, 0)]:
         assert cache.policy.next_idle_candidate() == expert
         if expert != (1, 0):
@@ -158,8 +154,7 @@ def test_reuse__idle_candidate_is_the_best_absent_expert() -> None:
 
 
 def test_reuse__leaves_an_idle_link_idle_without_predictions() -> None:
-    policy, cache = reuse()
-    said(cache, VALUES)
+    policy, cache = valued()
     assert policy.next_idle_candidate() is not None
     for layer in range(LAYERS):
         cache.policy.on_routed(layer, once([0]))

@@ -2,43 +2,41 @@
 
 import numpy as np
 
-from runtime.config import SystemConfig
-from runtime.policy.build import build_device_cache
 from runtime.policy.counters import sum_counters
 from runtime.policy.device_cache import DeviceCache
-from tests.builders.entries import tiny_spec
-from tests.unit.runtime.policy.test_device_cache import CHUNKS, EXPERTS, LAYERS, drain, once
+from tests.unit.runtime.policy.test_device_cache import (
+    CHUNKS,
+    EXPERTS,
+    LAYERS,
+    drain,
+    make_cache,
+    once,
+)
 
 ONE = np.array([0])
-SPEC = tiny_spec(num_layers=LAYERS, num_experts=EXPERTS)
 
 
-def core(*slots: int, **options) -> DeviceCache:
-    system = SystemConfig(eviction="reuse", per_layer=False, idle_prefetch=True, **options)
-    return build_device_cache(
-        system, SPEC, num_slots=[slots or (4,)], chunk_bytes=[CHUNKS] * LAYERS
-    )
+def core(num_slots: int, **options) -> DeviceCache:
+    return make_cache(slots=(num_slots,), eviction="reuse", per_layer=False, **options)
 
 
-def step(one: DeviceCache, values: dict[int, list[float]], chosen: dict[int, list[int]]) -> None:
-    """A forward pass that computes what it chose, given the scores of its layers' experts."""
+def step(one: DeviceCache, values: dict[int, list[float]]) -> None:
+    """A forward pass that chose expert 0 of every layer, given the scores of layers' experts."""
     one.begin_step(ONE)
     for layer in range(LAYERS):
-        experts = chosen.get(layer, [0])
         one.on_reuse_scores(layer, [values.get(layer, [0.0] * EXPERTS)])
-        one.request_routed(layer, once(experts))
-        while not all(one.is_ready((layer, e)) for e in experts):
+        one.request_routed(layer, once([0]))
+        while not one.is_ready((layer, 0)):
             task = one.top.next_task()
             assert task.high or one.top.idle_prefetch
             one.top.complete(task)
-        for e in experts:
-            one.release((layer, e))
+        one.release((layer, 0))
     one.end_step()
 
 
 def test_idle_prefetch__replaces_lower_by_higher_scores() -> None:
-    one = core(4)
-    step(one, {0: [0.5, 0.9, 0.1, 0.8, 0, 0], 2: [0.02, 0.3, 0, 0, 0, 0]}, {})
+    one = core(4, idle_prefetch=True)
+    step(one, {0: [0.5, 0.9, 0.1, 0.8, 0, 0], 2: [0.02, 0.3, 0, 0, 0, 0]})
     drain(one)
     # (0, 1) and (0, 3) first, (2, 1) next, without requests. (1, 0), with score 0, was evicted.
     assert sorted(one.top.cache) == [(0, 0), (0, 1), (0, 3), (2, 1)]
@@ -46,8 +44,8 @@ def test_idle_prefetch__replaces_lower_by_higher_scores() -> None:
 
 
 def test_idle_prefetch__skips_rarely_used_and_lower_scored_experts() -> None:
-    one = core(2)
-    step(one, {layer: [0.9, 0.02, 0.02, 0.02, 0.02, 0.02] for layer in range(LAYERS)}, {})
+    one = core(2, idle_prefetch=True)
+    step(one, {layer: [0.9, 0.02, 0.02, 0.02, 0.02, 0.02] for layer in range(LAYERS)})
     before = sorted(one.top.cache)
     tasks = drain(one)
     assert tasks == []
@@ -55,8 +53,8 @@ def test_idle_prefetch__skips_rarely_used_and_lower_scored_experts() -> None:
 
 
 def test_idle_prefetch__comes_after_forecasts_and_ends_with_routing() -> None:
-    one = core(6)
-    step(one, {1: [0, 0.9, 0, 0.8, 0, 0]}, {})
+    one = core(6, idle_prefetch=True)
+    step(one, {1: [0, 0.9, 0, 0.8, 0, 0]})
     first = one.top.next_task()
     assert first.expert == (1, 1)
     one.prefetch(2, [4], [0.5])
@@ -72,7 +70,6 @@ def test_idle_prefetch__comes_after_forecasts_and_ends_with_routing() -> None:
 
 
 def test_idle_prefetch__is_off_by_default() -> None:
-    system = SystemConfig(eviction="reuse", per_layer=False)
-    one = build_device_cache(system, SPEC, num_slots=[[4]], chunk_bytes=[CHUNKS] * LAYERS)
-    step(one, {0: [0.5, 0.9, 0.1, 0.8, 0, 0]}, {})
+    one = core(4)
+    step(one, {0: [0.5, 0.9, 0.1, 0.8, 0, 0]})
     assert drain(one) == []
