@@ -9,16 +9,11 @@ import torch
 
 from runtime.config import SystemConfig
 from runtime.errors import TransferError
-from tests.builders.models import plain_eager, tiny_qwen2_moe
+from tests.builders.models import plain_eager
 from tests.builders.served import serve_with_rings
 from tests.builders.shuffled_ring import ShuffledRing
 
-LAYERS, EXPERTS, STEPS = 4, 8, 40
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny_qwen2_moe(tmp_path_factory.mktemp("model"), num_layers=LAYERS, num_experts=EXPERTS)
+LAYERS, EXPERTS, STEPS = 3, 12, 40
 
 
 @pytest.fixture(scope="module")

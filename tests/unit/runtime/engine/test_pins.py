@@ -4,13 +4,12 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.builders.models import tiny_qwen2_moe
 from tests.builders.served import serve, settle
 
 
-def test_pin__an_expert_that_arrived_after_its_request_was_cancelled(tmp_path: Path) -> None:
+def test_pin__an_expert_that_arrived_after_its_request_was_cancelled(folder: Path) -> None:
     """A loop in a fixed order gives up requests to make room, and a transfer under way goes on."""
-    model = serve(tiny_qwen2_moe(tmp_path), budget="50%")
+    model = serve(folder, budget="50%")
     with model.moecast as handle:
         engine = handle.engine
         token = np.zeros(1, np.int64)

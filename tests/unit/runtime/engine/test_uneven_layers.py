@@ -33,13 +33,12 @@ def generate(model) -> list[int]:
     return output[0].tolist()
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def no_errors(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     yield
     assert [one.message for one in caplog.records if one.levelno >= logging.ERROR] == []
 
 
-@pytest.mark.usefixtures("no_errors")
 @pytest.mark.parametrize(
     ("system", "budget"),
     [("moecast", "50%"), ("promoe", "100%"), ("moe-infinity-sequence", "50%"), ("klotski", "100%")],
@@ -52,7 +51,6 @@ def test_uneven_layers__are_served_without_reading_experts_that_do_not_exist(
         assert generate(model) == expected
 
 
-@pytest.mark.usefixtures("no_errors")
 def test_uneven_layers__are_complete_when_every_expert_is_there(folder: Path) -> None:
     model = runtime.load(folder, budget="100%", dtype=torch.float32, system="moecast")
     with model.moecast as handle:
