@@ -1,4 +1,5 @@
-"""Described machines: times worked out by hand, and every profile and shape that ships."""
+"""Described machines: times worked out by hand, and every profile, shape and predictor latency that
+ships."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,14 +9,17 @@ import pytest
 
 import configs
 from predictors.baselines import SkipPredictor
-from predictors.registry import KINDS
+from predictors.registry import KINDS, REUSE_PREDICTORS
 from runtime.config import HardwareConfig, ModelConfig, ShapeConfig
 from runtime.presets import load_hardware, load_shape
 from runtime.profiling.local import read_model_shape
 from runtime.sim.hardware import (
+    PredictorLatencies,
     RooflineHardware,
+    TokenLatency,
     count_tier_slots,
     describe_hardware,
+    nearest_latencies,
     prediction_seconds,
     read_latencies,
     split_chunks,
@@ -149,3 +153,32 @@ def test_prediction_seconds__are_the_measured_ones_where_the_machine_states_none
     for number in (1, 64):
         seconds = prediction_seconds(machine, skip, np.zeros(number, np.int64))
         assert seconds == pytest.approx(1e-6 * measured.microseconds(number))
+
+
+def test_predictor_latencies__unknown_kinds_take_as_long_as_the_machines() -> None:
+    measured = {
+        "mlp": TokenLatency(one_us=10.0, more_us=1.0),
+        "skip": TokenLatency(one_us=5.0, more_us=0.5),
+    }
+    latencies = PredictorLatencies(kind="mlp", measured=measured)
+    assert latencies.ratio("mlp", 1) == 1.0
+    assert latencies.ratio("skip", 1) == 0.5
+    assert latencies.ratio("skip", 11) == 1.0
+    assert latencies.ratio("truth", 11) == 1.0
+    assert PredictorLatencies(kind="skip", measured=measured).ratio("mlp", 1) == 2.0
+
+
+def test_read_latencies__every_kind_is_measured_for_every_shape() -> None:
+    shapes = read_latencies()
+    for shape in shapes.values():
+        assert set(shape.kinds) == {*KINDS, *REUSE_PREDICTORS}
+        assert all(latency.one_us > 0 <= latency.more_us for latency in shape.kinds.values())
+
+
+@pytest.mark.parametrize("name", ["reference", "qwen1.5-moe", "mixtral-8x22b"])
+def test_nearest_latencies__a_measured_shape_gets_its_own(name: str) -> None:
+    shape = read_latencies()[name]
+    nearest = nearest_latencies(
+        "mlp", hidden_size=shape.hidden_size, num_experts=shape.num_experts + 1
+    )
+    assert nearest == PredictorLatencies(kind="mlp", measured=dict(shape.kinds))
