@@ -1,11 +1,16 @@
-"""Batches of requests for replays: which tokens share a step, and what such a step shows."""
+"""Steps of replays: which tokens of requests share one, what it shows, and its routing."""
 
 import numpy as np
 import pytest
 
 from predictors.base import Signal
 from predictors.errors import MoecastError
-from runtime.sim.step import ArrayStep, batch_steps
+from runtime.policy.device_cache import count_tokens
+from runtime.sim.step import ArrayStep, RecordedRouting, batch_steps
+from tests.builders.entries import tiny_spec
+from tests.builders.simulated import routed_step
+
+SPEC = tiny_spec(num_layers=3, hidden_size=1)
 
 
 def step(number, *tokens):
@@ -80,3 +85,38 @@ def test_batch_steps__no_more_is_read_than_the_batch_needs():
         next(batches)
     # The third request's first step ends the second request, as only a look at it can tell.
     assert max(read) == 2
+
+
+# ---- routing, against numpy's own sets
+
+
+@pytest.fixture
+def steps():
+    rng = np.random.default_rng(0)
+    sizes = [(SPEC.num_layers, num_tokens, SPEC.top_k) for num_tokens in (1, 5, 1, 2, 9, 1)]
+    # 8 stands for a choice of none.
+    return [routed_step(rng.integers(0, 9, size)) for size in sizes]
+
+
+def test_routing__is_each_step_s_set_of_experts(steps):
+    found = RecordedRouting(iter(steps), SPEC)
+    expected = [
+        [sorted({int(e) for e in np.unique(layer)} - {8}) for layer in step.experts_LTK]
+        for step in steps
+    ]
+    assert list(found) == expected
+    assert list(found) == expected  # once more
+
+
+def test_count_tokens__counts_tokens_in_ascending_order(steps):
+    for step in steps:
+        if len(step.experts_LTK[0]) == 1:
+            continue
+        for layer in step.experts_LTK:
+            ids, counts = np.unique(layer[layer < 8], return_counts=True)
+            found = count_tokens(layer, 8)
+            assert list(found.items()) == list(zip(ids.tolist(), counts.tolist(), strict=True))
+
+
+def test_count_tokens__one_token_has_each_of_its_experts_once():
+    assert count_tokens(np.array([[5, 8, 2]]), 8) == {2: 1, 5: 1}
