@@ -21,7 +21,7 @@ from tests.builders.faults.workers import before_read, refuse
 from tests.builders.models import plain_eager
 from tests.builders.served import serve, settle
 from tests.builders.waiting import wait_for
-from tests.unit.runtime.engine.test_serving import HAS_NAMES, TASKS, own_readers  # noqa: F401
+from tests.unit.runtime.engine.test_serving import HAS_NAMES, TASKS, watch_readers
 
 TOKENS = torch.randint(0, 64, (2, 7), generator=torch.Generator().manual_seed(3))
 GREEDY = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
@@ -134,7 +134,8 @@ def test_devices__an_unreadable_expert_fails_its_request_only(folder, expected):
         assert torch.equal(model(TOKENS).logits, expected[0])
 
 
-def test_devices__close_ends_every_ring_and_the_files_last(folder, own_readers):  # noqa: F811
+def test_devices__close_ends_every_ring_and_the_files_last(folder):
+    own_readers = watch_readers()
     model = serve(folder, budget="40%", devices=["cpu"] * 3)
     engine, order = model.moecast.engine, []
     close = engine.store.close

@@ -3,6 +3,7 @@
 import gc
 import threading
 import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -107,14 +108,14 @@ def readers(tasks: set[Path]) -> list[Path]:
     return found
 
 
-@pytest.fixture
-def own_readers():
-    """Lists the threads that read experts and were started in the test."""
+def watch_readers() -> Callable[[], list[Path]]:
+    """Returns what lists the threads that read experts and were started from now on."""
     before = set(TASKS.iterdir())
     return lambda: readers(set(TASKS.iterdir()) - before)
 
 
-def test_close__ends_the_threads_and_later_use_is_an_error(folder, own_readers):
+def test_close__ends_the_threads_and_later_use_is_an_error(folder):
+    own_readers = watch_readers()
     model = serve(folder)
     model(PROMPTS)
     assert own_readers() or not HAS_NAMES
@@ -127,7 +128,8 @@ def test_close__ends_the_threads_and_later_use_is_an_error(folder, own_readers):
 
 
 @pytest.mark.usefixtures("real_collections")
-def test_close__ends_all_else_where_the_predictor_cannot_be_saved(folder, tmp_path, own_readers):
+def test_close__ends_all_else_where_the_predictor_cannot_be_saved(folder, tmp_path):
+    own_readers = watch_readers()
     model = serve(folder, trace_events=tmp_path / "trace.json")
     model(PROMPTS)
     assert own_readers() or not HAS_NAMES
