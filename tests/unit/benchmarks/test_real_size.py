@@ -14,7 +14,7 @@ from benchmarks.real_size.model import write_random_model
 from benchmarks.tables.formats import real_size_table
 from predictors.errors import MoecastError
 from runtime.store.packed.store import open_store
-from runtime.tools import child_process
+from tests.builders.children import run_here
 from tests.builders.packed import read_expert
 
 SHAPE = {
@@ -54,11 +54,6 @@ def read_all(store: Path) -> list[bytes]:
 
 
 def test_run_real_size__serves_the_model_as_the_log_routes_it(tmp_path, monkeypatch) -> None:
-    # In this process: starting one takes seconds, and the measured memory does not matter here.
-    def run_here(function: str, task: object, folder: Path) -> object:
-        module, name = function.split(":")
-        return getattr(child_process.import_module(module), name)(task)
-
     monkeypatch.setattr(served, "run_in_child", run_here)
     config = make_config(tmp_path, routing=write_log(tmp_path / "log.jsonl"))
     real_size.run_real_size(config)

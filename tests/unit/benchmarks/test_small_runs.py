@@ -117,8 +117,9 @@ def test_lockstep__ratios_are_taken_within_each_round() -> None:
     assert row.tokens_per_second == pytest.approx(64.0)
 
 
-def test_lockstep__writes_a_row_for_each_setting_and_number(tmp_path: Path) -> None:
+def test_lockstep__writes_a_row_for_each_setting_and_number(model, tmp_path, monkeypatch):
     """A report that cannot be written would be noticed after all measurements only."""
+    monkeypatch.setattr(lockstep, "MODEL", model)
     output = tmp_path / "lockstep.json"
     settings = {"repetitions": 1, "steps": 1, "threads": torch.get_num_threads()}
     lockstep.run_lockstep(configs.LockstepConfig(output=output, clients=[2], **settings))

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from benchmarks import reports
 from benchmarks.config import TablesConfig
@@ -187,9 +186,3 @@ def test_figures__are_those_of_the_committed_results() -> None:
     assert {path for folder in folders for path in (ROOT / folder).glob("*.csv")} == {
         ROOT / path for path in expected
     }
-
-
-def test_picture__of_the_status_page_is_small() -> None:
-    path = ROOT / "docs/images/status-page.png"
-    assert path.stat().st_size < 200_000
-    assert Image.open(path).width == 1200

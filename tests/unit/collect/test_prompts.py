@@ -69,13 +69,6 @@ def test_jsonl__finds_the_usual_key_and_drops_doubles(tmp_path: Path) -> None:
     assert load_prompts(json_lines(tmp_path, rows)) == [row["question"] for row in rows[:3]]
 
 
-def test_text__is_cut(tmp_path: Path) -> None:
-    path = tmp_path / "book.txt"
-    path.write_text("It was a dark and stormy night. " * 500)
-    data = DataConfig(kind=SourceKind.TEXT, path=str(path), num_prompts=20)
-    assert 1 <= len(load_prompts(data)) <= 20
-
-
 USER = {"role": "user", "content": "hey"}
 TURNS = [{"from": "gpt", "value": "hi"}, {"from": "human", "value": "lo"}]
 PARTS = [
@@ -183,15 +176,16 @@ def test_pysource__is_the_standard_library() -> None:
     assert sum("def " in text or "self" in text for text in texts) > 20
 
 
-def test_text__takes_every_text_of_a_folder(tmp_path: Path) -> None:
+def test_text__takes_a_file_or_every_text_of_a_folder(tmp_path: Path) -> None:
     data = DataConfig(name="text", kind=SourceKind.TEXT, path=str(tmp_path))
     with pytest.raises(PromptError, match=r"the folder contains no \*\.txt"):
         load_prompts(data)
     (tmp_path / "deeper").mkdir()
     for name in ("b.txt", "deeper/a.txt", "c.md"):
         (tmp_path / name).write_text(f"{name} " * 40)
-    words = {word for prompt in load_prompts(data) for word in prompt.split()}
-    assert words == {"b.txt", "deeper/a.txt"}
+    for path, texts in ((tmp_path, {"b.txt", "deeper/a.txt"}), (tmp_path / "b.txt", {"b.txt"})):
+        prompts = load_prompts(replace(data, path=str(path)))
+        assert {word for prompt in prompts for word in prompt.split()} == texts
 
 
 def encoded(prompts: list, longest: int) -> list[EncodedPrompt]:

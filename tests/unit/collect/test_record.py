@@ -84,13 +84,13 @@ def test_collect__generated_tokens_are_the_models_own(recorded: SimpleNamespace)
         assert alone[0].tolist() == tokens
 
 
-def test_collect__drops_rows_from_the_end_token_on(tmp_path: Path) -> None:
-    data = make_data(tmp_path, count=8, new_tokens=6)
-    free = collect(recordable(tmp_path / "a"), data, folder=tmp_path / "free")
+def test_collect__drops_rows_from_the_end_token_on(recorded, tmp_path: Path) -> None:
+    free = recorded.trace
     generated = free.tokens[free.phases == Phase.DECODE]
     end = int(np.bincount(generated).argmax())
-    ended = collect(recordable(tmp_path / "b", end_token=end), data, folder=tmp_path / "ended")
-    assert any(request.generated_tokens < 6 for request in ended.request_table)
+    model = recordable(tmp_path / "model", end_token=end)
+    ended = collect(model, recorded.data, folder=tmp_path / "ended")
+    assert any(request.generated_tokens < 4 for request in ended.request_table)
     for request in free.request_table:
         tokens = free.tokens[rows_of(free, request.index)]
         kept = request.prompt_tokens
@@ -154,13 +154,6 @@ def test_recording_job__decides_for_all_workers_which_kernels_are_faster(tmp_pat
             job = RecordingJob(model, data, "trace", ROUTING_SIGNALS, settings, "100%")
             there = RecordingJob.from_json(json.loads(json.dumps(job.to_json())))
             assert there.model.decode_kernels.value == expected
-
-
-def test_collect__records_only_requested_signals(tmp_path: Path) -> None:
-    model, data = recordable(tmp_path / "model"), make_data(tmp_path, new_tokens=0)
-    trace = collect(model, data, folder=tmp_path / "trace", signals=ROUTING_SIGNALS)
-    assert trace.signals == ROUTING_SIGNALS
-    assert set(trace.phases.tolist()) == {Phase.PREFILL}
 
 
 def test_collect__full_disk_is_reported_before_any_write(tmp_path, monkeypatch) -> None:

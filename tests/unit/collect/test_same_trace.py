@@ -13,6 +13,7 @@ from collect.errors import TraceError
 from collect.plan import RecordingJob, recording_settings
 from collect.record import collect, find_same_trace
 from collect.traces.layout import ALL_SIGNALS, ROUTING_SIGNALS
+from predictors.metrics import Phase
 from runtime.config import DenseFormat, ModelConfig
 from tests.builders.recordable import letters_data, recordable
 from train.config import TrainConfig
@@ -98,8 +99,11 @@ def test_find_same_trace__skips_a_damaged_trace_and_says_so(recorded, caplog) ->
 
 def test_find_same_trace__needs_all_signals(made, tmp_path: Path) -> None:
     _, model, data, _ = made
-    settings = recording_settings(data)
-    collect(model, data, folder=tmp_path / "a", signals=ROUTING_SIGNALS, settings=settings)
+    settings = replace(recording_settings(data), new_tokens=0)
+    few = {"folder": tmp_path / "a", "signals": ROUTING_SIGNALS, "settings": settings}
+    trace = collect(model, data, **few)
+    assert trace.signals == ROUTING_SIGNALS
+    assert set(trace.phases.tolist()) == {Phase.PREFILL}
     job = RecordingJob(model, data, "t", ROUTING_SIGNALS, settings, "auto")
     assert find_same_trace(job, tmp_path) == tmp_path / "a"
     assert find_same_trace(replace(job, signals=ALL_SIGNALS), tmp_path) is None

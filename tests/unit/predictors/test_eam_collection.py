@@ -1,20 +1,13 @@
-"""Expert activation matrices: counts, equation 1, k-means and the collection, by hand."""
+"""Expert activation matrices: counts, the attainable accuracy and k-means, by hand."""
 
 import numpy as np
 import pytest
 
 from predictors.eam.collection import (
-    EamCollection,
     attainable_accuracy,
     choose_representatives,
     count_rows,
 )
-
-
-def test_count_rows__counts_each_requests_tokens() -> None:
-    experts_TK = np.array([[0, 1], [1, 3], [2, 0]])
-    rows = count_rows(experts_TK, np.array([0, 0, 1]), 2, 4)
-    assert rows.tolist() == [[1, 2, 0, 1], [1, 0, 1, 0]]
 
 
 @pytest.mark.parametrize("num_tokens", [1, 3])
@@ -44,14 +37,3 @@ def test_representatives__of_few_matrices_are_all_and_of_duplicates_fewer_than_c
     matrices, random = np.ones((9, 2, 2), np.float32), np.random.default_rng(0)
     assert choose_representatives(matrices[:3], 3, random).tolist() == [0, 1, 2]
     assert len(choose_representatives(matrices, 4, random)) >= 1
-
-
-def test_collection__replaces_the_most_similar_matrix_or_all() -> None:
-    collection = EamCollection(3, 1, 2, top_k=1)
-    collection.fill(np.array([[[1.0, 0.0]], [[1.0, 1.0]], [[0.0, 1.0]]], np.float32))
-    # Cosines with (1, 5): .196, .832, .981.
-    assert collection.most_similar(np.array([[1.0, 5.0]], np.float32)) == 2
-    # Filling replaces all.
-    collection.fill(np.array([[[0.0, 3.0]]], np.float32))
-    assert collection.size == 1
-    assert not collection.units_LEC[:, :, 1].any()

@@ -37,27 +37,13 @@ def batch(num_tokens: int, seed: int = 0) -> Batch:
     return Batch(chosen, states)
 
 
-@pytest.mark.parametrize("num_tokens", [1, 3, 257])
-def test_export__answers_as_torch_for_any_number_of_tokens(num_tokens: int) -> None:
-    family = random_family()
-    exported = family.export(SPEC)
-    hidden = torch.randn(num_tokens, SPEC.hidden_size)
-    with torch.no_grad():
-        expected = family.stack(hidden.expand(len(EDGES), -1, -1)).sigmoid()
-    for n, edge in enumerate(EDGES):
-        predictor = exported[edge.kind]
-        event = predictor.layer_input if edge.kind == "pre-attention" else predictor.gate_input
-        (forecast,) = event(edge.source, hidden.numpy())
-        assert forecast.layer == edge.target
-        np.testing.assert_allclose(forecast.scores_TE, expected[n].numpy(), atol=1e-5)
-
-
 def test_parity__finds_the_same_sets_on_every_token() -> None:
     family = random_family()
-    found = check_parity(family, family.export(SPEC), [batch(100), batch(100, seed=1)], top_k=2)
-    assert [found[kind].tokens for kind in ("mlp", "stride", "pre-attention")] == [400, 200, 600]
-    assert found["mlp"].same_top_k >= LEAST_PARITY
-    assert found["mlp"].max_abs_difference < 1e-5
+    found = check_parity(family, family.export(SPEC), [batch(100), batch(1, seed=1)], top_k=2)
+    assert [found[kind].tokens for kind in ("mlp", "stride", "pre-attention")] == [202, 101, 303]
+    for one in found.values():
+        assert one.same_top_k >= LEAST_PARITY
+        assert one.max_abs_difference < 1e-5
 
 
 def test_parity__refuses_networks_that_answer_otherwise() -> None:

@@ -10,17 +10,6 @@ from train import networks
 SPEC = make_spec()
 
 
-def test_stack__folds_its_normalisation_into_the_first_layer() -> None:
-    torch.manual_seed(0)
-    stack = networks.NetworkStack(3, SPEC, width=12)
-    stack.normalise_by(torch.randn(3, 50, SPEC.hidden_size) * 3 + 1)
-    hidden = torch.randn(3, 7, SPEC.hidden_size)
-    for n, logits in enumerate(stack(hidden)):
-        weight_in, bias_in, weight_out, bias_out = stack.plain_weights(n)
-        plain = (hidden[n] @ weight_in + bias_in).relu() @ weight_out + bias_out
-        torch.testing.assert_close(plain, logits, rtol=1e-4, atol=1e-5)
-
-
 def test_normalise__makes_mean_zero_and_deviation_one() -> None:
     stack = networks.NetworkStack(1, SPEC, width=4)
     sample = torch.randn(1, 1_000, SPEC.hidden_size) * 5 - 2

@@ -9,7 +9,7 @@ from collect.traces import Trace, TraceWriter
 from predictors.base import Forecast, Predictor
 from predictors.config import PredictorConfig
 from predictors.registry import KINDS
-from runtime.config import DenseFormat, HardwareConfig, ModelConfig, ShapeConfig
+from runtime.config import DenseFormat, ModelConfig
 from runtime.errors import BudgetError
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.simulated import toy_accelerator
@@ -20,7 +20,7 @@ from train.errors import TrainError
 from train.find_trace import find_trace, open_named_trace, require_model
 from train.kinds import collect_signals, leave_out_kinds
 from train.nonlearned import RouterWeights, make_skip
-from train.replay import budget_slots, describe_machines, first_tokens
+from train.replay import budget_slots, first_tokens
 
 HARDWARE = toy_accelerator()
 
@@ -92,12 +92,6 @@ def test_budget_slots__is_a_share_of_all_experts_or_refused() -> None:
     assert budget_slots("901", spec, HARDWARE) == 3
     with pytest.raises(BudgetError, match="least budget is 600"):
         budget_slots("1B", spec, HARDWARE)
-
-
-def test_machine__is_the_one_described() -> None:
-    config = HardwareConfig(name="x", measured=False, link_bytes_per_second=5.0)
-    (found,) = describe_machines([config], ShapeConfig(expert_bytes=30), ModelConfig())
-    assert (found.name, found.chunk_bytes) == ("x", (10, 10, 10))
 
 
 @pytest.mark.parametrize("field", ["max_epochs", "batch_size", "lr", "weight_decay", "threads"])

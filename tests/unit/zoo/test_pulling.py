@@ -1,28 +1,18 @@
 """Pulls over the loopback: interrupted, shared by processes, refused when altered."""
 
-import random
-import subprocess
-import sys
 import threading
-import time
-from functools import partial
 from http.server import BaseHTTPRequestHandler
-from pathlib import Path
 
 import pytest
 
+from tests.builders.processes import run_python
 from tests.builders.web import Site
-from tests.builders.zoos import files_of, publish, pull_tiny, zoo
+from tests.builders.zoos import files_of, pull_tiny, zoo
 from zoo.catalog import Zoo
 from zoo.errors import DamagedError, UnreachableError
-from zoo.index import EntryReference, blob_path
 from zoo.load import find_entry, has_blob
 from zoo.storage import cache_storage
-from zoo.storage.folder import FolderStorage
 from zoo.storage.remote import HttpStorage
-
-ROOT = Path(__file__).resolve().parents[3]
-
 
 # ---- interrupted, endless
 
@@ -77,31 +67,21 @@ def test_slow_server__ends_with_a_message(drips: bool, far: Site, monkeypatch: p
 
 
 PULLS = """
-import sys, time
-from pathlib import Path
-from zoo.catalog import Zoo
-from zoo.index import EntryReference
-from zoo.load import pull_reference
-from zoo.storage.remote import HttpStorage
-Path(sys.argv[2]).touch()
-while not Path(sys.argv[3]).exists():
-    time.sleep(0.005)
-pull_reference(Zoo(HttpStorage(sys.argv[1])), EntryReference("tiny/stride")).verify()
+import os, sys
+from tests.builders.zoos import pull_tiny
+children = []
+for _ in range(4):
+    if not (child := os.fork()):
+        pull_tiny(sys.argv[1])
+        os._exit(0)
+    children.append(child)
+assert not any(os.waitpid(child, 0)[1] for child in children)
 """
+"""Children of one process: importing takes longer than pulling."""
 
 
-def test_processes__download_each_file_once(far: Site, tmp_path: Path) -> None:
-    go = tmp_path / "go"
-    ready = [tmp_path / f"ready-{number}" for number in range(4)]
-    children = [
-        subprocess.Popen([sys.executable, "-c", PULLS, far.address, str(one), str(go)], cwd=ROOT)
-        for one in ready
-    ]
-    while not all(one.exists() for one in ready):
-        assert all(child.poll() is None for child in children)
-        time.sleep(0.01)
-    go.touch()
-    assert [child.wait(240) for child in children] == [0] * 4
+def test_processes__download_each_file_once(far: Site) -> None:
+    run_python("-c", PULLS, far.address)
     assert {path: far.gets[path] for path in files_of(far)} == dict.fromkeys(files_of(far), 1)
     find_entry("tiny/stride").verify()
     assert set(files_of(far)) == {
@@ -113,29 +93,3 @@ def test_pull__requests_each_file_once_and_then_the_index_only(far: Site) -> Non
     for asked in (1, 2):
         assert zoo("pull", "tiny/stride", f"zoo={far.address}") == 0
         assert far.gets == {"index.json": asked, **dict.fromkeys(files_of(far), 1)}
-
-
-# ---- damage, on the way
-
-
-def test_flipped_bits__are_refused_before_parsing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A flipped bit in any file, a cut at 64 places of each, a byte more."""
-    manifest, place = publish(tmp_path), Zoo(FolderStorage(tmp_path))
-    entry = place.open(EntryReference("tiny/stride"))
-    # Parsing fails the test.
-    monkeypatch.setattr("onnx.load_model_from_string", None)
-    monkeypatch.setattr("zoo.catalog.parse_manifest", None)
-    reads = {record.sha256: partial(entry.read, path) for path, record in manifest.files.items()}
-    reads[manifest.digest] = partial(place.open, EntryReference("tiny/stride"))
-    chance = random.Random(0)
-    for digest, read in reads.items():
-        file = tmp_path / blob_path(digest)
-        good = file.read_bytes()
-        bits = [1 << chance.randrange(8 * len(good)) for _ in range(200)]
-        flips = [(int.from_bytes(good) ^ bit).to_bytes(len(good)) for bit in bits]
-        cuts = [good[: number * len(good) // 64] for number in range(64)]
-        for bad in [*flips, *cuts, good + b"\0"]:
-            file.write_bytes(bad)
-            with pytest.raises(DamagedError):
-                read()
-        file.write_bytes(good)

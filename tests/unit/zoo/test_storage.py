@@ -129,11 +129,15 @@ def test_file__is_whole_or_not_there(file_storage: FileStorage) -> None:
 
 
 @pytest.mark.parametrize("name", ["metrics.json", "the manifest"])
-def test_damaged_blob__is_refused_and_not_kept(name: str, storage: Storage, tmp_path: Path) -> None:
+def test_damaged_blob__is_refused_before_parsing_and_not_kept(
+    name: str, storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fill(storage, tmp_path)
     manifest = Zoo(storage).open(EntryReference("tiny/stride")).manifest
     digest = manifest.files[name].sha256 if name in manifest.files else manifest.digest
     damage(storage, tmp_path, digest)
+    if digest == manifest.digest:
+        monkeypatch.setattr("zoo.catalog.parse_manifest", None)
     with pytest.raises(DamagedError, match=rf"{name} of tiny/stride.* is damaged"):
         pull_tiny(storage)
     assert Zoo(cache_storage()).read_index().entries == {}
