@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import pytest
 
@@ -23,20 +24,23 @@ def s3_settings(
     s3fs.S3FileSystem.clear_instance_cache()
 
 
-@contextmanager
-def s3_bucket(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Address of an empty bucket, which the environment describes."""
+@cache
+def start_server() -> str:
+    """Address of a store that runs until the process ends: stopping one takes half a second."""
     server = pytest.importorskip("moto.server", reason="moto is not installed")
-    import boto3
-
-    # Its buckets outlive the server.
-    bucket = "".join(one for one in name.lower() if one.isalnum())
     running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     running.start()
     host, port = running.get_host_and_port()
-    try:
-        with s3_settings(monkeypatch, f"http://{host}:{port}"):
-            boto3.client("s3").create_bucket(Bucket=bucket)
-            yield f"s3://{bucket}"
-    finally:
-        running.stop()
+    return f"http://{host}:{port}"
+
+
+@contextmanager
+def s3_bucket(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Address of an empty bucket, which the environment describes."""
+    address = start_server()
+    import boto3
+
+    bucket = "".join(one for one in name.lower() if one.isalnum())
+    with s3_settings(monkeypatch, address):
+        boto3.client("s3").create_bucket(Bucket=bucket)
+        yield f"s3://{bucket}"

@@ -58,7 +58,7 @@ def test_training__speed_counts_every_epoch() -> None:
 
 
 def test_replays__are_measured_compiled_and_not(tmp_path: Path) -> None:
-    recordings.record_prompts(2, tmp_path)
+    recordings.record_prompts(4, tmp_path)
     request = ReplayRequest(
         trace=str(tmp_path / "trace"), model="qwen2-moe-tiny", new_tokens=4, repetitions=2
     )

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 
 from benchmarks import reports
@@ -10,9 +9,8 @@ from benchmarks.control_plane import run, sections
 from benchmarks.control_plane.config import ControlPlaneConfig
 from benchmarks.control_plane.measure import PLAIN
 from benchmarks.control_plane.model import SHAPES, RandomShape
-from benchmarks.control_plane.sections import MODEL, SECTIONS, StepProfiler, find_section, own_path
+from benchmarks.control_plane.sections import MODEL, SECTIONS, StepProfiler
 from benchmarks.tables import systems
-from runtime.policy.budget import Budget
 from tests.builders.children import run_here
 
 
@@ -62,21 +60,6 @@ def test_profiler__gives_time_to_the_innermost_section(monkeypatch: pytest.Monke
         outer()
     # What reporting an event takes is subtracted.
     assert profiler.take_seconds(0.75)["engine"] == pytest.approx(0.25 * 9)
-
-
-def test_profiler__counts_calls_of_the_served_program_only() -> None:
-    profiler = StepProfiler()
-    with profiler:
-        outer()
-        find_section(outer.__code__)
-    assert profiler.calls() == {}
-    assert own_path(outer.__code__).startswith("tests/unit/benchmarks/")
-    assert own_path(np.unique.__wrapped__.__code__) == ""
-    budget = Budget(percent=50.0)
-    with profiler:
-        assert budget.resolve(total_bytes=4) == 2
-        assert budget.resolve(total_bytes=8) == 4
-    assert profiler.calls() == {"runtime/policy/budget.py": 2}
 
 
 def test_run__measures_every_system_and_survives_a_budget_that_fails(tmp_path, monkeypatch):

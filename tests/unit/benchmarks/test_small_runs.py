@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks import config as configs
-from benchmarks import dequantise, drafts, lockstep, payoff, prefill
+from benchmarks import dequantise, drafts, lockstep, payoff, prefill, served
 from benchmarks.gpu import run_gpu
 from benchmarks.reports import command_line, read_document
 from benchmarks.routing import run_routing
@@ -15,6 +15,7 @@ from benchmarks.tables import forecasting, formats, systems
 from predictors.errors import MoecastError
 from runtime.accelerator import find_accelerator
 from runtime.errors import CheckpointError
+from tests.builders.children import run_here
 from tests.builders.serving import speaking_model
 
 
@@ -85,6 +86,7 @@ def test_prefill__takes_ratios_prompt_by_prompt() -> None:
 
 def test_payoff__fails_where_moecast_is_slower(model, tmp_path, monkeypatch):
     monkeypatch.setattr(payoff, "LIMIT", 0.0)
+    monkeypatch.setattr(served, "run_in_child", run_here)
     config = configs.PayoffConfig(
         model=model, format=["float32"], budget=["75%"],
         repetitions=1, requests=2, new_tokens=4, output=tmp_path / "payoff.json",
@@ -136,14 +138,14 @@ def test_routing__starts_every_system_alike(tmp_path, capsys) -> None:
     output = tmp_path / "routing.json"
     config = configs.RoutingConfig(
         log=LOG, output=output, run_dir=tmp_path / "run", num_experts=128, origin="a test",
-        budget=["25%"], workers=1, system=["moe-infinity-sequence", "token", "moecast"],
+        budget=["25%"], workers=1, system=["moe-infinity-sequence", "moecast"],
     )  # fmt: skip
     run_routing(config)
     report = json.loads(output.read_text())
     assert (report["num_layers"], report["num_experts"], report["top_k"]) == (48, 128, 6)
     assert (report["num_requests"], report["log_origin"]) == (1, "a test")
     hits = {(row["start"], row["system"]): row["hit_rate"] for row in report["rows"]}
-    served = ("on-demand", "moe-infinity-sequence", "token", "moecast")
+    served = ("on-demand", "moe-infinity-sequence", "moecast")
     assert set(hits) == {(start, one) for start in ("filled", "empty") for one in served}
     for one in served:
         assert hits["filled", one] > hits["empty", one]

@@ -1,6 +1,5 @@
 """The tables and figures of the pages, their marks, and the origin of results under the tables."""
 
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,31 +14,6 @@ from benchmarks.tables import markdown, pages, peers, systems
 from benchmarks.tables.figures import list_pages
 from benchmarks.tables.origins import refuse_unclean
 from predictors.errors import MoecastError
-
-
-def read_tables(lines: list[str]) -> list[dict[str, list[str]]]:
-    """Rows of each table: the cells after the first by the first."""
-    tables: list[dict[str, list[str]]] = []
-    for before, line in pairwise(["", *lines]):
-        if line.startswith("|"):
-            if not before.startswith("|"):
-                tables.append({})
-            label, *cells = (cell.strip() for cell in line.strip("|").split("|"))
-            tables[-1][label] = cells
-    return tables
-
-
-def test_gain__is_that_of_the_short_table() -> None:
-    live = read_document("bench")
-    (own,) = read_tables(peers.speed_table(live))
-    place = own[""].index(peers.GAIN_BUDGET)
-    times = [int(cells[place].removesuffix(" ms")) for cells in own.values() if "ms" in cells[0]]
-    assert len(times) <= 4
-    sentence, _, picture = peers.gain(live)
-    moecast, *_, on_demand = times
-    assert f"a token takes {moecast} ms, not {on_demand} ms" in sentence
-    assert f" {on_demand / moecast:.1f} times as fast" in sentence
-    assert picture.startswith("![")
 
 
 def make_part(name: str, *rows: tuple[str, str, int, int | None, float]) -> Document:

@@ -73,12 +73,6 @@ def test_import__prefill_is_one_step(tmp_path: Path) -> None:
     assert [step.tokens_T.tolist() for step in trace.steps()] == [[10, 11], [12]]
 
 
-def test_import__again_is_the_same_trace(tmp_path: Path) -> None:
-    first = imported(tmp_path, LOG)
-    assert imported(tmp_path, LOG).digest == first.digest
-    assert Trace.open(tmp_path / "t").digest == first.digest
-
-
 @pytest.mark.parametrize(
     ("line", "message"),
     [

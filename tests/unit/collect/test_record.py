@@ -105,12 +105,14 @@ def test_collect__again_loads_no_model(recorded, monkeypatch: pytest.MonkeyPatch
     assert again.digest == recorded.trace.digest
 
 
-def test_collect__workers_make_the_same_trace_and_other_seeds_another(tmp_path: Path) -> None:
+def test_collect__workers_make_the_same_trace_and_other_seeds_another(tmp_path, monkeypatch):
+    # One worker, which needs seconds to import all; several are those of test_engines.py.
+    monkeypatch.setattr(LauncherConfig, "is_in_process", False)
     model, data = recordable(tmp_path / "model"), make_data(tmp_path, count=4)
     settings = recording_settings(data, batch_size=2, shard_bytes=1, temperature=1.0, seed=7)
     alone = collect(model, data, folder=tmp_path / "alone", settings=settings)
     launched: list[dict[str, int]] = []
-    launcher = {"launcher": LauncherConfig(workers=2, threads=1), "logs": tmp_path / "logs"}
+    launcher = {"launcher": LauncherConfig(workers=1, threads=1), "logs": tmp_path / "logs"}
     options = {"folder": tmp_path / "many", "settings": settings, **launcher}
     launch = partial(collect, model, data, on_launched=launched.append, **options)
     assert launch().digest == alone.digest

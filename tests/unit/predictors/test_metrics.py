@@ -13,7 +13,6 @@ from predictors.metrics import (
     MeanAccumulator,
     Phase,
     good_pred,
-    match_chosen_TK,
     name_distance,
     sum_means,
 )
@@ -91,11 +90,6 @@ def test_good_pred__is_the_product_or_not_measured() -> None:
     assert good_pred(0.8, 0.5) == pytest.approx(0.4)
     assert good_pred(None, 0.5) is None
     assert good_pred(0.8, None) is None
-
-
-def test_hits__are_in_the_order_of_the_chosen() -> None:
-    hits = match_chosen_TK(np.array([[5, 1, 2]]), np.array([[2, 7]]))
-    assert hits.tolist() == [[True, False]]
 
 
 TABLE: dict[str, Any] = {

@@ -81,7 +81,7 @@ def test_stack__networks_learn_independently() -> None:
     for stack in (large, small):
         optimizer = torch.optim.AdamW(stack.parameters(), lr=0.01, weight_decay=0.01, fused=True)
         number = len(stack.bias_in_NF)
-        for _ in range(300):
+        for _ in range(60):
             optimizer.zero_grad()
             networks.chosen_loss(stack(hidden_NBD[:number]), chosen_NBK[:number]).sum().backward()
             optimizer.step()

@@ -1,5 +1,6 @@
 """What several tests of the zoo share."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,12 @@ from tests.builders.hub import FakeHub, fake_hub
 from tests.builders.web import Site, served
 from tests.builders.zoos import Refused, publish, zoo
 from zoo.storage.hub import HubStorage
+
+
+@pytest.fixture(autouse=True)
+def no_waits_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test pulls the plug: what was written is there after a kill without it, too."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
 @pytest.fixture

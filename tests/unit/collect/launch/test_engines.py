@@ -36,7 +36,8 @@ def ray_session() -> Iterator[None]:
 
 
 @pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.engines), "slurm"])
-def config(request: pytest.FixtureRequest) -> LauncherConfig:
+def config(request, monkeypatch: pytest.MonkeyPatch) -> LauncherConfig:
+    monkeypatch.setattr("collect.launch.slurm.POLL_SECONDS", 0.05)
     if request.param == "ray":
         request.getfixturevalue("ray_session")
     cluster = "local" if request.param == "slurm" else None
