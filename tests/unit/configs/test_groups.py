@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from collect.config import CollectConfig
-from configs.compose import compose_defaults, compose_typed
+from configs.compose import compose_typed
 from predictors.errors import ConfigError
 from runtime.config import GenerateConfig
 from runtime.presets import choice_names
@@ -43,11 +43,6 @@ def test_second_group__has_its_own_choice_and_options() -> None:
     assert (config.data.path, config.shifted.path) == (None, "some folder")
     config, _ = compose_typed(TrainConfig, ["other_hardware=rtx4090-pcie4"])
     assert config.other_hardware == config.hardware
-
-
-def test_second_group__lists_the_same_choices() -> None:
-    shifted = compose_defaults(TrainConfig)["shifted"]
-    assert (shifted["name"], shifted["num_prompts"]) == ("pysource", 64)
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,6 @@ from pathlib import Path
 from moecast import Zoo, pull
 
 
-def test_zoo__lists_the_entries_of_an_address() -> None:
-    entries = Zoo.at("builtin").entries()
-    assert entries["qwen2-moe-tiny/stride"].manifest.kind == "stride"
-
-
 def test_pull__copies_an_entry(own_zoo: Path) -> None:
     entry = pull("qwen2-moe-tiny/stride", zoo="builtin")
     assert entry.manifest.name == "qwen2-moe-tiny/stride"

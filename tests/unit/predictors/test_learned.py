@@ -41,11 +41,6 @@ def test_mlp__forecasts_the_next_layer() -> None:
     assert not mlp.gate_input(2, hidden(1.0))
 
 
-def test_stride__forecasts_the_layer_after_the_next() -> None:
-    (forecast,) = StridePredictor(SPEC, {0: graph(1)}).gate_input(0, hidden(3.0))
-    assert (forecast.layer, forecast.chosen_TK(1).tolist()) == (2, [[1]])
-
-
 def test_learned__takes_rows_that_are_not_contiguous_and_goes_into_files_and_back() -> None:
     stride = StridePredictor(SPEC, {0: graph(1)})
     assert set(stride.files()) == {graph_path(0, 2)}
@@ -69,11 +64,6 @@ def test_learned__refuses_missing_networks_and_another_horizon() -> None:
         load_from_files("mlp", SPEC, files=files, options={"horizon": 1})
     with pytest.raises(PredictorError, match="horizon 2.*made with 1"):
         load_from_files("stride", SPEC, files=files, options={"horizon": 1})
-
-
-def test_learned__refuses_bytes_that_are_no_network() -> None:
-    with pytest.raises(PredictorError, match="not an ONNX model"):
-        StridePredictor(SPEC, {0: b"not a graph"})
 
 
 def test_registry__imports_neither_torch_nor_onnxruntime() -> None:

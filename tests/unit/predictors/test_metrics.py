@@ -12,7 +12,6 @@ from predictors.metrics import (
     LayerScore,
     MeanAccumulator,
     Phase,
-    good_pred,
     name_distance,
     sum_means,
 )
@@ -36,14 +35,6 @@ def test_accuracy__is_counted_by_phase_and_recall_further_down_the_ranking() -> 
     assert layer.overall.value == 3 / 6
     # Best three: {0,1,2}, {2,3,1}, {0,1,2}: 2, 1 and 1 of 2.
     assert layer.recall[1].value == 4 / 6
-
-
-def test_accuracy__of_two_batches_is_that_of_all_their_tokens() -> None:
-    parts = LayerScore(top_k=2, extras=(1,))
-    parts.add(SCORES[:1], CHOSEN[:1], phases_T=PHASES[:1])
-    parts.add(SCORES[1:], CHOSEN[1:], phases_T=PHASES[1:])
-    assert parts.overall == scored().overall
-    np.testing.assert_allclose(parts.calibration.sums_3B, scored().calibration.sums_3B)
 
 
 def test_gate_mass__weighs_each_chosen_expert_by_its_gate() -> None:
@@ -84,12 +75,6 @@ def test_share__of_nothing_is_none() -> None:
     assert MeanAccumulator().value is None
     assert sum_means([MeanAccumulator(), MeanAccumulator()]).value is None
     assert sum_means([MeanAccumulator(1, 2), MeanAccumulator(3, 8)]).value == 4 / 10
-
-
-def test_good_pred__is_the_product_or_not_measured() -> None:
-    assert good_pred(0.8, 0.5) == pytest.approx(0.4)
-    assert good_pred(None, 0.5) is None
-    assert good_pred(0.8, None) is None
 
 
 TABLE: dict[str, Any] = {

@@ -7,7 +7,7 @@ import torch
 from collect.traces import Trace
 from predictors.base import Forecast, Predictor, Signal
 from tests.builders.traces import make_spec
-from train.accuracy import blocks, measure_horizons
+from train.accuracy import accuracy_table, blocks, measure_horizons, score_layers
 from train.evaluate.forecasts import record_forecasts
 from train.export import quantise
 from train.residual import ResidualStack
@@ -46,6 +46,14 @@ def test_by_horizon__tells_distances_apart(trace: Trace) -> None:
     assert table["2"]["accuracy"][:2] == [None, None]
     assert table["2"]["accuracy"][2:] == pytest.approx(expected)
     assert table["2"]["mean_accuracy"] == pytest.approx(np.mean(expected))
+
+
+def test_score__of_what_is_always_right_is_one_and_of_no_forecast_none(trace: Trace) -> None:
+    table = accuracy_table(score_layers(TwoAhead(trace), trace))
+    assert table["accuracy"][:2] == [None, 1.0]
+    assert table["gate_mass_recall"][1] == pytest.approx(1.0)
+    assert table["calibration_error"][1] == 0.0
+    assert table["tokens"] == len(trace.rows("held_out"))
 
 
 def test_only_ahead__passes_on_one_distance(trace: Trace) -> None:

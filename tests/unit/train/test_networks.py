@@ -59,14 +59,6 @@ def test_chosen__the_id_of_no_choice_is_left_out() -> None:
     assert [one.tolist() for one in found] == [[1], [1]]
 
 
-def test_edges__lead_from_every_layer_that_has_a_target() -> None:
-    assert networks.network_specs(make_spec(num_layers=3), ("mlp", "stride")) == [
-        networks.NetworkSpec("mlp", 0, 1),
-        networks.NetworkSpec("mlp", 1, 2),
-        networks.NetworkSpec("stride", 0, 2),
-    ]
-
-
 def test_stack__networks_learn_independently() -> None:
     """Also as the last one, whose weights the optimizer's vectors end in."""
     spec = make_spec(num_layers=4, num_experts=60, top_k=4, hidden_size=16)

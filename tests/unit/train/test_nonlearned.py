@@ -87,18 +87,6 @@ def test_expert_map__stores_training_tokens_as_they_came(trace: Trace) -> None:
     assert nonlearned.fit_expert_map(trace, distance=2, capacity=17).store.size == 17
 
 
-@pytest.mark.parametrize("kind", sorted(nonlearned.FITS))
-def test_counted__beats_chance_on_held_out_requests_where_it_can(tmp_path: Path, kind: str) -> None:
-    trace = make_trace(tmp_path / "t", num_units=4)
-    (made,) = count(trace, [kind]).values()
-    accuracy = accuracy_table(score_layers(made, trace))["mean_accuracy"]
-    # Two of eight experts; ids, or which experts a token of this trace has in common with its
-    # request (nothing at all), tell nothing.
-    chance = 2 / 8
-    floor = {"token": 0.5, "correlation": 0.33, "expert-map": 0.35}.get(kind, chance - 0.1)
-    assert accuracy > floor
-
-
 def test_score__of_a_learning_predictor_changes_no_later_score(trace: Trace) -> None:
     made = nonlearned.fit_expert_map(trace, distance=2, capacity=50)
     first = accuracy_table(score_layers(made.renewed(), trace))

@@ -1,4 +1,4 @@
-"""The pipeline's own parts: baselines from a model, traces that do not fit, replay, the table."""
+"""The pipeline's own parts: baselines from a model, traces that do not fit, replay."""
 
 from pathlib import Path
 
@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from collect.traces import Trace, TraceWriter
-from predictors.base import Forecast, Predictor
 from predictors.config import PredictorConfig
 from predictors.registry import KINDS
 from runtime.config import DenseFormat, ModelConfig
@@ -14,7 +13,6 @@ from runtime.errors import BudgetError
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.simulated import toy_accelerator
 from tests.builders.traces import make_plan, make_spec, make_trace
-from train.accuracy import accuracy_table, score_layers
 from train.config import TrainConfig
 from train.errors import TrainError
 from train.find_trace import find_trace, open_named_trace, require_model
@@ -23,32 +21,6 @@ from train.nonlearned import RouterWeights, make_skip
 from train.replay import budget_slots, first_tokens
 
 HARDWARE = toy_accelerator()
-
-
-class Oracle(Predictor):
-    """Knows every choice of one layer beforehand, and nothing of the others."""
-
-    kind = "oracle"
-    signals = frozenset()
-    stateless = False
-
-    def __init__(self, trace):
-        super().__init__(trace.spec)
-        self._steps = trace.steps("held_out")
-
-    def begin_step(self, tokens_T, requests_T):
-        scores = np.zeros((len(tokens_T), self.spec.num_experts), np.float32)
-        np.put_along_axis(scores, next(self._steps).experts(1), 1.0, axis=1)
-        return [Forecast(1, scores)]
-
-
-def test_score__of_an_oracle_is_one_where_it_speaks_and_none_elsewhere(trace: Trace) -> None:
-    table = accuracy_table(score_layers(Oracle(trace), trace))
-    assert table["accuracy"] == [None, 1.0, None, None]
-    assert table["gate_mass_recall"][1] == pytest.approx(1.0)
-    assert table["calibration_error"][1] == 0.0
-    assert table["tokens"] == len(trace.rows("held_out"))
-    assert table["mean_accuracy"] == 1.0
 
 
 def test_skip__takes_the_routers_of_the_model(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_signature__is_of_all_files_as_they_are(signed: Path, keys: dict[str, Pa
     refuse("is not what the owner of")
     for damage in (b"", b"{}", b"[]", b"\xff", b'{"dsseEnvelope": 3}'):
         (signed / "signature.json").write_bytes(damage)
-        refuse("")
+        refuse("is not what the owner of")
 
 
 def test_wrong_keys__are_named(entry: Path, tmp_path: Path, keys: dict[str, Path]) -> None:

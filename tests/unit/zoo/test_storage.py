@@ -92,12 +92,6 @@ def test_storage__gives_what_was_put_in(storage: Storage, tmp_path: Path) -> Non
     assert found.manifest == entry.manifest
 
 
-def test_storage__has_no_such_file(storage: Storage, tmp_path: Path) -> None:
-    fill(storage, tmp_path)
-    with pytest.raises(FileNotFoundError), storage.stream(blob_path("0" * 64)):
-        pass
-
-
 def test_file__is_whole_or_not_there(file_storage: FileStorage) -> None:
     assert file_storage.names() == []
     assert file_storage.size("a") is None
