@@ -8,6 +8,7 @@ import pytest
 from benchmarks.capacity import recordings
 from benchmarks.capacity.replays import BUDGETS, SYSTEMS, ReplayRequest, measure_replays
 from benchmarks.capacity.run import plan_traces
+from configs.program import run_program
 from runtime.compiled import is_compiled
 from tests.builders.entries import tiny_spec
 
@@ -57,7 +58,11 @@ def test_training__speed_counts_every_epoch() -> None:
     assert both.what == "mlp, reuse (7 networks together)"
 
 
-def test_replays__are_measured_compiled_and_not(tmp_path: Path) -> None:
+def test_replays__are_measured_compiled_and_not(tmp_path: Path, monkeypatch) -> None:
+    def run_here(command: list[str], **_: object) -> None:
+        assert run_program("collect", command[command.index("collect") + 1 :]) == 0
+
+    monkeypatch.setattr(recordings, "run_program", run_here)
     recordings.record_prompts(4, tmp_path)
     request = ReplayRequest(
         trace=str(tmp_path / "trace"), model="qwen2-moe-tiny", new_tokens=4, repetitions=2

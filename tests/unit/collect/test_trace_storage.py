@@ -137,12 +137,12 @@ import os, sys
 import s3fs
 from tests.builders.traces import make_plan, make_spec, unit_content
 from collect.traces import TraceWriter
-plan = make_plan(make_spec(), num_units=12, requests_per_unit=2)
+plan = make_plan(make_spec(), num_units=6, requests_per_unit=2)
 children = []
 for number in range(3):
     if not (child := os.fork()):
         writer = TraceWriter(sys.argv[1], plan, joins=True)
-        for unit in range(number, 12, 3):
+        for unit in range(number, 6, 3):
             writer.write(unit, *unit_content(plan, unit))
         if not writer.missing():
             writer.finish()
@@ -155,11 +155,11 @@ assert not any(os.waitpid(child, 0)[1] for child in children)
 
 @pytest.mark.parametrize("storage", ["folder", "s3"], indirect=True)
 def test_trace__three_processes_write_at_once(storage: FileStorage, tmp_path: Path) -> None:
-    alone = make_trace(tmp_path / "alone", num_units=12, requests_per_unit=2)
+    alone = make_trace(tmp_path / "alone", num_units=6, requests_per_unit=2)
     where = f"{storage.address}/new"
     run_python("-c", WRITE, where)
     plan = read_manifest(where).plan
-    assert len(committed_units(where, plan)) == 12
+    assert len(committed_units(where, plan)) == 6
     assert TraceWriter(where, plan).finish().digest == alone.digest
 
 
