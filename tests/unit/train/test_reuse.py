@@ -2,7 +2,6 @@
 what is used again."""
 
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,18 +9,12 @@ import torch
 
 from collect.traces import Trace
 from predictors.reuse import ReusePredictor
-from tests.builders.traces import make_spec, make_trace
+from tests.builders.traces import make_spec
 from train.data import TraceSubset, subset_rows
 from train.reuse import ReuseBatches, ReuseStack, future, read_stretch
 
 SPEC = make_spec()
 RANDOM = np.random.default_rng(2)
-
-
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    folder: Path = tmp_path_factory.mktemp("trace") / "t"
-    return make_trace(folder, requests_per_unit=30)
 
 
 def stirred() -> ReuseStack:
@@ -80,12 +73,12 @@ def test_family__learns_which_experts_are_used_again(trace: Trace) -> None:
     family.normalise_by(next(iter(batches(epoch=0))))
     optimiser = torch.optim.AdamW(family.parameters(), lr=1e-2)
     losses = []
-    for epoch in range(4):
+    for epoch in range(6):
         for batch in batches(epoch=epoch):
             loss = family.losses(batch).sum()
             losses.append(loss.item())
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
-    assert len(losses) == 4 * len(batches(epoch=0))
+    assert len(losses) == 6 * len(batches(epoch=0))
     assert np.mean(losses[-3:]) < 0.9 * losses[0]
