@@ -32,6 +32,12 @@ def test_example__composes(program: str, command: Command) -> None:
     assert f"python -m {program} {command.name}".strip() in page
 
 
+@pytest.mark.parametrize(("program", "command"), COMMANDS)
+def test_basic_options__are_few_and_exist(program: str, command: Command) -> None:
+    assert len(command.basic) <= 12, program
+    assert len(command.basic) == len(set(command.basic))
+
+
 def test_page__begins_with_the_model_and_has_words() -> None:
     page = write_command_help("moecast", SERVE, ServeConfig)
     assert page.startswith("usage: moecast serve [MODEL] [key=value ...]\n")
