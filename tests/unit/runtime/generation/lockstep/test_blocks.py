@@ -61,46 +61,50 @@ def assert_equal(tasks: list[SequenceTask], expected: list[Tensor]) -> None:
     assert equal == [True] * len(tasks)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("name", SHARING)
+CASES = [*((name, "bfloat16") for name in SHARING), ("qwen2_moe", "float32"), ("gemma4", "float32")]
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_block__is_what_transformers_computes_for_a_batch_of_copies(tmp_path, name, dtype):
-    folder = save_family(tmp_path, FAMILIES[name], dtype=dtype)
-    plain = load_plain(folder, dtype=dtype)
+    folder = save_family(tmp_path, FAMILIES[name], dtype=getattr(torch, dtype))
+    plain = load_plain(folder, dtype=getattr(torch, dtype))
     assert set_shared_reference(plain) is Exact.SHARED
     expected = [answer(plain, tokens) for tokens in prompts()]
     model = serve(folder, budget="50%", system=SystemConfig(), exact=Exact.SHARED)
     with model.moecast, LockstepGroup(model) as group:
         assert model.moecast.exact is Exact.SHARED
         tasks = []
-        for tokens in prompts():  # each joins a step later than the one before
+        for number, tokens in enumerate(prompts()):  # two join, then there is a step
             tasks.append(group.start(partial(answer, model, tokens)))
-            group.step()
+            if number % 2:
+                group.step()
+        assert len(group.sequences) == NUM_CLIENTS
         run(group)
         assert_equal(tasks, expected)
 
 
 def test_block__has_the_bits_of_copies_with_several_threads_too(tmp_path):
     """Threads divide the keys of one sequence, which changes bits, but not those of a batch."""
-    folder = tiny_qwen2_moe(tmp_path)
+    folder = tiny_qwen2_moe(tmp_path, num_layers=1)
     plain = load_plain(folder, dtype=torch.float32)
     torch.set_num_threads(2)
     set_shared_reference(plain)
-    expected = [answer(plain, tokens, max_new_tokens=3) for tokens in prompts()[:3]]
+    expected = [answer(plain, tokens, max_new_tokens=3) for tokens in prompts()[:2]]
     model = serve(folder, budget="100%", exact=Exact.SHARED)
     with model.moecast, LockstepGroup(model) as group:
         ask = partial(answer, model, max_new_tokens=3)
-        tasks = [group.start(partial(ask, tokens)) for tokens in prompts()[:3]]
+        tasks = [group.start(partial(ask, tokens)) for tokens in prompts()[:2]]
         run(group)
         assert_equal(tasks, expected)
         assert torch.get_num_threads() == 2
 
 
-@pytest.mark.parametrize("num_clients", [2, SMALL_BLOCK_ROWS, NUM_ROWS, NUM_CLIENTS])
+@pytest.mark.parametrize("num_clients", [2, NUM_CLIENTS])
 def test_block__companions_change_no_bit(tmp_path, num_clients):
     """They begin, end and are cancelled at different steps, with prompts of different lengths."""
     model = serve(tiny_qwen2_moe(tmp_path), budget="40%", exact=Exact.SHARED)
     chosen = prompts()[:num_clients]
-    lengths = [3 + 2 * (number % 4) for number in range(num_clients)]
+    lengths = [4 + 2 * (number % 4) for number in range(num_clients)]
     expected = [
         answer_alone(model, tokens, max_new_tokens=length)
         for tokens, length in zip(chosen, lengths, strict=True)
@@ -110,7 +114,8 @@ def test_block__companions_change_no_bit(tmp_path, num_clients):
         tasks = []
         for tokens, length in zip(chosen, lengths, strict=True):
             tasks.insert(0, group.start(partial(answer, model, tokens, max_new_tokens=length)))
-            group.step()
+            if len(tasks) % 2 == 0:
+                group.step()
             if len(tasks) == 2:
                 group.cancel(leaving)
         run(group)

@@ -34,18 +34,26 @@ def generate(model, tokens: Tensor, **options) -> Tensor:
     return model.generate(tokens, attention_mask=torch.ones_like(tokens), **options)
 
 
-SYSTEMS = [
-    SystemConfig(),
-    SystemConfig(early_preemption=False),
-    SystemConfig(hot_first=True, drop_used=True),
-    SystemConfig(reordered=False, per_layer=False, eviction="lfu"),
-]
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    model = serve(tiny_qwen2_moe(tmp_path_factory.mktemp("model")), budget="30%")
+    with model.moecast:
+        yield model
 
 
-@pytest.mark.parametrize("budget", ["30%", "100%"])
-@pytest.mark.parametrize("system", SYSTEMS, ids=["promoe", "one by one", "klotski", "global"])
-def test_group__members_give_what_they_give_alone(tmp_path, system, budget):
-    model = serve(tiny_qwen2_moe(tmp_path), budget=budget, system=system)
+SYSTEMS = {
+    "promoe": SystemConfig(),
+    "one by one": SystemConfig(early_preemption=False),
+    "klotski": SystemConfig(hot_first=True, drop_used=True),
+    "global": SystemConfig(reordered=False, per_layer=False, eviction="lfu"),
+}
+# Where all experts fit, one system decides as another.
+CASES = [*((name, "30%") for name in SYSTEMS), ("promoe", "100%")]
+
+
+@pytest.mark.parametrize(("name", "budget"), CASES)
+def test_group__members_give_what_they_give_alone(tmp_path, name, budget):
+    model = serve(tiny_qwen2_moe(tmp_path), budget=budget, system=SYSTEMS[name])
     expected = [generate(model, tokens) for tokens in prompts()]
     with model.moecast, LockstepGroup(model) as group:
         sequences = []
@@ -129,8 +137,7 @@ def test_group__an_expert_is_read_once_for_all(tmp_path, monkeypatch):
         assert model.moecast.stats()["misses"] > 0
 
 
-def test_group__draws_are_those_of_the_seed(tmp_path):
-    model = serve(tiny_qwen2_moe(tmp_path), budget="30%")
+def test_group__draws_are_those_of_the_seed(model):
     sampling = {"do_sample": True, "temperature": 2.0}
     expected = []
     for seed, tokens in enumerate(prompts()):
@@ -138,7 +145,7 @@ def test_group__draws_are_those_of_the_seed(tmp_path):
         expected.append(generate(model, tokens, **sampling))
     torch.manual_seed(99)
     outside = torch.get_rng_state()
-    with model.moecast, LockstepGroup(model) as group:
+    with LockstepGroup(model) as group:
         drawing = [partial(generate, model, tokens, **sampling) for tokens in prompts()]
         sequences = [group.start(draw, seed=seed) for seed, draw in enumerate(drawing)]
         run(group)
@@ -146,15 +153,14 @@ def test_group__draws_are_those_of_the_seed(tmp_path):
     assert torch.equal(torch.get_rng_state(), outside)
 
 
-def test_group__one_that_is_cancelled_or_fails_leaves_the_others_as_they_are(tmp_path):
-    model = serve(tiny_qwen2_moe(tmp_path), budget="30%")
+def test_group__one_that_is_cancelled_or_fails_leaves_the_others_as_they_are(model):
     expected = [generate(model, tokens) for tokens in prompts()]
 
     def fails():
         generate(model, prompts()[2], max_new_tokens=3)
         raise ValueError("mine")
 
-    with model.moecast, LockstepGroup(model) as group:
+    with LockstepGroup(model) as group:
         sequences = [group.start(partial(generate, model, tokens)) for tokens in prompts()]
         never_begun = group.start(partial(generate, model, prompts()[0]))
         group.cancel(never_begun)
@@ -185,9 +191,8 @@ def no_search_for_cycles():
 
 
 @pytest.mark.parametrize("end", ["by itself", "in an error", "cancelled", "before it began"])
-def test_group__what_a_member_held_is_free_when_it_has_ended(tmp_path, no_search_for_cycles, end):
+def test_group__what_a_member_held_is_free_when_it_has_ended(model, no_search_for_cycles, end):
     """At once: Python looks for cycles rarely, and caches of keys and values are large."""
-    model = serve(tiny_qwen2_moe(tmp_path), budget="30%")
 
     def work(held: Held):
         mine = held
@@ -195,7 +200,7 @@ def test_group__what_a_member_held_is_free_when_it_has_ended(tmp_path, no_search
         if end == "in an error":
             raise ValueError(mine)
 
-    with model.moecast, LockstepGroup(model) as group:
+    with LockstepGroup(model) as group:
         held = Held()
         freed = weakref.ref(held)
         sequence = group.start(partial(work, held), seed=1)
@@ -240,36 +245,33 @@ def test_group__caches_are_free_when_a_read_has_failed(tmp_path, monkeypatch, no
         assert "generate" in "".join(traceback.format_tb(sequences[0].error.__traceback__))
 
 
-def test_group__ctrl_c_closes_it_and_the_model_serves_on(tmp_path, monkeypatch):
-    model = serve(tiny_qwen2_moe(tmp_path), budget="30%")
+def test_group__ctrl_c_closes_it_and_the_model_serves_on(model, monkeypatch):
     expected = generate(model, prompts()[0])
-    with model.moecast:
-        group = LockstepGroup(model)
-        sequences = [group.start(partial(generate, model, tokens)) for tokens in prompts()]
-        group.step()
-        ready = model.moecast.engine.ready
+    group = LockstepGroup(model)
+    sequences = [group.start(partial(generate, model, tokens)) for tokens in prompts()]
+    group.step()
+    ready = model.moecast.engine.ready
 
-        def interrupted(layer, wanted):
-            if layer == 1:
-                raise KeyboardInterrupt
-            return ready(layer, wanted)
+    def interrupted(layer, wanted):
+        if layer == 1:
+            raise KeyboardInterrupt
+        return ready(layer, wanted)
 
-        with monkeypatch.context() as patch:
-            patch.setattr(model.moecast.engine, "ready", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                group.step()
-        assert all(sequence.is_done for sequence in sequences)
-        with pytest.raises(GroupError, match="closed"):
-            group.start(lambda: None)
-        assert torch.equal(generate(model, prompts()[0]), expected)
-        assert count_pins(model.moecast.engine) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(model.moecast.engine, "ready", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            group.step()
+    assert all(sequence.is_done for sequence in sequences)
+    with pytest.raises(GroupError, match="closed"):
+        group.start(lambda: None)
+    assert torch.equal(generate(model, prompts()[0]), expected)
+    assert count_pins(model.moecast.engine) == 0
 
 
-def test_group__others_use_the_model_meanwhile(tmp_path):
-    model = serve(tiny_qwen2_moe(tmp_path), budget="30%")
+def test_group__others_use_the_model_meanwhile(model):
     expected = [generate(model, tokens) for tokens in prompts()]
     found: list[Tensor] = []
-    with model.moecast, LockstepGroup(model) as group:
+    with LockstepGroup(model) as group:
         sequences = [group.start(partial(generate, model, tokens)) for tokens in prompts()]
         group.step()
         thread = threading.Thread(target=lambda: found.append(generate(model, prompts()[3])))
@@ -280,12 +282,10 @@ def test_group__others_use_the_model_meanwhile(tmp_path):
         assert_equal(sequences, expected)
 
 
-def test_group__what_cannot_be_is_refused(tmp_path):
+def test_group__what_cannot_be_is_refused(model):
     with pytest.raises(GroupError, match=r"runtime\.load"):
         LockstepGroup(torch.nn.Linear(1, 1))
-    model = serve(tiny_qwen2_moe(tmp_path), budget="50%")
-    with model.moecast:
-        with LockstepGroup(model), pytest.raises(GroupError, match="already has a lockstep group"):
-            LockstepGroup(model)
-        with LockstepGroup(model) as second:
-            assert second.step() == []
+    with LockstepGroup(model), pytest.raises(GroupError, match="already has a lockstep group"):
+        LockstepGroup(model)
+    with LockstepGroup(model) as second:
+        assert second.step() == []
