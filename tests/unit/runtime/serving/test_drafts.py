@@ -12,16 +12,16 @@ from tests.unit.runtime.generation.test_drafting import EagerPace
 from tests.unit.runtime.serving.test_completions import raw
 
 PROMPTS = [
-    "one two three four one two three four one two",
     "the heart pumps blood, the heart pumps",
     "zero",
 ]
 
 
 def answers(server: RunningServer, *, num_together: int) -> list[object]:
-    """Answers to each prompt, and one with log-probabilities."""
-    options = {"max_tokens": 24, "temperature": 0, "ignore_eos": True}
+    """Answers to each prompt, one with log-probabilities, and one that repeats itself."""
+    options = {"max_tokens": 16, "temperature": 0, "ignore_eos": True}
     bodies = [*({"prompt": prompt} for prompt in PROMPTS), {"prompt": PROMPTS[0], "logprobs": 2}]
+    bodies.append({"prompt": "a", "logit_bias": {"9": 100}})
 
     def ask(body: dict[str, Any]) -> object:
         answer = raw(server, "/v1/completions", **options, **body)
@@ -32,15 +32,14 @@ def answers(server: RunningServer, *, num_together: int) -> list[object]:
 
 
 @pytest.mark.parametrize("source", [PROMPT_LOOKUP, "model"])
-def test_drafts__answers_are_those_without(folder, source, monkeypatch):
+def test_drafts__answers_are_those_without(folder, server, source, monkeypatch):
     draft, pace = str(folder) if source == "model" else source, EagerPace()
     monkeypatch.setattr(drafting, "DraftPace", lambda: pace)
-    with running_server(lambda: tiny(folder)) as server:
-        expected = answers(server, num_together=4)
+    expected = answers(server, num_together=4)
     loaded = tiny(folder, draft=draft, budget="auto")
     assert (loaded.model.moecast.auto_budget.free.draft > 0) == (source == "model")
     loaded.model.close()
-    with running_server(lambda: tiny(folder, draft=draft)) as server:
+    with running_server(lambda: tiny(folder, draft=draft)) as drafting_server:
         for num_together in (4, 1):
-            assert answers(server, num_together=num_together) == expected
-    assert pace.num_drafted > 0
+            assert answers(drafting_server, num_together=num_together) == expected
+    assert pace.num_accepted > 0

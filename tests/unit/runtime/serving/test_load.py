@@ -94,8 +94,8 @@ def pinned(server: RunningServer) -> int:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("trouble", ["slow", "workers die"])
-def test_texts__equal_generate_under_any_prefetching(folder: Path, trouble: str) -> None:
-    numbers = itertools.count(1)
+def test_texts__equal_generate_under_any_prefetching(tmp_path: Path, trouble: str) -> None:
+    folder, numbers = speaking_model(tmp_path, num_layers=2), itertools.count(1)
 
     def disturbed(task: TransferTask) -> None:
         if trouble == "slow":
@@ -105,8 +105,8 @@ def test_texts__equal_generate_under_any_prefetching(folder: Path, trouble: str)
 
     opened = with_link(lambda: tiny(folder, budget="30%", predictor="skip"), disturbed)
     with running_server(opened) as server:
-        texts = [text_of(answer) for answer in ask_all(server, 16)]
-        assert texts == PlainAnswers(folder).texts(PROMPTS, 16)
+        texts = [text_of(answer) for answer in ask_all(server, 8)]
+        assert texts == PlainAnswers(folder).texts(PROMPTS, 8)
         wait_for(lambda: is_idle(server))  # an answer is given before its place is free
         assert pinned(server) == 0
         assert server.service.loaded.model.moecast.stats()["bytes_prefetched"] > 0
@@ -348,11 +348,11 @@ def test_engine_failure__is_503_and_ends_the_server(folder: Path) -> None:
         assert str(server.service.error) == "broken"
 
 
-def test_kv_caches__stay_within_their_budget(folder: Path) -> None:
+def test_kv_caches__stay_within_their_budget(folder: Path, plain: PlainAnswers) -> None:
     """With room for 64 tokens, two or three answers of 20 tokens run together."""
-    wanted = PlainAnswers(folder).texts(PROMPTS, 20)
+    wanted = plain.texts(PROMPTS, 20)
     seen: list[Sequence[CompletionChoice]] = []
-    with running_server(lambda: tiny(folder, kv_budget="16KiB")) as server:
+    with running_server(lambda: tiny(folder, kv_budget="8KiB")) as server:
         kv_budget = server.service.loaded.info.kv_budget
         about = server.get("/v1/models").json()["data"][0]
         assert about["max_model_len"] == kv_budget.max_length < 2048

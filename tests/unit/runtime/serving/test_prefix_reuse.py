@@ -103,10 +103,10 @@ def test_cancelled_answer__is_gone_on_with(folder: Path, plain: PlainAnswers) ->
 @pytest.mark.parametrize("num_clients", [1, 4])
 def test_kv_budget__holds_running_and_kept_texts(folder: Path, num_clients: int) -> None:
     """Kept texts make room for running ones, the one that was used longest ago first."""
-    with running_server(lambda: tiny(folder, kv_budget="32KiB")) as server:
+    with running_server(lambda: tiny(folder, kv_budget="16KiB")) as server:
         loaded = server.service.loaded
         size = loaded.info.kv_budget.size.bytes_per_token
-        assert 32 * 1024 // size == 128  # tokens
+        assert 16 * 1024 // size == 128  # tokens
         held: list[int] = []
 
         def count(choices: Sequence[CompletionChoice]) -> None:
@@ -119,7 +119,7 @@ def test_kv_budget__holds_running_and_kept_texts(folder: Path, num_clients: int)
             for _ in range(2):
                 list(pool.map(lambda prompt: complete(server, prompt), prompts))
         assert server.service.wait_idle(60)
-        assert 0 < max(held) <= 32 * 1024
+        assert 0 < max(held) <= 16 * 1024
         assert loaded.kept.caches.num_texts == 2
         assert loaded.kept.caches.num_bytes == 2 * (len(PROMPT) + 6) * size
         # The longest answer leaves no room, and what is kept did not make it wait.
