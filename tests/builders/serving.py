@@ -23,7 +23,12 @@ from runtime.serving.choice import CompletionChoice
 from runtime.serving.config import ServeConfig
 from runtime.serving.served_model import LoadedModel, load_model
 from runtime.serving.server import ShutdownRequest, listen, serve, server_url
-from runtime.serving.service import GenerationService, ServiceObserver, ServiceState
+from runtime.serving.service import (
+    IDLE_AFTER_SECONDS,
+    GenerationService,
+    ServiceObserver,
+    ServiceState,
+)
 from tests.builders.models import tiny_qwen2_moe
 
 WAIT_SECONDS = 240.0
@@ -142,6 +147,7 @@ def running_server(
     max_waiting: int = 64,
     grace_seconds: float = 30.0,
     ready: bool = True,
+    idle_after_seconds: float = IDLE_AFTER_SECONDS,
     install: Callable[[GenerationService], None] = lambda _: None,
     options: Mapping[str, Any] = MappingProxyType({}),
     **settings: Any,
@@ -155,7 +161,9 @@ def running_server(
     """
     steps = StepGate()
     limits = {"max_running": max_running, "max_waiting": max_waiting}
-    service = GenerationService(open_model, **limits, observers=[steps])
+    service = GenerationService(
+        open_model, **limits, observers=[steps], idle_after_seconds=idle_after_seconds
+    )
     install(service)
     options = {"insecure": True, **limits, **options}
     config = ServeConfig(model=ModelConfig(name="tiny"), **options)

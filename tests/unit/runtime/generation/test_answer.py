@@ -10,13 +10,15 @@ import runtime
 from runtime.generation.answer import Answer, FinishReason, TokenDelta
 from runtime.generation.chat_template import render
 from tests.builders.plain_answers import TOKENIZER
+from tests.builders.serving import speaking_model
 
 PROMPT = render([{"role": "user", "content": "What does the heart do?"}], TOKENIZER)
 
 
 @pytest.fixture(scope="module")
-def model():
-    model = runtime.load(budget="50%", predictor="qwen2-moe-tiny/stride")
+def model(tmp_path_factory):
+    folder = speaking_model(tmp_path_factory.mktemp("speaking"))
+    model = runtime.load(folder, budget="50%", predictor="skip")
     yield model
     model.close()
 

@@ -23,13 +23,7 @@ from runtime.policy.tier import TransferTask
 from runtime.serving.api.output_stream import OutputStream
 from runtime.serving.choice import CompletionChoice
 from runtime.serving.errors import EngineDead
-from runtime.serving.service import (
-    IDLE_AFTER_SECONDS,
-    GenerationService,
-    LoadedModel,
-    ServiceObserver,
-    ServiceState,
-)
+from runtime.serving.service import GenerationService, LoadedModel, ServiceObserver, ServiceState
 from tests.builders.plain_answers import PlainAnswers
 from tests.builders.served import before_transfers, count_pins, read_in_python
 from tests.builders.serving import (
@@ -305,12 +299,13 @@ def test_on_idle__is_called_once_per_idle_period(folder: Path) -> None:
         def on_idle(self) -> None:
             became_idle.release()
 
-    with running_server(lambda: tiny(folder)) as server, server.http() as client:
-        server.service.add_observer(Idleness())
+    idle = {"install": lambda service: service.add_observer(Idleness()), "idle_after_seconds": 0.1}
+    with running_server(lambda: tiny(folder), **idle) as server, server.http() as client:
+        assert became_idle.acquire(timeout=WAIT_SECONDS)
         for _ in range(2):
             client.post("/v1/completions", json={"prompt": "a", "max_tokens": 2})
             assert became_idle.acquire(timeout=WAIT_SECONDS)
-        assert not became_idle.acquire(timeout=2 * IDLE_AFTER_SECONDS)
+        assert not became_idle.acquire(timeout=0.3)
 
 
 def test_loading__is_healthy_but_not_ready(folder: Path) -> None:
