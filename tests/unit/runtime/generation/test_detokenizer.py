@@ -80,18 +80,6 @@ class CountingTokenizer:
         return str(self._tokenizer.decode(tokens, **options))
 
 
-@pytest.mark.parametrize("data", [b"\x80", b"\xf0", b"\xe2\x82\xac\xe2"])
-def test_bytes_that_are_no_character__take_no_longer_the_more_they_are(data: bytes) -> None:
-    counting = CountingTokenizer(TOKENIZER)
-    detokeniser = Detokenizer(counting)
-    tokens = [BYTES[byte] for byte in data * 500]
-    shown = "".join(map(detokeniser.push, tokens))
-    assert counting.longest <= 2 * CONTEXT_TOKENS
-    text = whole(tokens)
-    assert text.startswith(shown)
-    assert len(text) - len(shown) <= MAX_HELD_TOKENS
-
-
 LLAMA, GEMMA = byte_fallback_tokenizer(), byte_fallback_tokenizer(strips=False)
 
 
@@ -129,21 +117,25 @@ def test_byte_fallback__holds_a_run_only_while_it_may_be_valid() -> None:
     assert detokeniser.end() == "\ufffd\ufffd"
 
 
-@pytest.mark.parametrize("tokens", [[0xFF], [0x80, 257], [*"€".encode(), 258], [261], [261, 260]])
-def test_byte_fallback__takes_no_longer_the_more_there_is(tokens: list[int]) -> None:
-    counting = CountingTokenizer(LLAMA)
-    detokeniser = Detokenizer(counting)
-    text = "".join(map(detokeniser.push, tokens * 500)) + detokeniser.end()
-    assert text == LLAMA.decode(tokens * 500)
-    assert counting.longest <= 2 * CONTEXT_TOKENS
+LONG = [
+    *(
+        (TOKENIZER, [BYTES[byte] for byte in data])
+        for data in (b"\x80", b"\xf0", b"\xe2\x82\xac\xe2")
+    ),
+    (TOKENIZER, [len(TOKENIZER) + 7]),  # a token without text
+    *((LLAMA, part) for part in ([0xFF], [0x80, 257], [*"€".encode(), 258], [261], [261, 260])),
+]
 
 
-def test_tokens_without_text__take_no_longer_the_more_they_are() -> None:
-    counting = CountingTokenizer(TOKENIZER)
+@pytest.mark.parametrize(("tokenizer", "part"), LONG)
+def test_pieces__take_no_longer_the_more_there_is(tokenizer, part) -> None:
+    """Whether their bytes are no character, or a run, or nothing."""
+    counting, tokens = CountingTokenizer(tokenizer), part * 500
     detokeniser = Detokenizer(counting)
-    unknown = len(TOKENIZER) + 7
-    tokens = [BYTES[ord("a")], *[unknown] * 500, BYTES[ord("b")]]
-    assert "".join(map(detokeniser.push, tokens)) == "ab"
+    shown = "".join(map(detokeniser.push, tokens))
+    held = detokeniser.end()
+    assert shown + held == tokenizer.decode(tokens, skip_special_tokens=True)
+    assert len(held) <= MAX_HELD_TOKENS
     assert counting.longest <= 2 * CONTEXT_TOKENS
 
 
@@ -155,18 +147,6 @@ def test_names_of_bytes_without_a_decoder_of_runs__are_decoded_as_they_are() -> 
     assert find_byte_tokens(plain) is None
     assert Detokenizer(plain).push(0xC3) == "<0xC3>"
     assert find_byte_tokens(TOKENIZER) is None
-
-
-def test_stop_string__is_found_in_text_that_is_still_held() -> None:
-    stops = StopStringMatcher(["a€", "x"])
-    assert stops.push("za") == "z"
-    assert not stops.would_match("")
-    assert not stops.would_match("é")
-    assert stops.would_match("€")
-    assert not stops.would_match("€é")
-    assert not stops.is_hit
-    assert stops.push("€") == ""
-    assert stops.is_hit
 
 
 def reference(text: str, stops: list[str], *, least: int) -> str:

@@ -83,10 +83,3 @@ def test_hostile_lark__is_refused_within_the_limits(name: str) -> None:
     with pytest.raises(GrammarError) as caught:
         check_grammars((("ok", of_schema({})), ("grammar", grammar)))
     assert "\n" not in str(caught.value)
-
-
-def test_first_problem__names_the_innermost_subschema() -> None:
-    schema = {"$defs": {"a": {"items": {"uniqueItems": True}}}, "items": {"$ref": "#/$defs/a"}}
-    with pytest.raises(GrammarError, match=r'"uniqueItems": this server cannot') as caught:
-        check_grammars((("x", of_schema({})), ("schema", of_schema(schema))))
-    assert caught.value.field == "schema.items"

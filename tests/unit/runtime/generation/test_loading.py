@@ -55,7 +55,7 @@ def test_load__describes_all_of_its_arguments() -> None:
         assert f"    {name}: " in text
 
 
-@pytest.mark.parametrize("budget", [0.5, "50%", "0.5", ".5"])
+@pytest.mark.parametrize("budget", [0.5, "50%", ".5"])
 def test_load__takes_shares_of_all_experts_and_paths_as_text(tmp_path, budget) -> None:
     folder, events = str(tiny_qwen2_moe(tmp_path / "model")), str(tmp_path / "events.json")
     model = runtime.load(folder, budget=budget, system="on-demand", trace_events=events)

@@ -62,7 +62,7 @@ def require_same(found: Any, expected: Any) -> None:
         assert torch.equal(one, other)
 
 
-CONVERSING = ["qwen2_moe", "deepseek_v3", "gpt_oss", "exaone_moe", "qwen3_next", "lfm2_moe", "zaya"]
+CONVERSING = ["qwen2_moe", "deepseek_v3", "gpt_oss", "qwen3_next", "lfm2_moe", "zaya"]
 
 
 @pytest.mark.parametrize("family", CONVERSING)
@@ -222,7 +222,7 @@ WORDS = st.integers(0, 2).map(lambda word: [word] * 12)
 TEXTS = st.lists(WORDS, min_size=1, max_size=6).map(lambda words: [t for w in words for t in w])
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(TEXTS, st.integers(1, 5), st.booleans()), max_size=12), st.integers(0, 300)
 )

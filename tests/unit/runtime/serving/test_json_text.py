@@ -25,7 +25,7 @@ def make_lazy(value: Any) -> Any:
 
 
 @given(VALUES)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_pieces__join_to_the_text_of_json(value: Any) -> None:
     text = json.dumps(value, separators=(",", ":"))
     for form in (value, make_lazy(value)):

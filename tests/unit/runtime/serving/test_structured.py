@@ -213,6 +213,8 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     ".anyOf[1]": {"anyOf": [{"type": "string"}, {"type": "banana"}]},
     ".items.pattern": {"items": {"type": "string", "pattern": "(?=x)"}},
     "": {"$ref": "#/$defs/nowhere"},
+    # The innermost one, not the definition that it comes from.
+    ".items": {"$defs": {"a": {"items": {"uniqueItems": True}}}, "items": {"$ref": "#/$defs/a"}},
 }
 
 

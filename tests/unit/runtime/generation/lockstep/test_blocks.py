@@ -89,10 +89,10 @@ def test_block__has_the_bits_of_copies_with_several_threads_too(tmp_path):
     plain = load_plain(folder, dtype=torch.float32)
     torch.set_num_threads(2)
     set_shared_reference(plain)
-    expected = [answer(plain, tokens, max_new_tokens=3) for tokens in prompts()[:2]]
+    expected = [answer(plain, tokens, max_new_tokens=2) for tokens in prompts()[:2]]
     model = serve(folder, budget="100%", exact=Exact.SHARED)
     with model.moecast, LockstepGroup(model) as group:
-        ask = partial(answer, model, max_new_tokens=3)
+        ask = partial(answer, model, max_new_tokens=2)
         tasks = [group.start(partial(ask, tokens)) for tokens in prompts()[:2]]
         run(group)
         assert_equal(tasks, expected)

@@ -19,19 +19,15 @@ from runtime.generation.lockstep.group import LockstepGroup
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.predictors import SignalLog, small_spec
 from tests.builders.served import before_transfers, count_pins, serve, serve_with_transfers, settle
-from tests.unit.runtime.generation.lockstep.test_blocks import assert_equal, run
+from tests.unit.runtime.generation.lockstep.test_blocks import (
+    ANSWER_TOKENS,
+    answer,
+    assert_equal,
+    prompts,
+    run,
+)
 
-LENGTHS = (5, 1, 9, 3)
-
-
-def prompts() -> list[Tensor]:
-    generator = torch.Generator().manual_seed(5)
-    return [torch.randint(1, 60, (1, n), generator=generator) for n in LENGTHS]
-
-
-def generate(model, tokens: Tensor, **options) -> Tensor:
-    options = {"max_new_tokens": 7, "do_sample": False, "pad_token_id": 0, **options}
-    return model.generate(tokens, attention_mask=torch.ones_like(tokens), **options)
+PROMPTS = prompts()[:4]
 
 
 @pytest.fixture(scope="module")
@@ -54,11 +50,11 @@ CASES = [*((name, "30%") for name in SYSTEMS), ("promoe", "100%")]
 @pytest.mark.parametrize(("name", "budget"), CASES)
 def test_group__members_give_what_they_give_alone(tmp_path, name, budget):
     model = serve(tiny_qwen2_moe(tmp_path), budget=budget, system=SYSTEMS[name])
-    expected = [generate(model, tokens) for tokens in prompts()]
+    expected = [answer(model, tokens) for tokens in PROMPTS]
     with model.moecast, LockstepGroup(model) as group:
         sequences = []
-        for tokens in prompts():  # each begins a step later than the one before
-            sequences.append(group.start(partial(generate, model, tokens)))
+        for tokens in PROMPTS:  # each begins a step later than the one before
+            sequences.append(group.start(partial(answer, model, tokens)))
             group.step()
         run(group)
         assert_equal(sequences, expected)
@@ -90,19 +86,19 @@ def test_group__predictors_are_shown_one_step_of_all(tmp_path):
     folder = tiny_qwen2_moe(tmp_path, num_layers=3)
     spec = small_spec(num_layers=3, num_experts=8, top_k=2, hidden_size=32)
     alone = []
-    for tokens in prompts():
+    for tokens in PROMPTS:
         predictor = SignalLog(spec)
         model = serve(folder, budget="60%", predictor=predictor)
         with model.moecast:
-            generate(model, tokens)
+            answer(model, tokens)
         alone.append(predictor.steps)
     together = SignalLog(spec)
     model = serve(folder, budget="60%", predictor=together)
     with model.moecast, LockstepGroup(model) as group:
-        for tokens in prompts():
-            group.start(partial(generate, model, tokens))
+        for tokens in PROMPTS:
+            group.start(partial(answer, model, tokens))
         run(group)
-    assert len(together.steps) == 7
+    assert len(together.steps) == ANSWER_TOKENS
     for number, step in enumerate(together.steps):
         parts = [steps[number] for steps in alone]
         assert [event[:2] for event in step] == [event[:2] for event in parts[0]]
@@ -127,8 +123,8 @@ def test_group__an_expert_is_read_once_for_all(tmp_path, monkeypatch):
     counting = before_transfers(count)
     model = serve_with_transfers(folder, monkeypatch, counting, budget="30%", system=system)
     with model.moecast, LockstepGroup(model) as group:
-        for tokens in prompts() * 3:
-            group.start(partial(generate, model, tokens))
+        for tokens in PROMPTS * 3:
+            group.start(partial(answer, model, tokens))
         while group.sequences:
             reads.clear()
             group.step()
@@ -140,13 +136,13 @@ def test_group__an_expert_is_read_once_for_all(tmp_path, monkeypatch):
 def test_group__draws_are_those_of_the_seed(model):
     sampling = {"do_sample": True, "temperature": 2.0}
     expected = []
-    for seed, tokens in enumerate(prompts()):
+    for seed, tokens in enumerate(PROMPTS):
         torch.manual_seed(seed)
-        expected.append(generate(model, tokens, **sampling))
+        expected.append(answer(model, tokens, **sampling))
     torch.manual_seed(99)
     outside = torch.get_rng_state()
     with LockstepGroup(model) as group:
-        drawing = [partial(generate, model, tokens, **sampling) for tokens in prompts()]
+        drawing = [partial(answer, model, tokens, **sampling) for tokens in PROMPTS]
         sequences = [group.start(draw, seed=seed) for seed, draw in enumerate(drawing)]
         run(group)
     assert_equal(sequences, expected)
@@ -154,15 +150,15 @@ def test_group__draws_are_those_of_the_seed(model):
 
 
 def test_group__one_that_is_cancelled_or_fails_leaves_the_others_as_they_are(model):
-    expected = [generate(model, tokens) for tokens in prompts()]
+    expected = [answer(model, tokens) for tokens in PROMPTS]
 
     def fails():
-        generate(model, prompts()[2], max_new_tokens=3)
+        answer(model, PROMPTS[2], max_new_tokens=3)
         raise ValueError("mine")
 
     with LockstepGroup(model) as group:
-        sequences = [group.start(partial(generate, model, tokens)) for tokens in prompts()]
-        never_begun = group.start(partial(generate, model, prompts()[0]))
+        sequences = [group.start(partial(answer, model, tokens)) for tokens in PROMPTS]
+        never_begun = group.start(partial(answer, model, PROMPTS[0]))
         group.cancel(never_begun)
         failing = group.start(fails)
         group.step()
@@ -196,7 +192,7 @@ def test_group__what_a_member_held_is_free_when_it_has_ended(model, no_search_fo
 
     def work(held: Held):
         mine = held
-        generate(model, prompts()[2])
+        answer(model, PROMPTS[2])
         if end == "in an error":
             raise ValueError(mine)
 
@@ -235,7 +231,7 @@ def test_group__caches_are_free_when_a_read_has_failed(tmp_path, monkeypatch, no
     model = serve_with_transfers(folder, monkeypatch, before_transfers(fail), **options)
     with model.moecast, LockstepGroup(model) as group:
         before = caches()
-        sequences = [group.start(partial(generate, model, tokens)) for tokens in prompts()]
+        sequences = [group.start(partial(answer, model, tokens)) for tokens in PROMPTS]
         group.step()
         assert caches() == before + len(sequences)
         broken.set()
@@ -246,9 +242,9 @@ def test_group__caches_are_free_when_a_read_has_failed(tmp_path, monkeypatch, no
 
 
 def test_group__ctrl_c_closes_it_and_the_model_serves_on(model, monkeypatch):
-    expected = generate(model, prompts()[0])
+    expected = answer(model, PROMPTS[0])
     group = LockstepGroup(model)
-    sequences = [group.start(partial(generate, model, tokens)) for tokens in prompts()]
+    sequences = [group.start(partial(answer, model, tokens)) for tokens in PROMPTS]
     group.step()
     ready = model.moecast.engine.ready
 
@@ -264,17 +260,17 @@ def test_group__ctrl_c_closes_it_and_the_model_serves_on(model, monkeypatch):
     assert all(sequence.is_done for sequence in sequences)
     with pytest.raises(GroupError, match="closed"):
         group.start(lambda: None)
-    assert torch.equal(generate(model, prompts()[0]), expected)
+    assert torch.equal(answer(model, PROMPTS[0]), expected)
     assert count_pins(model.moecast.engine) == 0
 
 
 def test_group__others_use_the_model_meanwhile(model):
-    expected = [generate(model, tokens) for tokens in prompts()]
+    expected = [answer(model, tokens) for tokens in PROMPTS]
     found: list[Tensor] = []
     with LockstepGroup(model) as group:
-        sequences = [group.start(partial(generate, model, tokens)) for tokens in prompts()]
+        sequences = [group.start(partial(answer, model, tokens)) for tokens in PROMPTS]
         group.step()
-        thread = threading.Thread(target=lambda: found.append(generate(model, prompts()[3])))
+        thread = threading.Thread(target=lambda: found.append(answer(model, PROMPTS[3])))
         thread.start()
         run(group)
         thread.join()
