@@ -11,16 +11,16 @@ from tests.builders.serving import RunningServer, running_server, tiny
 from tests.unit.runtime.generation.test_drafting import EagerPace
 from tests.unit.runtime.serving.test_completions import raw
 
-PROMPTS = [
-    "the heart pumps blood, the heart pumps",
-    "zero",
-]
+PROMPTS = ["the heart pumps blood, the heart pumps", "zero"]
+GRAMMAR = "abab, 7 "
+"""What is drafted from its repetitions, and refused where another number comes first."""
 
 
 def answers(server: RunningServer, *, num_together: int) -> list[object]:
-    """Answers to each prompt, one with log-probabilities, and one that repeats itself."""
+    """Answers to each prompt, with log-probabilities, to a grammar, and one that repeats itself."""
     options = {"max_tokens": 16, "temperature": 0, "ignore_eos": True}
     bodies = [*({"prompt": prompt} for prompt in PROMPTS), {"prompt": PROMPTS[0], "logprobs": 2}]
+    bodies += [{"prompt": GRAMMAR * 2, "structured_outputs": {"regex": f"({GRAMMAR}7 ){{4}}"}}]
     bodies.append({"prompt": "a", "logit_bias": {"9": 100}})
 
     def ask(body: dict[str, Any]) -> object:

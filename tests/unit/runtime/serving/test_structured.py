@@ -13,15 +13,12 @@ from openai.types.chat import ChatCompletion
 from pydantic import BaseModel, Field
 from transformers import SwitchTransformersConfig, SwitchTransformersForConditionalGeneration
 
-from runtime.config import PROMPT_LOOKUP
-from runtime.generation import drafting
 from runtime.generation.constraint import GrammarVocabulary, compile_grammar
 from runtime.generation.sampling import SamplingParams
 from runtime.serving.choice import CompletionChoice, TokenDelta
 from tests.builders.forced_text import Force
 from tests.builders.plain_answers import TOKENIZER, ids
-from tests.builders.serving import RunningServer, running_server, tiny
-from tests.unit.runtime.generation.test_drafting import EagerPace
+from tests.builders.serving import RunningServer
 from tests.unit.runtime.serving.test_answer_formats import function
 from tests.unit.runtime.serving.test_completions import HELLO, raw
 from tests.unit.runtime.serving.test_rejections import post, refused
@@ -145,22 +142,6 @@ def test_lockstep__each_answer_has_its_own_place(server: RunningServer) -> None:
     with ThreadPoolExecutor(5) as pool:
         texts = list(pool.map(text, [*forms, None]))
     assert texts == [*(letter * length for letter, length in LENGTHS.items()), free]
-
-
-@pytest.mark.parametrize("source", [PROMPT_LOOKUP, "model"])
-def test_drafts__that_the_grammar_refuses_are_not_accepted(folder, server, source, monkeypatch):
-    pace = EagerPace()
-    monkeypatch.setattr(drafting, "DraftPace", lambda: pace)
-    message = {"role": "user", "content": '{"name": "abab", "age": 7, "tags": ["red"]} ' * 4}
-    bodies = [
-        {"messages": [message], "response_format": FORMAT},
-        {"messages": [message], "structured_outputs": {"regex": "(abab, 7 7 7 7, ){4}"}},
-    ]
-    expected = [ask(server, **body) for body in bodies]
-    draft = str(folder) if source == "model" else source
-    with running_server(lambda: tiny(folder, draft=draft)) as drafting_server:
-        assert [ask(drafting_server, **body) for body in bodies] == expected
-    assert pace.num_drafted > pace.num_accepted
 
 
 # ---- tools
