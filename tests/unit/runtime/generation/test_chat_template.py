@@ -28,16 +28,6 @@ def words(*, template: str | None = None) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def test_render__uses_the_tokenizers_own_template() -> None:
-    tokens = render(TURNS, TOKENIZER)
-    assert all(isinstance(token, int) for token in tokens)
-    assert TOKENIZER.decode(tokens) == (
-        "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nhello<|im_end|>\n"
-        "<|im_start|>assistant\nyes<|im_end|>\n<|im_start|>user\nwhy<|im_end|>\n"
-        "<|im_start|>assistant\n"
-    )
-
-
 def test_end_of_turn__is_the_templates_though_the_model_names_another() -> None:
     assert TOKENIZER.eos_token == "<|endoftext|>"
     (token,) = end_of_turn(TOKENIZER).token_ids

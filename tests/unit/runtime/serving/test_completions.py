@@ -16,7 +16,14 @@ from tests.builders.plain_answers import TOKENIZER, PlainAnswers, ids, text_of
 from tests.builders.serving import PROMPTS, RunningServer
 
 MODEL = "tiny"
-HELLO: list[Any] = [{"role": "user", "content": "hello"}]
+
+
+def user(content: Any, **fields: Any) -> list[dict[str, Any]]:
+    """The messages of a chat that has one."""
+    return [{"role": "user", "content": content, **fields}]
+
+
+HELLO: list[Any] = user("hello")
 
 
 def raw(server: RunningServer, path: str, **body: Any) -> dict[str, Any]:

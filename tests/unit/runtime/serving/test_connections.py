@@ -33,9 +33,9 @@ def guarded(folder: Path) -> Iterator[RunningServer]:
             yield server
 
 
-def post(path: str, body: bytes, *, version: str = "1.1", length: int | None = None) -> bytes:
+def post(path: str, body: bytes, *, length: int | None = None) -> bytes:
     head = (
-        f"POST {path} HTTP/{version}\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body) if length is None else length}\r\n"
     )
     return head.encode() + AUTHORIZATION + b"\r\n" + body

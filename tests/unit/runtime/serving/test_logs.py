@@ -127,8 +127,9 @@ def piped_log(*, max_chars: int = 10_000) -> Iterator[tuple[logging.Logger, Drop
             os.close(descriptor)
 
 
-def read_lines(reads: int, last: str, content: bytes = b"") -> list[dict]:
-    """Lines up to the one with the event `last`, after those that were read."""
+def read_lines(reads: int, last: str) -> list[dict]:
+    """Lines up to the one with the event `last`."""
+    content = b""
     while f'"event": "{last}"'.encode() not in content or not content.endswith(b"\n"):
         content += os.read(reads, 1 << 16)
     return [json.loads(line) for line in content.splitlines()]

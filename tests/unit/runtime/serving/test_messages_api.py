@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from tests.builders.forced_text import Force
 from tests.builders.serving import WAIT_SECONDS, RunningServer, running_server, tiny
 from tests.unit.runtime.serving.test_answer_formats import CALLS, TOOLS
-from tests.unit.runtime.serving.test_completions import HELLO, raw
+from tests.unit.runtime.serving.test_completions import HELLO, raw, user
 from tests.unit.runtime.serving.test_responses_api import AS_CHAT, ASKED, QUESTION, named_events
 from tests.unit.runtime.serving.test_tools import ANSWER
 
@@ -144,12 +144,8 @@ def refused(server: RunningServer, status: int, **fields: Any) -> tuple[str, str
 
 WRONG: dict[str, dict[str, Any]] = {
     "messages": {"messages": [*HELLO, {"role": "assistant", "content": "b"}]},
-    "messages[0].content[1].type": {
-        "messages": [{"role": "user", "content": [text("a"), {"type": "image"}]}]
-    },
-    "messages[0].content[0].tool_use_id": {
-        "messages": [{"role": "user", "content": [{"type": "tool_result"}]}]
-    },
+    "messages[0].content[1].type": {"messages": user([text("a"), {"type": "image"}])},
+    "messages[0].content[0].tool_use_id": {"messages": user([{"type": "tool_result"}])},
     "max_tokens": {"max_tokens": None},
     "tools[0].name": {"tools": [{"input_schema": {}}]},
     "tools[0].input_schema": {"tools": [{"name": "f", "input_schema": "a"}]},

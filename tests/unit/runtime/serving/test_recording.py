@@ -84,16 +84,17 @@ def test_full_disk__ends_the_recording_with_one_warning(tmp_path, caplog, monkey
     assert "serving goes on" in line.getMessage()
 
 
-@pytest.mark.parametrize("kind", ["folder", "pipe", "link", "missing folder"])
-def test_what_is_no_file__is_refused_at_once(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / "f"
-    if kind == "folder":
-        path.mkdir()
-    elif kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "link":
-        path.symlink_to(tmp_path / "other")
-    else:
-        path = tmp_path / "none" / "f"
+NO_FILES = {
+    "pipe": os.mkfifo,
+    "folder": Path.mkdir,
+    "link": lambda path: path.symlink_to("other"),
+    "no folder/file": lambda path: path,
+}
+
+
+@pytest.mark.parametrize("name", NO_FILES)
+def test_what_is_no_file__is_refused_at_once(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    NO_FILES[name](path)
     with pytest.raises(MoecastError, match=r"record=.* cannot be written .*: name another file"):
         make(path)

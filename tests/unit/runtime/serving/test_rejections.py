@@ -8,7 +8,7 @@ import httpx2
 import pytest
 
 from tests.builders.serving import RunningServer
-from tests.unit.runtime.serving.test_completions import HELLO, raw
+from tests.unit.runtime.serving.test_completions import HELLO, raw, user
 from tests.unit.runtime.serving.test_connections import post as request_bytes
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -54,8 +54,7 @@ WRONG_VALUES: dict[str, dict[str, list[Any]]] = {
     },
     CHAT: {
         "messages": [
-            *([], [{}], [{"role": "user", "content": 1}], [{"role": "user", "content": "\ud800"}]),
-            [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
+            *([], [{}], user(1), user("\ud800"), user([{"type": "image_url", "image_url": {}}])),
             [{"role": "assistant", "tool_calls": [{"id": "1"}]}],
         ],
         "max_tokens": [0],
@@ -106,21 +105,19 @@ def test_field_at_fault__is_named(server, path, body, param):
 
 TEXT_PART = {"type": "text", "text": "a"}
 DEEP: dict[str, Any] = {
-    "messages[1].content[0].image_url": [
-        *HELLO,
-        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a"}}]},
-    ],
-    "messages[0].content[1].input_audio": [
-        {"role": "user", "content": [TEXT_PART, {"type": "input_audio", "input_audio": {}}]}
-    ],
-    "messages[0].content[0].type": [{"role": "user", "content": [{"type": "file"}]}],
-    "messages[0].content[0].text": [{"role": "user", "content": [{"type": "text"}]}],
-    "messages[0].content[0].colour": [{"role": "user", "content": [{**TEXT_PART, "colour": 1}]}],
-    "messages[1].colour": [*HELLO, {"role": "user", "content": "a", "colour": 1}],
+    "messages[1].content[0].image_url": HELLO
+    + user([{"type": "image_url", "image_url": {"url": "a"}}]),
+    "messages[0].content[1].input_audio": user(
+        [TEXT_PART, {"type": "input_audio", "input_audio": {}}]
+    ),
+    "messages[0].content[0].type": user([{"type": "file"}]),
+    "messages[0].content[0].text": user([{"type": "text"}]),
+    "messages[0].content[0].colour": user([{**TEXT_PART, "colour": 1}]),
+    "messages[1].colour": HELLO + user("a", colour=1),
     "messages[0].role": [{"role": "banana", "content": "a"}],
-    "messages[0].content": [{"role": "user", "content": None}],
+    "messages[0].content": user(None),
     "messages[1].content": [*HELLO, {"role": "system"}],
-    "messages[2].content": [*HELLO, *HELLO, {"role": "user", "content": []}],
+    "messages[2].content": HELLO + HELLO + user([]),
     "messages[0].audio": [{"role": "assistant", "content": "a", "audio": {"id": "1"}}],
 }
 

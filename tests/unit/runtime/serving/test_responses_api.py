@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from tests.builders.forced_text import Force
 from tests.builders.serving import RunningServer
 from tests.unit.runtime.serving.test_answer_formats import CALLS, TOOLS
-from tests.unit.runtime.serving.test_completions import raw
+from tests.unit.runtime.serving.test_completions import raw, user
 from tests.unit.runtime.serving.test_rejections import refused
 from tests.unit.runtime.serving.test_tools import ANSWER
 
@@ -20,7 +20,7 @@ PATH = "/v1/responses"
 FLAT_TOOLS: Any = [{"type": "function", **tool["function"]} for tool in TOOLS]
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 QUESTION = "What is the weather in Paris?"
-ASKED: list[Any] = [{"role": "user", "content": QUESTION}]
+ASKED: list[Any] = user(QUESTION)
 AS_CHAT = [
     {"role": "system", "content": "Be brief."},
     *ASKED,
@@ -166,10 +166,8 @@ WRONG: dict[str, dict[str, Any]] = {
     "input": {"input": None},
     "input[0].content": {"input": [{"role": "user"}]},
     "input[0].role": {"input": [{"role": "tool", "content": "a"}]},
-    "input[0].content[0].type": {
-        "input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}]
-    },
-    "input[1].type": {"input": [{"role": "user", "content": "a"}, {"type": "item_reference"}]},
+    "input[0].content[0].type": {"input": user([{"type": "input_image", "image_url": "data:"}])},
+    "input[1].type": {"input": [*user("a"), {"type": "item_reference"}]},
     "input[0].call_id": {"input": [{"type": "function_call_output", "output": "a"}]},
     "tools[0].name": {"tools": [{"type": "function", "parameters": {}}]},
     "tools[0].parameters": {"tools": [{"type": "function", "name": "f", "parameters": "a"}]},

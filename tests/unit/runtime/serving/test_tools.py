@@ -14,7 +14,7 @@ from runtime.serving.api.chat_messages import ChatMessage
 from tests.builders.forced_text import Force
 from tests.builders.serving import RunningServer
 from tests.unit.runtime.serving.test_answer_formats import CALLS, FAMILIES, TOOLS, function
-from tests.unit.runtime.serving.test_completions import HELLO, events, raw
+from tests.unit.runtime.serving.test_completions import HELLO, events, raw, user
 from tests.unit.runtime.serving.test_rejections import refused
 
 CHAT = "/v1/chat/completions"
@@ -121,9 +121,7 @@ WRONG: dict[str, dict[str, Any]] = {
     },
     "tool_choice": {"tools": TOOLS, "tool_choice": function("get_wether")},
     "tool_choice.function.name": {"tool_choice": {"type": "function", "function": {}}},
-    "messages[0].tool_calls": {
-        "messages": [{"role": "user", "content": "a", "tool_calls": [{"function": {"name": "f"}}]}]
-    },
+    "messages[0].tool_calls": {"messages": user("a", tool_calls=[{"function": {"name": "f"}}])},
     "messages[0].tool_calls[0].function.arguments": {
         "messages": [
             {"role": "assistant", "tool_calls": [{"id": "1", **function("f", arguments={})}]}
