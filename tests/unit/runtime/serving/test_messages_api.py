@@ -62,7 +62,7 @@ def test_answer__has_thinking_text_and_calls(agents: RunningServer, force: Force
     assert calls_of(message) == CALLS
     assert message.stop_reason == "tool_use"
     hosted: Any = {"type": "web_search_20250305", "name": "web_search"}
-    more = create(agents, tools=[hosted, *FLAT_TOOLS])
+    more = create(agents, tools=[hosted, *FLAT_TOOLS], max_tokens=1)
     assert num_prompt(more) == num_prompt(message)
     single = {"type": "auto", "disable_parallel_tool_use": True}
     assert calls_of(create(agents, tools=FLAT_TOOLS, tool_choice=single)) == CALLS[:1]

@@ -75,7 +75,8 @@ def test_answer__has_reasoning_text_and_calls(agents: RunningServer, force: Forc
     assert usage.input_tokens + usage.output_tokens == usage.total_tokens
     assert 0 < usage.output_tokens_details.reasoning_tokens < usage.output_tokens
     hosted: Any = {"type": "web_search"}
-    more = create(agents, tools=[hosted, *FLAT_TOOLS], instructions="Be brief.")
+    options = {"instructions": "Be brief.", "max_output_tokens": 1}
+    more = create(agents, tools=[hosted, *FLAT_TOOLS], **options)
     assert more.usage.input_tokens == usage.input_tokens
     single = create(agents, tools=FLAT_TOOLS, parallel_tool_calls=False)
     assert calls_of(single.output) == CALLS[:1]
