@@ -7,7 +7,6 @@ and that no event and no wait of the host orders after it, is a race, also where
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from typing import TYPE_CHECKING
 
 import torch
@@ -99,14 +98,25 @@ class Allocation:
     def __del__(self) -> None:
         if not hasattr(self, "_spans"):
             return  # it did not fit
-        clock = self._stream.clock | self._devices.host
         for other, known in self._spans.items():
-            if other is not self._stream and known and max(known.values()) > clock[other.number]:
+            if other is self._stream or not known:
+                continue
+            number = other.number
+            if max(known.values()) > max(self._stream.clock[number], self._devices.host[number]):
                 self._devices.races.append(
                     f"memory of {self._stream} is freed, and {other} may still use it"
                 )
         self.memory.give_back(self._num_bytes)
 
 
-Clock = Counter
-"""The latest time known of each stream, by its number."""
+class Clock(dict[int, int]):
+    """The latest time known of each stream, by its number."""
+
+    def __missing__(self, number: int) -> int:
+        return 0
+
+    def join(self, other: Clock) -> None:
+        """Know what the other knows, too."""
+        for number, time in other.items():
+            if time > self[number]:
+                self[number] = time

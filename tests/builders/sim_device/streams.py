@@ -32,7 +32,7 @@ class SimStream:
         self.devices = devices
         self.device = devices.resolve(device)
         self.number = len(devices.streams)
-        self.clock: Clock = Counter()
+        self.clock: Clock = Clock()
         self.time = 0
         self.seconds = 0.0
         """When its latest work ends, on the clock of timed events."""
@@ -47,7 +47,7 @@ class SimStream:
     def issue(self, seconds: float = 0.0) -> None:
         """Count a piece of work, which begins after all that the host has seen."""
         self.seconds += seconds
-        self.clock |= self.devices.host
+        self.clock.join(self.devices.host)
         self.time += 1
         self.clock[self.number] = self.time
 
@@ -72,7 +72,7 @@ class SimStream:
     def wait_event(self, event: SimEvent) -> None:
         with self.devices.lock:
             if event.stream is not None:
-                self.clock |= event.clock
+                self.clock.join(event.clock)
                 self.seconds = max(self.seconds, event.seconds)
                 self.put(event.run)
 
@@ -88,7 +88,7 @@ class SimStream:
         with self.devices.lock:
             self.devices.counts["synchronisations"] += 1
             self.run()
-            self.devices.host |= self.clock
+            self.devices.host.join(self.clock)
 
 
 class SimEvent:
@@ -101,7 +101,7 @@ class SimEvent:
         self._is_timed = enable_timing
         self.seconds = 0.0
         self._device = None if device is None else self._devices.resolve(device)
-        self.clock: Clock = Counter()
+        self.clock: Clock = Clock()
         self.stream: SimStream | None = None
         self._number = 0
 
@@ -111,7 +111,7 @@ class SimEvent:
             if self._device is not None and self.stream.device != self._device:
                 raise RuntimeError("Event device does not match recording stream's device")
             self.stream.issue()
-            self.clock, self._number = self.stream.clock.copy(), self.stream.num_issued
+            self.clock, self._number = Clock(self.stream.clock), self.stream.num_issued
             self.seconds = self.stream.seconds
 
     def run(self) -> None:
@@ -131,7 +131,7 @@ class SimEvent:
                 if self._devices.random.random() >= EARLY:
                     return False
                 self.run()
-            self._devices.host |= self.clock
+            self._devices.host.join(self.clock)
             return True
 
     def elapsed_time(self, end: SimEvent) -> float:
@@ -149,7 +149,7 @@ class SimEvent:
         with self._devices.lock:
             self._devices.counts["synchronisations"] += 1
             self.run()
-            self._devices.host |= self.clock
+            self._devices.host.join(self.clock)
 
 
 class SimDevices:
@@ -165,7 +165,7 @@ class SimDevices:
     def __init__(self, memory_bytes: int, seed: int):
         self.lock = threading.RLock()
         self.random = random.Random(seed)
-        self.host: Clock = Counter()
+        self.host: Clock = Clock()
         """What the host has waited for."""
         self.races: list[str] = []
         self.counts: Counter[str] = Counter()
@@ -241,7 +241,7 @@ class SimDevices:
             for stream in self.streams:
                 if stream.device == resolved:
                     stream.run()
-                    self.host |= stream.clock
+                    self.host.join(stream.clock)
 
     def run_some(self) -> None:
         """Let waiting copies run early, by the seed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -33,6 +34,7 @@ INDEXED_BY_HOST = {
 """Whose indices may lie in host memory: they are copied, and the host waits."""
 MASKS = (torch.bool, torch.uint8)
 """Types of indices that say of each row whether it is taken."""
+CPU = torch.device("cpu")
 ELSEWHERE = "Expected all tensors to be on the same device"
 
 
@@ -105,7 +107,7 @@ def is_sim(device: Any) -> bool:
 
 
 def is_on_sim(value: Any) -> bool:
-    return isinstance(value, SimTensor)
+    return type(value) is SimTensor  # faster than `isinstance`, and called very often
 
 
 def wrap(raw: Tensor, stream: SimStream) -> SimTensor:
@@ -119,9 +121,11 @@ def touch(tensor: SimTensor, stream: SimStream, *, writes: bool, what: str) -> N
     raw = tensor.raw
     if not raw.numel():
         return
-    start = raw.storage_offset()
-    end = start + 1 + sum((n - 1) * s for n, s in zip(raw.shape, raw.stride(), strict=True))
-    size = raw.itemsize
+    start, size = raw.storage_offset(), raw.itemsize
+    if raw.is_contiguous():
+        end = start + raw.numel()
+    else:
+        end = start + 1 + sum((n - 1) * s for n, s in zip(raw.shape, raw.stride(), strict=True))
     tensor.allocation.access(stream, start * size, end * size, writes=writes, what=what)
 
 
@@ -132,100 +136,129 @@ def is_pinned(tensor: Tensor) -> bool:
 # ---- operations
 
 
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What is the same in all calls of an operation."""
+
+    func: Any
+    name: str
+    launches: bool
+    written: frozenset[int | str]
+    """The arguments that it writes to, by position and by name."""
+    is_new: bool
+    """Whether its results have memory of their own, where they are no arguments."""
+    is_waited_for: bool
+    is_random: bool
+
+
 @cache
-def written(func: Any) -> tuple[frozenset[int], frozenset[str]]:
-    """Return the arguments that an operation writes to, by position and by name."""
-    positions, names = set(), set()
-    for number, argument in enumerate(func._schema.arguments):
+def describe(func: Any) -> Operation:
+    schema, written = func._schema, set()
+    name = schema.name
+    for number, argument in enumerate(schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            names.add(argument.name)
-            if not argument.kwarg_only:
-                positions.add(number)
-    return frozenset(positions), frozenset(names)
+            written |= {argument.name} if argument.kwarg_only else {argument.name, number}
+    is_unread = name.startswith(UNREAD)
+    is_alias = any(result.alias_info is not None for result in schema.returns)
+    return Operation(
+        func=func,
+        name=name,
+        launches=not (func.is_view or is_unread or name == "aten::alias"),
+        written=frozenset(written),
+        is_new=not (is_unread or is_alias or func._can_decompose()),
+        is_waited_for=not SYNCHRONISING.isdisjoint((name, f"{name}.{func._overloadname}")),
+        is_random=torch.Tag.nondeterministic_seeded in func.tags,
+    )
 
 
 def run(func: Any, args: tuple, kwargs: dict) -> Any:
     """Run an operation that has a tensor, or a device, that is simulated."""
-    devices = SimDevices.current()
-    name = func._schema.name
+    devices, called = SimDevices.current(), describe(func)
     with devices.lock:
         devices.run_some()
-        if name == "aten::_to_copy":
+        if called.name == "aten::_to_copy":
             return convert(devices, func, args[0], kwargs)
-        if name in ("aten::copy_", "aten::_copy_from"):
+        if called.name in ("aten::copy_", "aten::_copy_from"):
             return copy(devices, args[0], args[1], bool((args + (False,))[2]))
         given = list_values(args, kwargs)
-        stream = devices.stream(find_device(devices, func, given))
-        check_places(func, args, given)
-        launches = not (func.is_view or name.startswith(UNREAD) or name == "aten::alias")
-        if launches:
-            launch(devices, stream, func, args, kwargs)
+        simulated = [value for value in given if is_on_sim(value)]
+        stream = devices.stream(find_device(devices, func, given, simulated))
+        check_places(called, args, given, simulated)
+        if called.launches:
+            launch(devices, stream, called, args, kwargs)
         raw_args = tuple(map(to_cpu, args))
         raw_kwargs = {key: to_cpu(value) for key, value in kwargs.items()}
-        raw = compute(devices, stream, func, raw_args, raw_kwargs)
-        if name in SYNCHRONISING or f"{name}.{func._overloadname}" in SYNCHRONISING:
+        raw = compute(devices, stream, called, raw_args, raw_kwargs)
+        if called.is_waited_for:
             devices.counts.update(("synchronisations", "copies to the host"))
-            devices.host |= stream.clock
-        return wrap_results(raw, [value for value in given if is_on_sim(value)], stream, name)
+            devices.host.join(stream.clock)
+        return wrap_results(raw, simulated, stream, called)
 
 
 def list_values(args: tuple, kwargs: dict) -> list:
     """Return an operation's arguments, and the members of those that are lists."""
     values: list = []
     for value in (*args, *kwargs.values()):
-        values += value if isinstance(value, (list, tuple)) else [value]
+        if isinstance(value, (list, tuple)):
+            values.extend(value)
+        else:
+            values.append(value)
     return values
 
 
-def find_device(devices: SimDevices, func: Any, given: list) -> torch.device:
+def find_device(devices: SimDevices, func: Any, given: list, simulated: list) -> torch.device:
     """Return the one device of all simulated tensors, or the device that is asked for.
 
     Raises:
         RuntimeError: there are two.
     """
-    found = {value.allocation.memory.device for value in given if is_on_sim(value)}
-    if len(found) > 1:
-        raise RuntimeError(f"{ELSEWHERE}, but found {sorted(map(str, found))}: {func}")
+    if simulated:
+        first, *others = (value.allocation.memory.device for value in simulated)
+        if any(other is not first for other in others):
+            found = sorted({str(device) for device in (first, *others)})
+            raise RuntimeError(f"{ELSEWHERE}, but found {found}: {func}")
+        return first
     asked = [value for value in given if isinstance(value, torch.device) and value.type == "sim"]
-    return next(iter(found)) if found else devices.resolve(asked[0] if asked else None)
+    return devices.resolve(asked[0] if asked else None)
 
 
-def check_places(func: Any, args: tuple, given: list) -> None:
+def check_places(called: Operation, args: tuple, given: list, simulated: list) -> None:
     """Refuse tensors of host memory in a kernel, except single numbers and some indices."""
-    if any(isinstance(value, make_generator) for value in given):
+    if called.is_random and any(isinstance(value, make_generator) for value in given):
         raise RuntimeError("Expected a 'sim' device type for generator but found 'cpu'")
-    if not any(map(is_on_sim, given)):
+    if not simulated:
         return
     by_host = []
-    if func._schema.name in INDEXED_BY_HOST:
+    if called.name in INDEXED_BY_HOST:
         by_host = [index for index in (args[1] or ()) if isinstance(index, Tensor)]
         if not is_on_sim(args[0]):
             raise RuntimeError("indices should be either on cpu or on the same device")
         if any(not is_on_sim(index) for index in by_host):
             SimDevices.current().counts.update(("copies to the device", "synchronisations"))
     for value in given:
-        if isinstance(value, Tensor) and not is_on_sim(value) and value.dim():
+        if not is_on_sim(value) and isinstance(value, Tensor) and value.dim():
             if any(value is index for index in by_host):
                 continue
-            raise RuntimeError(f"{ELSEWHERE}, but found sim and {value.device}: {func}")
+            raise RuntimeError(f"{ELSEWHERE}, but found sim and {value.device}: {called.func}")
 
 
 def to_cpu(value: Any) -> Any:
     """Return an argument as the CPU's kernel takes it."""
-    if isinstance(value, SimTensor):
+    if is_on_sim(value):
         return value.raw
     if isinstance(value, (list, tuple)):
         return [to_cpu(member) for member in value]
-    return torch.device("cpu") if isinstance(value, torch.device) and value.type == "sim" else value
+    return CPU if type(value) is torch.device and value.type == "sim" else value
 
 
-def launch(devices: SimDevices, stream: SimStream, func: Any, args: tuple, kwargs: dict) -> None:
+def launch(
+    devices: SimDevices, stream: SimStream, called: Operation, args: tuple, kwargs: dict
+) -> None:
     """Issue a kernel: check what it reads and writes, after all that its stream waits for."""
     devices.counts["launches"] += 1
     stream.issue(KERNEL_SECONDS)
     stream.run()
-    what = func._schema.name
-    positions, names = written(func)
+    what, written = called.name, called.written
     if what == "aten::_grouped_mm":
         args, kwargs = touch_groups(stream, args, kwargs), {}
     elif what == "aten::index" and (rows := args[1][0]) is not None and rows.dtype not in MASKS:
@@ -234,10 +267,10 @@ def launch(devices: SimDevices, stream: SimStream, func: Any, args: tuple, kwarg
     for number, value in enumerate(args):
         for leaf in value if isinstance(value, (list, tuple)) else (value,):
             if is_on_sim(leaf):
-                touch(leaf, stream, writes=number in positions, what=what)
+                touch(leaf, stream, writes=number in written, what=what)
     for name, value in kwargs.items():
         if is_on_sim(value):
-            touch(value, stream, writes=name in names, what=what)
+            touch(value, stream, writes=name in written, what=what)
 
 
 def touch_groups(stream: SimStream, args: tuple, kwargs: dict) -> tuple:
@@ -267,13 +300,16 @@ def multiply_groups(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
     return products
 
 
-def compute(devices: SimDevices, stream: SimStream, func: Any, args: tuple, kwargs: dict) -> Any:
+def compute(
+    devices: SimDevices, stream: SimStream, called: Operation, args: tuple, kwargs: dict
+) -> Any:
     """Compute on the CPU, with the device's random state, and kernels that only CUDA has."""
-    if func._schema.name == "aten::_grouped_mm":
+    func = called.func
+    if called.name == "aten::_grouped_mm":
         return multiply_groups(*(*args, *kwargs.values())[:3])
-    if func._schema.name == "aten::histc" and not args[0].is_floating_point():
+    if called.name == "aten::histc" and not args[0].is_floating_point():
         return func(args[0].double(), *args[1:], **kwargs).to(args[0].dtype)
-    if torch.Tag.nondeterministic_seeded not in func.tags:
+    if not called.is_random:
         return func(*args, **kwargs)
     index, before = stream.device.index, torch.get_rng_state()
     torch.set_rng_state(devices.random_states[index])
@@ -284,20 +320,22 @@ def compute(devices: SimDevices, stream: SimStream, func: Any, args: tuple, kwar
         torch.set_rng_state(before)
 
 
-def wrap_results(raw: Any, given: list[SimTensor], stream: SimStream, name: str) -> Any:
+def wrap_results(raw: Any, given: list[SimTensor], stream: SimStream, called: Operation) -> Any:
     """Return results as the device's tensors: the arguments themselves, views of them, or new."""
     if isinstance(raw, (list, tuple)):
-        return type(raw)([wrap_results(value, given, stream, name) for value in raw])
+        return type(raw)([wrap_results(value, given, stream, called) for value in raw])
     if not isinstance(raw, Tensor) or raw.device.type != "cpu":
         return raw
-    storage = raw.untyped_storage()._cdata
     for known in given:
         if known.raw is raw:
             if known.shape != raw.shape or known.stride() != raw.stride():
-                raise NotImplementedError(f"{name} changes the shape of a tensor in its place")
+                raise NotImplementedError(f"{called.name} changes a tensor's shape in its place")
             return known
-        if known.raw.untyped_storage()._cdata == storage:
-            return SimTensor(raw, known.allocation)
+    if not called.is_new:
+        storage = raw.untyped_storage()._cdata
+        for known in given:
+            if known.raw.untyped_storage()._cdata == storage:
+                return SimTensor(raw, known.allocation)
     return wrap(raw, stream)
 
 
@@ -345,7 +383,7 @@ def copy(devices: SimDevices, target: Tensor, source: Tensor, non_blocking: bool
         stream.run()
         raw_target.copy_(raw_source)
         devices.counts["synchronisations"] += 1
-        devices.host |= stream.clock
+        devices.host.join(stream.clock)
     return target
 
 
