@@ -10,12 +10,12 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from runtime.engine import memory
+from tests.builders.cheap_loads import cheap
 
 # Before any library reads them.
 os.environ.update(
@@ -63,14 +63,9 @@ def own_zoo(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
 def cheap_loads() -> Iterator[None]:
     """Spares each load of a tiny model what takes four times as long as the load itself.
 
-    Garbage collection leaves out the libraries, and the pages of their code stay in memory. Child
-    processes do as users' do.
+    Child processes do as users' do.
     """
-    kept = SimpleNamespace(collect=gc.collect, freeze=lambda: None, unfreeze=lambda: None)
-    gc.freeze()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory, "gc", kept)
-        patch.setattr(memory, "find_library_code", lambda _smaps: ())
+    with cheap():
         yield
 
 

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from runtime.compiled import VARIABLE
+from tests.builders.cheap_loads import cheap
 from tests.builders.processes import run_python
 
 Counts = Mapping[str, float]
@@ -30,7 +31,7 @@ class CommittedCounts:
             # that is out of date must not leave other compiled code in use.
             command = [sys.executable, "-m", self.module, *sys.argv[1:]]
             os.execve(sys.executable, command, {**os.environ, VARIABLE: "0"})
-        with tempfile.TemporaryDirectory() as scratch:
+        with tempfile.TemporaryDirectory() as scratch, cheap():
             text = json.dumps(self.count(Path(scratch)), indent=1)
         if "--print" in sys.argv:
             sys.stdout.write(text)

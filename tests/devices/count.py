@@ -6,6 +6,7 @@ it, which is the worst case. The policy core runs uncompiled, so that its calls 
 With `--print` it prints the counts as JSON and writes nothing.
 """
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,10 +50,8 @@ def count_cell(folder: Path, cell: str) -> Counts:
                     sim.random.random = lambda: 1.0
                     sim.counts.clear()
                 token = torch.full((1, 1), 9 + step, device="sim")
-                with profiler:
+                with profiler if step >= WARM_UP else nullcontext():
                     model(token, past_key_values=past, use_cache=True)
-                if step < WARM_UP:
-                    profiler = StepProfiler()
             counts = {**{name: sim.counts[name] for name in NAMES}, CALLS: 0}
             counts[CALLS] = sum(profiler.calls().values())
             return {name: round(n / STEPS / NUM_LAYERS, 2) for name, n in counts.items()}

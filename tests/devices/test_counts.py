@@ -34,7 +34,5 @@ def test_counts__of_waits_are_one_a_layer_or_none(cell):
 
 @pytest.mark.parametrize("cell", ["promoe, grouped, 25%", "promoe, grouped, 100%"])
 def test_counts__of_launches_do_not_go_by_the_experts_of_a_token(tmp_path, cell):
-    few, many = (
-        count_cell(write_model(tmp_path / str(top_k), top_k=top_k), cell) for top_k in (1, 3)
-    )
+    few, many = count_cell(write_model(tmp_path, top_k=1), cell), COUNTS.now[cell]
     assert many["launches"] == few["launches"]

@@ -25,24 +25,24 @@ windows, latent attention, states in place of attention, an encoder."""
 def test_family__is_bitwise_plain_transformers_on_the_device(tmp_path, device, name):
     folder = save_family(tmp_path / "model", name)
     plain = load_plain(folder, dtype=torch.float32).to(device)
-    expected = outputs(plain)
+    expected = outputs(plain, num_tokens=4)
     model = serve_few(folder, host_budget="60%", device=device, exact=Exact.EAGER)
     with model.moecast as handle:
-        found = outputs(model)
+        found = outputs(model, num_tokens=4)
         assert handle.stats()["misses"] > 0
     equal = {key: torch.equal(found[key], value) for key, value in expected.items()}
     assert equal == dict.fromkeys(expected, True)
 
 
-@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss", "granitemoe", "jamba"])
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss", "granitemoe"])
 def test_family__grouped_is_bitwise_transformers_grouped(tmp_path, sim, name):
     folder = save_family(tmp_path / "model", name)
     plain = load_plain(folder, dtype=torch.float32).to("sim")
     assert set_reference(plain, Exact.AUTO) is Exact.GROUPED
-    expected = outputs(plain)
+    expected = outputs(plain, num_tokens=4)
     model = serve_few(folder, host_budget="60%", device="sim", exact=Exact.GROUPED)
     with model.moecast:
-        found = outputs(model)
+        found = outputs(model, num_tokens=4)
     # On the CPU inside, the place of a row changes the last bits of gpt_oss's activation.
     limits = {"rtol": 1e-5, "atol": 2e-6} if name == "gpt_oss" else {"rtol": 0, "atol": 0}
     for key, value in expected.items():

@@ -1,7 +1,7 @@
 """Generation of several sequences on a device: in step, in batches, with drafts, and served."""
 
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
@@ -94,10 +94,15 @@ OPTIONS = {
 }
 
 
+@cache
+def answers_of(folder, device):
+    plain = plain_eager(folder).to(device)
+    return [answer(plain, prompt) for prompt in PROMPTS]
+
+
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_batch__is_each_prompt_alone(folder, device, options):
-    plain = plain_eager(folder).to(device)
-    expected = [answer(plain, prompt) for prompt in PROMPTS]
+    expected = answers_of(folder, device)
     model = serve(folder, device=device, system="klotski", **FEW)
     with model.moecast:
         found = model.generate_many(PROMPTS, batch_size=1, max_new_tokens=5, **options)

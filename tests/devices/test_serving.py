@@ -3,6 +3,7 @@
 It is bitwise what plain Transformers computes there with all weights on the device.
 """
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from tests.builders.gguf_files import gguf_file
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.quantised import QUANTISED, quantised
 from tests.builders.served import serve
+from tests.builders.sim_device.backend import simulated
 
 TOKENS = torch.randint(1, 64, (2, 7), generator=torch.Generator().manual_seed(3))
 GREEDY = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
@@ -36,7 +38,13 @@ def computed(model, device):
     """Logits of two prompts, and of the steps after them."""
     tokens = TOKENS.to(device)
     steps = model.generate(tokens, output_logits=True, return_dict_in_generate=True, **GREEDY)
-    return [model(tokens).logits, *steps.logits, steps.sequences]
+    return [value.cpu() for value in (model(tokens).logits, *steps.logits, steps.sequences)]
+
+
+@cache
+def expected_of(folder, device):
+    """The same of plain Transformers, with all weights on the device."""
+    return computed(plain_eager(folder).to(device), device)
 
 
 def check(model, expected, device):
@@ -52,19 +60,26 @@ SERVED = [(name, "25%", "60%") for name in SYSTEMS] + [("moecast", *pair) for pa
 
 @pytest.mark.parametrize(("system", "budget", "host_budget"), SERVED)
 def test_system__changes_no_bit(folder, device, system, budget, host_budget):
-    expected = computed(plain_eager(folder).to(device), device)
+    expected = expected_of(folder, device)
     options = {"system": system, "budget": budget, "host_budget": host_budget}
     stats = check(serve(folder, device=device, exact=Exact.EAGER, **options), expected, device)
     assert stats["misses"] > 0 or budget == "100%"
 
 
+@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=str)
+def grouped(request, tmp_path_factory):
+    """A model's folder, and what its grouped experts compute with all weights on the device."""
+    folder = make(tmp_path_factory.mktemp("grouped") / "model", dtype=request.param)
+    with simulated(), torch.no_grad():
+        plain = plain_eager(folder).to("sim")
+        assert set_reference(plain, Exact.AUTO) is Exact.GROUPED
+        return folder, computed(plain, "sim")
+
+
 @pytest.mark.parametrize("system", ["promoe", "on-demand", "moecast"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_grouped__changes_no_bit(tmp_path, sim, system, dtype):
-    folder = make(tmp_path / "model", dtype=dtype)
-    plain = plain_eager(folder).to("sim")
-    assert set_reference(plain, Exact.AUTO) is Exact.GROUPED
-    expected = computed(plain, "sim")
+@pytest.mark.usefixtures("sim")
+def test_grouped__changes_no_bit(grouped, system):
+    folder, expected = grouped
     for budget in ("12%", "100%"):
         options = {"budget": budget, "host_budget": "60%", "exact": Exact.GROUPED}
         model = serve(folder, device="sim", system=system, predictor="skip", **options)
@@ -74,7 +89,7 @@ def test_grouped__changes_no_bit(tmp_path, sim, system, dtype):
 @pytest.mark.parametrize("exact", [Exact.EAGER, Exact.AUTO])
 def test_devices__several_change_no_bit(folder, device, exact):
     """Where there is one GPU only, two arenas on it."""
-    expected = computed(plain_eager(folder).to(device), device)
+    expected = expected_of(folder, device)
     last = torch.device(device.type, torch.accelerator.device_count() - 1)
     options = {"budget": "30%", "host_budget": "70%", "exact": exact}
     check(serve(folder, devices=[device, last], **options), expected, device)
@@ -172,7 +187,7 @@ def test_store__gguf_files_have_the_bits_of_all_experts_there(device, name):
 
 def test_hybrid__computes_on_both_sides(folder, sim):
     """Both sides are the CPU's kernels here: no bit changes."""
-    expected = computed(plain_eager(folder).to("sim"), "sim")
+    expected = expected_of(folder, torch.device("sim", 0))
     options = {"budget": "25%", "host_budget": "100%", "exact": Exact.EAGER}
     model = serve(folder, device="sim", system=SystemConfig(hybrid=True), **options)
     check(model, expected, "sim")

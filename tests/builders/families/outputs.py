@@ -6,8 +6,12 @@ from transformers import PreTrainedModel
 
 
 @torch.no_grad()
-def outputs(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Two prompts of nine tokens; then the second padded on the left, as batches are."""
+def outputs(model: PreTrainedModel, *, num_tokens: int = 6) -> dict[str, Tensor]:
+    """Two prompts of nine tokens; then the second padded on the left, as batches are.
+
+    So many tokens follow the first prompt, and half of them the batch. Windows and chunks have
+    eight.
+    """
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(2, 90, (2, 9), generator=generator).to(model.device)
     mask = torch.ones_like(tokens)
@@ -24,7 +28,8 @@ def outputs(model: PreTrainedModel) -> dict[str, Tensor]:
     if model.can_generate():
         prompt = {"input_ids": tokens[:1]}
         batch = {"input_ids": tokens, "attention_mask": mask}
-        for name, inputs, length in [("prompt", prompt, 10), ("padded batch", batch, 4)]:
+        runs = [("prompt", prompt, num_tokens), ("padded batch", batch, num_tokens // 2)]
+        for name, inputs, length in runs:
             torch.manual_seed(0)
             options = {"max_new_tokens": length, "min_new_tokens": length, "pad_token_id": 0}
             result = model.generate(**inputs, **options, do_sample=False)

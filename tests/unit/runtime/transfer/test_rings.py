@@ -95,7 +95,7 @@ class TestFileRing:
         self, ring, arrivals, memory, descriptors, content
     ):
         rng = random.Random(1)
-        for ticket in range(100):
+        for ticket in range(40):
             memory.bytes[:] = bytes(MEMORY_BYTES)
             expected, parts = bytearray(MEMORY_BYTES), []
             place, offset = rng.randrange(2 * BLOCK), rng.randrange(FILE_BYTES)
