@@ -30,6 +30,7 @@ CELLS = {
     for system in ("on-demand", "promoe", "moecast")
     for exact in (Exact.EAGER, Exact.GROUPED)
     for budget in ("25%", "100%")
+    if (system, budget) != ("moecast", "100%")  # those of promoe: nothing is forecast
 }
 
 

@@ -28,7 +28,7 @@ def generate(folder, device, system="on-demand"):
     return tokens, prefetched
 
 
-@pytest.mark.parametrize("system", ["on-demand", "promoe", "mixtral-offloading"])
+@pytest.mark.parametrize("system", ["on-demand", "mixtral-offloading"])
 def test_ring__orders_every_read_and_overwrite(folder, device, system):
     plain = plain_eager(folder).to(device)
     tokens, prefetched = generate(folder, device, system)

@@ -49,18 +49,13 @@ def test_load__weights_beyond_the_device_are_named(folder, sim):
         serve(folder, device="sim", budget="20%")
 
 
-def test_load__auto_is_what_the_device_leaves(folder, sim):
+def test_load__auto_reuses_what_pytorch_keeps(folder, sim):
     restrict(sim, 340 << 20)  # 300 MiB are left to the process
+    torch.zeros(60 << 20, dtype=torch.uint8, device="sim")
     model = serve(folder, device="sim", budget="auto")
     with model.moecast as handle:
         assert handle.engine.arenas[0].device == torch.device("sim:0")
         model.generate(TOKENS.to("sim"), max_new_tokens=3)
-
-
-def test_load__auto_reuses_what_pytorch_keeps(folder, sim):
-    restrict(sim, 340 << 20)
-    torch.zeros(60 << 20, dtype=torch.uint8, device="sim")
-    serve(folder, device="sim", budget="auto").close()
 
 
 @pytest.mark.usefixtures("sim")

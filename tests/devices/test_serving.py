@@ -168,7 +168,7 @@ def check_budgets(folder, device, budgets, **options):
     check(serve(folder, **budgets, **options), expected, device)
 
 
-@pytest.mark.parametrize("quantise", [Quantise(name) for name in ("none", "int8", "int4", "hqq")])
+@pytest.mark.parametrize("quantise", [Quantise(name) for name in ("none", "int4", "hqq")])
 def test_store__packed_ones_have_the_bits_of_all_experts_there(tmp_path, device, quantise):
     folder = make(tmp_path / "model", hidden_size=64, expert_width=96)
     config = ModelConfig(name="tiny", id=str(folder))
