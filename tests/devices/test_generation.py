@@ -146,6 +146,6 @@ def test_verify__finds_no_difference(folder, monkeypatch, exact):
     monkeypatch.setattr(sides, "run_in_child", run_here)
     config = VerifyModelConfig(
         model=ModelConfig(name="tiny", id=str(folder), exact=exact), system=SystemConfig(),
-        budget=["20%", "100%"], prompts=["The sky", "One"], max_new_tokens=4, device="sim",
+        budget=["20%", "100%"], prompts=["The sky", "One"], max_new_tokens=2, device="sim",
     )  # fmt: skip
     assert compare_budgets(config, advance=lambda _: None).is_equal
