@@ -1,13 +1,5 @@
-"""Trains once, and once more killed at one point after the other, each time run again.
+"""Trains once, and once more killed at one point after the other, each time run again."""
 
-    python -m tests.builders.killed_trainings FOLDER
-
-Prints, as JSON, the digests of the files of both trainings' predictors: of one that nothing
-interrupted, and of one whose command got a SIGKILL at each of `POINTS`. One process forks all
-commands: importing takes longer than such a training.
-"""
-
-import json
 import os
 import signal
 import sys
@@ -60,6 +52,11 @@ def make_model(folder: Path) -> None:
 
 
 def run_both(folder: Path) -> list[dict[str, dict[str, str]]]:
+    """Returns the digests of the files of both trainings' predictors.
+
+    They are of one that nothing interrupted, and of one whose command got a SIGKILL at each of
+    `POINTS`.
+    """
     make_model(folder)
     arguments = [
         *(f"model.id={folder / 'model'}", "model.name=tiny", "run_dir=run", "data=jsonl"),
@@ -81,7 +78,3 @@ def run_both(folder: Path) -> list[dict[str, dict[str, str]]]:
             payload = open_entry(path).payload()
             found[-1][path.name] = {file: hash_bytes(data) for file, data in payload.items()}
     return found
-
-
-if __name__ == "__main__":
-    sys.stdout.write(json.dumps(run_both(Path(sys.argv[1]))))

@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from benchmarks.serving.server import run_server
+from tests.builders.forked import run_server
 from tests.builders.recordable import recordable
 from tests.builders.serving import WAIT_SECONDS
 from tests.faults.conftest import mount_small_disk

@@ -7,8 +7,9 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from benchmarks.serving.server import IDLE_GAUGES, ServerProcess, run_server
+from benchmarks.serving.server import IDLE_GAUGES, ServerProcess
 from tests.builders.faults.rules import Disk, Rule
+from tests.builders.forked import run_server
 from tests.builders.plain_answers import PlainAnswers
 from tests.builders.serving import speaking_model
 from tests.faults.conftest import mount_faulty_disk

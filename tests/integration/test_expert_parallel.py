@@ -1,56 +1,41 @@
 """Experts over processes (gloo on loopback), with offloading beneath: as one process's, rounded."""
 
-import json
-from concurrent.futures import ThreadPoolExecutor
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from runtime.errors import CheckpointError
+from tests.builders.forked import call_in_forks
 from tests.builders.models import plain_eager, tiny_qwen2_moe
-from tests.builders.processes import run_python
 from tests.builders.served import serve
 
+WORLD = 2
 TOKENS = [[5, 9, 33, 2, 17, 41, 8], [7, 7, 1, 60, 3, 12, 30]]
-RANK = """
-import json, sys
-import torch
-import torch.distributed as dist
-from tests.builders.served import serve
-rank, world, folder, meeting, budget, tokens, out = sys.argv[1:]
-dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=int(rank),
-                        world_size=int(world))
-model = serve(folder, budget=budget, expert_parallel=True, predictor="skip")
-tokens = torch.tensor(json.loads(tokens))
-with model.moecast, torch.no_grad():
-    logits = model(tokens).logits
-    made = model.generate(tokens, max_new_tokens=12, do_sample=False, pad_token_id=0)
-    engine = model.moecast.engine
-    held = sorted({e for _, e in tuple(engine.cache.top.cache)})
-    report = {
-        "logits": logits.tolist(),
-        "tokens": made.tolist(),
-        "held": held,
-        "slots": engine.cache.num_slots,
-        **{key: model.moecast.stats()[key] for key in ("requests", "misses", "bytes_prefetched")},
-    }
-    open(out, "w").write(json.dumps(report))
-dist.destroy_process_group()
-"""
 
 
-def run_ranks(folder: Path, tmp_path: Path, world: int, budget: str) -> list[dict]:
-    environment = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-
-    def run_rank(rank: int) -> dict:
-        out = tmp_path / f"rank{rank}.json"
-        given = (rank, world, folder, tmp_path / "meeting", budget, json.dumps(TOKENS), out)
-        run_python("-c", RANK, *given, environment=environment, timeout=500)
-        return json.loads(out.read_text())
-
-    with ThreadPoolExecutor(world) as pool:
-        return list(pool.map(run_rank, range(world)))
+def run_rank(rank: int, folder: Path, meeting: Path) -> dict[str, Any]:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    options = {"init_method": f"file://{meeting}", "rank": rank, "world_size": WORLD}
+    dist.init_process_group("gloo", **options)
+    model = serve(folder, budget="50%", expert_parallel=True, predictor="skip")
+    tokens = torch.tensor(TOKENS)
+    with model.moecast, torch.no_grad():
+        logits = model(tokens).logits
+        made = model.generate(tokens, max_new_tokens=12, do_sample=False, pad_token_id=0)
+        engine, stats = model.moecast.engine, model.moecast.stats()
+        report = {
+            "logits": logits.tolist(),
+            "tokens": made.tolist(),
+            "held": sorted({expert for _, expert in tuple(engine.cache.top.cache)}),
+            "slots": engine.cache.num_slots,
+            **{key: stats[key] for key in ("misses", "bytes_prefetched")},
+        }
+    dist.destroy_process_group()
+    return report
 
 
 @pytest.mark.slow
@@ -61,7 +46,8 @@ def test_ranks__share_the_experts_and_give_what_one_gives(tmp_path):
     with torch.no_grad():
         logits = plain(tokens).logits
         made = plain.generate(tokens, max_new_tokens=12, do_sample=False, pad_token_id=0)
-    reports = run_ranks(folder, tmp_path, 2, "50%")
+    meeting = tmp_path / "meeting"
+    reports = call_in_forks(run_rank, range(WORLD), [folder] * WORLD, [meeting] * WORLD)
     for rank, report in enumerate(reports):
         torch.testing.assert_close(torch.tensor(report["logits"]), logits)
         assert report["tokens"] == made.tolist()

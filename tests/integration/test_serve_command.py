@@ -11,8 +11,8 @@ import openai
 import psutil
 import pytest
 
-from benchmarks.serving.server import run_server
 from configs.program import run_program
+from tests.builders.forked import run_server
 from tests.builders.loopback import QuietHandler, serve_loopback
 from tests.builders.plain_answers import PlainAnswers
 from tests.builders.serving import PROMPTS, speaking_model

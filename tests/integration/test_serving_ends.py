@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from benchmarks.serving.server import run_server
+from tests.builders.forked import run_server
 from tests.builders.server_load import RequestEnd, accepted_requests, late_requests
 from tests.builders.serving import speaking_model
 

@@ -19,7 +19,8 @@ from benchmarks.serving.departures import (
     leave,
     random_departures,
 )
-from benchmarks.serving.server import IDLE_GAUGES, ServerProcess, run_server
+from benchmarks.serving.server import IDLE_GAUGES, ServerProcess
+from tests.builders.forked import run_server
 from tests.builders.fuzz_cases import NEW_TOKENS, find_fault, schema_cases
 from tests.builders.models import changed
 from tests.builders.server_load import complete

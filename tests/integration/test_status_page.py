@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from benchmarks.serving.server import ServerProcess
-from benchmarks.serving.server import run_server as started
 from tests.builders.browser import document, idle_status, needs_chromium, page_server, picture
+from tests.builders.forked import run_server as started
 from tests.builders.waiting import wait_for
 
 KEY = "the-test's-key"

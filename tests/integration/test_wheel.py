@@ -17,6 +17,7 @@ PACKAGES = ("collect", "configs", "moecast", "predictors", "runtime", "train", "
 MOST_BYTES = 85_000_000
 """PyPI takes 100 MB. The reference model has 45 MB, the built-in zoo 33."""
 
+TRANSLATIONS = ROOT / "build/cython"
 BUILD_SECONDS = 400
 """Two cores compile the policy core in a minute and a half."""
 CORE = "from runtime.policy import tier; from runtime.sim import simulator, replay; " + (
@@ -43,10 +44,15 @@ def list_files(package: str) -> set[str]:
 
 
 def copy_sources(target: Path, *more_ignored: str) -> None:
-    """Copy what a wheel is built from, without what was compiled in the checkout."""
+    """Copy what a wheel is built from, without what was compiled in the checkout.
+
+    Cython's translations come along, if the checkout was built. It translates what is newer anew.
+    """
     ignore = shutil.ignore_patterns(".*", "__pycache__", "*.so", SOURCES, *more_ignored)
     for package in PACKAGES:
         shutil.copytree(ROOT / package, target / package, ignore=ignore)
+    if TRANSLATIONS.is_dir():
+        shutil.copytree(TRANSLATIONS, target / TRANSLATIONS.relative_to(ROOT))
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, target)
 

@@ -1,0 +1,149 @@
+"""Programs of this project as forks of a process that has imported it.
+
+Importing PyTorch and Transformers takes 5 s of a CPU, many times what a server of a tiny model
+works in a test.
+"""
+
+import multiprocessing
+import os
+import resource
+import runpy
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing.context import ForkServerContext
+from multiprocessing.reduction import DupFd
+from pathlib import Path
+from typing import Any, TypeVar
+from unittest.mock import patch
+
+from benchmarks.serving import server
+from tests.builders.processes import ROOT
+
+T = TypeVar("T")
+
+IMPORTED = [
+    *("runtime.serving.app", "runtime.engine.loading", "configs.program"),
+    "transformers.models.qwen2_moe.modeling_qwen2_moe",
+]
+
+
+def forks() -> ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
+    return context
+
+
+def call_in_forks(function: Callable[..., T], *arguments: Iterable[Any]) -> list[T]:
+    """Calls a function with each of its arguments, at once and each in a fork, as `map` does."""
+    calls = list(zip(*arguments, strict=True))
+    variables = (dict(os.environ),)
+    with ProcessPoolExecutor(len(calls), forks(), _set_variables, variables) as pool:
+        return [one.result() for one in [pool.submit(function, *call) for call in calls]]
+
+
+def _set_variables(variables: Mapping[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(variables)
+
+
+class ForkedProcess:
+    """A fork, used as `subprocess.Popen` is; its end is that of `multiprocessing`."""
+
+    def __init__(
+        self,
+        command: Sequence[str | Path],
+        log: Path,
+        *,
+        environment: Mapping[str, str] | None = None,
+        stdout: int | None = None,
+    ):
+        """As `benchmarks.process.start_process` for `[python, "-m", module, *arguments]`."""
+        self.stdout, written = None, None
+        if stdout == subprocess.PIPE:
+            readable, written = os.pipe()
+            self.stdout = os.fdopen(readable, "rb")
+        self._process = forks().Process(
+            target=_run_module,
+            args=(
+                list(map(str, command[2:])),
+                {**os.environ, **(environment or {})},
+                resource.getrlimit(resource.RLIMIT_NOFILE),
+                log,
+                None if written is None else _Stream(written),
+            ),
+        )
+        self._process.start()
+        if written is not None:
+            os.close(written)
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        self._process.join(timeout)
+        if self._process.is_alive():
+            raise subprocess.TimeoutExpired(str(self._process), timeout or 0.0)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class _Stream:
+    """A descriptor that a new process gets a copy of."""
+
+    def __init__(self, descriptor: int):
+        self.descriptor = descriptor
+
+    def __reduce__(self) -> tuple:
+        return _detach, (DupFd(self.descriptor),)
+
+
+def _detach(copy: Any) -> int:
+    return copy.detach()
+
+
+def _run_module(
+    arguments: list[str],
+    environment: dict[str, str],
+    open_files: tuple[int, int],
+    log: Path,
+    stdout: int | None,
+) -> None:
+    with log.open("wb") as file:
+        os.dup2(file.fileno(), 2)
+        os.dup2(file.fileno() if stdout is None else stdout, 1)
+    if stdout is not None:
+        os.close(stdout)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    resource.setrlimit(resource.RLIMIT_NOFILE, open_files)
+    os.chdir(ROOT)
+    _set_variables(environment)
+    sys.argv = arguments
+    runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+
+
+@contextmanager
+def run_server(
+    options: Mapping[str, Any] | None = None, **more: Any
+) -> Iterator[server.ServerProcess]:
+    """`benchmarks.serving.server.run_server`, whose process is a fork."""
+    with (
+        patch.object(server, "start_process", ForkedProcess),
+        server.run_server(options, **more) as started,
+    ):
+        yield started
