@@ -1,6 +1,5 @@
 """Pulls that are killed, and unwanted use of the network."""
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -8,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.builders.entries import mlp_entry, tiny_entry
-from tests.builders.processes import run, run_python
+from tests.builders.faults.killed_pulls import kill_pulls
+from tests.builders.forked import call_in_forks
+from tests.builders.processes import run
 from tests.builders.web import served
 from tests.faults.conftest import skip
 from zoo.catalog import WritableZoo
@@ -25,9 +26,7 @@ def test_pull__killed_at_every_call_leaves_nothing_half_and_goes_on(tmp_path: Pa
     WritableZoo(FolderStorage(tmp_path / "far")).add(open_entry(tmp_path / "e"))
     (tmp_path / "caches").mkdir()
     with served(tmp_path / "far") as (address, _):
-        module = "tests.builders.faults.killed_pulls"
-        done = run_python("-m", module, address, tmp_path / "caches", timeout=500)
-    runs = [json.loads(line) for line in done.stdout.splitlines()]
+        (runs,) = call_in_forks(kill_pulls, [address], [tmp_path / "caches"])
     if reason := runs[0].get("skip"):
         skip(f"strace cannot attach: {reason}")
     assert [one for one in runs if one["wrong"] or one["again"] != 0] == []

@@ -22,11 +22,11 @@ from tests.builders.serving import WAIT_SECONDS
 PAGE = "docs/closed-loop.md"
 SHORTER = {
     "moecast collect": "data.max_new_tokens=3",
-    "moecast train": "max_epochs=1 predictor.width=16 replay_tokens=10 figures=false",
-    "moecast zoo": "replay_tokens=10 model.id=models/tiny model.name=tiny",
+    "moecast train": "max_epochs=1 batch_size=64 predictor.width=16 replay_tokens=4 figures=false",
+    "moecast zoo": "replay_tokens=4 model.id=models/tiny model.name=tiny",
 }
 """Options that the page leaves at their defaults, for seconds in place of minutes."""
-NUM_PROMPTS = 40
+NUM_PROMPTS = 20
 """In one HTTP request."""
 
 

@@ -12,10 +12,10 @@ NOTEBOOKS = sorted((Path(__file__).parents[2] / "examples").glob("*.ipynb"))
 SHORTER = {
     'heart pumps blood", 48': 'heart pumps blood", 8',
     '"10%", "25%", "50%"': '"25%",',
-    "data.num_prompts=40": "data.num_prompts=16",
+    "data.num_prompts=40": "data.num_prompts=10",
     "data.max_new_tokens=12": "data.max_new_tokens=4",
-    "max_epochs=2 replay_tokens=24": "max_epochs=1 replay_tokens=8",
-    "replay_tokens=36": "replay_tokens=8",
+    "max_epochs=2 replay_tokens=24": "max_epochs=1 replay_tokens=4",
+    "replay_tokens=36": "replay_tokens=4",
 }
 """What the committed outputs are of, for seconds in place of minutes."""
 LARGEST_BYTES = 400_000

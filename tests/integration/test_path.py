@@ -33,12 +33,13 @@ def call(monkeypatch, capsys):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
-    """A small run of the front door: 24 prompts, two passes."""
+    """A small run of the front door."""
     folder = tmp_path_factory.mktemp("work")
     arguments = (
         *("model=qwen2-moe-tiny", "predictor=stride", "run_dir=runs/r"),
-        *("data.num_prompts=24", "data.max_new_tokens=6", "data.max_prompt_tokens=32"),
-        *("max_epochs=2", "replay_tokens=40", "shifted.num_prompts=4", "figures=false"),
+        *("data.num_prompts=10", "data.max_new_tokens=4", "data.max_prompt_tokens=24"),
+        *("max_epochs=1", "batch_size=64", "replay_tokens=8", "score_shifted=false"),
+        "figures=false",
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

@@ -15,29 +15,24 @@ from configs.program import run_program
 from tests.builders.forked import run_server
 from tests.builders.loopback import QuietHandler, serve_loopback
 from tests.builders.plain_answers import PlainAnswers
-from tests.builders.serving import PROMPTS, speaking_model
+from tests.builders.serving import PROMPTS
 from tests.docs.tested_commands import read_block
 
 PATIENCE = 240.0
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return speaking_model(tmp_path_factory.mktemp("speaking"))
-
-
-def test_server__answers_several_clients_at_once_with_prefetching(folder: Path, tmp_path: Path):
-    options = {"model.id": folder, "predictor": "skip", "budget": "50%", "api_key": "a-secret"}
+def test_server__answers_several_clients_at_once_with_prefetching(speaking: Path, tmp_path: Path):
+    options = {"model.id": speaking, "predictor": "skip", "budget": "50%", "api_key": "a-secret"}
     with run_server(options, folder=tmp_path) as served:
         client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="a-secret", timeout=PATIENCE)
 
         def ask(prompt: str) -> str:
-            options = {"model": folder.name, "max_tokens": 8, "temperature": 0}
+            options = {"model": speaking.name, "max_tokens": 8, "temperature": 0}
             return client.completions.create(prompt=prompt, **options).choices[0].text
 
         with ThreadPoolExecutor(len(PROMPTS)) as pool:
             texts = list(pool.map(ask, PROMPTS))
-        assert texts == PlainAnswers(folder).texts(PROMPTS, 8)
+        assert texts == PlainAnswers(speaking).texts(PROMPTS, 8)
         with pytest.raises(openai.AuthenticationError):
             openai.OpenAI(base_url=f"{served.url}/v1", api_key="wrong").models.list()
         children = psutil.Process(served.process.pid).children(recursive=True)
@@ -70,10 +65,10 @@ def documented_variables() -> list[dict[str, str]]:
     return [dict(re.findall(r"(OTEL_\w+)=(\S+)", command)) for command in commands]
 
 
-def test_interrupt__finishes_accepted_requests_and_prints_their_traces(folder, tmp_path):
+def test_interrupt__finishes_accepted_requests_and_prints_their_traces(speaking, tmp_path):
     pytest.importorskip("opentelemetry.sdk", reason="pip install 'moecast[tracing]'")
     environment, _ = documented_variables()
-    options = {"model.id": folder, "max_running": 1}
+    options = {"model.id": speaking, "max_running": 1}
     with run_server(options, environment=environment, folder=tmp_path) as served:
         body = {"prompt": "The", "max_tokens": 60, "temperature": 0, "stream": True}
         with (
@@ -90,7 +85,7 @@ def test_interrupt__finishes_accepted_requests_and_prints_their_traces(folder, t
     assert '"name": "decode"' in printed
 
 
-def test_traces__are_sent_to_a_collector_by_the_end(folder: Path, tmp_path: Path) -> None:
+def test_traces__are_sent_to_a_collector_by_the_end(speaking: Path, tmp_path: Path) -> None:
     pytest.importorskip("opentelemetry.exporter", reason="pip install 'moecast[tracing]'")
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
@@ -100,7 +95,7 @@ def test_traces__are_sent_to_a_collector_by_the_end(folder: Path, tmp_path: Path
         port = address.rpartition(":")[2]
         environment = {name: value.replace("4318", port) for name, value in documented.items()}
         environment |= {"OTEL_SERVICE_NAME": "mine", "OTEL_BSP_SCHEDULE_DELAY": "3600000"}
-        with run_server({"model.id": folder}, environment=environment, folder=tmp_path) as served:
+        with run_server({"model.id": speaking}, environment=environment, folder=tmp_path) as served:
             body = {"prompt": "The", "max_tokens": 3}
             assert httpx2.post(f"{served.api}/completions", json=body).status_code == 200
             assert not bodies
@@ -113,7 +108,7 @@ def test_traces__are_sent_to_a_collector_by_the_end(folder: Path, tmp_path: Path
     assert names["service.name"] == "mine"
     spans = {span.name: span for scope in resource.scope_spans for span in scope.spans}
     phases = {"queue", "prefill", "decode"}
-    assert set(spans) == {"POST /v1/completions", f"text_completion {folder.name}", *phases}
+    assert set(spans) == {"POST /v1/completions", f"text_completion {speaking.name}", *phases}
     log = [json.loads(line) for line in lines if line.startswith("{")]
     (request,) = [line for line in log if line.get("path") == "/v1/completions"]
     assert {span.trace_id.hex() for span in spans.values()} == {request["trace_id"]}

@@ -9,19 +9,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx2
-import pytest
 
 from tests.builders.forked import run_server
 from tests.builders.server_load import RequestEnd, accepted_requests, late_requests
-from tests.builders.serving import speaking_model
 
 GRACE_SECONDS = 300
 """Enough for all answers on a busy machine."""
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return speaking_model(tmp_path_factory.mktemp("model") / "speaking")
 
 
 @contextmanager
@@ -36,10 +29,10 @@ def open_files(limit: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_sigterm__with_grace_finishes_requests_among_idle_clients(model: Path) -> None:
+def test_sigterm__with_grace_finishes_requests_among_idle_clients(speaking: Path) -> None:
     with ExitStack() as stack:
         with open_files(256):
-            options = {"model.id": model, "grace": GRACE_SECONDS}
+            options = {"model.id": speaking, "grace": GRACE_SECONDS}
             started = stack.enter_context(run_server(options))
         host, port = started.url.removeprefix("http://").split(":")
         # One client is connected before the idle ones, another one after them.

@@ -29,7 +29,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[st
     yield [
         *(f"model.id={folder}", "model.name=tiny", f"trace={tmp_path / 'trace'}"),
         *(f"run_dir={tmp_path / 'run'}", "predictor=stride", "predictor.width=32", "max_epochs=2"),
-        *("batch_size=64", "replay_tokens=50", "score_shifted=false", "figures=false"),
+        *("batch_size=64", "replay_tokens=10", "score_shifted=false", "figures=false"),
     ]
     # It keeps the environment of the first run.
     wandb.teardown()

@@ -32,7 +32,7 @@ def options(folder: Path, run_dir: Path) -> list[str]:
     return [
         *(f"model.id={folder / 'tiny'}", "model.name=tiny", f"trace={folder / 'trace'}"),
         *(f"shifted_trace={folder / 'shifted'}", f"run_dir={run_dir}", "predictor.width=32"),
-        *("max_epochs=2", "batch_size=64", "replay_tokens=20"),
+        *("max_epochs=2", "batch_size=64", "replay_tokens=10"),
     ]
 
 

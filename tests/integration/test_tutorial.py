@@ -26,9 +26,9 @@ PAGE = "docs/tutorial.md"
 MODEL = "models/My-Model"
 SHORTER = {
     "moecast doctor": "seconds=1 budget=50%",
-    "moecast collect": "data.num_prompts=80 data.max_prompt_tokens=48 data.max_new_tokens=8",
-    "moecast train": "max_epochs=2 predictor.width=64 replay_tokens=40",
-    "moecast evaluate": "replay_tokens=120 workers=1 figures=false",
+    "moecast collect": "data.num_prompts=48 data.max_prompt_tokens=48 data.max_new_tokens=6",
+    "moecast train": "max_epochs=2 predictor.width=64 replay_tokens=16",
+    "moecast evaluate": "replay_tokens=60 workers=1 figures=false",
 }
 """Options that the page leaves at their defaults, for seconds in place of minutes."""
 WORDS = "the quick brown fox jumps over a lazy dog while seven wizards box with liquor jugs".split()  # noqa: SIM905

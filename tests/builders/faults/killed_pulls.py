@@ -1,18 +1,9 @@
-"""Pulls the same entry again and again, each time killed at a later system call.
+"""Pulls the same entry again and again, each time killed at a later system call."""
 
-    python -m tests.builders.faults.killed_pulls ADDRESS FOLDER
-
-Each pull runs in a child with a separate cache, FOLDER/N, whose N-th write, rename or close (of a
-thread) is answered with SIGKILL; prints a JSON line for each: whether it died, what it left, and
-the exit code of a pull after it. One process forks them all: importing takes far longer than
-pulling.
-"""
-
-import json
 import os
-import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tests.builders.faults.syscalls import ENDED, killed
 from tests.builders.killing import in_a_child
@@ -44,7 +35,13 @@ def left_behind() -> str:
     return ""
 
 
-def main(address: str, folder: Path) -> None:
+def kill_pulls(address: str, folder: Path) -> list[dict[str, Any]]:
+    """Returns of each pull whether it died, what it left, and the exit code of a pull after it.
+
+    Each runs in a child with a separate cache, whose N-th write, rename or close (of a thread) is
+    answered with SIGKILL.
+    """
+    runs: list[dict[str, Any]] = []
     # What is imported at first use: every file of it is opened and closed too.
     os.environ["MOECAST_CACHE"] = str(folder / "first")
     pull(address)
@@ -52,13 +49,9 @@ def main(address: str, folder: Path) -> None:
         os.environ["MOECAST_CACHE"] = str(folder / str(number))
         spec, log = f"{CALLS}:signal=SIGKILL:when={number}", folder / f"{number}.log"
         end = killed(spec, partial(pull, address), log=log)
-        line = {"number": number, "killed": end is None, "wrong": left_behind()}
-        line |= {"again": in_a_child(partial(pull, address))}
-        line |= {"skip": end} if end not in (None, ENDED) else {}
-        sys.stdout.write(json.dumps(line) + "\n")
+        runs.append({"number": number, "killed": end is None, "wrong": left_behind()})
+        runs[-1] |= {"again": in_a_child(partial(pull, address))}
+        runs[-1] |= {"skip": end} if end not in (None, ENDED) else {}
         if end is not None:
-            return
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+            break
+    return runs
