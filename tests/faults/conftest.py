@@ -1,19 +1,19 @@
 """A host for scenarios, disks that fail, and a loud line for what could not run here."""
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.builders.faults import needs
-from tests.builders.faults.disk import ROOT, CannotMountError, faulty_disk
+from tests.builders.faults.disk import CannotMountError, faulty_disk
+from tests.builders.faults.host import serve
 from tests.builders.faults.rules import Disk
+from tests.builders.forked import forks
 from tests.builders.processes import run
 
 Scenario = Callable[..., dict[str, Any]]
@@ -67,20 +67,19 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture(scope="session")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen]:
-    folder = tmp_path_factory.mktemp("faults")
-    command = [sys.executable, "-m", "tests.builders.faults.host", str(folder)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
-    assert process.stdout.readline() == "ready\n"
-    yield process
-    process.stdin.close()
-    process.wait(240)
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Connection, Path]]:
+    """Yields the way to a process that plays scenarios, and the folder of its model."""
+    ours, theirs = Pipe()
+    process = forks().Process(target=serve, args=(tmp_path_factory.mktemp("faults"), theirs))
+    process.start()
+    theirs.close()
+    with ours:
+        yield ours, ours.recv()
+    process.join(240)
 
 
 @pytest.fixture
-def scenario(host: subprocess.Popen) -> Scenario:
+def scenario(host: tuple[Connection, Path]) -> Scenario:
     """Runs one in a separate process; a death, a hang or a foreign exception fails the test."""
 
     def play(
@@ -88,10 +87,9 @@ def scenario(host: subprocess.Popen) -> Scenario:
     ) -> dict[str, Any]:
         if disk is not None:
             arguments |= {"mount": str(disk.mount), "control": str(disk.control)}
-        request = {"scenario": name, "arguments": arguments, "seconds": limit}
-        host.stdin.write(json.dumps(request) + "\n")
-        host.stdin.flush()
-        answer = json.loads(host.stdout.readline())
+        connection, _ = host
+        connection.send({"scenario": name, "arguments": arguments, "seconds": limit})
+        answer = connection.recv()
         assert answer["exit"] == 0, f"exit {answer['exit']}\n{answer['stderr']}"
         skip(answer["result"].get("skip"))
         return answer["result"]
@@ -105,8 +103,8 @@ def strace() -> None:
 
 
 @pytest.fixture
-def disk(host: subprocess.Popen, tmp_path: Path) -> Iterator[Disk]:
+def disk(host: tuple[Connection, Path], tmp_path: Path) -> Iterator[Disk]:
     """The model and its packed store seen through a file system that can fail."""
-    assert isinstance(host.args, list)
-    with mount_faulty_disk(Path(host.args[-1]) / "disk", tmp_path) as mounted:
+    _, source = host
+    with mount_faulty_disk(source, tmp_path) as mounted:
         yield mounted

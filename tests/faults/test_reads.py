@@ -66,10 +66,10 @@ FAULTS = {
     "an error twice": (Rule("eio", times=2), ("packed", "tiers"), 2, 0.0, {}),
     "short reads": (Rule("short"), ("prefetch", "packed"), 11, 0.0, {}),
     "a flipped bit once": (Rule("flip", times=1), ("packed",), 1, 0.0, {}),
-    "50 ms a read": (Rule("hang", seconds=0.05, times=40), ("prefetch", "tiers"), 1, 0.5, {}),
+    "50 ms a read": (Rule("hang", seconds=0.05, times=40), ("prefetch",), 1, 0.5, {}),
     "a freeze": (Rule("freeze"), ("prefetch", "tiers"), 1, 0.0, FREEZING),
     "slower than the watchdog": (
-        Rule("hang", seconds=0.1, times=60), ("prefetch", "tiers"), 4, 0.0, HASTY,
+        Rule("hang", seconds=0.1, times=30), ("prefetch", "tiers"), 4, 0.0, HASTY,
     ),
 }  # fmt: skip
 """Rule, modes, least number of faults, least seconds of waiting, and options."""

@@ -1,8 +1,6 @@
 """Forks a process for each scenario, so that none waits for the imports and none outlives its time.
 
-    python -m tests.builders.faults.host FOLDER
-
-Reads `{"scenario": name, "arguments": {...}, "seconds": limit}` lines, answers each with
+Receives `{"scenario": name, "arguments": {...}, "seconds": limit}`, answers each with
 `{"exit": code or -signal, "result": what the scenario returned or null, "stderr": its end}`.
 """
 
@@ -12,9 +10,13 @@ import json
 import os
 import signal
 import sys
+from contextlib import suppress
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from tests.builders.faults import packing, results, scenarios
 from tests.builders.faults.bench import Bench, make_bench
@@ -62,15 +64,12 @@ def run(bench: Bench, request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def main(folder: Path) -> None:
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever a library prints is no answer
+def serve(folder: Path, requests: Connection) -> None:
+    """Sends the folder of the model and its store, then plays scenarios until nobody asks."""
+    torch.set_num_threads(1)  # forks have no other threads of this process
     bench = make_bench(folder)
     gc.freeze()  # a collection in a fork would copy all of this memory
-    answers.write("ready\n")
-    for line in sys.stdin:
-        answers.write(json.dumps(run(bench, json.loads(line))) + "\n")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    requests.send(bench.disk)
+    with suppress(EOFError):
+        while True:
+            requests.send(run(bench, requests.recv()))
