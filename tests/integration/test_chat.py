@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from configs.program import run_program
+from tests.builders.processes import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = ["temperature=0", "budget=50%"]
 COMMAND = [sys.executable, "-m", "runtime", "chat", *OPTIONS]
 MANY_TOKENS = 1800

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.builders.processes import ROOT
 
 
 def test_interrupt__is_one_line_with_the_command_that_continues(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from tests.builders.pages import free_port
+from tests.builders.processes import ROOT
 from tests.builders.server_load import asking
 from tests.builders.waiting import wait_for
 from tests.docs.tested_commands import read_block
@@ -26,7 +27,6 @@ pytestmark = [
     pytest.mark.skipif(find_spec("ray") is None, reason="the `ray` extra is not installed"),
 ]
 
-ROOT = Path(__file__).resolve().parents[2]
 UP_SECONDS = 420
 
 

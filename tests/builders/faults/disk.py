@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.builders.faults.rules import Disk
+from tests.builders.processes import ROOT
 
-ROOT = Path(__file__).parents[3]
 MOUNT_SECONDS = 120.0
 """Starting Python and mounting takes a fifth of a second; more only on a busy machine."""
 
