@@ -14,8 +14,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
-from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any, TypeVar
 from unittest.mock import patch
@@ -62,23 +62,18 @@ class ForkedProcess:
         stdout: int | None = None,
     ):
         """As `benchmarks.process.start_process` for `[python, "-m", module, *arguments]`."""
-        self.stdout, written = None, None
+        self.stdout, writer = None, None
         if stdout == subprocess.PIPE:
-            readable, written = os.pipe()
-            self.stdout = os.fdopen(readable, "rb")
-        self._process = forks().Process(
-            target=_run_module,
-            args=(
-                list(map(str, command[2:])),
-                {**os.environ, **(environment or {})},
-                resource.getrlimit(resource.RLIMIT_NOFILE),
-                log,
-                None if written is None else _Stream(written),
-            ),
-        )
+            reader, writer = multiprocessing.Pipe(duplex=False)
+            self.stdout = os.fdopen(os.dup(reader.fileno()), "rb")
+            reader.close()
+        variables = {**os.environ, **(environment or {})}
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        arguments = (list(map(str, command[2:])), variables, limits, log, writer)
+        self._process = forks().Process(target=_run_module, args=arguments)
         self._process.start()
-        if written is not None:
-            os.close(written)
+        if writer is not None:
+            writer.close()
         assert self._process.pid is not None
         self.pid = self._process.pid
 
@@ -103,32 +98,18 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
 
-class _Stream:
-    """A descriptor that a new process gets a copy of."""
-
-    def __init__(self, descriptor: int):
-        self.descriptor = descriptor
-
-    def __reduce__(self) -> tuple:
-        return _detach, (DupFd(self.descriptor),)
-
-
-def _detach(copy: Any) -> int:
-    return copy.detach()
-
-
 def _run_module(
     arguments: list[str],
     environment: dict[str, str],
     open_files: tuple[int, int],
     log: Path,
-    stdout: int | None,
+    stdout: Connection | None,
 ) -> None:
     with log.open("wb") as file:
         os.dup2(file.fileno(), 2)
-        os.dup2(file.fileno() if stdout is None else stdout, 1)
+        os.dup2((stdout or file).fileno(), 1)
     if stdout is not None:
-        os.close(stdout)
+        stdout.close()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     resource.setrlimit(resource.RLIMIT_NOFILE, open_files)
     os.chdir(ROOT)
