@@ -76,6 +76,9 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Connection,
     with ours:
         yield ours, ours.recv()
     process.join(240)
+    if process.is_alive():
+        process.kill()
+        pytest.fail("the host of the scenarios did not end")
 
 
 @pytest.fixture

@@ -69,12 +69,16 @@ def test_slow_server__ends_with_a_message(drips: bool, far: Site, monkeypatch: p
 PULLS = """
 import os, sys
 from tests.builders.zoos import pull_tiny
+reads, writes = os.pipe()
 children = []
 for _ in range(4):
     if not (child := os.fork()):
+        os.close(writes)
+        os.read(reads, 1)  # until all are there
         pull_tiny(sys.argv[1])
         os._exit(0)
     children.append(child)
+os.close(writes)
 assert not any(os.waitpid(child, 0)[1] for child in children)
 """
 """Children of one process: importing takes longer than pulling."""

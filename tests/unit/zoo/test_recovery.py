@@ -130,7 +130,7 @@ def test_gc__waits_for_a_pull_and_keeps_what_it_downloads(source, monkeypatch):
     def register(self: WritableZoo, manifest: EntryManifest, **options: object) -> None:
         collectors.append(threading.Thread(target=zoo, args=("gc",)))
         collectors[-1].start()
-        collectors[-1].join(0.2)
+        collectors[-1].join(0.5)
         assert collectors[-1].is_alive()
         real(self, manifest, **options)  # type: ignore[arg-type]
 
@@ -149,7 +149,7 @@ def test_gc__waits_for_a_push(source: Path) -> None:
         file.write(b"x")
         collector = threading.Thread(target=zoo, args=("gc", f"zoo={source}"))
         collector.start()
-        collector.join(0.2)
+        collector.join(0.5)
         assert collector.is_alive()
         assert Path(file.name).exists()
     collector.join(240)

@@ -63,12 +63,15 @@ def begun_units(folder: Path) -> list[str]:
 
 def test_engine__does_every_unit_and_outlives_its_workers(config, tmp_path) -> None:
     advanced: list[str] = []
+    said: list[str] = []
     units = ["slow-1", "fails-1-2", "kills-1-1", "fine-1", "fine-2", "slow-2"]
     arguments = {"folder": str(tmp_path)}
-    with WorkerPool(config, ENTRY, arguments, logs=tmp_path / "logs") as pool:
+    with WorkerPool(config, ENTRY, arguments, logs=tmp_path / "logs", say=said.append) as pool:
         values = pool.run(units, advance=advanced.append)
         assert values == {unit: {"unit": unit} for unit in units}
         assert sorted(advanced) == sorted(units)
+        again = "fails-1-2 is tried again: OSError: fails-1-2 fails"
+        assert any(again in line for line in said)
         for unit in units:
             assert (tmp_path / unit).read_text() == f"content of {unit}"
         begun = begun_units(tmp_path)

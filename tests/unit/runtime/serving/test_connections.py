@@ -28,7 +28,7 @@ def guarded(folder: Path) -> Iterator[RunningServer]:
         patch.setattr("runtime.serving.edge.connections.MAX_CONNECTIONS", LIMIT)
         patch.setattr("runtime.serving.edge.middleware.DISCARD_SECONDS", 0.1)
         patch.setitem(DEADLINES, ConnectionPhase.UNREAD, 0.8)
-        patch.setitem(DEADLINES, ConnectionPhase.WAITING, 1.5)
+        patch.setitem(DEADLINES, ConnectionPhase.WAITING, 3.0)
         with running_server(lambda: tiny(folder), keys=frozenset({KEY})) as server:
             yield server
 

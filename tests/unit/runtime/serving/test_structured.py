@@ -174,7 +174,7 @@ def test_content_after_reasoning__follows_the_schema(agents: RunningServer, forc
 def test_calls_of_strict_tools__follow_the_schema(agents, force, strict):
     tools = [function("get_person", parameters=SCHEMA, strict=strict)]
     force('I look {it} up.\n<tool_call>\n{"name": "', is_whole=False)
-    (answer,) = ask(agents, tools=tools, max_tokens=400 if strict else 80)
+    (answer,) = ask(agents, tools=tools)
     if strict:
         ((name, arguments), *_) = calls_of(answer["message"])
         assert name == "get_person"

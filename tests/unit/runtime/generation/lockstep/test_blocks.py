@@ -62,7 +62,10 @@ def assert_equal(tasks: list[SequenceTask], expected: list[Tensor]) -> None:
     assert equal == [True] * len(tasks)
 
 
-CASES = [*((name, "bfloat16") for name in SHARING), ("qwen2_moe", "float32"), ("gemma4", "float32")]
+CASES = [
+    *((name, "bfloat16") for name in SHARING),
+    *((name, "float32") for name in ("qwen2_moe", "mixtral", "gemma4")),
+]
 
 
 @pytest.mark.parametrize(("name", "dtype"), CASES)
@@ -90,11 +93,11 @@ def test_block__has_the_bits_of_copies_with_several_threads_too(tmp_path):
     plain = load_plain(folder, dtype=torch.float32)
     torch.set_num_threads(2)
     set_shared_reference(plain)
-    expected = [answer(plain, tokens, max_new_tokens=2) for tokens in prompts()[:2]]
+    expected = [answer(plain, tokens, max_new_tokens=2) for tokens in prompts()[2:4]]
     model = serve(folder, budget="100%", exact=Exact.SHARED)
     with model.moecast, LockstepGroup(model) as group:
         ask = partial(answer, model, max_new_tokens=2)
-        tasks = [group.start(partial(ask, tokens)) for tokens in prompts()[:2]]
+        tasks = [group.start(partial(ask, tokens)) for tokens in prompts()[2:4]]
         run(group)
         assert_equal(tasks, expected)
         assert torch.get_num_threads() == 2
