@@ -10,13 +10,8 @@ from runtime.tools.report.provenance import REVISION_CHARACTERS, Provenance
 
 LIVE = ("runtime", "predictors")
 """Code that live runs go through."""
-REPLAYS = (
-    "runtime/policy",
-    "runtime/sim",
-    "runtime/transfer/loop.py",
-    "runtime/presets.py",
-    "predictors",
-)
+CORE = ("runtime/policy", "runtime/sim", "runtime/transfer/loop.py")
+REPLAYS = (*CORE, "runtime/presets.py", "predictors")
 """Code that replays on simulated machines go through."""
 CODE = {
     "bench": LIVE,
