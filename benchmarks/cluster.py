@@ -118,6 +118,8 @@ class SimulatedCluster:
     interconnect: Interconnect
     stall_seconds: float = 0.0
     """Sum over the layers of the longest time that a device waited for experts."""
+    payoff = None
+    uses_forecasts = predicts_reuse = True
 
     @property
     def now(self) -> float:
@@ -134,10 +136,6 @@ class SimulatedCluster:
     def end_step(self) -> None:
         for simulator in self.simulators:
             simulator.end_step()
-
-    def set_idle_prefetch(self, on: bool) -> None:
-        for simulator in self.simulators:
-            simulator.set_idle_prefetch(on)
 
     def forecast(self, forecasts: Forecasts, *, layer_now: int, seconds: float) -> None:
         for simulator in self.simulators:

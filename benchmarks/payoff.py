@@ -2,7 +2,7 @@
 
 moecast is to be at most 3 % slower than `on-demand`, whatever the format and the budget. Both serve
 the same prompts in turns, each run in its own process from an empty arena, so that the trial of the
-rule that decides (`runtime/engine/forecast_payoff.py`) and its mistakes are included.
+rule that decides (`runtime/policy/forecast_payoff.py`) and its mistakes are included.
 """
 
 import tempfile

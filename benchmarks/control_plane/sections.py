@@ -26,11 +26,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "experts function": ("runtime/hf/experts.py",),
     "engine": ("runtime/engine/",),
     "forecast": ("predictors/", "runtime/engine/predictor_guard.py"),
-    "planning": (
-        "runtime/policy/forecast_scheduler.py",
-        "runtime/policy/queue.py",
-        "runtime/policy/adaptive_switch.py",
-    ),
+    "planning": ("runtime/policy/forecast_scheduler.py", "runtime/policy/queue.py"),
     "requests": ("runtime/policy/",),
     "eviction": ("runtime/policy/eviction/", "runtime/policy/cache.py"),
     "transfers": ("runtime/transfer/", "runtime/store/"),

@@ -20,7 +20,6 @@ from torch import Tensor
 from predictors.base import Floats, Ints, Signal
 from runtime.accelerator import Accelerator
 from runtime.engine.driver import PredictorDriver
-from runtime.engine.forecast_payoff import ForecastPayoff
 from runtime.engine.host_compute import HostCompute
 from runtime.engine.resident_experts import ResidentExperts
 from runtime.engine.stats import StepStats
@@ -28,6 +27,7 @@ from runtime.errors import CheckpointError
 from runtime.policy.counters import CacheCounters, sum_counters
 from runtime.policy.device_cache import DeviceCache, count_tokens
 from runtime.policy.eviction.base import Expert
+from runtime.policy.forecast_payoff import ForecastPayoff
 from runtime.policy.placement import ExpertPlacement
 from runtime.store.base import ExpertStore, max_decoded_bytes
 from runtime.store.ggml.matrix import ExpertWeights
@@ -172,6 +172,8 @@ class Engine:
         self._is_intact = False
         self._unpin()
         self._cancel_leftovers()
+        if self.payoff is not None:
+            self.payoff.begin_step()
         if not self.cache.is_complete:
             self.loop.trim()
             self.loop.pump()
@@ -267,11 +269,8 @@ class Engine:
         self._is_intact = True
         if start is None or seconds is None:
             return
-        is_decode = not self.stats.is_prefill
-        if self._host_compute is not None and is_decode:
-            self._host_compute.switch.record_step(seconds)
-        if self.payoff is not None:
-            self.payoff.record_step(seconds, is_decode=is_decode)
+        if self.payoff is not None and not self.stats.is_prefill:
+            self.payoff.record_step(seconds)
         if self.loop.timeline is not None:
             self.loop.timeline.step(self._num_tokens, start, start + seconds)
 

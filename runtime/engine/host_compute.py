@@ -3,13 +3,11 @@
 `system.hybrid=true`: for each layer the split of the missed experts is taken for which the longer
 of the two sides, copies or computation on the processor, is shortest
 (`runtime.policy.placement`). The times of both sides are those of the steps themselves, so that
-they contain what the sides take from each other. Steps with and without take turns now and then,
-and where it loses it is turned off.
+they contain what the sides take from each other. Where copies are faster nothing is computed there.
 """
 
 from collections.abc import Mapping
 
-from runtime.policy.adaptive_switch import AdaptiveSwitch
 from runtime.policy.device_cache import DeviceCache
 from runtime.policy.placement import SplitCosts, choose_host_experts
 from runtime.store.ggml.matrix import ExpertWeights
@@ -30,7 +28,6 @@ class HostCompute:
     """
 
     def __init__(self, cache: DeviceCache, arena: Arena, copies: TierLink):
-        self.switch = AdaptiveSwitch(what="computing missed experts in host memory")
         self._cache = cache
         self._arena = arena
         self._copies = copies
@@ -84,7 +81,7 @@ class HostCompute:
     def _choose(self, layer: int, tokens_per_expert: Mapping[int, int]) -> frozenset[int]:
         """Return the experts to compute in host memory, of the missed ones that are there."""
         self._measure_copies()
-        if not (self.switch.is_on and tokens_per_expert and self._copied_bytes):
+        if not (tokens_per_expert and self._copied_bytes):
             return frozenset()
         if self._first_seconds is None:
             # One expert, to know what it takes.

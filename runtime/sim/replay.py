@@ -11,7 +11,6 @@ import numpy as np
 from predictors.base import Predictor, Signal
 from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
-from runtime.policy.adaptive_switch import AdaptiveSwitch
 from runtime.policy.build import adapt_to_link
 from runtime.policy.counters import CacheCounters, sum_counters
 from runtime.sim.hardware import Hardware, prediction_seconds
@@ -170,7 +169,6 @@ def replay(
         timeline=timeline,
         is_stateless=active is not None and active.stateless and reuse_predictor is None,
     )
-    switch = make_switch(system, simulator.set_idle_prefetch)
     stats = ReplayStats(
         prefill=[CacheCounters() for _ in range(spec.num_layers)],
         decode=[CacheCounters() for _ in range(spec.num_layers)],
@@ -189,7 +187,6 @@ def replay(
             reuse_predictor,
             hardware=hardware,
             num_layers=spec.num_layers,
-            uses_forecasts=switch is None or switch.is_on,
         )
         simulator.end_step()
         times = stats.ttft_seconds if is_prefill else stats.tpot_seconds
@@ -203,18 +200,9 @@ def replay(
             stats.decode_stall_seconds += simulator.stall_seconds - stall_seconds
             stats.decode_predictor_seconds += simulator.predictor_seconds - predictor_seconds
         on_step(stats, step)
-        if switch is not None and not is_prefill:
-            switch.record_step(times[-1])
+        if simulator.payoff is not None and not is_prefill:
+            simulator.payoff.record_step(times[-1])
     return stats
-
-
-def make_switch(
-    system: SystemConfig, set_idle_prefetch: Callable[[bool], None]
-) -> AdaptiveSwitch | None:
-    """Returns what turns prefetching off where it does not pay, in idle time too; None: nothing."""
-    if not system.adaptive:
-        return None
-    return AdaptiveSwitch(on_change=set_idle_prefetch if system.idle_prefetch else lambda _: None)
 
 
 def _run_layers(
@@ -225,7 +213,6 @@ def _run_layers(
     *,
     hardware: Hardware,
     num_layers: int,
-    uses_forecasts: bool,
 ) -> None:
     """Runs the layers of one forward pass, and the predictors at its events."""
     seconds = prediction_seconds(hardware, predictor, step.requests_T)
@@ -233,11 +220,12 @@ def _run_layers(
     events = replay_step(predictor, step, num_layers=num_layers)
     reuse_events = replay_step(reuse_predictor, step, num_layers=num_layers)
     for event, reuse_event in zip(events, reuse_events, strict=True):
-        if event.forecasts and uses_forecasts:
+        if event.forecasts and simulator.uses_forecasts:
             is_routed = event.signal in (Signal.GATE_INPUT, Signal.ROUTED)
             give = simulator.forecast_after_requests if is_routed else simulator.forecast
             give(event.forecasts, layer_now=event.layer_now, seconds=seconds)
         if event.signal is Signal.LAYER_INPUT:
             simulator.run_dense(step, event.layer)
         elif event.signal is Signal.ROUTED:
-            simulator.run_routed(step, event.layer, reuse_event.forecasts, reuse_seconds)
+            scores = reuse_event.forecasts if simulator.predicts_reuse else ()
+            simulator.run_routed(step, event.layer, scores, reuse_seconds)

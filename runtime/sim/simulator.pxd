@@ -23,7 +23,9 @@ cdef class Simulator:
     cdef readonly SimulatedRing top
     cdef SimulatedRing _bottom
     cdef readonly SimulatedLoop loop
-    cdef readonly object layer_seconds, expert_seconds
+    cdef readonly object layer_seconds, expert_seconds, payoff
+    cdef public bint uses_forecasts, predicts_reuse
+    cdef readonly double inline_seconds, reuse_seconds
 
     cpdef forecast(self, forecasts, Py_ssize_t layer_now, double seconds)
     @cython.locals(started=double, left=double, speed=double, end=double, event=double,

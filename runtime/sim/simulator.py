@@ -11,6 +11,7 @@ from runtime.policy.build import build_device_cache
 from runtime.policy.counters import CacheCounters
 from runtime.policy.device_cache import DeviceCache, count_tokens
 from runtime.policy.eviction.base import Expert
+from runtime.policy.forecast_payoff import ForecastPayoff
 from runtime.policy.forecast_scheduler import ForecastScheduler
 from runtime.policy.placement import ExpertPlacement, choose_host_experts
 from runtime.sim.hardware import Hardware, count_tier_slots, hybrid_hardware
@@ -75,6 +76,12 @@ class Simulator:
             for tier, ring in zip(cache.tiers, rings, strict=True)
         ]
         self.loop = SimulatedLoop(links, rings, self._clock, self._predictor, timeline=timeline)
+        self.uses_forecasts = self.predicts_reuse = True
+        """Whether forecasts, and predictions of reuse, are made in the steps to come."""
+        self.inline_seconds = self.reuse_seconds = 0.0
+        """Time that the computation gave to forecasts, and to predictions of reuse."""
+        self.payoff = ForecastPayoff(self, cache, self.loop) if cache.system.adaptive else None
+        """Turns them off where they do not pay; None: they are always made."""
         self._answers: list[tuple[Forecasts, int, float]] = []
         """Those of the routed layer, until its experts are requested."""
         self.layer_seconds = functools.cache(hardware.layer_seconds)
@@ -105,6 +112,8 @@ class Simulator:
         Forecasts for the last pass are late. A predictor with a state completes its events first.
         """
         self.cache.top.counters = counters
+        if self.payoff is not None:
+            self.payoff.begin_step()
         self.cache.begin_step(requests_T)
         self._predictor.drop_late(None)
         while self._predictor.must_finish():
@@ -147,9 +156,6 @@ class Simulator:
     def end_step(self) -> None:
         self.cache.end_step()
 
-    def set_idle_prefetch(self, on: bool) -> None:
-        self.cache.set_idle_prefetch(on)
-
     # ---- the predictors
 
     def forecast(self, forecasts: Forecasts, layer_now: int, seconds: float) -> None:
@@ -162,6 +168,7 @@ class Simulator:
             self._predictor.predict(seconds, forecasts, layer_now)
             return
         self._predictor.busy_seconds += seconds
+        self.inline_seconds += seconds
         self.compute(seconds)
         self._scheduler.schedule(forecasts, layer_now)
         self.loop.pump()  # the transfers start before the router runs
@@ -180,6 +187,7 @@ class Simulator:
         """
         if is_awaited or self._is_synchronous:
             self._predictor.busy_seconds += seconds
+            self.reuse_seconds += seconds
             self.compute(seconds)
         else:
             self._predictor.predict(seconds, [], 0)

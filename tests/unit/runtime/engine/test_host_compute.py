@@ -90,7 +90,6 @@ def test_hybrid__a_step_that_fails_releases_what_it_did_not_compute(folder, expe
         with monkeypatch.context() as patch:
             patch.setattr(compute, "weights", fail)
             # Whatever was measured: computing there is faster than any copy.
-            patch.setattr(compute.switch, "is_on", True)
             patch.setattr(compute, "_first_seconds", 0.0)
             patch.setattr(compute, "_further_seconds", 0.0)
             with pytest.raises(RuntimeError, match="no weights"):
@@ -158,15 +157,6 @@ def test_choice__more_tokens_cost_what_they_have_cost() -> None:
     # Two seconds for each further token: 1 + 3 x 2 = 7 with four tokens against two copies.
     assert compute.request_routed(1, {0: 4, 1: 4}) == [0, 1]
     assert compute.request_routed(2, {0: 4, 1: 1}) == [0]
-
-
-def test_choice__ends_where_steps_are_slower_with_it() -> None:
-    compute, _ = make(copy_seconds=1.0, host_seconds=1.0)
-    for _ in range(400):
-        compute.switch.record_step(2.0 if compute.switch.is_on else 1.0)
-    assert not compute.switch._chosen
-    compute.switch.is_on = False
-    assert compute.request_routed(1, {0: 1, 1: 1}) == [0, 1]
 
 
 def test_hybrid__is_refused_where_it_has_no_sense(folder: Path, tmp_path: Path) -> None:

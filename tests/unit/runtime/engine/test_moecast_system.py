@@ -8,8 +8,8 @@ import torch
 
 import runtime
 from runtime.config import ModelConfig
-from runtime.engine.forecast_payoff import ForecastPayoff
 from runtime.engine.forecasters import SystemPredictors
+from runtime.policy.forecast_payoff import ForecastPayoff
 from tests.builders.core_runs import RandomPredictor
 from tests.builders.models import plain_eager
 from tests.builders.served import settle
@@ -33,7 +33,7 @@ def test_moecast__is_bitwise_eager_whatever_is_forecast(folder, monkeypatch, bud
     )
     # With forecasts, without, with again.
     monkeypatch.setattr(
-        ForecastPayoff, "record_step", lambda self, seconds, **_: self._set(seconds * 1e6 % 2 < 1)
+        ForecastPayoff, "record_step", lambda self, seconds: self._set(seconds * 1e6 % 2 < 1)
     )
     options = {"max_new_tokens": 24, **OPTIONS}
     expected = plain_eager(folder).generate(TOKENS, **options)

@@ -1,7 +1,10 @@
 """Idle link time fetches experts with the highest eviction scores and delays no request."""
 
 import numpy as np
+import pytest
 
+from runtime.config import SystemConfig
+from runtime.policy.build import adapt_to_link
 from runtime.policy.counters import sum_counters
 from runtime.policy.device_cache import DeviceCache
 from tests.unit.runtime.policy.test_device_cache import (
@@ -73,3 +76,10 @@ def test_idle_prefetch__is_off_by_default() -> None:
     one = core(4)
     step(one, {0: [0.5, 0.9, 0.1, 0.8, 0, 0]})
     assert drain(one) == []
+
+
+@pytest.mark.parametrize(("slows_computing", "fills"), [(True, False), (False, True)])
+def test_adapt_to_link__slow_computing_ends_idle_prefetch(slows_computing, fills):
+    system = SystemConfig(eviction="reuse", idle_prefetch=True, per_layer=False)
+    assert adapt_to_link(system, slows_computing=slows_computing).idle_prefetch is fills
+    assert not adapt_to_link(SystemConfig(), slows_computing=slows_computing).idle_prefetch

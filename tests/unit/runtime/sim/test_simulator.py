@@ -156,6 +156,20 @@ def test_overheads__a_synchronous_system_delays_computing():
     assert stats.tpot_seconds == timed(Knows(SPEC, 1), [STEP], predictor_inline=True).tpot_seconds
 
 
+@pytest.mark.parametrize(("seconds", "pays"), [(1.0, True), (100.0, False)])
+def test_replay__adaptive_forecasts_end_where_they_take_longer_than_they_save(seconds, pays):
+    machine = toy_machine(predictor_seconds=seconds, overheads=Overheads(predictor_inline=True))
+    steps = [one_token(0, 1)] * 40
+    fixed, adaptive = (
+        run(Knows(SPEC, 1), steps, machine=machine, drop_used=True, adaptive=adaptive).tpot_seconds
+        for adaptive in (False, True)
+    )
+    on_demand = run(None, steps, machine=machine, drop_used=True, prefetch=False).tpot_seconds
+    assert (fixed[-1] < on_demand[-1]) == pays
+    assert adaptive[:6] == fixed[:6]
+    assert adaptive[-20:] == (fixed if pays else on_demand)[-20:]
+
+
 def test_replay__a_predictor_is_charged_its_own_latency():
     measured = {"mlp": TokenLatency(one_us=2.0, more_us=1.0)}
     measured["knows"] = TokenLatency(one_us=4.0, more_us=2.0)

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from runtime.config import SystemConfig
-from runtime.engine.forecast_payoff import (
+from runtime.policy.counters import CacheCounters
+from runtime.policy.forecast_payoff import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
     OFF_STEPS,
@@ -16,7 +17,6 @@ from runtime.engine.forecast_payoff import (
     WATCHED,
     ForecastPayoff,
 )
-from runtime.policy.counters import CacheCounters
 
 BYTES = 10_000
 """Of a millisecond of the link."""
@@ -65,6 +65,8 @@ class Machine:
     def step(self, *, is_decode: bool = True, times: float = 1.0) -> None:
         is_on = self.payoff.is_on
         hidden = self.hidden if is_on else 0.0
+        if is_decode:
+            self.payoff.begin_step()
         stall, forecast = times * (self.needed - hidden), self.forecast if is_on else 0.0
         reuse = self.reuse if self.predicts_reuse else 0.0
         self.counters.bytes_moved += int(times * self.needed * BYTES)
@@ -79,7 +81,7 @@ class Machine:
         self.total += seconds
         if is_decode:
             self.settings.append(is_on)
-        self.payoff.record_step(seconds / 1e3, is_decode=is_decode)
+            self.payoff.record_step(seconds / 1e3)
 
     def run(self, steps: int) -> list[bool]:
         """Runs decode steps; returns their settings."""

@@ -1,18 +1,22 @@
 """One rule says whether forecasting pays: what it takes against the waiting that it removes.
 
-Both are measured in decode steps. A prefetched expert removes at most the time of its transfer.
-Where that is far more than forecasts take, or less, nothing needs to be tried. Else a few steps
-without forecasts show how long they wait, and how much transfers next to it slow the computation.
+Both are measured in decode steps, live or simulated. A prefetched expert removes at most the time
+of its transfer. Where that is far more than forecasts take, or less, nothing needs to be tried.
+Else a few steps without forecasts show how long they wait, and how much transfers next to it slow
+the computation.
+
+How many bytes to prefetch is not decided here: bounding them by bandwidth x time to the target
+layer was tried and lost 5 to 12 % (benchmarks/README.md, moecast), because an expert that has
+arrived in part is a join and not a miss, and the rest is dropped when the layer is routed.
 """
 
 import logging
 import statistics
 from collections.abc import Generator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from runtime.engine.driver import PredictorDriver
 from runtime.policy.device_cache import DeviceCache
-from runtime.transfer.loop import TransferLoop
+from runtime.policy.tier import CacheTier
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +44,39 @@ SAVED_WAITS = 0.5
 """Time that eviction by predicted reuse saves at most, as a share of the time that steps wait with
 it. On the reference model at 10, 25, 50 % they waited 1.0, 1.5, 1.2 times as long without it. Where
 prefetching hides nearly all transfers, moving fewer bytes saves next to nothing."""
+
+
+class Forecaster(Protocol):
+    """Makes forecasts and predictions of reuse; times are totals that a step was given to them."""
+
+    uses_forecasts: bool
+    """Whether it makes forecasts in the steps to come."""
+    predicts_reuse: bool
+    """Whether it predicts reuse in the steps to come."""
+
+    @property
+    def inline_seconds(self) -> float: ...
+
+    @property
+    def reuse_seconds(self) -> float: ...
+
+
+class Link(Protocol):
+    @property
+    def tier(self) -> CacheTier: ...
+
+    @property
+    def busy_seconds(self) -> float: ...
+
+
+class Transfers(Protocol):
+    """The transfers of a model; times are totals."""
+
+    @property
+    def stall_seconds(self) -> float: ...
+
+    @property
+    def links(self) -> Sequence[Link]: ...
 
 
 class StepCosts(NamedTuple):
@@ -97,13 +134,14 @@ class ForecastPayoff:
     Idle links prefetch only while it is on, too, if the system prefetches then.
     """
 
-    def __init__(self, driver: PredictorDriver, cache: DeviceCache, loop: TransferLoop):
+    def __init__(self, driver: Forecaster, cache: DeviceCache, loop: Transfers):
         self.num_switches = 0
         """Decisions that differ from the one before."""
         self._driver = driver
         self._cache = cache
         self._loop = loop
-        self._totals = self._read_totals()
+        self._totals: tuple[float, ...] = ()
+        """Those with which the step began."""
         self._rule = self._decide()
         next(self._rule)
 
@@ -112,13 +150,15 @@ class ForecastPayoff:
         """Whether forecasts are used in this step."""
         return self._driver.uses_forecasts
 
-    def record_step(self, seconds: float, *, is_decode: bool) -> None:
-        """Records the time of a step; after one of decoding, chooses the setting of the next."""
-        before, self._totals = self._totals, self._read_totals()
-        if is_decode:
-            parts = [b - a for a, b in zip(before, self._totals, strict=True)]
-            stall, _, forecast, reuse, *_ = parts
-            self._rule.send(StepCosts._make([*parts, seconds - stall - forecast - reuse]))
+    def begin_step(self) -> None:
+        """Begins a decode step; the cache counts it from here on."""
+        self._totals = self._read_totals()
+
+    def record_step(self, seconds: float) -> None:
+        """Records the time of a decode step and chooses the setting of the next one."""
+        parts = [b - a for a, b in zip(self._totals, self._read_totals(), strict=True)]
+        stall, _, forecast, reuse, *_ = parts
+        self._rule.send(StepCosts._make([*parts, seconds - stall - forecast - reuse]))
 
     def _read_totals(self) -> tuple[float, ...]:
         driver, counters = self._driver, self._cache.counters
