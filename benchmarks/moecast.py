@@ -90,35 +90,32 @@ def variants() -> list[SystemVariant]:
     moecast, promoe, oracle, on_demand = map(
         load_system, ("moecast", "promoe", "oracle", "on-demand")
     )
-    # Parts are compared without the steps in which adaptive prefetching tries the other setting.
-    plain = replace(moecast, adaptive=False)
-    belady = replace(plain, eviction="belady", predictor=None, reuse_predictor=None)
+    belady = replace(moecast, eviction="belady", predictor=None, reuse_predictor=None)
     without = [
         SystemVariant(
-            "idle links left alone", replace(plain, idle_prefetch=False), "residual", "reuse"
+            "idle links left alone", replace(moecast, idle_prefetch=False), "residual", "reuse"
         ),
         SystemVariant(
-            "requests in chunks too", replace(plain, whole_requests=False), "residual", "reuse"
+            "requests in chunks too", replace(moecast, whole_requests=False), "residual", "reuse"
         ),
         SystemVariant(
-            "an arena for each layer", replace(plain, per_layer=True), "residual", "reuse"
+            "an arena for each layer", replace(moecast, per_layer=True), "residual", "reuse"
         ),
-        SystemVariant("usage counts, not reuse", plain, "residual", None),
+        SystemVariant("usage counts, not reuse", moecast, "residual", None),
         SystemVariant(
-            "no forecasts", replace(plain, prefetch=False, idle_prefetch=False), None, "reuse"
+            "no forecasts", replace(moecast, prefetch=False, idle_prefetch=False), None, "reuse"
         ),
         *(
-            SystemVariant(f"next {n} tokens known to eviction", plain, "residual", f"next {n}")
+            SystemVariant(f"next {n} tokens known to eviction", moecast, "residual", f"next {n}")
             for n in WINDOWS
         ),
     ]
     return [
         SystemVariant("on-demand", on_demand, None, None),
         SystemVariant("promoe", promoe, "stride", None),
-        SystemVariant("moecast", replace(moecast, adaptive=True), "residual", "reuse"),
-        SystemVariant("no switch", plain, "residual", "reuse"),
+        SystemVariant("moecast", moecast, "residual", "reuse"),
         *without,
-        SystemVariant("moecast, step's routing known", plain, "truth", "reuse"),
+        SystemVariant("moecast, step's routing known", moecast, "truth", "reuse"),
         SystemVariant("Belady, forecasts", belady, "residual", None),
         SystemVariant("oracle: step's routing known", oracle, None, None),
         SystemVariant(
