@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from runtime.config import AUTO, StoreConfig
-from runtime.errors import TransferError
+from runtime.errors import StepMemoryError, TransferError
 from runtime.generation.batch.cost_profile import load_or_measure
 from runtime.generation.batch.dense_placement import stream_dense_weights
 from runtime.generation.batch.memory_plan import make_kv_caches, parse_kv_budget, plan_run
@@ -122,7 +122,7 @@ class BatchRunSummary:
     num_tokens: int = 0
     """New tokens of these."""
     failed: list[tuple[Batch, str]] = field(default_factory=list)
-    """Batches that ended in a transfer error, with its message."""
+    """Batches that ended in an error of transfers or memory, with its message."""
 
 
 def run_micro_batches(
@@ -140,7 +140,7 @@ def run_micro_batches(
     """Run all batches with a row that is not in `done` and emit these rows as they end.
 
     A batch always runs with all its rows, so that a resumed run produces the same bits. A batch
-    whose transfers fail is skipped; the others continue.
+    whose transfers fail, or for which memory is too small, is skipped; the others continue.
 
     Args:
         caches: closed at the end.
@@ -171,7 +171,7 @@ def run_micro_batches(
                 living[group.start(partial(generate, batch), seed=own)] = batch
             for member in group.step():
                 batch = living.pop(member)
-                if isinstance(member.error, TransferError):
+                if isinstance(member.error, TransferError | StepMemoryError):
                     log.error("skipping a batch of %d prompts: %s", len(batch), member.error)
                     ran.failed.append((batch, str(member.error)))
                 elif member.error is not None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from runtime.config import StoreConfig, SystemConfig
-from runtime.errors import PlanError, TransferError
+from runtime.errors import PlanError, StepMemoryError, TransferError
 from runtime.generation.batch import cost_profile
 from runtime.generation.batch.dense_placement import stream_dense_weights
 from runtime.generation.batch.generate_many import generate_batch, generate_many, run_micro_batches
@@ -287,7 +287,8 @@ def test_costs__are_known_for_the_same_kernels_only(folder, monkeypatch, tmp_pat
                 assert found.was_known == is_known
 
 
-def test_run_batches__a_failed_transfer_drops_only_its_batch(folder, monkeypatch):
+@pytest.mark.parametrize("error", [TransferError, StepMemoryError])
+def test_run_batches__a_failed_transfer_or_allocation_drops_only_its_batch(folder, error):
     batches = make_batches(prompts_of(9), 3)
     expected, _ = alone(plain_eager(folder), batches)
     model = serve(folder, budget="40%", system=SystemConfig(prefetch=False))
@@ -298,12 +299,12 @@ def test_run_batches__a_failed_transfer_drops_only_its_batch(folder, monkeypatch
         def make(self, padding_B, *, max_cache_length):
             self.made = getattr(self, "made", 0) + 1
             if self.made == 2:
-                raise TransferError("the disk is full")
+                raise error("it is full")
 
     with model.moecast:
         found, _, ran = together(model, batches, caches=Failing())
         ((batch, why),) = ran.failed
-        assert why == "the disk is full"
+        assert why == "it is full"
         assert batch == batches[1]
         missing = {one.id for one in batch}
         assert found == {own: value for own, value in expected.items() if own not in missing}
